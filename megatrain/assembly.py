@@ -1,0 +1,131 @@
+"""Put one rank's share of the job together: model chunks, tensor plan, buckets, pipeline, optimizer.
+
+The only place that knows both the model and the parallelism. The model is built on the meta device, cut, and only then
+given memory, so no rank ever holds more than its share.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from megatrain.comm import Mesh
+from megatrain.config.config import Config
+from megatrain.model import ModelPart, TokenContext, Transformer, initialise_
+from megatrain.optim import ShardedOptimizer
+from megatrain.parallel.data_parallel import ChunkDataParallel, DataParallelOptions
+from megatrain.parallel.pipeline import Pipeline, PipelineChunk, PipelineInput
+from megatrain.parallel.recompute import recompute_fully
+from megatrain.parallel.stages import chunk_layers
+from megatrain.parallel.tensor_plan import TensorPlan, apply_tensor_plan
+from megatrain.telemetry import Recorder
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """This rank's share of the model and of the optimizer."""
+
+    config: Config
+    mesh: Mesh
+    device: torch.device
+    pipeline: Pipeline
+    data_parallel: tuple[ChunkDataParallel, ...]
+    optimizer: ShardedOptimizer
+
+    def initialise(self) -> None:
+        """Draw the initial weights: every rank its own shards, the same numbers in every layout."""
+        for kind, shard, _ in self.optimizer.flat_shards():
+            if kind == "master":
+                initialise_(
+                    shard.tensor,
+                    shard.name,
+                    self.config.model,
+                    self.config.train.seed,
+                    shard.global_shape,
+                    shard.box.offsets,
+                )
+        self.optimizer.publish()
+
+    def pipeline_input(self, tokens_SB: torch.Tensor, labels_SB: torch.Tensor, sample_B: torch.Tensor,
+                       document_SB: torch.Tensor | None) -> PipelineInput:  # fmt: skip
+        """Return a micro-batch as the pipeline takes it, on this rank's device."""
+        seq_len = tokens_SB.shape[0]
+        tp = self.mesh.tp
+        context = TokenContext(
+            sample_B=sample_B.to(self.device, non_blocking=True),
+            seq_len=seq_len,
+            document_SB=None if document_SB is None else document_SB.to(self.device, non_blocking=True),
+            token_offset=tp.rank * (seq_len // tp.size),
+        )
+        return PipelineInput(
+            tokens_SB.to(self.device, non_blocking=True), labels_SB.to(self.device, non_blocking=True), context
+        )
+
+    def set_training(self, is_training: bool) -> None:
+        """Switch dropout on or off."""
+        for chunk in self.pipeline.chunks:
+            chunk.module.train(is_training)
+
+
+def build_replica(config: Config, mesh: Mesh, recorder: Recorder, device: torch.device) -> Replica:
+    """Build this rank's chunks and everything around them. Weights are zero until initialised or loaded."""
+    dtype = DTYPES[config.train.precision]
+    gradient_dtype = torch.float64 if dtype == torch.float64 else torch.float32
+    options = DataParallelOptions(
+        zero_stage=config.parallel.zero_stage,
+        dtype=dtype,
+        gradient_dtype=gradient_dtype,
+        reduce_dtype=torch.bfloat16 if config.parallel.grad_reduce_dtype == "bf16" else gradient_dtype,
+        bucket_size=config.parallel.bucket_size,
+        has_overlap=config.parallel.overlap,
+    )
+    chunks = [_build_chunk(config, mesh, chunk, options, device) for chunk in range(config.parallel.num_chunks)]
+    pipeline = Pipeline(
+        mesh,
+        chunks,
+        recorder,
+        hidden_shape=(
+            config.model.seq_len // mesh.layout.tp_size,
+            config.batch.micro_batch_size,
+            config.model.hidden_size,
+        ),
+        dtype=dtype,
+        device=device,
+    )
+    data_parallel = tuple(chunk.data_parallel for chunk in chunks)
+    optimizer = ShardedOptimizer(data_parallel, config.optimizer, mesh)
+    return Replica(config, mesh, device, pipeline, data_parallel, optimizer)
+
+
+def model_part(config: Config, mesh: Mesh, chunk: int) -> ModelPart:
+    """Return which layers and ends of the model chunk number `chunk` of this stage holds."""
+    stage, pp_size, num_chunks = mesh.coordinate.pp, mesh.layout.pp_size, config.parallel.num_chunks
+    return ModelPart(
+        layers=chunk_layers(config.model.num_layers, pp_size, num_chunks, stage, chunk),
+        has_embedding=mesh.is_first_stage and chunk == 0,
+        has_head=mesh.is_last_stage and chunk == num_chunks - 1,
+    )
+
+
+def _build_chunk(
+    config: Config, mesh: Mesh, chunk: int, options: DataParallelOptions, device: torch.device
+) -> PipelineChunk:
+    part = model_part(config, mesh, chunk)
+    with torch.device("meta"):
+        module = Transformer(config.model, part, dropout_seed=config.train.seed)
+    plan = TensorPlan(
+        group=mesh.tp,
+        recompute=config.parallel.recompute,
+        vocab_size=config.model.vocab_size,
+        has_tied_head=config.model.has_tied_head,
+        is_head_elsewhere=mesh.layout.pp_size > 1,
+    )
+    parameters, rematerializer = apply_tensor_plan(module, plan)
+    if config.parallel.recompute == "full":
+        for block in module.blocks.values():
+            recompute_fully(block)
+    data_parallel = ChunkDataParallel(parameters, mesh.dp, mesh.tp, mesh.embedding, options, device)
+    return PipelineChunk(module, rematerializer, data_parallel)

@@ -1,0 +1,22 @@
+"""Communication: the mesh and its groups, collectives, their differentiable pairs, and point-to-point channels.
+
+The only package that touches torch.distributed. Every message passes a Group, which knows its peers, records a span
+and turns a failed exchange into a CommunicationError that names operation, group and rank.
+"""
+
+from megatrain.comm.channel import Channel
+from megatrain.comm.group import Group, Pending
+from megatrain.comm.mesh import Mesh, create_mesh
+from megatrain.comm.process import Process, join, leave, process_from_environment
+
+__all__ = [
+    "Channel",
+    "Group",
+    "Mesh",
+    "Pending",
+    "Process",
+    "create_mesh",
+    "join",
+    "leave",
+    "process_from_environment",
+]

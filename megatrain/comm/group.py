@@ -1,0 +1,147 @@
+"""A set of ranks that communicate, and the collectives on it.
+
+A group of one does nothing and costs nothing: callers never ask whether an axis is used. Asynchronous calls return a
+Pending; its `wait` gives the result. Sums are made in the tensor's dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from megatrain.contracts.errors import CommunicationError
+from megatrain.contracts.operations import Operation
+from megatrain.telemetry import Recorder
+
+# torch 2.13 renamed these two; the old names still work but warn
+_ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+class Pending:
+    """A started exchange. `wait` blocks until `result` may be used; waiting again is free."""
+
+    __slots__ = ("_finish", "_work", "result")
+
+    def __init__(self, result: Tensor, work: dist.Work | None = None, finish: Callable[[dist.Work], None] | None = None):
+        self.result = result
+        self._work = work
+        self._finish = finish
+
+    def wait(self) -> Tensor:
+        if self._work is not None and self._finish is not None:
+            work, self._work = self._work, None
+            self._finish(work)
+        return self.result
+
+    def is_done(self) -> bool:
+        """Whether `wait` would return at once."""
+        return self._work is None or self._work.is_completed()
+
+
+@dataclass(slots=True)
+class Group:
+    """Ranks of one axis, in axis order.
+
+    `number` names the group in the black box; `process_group` is None for a group of one.
+    """
+
+    name: str
+    ranks: tuple[int, ...]
+    rank: int
+    recorder: Recorder
+    number: int = 0
+    process_group: dist.ProcessGroup | None = None
+    sequence: int = field(default=0)
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+    def all_gather(self, x: Tensor, operation: Operation, *, out: Tensor | None = None) -> Pending:
+        """Start joining every rank's `x` along dim 0, in group order.
+
+        Shapes: x [n, ...] contiguous; result [size * n, ...], `out` where given (x may be its own slice).
+        Communication: one all-gather, (size - 1) * x bytes received per rank.
+        """
+        if self.process_group is None:
+            return Pending(x if out is None else out)
+        if out is None:
+            out = x.new_empty((self.size * x.shape[0], *x.shape[1:]))
+        return self._start(
+            operation, out, x, lambda: _ALL_GATHER(out, x, group=self.process_group, async_op=True)
+        )
+
+    def reduce_scatter(self, x: Tensor, operation: Operation, *, out: Tensor | None = None) -> Pending:
+        """Start summing `x` over the group, keeping this rank's slice of dim 0.
+
+        Shapes: x [size * n, ...] contiguous; result [n, ...], `out` where given (it may be x's own slice).
+        Communication: one reduce-scatter, (size - 1) / size of x's bytes sent per rank.
+        Raises: ValueError when dim 0 does not divide.
+        """
+        if x.shape[0] % self.size:
+            raise ValueError(f"reduce-scatter over {self.name}: dim 0 of {tuple(x.shape)} must divide by {self.size}")
+        if self.process_group is None:
+            return Pending(x if out is None else out)
+        if out is None:
+            out = x.new_empty((x.shape[0] // self.size, *x.shape[1:]))
+        return self._start(
+            operation, out, x, lambda: _REDUCE_SCATTER(out, x, group=self.process_group, async_op=True)
+        )
+
+    def all_reduce(self, x: Tensor, operation: Operation, *, maximum: bool = False) -> Pending:
+        """Start summing (or taking the maximum of) `x` over the group, in place.
+
+        Communication: one all-reduce, 2 * (size - 1) / size of x's bytes sent per rank.
+        """
+        if self.process_group is None:
+            return Pending(x)
+        op = dist.ReduceOp.MAX if maximum else dist.ReduceOp.SUM
+        return self._start(
+            operation, x, x, lambda: dist.all_reduce(x, op, group=self.process_group, async_op=True)
+        )
+
+    def barrier(self) -> None:
+        """Wait until every rank of the group is here."""
+        self.all_reduce(torch.zeros(1), Operation.BARRIER).wait()
+
+    def set_timeout(self, seconds: float) -> None:
+        """Bound every later exchange on this group."""
+        if self.process_group is not None:
+            dist.distributed_c10d._set_pg_timeout(timedelta(seconds=seconds), self.process_group)
+
+    def _start(self, operation: Operation, out: Tensor, sent: Tensor, call: Callable[[], dist.Work]) -> Pending:
+        num_bytes = sent.numel() * sent.element_size()
+        token = self.recorder.begin(operation, num_bytes=num_bytes, group=self.number, sequence=self.sequence)
+        self.sequence += 1
+        try:
+            work = call()
+        except RuntimeError as error:
+            raise self.failure(operation.value, error) from error
+
+        def finish(work: dist.Work) -> None:
+            try:
+                work.wait()
+            except RuntimeError as error:
+                raise self.failure(operation.value, error) from error
+            self.recorder.end(token)
+
+        return Pending(out, work, finish)
+
+    def failure(self, what: str, error: Exception) -> CommunicationError:
+        """Return the error that says what this rank was doing with whom."""
+        return CommunicationError(
+            f"{what} #{self.sequence - 1} on group {self.name} (ranks {_brief(self.ranks)}) failed on rank "
+            f"{self.ranks[self.rank]}: {str(error).strip() or type(error).__name__}"
+        )
+
+
+def _brief(ranks: tuple[int, ...]) -> str:
+    if len(ranks) <= 8:
+        return ", ".join(map(str, ranks))
+    return f"{ranks[0]}, {ranks[1]}, ..., {ranks[-1]}; {len(ranks)} in all"

@@ -1,0 +1,60 @@
+"""Dual pairs over the tensor-parallel group: each function's gradient is its partner.
+
+    gather_from_sequence      all-gather along the sequence      <->  reduce-scatter
+    reduce_scatter_to_sequence  sum over ranks, keep own rows    <->  all-gather
+
+Sequence parallel after Korthikanti et al. (arXiv:2205.05198). Shapes: S whole sequence, B micro-batch, H hidden; a
+`_local` tensor holds S / tp_size rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from megatrain.comm.group import Group
+from megatrain.contracts.operations import Operation
+
+
+def all_gather_rows(x_local: Tensor, group: Group) -> Tensor:
+    """Return all ranks' rows, with no gradient. Blocks."""
+    return group.all_gather(x_local.contiguous(), Operation.TP_ALL_GATHER).wait()
+
+
+def reduce_scatter_rows(x: Tensor, group: Group) -> Tensor:
+    """Return this rank's rows of the sum over ranks, with no gradient. Blocks."""
+    return group.reduce_scatter(x.contiguous(), Operation.TP_REDUCE_SCATTER).wait()
+
+
+def gather_from_sequence(x_local: Tensor, group: Group) -> Tensor:
+    """Join the ranks' rows. Shapes: [S / tp, B, H] -> [S, B, H]. Communication: blocking all-gather; dual in backward."""
+    return x_local if group.size == 1 else _Gather.apply(x_local, group)
+
+
+def reduce_scatter_to_sequence(x: Tensor, group: Group) -> Tensor:
+    """Sum over ranks and keep own rows. Shapes: [S, B, H] -> [S / tp, B, H]. Communication: blocking; dual in backward."""
+    return x if group.size == 1 else _ReduceScatter.apply(x, group)
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_local: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return all_gather_rows(x_local, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return reduce_scatter_rows(grad, ctx.group), None
+
+
+class _ReduceScatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return reduce_scatter_rows(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad_local: Tensor) -> tuple[Tensor, None]:
+        return all_gather_rows(grad_local, ctx.group), None

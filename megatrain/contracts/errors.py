@@ -1,0 +1,54 @@
+"""The error classes that users and operators meet. Each knows the exit code of the program that dies of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from megatrain.contracts.exit_codes import ExitCode
+
+
+class MegatrainError(Exception):
+    """Base of all errors that are somebody's to mend: the message says what, where and how."""
+
+    exit_code: ClassVar[ExitCode] = ExitCode.FAILURE
+
+
+class ConfigError(MegatrainError):
+    """One or more mistakes in the configuration, all of them at once."""
+
+    exit_code = ExitCode.CONFIG
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(f"{number}. {problem}" for number, problem in enumerate(self.problems, 1)))
+
+
+class TopologyError(MegatrainError):
+    """Ranks, groups or a pipeline schedule do not fit together."""
+
+    exit_code = ExitCode.CONFIG
+
+
+class DataError(MegatrainError):
+    """A corpus, tokenizer or token file is unusable."""
+
+    exit_code = ExitCode.DATA
+
+
+class CheckpointError(MegatrainError):
+    """A checkpoint is missing, incomplete or does not belong to this run."""
+
+    exit_code = ExitCode.CHECKPOINT
+
+
+class NonFiniteError(MegatrainError):
+    """Too many steps in a row had a non-finite loss or gradient norm."""
+
+    exit_code = ExitCode.NON_FINITE
+
+
+class CommunicationError(MegatrainError):
+    """A peer was lost, or a collective did not finish in its time."""
+
+    exit_code = ExitCode.COMMUNICATION

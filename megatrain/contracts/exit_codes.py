@@ -1,0 +1,30 @@
+"""Exit codes of every megatrain program. A launcher decides by code, never by reading a log.
+
+Numbers follow BSD sysexits where one fits (65, 66, 69, 75, 78).
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """Why a program ended."""
+
+    OK = 0
+    FAILURE = 1
+    """Anything without a code of its own: a bug or an unforeseen environment."""
+    USAGE = 2
+    """The command line was wrong (argparse's own number)."""
+    DATA = 65
+    """An input file is missing, damaged or of another kind. Restarting does not help."""
+    CHECKPOINT = 66
+    """Nothing loadable where a checkpoint was expected. Restarting does not help."""
+    NON_FINITE = 67
+    """Too many steps in a row had a non-finite loss or gradient."""
+    COMMUNICATION = 69
+    """A peer was lost or a collective timed out. Restarting may help."""
+    SAVED_AND_STOPPED = 75
+    """Asked to stop by a signal; a checkpoint was saved. Start again to go on."""
+    CONFIG = 78
+    """The configuration or the layout is wrong. Restarting does not help."""

@@ -1,0 +1,51 @@
+"""The attention mixer. Shapes: S sequence, B micro-batch, H hidden, N query heads, G key-value heads, R = N / G, D head dim.
+
+Heads are read from the weight's shape, so a weight that holds some of the groups computes just those heads.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from megatrain.config.model import ModelConfig
+from megatrain.model.positions import RotaryPositions
+from megatrain.ops.attention import causal_attention
+from megatrain.ops.rotary import rotate
+
+
+class QueryKeyValue(nn.Module):
+    """One projection for queries, keys and values: weight [G, R + 2, D, H], a group's queries before its key and value."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        groups, head_dim = config.resolved_num_kv_heads, config.resolved_head_dim
+        rows = config.num_heads // groups + 2
+        self.weight = nn.Parameter(torch.empty(groups, rows, head_dim, config.hidden_size))
+        self.bias = nn.Parameter(torch.empty(groups, rows, head_dim)) if config.has_bias else None
+
+    def forward(self, x_SBH: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return q [S, B, N, D], k and v [S, B, G, D], views of one product."""
+        bias = None if self.bias is None else self.bias.flatten()
+        y = functional.linear(x_SBH, self.weight.flatten(0, 2), bias)
+        y = y.unflatten(-1, self.weight.shape[:3])
+        return y[..., :-2, :].flatten(2, 3), y[..., -2, :], y[..., -1, :]
+
+
+class Attention(nn.Module):
+    """Causal self-attention without its output bias, which the branch adds after summing."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        width = config.num_heads * config.resolved_head_dim
+        self.qkv = QueryKeyValue(config)
+        self.out = nn.Linear(width, config.hidden_size, bias=False)
+
+    def forward(self, x_SBH: Tensor, mask: Tensor | None, positions: RotaryPositions | None) -> Tensor:
+        """Return what attention adds. Shapes: x and result [S, B, H], the whole sequence."""
+        q, k, v = self.qkv(x_SBH)
+        if positions is not None:
+            cos, sin = positions.table(x_SBH.shape[0], x_SBH.device, x_SBH.dtype)
+            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        return self.out(causal_attention(q, k, v, mask))

@@ -1,0 +1,73 @@
+"""Decoder blocks made of branches: norm -> branch_in -> mixers -> branch_out -> bias, dropout -> added to the stream.
+
+serial:   y = x + Attention(norm(x));  z = y + Mlp(norm(y))           two branches of one mixer
+parallel: y = x + Attention(norm(x)) + Mlp(norm(x))                   one branch of two mixers (MegaScale sec. 3.1)
+
+Points: `branch_in` (hidden states enter the mixers) and `branch_out` (the mixers' sum leaves). They do nothing here; a
+parallel plan may replace them, which is why all that is done a token stays outside of them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from megatrain.config.model import ModelConfig
+from megatrain.model.attention import Attention
+from megatrain.model.context import TokenContext
+from megatrain.model.dropout import ResidualDropout
+from megatrain.model.mlp import Mlp
+from megatrain.model.norm import build_norm
+from megatrain.model.positions import RotaryPositions
+
+
+class Branch(nn.Module):
+    """What one norm feeds: attention, the MLP, or both."""
+
+    def __init__(self, config: ModelConfig, *, attention: bool, mlp: bool, dropout_seed: int, site: str) -> None:
+        super().__init__()
+        self.norm = build_norm(config)
+        self.branch_in = nn.Identity()
+        self.attention = Attention(config) if attention else None
+        self.mlp = Mlp(config) if mlp else None
+        self.branch_out = nn.Identity()
+        # each mixer has a bias of its own, as in the models this reads; it is added once, after the sum
+        self.attention_bias = nn.Parameter(torch.empty(config.hidden_size)) if config.has_bias and attention else None
+        self.mlp_bias = nn.Parameter(torch.empty(config.hidden_size)) if config.has_bias and mlp else None
+        self.dropout = ResidualDropout(config.dropout, dropout_seed, site)
+
+    def forward(
+        self, x_SBH: Tensor, context: TokenContext, mask: Tensor | None, positions: RotaryPositions | None
+    ) -> Tensor:
+        inner_SBH = self.branch_in(self.norm(x_SBH))
+        added: list[Tensor] = []
+        if self.attention is not None:
+            added.append(self.attention(inner_SBH, mask, positions))
+        if self.mlp is not None:
+            added.append(self.mlp(inner_SBH))
+        y_SBH = self.branch_out(added[0] if len(added) == 1 else added[0] + added[1])
+        for bias in (self.attention_bias, self.mlp_bias):
+            if bias is not None:
+                y_SBH = y_SBH + bias
+        return x_SBH + self.dropout(y_SBH, context)
+
+
+class Block(nn.Module):
+    """One decoder layer: its branches in order."""
+
+    def __init__(self, config: ModelConfig, layer: int, dropout_seed: int) -> None:
+        super().__init__()
+        if config.block == "parallel":
+            self.branch = Branch(config, attention=True, mlp=True, dropout_seed=dropout_seed, site=f"{layer}.branch")
+        else:
+            self.attention_branch = Branch(
+                config, attention=True, mlp=False, dropout_seed=dropout_seed, site=f"{layer}.attention"
+            )
+            self.mlp_branch = Branch(config, attention=False, mlp=True, dropout_seed=dropout_seed, site=f"{layer}.mlp")
+
+    def forward(
+        self, x_SBH: Tensor, context: TokenContext, mask: Tensor | None, positions: RotaryPositions | None
+    ) -> Tensor:
+        for branch in self.children():
+            x_SBH = branch(x_SBH, context, mask, positions)
+        return x_SBH

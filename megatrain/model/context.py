@@ -1,0 +1,30 @@
+"""What a forward pass knows about its tokens beside their ids."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class TokenContext:
+    """The place of a micro-batch in the training stream.
+
+    Shapes: sample_B [B] int64, the global number of each sequence in the stream (it keys dropout); document_SB [S, B]
+    int64, which document each token belongs to, or None where attention may cross documents.
+    token_offset is the position of the first row of the hidden states at hand: 0, unless the sequence is spread over
+    ranks between the branches (sequence parallel).
+    """
+
+    sample_B: Tensor
+    seq_len: int
+    document_SB: Tensor | None = None
+    token_offset: int = 0
+
+    def token_numbers(self, num_rows: int) -> Tensor:
+        """Return the global number of each token of the `num_rows` rows at hand. Shapes: result [num_rows, B]."""
+        first, device = self.token_offset, self.sample_B.device
+        position_S = torch.arange(first, first + num_rows, dtype=torch.int64, device=device)
+        return position_S[:, None] + self.sample_B[None, :] * self.seq_len

@@ -1,0 +1,46 @@
+"""Token and position embedding. Shapes: S sequence, B micro-batch, H hidden, V padded vocabulary."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from megatrain.config.model import ModelConfig
+from megatrain.model.context import TokenContext
+from megatrain.model.dropout import ResidualDropout
+
+
+class WordEmbedding(nn.Module):
+    """A row of the table for each token id."""
+
+    def __init__(self, num_rows: int, hidden_size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(num_rows, hidden_size))
+
+    def forward(self, tokens_SB: Tensor) -> Tensor:
+        return functional.embedding(tokens_SB, self.weight)
+
+
+class Embedding(nn.Module):
+    """Words, plus learned positions where the configuration has them.
+
+    Point: `embedding_out`, between the words and all that is done a token (positions, dropout).
+    """
+
+    def __init__(self, config: ModelConfig, dropout_seed: int) -> None:
+        super().__init__()
+        self.word = WordEmbedding(config.padded_vocab_size, config.hidden_size)
+        self.embedding_out = nn.Identity()
+        self.position: nn.Parameter | None = None
+        if config.positions == "learned":
+            self.position = nn.Parameter(torch.empty(config.seq_len, config.hidden_size))
+        self.dropout = ResidualDropout(config.dropout, dropout_seed, site="embedding")
+
+    def forward(self, tokens_SB: Tensor, context: TokenContext) -> Tensor:
+        """Return the hidden states. Shapes: tokens [S, B]; result [S, B, H]."""
+        x_SBH = self.embedding_out(self.word(tokens_SB))
+        if self.position is not None:
+            first = context.token_offset
+            x_SBH = x_SBH + self.position[first : first + x_SBH.shape[0], None, :]
+        return self.dropout(x_SBH, context)

@@ -1,0 +1,68 @@
+"""The end of the model: final norm, vocabulary projection and the loss.
+
+Shapes: S sequence, B micro-batch, H hidden, V padded vocabulary, T = S * B.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from megatrain.config.model import ModelConfig
+from megatrain.model.norm import build_norm
+from megatrain.ops.cross_entropy import IGNORED_LABEL, local_statistics, logits_gradient_
+
+
+class CrossEntropy(nn.Module):
+    """The summed loss of all tokens whose label is not ignored. A plan replaces it where the vocabulary is spread."""
+
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__()
+        self.vocab_size = vocab_size
+
+    def forward(self, logits_TV: Tensor, labels_T: Tensor) -> Tensor:
+        """Return the loss sum, fp32 (fp64 for fp64). Overwrites logits in backward; they must have no other use."""
+        return _SummedCrossEntropy.apply(logits_TV, labels_T, self.vocab_size)
+
+
+class _SummedCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits_TV: Tensor, labels_T: Tensor, vocab_size: int) -> Tensor:
+        lse_T, target_T = local_statistics(logits_TV, labels_T, 0, vocab_size)
+        is_counted_T = labels_T != IGNORED_LABEL
+        ctx.save_for_backward(logits_TV, labels_T, lse_T)
+        return ((lse_T - target_T) * is_counted_T).sum()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        logits_TV, labels_T, lse_T = ctx.saved_tensors
+        grad_T = grad * (labels_T != IGNORED_LABEL)
+        return logits_gradient_(logits_TV, labels_T, lse_T, grad_T, 0), None, None
+
+
+class LossHead(nn.Module):
+    """norm -> head_in -> projection -> loss.
+
+    Points: `head_in` (hidden states enter the projection) and the submodule `cross_entropy`.
+    `weight` is the word embedding's own parameter where the head is tied and both are in this part of the model.
+    """
+
+    def __init__(self, config: ModelConfig, tied_weight: nn.Parameter | None) -> None:
+        super().__init__()
+        self.norm = build_norm(config)
+        self.head_in = nn.Identity()
+        if tied_weight is None:
+            tied_weight = nn.Parameter(torch.empty(config.padded_vocab_size, config.hidden_size))
+        self.weight = tied_weight
+        self.cross_entropy = CrossEntropy(config.vocab_size)
+
+    def logits(self, hidden_SBH: Tensor) -> Tensor:
+        """Return the scores over this part's vocabulary. Shapes: result [S, B, V]."""
+        return functional.linear(self.head_in(self.norm(hidden_SBH)), self.weight)
+
+    def forward(self, hidden_SBH: Tensor, labels_SB: Tensor) -> Tensor:
+        """Return the summed loss. Shapes: hidden [S, B, H]; labels [S, B], -100 where ignored; result scalar."""
+        return self.cross_entropy(self.logits(hidden_SBH).flatten(0, 1), labels_SB.flatten())

@@ -1,0 +1,33 @@
+"""Initial weights: a table from parameter names to distributions, drawn alike in every layout.
+
+Normal(0, init_std) for matrices and embeddings, divided by sqrt(2 * num_layers) for the two projections that write into
+the residual stream (GPT-2's rule; `model.is_residual_init_scaled`), 1 for norm scales, 0 for biases.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from megatrain import rng
+from megatrain.config.model import ModelConfig
+
+
+def initialise_(
+    out: Tensor, name: str, config: ModelConfig, seed: int, global_shape: Sequence[int], offsets: Sequence[int]
+) -> None:
+    """Fill `out`, the box at `offsets` of the parameter `name` of `global_shape`, with its initial value."""
+    with torch.no_grad():
+        leaf = name.rsplit(".", 1)[-1]
+        if leaf.endswith("bias"):
+            out.zero_()
+        elif name.endswith("norm.weight"):
+            out.fill_(1.0)
+        else:
+            is_residual = name.endswith(("attention.out.weight", "mlp.down.weight"))
+            scale = math.sqrt(2.0 * config.num_layers) if is_residual and config.is_residual_init_scaled else 1.0
+            key = rng.derive_key("weights", seed, name)
+            rng.fill_normal_(out, key, config.init_std / scale, global_shape, offsets)

@@ -1,0 +1,51 @@
+"""The MLP mixer. Shapes: S sequence, B micro-batch, H hidden, F ffn. ffn is read from the weight's shape."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from megatrain.config.model import ModelConfig
+from megatrain.ops.activation import gelu, swiglu
+
+
+class Gelu(nn.Module):
+    """[S, B, 1, F] -> [S, B, F]."""
+
+    def forward(self, x_SB1F: Tensor) -> Tensor:
+        return gelu(x_SB1F.squeeze(-2))
+
+
+class SwiGlu(nn.Module):
+    """[S, B, 2, F], gate then up -> [S, B, F]."""
+
+    def forward(self, x_SB2F: Tensor) -> Tensor:
+        return swiglu(x_SB2F)
+
+
+class Up(nn.Module):
+    """The widening projection: weight [P, F, H] with P = 1 (gelu) or 2 (swiglu: gate, up)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        parts = 2 if config.mlp == "swiglu" else 1
+        self.weight = nn.Parameter(torch.empty(parts, config.resolved_ffn_size, config.hidden_size))
+        self.bias = nn.Parameter(torch.empty(parts, config.resolved_ffn_size)) if config.has_bias else None
+
+    def forward(self, x_SBH: Tensor) -> Tensor:
+        bias = None if self.bias is None else self.bias.flatten()
+        return functional.linear(x_SBH, self.weight.flatten(0, 1), bias).unflatten(-1, self.weight.shape[:2])
+
+
+class Mlp(nn.Module):
+    """up -> activation -> down, without the output bias, which the branch adds after summing."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.up = Up(config)
+        self.activation = SwiGlu() if config.mlp == "swiglu" else Gelu()
+        self.down = nn.Linear(config.resolved_ffn_size, config.hidden_size, bias=False)
+
+    def forward(self, x_SBH: Tensor) -> Tensor:
+        return self.down(self.activation(self.up(x_SBH)))

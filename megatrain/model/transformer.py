@@ -1,0 +1,68 @@
+"""The decoder: embedding, blocks, loss head; the whole of it or the part that one pipeline chunk holds.
+
+Layers keep their global number in every part (`blocks.17.`), so a parameter has one name in all layouts.
+Shapes: S sequence, B micro-batch, H hidden.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from megatrain.config.model import ModelConfig
+from megatrain.model.block import Block
+from megatrain.model.context import TokenContext
+from megatrain.model.embedding import Embedding
+from megatrain.model.head import LossHead
+from megatrain.model.positions import RotaryPositions
+from megatrain.ops.attention import attention_mask
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPart:
+    """Which layers, and which ends, of the model."""
+
+    layers: range
+    has_embedding: bool
+    has_head: bool
+
+    @staticmethod
+    def whole(config: ModelConfig) -> ModelPart:
+        return ModelPart(range(config.num_layers), has_embedding=True, has_head=True)
+
+
+class Transformer(nn.Module):
+    """A decoder-only language model, or a part of one.
+
+    The tied head: within one part `loss_head.weight` IS `embedding.word.weight`; a part with the head alone has a
+    parameter of its own, which whoever splits the model keeps equal.
+    """
+
+    def __init__(self, config: ModelConfig, part: ModelPart | None = None, dropout_seed: int = 0) -> None:
+        super().__init__()
+        self.config = config
+        self.part = part or ModelPart.whole(config)
+        self.embedding = Embedding(config, dropout_seed) if self.part.has_embedding else None
+        self.blocks = nn.ModuleDict({str(layer): Block(config, layer, dropout_seed) for layer in self.part.layers})
+        tied = self.embedding.word.weight if config.has_tied_head and self.embedding is not None else None
+        self.loss_head = LossHead(config, tied) if self.part.has_head else None
+        self.positions = RotaryPositions(config) if config.positions == "rope" else None
+
+    def hidden(self, x: Tensor, context: TokenContext) -> Tensor:
+        """Return the hidden states after this part's blocks.
+
+        Shapes: x is tokens [S, B] where the part has the embedding, else hidden states [S, B, H]; result [S, B, H].
+        """
+        x_SBH = x if self.embedding is None else self.embedding(x, context)
+        mask = attention_mask(context.seq_len, self.config.window_size, context.document_SB, x.device)
+        for block in self.blocks.values():
+            x_SBH = block(x_SBH, context, mask, self.positions)
+        return x_SBH
+
+    def forward(self, x: Tensor, context: TokenContext, labels_SB: Tensor | None = None) -> Tensor:
+        """Return the summed loss where this part has the head and labels are given, else the hidden states."""
+        x_SBH = self.hidden(x, context)
+        if self.loss_head is None or labels_SB is None:
+            return x_SBH
+        return self.loss_head(x_SBH, labels_SB)

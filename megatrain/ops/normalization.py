@@ -1,0 +1,49 @@
+"""LayerNorm and RMSNorm over the hidden dim. Statistics in fp32 (fp64 for fp64 input), one rounding to x's dtype.
+
+Shapes: S sequence, B micro-batch, H hidden.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+def layer_norm(x_SBH: Tensor, weight_H: Tensor, bias_H: Tensor, eps: float) -> Tensor:
+    """Return (x - mean) / sqrt(var + eps) * weight + bias over H. Saves x and two numbers a token for backward."""
+    return functional.layer_norm(x_SBH, weight_H.shape, weight_H, bias_H, eps)
+
+
+def rms_norm(x_SBH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
+    """Return x / sqrt(mean(x^2) + eps) * weight over H. Saves x and one number a token for backward."""
+    return _RmsNorm.apply(x_SBH, weight_H, eps)
+
+
+def _accumulate_dtype(x: Tensor) -> torch.dtype:
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+class _RmsNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_SBH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
+        x = x_SBH.to(_accumulate_dtype(x_SBH))
+        # vector_norm reads x once and needs no temporary of x's size
+        mean_square = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1])
+        rstd_SB1 = mean_square.add_(eps).rsqrt_()
+        ctx.save_for_backward(x_SBH, weight_H, rstd_SB1)
+        return (x * rstd_SB1).mul_(weight_H).to(x_SBH.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad_SBH: Tensor) -> tuple[Tensor, Tensor, None]:
+        x_SBH, weight_H, rstd_SB1 = ctx.saved_tensors
+        accumulate = _accumulate_dtype(x_SBH)
+        normed = x_SBH.to(accumulate) * rstd_SB1
+        grad = grad_SBH.to(accumulate)
+        grad_weight = (grad * normed).flatten(0, -2).sum(0)
+        grad_normed = grad * weight_H
+        projection_SB1 = (grad_normed * normed).mean(-1, keepdim=True)
+        grad_x = normed.mul_(projection_SB1).neg_().add_(grad_normed).mul_(rstd_SB1)
+        return grad_x.to(x_SBH.dtype), grad_weight.to(weight_H.dtype), None

@@ -1,0 +1,131 @@
+"""A flat bucket: the parameters of one chunk that are reduced and gathered together, and this rank's share of them.
+
+Parameters are laid end to end in backward order and the end is padded, so that each dp rank's share is the same
+multiple of 128 elements whatever the parameters' borders (NCCL is slow on odd sizes). A parameter becomes a view of
+its bucket. Source: Megatron-LM's distributed optimizer; ZeRO (arXiv:1910.02054).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from megatrain.comm.group import Group
+from megatrain.parallel.sharding import FlatShard, LogicalParameter, boxes_of_range
+
+SHARE_MULTIPLE = 128
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Segment:
+    """The part of one parameter that lies in this rank's share: shard[start:stop]."""
+
+    logical: LogicalParameter
+    start: int
+    stop: int
+    parameter_start: int
+    """Where the segment begins in the flattened local parameter."""
+
+
+class Bucket:
+    """Flat memory for parameters and gradients, in the order given.
+
+    Every logical parameter of a bucket agrees in is_tp_sharded and is_tied, so one rule finishes its gradients:
+    `sum_groups` are the groups over which the share is summed after the reduce-scatter.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[LogicalParameter],
+        dp: Group,
+        sum_groups: Sequence[Group],
+        *,
+        dtype: torch.dtype,
+        gradient_dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.parameters = tuple(parameters)
+        self.dp = dp
+        self.sum_groups = tuple(sum_groups)
+        self.gradient_dtype = gradient_dtype
+        self.starts: list[int] = []
+        numel = 0
+        for logical in self.parameters:
+            self.starts.append(numel)
+            numel += logical.parameter.numel()
+        multiple = SHARE_MULTIPLE * dp.size
+        self.numel = -(-numel // multiple) * multiple
+        self.share_numel = self.numel // dp.size
+        self.values = torch.zeros(self.numel, dtype=dtype, device=device)
+        self.gradients: Tensor | None = None
+        for logical, start in zip(self.parameters, self.starts, strict=True):
+            # the module keeps its parameter object, which now has this memory instead of the meta device's none
+            torch.utils.swap_tensors(logical.parameter, nn.Parameter(self._view(self.values, logical, start)))
+
+    @property
+    def share(self) -> slice:
+        """Where this rank's share lies in the bucket."""
+        return slice(self.dp.rank * self.share_numel, (self.dp.rank + 1) * self.share_numel)
+
+    @property
+    def owner_counts(self) -> bool:
+        """Whether this rank's share adds to sums over all parameters (norms), so that each is counted once."""
+        first = self.parameters[0]
+        is_replica = not first.is_tp_sharded and any(g.name == "tp" and g.rank != 0 for g in self.sum_groups)
+        return not is_replica and not first.is_tied_copy
+
+    def allocate_gradients(self) -> None:
+        """Take zeroed memory for the whole bucket's gradients."""
+        self.gradients = torch.zeros(self.numel, dtype=self.gradient_dtype, device=self.values.device)
+
+    def gradient_view(self, index: int) -> Tensor:
+        """Return parameter number `index`'s place in the gradient memory, in its shape."""
+        assert self.gradients is not None
+        return self._view(self.gradients, self.parameters[index], self.starts[index])
+
+    def segments(self) -> Iterator[Segment]:
+        """Yield the parts of the parameters in this rank's share, in order; padding belongs to none."""
+        share = self.share
+        for logical, start in zip(self.parameters, self.starts, strict=True):
+            first = max(start, share.start)
+            last = min(start + logical.parameter.numel(), share.stop)
+            if first < last:
+                yield Segment(logical, first - share.start, last - share.start, first - start)
+
+    def flat_shards(self, flat: Tensor) -> Iterator[FlatShard]:
+        """Yield `flat`, memory in the form of this rank's share, as boxes of the logical parameters.
+
+        Shapes: flat [share_numel]; each yielded tensor is a view of it.
+        """
+        for segment in self.segments():
+            logical = segment.logical
+            stop = segment.parameter_start + segment.stop - segment.start
+            for position, box in boxes_of_range(logical.parameter.shape, segment.parameter_start, stop):
+                first = segment.start + position - segment.parameter_start
+                view = flat[first : first + box.numel].view(box.sizes)
+                yield FlatShard(logical.name, logical.global_shape, box.shifted(logical.offsets), view)
+
+    @staticmethod
+    def _view(flat: Tensor, logical: LogicalParameter, start: int) -> Tensor:
+        parameter = logical.parameter
+        return flat[start : start + parameter.numel()].view(parameter.shape)
+
+
+def group_into_buckets(parameters: Sequence[LogicalParameter], bucket_size: int) -> list[list[LogicalParameter]]:
+    """Deal a chunk's parameters, given in forward order, to buckets in backward order.
+
+    Parameters whose gradients are finished by different rules never share a bucket (tp-sharded, tp-replicated, tied); a
+    bucket is closed when it holds `bucket_size` elements or more.
+    """
+    open_buckets: dict[tuple[bool, bool], list[LogicalParameter]] = {}
+    closed: list[list[LogicalParameter]] = []
+    for logical in reversed(parameters):
+        key = (logical.is_tp_sharded, logical.is_tied)
+        bucket = open_buckets.setdefault(key, [])
+        bucket.append(logical)
+        if sum(one.parameter.numel() for one in bucket) >= bucket_size:
+            closed.append(open_buckets.pop(key))
+    return closed + list(open_buckets.values())

@@ -1,0 +1,183 @@
+"""Data parallel by chunk with sharded gradients: accumulate, reduce-scatter, and gather the updated parameters.
+
+ZeRO-1 accumulates whole gradients over the micro-batches and reduce-scatters a chunk after its last backward. ZeRO-2
+reduce-scatters after every backward and keeps the sum of this rank's share only. Each exchange is started as soon as its
+input is ready and awaited where its output is used; with overlap off it is awaited at once: the same exchanges in the
+same order, hence bitwise the same numbers. Source: MegaScale sec. 3.2; ZeRO (arXiv:1910.02054).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from megatrain.comm.group import Group, Pending
+from megatrain.contracts.operations import Operation
+from megatrain.parallel.bucket import Bucket, group_into_buckets
+from megatrain.parallel.sharding import LogicalParameter
+
+
+@dataclass(frozen=True, slots=True)
+class DataParallelOptions:
+    """zero_stage 1 or 2; reduce_dtype is what travels; bucket_size in elements."""
+
+    zero_stage: int
+    dtype: torch.dtype
+    gradient_dtype: torch.dtype
+    reduce_dtype: torch.dtype
+    bucket_size: int
+    has_overlap: bool
+
+
+@dataclass(slots=True, eq=False)
+class _Reduction:
+    """One bucket's way from whole local gradients to the finished share."""
+
+    bucket: Bucket
+    pending: Pending
+    sums: list[Group] = field(default_factory=list)
+
+
+class ChunkDataParallel:
+    """The buckets of one chunk and what is in flight for them."""
+
+    def __init__(
+        self,
+        parameters: Sequence[LogicalParameter],
+        dp: Group,
+        tp: Group,
+        embedding: Group,
+        options: DataParallelOptions,
+        device: torch.device,
+    ) -> None:
+        self.options = options
+        self.buckets: list[Bucket] = []
+        self._reductions: list[_Reduction] = []
+        self._gathers: list[Pending] = []
+        self._shares: dict[Bucket, Tensor] = {}
+        self._is_stale = False
+        for members in group_into_buckets(parameters, options.bucket_size):
+            first = members[0]
+            sum_groups = ([] if first.is_tp_sharded else [tp]) + ([embedding] if first.is_tied else [])
+            bucket = Bucket(
+                members, dp, sum_groups, dtype=options.dtype, gradient_dtype=options.gradient_dtype, device=device
+            )
+            self.buckets.append(bucket)
+            for index, logical in enumerate(members):
+                logical.parameter.register_post_accumulate_grad_hook(_accumulator(bucket, index))
+            if options.zero_stage == 2:
+                self._shares[bucket] = torch.zeros(bucket.share_numel, dtype=options.gradient_dtype, device=device)
+            else:
+                bucket.allocate_gradients()
+
+    def start_step(self) -> None:
+        """Zero the gradients of the last step."""
+        for bucket in self.buckets:
+            if self.options.zero_stage == 2:
+                self._shares[bucket].zero_()
+            elif bucket.gradients is not None:
+                bucket.gradients.zero_()
+
+    def before_backward(self) -> None:
+        """Make room for one micro-batch's gradients (ZeRO-2 keeps none between micro-batches)."""
+        if self.options.zero_stage == 2:
+            self._finish_transfers()
+            for bucket in self.buckets:
+                bucket.allocate_gradients()
+
+    def after_backward(self) -> None:
+        """Send one micro-batch's gradients on their way (ZeRO-2)."""
+        if self.options.zero_stage == 2:
+            self._start_transfers()
+
+    def reduce(self) -> None:
+        """Start what is left to do for the gradients after the chunk's last backward."""
+        if self.options.zero_stage == 1:
+            self._start_transfers()
+
+    def finish_reduce(self) -> None:
+        """Wait until this rank's share of every gradient is summed over dp and over the bucket's other groups."""
+        self._finish_transfers()
+        pending = []
+        for bucket in self.buckets:
+            for group in bucket.sum_groups:
+                operation = Operation.EMBEDDING_ALL_REDUCE if group.name == "embedding" else Operation.TP_ALL_REDUCE
+                pending.append(group.all_reduce(self.gradient_share(bucket), operation))
+                if len(bucket.sum_groups) > 1 or not self.options.has_overlap:
+                    pending[-1].wait()  # a second sum needs the first one's result
+        for one in pending:
+            one.wait()
+
+    def gradient_share(self, bucket: Bucket) -> Tensor:
+        """Return this rank's share of the summed gradients. Shapes: [share_numel]."""
+        if self.options.zero_stage == 2:
+            return self._shares[bucket]
+        assert bucket.gradients is not None
+        return bucket.gradients[bucket.share]
+
+    def shares_changed(self) -> None:
+        """Say that this rank updated its share of the parameters: the others' must be gathered before use."""
+        self._is_stale = True
+
+    def start_gather(self) -> None:
+        """Start spreading the updated shares of the parameters to all dp ranks, unless that is done already."""
+        if not self._is_stale:
+            return
+        self._is_stale = False
+        for bucket in self.buckets:
+            pending = bucket.dp.all_gather(
+                bucket.values[bucket.share], Operation.PARAMS_ALL_GATHER, out=bucket.values
+            )
+            if not self.options.has_overlap:
+                pending.wait()
+            self._gathers.append(pending)
+
+    def finish_gather(self) -> None:
+        """Wait until the parameters may be used."""
+        self.start_gather()
+        while self._gathers:
+            self._gathers.pop(0).wait()
+
+    def _start_transfers(self) -> None:
+        options = self.options
+        for bucket in self.buckets:
+            assert bucket.gradients is not None
+            whole = bucket.gradients.to(options.reduce_dtype)
+            in_place = whole[bucket.share] if whole is bucket.gradients else None
+            pending = bucket.dp.reduce_scatter(whole, Operation.GRADS_REDUCE_SCATTER, out=in_place)
+            self._reductions.append(_Reduction(bucket, pending))
+            if options.zero_stage == 2:
+                bucket.gradients = None  # what is in flight keeps it alive
+        if not options.has_overlap:
+            self._finish_transfers()
+
+    def _finish_transfers(self) -> None:
+        while self._reductions:
+            reduction = self._reductions.pop(0)
+            result, bucket = reduction.pending.wait(), reduction.bucket
+            if bucket.dp.size == 1:
+                result = result[bucket.share]
+            if self.options.zero_stage == 2:
+                self._shares[bucket].add_(result)
+            elif bucket.gradients is not None and result.dtype != bucket.gradients.dtype:
+                bucket.gradients[bucket.share].copy_(result)
+
+
+def _accumulator(bucket: Bucket, index: int):  # noqa: ANN202 - torch calls it
+    def accumulate(parameter: torch.nn.Parameter) -> None:
+        gradient = parameter.grad
+        assert gradient is not None
+        bucket.gradient_view(index).add_(gradient)
+        parameter.grad = None
+
+    return accumulate
+
+
+def all_buckets(chunks: Sequence[ChunkDataParallel]) -> Iterator[tuple[ChunkDataParallel, Bucket]]:
+    """Yield every bucket of every chunk with the chunk it belongs to."""
+    for chunk in chunks:
+        for bucket in chunk.buckets:
+            yield chunk, bucket

@@ -1,0 +1,187 @@
+"""The pipeline runtime: carries out one stage's list of actions. What runs when is in the schedule, not here.
+
+A receive is posted when its action comes up and awaited by the compute that consumes it; a send is let go when it is
+delivered and awaited at the end of the pass at the latest. Of a chunk's output just the autograd edge is kept for
+backward: its memory is free once it is sent (MegaScale sec. 3.2, decoupled sends and receives).
+Shapes: S_local = seq_len / tp_size rows, B micro-batch, H hidden.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from megatrain.comm.group import Pending
+from megatrain.comm.mesh import Mesh
+from megatrain.contracts.operations import Operation
+from megatrain.parallel.data_parallel import ChunkDataParallel
+from megatrain.schedule import Action, ActionKind, Schedule
+from megatrain.telemetry import Recorder
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineInput:
+    """One micro-batch. Shapes: tokens and labels [S, B]; context is what the model wants to know besides."""
+
+    tokens_SB: Tensor
+    labels_SB: Tensor
+    context: Any
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineChunk:
+    """One chunk on this stage: the module, the context its forward runs in, and its buckets."""
+
+    module: nn.Module
+    forward_context: AbstractContextManager[Any]
+    data_parallel: ChunkDataParallel
+
+
+@dataclass(slots=True)
+class _Run:
+    """What is in flight during one pass over a schedule."""
+
+    inputs: Sequence[PipelineInput]
+    loss_scale: Callable[[], Tensor] | None
+    loss_sum: Tensor | None = None
+    received: dict[tuple[ActionKind, int, int], Pending] = field(default_factory=dict)
+    outgoing: dict[tuple[ActionKind, int, int], Tensor] = field(default_factory=dict)
+    sends: deque[Pending] = field(default_factory=deque)
+    stage_inputs: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+    edges: dict[tuple[int, int], GradientEdge] = field(default_factory=dict)
+
+
+class Pipeline:
+    """This rank's stage of the pipeline: its chunks, and the interpreter of their schedule."""
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        chunks: Sequence[PipelineChunk],
+        recorder: Recorder,
+        *,
+        hidden_shape: tuple[int, int, int],
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """hidden_shape: (S_local, B, H), what travels between stages."""
+        self.mesh = mesh
+        self.chunks = tuple(chunks)
+        self.recorder = recorder
+        self.hidden_shape = hidden_shape
+        self.dtype = dtype
+        self.device = device
+        self._last_model_chunk = mesh.layout.pp_size * len(self.chunks) - 1
+
+    def train(self, schedule: Schedule, inputs: Sequence[PipelineInput], loss_scale: Callable[[], Tensor]) -> Tensor:
+        """Run forward and backward of all micro-batches; gradients end up summed in the buckets.
+
+        loss_scale gives the factor of the summed loss before backward (1 / number of label tokens), at first use.
+        Returns the sum of this rank's losses over label tokens: 0 but on the last stage.
+        """
+        return self._run(schedule, inputs, loss_scale)
+
+    def evaluate(self, schedule: Schedule, inputs: Sequence[PipelineInput]) -> Tensor:
+        """Run a forward-only schedule. Returns as `train` does."""
+        with torch.no_grad():
+            return self._run(schedule, inputs, None)
+
+    def _run(
+        self, schedule: Schedule, inputs: Sequence[PipelineInput], loss_scale: Callable[[], Tensor] | None
+    ) -> Tensor:
+        run = _Run(inputs, loss_scale)
+        for action in schedule.stages[self.mesh.coordinate.pp]:
+            self._execute(action, run)
+            while run.sends and run.sends[0].is_done():
+                run.sends.popleft().wait()
+        for send in run.sends:
+            send.wait()
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        return total if run.loss_sum is None else total + run.loss_sum
+
+    def _execute(self, action: Action, run: _Run) -> None:
+        match action.kind:
+            case ActionKind.FORWARD:
+                self._forward(action, run)
+            case ActionKind.BACKWARD:
+                self._backward(action, run)
+            case ActionKind.SEND_FORWARD | ActionKind.SEND_BACKWARD:
+                self._send(action, run)
+            case ActionKind.RECV_FORWARD | ActionKind.RECV_BACKWARD:
+                self._receive(action, run)
+            case ActionKind.GATHER:
+                self.chunks[action.chunk].data_parallel.start_gather()
+            case ActionKind.REDUCE:
+                self.chunks[action.chunk].data_parallel.reduce()
+
+    def _model_chunk(self, chunk: int) -> int:
+        return chunk * self.mesh.layout.pp_size + self.mesh.coordinate.pp
+
+    def _forward(self, action: Action, run: _Run) -> None:
+        chunk, key = self.chunks[action.chunk], (action.chunk, action.microbatch)
+        micro = run.inputs[action.microbatch]
+        is_first = self._model_chunk(action.chunk) == 0
+        is_last = self._model_chunk(action.chunk) == self._last_model_chunk
+        if is_first:
+            x = micro.tokens_SB
+        else:
+            x = run.received.pop((ActionKind.RECV_FORWARD, *key)).wait()
+            if run.loss_scale is not None:
+                x.requires_grad_()
+                run.stage_inputs[key] = x
+        chunk.data_parallel.finish_gather()
+        with self.recorder.span(Operation.FORWARD_COMPUTE, microbatch=action.microbatch, chunk=action.chunk):
+            with chunk.forward_context:
+                out = chunk.module(x, micro.context, micro.labels_SB if is_last else None)
+            if is_last:
+                loss = out.detach()
+                run.loss_sum = loss.double() if run.loss_sum is None else run.loss_sum + loss
+                if run.loss_scale is not None:
+                    out = out * run.loss_scale().to(out.dtype)
+            else:
+                run.outgoing[(ActionKind.SEND_FORWARD, *key)] = out.detach()
+            if run.loss_scale is not None:
+                run.edges[key] = get_gradient_edge(out)
+
+    def _backward(self, action: Action, run: _Run) -> None:
+        chunk, key = self.chunks[action.chunk], (action.chunk, action.microbatch)
+        gradient = None
+        if self._model_chunk(action.chunk) != self._last_model_chunk:
+            gradient = run.received.pop((ActionKind.RECV_BACKWARD, *key)).wait()
+        chunk.data_parallel.before_backward()
+        with self.recorder.span(Operation.BACKWARD_COMPUTE, microbatch=action.microbatch, chunk=action.chunk):
+            torch.autograd.backward([run.edges.pop(key)], [gradient])
+        chunk.data_parallel.after_backward()
+        stage_input = run.stage_inputs.pop(key, None)
+        if stage_input is not None:
+            assert stage_input.grad is not None
+            run.outgoing[(ActionKind.SEND_BACKWARD, *key)] = stage_input.grad
+
+    def _send(self, action: Action, run: _Run) -> None:
+        x = run.outgoing.pop((action.kind, action.chunk, action.microbatch)).contiguous()
+        if action.kind is ActionKind.SEND_FORWARD:
+            channel, operation = self.mesh.forward_to_next(), Operation.FORWARD_SEND
+        else:
+            channel, operation = self.mesh.backward_to_previous(), Operation.BACKWARD_SEND
+        run.sends.append(channel.send(x, operation, chunk=action.chunk, microbatch=action.microbatch))
+
+    def _receive(self, action: Action, run: _Run) -> None:
+        if action.kind is ActionKind.RECV_FORWARD:
+            channel, operation = self.mesh.forward_from_previous(), Operation.FORWARD_RECV
+        else:
+            channel, operation = self.mesh.backward_from_next(), Operation.BACKWARD_RECV
+        run.received[(action.kind, action.chunk, action.microbatch)] = channel.receive(
+            self.hidden_shape,
+            self.dtype,
+            self.device,
+            operation,
+            chunk=action.chunk,
+            microbatch=action.microbatch,
+        )

@@ -1,0 +1,94 @@
+"""Keep a cheap recipe instead of a tensor that backward needs.
+
+Autograd saves the input of every product. Some of these inputs are quickly had again: a gathered sequence from this
+rank's rows, a norm's output from its input, an activation from what it was applied to. While a chunk runs inside a
+Rematerializer, such an output is registered with its recipe; when autograd saves it (or a view of it), the recipe is
+stored in its place and carried out in backward, once for all its uses.
+Source: ours, on torch's saved_tensors_hooks; the idea of re-gathering in backward from Korthikanti et al. (2205.05198).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+
+import torch
+from torch import Tensor
+
+
+@dataclass(slots=True)
+class _Recipe:
+    source: Tensor | _Saved
+    recompute: Callable[[Tensor], Tensor]
+    num_uses: int = 0
+    output: Tensor | None = None
+
+    def take(self) -> Tensor:
+        """Return the output, computed at the first use and dropped at the last."""
+        if self.output is None:
+            with torch.no_grad():
+                self.output = self.recompute(_load(self.source))
+        output = self.output
+        self.num_uses -= 1
+        if self.num_uses == 0:
+            self.output = None
+        return output
+
+
+@dataclass(frozen=True, slots=True)
+class _Saved:
+    """A view of a recipe's output, as autograd wanted to save it."""
+
+    recipe: _Recipe
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+
+
+class Rematerializer:
+    """A context in which registered outputs are saved as recipes.
+
+    Outputs stay alive until the next scope starts, so that their addresses identify them.
+    """
+
+    def __init__(self) -> None:
+        self._recipes: dict[int, _Recipe] = {}
+        self._alive: list[Tensor] = []
+        self._hooks: list[torch.autograd.graph.saved_tensors_hooks] = []
+
+    def __enter__(self) -> Rematerializer:
+        hooks = torch.autograd.graph.saved_tensors_hooks(self._save, _load)
+        hooks.__enter__()
+        self._hooks.append(hooks)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._hooks.pop().__exit__(kind, error, trace)
+        self.start_scope()
+
+    def start_scope(self) -> None:
+        """Forget what was registered: nothing registered before will be saved from here on."""
+        self._recipes.clear()
+        self._alive.clear()
+
+    def register(self, output: Tensor, source: Tensor, recompute: Callable[[Tensor], Tensor]) -> None:
+        """Say that `recompute(source)` gives `output` again. `source` may be a registered output itself."""
+        if torch.is_grad_enabled() and self._hooks:
+            self._recipes[output.untyped_storage().data_ptr()] = _Recipe(self._save(source.detach()), recompute)
+            self._alive.append(output.detach())
+
+    def _save(self, x: Tensor) -> Tensor | _Saved:
+        recipe = self._recipes.get(x.untyped_storage().data_ptr())
+        if recipe is None:
+            return x
+        recipe.num_uses += 1
+        return _Saved(recipe, x.size(), x.stride(), x.storage_offset())
+
+
+def _load(saved: Tensor | _Saved) -> Tensor:
+    if isinstance(saved, Tensor):
+        return saved
+    return saved.recipe.take().as_strided(saved.size, saved.stride, saved.offset)

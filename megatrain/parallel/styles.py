@@ -1,0 +1,122 @@
+"""What a parallel plan puts in place of a module or a named point.
+
+Shapes: S sequence, B micro-batch, H hidden, V local vocabulary, T tokens (S * B).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from megatrain.comm.group import Group
+from megatrain.comm.sequence import all_gather_rows, gather_from_sequence, reduce_scatter_to_sequence
+from megatrain.contracts.operations import Operation
+from megatrain.ops.cross_entropy import IGNORED_LABEL, local_statistics, logits_gradient_
+from megatrain.parallel.rematerialize import Rematerializer
+
+
+class GatherSequence(nn.Module):
+    """[S / tp, B, H] -> [S, B, H]; backward gathers again instead of keeping the whole sequence."""
+
+    def __init__(self, group: Group, rematerializer: Rematerializer) -> None:
+        super().__init__()
+        self.group = group
+        self.rematerializer = rematerializer
+
+    def forward(self, x_local: Tensor) -> Tensor:
+        x_SBH = gather_from_sequence(x_local, self.group)
+        self.rematerializer.register(x_SBH, x_local, lambda rows: all_gather_rows(rows, self.group))
+        return x_SBH
+
+
+class ReduceScatterSequence(nn.Module):
+    """[S, B, H], a partial sum on each rank -> [S / tp, B, H], own rows of the sum."""
+
+    def __init__(self, group: Group) -> None:
+        super().__init__()
+        self.group = group
+
+    def forward(self, x_SBH: Tensor) -> Tensor:
+        return reduce_scatter_to_sequence(x_SBH, self.group)
+
+
+class VocabularyRows(nn.Module):
+    """The rows [first, first + len(weight)) of a word table: zero for tokens of other ranks, so that ranks sum up."""
+
+    def __init__(self, weight: nn.Parameter, first: int) -> None:
+        super().__init__()
+        self.weight = weight
+        self.first = first
+
+    def forward(self, tokens_SB: Tensor) -> Tensor:
+        row_SB = tokens_SB - self.first
+        is_local_SB = (row_SB >= 0) & (row_SB < self.weight.shape[0])
+        x_SBH = functional.embedding(row_SB * is_local_SB, self.weight)
+        return x_SBH * is_local_SB.unsqueeze(-1)
+
+
+class VocabularyCrossEntropy(nn.Module):
+    """The summed loss where each rank holds some columns of the logits, which are never gathered.
+
+    Communication: over tp, one maximum and one sum of two numbers a token.
+    """
+
+    def __init__(self, group: Group, first_column: int, vocab_size: int) -> None:
+        super().__init__()
+        self.group = group
+        self.first_column = first_column
+        self.vocab_size = vocab_size
+
+    def forward(self, logits_TV: Tensor, labels_T: Tensor) -> Tensor:
+        return _SummedCrossEntropy.apply(logits_TV, labels_T, self.group, self.first_column, self.vocab_size)
+
+
+class _SummedCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, logits_TV: Tensor, labels_T: Tensor, group: Group, first_column: int, vocab_size: int
+    ) -> Tensor:
+        lse_T, target_T = local_statistics(logits_TV, labels_T, first_column, vocab_size)
+        largest_T = group.all_reduce(lse_T.clone(), Operation.TP_ALL_REDUCE, maximum=True).wait()
+        sums_2T = torch.stack([(lse_T - largest_T).exp_(), target_T])
+        sums_2T = group.all_reduce(sums_2T, Operation.TP_ALL_REDUCE).wait()
+        lse_T = sums_2T[0].log_().add_(largest_T)
+        ctx.first_column = first_column
+        ctx.save_for_backward(logits_TV, labels_T, lse_T)
+        return ((lse_T - sums_2T[1]) * (labels_T != IGNORED_LABEL)).sum()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
+        logits_TV, labels_T, lse_T = ctx.saved_tensors
+        grad_T = grad * (labels_T != IGNORED_LABEL)
+        return logits_gradient_(logits_TV, labels_T, lse_T, grad_T, ctx.first_column), None, None, None, None
+
+
+def start_scope_at(norm: nn.Module, rematerializer: Rematerializer, *, is_recomputed: bool) -> None:
+    """Let `norm` start a scope of the rematerializer, and register its output where it is to be recomputed."""
+    forward = norm.forward
+
+    def run(x_SBH: Tensor) -> Tensor:
+        rematerializer.start_scope()
+        y_SBH = forward(x_SBH)
+        if is_recomputed:
+            rematerializer.register(y_SBH, x_SBH, forward)
+        return y_SBH
+
+    norm.forward = run
+
+
+def recompute_output(module: nn.Module, rematerializer: Rematerializer) -> None:
+    """Let backward compute `module`'s output again instead of keeping it."""
+    forward: Callable[[Tensor], Tensor] = module.forward
+
+    def run(x: Tensor) -> Tensor:
+        y = forward(x)
+        rematerializer.register(y, x, forward)
+        return y
+
+    module.forward = run
