@@ -1,0 +1,111 @@
+"""`megatrain data`: build token files from text, and look into them. Loads no torch."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+SUMMARY = "build token files from text, or inspect them"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the two verbs and their options."""
+    verbs = parser.add_subparsers(dest="data_verb", required=True, metavar="{build,inspect}")
+    build = verbs.add_parser("build", help="text in, a directory of token files, tokenizer.json and meta.json out")
+    build.add_argument(
+        "--input",
+        nargs="+",
+        required=True,
+        metavar="SRC",
+        help=".txt, .jsonl or .parquet files, folders of them, or python-stdlib (this Python's own library)",
+    )
+    build.add_argument("--output", type=Path, required=True, metavar="DIR", help="the directory to make")
+    build.add_argument("--vocab-size", type=int, default=4096, help="of the tokenizer to train (default %(default)s)")
+    build.add_argument("--tokenizer", type=Path, metavar="FILE", help="a tokenizer.json to use instead of training one")
+    build.add_argument("--text-key", default="text", help="key or column that holds the text (default %(default)s)")
+    build.add_argument(
+        "--validation", type=float, default=0.02, help="share of the documents to hold out (default %(default)s)"
+    )
+    build.add_argument("--seed", type=int, default=1, help="of the order of documents (default %(default)s)")
+    build.add_argument("--force", action="store_true", help="replace a data directory that exists")
+    inspect = verbs.add_parser("inspect", help="what a .bin/.idx pair holds")
+    inspect.add_argument("prefix", type=Path, metavar="PREFIX", help="the files' path without .bin or .idx")
+    inspect.add_argument("--documents", type=int, default=0, metavar="N", help="also decode the first N documents")
+    inspect.add_argument(
+        "--tokenizer",
+        type=Path,
+        metavar="FILE",
+        help="tokenizer.json to decode with (default: the one beside the data)",
+    )
+    inspect.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do what the parsed command line asks; return the exit code.
+
+    Raises: DataError.
+    """
+    return _build(args) if args.data_verb == "build" else _inspect(args)
+
+
+def _build(args: argparse.Namespace) -> int:
+    from megatrain.data.build import build
+
+    meta = build(
+        args.input,
+        args.output,
+        vocab_size=args.vocab_size,
+        tokenizer_path=args.tokenizer,
+        text_key=args.text_key,
+        validation_fraction=args.validation,
+        seed=args.seed,
+        is_forced=args.force,
+        report=lambda line: print(line, flush=True),
+    )
+    for name, split in (("train", meta.train), ("validation", meta.validation)):
+        print(
+            f"{name + ':':<12}{split.documents:>9,} documents {split.tokens:>13,} tokens {split.text_bytes:>14,} bytes"
+            f" ({split.text_bytes / split.tokens:.2f} bytes/token)"
+        )
+    for reason, count in meta.skipped.items():
+        print(f"skipped:    {count:>9,} {reason}")
+    print(f"unigram entropy of the held-out tokens: {meta.unigram_entropy_nats:.3f} nats/token")
+    print(
+        f"data is in {args.output}: set data.train={args.output / 'train'} data.validation={args.output / 'validation'}"
+    )
+    return 0
+
+
+def _inspect(args: argparse.Namespace) -> int:
+    from megatrain.data.indexed import IndexedDataset
+    from megatrain.data.meta import META_NAME, TOKENIZER_NAME, read_meta
+    from megatrain.data.summary import summarize
+    from megatrain.data.tokenizer import load_tokenizer
+
+    dataset = IndexedDataset(args.prefix)
+    summary = summarize(dataset)
+    meta = read_meta(args.prefix.parent / META_NAME)
+    texts = []
+    if args.documents > 0:
+        tokenizer = load_tokenizer(args.tokenizer or args.prefix.parent / TOKENIZER_NAME)
+        count = min(args.documents, dataset.num_documents)
+        texts = [tokenizer.decode(dataset.document(document).tolist()) for document in range(count)]
+    if args.json:
+        facts = {**asdict(summary), "vocab_size": meta.vocab_size if meta else None, "documents": texts}
+        print(json.dumps(facts, indent=2))
+        return 0
+    print(f"{args.prefix}: {summary.num_documents:,} documents, {summary.num_tokens:,} tokens of {summary.dtype}")
+    print(
+        f"document length in tokens: p50 {summary.length_p50:,}  p90 {summary.length_p90:,}  max {summary.length_max:,}"
+    )
+    vocabulary = f" of a vocabulary of {meta.vocab_size:,}" if meta else ""
+    print(
+        f"vocabulary: {summary.num_distinct_tokens:,} distinct tokens{vocabulary}, largest id {summary.largest_token:,}"
+    )
+    print(f"unigram entropy: {summary.unigram_entropy_nats:.3f} nats/token")
+    for number, text in enumerate(texts):
+        sys.stdout.write(f"--- document {number}\n{text}\n")
+    return 0

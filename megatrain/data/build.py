@@ -1,0 +1,208 @@
+"""Build a data directory: text in, shuffled token files with a held-out split, tokenizer.json and meta.json out.
+
+Two passes, bounded memory. The first reads the sources once, in order, and spools their tokens to disk; the second
+copies document after document in the order of a keyed hash of each document's identity. Random access is thus to
+tokens on disk, never to text, and works for every source alike. In memory: one batch of text, 36 bytes a document.
+Whether a document is held out depends on its identity alone, so another seed or tokenizer keeps the same held-out set.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import shutil
+import time
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megatrain.contracts.errors import DataError
+from megatrain.data.corpus import Corpus, Document, open_corpus
+from megatrain.data.indexed import IndexedDataset, IndexedWriter, token_dtype
+from megatrain.data.meta import META_NAME, TOKENIZER_NAME, DataMeta, SplitMeta
+from megatrain.data.output import new_directory
+from megatrain.data.summary import entropy_nats, token_counts
+from megatrain.data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
+
+TRAIN = "train"
+VALIDATION = "validation"
+FILE_NAMES = (
+    *(f"{split}.{suffix}" for split in (TRAIN, VALIDATION) for suffix in ("bin", "idx")),
+    TOKENIZER_NAME,
+    META_NAME,
+)
+_TRAINING_SAMPLE_BYTES = 8_000_000
+"""Text to learn a tokenizer from: more costs time and changes few merges of a small vocabulary."""
+_BATCH_BYTES = 1 << 20
+_BATCH_DOCUMENTS = 4096
+
+
+def build(
+    inputs: list[str],
+    output: Path,
+    *,
+    vocab_size: int = 4096,
+    tokenizer_path: Path | None = None,
+    text_key: str = "text",
+    validation_fraction: float = 0.02,
+    seed: int = 1,
+    is_forced: bool = False,
+    report: Callable[[str], None] = lambda line: None,
+) -> DataMeta:
+    """Build `output` from `inputs` and return its meta.json; `report` gets a line for each phase.
+
+    The tokenizer is the given file's, else a byte-level BPE of `vocab_size` learnt from at most 8 MB of the training
+    documents.
+
+    Raises: DataError when an input cannot be used, there are fewer than two documents, or `output` is taken.
+    """
+    if not 0 < validation_fraction < 1:
+        raise DataError(f"validation={validation_fraction} must be above 0 and below 1: a share of the documents")
+    corpus = open_corpus(inputs, text_key)
+    with new_directory(output, FILE_NAMES, is_forced) as staging:
+        start_s = time.perf_counter()
+        if tokenizer_path is None:
+            tokenizer = train_tokenizer(_training_sample(corpus, validation_fraction), vocab_size)
+            tokenizer.save(staging / TOKENIZER_NAME)
+        else:
+            tokenizer = load_tokenizer(tokenizer_path)
+            shutil.copyfile(tokenizer_path, staging / TOKENIZER_NAME)
+        report(f"tokenizer: {tokenizer.vocab_size} tokens ({time.perf_counter() - start_s:.1f} s)")
+
+        start_s = time.perf_counter()
+        spool = _spool(corpus, tokenizer, seed, staging / "spool")
+        report(f"tokenized: {len(spool.lengths)} documents ({time.perf_counter() - start_s:.1f} s)")
+
+        start_s = time.perf_counter()
+        held_out = _held_out(spool.split_keys, validation_fraction)
+        train = _write_split(spool, ~held_out, staging / TRAIN)
+        validation = _write_split(spool, held_out, staging / VALIDATION)
+        spool.path.unlink()
+        meta = DataMeta(
+            sources=corpus.inputs,
+            text_key=text_key,
+            seed=seed,
+            validation_fraction=validation_fraction,
+            vocab_size=tokenizer.vocab_size,
+            eod_id=tokenizer.eod_id,
+            tokenizer_sha256=hashlib.sha256((staging / TOKENIZER_NAME).read_bytes()).hexdigest(),
+            unigram_entropy_nats=entropy_nats(token_counts(IndexedDataset(staging / VALIDATION))),
+            skipped=dict(spool.skipped),
+            train=train,
+            validation=validation,
+        )
+        (staging / META_NAME).write_text(meta.to_json(), encoding="utf-8")
+        report(f"written: {train.tokens + validation.tokens} tokens ({time.perf_counter() - start_s:.1f} s)")
+    return meta
+
+
+@dataclass(frozen=True, slots=True)
+class _Spool:
+    """The tokens of all documents in the order of the corpus, on disk, and what is known of each document."""
+
+    path: Path
+    dtype: np.dtype[Any]
+    lengths: NDArray[np.int64]
+    text_bytes: NDArray[np.int64]
+    order_keys: NDArray[np.uint64]
+    split_keys: NDArray[np.uint64]
+    skipped: Counter[str]
+
+
+def _spool(corpus: Corpus, tokenizer: Tokenizer, seed: int, path: Path) -> _Spool:
+    dtype = token_dtype(tokenizer.vocab_size)
+    skipped: Counter[str] = Counter()
+    lengths, text_bytes, order_keys, split_keys = array("q"), array("q"), array("Q"), array("Q")
+    with path.open("wb") as file:
+        for batch in _batches(corpus.documents(skipped)):
+            for document, ids in zip(batch, tokenizer.encode_batch([document.text for document in batch]), strict=True):
+                ids.append(tokenizer.eod_id)
+                file.write(np.array(ids, dtype=dtype).tobytes())
+                lengths.append(len(ids))
+                text_bytes.append(document.num_bytes)
+                order_keys.append(_hash(document, seed))
+                split_keys.append(_hash(document))
+    if len(lengths) < 2:
+        raise DataError(
+            f"{', '.join(corpus.inputs)}: {len(lengths)} documents with text; one to train on and one to hold out are "
+            "needed: give more files (a .txt longer than 64 KiB counts as several documents)"
+        )
+    return _Spool(
+        path,
+        dtype,
+        np.frombuffer(lengths, np.int64),
+        np.frombuffer(text_bytes, np.int64),
+        np.frombuffer(order_keys, np.uint64),
+        np.frombuffer(split_keys, np.uint64),
+        skipped,
+    )
+
+
+def _write_split(spool: _Spool, is_member: NDArray[np.bool_], prefix: Path) -> SplitMeta:
+    """Copy the member documents from the spool to token files at `prefix`, in shuffled order."""
+    ends = np.cumsum(spool.lengths)
+    tokens = np.memmap(spool.path, spool.dtype, mode="r").view(np.ndarray)
+    members = np.flatnonzero(is_member)
+    members = members[np.argsort(spool.order_keys[members], kind="stable")]
+    with IndexedWriter(prefix, spool.dtype) as writer:
+        for document in members:
+            end = int(ends[document])
+            writer.add_document(tokens[end - int(spool.lengths[document]) : end])
+    return SplitMeta(
+        documents=len(members),
+        tokens=int(spool.lengths[members].sum()),
+        text_bytes=int(spool.text_bytes[members].sum()),
+    )
+
+
+def _training_sample(corpus: Corpus, validation_fraction: float) -> list[str]:
+    """Return up to 8 MB of documents that will not be held out, the same ones whatever their order in memory.
+
+    Documents with the largest split keys are kept: those are the last that any fraction would hold out.
+    """
+    split_keys = array("Q")
+    kept: list[tuple[int, int, Document]] = []  # a heap: (split key, position in the corpus, document)
+    num_bytes = 0
+    for position, document in enumerate(corpus.documents()):
+        split_keys.append(_hash(document))
+        heapq.heappush(kept, (split_keys[-1], position, document))
+        num_bytes += document.num_bytes
+        while num_bytes > _TRAINING_SAMPLE_BYTES and len(kept) > 1:
+            num_bytes -= heapq.heappop(kept)[2].num_bytes
+    held_out = _held_out(np.frombuffer(split_keys, np.uint64), validation_fraction)
+    return [document.text for _, position, document in sorted(kept, key=lambda item: item[1]) if not held_out[position]]
+
+
+def _held_out(split_keys: NDArray[np.uint64], fraction: float) -> NDArray[np.bool_]:
+    """Return which documents are for validation: about `fraction`, at least one, and not all."""
+    held_out = split_keys < np.uint64(fraction * 2.0**64)
+    if len(split_keys) > 1:
+        held_out[np.argmin(split_keys)] = True
+        held_out[np.argmax(split_keys)] = False
+    return np.asarray(held_out)
+
+
+def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
+    batch: list[Document] = []
+    num_bytes = 0
+    for document in documents:
+        batch.append(document)
+        num_bytes += document.num_bytes
+        if num_bytes >= _BATCH_BYTES or len(batch) >= _BATCH_DOCUMENTS:
+            yield batch
+            batch, num_bytes = [], 0
+    if batch:
+        yield batch
+
+
+def _hash(document: Document, seed: int | None = None) -> int:
+    """Return 64 bits of the document's identity, keyed by `seed` when there is one."""
+    identity = f"{document.name}\0{document.record}".encode("utf-8", "surrogateescape")
+    key = b"" if seed is None else str(seed).encode()
+    return int.from_bytes(hashlib.blake2b(identity, digest_size=8, key=key).digest(), "little")

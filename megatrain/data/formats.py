@@ -1,0 +1,177 @@
+"""Readers of the text formats: .txt, .jsonl and .parquet, each a generator of records that never holds a whole file.
+
+The place of a fault is exact: file and line, or file and row. A long .txt file is cut into several records, at blank
+lines where there are some, so that memory stays bounded and a corpus of one book can be split.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from megatrain.contracts.errors import DataError
+
+LONGEST_PIECE_BYTES = 65536
+"""A .txt file up to this long is one document, a longer one several."""
+
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_PARQUET_BATCH_ROWS = 256
+
+
+def unreadable(path: Path, error: OSError) -> DataError:
+    """Return the error of a file that the operating system would not let us read."""
+    return DataError(f"{path}: cannot be read: {error.strerror or error}; check the path and its permissions")
+
+
+def empty(path: Path) -> DataError:
+    """Return the error of a file without any text."""
+    return DataError(f"{path}: holds no text; remove the file from the input or fill it")
+
+
+def read_txt(path: Path, text_key: str) -> Iterator[str]:
+    """Yield the file's text, in pieces when it is longer than LONGEST_PIECE_BYTES; `text_key` has no meaning here.
+
+    Raises: DataError when the file is unreadable, without text, or not UTF-8.
+    """
+    num_lines = 0
+    has_text = False
+    try:
+        with path.open("rb") as file:
+            for piece in _pieces(file):
+                try:
+                    text = piece.decode("utf-8")
+                except UnicodeDecodeError as error:
+                    line = num_lines + piece.count(b"\n", 0, error.start) + 1
+                    raise _not_utf8(f"{path}:{line}", error) from error
+                num_lines += piece.count(b"\n")
+                if text.strip():
+                    has_text = True
+                    yield text
+    except OSError as error:
+        raise unreadable(path, error) from error
+    if not has_text:
+        raise empty(path)
+
+
+def read_jsonl(path: Path, text_key: str) -> Iterator[str]:
+    """Yield the value of `text_key` of each line; blank lines are passed over.
+
+    Raises: DataError when the file is unreadable or without records, or a line is not UTF-8, not a JSON object, or
+    lacks the key.
+    """
+    num_records = 0
+    try:
+        with path.open("rb") as file:
+            for line_number, line in enumerate(file, 1):
+                if line_number == 1:
+                    line = line.removeprefix(_BYTE_ORDER_MARK)
+                if line.strip():
+                    num_records += 1
+                    yield _jsonl_text(line, text_key, f"{path}:{line_number}")
+    except OSError as error:
+        raise unreadable(path, error) from error
+    if num_records == 0:
+        raise empty(path)
+
+
+def read_parquet(path: Path, text_key: str) -> Iterator[str]:
+    """Yield the column `text_key`, row by row.
+
+    Raises: DataError when pyarrow is absent, the file is unreadable, not Parquet or without rows, lacks the column, or
+    a row is not text.
+    """
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise DataError(f"{path}: reading Parquet needs pyarrow; pip install 'megatrain[data]'") from error
+
+    row = 0
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            columns = file.schema_arrow.names
+            if text_key not in columns:
+                raise DataError(
+                    f"{path}: has no column {text_key!r}; choose one of {', '.join(columns)} with --text-key"
+                )
+            for batch in file.iter_batches(batch_size=_PARQUET_BATCH_ROWS, columns=[text_key]):
+                for value in _python_values(batch.column(0), path, row):
+                    if not isinstance(value, str):
+                        raise DataError(f"{path}: row {row}: column {text_key!r} is {_kind(value)}, must be text")
+                    row += 1
+                    yield value
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except pyarrow.ArrowException as error:
+        raise DataError(f"{path}: is not a readable Parquet file: {error}; write it again") from error
+    if row == 0:
+        raise empty(path)
+
+
+def _pieces(file: BinaryIO) -> Iterator[bytes]:
+    """Yield the file's bytes, cut after a blank line, else after a line, else between two characters."""
+    pending = file.read(LONGEST_PIECE_BYTES).removeprefix(_BYTE_ORDER_MARK)
+    while pending:
+        block = file.read(LONGEST_PIECE_BYTES)
+        if not block:
+            yield pending
+            return
+        pending += block
+        while len(pending) > LONGEST_PIECE_BYTES:
+            cut = _cut(pending)
+            yield pending[:cut]
+            pending = pending[cut:]
+
+
+def _cut(text: bytes) -> int:
+    for separator in (b"\n\n", b"\n"):
+        # A cut in the first half would make many short pieces of a text with few blank lines.
+        at = text.rfind(separator, LONGEST_PIECE_BYTES // 2, LONGEST_PIECE_BYTES)
+        if at >= 0:
+            return at + len(separator)
+    # Back over at most three continuation bytes (0b10xxxxxx) to the first byte of a UTF-8 character.
+    for at in range(LONGEST_PIECE_BYTES, LONGEST_PIECE_BYTES - 4, -1):
+        if text[at] & 0xC0 != 0x80:
+            return at
+    return LONGEST_PIECE_BYTES
+
+
+def _jsonl_text(line: bytes, text_key: str, place: str) -> str:
+    try:
+        record = json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise _not_utf8(place, error) from error
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{place}: is not JSON ({error}); each line must be one JSON object") from error
+    if not isinstance(record, dict):
+        raise DataError(f"{place}: is {_kind(record)}; each line must be one JSON object")
+    if text_key not in record:
+        keys = ", ".join(map(str, record)) or "none"
+        raise DataError(f"{place}: has no key {text_key!r} (keys: {keys}); name the text's key with --text-key")
+    text = record[text_key]
+    if not isinstance(text, str):
+        raise DataError(f"{place}: the value of {text_key!r} is {_kind(text)}, must be text")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise DataError(f"{place}: {text_key!r} holds half of a surrogate pair, which is no character") from error
+    return text
+
+
+def _python_values(column: Any, path: Path, first_row: int) -> list[Any]:
+    try:
+        return list(column.to_pylist())
+    except UnicodeDecodeError as error:
+        last_row = first_row + len(column) - 1
+        raise _not_utf8(f"{path}: rows {first_row} to {last_row}", error) from error
+
+
+def _not_utf8(place: str, error: UnicodeDecodeError) -> DataError:
+    byte = error.object[error.start]
+    return DataError(f"{place}: is not UTF-8 (byte 0x{byte:02x}: {error.reason}); convert it, for example with iconv")
+
+
+def _kind(value: object) -> str:
+    return "null" if value is None else f"of type {type(value).__name__}"

@@ -1,0 +1,82 @@
+"""meta.json: what a data directory was built from and how much it holds.
+
+The file stands beside train.bin and validation.bin. Token files from elsewhere have none, or one of another program;
+`read_meta` tells those apart by the `format` key.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from megatrain.contracts.errors import DataError
+
+META_NAME = "meta.json"
+TOKENIZER_NAME = "tokenizer.json"
+SCHEMA_VERSION = 1
+_FORMAT = "megatrain-data"
+
+
+@dataclass(frozen=True, slots=True)
+class SplitMeta:
+    """The size of one split. `text_bytes` is UTF-8, `tokens` counts the end-of-document tokens too."""
+
+    documents: int
+    tokens: int
+    text_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class DataMeta:
+    """The content of meta.json.
+
+    `unigram_entropy_nats` is the entropy of the held-out tokens' own distribution, in nats a token: the loss of a model
+    that knows token frequencies and nothing else.
+    """
+
+    sources: tuple[str, ...]
+    text_key: str
+    seed: int
+    validation_fraction: float
+    vocab_size: int
+    eod_id: int
+    tokenizer_sha256: str
+    unigram_entropy_nats: float
+    skipped: Mapping[str, int]
+    train: SplitMeta
+    validation: SplitMeta
+
+    def to_json(self) -> str:
+        """Return the text of meta.json."""
+        return json.dumps({"format": _FORMAT, "schema_version": SCHEMA_VERSION, **asdict(self)}, indent=2) + "\n"
+
+
+def read_meta(path: Path) -> DataMeta | None:
+    """Return the content of a meta.json, or None when there is none or it is another program's.
+
+    Raises: DataError when it is unreadable, of a newer version, or lacks a key.
+    """
+    try:
+        content: Any = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot be read ({error}); build the data again") from error
+    if not isinstance(content, dict) or content.get("format") != _FORMAT:
+        return None
+    if content.get("schema_version") != SCHEMA_VERSION:
+        raise DataError(
+            f"{path}: is schema_version {content.get('schema_version')}, this megatrain knows {SCHEMA_VERSION}; "
+            "build the data again, or use the megatrain that built it"
+        )
+    try:
+        values = {field.name: content[field.name] for field in fields(DataMeta)}
+        values["sources"] = tuple(values["sources"])
+        values["train"] = SplitMeta(**values["train"])
+        values["validation"] = SplitMeta(**values["validation"])
+    except (KeyError, TypeError) as error:
+        raise DataError(f"{path}: is damaged ({error!r}); build the data again") from error
+    return DataMeta(**values)

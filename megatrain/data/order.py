@@ -1,0 +1,89 @@
+"""Which window of the token stream is sample number `cursor`: a pure function of (seed, cursor).
+
+An epoch cuts the stream into back-to-back windows of seq_len tokens, from an offset of its own, and visits them in the
+order of a Feistel permutation keyed by (seed, epoch), cycle-walked to the exact number of windows. Nothing is stored:
+any sample is found in O(1), so a run resumes at a cursor, with any number of data-parallel ranks, at once.
+Source: cycle walking is Black and Rogaway 2002; the mixer is the finaliser of splitmix64 (Steele et al. 2014).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megatrain.contracts.errors import DataError
+
+_ROUNDS = 8
+_STREAM_OFFSET = 0
+_STREAM_PERMUTATION = 1
+_WORD = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class SampleOrder:
+    """The order of samples over a stream of `num_tokens`; `source` names the stream in errors.
+
+    Raises: DataError when the stream is shorter than two windows, which an epoch with an offset needs.
+    """
+
+    num_tokens: int
+    seq_len: int
+    seed: int
+    source: str = "the training data"
+
+    def __post_init__(self) -> None:
+        if self.num_tokens < 2 * self.seq_len:
+            raise DataError(
+                f"{self.source}: holds {self.num_tokens} tokens, model.seq_len={self.seq_len} needs at least "
+                f"{2 * self.seq_len}; use more text or a smaller model.seq_len"
+            )
+
+    @property
+    def samples_per_epoch(self) -> int:
+        """The number of windows n: with the largest offset, seq_len - 1, they end before token (n + 1) * seq_len."""
+        return (self.num_tokens - self.seq_len) // self.seq_len
+
+    def window_starts(self, cursors: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return where the windows of samples `cursors` start; each spans seq_len + 1 tokens, the last only a label."""
+        epochs, indices = np.divmod(np.asarray(cursors, dtype=np.int64), self.samples_per_epoch)
+        epoch_keys = _mix(
+            _mix(np.uint64(self.seed & _WORD) + np.zeros_like(epochs, np.uint64)) ^ epochs.astype(np.uint64)
+        )
+        offsets = _mix(epoch_keys ^ np.uint64(_STREAM_OFFSET)) % np.uint64(self.seq_len)
+        windows = permuted(indices, self.samples_per_epoch, _mix(epoch_keys ^ np.uint64(_STREAM_PERMUTATION)))
+        return offsets.astype(np.int64) + windows * self.seq_len
+
+
+def permuted(indices: NDArray[np.int64], size: int, keys: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """Return the images of `indices` under the permutations of range(size) that `keys` (one an index) choose.
+
+    The network works on pairs (left, right) below `side`, the smallest square that covers `size`: it holds at most
+    2 * sqrt(size) + 1 numbers too many, so walking on from one of those is rare.
+    """
+    side = np.uint64(math.isqrt(size - 1) + 1)
+    walked = indices.astype(np.uint64)
+    outside = np.arange(len(walked))
+    while len(outside):
+        walked[outside] = _feistel(walked[outside], side, keys[outside])
+        outside = outside[walked[outside] >= np.uint64(size)]
+    return walked.astype(np.int64)
+
+
+def _feistel(numbers: NDArray[np.uint64], side: np.uint64, keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    left, right = np.divmod(numbers, side)
+    for round_number in range(_ROUNDS):
+        # A different key in each round; right < 2^32, so the round number fits above it.
+        mixed = _mix(keys ^ right ^ np.uint64(round_number << 56))
+        left, right = right, (left + mixed % side) % side
+    return left * side + right
+
+
+def _mix(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return well-mixed words, a bijection of 64 bits (uint64 arithmetic wraps on purpose)."""
+    words = words + np.uint64(0x9E3779B97F4A7C15)
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return words ^ (words >> np.uint64(31))

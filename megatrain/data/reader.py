@@ -1,0 +1,130 @@
+"""Microbatches of a step for one data-parallel rank, straight from the memory-mapped tokens.
+
+Sample j of microbatch m on rank d is number cursor + (m * dp_size + d) * micro_batch_size + j: a step's set of samples
+depends on cursor and global batch size alone, so a run may resume with another dp_size and see the same data.
+Legend: S sequence, B microbatch. Tensors are sequence-first, int64.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from megatrain.data.indexed import IndexedDataset
+from megatrain.data.order import SampleOrder
+
+IGNORED_LABEL = -100
+"""The label of a position that has no loss."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MicroBatch:
+    """What one forward pass reads.
+
+    labels_SB is the next token, or -100. document_SB numbers the documents within each window from 0, for attention
+    that must not cross them; None when the run has no document mask. sample_B is the sample's number in the run.
+    """
+
+    tokens_SB: Tensor
+    labels_SB: Tensor
+    document_SB: Tensor | None
+    sample_B: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepBatch:
+    """One rank's microbatches of a step. `num_label_tokens` counts their labels that have a loss."""
+
+    cursor: int
+    global_batch_size: int
+    microbatches: list[MicroBatch]
+    num_label_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchReader:
+    """Reads any step of a run. Stateless: reading step 1,000 first costs what reading step 0 first costs."""
+
+    dataset: IndexedDataset
+    order: SampleOrder
+    has_document_mask: bool = False
+
+    def read_step(
+        self, cursor: int, global_batch_size: int, dp_rank: int, dp_size: int, micro_batch_size: int
+    ) -> StepBatch:
+        """Return this rank's part of the step that starts at sample `cursor`.
+
+        Raises: ValueError when the global batch is not a whole number of microbatches a rank; DataError when a token
+        is outside the vocabulary.
+        """
+        num_microbatches, rest = divmod(global_batch_size, micro_batch_size * dp_size)
+        if rest:
+            raise ValueError(
+                f"global_batch_size={global_batch_size} is not a multiple of micro_batch_size={micro_batch_size} times "
+                f"dp_size={dp_size}"
+            )
+        samples_MB = cursor + dealt(num_microbatches, dp_rank, dp_size, micro_batch_size)
+        starts_MB = self.order.window_starts(samples_MB.ravel()).reshape(samples_MB.shape)
+        seq_len = self.order.seq_len
+        label_counts_B = np.full(micro_batch_size, seq_len)
+        microbatches = [
+            assemble(self.dataset, starts_B, label_counts_B, samples_B, seq_len, self.has_document_mask)
+            for starts_B, samples_B in zip(starts_MB, samples_MB, strict=True)
+        ]
+        return StepBatch(cursor, global_batch_size, microbatches, sum(map(num_label_tokens, microbatches)))
+
+
+def dealt(num_microbatches: int, dp_rank: int, dp_size: int, micro_batch_size: int) -> NDArray[np.int64]:
+    """Return the samples dealt to a rank, counted from the step's first.
+
+    Shapes: result [num_microbatches, micro_batch_size].
+    """
+    rows_M1 = np.arange(num_microbatches, dtype=np.int64)[:, None] * dp_size + dp_rank
+    return rows_M1 * micro_batch_size + np.arange(micro_batch_size, dtype=np.int64)
+
+
+def assemble(
+    dataset: IndexedDataset,
+    starts_B: NDArray[np.int64],
+    label_counts_B: NDArray[np.int64],
+    samples_B: NDArray[np.int64],
+    seq_len: int,
+    has_document_mask: bool,
+) -> MicroBatch:
+    """Return the microbatch of windows that start at `starts_B` and have `label_counts_B` labels each.
+
+    A window with fewer labels than `seq_len` is filled up with token 0 and label -100. With `has_document_mask` the
+    last token of a document gets label -100 too: it would have to predict the first token of an unrelated document.
+    """
+    tokens_BS = np.zeros((len(starts_B), seq_len), dtype=np.int64)
+    labels_BS = np.full((len(starts_B), seq_len), IGNORED_LABEL, dtype=np.int64)
+    documents_BS = np.zeros((len(starts_B), seq_len), dtype=np.int64) if has_document_mask else None
+    for row, (start, count) in enumerate(zip(starts_B.tolist(), label_counts_B.tolist(), strict=True)):
+        if count == 0:
+            continue
+        window = dataset.window(start, count + 1)
+        tokens_BS[row, :count] = window[:-1]
+        labels_BS[row, :count] = window[1:]
+        if documents_BS is not None:
+            firsts = dataset.document_starts_between(start + 1, start + count + 1) - start
+            labels_BS[row, firsts - 1] = IGNORED_LABEL
+            documents_BS[row] = np.searchsorted(firsts, np.arange(seq_len), side="right")
+    return MicroBatch(
+        tokens_SB=_sequence_first(tokens_BS),
+        labels_SB=_sequence_first(labels_BS),
+        document_SB=None if documents_BS is None else _sequence_first(documents_BS),
+        sample_B=torch.from_numpy(samples_B.copy()),
+    )
+
+
+def num_label_tokens(microbatch: MicroBatch) -> int:
+    """Return how many positions have a loss."""
+    return int((microbatch.labels_SB != IGNORED_LABEL).sum())
+
+
+def _sequence_first(values_BS: NDArray[np.int64]) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(values_BS.T))

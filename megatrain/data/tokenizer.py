@@ -1,0 +1,116 @@
+"""Byte-level BPE tokenizers: train one, load one, and turn text into token ids and back.
+
+The file is the common tokenizer.json of the `tokenizers` library, so that a tokenizer from elsewhere can be used. Text
+is data: a document that spells <|endoftext|> gets ordinary tokens, never the end-of-document token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from megatrain.contracts.errors import DataError
+
+if TYPE_CHECKING:
+    import tokenizers
+
+END_OF_DOCUMENT = "<|endoftext|>"
+SMALLEST_VOCAB_SIZE = 257
+"""256 bytes and the end-of-document token."""
+
+_END_OF_DOCUMENT_NAMES = (END_OF_DOCUMENT, "<|end_of_text|>", "</s>", "<eos>")
+"""What GPT-2, Llama 3, Llama 2 and Gemma call it, in the order of search."""
+
+
+class Tokenizer:
+    """A loaded tokenizer. `vocab_size` is one more than its largest id; `eod_id` ends every document.
+
+    Encoding a batch uses the library's threads. It is safe to fork afterwards: the child then encodes in one thread.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer, name: str) -> None:
+        # A file may ask for truncation or padding, which suit inference and would silently change the corpus.
+        backend.no_truncation()
+        backend.no_padding()
+        backend.encode_special_tokens = True
+        self._backend = backend
+        vocabulary = backend.get_vocab(with_added_tokens=True)
+        end_of_document = next((name for name in _END_OF_DOCUMENT_NAMES if name in vocabulary), None)
+        if end_of_document is None:
+            raise DataError(
+                f"{name}: has no end-of-document token; its vocabulary must hold one of "
+                f"{', '.join(_END_OF_DOCUMENT_NAMES)}"
+            )
+        self.eod_id: int = vocabulary[end_of_document]
+        self.vocab_size: int = max(vocabulary.values()) + 1
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of `text`, without any special token."""
+        return list(self._backend.encode(text, add_special_tokens=False).ids)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the ids of each text, without any special token."""
+        return [encoding.ids for encoding in self._backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of `ids`, special tokens included."""
+        return str(self._backend.decode(list(ids), skip_special_tokens=False))
+
+    def save(self, path: Path) -> None:
+        """Write tokenizer.json to `path`."""
+        path.write_text(self._backend.to_str(pretty=True), encoding="utf-8")
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+    """Learn a byte-level BPE of at most `vocab_size` tokens; the same texts always give the same file.
+
+    Raises: DataError when `vocab_size` is below 257 or the `tokenizers` library is absent.
+    """
+    if vocab_size < SMALLEST_VOCAB_SIZE:
+        raise DataError(
+            f"vocab_size={vocab_size} must be at least {SMALLEST_VOCAB_SIZE} (256 bytes and {END_OF_DOCUMENT})"
+        )
+    _require_tokenizers()
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+
+    backend = Backend(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_DOCUMENT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator(texts, trainer)
+    return Tokenizer(backend, "the trained tokenizer")
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """Return the tokenizer of a tokenizer.json.
+
+    Raises: DataError when the file is missing or no tokenizer, or the `tokenizers` library is absent.
+    """
+    _require_tokenizers()
+    from tokenizers import Tokenizer as Backend
+
+    try:
+        content = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise DataError(f"{path}: the tokenizer cannot be read: {error.strerror}; give a tokenizer.json") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: is not UTF-8, so it is no tokenizer.json") from error
+    try:
+        backend = Backend.from_str(content)
+    except Exception as error:  # the library raises bare Exception for a bad file
+        raise DataError(f"{path}: is not a tokenizer.json of the tokenizers library: {error}") from error
+    return Tokenizer(backend, str(path))
+
+
+def _require_tokenizers() -> None:
+    try:
+        import tokenizers  # noqa: F401
+    except ImportError as error:
+        raise DataError("tokenizing needs the tokenizers library; pip install 'megatrain[data]'") from error

@@ -1,0 +1,113 @@
+"""Microbatches: what they hold, how samples are dealt, and masks at document ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from megatrain.data.dataset import open_dataset
+from megatrain.data.indexed import IndexedDataset
+from megatrain.data.order import SampleOrder
+from megatrain.data.reader import IGNORED_LABEL, BatchReader, StepBatch
+
+SEQ_LEN = 8
+
+
+@pytest.fixture
+def dataset(write_tokens: Callable[..., Path]) -> IndexedDataset:
+    """Documents of 1 to 20 tokens, each token its own position in the stream."""
+    lengths = np.random.default_rng(3).integers(1, 21, 60)
+    ends = np.cumsum(lengths)
+    prefix = write_tokens([range(end - length, end) for length, end in zip(lengths, ends, strict=True)])
+    return open_dataset(prefix, 4096)
+
+
+def reader(dataset: IndexedDataset, has_document_mask: bool = False) -> BatchReader:
+    return BatchReader(dataset, SampleOrder(dataset.num_tokens, SEQ_LEN, seed=1), has_document_mask)
+
+
+def test_tensors_are_sequence_first_and_labels_are_the_next_tokens(dataset: IndexedDataset) -> None:
+    step = reader(dataset).read_step(cursor=5, global_batch_size=12, dp_rank=1, dp_size=2, micro_batch_size=3)
+    assert len(step.microbatches) == 2
+    assert step.num_label_tokens == 2 * 3 * SEQ_LEN
+    for batch in step.microbatches:
+        assert batch.tokens_SB.shape == batch.labels_SB.shape == (SEQ_LEN, 3)
+        assert batch.tokens_SB.dtype == batch.labels_SB.dtype == batch.sample_B.dtype == torch.int64
+        assert batch.tokens_SB.is_contiguous()
+        assert batch.document_SB is None
+        assert torch.equal(batch.labels_SB, batch.tokens_SB + 1)  # each token is its own position
+        starts = SampleOrder(dataset.num_tokens, SEQ_LEN, seed=1).window_starts(batch.sample_B.numpy())
+        assert batch.tokens_SB[0].tolist() == starts.tolist()
+
+
+def test_samples_are_dealt_by_the_stated_rule(dataset: IndexedDataset) -> None:
+    for dp_rank in range(3):
+        step = reader(dataset).read_step(100, global_batch_size=24, dp_rank=dp_rank, dp_size=3, micro_batch_size=2)
+        for m, batch in enumerate(step.microbatches):
+            assert batch.sample_B.tolist() == [100 + (m * 3 + dp_rank) * 2 + j for j in range(2)]
+
+
+@pytest.mark.parametrize("has_document_mask", [False, True])
+def test_a_step_holds_the_same_samples_at_every_layout(dataset: IndexedDataset, has_document_mask: bool) -> None:
+    def by_sample(dp_size: int, micro_batch_size: int) -> tuple[dict[int, tuple[object, ...]], int]:
+        found: dict[int, tuple[object, ...]] = {}
+        num_label_tokens = 0
+        for dp_rank in range(dp_size):
+            step = reader(dataset, has_document_mask).read_step(240, 24, dp_rank, dp_size, micro_batch_size)
+            num_label_tokens += step.num_label_tokens
+            for batch in step.microbatches:
+                for j, sample in enumerate(batch.sample_B.tolist()):
+                    columns = (batch.tokens_SB, batch.labels_SB, batch.document_SB)
+                    found[sample] = tuple(None if column is None else column[:, j].tolist() for column in columns)
+        return found, num_label_tokens
+
+    expected = by_sample(1, 24)
+    assert sorted(expected[0]) == list(range(240, 264))
+    for dp_size, micro_batch_size in ((1, 1), (2, 3), (3, 4), (8, 1), (4, 6)):
+        assert by_sample(dp_size, micro_batch_size) == expected
+
+
+def test_document_mask_follows_the_bounds_of_documents(dataset: IndexedDataset) -> None:
+    owner = np.repeat(np.arange(dataset.num_documents), dataset.sequence_lengths)
+    cursor = 0
+    for _ in range(10):
+        step = reader(dataset, has_document_mask=True).read_step(cursor, 4, 0, 1, 4)
+        cursor += 4
+        (batch,) = step.microbatches
+        assert batch.document_SB is not None
+        for j in range(4):
+            positions = batch.tokens_SB[:, j].numpy()  # each token is its own position
+            assert np.array_equal(batch.document_SB[:, j].numpy(), owner[positions] - owner[positions[0]])
+            is_last = owner[positions] != owner[positions + 1]
+            assert np.array_equal(batch.labels_SB[:, j].numpy(), np.where(is_last, IGNORED_LABEL, positions + 1))
+        assert step.num_label_tokens == int((batch.labels_SB != IGNORED_LABEL).sum()) < 4 * SEQ_LEN
+
+
+def test_consecutive_steps_continue_each_other(dataset: IndexedDataset) -> None:
+    """A run of any batch sizes reads samples 0, 1, 2, ...: what a resume at a cursor relies on."""
+    together = reader(dataset).read_step(0, 12, 0, 1, 1)
+    parts = [reader(dataset).read_step(cursor, size, 0, 1, 1) for cursor, size in ((0, 4), (4, 6), (10, 2))]
+
+    def tokens(steps: list[StepBatch]) -> list[list[int]]:
+        return [batch.tokens_SB[:, 0].tolist() for step in steps for batch in step.microbatches]
+
+    assert tokens([together]) == tokens(parts)
+
+
+def test_an_epoch_reads_every_window_once(dataset: IndexedDataset) -> None:
+    size = SampleOrder(dataset.num_tokens, SEQ_LEN, seed=1).samples_per_epoch
+    step = reader(dataset).read_step(0, size, 0, 1, 1)
+    firsts = sorted(int(batch.tokens_SB[0, 0]) for batch in step.microbatches)
+    assert len(set(firsts)) == size
+    assert firsts == list(range(firsts[0], firsts[0] + size * SEQ_LEN, SEQ_LEN))
+
+
+def test_a_batch_that_cannot_be_dealt_is_refused(dataset: IndexedDataset) -> None:
+    with pytest.raises(
+        ValueError, match="global_batch_size=10 is not a multiple of micro_batch_size=2 times dp_size=2"
+    ):
+        reader(dataset).read_step(0, 10, 0, 2, 2)

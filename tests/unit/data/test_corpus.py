@@ -1,0 +1,181 @@
+"""Reading documents: what comes out, and how each kind of bad input is named."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from megatrain.contracts.errors import DataError
+from megatrain.data.corpus import PYTHON_STDLIB, open_corpus
+from megatrain.data.formats import LONGEST_PIECE_BYTES
+
+
+def texts(*inputs: Path | str, text_key: str = "text") -> list[str]:
+    return [document.text for document in open_corpus([str(source) for source in inputs], text_key).documents()]
+
+
+def test_a_folder_is_read_in_the_order_of_names_and_other_files_are_ignored(tmp_path: Path) -> None:
+    (tmp_path / "b.txt").write_text("second")
+    (tmp_path / "a.jsonl").write_text('{"text": "first"}\n')
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "d.txt").write_text("third")
+    (tmp_path / "notes.md").write_text("no document")
+
+    documents = list(open_corpus([str(tmp_path)]).documents())
+
+    assert [document.text for document in documents] == ["first", "second", "third"]
+    assert [document.name for document in documents] == ["0/a.jsonl", "0/b.txt", "0/c/d.txt"]
+
+
+def test_folders_too_are_read_in_the_order_of_names(tmp_path: Path) -> None:
+    names = [f"{number * 37 % 100:02}" for number in range(100)]
+    for name in names:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "x.txt").write_text(name)
+    assert texts(tmp_path) == sorted(names)
+
+
+def test_identity_does_not_depend_on_where_the_folder_lies(tmp_path: Path) -> None:
+    names = []
+    for place in ("here", "there"):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "x.txt").write_text("text")
+        names.append([document.name for document in open_corpus([str(tmp_path / place)]).documents()])
+    assert names[0] == names[1]
+
+
+def test_jsonl_takes_the_named_key_and_counts_empty_records(tmp_path: Path) -> None:
+    path = tmp_path / "docs.jsonl"
+    path.write_text('\ufeff{"body": "caf\\u00e9", "id": 1}\n\n{"body": ""}\n{"body": "last"}', encoding="utf-8")
+    skipped: Counter[str] = Counter()
+
+    documents = list(open_corpus([str(path)], "body").documents(skipped))
+
+    assert [(document.record, document.text, document.num_bytes) for document in documents] == [
+        (0, "caf\u00e9", 5),
+        (2, "last", 4),
+    ]
+    assert skipped == {"empty records": 1}
+
+
+def test_parquet_streams_the_named_column(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    pytest.importorskip("pyarrow.parquet")
+    rows = [f"row {number}" for number in range(1000)]
+    path = tmp_path / "docs.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"id": range(1000), "body": rows}), path, row_group_size=300)
+    assert texts(path, text_key="body") == rows
+    with pytest.raises(DataError, match=r"docs\.parquet: has no column 'text'; choose one of id, body with --text-key"):
+        texts(path)
+    with pytest.raises(DataError, match=r"docs\.parquet: row 0: column 'id' is of type int, must be text"):
+        texts(path, text_key="id")
+
+
+def test_a_long_txt_is_cut_at_blank_lines_into_bounded_pieces(tmp_path: Path) -> None:
+    text = "".join(f"paragraph {number}\nsecond line\n\n" for number in range(8000))
+    path = tmp_path / "book.txt"
+    path.write_text(text)
+
+    pieces = texts(path)
+
+    assert "".join(pieces) == text
+    assert len(pieces) > 3
+    assert all(len(piece) <= LONGEST_PIECE_BYTES for piece in pieces)
+    assert all(piece.endswith("\n\n") for piece in pieces)
+
+
+@pytest.mark.parametrize("shift", range(4))
+def test_a_long_txt_without_lines_is_cut_between_characters(tmp_path: Path, shift: int) -> None:
+    text = "x" * shift + "\U0001f600" * 50_000
+    path = tmp_path / "line.txt"
+    path.write_text(text, encoding="utf-8")
+    assert "".join(texts(path)) == text
+
+
+def test_the_standard_library_is_read_without_installed_packages(tmp_path: Path) -> None:
+    skipped: Counter[str] = Counter()
+    names = [document.name for document in open_corpus([PYTHON_STDLIB]).documents(skipped)]
+    assert "0/argparse.py" in names
+    assert len(names) > 300
+    assert not any("site-packages" in name or "__pycache__" in name for name in names)
+    root = Path(sysconfig.get_path("stdlib"))
+    if (root / "test" / "encoded_modules" / "module_koi8_r.py").exists():
+        assert "0/test/encoded_modules/module_koi8_r.py" not in names
+        assert skipped["library files without UTF-8 text"] > 0
+
+
+def test_reading_a_corpus_loads_neither_torch_nor_pyarrow(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("text")
+    script = (
+        "import sys; from megatrain.data.corpus import open_corpus; "
+        f"list(open_corpus([{str(tmp_path)!r}]).documents()); "
+        "assert not {'torch', 'pyarrow'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=30)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("empty.txt", b"", r"empty\.txt: holds no text; remove the file"),
+        ("blank.txt", b" \n\n", r"blank\.txt: holds no text"),
+        ("latin.txt", b"ok\nfine\ncaf\xe9 \n", r"latin\.txt:3: is not UTF-8 \(byte 0xe9"),
+        ("late.txt", b"line\n" * 20_000 + b"\xff", r"late\.txt:20001: is not UTF-8 \(byte 0xff"),
+        ("empty.jsonl", b"\n\n", r"empty\.jsonl: holds no text"),
+        ("bad.jsonl", b'{"text": "a"}\n{"text": \n', r"bad\.jsonl:2: is not JSON"),
+        ("deep.jsonl", b"[" * 100_000, r"deep\.jsonl:1: is not JSON"),
+        ("list.jsonl", b"[1]", r"list\.jsonl:1: is of type list; each line must be one JSON object"),
+        ("key.jsonl", b'{"body": "a"}', r"key\.jsonl:1: has no key 'text' \(keys: body\); name the text's key with"),
+        ("null.jsonl", b'{"text": null}', r"null\.jsonl:1: the value of 'text' is null, must be text"),
+        ("latin.jsonl", b'{"text": "caf\xe9"}', r"latin\.jsonl:1: is not UTF-8"),
+        ("half.jsonl", b'{"text": "\\ud800"}', r"half\.jsonl:1: 'text' holds half of a surrogate pair"),
+        ("text.parquet", b"PAR1 but not really", r"text\.parquet: is not a readable Parquet file"),
+        ("notes.md", b"# text", r"notes\.md: unknown kind of file \(\.md\); use \.txt, \.jsonl, \.parquet"),
+    ],
+)
+def test_bad_file_is_named(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        texts(path)
+
+
+def test_missing_unreadable_and_fruitless_inputs_are_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"nowhere\.txt: no such file or folder"):
+        texts(tmp_path / "nowhere.txt")
+    with pytest.raises(DataError, match=r"no documents: the folder holds no \.txt, \.jsonl, \.parquet file"):
+        texts(tmp_path)
+    (tmp_path / "dangling.txt").symlink_to(tmp_path / "nothing")
+    with pytest.raises(DataError, match=r"dangling\.txt: cannot be read: No such file"):
+        texts(tmp_path)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
+def test_forbidden_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "secret.jsonl"
+    path.write_text(json.dumps({"text": "a"}))
+    path.chmod(0)
+    with pytest.raises(DataError, match=r"secret\.jsonl: cannot be read: Permission denied"):
+        texts(path)
+
+
+def test_parquet_without_rows_is_named(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.table({"text": pyarrow.array([], pyarrow.string())}), tmp_path / "none.parquet")
+    with pytest.raises(DataError, match=r"none\.parquet: holds no text"):
+        texts(tmp_path)
+
+
+def test_missing_pyarrow_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.parquet").write_bytes(b"PAR1")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(DataError, match=r"a\.parquet: reading Parquet needs pyarrow; pip install 'megatrain\[data\]'"):
+        texts(tmp_path)

@@ -1,0 +1,63 @@
+"""Evaluation: every token predicted once, on every layout, with equal numbers of microbatches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from megatrain.contracts.errors import DataError
+from megatrain.data.held_out import evaluation_batches
+from megatrain.data.indexed import IndexedDataset
+from megatrain.data.reader import IGNORED_LABEL
+
+
+def predicted(
+    dataset: IndexedDataset, seq_len: int, micro_batch_size: int, dp_size: int, **options: object
+) -> list[int]:
+    """Return the labels with a loss on all ranks, after checking each rank's tensors."""
+    labels: list[int] = []
+    num_microbatches = set()
+    for dp_rank in range(dp_size):
+        batches = list(evaluation_batches(dataset, seq_len, micro_batch_size, dp_rank, dp_size, **options))
+        num_microbatches.add(len(batches))
+        for batch in batches:
+            assert batch.tokens_SB.shape == batch.labels_SB.shape == (seq_len, micro_batch_size)
+            has_loss = batch.labels_SB != IGNORED_LABEL
+            assert (batch.labels_SB[has_loss] == batch.tokens_SB[has_loss] + 1).all()
+            labels += batch.labels_SB[has_loss].tolist()
+    assert len(num_microbatches) == 1
+    return sorted(labels)
+
+
+@pytest.mark.parametrize("num_tokens", [2, 7, 16, 17, 18, 100, 129])
+@pytest.mark.parametrize(("micro_batch_size", "dp_size"), [(1, 1), (3, 1), (2, 4), (5, 3)])
+def test_every_token_is_predicted_once(
+    write_tokens: Callable[..., Path], num_tokens: int, micro_batch_size: int, dp_size: int
+) -> None:
+    dataset = IndexedDataset(write_tokens([range(num_tokens)]))
+    assert predicted(dataset, 16, micro_batch_size, dp_size) == list(range(1, num_tokens))
+
+
+@pytest.mark.parametrize(("micro_batch_size", "dp_size"), [(1, 1), (2, 2), (4, 2)])
+def test_num_samples_limits_to_the_first_windows(
+    write_tokens: Callable[..., Path], micro_batch_size: int, dp_size: int
+) -> None:
+    dataset = IndexedDataset(write_tokens([range(100)]))
+    assert predicted(dataset, 16, micro_batch_size, dp_size, num_samples=3) == list(range(1, 49))
+    assert predicted(dataset, 16, micro_batch_size, dp_size, num_samples=1000) == list(range(1, 100))
+
+
+def test_document_mask_leaves_out_the_first_token_of_each_document(write_tokens: Callable[..., Path]) -> None:
+    dataset = IndexedDataset(write_tokens([range(10), range(10, 33), range(33, 40)]))
+    assert predicted(dataset, 16, 2, 2, has_document_mask=True) == [n for n in range(1, 40) if n not in (10, 33)]
+    first = next(evaluation_batches(dataset, 16, 1, 0, 1, has_document_mask=True))
+    assert first.document_SB is not None
+    assert first.document_SB[:, 0].tolist() == [0] * 10 + [1] * 6
+
+
+def test_a_single_token_cannot_be_evaluated(write_tokens: Callable[..., Path]) -> None:
+    dataset = IndexedDataset(write_tokens([[1]]))
+    with pytest.raises(DataError, match="tokens: holds 1 tokens, evaluation needs 2"):
+        next(evaluation_batches(dataset, 16, 1, 0, 1))

@@ -1,0 +1,186 @@
+"""The .bin/.idx format: against bytes assembled by hand, against Megatron-Core where it is, and against damage."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from megatrain.contracts.errors import DataError
+from megatrain.data.indexed import IndexedDataset, IndexedWriter, token_dtype
+
+DOCUMENTS = [[5, 6, 7], [300], [0, 65499]]
+# Field by field from the format's description: magic, version 1, code 8 (uint16), 3 sequences, 4 bounds.
+GOLDEN_INDEX = (
+    b"MMIDIDX\x00\x00"
+    + bytes.fromhex("0100000000000000 08 0300000000000000 0400000000000000")
+    + bytes.fromhex("03000000 01000000 02000000")
+    + bytes.fromhex("0000000000000000 0600000000000000 0800000000000000")
+    + bytes.fromhex("0000000000000000 0100000000000000 0200000000000000 0300000000000000")
+)
+GOLDEN_DATA = bytes.fromhex("0500 0600 0700 2c01 0000 dbff")
+
+
+def test_files_are_the_golden_bytes(write_tokens: Callable[..., Path]) -> None:
+    prefix = write_tokens(DOCUMENTS)
+    assert Path(f"{prefix}.idx").read_bytes() == GOLDEN_INDEX
+    assert Path(f"{prefix}.bin").read_bytes() == GOLDEN_DATA
+
+
+def test_reader_returns_what_was_written(write_tokens: Callable[..., Path]) -> None:
+    dataset = IndexedDataset(write_tokens(DOCUMENTS))
+    assert (dataset.num_tokens, dataset.num_sequences, dataset.num_documents) == (6, 3, 3)
+    assert [dataset.document(number).tolist() for number in range(3)] == DOCUMENTS
+    assert dataset.window(2, 3).tolist() == [7, 300, 0]
+    assert dataset.document_starts_between(0, 6).tolist() == [0, 3, 4]
+    assert dataset.document_starts_between(1, 4).tolist() == [3]
+    assert dataset.document_starts_between(5, 6).tolist() == []
+
+
+def test_large_vocabularies_take_int32(write_tokens: Callable[..., Path]) -> None:
+    assert (token_dtype(65499).name, token_dtype(65500).name) == ("uint16", "int32")
+    prefix = write_tokens([[70_000, 1]], vocab_size=128_256)
+    assert Path(f"{prefix}.idx").read_bytes()[17] == 4
+    assert Path(f"{prefix}.bin").read_bytes() == struct.pack("<2i", 70_000, 1)
+    assert IndexedDataset(prefix).document(0).tolist() == [70_000, 1]
+
+
+def test_documents_of_several_sequences_are_read(tmp_path: Path) -> None:
+    # Two documents: sequences 0 and 1, sequence 2.
+    index = GOLDEN_INDEX[:26] + struct.pack("<Q", 3) + GOLDEN_INDEX[34:70] + struct.pack("<3q", 0, 2, 3)
+    (tmp_path / "t.idx").write_bytes(index)
+    (tmp_path / "t.bin").write_bytes(GOLDEN_DATA)
+    dataset = IndexedDataset(tmp_path / "t")
+    assert [dataset.document(number).tolist() for number in range(2)] == [[5, 6, 7, 300], [0, 65499]]
+
+
+def test_megatron_core_reads_our_files_and_writes_the_same(write_tokens: Callable[..., Path], tmp_path: Path) -> None:
+    if importlib.util.find_spec("megatron") is None:
+        pytest.skip("megatron-core is not installed: an optional oracle, pip install megatron-core")
+    for vocab_size in (4096, 128_256):
+        prefix = write_tokens(DOCUMENTS, f"ours{vocab_size}", vocab_size)
+        other = tmp_path / f"theirs{vocab_size}"
+        # In a process of its own: importing it changes much of torch and takes seconds.
+        script = f"""
+import json, torch
+from megatron.core.datasets.indexed_dataset import DType, IndexedDataset, IndexedDatasetBuilder
+dataset = IndexedDataset({str(prefix)!r})
+builder = IndexedDatasetBuilder({f"{other}.bin"!r}, dtype=DType.optimal_dtype({vocab_size}))
+for document in {DOCUMENTS!r}:
+    builder.add_document(torch.tensor(document), [len(document)])
+builder.finalize({f"{other}.idx"!r})
+print(json.dumps([dataset[number].tolist() for number in range(len(dataset))]))
+"""
+        result = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, timeout=60)
+        assert json.loads(result.stdout.splitlines()[-1]) == DOCUMENTS
+        for suffix in (".bin", ".idx"):
+            assert Path(f"{prefix}{suffix}").read_bytes() == Path(f"{other}{suffix}").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("cut", "message"),
+    [
+        (0, r"t\.idx: an index header takes 34 bytes, found 0"),
+        (20, r"t\.idx: an index header takes 34 bytes, found 20"),
+        (34, r"t\.idx: an index of 3 sequences and 4 bounds takes 102 bytes, found 34"),
+        (101, r"t\.idx: an index of 3 sequences and 4 bounds takes 102 bytes, found 101"),
+    ],
+)
+def test_truncated_index_is_refused(tmp_path: Path, cut: int, message: str) -> None:
+    (tmp_path / "t.idx").write_bytes(GOLDEN_INDEX[:cut])
+    (tmp_path / "t.bin").write_bytes(GOLDEN_DATA)
+    with pytest.raises(DataError, match=message):
+        IndexedDataset(tmp_path / "t")
+
+
+@pytest.mark.parametrize("data", [GOLDEN_DATA[:-1], GOLDEN_DATA[:2], b"", GOLDEN_DATA + b"\x00\x00"])
+def test_bin_of_another_size_is_refused(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "t.idx").write_bytes(GOLDEN_INDEX)
+    (tmp_path / "t.bin").write_bytes(data)
+    with pytest.raises(DataError, match=rf"t\.bin: the tokens that .*t\.idx lists takes 12 bytes, found {len(data)}"):
+        IndexedDataset(tmp_path / "t")
+
+
+@pytest.mark.parametrize(
+    ("offset", "value", "message"),
+    [
+        (0, b"PK\x03\x04", r"t\.idx: starts with b'PK.*this is another kind of file"),
+        (9, b"\x02", r"t\.idx: is version 2 of the index format, only version 1 is known"),
+        (17, b"\x06", r"t\.idx: has tokens of type code 6"),
+        (38, b"\x02", r"t\.idx: sequence 2 of 4 bytes lies at byte 8, the lengths before it add up to 10"),
+        (34, b"\xff\xff\xff\xff", r"t\.idx: sequence 0 of -2 bytes lies at byte 0"),
+        (54, b"\x05", r"t\.idx: sequence 1 of 2 bytes lies at byte 5, the lengths before it add up to 6"),
+        (94, b"\x02", r"t\.idx: document bounds run from 0 to 2, must rise from 0 to the 3 sequences"),
+        (78, b"\x03", r"t\.idx: document bounds run from 0 to 3, must rise"),
+    ],
+)
+def test_damaged_index_is_refused(tmp_path: Path, offset: int, value: bytes, message: str) -> None:
+    index = bytearray(GOLDEN_INDEX)
+    index[offset : offset + len(value)] = value
+    (tmp_path / "t.idx").write_bytes(index)
+    (tmp_path / "t.bin").write_bytes(GOLDEN_DATA)
+    with pytest.raises(DataError, match=message):
+        IndexedDataset(tmp_path / "t")
+
+
+def test_empty_and_missing_files_are_refused(write_tokens: Callable[..., Path], tmp_path: Path) -> None:
+    with pytest.raises(
+        DataError, match=r"nothing\.idx: cannot be read: No such file .* give the prefix of a \.bin/\.idx"
+    ):
+        IndexedDataset(tmp_path / "nothing")
+    with pytest.raises(DataError, match=r"none\.idx: holds no documents"):
+        IndexedDataset(write_tokens([], "none"))
+    with pytest.raises(DataError, match=r"blank\.bin: holds no tokens"):
+        IndexedDataset(write_tokens([[]], "blank"))
+    prefix = write_tokens(DOCUMENTS)
+    Path(f"{prefix}.bin").unlink()
+    with pytest.raises(DataError, match=r"tokens\.bin: cannot be read"):
+        IndexedDataset(prefix)
+
+
+def test_window_outside_the_vocabulary_is_refused(write_tokens: Callable[..., Path]) -> None:
+    dataset = IndexedDataset(write_tokens(DOCUMENTS), vocab_size=300)
+    assert dataset.window(0, 3).tolist() == [5, 6, 7]
+    with pytest.raises(DataError, match=r"tokens\.bin: token id 300 at position 3 is outside model\.vocab_size=300"):
+        dataset.window(1, 3)
+
+
+def test_nothing_appears_before_close_and_an_error_leaves_nothing(tmp_path: Path) -> None:
+    writer = IndexedWriter(tmp_path / "t", token_dtype(100))
+    writer.add_document(np.array([1, 2]))
+    assert not (tmp_path / "t.bin").exists()
+    writer.close()
+    assert sorted(os.listdir(tmp_path)) == ["t.bin", "t.idx"]
+
+    with (
+        pytest.raises(DataError, match=r"bad\.bin: document 1 has token ids 1 to 70000, uint16 holds 0 to 65535"),
+        IndexedWriter(tmp_path / "bad", token_dtype(100)) as writer,
+    ):
+        writer.add_document(np.array([1, 2]))
+        writer.add_document(np.array([1, 70_000]))
+    assert sorted(os.listdir(tmp_path)) == ["t.bin", "t.idx"]
+
+
+@pytest.mark.parametrize("num_synced", [0, 1])
+def test_a_full_disk_at_close_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_synced: int) -> None:
+    writer = IndexedWriter(tmp_path / "t", token_dtype(100))
+    writer.add_document(np.array([1, 2]))
+    synced: list[int] = []
+
+    def fail(descriptor: int) -> None:
+        if len(synced) == num_synced:
+            raise OSError(28, "No space left on device")
+        synced.append(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="No space left"):
+        writer.close()
+    assert os.listdir(tmp_path) == []

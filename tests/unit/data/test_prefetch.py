@@ -1,0 +1,117 @@
+"""The prefetcher: order, bounded look-ahead, errors in the consumer, and no thread left."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from megatrain.data.prefetch import Prefetcher
+from megatrain.data.reader import StepBatch
+
+DEADLINE_S = 10.0
+
+
+def batch(cursor: int, global_batch_size: int) -> StepBatch:
+    return StepBatch(cursor, global_batch_size, [], 0)
+
+
+def plan() -> Iterator[tuple[int, int]]:
+    """A ramp-up: 2, 4, 6, 8, 8, ... samples a step."""
+    cursor, size = 0, 2
+    while True:
+        yield cursor, size
+        cursor, size = cursor + size, min(size + 2, 8)
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_is_left() -> Iterator[None]:
+    yield
+    assert not [thread for thread in threading.enumerate() if thread.name == "data-prefetch"]
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 3])
+def test_steps_come_in_the_order_of_the_plan(prefetch: int) -> None:
+    with Prefetcher(batch, plan(), prefetch) as prefetcher:
+        steps = [prefetcher.next() for _ in range(6)]
+    assert [(step.cursor, step.global_batch_size) for step in steps] == [
+        (0, 2),
+        (2, 4),
+        (6, 6),
+        (12, 8),
+        (20, 8),
+        (28, 8),
+    ]
+
+
+def test_the_thread_reads_ahead_and_then_waits() -> None:
+    read: list[int] = []
+    has_read_three = threading.Event()
+
+    def read_step(cursor: int, global_batch_size: int) -> StepBatch:
+        read.append(cursor)
+        if len(read) == 3:
+            has_read_three.set()
+        return batch(cursor, global_batch_size)
+
+    with Prefetcher(read_step, plan(), prefetch=2) as prefetcher:
+        # Two in the queue and one in the thread's hand; it cannot take a fourth before `next`.
+        assert has_read_three.wait(DEADLINE_S)
+        assert read == [0, 2, 6]
+        assert prefetcher.next().cursor == 0
+    assert len(read) <= 4
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_an_error_is_raised_at_its_step(prefetch: int) -> None:
+    def read_step(cursor: int, global_batch_size: int) -> StepBatch:
+        if cursor == 6:
+            raise ValueError("damaged at 6")
+        return batch(cursor, global_batch_size)
+
+    with Prefetcher(read_step, plan(), prefetch) as prefetcher:
+        assert [prefetcher.next().cursor for _ in range(2)] == [0, 2]
+        with pytest.raises(ValueError, match="damaged at 6"):
+            prefetcher.next()
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_the_end_of_the_plan_is_told(prefetch: int) -> None:
+    with Prefetcher(batch, [(0, 4)], prefetch) as prefetcher:
+        assert prefetcher.next().cursor == 0
+        with pytest.raises(StopIteration):
+            prefetcher.next()
+
+
+def test_closing_frees_a_thread_that_waits_for_room_and_a_consumer_that_waits_for_data() -> None:
+    is_reading, may_return = threading.Event(), threading.Event()
+
+    def slow(cursor: int, global_batch_size: int) -> StepBatch:
+        is_reading.set()
+        assert may_return.wait(DEADLINE_S)
+        return batch(cursor, global_batch_size)
+
+    prefetcher = Prefetcher(slow, plan(), 1)
+    assert is_reading.wait(DEADLINE_S)
+    errors: list[BaseException] = []
+
+    def consume() -> None:
+        try:
+            prefetcher.next()
+        except RuntimeError as error:
+            errors.append(error)
+
+    consumer = threading.Thread(target=consume)
+    consumer.start()
+    closer = threading.Thread(target=prefetcher.close)
+    closer.start()
+    consumer.join(DEADLINE_S)
+    assert not consumer.is_alive()
+    may_return.set()
+    closer.join(DEADLINE_S)
+    assert not closer.is_alive()
+    assert [str(error) for error in errors] == ["the prefetcher is closed"]
+    prefetcher.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        prefetcher.next()
