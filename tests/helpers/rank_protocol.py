@@ -1,0 +1,36 @@
+"""What the pool and its ranks say to each other: a job goes one way, a result or a failure comes back (pickled)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class RankContext:
+    """What a rank function needs to join its peers: `init_method` is a rendezvous used by this run only."""
+
+    rank: int
+    world_size: int
+    init_method: str
+
+
+@dataclass(frozen=True, slots=True)
+class RankFailure:
+    """Why one rank did not return. `time_ns` (monotonic, one clock for all ranks) says who failed first."""
+
+    rank: int
+    time_ns: int
+    description: str
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One run as a rank receives it. The function travels by name; `import_path` is the sys.path that finds it."""
+
+    module_name: str
+    qualified_name: str
+    import_path: tuple[str, ...]
+    context: RankContext
+    args: bytes
+    timeout_s: float
+    stack_file: str

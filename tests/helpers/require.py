@@ -1,0 +1,29 @@
+"""Skip what this machine cannot test, unless the machine promised to test everything.
+
+MEGATRAIN_REQUIRE=all (set by .ci/run), or a comma-separated list of parts, turns the skip into a failure. A GPU is
+never required: no rule of this project is tested on a GPU only.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+NEVER_REQUIRED = frozenset({"gpu"})
+
+
+def require(part: str, found: bool, reason: str) -> None:
+    """Go on when `part` was found, else skip the test (or the module) with the reason, or fail it."""
+    if found:
+        return
+    if is_required(part, os.environ.get("MEGATRAIN_REQUIRE", "")):
+        pytest.fail(f"{part} is required here (MEGATRAIN_REQUIRE) and missing: {reason}", pytrace=False)
+    pytest.skip(f"{part}: {reason}", allow_module_level=True)
+
+
+def is_required(part: str, requirement: str) -> bool:
+    """Return whether `requirement`, the value of MEGATRAIN_REQUIRE, asks for `part`."""
+    if part in NEVER_REQUIRED:
+        return False
+    return requirement == "all" or part in requirement.split(",")

@@ -1,0 +1,203 @@
+"""The command line: verbs, overrides, usage errors, and from errors to messages and exit codes."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import megatrain
+from megatrain import cli
+from megatrain.contracts.errors import ConfigError, DataError
+from tests.helpers.source_tree import ROOT
+
+AddVerb = Callable[[str, str], None]
+
+ECHO = """
+SUMMARY = "print the arguments"
+ACCEPTS_OVERRIDES = True
+def add_arguments(parser):
+    parser.add_argument("config")
+    parser.add_argument("--dry-run", action="store_true")
+def run(args):
+    print(args.config, args.dry_run, args.overrides)
+    return 0
+"""
+
+RAISE = """
+from megatrain.contracts.errors import ConfigError, DataError
+SUMMARY: str = "raise an error"
+def add_arguments(parser):
+    parser.add_argument("error")
+def run(args):
+    raise eval(args.error)
+"""
+
+
+@pytest.fixture
+def add_verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AddVerb:
+    """Return a function that installs a verb as another distribution would."""
+    verbs = dict(cli.BUILT_IN_VERBS)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(cli, "find_verbs", lambda: verbs)
+
+    def add(verb: str, source: str) -> None:
+        # The name of the test keeps modules of different tests apart.
+        module_name = f"verb_{verb}_{tmp_path.name}"
+        (tmp_path / f"{module_name}.py").write_text(source)
+        verbs[verb] = module_name
+
+    return add
+
+
+def test_help_lists_every_verb_with_its_summary(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--help"]) == 0
+    out = capsys.readouterr().out
+
+    for verb in cli.BUILT_IN_VERBS:
+        assert f"\n  {verb} " in out
+    assert "Say what is on this machine" in out
+    assert "not usable" not in out
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"megatrain {megatrain.__version__}\n"
+
+
+def test_nothing_said_is_a_usage_error_with_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 2
+    assert "verbs:" in capsys.readouterr().err
+
+
+def test_unknown_verb_is_named_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["trian"]) == 2
+    assert "unknown verb 'trian'; did you mean 'train'?" in capsys.readouterr().err
+
+
+def test_unknown_option_before_the_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--versoin"]) == 2
+    assert "unknown option '--versoin' before the verb; did you mean '--version'?" in capsys.readouterr().err
+
+
+def test_overrides_are_taken_in_both_spellings_and_anywhere(
+    add_verb: AddVerb, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add_verb("echo", ECHO)
+
+    assert cli.main(["echo", "--train.steps", "-5", "a.toml", "--dry-run", "--optimizer.lr=1e-4"]) == 0
+    assert capsys.readouterr().out == "a.toml True ['--train.steps=-5', '--optimizer.lr=1e-4']\n"
+
+
+def test_misspelt_override_is_left_to_the_configuration(add_verb: AddVerb, capsys: pytest.CaptureFixture[str]) -> None:
+    add_verb("echo", ECHO)
+
+    assert cli.main(["echo", "a.toml", "--Model.hidden-size=3"]) == 0
+    assert "['--Model.hidden-size=3']" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [["--train.steps"], ["--train.steps", "--dry-run"]])
+def test_override_without_a_value(add_verb: AddVerb, capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+    add_verb("echo", ECHO)
+
+    assert cli.main(["echo", "a.toml", *words]) == 2
+    assert "--train.steps needs a value: --train.steps=VALUE" in capsys.readouterr().err
+
+
+def test_unknown_argument_is_named_with_the_nearest(add_verb: AddVerb, capsys: pytest.CaptureFixture[str]) -> None:
+    add_verb("echo", ECHO)
+
+    assert cli.main(["echo", "a.toml", "--dryrun"]) == 2
+    assert "unknown argument '--dryrun'; did you mean '--dry-run'?" in capsys.readouterr().err
+
+
+def test_abbreviation_is_not_an_argument(add_verb: AddVerb) -> None:
+    add_verb("echo", ECHO)
+    assert cli.main(["echo", "a.toml", "--dry"]) == 2
+
+
+def test_override_of_a_verb_that_takes_none(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["doctor", "--train.steps=3"]) == 2
+    assert "'--train.steps=3': `megatrain doctor` takes no --section.key overrides" in capsys.readouterr().err
+
+
+def test_config_error_is_a_heading_and_one_line_a_problem(
+    add_verb: AddVerb, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add_verb("raise", RAISE)
+
+    assert cli.main(["raise", "ConfigError(['first', 'second'])"]) == 78
+    assert capsys.readouterr().err == "megatrain: error: the configuration has 2 problems:\n1. first\n2. second\n"
+
+
+def test_typed_error_has_its_own_exit_code(add_verb: AddVerb, capsys: pytest.CaptureFixture[str]) -> None:
+    add_verb("raise", RAISE)
+
+    assert cli.main(["raise", "DataError('corpus.txt is empty')"]) == int(DataError.exit_code)
+    assert capsys.readouterr().err == "megatrain: error: corpus.txt is empty\n"
+
+
+def test_interrupt_ends_with_the_shells_code(add_verb: AddVerb, capsys: pytest.CaptureFixture[str]) -> None:
+    add_verb("raise", RAISE)
+
+    assert cli.main(["raise", "KeyboardInterrupt()"]) == 130
+    assert capsys.readouterr().err == "megatrain: interrupted\n"
+
+
+def test_our_own_bug_keeps_its_traceback(add_verb: AddVerb) -> None:
+    add_verb("raise", RAISE)
+    with pytest.raises(ZeroDivisionError):
+        cli.main(["raise", "ZeroDivisionError()"])
+
+
+def test_broken_verb_breaks_only_itself(add_verb: AddVerb, capsys: pytest.CaptureFixture[str]) -> None:
+    add_verb("broken", 'SUMMARY = "break"\nimport no_such_module\n')
+    add_verb("nonsense", "def")
+    add_verb("echo", ECHO)
+
+    assert cli.main(["--help"]) == 0
+    out = capsys.readouterr().out
+    assert "break" in out
+    assert "nonsense  (not usable: " in out
+    assert cli.main(["echo", "a.toml"]) == 0
+    assert cli.main(["broken"]) == 1
+    assert "'broken' cannot be used here: " in capsys.readouterr().err
+
+
+def test_verb_of_an_absent_module_is_listed_as_not_usable() -> None:
+    assert cli.read_summary("no_such_package.verb").startswith("(not usable: ")
+    assert cli.read_summary("megatrain.no_such_verb") == "(not usable: no module megatrain.no_such_verb)"
+
+
+def test_closed_pipe_ends_quietly() -> None:
+    # The reader closes before anything is written: what `megatrain ... | head` does, sooner.
+    command = [sys.executable, "-m", "megatrain", "--help"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        errors = process.stderr.read()
+
+    assert process.returncode == cli.BROKEN_PIPE
+    assert errors == b""
+
+
+def test_run_and_report_is_what_other_programs_use(capsys: pytest.CaptureFixture[str]) -> None:
+    def fail() -> int:
+        raise ConfigError(["only one"])
+
+    assert cli.run_and_report(fail) == 78
+    assert "the configuration has 1 problem:\n1. only one" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", cli.BUILT_IN_VERBS)
+def test_built_in_verb_has_the_agreed_parts(verb: str) -> None:
+    module = cli._load_verb(verb, cli.BUILT_IN_VERBS[verb])
+
+    assert cli.read_summary(module.__name__) == module.SUMMARY
+    module.add_arguments(argparse.ArgumentParser())
+    assert callable(module.run)

@@ -1,0 +1,65 @@
+"""What megatrain asks for. Growing a list here is a decision: it needs an ADR."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+
+import pytest
+
+from megatrain.cli import BUILT_IN_VERBS
+from tests.helpers.source_tree import ROOT
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+EXTRAS = {
+    "data": {"pyarrow", "tokenizers"},
+    "hf": {"safetensors"},
+    "tensorboard": {"tensorboard"},
+    "wandb": {"wandb"},
+    "dev": {
+        "codespell",
+        "hypothesis",
+        "import-linter",
+        "megatrain",
+        "mypy",
+        "pytest",
+        "pytest-timeout",
+        "ruff",
+        "transformers",
+    },
+}
+
+
+def names(requirements: list[str]) -> set[str]:
+    return {re.split(r"[\[<>=~! ;]", requirement, maxsplit=1)[0] for requirement in requirements}
+
+
+def test_runtime_dependencies_are_torch_and_numpy() -> None:
+    assert names(PROJECT["project"]["dependencies"]) == {"torch", "numpy"}
+
+
+def test_extras_are_the_ones_with_a_reason() -> None:
+    extras = PROJECT["project"]["optional-dependencies"]
+    assert {extra: names(requirements) for extra, requirements in extras.items()} == EXTRAS
+
+
+def test_building_needs_no_torch() -> None:
+    assert names(PROJECT["build-system"]["requires"]) == {"setuptools", "wheel"}
+
+
+def test_nvidia_apex_is_never_asked_of_an_index() -> None:
+    # What PyPI calls apex is another project.
+    everything = (ROOT / "pyproject.toml").read_text() + (ROOT / "constraints.txt").read_text()
+    assert not re.search(r"^\s*\"?apex\b", everything, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    "requirement", sorted(set.union(*EXTRAS.values(), {"torch", "numpy"}) - {"megatrain", "wandb"})
+)
+def test_every_direct_dependency_is_pinned(requirement: str) -> None:
+    pins = re.findall(r"^([a-z-]+)==[\w.+]+$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert requirement in pins
+
+
+def test_entry_points_are_the_built_in_verbs() -> None:
+    assert PROJECT["project"]["entry-points"]["megatrain.commands"] == BUILT_IN_VERBS

@@ -1,0 +1,191 @@
+"""The doctor: every state of the machine has a line, a consequence, and only a hopeless one fails."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from megatrain.cli import main
+from megatrain.commands.doctor import machine, software, torch_report
+from megatrain.commands.doctor.finding import Finding, Level
+
+REPORT = {
+    "version": "2.13.0+cu130",
+    "cuda_build": "13.0",
+    "is_cuda_available": True,
+    "devices": [{"name": "NVIDIA H100", "capability": "9.0", "memory_bytes": 80 << 30}],
+    "has_gloo": True,
+    "has_nccl": True,
+    "nccl_version": "2.29.1",
+}
+
+
+def describe(**changes: object) -> dict[str, Finding]:
+    findings = torch_report.describe_torch({**REPORT, **changes}, "")
+    return {finding.name: finding for finding in findings}
+
+
+def test_doctor_says_that_this_machine_can_train(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+
+    assert document["schema_version"] == 1
+    assert document["can_train"] is True
+    states = {finding["name"]: finding["level"] for finding in document["findings"]}
+    assert states["torch"] == states["python"] == states["numpy"] == states["gloo"] == "ok"
+    assert {"compiler", "nvcc", "gpu driver", "etcd", "tokenizers", "apex (NVIDIA)", "cores", "memory"} <= set(states)
+
+
+def test_table_marks_what_is_fatal_and_exit_code_is_1(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch_report, "probe_torch", lambda: (None, "not installed"))
+
+    assert main(["doctor"]) == 1
+    out = capsys.readouterr().out
+    assert "XX  torch " in out
+    assert "nothing trains without it" in out
+    assert out.endswith("megatrain cannot train here: mend what is marked XX.\n")
+
+
+def test_gpu_machine() -> None:
+    findings = describe()
+
+    assert findings["gpu"].state == "1: NVIDIA H100 (capability 9.0, 80 GiB)"
+    assert findings["nccl"].state == "2.29.1"
+    assert all(finding.level is Level.OK for finding in findings.values())
+
+
+def test_cuda_build_without_a_gpu_is_a_warning() -> None:
+    findings = describe(is_cuda_available=False, devices=[])
+
+    assert findings["gpu"].level is Level.WARNING
+    assert "training runs on CPU with gloo" in findings["gpu"].consequence
+
+
+def test_cpu_build_is_no_warning() -> None:
+    findings = describe(cuda_build=None, is_cuda_available=False, devices=[], has_nccl=False, nccl_version=None)
+
+    assert findings["torch"].state == "2.13.0+cu130, built for CPU"
+    assert findings["gpu"].level is findings["nccl"].level is Level.ABSENT
+
+
+@pytest.mark.parametrize(("version", "level"), [("2.10.1", Level.FATAL), ("2.11.0", Level.OK), ("3.0.0a0", Level.OK)])
+def test_oldest_torch(version: str, level: Level) -> None:
+    assert describe(version=version)["torch"].level is level
+
+
+def test_torch_without_gloo() -> None:
+    assert describe(has_gloo=False)["gloo"].level is Level.WARNING
+    assert describe(has_gloo=False, has_nccl=False)["gloo"].level is Level.FATAL
+
+
+def test_oldest_python() -> None:
+    assert torch_report.python_finding((3, 10, 4)).level is Level.FATAL
+    assert torch_report.python_finding((3, 11, 0)).level is Level.OK
+
+
+def test_torch_that_crashes_is_told_with_its_last_words(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\necho 'libcudart.so: undefined symbol' >&2\nexit 3\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(torch_report.sys, "executable", str(program))
+
+    report, problem = torch_report.probe_torch()
+
+    assert report is None
+    assert problem == "installed, but importing it failed (exit code 3): libcudart.so: undefined symbol"
+
+
+def test_the_two_packages_named_apex_are_told_apart(tmp_path: Path) -> None:
+    assert software.apex_finding(None).level is Level.ABSENT
+    assert software.apex_finding(tmp_path).level is Level.WARNING
+    (tmp_path / "multi_tensor_apply").mkdir()
+    (tmp_path / "normalization").mkdir()
+    assert software.apex_finding(tmp_path).level is Level.OK
+
+
+def test_driver_version_is_read(tmp_path: Path) -> None:
+    version = tmp_path / "version"
+    assert software.driver_finding(version).level is Level.ABSENT
+    version.write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.82.07  Release Build\nGCC 12\n")
+    assert software.driver_finding(version).state == "580.82.07"
+
+
+def test_programs_on_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "no-cuda"))
+    monkeypatch.delenv("CXX", raising=False)
+    assert software.compiler_finding().level is Level.ABSENT
+
+    for name, text in (
+        ("c++", "c++ 12.2"),
+        ("etcd", "etcd Version: 3.6.4"),
+        ("nvcc", "Cuda compilation tools, release 13.0, V13.0.48"),
+    ):
+        program = tmp_path / name
+        program.write_text(f"#!/bin/sh\necho '{text}'\n")
+        program.chmod(0o755)
+
+    assert software.compiler_finding().state == f"c++ 12.2 ({tmp_path}/c++)"
+    assert software.etcd_finding().state == f"etcd Version: 3.6.4 ({tmp_path}/etcd)"
+    assert software.nvcc_finding().state == f"13.0 ({tmp_path}/nvcc)"
+
+
+def test_container_limits_are_shown(tmp_path: Path) -> None:
+    (tmp_path / "cpu.max").write_text("150000 100000\n")
+    (tmp_path / "memory.max").write_text(f"{4 << 30}\n")
+    (tmp_path / "meminfo").write_text("MemTotal: 16777216 kB\nMemFree: 1 kB\nMemAvailable: 8388608 kB\n")
+
+    assert machine.cores_finding(8, 4, tmp_path / "cpu.max").state == (
+        "8, 4 allowed by CPU affinity, limited to 1.5 by the container"
+    )
+    assert machine.memory_finding(tmp_path / "meminfo", tmp_path / "memory.max").state == (
+        "16.0 GiB, 8.0 GiB available, limited to 4.0 GiB by the container"
+    )
+
+
+def test_no_limits_and_no_linux(tmp_path: Path) -> None:
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+
+    assert machine.cores_finding(2, 2, tmp_path / "cpu.max").state == "2"
+    assert machine.memory_finding(tmp_path / "absent", tmp_path / "absent").state == "unknown"
+    assert machine.numa_finding(tmp_path / "absent").state == "unknown"
+    assert machine.network_finding(tmp_path / "absent", tmp_path / "absent").state == "unknown"
+    assert machine.shared_memory_finding(tmp_path / "absent").level is Level.WARNING
+
+
+def test_small_shared_memory_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = os.statvfs(tmp_path)
+    small = os.statvfs_result((4096, 4096, 16384, 16384, 16384, *tuple(blocks)[5:]))
+    monkeypatch.setattr(machine.os, "statvfs", lambda path: small)
+
+    finding = machine.shared_memory_finding(tmp_path)
+
+    assert finding.level is Level.WARNING
+    assert finding.state == "0.1 GiB, 0.1 GiB free"
+
+
+def test_numa_and_network(tmp_path: Path) -> None:
+    for number, cores in ((0, "0-31"), (1, "32-63"), (10, "64-95")):
+        (tmp_path / "node" / f"node{number}").mkdir(parents=True)
+        (tmp_path / "node" / f"node{number}" / "cpulist").write_text(cores + "\n")
+    for name, speed in (("eth0", "100000"), ("eth1", "-1"), ("lo", "")):
+        (tmp_path / "net" / name).mkdir(parents=True)
+        (tmp_path / "net" / name / "operstate").write_text("up\n")
+        (tmp_path / "net" / name / "speed").write_text(speed)
+    (tmp_path / "infiniband" / "mlx5_0").mkdir(parents=True)
+
+    assert machine.numa_finding(tmp_path / "node").state == "3 (0: cores 0-31, 1: cores 32-63, 10: cores 64-95)"
+    network = machine.network_finding(tmp_path / "net", tmp_path / "infiniband")
+    assert network.state == "eth0 (up 100000 Mbit/s), eth1 (up), lo (up); RDMA: mlx5_0"
+    assert "runtime.network_interface" in network.consequence
+
+
+def test_open_files() -> None:
+    assert machine.open_files_finding(1024).level is Level.WARNING
+    assert machine.open_files_finding(1 << 20).level is Level.OK
+    assert machine.open_files_finding(-1).state == "unlimited"

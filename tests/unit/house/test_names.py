@@ -1,0 +1,76 @@
+"""The names that docs/glossary.md rules out are defined nowhere in the package."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from tests.helpers.source_tree import ROOT, python_files, relative, syntax_tree
+
+GLOSSARY = ROOT / "docs" / "glossary.md"
+
+
+def banned_patterns(text: str) -> list[str]:
+    """Return the backticked names of the last column of the glossary's three-column tables."""
+    patterns: list[str] = []
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
+        if line.startswith("|") and len(cells) == 3:
+            patterns += re.findall(r"`([^`]+)`", cells[2])
+    return patterns
+
+
+def defined_names(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    """Yield every name that a module gives: a keyword of somebody else's function is not one of them."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                yield name, node.lineno
+            case ast.arg(arg=name):
+                yield name, node.lineno
+            case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+                yield name, node.lineno
+            case ast.alias(asname=str(name)):
+                yield name, node.lineno
+
+
+def violations(tree: ast.Module, patterns: list[str]) -> list[tuple[str, int, str]]:
+    return [
+        (name, line, pattern)
+        for name, line in defined_names(tree)
+        for pattern in patterns
+        if fnmatchcase(name.strip("_").lower(), pattern)
+    ]
+
+
+def test_glossary_is_read() -> None:
+    patterns = banned_patterns(GLOSSARY.read_text())
+
+    assert {"virtual_pipeline*", "n_embd", "batch_size", "?p_degree", "iteration", "nb_*"} <= set(patterns)
+    assert "micro_batch_size" not in patterns
+
+
+def test_violation_is_found() -> None:
+    source = (
+        "class A:\n    def f(self, n_heads):\n        self.batch_size = g(batch_size=n_heads, micro_batch_size=1)\n"
+    )
+
+    assert violations(ast.parse(source), ["n_*", "batch_size"]) == [
+        ("n_heads", 2, "n_*"),
+        ("batch_size", 3, "batch_size"),
+    ]
+
+
+def test_no_banned_name_is_defined() -> None:
+    patterns = banned_patterns(GLOSSARY.read_text())
+    paths: list[Path] = python_files("megatrain")
+    found = [
+        f"{relative(path)}:{line}: {name!r} is ruled out by {pattern!r} in docs/glossary.md"
+        for path in paths
+        for name, line, pattern in violations(syntax_tree(path), patterns)
+    ]
+
+    assert not found, "\n".join(found)

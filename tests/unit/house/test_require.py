@@ -1,0 +1,39 @@
+"""A missing part skips a test on a laptop and fails it in CI."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.helpers.require import is_required, require
+
+
+@pytest.mark.parametrize(
+    ("part", "requirement", "expected"),
+    [
+        ("etcd", "", False),
+        ("etcd", "all", True),
+        ("etcd", "chromium,etcd", True),
+        ("etcd", "chromium", False),
+        ("gpu", "all", False),
+        ("gpu", "gpu", False),
+    ],
+)
+def test_is_required(part: str, requirement: str, expected: bool) -> None:
+    assert is_required(part, requirement) is expected
+
+
+def test_found_part_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEGATRAIN_REQUIRE", "all")
+    require("etcd", found=True, reason="no etcd on PATH")
+
+
+def test_missing_part_skips_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MEGATRAIN_REQUIRE", raising=False)
+    with pytest.raises(pytest.skip.Exception, match="etcd: no etcd on PATH"):
+        require("etcd", found=False, reason="no etcd on PATH")
+
+
+def test_missing_part_fails_where_everything_is_required(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEGATRAIN_REQUIRE", "all")
+    with pytest.raises(pytest.fail.Exception, match=r"etcd is required here .* no etcd on PATH"):
+        require("etcd", found=False, reason="no etcd on PATH")

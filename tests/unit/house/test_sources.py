@@ -1,0 +1,146 @@
+"""Rules on source files that no linter knows: size, ASCII, places, and which directory may do what."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.helpers.source_tree import ROOT, documents, imported_modules, python_files, relative, syntax_tree
+
+MAX_FILE_LINES = 600
+MAX_FUNCTION_LINES = 100
+
+# A module named for no concept collects whatever has no other home. Only the tests have a package for that.
+VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
+
+# torch.distributed is reached through comm; the checkpoint format lives in checkpoint; the doctor looks at backends.
+DISTRIBUTED_PLACES = ("megatrain/comm/", "megatrain/commands/doctor/torch_probe.py")
+DISTRIBUTED_CHECKPOINT_PLACES = ("megatrain/checkpoint/",)
+
+# The network card is told to gloo and NCCL by the environment; nothing else of ours is.
+ENVIRONMENT_WRITERS = ("megatrain/comm/",)
+
+PACKAGE = python_files("megatrain")
+ALL_PYTHON = [*PACKAGE, *python_files("tests", "benchmarks"), ROOT / "setup.py"]
+ASCII_FILES = [
+    *ALL_PYTHON,
+    *(ROOT / name for name in ("Makefile", "pyproject.toml", "constraints.txt", ".ci/run")),
+    *(ROOT / "configs").glob("*.toml"),
+]
+
+
+def is_below(path: Path, places: tuple[str, ...]) -> bool:
+    return relative(path).startswith(places)
+
+
+def environment_writes(tree: ast.Module) -> Iterator[int]:
+    """Yield the lines that change os.environ."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Subscript(value=ast.Attribute(attr="environ"), ctx=ast.Store() | ast.Del()):
+                yield node.lineno
+            case ast.Call(
+                func=ast.Attribute(
+                    value=ast.Attribute(attr="environ"), attr="update" | "setdefault" | "pop" | "clear" | "popitem"
+                )
+            ):
+                yield node.lineno
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="os"), attr="putenv" | "unsetenv")):
+                yield node.lineno
+
+
+def test_files_are_ascii() -> None:
+    found = [
+        f"{relative(path)}:{number}"
+        for path in ASCII_FILES
+        for number, line in enumerate(path.read_bytes().splitlines(), 1)
+        if not line.isascii()
+    ]
+    assert not found, f"lines that are not ASCII: {', '.join(found)}"
+
+
+def test_files_name_no_place_of_one_machine() -> None:
+    found = [
+        f"{relative(path)}: {place}"
+        for path in [*ASCII_FILES, *documents()]
+        for place in re.findall(r"(?<![\w.])/(?:home|root|Users)/\w+", path.read_text(encoding="utf-8"))
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_files_are_short() -> None:
+    found = [relative(path) for path in ALL_PYTHON if len(path.read_text().splitlines()) > MAX_FILE_LINES]
+    assert not found, f"longer than {MAX_FILE_LINES} lines: {', '.join(found)}"
+
+
+def test_functions_are_short() -> None:
+    found = [
+        f"{relative(path)}:{node.lineno}: {node.name} has {node.end_lineno - node.lineno + 1} lines"
+        for path in ALL_PYTHON
+        for node in ast.walk(syntax_tree(path))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.end_lineno is not None
+        and node.end_lineno - node.lineno >= MAX_FUNCTION_LINES
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_modules_are_named_for_a_concept() -> None:
+    vague = [relative(path) for path in PACKAGE if path.stem in VAGUE_NAMES or path.parent.name in VAGUE_NAMES]
+    assert not vague
+
+
+def test_only_comm_imports_torch_distributed() -> None:
+    found = [
+        f"{relative(path)}:{line}: {module}"
+        for path in PACKAGE
+        for module, line in imported_modules(path)
+        if (module + ".").startswith("torch.distributed.")
+        and not is_below(path, DISTRIBUTED_PLACES)
+        and not (module.startswith("torch.distributed.checkpoint") and is_below(path, DISTRIBUTED_CHECKPOINT_PLACES))
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_only_checkpoint_imports_torch_distributed_checkpoint() -> None:
+    found = [
+        f"{relative(path)}:{line}: {module}"
+        for path in PACKAGE
+        for module, line in imported_modules(path)
+        if module.startswith("torch.distributed.checkpoint") and not is_below(path, DISTRIBUTED_CHECKPOINT_PLACES)
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_the_environment_is_no_configuration_bus() -> None:
+    found = [
+        f"{relative(path)}:{line}"
+        for path in PACKAGE
+        for line in environment_writes(syntax_tree(path))
+        if not is_below(path, ENVIRONMENT_WRITERS)
+    ]
+    assert not found, f"os.environ is written in {', '.join(found)}"
+
+
+def test_environment_writes_are_found() -> None:
+    source = (
+        "os.environ['A'] = '1'\ndel os.environ['A']\nos.environ.update(b)\nx = os.environ['A']\nos.putenv('A', '')\n"
+    )
+
+    assert sorted(environment_writes(ast.parse(source))) == [1, 2, 3, 5]
+
+
+def test_no_test_sleeps() -> None:
+    found = [
+        f"{relative(path)}:{node.lineno}"
+        for path in python_files("tests")
+        for node in ast.walk(syntax_tree(path))
+        if isinstance(node, ast.Call)
+        and (
+            (isinstance(node.func, ast.Attribute) and node.func.attr == "sleep")
+            or (isinstance(node.func, ast.Name) and node.func.id == "sleep")
+        )
+    ]
+    assert not found, f"wait on a condition with a deadline instead: {', '.join(found)}"
