@@ -19,7 +19,7 @@ from megatrain.parallel.pipeline import Pipeline, PipelineChunk, PipelineInput
 from megatrain.parallel.recompute import recompute_fully
 from megatrain.parallel.stages import chunk_layers
 from megatrain.parallel.tensor_plan import TensorPlan, apply_tensor_plan
-from megatrain.telemetry import Recorder
+from megatrain.telemetry.recorder import Recorder
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
 

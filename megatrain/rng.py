@@ -68,6 +68,12 @@ def fill_normal_(
     """
     flat = out.view(-1)
     row = math.prod(out.shape[1:]) if out.dim() > 1 else 1
+    if row > _BLOCK:  # even one slice is too much at once: see each as rows of a tensor whose first two dims are one
+        merged_shape = (global_shape[0] * global_shape[1], *global_shape[2:])
+        for position in range(out.shape[0]):
+            first = (offsets[0] + position) * global_shape[1] + offsets[1]
+            fill_normal_(out[position], key, std, merged_shape, (first, *offsets[2:]))
+        return out
     rows_at_once = max(1, _BLOCK // max(1, row))
     for first in range(0, out.shape[0], rows_at_once):
         count = min(rows_at_once, out.shape[0] - first)

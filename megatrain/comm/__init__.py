@@ -7,16 +7,6 @@ and turns a failed exchange into a CommunicationError that names operation, grou
 from megatrain.comm.channel import Channel
 from megatrain.comm.group import Group, Pending
 from megatrain.comm.mesh import Mesh, create_mesh
-from megatrain.comm.process import Process, join, leave, process_from_environment
+from megatrain.comm.process import join, join_fake, leave
 
-__all__ = [
-    "Channel",
-    "Group",
-    "Mesh",
-    "Pending",
-    "Process",
-    "create_mesh",
-    "join",
-    "leave",
-    "process_from_environment",
-]
+__all__ = ["Channel", "Group", "Mesh", "Pending", "create_mesh", "join", "join_fake", "leave"]

@@ -19,10 +19,11 @@ from megatrain.contracts.operations import Operation
 
 @dataclass(frozen=True, slots=True)
 class Channel:
-    """One end of a link with the rank `peer` (a global rank)."""
+    """One end of a link with the global rank `peer`. `number` is the link's in the black box."""
 
     group: Group
     peer: int
+    number: int
 
     def send(self, x: Tensor, operation: Operation, *, chunk: int, microbatch: int) -> Pending:
         """Start sending contiguous `x`; it must stay unchanged until the result was waited for."""
@@ -49,11 +50,10 @@ class Channel:
             microbatch=microbatch,
             chunk=chunk,
             num_bytes=x.numel() * x.element_size(),
-            group=group.number,
-            sequence=group.sequence,
+            group=self.number,
         )
-        group.sequence += 1
-        what = f"{operation.value} of chunk {chunk}, microbatch {microbatch} {'to' if is_send else 'from'} rank {self.peer}"
+        side = "to" if is_send else "from"
+        what = f"{operation.value} of chunk {chunk}, microbatch {microbatch} {side} rank {self.peer}"
         try:
             work = (dist.isend if is_send else dist.irecv)(x, self.peer, group=group.process_group)
         except RuntimeError as error:

@@ -7,16 +7,15 @@ Pending; its `wait` gives the result. Sums are made in the tensor's dtype.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 
-import torch
 from torch import Tensor
 from torch import distributed as dist
 
 from megatrain.contracts.errors import CommunicationError
 from megatrain.contracts.operations import Operation
-from megatrain.telemetry import Recorder
+from megatrain.telemetry.recorder import Recorder
 
 # torch 2.13 renamed these two; the old names still work but warn
 _ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -48,7 +47,8 @@ class Pending:
 class Group:
     """Ranks of one axis, in axis order.
 
-    `number` names the group in the black box; `process_group` is None for a group of one.
+    `number` is the group's in the black box; `process_group` is None for a group of one; `num_calls` counts the
+    collectives started, so that an error can say which of them failed.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Group:
     recorder: Recorder
     number: int = 0
     process_group: dist.ProcessGroup | None = None
-    sequence: int = field(default=0)
+    num_calls: int = 0
 
     @property
     def size(self) -> int:
@@ -106,10 +106,6 @@ class Group:
             operation, x, x, lambda: dist.all_reduce(x, op, group=self.process_group, async_op=True)
         )
 
-    def barrier(self) -> None:
-        """Wait until every rank of the group is here."""
-        self.all_reduce(torch.zeros(1), Operation.BARRIER).wait()
-
     def set_timeout(self, seconds: float) -> None:
         """Bound every later exchange on this group."""
         if self.process_group is not None:
@@ -117,18 +113,19 @@ class Group:
 
     def _start(self, operation: Operation, out: Tensor, sent: Tensor, call: Callable[[], dist.Work]) -> Pending:
         num_bytes = sent.numel() * sent.element_size()
-        token = self.recorder.begin(operation, num_bytes=num_bytes, group=self.number, sequence=self.sequence)
-        self.sequence += 1
+        token = self.recorder.begin(operation, num_bytes=num_bytes, group=self.number)
+        self.num_calls += 1
+        what = f"{operation.value} number {self.num_calls}"
         try:
             work = call()
         except RuntimeError as error:
-            raise self.failure(operation.value, error) from error
+            raise self.failure(what, error) from error
 
         def finish(work: dist.Work) -> None:
             try:
                 work.wait()
             except RuntimeError as error:
-                raise self.failure(operation.value, error) from error
+                raise self.failure(what, error) from error
             self.recorder.end(token)
 
         return Pending(out, work, finish)
@@ -136,7 +133,7 @@ class Group:
     def failure(self, what: str, error: Exception) -> CommunicationError:
         """Return the error that says what this rank was doing with whom."""
         return CommunicationError(
-            f"{what} #{self.sequence - 1} on group {self.name} (ranks {_brief(self.ranks)}) failed on rank "
+            f"{what} on group {self.name} (ranks {_brief(self.ranks)}) failed on rank "
             f"{self.ranks[self.rank]}: {str(error).strip() or type(error).__name__}"
         )
 

@@ -7,40 +7,46 @@ Axes: tp, dp, pp. The `embedding` group joins the first and last stage of a pipe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 
+import torch
+from torch import Tensor
 from torch import distributed as dist
 
 from megatrain.comm.channel import Channel
 from megatrain.comm.group import Group
+from megatrain.comm.process import set_world_timeout
 from megatrain.contracts.layout import Coordinate, Layout
-from megatrain.telemetry import Recorder
+from megatrain.contracts.operations import Operation
+from megatrain.telemetry.recorder import Recorder
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """The channels of one stage. Activations go to the next stage, and from the last to the first (next chunk)."""
+
+    forward_to_next: Channel
+    forward_from_previous: Channel
+    backward_to_previous: Channel
+    backward_from_next: Channel
 
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """This rank's place and groups."""
+    """This rank's place, groups and links. `links` is None where there is one stage only."""
 
     layout: Layout
     rank: int
     coordinate: Coordinate
+    device: torch.device
+    recorder: Recorder
     tp: Group
     dp: Group
     pp: Group
     embedding: Group
-    forward: Group
-    backward: Group
-    forward_wrap: Group
-    backward_wrap: Group
-
-    @property
-    def groups(self) -> tuple[Group, ...]:
-        return (
-            self.tp, self.dp, self.pp, self.embedding,
-            self.forward, self.backward, self.forward_wrap, self.backward_wrap,
-        )  # fmt: skip
+    links: Links | None
 
     @property
     def is_first_stage(self) -> bool:
@@ -50,31 +56,52 @@ class Mesh:
     def is_last_stage(self) -> bool:
         return self.coordinate.pp == self.layout.pp_size - 1
 
-    def forward_to_next(self) -> Channel:
-        """The link that carries activations away: to the next stage, or from the last to the first (next chunk)."""
-        return self._link(+1, self.forward_wrap if self.is_last_stage else self.forward)
+    @property
+    def is_alone(self) -> bool:
+        return self.layout.world_size == 1
 
-    def forward_from_previous(self) -> Channel:
-        return self._link(-1, self.forward_wrap if self.is_first_stage else self.forward)
-
-    def backward_to_previous(self) -> Channel:
-        return self._link(-1, self.backward_wrap if self.is_first_stage else self.backward)
-
-    def backward_from_next(self) -> Channel:
-        return self._link(+1, self.backward_wrap if self.is_last_stage else self.backward)
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """All groups of this rank, each once."""
+        found = [self.tp, self.dp, self.pp, self.embedding]
+        if self.links is not None:
+            channels = (self.links.forward_to_next, self.links.forward_from_previous,
+                        self.links.backward_to_previous, self.links.backward_from_next)  # fmt: skip
+            for channel in channels:
+                if all(channel.group is not group for group in found):
+                    found.append(channel.group)
+        return tuple(found)
 
     def set_timeout(self, seconds: float) -> None:
-        """Bound every later exchange on every group."""
+        """Bound every later exchange on every group and on the world group."""
         for group in self.groups:
             group.set_timeout(seconds)
+        set_world_timeout(seconds)
 
-    def _link(self, step: int, group: Group) -> Channel:
-        pp_ranks = self.pp.ranks
-        return Channel(group, pp_ranks[(self.coordinate.pp + step) % len(pp_ranks)])
+    def sum_over_all(self, x: Tensor) -> Tensor:
+        """Return the sum of `x` over all ranks, made axis by axis. In place, blocks.
+
+        Communication: a small all-reduce over tp, pp and dp in turn; no group of all ranks is needed.
+        """
+        self.tp.all_reduce(x, Operation.TP_ALL_REDUCE).wait()
+        self.pp.all_reduce(x, Operation.PP_ALL_REDUCE).wait()
+        return self.dp.all_reduce(x, Operation.DP_ALL_REDUCE).wait()
+
+    def barrier(self) -> None:
+        """Wait until every rank is here."""
+        with self.recorder.span(Operation.BARRIER):
+            # reading the result makes the host itself wait, also where the sum runs on a device
+            self.sum_over_all(torch.zeros(1, device=self.device)).item()
 
 
 def create_mesh(
-    layout: Layout, rank: int, recorder: Recorder, *, has_wrap_links: bool = False, timeout_s: float = 300.0
+    layout: Layout,
+    rank: int,
+    device: torch.device,
+    recorder: Recorder,
+    *,
+    has_wrap_links: bool = False,
+    timeout_s: float = 300.0,
 ) -> Mesh:
     """Create this rank's groups.
 
@@ -85,15 +112,10 @@ def create_mesh(
     pp_ranks = layout.pp_ranks(rank)
     is_end = at.pp in (0, layout.pp_size - 1)
     ends = (pp_ranks[0], pp_ranks[-1]) if is_end and layout.pp_size > 1 else (rank,)
-    # two stages are each other's neighbour on both sides: only there would the wrap link share a pair with the other
-    wraps = pp_ranks if has_wrap_links and layout.pp_size == 2 else None
     timeout = timedelta(seconds=timeout_s)
-    numbers = iter(range(1, 1000))
 
-    def group(name: str, ranks: Sequence[int]) -> Group:
-        members = tuple(ranks)
-        number = next(numbers)
-        recorder.name_group(number, name)
+    def group(name: str, members: tuple[int, ...]) -> Group:
+        number = recorder.add_group(name, members)
         process_group = None
         if len(members) > 1:
             process_group = dist.new_group(
@@ -101,21 +123,48 @@ def create_mesh(
             )
         return Group(name, members, members.index(rank), recorder, number, process_group)
 
-    tp = group("tp", layout.tp_ranks(rank))
-    dp = group("dp", layout.dp_ranks(rank))
-    pp = group("pp", pp_ranks)
-    forward = group("pp-forward", pp_ranks)
-    backward = group("pp-backward", pp_ranks)
     return Mesh(
         layout=layout,
         rank=rank,
         coordinate=at,
-        tp=tp,
-        dp=dp,
-        pp=pp,
+        device=device,
+        recorder=recorder,
+        tp=group("tp", layout.tp_ranks(rank)),
+        dp=group("dp", layout.dp_ranks(rank)),
+        pp=group("pp", pp_ranks),
         embedding=group("embedding", ends),
-        forward=forward,
-        backward=backward,
-        forward_wrap=group("pp-forward-wrap", wraps) if wraps else forward,
-        backward_wrap=group("pp-backward-wrap", wraps) if wraps else backward,
+        links=_links(at.pp, pp_ranks, recorder, group, has_wrap_links) if len(pp_ranks) > 1 else None,
+    )
+
+
+def _links(
+    stage: int,
+    pp_ranks: tuple[int, ...],
+    recorder: Recorder,
+    group: Callable[[str, tuple[int, ...]], Group],
+    has_wrap_links: bool,
+) -> Links:
+    forward = group("pp-forward", pp_ranks)
+    backward = group("pp-backward", pp_ranks)
+    forward_wrap, backward_wrap = forward, backward
+    if has_wrap_links and len(pp_ranks) == 2:
+        # two stages are each other's neighbour on both sides: there the wrap link would share a pair with the other
+        forward_wrap = group("pp-forward-wrap", pp_ranks)
+        backward_wrap = group("pp-backward-wrap", pp_ranks)
+    last = len(pp_ranks) - 1
+
+    def channel(direct: Group, wrap: Group, step: int, *, is_sender: bool) -> Channel:
+        peer_stage = (stage + step) % len(pp_ranks)
+        is_wrap = (stage, step) in ((last, +1), (0, -1))
+        peer = pp_ranks[peer_stage]
+        here = pp_ranks[stage]
+        ends = (here, peer) if is_sender else (peer, here)
+        over = wrap if is_wrap else direct
+        return Channel(over, peer, recorder.add_group(over.name, ends))
+
+    return Links(
+        forward_to_next=channel(forward, forward_wrap, +1, is_sender=True),
+        forward_from_previous=channel(forward, forward_wrap, -1, is_sender=False),
+        backward_to_previous=channel(backward, backward_wrap, -1, is_sender=True),
+        backward_from_next=channel(backward, backward_wrap, +1, is_sender=False),
     )

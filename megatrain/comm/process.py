@@ -1,4 +1,4 @@
-"""Joining and leaving the job: who am I, where is the store, which backend.
+"""Joining and leaving the job: the world group, its store and its backend.
 
 Each incarnation of a job (each restart) uses a key prefix of its own in the store, so that what a dead incarnation
 left there can never be mistaken for a peer.
@@ -7,56 +7,13 @@ left there can never be mistaken for a peer.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
 from torch import distributed as dist
 
-from megatrain.contracts.errors import CommunicationError, TopologyError
-
-_REQUIRED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-
-
-@dataclass(frozen=True, slots=True)
-class Process:
-    """This worker's place among all workers. `init_method` is None when it is alone."""
-
-    rank: int = 0
-    world_size: int = 1
-    local_rank: int = 0
-    local_world_size: int = 1
-    incarnation: int = 0
-    init_method: str | None = None
-
-
-def process_from_environment(environment: Mapping[str, str]) -> Process:
-    """Read torchrun's variables; without any of them, the process is alone.
-
-    Raises: TopologyError when only some of them are set or one is no number.
-    """
-    present = [name for name in _REQUIRED if environment.get(name)]
-    if "RANK" not in present and "WORLD_SIZE" not in present:
-        return Process()
-    missing = [name for name in _REQUIRED if name not in present]
-    if missing:
-        raise TopologyError(
-            f"environment has {', '.join(present)} but not {', '.join(missing)}; start workers with torchrun, or unset "
-            f"{', '.join(present)} to train in one process"
-        )
-    try:
-        return Process(
-            rank=int(environment["RANK"]),
-            world_size=int(environment["WORLD_SIZE"]),
-            local_rank=int(environment["LOCAL_RANK"]),
-            local_world_size=int(environment.get("LOCAL_WORLD_SIZE") or 1),
-            incarnation=int(environment.get("TORCHELASTIC_RESTART_COUNT") or 0),
-            init_method="env://",
-        )
-    except ValueError as error:
-        raise TopologyError(f"torchrun's environment holds a value that is no number: {error}") from error
-
+from megatrain.contracts.errors import CommunicationError
+from megatrain.contracts.process import Process
 
 def join(process: Process, device: torch.device, *, job: str, timeout_s: float, network_interface: str = "") -> None:
     """Create the world group: NCCL on CUDA devices, gloo on CPUs. Nothing when the process is alone.
@@ -95,6 +52,12 @@ def join_fake(rank: int, world_size: int) -> None:
     from torch.testing._internal.distributed.fake_pg import FakeStore  # loaded for dry runs only
 
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
+
+
+def set_world_timeout(seconds: float) -> None:
+    """Bound every later exchange on the world group."""
+    if dist.is_initialized():
+        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=seconds), None)
 
 
 def leave() -> None:

@@ -14,6 +14,8 @@ from torch.nn import functional
 
 def layer_norm(x_SBH: Tensor, weight_H: Tensor, bias_H: Tensor, eps: float) -> Tensor:
     """Return (x - mean) / sqrt(var + eps) * weight + bias over H. Saves x and two numbers a token for backward."""
+    if x_SBH.device.type == "cpu" and _accumulate_dtype(x_SBH) != x_SBH.dtype:
+        return _HalfLayerNormOnCpu.apply(x_SBH, weight_H, bias_H, eps)
     return functional.layer_norm(x_SBH, weight_H.shape, weight_H, bias_H, eps)
 
 
@@ -24,6 +26,25 @@ def rms_norm(x_SBH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
 
 def _accumulate_dtype(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+class _HalfLayerNormOnCpu(torch.autograd.Function):
+    """torch's kernel with backward in fp32: its own sums the gradients of weight and bias in bf16 on CPUs."""
+
+    @staticmethod
+    def forward(ctx: Any, x_SBH: Tensor, weight_H: Tensor, bias_H: Tensor, eps: float) -> Tensor:
+        ctx.save_for_backward(x_SBH, weight_H, bias_H)
+        ctx.eps = eps
+        return functional.layer_norm(x_SBH, weight_H.shape, weight_H, bias_H, eps)
+
+    @staticmethod
+    def backward(ctx: Any, grad_SBH: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        wide = [one.float().requires_grad_() for one in ctx.saved_tensors]
+        with torch.enable_grad():
+            out_SBH = functional.layer_norm(wide[0], wide[1].shape, wide[1], wide[2], ctx.eps)
+        grads = torch.autograd.grad(out_SBH, wide, grad_SBH.float())
+        x_grad, weight_grad, bias_grad = (grad.to(grad_SBH.dtype) for grad in grads)
+        return x_grad, weight_grad, bias_grad, None
 
 
 class _RmsNorm(torch.autograd.Function):

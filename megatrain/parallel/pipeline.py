@@ -23,7 +23,7 @@ from megatrain.comm.mesh import Mesh
 from megatrain.contracts.operations import Operation
 from megatrain.parallel.data_parallel import ChunkDataParallel
 from megatrain.schedule import Action, ActionKind, Schedule
-from megatrain.telemetry import Recorder
+from megatrain.telemetry.recorder import Recorder
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,17 +166,21 @@ class Pipeline:
 
     def _send(self, action: Action, run: _Run) -> None:
         x = run.outgoing.pop((action.kind, action.chunk, action.microbatch)).contiguous()
+        links = self.mesh.links
+        assert links is not None
         if action.kind is ActionKind.SEND_FORWARD:
-            channel, operation = self.mesh.forward_to_next(), Operation.FORWARD_SEND
+            channel, operation = links.forward_to_next, Operation.FORWARD_SEND
         else:
-            channel, operation = self.mesh.backward_to_previous(), Operation.BACKWARD_SEND
+            channel, operation = links.backward_to_previous, Operation.BACKWARD_SEND
         run.sends.append(channel.send(x, operation, chunk=action.chunk, microbatch=action.microbatch))
 
     def _receive(self, action: Action, run: _Run) -> None:
+        links = self.mesh.links
+        assert links is not None
         if action.kind is ActionKind.RECV_FORWARD:
-            channel, operation = self.mesh.forward_from_previous(), Operation.FORWARD_RECV
+            channel, operation = links.forward_from_previous, Operation.FORWARD_RECV
         else:
-            channel, operation = self.mesh.backward_from_next(), Operation.BACKWARD_RECV
+            channel, operation = links.backward_from_next, Operation.BACKWARD_RECV
         run.received[(action.kind, action.chunk, action.microbatch)] = channel.receive(
             self.hidden_shape,
             self.dtype,

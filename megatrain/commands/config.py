@@ -1,0 +1,134 @@
+"""`megatrain config`: show what a configuration resolves to, check it without starting, print the reference.
+
+Problems are raised as ConfigError: the command line prints them all and exits with the code of a wrong configuration.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+from megatrain.config import (
+    Config,
+    LoadedConfig,
+    config_hash,
+    load_config,
+    parameters_by_part,
+    reference_markdown,
+    to_toml,
+)
+from megatrain.contracts.errors import MegatrainError
+from megatrain.contracts.exit_codes import ExitCode
+from megatrain.schedule import bubble_fraction
+
+SUMMARY = "Show, check and document the configuration of a run."
+ACCEPTS_OVERRIDES = True
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare `config show`, `config check` and `config reference`."""
+    verbs = parser.add_subparsers(dest="config_verb", required=True, metavar="show | check | reference")
+
+    show = verbs.add_parser("show", help="print every key with its value", allow_abbrev=False)
+    _add_config_argument(show)
+    show.add_argument("--origin", action="store_true", help="tell where each value came from")
+    show.add_argument("--json", action="store_true", help="print JSON instead of TOML")
+
+    check = verbs.add_parser("check", help="check a configuration without starting anything", allow_abbrev=False)
+    _add_config_argument(check)
+    check.add_argument("--world-size", type=_positive, metavar="N", help="also check the layout for N processes")
+    check.add_argument("--dry-run", action="store_true", help="also lay the model out on all ranks and estimate memory")
+
+    reference = verbs.add_parser("reference", help="print the reference of all keys (Markdown)", allow_abbrev=False)
+    reference.add_argument("--output", type=Path, metavar="FILE", help="write it to FILE instead")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run one of the three.
+
+    Raises: ConfigError with every problem of the configuration.
+    """
+    if args.config_verb == "reference":
+        _write(reference_markdown(), args.output)
+    elif args.config_verb == "show":
+        loaded = load_config(args.config, args.overrides)
+        _write(_shown_json(loaded, args.origin) if args.json else _shown_toml(loaded, args.origin), None)
+    else:
+        loaded = load_config(args.config, args.overrides, world_size=args.world_size)
+        _write(_summary(loaded.config, args.world_size), None)
+        if args.dry_run:
+            # Planning needs torch, which `config` otherwise never loads.
+            from megatrain.planning.dry_run import dry_run
+
+            _write(dry_run(_with_fixed_layout(loaded.config, args.world_size)), None)
+    return int(ExitCode.OK)
+
+
+def _add_config_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("config", type=Path, metavar="CONFIG", help="TOML file of the run")
+    parser.epilog = "Any key of the file can be set with --section.key=value; the last one wins."
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not at least 1")
+    return value
+
+
+def _write(text: str, output: Path | None) -> None:
+    text = text if text.endswith("\n") else text + "\n"
+    if output is None:
+        sys.stdout.write(text)
+        return
+    try:
+        output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise MegatrainError(
+            f"cannot write --output={output}: {error.strerror}; give a file that can be made"
+        ) from error
+
+
+def _shown_toml(loaded: LoadedConfig, has_origins: bool) -> str:
+    return to_toml(loaded.config, loaded.origins if has_origins else None)
+
+
+def _shown_json(loaded: LoadedConfig, has_origins: bool) -> str:
+    shown: dict[str, object] = {"config": loaded.config.to_dict(), "config_hash": config_hash(loaded.config)}
+    if has_origins:
+        shown["origins"] = {key: str(origin) for key, origin in loaded.origins.items()}
+    return json.dumps(shown, indent=2)
+
+
+def _with_fixed_layout(config: Config, world_size: int | None) -> Config:
+    parallel = dataclasses.replace(config.parallel, dp_size=config.layout(world_size).dp_size)
+    return dataclasses.replace(config, parallel=parallel)
+
+
+def _summary(config: Config, world_size: int | None) -> str:
+    """Say what the configuration amounts to, one fact a line."""
+    layout = config.layout(world_size)
+    parallel, batch = config.parallel, config.batch
+    is_dp_assumed = parallel.dp_size == 0 and world_size is None
+    num_microbatches = config.num_microbatches(layout.dp_size)
+    chunks = parallel.num_chunks
+    layers_per_chunk = config.model.num_layers // (layout.pp_size * chunks)
+    size = parameters_by_part(config.model)
+    bubble = bubble_fraction(parallel.schedule, layout.pp_size, chunks, num_microbatches)
+    facts = {
+        "layout": f"{layout}: {layout.world_size} {'rank' if layout.world_size == 1 else 'ranks'}"
+        + (" (dp_size follows the world size; 1 is assumed here)" if is_dp_assumed else ""),
+        "pipeline": f"{parallel.schedule}, {chunks} {'chunk' if chunks == 1 else 'chunks'} a stage, "
+        f"{layers_per_chunk} {'layer' if layers_per_chunk == 1 else 'layers'} a chunk",
+        "parameters": f"{size.total:,} (embedding {size.embedding:,}, positions {size.position:,}, "
+        f"{size.num_blocks} blocks of {size.block:,}, final norm {size.final_norm:,}, head {size.head:,})",
+        "batch": f"{batch.global_batch_size} sequences of {config.model.seq_len} tokens = "
+        f"{batch.global_batch_size * config.model.seq_len:,} tokens a step, {num_microbatches} micro-batches of "
+        f"{batch.micro_batch_size} a pipeline",
+        "bubble": f"{bubble:.1%} of the compute time of a stage",
+        "hash": config_hash(config),
+    }
+    return "\n".join(["OK", *(f"  {name:<10}  {fact}" for name, fact in facts.items())])

@@ -1,0 +1,61 @@
+"""The configuration of a run: strict TOML and `--section.key=value` settings, read into frozen dataclasses.
+
+Every mistake is found before any process group exists, and all are reported together, each with its key, value, rule,
+way out and place. Standard library only, so that the launcher and the diagnostics read the same file.
+"""
+
+from __future__ import annotations
+
+from megatrain.config.batch import BatchConfig, global_batch_size_at, rampup_levels
+from megatrain.config.checkpoint import CheckpointConfig
+from megatrain.config.checks import check, check_for_training
+from megatrain.config.config import Config
+from megatrain.config.data import DataConfig
+from megatrain.config.evaluation import EvaluationConfig
+from megatrain.config.job import JobConfig
+from megatrain.config.load import LoadedConfig, load_config
+from megatrain.config.log import LogConfig
+from megatrain.config.model import ModelConfig
+from megatrain.config.model_size import ModelSize, num_parameters, parameters_by_part
+from megatrain.config.optimizer import OptimizerConfig
+from megatrain.config.origin import DefaultOrigin, FileOrigin, Origin, OverrideOrigin
+from megatrain.config.parallel import ParallelConfig
+from megatrain.config.profile import ProfileConfig
+from megatrain.config.reference import reference_markdown
+from megatrain.config.runtime import RuntimeConfig
+from megatrain.config.serialize import config_hash, to_toml
+from megatrain.config.telemetry import TelemetryConfig
+from megatrain.config.train import TrainConfig
+
+__all__ = [
+    "BatchConfig",
+    "CheckpointConfig",
+    "Config",
+    "DataConfig",
+    "DefaultOrigin",
+    "EvaluationConfig",
+    "FileOrigin",
+    "JobConfig",
+    "LoadedConfig",
+    "LogConfig",
+    "ModelConfig",
+    "ModelSize",
+    "OptimizerConfig",
+    "Origin",
+    "OverrideOrigin",
+    "ParallelConfig",
+    "ProfileConfig",
+    "RuntimeConfig",
+    "TelemetryConfig",
+    "TrainConfig",
+    "check",
+    "check_for_training",
+    "config_hash",
+    "global_batch_size_at",
+    "load_config",
+    "num_parameters",
+    "parameters_by_part",
+    "rampup_levels",
+    "reference_markdown",
+    "to_toml",
+]

@@ -1,0 +1,64 @@
+"""Section [batch]: how many sequences an optimizer step consumes, and how that number grows at the start of a run.
+
+The ramp-up is Megatron's rule: the global batch starts at `rampup_start` and grows by `rampup_increment` after each
+equal share of `rampup_samples`, until it is `global_batch_size`. It is a function of the consumed samples alone, so a
+resumed run needs no state for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from megatrain.config.options import option
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchConfig:
+    """How many sequences an optimizer step consumes."""
+
+    micro_batch_size: int = field(
+        default=1,
+        metadata=option("Sequences that one rank computes at once.", unit="sequences", minimum=1),
+    )
+    global_batch_size: int = field(
+        metadata=option("Sequences in one optimizer step, over all ranks.", unit="sequences", minimum=1)
+    )
+    rampup_start: int = field(
+        default=0,
+        metadata=option(
+            "Global batch size at the first step of a ramp-up. 0: no ramp-up.", unit="sequences", minimum=0
+        ),
+    )
+    rampup_increment: int = field(
+        default=0,
+        metadata=option(
+            "By how much the global batch grows at each level of the ramp-up.", unit="sequences", minimum=0
+        ),
+    )
+    rampup_samples: int = field(
+        default=0,
+        metadata=option(
+            "Sequences consumed until the global batch has its full size; each level lasts an equal share of them.",
+            unit="sequences",
+            minimum=0,
+        ),
+    )
+
+
+def rampup_levels(batch: BatchConfig) -> tuple[int, ...]:
+    """Return every global batch size of the run in ascending order; one element when there is no ramp-up."""
+    if batch.rampup_start == 0:
+        return (batch.global_batch_size,)
+    below = range(batch.rampup_start, batch.global_batch_size, batch.rampup_increment)
+    return (*below, batch.global_batch_size)
+
+
+def global_batch_size_at(batch: BatchConfig, consumed_samples: int) -> int:
+    """Return the global batch size of the step that starts after `consumed_samples`.
+
+    Source: Megatron-LM's batch-size ramp-up, in integers: start + increment * floor(consumed / samples per level).
+    """
+    levels = rampup_levels(batch)
+    if consumed_samples >= batch.rampup_samples:
+        return levels[-1]
+    return levels[consumed_samples * (len(levels) - 1) // batch.rampup_samples]

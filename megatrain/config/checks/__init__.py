@@ -1,0 +1,72 @@
+"""Every rule on the values of a configuration, one pure pass a concern; nothing here changes a value.
+
+First each key against its own range, then the rules between keys. A rule that rests on a wrong or missing value is
+left out, so that each mistake is reported once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from megatrain.config.checks.batch import batch_problems
+from megatrain.config.checks.context import Context
+from megatrain.config.checks.model import model_problems
+from megatrain.config.checks.optimizer import optimizer_problems
+from megatrain.config.checks.parallel import parallel_problems
+from megatrain.config.checks.run import run_problems, training_problems
+from megatrain.config.config import Config, all_options, build_config
+from megatrain.config.options import Value
+from megatrain.config.origin import Origin
+from megatrain.config.problem import Problem
+from megatrain.config.wording import setting
+
+__all__ = ["check", "check_for_training", "find_problems"]
+
+
+def check(config: Config, origins: Mapping[str, Origin], world_size: int | None) -> list[str]:
+    """Return everything that is wrong with the values, each with its place; empty when the run can start.
+
+    `origins` may be empty for a configuration made by a program: then messages name no place. Without a world size, an
+    open dp_size leaves the rules that need it out.
+    """
+    return find_problems(config, origins, world_size)
+
+
+def check_for_training(config: Config, origins: Mapping[str, Origin]) -> list[str]:
+    """Return what training lacks beyond `check`: above all, data."""
+    return [problem.located(origins) for problem in training_problems(config)]
+
+
+def find_problems(
+    config: Config,
+    origins: Mapping[str, Origin],
+    world_size: int | None,
+    doubtful: Collection[str] = (),
+    *,
+    is_for_training: bool = False,
+) -> list[str]:
+    """Return the problems that do not rest on `doubtful` keys ("section.key"): those were reported before."""
+    in_range, problems = _own_ranges(config)
+    untrusted = frozenset(doubtful).union(key for problem in problems for key in problem.keys)
+    context = Context(in_range, world_size, untrusted)
+    passes = (model_problems, parallel_problems, batch_problems, optimizer_problems, run_problems)
+    between_keys = [problem for check_pass in passes for problem in check_pass(context)]
+    if is_for_training:
+        between_keys += training_problems(in_range)
+    problems += [problem for problem in between_keys if untrusted.isdisjoint(problem.keys)]
+    return [problem.located(origins) for problem in problems]
+
+
+def _own_ranges(config: Config) -> tuple[Config, list[Problem]]:
+    """Check each key by itself; return the configuration with harmless values in place of wrong ones."""
+    problems = []
+    values: dict[str, dict[str, Value]] = {}
+    for section, options in all_options().items():
+        for name, option in options.items():
+            value = getattr(getattr(config, section), name)
+            violation = option.violation(value)
+            if violation is not None:
+                key = f"{section}.{name}"
+                problems.append(Problem((key,), f"{setting(key, value)} {violation}"))
+            values.setdefault(section, {})[name] = value if violation is None else option.placeholder
+    return build_config(values), problems

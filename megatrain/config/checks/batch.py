@@ -1,0 +1,112 @@
+"""Rules of the batch: its division over ranks and micro-batches, the ramp-up, and what the pipeline schedule needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from megatrain.config.batch import BatchConfig, rampup_levels
+from megatrain.config.checks.context import Context
+from megatrain.config.problem import Problem
+from megatrain.config.wording import alternatives, multiples_around
+from megatrain.schedule import infeasibility
+
+BATCH_KEYS = ("batch.global_batch_size", "batch.micro_batch_size")
+RAMPUP_KEYS = ("batch.rampup_start", "batch.rampup_increment", "batch.rampup_samples", "batch.global_batch_size")
+LAYOUT_KEYS = ("parallel.dp_size", "parallel.tp_size", "parallel.pp_size")
+PIPELINE_KEYS = ("parallel.schedule", "parallel.pp_size", "parallel.num_chunks")
+
+
+def batch_problems(context: Context) -> Iterator[Problem]:
+    """Yield what makes a step of any size in the run impossible."""
+    batch = context.config.batch
+    rampup = list(_rampup_problems(batch))
+    yield from rampup
+    is_rampup_sound = not rampup and context.knows(*RAMPUP_KEYS)
+    levels = rampup_levels(batch) if is_rampup_sound else (batch.global_batch_size,)
+    uneven = list(_division_problems(context, levels))
+    yield from uneven
+    if not uneven:
+        yield from _schedule_problems(context, levels)
+
+
+def _rampup_problems(batch: BatchConfig) -> Iterator[Problem]:
+    start, increment, samples = batch.rampup_start, batch.rampup_increment, batch.rampup_samples
+    if start == 0:
+        for name, value in (("rampup_increment", increment), ("rampup_samples", samples)):
+            if value:
+                yield Problem(
+                    (f"batch.{name}", "batch.rampup_start"),
+                    f"batch.{name}={value} does nothing with batch.rampup_start=0; set rampup_start or use {name}=0",
+                )
+        return
+    for name, value in (("rampup_increment", increment), ("rampup_samples", samples)):
+        if value == 0:
+            yield Problem(
+                ("batch.rampup_start", f"batch.{name}"),
+                f"batch.rampup_start={start} needs batch.{name} of at least 1, found 0; "
+                f"set {name}, or use rampup_start=0 for no ramp-up",
+            )
+    full = batch.global_batch_size
+    if start >= full:
+        yield Problem(
+            ("batch.rampup_start", "batch.global_batch_size"),
+            f"batch.rampup_start={start} must be less than batch.global_batch_size={full}; "
+            f"use a smaller start, or 0 for no ramp-up",
+        )
+    elif increment and (full - start) % increment:
+        steps = max(1, (full - start) // increment)
+        yield Problem(
+            ("batch.rampup_increment", "batch.rampup_start", "batch.global_batch_size"),
+            f"batch.rampup_increment={increment} must divide global_batch_size - rampup_start = {full} - {start} = "
+            f"{full - start}; use rampup_start={full - steps * increment} "
+            f"or global_batch_size={start + (steps + 1) * increment}",
+        )
+
+
+def _division_problems(context: Context, levels: tuple[int, ...]) -> Iterator[Problem]:
+    batch, dp_size, full = context.config.batch, context.dp_size, levels[-1]
+    if dp_size is None:
+        keys: tuple[str, ...] = BATCH_KEYS
+        part = batch.micro_batch_size
+        divisor = f"batch.micro_batch_size={part}"
+    else:
+        keys = (*BATCH_KEYS, *LAYOUT_KEYS)
+        part = batch.micro_batch_size * dp_size
+        divisor = f"batch.micro_batch_size * dp_size = {batch.micro_batch_size} * {dp_size} = {part}"
+    if full % part:
+        fitting = alternatives(multiples_around(part, full))
+        yield Problem(keys, f"batch.global_batch_size={full} must be divisible by {divisor}; use {fitting}")
+        return
+    for level in levels[:-1]:
+        if level % part:
+            steps = f"batch.rampup_start={batch.rampup_start} with batch.rampup_increment={batch.rampup_increment}"
+            rule = f"{steps} reaches a global batch of {level}, which must be divisible by {divisor}"
+            yield Problem((*RAMPUP_KEYS, *keys), f"{rule}; use multiples of {part} for both")
+            return
+
+
+def _schedule_problems(context: Context, levels: tuple[int, ...]) -> Iterator[Problem]:
+    parallel, batch = context.config.parallel, context.config.batch
+    dp_size = context.dp_size
+    # An impossible combination of schedule, stages and chunks is reported by the layout's own rules.
+    is_pipeline_sound = (parallel.schedule == "interleaved") == (parallel.num_chunks > 1) and (
+        parallel.num_chunks == 1 or parallel.pp_size > 1
+    )
+    if dp_size is None or not is_pipeline_sound:
+        return
+    part = batch.micro_batch_size * dp_size
+    for level in levels:
+        reason = _infeasibility(context, level // part)
+        if reason is None:
+            continue
+        rampup = "" if len(levels) == 1 else f" (level {level} of the ramp-up)"
+        smallest = next((count for count in range(1, 4 * parallel.pp_size) if not _infeasibility(context, count)), None)
+        way_out = "" if smallest is None else f"; the smallest batch that fits is {smallest * part}"
+        keys = (*BATCH_KEYS, *LAYOUT_KEYS, *PIPELINE_KEYS, *(RAMPUP_KEYS if rampup else ()))
+        yield Problem(keys, f"batch.global_batch_size={levels[-1]}{rampup}: {reason}{way_out}")
+        return
+
+
+def _infeasibility(context: Context, num_microbatches: int) -> str | None:
+    parallel = context.config.parallel
+    return infeasibility(parallel.schedule, parallel.pp_size, parallel.num_chunks, num_microbatches)

@@ -1,0 +1,33 @@
+"""What every pass of the checks is given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from megatrain.config.config import Config
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """A configuration whose keys are each within their own range, and what is known around it."""
+
+    config: Config
+    world_size: int | None
+    doubtful: frozenset[str]
+    """Keys that hold a stand-in for a wrong or missing value."""
+
+    def knows(self, *keys: str) -> bool:
+        return self.doubtful.isdisjoint(keys)
+
+    @property
+    def dp_size(self) -> int | None:
+        """The data-parallel size when it is given, or follows from the world size; else None."""
+        parallel = self.config.parallel
+        if not self.knows("parallel.dp_size"):
+            return None
+        if parallel.dp_size:
+            return parallel.dp_size
+        is_replica_known = self.knows("parallel.tp_size", "parallel.pp_size")
+        if self.world_size is None or not is_replica_known or self.world_size % parallel.ranks_per_replica:
+            return None
+        return self.world_size // parallel.ranks_per_replica

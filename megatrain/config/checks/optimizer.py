@@ -1,0 +1,78 @@
+"""Rules of the learning-rate schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from megatrain.config.checks.context import Context
+from megatrain.config.config import Config
+from megatrain.config.problem import Problem
+
+HORIZON_KEYS = ("optimizer.lr_decay_steps", "train.steps", "optimizer.lr_schedule")
+
+
+def optimizer_problems(context: Context) -> Iterator[Problem]:
+    """Yield what the learning-rate schedule cannot follow."""
+    optimizer = context.config.optimizer
+    if optimizer.min_lr > optimizer.lr:
+        yield Problem(
+            ("optimizer.min_lr", "optimizer.lr"),
+            f"optimizer.min_lr={optimizer.min_lr} must be at most optimizer.lr={optimizer.lr}; "
+            f"use {optimizer.lr / 10:g} (a tenth of lr) or 0",
+        )
+    yield from _unused_problems(context.config)
+    yield from _length_problems(context.config)
+
+
+def _unused_problems(config: Config) -> Iterator[Problem]:
+    optimizer = config.optimizer
+    is_wsd = optimizer.lr_schedule == "wsd"
+    if is_wsd and optimizer.wsd_decay_steps == 0:
+        tenth = max(1, config.resolved_lr_decay_steps // 10)
+        yield Problem(
+            ("optimizer.wsd_decay_steps", "optimizer.lr_schedule"),
+            f'optimizer.wsd_decay_steps=0 leaves optimizer.lr_schedule="wsd" without its decay; '
+            f"use {tenth} (a tenth of the run) or another schedule",
+        )
+    if not is_wsd and optimizer.wsd_decay_steps:
+        yield Problem(
+            ("optimizer.wsd_decay_steps", "optimizer.lr_schedule"),
+            f"optimizer.wsd_decay_steps={optimizer.wsd_decay_steps} does nothing with "
+            f'optimizer.lr_schedule="{optimizer.lr_schedule}"; use lr_schedule="wsd" or wsd_decay_steps=0',
+        )
+    if optimizer.lr_schedule == "constant" and optimizer.lr_decay_steps:
+        yield Problem(
+            ("optimizer.lr_decay_steps", "optimizer.lr_schedule"),
+            f'optimizer.lr_decay_steps={optimizer.lr_decay_steps} does nothing with optimizer.lr_schedule="constant"; '
+            f"use lr_decay_steps=0 or another schedule",
+        )
+
+
+def _length_problems(config: Config) -> Iterator[Problem]:
+    """The warm-up and the decay must fit before the step at which the schedule ends."""
+    optimizer, end = config.optimizer, config.resolved_lr_decay_steps
+    end_key = "optimizer.lr_decay_steps" if optimizer.lr_decay_steps else "train.steps"
+    warmup, decay = optimizer.lr_warmup_steps, optimizer.wsd_decay_steps
+    if optimizer.lr_schedule == "wsd":
+        if decay and warmup + decay > end:
+            yield Problem(
+                ("optimizer.wsd_decay_steps", "optimizer.lr_warmup_steps", *HORIZON_KEYS),
+                f"optimizer.lr_warmup_steps + optimizer.wsd_decay_steps = {warmup} + {decay} = {warmup + decay} must "
+                f"be at most {end_key}={end}; "
+                + _fewer("wsd_decay_steps", end - warmup, "lr_warmup_steps", end - decay),
+            )
+        return
+    # A decay over no steps at all has no slope, so linear and cosine need at least one step after warm-up.
+    longest = end if optimizer.lr_schedule == "constant" else end - 1
+    if warmup > longest:
+        yield Problem(
+            ("optimizer.lr_warmup_steps", *HORIZON_KEYS),
+            f"optimizer.lr_warmup_steps={warmup} must be {'at most' if longest == end else 'less than'} "
+            f"{end_key}={end}; use {longest} or less, or a {end_key} of at least {warmup + end - longest}",
+        )
+
+
+def _fewer(first: str, first_limit: int, second: str, second_limit: int) -> str:
+    """Say which of two lengths can shrink, and to what."""
+    ways = [f"{name}={limit}" for name, limit in ((first, first_limit), (second, second_limit)) if limit >= 0]
+    return f"use {' or '.join(ways)} or less, or more steps" if ways else "use less of both, or more steps"

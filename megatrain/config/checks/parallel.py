@@ -1,0 +1,142 @@
+"""Rules of the layout: tensor parallel against the model, layers against stages, ranks against the world size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from megatrain.config.checks.context import Context
+from megatrain.config.problem import Problem
+from megatrain.config.wording import alternatives, divisors, multiples_around, nearest
+
+
+def parallel_problems(context: Context) -> Iterator[Problem]:
+    """Yield what makes the layout impossible."""
+    yield from _tensor_parallel_problems(context)
+    yield from _chunk_problems(context)
+    yield from _layer_problems(context)
+    yield from _world_size_problems(context)
+    parallel, train = context.config.parallel, context.config.train
+    if parallel.grad_reduce_dtype == "bf16" and train.precision != "bf16":
+        yield Problem(
+            ("parallel.grad_reduce_dtype", "train.precision"),
+            f'parallel.grad_reduce_dtype="bf16" needs train.precision="bf16", found "{train.precision}"; '
+            f'use grad_reduce_dtype="fp32" or precision="bf16"',
+        )
+
+
+class _Split(NamedTuple):
+    """Something that tensor parallelism cuts in equal parts."""
+
+    text: str
+    size: int
+    keys: tuple[str, ...]
+    extra_way_out: str = ""
+
+
+def _splits(context: Context) -> list[_Split]:
+    model, tp_size = context.config.model, context.config.parallel.tp_size
+    splits = [
+        _Split(f"model.num_heads={model.num_heads}", model.num_heads, ("model.num_heads",)),
+        _Split(
+            f"model.ffn_size={model.resolved_ffn_size}",
+            model.resolved_ffn_size,
+            ("model.ffn_size",) if model.ffn_size else ("model.ffn_size", "model.hidden_size"),
+        ),
+        _Split(
+            f"the padded vocabulary of {model.padded_vocab_size} (model.vocab_size={model.vocab_size} rounded up to "
+            f"model.vocab_multiple={model.vocab_multiple})",
+            model.padded_vocab_size,
+            ("model.vocab_size", "model.vocab_multiple"),
+            f", or model.vocab_multiple={math.lcm(model.vocab_multiple, tp_size)}",
+        ),
+        _Split(f"model.seq_len={model.seq_len} (sequence parallelism)", model.seq_len, ("model.seq_len",)),
+    ]
+    if model.num_kv_heads:
+        splits.insert(
+            1, _Split(f"model.num_kv_heads={model.num_kv_heads}", model.num_kv_heads, ("model.num_kv_heads",))
+        )
+    return [split for split in splits if context.knows(*split.keys)]
+
+
+def _tensor_parallel_problems(context: Context) -> Iterator[Problem]:
+    tp_size = context.config.parallel.tp_size
+    splits = _splits(context)
+    # The sizes offered satisfy every one of the rules, not only the one that was broken.
+    fitting = alternatives(nearest(divisors(math.gcd(*(split.size for split in splits))), tp_size)) if splits else ""
+    for split in splits:
+        if split.size % tp_size:
+            text = f"parallel.tp_size={tp_size} must divide {split.text}; use {fitting}{split.extra_way_out}"
+            yield Problem(("parallel.tp_size", *split.keys), text)
+
+
+def _chunk_problems(context: Context) -> Iterator[Problem]:
+    parallel = context.config.parallel
+    if parallel.num_chunks > 1 and parallel.schedule != "interleaved":
+        yield Problem(
+            ("parallel.num_chunks", "parallel.schedule"),
+            f'parallel.num_chunks={parallel.num_chunks} needs parallel.schedule="interleaved", found '
+            f'"{parallel.schedule}"; use schedule="interleaved" or num_chunks=1',
+        )
+    if parallel.schedule != "interleaved":
+        return
+    if parallel.num_chunks == 1:
+        yield Problem(
+            ("parallel.schedule", "parallel.num_chunks"),
+            'parallel.schedule="interleaved" needs parallel.num_chunks of at least 2, found 1; '
+            'use num_chunks=2 or schedule="1f1b"',
+        )
+    if parallel.pp_size == 1:
+        yield Problem(
+            ("parallel.schedule", "parallel.pp_size"),
+            'parallel.schedule="interleaved" needs parallel.pp_size of at least 2, found 1; '
+            'use pp_size=2, or schedule="1f1b" with num_chunks=1',
+        )
+
+
+def _layer_problems(context: Context) -> Iterator[Problem]:
+    parallel, num_layers = context.config.parallel, context.config.model.num_layers
+    parts = parallel.pp_size * parallel.num_chunks
+    if num_layers % parts:
+        fitting = alternatives(nearest(divisors(num_layers), parts))
+        yield Problem(
+            ("model.num_layers", "parallel.pp_size", "parallel.num_chunks"),
+            f"model.num_layers={num_layers} must be divisible by parallel.pp_size * parallel.num_chunks = "
+            f"{parallel.pp_size} * {parallel.num_chunks} = {parts}; "
+            f"use num_layers={alternatives(multiples_around(parts, num_layers))}, "
+            f"or pp_size and num_chunks whose product is {fitting}",
+        )
+
+
+def _world_size_problems(context: Context) -> Iterator[Problem]:
+    parallel, world_size = context.config.parallel, context.world_size
+    if world_size is None:
+        return
+    keys = ("parallel.dp_size", "parallel.tp_size", "parallel.pp_size")
+    replica = parallel.ranks_per_replica
+    needed = replica * max(1, parallel.dp_size)
+    if world_size == needed or (parallel.dp_size == 0 and world_size % replica == 0):
+        return
+    ways_out = [f"start {needed} processes" if parallel.dp_size else f"start {_multiples_text(replica, world_size)}"]
+    if world_size % replica == 0:
+        ways_out.append(f"set dp_size={world_size // replica}, or 0 to have it follow the world size")
+    else:
+        fitting = alternatives(nearest(divisors(world_size), replica))
+        ways_out.append(f"use tp_size and pp_size whose product is {fitting}")
+    if parallel.dp_size:
+        rule = (
+            f"parallel.tp_size * pp_size * dp_size = {parallel.tp_size} * {parallel.pp_size} * {parallel.dp_size} = "
+            f"{needed} must equal the world size of {world_size} processes"
+        )
+    else:
+        rule = (
+            f"parallel.tp_size * pp_size = {parallel.tp_size} * {parallel.pp_size} = {replica} must divide the world "
+            f"size of {world_size} processes"
+        )
+        keys = keys[1:] + keys[:1]
+    yield Problem(keys, f"{rule}; {', or '.join(ways_out)}")
+
+
+def _multiples_text(replica: int, world_size: int) -> str:
+    return f"{alternatives(multiples_around(replica, world_size))} processes"

@@ -1,0 +1,73 @@
+"""Rules of what surrounds the mathematics: data, evaluation, logging, profiling."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from megatrain.config.checks.context import Context
+from megatrain.config.config import Config
+from megatrain.config.problem import Problem
+from megatrain.config.wording import value_text
+
+
+def run_problems(context: Context) -> Iterator[Problem]:
+    """Yield what the run around the model cannot do."""
+    config = context.config
+    if config.evaluation.interval and not config.data.validation:
+        yield Problem(
+            ("evaluation.interval", "data.validation"),
+            f'evaluation.interval={config.evaluation.interval} needs data.validation, found ""; '
+            f"set data.validation to the path of held-out tokens, or use evaluation.interval=0",
+        )
+    if config.log.has_wandb and not config.log.wandb_project:
+        yield Problem(
+            ("log.wandb_project", "log.has_wandb"),
+            'log.wandb_project="" must be a name when log.has_wandb=true; use "megatrain" or has_wandb=false',
+        )
+    yield from _profile_problems(context)
+
+
+def training_problems(config: Config) -> list[Problem]:
+    """Return what only training needs."""
+    if config.data.train:
+        return []
+    return [
+        Problem(
+            ("data.train",),
+            'data.train="" must name the training tokens; set it to the path of a .bin and .idx pair without the '
+            "ending (`megatrain data build` makes one)",
+        )
+    ]
+
+
+def _profile_problems(context: Context) -> Iterator[Problem]:
+    profile, steps = context.config.profile, context.config.train.steps
+    ranks = value_text(profile.ranks)
+    if bool(profile.ranks) != bool(profile.num_steps):
+        yield Problem(
+            ("profile.ranks", "profile.num_steps"),
+            f"profile.ranks={ranks} and profile.num_steps={profile.num_steps} must be set together; "
+            f"use ranks=[0] with num_steps=3, or [] with 0 for no profile",
+        )
+    end = profile.first_step + profile.num_steps
+    if profile.num_steps and end > steps:
+        yield Problem(
+            ("profile.first_step", "profile.num_steps", "train.steps"),
+            f"profile.first_step + profile.num_steps = {profile.first_step} + {profile.num_steps} = {end} must be at "
+            f"most train.steps={steps}; "
+            + (
+                f"use first_step={steps - profile.num_steps} or less"
+                if profile.num_steps <= steps
+                else f"use first_step=0 with num_steps={steps} or less"
+            ),
+        )
+    if len(set(profile.ranks)) < len(profile.ranks):
+        unique = value_text(sorted(set(profile.ranks)))
+        yield Problem(("profile.ranks",), f"profile.ranks={ranks} must not repeat a rank; use {unique}")
+    beyond = [rank for rank in profile.ranks if context.world_size is not None and rank >= context.world_size]
+    if beyond:
+        yield Problem(
+            ("profile.ranks",),
+            f"profile.ranks={ranks} must be ranks of this run, found {beyond[0]} with a world size of "
+            f"{context.world_size}; use ranks below {context.world_size}",
+        )

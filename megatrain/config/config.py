@@ -1,0 +1,115 @@
+"""The whole configuration: one attribute a section, and the few values that follow from several sections."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, get_type_hints
+
+from megatrain.config.batch import BatchConfig
+from megatrain.config.checkpoint import CheckpointConfig
+from megatrain.config.data import DataConfig
+from megatrain.config.evaluation import EvaluationConfig
+from megatrain.config.job import JobConfig
+from megatrain.config.log import LogConfig
+from megatrain.config.model import ModelConfig
+from megatrain.config.optimizer import OptimizerConfig
+from megatrain.config.options import Option, Value, options_of
+from megatrain.config.parallel import ParallelConfig
+from megatrain.config.profile import ProfileConfig
+from megatrain.config.runtime import RuntimeConfig
+from megatrain.config.tables import TableReader
+from megatrain.config.telemetry import TelemetryConfig
+from megatrain.config.train import TrainConfig
+from megatrain.contracts.errors import ConfigError, TopologyError
+from megatrain.contracts.layout import Layout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """Everything that a run is asked to do."""
+
+    job: JobConfig = field(default_factory=JobConfig)
+    model: ModelConfig
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    batch: BatchConfig
+    train: TrainConfig
+    optimizer: OptimizerConfig
+    data: DataConfig = field(default_factory=DataConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+    profile: ProfileConfig = field(default_factory=ProfileConfig)
+    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
+    telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
+
+    @property
+    def resolved_lr_decay_steps(self) -> int:
+        return self.optimizer.lr_decay_steps or self.train.steps
+
+    @property
+    def resolved_data_seed(self) -> int:
+        return self.data.seed or self.train.seed
+
+    def layout(self, world_size: int | None) -> Layout:
+        """Return the sizes of the mesh; without a world size, an open dp_size counts as 1.
+
+        Raises: TopologyError when the sizes do not multiply to `world_size`.
+        """
+        parallel = self.parallel
+        dp_size = parallel.dp_size or max(1, (world_size or 1) // parallel.ranks_per_replica)
+        layout = Layout(tp_size=parallel.tp_size, pp_size=parallel.pp_size, dp_size=dp_size)
+        if world_size is not None and layout.world_size != world_size:
+            raise TopologyError(
+                f"{layout} needs {layout.world_size} ranks, but there are {world_size}; start {layout.world_size} "
+                f"processes or change parallel.tp_size, pp_size or dp_size"
+            )
+        return layout
+
+    def num_microbatches(self, dp_size: int, global_batch_size: int | None = None) -> int:
+        """Return the micro-batches that each pipeline computes in one step, at the full or the given global batch."""
+        samples = self.batch.global_batch_size if global_batch_size is None else global_batch_size
+        return samples // (self.batch.micro_batch_size * dp_size)
+
+    def to_dict(self) -> dict[str, dict[str, Any]]:
+        """Return sections of keys, with values that JSON knows."""
+        return {
+            section: {name: _json_value(getattr(getattr(self, section), name)) for name in options}
+            for section, options in all_options().items()
+        }
+
+    @classmethod
+    def from_dict(cls, tables: Mapping[str, object]) -> Config:
+        """Return the configuration that `to_dict` described; missing keys take their defaults.
+
+        Raises: ConfigError for unknown keys, missing keys and wrong types. Ranges and cross-field rules: see `check`.
+        """
+        reader = TableReader(all_options())
+        reader.read(tables, origins={})
+        reader.require_all(origins={}, fallback=None)
+        if reader.problems:
+            raise ConfigError(reader.problems)
+        return build_config(reader.values)
+
+
+@cache
+def all_options() -> Mapping[str, Mapping[str, Option]]:
+    """Return the keys of every section, in the order of the sections in `Config`."""
+    return {name: options_of(section) for name, section in get_type_hints(Config).items()}
+
+
+def build_config(values: Mapping[str, Mapping[str, Value]]) -> Config:
+    """Return a configuration of values that already have the right types.
+
+    A required key without a value gets its placeholder: callers report it as missing.
+    """
+    sections = {}
+    for name, section in get_type_hints(Config).items():
+        required = {option.name: option.placeholder for option in options_of(section).values() if option.is_required}
+        sections[name] = section(**required | dict(values.get(name, {})))
+    return Config(**sections)
+
+
+def _json_value(value: Value) -> int | float | str | list[int]:
+    return list(value) if isinstance(value, tuple) else value

@@ -1,0 +1,34 @@
+"""Section [data]: which tokens to train and evaluate on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from megatrain.config.options import option
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataConfig:
+    """Which tokens to train and evaluate on."""
+
+    train: str = field(
+        default="", metadata=option("Training tokens: the path of a .bin and .idx pair without the ending.")
+    )
+    validation: str = field(
+        default="",
+        metadata=option("Held-out tokens: the path of a .bin and .idx pair without the ending. Empty: no evaluation."),
+    )
+    tokenizer: str = field(default="", metadata=option("Path of the tokenizer.json that the tokens were made with."))
+    has_document_mask: bool = field(
+        default=False,
+        metadata=option("Whether attention stops at the boundaries of the documents packed in one sample."),
+    )
+    seed: int = field(default=0, metadata=option("Seed of the sample order. 0: train.seed.", minimum=0))
+    prefetch: int = field(
+        default=2,
+        metadata=option(
+            "Steps whose batches are read ahead of their use. 0: each is read when it is needed.",
+            unit="steps",
+            minimum=0,
+        ),
+    )

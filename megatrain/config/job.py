@@ -1,0 +1,25 @@
+"""Section [job]: what the run is called and where it writes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from megatrain.config.options import option
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobConfig:
+    """What the run is called and where it writes."""
+
+    name: str = field(
+        default="megatrain",
+        metadata=option("Name of the run, in logs, metrics and incidents.", pattern=r"[A-Za-z0-9][A-Za-z0-9._-]*"),
+    )
+    run_directory: str = field(
+        default="",
+        metadata=option("Directory for everything the run writes: checkpoints, logs, metrics. Empty: runs/<job.name>."),
+    )
+
+    @property
+    def resolved_run_directory(self) -> str:
+        return self.run_directory or f"runs/{self.name}"

@@ -1,0 +1,92 @@
+"""From a TOML file and settings of the command line to a checked configuration, or to ALL that is wrong with them."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from megatrain.config.checks import find_problems
+from megatrain.config.config import Config, all_options, build_config
+from megatrain.config.locator import key_lines
+from megatrain.config.origin import DefaultOrigin, FileOrigin, Origin
+from megatrain.config.overrides import parse_overrides
+from megatrain.config.tables import TableReader
+from megatrain.contracts.errors import ConfigError
+
+_SYNTAX_PLACE = re.compile(r" \(at line (\d+), column (\d+)\)$")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedConfig:
+    """A checked configuration, and where each of its values ("section.key") came from."""
+
+    config: Config
+    origins: Mapping[str, Origin]
+
+
+def load_config(
+    path: Path,
+    overrides: Sequence[str] = (),
+    *,
+    world_size: int | None = None,
+    is_for_training: bool = False,
+) -> LoadedConfig:
+    """Read `path`, apply `overrides`, check everything that can be checked without starting.
+
+    Without a world size the layout is checked as far as the file fixes it. `is_for_training` also asks for what only
+    training needs, such as data.
+
+    Raises: ConfigError with every problem of the file, the overrides and the checks between keys.
+    """
+    reader = TableReader(all_options())
+    text, tables, problem = _read_file(path)
+    places: dict[str, Origin] = {}
+    if problem is None:
+        lines = key_lines(text)
+        places = {".".join(key): FileOrigin(str(path), line) for key, line in lines.items() if len(key) <= 2}
+        reader.read(tables, places)
+    else:
+        reader.problems.append(problem)
+    given = parse_overrides(overrides, all_options())
+    reader.problems.extend(given.problems)
+    reader.read(given.tables, given.origins)
+    if problem is None:
+        reader.require_all(places, FileOrigin(str(path), 0))
+        origins = _complete(reader.origins)
+        found = find_problems(
+            build_config(reader.values), origins, world_size, reader.doubtful, is_for_training=is_for_training
+        )
+        reader.problems.extend(found)
+    if reader.problems:
+        raise ConfigError(reader.problems)
+    return LoadedConfig(build_config(reader.values), origins)
+
+
+def _read_file(path: Path) -> tuple[str, Mapping[str, object], str | None]:
+    """Return text, tables and no problem; or nothing and the problem."""
+    try:
+        text = path.read_bytes().decode()
+        return text, tomllib.loads(text), None
+    except OSError as error:
+        return "", {}, f"cannot read the configuration file: {error.strerror}; give the path of a TOML file ({path})"
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        byte = error.object[error.start]
+        return "", {}, f"byte 0x{byte:02x} is not UTF-8; save the file as UTF-8 ({FileOrigin(str(path), line)})"
+    except tomllib.TOMLDecodeError as error:
+        message = str(error)
+        place = _SYNTAX_PLACE.search(message)
+        line = int(place.group(1)) if place else text.count("\n") + 1
+        column = f" at column {place.group(2)}" if place else " at the end of the file"
+        reason = _SYNTAX_PLACE.sub("", message).removesuffix(" (at end of document)")
+        return "", {}, f"not TOML{column}: {reason}; mend the line or the one before ({FileOrigin(str(path), line)})"
+
+
+def _complete(origins: Mapping[str, Origin]) -> dict[str, Origin]:
+    """Return an origin for every key, in the order of the keys."""
+    default = DefaultOrigin()
+    keys = [f"{section}.{name}" for section, options in all_options().items() for name in options]
+    return {key: origins.get(key, default) for key in keys}

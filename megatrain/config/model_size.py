@@ -1,0 +1,62 @@
+"""How many parameters a model has, exactly, counted from its shape.
+
+Padding rows of the vocabulary count, because they are stored and reduced like all others. A tied head counts once, as
+the embedding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from megatrain.config.model import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSize:
+    """Parameters by part of the model."""
+
+    embedding: int
+    position: int
+    block: int
+    """Of one transformer block."""
+    num_blocks: int
+    final_norm: int
+    head: int
+
+    @property
+    def total(self) -> int:
+        return self.embedding + self.position + self.num_blocks * self.block + self.final_norm + self.head
+
+
+def parameters_by_part(model: ModelConfig) -> ModelSize:
+    """Return the parameters of each part."""
+    table = model.padded_vocab_size * model.hidden_size
+    return ModelSize(
+        embedding=table,
+        position=model.seq_len * model.hidden_size if model.positions == "learned" else 0,
+        block=_block_parameters(model),
+        num_blocks=model.num_layers,
+        final_norm=_norm_parameters(model),
+        head=0 if model.has_tied_head else table,
+    )
+
+
+def num_parameters(model: ModelConfig) -> int:
+    """Return the parameters of the whole model."""
+    return parameters_by_part(model).total
+
+
+def _block_parameters(model: ModelConfig) -> int:
+    num_norms = 1 if model.block == "parallel" else 2
+    hidden, ffn = model.hidden_size, model.resolved_ffn_size
+    query_width = model.num_heads * model.resolved_head_dim
+    qkv_width = query_width + 2 * model.resolved_num_kv_heads * model.resolved_head_dim
+    up_width = 2 * ffn if model.mlp == "swiglu" else ffn
+    linears = ((hidden, qkv_width), (query_width, hidden), (hidden, up_width), (ffn, hidden))
+    return num_norms * _norm_parameters(model) + sum(
+        inputs * outputs + (outputs if model.has_bias else 0) for inputs, outputs in linears
+    )
+
+
+def _norm_parameters(model: ModelConfig) -> int:
+    return model.hidden_size if model.norm == "rmsnorm" else 2 * model.hidden_size

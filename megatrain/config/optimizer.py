@@ -1,0 +1,52 @@
+"""Section [optimizer]: the update rule and the learning-rate schedule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from megatrain.config.options import option
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerConfig:
+    """The update rule and the learning-rate schedule."""
+
+    name: Literal["adamw", "lamb"] = field(
+        default="adamw",
+        metadata=option("Update rule. lamb scales each layer's update by a trust ratio, for batches 4 times as large."),
+    )
+    lr: float = field(metadata=option("Highest learning rate, reached after warm-up.", above=0))
+    min_lr: float = field(default=0.0, metadata=option("Learning rate at the end of the decay.", minimum=0))
+    beta1: float = field(default=0.9, metadata=option("Decay of the first moment.", minimum=0, below=1))
+    beta2: float = field(default=0.95, metadata=option("Decay of the second moment.", minimum=0, below=1))
+    eps: float = field(default=1e-8, metadata=option("Added to the root of the second moment.", above=0))
+    weight_decay: float = field(
+        default=0.1, metadata=option("Decoupled weight decay of matrices; norms and biases have none.", minimum=0)
+    )
+    grad_clip: float = field(
+        default=1.0, metadata=option("Largest norm of the whole gradient. 0: no limit.", minimum=0)
+    )
+    lr_schedule: Literal["constant", "linear", "cosine", "wsd"] = field(
+        default="cosine",
+        metadata=option(
+            "What follows warm-up. constant: lr. linear and cosine: decay to min_lr. wsd (warmup, stable, decay): lr, "
+            "then a decay over the last wsd_decay_steps."
+        ),
+    )
+    lr_warmup_steps: int = field(
+        default=0, metadata=option("Steps over which the rate rises to lr, in equal parts.", unit="steps", minimum=0)
+    )
+    lr_decay_steps: int = field(
+        default=0,
+        metadata=option(
+            "The step, counted from the first, at which the rate reaches min_lr. 0: train.steps. It may lie beyond "
+            "train.steps, when a run is the first part of a longer one.",
+            unit="steps",
+            minimum=0,
+        ),
+    )
+    wsd_decay_steps: int = field(
+        default=0,
+        metadata=option("Length of the decay that ends the wsd schedule, at lr_decay_steps.", unit="steps", minimum=0),
+    )

@@ -1,0 +1,175 @@
+"""What is known about one configuration key: its type, default, unit, range and meaning.
+
+A section is a plain frozen dataclass; `option(...)` puts the documentation and the allowed range of a key in the
+metadata of its field, and `options_of` reads them back. The loader, the checks and the generated reference all work
+from these records, so a key is described once.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields
+from functools import cache
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from megatrain.config.wording import alternatives, value_text
+
+Value = int | float | bool | str | tuple[int, ...]
+"""What a key can hold. A list of TOML is held as a tuple, so that a section is immutable."""
+
+Kind = Literal["int", "float", "bool", "str", "choice", "list of int"]
+
+_KINDS: Mapping[object, Kind] = {
+    int: "int",
+    float: "float",
+    bool: "bool",
+    str: "str",
+    tuple[int, ...]: "list of int",
+}
+_WANTED: Mapping[str, str] = {
+    "int": "an integer, such as 8",
+    "float": "a number, such as 0.5",
+    "bool": "true or false",
+    "str": 'a string, such as "text"',
+    "list of int": "a list of integers, such as [0, 8]",
+}
+
+
+class WrongTypeError(Exception):
+    """A value that a key cannot hold; the text is the rule and the way out."""
+
+
+def option(
+    doc: str,
+    *,
+    unit: str = "",
+    minimum: float | None = None,
+    maximum: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+    pattern: str = "",
+) -> dict[str, Any]:
+    """Return the metadata of a field.
+
+    `minimum` and `maximum` are allowed values, `above` and `below` are not; `pattern` must match the whole of a string.
+    """
+    bounds = {"minimum": minimum, "maximum": maximum, "above": above, "below": below}
+    return {"doc": doc, "unit": unit, "pattern": pattern, **bounds}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One key of one section."""
+
+    name: str
+    kind: Kind
+    choices: tuple[str, ...] | tuple[int, ...]
+    default: Value | None
+    """None: the key is required."""
+    doc: str
+    unit: str
+    pattern: str
+    minimum: float | None
+    maximum: float | None
+    above: float | None
+    below: float | None
+
+    @property
+    def is_required(self) -> bool:
+        return self.default is None
+
+    @property
+    def placeholder(self) -> Value:
+        """A value within the range, to stand for one that is missing or wrong while other keys are checked."""
+        if self.default is not None:
+            return self.default
+        return 1.0 if self.kind == "float" else max(1, int(self.minimum or 1))
+
+    @property
+    def allowed(self) -> str:
+        """The range, the choices or the form in words; empty when every value of the type will do."""
+        if self.pattern:
+            return f"text of the form {self.pattern}"
+        if self.choices:
+            return alternatives(tuple(value_text(choice) for choice in self.choices))
+        bounds = (
+            (">=", self.minimum),
+            (">", self.above),
+            ("<=", self.maximum),
+            ("<", self.below),
+        )
+        return " and ".join(f"{sign} {bound:g}" for sign, bound in bounds if bound is not None)
+
+    def parse(self, value: object) -> Value:
+        """Return `value` as this key holds it.
+
+        Raises: WrongTypeError.
+        """
+        match self.kind, value:
+            case ("bool", bool(value)) | ("float", float(value)) | ("str" | "choice", str(value)):
+                return value
+            # A bool is an int to Python, but not here.
+            case ("int", int(number)) if not isinstance(number, bool):
+                return number
+            case ("float", int(number)) if not isinstance(number, bool):
+                return float(number)
+            case ("list of int", list() | tuple()) if all(type(item) is int for item in value):
+                return tuple(value)
+        wanted = self.allowed if self.choices else _WANTED[self.kind]
+        raise WrongTypeError(f"must be {wanted}, not {_type_text(value)}")
+
+    def violation(self, value: Value) -> str | None:
+        """Return the rule that a value of the right type breaks, with the way out, or None."""
+        if self.choices and value not in self.choices:
+            return f"is not allowed; use {self.allowed}"
+        if self.pattern and not re.fullmatch(self.pattern, str(value)):
+            return f"is not allowed; use {self.allowed}"
+        numbers = value if isinstance(value, tuple) else (value,)
+        if any(isinstance(number, (int, float)) and not self._is_in_range(number) for number in numbers):
+            return f"is out of range; use {'values' if isinstance(value, tuple) else 'a value'} {self.allowed}"
+        if any(isinstance(number, float) and not math.isfinite(number) for number in numbers):
+            return "must be finite; use an ordinary number"
+        return None
+
+    def _is_in_range(self, number: float) -> bool:
+        # A NaN compares false with everything, so it fails whichever bound the key has.
+        return (
+            (self.minimum is None or number >= self.minimum)
+            and (self.above is None or number > self.above)
+            and (self.maximum is None or number <= self.maximum)
+            and (self.below is None or number < self.below)
+        )
+
+
+@cache
+def options_of(section: type) -> Mapping[str, Option]:
+    """Return the keys of a section's dataclass in the order in which they are declared."""
+    hints = get_type_hints(section)
+    options = {}
+    for field in fields(section):
+        choices = get_args(hints[field.name]) if get_origin(hints[field.name]) is Literal else ()
+        options[field.name] = Option(
+            name=field.name,
+            kind=_kind_of(hints[field.name], choices),
+            choices=choices,
+            default=None if field.default is MISSING else field.default,
+            **field.metadata,
+        )
+    return options
+
+
+def _kind_of(hint: object, choices: tuple[object, ...]) -> Kind:
+    if choices:
+        return "int" if isinstance(choices[0], int) else "choice"
+    return _KINDS[hint]
+
+
+def _type_text(value: object) -> str:
+    if isinstance(value, dict):
+        return "a section"
+    if isinstance(value, list):
+        return f"a list of {len(value)}"
+    names = {bool: "a boolean", int: "an integer", float: "a float", str: "a string"}
+    return names.get(type(value), f"a {type(value).__name__}")

@@ -1,0 +1,73 @@
+"""Settings of the command line: `--section.key=value`, or `--section.key value`; the last one for a key wins.
+
+A value is read as TOML. What is not TOML is taken as it stands, so that strings need no quotes; the type check then
+tells whether the key wanted one.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from megatrain.config.options import Option
+from megatrain.config.origin import OverrideOrigin
+from megatrain.config.tables import suggestions
+from megatrain.config.wording import alternatives
+
+
+@dataclass(slots=True)
+class Overrides:
+    """The command line as tables, like a file."""
+
+    tables: dict[str, dict[str, object]] = field(default_factory=dict)
+    origins: dict[str, OverrideOrigin] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+
+def parse_overrides(arguments: Sequence[str], sections: Mapping[str, Mapping[str, Option]]) -> Overrides:
+    """Return what `arguments` set, and a problem for each that sets nothing. Never raises."""
+    result = Overrides()
+    waiting = list(arguments)
+    while waiting:
+        argument = waiting.pop(0)
+        name, has_equals, text = argument.partition("=")
+        section, has_dot, key = name.removeprefix("--").partition(".")
+        if not (name.startswith("--") and section and has_dot and key):
+            result.problems.append(_not_a_setting(argument, sections))
+            # The value of a malformed "--key value" is part of the same mistake.
+            if argument.startswith("--") and not has_equals and _is_value(waiting):
+                waiting.pop(0)
+            continue
+        if not has_equals:
+            if not _is_value(waiting):
+                result.problems.append(f"{argument} has no value; write {argument}=VALUE (on the command line)")
+                continue
+            text = waiting.pop(0)
+        option = sections.get(section, {}).get(key)
+        result.tables.setdefault(section, {})[key] = _value(text, option)
+        result.origins[f"{section}.{key}"] = OverrideOrigin(f"{section}.{key}")
+    return result
+
+
+def _is_value(waiting: Sequence[str]) -> bool:
+    return bool(waiting) and not waiting[0].startswith("--")
+
+
+def _value(text: str, option: Option | None) -> object:
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    value: object = parsed["value"]
+    is_word = option is not None and option.kind in ("str", "choice") and not isinstance(value, str)
+    # A text of several lines can hold more than one TOML setting; then it was meant as a text.
+    return text if is_word or len(parsed) > 1 else value
+
+
+def _not_a_setting(argument: str, sections: Mapping[str, Mapping[str, Option]]) -> str:
+    name, _, text = argument.partition("=")
+    meant = suggestions(name.lstrip("-").replace("-", "_"), None, sections) if argument.startswith("--") else ()
+    written = tuple(f"--{key}={text or 'VALUE'}" for key in meant)
+    way_out = f"did you mean {alternatives(written)}?" if written else "write --section.key=value"
+    return f"{argument} is not a setting of the form --section.key=value; {way_out} (on the command line)"

@@ -1,0 +1,79 @@
+"""Section [parallel]: how the model and the batch are spread over ranks, and what overlaps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from megatrain.config.options import option
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelConfig:
+    """How the model and the batch are spread over ranks."""
+
+    tp_size: int = field(
+        default=1,
+        metadata=option(
+            "Tensor parallel: ranks that share each layer. Outside the linear layers they split the sequence (sequence "
+            "parallelism). Keep it inside one host.",
+            unit="ranks",
+            minimum=1,
+        ),
+    )
+    pp_size: int = field(
+        default=1,
+        metadata=option("Pipeline parallel: stages that the layers are cut into.", unit="stages", minimum=1),
+    )
+    dp_size: int = field(
+        default=0,
+        metadata=option(
+            "Data parallel: replicas of the model. 0: the world size / (tp_size * pp_size).", unit="ranks", minimum=0
+        ),
+    )
+    num_chunks: int = field(
+        default=1,
+        metadata=option("Model chunks on each stage; more than 1 with the interleaved schedule only.", minimum=1),
+    )
+    schedule: Literal["gpipe", "1f1b", "interleaved"] = field(
+        default="1f1b",
+        metadata=option(
+            "Order of the pipeline. gpipe: all forwards, then all backwards. 1f1b: one forward, one backward. "
+            "interleaved: 1f1b over num_chunks chunks a stage, with a bubble smaller by that factor."
+        ),
+    )
+    zero_stage: Literal[1, 2] = field(
+        default=1,
+        metadata=option(
+            "What data-parallel ranks share. 1: the optimizer's state and master weights. 2: also the gradients."
+        ),
+    )
+    overlap: bool = field(
+        default=True,
+        metadata=option("Whether communication runs beneath computation. Off gives the same numbers, bit by bit."),
+    )
+    recompute: Literal["none", "selective", "full"] = field(
+        default="none",
+        metadata=option(
+            "Activations computed again in backward instead of kept. selective: norms and the activation "
+            "function of the MLP. full: whole blocks."
+        ),
+    )
+    grad_reduce_dtype: Literal["fp32", "bf16"] = field(
+        default="fp32",
+        metadata=option("Type in which gradients travel between data-parallel ranks; they accumulate in fp32."),
+    )
+    bucket_size: int = field(
+        default=40_000_000,
+        metadata=option(
+            "Parameters of a chunk that are reduced and gathered in one exchange, at least: a bucket is closed when it "
+            "holds so many.",
+            unit="elements",
+            minimum=1,
+        ),
+    )
+
+    @property
+    def ranks_per_replica(self) -> int:
+        """Ranks that hold one replica of the model."""
+        return self.tp_size * self.pp_size

@@ -1,0 +1,30 @@
+"""A configuration as text: TOML that loads to an equal configuration, and a hash that names its content."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+
+from megatrain.config.config import Config
+from megatrain.config.origin import Origin
+from megatrain.config.wording import value_text
+
+
+def to_toml(config: Config, origins: Mapping[str, Origin] | None = None) -> str:
+    """Return every key of every section as TOML, with a comment that tells where it came from if `origins` is given."""
+    blocks = []
+    for section, values in config.to_dict().items():
+        lines = [f"{name} = {value_text(value)}" for name, value in values.items()]
+        if origins is not None:
+            width = max(map(len, lines))
+            places = [origins[f"{section}.{name}"] for name in values]
+            lines = [f"{line:<{width}}  # {place}" for line, place in zip(lines, places, strict=True)]
+        blocks.append("\n".join([f"[{section}]", *lines]))
+    return "\n\n".join(blocks) + "\n"
+
+
+def config_hash(config: Config) -> str:
+    """Return the SHA-256 of the canonical JSON of all keys, names and directories of the run included."""
+    canonical = json.dumps(config.to_dict(), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()

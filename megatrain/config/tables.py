@@ -1,0 +1,109 @@
+"""From nested tables of raw values to typed values: unknown sections, unknown keys, wrong types, missing keys.
+
+Reading never stops at a mistake. What a misspelled name probably meant is remembered as doubtful, so that one typing
+error is not also reported as a missing key or as a broken rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from megatrain.config.options import Option, Value, WrongTypeError
+from megatrain.config.origin import Origin
+from megatrain.config.problem import Problem
+from megatrain.config.wording import alternatives, closest_name, setting
+
+
+class TableReader:
+    """Collects values and problems from one table after another; later tables win."""
+
+    def __init__(self, sections: Mapping[str, Mapping[str, Option]]) -> None:
+        self._sections = sections
+        self.values: dict[str, dict[str, Value]] = {}
+        self.origins: dict[str, Origin] = {}
+        self.problems: list[str] = []
+        self.doubtful: set[str] = set()
+        """Keys ("section.key") whose value is wrong or was probably given under another name."""
+
+    def read(self, tables: Mapping[str, object], origins: Mapping[str, Origin]) -> None:
+        """Take the values of `tables`; `origins` holds the places of keys ("section.key") and of sections."""
+        for written, table in tables.items():
+            section = written
+            if written not in self._sections:
+                found = self._report_unknown_section(written, table, tables, origins)
+                if found is None:
+                    continue
+                section = found
+            if isinstance(table, Mapping):
+                for name, value in table.items():
+                    self._read_key(section, name, value, origins.get(f"{written}.{name}"))
+            else:
+                text = f"{setting(section, table)} must be a section; write its keys below a line [{section}]"
+                self._report(text, (section,), origins)
+                self.doubtful.update(f"{section}.{name}" for name in self._sections[section])
+
+    def require_all(self, origins: Mapping[str, Origin], fallback: Origin | None) -> None:
+        """Report the required keys that no table gave, at the place of their section or else of the `fallback`."""
+        for section, options in self._sections.items():
+            for option in options.values():
+                key = f"{section}.{option.name}"
+                if not option.is_required or option.name in self.values.get(section, {}) or key in self.doubtful:
+                    continue
+                self.doubtful.add(key)
+                text = f"{key} is missing and has no default; add {option.name} = {_example(option)} under [{section}]"
+                place = origins.get(section, fallback)
+                self._report(text, (section,), {} if place is None else {section: place})
+
+    def _read_key(self, section: str, name: str, value: object, origin: Origin | None) -> None:
+        key = f"{section}.{name}"
+        places = {} if origin is None else {key: origin}
+        option = self._sections[section].get(name)
+        if option is None:
+            meant = suggestions(name, section, self._sections)
+            self.doubtful.update(meant)
+            known = alternatives(tuple(self._sections[section]))
+            way_out = f"did you mean {alternatives(meant)}?" if meant else f"the keys of [{section}] are {known}"
+            self._report(f"{setting(key, value)} is not a known key; {way_out}", (key,), places)
+            return
+        try:
+            parsed = option.parse(value)
+        except WrongTypeError as error:
+            self.doubtful.add(key)
+            self._report(f"{setting(key, value)} {error}", (key,), places)
+            return
+        self.values.setdefault(section, {})[name] = parsed
+        self.origins |= places
+
+    def _report_unknown_section(
+        self, written: str, table: object, tables: Mapping[str, object], origins: Mapping[str, Origin]
+    ) -> str | None:
+        """Report it and return the section that was probably meant, or None when its keys cannot be read."""
+        if not isinstance(table, Mapping):
+            meant = suggestions(written, None, self._sections)
+            self.doubtful.update(meant)
+            way_out = f"did you mean {alternatives(meant)}?" if meant else "put it below the line of its [section]"
+            self._report(f"{setting(written, table)} is outside any section; {way_out}", (written,), origins)
+            return None
+        close = closest_name(written, self._sections)
+        way_out = f"did you mean [{close}]?" if close else f"the sections are {alternatives(tuple(self._sections))}"
+        keys = (written, *(f"{written}.{name}" for name in table))
+        self._report(f"[{written}] is not a known section; {way_out}", keys, origins)
+        return close if close not in tables else None
+
+    def _report(self, text: str, keys: tuple[str, ...], origins: Mapping[str, Origin]) -> None:
+        self.problems.append(Problem(keys, text).located(origins))
+
+
+def suggestions(name: str, section: str | None, sections: Mapping[str, Mapping[str, Option]]) -> tuple[str, ...]:
+    """Return the keys ("section.key") that an unknown `name`, written in `section`, probably meant."""
+    elsewhere = tuple(f"{other}.{name}" for other, options in sections.items() if name in options)
+    if elsewhere:
+        return elsewhere
+    searched = {section: sections[section]} if section else sections
+    found = {key: other for other, options in searched.items() for key in options}
+    close = closest_name(name, found)
+    return () if close is None else (f"{found[close]}.{close}",)
+
+
+def _example(option: Option) -> str:
+    return "3e-4" if option.kind == "float" else "N"

@@ -1,0 +1,44 @@
+"""Section [train]: how long to train and in which precision."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from megatrain.config.options import option
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainConfig:
+    """How long to train and in which precision."""
+
+    steps: int = field(metadata=option("Optimizer steps of the whole run, from the first.", unit="steps", minimum=1))
+    precision: Literal["fp32", "bf16", "fp64"] = field(
+        default="bf16",
+        metadata=option(
+            "Type of weights and activations. bf16 keeps fp32 master weights and accumulates gradients in fp32. fp64 "
+            "is for parity tests."
+        ),
+    )
+    seed: int = field(
+        default=1234,
+        metadata=option(
+            "Seed of the initial weights, of dropout and, unless data.seed is set, of the data.", minimum=0
+        ),
+    )
+    max_skipped_steps: int = field(
+        default=10,
+        metadata=option(
+            "Steps in a row that may be skipped for a non-finite loss or gradient before the run stops.",
+            unit="steps",
+            minimum=0,
+        ),
+    )
+    gc_interval: int = field(
+        default=100,
+        metadata=option(
+            "Steps between planned garbage collections, on all ranks at once. 0: whenever Python decides.",
+            unit="steps",
+            minimum=0,
+        ),
+    )

@@ -1,0 +1,323 @@
+"""Reading a rank's black box, alive or dead, and writing its control page.
+
+The file is read with pread and never mapped, so that a file cut short under us is an error and not a SIGBUS. A record
+counts only if its sequence number, stored last by the writer, agrees with its check word and is still the same after
+the record was copied: what a writer was busy with, or died in, is left out and counted. The writer is
+telemetry/black_box_writer.py; the bytes are in black_box_layout.py.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+
+from megatrain.contracts.black_box_layout import (
+    CONTROL,
+    CONTROL_OFFSET,
+    GROUPS_OFFSET,
+    HEADER_OFFSET,
+    PAGE_BYTES,
+    RECORD,
+    RECORD_BYTES,
+    RECORD_WORDS,
+    RING_OFFSET,
+    Word,
+    box_bytes,
+    decode_control,
+    decode_groups,
+    decode_header,
+    decode_progress,
+    decode_record,
+    encode_control,
+    header_words,
+    step_total,
+)
+from megatrain.contracts.black_box_values import (
+    ClockBase,
+    ControlPage,
+    Group,
+    Identity,
+    Progress,
+    Record,
+    RecordFlag,
+    State,
+    StepTotal,
+)
+from megatrain.contracts.errors import DataError
+
+_LOOK_AHEAD = 16
+"""Slots read beyond the cursor: with several recording threads the cursor may for a moment lag by as many."""
+_CONTROL_READ_ATTEMPTS = 100
+_EMPTY_SLOT = bytes(RECORD_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class BlackBox:
+    """All that a black box held at one moment, records by sequence number.
+
+    `control` is None when the executor died while it wrote the page. `num_torn` counts records that the writer was
+    busy with, or died in. `ended_ns` is None unless the writer closed the file.
+    """
+
+    path: Path
+    identity: Identity
+    clock: ClockBase
+    capacity: int
+    cursor: int
+    state: State
+    ended_ns: int | None
+    progress: Progress
+    control: ControlPage | None
+    groups: dict[int, Group]
+    records: tuple[Record, ...]
+    totals: tuple[StepTotal, ...]
+    num_torn: int
+
+    @property
+    def in_flight(self) -> tuple[Record, ...]:
+        """Return the spans that were begun and not ended, oldest first."""
+        return tuple(record for record in self.records if record.is_in_flight)
+
+    @property
+    def newest_ns(self) -> int:
+        """Return the latest monotonic time that the rank itself wrote down: it lived until then at least."""
+        ends = (record.start_ns + (record.duration_ns or 0) for record in self.records)
+        said = (self.progress.phase_since_ns, self.progress.step_started_ns, self.progress.completed_ns, self.ended_ns)
+        return max(self.clock.monotonic_ns, *(time_ns or 0 for time_ns in said), max(ends, default=0))
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """The records after a sequence number.
+
+    `last` is where to go on from; `missing` were begun but cannot be read at the moment (another thread is writing
+    them, or the writer died in them); `num_lost` were overwritten before anybody read them.
+    """
+
+    records: tuple[Record, ...]
+    last: int
+    missing: tuple[int, ...]
+    num_lost: int
+
+
+class BlackBoxReader:
+    """An open black box of a rank that may be alive.
+
+    Raises: DataError, from every method, for a file that is missing, unreadable, truncated, foreign or of a newer
+    version; never anything else because of what is in the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe must not block us
+        except OSError as error:
+            raise DataError(f"{path}: cannot open the black box: {error.strerror}") from error
+        try:
+            self.identity, self.clock, self.capacity = self._checked_header()
+        except BaseException:
+            self.close()
+            raise
+
+    def _checked_header(self) -> tuple[Identity, ClockBase, int]:
+        page = self._read(HEADER_OFFSET, PAGE_BYTES, is_exact=False)
+        identity, clock, capacity = decode_header(page, str(self.path))
+        found, expected = os.fstat(self._file).st_size, box_bytes(capacity)
+        if found != expected:
+            raise DataError(
+                f"{self.path}: {found} bytes, expected {expected} for {capacity} records; the file is truncated or"
+                " something was appended to it"
+            )
+        return identity, clock, capacity
+
+    def __enter__(self) -> BlackBoxReader:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def _read(self, offset: int, size: int, *, is_exact: bool = True) -> bytes:
+        try:
+            raw = os.pread(self._file, size, offset)
+        except OSError as error:
+            raise DataError(f"{self.path}: cannot read the black box: {error.strerror}") from error
+        if is_exact and len(raw) != size:
+            raise DataError(
+                f"{self.path}: {len(raw)} bytes at offset {offset}, expected {size}; the file was truncated while open"
+            )
+        return raw
+
+    def _words(self) -> tuple[int, ...]:
+        return header_words(self._read(HEADER_OFFSET, PAGE_BYTES))
+
+    def progress(self) -> Progress:
+        """Return how far the rank has come: one page read, for a watch that looks often."""
+        return decode_progress(self._words(), str(self.path))
+
+    def groups(self) -> dict[int, Group]:
+        """Return the process groups, each with the last collective that this rank entered and left."""
+        return decode_groups(self._read(GROUPS_OFFSET, PAGE_BYTES))
+
+    def control(self) -> ControlPage | None:
+        """Return the control page, or None when it stays half written (its writer died in it)."""
+        for _ in range(_CONTROL_READ_ATTEMPTS):
+            page = decode_control(self._read(CONTROL_OFFSET, CONTROL.size))
+            if page is not None:
+                return page
+        return None
+
+    def snapshot(self) -> BlackBox:
+        """Read everything."""
+        words = self._words()
+        try:
+            state = State(words[Word.STATE])
+        except ValueError as error:
+            raise DataError(f"{self.path}: state {words[Word.STATE]}, expected 0 to {max(State)}") from error
+        records: list[Record] = []
+        num_torn = 0
+        for slot, (record, is_torn) in enumerate(self._slots(0, self.capacity)):
+            num_torn += is_torn
+            if record is not None and record.sequence % self.capacity == slot:
+                records.append(record)
+        records.sort(key=lambda record: record.sequence)
+        return BlackBox(
+            path=self.path,
+            identity=self.identity,
+            clock=self.clock,
+            capacity=self.capacity,
+            cursor=words[Word.CURSOR],
+            state=state,
+            ended_ns=words[Word.ENDED_NS] or None,
+            progress=decode_progress(words, str(self.path)),
+            control=self.control(),
+            groups=self.groups(),
+            records=tuple(record for record in records if not record.flags & RecordFlag.STEP_TOTAL),
+            totals=tuple(step_total(record) for record in records if record.flags & RecordFlag.STEP_TOTAL),
+            num_torn=num_torn,
+        )
+
+    def records_since(self, sequence: int) -> Tail:
+        """Return the records begun after `sequence` (0: all that are still there), step totals among them."""
+        cursor = self._words()[Word.CURSOR]
+        first = max(sequence + 1, cursor - self.capacity + 1)
+        count = min(self.capacity, max(0, cursor - first + 1) + _LOOK_AHEAD)
+        found: dict[int, Record] = {}
+        for wanted, (record, _) in enumerate(self._slots(first % self.capacity, count), start=first):
+            if record is not None and record.sequence == wanted:
+                found[wanted] = record
+        last = max([cursor, sequence, *found])
+        missing = tuple(wanted for wanted in range(first, min(last, first + count - 1) + 1) if wanted not in found)
+        return Tail(tuple(found.values()), last, missing, first - sequence - 1)
+
+    def record(self, sequence: int) -> Record | None:
+        """Return one record, or None when it is half written or no longer there."""
+        for record, _ in self._slots(sequence % self.capacity, 1):
+            if record is not None and record.sequence == sequence:
+                return record
+        return None
+
+    def _slots(self, first: int, count: int) -> Iterator[tuple[Record | None, bool]]:
+        """Yield (record, is it torn) of `count` slots from `first` on, around the end of the ring.
+
+        The slots are copied twice. The writer clears a slot's sequence number before it touches the rest, so a number
+        that is the same in both copies proves the first copy whole.
+        """
+        copy, later = self._ring(first, count), self._ring(first, count)
+        later_numbers = memoryview(later).cast("Q")[::RECORD_WORDS].tolist()
+        for place, values in enumerate(RECORD.iter_unpack(copy)):
+            if values[0] != later_numbers[place]:
+                yield None, False
+                continue
+            record = decode_record(values)
+            is_torn = record is None and copy[place * RECORD_BYTES : (place + 1) * RECORD_BYTES] != _EMPTY_SLOT
+            yield record, is_torn
+
+    def _ring(self, first: int, count: int) -> bytes:
+        before_end = min(count, self.capacity - first)
+        raw = self._read(RING_OFFSET + first * RECORD_BYTES, before_end * RECORD_BYTES)
+        if before_end < count:
+            raw += self._read(RING_OFFSET, (count - before_end) * RECORD_BYTES)
+        return raw
+
+
+def read_black_box(path: Path) -> BlackBox:
+    """Read the black box of a rank that is running, has ended or was killed.
+
+    Raises: DataError, as BlackBoxReader.
+    """
+    with BlackBoxReader(path) as reader:
+        return reader.snapshot()
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one look of a follower brought: records that have ended, those still open, and how many were missed."""
+
+    ended: tuple[Record, ...]
+    in_flight: tuple[Record, ...]
+    num_lost: int
+
+
+class BlackBoxFollower:
+    """Follows a live black box: every record is handed out once, when it has ended."""
+
+    def __init__(self, reader: BlackBoxReader, after: int = 0) -> None:
+        self._reader = reader
+        self._last = after
+        self._open: set[int] = set()
+
+    def poll(self) -> Batch:
+        """Return what ended since the last call, by sequence number.
+
+        Raises: DataError, as BlackBoxReader.
+        """
+        tail = self._reader.records_since(self._last)
+        oldest_kept = tail.last - self._reader.capacity
+        num_lost = tail.num_lost
+        found = list(tail.records)
+        still_open = set(tail.missing)
+        for sequence in self._open:
+            record = self._reader.record(sequence)
+            if record is not None:
+                found.append(record)
+            elif sequence > oldest_kept:
+                still_open.add(sequence)
+            else:
+                num_lost += 1
+        found.sort(key=lambda record: record.sequence)
+        in_flight = tuple(record for record in found if record.is_in_flight)
+        self._open = still_open | {record.sequence for record in in_flight}
+        self._last = tail.last
+        return Batch(tuple(record for record in found if not record.is_in_flight), in_flight, num_lost)
+
+
+def write_control(path: Path, page: ControlPage) -> None:
+    """Tell the worker whose black box this is; `written_ns` is set here. One writer a host: its executor.
+
+    Raises: DataError when the file is not a black box or cannot be written, or a field does not fit.
+    """
+    with BlackBoxReader(path) as reader:
+        before = int.from_bytes(reader._read(CONTROL_OFFSET, 8), "little")
+    # A writer that died in the page left an odd number; going on from it heals the page.
+    busy = before if before % 2 else before + 1
+    done = (busy + 1) % 2**64
+    raw = encode_control(replace(page, written_ns=time.monotonic_ns()), done)
+    try:
+        file = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.pwrite(file, busy.to_bytes(8, "little"), CONTROL_OFFSET)
+            os.pwrite(file, raw[8:], CONTROL_OFFSET + 8)
+            os.pwrite(file, done.to_bytes(8, "little"), CONTROL_OFFSET)
+        finally:
+            os.close(file)
+    except OSError as error:
+        raise DataError(f"{path}: cannot write the control page: {error.strerror}") from error

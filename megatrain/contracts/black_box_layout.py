@@ -1,0 +1,318 @@
+"""The bytes of a black box, version 1: where each field lies, and the pure functions from values to bytes and back.
+
+A black box is one file a rank: a header page, a control page, a page of process groups, then a ring of 64-byte
+records. All integers are little endian and aligned to their size, so that one store or load is one machine word.
+Bytes not named here are zero; a later writer of version 1 may give them a meaning in which zero says "not said".
+docs/reference/black-box.md is this file in prose, and a test compares the two. Reading files: black_box.py.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from enum import IntEnum
+
+from megatrain.contracts.black_box_values import (
+    ClockBase,
+    ControlPage,
+    Group,
+    Identity,
+    Phase,
+    Progress,
+    Record,
+    RecordFlag,
+    StepTotal,
+)
+from megatrain.contracts.errors import DataError, TopologyError
+from megatrain.contracts.layout import Layout
+
+MAGIC = b"MTBLKBOX"
+VERSION = 1
+PAGE_BYTES = 4096
+HEADER_OFFSET = 0
+CONTROL_OFFSET = PAGE_BYTES
+GROUPS_OFFSET = 2 * PAGE_BYTES
+RING_OFFSET = 3 * PAGE_BYTES
+RECORD_BYTES = 64
+GROUP_BYTES = 64
+MAX_GROUPS = 64
+"""Entries in the group page. Entry 0 is never used: group 0 in a record means "no group"."""
+NOT_SAID = 2**64 - 1
+"""In a word that may be absent (a step before the first one), and the duration of a record that is still open."""
+_LOW_32_BITS = 2**32 - 1
+
+# Header page: the fixed part is written before the file gets its name and never again.
+_HEADER = struct.Struct("<8sIIII II I III III I QQQQ 128s 64s 128s")
+_HEADER_CRC = struct.Struct("<I")
+HEADER_FIELDS = (
+    *("magic", "version", "record_bytes", "capacity", "ring_offset", "rank", "world_size", "pid", "dp", "pp", "tp"),
+    *("dp_size", "pp_size", "tp_size", "num_groups_max", "incarnation", "monotonic_ns", "unix_ns", "clock_error_ns"),
+    *("job", "branch", "host"),
+)
+_TEXT_BYTES = {"job": 128, "branch": 64, "host": 128}
+
+
+class Word(IntEnum):
+    """Index of each 64-bit word of the header page that changes while the rank runs (byte offset = 8 * index)."""
+
+    CURSOR = 128
+    """Sequence number of the last record begun."""
+    STATE = 129
+    ENDED_NS = 130
+    NUM_LOST_ENDS = 131
+    OBEYED_COMMAND = 132
+    PHASE = 136
+    PHASE_SINCE_NS = 137
+    CURRENT_STEP = 138
+    STEP_STARTED_NS = 139
+    COMPLETED_STEP = 140
+    COMPLETED_NS = 141
+    LAST_STEP_NS = 142
+    MEDIAN_STEP_NS = 143
+
+
+NUM_HEADER_WORDS = PAGE_BYTES // 8
+
+CONTROL = struct.Struct("<Q Q I I q Q Q Q Q I")
+"""Seqlock word (odd while it is written), the fields of ControlPage, CRC-32 of the fields."""
+CONTROL_FIELDS = (
+    *("seqlock", "command_number", "command", "sample_period", "argument", "span_mask", "lease_ok_until_ns", "round"),
+    *("written_ns", "crc32"),
+)
+
+_GROUP = struct.Struct("<I I I I Q Q 32s")
+GROUP_FIELDS = ("number", "first_rank", "stride", "num_ranks", "entered", "left", "name")
+GROUP_ENTERED_WORD = 2
+GROUP_LEFT_WORD = 3
+
+RECORD = struct.Struct("<Q Q Q Q Q i I i h H H H I")
+RECORD_FIELDS = (
+    *("sequence", "start_ns", "duration_ns", "launch_ns", "num_bytes", "step", "collective_sequence", "microbatch"),
+    *("chunk", "operation", "group", "flags", "check"),
+)
+RECORD_BODY = struct.Struct("<Q Q Q Q i I i h H H H I")
+"""A record without its sequence number, which the writer stores last."""
+RECORD_WORDS = RECORD_BYTES // 8
+
+
+def box_bytes(capacity: int) -> int:
+    """Return the size of a black box file with room for `capacity` records."""
+    return RING_OFFSET + capacity * RECORD_BYTES
+
+
+def field_offsets(layout: struct.Struct, names: tuple[str, ...]) -> dict[str, tuple[int, str]]:
+    """Return name -> (offset, struct code) of each field, for the documentation's table."""
+    codes = layout.format.replace("<", "").replace(" ", "")
+    offsets: dict[str, tuple[int, str]] = {}
+    position, count = 0, ""
+    remaining = iter(names)
+    for character in codes:
+        if character.isdigit():
+            count += character
+            continue
+        code, count = count + character, ""
+        offsets[next(remaining)] = (position, code)
+        position += struct.calcsize("<" + code)
+    return offsets
+
+
+def header_offsets() -> dict[str, tuple[int, str]]:
+    return {**field_offsets(_HEADER, HEADER_FIELDS), "crc32": (_HEADER.size, "I")}
+
+
+def group_offsets() -> dict[str, tuple[int, str]]:
+    return field_offsets(_GROUP, GROUP_FIELDS)
+
+
+def encode_header(identity: Identity, clock: ClockBase, capacity: int) -> bytes:
+    """Return the fixed part of the header page.
+
+    Raises: DataError when a name is too long for its field.
+    """
+    at, layout = identity.coordinate, identity.layout
+    body = _HEADER.pack(
+        *(MAGIC, VERSION, RECORD_BYTES, capacity, RING_OFFSET),
+        *(identity.rank, layout.world_size, identity.pid),
+        *(at.dp, at.pp, at.tp, layout.dp_size, layout.pp_size, layout.tp_size),
+        *(MAX_GROUPS, identity.incarnation, clock.monotonic_ns, clock.unix_ns, clock.error_ns),
+        *(_encode_text(name, getattr(identity, name)) for name in _TEXT_BYTES),
+    )
+    return body + _HEADER_CRC.pack(zlib.crc32(body))
+
+
+def _encode_text(name: str, text: str) -> bytes:
+    raw = text.encode()
+    if len(raw) > _TEXT_BYTES[name]:
+        raise DataError(
+            f"black box: {name} {text!r} has {len(raw)} bytes, the field holds {_TEXT_BYTES[name]}; shorten it"
+        )
+    return raw
+
+
+def decode_header(page: bytes, place: str) -> tuple[Identity, ClockBase, int]:
+    """Return identity, clock and capacity from a header page; `place` names the file in errors.
+
+    Raises: DataError for anything but an intact version 1 header.
+    """
+    if len(page) < PAGE_BYTES:
+        raise DataError(f"{place}: {len(page)} bytes, a black box has at least {box_bytes(1)}; the file is truncated")
+    if page[: len(MAGIC)] != MAGIC:
+        raise DataError(f"{place}: starts with {page[:8]!r}, expected {MAGIC!r}; this is not a black box")
+    values = dict(zip(HEADER_FIELDS, _HEADER.unpack_from(page), strict=True))
+    if values["version"] != VERSION:
+        raise DataError(
+            f"{place}: black box version {values['version']}, this program reads version {VERSION}; use the program"
+            " that wrote it"
+        )
+    (found,) = _HEADER_CRC.unpack_from(page, _HEADER.size)
+    expected = zlib.crc32(page[: _HEADER.size])
+    if found != expected:
+        raise DataError(f"{place}: header checksum {found:#010x}, expected {expected:#010x}; the header is damaged")
+    for name, needed in (("record_bytes", RECORD_BYTES), ("ring_offset", RING_OFFSET), ("num_groups_max", MAX_GROUPS)):
+        if values[name] != needed:
+            raise DataError(f"{place}: header field {name}={values[name]}, version {VERSION} has {needed}")
+    if values["capacity"] < 1:
+        raise DataError(f"{place}: header field capacity=0, expected at least 1")
+    try:
+        layout = Layout(tp_size=values["tp_size"], pp_size=values["pp_size"], dp_size=values["dp_size"])
+        layout.coordinate(values["rank"])
+        texts = {name: values[name].rstrip(b"\0").decode() for name in _TEXT_BYTES}
+    except (TopologyError, UnicodeDecodeError) as error:
+        raise DataError(f"{place}: the header does not make sense: {error}") from error
+    identity = Identity(
+        job=texts["job"],
+        branch=texts["branch"],
+        incarnation=values["incarnation"],
+        rank=values["rank"],
+        layout=layout,
+        pid=values["pid"],
+        host=texts["host"],
+    )
+    clock = ClockBase(values["monotonic_ns"], values["unix_ns"], values["clock_error_ns"])
+    return identity, clock, values["capacity"]
+
+
+def header_words(page: bytes) -> tuple[int, ...]:
+    """Return all words of a header page, to be indexed by `Word`."""
+    return struct.unpack_from(f"<{NUM_HEADER_WORDS}Q", page)
+
+
+def decode_progress(words: tuple[int, ...], place: str) -> Progress:
+    """Return the progress words. Raises: DataError for a phase that does not exist."""
+
+    def said(word: Word) -> int | None:
+        return None if words[word] == NOT_SAID else words[word]
+
+    try:
+        phase = Phase(words[Word.PHASE])
+    except ValueError as error:
+        raise DataError(f"{place}: phase {words[Word.PHASE]}, expected 0 to {max(Phase)}") from error
+    return Progress(
+        phase=phase,
+        phase_since_ns=words[Word.PHASE_SINCE_NS],
+        current_step=said(Word.CURRENT_STEP),
+        step_started_ns=said(Word.STEP_STARTED_NS),
+        completed_step=said(Word.COMPLETED_STEP),
+        completed_ns=said(Word.COMPLETED_NS),
+        last_step_ns=said(Word.LAST_STEP_NS),
+        median_step_ns=said(Word.MEDIAN_STEP_NS),
+        obeyed_command=words[Word.OBEYED_COMMAND],
+        num_lost_ends=words[Word.NUM_LOST_ENDS],
+    )
+
+
+def encode_control(page: ControlPage, seqlock: int) -> bytes:
+    """Return the control page's bytes.
+
+    Raises: DataError when a field does not fit.
+    """
+    try:
+        body = CONTROL.pack(
+            *(seqlock, page.command_number, page.command, page.sample_period, page.argument, page.span_mask),
+            *(page.lease_ok_until_ns, page.round, page.written_ns, 0),
+        )
+    except struct.error as error:
+        raise DataError(f"control page: a field does not fit ({error}): {page}") from error
+    return body[:-4] + struct.pack("<I", zlib.crc32(body[8:-4]))
+
+
+def decode_control(raw: bytes) -> ControlPage | None:
+    """Return the control page, or None when it is half written (odd seqlock word, or a checksum that is off)."""
+    seqlock, number, command, period, argument, mask, lease, round_number, written, crc = CONTROL.unpack_from(raw)
+    if seqlock % 2 or crc != zlib.crc32(raw[8 : CONTROL.size - 4]):
+        return None
+    return ControlPage(
+        command_number=number,
+        command=command,
+        argument=argument,
+        span_mask=mask,
+        sample_period=period,
+        lease_ok_until_ns=lease,
+        round=round_number,
+        written_ns=written,
+    )
+
+
+def encode_group(group: Group) -> bytes:
+    """Return a group's entry. Raises: DataError when the name is longer than its field."""
+    raw = group.name.encode()
+    if len(raw) > 32:
+        raise DataError(f"black box: group name {group.name!r} has {len(raw)} bytes, the field holds 32; shorten it")
+    return _GROUP.pack(group.number, group.first_rank, group.stride, group.num_ranks, group.entered, group.left, raw)
+
+
+def decode_groups(page: bytes) -> dict[int, Group]:
+    """Return number -> group of every entry in use; an entry whose number is not its place is not in use."""
+    groups: dict[int, Group] = {}
+    for place, entry in enumerate(_GROUP.iter_unpack(page)):
+        number, first_rank, stride, num_ranks, entered, left, name = entry
+        if place and number == place:
+            text = name.rstrip(b"\0").decode(errors="replace")
+            groups[number] = Group(number, text, first_rank, stride, num_ranks, entered, left)
+    return groups
+
+
+def encode_record(record: Record) -> bytes:
+    """Return a record's 64 bytes."""
+    return RECORD.pack(
+        *(record.sequence, record.start_ns, NOT_SAID if record.duration_ns is None else record.duration_ns),
+        *(record.launch_ns, record.num_bytes, record.step, record.collective_sequence, record.microbatch),
+        *(record.chunk, record.operation_number, record.group, record.flags, record.sequence & _LOW_32_BITS),
+    )
+
+
+def decode_record(values: tuple[int, ...]) -> Record | None:
+    """Return the record of one unpacked slot, or None for an empty or half-written one."""
+    sequence, start, duration, launch, num_bytes, step, collective, microbatch, chunk, number, group, flags, check = (
+        values
+    )
+    if sequence == 0 or check != sequence & _LOW_32_BITS:
+        return None
+    return Record(
+        sequence=sequence,
+        start_ns=start,
+        duration_ns=None if duration == NOT_SAID else duration,
+        launch_ns=launch,
+        num_bytes=num_bytes,
+        step=step,
+        collective_sequence=collective,
+        microbatch=microbatch,
+        chunk=chunk,
+        operation_number=number,
+        group=group,
+        flags=RecordFlag(flags),
+    )
+
+
+def step_total(record: Record) -> StepTotal:
+    """Return what a STEP_TOTAL record says."""
+    return StepTotal(
+        sequence=record.sequence,
+        step=record.step,
+        step_started_ns=record.start_ns,
+        operation_number=record.operation_number,
+        sum_ns=record.duration_ns or 0,
+        max_ns=record.launch_ns,
+        count=record.collective_sequence,
+        num_bytes=record.num_bytes,
+    )

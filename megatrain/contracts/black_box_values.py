@@ -1,0 +1,198 @@
+"""What a black box says, as values: whose it is, how far the rank has come, and its records.
+
+All times are monotonic nanoseconds of the rank's host, which every process of that host shares until the next boot.
+The bytes behind these are in black_box_layout.py, reading them is in black_box.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum, IntFlag
+
+from megatrain.contracts.layout import Coordinate, Layout
+from megatrain.contracts.operations import operation_name
+
+ALL_OPERATIONS = 2**64 - 1
+"""The span mask with every bit set, those of operations to come included."""
+
+
+class Phase(IntEnum):
+    """What the rank is busy with. A watcher's patience differs by phase."""
+
+    INIT = 0
+    FIRST_STEP = 1
+    STEP = 2
+    CHECKPOINT = 3
+    EVALUATION = 4
+    STOPPING = 5
+
+
+class State(IntEnum):
+    """How the writer left the file. RUNNING with no such process means that it was killed."""
+
+    RUNNING = 0
+    CLOSED = 1
+    FAILED = 2
+
+
+class RecordFlag(IntFlag):
+    """What else is known of a record."""
+
+    NONE = 0
+    FAILED = 1
+    """The span ended by an exception."""
+    DEVICE_CLOCK = 2
+    """Start and duration are the accelerator's; until they are known the record is open and starts at its launch."""
+    HOST_DONE = 4
+    """The host has enqueued the work and gone on; only the accelerator's end is missing."""
+    STEP_TOTAL = 8
+    """Not a span but the sum of a step's spans of one operation: see StepTotal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Whose black box it is. Everything about diagnosis is keyed by job, branch and incarnation.
+
+    `incarnation` is the round number; `host` is the machine's name.
+    """
+
+    job: str
+    branch: str
+    incarnation: int
+    rank: int
+    layout: Layout
+    pid: int
+    host: str
+
+    @property
+    def coordinate(self) -> Coordinate:
+        return self.layout.coordinate(self.rank)
+
+
+@dataclass(frozen=True, slots=True)
+class ClockBase:
+    """One moment on the monotonic clock (all times in the file) and on the wall clock, to turn one into the other.
+
+    Units: `error_ns` is how long the pair took to read, the bound of its mismatch.
+    """
+
+    monotonic_ns: int
+    unix_ns: int
+    error_ns: int
+
+    def unix_of(self, monotonic_ns: int) -> int:
+        """Return the wall-clock time, in ns since 1970, of a monotonic time of the same host since the same boot."""
+        return self.unix_ns + monotonic_ns - self.monotonic_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far the rank has come. Steps and their times are None before there is one. Monotonic ns.
+
+    `median_step_ns` is the typical step, learned without the first one: what a hang watch multiplies.
+    """
+
+    phase: Phase
+    phase_since_ns: int
+    current_step: int | None
+    step_started_ns: int | None
+    completed_step: int | None
+    completed_ns: int | None
+    last_step_ns: int | None
+    median_step_ns: int | None
+    obeyed_command: int
+    num_lost_ends: int
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A process group of this rank: its ranks, and the last collective that this rank entered and left.
+
+    The ranks are `first_rank + i * stride` for i < num_ranks, which every group of the 3D grid is. Entries of two ranks
+    with equal name and members are the same group. Sequence numbers count from 1 in each group, so the rank with the
+    lowest `entered` of a stuck group is the one that the others wait for.
+    """
+
+    number: int
+    name: str
+    first_rank: int
+    stride: int
+    num_ranks: int
+    entered: int = 0
+    left: int = 0
+
+    @property
+    def ranks(self) -> range:
+        """Return the members; empty where the writer could not say them (stride 0)."""
+        if self.stride == 0:
+            return range(0)
+        return range(self.first_rank, self.first_rank + self.num_ranks * self.stride, self.stride)
+
+
+@dataclass(frozen=True, slots=True)
+class ControlPage:
+    """What the host's executor tells the worker.
+
+    `command_number` grows with each command and each number is obeyed once; command 0 is none. A step is recorded in
+    full when it is a multiple of `sample_period`, else only summed. `lease_ok_until_ns` (monotonic) is 0 where nobody
+    holds a lease for this worker. `written_ns` is when the executor last wrote, 0 when none ever did.
+    """
+
+    command_number: int = 0
+    command: int = 0
+    argument: int = 0
+    span_mask: int = ALL_OPERATIONS
+    sample_period: int = 1
+    lease_ok_until_ns: int = 0
+    round: int = 0
+    written_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One span. Times are monotonic ns; step (before the first), microbatch and chunk are -1 where there is none.
+
+    `collective_sequence` counts the spans of the group, modulo 2**32; 0 without a group.
+    """
+
+    sequence: int
+    start_ns: int
+    duration_ns: int | None
+    launch_ns: int
+    num_bytes: int
+    step: int
+    collective_sequence: int
+    microbatch: int
+    chunk: int
+    operation_number: int
+    group: int
+    flags: RecordFlag
+
+    @property
+    def operation(self) -> str:
+        return operation_name(self.operation_number)
+
+    @property
+    def is_in_flight(self) -> bool:
+        return self.duration_ns is None
+
+
+@dataclass(frozen=True, slots=True)
+class StepTotal:
+    """All spans of one operation that ended in one step: what is streamed for every rank and step.
+
+    In the ring it is a record with STEP_TOTAL: duration = sum, launch = longest, collective_sequence = count.
+    """
+
+    sequence: int
+    step: int
+    step_started_ns: int
+    operation_number: int
+    sum_ns: int
+    max_ns: int
+    count: int
+    num_bytes: int
+
+    @property
+    def operation(self) -> str:
+        return operation_name(self.operation_number)

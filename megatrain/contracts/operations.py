@@ -1,0 +1,72 @@
+"""The names of everything a rank is timed at, and their numbers in the black box.
+
+Names follow the public traces of "Understanding Stragglers in Large Model Training" (OSDI'25), so that those traces
+load in our tools and ours in theirs. A number, once given, is never changed or used again: old black boxes and event
+files must stay readable. New operations take the next free number; at most 63 fit the 64-bit span mask.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Operation(StrEnum):
+    """One kind of span. The value is the name people see; `number` is its id in binary records and the span mask."""
+
+    number: int
+    is_collective: bool
+    """All ranks of a group take part, in the same order."""
+    is_point_to_point: bool
+    is_on_device: bool
+    """Where there is an accelerator the host only launches it, so the host's clock would time the launch."""
+
+    def __new__(cls, value: str, number: int, kind: str) -> Operation:
+        member = str.__new__(cls, value)
+        member._value_ = value
+        member.number = number
+        member.is_collective = kind in ("collective", "host-collective")
+        member.is_point_to_point = kind == "p2p"
+        member.is_on_device = kind not in ("host", "host-collective")
+        return member
+
+    STEP = "step", 1, "host"
+    DATA_WAIT = "data-wait", 2, "host"
+    FORWARD_COMPUTE = "forward-compute", 3, "compute"
+    BACKWARD_COMPUTE = "backward-compute", 4, "compute"
+    FORWARD_SEND = "forward-send", 5, "p2p"
+    FORWARD_RECV = "forward-recv", 6, "p2p"
+    BACKWARD_SEND = "backward-send", 7, "p2p"
+    BACKWARD_RECV = "backward-recv", 8, "p2p"
+    PARAMS_ALL_GATHER = "params-all-gather", 9, "collective"
+    GRADS_REDUCE_SCATTER = "grads-reduce-scatter", 10, "collective"
+    TP_ALL_GATHER = "tp-all-gather", 11, "collective"
+    TP_REDUCE_SCATTER = "tp-reduce-scatter", 12, "collective"
+    TP_ALL_REDUCE = "tp-all-reduce", 13, "collective"
+    DP_ALL_REDUCE = "dp-all-reduce", 14, "collective"
+    PP_ALL_REDUCE = "pp-all-reduce", 15, "collective"
+    EMBEDDING_ALL_REDUCE = "embedding-all-reduce", 16, "collective"
+    CLIP = "clip", 17, "compute"
+    OPTIMIZER = "optimizer", 18, "compute"
+    GC = "gc", 19, "host"
+    CHECKPOINT = "checkpoint", 20, "host"
+    CHECKPOINT_LOAD = "checkpoint-load", 21, "host"
+    EVALUATION = "evaluation", 22, "host"
+    INIT = "init", 23, "host"
+    # A barrier is a collective that the host itself waits for: the host clock is the true one.
+    BARRIER = "barrier", 24, "host-collective"
+
+    @property
+    def is_communication(self) -> bool:
+        return self.is_collective or self.is_point_to_point
+
+
+MAX_OPERATIONS = 64
+"""Numbers are below this: one bit each in the span mask."""
+
+_BY_NUMBER = {operation.number: operation for operation in Operation}
+
+
+def operation_name(number: int) -> str:
+    """Return the name of this number, or "operation-57" for one that a newer program has added."""
+    operation = _BY_NUMBER.get(number)
+    return f"operation-{number}" if operation is None else operation.value

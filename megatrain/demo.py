@@ -1,0 +1,131 @@
+"""`make demo`: from raw text to a sampled sentence, through every axis of parallelism, on 8 CPU processes.
+
+It calls the same commands that a user would, and prints each: build data, train under torchrun, sample. Then it compares
+the loss on held-out files with the entropy of their token frequencies, which a model that learned no context would reach.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from megatrain.contracts.checkpoint_files import newest_committed
+from megatrain.contracts.run_directory import RunDirectory
+from megatrain.data.meta import META_NAME, DataMeta, read_meta
+
+NUM_PROCESSES = 8
+MARGIN_NATS = 0.7
+"""How far below the unigram entropy the loss must end: a model of token frequencies alone would have a margin of 0."""
+PROMPT = "def "
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the demonstration; return 0 when the model learned more than token frequencies."""
+    args = _parser().parse_args(argv)
+    started = time.monotonic()
+    run = RunDirectory(args.output / "run")
+    meta = _build_data(args)
+    if run.root.exists():
+        print(f"removing the demo's earlier run {run.root}")
+        shutil.rmtree(run.root)
+    overrides = [
+        f"--job.run_directory={run.root}",
+        f"--model.vocab_size={meta.vocab_size}",
+        f"--data.train={args.output / 'data' / 'train'}",
+        f"--data.validation={args.output / 'data' / 'validation'}",
+        f"--data.tokenizer={args.output / 'data' / 'tokenizer.json'}",
+        *args.overrides,
+    ]
+    torchrun = ["torch.distributed.run", "--standalone", f"--nproc-per-node={NUM_PROCESSES}"]
+    _call("train", [*torchrun, "-m", "megatrain.train", str(args.config), *overrides])
+    checkpoint = newest_committed(run.checkpoints)
+    if checkpoint is None:
+        print(f"demo: training ended without a checkpoint in {run.checkpoints}", file=sys.stderr)
+        return 1
+    _call("sample", ["megatrain", "sample", str(checkpoint), f"--prompt={PROMPT}", "--max-tokens=80", "--seed=1"])
+    evaluation = _last_evaluation(run.metrics / "metrics.jsonl")
+    margin = meta.unigram_entropy_nats - evaluation["loss"]
+    has_learned = margin >= MARGIN_NATS
+    print(_summary(args.output, run, checkpoint, meta, evaluation, time.monotonic() - started))
+    if not has_learned:
+        print(
+            f"demo: the loss is {margin:.3f} nats below the unigram entropy, expected at least {MARGIN_NATS}; more steps "
+            "(--train.steps=...) or more text would help",
+            file=sys.stderr,
+        )
+    return 0 if has_learned else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m megatrain.demo", description="train a small GPT on 8 CPU processes")
+    parser.add_argument("--input", nargs="+", default=["python-stdlib"], metavar="SRC",
+                        help=".txt, .jsonl or .parquet files, or folders of them (default: Python's own library)")  # fmt: skip
+    parser.add_argument("--output", type=Path, default=Path("runs/demo"), metavar="DIR", help="where all of it goes")
+    parser.add_argument("--config", type=Path, default=Path("configs/demo.toml"), metavar="FILE")
+    parser.add_argument("--vocab-size", type=int, default=4096)
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="overrides of the configuration, after --")
+    return parser
+
+
+def _build_data(args: argparse.Namespace) -> DataMeta:
+    """Build the token files, unless the very same ones are there."""
+    directory = args.output / "data"
+    meta = read_meta(directory / META_NAME) if directory.exists() else None
+    wanted = tuple(args.input)
+    if meta is not None and meta.sources == wanted and meta.vocab_size == args.vocab_size:
+        print(f"using the token files of an earlier demo in {directory}")
+        return meta
+    command = ["megatrain", "data", "build", "--input", *args.input, "--output", str(directory),
+               f"--vocab-size={args.vocab_size}"]  # fmt: skip
+    _call("build data", [*command, "--force"] if directory.exists() else command)
+    built = read_meta(directory / META_NAME)
+    assert built is not None
+    return built
+
+
+def _call(title: str, module: Sequence[str]) -> None:
+    print(f"\n== {title}\n$ python -m {shlex.join(module)}", flush=True)
+    code = subprocess.run([sys.executable, "-m", *module], check=False).returncode
+    if code != 0:
+        raise SystemExit(code if code > 0 else 1)
+
+
+def _last_evaluation(metrics: Path) -> dict[str, Any]:
+    records = [json.loads(line) for line in metrics.read_text().splitlines()]
+    return next(record for record in reversed(records) if record["kind"] == "evaluation")
+
+
+def _summary(
+    output: Path, run: RunDirectory, checkpoint: Path, meta: DataMeta, evaluation: dict[str, Any], seconds: float
+) -> str:
+    loss, entropy = evaluation["loss"], meta.unigram_entropy_nats
+    bytes_per_token = meta.validation.text_bytes / meta.validation.tokens
+    unigram_bits = entropy / math.log(2.0) / bytes_per_token
+    bits = loss / math.log(2.0) / bytes_per_token
+    return "\n".join(
+        [
+            "",
+            f"== done in {seconds:.0f} s",
+            f"held-out loss      {loss:.3f} nats/token  {bits:.3f} bits/byte",
+            f"unigram entropy    {entropy:.3f} nats/token  {unigram_bits:.3f} bits/byte",
+            f"the model is       {entropy - loss:.3f} nats/token below token frequencies (at least {MARGIN_NATS} expected)",
+            f"data               {output / 'data'}",
+            f"checkpoint         {checkpoint}",
+            f"metrics            {run.metrics / 'metrics.jsonl'}",
+            f"configuration      {run.root / 'config.toml'}",
+            f"try                .venv/bin/megatrain sample {run.root} --prompt 'import '",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,112 @@
+"""Text from a checkpoint, on one device: a look at what the model has learned.
+
+Every token is a forward pass over the whole context: simple and exact. Serving, with a key-value cache, is not this
+program's work. Shapes: S sequence, B = 1, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from megatrain.checkpoint import load_whole
+from megatrain.checkpoint.job import TOKENIZER_NAME
+from megatrain.config.config import Config
+from megatrain.contracts.checkpoint_files import is_committed, newest_committed, read_manifest
+from megatrain.contracts.errors import CheckpointError, DataError
+from megatrain.data.tokenizer import Tokenizer, load_tokenizer
+from megatrain.model import TokenContext, Transformer
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the next token is chosen. temperature 0: the likeliest; top_k 0 and top_p 1: no cut."""
+
+    max_tokens: int = 100
+    temperature: float = 0.8
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A whole model in one process, ready to be asked."""
+
+    model: Transformer
+    tokenizer: Tokenizer
+    config: Config
+    step: int
+    device: torch.device
+
+
+def find_checkpoint(path: Path) -> Path:
+    """Return the checkpoint that `path` means: itself, or the newest of a run or of its checkpoints directory.
+
+    Raises: CheckpointError when there is none.
+    """
+    for directory in (path, path / "checkpoints"):
+        if is_committed(directory):
+            return directory
+        if directory.is_dir() and any(directory.glob("step-*")):
+            newest = newest_committed(directory)
+            if newest is not None:
+                return newest
+    raise CheckpointError(f"{path} is no checkpoint and holds none; name a run directory or runs/<job>/checkpoints/step-*")
+
+
+def load_model(checkpoint: Path, device: torch.device) -> LoadedModel:
+    """Load a checkpoint of any layout as one model.
+
+    Raises: CheckpointError, DataError naming the file.
+    """
+    manifest = read_manifest(checkpoint)
+    config = Config.from_dict(manifest.config)
+    tokenizer_path = checkpoint / TOKENIZER_NAME
+    if not tokenizer_path.exists():
+        raise DataError(f"{tokenizer_path} is missing: the job had no data.tokenizer; copy its tokenizer.json there")
+    model = Transformer(config.model)
+    load_whole(checkpoint, dict(model.named_parameters()))
+    return LoadedModel(model.to(device).eval(), load_tokenizer(tokenizer_path), config, manifest.step, device)
+
+
+def generate(loaded: LoadedModel, prompt: Sequence[int], sampling: Sampling) -> Iterator[int]:
+    """Yield token after token, until the end-of-document token or max_tokens. An empty prompt starts a document."""
+    generator = torch.Generator().manual_seed(sampling.seed)
+    tokens = list(prompt) or [loaded.tokenizer.eod_id]
+    for _ in range(sampling.max_tokens):
+        context = tokens[-loaded.config.model.seq_len :]
+        token = choose_token(_next_logits(loaded, context), sampling, generator)
+        if token == loaded.tokenizer.eod_id:
+            return
+        tokens.append(token)
+        yield token
+
+
+def _next_logits(loaded: LoadedModel, tokens: Sequence[int]) -> Tensor:
+    tokens_SB = torch.tensor(tokens, device=loaded.device)[:, None]
+    place = TokenContext(sample_B=torch.zeros(1, dtype=torch.int64, device=loaded.device), seq_len=len(tokens))
+    assert loaded.model.loss_head is not None
+    with torch.no_grad():
+        hidden_SBH = loaded.model.hidden(tokens_SB, place)
+        return loaded.model.loss_head.logits(hidden_SBH[-1:])[0, 0, : loaded.config.model.vocab_size].cpu()
+
+
+def choose_token(logits_V: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
+    """Return a token id drawn by the rules of `sampling`. Shapes: logits [V]."""
+    if sampling.temperature == 0.0:
+        return int(logits_V.argmax())
+    scores_V = logits_V.double() / sampling.temperature
+    if 0 < sampling.top_k < scores_V.numel():
+        scores_V[scores_V < scores_V.topk(sampling.top_k).values[-1]] = float("-inf")
+    probabilities_V = scores_V.softmax(0)
+    if sampling.top_p < 1.0:
+        sorted_V, order_V = probabilities_V.sort(descending=True)
+        # keep the smallest set that reaches top_p: a token stays while what came before it is below
+        sorted_V[sorted_V.cumsum(0) - sorted_V >= sampling.top_p] = 0.0
+        probabilities_V = torch.zeros_like(probabilities_V).scatter_(0, order_V, sorted_V)
+    return int(torch.multinomial(probabilities_V, 1, generator=generator))

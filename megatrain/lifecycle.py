@@ -1,0 +1,281 @@
+"""How a worker stops: a signal asks it to save at the next agreed step; a watchdog ends it when no such step comes.
+
+A rank that waits in a collective, or in C code that holds the interpreter lock, never runs a Python signal handler. So
+the watchdog is a child process, forked while the worker is still small. CPython's own C-level handler writes the number
+of each signal into the watchdog's pipe (`signal.set_wakeup_fd`), lock or no lock; the watchdog counts the grace period
+down and kills. Source: DESIGN decision 12. Left out: agreeing on the step and saving, which is the trainer's part.
+Standard library only, because this is loaded before torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import math
+import os
+import select
+import signal
+import struct
+import sys
+import time
+import traceback
+import weakref
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any, NoReturn, Self
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+
+_logger = logging.getLogger(__name__)
+
+# The pipe carries two kinds of messages. A signal is one byte, 1 to 64, written by the C-level handler. A command is
+# one of these bytes and a little-endian double, written at once: a pipe never mixes two writes of so few bytes.
+_EXTEND = 0x81
+_DISARM = 0x82
+_COMMAND = struct.Struct("<Bd")
+
+# Whoever signals the whole process group means the worker; these would end the watchdog before it.
+_IGNORED_BY_WATCHDOG = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGQUIT)
+_PR_SET_PDEATHSIG = 1
+_PIPE_FD = 3
+_LONGEST_WAIT_S = 3600.0  # select takes no infinity
+
+
+class StopSignals:
+    """Turns SIGTERM, SIGUSR1 and the first SIGINT into a request that the step loop reads when it suits it.
+
+    Further SIGTERMs and SIGUSR1s change nothing; a second SIGINT raises KeyboardInterrupt. Made in the main thread.
+    """
+
+    def __init__(self) -> None:
+        self.name = ""
+        """Name of the first signal, as SIGTERM; empty while there was none."""
+        self._num_interrupts = 0
+        self._previous = {number: signal.signal(number, self._receive) for number in STOP_SIGNALS}
+        _call_in_forked_children(self.close)
+
+    @property
+    def is_requested(self) -> bool:
+        return bool(self.name)
+
+    def close(self) -> None:
+        """Give the signals back to the handlers that were there before. Calling it again does nothing."""
+        for number, handler in self._previous.items():
+            # None stands for a handler that was not made in Python and cannot be put back.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        self._previous = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _receive(self, number: int, _frame: FrameType | None) -> None:
+        self.name = self.name or signal.Signals(number).name
+        if number == signal.SIGINT:
+            self._num_interrupts += 1
+            if self._num_interrupts > 1:
+                raise KeyboardInterrupt
+
+
+class Watchdog:
+    """The worker's end of its watchdog process. Made by `start_watchdog`."""
+
+    def __init__(self, pid: int, pipe_fd: int) -> None:
+        self.pid = pid
+        self._pipe_fd = pipe_fd
+        self._previous_wakeup_fd = signal.set_wakeup_fd(pipe_fd, warn_on_full_buffer=False)
+        _call_in_forked_children(self._disconnect)
+
+    def extend(self, seconds: float) -> None:
+        """Let the grace period begin `seconds` from now at the earliest, for a signal that has come or will come.
+
+        Before a save or an evaluation: with its timeout; after it: with 0. Each call replaces the one before.
+        """
+        self._send(_EXTEND, seconds)
+
+    def disarm(self) -> None:
+        """Forget the signals that have come; the next one starts a grace period anew."""
+        self._send(_DISARM, 0.0)
+
+    def close(self) -> None:
+        """End the watchdog and wait until it is gone. Calling it again does nothing."""
+        if self._pipe_fd < 0:
+            return
+        self._disconnect()
+        # Somebody else may have collected our child; then its number is no longer ours to kill.
+        with contextlib.suppress(ChildProcessError):
+            if os.waitpid(self.pid, os.WNOHANG)[0] == 0:
+                os.kill(self.pid, signal.SIGKILL)
+                os.waitpid(self.pid, 0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _send(self, command: int, value: float) -> None:
+        if self._pipe_fd < 0:
+            raise RuntimeError("the watchdog is closed")
+        try:
+            os.write(self._pipe_fd, _COMMAND.pack(command, value))
+        except OSError as error:
+            # Training is worth more than its watchdog; whoever signals will see the worker live on and can kill it.
+            _logger.warning("watchdog process %d does not listen (%s): nothing ends a stuck worker", self.pid, error)
+
+    def _disconnect(self) -> None:
+        if self._pipe_fd >= 0:
+            # In this order: a signal between the two must not be written to a closed or reused descriptor.
+            signal.set_wakeup_fd(self._previous_wakeup_fd)
+            os.close(self._pipe_fd)
+            self._pipe_fd = -1
+
+
+def start_watchdog(grace_s: float, rank: int | None = None) -> Watchdog:
+    """Fork the process that kills this one `grace_s` after a stop signal, unless this one has ended by then.
+
+    Call it in the main thread before torch is imported: the child stays small, and no lock of a library is copied.
+    It notices those signals that have a Python handler: see StopSignals. `rank` is for the message; None: torchrun's.
+    """
+    rank_text = os.environ.get("RANK", "0") if rank is None else str(rank)
+    worker_pid = os.getpid()
+    read_fd, write_fd = os.pipe()
+    # The worker must never wait for its watchdog.
+    os.set_blocking(write_fd, False)
+    # Held back until the child ignores them: a signal to the group must not catch it unprepared.
+    previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED_BY_WATCHDOG)
+    try:
+        pid = os.fork()
+        if pid == 0:
+            _be_watchdog(read_fd, worker_pid, grace_s, rank_text)
+        os.close(read_fd)
+        return Watchdog(pid, write_fd)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
+
+
+def _be_watchdog(read_fd: int, worker_pid: int, grace_s: float, rank_text: str) -> NoReturn:
+    """Live the life of the forked child. Nothing of the worker's Python may run on in here, whatever happens."""
+    try:
+        _leave_the_worker_behind(read_fd)
+        _die_with_parent()
+        signal_name = _wait_for_deadline(worker_pid, grace_s)
+        # Still our parent, so its number has not passed to another process.
+        if signal_name and os.getppid() == worker_pid:
+            _write_stderr(
+                f"megatrain: rank {rank_text} (process {worker_pid}) got {signal_name}, but came to no step boundary "
+                f"within runtime.save_grace_s={grace_s:g}; killing it without a save\n"
+            )
+            os.kill(worker_pid, signal.SIGKILL)
+        os._exit(0)
+    except BaseException:  # noqa: BLE001 -- raised on, it would run the worker's code in the child
+        _write_stderr(f"megatrain: the watchdog of rank {rank_text} failed\n{traceback.format_exc()}")
+        os._exit(1)
+
+
+def _leave_the_worker_behind(read_fd: int) -> None:
+    """Keep the pipe and stderr; everything else that is open belongs to the worker, and would be held open by us."""
+    signal.set_wakeup_fd(-1)
+    for number in _IGNORED_BY_WATCHDOG:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _IGNORED_BY_WATCHDOG)
+    if read_fd != _PIPE_FD:
+        os.dup2(read_fd, _PIPE_FD)
+    null_fd = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null_fd, 0)
+    os.dup2(null_fd, 1)
+    for name in os.listdir("/proc/self/fd" if sys.platform == "linux" else "/dev/fd"):
+        if int(name) > _PIPE_FD:
+            with contextlib.suppress(OSError):  # the listing's own descriptor is closed by now
+                os.close(int(name))
+
+
+def _die_with_parent() -> None:
+    """Ask Linux for SIGKILL when the worker dies: the pipe does not end while a child of the worker holds it open."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+class GraceClock:
+    """When to kill, given what came through the pipe. Times are seconds of one monotonic clock."""
+
+    def __init__(self, grace_s: float) -> None:
+        self.signal_name = ""
+        """Of the stop signal whose grace period runs; empty: none."""
+        self._grace_s = grace_s
+        self._signalled_at = 0.0
+        self._busy_until = -math.inf
+        self._rest = b""
+
+    @property
+    def deadline(self) -> float:
+        if not self.signal_name:
+            return math.inf
+        return max(self._signalled_at, self._busy_until) + self._grace_s
+
+    def feed(self, data: bytes, now: float) -> None:
+        """Take in bytes of the pipe, which may end within a command."""
+        data = self._rest + data
+        position = 0
+        while position < len(data):
+            if data[position] < _EXTEND:
+                self._take_signal(data[position], now)
+                position += 1
+            elif position + _COMMAND.size <= len(data):
+                command, value = _COMMAND.unpack_from(data, position)
+                self._take_command(command, value, now)
+                position += _COMMAND.size
+            else:
+                break
+        self._rest = data[position:]
+
+    def _take_signal(self, number: int, now: float) -> None:
+        # Every signal that has a Python handler comes here. Only the first of ours counts: asking again gains no time.
+        if number in STOP_SIGNALS and not self.signal_name:
+            self.signal_name = signal.Signals(number).name
+            self._signalled_at = now
+
+    def _take_command(self, command: int, value: float, now: float) -> None:
+        if command == _EXTEND:
+            self._busy_until = now + value
+        else:
+            self.signal_name = ""
+
+
+def _wait_for_deadline(worker_pid: int, grace_s: float) -> str:
+    """Return the signal when the worker's time is up, or "" when it has gone by itself."""
+    clock = GraceClock(grace_s)
+    # Had the worker died before prctl, and a child of its kept the pipe open, nothing else would tell us.
+    while os.getppid() == worker_pid:
+        remaining_s = clock.deadline - time.monotonic()
+        if remaining_s <= 0:
+            return clock.signal_name
+        if select.select([_PIPE_FD], [], [], min(remaining_s, _LONGEST_WAIT_S))[0]:
+            data = os.read(_PIPE_FD, 4096)
+            if not data:
+                return ""
+            clock.feed(data, time.monotonic())
+    return ""
+
+
+def _write_stderr(text: str) -> None:
+    with contextlib.suppress(OSError):  # its reader may be gone, and the kill must not fail for that
+        os.write(2, text.encode())
+
+
+def _call_in_forked_children(method: Callable[[], Any]) -> None:
+    """Call `method` in every later fork of this process as long as its object lives.
+
+    A forked child inherits handlers and wakeup descriptor: without this, ending the child would stop the worker.
+    """
+    reference = weakref.WeakMethod(method)
+
+    def call() -> None:
+        bound = reference()
+        if bound is not None:
+            bound()
+
+    os.register_at_fork(after_in_child=call)

@@ -1,0 +1,30 @@
+"""Pipeline schedules as data: generators, the feasibility rule, closed forms, and a checker that proves a schedule.
+
+A schedule is, for each stage, a list of actions (compute, send, receive, gather, reduce). The runtime executes it,
+`replay` times it, the timeline viewer draws it. Standard library only.
+"""
+
+from __future__ import annotations
+
+from megatrain.schedule.action import Action, ActionKind, Schedule
+from megatrain.schedule.bounds import bubble_fraction, in_flight_bound
+from megatrain.schedule.build import build_schedule, forward_only
+from megatrain.schedule.checker import check_schedule
+from megatrain.schedule.drawing import render
+from megatrain.schedule.feasibility import SCHEDULE_NAMES, infeasibility
+from megatrain.schedule.stage_rules import peak_in_flight
+
+__all__ = [
+    "SCHEDULE_NAMES",
+    "Action",
+    "ActionKind",
+    "Schedule",
+    "bubble_fraction",
+    "build_schedule",
+    "check_schedule",
+    "forward_only",
+    "in_flight_bound",
+    "infeasibility",
+    "peak_in_flight",
+    "render",
+]

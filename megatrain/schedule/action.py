@@ -1,0 +1,66 @@
+"""The vocabulary of a pipeline schedule: actions, and each stage's list of them.
+
+A stage executes its list in order. Every action returns at once except FORWARD and BACKWARD, which first wait for what
+they consume. The model is cut into pp_size * num_chunks model chunks; chunk c of stage s is model chunk
+c * pp_size + s, so the output of the last stage's chunk c wraps around to chunk c + 1 of stage 0. Messages from one
+stage to another in one direction form a channel, first in, first out: its n-th send is received by its n-th receive.
+Source: the list-of-actions form is that of torch.distributed.pipelining and DeepSpeed; the semantics here are ours.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class ActionKind(Enum):
+    """What a stage does in one action."""
+
+    FORWARD = "forward"
+    """Wait for the input and for the chunk's parameters, then compute."""
+    BACKWARD = "backward"
+    """Wait for the output's gradient, then compute the gradients of input and weights."""
+    SEND_FORWARD = "send_forward"
+    """Post the output of this chunk to the next model chunk; its buffer is released when delivered."""
+    RECV_FORWARD = "recv_forward"
+    """Post the receive of this chunk's input."""
+    SEND_BACKWARD = "send_backward"
+    """Post the gradient of this chunk's input to the previous model chunk."""
+    RECV_BACKWARD = "recv_backward"
+    """Post the receive of the gradient of this chunk's output."""
+    GATHER = "gather"
+    """Start gathering the chunk's parameters over data-parallel ranks."""
+    REDUCE = "reduce"
+    """Start reducing and scattering the chunk's gradients over data-parallel ranks."""
+
+    # Members are singletons, so identity is equality; Enum's own hash is a Python call, and checkers hash millions.
+    __hash__ = object.__hash__
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One entry of a stage's list. `chunk` counts on the stage; GATHER and REDUCE have microbatch -1."""
+
+    kind: ActionKind
+    chunk: int
+    microbatch: int
+
+    def __str__(self) -> str:
+        if self.microbatch < 0:
+            return f"{self.kind.name}(chunk={self.chunk})"
+        return f"{self.kind.name}(chunk={self.chunk}, microbatch={self.microbatch})"
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """The action lists of all stages: stages[pp_rank] is what that stage executes in one step."""
+
+    name: str
+    pp_size: int
+    num_chunks: int
+    num_microbatches: int
+    stages: tuple[tuple[Action, ...], ...]
+
+    def model_chunk(self, stage: int, chunk: int) -> int:
+        """Return which part of the model, counted from the input, is chunk `chunk` of stage `stage`."""
+        return chunk * self.pp_size + stage

@@ -1,0 +1,54 @@
+"""Build a schedule by name. Results are immutable and cached: a config check and a trainer ask for the same one."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from megatrain.contracts.errors import TopologyError
+from megatrain.schedule.action import Action, ActionKind, Schedule
+from megatrain.schedule.bounds import require_feasible
+from megatrain.schedule.gpipe import gpipe
+from megatrain.schedule.interleaved import group_sizes, interleaved
+from megatrain.schedule.lowering import lower
+from megatrain.schedule.one_f_one_b import one_f_one_b
+from megatrain.schedule.order import ComputeOrder
+
+FORWARD_ONLY = "forward_only"
+
+
+@lru_cache(maxsize=16)
+def build_schedule(name: str, pp_size: int, num_chunks: int, num_microbatches: int) -> Schedule:
+    """Return the action lists of one training step.
+
+    Raises: TopologyError with the rule and the way out when `infeasibility` finds one.
+    """
+    require_feasible(name, pp_size, num_chunks, num_microbatches)
+    if name == "gpipe":
+        orders = gpipe(pp_size, num_microbatches)
+    elif name == "1f1b":
+        orders = one_f_one_b(pp_size, num_microbatches)
+    else:
+        orders = interleaved(pp_size, num_chunks, num_microbatches)
+    return Schedule(name, pp_size, num_chunks, num_microbatches, lower(orders, num_chunks, num_microbatches))
+
+
+@lru_cache(maxsize=16)
+def forward_only(pp_size: int, num_chunks: int, num_microbatches: int) -> Schedule:
+    """Return the action lists of an evaluation: forwards and their messages, gathers, and no reduce.
+
+    Any num_microbatches of at least 1 will do: with fewer than pp_size the chunks' turns stall, but nothing blocks.
+    Raises: TopologyError when a size is below 1, or num_chunks exceeds 1 without a pipeline.
+    """
+    if min(pp_size, num_chunks, num_microbatches) < 1 or (pp_size == 1 and num_chunks > 1):
+        raise TopologyError(
+            f"no forward pipeline of pp_size={pp_size}, num_chunks={num_chunks}, num_microbatches={num_microbatches}: "
+            "each must be at least 1, and num_chunks must be 1 where pp_size is 1"
+        )
+    order: ComputeOrder = []
+    first = 0
+    for size in group_sizes(pp_size, num_microbatches):
+        for chunk in range(num_chunks):
+            order += (Action(ActionKind.FORWARD, chunk, first + index) for index in range(size))
+        first += size
+    actions = lower([order] * pp_size, num_chunks, num_microbatches)
+    return Schedule(FORWARD_ONLY, pp_size, num_chunks, num_microbatches, actions)

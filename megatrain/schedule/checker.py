@@ -1,0 +1,113 @@
+"""Prove that a schedule is right, or say what is wrong: stage, position, action, rule.
+
+Three passes: every stage by itself (each action exactly once and in a legal order, memory and pending receives within
+their bounds), every channel (the n-th send is what the n-th receive expects), and an execution (no deadlock).
+The proof holds under the semantics of action.py, for any durations.
+"""
+
+from __future__ import annotations
+
+from itertools import zip_longest
+
+from megatrain.schedule.action import ActionKind, Schedule
+from megatrain.schedule.bounds import in_flight_bound
+from megatrain.schedule.execution import Blocked, Channel, Channels, execute
+from megatrain.schedule.feasibility import SCHEDULE_NAMES, infeasibility
+from megatrain.schedule.lowering import RECEIVES_AHEAD
+from megatrain.schedule.stage_rules import check_stages, peak_in_flight
+
+PENDING_RECEIVES_BOUND = RECEIVES_AHEAD + 1
+"""Receives posted and not yet consumed: the one of the compute at hand and the one posted ahead of it."""
+
+_RECEIVES = (ActionKind.RECV_FORWARD, ActionKind.RECV_BACKWARD)
+
+
+def check_schedule(schedule: Schedule, pending_receives_bound: int = PENDING_RECEIVES_BOUND) -> list[str]:
+    """Return every violation found, one message each; an empty list means the schedule is proved right.
+
+    A name that `build_schedule` does not know is checked for everything but the peak of activations, which has no
+    closed form to be compared with.
+    """
+    if len(schedule.stages) != schedule.pp_size:
+        return [f"schedule {schedule.name!r} has {len(schedule.stages)} action lists for pp_size={schedule.pp_size}"]
+    return [
+        *check_stages(schedule, pending_receives_bound),
+        *_check_peaks(schedule),
+        *_check_channels(schedule),
+        *_check_deadlock(schedule),
+    ]
+
+
+def _check_peaks(schedule: Schedule) -> list[str]:
+    sizes = (schedule.name, schedule.pp_size, schedule.num_chunks, schedule.num_microbatches)
+    if schedule.name not in SCHEDULE_NAMES:
+        return []
+    if (problem := infeasibility(*sizes)) is not None:
+        return [problem]
+    return [
+        f"stage {stage}: {peak} activations are held at once; schedule {schedule.name!r} may hold {bound}"
+        for stage, (peak, bound) in enumerate(zip(peak_in_flight(schedule), in_flight_bound(*sizes), strict=True))
+        if peak > bound
+    ]
+
+
+Message = tuple[int, int]
+"""Model chunk nearer to the input and microbatch: what both ends of a transfer must agree on."""
+
+
+def _messages(schedule: Schedule) -> dict[Channel, tuple[list[tuple[Message, int]], list[tuple[Message, int]]]]:
+    """Return each channel's sends and receives in order, as what is carried and the position in the list."""
+    channels = Channels(schedule.pp_size)
+    found: dict[Channel, tuple[list[tuple[Message, int]], list[tuple[Message, int]]]] = {
+        channel: ([], []) for channel in channels.all()
+    }
+    for stage, actions in enumerate(schedule.stages):
+        ends = {
+            kind: (found[channel][kind in _RECEIVES], kind in (ActionKind.RECV_FORWARD, ActionKind.SEND_BACKWARD))
+            for kind, channel in channels.of_stage(stage).items()
+        }
+        for position, action in enumerate(actions):
+            if action.kind in ends:
+                end, is_towards_input = ends[action.kind]
+                chunk = schedule.model_chunk(stage, action.chunk) - is_towards_input
+                end.append(((chunk, action.microbatch), position))
+    return found
+
+
+def _check_channels(schedule: Schedule) -> list[str]:
+    """Compare the two ends of each channel; report the first difference, since the rest follows from it."""
+    problems: list[str] = []
+    for channel, (sends, receives) in _messages(schedule).items():
+        for number, (send, receive) in enumerate(zip_longest(sends, receives)):
+            if send is not None and receive is not None and send[0] == receive[0]:
+                continue
+            sent = _end(schedule, channel.source, send)
+            received = _end(schedule, channel.destination, receive)
+            problems.append(f"{channel}, message {number}: sent by {sent}, received by {received}")
+            break
+    return problems
+
+
+def _end(schedule: Schedule, stage: int, message: tuple[Message, int] | None) -> str:
+    if message is None:
+        return f"nothing on stage {stage}"
+    return f"stage {stage}, position {message[1]}, {schedule.stages[stage][message[1]]}"
+
+
+def _check_deadlock(schedule: Schedule) -> list[str]:
+    blocked = execute(schedule).blocked
+    stands = {stop.stage: stop for stop in blocked}
+    return [_deadlock(schedule, stop, stands.get(stop.channel.source)) for stop in blocked]
+
+
+def _deadlock(schedule: Schedule, stop: Blocked, source: Blocked | None) -> str:
+    action = schedule.stages[stop.stage][stop.position]
+    sender = f"stage {stop.channel.source}"
+    if source is None:
+        where = f"{sender} has ended"
+    else:
+        where = f"{sender} itself stops at position {source.position}"
+    return (
+        f"deadlock: stage {stop.stage}, position {stop.position}, {action}: waits for message {stop.message} "
+        f"of the {stop.channel}, but {where}"
+    )

@@ -1,0 +1,141 @@
+"""Run a schedule without computing: which slot each compute takes, or where every stage gets stuck.
+
+The one idea: channels are first in, first out, so whether a message has arrived is a comparison of two counters.
+A compute takes one slot and a message none; real durations are the business of `replay`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from megatrain.schedule.action import Action, ActionKind, Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class Channel:
+    """All messages from one stage to another in one direction of the model; wrap-around links are their own."""
+
+    direction: str
+    source: int
+    destination: int
+
+    def __str__(self) -> str:
+        return f"{self.direction} channel {self.source}->{self.destination}"
+
+
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """A stage that waits for ever: where it stands, and which message (from 0) of which channel it needs."""
+
+    stage: int
+    position: int
+    channel: Channel
+    message: int
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """The slot of every compute that ran, by stage in list order, and the stages that never reached their end."""
+
+    slots: tuple[tuple[int, ...], ...]
+    blocked: tuple[Blocked, ...]
+
+
+class Channels:
+    """The channels of a pipeline by the stage and kind of action that use them."""
+
+    def __init__(self, pp_size: int) -> None:
+        stages = range(pp_size)
+        self._forward = [Channel("forward", stage, (stage + 1) % pp_size) for stage in stages]
+        self._backward = [Channel("backward", stage, (stage - 1) % pp_size) for stage in stages]
+
+    def all(self) -> list[Channel]:
+        return [*self._forward, *self._backward]
+
+    def of_stage(self, stage: int) -> dict[ActionKind, Channel]:
+        """Return the channel that each kind of message of this stage travels on."""
+        return {
+            ActionKind.SEND_FORWARD: self._forward[stage],
+            ActionKind.RECV_FORWARD: self._forward[stage - 1],
+            ActionKind.SEND_BACKWARD: self._backward[stage],
+            ActionKind.RECV_BACKWARD: self._backward[(stage + 1) % len(self._backward)],
+        }
+
+
+class _Mailbox:
+    """The messages of one channel during an execution."""
+
+    __slots__ = ("arrivals", "channel", "num_received")
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self.arrivals: list[int] = []
+        self.num_received = 0
+
+
+class _Stage:
+    """One stage part way through its list."""
+
+    def __init__(self, stage: int, actions: Sequence[Action], mailboxes: dict[ActionKind, _Mailbox]) -> None:
+        self.stage = stage
+        self.slots: list[int] = []
+        self.awaited: tuple[_Mailbox, int] | None = None
+        self.position = 0
+        self._actions = actions
+        self._mailboxes = mailboxes
+        self._next_slot = 0
+        self._posted: dict[tuple[ActionKind, int, int], tuple[_Mailbox, int]] = {}
+
+    def advance(self) -> set[int]:
+        """Execute until the end or until a message is missing; return the stages that were sent something."""
+        self.awaited = None
+        reached: set[int] = set()
+        for position in range(self.position, len(self._actions)):
+            action = self._actions[position]
+            kind = action.kind
+            if kind is ActionKind.FORWARD or kind is ActionKind.BACKWARD:
+                receive = self._posted.get((kind, action.chunk, action.microbatch))
+                if receive is not None:
+                    mailbox, message = receive
+                    if message >= len(mailbox.arrivals):
+                        self.position, self.awaited = position, receive
+                        return reached
+                    self._next_slot = max(self._next_slot, mailbox.arrivals[message])
+                self.slots.append(self._next_slot)
+                self._next_slot += 1
+            elif kind is ActionKind.SEND_FORWARD or kind is ActionKind.SEND_BACKWARD:
+                mailbox = self._mailboxes[kind]
+                mailbox.arrivals.append(self._next_slot)
+                reached.add(mailbox.channel.destination)
+            elif kind is ActionKind.RECV_FORWARD or kind is ActionKind.RECV_BACKWARD:
+                mailbox = self._mailboxes[kind]
+                consumer = ActionKind.FORWARD if kind is ActionKind.RECV_FORWARD else ActionKind.BACKWARD
+                self._posted[consumer, action.chunk, action.microbatch] = (mailbox, mailbox.num_received)
+                mailbox.num_received += 1
+        self.position = len(self._actions)
+        return reached
+
+
+def execute(schedule: Schedule) -> Execution:
+    """Execute all stages as far as they get; a compute with no receive posted before it waits for nothing."""
+    channels = Channels(schedule.pp_size)
+    mailboxes = {channel: _Mailbox(channel) for channel in channels.all()}
+    stages = [
+        _Stage(stage, actions, {kind: mailboxes[channel] for kind, channel in channels.of_stage(stage).items()})
+        for stage, actions in enumerate(schedule.stages)
+    ]
+    runnable = list(stages)
+    while runnable:
+        for reached in sorted(runnable.pop().advance()):
+            stage = stages[reached]
+            if stage.awaited is not None and stage not in runnable:
+                mailbox, message = stage.awaited
+                if message < len(mailbox.arrivals):
+                    runnable.append(stage)
+    blocked = tuple(
+        Blocked(stage.stage, stage.position, stage.awaited[0].channel, stage.awaited[1])
+        for stage in stages
+        if stage.awaited is not None
+    )
+    return Execution(tuple(tuple(stage.slots) for stage in stages), blocked)

@@ -1,0 +1,32 @@
+"""Which pipelines can be built: the one rule that the configuration check and the builder share."""
+
+from __future__ import annotations
+
+SCHEDULE_NAMES = ("gpipe", "1f1b", "interleaved")
+
+
+def infeasibility(name: str, pp_size: int, num_chunks: int, num_microbatches: int) -> str | None:
+    """Return why this pipeline cannot be built, with the rule and the way out, or None when it can."""
+    if name not in SCHEDULE_NAMES:
+        return f"parallel.schedule={name!r} is not one of {', '.join(SCHEDULE_NAMES)}"
+    sizes = {"parallel.pp_size": pp_size, "parallel.num_chunks": num_chunks, "num_microbatches": num_microbatches}
+    for key, value in sizes.items():
+        if value < 1:
+            return f"{key}={value} must be at least 1"
+    if num_chunks > 1 and pp_size == 1:
+        return (
+            f"parallel.num_chunks={num_chunks} needs a pipeline, but parallel.pp_size=1; "
+            "use num_chunks=1 or a pp_size of at least 2"
+        )
+    if num_chunks > 1 and name != "interleaved":
+        return (
+            f"parallel.num_chunks={num_chunks} needs parallel.schedule='interleaved', found {name!r}; "
+            "use schedule='interleaved' or num_chunks=1"
+        )
+    if name == "interleaved" and num_microbatches < pp_size:
+        return (
+            f"num_microbatches={num_microbatches} (batch.global_batch_size / (batch.micro_batch_size * dp_size)) must "
+            f"be at least parallel.pp_size={pp_size} for parallel.schedule='interleaved', or every change of chunk "
+            f"stalls the pipeline; raise batch.global_batch_size to {pp_size} microbatches or use schedule='1f1b'"
+        )
+    return None

@@ -1,0 +1,50 @@
+"""Interleaved 1F1B: num_chunks model chunks a stage divide the bubble by num_chunks.
+
+Microbatches pass through the chunks in groups: a group runs chunk 0, then chunk 1, ..., and only then comes the next
+group. A group needs at least pp_size microbatches, or stage 0 waits for the wrap-around link at each change of chunk.
+Where pp_size does not divide num_microbatches, nearly equal groups of at least pp_size keep the bubble at its closed
+form, at the price of more activations held. The largest group comes first: in the order of a later, larger one, the
+last stage would come to backwards whose forwards are still ahead.
+Source: Narayanan et al., Megatron-LM (SC'21) for the schedule and its warm-up; the uneven groups are ours.
+"""
+
+from __future__ import annotations
+
+from megatrain.schedule.action import Action, ActionKind
+from megatrain.schedule.order import ComputeOrder, weave
+
+
+def group_sizes(pp_size: int, num_microbatches: int) -> list[int]:
+    """Return the microbatches of each group, largest first; all are pp_size where that divides num_microbatches."""
+    num_groups = max(1, num_microbatches // pp_size)
+    smallest, num_larger = divmod(num_microbatches, num_groups)
+    return [smallest + 1] * num_larger + [smallest] * (num_groups - num_larger)
+
+
+def _num_warmup(pp_size: int, num_chunks: int, num_microbatches: int) -> list[int]:
+    largest_group = group_sizes(pp_size, num_microbatches)[0]
+    return [
+        min(num_microbatches * num_chunks, 2 * (pp_size - stage - 1) + (num_chunks - 1) * largest_group)
+        for stage in range(pp_size)
+    ]
+
+
+def interleaved(pp_size: int, num_chunks: int, num_microbatches: int) -> list[ComputeOrder]:
+    """Return the compute order of each stage."""
+    forwards: list[Action] = []
+    backwards: list[Action] = []
+    first = 0
+    for size in group_sizes(pp_size, num_microbatches):
+        group = range(first, first + size)
+        for chunk in range(num_chunks):
+            forwards += (Action(ActionKind.FORWARD, chunk, microbatch) for microbatch in group)
+        for chunk in reversed(range(num_chunks)):
+            backwards += (Action(ActionKind.BACKWARD, chunk, microbatch) for microbatch in group)
+        first += size
+    return [weave(forwards, backwards, num_warmup) for num_warmup in _num_warmup(pp_size, num_chunks, num_microbatches)]
+
+
+def interleaved_in_flight(pp_size: int, num_chunks: int, num_microbatches: int) -> tuple[int, ...]:
+    """Return the peak of forwards done less backwards done, by stage."""
+    num_forwards = num_microbatches * num_chunks
+    return tuple(min(num_forwards, num_warmup + 1) for num_warmup in _num_warmup(pp_size, num_chunks, num_microbatches))

@@ -1,0 +1,113 @@
+"""From compute orders to full action lists: where each send, receive, gather and reduce goes.
+
+The one idea: sends and receives are separate actions, and the receive of a compute is posted one compute earlier, in
+warm-up, steady state and cool-down alike, so that each transfer has a whole compute to hide behind. Never earlier
+than that: a receive that waits long keeps a buffer and, on NCCL, a spinning kernel. Gathers run one chunk ahead
+of their first use; a reduce follows the send of the chunk's last gradient, for which another stage waits.
+Source: MegaScale sec. 3.2.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+
+from megatrain.schedule.action import Action, ActionKind
+from megatrain.schedule.order import ComputeOrder
+
+RECEIVES_AHEAD = 1
+"""Computes between posting a receive and consuming it; one suffices to overlap, each more holds a buffer."""
+
+
+class _Messages:
+    """The receive before a compute and the send after it; equal actions of different stages are one object."""
+
+    def __init__(self, pp_size: int, num_chunks: int, num_microbatches: int) -> None:
+        self._last_stage = pp_size - 1
+        self._last_chunk = num_chunks - 1
+        self._actions = {
+            kind: [[Action(kind, chunk, mb) for mb in range(num_microbatches)] for chunk in range(num_chunks)]
+            for kind in (
+                ActionKind.SEND_FORWARD,
+                ActionKind.RECV_FORWARD,
+                ActionKind.SEND_BACKWARD,
+                ActionKind.RECV_BACKWARD,
+            )
+        }
+
+    def receives(self, stage: int, order: Sequence[Action]) -> list[Action | None]:
+        """Return what each compute of `order` receives; None at the model's input and at the loss."""
+        input_chunk, loss_chunk = self._ends(stage)
+        return self._select(order, ActionKind.RECV_FORWARD, input_chunk, ActionKind.RECV_BACKWARD, loss_chunk)
+
+    def sends(self, stage: int, order: Sequence[Action]) -> list[Action | None]:
+        """Return what each compute of `order` sends; None at the loss and at the model's input."""
+        input_chunk, loss_chunk = self._ends(stage)
+        return self._select(order, ActionKind.SEND_FORWARD, loss_chunk, ActionKind.SEND_BACKWARD, input_chunk)
+
+    def _ends(self, stage: int) -> tuple[int, int]:
+        """Return the stage's chunks that hold the model's input and its loss, -1 where another stage does."""
+        return 0 if stage == 0 else -1, self._last_chunk if stage == self._last_stage else -1
+
+    def _select(
+        self,
+        order: Sequence[Action],
+        forward_kind: ActionKind,
+        forward_end: int,
+        backward_kind: ActionKind,
+        backward_end: int,
+    ) -> list[Action | None]:
+        forwards, backwards = self._actions[forward_kind], self._actions[backward_kind]
+        selected: list[Action | None] = []
+        for compute in order:
+            chunk = compute.chunk
+            if compute.kind is ActionKind.FORWARD:
+                selected.append(None if chunk == forward_end else forwards[chunk][compute.microbatch])
+            else:
+                selected.append(None if chunk == backward_end else backwards[chunk][compute.microbatch])
+        return selected
+
+
+def lower(
+    orders: Sequence[ComputeOrder], num_chunks: int, num_microbatches: int, receives_ahead: int = RECEIVES_AHEAD
+) -> tuple[tuple[Action, ...], ...]:
+    """Return each stage's full action list; a receive is posted `receives_ahead` computes before its consumer."""
+    messages = _Messages(len(orders), num_chunks, num_microbatches)
+    gathers = [Action(ActionKind.GATHER, chunk, -1) for chunk in range(num_chunks)]
+    reduces = [Action(ActionKind.REDUCE, chunk, -1) for chunk in range(num_chunks)]
+    return tuple(
+        _lower_stage(
+            order, messages.receives(stage, order), messages.sends(stage, order), gathers, reduces, receives_ahead
+        )
+        for stage, order in enumerate(orders)
+    )
+
+
+def _lower_stage(
+    order: ComputeOrder,
+    receives: list[Action | None],
+    sends: list[Action | None],
+    gathers: list[Action],
+    reduces: list[Action],
+    receives_ahead: int,
+) -> tuple[Action, ...]:
+    backwards_left = Counter(compute.chunk for compute in order if compute.kind is ActionKind.BACKWARD)
+    chunks = list(dict.fromkeys(compute.chunk for compute in order if compute.kind is ActionKind.FORWARD))
+    gather_before = {chunk: gathers[following] for chunk, following in pairwise(chunks)}
+    actions: list[Action] = [gathers[chunks[0]]]
+    actions += (receive for receive in receives[:receives_ahead] if receive is not None)
+    for slot, compute in enumerate(order):
+        due = slot + receives_ahead
+        if due < len(receives) and (receive := receives[due]) is not None:
+            actions.append(receive)
+        if compute.kind is ActionKind.FORWARD and compute.chunk in gather_before:
+            actions.append(gather_before.pop(compute.chunk))
+        actions.append(compute)
+        if (send := sends[slot]) is not None:
+            actions.append(send)
+        if compute.kind is ActionKind.BACKWARD:
+            backwards_left[compute.chunk] -= 1
+            if backwards_left[compute.chunk] == 0:
+                actions.append(reduces[compute.chunk])
+    return tuple(actions)

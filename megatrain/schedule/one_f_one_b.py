@@ -1,0 +1,22 @@
+"""1F1B: the bubble of GPipe, with at most pp_size activations held instead of num_microbatches.
+
+Stage s runs pp_size - s - 1 warm-up forwards, which is when the first gradient can reach it, then alternates.
+Source: Narayanan et al., "PipeDream" (SOSP'19), in the flushing form of Megatron-LM (SC'21).
+"""
+
+from __future__ import annotations
+
+from megatrain.schedule.action import Action, ActionKind
+from megatrain.schedule.order import ComputeOrder, weave
+
+
+def one_f_one_b(pp_size: int, num_microbatches: int) -> list[ComputeOrder]:
+    """Return the compute order of each stage."""
+    forwards = [Action(ActionKind.FORWARD, 0, microbatch) for microbatch in range(num_microbatches)]
+    backwards = [Action(ActionKind.BACKWARD, 0, microbatch) for microbatch in range(num_microbatches)]
+    return [weave(forwards, backwards, min(num_microbatches, pp_size - stage)) for stage in range(pp_size)]
+
+
+def one_f_one_b_in_flight(pp_size: int, num_microbatches: int) -> tuple[int, ...]:
+    """Return the peak of forwards done less backwards done, by stage."""
+    return tuple(min(num_microbatches, pp_size - stage) for stage in range(pp_size))

@@ -1,0 +1,124 @@
+"""The rules a stage's action list obeys by itself: what is in it, what comes before what, how much it keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from megatrain.schedule.action import Action, ActionKind, Schedule
+from megatrain.schedule.build import FORWARD_ONLY
+
+_MESSAGES_OF = {
+    ActionKind.FORWARD: (ActionKind.RECV_FORWARD, ActionKind.SEND_FORWARD),
+    ActionKind.BACKWARD: (ActionKind.RECV_BACKWARD, ActionKind.SEND_BACKWARD),
+}
+# What exchanges messages with the model chunk before this one, and with the one after it.
+_TOWARDS_INPUT = (ActionKind.RECV_FORWARD, ActionKind.SEND_BACKWARD)
+_TOWARDS_LOSS = (ActionKind.SEND_FORWARD, ActionKind.RECV_BACKWARD)
+
+Precedence = tuple[Action, Action, str]
+"""An action, one that must come later in the list, and the rule that says so."""
+
+
+def check_stages(schedule: Schedule, pending_receives_bound: int) -> list[str]:
+    """Return what is wrong inside each stage's list."""
+    problems: list[str] = []
+    precedences = list(_precedences(schedule))
+    for stage, actions in enumerate(schedule.stages):
+        positions: dict[Action, int] = {}
+        for position, action in enumerate(actions):
+            if (earlier := positions.setdefault(action, position)) != position:
+                problems.append(f"{_place(stage, position, action)}: already at position {earlier}; each is done once")
+        local = [pair for pair in precedences if not _is_at_end(schedule, stage, pair)]
+        problems += _check_contents(stage, positions, local)
+        problems += _check_order(stage, positions, local)
+        problems += _check_pending_receives(stage, actions, pending_receives_bound)
+    return problems
+
+
+def peak_in_flight(schedule: Schedule) -> tuple[int, ...]:
+    """Return, by stage, the most forwards whose backward has not been done, in microbatches of one chunk.
+
+    A schedule without backwards holds nothing: its peaks are 0.
+    """
+    return tuple(_peak_in_flight(actions) for actions in schedule.stages)
+
+
+def _peak_in_flight(actions: Sequence[Action]) -> int:
+    held = peak = num_backwards = 0
+    for action in actions:
+        if action.kind is ActionKind.FORWARD:
+            held += 1
+            peak = max(peak, held)
+        elif action.kind is ActionKind.BACKWARD:
+            held -= 1
+            num_backwards += 1
+    return peak if num_backwards else 0
+
+
+def _place(stage: int, position: int, action: Action) -> str:
+    return f"stage {stage}, position {position}, {action}"
+
+
+def _precedences(schedule: Schedule) -> Iterator[Precedence]:
+    """Yield the order rules of a stage in the middle of the model; every action it needs is in at least one."""
+    has_backward = schedule.name != FORWARD_ONLY
+    for chunk in range(schedule.num_chunks):
+        gather, reduce = Action(ActionKind.GATHER, chunk, -1), Action(ActionKind.REDUCE, chunk, -1)
+        for microbatch in range(schedule.num_microbatches):
+            forward = Action(ActionKind.FORWARD, chunk, microbatch)
+            yield gather, forward, "a chunk's parameters are gathered before its first forward"
+            yield from _around(forward)
+            if has_backward:
+                backward = Action(ActionKind.BACKWARD, chunk, microbatch)
+                yield forward, backward, "a forward comes before its backward"
+                yield from _around(backward)
+                yield backward, reduce, "a chunk's gradients are reduced after its last backward"
+
+
+def _around(compute: Action) -> Iterator[Precedence]:
+    receive, send = _MESSAGES_OF[compute.kind]
+    yield Action(receive, compute.chunk, compute.microbatch), compute, "a receive is posted before its consumer"
+    yield compute, Action(send, compute.chunk, compute.microbatch), "a result is sent after it is computed"
+
+
+def _is_at_end(schedule: Schedule, stage: int, pair: Precedence) -> bool:
+    """Say whether the rule is about a message that would come from before the input or go beyond the loss."""
+    is_at_input = stage == 0 and pair[0].chunk == 0
+    is_at_loss = stage == schedule.pp_size - 1 and pair[0].chunk == schedule.num_chunks - 1
+    return any(
+        (is_at_input and action.kind in _TOWARDS_INPUT) or (is_at_loss and action.kind in _TOWARDS_LOSS)
+        for action in pair[:2]
+    )
+
+
+def _check_contents(stage: int, positions: dict[Action, int], precedences: list[Precedence]) -> list[str]:
+    expected = {action: None for earlier, later, _ in precedences for action in (earlier, later)}
+    problems = [f"stage {stage}: {action} is missing" for action in expected if action not in positions]
+    problems += (
+        f"{_place(stage, position, action)}: this stage has no such action in this schedule"
+        for action, position in positions.items()
+        if action not in expected
+    )
+    return problems
+
+
+def _check_order(stage: int, positions: dict[Action, int], precedences: list[Precedence]) -> list[str]:
+    problems: list[str] = []
+    for earlier, later, rule in precedences:
+        first, second = positions.get(earlier), positions.get(later)
+        if first is not None and second is not None and first > second:
+            problems.append(f"{_place(stage, second, later)}: comes before {earlier} at position {first}; {rule}")
+    return problems
+
+
+def _check_pending_receives(stage: int, actions: Sequence[Action], bound: int) -> list[str]:
+    pending: set[Action] = set()
+    for position, action in enumerate(actions):
+        if action.kind is ActionKind.RECV_FORWARD or action.kind is ActionKind.RECV_BACKWARD:
+            pending.add(action)
+            if len(pending) > bound:
+                excess = f"{len(pending)} receives are posted and not consumed; at most {bound} may be"
+                return [f"{_place(stage, position, action)}: {excess}"]
+        elif action.kind is ActionKind.FORWARD or action.kind is ActionKind.BACKWARD:
+            pending.discard(Action(_MESSAGES_OF[action.kind][0], action.chunk, action.microbatch))
+    return []

@@ -1,0 +1,1 @@
+"""What a rank measures about itself: spans, their black box, device timers, FLOPs and MFU."""

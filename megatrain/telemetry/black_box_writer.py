@@ -1,0 +1,174 @@
+"""The memory behind a recorder: a black box file on tmpfs, or plain memory where there is none.
+
+The file is filled in under a temporary name and then renamed, so nobody ever sees half a header, and its pages are
+allocated at once, because a store into a hole of a full tmpfs would kill the process with SIGBUS. Words that readers
+watch are stored through a memoryview of 64-bit words: one machine store each, where struct.pack_into would first write
+zeros. Telemetry must not stop training: without a usable directory there is one warning and no file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import mmap
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Self
+
+from megatrain.contracts.black_box_layout import (
+    CONTROL,
+    CONTROL_OFFSET,
+    GROUP_BYTES,
+    GROUPS_OFFSET,
+    MAX_GROUPS,
+    NOT_SAID,
+    Word,
+    box_bytes,
+    decode_control,
+    encode_control,
+    encode_group,
+    encode_header,
+)
+from megatrain.contracts.black_box_values import (
+    ClockBase,
+    ControlPage,
+    Group,
+    Identity,
+    State,
+)
+from megatrain.contracts.errors import DataError
+from megatrain.contracts.run_directory import black_box_path
+
+logger = logging.getLogger(__name__)
+
+_SPARE_BYTES = 8 * 2**20
+"""Left free on the tmpfs: NCCL and data loaders need some of /dev/shm, 64 MiB in a default container."""
+_ANONYMOUS_RECORDS = 4096
+"""Open spans that can be told apart when there is no file."""
+_CLOCK_READINGS = 5
+_CONTROL_SEQLOCK_WORD = CONTROL_OFFSET // 8
+_UNSAID_WORDS = (
+    *(Word.CURRENT_STEP, Word.STEP_STARTED_NS, Word.COMPLETED_STEP, Word.COMPLETED_NS),
+    *(Word.LAST_STEP_NS, Word.MEDIAN_STEP_NS),
+)
+
+
+def read_clock_base() -> ClockBase:
+    """Read both clocks together: the closest pair of a few, against being preempted in between."""
+    readings: list[ClockBase] = []
+    for _ in range(_CLOCK_READINGS):
+        before, unix_ns, after = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
+        readings.append(ClockBase((before + after) // 2, unix_ns, after - before))
+    return min(readings, key=lambda reading: reading.error_ns)
+
+
+class BlackBoxWriter:
+    """The mapped bytes of one black box, and the words of it that change.
+
+    `buffer` and `words` are the same memory: as bytes for struct, and as 64-bit words.
+    """
+
+    def __init__(self, buffer: mmap.mmap, capacity: int, path: Path | None) -> None:
+        self.path = path
+        self.capacity = capacity
+        self.buffer = buffer
+        self.words: memoryview[int] = memoryview(buffer).cast("Q")
+        self._groups: dict[tuple[str, int, int, int], int] = {}
+        for word in _UNSAID_WORDS:
+            self.words[word] = NOT_SAID
+        self.words[Word.PHASE_SINCE_NS] = time.monotonic_ns()
+        control = encode_control(ControlPage(), seqlock=0)
+        buffer[CONTROL_OFFSET : CONTROL_OFFSET + CONTROL.size] = control
+        self._seen_control = 0
+
+    @classmethod
+    def anonymous(cls) -> Self:
+        """Return memory that nobody else sees: spans can still be timed and summed."""
+        return cls(mmap.mmap(-1, box_bytes(_ANONYMOUS_RECORDS)), _ANONYMOUS_RECORDS, path=None)
+
+    @classmethod
+    def create(cls, path: Path, identity: Identity, capacity: int) -> Self:
+        """Make the file, replacing one of an earlier process of the same rank and incarnation.
+
+        Raises: OSError when the directory is missing, read-only or full; DataError when a name does not fit.
+        """
+        if sys.byteorder != "little":
+            raise DataError("the layout is little endian, and this machine is not")
+        header = encode_header(identity, read_clock_base(), capacity)
+        size = box_bytes(capacity)
+        space = os.statvfs(path.parent)
+        free = space.f_bavail * space.f_frsize
+        if free < size + _SPARE_BYTES:
+            raise OSError(f"{free} bytes free, {size} needed and {_SPARE_BYTES} to be left free")
+        file, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        try:
+            os.fchmod(file, 0o644)  # anyone may read it, only the owner's executor may command
+            os.posix_fallocate(file, 0, size)
+            buffer = mmap.mmap(file, size)
+            buffer[: len(header)] = header
+            writer = cls(buffer, capacity, path)
+            os.rename(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+        finally:
+            os.close(file)
+        return writer
+
+    def add_group(self, name: str, first_rank: int, stride: int, num_ranks: int) -> int:
+        """Enter a process group in the table, or find it there, and return its number.
+
+        Raises: DataError when the table is full or the name too long.
+        """
+        key = (name, first_rank, stride, num_ranks)
+        if key in self._groups:
+            return self._groups[key]
+        number = len(self._groups) + 1
+        if number >= MAX_GROUPS:
+            raise DataError(f"black box: group {name!r} would be number {number}, the table ends at {MAX_GROUPS - 1}")
+        entry = encode_group(Group(number, name, first_rank, stride, num_ranks))
+        offset = GROUPS_OFFSET + number * GROUP_BYTES
+        # The number makes the entry valid, so it is stored when the rest is there.
+        self.buffer[offset + 4 : offset + GROUP_BYTES] = entry[4:]
+        self.buffer[offset : offset + 4] = entry[:4]
+        self._groups[key] = number
+        return number
+
+    def next_control(self) -> ControlPage | None:
+        """Return the control page if it has changed since the last call and is not just being written."""
+        seqlock = self.words[_CONTROL_SEQLOCK_WORD]
+        if seqlock == self._seen_control:
+            return None
+        page = decode_control(self.buffer[CONTROL_OFFSET : CONTROL_OFFSET + CONTROL.size])
+        if page is not None and self.words[_CONTROL_SEQLOCK_WORD] == seqlock:
+            self._seen_control = seqlock
+            return page
+        return None
+
+    def close(self, *, keep: bool, has_failed: bool) -> None:
+        """Note the end, and remove the file unless it is to be kept. The memory stays usable for late spans."""
+        self.words[Word.ENDED_NS] = time.monotonic_ns()
+        self.words[Word.STATE] = State.FAILED if has_failed else State.CLOSED
+        if self.path is not None and not keep:
+            with contextlib.suppress(FileNotFoundError):
+                self.path.unlink()
+
+
+def open_writer(identity: Identity, directory: str, num_records: int) -> BlackBoxWriter:
+    """Return the writer of this rank's black box in `directory`; "" means none, and a useless directory a warning."""
+    if not directory:
+        return BlackBoxWriter.anonymous()
+    path = black_box_path(Path(directory), identity.job, identity.branch, identity.incarnation, identity.rank)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return BlackBoxWriter.create(path, identity, num_records)
+    except (OSError, DataError) as error:
+        logger.warning(
+            "no black box for rank %d, so a crash or hang of it leaves no record: %s: %s"
+            " (telemetry.black_box_directory=%r)",
+            *(identity.rank, path, error, directory),
+        )
+        return BlackBoxWriter.anonymous()

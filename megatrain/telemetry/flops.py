@@ -1,0 +1,104 @@
+"""How many floating-point operations a token costs, and what share of the device's peak a run makes of them (MFU).
+
+Counted: the matrix products of the model, 2*m*n*k each, and of attention exactly the (query, key) pairs that causality
+and the window allow, so that MFU is not raised by work that is skipped (as MegaScale counts its window; PaLM's MFU, no
+recomputation). Backward counts twice the forward. The output head counts with `vocab_size` as configured: padding is
+our own waste. Left out: embedding look-up, norms, biases, softmax, rotary; document boundaries inside a sample, which
+are a property of the data.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from megatrain.config.model import ModelConfig
+
+Attention = Literal["exact", "full"]
+"""exact: allowed pairs only. full: all seq_len**2 pairs, as much of the literature counts; for comparisons."""
+
+_BACKWARD_TO_FORWARD = 2
+
+_PEAK_TFLOPS_BF16: dict[str, float] = {
+    "A10": 125.0,
+    "A100": 312.0,
+    "A30": 165.0,
+    "A40": 149.7,
+    "A800": 312.0,
+    "B100": 1750.0,
+    "B200": 2250.0,
+    "GB200": 2500.0,
+    "GH200": 989.0,
+    "H100": 989.0,
+    "H100 NVL": 835.0,
+    "H100 PCIe": 756.0,
+    "H200": 989.0,
+    "H200 NVL": 835.0,
+    "H800": 989.0,
+    "L4": 121.0,
+    "L40": 181.0,
+    "L40S": 362.0,
+    "MI250X": 383.0,
+    "MI300X": 1307.0,
+    "RTX 4090": 165.2,
+    "RTX 6000 Ada": 364.2,
+}
+"""Dense bf16 peaks, TFLOP/s, from the vendors' data sheets (half of what they print "with sparsity")."""
+
+
+def attended_pairs(seq_len: int, window_size: int = 0) -> int:
+    """Return how many (query, key) pairs causal attention has in a sequence: each token sees itself and those before.
+
+    Units: `window_size` counts the tokens that one sees, itself included; 0 sees all.
+    """
+    window = min(window_size or seq_len, seq_len)
+    return window * (window + 1) // 2 + (seq_len - window) * window
+
+
+def forward_flops_per_token(model: ModelConfig, attention: Attention = "exact") -> float:
+    """Return the FLOPs of one token's forward pass, averaged over a full sequence."""
+    query_size = model.num_heads * model.resolved_head_dim
+    kv_size = model.resolved_num_kv_heads * model.resolved_head_dim
+    num_mlp_matrices = 3 if model.mlp == "swiglu" else 2
+    projections = model.hidden_size * (2 * query_size + 2 * kv_size)
+    mlp = num_mlp_matrices * model.hidden_size * model.resolved_ffn_size
+    pairs = attended_pairs(model.seq_len, model.window_size) if attention == "exact" else model.seq_len**2
+    # Scores and values are one product of head_dim for each pair and head.
+    scores_and_values = 2 * query_size * pairs / model.seq_len
+    head = model.hidden_size * model.vocab_size
+    return 2 * (model.num_layers * (projections + mlp + scores_and_values) + head)
+
+
+def training_flops_per_token(model: ModelConfig, attention: Attention = "exact") -> float:
+    """Return the FLOPs of one token's forward and backward pass; recomputation is not counted."""
+    return (1 + _BACKWARD_TO_FORWARD) * forward_flops_per_token(model, attention)
+
+
+def flops_formula(model: ModelConfig) -> str:
+    """Return in one line how the FLOPs of a token are counted for this model, and what comes out."""
+    span = f"window {model.window_size}, causal" if 0 < model.window_size < model.seq_len else "causal"
+    query_size = model.num_heads * model.resolved_head_dim
+    kv_size = model.resolved_num_kv_heads * model.resolved_head_dim
+    num_mlp_matrices = 3 if model.mlp == "swiglu" else 2
+    pairs = attended_pairs(model.seq_len, model.window_size)
+    return (
+        f"FLOPs/token = 3 * 2 * (layers * (h*(2q+2kv) + {num_mlp_matrices}*h*ffn + 2*q*pairs/S) + h*vocab)"
+        f" = {training_flops_per_token(model):.4g}, with h={model.hidden_size} q={query_size} kv={kv_size}"
+        f" ffn={model.resolved_ffn_size} layers={model.num_layers} vocab={model.vocab_size} (unpadded)"
+        f" S={model.seq_len} pairs={pairs} ({span}); backward = 2 * forward, recompute not counted"
+    )
+
+
+def peak_flops(device_name: str) -> float | None:
+    """Return the dense bf16 peak of a device in FLOP/s by its name, or None when it is not in the table."""
+    for name in sorted(_PEAK_TFLOPS_BF16, key=len, reverse=True):  # "H100 PCIe" before "H100"
+        if name.lower() in device_name.lower():
+            return _PEAK_TFLOPS_BF16[name] * 1e12
+    return None
+
+
+def mfu(tokens_per_s_per_gpu: float, flops_per_token: float, peak: float) -> float:
+    """Return the model FLOPs utilization as a fraction of 1.
+
+    Units: `peak` in FLOP/s, as `peak_flops`.
+    """
+    return tokens_per_s_per_gpu * flops_per_token / peak

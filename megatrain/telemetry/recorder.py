@@ -1,0 +1,328 @@
+"""Spans: what the rank does, when it began and how long it took. The one idea: a span is written when it BEGINS.
+
+A record lies open in the black box while its span lasts, so a rank that hangs or dies leaves the name of what it was
+doing. Ending a span stores one word. Durations are also summed by operation, for the step line and for the rows that
+are streamed for every step. The hot path takes no lock and costs one to two microseconds (benchmarks/span_overhead.py).
+Device operations are timed by the accelerator where there is a DeviceTimer (timers.py), else by the host's clock.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from itertools import count, pairwise
+from time import monotonic_ns
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from megatrain.contracts.black_box_layout import (
+    GROUP_BYTES,
+    GROUP_ENTERED_WORD,
+    GROUP_LEFT_WORD,
+    GROUPS_OFFSET,
+    MAX_GROUPS,
+    NOT_SAID,
+    RECORD_BODY,
+    RECORD_WORDS,
+    RING_OFFSET,
+    Word,
+)
+from megatrain.contracts.black_box_values import ALL_OPERATIONS, ControlPage, Identity, Phase, RecordFlag
+from megatrain.contracts.operations import MAX_OPERATIONS, Operation
+from megatrain.telemetry.black_box_writer import BlackBoxWriter, open_writer
+from megatrain.telemetry.step_summary import OperationTotals, StepSummary, TotalsBuilder
+
+if TYPE_CHECKING:
+    from megatrain.telemetry.timers import DeviceTimer
+
+_OFF, _SUM, _RECORD = 0, 1, 2
+"""What is done with an operation's spans in the current step."""
+_LOW_32 = 2**32 - 1
+_FOLD_EVERY = 4096
+_FOLD_MASK = _FOLD_EVERY - 1
+_MAX_TOTALS = 16
+"""Rows streamed for a rank and step, at most."""
+_STEPS_REMEMBERED = 31
+"""The median of this many steps is the typical step: odd, and soon used to a new speed."""
+_FLAGS_SHIFT = 16
+"""Place of the flags in a record's last word: group, flags, check."""
+_RING_WORD = RING_OFFSET // 8
+# Plain ints and tables: arithmetic on enum members would cost as much as the rest of a span.
+_CURSOR_WORD = int(Word.CURSOR)
+_LOST_WORD = int(Word.NUM_LOST_ENDS)
+_GROUP_WORDS = [(GROUPS_OFFSET + group * GROUP_BYTES) // 8 for group in range(MAX_GROUPS)]
+_ENTERED_WORDS = [word + GROUP_ENTERED_WORD for word in _GROUP_WORDS]
+_LEFT_WORDS = [word + GROUP_LEFT_WORD for word in _GROUP_WORDS]
+
+
+class Span:
+    """A span that is open from the call that made it to the end of its `with` block."""
+
+    __slots__ = ("_recorder", "_token")
+
+    def __init__(self, recorder: Recorder, token: int) -> None:
+        self._recorder = recorder
+        self._token = token
+
+    def __enter__(self) -> Span:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._recorder.end(self._token, kind is not None)
+
+
+class Recorder:
+    """Records the spans and the progress of one rank. Made by `open_recorder`, passed to whoever measures.
+
+    Threads may record beside each other; steps and phases belong to the thread that runs the step loop.
+    """
+
+    def __init__(self, writer: BlackBoxWriter, timer: DeviceTimer | None = None) -> None:
+        self.control = ControlPage()
+        """The control page as of the last `set_step` or `read_control`."""
+        self._writer = writer
+        self._timer = timer
+        self._words = writer.words
+        self._buffer = writer.buffer
+        self._capacity = writer.capacity
+        self._pack = RECORD_BODY.pack_into
+        self._next_sequence = count(1).__next__
+        self._next_unrecorded = count(-1, -1).__next__
+        self._step = -1
+        self._levels = [_RECORD] * MAX_OPERATIONS
+        self._applied = (ALL_OPERATIONS, True)
+        self._initial_flags = [0] * MAX_OPERATIONS
+        if timer is not None:
+            for operation in Operation:
+                self._initial_flags[operation.number] = int(RecordFlag.DEVICE_CLOCK) if operation.is_on_device else 0
+        self._entered = [0] * MAX_GROUPS
+        # token -> start, operation number, bytes, group, place in the group's order, word of the record (0: none)
+        self._open: dict[int, tuple[int, int, int, int, int, int]] = {}
+        self._totals = TotalsBuilder()
+        self._note_ended = self._totals.ended.append
+        self._step_started_ns = monotonic_ns()
+        self._phase = Phase.INIT
+        self._durations: deque[int] = deque(maxlen=_STEPS_REMEMBERED)
+        self._summary: StepSummary | None = None
+
+    def add_group(self, name: str, ranks: Sequence[int]) -> int:
+        """Enter a process group of this rank and return its number for `span(group=...)`.
+
+        For a pipeline link enter one group a direction, of its two ranks: then both ends count alike.
+        Raises: DataError when there are more than 63 groups, or the name has more than 32 bytes.
+        """
+        stride = ranks[1] - ranks[0] if len(ranks) > 1 else 1
+        is_regular = stride > 0 and all(later - rank == stride for rank, later in pairwise(ranks))
+        return self._writer.add_group(name, ranks[0], stride if is_regular else 0, len(ranks))
+
+    def span(
+        self,
+        operation: Operation,
+        *,
+        step: int | None = None,
+        microbatch: int = -1,
+        chunk: int = -1,
+        num_bytes: int = 0,
+        group: int = 0,
+    ) -> Span:
+        """Open a span now, to be ended by leaving the `with` block; an exception marks it as failed.
+
+        Units: `num_bytes` is what this rank sends or receives; `group` is a number from `add_group`.
+        """
+        return Span(self, self.begin(operation, step, microbatch, chunk, num_bytes, group))
+
+    def begin(
+        self,
+        operation: Operation,
+        step: int | None = None,
+        microbatch: int = -1,
+        chunk: int = -1,
+        num_bytes: int = 0,
+        group: int = 0,
+    ) -> int:
+        """Open a span that something else will end, as the wait of an asynchronous collective: return its token."""
+        number = operation.number
+        level = self._levels[number]
+        if level == _OFF:
+            return 0
+        words = self._words
+        place = 0
+        if group:
+            place = self._entered[group] + 1
+            self._entered[group] = place
+            words[_ENTERED_WORDS[group]] = place
+        flags = self._initial_flags[number]
+        start = monotonic_ns()
+        if level == _RECORD:
+            token = self._next_sequence()
+            word = _RING_WORD + token % self._capacity * RECORD_WORDS
+            # The order of these stores is the protocol: readers go by the cursor, distrust a slot whose sequence number
+            # is 0 or changes under them, and the number comes back when the rest is whole.
+            words[_CURSOR_WORD] = token
+            words[word] = 0
+            self._pack(
+                self._buffer,
+                word * 8 + 8,
+                start,
+                NOT_SAID,
+                start,
+                num_bytes,
+                self._step if step is None else step,
+                place & _LOW_32,
+                microbatch,
+                chunk,
+                number,
+                group,
+                flags,
+                token & _LOW_32,
+            )
+            words[word] = token
+        else:
+            token = self._next_unrecorded()
+            word = 0
+        self._open[token] = (start, number, num_bytes, group, place, word)
+        if flags and self._timer is not None:
+            self._timer.start(token, number)
+        return token
+
+    def end(self, token: int, has_failed: bool = False) -> None:
+        """Close a span. A token that is 0, or was ended before, is ignored."""
+        now = monotonic_ns()
+        span = self._open.pop(token, None)
+        if span is None:
+            return
+        start, number, num_bytes, group, place, word = span
+        if has_failed:
+            self._set_flag(token, word, RecordFlag.FAILED)
+        if self._timer is not None and self._initial_flags[number]:
+            self._set_flag(token, word, RecordFlag.HOST_DONE)
+            self._open[token] = span
+            self._timer.stop(token)
+            self._resolve(number)
+            return
+        if word:
+            if self._words[word] == token:
+                self._words[word + 2] = now - start
+            else:  # so long ago that the ring has come round and another span lies there
+                self._words[_LOST_WORD] += 1
+        if group:
+            self._leave(group, place)
+        self._note_ended((number, now - start, num_bytes))
+        if not token & _FOLD_MASK:
+            self._totals.fold()
+
+    def _set_flag(self, token: int, word: int, flag: RecordFlag) -> None:
+        if word and self._words[word] == token:
+            self._words[word + RECORD_WORDS - 1] |= int(flag) << _FLAGS_SHIFT
+
+    def _leave(self, group: int, place: int) -> None:
+        word = _LEFT_WORDS[group]
+        if place > self._words[word]:  # asynchronous collectives may be waited for in another order
+            self._words[word] = place
+
+    def _resolve(self, lane: int | None = None) -> None:
+        """Write down what the device has finished; never waits for it."""
+        if self._timer is None:
+            return
+        words = self._words
+        for token, start_ns, duration_ns in self._timer.resolved(lane):
+            _, number, num_bytes, group, place, word = self._open.pop(token)
+            if word and words[word] == token:
+                words[word + 1] = start_ns
+                words[word + 2] = duration_ns
+            elif word:
+                words[_LOST_WORD] += 1
+            if group:
+                self._leave(group, place)
+            self._note_ended((number, duration_ns, num_bytes))
+        if len(self._totals.ended) > _FOLD_EVERY:
+            self._totals.fold()
+
+    def set_step(self, step: int) -> None:
+        """Begin a step: spans without a step of their own belong to it. Obeys a changed control page."""
+        words = self._words
+        self._step = step
+        self._step_started_ns = monotonic_ns()
+        words[Word.STEP_STARTED_NS] = self._step_started_ns
+        words[Word.CURRENT_STEP] = step
+        self.set_phase(Phase.STEP if self._summary else Phase.FIRST_STEP)
+        control = self.read_control()
+        wanted = (control.span_mask, step % max(1, control.sample_period) == 0)
+        if wanted != self._applied:
+            self._applied = wanted
+            mask, is_recorded = wanted
+            level = _RECORD if is_recorded else _SUM
+            self._levels = [level if mask >> number & 1 else _OFF for number in range(MAX_OPERATIONS)]
+        self._resolve()
+
+    def complete_step(self) -> StepSummary:
+        """End the step: the proof of life that watchers go by. Writes the step's totals to the black box.
+
+        Call it when the optimizer has stepped, before evaluation and checkpoints, so that these do not count as step
+        time. A first step is not learned from.
+        """
+        now = monotonic_ns()
+        self._resolve()
+        duration = now - self._step_started_ns
+        words = self._words
+        words[Word.LAST_STEP_NS] = duration
+        if self._summary is not None:
+            self._durations.append(duration)
+            words[Word.MEDIAN_STEP_NS] = sorted(self._durations)[len(self._durations) // 2]
+        words[Word.COMPLETED_NS] = now
+        words[Word.COMPLETED_STEP] = self._step
+        self._summary = StepSummary(self._step, self._step_started_ns, duration, self._totals.take())
+        mask, _ = self._applied
+        if mask:
+            for operation, totals in list(self._summary.totals.items())[:_MAX_TOTALS]:
+                self._write_total(operation.number, totals)
+        return self._summary
+
+    def step_summary(self) -> StepSummary | None:
+        """Return what the last completed step was spent on; None before the first."""
+        return self._summary
+
+    def _write_total(self, number: int, totals: OperationTotals) -> None:
+        sequence = self._next_sequence()
+        word = _RING_WORD + sequence % self._capacity * RECORD_WORDS
+        self._words[_CURSOR_WORD] = sequence
+        self._words[word] = 0
+        self._pack(
+            self._buffer,
+            word * 8 + 8,
+            *(self._step_started_ns, totals.sum_ns, totals.max_ns, totals.num_bytes, self._step, totals.count, -1, -1),
+            *(number, 0, RecordFlag.STEP_TOTAL, sequence & _LOW_32),
+        )
+        self._words[word] = sequence
+
+    def set_phase(self, phase: Phase) -> None:
+        """Say what the rank is busy with, so that a watcher knows how long to wait. `set_step` says the step phases."""
+        if phase != self._phase:
+            self._phase = phase
+            # A watcher between these two stores sees the old phase as just begun, never the new one as old.
+            self._words[Word.PHASE_SINCE_NS] = monotonic_ns()
+            self._words[Word.PHASE] = phase
+
+    def read_control(self) -> ControlPage:
+        """Return what the executor says now. Cheap when nothing has changed."""
+        changed = self._writer.next_control()
+        if changed is not None:
+            self.control = changed
+        return self.control
+
+    def set_obeyed_command(self, number: int) -> None:
+        """Tell the executor that the command of this number was carried out."""
+        self._words[Word.OBEYED_COMMAND] = number
+
+    def close(self, *, keep: bool = False, has_failed: bool = False) -> None:
+        """Stop recording. The black box is removed unless it is to outlive the process: `keep` it after a failure."""
+        self._resolve()
+        self._levels = [_OFF] * MAX_OPERATIONS
+        self._writer.close(keep=keep, has_failed=has_failed)
+
+
+def open_recorder(
+    identity: Identity, *, directory: str, num_records: int, timer: DeviceTimer | None = None
+) -> Recorder:
+    """Return this rank's recorder with its black box in `directory` ("" for none). Never fails for want of one."""
+    return Recorder(open_writer(identity, directory, num_records), timer)

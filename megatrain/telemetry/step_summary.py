@@ -1,0 +1,79 @@
+"""What a step was spent on: the sum, longest, count and bytes of its spans, by operation.
+
+These sums are the first tier of telemetry: streamed for every rank and step, where whole spans are streamed for few.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from dataclasses import dataclass, field
+
+from megatrain.contracts.operations import MAX_OPERATIONS, Operation
+
+
+@dataclass(frozen=True, slots=True)
+class OperationTotals:
+    """All spans of one operation that ended in a step."""
+
+    sum_ns: int
+    max_ns: int
+    count: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepSummary:
+    """A completed step. Spans that ended since the step before was completed count as this step's."""
+
+    step: int
+    started_ns: int
+    duration_ns: int
+    totals: dict[Operation, OperationTotals] = field(default_factory=dict)
+
+    def sum_ms(self, operation: Operation) -> float:
+        """Return the milliseconds this operation took in all; 0 when there was none or it is switched off."""
+        totals = self.totals.get(operation)
+        return totals.sum_ns / 1e6 if totals else 0.0
+
+
+class TotalsBuilder:
+    """Collects (operation number, duration, bytes) of ended spans from any thread.
+
+    `ended` is appended to without a lock, which a deque allows; adding up is left for later, out of the spans' way.
+    """
+
+    def __init__(self) -> None:
+        self.ended: deque[tuple[int, int, int]] = deque()
+        self._sums = _empty_sums()
+        self._lock = threading.Lock()
+
+    def fold(self) -> None:
+        """Add up what has ended, so that the queue does not grow without bound between steps."""
+        with self._lock:
+            self._fold()
+
+    def take(self) -> dict[Operation, OperationTotals]:
+        """Return the totals since the last call, largest sum first."""
+        with self._lock:
+            self._fold()
+            sums, self._sums = self._sums, _empty_sums()
+        measured = [(operation, sums[operation.number]) for operation in Operation if sums[operation.number][2]]
+        measured.sort(key=lambda pair: pair[1][0], reverse=True)
+        return {operation: OperationTotals(*values) for operation, values in measured}
+
+    def _fold(self) -> None:
+        take, sums = self.ended.popleft, self._sums
+        for _ in range(len(self.ended)):
+            number, duration_ns, num_bytes = take()
+            values = sums[number]
+            values[0] += duration_ns
+            values[2] += 1
+            values[3] += num_bytes
+            if duration_ns > values[1]:
+                values[1] = duration_ns
+
+
+def _empty_sums() -> list[list[int]]:
+    """Return [sum, longest, count, bytes] for each operation number."""
+    return [[0, 0, 0, 0] for _ in range(MAX_OPERATIONS)]

@@ -1,0 +1,36 @@
+"""`python -m megatrain.train CONFIG`: load the configuration, then build, train and close.
+
+What can be wrong with the configuration is found before torch is loaded and before any process group exists.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from megatrain.config.load import load_config
+from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.process import process_from_environment
+from megatrain.lifecycle import StopSignals, start_watchdog
+
+
+def train(path: Path, overrides: Sequence[str]) -> ExitCode:
+    """Train as the configuration says: alone, or as one worker where torchrun's environment is present.
+
+    Raises: MegatrainError of the kind that fits; its exit code tells a launcher what to do.
+    """
+    process = process_from_environment(os.environ)
+    config = load_config(path, overrides, world_size=process.world_size, is_for_training=True).config
+    # the watchdog is a fork: it must come before torch and its threads
+    with start_watchdog(config.runtime.save_grace_s, process.rank) as watchdog, StopSignals() as signals:
+        from megatrain.worker import run_worker
+
+        return run_worker(config, process, signals, watchdog)
+
+
+if __name__ == "__main__":
+    from megatrain.cli import main
+
+    sys.exit(main(["train", *sys.argv[1:]]))

@@ -1,0 +1,262 @@
+"""The step loop. Everything it does is a span, and everything it does has a room of its own; here is only the order."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+
+import torch
+
+from megatrain.assembly import Replica
+from megatrain.checkpoint.job import JobCheckpoints, Progress
+from megatrain.config.batch import global_batch_size_at
+from megatrain.config.config import Config
+from megatrain.contracts.black_box_values import Phase
+from megatrain.contracts.errors import NonFiniteError
+from megatrain.contracts.operations import Operation
+from megatrain.data.prefetch import Prefetcher
+from megatrain.data.reader import BatchReader, StepBatch
+from megatrain.evaluation import evaluate, open_validation
+from megatrain.garbage import PlannedGarbageCollection
+from megatrain.optim import learning_rate
+from megatrain.profiling import StepProfiler
+from megatrain.reporting import EvaluationReport, Reporter, StepReport
+from megatrain.schedule import build_schedule
+from megatrain.telemetry.recorder import Recorder
+from megatrain.training_step import StepOutcome, train_step
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerParts:
+    """What the loop drives, built by train.py. `reporter` is None but on the reporting rank."""
+
+    config: Config
+    replica: Replica
+    reader: BatchReader
+    checkpoints: JobCheckpoints
+    recorder: Recorder
+    profiler: StepProfiler
+    garbage: PlannedGarbageCollection
+    reporter: Reporter | None
+    is_stop_requested: Callable[[], bool]
+    extend_grace: Callable[[float], None]
+    """Says how long a phase may take without a step boundary; 0 when it is over."""
+
+
+class Trainer:
+    """Trains from where the checkpoint left off to the last step, or until all ranks agree to stop."""
+
+    def __init__(self, parts: TrainerParts) -> None:
+        self._parts = parts
+        self._config = parts.config
+        self._progress = Progress()
+        self._num_skipped_in_a_row = 0
+        self._saved_step = -1
+        self._validation = open_validation(parts.config)
+        self.is_stopped = False
+        """Whether training ended early because it was asked to."""
+
+    @property
+    def step(self) -> int:
+        """How many steps are done."""
+        return self._progress.step
+
+    def load(self) -> None:
+        """Draw the initial weights, or load the checkpoint to go on from."""
+        replica, checkpoints = self._parts.replica, self._parts.checkpoints
+        found = checkpoints.find()
+        if found is None:
+            replica.initialise()
+            self._note(f"initial weights drawn with train.seed={self._config.train.seed}")
+            return
+        with self._phase(Phase.CHECKPOINT, self._config.runtime.checkpoint_timeout_s, Operation.CHECKPOINT_LOAD):
+            self._progress = checkpoints.load(found, replica.optimizer.flat_shards())
+        replica.optimizer.num_updates = self._progress.num_updates
+        replica.optimizer.publish()
+        self._saved_step = self._progress.step
+        self._note(f"resumed at step {self._progress.step} from {found}")
+
+    def train(self) -> None:
+        """Run the step loop.
+
+        Raises: NonFiniteError after train.max_skipped_steps skipped steps in a row; DataError, CheckpointError,
+        CommunicationError as the parts raise them.
+        """
+        config, recorder = self._config, self._parts.recorder
+        self._parts.replica.set_training(True)
+        self._parts.replica.mesh.set_timeout(config.runtime.first_step_timeout_s)
+        with Prefetcher(self._read_step, self._plan(), config.data.prefetch) as batches:
+            while self.step < config.train.steps and not self.is_stopped:
+                started = perf_counter()
+                recorder.set_step(self.step)
+                self._parts.profiler.before_step(self.step)
+                with recorder.span(Operation.DATA_WAIT):
+                    batch = batches.next()
+                with recorder.span(Operation.STEP):
+                    outcome = self._train_step(batch)
+                self._advance(batch, outcome)
+                recorder.complete_step()
+                self._parts.profiler.after_step(self.step - 1)
+                self._report(batch, outcome, perf_counter() - started)
+                self._check_skips(outcome)
+                self._parts.garbage.after_step(self.step)
+                self.is_stopped = outcome.is_stop_agreed and self.step < config.train.steps
+                self._maybe_evaluate()
+                self._maybe_save()
+                self._parts.replica.mesh.set_timeout(config.runtime.step_timeout_s)
+
+    def _plan(self) -> Iterator[tuple[int, int]]:
+        """Yield (cursor, global batch size) of every step to come."""
+        cursor = self._progress.consumed_samples
+        for _ in range(self.step, self._config.train.steps):
+            global_batch_size = global_batch_size_at(self._config.batch, cursor)
+            yield cursor, global_batch_size
+            cursor += global_batch_size
+
+    def _read_step(self, cursor: int, global_batch_size: int) -> StepBatch:
+        mesh = self._parts.replica.mesh
+        return self._parts.reader.read_step(
+            cursor, global_batch_size, mesh.coordinate.dp, mesh.layout.dp_size, self._config.batch.micro_batch_size
+        )
+
+    def _train_step(self, batch: StepBatch) -> StepOutcome:
+        config, replica = self._config, self._parts.replica
+        parallel = config.parallel
+        schedule = build_schedule(parallel.schedule, parallel.pp_size, parallel.num_chunks, len(batch.microbatches))
+        inputs = [
+            replica.pipeline_input(micro.tokens_SB, micro.labels_SB, micro.sample_B, micro.document_SB)
+            for micro in batch.microbatches
+        ]
+        return train_step(
+            replica,
+            schedule,
+            inputs,
+            num_label_tokens=batch.num_label_tokens,
+            lr=self._lr(self.step),
+            grad_clip=config.optimizer.grad_clip,
+            is_stop_requested=self._parts.is_stop_requested(),
+            recorder=self._parts.recorder,
+        )
+
+    def _lr(self, step: int) -> float:
+        return learning_rate(self._config.optimizer, step, self._config.resolved_lr_decay_steps)
+
+    def _advance(self, batch: StepBatch, outcome: StepOutcome) -> None:
+        """A skipped step counts as a step: its samples are consumed, and the learning rate moves on."""
+        before = self._progress
+        self._num_skipped_in_a_row = self._num_skipped_in_a_row + 1 if outcome.is_skipped else 0
+        self._progress = Progress(
+            step=before.step + 1,
+            consumed_samples=before.consumed_samples + batch.global_batch_size,
+            consumed_tokens=before.consumed_tokens + batch.global_batch_size * self._config.model.seq_len,
+            num_updates=self._parts.replica.optimizer.num_updates,
+            num_skipped=before.num_skipped + outcome.is_skipped,
+        )
+
+    def _check_skips(self, outcome: StepOutcome) -> None:
+        limit = self._config.train.max_skipped_steps
+        if self._num_skipped_in_a_row >= limit:
+            raise NonFiniteError(
+                f"loss={outcome.loss} and gradient norm={outcome.grad_norm} at step {self.step}: not finite for {limit} "
+                f"steps in a row (train.max_skipped_steps); lower optimizer.lr or start from an older checkpoint"
+            )
+
+    def _maybe_evaluate(self) -> None:
+        interval, is_last = self._config.evaluation.interval, self.step == self._config.train.steps
+        is_due = is_last or (interval and self.step % interval == 0)
+        if self._validation is None or not is_due or self.is_stopped:
+            return
+        dataset, text_bytes = self._validation
+        started = perf_counter()
+        with self._phase(Phase.EVALUATION, self._config.runtime.evaluation_timeout_s, Operation.EVALUATION):
+            result = evaluate(self._parts.replica, dataset, text_bytes)
+        if self._parts.reporter is not None:
+            self._parts.reporter.evaluation(
+                EvaluationReport(
+                    step=self.step,
+                    loss=result.loss,
+                    num_tokens=result.num_tokens,
+                    bits_per_byte=result.bits_per_byte,
+                    duration_s=perf_counter() - started,
+                )
+            )
+
+    def _maybe_save(self) -> None:
+        config = self._config.checkpoint
+        is_due = bool(config.interval) and self.step % config.interval == 0
+        is_end = self.step == self._config.train.steps and config.save_at_end
+        if (is_due or is_end or self.is_stopped) and self.step != self._saved_step:
+            self.save()
+
+    def save(self) -> Path:
+        """Write a checkpoint of the state as it is. All ranks call it together."""
+        started = perf_counter()
+        for chunk in self._parts.replica.data_parallel:
+            chunk.finish_gather()
+        with self._phase(Phase.CHECKPOINT, self._config.runtime.checkpoint_timeout_s, Operation.CHECKPOINT):
+            directory = self._parts.checkpoints.save(self._progress, self._parts.replica.optimizer.flat_shards())
+        self._saved_step = self.step
+        self._note(f"checkpoint {directory} written in {perf_counter() - started:.2f} s")
+        return directory
+
+    def _phase(self, phase: Phase, timeout_s: float, operation: Operation) -> _PhaseSpan:
+        return _PhaseSpan(self._parts, phase, timeout_s, operation)
+
+    def _report(self, batch: StepBatch, outcome: StepOutcome, duration_s: float) -> None:
+        reporter = self._parts.reporter
+        if reporter is None:
+            return
+        summary = self._parts.recorder.step_summary()
+        done = self._progress
+        reporter.step(
+            StepReport(
+                step=done.step,
+                loss=outcome.loss,
+                grad_norm=outcome.grad_norm,
+                lr=self._lr(done.step - 1),
+                duration_s=duration_s,
+                data_wait_s=summary.sum_ms(Operation.DATA_WAIT) / 1e3 if summary is not None else 0.0,
+                num_tokens=batch.global_batch_size * self._config.model.seq_len,
+                consumed_samples=done.consumed_samples,
+                consumed_tokens=done.consumed_tokens,
+                global_batch_size=batch.global_batch_size,
+                is_skipped=outcome.is_skipped,
+                num_skipped=done.num_skipped,
+                memory_bytes=_peak_memory_bytes(self._parts.replica.device),
+                world_size=self._parts.replica.mesh.layout.world_size,
+            )
+        )
+
+    def _note(self, text: str) -> None:
+        if self._parts.reporter is not None:
+            self._parts.reporter.note(text)
+
+
+class _PhaseSpan:
+    """A span in a phase of its own: watchers and collectives wait as long as that phase may take."""
+
+    def __init__(self, parts: TrainerParts, phase: Phase, timeout_s: float, operation: Operation) -> None:
+        self._parts, self._new_phase, self._timeout_s, self._operation = parts, phase, timeout_s, operation
+
+    def __enter__(self) -> None:
+        self._parts.replica.mesh.set_timeout(self._timeout_s)
+        self._parts.extend_grace(self._timeout_s)
+        self._parts.recorder.set_phase(self._new_phase)
+        self._span = self._parts.recorder.span(self._operation)
+        self._span.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        self._span.__exit__(*error)  # type: ignore[arg-type]
+        self._parts.extend_grace(0.0)
+
+
+def _peak_memory_bytes(device: torch.device) -> int:
+    """Return the most memory this rank has used: of the GPU where it has one, else of the process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

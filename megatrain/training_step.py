@@ -1,0 +1,83 @@
+"""One optimizer step: forward and backward of all micro-batches, reduction, clipping, update.
+
+The loss of a token is divided by the number of label tokens in the GLOBAL batch before backward, everywhere, so neither
+the layout nor accumulation changes a gradient's scale. A step whose loss or gradient norm is not finite is skipped: all
+ranks learn the same norm, so they agree without a further word.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from megatrain.assembly import Replica
+from megatrain.contracts.operations import Operation
+from megatrain.parallel.pipeline import PipelineInput
+from megatrain.schedule import Schedule
+from megatrain.telemetry.recorder import Recorder
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    """What all ranks know after a step. `loss` is in nats a label token; `is_stop_agreed`: some rank was asked to stop."""
+
+    loss: float
+    grad_norm: float
+    num_label_tokens: int
+    is_skipped: bool
+    is_stop_agreed: bool
+
+
+def train_step(
+    replica: Replica,
+    schedule: Schedule,
+    inputs: Sequence[PipelineInput],
+    *,
+    num_label_tokens: int,
+    lr: float,
+    grad_clip: float,
+    is_stop_requested: bool,
+    recorder: Recorder,
+) -> StepOutcome:
+    """Train on one global batch, of which `inputs` are this pipeline's micro-batches.
+
+    num_label_tokens: of this pipeline's micro-batches. lr: rate of this step. grad_clip: largest gradient norm, 0 = any.
+    Communication: everything that the step needs; returns when this rank's shares are updated and their gather has
+    started.
+    """
+    mesh = replica.mesh
+    token_count = torch.tensor([float(num_label_tokens)], dtype=torch.float64, device=replica.device)
+    counted = mesh.dp.all_reduce(token_count, Operation.DP_ALL_REDUCE)
+    for chunk in replica.data_parallel:
+        chunk.start_step()
+    # a batch without any label has no loss; 1 keeps the division harmless
+    loss_sum = replica.pipeline.train(schedule, inputs, lambda: 1.0 / counted.wait().clamp(min=1.0)[0])
+    for chunk in replica.data_parallel:
+        chunk.finish_reduce()
+
+    with recorder.span(Operation.CLIP):
+        # every tp rank of the last stage has the same loss: one of them speaks
+        speaks = mesh.is_last_stage and mesh.tp.rank == 0
+        own = torch.stack([
+            replica.optimizer.gradient_square_sum(),
+            loss_sum if speaks else torch.zeros_like(loss_sum),
+            torch.full_like(loss_sum, float(is_stop_requested)),
+        ])  # fmt: skip
+        square_sum, loss_total, num_stop_requests = mesh.sum_over_all(own).tolist()
+    total_tokens = int(counted.wait()[0].item())
+    grad_norm = math.sqrt(square_sum) if square_sum >= 0.0 else math.nan
+    loss = loss_total / max(total_tokens, 1)
+    is_skipped = not (math.isfinite(grad_norm) and math.isfinite(loss))
+    if not is_skipped:
+        with recorder.span(Operation.OPTIMIZER):
+            replica.optimizer.step(lr, _clip_scale(grad_norm, grad_clip))
+        for chunk in replica.data_parallel:
+            chunk.start_gather()
+    return StepOutcome(loss, grad_norm, total_tokens, is_skipped, num_stop_requests > 0.0)
+
+
+def _clip_scale(grad_norm: float, grad_clip: float) -> float:
+    return min(1.0, grad_clip / (grad_norm + 1e-6)) if grad_clip > 0.0 else 1.0

@@ -1,0 +1,149 @@
+"""One worker from birth to end: device, groups, replica, data, the step loop, and closing on both paths.
+
+The process group is destroyed only after success: after a failure its peers may be gone, and waiting for them would hide
+the error.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+
+from megatrain.assembly import build_replica
+from megatrain.binding import bind_process, set_threads
+from megatrain.checkpoint.job import BRANCH, JobCheckpoints
+from megatrain.comm import Mesh, create_mesh, join, leave
+from megatrain.config.config import Config
+from megatrain.config.serialize import to_toml
+from megatrain.contracts.black_box_values import Identity
+from megatrain.contracts.errors import ConfigError
+from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.operations import Operation
+from megatrain.contracts.process import Process
+from megatrain.contracts.run_directory import RunDirectory
+from megatrain.data.dataset import open_dataset
+from megatrain.data.order import SampleOrder
+from megatrain.data.reader import BatchReader
+from megatrain.garbage import PlannedGarbageCollection
+from megatrain.lifecycle import StopSignals, Watchdog
+from megatrain.profiling import StepProfiler
+from megatrain.reporting import Reporter
+from megatrain.telemetry.recorder import Recorder, open_recorder
+from megatrain.telemetry.timers import cuda_timer
+from megatrain.trainer import Trainer, TrainerParts
+
+
+def run_worker(config: Config, process: Process, signals: StopSignals, watchdog: Watchdog) -> ExitCode:
+    """Train until the last step, or until the workers agree to stop because one of them was asked to.
+
+    Raises: MegatrainError; the black box then stays where it is, for whoever looks for the cause.
+    """
+    device = _choose_device(config, process)
+    run_directory = RunDirectory(Path(config.job.resolved_run_directory))
+    run_directory.create()
+    layout = config.layout(process.world_size)
+    identity = Identity(
+        job=config.job.name,
+        branch=BRANCH,
+        incarnation=process.incarnation,
+        rank=process.rank,
+        layout=layout,
+        pid=os.getpid(),
+        host=socket.gethostname(),
+    )
+    recorder = open_recorder(
+        identity,
+        directory=config.telemetry.black_box_directory,
+        num_records=config.telemetry.black_box_records,
+        timer=cuda_timer() if device.type == "cuda" else None,
+    )
+    try:
+        with recorder.span(Operation.INIT):
+            join(
+                process,
+                device,
+                job=config.job.name,
+                timeout_s=config.runtime.init_timeout_s,
+                network_interface=config.runtime.network_interface,
+            )
+            mesh = create_mesh(
+                layout,
+                process.rank,
+                device,
+                recorder,
+                has_wrap_links=config.parallel.num_chunks > 1,
+                timeout_s=config.runtime.init_timeout_s,
+            )
+        exit_code = _train(config, process, mesh, recorder, run_directory, signals, watchdog)
+    except BaseException:
+        recorder.close(keep=True, has_failed=True)
+        raise
+    leave()
+    recorder.close()
+    return exit_code
+
+
+def _train(
+    config: Config,
+    process: Process,
+    mesh: Mesh,
+    recorder: Recorder,
+    run_directory: RunDirectory,
+    signals: StopSignals,
+    watchdog: Watchdog,
+) -> ExitCode:
+    with ExitStack() as closing:
+        reporter = None
+        if process.rank == 0:
+            (run_directory.root / "config.toml").write_text(to_toml(config))
+            reporter = closing.enter_context(Reporter(config, mesh.layout, mesh.device, run_directory))
+        replica = build_replica(config, mesh, recorder, mesh.device)
+        dataset = open_dataset(Path(config.data.train), config.model.vocab_size)
+        order = SampleOrder(dataset.num_tokens, config.model.seq_len, config.resolved_data_seed, config.data.train)
+        profiler = closing.enter_context(StepProfiler(config.profile, process.rank, run_directory.logs))
+        garbage = closing.enter_context(PlannedGarbageCollection(config.train.gc_interval, recorder))
+        trainer = Trainer(
+            TrainerParts(
+                config=config,
+                replica=replica,
+                reader=BatchReader(dataset, order, config.data.has_document_mask),
+                checkpoints=JobCheckpoints(run_directory.checkpoints, config, mesh, process.incarnation),
+                recorder=recorder,
+                profiler=profiler,
+                garbage=garbage,
+                reporter=reporter,
+                is_stop_requested=lambda: signals.is_requested,
+                extend_grace=watchdog.extend,
+            )
+        )
+        trainer.load()
+        trainer.train()
+        if trainer.is_stopped and reporter is not None:
+            reporter.note(f"stopped at step {trainer.step} by {signals.name or 'a signal to another worker'}; "
+                          "start again to go on")  # fmt: skip
+    return ExitCode.SAVED_AND_STOPPED if trainer.is_stopped else ExitCode.OK
+
+
+def _choose_device(config: Config, process: Process) -> torch.device:
+    """Return this worker's device, bind the process to its cores and set its threads."""
+    wanted = config.runtime.device
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(
+            ['runtime.device="cuda": torch sees no CUDA device here; use "auto" or "cpu", or see `megatrain doctor`']
+        )
+    bind_process(config.runtime.cpu_binding, process.local_rank, process.local_world_size)
+    set_threads(config.runtime.threads)
+    if wanted == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    if process.local_rank >= torch.cuda.device_count():
+        raise ConfigError(
+            [f"local rank {process.local_rank} has no GPU of its own: this host has {torch.cuda.device_count()}; start at "
+             f"most that many workers on it (torchrun --nproc-per-node)"]
+        )  # fmt: skip
+    device = torch.device("cuda", process.local_rank)
+    torch.cuda.set_device(device)
+    return device

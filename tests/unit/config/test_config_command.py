@@ -1,0 +1,121 @@
+"""The verbs `config show`, `config check` and `config reference`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from megatrain.cli import main
+from megatrain.commands import config as command
+from megatrain.config import Config, load_config, reference_markdown
+from megatrain.contracts.errors import ConfigError
+from tests.helpers.source_tree import ROOT
+
+DEMO = str(ROOT / "configs" / "demo.toml")
+
+
+def run(*words: str, overrides: tuple[str, ...] = ()) -> int:
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    return command.run(parser.parse_args(words, argparse.Namespace(overrides=list(overrides))))
+
+
+def test_show_prints_a_file_that_loads_again(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("show", str(small), overrides=("--train.steps=7",)) == 0
+    shown = Path("shown.toml")
+    shown.write_text(capsys.readouterr().out)
+    assert load_config(shown).config == load_config(small, ["--train.steps=7"]).config
+
+
+def test_show_tells_origins(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run("show", str(small), "--origin", overrides=("--train.steps=7",))
+    lines = capsys.readouterr().out.splitlines()
+
+    assert any(line.split() == ["num_heads", "=", "20", "#", "small.toml:6"] for line in lines)
+    assert any(
+        line.startswith("steps = 7 ") and line.endswith("  # --train.steps on the command line") for line in lines
+    )
+    assert any(line.startswith("tp_size = 1 ") and line.endswith("  # default") for line in lines)
+
+
+def test_show_prints_json(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run("show", str(small), "--json", "--origin")
+    shown = json.loads(capsys.readouterr().out)
+
+    assert Config.from_dict(shown["config"]) == load_config(small).config
+    assert shown["origins"]["model.num_heads"] == "small.toml:6"
+    assert len(shown["config_hash"]) == 64
+
+
+def test_check_sums_up(capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        run("check", DEMO, "--world-size", "8", overrides=("--model.num_layers=8", "--batch.global_batch_size=64")) == 0
+    )
+    lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
+
+    assert lines[0] == ["OK"]
+    facts = dict(line for line in lines if len(line) == 2)
+    assert facts["layout"] == "tp_size=2 pp_size=2 dp_size=2: 8 ranks"
+    assert facts["pipeline"] == "interleaved, 2 chunks a stage, 2 layers a chunk"
+    assert facts["batch"].endswith(", 8 micro-batches of 4 a pipeline")
+    assert facts["bubble"].startswith("6.2% ")  # (2 - 1) / (2 * 8)
+
+
+def test_check_says_what_it_assumed(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run("check", str(small))
+    assert "1 rank (dp_size follows the world size; 1 is assumed here)" in capsys.readouterr().out
+    run("check", str(small), "--world-size=3")
+    assert "dp_size=3: 3 ranks\n" in capsys.readouterr().out
+
+
+def test_check_raises_every_problem() -> None:
+    with pytest.raises(ConfigError) as caught:
+        run("check", DEMO, "--world-size=6", overrides=("--model.num_heads=5", "--log.interval=0"))
+    assert [problem.partition(" ")[0] for problem in caught.value.problems] == [
+        "log.interval=0",
+        "model.num_heads=5",
+        "parallel.tp_size=2",
+        "parallel.tp_size",
+    ]
+
+
+@pytest.mark.parametrize("world_size", ["0", "-1", "x"])
+def test_world_size_is_positive(world_size: str) -> None:
+    with pytest.raises(SystemExit):
+        run("check", DEMO, f"--world-size={world_size}")
+
+
+def test_dry_run_gets_the_fixed_layout(
+    small: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planning = types.ModuleType("megatrain.planning.dry_run")
+    planning.dry_run = lambda config: f"plan of {config.parallel.dp_size} replicas"
+    monkeypatch.setitem(sys.modules, "megatrain.planning", types.ModuleType("megatrain.planning"))
+    monkeypatch.setitem(sys.modules, "megatrain.planning.dry_run", planning)
+
+    assert run("check", str(small), "--world-size=3", "--dry-run") == 0
+    assert capsys.readouterr().out.endswith("\nplan of 3 replicas\n")
+
+
+def test_reference_is_printed_or_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("reference") == 0
+    assert capsys.readouterr().out == reference_markdown()
+    assert run("reference", "--output", str(tmp_path / "config.md")) == 0
+    assert (tmp_path / "config.md").read_text() == reference_markdown()
+
+
+def test_program_prints_problems_and_exits_78(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "check", str(small), "--model.num_head=3", "--parallel.tp_size", "3"]) == 78
+    error = capsys.readouterr().err
+    assert "1. model.num_head=3 is not a known key; did you mean model.num_heads? (--model.num_head on the" in error
+    assert "parallel.tp_size=3 must divide" in error
+
+
+def test_program_refuses_a_reference_that_cannot_be_written(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "reference", "--output", "/dev/null/config.md"]) == 1
+    assert "cannot write --output=/dev/null/config.md: Not a directory; give a file" in capsys.readouterr().err

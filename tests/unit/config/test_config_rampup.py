@@ -1,0 +1,43 @@
+"""The batch-size ramp-up: Megatron-LM's rule, and the levels it goes through."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from megatrain.config import BatchConfig, global_batch_size_at, rampup_levels
+
+
+def test_constant_batch() -> None:
+    batch = BatchConfig(global_batch_size=48)
+    assert rampup_levels(batch) == (48,)
+    assert [global_batch_size_at(batch, consumed) for consumed in (0, 1, 10**9)] == [48, 48, 48]
+
+
+@pytest.mark.parametrize(
+    ("consumed", "expected"),
+    [(0, 16), (24, 16), (25, 24), (49, 24), (50, 32), (74, 32), (75, 40), (99, 40), (100, 48), (10**12, 48)],
+)
+def test_each_level_lasts_an_equal_share(consumed: int, expected: int) -> None:
+    batch = BatchConfig(global_batch_size=48, rampup_start=16, rampup_increment=8, rampup_samples=100)
+    assert rampup_levels(batch) == (16, 24, 32, 40, 48)
+    assert global_batch_size_at(batch, consumed) == expected
+
+
+@settings(deadline=None, derandomize=True)
+@given(
+    start=st.integers(1, 50),
+    increment=st.integers(1, 50),
+    num_increments=st.integers(1, 20),
+    samples=st.integers(1, 5000),
+    consumed=st.integers(0, 6000),
+)
+def test_rule_of_megatron(start: int, increment: int, num_increments: int, samples: int, consumed: int) -> None:
+    full = start + increment * num_increments
+    batch = BatchConfig(global_batch_size=full, rampup_start=start, rampup_increment=increment, rampup_samples=samples)
+    found = global_batch_size_at(batch, consumed)
+
+    # In exact arithmetic: floor(consumed / (samples / num_increments)) increments, at most all of them.
+    assert found == min(full, start + increment * (consumed * num_increments // samples))
+    assert found in rampup_levels(batch)

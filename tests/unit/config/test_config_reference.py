@@ -1,0 +1,45 @@
+"""The generated reference: up to date, complete, and every key documented."""
+
+from __future__ import annotations
+
+import pytest
+
+from megatrain.config import reference_markdown
+from megatrain.config.config import all_options
+from tests.helpers.source_tree import ROOT
+
+OPTIONS = {f"{section}.{name}": option for section, keys in all_options().items() for name, option in keys.items()}
+
+
+def test_page_is_up_to_date() -> None:
+    page = ROOT / "docs" / "reference" / "config.md"
+    assert page.read_text() == reference_markdown(), f"write it again: megatrain config reference --output {page}"
+
+
+def test_every_key_has_a_row_below_its_section() -> None:
+    rows = []
+    section = ""
+    for line in reference_markdown().splitlines():
+        if line.startswith("## ["):
+            section = line[4:-1]
+        elif line.startswith("| `"):
+            rows.append(f"{section}.{line.split('`')[1]}")
+    assert rows == list(OPTIONS)
+
+
+@pytest.mark.parametrize("key", OPTIONS)
+def test_documentation_is_a_sentence_and_the_default_is_allowed(key: str) -> None:
+    option = OPTIONS[key]
+    assert option.doc.endswith(".")
+    if option.default is not None:
+        assert option.parse(option.default) == option.default
+        assert option.violation(option.default) is None
+    assert option.violation(option.placeholder) is None
+    assert option.name.endswith("_s") == (option.unit == "s")
+
+
+def test_row_shows_type_default_unit_and_choices() -> None:
+    page = reference_markdown()
+    assert "| `lr` | float | required |  | > 0 | Highest learning rate, reached after warm-up. |" in page
+    assert '| `schedule` | choice | `"1f1b"` |  | "gpipe", "1f1b" or "interleaved" | ' in page
+    assert "| `step_timeout_s` | float | `120.0` | s | > 0 | " in page
