@@ -14,7 +14,7 @@ def one_f_one_b(pp_size: int, num_microbatches: int) -> list[ComputeOrder]:
     """Return the compute order of each stage."""
     forwards = [Action(ActionKind.FORWARD, 0, microbatch) for microbatch in range(num_microbatches)]
     backwards = [Action(ActionKind.BACKWARD, 0, microbatch) for microbatch in range(num_microbatches)]
-    return [weave(forwards, backwards, min(num_microbatches, pp_size - stage)) for stage in range(pp_size)]
+    return [weave(forwards, backwards, min(num_microbatches, pp_size - stage - 1)) for stage in range(pp_size)]
 
 
 def one_f_one_b_in_flight(pp_size: int, num_microbatches: int) -> tuple[int, ...]:

@@ -1,0 +1,152 @@
+"""Every schedule for all pp_size <= 8, num_chunks <= 4, num_microbatches <= 32 is proved right by the checker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from megatrain.contracts.errors import TopologyError
+from megatrain.schedule import (
+    SCHEDULE_NAMES,
+    Action,
+    ActionKind,
+    build_schedule,
+    check_schedule,
+    forward_only,
+    in_flight_bound,
+    infeasibility,
+    peak_in_flight,
+)
+from megatrain.schedule.interleaved import group_sizes
+
+COMPUTES = (ActionKind.FORWARD, ActionKind.BACKWARD)
+RECEIVE_OF = {ActionKind.FORWARD: ActionKind.RECV_FORWARD, ActionKind.BACKWARD: ActionKind.RECV_BACKWARD}
+SEND_OF = {ActionKind.FORWARD: ActionKind.SEND_FORWARD, ActionKind.BACKWARD: ActionKind.SEND_BACKWARD}
+
+
+def feasible_sizes(name: str, pp_size: int) -> Iterator[tuple[int, int]]:
+    for num_chunks in range(1, 5):
+        for num_microbatches in range(1, 33):
+            if infeasibility(name, pp_size, num_chunks, num_microbatches) is None:
+                yield num_chunks, num_microbatches
+
+
+@pytest.mark.parametrize("pp_size", range(1, 9))
+@pytest.mark.parametrize("name", SCHEDULE_NAMES)
+def test_schedule_is_right_and_its_memory_bound_is_reached(name: str, pp_size: int) -> None:
+    for num_chunks, num_microbatches in feasible_sizes(name, pp_size):
+        schedule = build_schedule(name, pp_size, num_chunks, num_microbatches)
+        assert check_schedule(schedule) == []
+        assert peak_in_flight(schedule) == in_flight_bound(name, pp_size, num_chunks, num_microbatches)
+
+
+@pytest.mark.parametrize("pp_size", range(1, 9))
+def test_forward_only_is_right_and_holds_nothing(pp_size: int) -> None:
+    for num_chunks in range(1, 5 if pp_size > 1 else 2):
+        for num_microbatches in (1, 2, 3, 7, 8, 9, 17, 32):
+            schedule = forward_only(pp_size, num_chunks, num_microbatches)
+            assert check_schedule(schedule) == []
+            assert peak_in_flight(schedule) == (0,) * pp_size
+            kinds = {action.kind for actions in schedule.stages for action in actions}
+            assert not kinds & {ActionKind.BACKWARD, ActionKind.SEND_BACKWARD, ActionKind.REDUCE}
+
+
+def test_every_pipeline_with_enough_microbatches_is_feasible() -> None:
+    for pp_size in range(1, 9):
+        for name in ("gpipe", "1f1b"):
+            assert list(feasible_sizes(name, pp_size)) == [(1, m) for m in range(1, 33)]
+        expected = [(c, m) for c in range(1, 5 if pp_size > 1 else 2) for m in range(pp_size, 33)]
+        assert list(feasible_sizes("interleaved", pp_size)) == expected
+
+
+def test_the_largest_published_shape_is_right() -> None:
+    # MegaScale's 530B run: pp_size 35, 3 chunks a stage.
+    assert check_schedule(build_schedule("interleaved", 35, 3, 280)) == []
+
+
+def test_single_stage_neither_sends_nor_receives() -> None:
+    kinds = [action.kind for action in build_schedule("1f1b", 1, 1, 2).stages[0]]
+    forward, backward = ActionKind.FORWARD, ActionKind.BACKWARD
+    assert kinds == [ActionKind.GATHER, forward, backward, forward, backward, ActionKind.REDUCE]
+
+
+@pytest.mark.parametrize(("name", "num_chunks"), [("gpipe", 1), ("1f1b", 1), ("interleaved", 1), ("interleaved", 3)])
+def test_receives_are_posted_exactly_one_compute_ahead_and_sends_at_once(name: str, num_chunks: int) -> None:
+    schedule = build_schedule(name, 4, num_chunks, 9)
+    for actions in schedule.stages:
+        positions = {action: position for position, action in enumerate(actions)}
+        computes = [action for action in actions if action.kind in COMPUTES]
+        for slot, compute in enumerate(computes):
+            receive = positions.get(Action(RECEIVE_OF[compute.kind], compute.chunk, compute.microbatch))
+            if receive is not None and slot:
+                assert receive < positions[computes[slot - 1]]
+                assert slot == 1 or receive > positions[computes[slot - 2]]
+            send = positions.get(Action(SEND_OF[compute.kind], compute.chunk, compute.microbatch))
+            assert send is None or send == positions[compute] + 1
+
+
+def test_gathers_run_one_chunk_ahead_and_reduces_follow_the_last_gradient() -> None:
+    schedule = build_schedule("interleaved", 4, 3, 8)
+    for actions in schedule.stages:
+        positions = {action: position for position, action in enumerate(actions)}
+        assert actions[0] == Action(ActionKind.GATHER, 0, -1)
+        for chunk in (0, 1):
+            assert positions[Action(ActionKind.GATHER, chunk + 1, -1)] < positions[Action(ActionKind.FORWARD, chunk, 0)]
+        assert positions[Action(ActionKind.GATHER, 2, -1)] > positions[Action(ActionKind.FORWARD, 0, 0)]
+        for chunk in range(3):
+            reduce = positions[Action(ActionKind.REDUCE, chunk, -1)]
+            last_backward = positions[Action(ActionKind.BACKWARD, chunk, 7)]
+            has_send = Action(ActionKind.SEND_BACKWARD, chunk, 7) in positions
+            assert reduce == last_backward + 1 + has_send
+
+
+def test_warmup_depth_is_that_of_the_papers() -> None:
+    def num_warmup(name: str, num_chunks: int, num_microbatches: int) -> list[int]:
+        schedule = build_schedule(name, 4, num_chunks, num_microbatches)
+        orders = [[action.kind for action in actions if action.kind in COMPUTES] for actions in schedule.stages]
+        return [order.index(ActionKind.BACKWARD) - 1 for order in orders]
+
+    assert num_warmup("1f1b", 1, 8) == [3, 2, 1, 0]
+    assert num_warmup("interleaved", 2, 8) == [10, 8, 6, 4]
+    assert num_warmup("interleaved", 3, 8) == [14, 12, 10, 8]
+
+
+@pytest.mark.parametrize(
+    ("pp_size", "num_microbatches", "sizes"),
+    [(4, 8, [4, 4]), (4, 10, [5, 5]), (4, 11, [6, 5]), (4, 7, [7]), (3, 14, [4, 4, 3, 3]), (4, 2, [2])],
+)
+def test_groups_are_nearly_equal_and_the_largest_is_first(
+    pp_size: int, num_microbatches: int, sizes: list[int]
+) -> None:
+    assert group_sizes(pp_size, num_microbatches) == sizes
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        (("zigzag", 2, 1, 4), "parallel.schedule='zigzag' is not one of gpipe, 1f1b, interleaved"),
+        (("1f1b", 0, 1, 4), "parallel.pp_size=0 must be at least 1"),
+        (("1f1b", 2, 0, 4), "parallel.num_chunks=0 must be at least 1"),
+        (("gpipe", 2, 1, 0), "num_microbatches=0 must be at least 1"),
+        (("interleaved", 1, 2, 4), "parallel.num_chunks=2 needs a pipeline, but parallel.pp_size=1; use num_chunks=1"),
+        (("1f1b", 2, 2, 4), "parallel.num_chunks=2 needs parallel.schedule='interleaved', found '1f1b'; use"),
+        (("interleaved", 4, 2, 3), "num_microbatches=3 .* must be at least parallel.pp_size=4 .* use schedule='1f1b'"),
+    ],
+)
+def test_impossible_pipelines_are_refused_with_the_way_out(sizes: tuple[str, int, int, int], message: str) -> None:
+    problem = infeasibility(*sizes)
+    assert problem is not None
+    with pytest.raises(TopologyError, match=message) as caught:
+        build_schedule(*sizes)
+    assert str(caught.value) == problem
+
+
+@pytest.mark.parametrize("sizes", [(0, 1, 1), (2, 0, 1), (2, 1, 0), (1, 2, 4)])
+def test_impossible_forward_pipelines_are_refused(sizes: tuple[int, int, int]) -> None:
+    with pytest.raises(TopologyError, match=f"no forward pipeline of pp_size={sizes[0]}, num_chunks={sizes[1]}"):
+        forward_only(*sizes)
+
+
+def test_equal_requests_share_one_schedule() -> None:
+    assert build_schedule("1f1b", 4, 1, 8) is build_schedule("1f1b", 4, 1, 8)
