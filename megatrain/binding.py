@@ -87,7 +87,7 @@ def _core_share(host: HostCores, local_rank: int, local_world_size: int) -> Core
         sharers = len(range(local_rank % len(cores), local_world_size, len(cores)))
         return CoreChoice(
             (core,),
-            f"bound to core {core}, shared by {sharers} ranks: {local_world_size} ranks have {len(cores)} cores here",
+            f"bound to core {core}, ranks on it: {sharers} ({local_world_size} ranks have {len(cores)} cores here)",
         )
     # Equal shares: ranks wait for each other, so a core more for some would gain nothing. The rest is the system's.
     size = len(cores) // local_world_size

@@ -18,6 +18,7 @@ import select
 import signal
 import struct
 import sys
+import threading
 import time
 import traceback
 import weakref
@@ -35,8 +36,8 @@ _EXTEND = 0x81
 _DISARM = 0x82
 _COMMAND = struct.Struct("<Bd")
 
-# Whoever signals the whole process group means the worker; these would end the watchdog before it.
-_IGNORED_BY_WATCHDOG = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGQUIT)
+# Sent to a whole process group they mean the worker, and would end the watchdog and forked children before it.
+_GROUP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGQUIT)
 _PR_SET_PDEATHSIG = 1
 _PIPE_FD = 3
 _LONGEST_WAIT_S = 3600.0  # select takes no infinity
@@ -146,7 +147,7 @@ def start_watchdog(grace_s: float, rank: int | None = None) -> Watchdog:
     # The worker must never wait for its watchdog.
     os.set_blocking(write_fd, False)
     # Held back until the child ignores them: a signal to the group must not catch it unprepared.
-    previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED_BY_WATCHDOG)
+    previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, _GROUP_SIGNALS)
     try:
         pid = os.fork()
         if pid == 0:
@@ -179,9 +180,9 @@ def _be_watchdog(read_fd: int, worker_pid: int, grace_s: float, rank_text: str) 
 def _leave_the_worker_behind(read_fd: int) -> None:
     """Keep the pipe and stderr; everything else that is open belongs to the worker, and would be held open by us."""
     signal.set_wakeup_fd(-1)
-    for number in _IGNORED_BY_WATCHDOG:
+    for number in _GROUP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _IGNORED_BY_WATCHDOG)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _GROUP_SIGNALS)
     if read_fd != _PIPE_FD:
         os.dup2(read_fd, _PIPE_FD)
     null_fd = os.open(os.devnull, os.O_RDWR)
@@ -267,15 +268,23 @@ def _write_stderr(text: str) -> None:
 
 
 def _call_in_forked_children(method: Callable[[], Any]) -> None:
-    """Call `method` in every later fork of this process as long as its object lives.
+    """Call `method` in every later fork of this process as long as its object lives, before a signal reaches the child.
 
     A forked child inherits handlers and wakeup descriptor: without this, ending the child would stop the worker.
     """
     reference = weakref.WeakMethod(method)
+    masks: dict[int, set[Any]] = {}  # by thread: two may fork at once
+
+    def hold_signals() -> None:
+        masks[threading.get_ident()] = signal.pthread_sigmask(signal.SIG_BLOCK, _GROUP_SIGNALS)
+
+    def release_signals() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, masks.pop(threading.get_ident()))
 
     def call() -> None:
         bound = reference()
         if bound is not None:
             bound()
+        release_signals()
 
-    os.register_at_fork(after_in_child=call)
+    os.register_at_fork(before=hold_signals, after_in_parent=release_signals, after_in_child=call)

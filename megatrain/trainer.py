@@ -126,7 +126,13 @@ class Trainer:
     def _train_step(self, batch: StepBatch) -> StepOutcome:
         config, replica = self._config, self._parts.replica
         parallel = config.parallel
-        schedule = build_schedule(parallel.schedule, parallel.pp_size, parallel.num_chunks, len(batch.microbatches))
+        schedule = build_schedule(
+            parallel.schedule,
+            parallel.pp_size,
+            parallel.num_chunks,
+            len(batch.microbatches),
+            receives_ahead=1 if parallel.overlap else 0,
+        )
         inputs = [
             replica.pipeline_input(micro.tokens_SB, micro.labels_SB, micro.sample_B, micro.document_SB)
             for micro in batch.microbatches

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from megatrain.assembly import build_replica
-from megatrain.binding import bind_process, set_threads
+from megatrain.binding import bind_process, gpu_pci_address, set_threads
 from megatrain.checkpoint.job import BRANCH, JobCheckpoints
 from megatrain.comm import Mesh, create_mesh, join, leave
 from megatrain.config.config import Config
@@ -135,9 +135,11 @@ def _choose_device(config: Config, process: Process) -> torch.device:
         raise ConfigError(
             ['runtime.device="cuda": torch sees no CUDA device here; use "auto" or "cpu", or see `megatrain doctor`']
         )
-    bind_process(config.runtime.cpu_binding, process.local_rank, process.local_world_size)
+    binding, is_cpu = config.runtime.cpu_binding, wanted == "cpu" or not torch.cuda.is_available()
+    address = "" if is_cpu or binding == "none" else gpu_pci_address(process.local_rank)
+    bind_process(binding, process.local_rank, process.local_world_size, address)
     set_threads(config.runtime.threads)
-    if wanted == "cpu" or not torch.cuda.is_available():
+    if is_cpu:
         return torch.device("cpu")
     if process.local_rank >= torch.cuda.device_count():
         raise ConfigError(

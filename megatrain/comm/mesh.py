@@ -132,8 +132,10 @@ def create_mesh(
         tp=group("tp", layout.tp_ranks(rank)),
         dp=group("dp", layout.dp_ranks(rank)),
         pp=group("pp", pp_ranks),
-        embedding=group("embedding", ends),
         links=_links(at.pp, pp_ranks, recorder, group, has_wrap_links) if len(pp_ranks) > 1 else None,
+        # last: torch names a group by its ranks and by how many groups this rank has already. The middle stages lack
+        # this one, so the groups made after it would have two names, and their members would wait for each other forever
+        embedding=group("embedding", ends),
     )
 
 

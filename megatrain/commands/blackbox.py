@@ -155,10 +155,10 @@ def _control(page: ControlPage | None, now_ns: int) -> str:
     if page is None:
         return "half written: the executor died while it wrote the page"
     mask = "all operations" if page.span_mask == ALL_OPERATIONS else f"operations {page.span_mask:#x}"
-    lease = _seconds(page.lease_ok_until_ns - now_ns) if page.lease_ok_until_ns else "none"
+    lease = f"lease ends in {_seconds(page.lease_ok_until_ns - now_ns)}" if page.lease_ok_until_ns else "no lease"
     writer = f"written {_seconds(now_ns - page.written_ns)} ago" if page.written_ns else "never written"
     command = f"command {page.command} (number {page.command_number}, argument {page.argument})"
-    return f"{writer}; round {page.round}, {command}, {mask}, every {page.sample_period} steps, lease ends in {lease}"
+    return f"{writer}; round {page.round}, {command}, {mask}, recorded every {page.sample_period} steps, {lease}"
 
 
 def _totals(box: BlackBox) -> list[str]:

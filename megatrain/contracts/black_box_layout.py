@@ -80,7 +80,7 @@ CONTROL_FIELDS = (
     *("written_ns", "crc32"),
 )
 
-_GROUP = struct.Struct("<I I I I Q Q 32s")
+_GROUP = struct.Struct("<I I i I Q Q 32s")
 GROUP_FIELDS = ("number", "first_rank", "stride", "num_ranks", "entered", "left", "name")
 GROUP_ENTERED_WORD = 2
 GROUP_LEFT_WORD = 3
@@ -154,10 +154,10 @@ def decode_header(page: bytes, place: str) -> tuple[Identity, ClockBase, int]:
 
     Raises: DataError for anything but an intact version 1 header.
     """
+    if page[: len(MAGIC)] != MAGIC[: len(page)]:
+        raise DataError(f"{place}: starts with {page[:8]!r}, expected {MAGIC!r}; this is not a black box")
     if len(page) < PAGE_BYTES:
         raise DataError(f"{place}: {len(page)} bytes, a black box has at least {box_bytes(1)}; the file is truncated")
-    if page[: len(MAGIC)] != MAGIC:
-        raise DataError(f"{place}: starts with {page[:8]!r}, expected {MAGIC!r}; this is not a black box")
     values = dict(zip(HEADER_FIELDS, _HEADER.unpack_from(page), strict=True))
     if values["version"] != VERSION:
         raise DataError(

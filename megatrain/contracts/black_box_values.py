@@ -108,9 +108,10 @@ class Progress:
 class Group:
     """A process group of this rank: its ranks, and the last collective that this rank entered and left.
 
-    The ranks are `first_rank + i * stride` for i < num_ranks, which every group of the 3D grid is. Entries of two ranks
-    with equal name and members are the same group. Sequence numbers count from 1 in each group, so the rank with the
-    lowest `entered` of a stuck group is the one that the others wait for.
+    The ranks are `first_rank + i * stride` for i < num_ranks, which every group of the 3D grid is; stride 0 says that
+    they are not known. A pipeline link has two ranks, sender first, and an entry for each direction. Entries of two
+    ranks with equal name and members are the same group. Sequence numbers count from 1 in each group, so the rank with
+    the lowest `entered` of a stuck group is the one that the others wait for.
     """
 
     number: int
@@ -123,7 +124,7 @@ class Group:
 
     @property
     def ranks(self) -> range:
-        """Return the members; empty where the writer could not say them (stride 0)."""
+        """Return the members in the group's order, which may descend; none where the writer could not say them."""
         if self.stride == 0:
             return range(0)
         return range(self.first_rank, self.first_rank + self.num_ranks * self.stride, self.stride)

@@ -61,6 +61,7 @@ class Bucket:
         self.share_numel = self.numel // dp.size
         self.values = torch.zeros(self.numel, dtype=dtype, device=device)
         self.gradients: Tensor | None = None
+        self._is_written = [False] * len(self.parameters)
         for logical, start in zip(self.parameters, self.starts, strict=True):
             # the module keeps its parameter object, which now has this memory instead of the meta device's none
             torch.utils.swap_tensors(logical.parameter, nn.Parameter(self._view(self.values, logical, start)))
@@ -78,13 +79,33 @@ class Bucket:
         return not is_replica and not first.is_tied_copy
 
     def allocate_gradients(self) -> None:
-        """Take zeroed memory for the whole bucket's gradients."""
-        self.gradients = torch.zeros(self.numel, dtype=self.gradient_dtype, device=self.values.device)
+        """Take memory for the whole bucket's gradients. What no gradient is added to reads as zero."""
+        self.gradients = torch.empty(self.numel, dtype=self.gradient_dtype, device=self.values.device)
+        used = self.starts[-1] + self.parameters[-1].parameter.numel()
+        self.gradients[used:].zero_()  # padding: never written again
+        self.clear_gradients()
 
-    def gradient_view(self, index: int) -> Tensor:
-        """Return parameter number `index`'s place in the gradient memory, in its shape."""
+    def clear_gradients(self) -> None:
+        """Forget the gradients. The next one of each parameter is copied instead of added, which saves a pass."""
+        self._is_written = [False] * len(self.parameters)
+
+    def add_gradient(self, index: int, gradient: Tensor) -> None:
+        """Add to parameter number `index`'s gradient."""
         assert self.gradients is not None
-        return self._view(self.gradients, self.parameters[index], self.starts[index])
+        view = self._view(self.gradients, self.parameters[index], self.starts[index])
+        if self._is_written[index]:
+            view.add_(gradient)
+        else:
+            view.copy_(gradient)
+            self._is_written[index] = True
+
+    def finished_gradients(self) -> Tensor:
+        """Return the whole bucket's gradients, zero where a parameter got none."""
+        assert self.gradients is not None
+        for logical, start, is_written in zip(self.parameters, self.starts, self._is_written, strict=True):
+            if not is_written:
+                self._view(self.gradients, logical, start).zero_()
+        return self.gradients
 
     def segments(self) -> Iterator[Segment]:
         """Yield the parts of the parameters in this rank's share, in order; padding belongs to none."""

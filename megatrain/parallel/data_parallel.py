@@ -74,12 +74,12 @@ class ChunkDataParallel:
                 bucket.allocate_gradients()
 
     def start_step(self) -> None:
-        """Zero the gradients of the last step."""
+        """Forget the gradients of the last step."""
         for bucket in self.buckets:
             if self.options.zero_stage == 2:
                 self._shares[bucket].zero_()
-            elif bucket.gradients is not None:
-                bucket.gradients.zero_()
+            else:
+                bucket.clear_gradients()
 
     def before_backward(self) -> None:
         """Make room for one micro-batch's gradients (ZeRO-2 keeps none between micro-batches)."""
@@ -144,9 +144,9 @@ class ChunkDataParallel:
     def _start_transfers(self) -> None:
         options = self.options
         for bucket in self.buckets:
-            assert bucket.gradients is not None
-            whole = bucket.gradients.to(options.reduce_dtype)
-            in_place = whole[bucket.share] if whole is bucket.gradients else None
+            gradients = bucket.finished_gradients()
+            whole = gradients.to(options.reduce_dtype)
+            in_place = whole[bucket.share] if whole is gradients else None
             pending = bucket.dp.reduce_scatter(whole, Operation.GRADS_REDUCE_SCATTER, out=in_place)
             self._reductions.append(_Reduction(bucket, pending))
             if options.zero_stage == 2:
@@ -170,7 +170,7 @@ def _accumulator(bucket: Bucket, index: int):  # noqa: ANN202 - torch calls it
     def accumulate(parameter: torch.nn.Parameter) -> None:
         gradient = parameter.grad
         assert gradient is not None
-        bucket.gradient_view(index).add_(gradient)
+        bucket.add_gradient(index, gradient)
         parameter.grad = None
 
     return accumulate

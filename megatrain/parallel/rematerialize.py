@@ -83,7 +83,7 @@ class Rematerializer:
     def _save(self, x: Tensor) -> Tensor | _Saved:
         recipe = self._recipes.get(x.untyped_storage().data_ptr())
         if recipe is None:
-            return x
+            return x.detach()  # x itself may be the output of what saves it: a cycle that nothing would ever free
         recipe.num_uses += 1
         return _Saved(recipe, x.size(), x.stride(), x.storage_offset())
 

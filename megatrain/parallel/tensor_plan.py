@@ -85,7 +85,7 @@ def _cut_parameters(chunk: nn.Module, group: Group) -> None:
     cut: dict[int, nn.Parameter] = {}  # by identity, so that a tied parameter stays one object
     for path, module in chunk.named_modules():
         for leaf, parameter in list(module.named_parameters(recurse=False)):
-            name = f"{path}.{leaf}"
+            name = f"{path}.{leaf}" if path else leaf
             dim = _sharded_dim(name)
             if id(parameter) not in cut:
                 shape = list(parameter.shape)

@@ -1,8 +1,8 @@
 """What a part of the model needs in memory for one micro-batch, and how parts in a row add up.
 
-Bytes are counted by moments: a moment is the tensors alive together at one place of the code, and a part's peak is its
-largest moment. All numbers are relative to the memory before the part's forward, its input included in `kept`: the
-input of a part is kept by the part that reads it.
+A ledger follows the code of a part: what comes to life is held, what dies is released, and the peak is the most that
+was alive together. All numbers are relative to the memory before the part's forward. A part's input belongs to the part
+that reads it, because that part keeps it for backward.
 """
 
 from __future__ import annotations
@@ -11,9 +11,30 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 
+class Ledger:
+    """Bytes alive, and the most so far."""
+
+    def __init__(self, live: int = 0) -> None:
+        self.live = live
+        self.peak = live
+
+    def hold(self, *sizes: int) -> None:
+        """Count tensors that come to life together and stay."""
+        self.live += sum(sizes)
+        self.peak = max(self.peak, self.live)
+
+    def release(self, *sizes: int) -> None:
+        """Count tensors that die."""
+        self.live -= sum(sizes)
+
+    def visit(self, *sizes: int) -> None:
+        """Count tensors that are alive together for a moment only."""
+        self.peak = max(self.peak, self.live + sum(sizes))
+
+
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Bytes of one part. `held`: what its backward leaves behind until the chunk's backward ends."""
+    """Bytes of one part of the model for one micro-batch."""
 
     kept: int
     """From its forward to its backward."""
@@ -21,17 +42,18 @@ class Footprint:
     """Most at once during its forward, with what it keeps."""
     backward: int
     """Most at once during its backward, with what is still kept."""
-    held: int = 0
+    left: int = 0
+    """What its backward leaves alive until the chunk's backward ends."""
 
 
 def in_a_row(parts: Sequence[Footprint]) -> Footprint:
     """Return the footprint of parts that run one after the other, backward in reverse order."""
     kept = forward = backward = 0
-    # a part that runs later forward runs earlier backward
-    held_after = sum(part.held for part in parts)
+    left = sum(part.left for part in parts)
+    left_by_later = left
     for part in parts:
-        held_after -= part.held
+        left_by_later -= part.left
         forward = max(forward, kept + part.forward)
-        backward = max(backward, kept + part.backward + held_after)
+        backward = max(backward, kept + part.backward + left_by_later)
         kept += part.kept
-    return Footprint(kept, forward, backward, sum(part.held for part in parts))
+    return Footprint(kept, forward, backward, left)

@@ -20,79 +20,90 @@ TOKEN_BYTES = 8
 class TensorBytes:
     """Sizes in bytes; activations in the compute type, `_weight` a weight or its gradient in that type."""
 
+    element: int
+    """One number of the compute type."""
+    sum_element: int
+    """One number of the type of sums and statistics: fp32, or fp64 for fp64."""
+    is_tp: bool
     hidden: int
     hidden_local: int
-    wide_local: int
-    """[S / tp, B, H] in the type of sums: fp32, or fp64 for fp64."""
     query: int
+    """Of all query heads, and of attention's output."""
     key: int
-    """Of keys or of values."""
+    """Of all keys, and of all values."""
     qkv: int
     lse: int
-    """One sum a token and head, kept by attention."""
+    """One sum a token and head."""
+    mask: int
+    """The additive mask [S, S], or [B, S, S] for documents, which every attention keeps; 0 where causality is all."""
     up: int
     """Before the activation function."""
     activation: int
     """After it."""
     logits: int
-    mask: int
-    """The additive mask [S, S] or [B, S, S] of one attention; 0 where causality is all."""
     token: int
-    """One integer a token, whole sequence."""
-    number: int
-    """One number of the type of sums a token of the whole sequence."""
-    is_wide: bool
-    """Whether sums have a wider type than activations (bf16)."""
+    """One integer a token."""
+    token_local: int
+    number_local: int
+    """One number of the type of sums a token."""
     qkv_weight: int
     out_weight: int
     up_weight: int
     down_weight: int
     word_weight: int
     position_weight: int
-    sum_bytes: int
-    """Of one number in the type of sums."""
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether sums have another type than activations."""
+        return self.sum_element != self.element
+
+    @property
+    def wide_local(self) -> int:
+        """The hidden states in the type of sums."""
+        return self.hidden_local // self.element * self.sum_element
 
 
 def tensor_bytes(config: Config, tp_size: int) -> TensorBytes:
     """Return the sizes for a model spread over `tp_size` ranks."""
     model = config.model
     element = ELEMENT_BYTES[config.train.precision]
-    sums = max(element, 4)
+    sum_element = max(element, 4)
     rows = model.seq_len * config.batch.micro_batch_size
-    head_dim, groups, hidden, ffn = (
-        model.resolved_head_dim,
-        model.resolved_num_kv_heads,
-        model.hidden_size,
-        model.resolved_ffn_size,
-    )
-    query, key = model.num_heads * head_dim // tp_size, groups * head_dim // tp_size
-    parts = 2 if model.mlp == "swiglu" else 1
-    num_masks = config.batch.micro_batch_size if config.data.has_document_mask else int(has_window(config))
+    rows_local = rows // tp_size
+    hidden = model.hidden_size
+    query = model.num_heads * model.resolved_head_dim // tp_size
+    key = model.resolved_num_kv_heads * model.resolved_head_dim // tp_size
+    ffn = model.resolved_ffn_size // tp_size
+    up = 2 * ffn if model.mlp == "swiglu" else ffn
+    vocab = model.padded_vocab_size // tp_size
     return TensorBytes(
+        element=element,
+        sum_element=sum_element,
+        is_tp=tp_size > 1,
         hidden=rows * hidden * element,
-        hidden_local=rows // tp_size * hidden * element,
-        wide_local=rows // tp_size * hidden * sums,
+        hidden_local=rows_local * hidden * element,
         query=rows * query * element,
         key=rows * key * element,
         qkv=rows * (query + 2 * key) * element,
-        lse=rows * model.num_heads // tp_size * sums,
-        up=rows * parts * ffn // tp_size * element,
-        activation=rows * ffn // tp_size * element,
-        logits=rows * model.padded_vocab_size // tp_size * element,
-        mask=num_masks * model.seq_len**2 * element,
+        lse=rows * (model.num_heads // tp_size) * sum_element,
+        mask=_num_masks(config) * model.seq_len**2 * element,
+        up=rows * up * element,
+        activation=rows * ffn * element,
+        logits=rows * vocab * element,
         token=rows * TOKEN_BYTES,
-        number=rows * sums,
-        is_wide=sums != element,
+        token_local=rows_local * TOKEN_BYTES,
+        number_local=rows_local * sum_element,
         qkv_weight=(query + 2 * key) * hidden * element,
         out_weight=query * hidden * element,
-        up_weight=parts * ffn // tp_size * hidden * element,
-        down_weight=ffn // tp_size * hidden * element,
-        word_weight=model.padded_vocab_size // tp_size * hidden * element,
+        up_weight=up * hidden * element,
+        down_weight=ffn * hidden * element,
+        word_weight=vocab * hidden * element,
         position_weight=model.seq_len * hidden * element if model.positions == "learned" else 0,
-        sum_bytes=sums,
     )
 
 
-def has_window(config: Config) -> bool:
-    """Whether a window hides pairs that causality allows."""
-    return 0 < config.model.window_size < config.model.seq_len
+def _num_masks(config: Config) -> int:
+    if config.data.has_document_mask:
+        return config.batch.micro_batch_size
+    return int(0 < config.model.window_size < config.model.seq_len)

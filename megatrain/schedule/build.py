@@ -17,9 +17,12 @@ FORWARD_ONLY = "forward_only"
 
 
 @lru_cache(maxsize=16)
-def build_schedule(name: str, pp_size: int, num_chunks: int, num_microbatches: int) -> Schedule:
+def build_schedule(
+    name: str, pp_size: int, num_chunks: int, num_microbatches: int, receives_ahead: int = 1
+) -> Schedule:
     """Return the action lists of one training step.
 
+    receives_ahead: computes between posting a receive and its consumer; 0 exposes the whole transfer.
     Raises: TopologyError with the rule and the way out when `infeasibility` finds one.
     """
     require_feasible(name, pp_size, num_chunks, num_microbatches)
@@ -29,7 +32,8 @@ def build_schedule(name: str, pp_size: int, num_chunks: int, num_microbatches: i
         orders = one_f_one_b(pp_size, num_microbatches)
     else:
         orders = interleaved(pp_size, num_chunks, num_microbatches)
-    return Schedule(name, pp_size, num_chunks, num_microbatches, lower(orders, num_chunks, num_microbatches))
+    actions = lower(orders, num_chunks, num_microbatches, receives_ahead)
+    return Schedule(name, pp_size, num_chunks, num_microbatches, actions)
 
 
 @lru_cache(maxsize=16)

@@ -108,11 +108,11 @@ class Recorder:
     def add_group(self, name: str, ranks: Sequence[int]) -> int:
         """Enter a process group of this rank and return its number for `span(group=...)`.
 
-        For a pipeline link enter one group a direction, of its two ranks: then both ends count alike.
+        For a pipeline link enter one group a direction, of sender and receiver: then both ends count alike.
         Raises: DataError when there are more than 63 groups, or the name has more than 32 bytes.
         """
         stride = ranks[1] - ranks[0] if len(ranks) > 1 else 1
-        is_regular = stride > 0 and all(later - rank == stride for rank, later in pairwise(ranks))
+        is_regular = stride != 0 and all(later - rank == stride for rank, later in pairwise(ranks))
         return self._writer.add_group(name, ranks[0], stride if is_regular else 0, len(ranks))
 
     def span(

@@ -1,0 +1,172 @@
+"""The memory of decoder blocks: norm, gathered sequence, mixers, and what is added to the stream.
+
+Follows megatrain/model/block.py with the styles of the tensor plan in their places, as mixers.py does. Biases and
+single numbers a token are counted where they are kept, not where they pass by.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from megatrain.config.config import Config
+from megatrain.planning.footprint import Footprint, Ledger, in_a_row
+from megatrain.planning.mixers import AttentionMemory, MlpMemory
+from megatrain.planning.tensor_bytes import TensorBytes
+
+_MASK_DRAW_BYTES = 24
+"""A unit, while a dropout mask is drawn: three int64 tensors of the hidden states' shape."""
+
+
+def block_footprint(config: Config, sizes: TensorBytes) -> Footprint:
+    """Return the footprint of one block."""
+    recompute = config.parallel.recompute
+    is_parallel = config.model.block == "parallel"
+    mixers = ((True, True),) if is_parallel else ((True, False), (False, True))
+    branches = [
+        BranchMemory(
+            config,
+            sizes,
+            has_attention,
+            has_mlp,
+            has_recipes=recompute != "full",
+            is_selective=recompute == "selective",
+        ).footprint()
+        for has_attention, has_mlp in mixers
+    ]
+    block = in_a_row(branches)
+    if recompute != "full":
+        return block
+    # forward keeps nothing but the block's input; backward runs all of it, beside the gradient of its output
+    gradient = sizes.hidden_local + sizes.hidden * sizes.is_tp
+    kept = sizes.hidden_local
+    return Footprint(kept, kept + max(branch.forward for branch in branches), max(block.forward + gradient, block.backward))
+
+
+@dataclass(frozen=True, slots=True)
+class BranchMemory:
+    """One branch on one rank.
+
+    has_recipes: of a gathered sequence this rank's rows are kept; not so while a block is recomputed. is_selective:
+    the norm's output is computed again too.
+    """
+
+    config: Config
+    sizes: TensorBytes
+    has_attention: bool
+    has_mlp: bool
+    has_recipes: bool
+    is_selective: bool
+
+    @property
+    def kept(self) -> int:
+        sizes = self.sizes
+        tokens = sizes.token_local if self.config.model.dropout else 0
+        mixers = self._attention.kept * self.has_attention + self._mlp.kept * self.has_mlp
+        return norm_kept(self.config, sizes) + self._kept_inner + mixers + tokens
+
+    def footprint(self) -> Footprint:
+        return Footprint(self.kept, self._forward(), self._backward())
+
+    def _forward(self) -> int:
+        sizes, model = self.sizes, self.config.model
+        ledger = Ledger(norm_kept(self.config, sizes))
+        norm_forward(self.config, sizes, ledger)
+        if sizes.is_tp:
+            ledger.hold(sizes.hidden)
+        if self.has_attention:
+            self._attention.forward(ledger)
+        if self.has_mlp:
+            self._mlp.forward(ledger)
+        if self.has_attention and self.has_mlp:
+            ledger.hold(sizes.hidden)  # the sum, beside both
+        if sizes.is_tp:
+            ledger.hold(sizes.hidden_local)
+        if model.has_bias:
+            ledger.hold(sizes.hidden_local)
+        if model.dropout:
+            ledger.visit(dropout_draw(sizes))
+            ledger.hold(sizes.hidden_local)
+        ledger.hold(sizes.hidden_local)
+        return ledger.peak
+
+    def _backward(self) -> int:
+        sizes = self.sizes
+        ledger = Ledger(self.kept)
+        ledger.hold(sizes.hidden_local)  # the gradient of the sum, which also goes past the branch
+        own = 0  # the branch's gradient, where it is another tensor
+        if self.config.model.dropout:
+            ledger.visit(dropout_draw(sizes))
+            own = sizes.hidden_local
+            ledger.hold(own)
+        if sizes.is_tp:
+            ledger.hold(sizes.hidden)
+            ledger.release(own)
+            own = sizes.hidden
+        inner = self._inner_again
+        if self.has_mlp:
+            self._mlp.backward(ledger, 0 if self.has_attention else own, inner)
+        if self.has_attention:
+            self._attention.backward(ledger, own, 0 if self.has_mlp else inner)
+            if self.has_mlp:
+                ledger.release(sizes.hidden)  # two gradients of one input became their sum
+        ledger.release(inner, self._kept_inner)
+        if sizes.is_tp:
+            ledger.hold(sizes.hidden_local)
+            ledger.release(sizes.hidden)
+        norm_backward(self.config, sizes, ledger)
+        return ledger.peak
+
+    @property
+    def _attention(self) -> AttentionMemory:
+        return AttentionMemory(self.config.model, self.sizes)
+
+    @property
+    def _mlp(self) -> MlpMemory:
+        return MlpMemory(self.config.model, self.sizes, self.is_selective)
+
+    @property
+    def _kept_inner(self) -> int:
+        """What is kept of the mixers' input: all, this rank's rows, or nothing."""
+        if self.is_selective:
+            return 0
+        return self.sizes.hidden_local if self.has_recipes else self.sizes.hidden
+
+    @property
+    def _inner_again(self) -> int:
+        """What comes to life in backward because only its recipe was kept."""
+        is_gathered = self.sizes.is_tp and self.has_recipes
+        return self.sizes.hidden if is_gathered else self.sizes.hidden_local * self.is_selective
+
+
+def norm_kept(config: Config, sizes: TensorBytes) -> int:
+    """A norm keeps its input and its statistics."""
+    if _is_half_layer_norm_on_cpu(config, sizes):
+        return sizes.hidden_local
+    return sizes.hidden_local + (2 if config.model.norm == "layernorm" else 1) * sizes.number_local
+
+
+def norm_forward(config: Config, sizes: TensorBytes, ledger: Ledger) -> None:
+    """Leave the norm's output alive."""
+    ledger.hold(sizes.hidden_local)
+    if config.model.norm == "rmsnorm" and sizes.is_mixed:
+        ledger.visit(2 * sizes.wide_local)
+
+
+def norm_backward(config: Config, sizes: TensorBytes, ledger: Ledger) -> None:
+    """From the output's gradient to the input's, beside the gradient that went past the branch."""
+    if config.model.norm == "rmsnorm":
+        # the normed input, its gradient, one product of both; and the gradient once more where sums are wider
+        ledger.visit(3 * sizes.wide_local, sizes.wide_local * sizes.is_mixed)
+    elif _is_half_layer_norm_on_cpu(config, sizes):
+        ledger.visit(4 * sizes.wide_local)  # input, output and the gradients of both
+    else:
+        ledger.visit(sizes.hidden_local)
+
+
+def dropout_draw(sizes: TensorBytes) -> int:
+    """Return what drawing a dropout mask takes."""
+    return sizes.hidden_local // sizes.element * _MASK_DRAW_BYTES
+
+
+def _is_half_layer_norm_on_cpu(config: Config, sizes: TensorBytes) -> bool:
+    return config.runtime.device == "cpu" and sizes.is_mixed and config.model.norm == "layernorm"

@@ -1,0 +1,103 @@
+"""The chunks that a rank holds, built on the meta device as the trainer builds them, and what they need in memory.
+
+The parameters come from the model and the tensor plan themselves, not from formulas: a plan that changes changes the
+plan's memory here. Nothing is allocated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from megatrain.comm.group import Group
+from megatrain.config.config import Config
+from megatrain.contracts.layout import Layout
+from megatrain.model import ModelPart, Transformer
+from megatrain.parallel.bucket import SHARE_MULTIPLE, group_into_buckets
+from megatrain.parallel.sharding import LogicalParameter
+from megatrain.parallel.stages import chunk_layers
+from megatrain.parallel.tensor_plan import TensorPlan, apply_tensor_plan
+from megatrain.planning.blocks import block_footprint
+from megatrain.planning.ends import embedding_footprint, head_footprint
+from megatrain.planning.footprint import Footprint, in_a_row
+from megatrain.planning.tensor_bytes import TensorBytes
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedChunk:
+    """One chunk of a stage."""
+
+    part: ModelPart
+    parameters: tuple[LogicalParameter, ...]
+
+    @property
+    def num_parameters(self) -> int:
+        """Elements that the rank holds, without padding."""
+        return sum(logical.parameter.numel() for logical in self.parameters)
+
+    def bucket_sizes(self, bucket_size: int, dp_size: int) -> tuple[int, ...]:
+        """Return the elements of each bucket, padding included."""
+        multiple = SHARE_MULTIPLE * dp_size
+        numels = (
+            sum(logical.parameter.numel() for logical in bucket)
+            for bucket in group_into_buckets(self.parameters, bucket_size)
+        )
+        return tuple(-(-numel // multiple) * multiple for numel in numels)
+
+    def footprint(self, config: Config, sizes: TensorBytes) -> Footprint:
+        """Return what a micro-batch needs on this chunk."""
+        block = block_footprint(config, sizes)
+        parts = [block] * len(self.part.layers)
+        if self.part.has_embedding:
+            parts.insert(0, embedding_footprint(config, sizes))
+        if self.part.has_head:
+            is_tied_here = config.model.has_tied_head and self.part.has_embedding
+            parts.append(head_footprint(config, sizes, is_tied_here=is_tied_here))
+        return with_masks(config, sizes, in_a_row(parts))
+
+
+def with_masks(config: Config, sizes: TensorBytes, chunk: Footprint) -> Footprint:
+    """Add the boolean mask that all blocks of a chunk share, and what makes it."""
+    if not sizes.mask:
+        return chunk
+    shared = sizes.mask // sizes.element
+    made_from = config.model.seq_len**2 * 8  # int64 distances, while the mask is made
+    kept = shared if config.parallel.recompute == "full" else 0  # an argument of each block that is run again
+    return Footprint(
+        chunk.kept + kept, max(chunk.forward + shared, shared + made_from), chunk.backward + kept, chunk.left
+    )
+
+
+def plan_stage(config: Config, layout: Layout, stage: int, tp: Group) -> list[PlannedChunk]:
+    """Return the chunks of `stage` as rank number tp.rank of its tensor-parallel group holds them.
+
+    Raises: TopologyError when a parameter cannot be cut.
+    """
+    return [_plan_chunk(config, layout, stage, chunk, tp) for chunk in range(config.parallel.num_chunks)]
+
+
+def held_elements(chunks: Sequence[PlannedChunk]) -> int:
+    """Return the parameters of a rank."""
+    return sum(chunk.num_parameters for chunk in chunks)
+
+
+def _plan_chunk(config: Config, layout: Layout, stage: int, chunk: int, tp: Group) -> PlannedChunk:
+    model, num_chunks = config.model, config.parallel.num_chunks
+    part = ModelPart(
+        layers=chunk_layers(model.num_layers, layout.pp_size, num_chunks, stage, chunk),
+        has_embedding=stage == 0 and chunk == 0,
+        has_head=stage == layout.pp_size - 1 and chunk == num_chunks - 1,
+    )
+    with torch.device("meta"):
+        module = Transformer(model, part)
+    plan = TensorPlan(
+        group=tp,
+        recompute=config.parallel.recompute,
+        vocab_size=model.vocab_size,
+        has_tied_head=model.has_tied_head,
+        is_head_elsewhere=layout.pp_size > 1,
+    )
+    parameters, _ = apply_tensor_plan(module, plan)
+    return PlannedChunk(part, tuple(parameters))

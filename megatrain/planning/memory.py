@@ -1,0 +1,137 @@
+"""How much memory a rank's tensors take in a training step, computed from configuration and layout alone.
+
+Standing: parameters, gradients, optimizer state, inputs. Passing: activations of the micro-batches in flight, what the
+running part works with, messages, gradients on their way. The peak is the largest moment of forward and backward, or
+the optimizer's. Not counted: what an allocator rounds up, what kernels and communication libraries use inside.
+Measured against counted tensor bytes by benchmarks/memory.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from megatrain.config.config import Config
+from megatrain.contracts.layout import Layout
+from megatrain.planning.chunks import PlannedChunk
+from megatrain.planning.step_memory import ChunkMemory, Moment, StepWalk
+from megatrain.planning.tensor_bytes import TensorBytes, tensor_bytes
+from megatrain.schedule import build_schedule, peak_in_flight
+
+_ADAMW_BLOCK_ON_CPU = 1 << 18
+"""Elements that AdamW updates at once on a CPU."""
+_REDUCED_BYTES = {"fp32": 4, "bf16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class RankMemory:
+    """Bytes of one rank's tensors at the fullest moment of a step."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    """Master weights, where they are not the parameters themselves, and two moments."""
+    inputs: int
+    """Tokens, labels and documents of a step, rotary tables."""
+    activations: int
+    """Kept for backward by the micro-batches in flight."""
+    working: int
+    """Temporaries of what runs at that moment."""
+    messages: int
+    """Activations and gradients that come from, or go to, other stages."""
+    travelling: int
+    """Copies of gradients that are reduced."""
+    moment: str
+    """What runs when most is alive."""
+    num_in_flight: int
+    """Most micro-batches of a chunk between forward and backward."""
+
+    @property
+    def total(self) -> int:
+        return sum(self.by_kind().values())
+
+    def by_kind(self) -> dict[str, int]:
+        """Return the bytes of each kind, in the order of the fields."""
+        return {
+            "parameters": self.parameters,
+            "gradients": self.gradients,
+            "optimizer": self.optimizer,
+            "inputs": self.inputs,
+            "activations": self.activations,
+            "working": self.working,
+            "messages": self.messages,
+            "travelling": self.travelling,
+        }
+
+
+def estimate_memory(config: Config, layout: Layout, stage: int, chunks: Sequence[PlannedChunk]) -> RankMemory:
+    """Return the memory of every rank of `stage`; dp and tp ranks of a stage are alike.
+
+    chunks: from plan_stage.
+    Raises: TopologyError when the schedule cannot be built.
+    """
+    sizes = tensor_bytes(config, layout.tp_size)
+    element, gradient_element = sizes.element, sizes.sum_element
+    buckets = [chunk.bucket_sizes(config.parallel.bucket_size, layout.dp_size) for chunk in chunks]
+    num_elements = sum(map(sum, buckets))
+    num_shared = num_elements // layout.dp_size
+    is_zero_2 = config.parallel.zero_stage == 2
+
+    parallel = config.parallel
+    num_microbatches = config.num_microbatches(layout.dp_size)
+    schedule = build_schedule(parallel.schedule, layout.pp_size, parallel.num_chunks, num_microbatches)
+    chunk_memory = [
+        _chunk_memory(config, layout, chunk, numels, sizes) for chunk, numels in zip(chunks, buckets, strict=True)
+    ]
+    peak = StepWalk(config, stage, chunk_memory, sizes.hidden_local).run(schedule.stages[stage])
+    update = _optimizer_moment(config, layout, [numel for numels in buckets for numel in numels], sizes.sum_element)
+    if update.total > peak.total:
+        peak = update
+    return RankMemory(
+        parameters=num_elements * element,
+        gradients=(num_shared if is_zero_2 else num_elements) * gradient_element,
+        optimizer=num_shared * gradient_element * (3 if sizes.is_mixed else 2),
+        inputs=num_microbatches * _input_bytes(config, sizes) + _table_bytes(config, sizes) * len(chunks),
+        activations=peak.activations,
+        working=peak.working,
+        messages=peak.messages,
+        travelling=peak.travelling,
+        moment=peak.what,
+        num_in_flight=peak_in_flight(schedule)[stage],
+    )
+
+
+def _chunk_memory(
+    config: Config, layout: Layout, chunk: PlannedChunk, numels: Sequence[int], sizes: TensorBytes
+) -> ChunkMemory:
+    """What travels: the gradients themselves where they stay in place, else a copy, and the share that arrives."""
+    whole = sum(numels) * sizes.sum_element
+    reduced = max(_REDUCED_BYTES[config.parallel.grad_reduce_dtype], sizes.sum_element * (sizes.element == 8))
+    is_copied = reduced != sizes.sum_element
+    is_in_place = config.parallel.zero_stage == 1 and not is_copied
+    arriving = 0 if is_in_place or layout.dp_size == 1 else sum(numels) // layout.dp_size * reduced
+    return ChunkMemory(
+        footprint=chunk.footprint(config, sizes),
+        whole_gradients=whole,
+        travelling=0 if is_in_place else sum(numels) * reduced + arriving,
+    )
+
+
+def _optimizer_moment(config: Config, layout: Layout, numels: Sequence[int], element: int) -> Moment:
+    """AdamW needs one tensor of a share at a time; LAMB a direction for every share, and one more while it makes it."""
+    if config.optimizer.name == "adamw" and config.runtime.device == "cpu":
+        return Moment("optimizer", working=_ADAMW_BLOCK_ON_CPU * element)
+    shares = [numel // layout.dp_size * element for numel in numels]
+    if config.optimizer.name == "adamw":
+        return Moment("optimizer", working=max(shares))
+    return Moment("optimizer", working=max(sum(shares[: index + 1]) + share for index, share in enumerate(shares)))
+
+
+def _input_bytes(config: Config, sizes: TensorBytes) -> int:
+    return sizes.token * (3 if config.data.has_document_mask else 2)
+
+
+def _table_bytes(config: Config, sizes: TensorBytes) -> int:
+    if config.model.positions != "rope":
+        return 0
+    return config.model.seq_len * config.model.resolved_head_dim * sizes.sum_element

@@ -1,0 +1,123 @@
+"""The memory of the mixers: what attention and the MLP keep, and what is alive while they run.
+
+Follows megatrain/model/attention.py and mlp.py line by line: a tensor is held from the line that makes it to the line
+after which nothing refers to it, whether its own name or a view of it. A weight's gradient lives until the hook has
+added it to the bucket, beside the input's gradient of the same product.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from megatrain.config.model import ModelConfig
+from megatrain.planning.footprint import Ledger
+from megatrain.planning.tensor_bytes import TensorBytes
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionMemory:
+    """Causal self-attention with its two projections."""
+
+    model: ModelConfig
+    sizes: TensorBytes
+
+    @property
+    def kept(self) -> int:
+        """The whole product, of which the values are a view, also where rotated queries and keys lie beside it."""
+        sizes = self.sizes
+        return sizes.qkv + self._separate_heads + sizes.query + sizes.lse + sizes.mask
+
+    def forward(self, ledger: Ledger) -> None:
+        """Leave what is kept and the output alive."""
+        sizes = self.sizes
+        ledger.hold(sizes.qkv)
+        if self._is_rope:
+            copied = sizes.query if self._is_query_copied else 0
+            ledger.hold(copied, sizes.query)
+            ledger.visit(self._turn_products(sizes.query))
+            ledger.hold(sizes.key)
+            ledger.visit(self._turn_products(sizes.key))
+            ledger.release(copied)
+        else:
+            ledger.hold(self._separate_heads)
+        ledger.hold(sizes.query, sizes.lse, sizes.mask)
+        ledger.hold(sizes.hidden)
+
+    def backward(self, ledger: Ledger, gradient: int, inner: int) -> None:
+        """Go from the output's gradient, of which `gradient` bytes die here, to the input's.
+
+        inner: bytes that come to life for the product with the input and stay.
+        """
+        sizes = self.sizes
+        ledger.visit(sizes.query, sizes.out_weight)
+        ledger.hold(sizes.query)
+        ledger.release(gradient)
+        ledger.hold(sizes.query + 2 * sizes.key)
+        ledger.release(self.kept, sizes.query)
+        if self._is_rope:
+            ledger.visit(sizes.query, self._turn_products(sizes.query))
+        # the gradient of each of the three views is as large as the whole; the sum takes them one by one
+        ledger.hold(sizes.qkv)
+        ledger.release(sizes.key)
+        ledger.visit(sizes.qkv)
+        ledger.release(sizes.key)
+        ledger.visit(sizes.qkv)
+        ledger.release(sizes.query)
+        ledger.hold(inner, sizes.hidden)
+        ledger.visit(sizes.qkv_weight)
+        ledger.release(sizes.qkv)
+
+    @property
+    def _is_rope(self) -> bool:
+        return self.model.positions == "rope"
+
+    @property
+    def _is_query_copied(self) -> bool:
+        """Between the queries of two groups lie a key and a value: heads in a row are a copy of them."""
+        return self.model.resolved_num_kv_heads != self.model.num_heads
+
+    @property
+    def _separate_heads(self) -> int:
+        """Queries and keys kept beside the product they come from."""
+        if self._is_rope:
+            return self.sizes.query + self.sizes.key
+        return self.sizes.query if self._is_query_copied else 0
+
+    def _turn_products(self, turned: int) -> int:
+        """A rotation has two products of half its input's width at a time, in the table's type."""
+        return turned * self.sizes.sum_element // self.sizes.element
+
+
+@dataclass(frozen=True, slots=True)
+class MlpMemory:
+    """Widening product, activation function, narrowing product. is_selective: the function is run again in backward."""
+
+    model: ModelConfig
+    sizes: TensorBytes
+    is_selective: bool
+
+    @property
+    def kept(self) -> int:
+        return self.sizes.up + (0 if self.is_selective else self.sizes.activation)
+
+    def forward(self, ledger: Ledger) -> None:
+        """Leave what is kept and the output alive; where it is run again, the function's result too, as it is
+        known by its address until the next norm."""
+        ledger.hold(self.sizes.up, self.sizes.activation)
+        ledger.hold(self.sizes.hidden)
+
+    def backward(self, ledger: Ledger, gradient: int, inner: int) -> None:
+        """As AttentionMemory.backward."""
+        sizes = self.sizes
+        if self.is_selective:
+            ledger.hold(sizes.activation)
+        ledger.hold(sizes.activation)
+        ledger.visit(sizes.down_weight)
+        ledger.release(sizes.activation, gradient)
+        ledger.hold(sizes.up)
+        if self.model.mlp == "swiglu":
+            ledger.visit(3 * sizes.activation)  # sigmoid, silu and 1 - silu
+        ledger.release(sizes.up, sizes.activation)
+        ledger.hold(inner, sizes.hidden)
+        ledger.visit(sizes.up_weight)
+        ledger.release(sizes.up)

@@ -1,0 +1,125 @@
+"""A stage's memory over one training step: its action list is walked, and what each action holds and frees is counted.
+
+Walking takes the schedule's own word for what is in flight, chunk by chunk: the chunk with the embedding or the head
+keeps other amounts than the others.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from megatrain.config.config import Config
+from megatrain.planning.footprint import Footprint
+from megatrain.schedule import Action, ActionKind
+
+_RECEIVES = (ActionKind.RECV_FORWARD, ActionKind.RECV_BACKWARD)
+_SENDS = (ActionKind.SEND_FORWARD, ActionKind.SEND_BACKWARD)
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkMemory:
+    """What one chunk needs: a micro-batch's footprint, and its buckets' bytes while gradients travel.
+
+    whole_gradients: all gradients in fp32 (fp64); travelling: what is in flight of them, with where it arrives.
+    """
+
+    footprint: Footprint
+    whole_gradients: int
+    travelling: int
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """The bytes alive at one moment of a step beside parameters, gradients and optimizer state."""
+
+    what: str
+    activations: int = 0
+    working: int = 0
+    messages: int = 0
+    travelling: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.activations + self.working + self.messages + self.travelling
+
+
+class StepWalk:
+    """Counts along the actions of one stage."""
+
+    def __init__(self, config: Config, stage: int, chunks: Sequence[ChunkMemory], hidden_local: int) -> None:
+        self._chunks = chunks
+        self._hidden_local = hidden_local
+        self._is_zero_2 = config.parallel.zero_stage == 2
+        self._has_overlap = config.parallel.overlap
+        self._activations = 0
+        self._messages = 0
+        self._travelling: Counter[int] = Counter()
+        self._unsent: list[int] = []
+        self._receives: set[tuple[ActionKind, int, int]] = set()
+        self.peak = Moment("start")
+
+    def run(self, actions: Sequence[Action]) -> Moment:
+        """Return the largest moment of forward and backward."""
+        sent = {(a.kind, a.chunk, a.microbatch) for a in actions if a.kind in _SENDS}
+        for action in actions:
+            if action.kind in _RECEIVES:
+                self._receives.add((action.kind, action.chunk, action.microbatch))
+                self._messages += self._hidden_local
+            elif action.kind is ActionKind.FORWARD:
+                self._forward(action, (ActionKind.SEND_FORWARD, action.chunk, action.microbatch) in sent)
+            elif action.kind is ActionKind.BACKWARD:
+                self._backward(action, (ActionKind.SEND_BACKWARD, action.chunk, action.microbatch) in sent)
+            elif action.kind is ActionKind.REDUCE and not self._is_zero_2:
+                self._travel(action.chunk)
+        return self.peak
+
+    def _forward(self, action: Action, is_sent: bool) -> None:
+        footprint = self._chunks[action.chunk].footprint
+        self._take(ActionKind.RECV_FORWARD, action)
+        self._see(f"forward of chunk {action.chunk}", footprint.forward)
+        self._activations += footprint.kept
+        self._finish_compute(is_sent)
+
+    def _backward(self, action: Action, is_sent: bool) -> None:
+        chunk = self._chunks[action.chunk]
+        self._take(ActionKind.RECV_BACKWARD, action)
+        if self._is_zero_2:
+            self._travelling[action.chunk] = chunk.whole_gradients
+        self._activations -= chunk.footprint.kept
+        self._see(f"backward of chunk {action.chunk}", chunk.footprint.backward, of_which_kept=chunk.footprint.kept)
+        if self._is_zero_2:
+            self._travel(action.chunk)
+        self._finish_compute(is_sent)
+
+    def _take(self, kind: ActionKind, action: Action) -> None:
+        """A received tensor goes from the messages to what its consumer counts."""
+        key = (kind, action.chunk, action.microbatch)
+        if key in self._receives:
+            self._receives.remove(key)
+            self._messages -= self._hidden_local
+
+    def _finish_compute(self, is_sent: bool) -> None:
+        """What was sent before this computation has arrived by now; its own result is on its way."""
+        self._messages -= sum(self._unsent)
+        self._unsent = [self._hidden_local] if is_sent else []
+        self._messages += sum(self._unsent)
+
+    def _travel(self, chunk: int) -> None:
+        memory = self._chunks[chunk]
+        self._travelling[chunk] = memory.travelling
+        self._see(f"reduction of chunk {chunk}", 0)
+        if self._is_zero_2 and not self._has_overlap:
+            self._travelling[chunk] = 0
+
+    def _see(self, what: str, bytes_of_part: int, of_which_kept: int = 0) -> None:
+        moment = Moment(
+            what,
+            self._activations + of_which_kept,
+            bytes_of_part - of_which_kept,
+            self._messages,
+            sum(self._travelling.values()),
+        )
+        if moment.total > self.peak.total:
+            self.peak = moment

@@ -1,0 +1,10 @@
+"""What the reporting rank says while it trains: step lines, a progress line on a terminal, and metric files.
+
+Only rank 0 constructs a Reporter; nobody else prints or writes metrics.
+"""
+
+from megatrain.reporting.report import EvaluationReport, IntervalReport, StepReport
+from megatrain.reporting.reporter import Reporter
+from megatrain.reporting.sinks import missing_packages
+
+__all__ = ["EvaluationReport", "IntervalReport", "Reporter", "StepReport", "missing_packages"]

@@ -1,0 +1,55 @@
+"""Metrics as lines of JSON, appended for as long as the run has resumes. Format: docs/guides/metrics.md."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from megatrain.contracts.errors import ConfigError
+from megatrain.reporting.report import FORMAT_VERSION, Report, Value
+
+
+class JsonLinesSink:
+    """Appends one object a report. A line is written whole and at once, so that a killed run leaves no half of one."""
+
+    def __init__(self, path: Path, unix_time: Callable[[], float] = time.time) -> None:
+        self.name = str(path)
+        self._unix_time = unix_time
+        try:
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+            size = os.fstat(self._fd).st_size
+            self._is_line_open = size > 0 and os.pread(self._fd, 1, size - 1) != b"\n"
+        except OSError as error:
+            raise ConfigError(
+                [f"{path}: cannot be written: {error.strerror}; choose another job.run_directory"]
+            ) from error
+
+    def write(self, report: Report) -> None:
+        """Append a report."""
+        record: dict[str, Value | str] = {
+            "version": FORMAT_VERSION,
+            "kind": report.kind,
+            "unix_time_s": self._unix_time(),
+            **{name: _json_value(value) for name, value in report.values().items()},
+        }
+        data = json.dumps(record, allow_nan=False).encode() + b"\n"
+        if self._is_line_open:
+            # A crash or a full disk has cut a line off; what follows must not be lost with it.
+            data = b"\n" + data
+        written = os.write(self._fd, data)
+        self._is_line_open = written < len(data)
+        if self._is_line_open:
+            raise OSError(f"only {written} of {len(data)} bytes were written; is the disk full?")
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._fd)
+
+
+def _json_value(value: Value) -> Value:
+    """Return the value as JSON knows it: it has neither NaN nor infinity."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value

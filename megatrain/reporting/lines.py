@@ -1,0 +1,97 @@
+"""What the lines of a run look like: pure functions from reports to text, and to a width where a terminal has one."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from megatrain.reporting.report import EvaluationReport, IntervalReport
+
+GIB = 1 << 30
+_SHORTEST_BAR = 10
+_LONGEST_BAR = 30
+
+
+def step_line(report: IntervalReport, total_steps: int, device_word: str) -> str:
+    """Return the line of an interval. `device_word` is what a rank computes on: GPU, or rank on a CPU."""
+    utilization = [] if report.mfu is None else [f"MFU {report.mfu:.1%}"]
+    return " | ".join(
+        [
+            f"step {report.step}/{total_steps}",
+            f"loss {report.loss:.4f}",
+            f"grad norm {report.grad_norm:.3f}",
+            f"lr {report.lr:.2e}",
+            f"{rate_text(report.tokens_per_s)} tokens/s",
+            f"{rate_text(report.tokens_per_s_per_rank)} tokens/s/{device_word}",
+            f"{report.flops_per_s_per_rank / 1e12:.3g} TFLOP/s/{device_word}",
+            *utilization,
+            f"{report.step_ms:,.1f} ms/step",
+            f"data wait {report.data_wait_ms:,.1f} ms",
+            f"mem {report.memory_bytes / GIB:.2f} GiB",
+            f"skipped {report.num_skipped}",
+            f"consumed {report.consumed_tokens:,} tokens",
+        ]
+    )
+
+
+def evaluation_line(report: EvaluationReport) -> str:
+    """Return the line of an evaluation."""
+    # Beyond e**30 a perplexity says nothing, and soon after it is no number.
+    perplexity = [f"perplexity {math.exp(report.loss):,.2f}"] if report.loss < 30 else []
+    bits = [] if report.bits_per_byte is None else [f"{report.bits_per_byte:.4f} bits/byte"]
+    return " | ".join(
+        [
+            f"evaluation at step {report.step}",
+            f"loss {report.loss:.4f}",
+            *perplexity,
+            *bits,
+            f"{report.num_tokens:,} tokens",
+            f"{report.duration_s:.1f} s",
+        ]
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far the run is, for the line that is rewritten in place."""
+
+    step: int
+    total_steps: int
+    loss: float
+    tokens_per_s: float
+    remaining_s: float
+
+
+def progress_line(progress: Progress, width: int) -> str:
+    """Return the progress in at most `width` characters: what matters less is left out, the bar takes what is free."""
+    parts = [
+        f"step {progress.step}/{progress.total_steps}",
+        f"ETA {duration_text(progress.remaining_s)}",
+        f"loss {progress.loss:.4f}",
+        f"{rate_text(progress.tokens_per_s)} tokens/s",
+    ]
+    while len(parts) > 1 and len(" | ".join(parts)) > width:
+        parts.pop()
+    free = width - len(" | ".join(parts)) - len(" []")
+    if free >= _SHORTEST_BAR:
+        length = min(free, _LONGEST_BAR)
+        done = length * progress.step // progress.total_steps
+        parts[0] += f" [{'#' * done}{'.' * (length - done)}]"
+    return " | ".join(parts)[:width]
+
+
+def rate_text(rate: float) -> str:
+    """Return a rate with thousands separated; a small one keeps three digits."""
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
+
+
+def duration_text(seconds: float) -> str:
+    """Return a duration as 0:07, 1:02:03 or 2d 01:02:03."""
+    if not math.isfinite(seconds):
+        return "-"
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    if days:
+        return f"{days}d {hour:02}:{minute:02}:{second:02}"
+    return f"{hour}:{minute:02}:{second:02}" if hour else f"{minute}:{second:02}"

@@ -1,0 +1,135 @@
+"""The reporting rank's voice: the trainer hands over what happened, this says it and stores it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, TextIO
+
+from megatrain.config.config import Config
+from megatrain.contracts.layout import Layout
+from megatrain.contracts.run_directory import RunDirectory
+from megatrain.reporting.console import open_console
+from megatrain.reporting.interval import IntervalBuilder, compute_cost
+from megatrain.reporting.lines import Progress, evaluation_line, progress_line, step_line
+from megatrain.reporting.report import EvaluationReport, Report, StepReport
+from megatrain.reporting.sinks import MetricSink, open_sinks
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Reporter:
+    """Prints a line every log.interval steps, at the first and at the last step, and feeds the metric sinks.
+
+    Made on rank 0 only. Raises: ConfigError when a sink cannot be opened.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        layout: Layout,
+        device: torch.device,
+        run_directory: RunDirectory,
+        *,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._interval = config.log.interval
+        self._total_steps = config.train.steps
+        self._clock = clock
+        self._device_word = "GPU" if device.type == "cuda" else "rank"
+        self._console = open_console(stream or sys.stdout, os.environ, clock)
+        self._broken_sinks: set[str] = set()
+        self._sinks: list[MetricSink] = open_sinks(config, run_directory, self.note)
+        device_name = _device_name(device)
+        cost = compute_cost(config, device_name)
+        self._builder = IntervalBuilder(cost)
+        self._first_step = 0
+        self._first_at = 0.0
+        sizes = f"tp_size={layout.tp_size}, pp_size={layout.pp_size}, dp_size={layout.dp_size}"
+        self.note(f"ranks: {layout.world_size} ({sizes}), each on {device_name}")
+        self.note(cost.formula)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def step(self, report: StepReport) -> None:
+        """Take in a finished step."""
+        now = self._clock()
+        is_first = self._first_step == 0
+        if is_first:
+            self._first_step, self._first_at = report.step, now
+        self._builder.add(report, now)
+        self._store(report)
+        if is_first or report.step % self._interval == 0 or report.step == self._total_steps:
+            self._finish_interval(now)
+        if report.step < self._total_steps:
+            progress = Progress(
+                step=report.step,
+                total_steps=self._total_steps,
+                loss=report.loss,
+                tokens_per_s=report.num_tokens / max(report.duration_s, 1e-9),
+                remaining_s=self._remaining_s(report, now),
+            )
+            self._console.progress(lambda width: progress_line(progress, width))
+
+    def evaluation(self, report: EvaluationReport) -> None:
+        """Take in an evaluation."""
+        self._store(report)
+        self._console.line(evaluation_line(report))
+
+    def note(self, text: str) -> None:
+        """Print a line of text."""
+        self._console.line(text)
+
+    def close(self) -> None:
+        """Print the line of the steps that have none yet, and close the sinks. Calling it again does nothing."""
+        if not self._builder.is_empty:
+            self._finish_interval(self._clock())
+        self._console.close()
+        sinks, self._sinks = self._sinks, []
+        for sink in sinks:
+            try:
+                sink.close()
+            except OSError as error:
+                self.note(f"metrics: {sink.name} may lack the last records: {error}")
+
+    def _finish_interval(self, now: float) -> None:
+        report = self._builder.finish(now)
+        self._store(report)
+        self._console.line(step_line(report, self._total_steps, self._device_word))
+
+    def _remaining_s(self, report: StepReport, now: float) -> float:
+        num_steps = report.step - self._first_step
+        # The first step compiles and allocates: it says little about the others.
+        step_s = (now - self._first_at) / num_steps if num_steps else report.duration_s
+        return step_s * (self._total_steps - report.step)
+
+    def _store(self, report: Report) -> None:
+        """Hand a report to the sinks. A run is worth more than its metrics: a failing sink is named, not obeyed."""
+        for sink in self._sinks:
+            try:
+                sink.write(report)
+            except OSError as error:
+                if sink.name not in self._broken_sinks:
+                    self._broken_sinks.add(sink.name)
+                    self.note(f"metrics: {sink.name} cannot be written ({error}); training goes on and tries again")
+            else:
+                if sink.name in self._broken_sinks:
+                    self._broken_sinks.remove(sink.name)
+                    self.note(f"metrics: {sink.name} is written again since step {report.step}")
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type != "cuda":
+        return str(device.type)
+    import torch
+
+    return str(torch.cuda.get_device_name(device))

@@ -1,0 +1,66 @@
+"""Where reports go besides the console: one small protocol, and which sinks a configuration asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Protocol
+
+from megatrain.config.config import Config
+from megatrain.config.log import LogConfig
+from megatrain.contracts.errors import ConfigError
+from megatrain.contracts.run_directory import RunDirectory
+from megatrain.reporting.jsonl_sink import JsonLinesSink
+from megatrain.reporting.report import Report
+
+METRICS_FILE = "metrics.jsonl"
+
+
+class MetricSink(Protocol):
+    """Takes every report in the order in which they are made."""
+
+    name: str
+    """For messages."""
+
+    def write(self, report: Report) -> None:
+        """Store a report.
+
+        Raises: OSError when that fails now; the next report is tried again.
+        """
+
+    def close(self) -> None:
+        """Store what is held back, and give the resources back."""
+
+
+def missing_packages(log: LogConfig) -> list[str]:
+    """Return a problem for each package that the section [log] needs and that is not installed.
+
+    Every rank can ask this before the ranks meet, so that not one fails alone while the others wait for it.
+    """
+    wanted = {"tensorboard": log.has_tensorboard, "wandb": log.has_wandb}
+    return [
+        f"log.has_{package}=true needs the package {package}; pip install 'megatrain[{package}]', or set it to false"
+        for package, is_wanted in wanted.items()
+        if is_wanted and find_spec(package) is None
+    ]
+
+
+def open_sinks(config: Config, run_directory: RunDirectory, note: Callable[[str], None]) -> list[MetricSink]:
+    """Open what the configuration asks for; `note` prints what the user should know about it.
+
+    Raises: ConfigError when a package is missing or the file of metrics cannot be opened.
+    """
+    problems = missing_packages(config.log)
+    if problems:
+        raise ConfigError(problems)
+    sinks: list[MetricSink] = [JsonLinesSink(run_directory.metrics / METRICS_FILE)]
+    # Imported here: both packages are optional, and the first brings torch's half of it along.
+    if config.log.has_tensorboard:
+        from megatrain.reporting.tensorboard_sink import TensorBoardSink
+
+        sinks.append(TensorBoardSink(run_directory.metrics / "tensorboard"))
+    if config.log.has_wandb:
+        from megatrain.reporting.wandb_sink import WandbSink
+
+        sinks.append(WandbSink(config, run_directory.metrics, note))
+    return sinks

@@ -1,0 +1,34 @@
+"""Metrics as TensorBoard event files: a scalar a field, named kind/field, such as step/loss."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch.utils.tensorboard.writer import SummaryWriter
+
+from megatrain.reporting.report import Report
+
+_FLUSH_INTERVAL_S = 10
+
+
+class TensorBoardSink:
+    """Writes event files below `directory`; each start of the run adds one."""
+
+    def __init__(self, directory: Path) -> None:
+        self.name = f"TensorBoard ({directory})"
+        self._directory = directory
+        self._writer: SummaryWriter | None = None
+
+    def write(self, report: Report) -> None:
+        """Add the scalars of a report."""
+        if self._writer is None:
+            # Only now it is known where a resumed run goes on; TensorBoard hides what an earlier start wrote beyond.
+            self._writer = SummaryWriter(self._directory, purge_step=report.step, flush_secs=_FLUSH_INTERVAL_S)
+        for name, value in report.values().items():
+            if name != "step" and value is not None:
+                self._writer.add_scalar(f"{report.kind}/{name}", value, report.step)
+
+    def close(self) -> None:
+        """Flush and close the file."""
+        if self._writer is not None:
+            self._writer.close()
