@@ -56,7 +56,9 @@ def find_checkpoint(path: Path) -> Path:
             newest = newest_committed(directory)
             if newest is not None:
                 return newest
-    raise CheckpointError(f"{path} is no checkpoint and holds none; name a run directory or runs/<job>/checkpoints/step-*")
+    raise CheckpointError(
+        f"{path} is no checkpoint and holds none; name a run directory or runs/<job>/checkpoints/step-*"
+    )
 
 
 def load_model(checkpoint: Path, device: torch.device) -> LoadedModel:

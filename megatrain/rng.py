@@ -85,9 +85,7 @@ def fill_normal_(
     return out
 
 
-def keep_mask(
-    key: tuple[int, int], probability: float, token_SB: Tensor, hidden_size: int
-) -> Tensor:
+def keep_mask(key: tuple[int, int], probability: float, token_SB: Tensor, hidden_size: int) -> Tensor:
     """Return which elements survive dropout: a pure function of key, global token number and hidden unit.
 
     Shapes: token_SB [S, B] int64, the global number of each token; result [S, B, H] bool.

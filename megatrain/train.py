@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from megatrain.config.load import load_config
+from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.process import process_from_environment
 from megatrain.lifecycle import StopSignals, start_watchdog
+from megatrain.reporting.sinks import missing_packages
 
 
 def train(path: Path, overrides: Sequence[str]) -> ExitCode:
@@ -23,6 +25,9 @@ def train(path: Path, overrides: Sequence[str]) -> ExitCode:
     """
     process = process_from_environment(os.environ)
     config = load_config(path, overrides, world_size=process.world_size, is_for_training=True).config
+    problems = missing_packages(config.log)
+    if problems:
+        raise ConfigError(problems)
     # the watchdog is a fork: it must come before torch and its threads
     with start_watchdog(config.runtime.save_grace_s, process.rank) as watchdog, StopSignals() as signals:
         from megatrain.worker import run_worker

@@ -22,7 +22,7 @@ from megatrain.telemetry.recorder import Recorder
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """What all ranks know after a step. `loss` is in nats a label token; `is_stop_agreed`: some rank was asked to stop."""
+    """What all ranks know after a step: `loss` in nats a label token, and whether some rank was asked to stop."""
 
     loss: float
     grad_norm: float
@@ -44,7 +44,7 @@ def train_step(
 ) -> StepOutcome:
     """Train on one global batch, of which `inputs` are this pipeline's micro-batches.
 
-    num_label_tokens: of this pipeline's micro-batches. lr: rate of this step. grad_clip: largest gradient norm, 0 = any.
+    num_label_tokens: of this pipeline's micro-batches. grad_clip: the largest gradient norm, 0 for any.
     Communication: everything that the step needs; returns when this rank's shares are updated and their gather has
     started.
     """

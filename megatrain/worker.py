@@ -1,7 +1,7 @@
 """One worker from birth to end: device, groups, replica, data, the step loop, and closing on both paths.
 
-The process group is destroyed only after success: after a failure its peers may be gone, and waiting for them would hide
-the error.
+The process group is destroyed only after success: after a failure its peers may be gone, and waiting for them would
+hide the error.
 """
 
 from __future__ import annotations
@@ -142,10 +142,13 @@ def _choose_device(config: Config, process: Process) -> torch.device:
     if is_cpu:
         return torch.device("cpu")
     if process.local_rank >= torch.cuda.device_count():
+        found = torch.cuda.device_count()
         raise ConfigError(
-            [f"local rank {process.local_rank} has no GPU of its own: this host has {torch.cuda.device_count()}; start at "
-             f"most that many workers on it (torchrun --nproc-per-node)"]
-        )  # fmt: skip
+            [
+                f"worker {process.local_rank} of this host has no GPU of its own, there are {found}; start at most {found} "
+                f"workers on it (torchrun --nproc-per-node)"
+            ]
+        )
     device = torch.device("cuda", process.local_rank)
     torch.cuda.set_device(device)
     return device

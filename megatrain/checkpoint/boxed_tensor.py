@@ -28,7 +28,7 @@ class BoxedTensor(Tensor):
     shards: dict[tuple[int, ...], FlatShard]
 
     @staticmethod
-    def __new__(cls, shards: Sequence[FlatShard]) -> BoxedTensor:
+    def __new__(cls: type[BoxedTensor], shards: Sequence[FlatShard]) -> BoxedTensor:
         first = shards[0]
         self: BoxedTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
             cls, first.global_shape, dtype=first.tensor.dtype, device=first.tensor.device

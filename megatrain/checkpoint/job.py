@@ -92,16 +92,16 @@ class JobCheckpoints:
             return newest
         if newest is not None:
             raise CheckpointError(
-                f"{self._directory} holds checkpoints up to {newest.name}, but checkpoint.resume=false; resume, or name "
-                f"another job.run_directory for a new run"
+                f"{self._directory} holds checkpoints up to {newest.name}, but checkpoint.resume=false; resume, or "
+                f"name another job.run_directory for a new run"
             )
         if not self._config.checkpoint.load:
             return None
         named = Path(self._config.checkpoint.load)
         if not is_committed(named):
             raise CheckpointError(
-                f"checkpoint.load={str(named)!r} is not a complete checkpoint (no matching COMMIT); name a directory like "
-                f"runs/<job>/checkpoints/{step_directory_name(120)}"
+                f"checkpoint.load={str(named)!r} is not a complete checkpoint (no matching COMMIT); name a directory "
+                f"like runs/<job>/checkpoints/{step_directory_name(120)}"
             )
         return named
 

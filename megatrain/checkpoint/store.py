@@ -33,7 +33,7 @@ def save_boxes(directory: Path, shards: Iterable[tuple[str, FlatShard, bool]], *
     """
     owned = ((kind, shard) for kind, shard, is_owner in shards if is_owner)
     try:
-        with _quiet():
+        with _Quiet():
             dcp.save(dict(_boxed(owned)), checkpoint_id=directory, no_dist=is_alone)
     except (OSError, dcp.CheckpointException) as error:
         raise CheckpointError(f"could not write the checkpoint {directory}: {_cause(error)}") from error
@@ -48,7 +48,7 @@ def load_boxes(directory: Path, shards: Iterable[tuple[str, FlatShard, bool]], *
     wanted = _boxed((kind, shard) for kind, shard, _ in shards)
     _check_shapes(directory, {key: tuple(tensor.shape) for key, tensor in wanted.items()})
     try:
-        with _quiet():
+        with _Quiet():
             dcp.load(dict(wanted), checkpoint_id=directory, no_dist=is_alone)
     except (OSError, dcp.CheckpointException) as error:
         raise CheckpointError(f"could not read the checkpoint {directory}: {_cause(error)}") from error
@@ -62,7 +62,7 @@ def load_whole(directory: Path, parameters: Mapping[str, Tensor]) -> None:
     _check_shapes(directory, {MODEL_PREFIX + name: tuple(x.shape) for name, x in parameters.items()})
     full = {MODEL_PREFIX + name: torch.empty(x.shape, dtype=torch.float32) for name, x in parameters.items()}
     try:
-        with _quiet():
+        with _Quiet():
             dcp.load(dict(full), checkpoint_id=directory, no_dist=True)
     except (OSError, dcp.CheckpointException) as error:
         raise CheckpointError(f"could not read the checkpoint {directory}: {_cause(error)}") from error
@@ -87,12 +87,12 @@ def _check_shapes(directory: Path, wanted: Mapping[str, tuple[int, ...]]) -> Non
         entry = stored.get(key)
         if not isinstance(entry, TensorStorageMetadata):
             raise CheckpointError(
-                f"{directory} holds no tensor {key}; its model differs from this configuration's (compare its manifest.json)"
+                f"{directory} holds no tensor {key}; its model is not this configuration's: compare its manifest.json"
             )
         if tuple(entry.size) != shape:
             raise CheckpointError(
-                f"{directory}: {key} has shape {tuple(entry.size)}, this configuration asks for {shape}; use the [model] "
-                f"section of its manifest.json"
+                f"{directory}: {key} has shape {tuple(entry.size)}, this configuration asks for {shape}; use the "
+                f"[model] section of its manifest.json"
             )
 
 
@@ -104,7 +104,7 @@ def _cause(error: Exception) -> str:
     return str(error)
 
 
-class _quiet:
+class _Quiet:
     """Keep torch's advice on its own API out of the job's log for the length of a call."""
 
     def __enter__(self) -> None:

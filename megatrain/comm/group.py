@@ -27,7 +27,9 @@ class Pending:
 
     __slots__ = ("_finish", "_work", "result")
 
-    def __init__(self, result: Tensor, work: dist.Work | None = None, finish: Callable[[dist.Work], None] | None = None):
+    def __init__(
+        self, result: Tensor, work: dist.Work | None = None, finish: Callable[[dist.Work], None] | None = None
+    ) -> None:
         self.result = result
         self._work = work
         self._finish = finish
@@ -73,9 +75,7 @@ class Group:
             return Pending(x if out is None else out)
         if out is None:
             out = x.new_empty((self.size * x.shape[0], *x.shape[1:]))
-        return self._start(
-            operation, out, x, lambda: _ALL_GATHER(out, x, group=self.process_group, async_op=True)
-        )
+        return self._start(operation, out, x, lambda: _ALL_GATHER(out, x, group=self.process_group, async_op=True))
 
     def reduce_scatter(self, x: Tensor, operation: Operation, *, out: Tensor | None = None) -> Pending:
         """Start summing `x` over the group, keeping this rank's slice of dim 0.
@@ -90,9 +90,7 @@ class Group:
             return Pending(x if out is None else out)
         if out is None:
             out = x.new_empty((x.shape[0] // self.size, *x.shape[1:]))
-        return self._start(
-            operation, out, x, lambda: _REDUCE_SCATTER(out, x, group=self.process_group, async_op=True)
-        )
+        return self._start(operation, out, x, lambda: _REDUCE_SCATTER(out, x, group=self.process_group, async_op=True))
 
     def all_reduce(self, x: Tensor, operation: Operation, *, maximum: bool = False) -> Pending:
         """Start summing (or taking the maximum of) `x` over the group, in place.
@@ -102,9 +100,7 @@ class Group:
         if self.process_group is None:
             return Pending(x)
         op = dist.ReduceOp.MAX if maximum else dist.ReduceOp.SUM
-        return self._start(
-            operation, x, x, lambda: dist.all_reduce(x, op, group=self.process_group, async_op=True)
-        )
+        return self._start(operation, x, x, lambda: dist.all_reduce(x, op, group=self.process_group, async_op=True))
 
     def set_timeout(self, seconds: float) -> None:
         """Bound every later exchange on this group."""

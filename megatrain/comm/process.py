@@ -15,6 +15,7 @@ from torch import distributed as dist
 from megatrain.contracts.errors import CommunicationError
 from megatrain.contracts.process import Process
 
+
 def join(process: Process, device: torch.device, *, job: str, timeout_s: float, network_interface: str = "") -> None:
     """Create the world group: NCCL on CUDA devices, gloo on CPUs. Nothing when the process is alone.
 
@@ -42,8 +43,8 @@ def join(process: Process, device: torch.device, *, job: str, timeout_s: float, 
         )
     except (RuntimeError, ValueError) as error:
         raise CommunicationError(
-            f"rank {process.rank} could not meet the other {process.world_size - 1} ranks at {process.init_method} within "
-            f"runtime.init_timeout_s={timeout_s:g}: {error}"
+            f"rank {process.rank} could not meet the other {process.world_size - 1} ranks at {process.init_method} "
+            f"within runtime.init_timeout_s={timeout_s:g}: {error}"
         ) from error
 
 

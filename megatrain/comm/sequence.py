@@ -29,12 +29,18 @@ def reduce_scatter_rows(x: Tensor, group: Group) -> Tensor:
 
 
 def gather_from_sequence(x_local: Tensor, group: Group) -> Tensor:
-    """Join the ranks' rows. Shapes: [S / tp, B, H] -> [S, B, H]. Communication: blocking all-gather; dual in backward."""
+    """Join the ranks' rows: [S / tp, B, H] -> [S, B, H].
+
+    Communication: blocking all-gather; reduce-scatter in backward.
+    """
     return x_local if group.size == 1 else _Gather.apply(x_local, group)
 
 
 def reduce_scatter_to_sequence(x: Tensor, group: Group) -> Tensor:
-    """Sum over ranks and keep own rows. Shapes: [S, B, H] -> [S / tp, B, H]. Communication: blocking; dual in backward."""
+    """Sum over ranks and keep own rows: [S, B, H] -> [S / tp, B, H].
+
+    Communication: blocking reduce-scatter; all-gather in backward.
+    """
     return x if group.size == 1 else _ReduceScatter.apply(x, group)
 
 

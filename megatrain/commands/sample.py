@@ -16,7 +16,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-tokens", type=_count, default=100, metavar="N", help="stop after N tokens (default 100)")
     parser.add_argument("--temperature", type=_non_negative, default=0.8, metavar="T",
                         help="0: always the likeliest token (default 0.8)")  # fmt: skip
-    parser.add_argument("--top-k", type=_count, default=0, metavar="K", help="choose among the K likeliest (default: all)")
+    parser.add_argument(
+        "--top-k", type=_count, default=0, metavar="K", help="choose among the K likeliest (default: all)"
+    )
     parser.add_argument("--top-p", type=_probability, default=1.0, metavar="P",
                         help="choose among the likeliest that together have probability P (default 1)")  # fmt: skip
     parser.add_argument("--seed", type=int, default=0, help="seed of the draws (default 0)")

@@ -1,4 +1,6 @@
-"""The attention mixer. Shapes: S sequence, B micro-batch, H hidden, N query heads, G key-value heads, R = N / G, D head dim.
+"""The attention mixer.
+
+Shapes: S sequence, B micro-batch, H hidden, N query heads, G key-value heads, R = N / G, D head dim.
 
 Heads are read from the weight's shape, so a weight that holds some of the groups computes just those heads.
 """
@@ -16,7 +18,7 @@ from megatrain.ops.rotary import rotate
 
 
 class QueryKeyValue(nn.Module):
-    """One projection for queries, keys and values: weight [G, R + 2, D, H], a group's queries before its key and value."""
+    """One projection: weight [G, R + 2, D, H], for each group its queries, then its key, then its value."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()

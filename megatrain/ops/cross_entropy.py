@@ -34,9 +34,7 @@ def local_statistics(logits_TV: Tensor, labels_T: Tensor, first_column: int, voc
     return lse_T, target_T * is_local_T
 
 
-def logits_gradient_(
-    logits_TV: Tensor, labels_T: Tensor, lse_T: Tensor, grad_T: Tensor, first_column: int
-) -> Tensor:
+def logits_gradient_(logits_TV: Tensor, labels_T: Tensor, lse_T: Tensor, grad_T: Tensor, first_column: int) -> Tensor:
     """Pass 2: overwrite logits with d loss / d logits = (softmax - onehot) * grad, given the GLOBAL log-sum-exp.
 
     Shapes: logits [T, V]; the others [T]; grad is 0 where the label is ignored.

@@ -7,7 +7,6 @@ from torch import Tensor
 from megatrain.config.optimizer import OptimizerConfig
 from megatrain.optim.state import ShareState
 
-
 _CPU_BLOCK = 1 << 18
 """Elements updated at once on a CPU: the block and its temporaries stay in cache, and no fresh memory is touched."""
 

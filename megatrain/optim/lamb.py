@@ -1,7 +1,8 @@
 """LAMB (arXiv:1904.00962): AdamW's direction, scaled for each logical parameter by ||weight|| / ||update||.
 
-A logical parameter is spread over dp and tp ranks; its two norms are sums over all its pieces, made in one exchange for
-all parameters. Parameters without weight decay (biases, norm scales) keep a ratio of 1, as NVIDIA's LAMB does by default.
+A logical parameter is spread over dp and tp ranks; its two norms are sums over all its pieces, made in one exchange
+for all parameters. Parameters without weight decay (biases, norm scales) keep a ratio of 1, as in NVIDIA's LAMB by
+default.
 """
 
 from __future__ import annotations

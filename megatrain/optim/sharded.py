@@ -31,7 +31,7 @@ class ShardedOptimizer:
         self.states = [(chunk, ShareState(bucket)) for chunk in chunks for bucket in chunk.buckets]
 
     def gradient_square_sum(self) -> Tensor:
-        """Return this rank's part of the squared gradient norm, each logical element counted on one rank. fp64 scalar."""
+        """Return this rank's part of the squared gradient norm, fp64; one rank counts each logical element."""
         total: Tensor | None = None
         for chunk, state in self.states:
             norm = torch.linalg.vector_norm(chunk.gradient_share(state.bucket)).double().square()
@@ -71,4 +71,3 @@ class ShardedOptimizer:
         for _, state in self.states:
             for kind, shard in state.flat_shards():
                 yield kind, shard, state.bucket.owner_counts
-

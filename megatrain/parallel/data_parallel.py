@@ -1,9 +1,9 @@
 """Data parallel by chunk with sharded gradients: accumulate, reduce-scatter, and gather the updated parameters.
 
 ZeRO-1 accumulates whole gradients over the micro-batches and reduce-scatters a chunk after its last backward. ZeRO-2
-reduce-scatters after every backward and keeps the sum of this rank's share only. Each exchange is started as soon as its
-input is ready and awaited where its output is used; with overlap off it is awaited at once: the same exchanges in the
-same order, hence bitwise the same numbers. Source: MegaScale sec. 3.2; ZeRO (arXiv:1910.02054).
+reduce-scatters after every backward and keeps the sum of this rank's share only. Each exchange is started as soon as
+its input is ready and awaited where its output is used; with overlap off it is awaited at once: the same exchanges in
+the same order, hence bitwise the same numbers. Source: MegaScale sec. 3.2; ZeRO (arXiv:1910.02054).
 """
 
 from __future__ import annotations
@@ -128,9 +128,7 @@ class ChunkDataParallel:
             return
         self._is_stale = False
         for bucket in self.buckets:
-            pending = bucket.dp.all_gather(
-                bucket.values[bucket.share], Operation.PARAMS_ALL_GATHER, out=bucket.values
-            )
+            pending = bucket.dp.all_gather(bucket.values[bucket.share], Operation.PARAMS_ALL_GATHER, out=bucket.values)
             if not self.options.has_overlap:
                 pending.wait()
             self._gathers.append(pending)

@@ -39,7 +39,9 @@ def block_footprint(config: Config, sizes: TensorBytes) -> Footprint:
     # forward keeps nothing but the block's input; backward runs all of it, beside the gradient of its output
     gradient = sizes.hidden_local + sizes.hidden * sizes.is_tp
     kept = sizes.hidden_local
-    return Footprint(kept, kept + max(branch.forward for branch in branches), max(block.forward + gradient, block.backward))
+    return Footprint(
+        kept, kept + max(branch.forward for branch in branches), max(block.forward + gradient, block.backward)
+    )
 
 
 @dataclass(frozen=True, slots=True)

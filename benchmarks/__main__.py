@@ -1,0 +1,28 @@
+"""Run benchmarks one after the other."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+
+from benchmarks.result import publish
+
+NAMES = ("throughput", "throughput_ranks", "memory", "span_overhead")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"which ones (default: all of {', '.join(NAMES)})")
+    parser.add_argument("--write", action="store_true", help="put the results into docs/benchmarks")
+    args = parser.parse_args()
+    unknown = set(args.names) - set(NAMES)
+    if unknown:
+        parser.error(f"no benchmark {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
+    for name in args.names or NAMES:
+        publish(importlib.import_module(f"benchmarks.{name}").run(), is_written=args.write)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,101 @@
+"""A benchmark's result: printed as a table, and kept as JSON and Markdown with date, machine and command."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent.parent / "docs" / "benchmarks"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """`rows` are dictionaries with the same keys; `notes` say what the figures mean and what they do not."""
+
+    name: str
+    title: str
+    command: str
+    rows: Sequence[Mapping[str, Any]]
+    notes: Sequence[str]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+def machine() -> dict[str, Any]:
+    """Return what the figures depend on."""
+    import torch
+
+    facts: dict[str, Any] = {
+        "cpu": _cpu_name(),
+        "cores": os.cpu_count(),
+        "system": platform.system() + " " + platform.release(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+    if torch.cuda.is_available():
+        facts["gpu"] = torch.cuda.get_device_name(0)
+        facts["cuda"] = torch.version.cuda
+    return facts
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the rows as a Markdown table."""
+    header = list(rows[0])
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    lines += ["| " + " | ".join(_cell(row[key]) for key in header) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def publish(result: Result, *, is_written: bool) -> None:
+    """Print the result; with is_written also put it into docs/benchmarks, replacing the last one of this name."""
+    print(f"\n{result.title}\n{table(result.rows)}")
+    for note in result.notes:
+        print(f"- {note}")
+    if not is_written:
+        return
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    date, facts = datetime.now(UTC).strftime("%Y-%m-%d"), machine()
+    record = {
+        "name": result.name,
+        "date": date,
+        "command": result.command,
+        "machine": facts,
+        "settings": dict(result.settings),
+        "rows": [dict(row) for row in result.rows],
+        "notes": list(result.notes),
+    }
+    (RESULTS / f"{result.name}.json").write_text(json.dumps(record, indent=2) + "\n")
+    page = [
+        f"# {result.title}",
+        "",
+        f"{date}, {', '.join(f'{key} {value}' for key, value in facts.items())}.",
+        f"Command: `{result.command}`.",
+        *(
+            ["", "Settings: " + ", ".join(f"{k} {v}" for k, v in result.settings.items()) + "."]
+            if result.settings
+            else []
+        ),
+        "",
+        table(result.rows),
+        "",
+        *(f"- {note}" for note in result.notes),
+    ]
+    (RESULTS / f"{result.name}.md").write_text("\n".join(page) + "\n")
+    print(f"written: {RESULTS / result.name}.md and .json")
+
+
+def _cell(value: object) -> str:
+    return f"{value:,.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())

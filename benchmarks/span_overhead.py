@@ -1,0 +1,109 @@
+"""What a span costs: the median nanoseconds of one, over blocks, beside an empty `with` block.
+
+Run alone on the machine: python -m benchmarks span_overhead [--write]
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks.result import Result
+from megatrain.contracts.black_box import write_control
+from megatrain.contracts.black_box_values import ControlPage, Identity
+from megatrain.contracts.layout import Layout
+from megatrain.contracts.operations import Operation
+from megatrain.contracts.run_directory import black_box_path
+from megatrain.telemetry.recorder import Recorder, open_recorder
+
+BLOCKS = 60
+SPANS_A_BLOCK = 4096
+"""As many as the recorder adds up at once, so that every block pays for that too."""
+RECORDS = 65536
+
+
+class Nothing:
+    """A context manager that does nothing: the price of `with` itself."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+
+def cases(recorder: Recorder, group: int) -> dict[str, Callable[[], None]]:
+    nothing = Nothing()
+
+    def empty_with() -> None:
+        with nothing:
+            pass
+
+    def compute_span() -> None:
+        with recorder.span(Operation.FORWARD_COMPUTE, microbatch=3, chunk=1):
+            pass
+
+    def collective_span() -> None:
+        with recorder.span(Operation.TP_ALL_GATHER, num_bytes=4096, group=group):
+            pass
+
+    def begin_and_end() -> None:
+        recorder.end(recorder.begin(Operation.GRADS_REDUCE_SCATTER, chunk=1, num_bytes=4096, group=group))
+
+    return {
+        "empty with": empty_with,
+        "compute span": compute_span,
+        "collective span": collective_span,
+        "begin and end": begin_and_end,
+    }
+
+
+def median_ns(case: Callable[[], None]) -> tuple[float, float]:
+    """Return median and 90th percentile over blocks of the mean time of one call."""
+    means = []
+    for _ in range(BLOCKS):
+        started = time.perf_counter_ns()
+        for _ in range(SPANS_A_BLOCK):
+            case()
+        means.append((time.perf_counter_ns() - started) / SPANS_A_BLOCK)
+    return statistics.median(means), statistics.quantiles(means, n=10)[-1]
+
+
+def measure(title: str, recorder: Recorder, group: int) -> list[dict[str, object]]:
+    """Return a row for each case."""
+    rows: list[dict[str, object]] = []
+    for name, case in cases(recorder, group).items():
+        median, slow = median_ns(case)
+        rows.append({"recorder": title, "case": name, "median ns": round(median), "p90 ns": round(slow)})
+    return rows
+
+
+def run() -> Result:
+    """Measure spans that are recorded, only summed, and switched off by the control page."""
+    directory = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path(tempfile.gettempdir())
+    identity = Identity("span-overhead", "main", 0, 0, Layout(), os.getpid(), os.uname().nodename)
+    recorder = open_recorder(identity, directory=str(directory), num_records=RECORDS)
+    path = black_box_path(directory, identity.job, identity.branch, 0, 0)
+    group = recorder.add_group("tp", [0])
+    try:
+        recorder.set_step(1)
+        rows = measure("recorded", recorder, group)
+        write_control(path, ControlPage(sample_period=2))
+        recorder.set_step(1)
+        rows += measure("only summed", recorder, group)
+        write_control(path, ControlPage(span_mask=0))
+        recorder.set_step(2)
+        rows += measure("switched off", recorder, group)
+    finally:
+        recorder.close()
+    return Result(
+        name="span-overhead",
+        title="What a span costs",
+        command="python -m benchmarks span_overhead --write",
+        rows=rows,
+        notes=[f"mean of {SPANS_A_BLOCK} calls a block, median and p90 over {BLOCKS} blocks, black box in {directory}"],
+    )

@@ -1,0 +1,110 @@
+"""Tokens a second of this trainer in one process, beside transformers' Llama with torch.optim.AdamW.
+
+Same shapes, batch, clipping and thread count; the sides take turns within one run, so that a drift of the machine hits
+both. Run alone on the machine: python -m benchmarks throughput [--write]
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from benchmarks.lone_trainer import LoneTrainer
+from benchmarks.result import Result
+from megatrain.config.config import Config
+
+SHAPE = {"seq_len": 512, "hidden_size": 512, "num_layers": 6, "num_heads": 8, "num_kv_heads": 4, "ffn_size": 1408,
+         "vocab_size": 4096}  # fmt: skip
+MICRO_BATCH_SIZE = 2
+LR, WEIGHT_DECAY, GRAD_CLIP = 1e-3, 0.1, 1.0
+WARMUP, ROUNDS = 3, 20
+
+
+def run() -> Result:
+    """Measure one and two micro-batches a step."""
+    rows = [_measure(num_microbatches) for num_microbatches in (1, 2)]
+    return Result(
+        name="throughput-one-process",
+        title="Tokens/s in one process, beside transformers' Llama with torch.optim.AdamW",
+        command="python -m benchmarks throughput --write",
+        rows=rows,
+        notes=[
+            "ratio: median over rounds of (their seconds / our seconds), the sides taking turns; above 1 we are faster",
+            f"median of {ROUNDS} steps each after {WARMUP} to warm up; spread is (p90 - p10) / median of our steps",
+            "fp32, forward, backward, clipping and optimizer of both sides; our side also writes its black box",
+        ],
+        settings={**SHAPE, "micro_batch_size": MICRO_BATCH_SIZE, "threads": torch.get_num_threads()},
+    )
+
+
+def _measure(num_microbatches: int) -> dict[str, object]:
+    size = MICRO_BATCH_SIZE * num_microbatches
+    ours, theirs = _our_step(size), _their_step(num_microbatches)
+    generator = torch.Generator().manual_seed(0)
+    seconds: dict[str, list[float]] = {"ours": [], "theirs": []}
+    for _ in range(WARMUP + ROUNDS):
+        tokens = torch.randint(0, SHAPE["vocab_size"], (SHAPE["seq_len"] + 1, size), generator=generator)
+        for name, step in (("ours", ours), ("theirs", theirs)):
+            started = time.perf_counter()
+            step(tokens)
+            seconds[name].append(time.perf_counter() - started)
+    ours_s, theirs_s = seconds["ours"][WARMUP:], seconds["theirs"][WARMUP:]
+    num_tokens = SHAPE["seq_len"] * size
+    deciles = statistics.quantiles(ours_s, n=10)
+    return {
+        "micro-batches": num_microbatches,
+        "ours, tokens/s": num_tokens / statistics.median(ours_s),
+        "transformers, tokens/s": num_tokens / statistics.median(theirs_s),
+        "ratio": statistics.median(b / a for a, b in zip(ours_s, theirs_s, strict=True)),
+        "spread": (deciles[-1] - deciles[0]) / statistics.median(ours_s),
+    }
+
+
+def _our_step(global_batch_size: int) -> Callable[[Tensor], object]:
+    trainer = LoneTrainer(
+        Config.from_dict(
+            {
+                "model": {**SHAPE, "norm": "rmsnorm", "mlp": "swiglu", "has_bias": False, "positions": "rope",
+                          "has_tied_head": False},
+                "batch": {"micro_batch_size": MICRO_BATCH_SIZE, "global_batch_size": global_batch_size},
+                "train": {"steps": 1, "precision": "fp32"},
+                "optimizer": {"lr": LR, "weight_decay": WEIGHT_DECAY, "grad_clip": GRAD_CLIP},
+            }
+        ),
+        torch.device("cpu"),
+    )  # fmt: skip
+    return lambda tokens_SB: trainer.step(tokens_SB[:-1], tokens_SB[1:])
+
+
+def _their_step(num_microbatches: int) -> Callable[[Tensor], object]:
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=SHAPE["vocab_size"],
+            hidden_size=SHAPE["hidden_size"],
+            intermediate_size=SHAPE["ffn_size"],
+            num_hidden_layers=SHAPE["num_layers"],
+            num_attention_heads=SHAPE["num_heads"],
+            num_key_value_heads=SHAPE["num_kv_heads"],
+            max_position_embeddings=SHAPE["seq_len"],
+            tie_word_embeddings=False,
+            use_cache=False,
+            attn_implementation="sdpa",
+        )
+    ).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LR, betas=(0.9, 0.95), weight_decay=WEIGHT_DECAY)
+
+    def step(tokens_SB: Tensor) -> None:
+        for micro in tokens_SB.t().chunk(num_microbatches):
+            # labels are shifted inside: the first seq_len tokens give seq_len - 1 losses, one fewer than ours
+            loss = model(input_ids=micro[:, :-1], labels=micro[:, :-1]).loss
+            (loss / num_microbatches).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), GRAD_CLIP)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return step

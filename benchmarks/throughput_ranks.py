@@ -1,0 +1,72 @@
+"""Tokens a second of 8 processes, tp2 pp2 dp2 with 2 chunks a stage, through the real command under torchrun.
+
+Run alone on the machine: python -m benchmarks throughput_ranks [--write]
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.result import Result
+from megatrain.data.indexed import IndexedWriter, token_dtype
+
+ROOT = Path(__file__).parent.parent
+STEPS, WARMUP = 40, 10
+VOCAB_SIZE = 4096
+LAYOUTS = {
+    "1 process": (1, ["--parallel.tp_size=1", "--parallel.pp_size=1", "--parallel.dp_size=1", "--parallel.num_chunks=1",
+                      "--parallel.schedule=1f1b"]),
+    "tp2 pp2 dp2, 2 chunks": (8, []),
+}  # fmt: skip
+
+
+def run() -> Result:
+    """Train the demo's model for some steps in each layout, on random tokens."""
+    with tempfile.TemporaryDirectory() as directory:
+        prefix = Path(directory) / "train"
+        with IndexedWriter(prefix, token_dtype(VOCAB_SIZE)) as writer:
+            writer.add_document(np.random.default_rng(0).integers(0, VOCAB_SIZE, 400_000))
+        rows = [_measure(name, Path(directory), prefix) for name in LAYOUTS]
+    return Result(
+        name="throughput-ranks",
+        title="Tokens/s of the demo's model, one process and 8 processes on one machine",
+        command="python -m benchmarks throughput_ranks --write",
+        rows=rows,
+        notes=[
+            f"median over steps {WARMUP + 1} to {STEPS}, one thread a process, gloo over loopback, fp32",
+            "8 processes share the machine's cores: the figure says what the layout costs there, not how it scales",
+        ],
+        settings={"configuration": "configs/demo.toml", "steps": STEPS},
+    )
+
+
+def _measure(name: str, directory: Path, prefix: Path) -> dict[str, object]:
+    num_processes, overrides = LAYOUTS[name]
+    run_directory = directory / f"run-{num_processes}"
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_processes}",
+        "-m", "megatrain.train", str(ROOT / "configs" / "demo.toml"), f"--train.steps={STEPS}",
+        f"--job.run_directory={run_directory}", f"--data.train={prefix}", "--data.validation=", "--data.tokenizer=",
+        "--checkpoint.save_at_end=false", "--optimizer.lr_warmup_steps=0", *overrides,
+    ]  # fmt: skip
+    subprocess.run(command, check=True, env={"OMP_NUM_THREADS": "1", **os.environ}, stdout=subprocess.DEVNULL)
+    lines = (run_directory / "metrics" / "metrics.jsonl").read_text().splitlines()
+    steps = [record for record in map(json.loads, lines) if record["kind"] == "step"][WARMUP:]
+    seconds = [record["duration_s"] for record in steps]
+    deciles = statistics.quantiles(seconds, n=10)
+    return {
+        "layout": name,
+        "tokens/s": statistics.median(record["num_tokens"] / record["duration_s"] for record in steps),
+        "ms/step": statistics.median(seconds) * 1e3,
+        "p10 ms": deciles[0] * 1e3,
+        "p90 ms": deciles[-1] * 1e3,
+        "peak RSS of rank 0, GiB": steps[-1]["memory_bytes"] / 2**30,
+    }
