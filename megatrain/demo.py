@@ -71,8 +71,13 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m megatrain.demo", description="train a small GPT on 8 CPU processes"
     )
-    parser.add_argument("--input", nargs="+", default=["python-stdlib"], metavar="SRC",
-                        help=".txt, .jsonl or .parquet files, or folders of them (default: Python's own library)")  # fmt: skip
+    parser.add_argument(
+        "--input",
+        nargs="+",
+        default=["python-stdlib"],
+        metavar="SRC",
+        help=".txt, .jsonl or .parquet files, or folders of them (default: Python's own library)",
+    )
     parser.add_argument("--output", type=Path, default=Path("runs/demo"), metavar="DIR", help="where all of it goes")
     parser.add_argument("--config", type=Path, default=Path("configs/demo.toml"), metavar="FILE")
     parser.add_argument("--vocab-size", type=int, default=4096)

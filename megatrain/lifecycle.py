@@ -67,6 +67,16 @@ class StopSignals:
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         self._previous = {}
 
+    def ignore(self) -> None:
+        """Let stop signals do nothing until the process ends, in the interpreter's own last moments too.
+
+        For a worker that has saved: it ends with its own exit code, although a launcher that sees the first worker go
+        tells all others to stop.
+        """
+        for number in self._previous:
+            signal.signal(number, signal.SIG_IGN)
+        self._previous = {}
+
     def __enter__(self) -> Self:
         return self
 

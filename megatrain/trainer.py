@@ -88,7 +88,8 @@ class Trainer:
         """
         config, recorder = self._config, self._parts.recorder
         self._parts.replica.set_training(True)
-        self._parts.replica.mesh.set_timeout(config.runtime.first_step_timeout_s)
+        mesh, first_step = self._parts.replica.mesh, self.step
+        mesh.set_timeout(config.runtime.first_step_timeout_s)
         with Prefetcher(self._read_step, self._plan(), config.data.prefetch) as batches:
             while self.step < config.train.steps and not self.is_stopped:
                 started = perf_counter()
@@ -100,6 +101,8 @@ class Trainer:
                     outcome = self._train_step(batch)
                 self._advance(batch, outcome)
                 recorder.complete_step()
+                if self.step == first_step + 1:
+                    mesh.set_timeout(config.runtime.step_timeout_s)
                 self._parts.profiler.after_step(self.step - 1)
                 self._report(batch, outcome, perf_counter() - started)
                 self._check_skips(outcome)
@@ -107,7 +110,6 @@ class Trainer:
                 self.is_stopped = outcome.is_stop_agreed and self.step < config.train.steps
                 self._maybe_evaluate()
                 self._maybe_save()
-                self._parts.replica.mesh.set_timeout(config.runtime.step_timeout_s)
 
     def _plan(self) -> Iterator[tuple[int, int]]:
         """Yield (cursor, global batch size) of every step to come."""
@@ -167,8 +169,8 @@ class Trainer:
         limit = self._config.train.max_skipped_steps
         if self._num_skipped_in_a_row >= limit:
             raise NonFiniteError(
-                f"loss={outcome.loss} and gradient norm={outcome.grad_norm} at step {self.step}: not finite for "
-                f"{limit} steps in a row (train.max_skipped_steps); lower optimizer.lr or start from an older checkpoint"
+                f"loss={outcome.loss} and gradient norm={outcome.grad_norm} at step {self.step}: not finite for {limit} "
+                f"steps in a row (train.max_skipped_steps); lower optimizer.lr or go back to an older checkpoint"
             )
 
     def _maybe_evaluate(self) -> None:
@@ -258,6 +260,7 @@ class _PhaseSpan:
     def __exit__(self, *error: object) -> None:
         self._span.__exit__(*error)  # type: ignore[arg-type]
         self._parts.extend_grace(0.0)
+        self._parts.replica.mesh.set_timeout(self._parts.config.runtime.step_timeout_s)
 
 
 def _peak_memory_bytes(device: torch.device) -> int:

@@ -143,12 +143,8 @@ def _choose_device(config: Config, process: Process) -> torch.device:
         return torch.device("cpu")
     if process.local_rank >= torch.cuda.device_count():
         found = torch.cuda.device_count()
-        raise ConfigError(
-            [
-                f"worker {process.local_rank} of this host has no GPU of its own, there are {found}; start at most {found} "
-                f"workers on it (torchrun --nproc-per-node)"
-            ]
-        )
+        problem = f"worker {process.local_rank} of this host has no GPU of its own: there are {found}"
+        raise ConfigError([f"{problem}; start at most {found} workers here (torchrun --nproc-per-node)"])
     device = torch.device("cuda", process.local_rank)
     torch.cuda.set_device(device)
     return device

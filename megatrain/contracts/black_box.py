@@ -57,8 +57,9 @@ _EMPTY_SLOT = bytes(RECORD_BYTES)
 
 @dataclass(frozen=True, slots=True)
 class BlackBox:
-    """All that a black box held at one moment, records by sequence number.
+    """All that a black box held, records by sequence number.
 
+    Copying takes a moment: of a rank that runs on, spans may be in flight here that followed each other.
     `control` is None when the executor died while it wrote the page. `num_torn` counts records that the writer was
     busy with, or died in. `ended_ns` is None unless the writer closed the file.
     """

@@ -16,9 +16,7 @@ from torch import Tensor
 
 from megatrain.data.indexed import IndexedDataset
 from megatrain.data.order import SampleOrder
-
-IGNORED_LABEL = -100
-"""The label of a position that has no loss."""
+from megatrain.ops.cross_entropy import IGNORED_LABEL
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -90,7 +90,7 @@ class Reporter:
         self._console.line(text)
 
     def close(self) -> None:
-        """Print the line of the steps that have none yet, and close the sinks. Calling it again does nothing."""
+        """Print the line of the steps that have none yet, and close the sinks; notes may still follow."""
         if not self._builder.is_empty:
             self._finish_interval(self._clock())
         self._console.close()
