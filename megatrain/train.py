@@ -32,7 +32,11 @@ def train(path: Path, overrides: Sequence[str]) -> ExitCode:
     with start_watchdog(config.runtime.save_grace_s, process.rank) as watchdog, StopSignals() as signals:
         from megatrain.worker import run_worker
 
-        return run_worker(config, process, signals, watchdog)
+        exit_code = run_worker(config, process, signals, watchdog)
+        if exit_code is ExitCode.SAVED_AND_STOPPED:
+            # a launcher may signal the others when the first one is out: what is saved needs no more asking
+            signals.ignore()
+        return exit_code
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import torch
 from megatrain.assembly import build_replica
 from megatrain.binding import bind_process, gpu_pci_address, set_threads
 from megatrain.checkpoint.job import BRANCH, JobCheckpoints
-from megatrain.comm import Mesh, create_mesh, join, leave
+from megatrain.comm import create_mesh, join, leave
 from megatrain.config.config import Config
 from megatrain.config.serialize import to_toml
 from megatrain.contracts.black_box_values import Identity
@@ -32,7 +32,7 @@ from megatrain.garbage import PlannedGarbageCollection
 from megatrain.lifecycle import StopSignals, Watchdog
 from megatrain.profiling import StepProfiler
 from megatrain.reporting import Reporter
-from megatrain.telemetry.recorder import Recorder, open_recorder
+from megatrain.telemetry.recorder import open_recorder
 from megatrain.telemetry.timers import cuda_timer
 from megatrain.trainer import Trainer, TrainerParts
 
@@ -42,7 +42,8 @@ def run_worker(config: Config, process: Process, signals: StopSignals, watchdog:
 
     Raises: MegatrainError; the black box then stays where it is, for whoever looks for the cause.
     """
-    device = _choose_device(config, process)
+    device, binding = _choose_device(config, process)
+    reader = _open_reader(config)
     run_directory = RunDirectory(Path(config.job.resolved_run_directory))
     run_directory.create()
     layout = config.layout(process.world_size)
@@ -78,7 +79,25 @@ def run_worker(config: Config, process: Process, signals: StopSignals, watchdog:
                 has_wrap_links=config.parallel.num_chunks > 1,
                 timeout_s=config.runtime.init_timeout_s,
             )
-        exit_code = _train(config, process, mesh, recorder, run_directory, signals, watchdog)
+        with ExitStack() as closing:
+            reporter = None
+            if process.rank == 0:
+                (run_directory.root / "config.toml").write_text(to_toml(config))
+                reporter = closing.enter_context(Reporter(config, layout, device, run_directory))
+                reporter.note(f"cores of rank 0: {binding}")
+            parts = TrainerParts(
+                config=config,
+                replica=build_replica(config, mesh, recorder, device),
+                reader=reader,
+                checkpoints=JobCheckpoints(run_directory.checkpoints, config, mesh, process.incarnation),
+                recorder=recorder,
+                profiler=closing.enter_context(StepProfiler(config.profile, process.rank, run_directory.logs)),
+                garbage=closing.enter_context(PlannedGarbageCollection(config.train.gc_interval, recorder)),
+                reporter=reporter,
+                is_stop_requested=lambda: signals.is_requested,
+                extend_grace=watchdog.extend,
+            )
+            exit_code = _train(Trainer(parts), reporter, signals)
     except BaseException:
         recorder.close(keep=True, has_failed=True)
         raise
@@ -87,64 +106,43 @@ def run_worker(config: Config, process: Process, signals: StopSignals, watchdog:
     return exit_code
 
 
-def _train(
-    config: Config,
-    process: Process,
-    mesh: Mesh,
-    recorder: Recorder,
-    run_directory: RunDirectory,
-    signals: StopSignals,
-    watchdog: Watchdog,
-) -> ExitCode:
-    with ExitStack() as closing:
-        reporter = None
-        if process.rank == 0:
-            (run_directory.root / "config.toml").write_text(to_toml(config))
-            reporter = closing.enter_context(Reporter(config, mesh.layout, mesh.device, run_directory))
-        replica = build_replica(config, mesh, recorder, mesh.device)
-        dataset = open_dataset(Path(config.data.train), config.model.vocab_size)
-        order = SampleOrder(dataset.num_tokens, config.model.seq_len, config.resolved_data_seed, config.data.train)
-        profiler = closing.enter_context(StepProfiler(config.profile, process.rank, run_directory.logs))
-        garbage = closing.enter_context(PlannedGarbageCollection(config.train.gc_interval, recorder))
-        trainer = Trainer(
-            TrainerParts(
-                config=config,
-                replica=replica,
-                reader=BatchReader(dataset, order, config.data.has_document_mask),
-                checkpoints=JobCheckpoints(run_directory.checkpoints, config, mesh, process.incarnation),
-                recorder=recorder,
-                profiler=profiler,
-                garbage=garbage,
-                reporter=reporter,
-                is_stop_requested=lambda: signals.is_requested,
-                extend_grace=watchdog.extend,
-            )
-        )
-        trainer.load()
-        trainer.train()
-        if trainer.is_stopped and reporter is not None:
-            reporter.note(f"stopped at step {trainer.step} by {signals.name or 'a signal to another worker'}; "
-                          "start again to go on")  # fmt: skip
-    return ExitCode.SAVED_AND_STOPPED if trainer.is_stopped else ExitCode.OK
+def _train(trainer: Trainer, reporter: Reporter | None, signals: StopSignals) -> ExitCode:
+    trainer.load()
+    trainer.train()
+    if not trainer.is_stopped:
+        return ExitCode.OK
+    if reporter is not None:
+        reporter.close()  # the last step line comes before the note
+        cause = signals.name or "a signal to another worker"
+        reporter.note(f"stopped at step {trainer.step} by {cause}; start again to go on")
+    return ExitCode.SAVED_AND_STOPPED
 
 
-def _choose_device(config: Config, process: Process) -> torch.device:
-    """Return this worker's device, bind the process to its cores and set its threads."""
+def _open_reader(config: Config) -> BatchReader:
+    dataset = open_dataset(Path(config.data.train), config.model.vocab_size)
+    order = SampleOrder(dataset.num_tokens, config.model.seq_len, config.resolved_data_seed, config.data.train)
+    return BatchReader(dataset, order, config.data.has_document_mask)
+
+
+def _choose_device(config: Config, process: Process) -> tuple[torch.device, str]:
+    """Return this worker's device; bind the process to its cores, said in words, and set its threads."""
     wanted = config.runtime.device
     if wanted == "cuda" and not torch.cuda.is_available():
         raise ConfigError(
             ['runtime.device="cuda": torch sees no CUDA device here; use "auto" or "cpu", or see `megatrain doctor`']
         )
-    binding, is_cpu = config.runtime.cpu_binding, wanted == "cpu" or not torch.cuda.is_available()
-    address = "" if is_cpu or binding == "none" else gpu_pci_address(process.local_rank)
-    bind_process(binding, process.local_rank, process.local_world_size, address)
-    set_threads(config.runtime.threads)
+    is_cpu = wanted == "cpu" or not torch.cuda.is_available()
+    kind = config.runtime.cpu_binding
+    address = "" if is_cpu or kind == "none" else gpu_pci_address(process.local_rank)
+    binding = bind_process(kind, process.local_rank, process.local_world_size, address)
+    threads = set_threads(config.runtime.threads)
+    binding = f"{binding}, {threads} threads"
     if is_cpu:
-        return torch.device("cpu")
+        return torch.device("cpu"), binding
     if process.local_rank >= torch.cuda.device_count():
         found = torch.cuda.device_count()
         problem = f"worker {process.local_rank} of this host has no GPU of its own: there are {found}"
         raise ConfigError([f"{problem}; start at most {found} workers here (torchrun --nproc-per-node)"])
     device = torch.device("cuda", process.local_rank)
     torch.cuda.set_device(device)
-    return device
+    return device, binding

@@ -28,7 +28,8 @@ def lamb_updates_(
 ) -> None:
     """Update all shares in place. `num_updates` counts this one: 1 for the first.
 
-    Communication: one all-reduce of two numbers a parameter over dp, then over tp.
+    Communication: one all-reduce of two numbers a parameter over dp, then over tp; of a tied embedding's two numbers
+    between the end stages.
     """
     directions = [
         _direction(state, gradient, config, num_updates) for state, gradient in zip(states, gradients, strict=True)
@@ -66,7 +67,22 @@ def _trust_ratios(states: Sequence[ShareState], directions: Sequence[Tensor], me
     sums_P2 = torch.stack(squares)
     mesh.dp.all_reduce(sums_P2, Operation.DP_ALL_REDUCE).wait()
     mesh.tp.all_reduce(sums_P2, Operation.TP_ALL_REDUCE).wait()
+    _give_tied_copies_the_same(sums_P2, states, mesh)
     weight_P, update_P = sums_P2.sqrt_().unbind(1)
     ratio_P = torch.where((weight_P > 0) & (update_P > 0), weight_P / update_P, torch.ones_like(weight_P))
     ratios: list[float] = ratio_P.tolist()
     return ratios
+
+
+def _give_tied_copies_the_same(sums_P2: Tensor, states: Sequence[ShareState], mesh: Mesh) -> None:
+    """Replace the sums of a tied embedding's copy by those of the original.
+
+    The order in which a collective adds depends on an element's place in the tensor, which differs by stage: the two
+    ends would differ in the last bit, and the copies of the weight would drift apart.
+    """
+    logical_P = [logical for state in states for logical in state.bucket.parameters]
+    tied = [row for row, logical in enumerate(logical_P) if logical.is_tied]
+    if tied:
+        original_T2 = sums_P2[tied]
+        original_T2[[logical_P[row].is_tied_copy for row in tied]] = 0.0
+        sums_P2[tied] = mesh.embedding.all_reduce(original_T2, Operation.EMBEDDING_ALL_REDUCE).wait()

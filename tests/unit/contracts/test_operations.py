@@ -1,0 +1,61 @@
+"""The table of operations is frozen: numbers are in files that must stay readable."""
+
+from __future__ import annotations
+
+from megatrain.contracts.operations import MAX_OPERATIONS, Operation, operation_name
+
+FROZEN = {
+    "step": 1,
+    "data-wait": 2,
+    "forward-compute": 3,
+    "backward-compute": 4,
+    "forward-send": 5,
+    "forward-recv": 6,
+    "backward-send": 7,
+    "backward-recv": 8,
+    "params-all-gather": 9,
+    "grads-reduce-scatter": 10,
+    "tp-all-gather": 11,
+    "tp-reduce-scatter": 12,
+    "tp-all-reduce": 13,
+    "dp-all-reduce": 14,
+    "pp-all-reduce": 15,
+    "embedding-all-reduce": 16,
+    "clip": 17,
+    "optimizer": 18,
+    "gc": 19,
+    "checkpoint": 20,
+    "checkpoint-load": 21,
+    "evaluation": 22,
+    "init": 23,
+    "barrier": 24,
+}
+COLLECTIVES = {name for name, number in FROZEN.items() if 9 <= number <= 16} | {"barrier"}
+POINT_TO_POINT = {"forward-send", "forward-recv", "backward-send", "backward-recv"}
+ON_DEVICE = (COLLECTIVES | POINT_TO_POINT | {"forward-compute", "backward-compute", "clip", "optimizer"}) - {"barrier"}
+
+
+def test_names_and_numbers_never_change() -> None:
+    found = {operation.value: operation.number for operation in Operation}
+    # New operations may be added to both tables; a number that has moved or gone makes old files lie.
+    assert found == FROZEN
+
+
+def test_numbers_fit_the_span_mask_and_are_unique() -> None:
+    numbers = [operation.number for operation in Operation]
+    assert len(set(numbers)) == len(numbers)
+    assert all(0 < number < MAX_OPERATIONS for number in numbers)
+
+
+def test_kinds() -> None:
+    assert {operation.value for operation in Operation if operation.is_collective} == COLLECTIVES
+    assert {operation.value for operation in Operation if operation.is_point_to_point} == POINT_TO_POINT
+    assert {operation.value for operation in Operation if operation.is_communication} == COLLECTIVES | POINT_TO_POINT
+    assert {operation.value for operation in Operation if operation.is_on_device} == ON_DEVICE
+
+
+def test_an_operation_is_its_name() -> None:
+    assert Operation("forward-compute") is Operation.FORWARD_COMPUTE
+    assert f"{Operation.GC}" == "gc"
+    assert operation_name(19) == "gc"
+    assert operation_name(57) == "operation-57"

@@ -1,0 +1,45 @@
+"""Where a run's files are, and black-box names that are safe and never meet."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from pathlib import Path
+
+import pytest
+
+from megatrain.contracts.errors import ConfigError
+from megatrain.contracts.run_directory import RunDirectory, black_box_path
+
+
+def test_create_makes_every_directory_and_may_be_repeated(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "runs" / "demo")
+    run.create()
+    run.create()
+    assert sorted(path.name for path in run.root.iterdir()) == ["checkpoints", "events", "incidents", "logs", "metrics"]
+    assert run.checkpoints == run.root / "checkpoints"
+
+
+def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"1\. job\.run_directory='.*file/run': cannot create .*: Not a directory"):
+        RunDirectory(tmp_path / "file" / "run").create()
+
+
+def test_black_box_names_are_readable_where_they_can_be() -> None:
+    path = black_box_path(Path("/dev/shm"), "gpt-125m", "main", 3, 17)
+    assert path == Path("/dev/shm/megatrain.gpt-125m.main.000003.rank-00017.blackbox")
+
+
+def test_black_box_names_are_safe_and_distinct() -> None:
+    names = ["a", "a/b", "a_b", "a.b", "../../etc/passwd", "", " ", "j" * 200, "j" * 201, "tr\u00e4um"]  # fmt: skip
+    paths = [
+        black_box_path(Path("d"), job, branch, incarnation, rank)
+        for job, branch in itertools.product(names, names)
+        for incarnation, rank in ((0, 1), (1, 0))
+    ]
+    assert len(set(paths)) == len(paths)
+    for path in paths:
+        assert path.parent == Path("d")
+        assert re.fullmatch(r"megatrain\.[\w-]+\.[\w-]+\.\d{6}\.rank-\d{5}\.blackbox", path.name, re.ASCII)
+        assert len(path.name) < 200

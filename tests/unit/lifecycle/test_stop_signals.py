@@ -1,0 +1,80 @@
+"""Signals become a request; the second interrupt does not; the handlers of before come back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from megatrain.lifecycle import STOP_SIGNALS, StopSignals
+from tests.helpers.source_tree import ROOT
+
+
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_a_signal_is_a_request(number: signal.Signals) -> None:
+    with StopSignals() as signals:
+        assert not signals.is_requested
+        signal.raise_signal(number)
+        assert signals.is_requested
+        assert signals.name == number.name
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_asking_again_changes_nothing(number: signal.Signals) -> None:
+    with StopSignals() as signals:
+        signal.raise_signal(signal.SIGUSR1)
+        for _ in range(3):
+            signal.raise_signal(number)
+        assert signals.name == "SIGUSR1"
+
+
+def test_the_second_interrupt_is_one() -> None:
+    with StopSignals() as signals:
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGINT)
+        assert signals.name == "SIGTERM"
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_handlers_come_back() -> None:
+    before = [signal.getsignal(number) for number in STOP_SIGNALS]
+
+    signals = StopSignals()
+    assert [signal.getsignal(number) for number in STOP_SIGNALS] != before
+    signals.close()
+    signals.close()
+
+    assert [signal.getsignal(number) for number in STOP_SIGNALS] == before
+
+
+def test_a_worker_that_has_saved_ends_with_its_own_exit_code() -> None:
+    # The interpreter gives handlers back long before the process is gone, and then destroys its objects.
+    script = """
+import os, signal, sys
+from megatrain.lifecycle import STOP_SIGNALS, StopSignals
+class Last:
+    def __del__(self, kill=os.kill, pid=os.getpid(), numbers=STOP_SIGNALS):
+        for number in numbers:
+            kill(pid, number)
+sys.last = Last()
+with StopSignals() as signals:
+    signals.ignore()
+sys.exit(75)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=20, check=False
+    )
+    assert (done.returncode, done.stderr) == (75, "")
+
+
+def test_a_forked_child_has_the_handlers_of_before() -> None:
+    before = [signal.getsignal(number) for number in STOP_SIGNALS]
+    with StopSignals():
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0 if [signal.getsignal(number) for number in STOP_SIGNALS] == before else 1)
+        assert os.waitpid(pid, 0)[1] == 0

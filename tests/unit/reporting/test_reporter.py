@@ -1,0 +1,234 @@
+"""The reporter: which steps get a line, what it says, and that neither sinks nor a broken pipe stop a run."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from megatrain.config.config import Config
+from megatrain.contracts.run_directory import RunDirectory
+from megatrain.reporting import EvaluationReport, Reporter, StepReport, missing_packages
+from megatrain.telemetry.flops import training_flops_per_token
+from tests.helpers.source_tree import ROOT
+from tests.unit.reporting.conftest import Clock, Stream
+
+MakeReporter = Callable[..., Reporter]
+MakeStep = Callable[..., StepReport]
+
+
+def run(reporter: Reporter, clock: Clock, steps: list[StepReport]) -> None:
+    for step in steps:
+        clock.now += step.duration_s
+        reporter.step(step)
+
+
+def step_lines(stream: Stream) -> list[str]:
+    return [line for line in stream.lines if line.startswith("step ")]
+
+
+def records(run_directory: RunDirectory) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run_directory.metrics / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_first_every_third_and_last_step_have_a_line(
+    make_reporter: MakeReporter, make_step: MakeStep, stream: Stream, clock: Clock
+) -> None:
+    with make_reporter() as reporter:
+        run(reporter, clock, [make_step(step) for step in range(1, 11)])
+
+    assert [line.split(" | ")[0] for line in step_lines(stream)] == [
+        "step 1/10",
+        "step 3/10",
+        "step 6/10",
+        "step 9/10",
+        "step 10/10",
+    ]
+
+
+def test_a_run_that_is_stopped_has_a_line_for_its_last_steps(
+    make_reporter: MakeReporter, make_step: MakeStep, stream: Stream, clock: Clock
+) -> None:
+    with make_reporter() as reporter:
+        run(reporter, clock, [make_step(step) for step in range(5, 9)])
+
+    # Begins at step 5 as the first of this start, ends at 8.
+    assert [line.split(" | ")[0] for line in step_lines(stream)] == ["step 5/10", "step 6/10", "step 8/10"]
+
+
+def test_the_line_says_everything(
+    make_reporter: MakeReporter, make_step: MakeStep, make_config: Callable[..., Config], stream: Stream, clock: Clock
+) -> None:
+    with make_reporter(telemetry={"peak_tflops": 0.01}) as reporter:
+        run(reporter, clock, [make_step(1)])
+        run(
+            reporter,
+            clock,
+            [make_step(2, loss=2.0, num_tokens=16000, grad_norm=1.0, duration_s=1.0), make_step(3, lr=2e-4)],
+        )
+
+    per_rank = 24000 / 3 / 4
+    flops = per_rank * training_flops_per_token(make_config().model)
+    # Loss by tokens: (2 * 16000 + 3 * 8000) / 24000; the gradient norm by steps.
+    assert step_lines(stream)[1] == (
+        f"step 3/10 | loss 2.3333 | grad norm 0.750 | lr 2.00e-04 | 8,000 tokens/s | 2,000 tokens/s/rank | "
+        f"{flops / 1e12:.3g} TFLOP/s/rank | MFU {flops / 1e10:.1%} | 1,500.0 ms/step | data wait 250.0 ms | "
+        f"mem 1.50 GiB | skipped 0 | consumed 24,000 tokens"
+    )
+
+
+def test_the_formula_is_printed_once_at_the_start(
+    make_reporter: MakeReporter, make_step: MakeStep, stream: Stream, clock: Clock
+) -> None:
+    with make_reporter(telemetry={"peak_tflops": 5}) as reporter:
+        run(reporter, clock, [make_step(step) for step in range(1, 11)])
+
+    assert stream.lines[0] == "ranks: 4 (tp_size=2, pp_size=1, dp_size=2), each on cpu"
+    assert stream.lines[1].startswith("FLOPs/token = ")
+    assert stream.lines[1].endswith(
+        "; MFU tokens/s/device * FLOPs/token / peak, peak = 5 TFLOP/s (telemetry.peak_tflops)"
+    )
+    assert stream.getvalue().count("FLOPs/token = ") == 1
+
+
+def test_without_a_peak_there_is_no_mfu(
+    make_reporter: MakeReporter, make_step: MakeStep, stream: Stream, clock: Clock
+) -> None:
+    with make_reporter() as reporter:
+        run(reporter, clock, [make_step(1)])
+
+    assert "MFU not printed: no bf16 peak is known for cpu; set telemetry.peak_tflops" in stream.lines[1]
+    assert "MFU" not in step_lines(stream)[0]
+
+
+def test_stalls_between_steps_count_in_tokens_a_second_only(
+    make_reporter: MakeReporter, make_step: MakeStep, stream: Stream, clock: Clock
+) -> None:
+    with make_reporter() as reporter:
+        run(reporter, clock, [make_step(1), make_step(2)])
+        clock.now += 60
+        run(reporter, clock, [make_step(3)])
+
+    first, second = step_lines(stream)
+    assert "4,000 tokens/s | " in first
+    assert "250 tokens/s | 62.5 tokens/s/rank" in second
+    assert "2,000.0 ms/step" in second
+
+
+def test_skipped_steps_are_counted_and_left_out_of_the_means(
+    make_reporter: MakeReporter, make_step: MakeStep, stream: Stream, run_directory: RunDirectory, clock: Clock
+) -> None:
+    skipped = {"loss": math.nan, "grad_norm": math.inf, "is_skipped": True}
+    with make_reporter() as reporter:
+        run(reporter, clock, [make_step(1), make_step(2, num_skipped=1, **skipped), make_step(3, num_skipped=1)])
+        run(reporter, clock, [make_step(step, num_skipped=step - 2, **skipped) for step in (4, 5, 6)])
+
+    assert "loss 3.0000 | grad norm 0.500" in step_lines(stream)[1]
+    assert "skipped 1" in step_lines(stream)[1]
+    assert "loss nan | grad norm nan" in step_lines(stream)[2]
+    assert "skipped 4" in step_lines(stream)[2]
+    steps = [record for record in records(run_directory) if record["kind"] == "step"]
+    assert (steps[1]["loss"], steps[1]["grad_norm"], steps[1]["is_skipped"]) == (None, None, True)
+
+
+def test_evaluations_are_printed_and_stored(
+    make_reporter: MakeReporter, stream: Stream, run_directory: RunDirectory
+) -> None:
+    with make_reporter() as reporter:
+        reporter.evaluation(EvaluationReport(step=6, loss=2.0, num_tokens=12345, bits_per_byte=0.9, duration_s=1.25))
+        reporter.evaluation(EvaluationReport(step=9, loss=40.0, num_tokens=1, bits_per_byte=None, duration_s=0.0))
+
+    assert stream.lines[-2:] == [
+        "evaluation at step 6 | loss 2.0000 | perplexity 7.39 | 0.9000 bits/byte | 12,345 tokens | 1.2 s",
+        "evaluation at step 9 | loss 40.0000 | 1 tokens | 0.0 s",
+    ]
+    assert [record["kind"] for record in records(run_directory)] == ["evaluation"] * 2
+    assert [record["bits_per_byte"] for record in records(run_directory)] == [0.9, None]
+
+
+class BrokenStream(Stream):
+    """A pipe whose reader has gone."""
+
+    def write(self, _text: str) -> int:
+        raise BrokenPipeError(32, "Broken pipe")
+
+
+def test_a_broken_stream_does_not_stop_the_run(
+    make_reporter: MakeReporter, make_step: MakeStep, run_directory: RunDirectory, clock: Clock
+) -> None:
+    with make_reporter(BrokenStream()) as reporter:
+        run(reporter, clock, [make_step(step) for step in range(1, 11)])
+
+    assert [record["step"] for record in records(run_directory) if record["kind"] == "step"] == list(range(1, 11))
+
+
+class FailingSink:
+    """Fails while `is_full`."""
+
+    name = "a full disk"
+    is_full = True
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+
+    def write(self, report: StepReport) -> None:
+        if self.is_full:
+            raise OSError(28, "No space left on device")
+        self.steps.append(report.step)
+
+    def close(self) -> None:
+        raise OSError(28, "No space left on device")
+
+
+def test_a_failing_sink_is_named_once_and_tried_again(
+    make_config: Callable[..., Config],
+    make_reporter: MakeReporter,
+    make_step: MakeStep,
+    stream: Stream,
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sink = FailingSink()
+    monkeypatch.setattr("megatrain.reporting.reporter.open_sinks", lambda *_: [sink])
+    reporter = make_reporter()
+    run(reporter, clock, [make_step(1), make_step(2)])
+    sink.is_full = False
+    run(reporter, clock, [make_step(3)])
+    reporter.close()
+    reporter.close()
+
+    assert [line for line in stream.lines if line.startswith("metrics: ")] == [
+        "metrics: a full disk cannot be written ([Errno 28] No space left on device); training goes on and tries again",
+        "metrics: a full disk is written again since step 3",
+        "metrics: a full disk may lack the last records: [Errno 28] No space left on device",
+    ]
+    assert sink.steps == [3, 3]
+
+
+def test_missing_packages_are_problems_with_a_way_out(
+    make_config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config(log={"has_tensorboard": True, "has_wandb": True})
+    monkeypatch.setattr("megatrain.reporting.sinks.find_spec", lambda _: None)
+
+    assert missing_packages(config.log) == [
+        (
+            "log.has_tensorboard=true needs the package tensorboard; pip install 'megatrain[tensorboard]', or set it "
+            "to false"
+        ),
+        "log.has_wandb=true needs the package wandb; pip install 'megatrain[wandb]', or set it to false",
+    ]
+    assert missing_packages(make_config().log) == []
+
+
+def test_asking_for_missing_packages_loads_no_torch() -> None:
+    script = "import megatrain.reporting, json, sys; print(json.dumps(list(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=20, check=True
+    )
+    assert not {"torch", "numpy", "tensorboard", "wandb"} & set(json.loads(done.stdout))

@@ -1,0 +1,269 @@
+"""The file: made whole or not at all, read while it is written, and by whoever comes after kill -9."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from megatrain.contracts.black_box import BlackBoxFollower, BlackBoxReader, read_black_box, write_control
+from megatrain.contracts.black_box_layout import box_bytes
+from megatrain.contracts.black_box_values import ControlPage, Record, State
+from megatrain.contracts.errors import DataError
+from megatrain.contracts.operations import Operation
+from megatrain.contracts.run_directory import black_box_path
+from megatrain.telemetry.black_box_writer import open_writer, read_clock_base
+from megatrain.telemetry.recorder import open_recorder
+from tests.unit.telemetry.conftest import IDENTITY, Boxed
+
+ROOT = Path(__file__).parents[3]
+DEADLINE_S = 20
+
+# Records in which every field says the same number, so that any mixture of two records shows.
+SPINNER = """
+import signal
+import sys
+from megatrain.contracts.operations import Operation
+from megatrain.telemetry.recorder import open_recorder
+from tests.unit.telemetry.conftest import IDENTITY
+recorder = open_recorder(IDENTITY, directory=sys.argv[1], num_records=int(sys.argv[2]))
+group = recorder.add_group("tp", [2, 3])
+number = 0
+while number < int(sys.argv[3]):
+    number += 1
+    recorder.set_step(number)
+    with recorder.span(Operation.STEP):
+        for _ in range(20):
+            same = number % 1000
+            with recorder.span(Operation.FORWARD_COMPUTE, microbatch=same, chunk=same, num_bytes=same, group=group):
+                pass
+    recorder.complete_step()
+signal.pause()
+"""
+
+
+@pytest.fixture
+def spinner(tmp_path: Path):
+    """Start processes that record so many steps of some 22 records; they are killed after the test."""
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def start(num_records: int, num_steps: int = 10**9) -> tuple[subprocess.Popen[bytes], Path]:
+        command = [sys.executable, "-c", SPINNER, str(tmp_path), str(num_records), str(num_steps)]
+        process = subprocess.Popen(command, cwd=ROOT)
+        processes.append(process)
+        return process, black_box_path(tmp_path, "demo", "main", 1, 2)
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.wait(timeout=DEADLINE_S)
+
+
+def wait_for(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {DEADLINE_S} s for {what}"
+        os.sched_yield()
+
+
+def has_completed(path: Path, step: int) -> bool:
+    if not path.exists():
+        return False
+    with BlackBoxReader(path) as reader:
+        return (reader.progress().completed_step or 0) >= step
+
+
+def assert_whole(record: Record) -> None:
+    if record.operation == "forward-compute":
+        same = record.step % 1000
+        assert (record.microbatch, record.chunk, record.num_bytes, record.group) == (same, same, same, 1)
+    assert record.launch_ns == record.start_ns
+    assert record.duration_ns is None or record.duration_ns < DEADLINE_S * 10**9
+
+
+@pytest.mark.parametrize("num_records", [256, 4096])
+def test_records_are_whole_beside_the_writer_and_after_kill_9(spinner, num_records: int) -> None:
+    process, path = spinner(num_records)
+    wait_for(lambda: has_completed(path, num_records // 10), "the ring to come round")
+    for _ in range(10):
+        box = read_black_box(path)
+        assert box.state is State.RUNNING
+        for record in box.records:
+            assert_whole(record)
+    process.send_signal(signal.SIGKILL)
+    process.wait(timeout=DEADLINE_S)
+    box = read_black_box(path)
+    assert box == read_black_box(path), "nobody writes any more"
+    assert box.state is State.RUNNING
+    assert box.ended_ns is None
+    assert box.num_torn <= 1
+    numbers = sorted([record.sequence for record in box.records] + [total.sequence for total in box.totals])
+    assert numbers[-1] >= box.cursor - 1
+    assert len(numbers) == num_records - box.num_torn
+    for record in box.records:
+        assert_whole(record)
+    assert box.progress.current_step is not None
+    assert box.progress.completed_step is not None
+    assert box.progress.current_step - box.progress.completed_step in (0, 1)
+    # The step and the forward in it; nothing else is ever open, and a step has not 30 records.
+    assert len(box.in_flight) <= 2
+    assert all(record.sequence > box.cursor - 30 for record in box.in_flight)
+    group = box.groups[1]
+    assert group.entered - group.left in (0, 1)
+
+
+def test_a_follower_beside_the_writer_gets_every_record_once_and_in_full(spinner) -> None:
+    process, path = spinner(65536, num_steps=2500)
+    wait_for(lambda: has_completed(path, 1), "the first step")
+    seen: list[int] = []
+    with BlackBoxReader(path) as reader:
+        follower = BlackBoxFollower(reader)
+        deadline = time.monotonic() + DEADLINE_S
+        while len(seen) < 5000:
+            assert time.monotonic() < deadline
+            batch = follower.poll()
+            assert batch.num_lost == 0
+            assert all(not record.is_in_flight for record in batch.ended)
+            seen += [record.sequence for record in batch.ended]
+        process.send_signal(signal.SIGKILL)
+        process.wait(timeout=DEADLINE_S)
+        batch = follower.poll()
+        seen += [record.sequence for record in batch.ended]
+        still_open = [record.sequence for record in batch.in_flight]
+        box = reader.snapshot()
+    assert len(seen) == len(set(seen))
+    assert sorted(seen + still_open) == sorted(
+        [record.sequence for record in box.records] + [total.sequence for total in box.totals]
+    )
+
+
+def test_the_control_page_is_never_seen_half_written(boxed: Callable[..., Boxed]) -> None:
+    box = boxed()
+    stop = threading.Event()
+
+    def command(first: int) -> None:
+        number = first
+        while not stop.is_set():
+            number += 2
+            write_control(box.path, ControlPage(command_number=number, argument=2 * number, round=3 * number))
+
+    # One writer is the rule; two of them may disturb each other but not the reader.
+    threads = [threading.Thread(target=command, args=(first,)) for first in (1, 2)]
+    for thread in threads:
+        thread.start()
+    try:
+        numbers = set()
+        deadline = time.monotonic() + DEADLINE_S
+        while len(numbers) < 60:
+            assert time.monotonic() < deadline
+            page = box.recorder.read_control()
+            assert (page.argument, page.round) == (2 * page.command_number, 3 * page.command_number)
+            numbers.add(page.command_number)
+            seen = read_black_box(box.path).control
+            assert seen is None or seen.round == 3 * seen.command_number
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(timeout=DEADLINE_S)
+    write_control(box.path, ControlPage(round=1))
+    assert box.recorder.read_control().round == 1, "the page heals with the next write"
+
+
+def test_the_file_is_complete_and_allocated_from_the_start(boxed: Callable[..., Boxed], tmp_path: Path) -> None:
+    box = boxed(num_records=1000)
+    status = box.path.stat()
+    assert status.st_size == box_bytes(1000)
+    assert status.st_blocks * 512 >= status.st_size, "no holes: a store into one could kill the process"
+    assert status.st_mode & 0o777 == 0o644
+    assert [path.name for path in tmp_path.iterdir()] == [box.path.name]
+    found = box.read()
+    assert found.identity == IDENTITY
+    assert found.capacity == 1000
+    assert 0 <= found.clock.error_ns < 10**9
+    assert abs(found.clock.unix_of(time.monotonic_ns()) - time.time_ns()) < 10**9
+
+
+def test_a_restarted_rank_replaces_its_old_black_box(boxed: Callable[..., Boxed]) -> None:
+    first = boxed()
+    with first.recorder.span(Operation.GC):
+        pass
+    second = boxed()
+    assert first.path == second.path
+    assert second.read().records == ()
+    with first.recorder.span(Operation.GC):  # into the old file, which has no name any more
+        pass
+    assert second.read().records == ()
+
+
+def assert_falls_back(directory: Path, caplog: pytest.LogCaptureFixture, reason: str) -> None:
+    with caplog.at_level(logging.WARNING):
+        recorder = open_recorder(IDENTITY, directory=str(directory), num_records=256)
+    (warning,) = caplog.records
+    assert reason in warning.getMessage()
+    assert "no black box for rank 2" in warning.getMessage()
+    recorder.set_step(1)
+    with recorder.span(Operation.GC):
+        pass
+    assert recorder.complete_step().totals[Operation.GC].count == 1
+    recorder.close()
+    assert len(caplog.records) == 1
+
+
+def test_a_directory_that_is_none_costs_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").write_text("")
+    assert_falls_back(tmp_path / "file" / "boxes", caplog, "Not a directory")
+
+
+def test_a_full_tmpfs_costs_one_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=2000, f_frsize=4096))
+    assert_falls_back(tmp_path, caplog, "8192000 bytes free, 28672 needed and 8388608 to be left free")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_tmpfs_that_fills_up_meanwhile_leaves_nothing_behind(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_space(*_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", no_space)
+    assert_falls_back(tmp_path, caplog, "No space left on device")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_name_too_long_for_the_header_costs_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    from dataclasses import replace
+
+    with caplog.at_level(logging.WARNING):
+        writer = open_writer(replace(IDENTITY, job="j" * 200), str(tmp_path), 256)
+    assert writer.path is None
+    assert "has 200 bytes, the field holds 128" in caplog.text
+
+
+def test_no_directory_means_no_black_box_and_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    assert open_writer(IDENTITY, "", 256).path is None
+    assert caplog.records == []
+
+
+def test_clock_base_is_the_closest_pair() -> None:
+    base = read_clock_base()
+    assert 0 <= base.error_ns < 10**9
+    assert base.monotonic_ns <= time.monotonic_ns()
+
+
+def test_writing_control_of_a_removed_black_box_is_an_error(boxed: Callable[..., Boxed]) -> None:
+    box = boxed()
+    box.recorder.close()
+    with pytest.raises(DataError, match="No such file"):
+        write_control(box.path, ControlPage())

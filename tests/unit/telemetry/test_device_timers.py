@@ -1,0 +1,212 @@
+"""The device timer on a device of our own: a queue that works later than the host asks, with its own clock."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+
+import pytest
+
+from megatrain.contracts.black_box_values import RecordFlag
+from megatrain.contracts.operations import Operation
+from megatrain.telemetry.timers import DeviceTimer
+from tests.unit.telemetry.conftest import Boxed
+
+MS = 1_000_000
+
+
+class FakeDevice:
+    """Work is queued and done when `run` says so. Its clock may run fast or slow; the host's is `now_ns`."""
+
+    def __init__(self, drift: float = 0.0) -> None:
+        self.now_ns = 5_000_000_000
+        self.drift = drift
+        self.events: list[FakeEvent] = []
+        self.queue: list[FakeEvent | int] = []
+        self.num_synchronized = 0
+
+    def event(self) -> FakeEvent:
+        self.events.append(FakeEvent(self))
+        return self.events[-1]
+
+    def launch(self, duration_ns: int) -> None:
+        self.queue.append(duration_ns)
+
+    def run(self) -> None:
+        """Do all that was queued; the host sees it done at the end."""
+        for item in self.queue:
+            if isinstance(item, int):
+                self.now_ns += item
+            else:
+                item.device_ns = self.now_ns * (1 + self.drift)
+        self.queue = []
+
+    def synchronize(self) -> None:
+        self.num_synchronized += 1
+        self.run()
+
+    def timer(self) -> DeviceTimer:
+        return DeviceTimer(self.event, self.synchronize, clock=lambda: self.now_ns)
+
+
+class FakeEvent:
+    def __init__(self, device: FakeDevice) -> None:
+        self.device = device
+        self.device_ns: float | None = None
+
+    def record(self) -> None:
+        self.device_ns = None
+        self.device.queue.append(self)
+
+    def query(self) -> bool:
+        return self.device_ns is not None
+
+    def elapsed_time(self, end_event: FakeEvent, /) -> float:
+        assert self.device_ns is not None
+        assert end_event.device_ns is not None
+        milliseconds = (end_event.device_ns - self.device_ns) / MS
+        (single,) = struct.unpack("f", struct.pack("f", milliseconds))  # what a device driver gives
+        return float(single)
+
+
+def stretch(device: FakeDevice, timer: DeviceTimer, token: int, duration_ns: int, lane: int = 3) -> None:
+    timer.start(token, lane)
+    device.launch(duration_ns)
+    timer.stop(token)
+
+
+def test_nothing_is_known_before_the_device_is_done_and_nobody_waits_for_it() -> None:
+    device = FakeDevice()
+    timer = device.timer()
+    num_synchronized = device.num_synchronized
+    launched = device.now_ns
+    stretch(device, timer, 1, 3 * MS)
+    stretch(device, timer, 2, 4 * MS)
+    assert timer.resolved() == []
+    device.run()
+    assert timer.resolved() == [(1, launched, 3 * MS), (2, launched + 3 * MS, 4 * MS)]
+    assert timer.resolved() == []
+    assert device.num_synchronized == num_synchronized
+
+
+def test_events_are_used_again() -> None:
+    device = FakeDevice()
+    timer = device.timer()
+    for token in range(1000):
+        stretch(device, timer, token, MS)
+        device.run()
+        assert len(timer.resolved()) == 1
+    assert len(device.events) <= 4
+
+
+def test_lanes_do_not_wait_for_each_other_and_one_can_be_asked_alone() -> None:
+    device = FakeDevice()
+    timer = device.timer()
+    timer.start(1, lane=10)  # a collective on another stream that hangs: its end is never reached
+    timer.stop(1)
+    hanging_end = device.queue.pop()
+    stretch(device, timer, 2, MS, lane=3)
+    stretch(device, timer, 3, MS, lane=4)
+    device.run()
+    assert [token for token, _, _ in timer.resolved(4)] == [3]
+    assert timer.resolved(99) == []
+    assert [token for token, _, _ in timer.resolved()] == [2]
+    device.queue.append(hanging_end)
+    device.run()
+    assert [token for token, _, _ in timer.resolved()] == [1]
+
+
+def test_an_end_without_a_beginning_is_ignored() -> None:
+    timer = FakeDevice().timer()
+    timer.stop(7)
+    assert timer.resolved() == []
+
+
+@pytest.mark.parametrize("drift", [0.0, 2e-4, -2e-4])
+def test_times_stay_right_over_hours_whatever_the_device_clock_does(drift: float) -> None:
+    device = FakeDevice(drift)
+    timer = device.timer()
+    worst = 0
+    for token in range(20_000):
+        device.now_ns += 900 * MS
+        launched = device.now_ns
+        stretch(device, timer, token, MS)
+        device.run()
+        ((_, start_ns, duration_ns),) = timer.resolved()
+        assert launched <= start_ns
+        assert start_ns + duration_ns <= device.now_ns + 1000
+        worst = max(worst, abs(start_ns - launched))
+        assert abs(duration_ns - MS) < 1000
+    assert device.now_ns > 5 * 3600 * 10**9 * 0.9
+    assert worst < MS, "the bounds of what was seen hold the clock"
+
+
+def test_floats_stay_precise_when_the_host_runs_far_ahead() -> None:
+    device = FakeDevice()
+    timer = device.timer()
+    for token in range(20_000):
+        timer.start(0, 3)
+        device.launch(800 * MS)
+        timer.stop(0)
+        stretch(device, timer, token, MS)
+        device.run()
+        ended = device.now_ns
+        device.now_ns += 100 * MS
+        _, (_, start_ns, _) = timer.resolved()
+        assert abs(start_ns - (ended - MS)) < MS // 10
+
+
+def test_a_span_on_the_device_is_open_until_the_device_is_done(boxed: Callable[..., Boxed]) -> None:
+    device = FakeDevice()
+    box = boxed(timer=device.timer())
+    recorder = box.recorder
+    tp = recorder.add_group("tp", [2, 3])
+    recorder.set_step(1)
+    launched = device.now_ns
+    with recorder.span(Operation.TP_ALL_REDUCE, group=tp):
+        device.launch(2 * MS)
+        (record,) = box.read().in_flight
+        assert record.flags == RecordFlag.DEVICE_CLOCK
+    (record,) = box.read().in_flight
+    assert record.flags == RecordFlag.DEVICE_CLOCK | RecordFlag.HOST_DONE
+    assert box.read().groups[tp].left == 0
+    device.run()
+    summary = recorder.complete_step()
+    (record,) = box.read().records
+    assert (record.start_ns, record.duration_ns) == (launched, 2 * MS)
+    assert box.read().groups[tp].left == 1
+    assert summary.totals[Operation.TP_ALL_REDUCE].sum_ns == 2 * MS
+
+
+def test_host_spans_keep_the_host_clock_and_failed_ones_are_marked(boxed: Callable[..., Boxed]) -> None:
+    device = FakeDevice()
+    box = boxed(timer=device.timer())
+    with box.recorder.span(Operation.DATA_WAIT):
+        pass
+
+    def fail() -> None:
+        with box.recorder.span(Operation.FORWARD_COMPUTE):
+            raise ValueError
+
+    with pytest.raises(ValueError, match=r"^$"):
+        fail()
+    device.run()
+    box.recorder.set_step(1)
+    waited, failed = box.read().records
+    assert waited.flags == RecordFlag.NONE
+    assert waited.start_ns == waited.launch_ns
+    assert failed.flags == RecordFlag.DEVICE_CLOCK | RecordFlag.HOST_DONE | RecordFlag.FAILED
+    assert not failed.is_in_flight
+
+
+def test_device_ends_of_overwritten_records_are_counted(boxed: Callable[..., Boxed]) -> None:
+    device = FakeDevice()
+    box = boxed(num_records=16, timer=device.timer())
+    for microbatch in range(20):
+        with box.recorder.span(Operation.FORWARD_COMPUTE, microbatch=microbatch):
+            device.launch(MS)
+    device.run()
+    box.recorder.set_step(1)
+    found = box.read()
+    assert found.progress.num_lost_ends == 4
+    assert [record.duration_ns for record in found.records] == [MS] * 16

@@ -1,0 +1,378 @@
+"""Spans as a reader sees them: open, ended, nested, asynchronous, failed, overwritten, sampled, switched off."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from megatrain.contracts.black_box import write_control
+from megatrain.contracts.black_box_values import ControlPage, Phase, RecordFlag, State
+from megatrain.contracts.errors import DataError
+from megatrain.contracts.operations import Operation
+from megatrain.telemetry.recorder import Recorder, open_recorder
+from tests.unit.telemetry.conftest import IDENTITY, Boxed
+
+Boxes = Callable[..., Boxed]
+FORWARD = Operation.FORWARD_COMPUTE
+
+
+def test_a_span_is_on_record_from_its_beginning(boxed: Boxes) -> None:
+    box = boxed()
+    box.recorder.set_step(7)
+    before = time.monotonic_ns()
+    with box.recorder.span(FORWARD, microbatch=3, chunk=1, num_bytes=99):
+        (record,) = box.read().in_flight
+        assert (record.operation, record.step, record.microbatch, record.chunk) == ("forward-compute", 7, 3, 1)
+        assert (record.num_bytes, record.group, record.collective_sequence, record.flags) == (99, 0, 0, 0)
+    after = time.monotonic_ns()
+    (record,) = box.read().records
+    assert record.duration_ns is not None
+    assert before <= record.start_ns == record.launch_ns <= record.start_ns + record.duration_ns <= after
+
+
+def test_nested_and_asynchronous_spans_end_in_any_order(boxed: Boxes) -> None:
+    box = boxed()
+    recorder = box.recorder
+    first, second = recorder.begin(Operation.PARAMS_ALL_GATHER), recorder.begin(Operation.GRADS_REDUCE_SCATTER)
+    with recorder.span(FORWARD), recorder.span(Operation.TP_ALL_GATHER):
+        recorder.end(first)
+        names = [record.operation for record in box.read().in_flight]
+    assert names == ["grads-reduce-scatter", "forward-compute", "tp-all-gather"]
+    recorder.end(second)
+    recorder.end(second)
+    recorder.end(0)
+    recorder.end(12345)
+    assert box.read().in_flight == ()
+    assert [record.sequence for record in box.read().records] == [1, 2, 3, 4]
+
+
+def test_a_span_left_by_an_exception_is_marked(boxed: Boxes) -> None:
+    box = boxed()
+
+    def fail() -> None:
+        with box.recorder.span(FORWARD):
+            raise ValueError
+
+    with pytest.raises(ValueError, match=r"^$"):
+        fail()
+    (record,) = box.read().records
+    assert record.flags == RecordFlag.FAILED
+    assert not record.is_in_flight
+
+
+def test_the_ring_keeps_the_newest_and_drops_the_end_of_an_overwritten_span(boxed: Boxes) -> None:
+    box = boxed(num_records=16)
+    recorder = box.recorder
+    recorder.set_step(1)
+    token = recorder.begin(Operation.CHECKPOINT)
+    for microbatch in range(40):
+        with recorder.span(FORWARD, microbatch=microbatch):
+            pass
+    recorder.end(token)
+    found = box.read()
+    assert [record.microbatch for record in found.records] == list(range(24, 40))
+    assert found.num_torn == 0
+    assert found.progress.num_lost_ends == 1
+    # Its time is not lost for the sums.
+    assert recorder.complete_step().totals[Operation.CHECKPOINT].count == 1
+
+
+def test_a_writer_killed_within_a_record_leaves_it_torn_and_not_mixed(boxed: Boxes) -> None:
+    box = boxed(num_records=16)
+    recorder = box.recorder
+    for microbatch in range(20):
+        with recorder.span(FORWARD, microbatch=microbatch):
+            pass
+
+    def die(buffer: bytearray, offset: int, *_: int) -> None:
+        buffer[offset : offset + 24] = b"\1" * 24
+        raise SystemExit
+
+    recorder._pack = die
+    with pytest.raises(SystemExit):
+        recorder.begin(FORWARD)
+    found = box.read()
+    assert found.num_torn == 1
+    assert [record.sequence for record in found.records] == list(range(6, 21))
+    assert found.cursor == 21
+
+
+def test_steps_progress_and_what_is_learned(boxed: Boxes) -> None:
+    box = boxed()
+    recorder = box.recorder
+    progress = box.read().progress
+    assert progress.phase is Phase.INIT
+    assert (progress.current_step, progress.completed_step, progress.median_step_ns) == (None, None, None)
+    assert recorder.step_summary() is None
+
+    recorder.set_step(100)
+    assert box.read().progress.phase is Phase.FIRST_STEP
+    recorder.complete_step()
+    progress = box.read().progress
+    assert (progress.current_step, progress.completed_step) == (100, 100)
+    assert progress.last_step_ns is not None
+    assert progress.median_step_ns is None, "a first step is not learned from"
+
+    for step in (101, 102, 103):
+        recorder.set_step(step)
+        recorder.complete_step()
+    progress = box.read().progress
+    assert progress.phase is Phase.STEP
+    assert progress.completed_step == 103
+    assert progress.completed_ns is not None
+    assert progress.step_started_ns is not None
+    assert progress.completed_ns - progress.step_started_ns == progress.last_step_ns
+    assert progress.median_step_ns is not None
+    assert progress.median_step_ns > 0
+
+    since = progress.phase_since_ns
+    recorder.set_phase(Phase.EVALUATION)
+    progress = box.read().progress
+    assert progress.phase is Phase.EVALUATION
+    assert progress.phase_since_ns > since
+    recorder.set_step(104)
+    assert box.read().progress.phase is Phase.STEP
+
+
+def test_spans_before_the_first_step_and_with_a_step_of_their_own(boxed: Boxes) -> None:
+    box = boxed()
+    with box.recorder.span(Operation.INIT):
+        pass
+    box.recorder.set_step(5)
+    with box.recorder.span(Operation.DATA_WAIT, step=6):
+        pass
+    assert [record.step for record in box.read().records] == [-1, 6]
+
+
+def test_totals_of_a_step(boxed: Boxes) -> None:
+    box = boxed()
+    recorder = box.recorder
+    recorder.set_step(4)
+    for num_bytes in (10, 20, 30):
+        with recorder.span(Operation.TP_ALL_GATHER, num_bytes=num_bytes):
+            pass
+    with recorder.span(Operation.DATA_WAIT):
+        pass
+    summary = recorder.complete_step()
+    assert summary is recorder.step_summary()
+    found = box.read()
+    durations = [record.duration_ns or 0 for record in found.records if record.operation == "tp-all-gather"]
+    gathered = summary.totals[Operation.TP_ALL_GATHER]
+    assert (gathered.sum_ns, gathered.max_ns) == (sum(durations), max(durations))
+    assert (gathered.count, gathered.num_bytes) == (3, 60)
+    assert summary.sum_ms(Operation.TP_ALL_GATHER) == sum(durations) / 1e6
+    assert summary.sum_ms(Operation.OPTIMIZER) == 0
+
+    assert len(found.records) == 4, "totals are not spans"
+    totals = {total.operation: total for total in found.totals}
+    assert set(totals) == {"tp-all-gather", "data-wait"}
+    row = totals["tp-all-gather"]
+    assert (row.step, row.sum_ns, row.max_ns, row.count, row.num_bytes) == (4, sum(durations), max(durations), 3, 60)
+    assert row.step_started_ns == summary.started_ns
+
+    recorder.set_step(5)
+    assert recorder.complete_step().totals == {}
+
+
+def test_at_most_sixteen_rows_are_streamed_and_the_largest_survive(boxed: Boxes) -> None:
+    box = boxed(num_records=256)
+    recorder = box.recorder
+    recorder.set_step(1)
+    for operation in Operation:
+        with recorder.span(operation):
+            pass
+    summary = recorder.complete_step()
+    assert set(summary.totals) == set(Operation)
+    sums = [total.sum_ns for total in box.read().totals]
+    assert sums == sorted((total.sum_ns for total in summary.totals.values()), reverse=True)[:16]
+
+
+def test_groups_count_what_was_entered_and_left(boxed: Boxes) -> None:
+    box = boxed()
+    recorder = box.recorder
+    tp = recorder.add_group("tp", [2, 3])
+    link = recorder.add_group("pp-backward", [2, 0])
+    odd = recorder.add_group("odd", [0, 1, 3])
+    assert recorder.add_group("tp", range(2, 4)) == tp
+    assert len({tp, link, odd, 0}) == 4
+    tokens = [recorder.begin(Operation.TP_ALL_REDUCE, group=tp) for _ in range(3)]
+    with recorder.span(Operation.BACKWARD_SEND, group=link):
+        groups = box.read().groups
+        assert (groups[tp].entered, groups[tp].left) == (3, 0)
+        assert (groups[link].entered, groups[link].left) == (1, 0)
+    recorder.end(tokens[1])
+    recorder.end(tokens[0])
+    found = box.read()
+    assert (found.groups[tp].name, list(found.groups[tp].ranks)) == ("tp", [2, 3])
+    assert list(found.groups[link].ranks) == [2, 0]
+    assert list(found.groups[odd].ranks) == []
+    assert (found.groups[tp].entered, found.groups[tp].left) == (3, 2)
+    assert found.groups[link].left == 1
+    assert [record.collective_sequence for record in found.records if record.group == tp] == [1, 2, 3]
+
+
+def test_the_group_table_ends(boxed: Boxes) -> None:
+    recorder = boxed().recorder
+    for number in range(1, 64):
+        assert recorder.add_group(f"g{number}", [2]) == number
+    with pytest.raises(DataError, match=r"'g64' would be number 64, the table ends at 63"):
+        recorder.add_group("g64", [2])
+
+
+def mask_of(*operations: Operation) -> int:
+    return sum(1 << operation.number for operation in operations)
+
+
+def test_the_span_mask_is_obeyed_from_the_next_step_on(boxed: Boxes) -> None:
+    box = boxed()
+    recorder = box.recorder
+    tp = recorder.add_group("tp", [2, 3])
+
+    def one_step(step: int) -> list[str]:
+        seen = box.read().cursor
+        recorder.set_step(step)
+        with recorder.span(FORWARD), recorder.span(Operation.TP_ALL_REDUCE, group=tp):
+            pass
+        recorder.complete_step()
+        return [record.operation for record in box.read().records if record.sequence > seen]
+
+    assert one_step(1) == ["forward-compute", "tp-all-reduce"]
+    open_across_the_change = recorder.begin(Operation.TP_ALL_REDUCE)
+    write_control(box.path, ControlPage(span_mask=mask_of(FORWARD), round=3))
+    assert recorder.control.round == 0, "the page is looked at once a step"
+    assert one_step(2) == ["forward-compute"]
+    recorder.end(open_across_the_change)
+    assert not box.read().in_flight
+    assert recorder.control.round == 3
+    summary = recorder.step_summary()
+    assert summary is not None
+    assert set(summary.totals) == {FORWARD}
+    write_control(box.path, ControlPage(span_mask=0))
+    assert one_step(3) == []
+    assert box.read().totals[-1].step == 2, "nothing at all is recorded when all is off"
+    assert box.read().progress.completed_step == 3, "but the proof of life is"
+    write_control(box.path, ControlPage())
+    assert one_step(4) == ["forward-compute", "tp-all-reduce"]
+
+
+def test_steps_outside_the_sample_are_only_summed(boxed: Boxes) -> None:
+    box = boxed()
+    recorder = box.recorder
+    tp = recorder.add_group("tp", [2, 3])
+    write_control(box.path, ControlPage(sample_period=3))
+    for step in range(7):
+        recorder.set_step(step)
+        with recorder.span(Operation.TP_ALL_REDUCE, group=tp, num_bytes=5):
+            pass
+        assert recorder.complete_step().totals[Operation.TP_ALL_REDUCE].num_bytes == 5
+    found = box.read()
+    assert [record.step for record in found.records] == [0, 3, 6]
+    assert [total.step for total in found.totals] == list(range(7))
+    assert (found.groups[tp].entered, found.groups[tp].left) == (7, 7), "the hang rule works in every step"
+
+
+def test_commands_are_acknowledged(boxed: Boxes) -> None:
+    box = boxed()
+    write_control(box.path, ControlPage(command_number=5, command=1, lease_ok_until_ns=77))
+    control = box.recorder.read_control()
+    assert (control.command_number, control.command, control.lease_ok_until_ns) == (5, 1, 77)
+    assert box.recorder.control == control
+    box.recorder.set_obeyed_command(5)
+    assert box.read().progress.obeyed_command == 5
+
+
+def test_a_half_written_control_page_changes_nothing(boxed: Boxes) -> None:
+    box = boxed()
+    write_control(box.path, ControlPage(round=1))
+    assert box.recorder.read_control().round == 1
+    with box.path.open("r+b") as file:
+        file.seek(4096)
+        file.write(b"\7")
+        file.seek(4096 + 48)
+        file.write(b"\xff")
+    assert box.recorder.read_control().round == 1
+    write_control(box.path, ControlPage(round=2))
+    assert box.recorder.read_control().round == 2
+
+
+@pytest.mark.parametrize("has_box", [True, False])
+def test_threads_record_beside_each_other(boxed: Boxes, has_box: bool) -> None:
+    num_threads, num_spans = 4, 3000
+    recorder: Recorder
+    if has_box:
+        box = boxed(num_records=num_threads * num_spans)
+        recorder = box.recorder
+    else:
+        recorder = open_recorder(IDENTITY, directory="", num_records=256)
+    recorder.set_step(1)
+    start = threading.Barrier(num_threads)
+
+    def record(number: int) -> None:
+        start.wait(timeout=10)
+        for microbatch in range(num_spans):
+            with recorder.span(FORWARD, chunk=number, microbatch=microbatch, num_bytes=1):
+                pass
+
+    threads = [threading.Thread(target=record, args=(number,)) for number in range(num_threads)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=30)
+    totals = recorder.complete_step().totals[FORWARD]
+    assert (totals.count, totals.num_bytes) == (num_threads * num_spans,) * 2
+    if has_box:
+        found = box.read()
+        assert found.num_torn == 0
+        kept = [record for record in found.records if record.operation == "forward-compute"]
+        # One total was written after them, over the oldest.
+        assert len(kept) == num_threads * num_spans - 1
+        assert all(not record.is_in_flight for record in kept)
+        for number in range(num_threads):
+            microbatches = [record.microbatch for record in kept if record.chunk == number]
+            assert microbatches == sorted(microbatches)
+
+
+def test_without_a_black_box_spans_are_still_summed() -> None:
+    recorder = open_recorder(IDENTITY, directory="", num_records=256)
+    recorder.add_group("tp", [2, 3])
+    recorder.set_step(1)
+    for _ in range(10_000):  # more than the memory behind it holds at once
+        with recorder.span(FORWARD):
+            pass
+    assert recorder.complete_step().totals[FORWARD].count == 10_000
+    recorder.close()
+
+
+def test_a_clean_end_removes_the_file_and_late_spans_do_no_harm(boxed: Boxes) -> None:
+    box = boxed()
+    token = box.recorder.begin(FORWARD)
+    box.recorder.close()
+    assert not box.path.exists()
+    box.recorder.end(token)
+    with box.recorder.span(FORWARD):
+        pass
+    box.recorder.close()
+
+
+def test_a_failed_run_keeps_its_black_box(boxed: Boxes) -> None:
+    box = boxed()
+    box.recorder.begin(Operation.TP_ALL_REDUCE)
+    box.recorder.close(keep=True, has_failed=True)
+    found = box.read()
+    assert found.state is State.FAILED
+    assert found.ended_ns is not None
+    assert [record.operation for record in found.in_flight] == ["tp-all-reduce"]
+
+
+def test_a_run_that_ended_well_can_be_kept(boxed: Boxes) -> None:
+    box = boxed()
+    with box.recorder.span(Operation.GC):
+        pass
+    box.recorder.close(keep=True)
+    with box.recorder.span(Operation.GC):
+        pass
+    assert box.read().state is State.CLOSED
+    assert len(box.read().records) == 1, "nothing is recorded after the end"
