@@ -169,8 +169,8 @@ class Trainer:
         limit = self._config.train.max_skipped_steps
         if self._num_skipped_in_a_row >= limit:
             raise NonFiniteError(
-                f"loss={outcome.loss} and gradient norm={outcome.grad_norm} at step {self.step}: not finite for {limit} "
-                f"steps in a row (train.max_skipped_steps); lower optimizer.lr or go back to an older checkpoint"
+                f"loss={outcome.loss} and gradient norm={outcome.grad_norm} at step {self.step}: not finite for "
+                f"{limit} steps in a row (train.max_skipped_steps); lower optimizer.lr or use an older checkpoint"
             )
 
     def _maybe_evaluate(self) -> None:

@@ -133,8 +133,8 @@ def create_mesh(
         dp=group("dp", layout.dp_ranks(rank)),
         pp=group("pp", pp_ranks),
         links=_links(at.pp, pp_ranks, recorder, group, has_wrap_links) if len(pp_ranks) > 1 else None,
-        # last: torch names a group by its ranks and by how many groups this rank has already. The middle stages lack
-        # this one, so the groups made after it would have two names, and their members would wait for each other forever
+        # last: torch names a group by its ranks and by how many groups this rank has already. Middle stages lack this
+        # one, so a group made after it would have two names, and its members would wait for each other forever
         embedding=group("embedding", ends),
     )
 

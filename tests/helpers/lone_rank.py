@@ -1,0 +1,125 @@
+"""One rank without peers: its mesh, groups that only say who they are, and a recorder that records nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from megatrain.assembly import Replica, build_replica
+from megatrain.comm.group import Group
+from megatrain.comm.mesh import Mesh, create_mesh
+from megatrain.config.config import Config
+from megatrain.contracts.layout import Layout
+from megatrain.contracts.operations import Operation
+from megatrain.parallel.pipeline import PipelineInput
+from megatrain.schedule import build_schedule
+
+
+class SilentRecorder:
+    """Takes the place of a Recorder in tests that ask for no spans."""
+
+    def add_group(self, name: str, ranks: Sequence[int]) -> int:
+        return 0
+
+    def span(self, operation: Operation, **place: int) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def begin(self, operation: Operation, **place: int) -> int:
+        return 0
+
+    def end(self, token: int, has_failed: bool = False) -> None:
+        pass
+
+
+def simulated_group(name: str, size: int, rank: int) -> Group:
+    """Return the group as rank `rank` of `size` sees it. It has no peers: use it for what needs no exchange."""
+    return Group(name, tuple(range(size)), rank, SilentRecorder())
+
+
+def lone_mesh(device: str = "cpu") -> Mesh:
+    """Return the mesh of a process that is alone."""
+    return create_mesh(Layout(), 0, torch.device(device), SilentRecorder())
+
+
+def make_config(**tables: dict[str, Any]) -> Config:
+    """Return a tiny fp64 configuration, changed by tables as in `make_config(model={"dropout": 0.1})`."""
+    defaults: dict[str, dict[str, Any]] = {
+        "model": {
+            "vocab_size": 61,
+            "seq_len": 8,
+            "hidden_size": 16,
+            "num_layers": 2,
+            "num_heads": 4,
+            "vocab_multiple": 8,
+        },
+        "parallel": {"bucket_size": 500},
+        "batch": {"micro_batch_size": 2, "global_batch_size": 4},
+        "train": {"steps": 5, "precision": "fp64", "seed": 7},
+        "optimizer": {"lr": 1e-2, "grad_clip": 0.0},
+    }
+    return Config.from_dict({name: defaults.get(name, {}) | tables.get(name, {}) for name in {**defaults, **tables}})
+
+
+def lone_replica(config: Config, device: str = "cpu") -> Replica:
+    """Return the whole model with its initial weights, in training mode."""
+    replica = build_replica(config, lone_mesh(device), SilentRecorder(), torch.device(device))
+    replica.initialise()
+    replica.set_training(True)
+    return replica
+
+
+def random_tokens(config: Config, seed: int, num_samples: int | None = None) -> Tensor:
+    """Return token ids [S + 1, B] for inputs and labels."""
+    samples = config.batch.global_batch_size if num_samples is None else num_samples
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, config.model.vocab_size, (config.model.seq_len + 1, samples), generator=generator)
+
+
+def microbatches(replica: Replica, tokens: Tensor, first_sample: int = 0) -> list[PipelineInput]:
+    """Cut [S + 1, B] token ids in the micro-batches of one step."""
+    size = replica.config.batch.micro_batch_size
+    return [
+        replica.pipeline_input(
+            tokens[:-1, first : first + size],
+            tokens[1:, first : first + size],
+            torch.arange(first_sample + first, first_sample + first + size),
+            None,
+        )
+        for first in range(0, tokens.shape[1], size)
+    ]
+
+
+def run_gradients(replica: Replica, tokens: Tensor, first_sample: int = 0) -> float:
+    """Run forward and backward of one step and return the mean loss; gradients are in the buckets then."""
+    inputs = microbatches(replica, tokens, first_sample)
+    num_labels = tokens[1:].numel()
+    for chunk in replica.data_parallel:
+        chunk.start_step()
+    scale = torch.tensor(1.0 / num_labels, dtype=torch.float64, device=replica.device)
+    schedule = build_schedule(replica.config.parallel.schedule, 1, 1, len(inputs))
+    loss_sum = replica.pipeline.train(schedule, inputs, lambda: scale)
+    for chunk in replica.data_parallel:
+        chunk.finish_reduce()
+    return loss_sum.item() / num_labels
+
+
+def gradients_by_name(replica: Replica) -> dict[str, Tensor]:
+    """Return copies of the gradients that lie in the buckets of a lone rank."""
+    found: dict[str, Tensor] = {}
+    for chunk in replica.data_parallel:
+        for bucket in chunk.buckets:
+            share = chunk.gradient_share(bucket)
+            for segment in bucket.segments():
+                parameter = segment.logical.parameter
+                found[segment.logical.name] = share[segment.start : segment.stop].view(parameter.shape).clone()
+    return found
+
+
+def parameters_by_name(replica: Replica) -> dict[str, Tensor]:
+    """Return copies of the parameters of a lone rank."""
+    (chunk,) = replica.pipeline.chunks
+    return {name: parameter.detach().clone() for name, parameter in chunk.module.named_parameters()}

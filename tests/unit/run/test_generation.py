@@ -1,0 +1,62 @@
+"""Choosing tokens: greedy, temperature, top-k and top-p against what the rules say; finding a checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from megatrain.contracts.errors import CheckpointError
+from megatrain.generation import Sampling, choose_token, find_checkpoint
+
+LOGITS = torch.log(torch.tensor([0.1, 0.4, 0.2, 0.3], dtype=torch.float64))
+
+
+def drawn(sampling: Sampling, count: int = 4000) -> torch.Tensor:
+    """Return how often each token was drawn, as a fraction."""
+    generator = torch.Generator().manual_seed(3)
+    tokens = torch.tensor([choose_token(LOGITS, sampling, generator) for _ in range(count)])
+    return torch.bincount(tokens, minlength=4) / count
+
+
+def test_temperature_zero_takes_the_likeliest() -> None:
+    assert drawn(Sampling(temperature=0.0), 10).tolist() == [0, 1, 0, 0]
+
+
+def test_draws_follow_the_probabilities() -> None:
+    # 4000 draws: three standard deviations of a fraction are below 0.024
+    assert torch.allclose(drawn(Sampling(temperature=1.0)), LOGITS.exp().float(), atol=0.024)
+
+
+def test_low_temperature_sharpens() -> None:
+    expected = torch.tensor([0.01, 0.16, 0.04, 0.09]) / 0.3
+    assert torch.allclose(drawn(Sampling(temperature=0.5)), expected, atol=0.024)
+
+
+def test_top_k_keeps_the_k_likeliest() -> None:
+    expected = torch.tensor([0.0, 4 / 7, 0.0, 3 / 7])
+    assert torch.allclose(drawn(Sampling(temperature=1.0, top_k=2)), expected, atol=0.024)
+
+
+def test_top_p_keeps_the_smallest_set_that_reaches_p() -> None:
+    fractions = drawn(Sampling(temperature=1.0, top_p=0.65))  # 0.4 + 0.3 reach it
+    assert torch.allclose(fractions, torch.tensor([0.0, 4 / 7, 0.0, 3 / 7]), atol=0.024)
+    assert drawn(Sampling(temperature=1.0, top_p=0.05), 20).tolist() == [0, 1, 0, 0]
+
+
+def test_the_logits_are_left_alone() -> None:
+    before = LOGITS.clone()
+    choose_token(LOGITS, Sampling(top_k=1, top_p=0.5), torch.Generator())
+    assert torch.equal(LOGITS, before)
+
+
+def test_a_path_without_checkpoints_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="is no checkpoint and holds none"):
+        find_checkpoint(tmp_path)
+
+
+def test_uncommitted_checkpoints_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints" / "step-000000010").mkdir(parents=True)
+    with pytest.raises(CheckpointError, match="no committed checkpoint"):
+        find_checkpoint(tmp_path)

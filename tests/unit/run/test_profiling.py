@@ -1,0 +1,41 @@
+"""The profiler: the chosen steps of the chosen ranks, nothing else."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+
+from megatrain.config.profile import ProfileConfig
+from megatrain.profiling import StepProfiler
+
+
+def run_steps(profiler: StepProfiler, num_steps: int) -> list[Path | None]:
+    written = []
+    for step in range(num_steps):
+        profiler.before_step(step)
+        torch.ones(3).cos()
+        written.append(profiler.after_step(step))
+    return written
+
+
+def test_the_chosen_steps_are_written_once(tmp_path: Path) -> None:
+    with StepProfiler(ProfileConfig(ranks=(1,), first_step=1, num_steps=2), 1, tmp_path) as profiler:
+        written = run_steps(profiler, 4)
+    assert [path is not None for path in written] == [False, False, True, False]
+    path = tmp_path / "profile" / "rank-00001.json"
+    names = [event["name"] for event in json.loads(path.read_text())["traceEvents"] if "name" in event]
+    assert names.count("aten::cos") == 2
+
+
+def test_other_ranks_write_nothing(tmp_path: Path) -> None:
+    with StepProfiler(ProfileConfig(ranks=(0,), first_step=0, num_steps=1), 1, tmp_path) as profiler:
+        assert run_steps(profiler, 2) == [None, None]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_ends_early_keeps_what_it_has(tmp_path: Path) -> None:
+    with StepProfiler(ProfileConfig(ranks=(0,), first_step=1, num_steps=5), 0, tmp_path) as profiler:
+        run_steps(profiler, 3)
+    assert (tmp_path / "profile" / "rank-00000.json").stat().st_size > 0
