@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ SHAPE = (5, 3, 4)
 
 def flat_shards(whole: torch.Tensor, bounds: list[int], *, is_empty: bool = False) -> Iterator[FlatShard]:
     """Cut a tensor, flattened, at `bounds` and give each range as boxes with memory of their own."""
-    for start, stop in zip(bounds, bounds[1:], strict=False):
+    for start, stop in pairwise(bounds):
         flat = whole.reshape(-1)[start:stop].clone()
         if is_empty:
             flat.fill_(-1.0)
