@@ -166,11 +166,11 @@ class Trainer:
         )
 
     def _check_skips(self, outcome: StepOutcome) -> None:
-        limit = self._config.train.max_skipped_steps
-        if self._num_skipped_in_a_row >= limit:
+        count = self._num_skipped_in_a_row
+        if outcome.is_skipped and count >= self._config.train.max_skipped_steps:
             raise NonFiniteError(
                 f"loss={outcome.loss} and gradient norm={outcome.grad_norm} at step {self.step}: not finite for "
-                f"{limit} steps in a row (train.max_skipped_steps); lower optimizer.lr or use an older checkpoint"
+                f"{count} steps in a row (train.max_skipped_steps); lower optimizer.lr or use an older checkpoint"
             )
 
     def _maybe_evaluate(self) -> None:

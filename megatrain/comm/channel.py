@@ -61,7 +61,11 @@ class Channel:
 
         def finish(work: dist.Work) -> None:
             try:
-                work.wait()
+                if x.device.type == "cpu":
+                    # gloo bounds a send or a receive by the timeout of the group's creation, unless it is given here
+                    work.wait(group.timeout)
+                else:
+                    work.wait()  # NCCL watches over it by the group's timeout; one given here would block the host
             except RuntimeError as error:
                 raise group.failure(what, error) from error
             recorder.end(token)

@@ -50,7 +50,7 @@ class Group:
     """Ranks of one axis, in axis order.
 
     `number` is the group's in the black box; `process_group` is None for a group of one; `num_calls` counts the
-    collectives started, so that an error can say which of them failed.
+    collectives started, so that an error can say which of them failed; `timeout` bounds an exchange.
     """
 
     name: str
@@ -60,6 +60,7 @@ class Group:
     number: int = 0
     process_group: dist.ProcessGroup | None = None
     num_calls: int = 0
+    timeout: timedelta = timedelta(minutes=5)
 
     @property
     def size(self) -> int:
@@ -104,8 +105,9 @@ class Group:
 
     def set_timeout(self, seconds: float) -> None:
         """Bound every later exchange on this group."""
+        self.timeout = timedelta(seconds=seconds)
         if self.process_group is not None:
-            dist.distributed_c10d._set_pg_timeout(timedelta(seconds=seconds), self.process_group)
+            dist.distributed_c10d._set_pg_timeout(self.timeout, self.process_group)
 
     def _start(self, operation: Operation, out: Tensor, sent: Tensor, call: Callable[[], dist.Work]) -> Pending:
         num_bytes = sent.numel() * sent.element_size()

@@ -121,7 +121,7 @@ def create_mesh(
             process_group = dist.new_group(
                 list(members), timeout=timeout, use_local_synchronization=True, group_desc=name
             )
-        return Group(name, members, members.index(rank), recorder, number, process_group)
+        return Group(name, members, members.index(rank), recorder, number, process_group, timeout=timeout)
 
     return Mesh(
         layout=layout,

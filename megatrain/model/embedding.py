@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from megatrain.config.model import ModelConfig
 from megatrain.model.context import TokenContext
 from megatrain.model.dropout import ResidualDropout
+from megatrain.ops.embedding import embedding
 
 
 class WordEmbedding(nn.Module):
@@ -19,7 +19,7 @@ class WordEmbedding(nn.Module):
         self.weight = nn.Parameter(torch.empty(num_rows, hidden_size))
 
     def forward(self, tokens_SB: Tensor) -> Tensor:
-        return functional.embedding(tokens_SB, self.weight)
+        return embedding(tokens_SB, self.weight)
 
 
 class Embedding(nn.Module):

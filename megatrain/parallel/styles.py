@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from megatrain.comm.group import Group
 from megatrain.comm.sequence import all_gather_rows, gather_from_sequence, reduce_scatter_to_sequence
 from megatrain.contracts.operations import Operation
 from megatrain.ops.cross_entropy import IGNORED_LABEL, local_statistics, logits_gradient_
+from megatrain.ops.embedding import embedding
 from megatrain.parallel.rematerialize import Rematerializer
 
 
@@ -55,7 +55,7 @@ class VocabularyRows(nn.Module):
     def forward(self, tokens_SB: Tensor) -> Tensor:
         row_SB = tokens_SB - self.first
         is_local_SB = (row_SB >= 0) & (row_SB < self.weight.shape[0])
-        x_SBH = functional.embedding(row_SB * is_local_SB, self.weight)
+        x_SBH = embedding(row_SB * is_local_SB, self.weight)
         return x_SBH * is_local_SB.unsqueeze(-1)
 
 

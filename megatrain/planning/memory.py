@@ -15,12 +15,11 @@ from megatrain.config.config import Config
 from megatrain.contracts.layout import Layout
 from megatrain.planning.chunks import PlannedChunk
 from megatrain.planning.step_memory import ChunkMemory, Moment, StepWalk
-from megatrain.planning.tensor_bytes import TensorBytes, tensor_bytes
+from megatrain.planning.tensor_bytes import ELEMENT_BYTES, TensorBytes, tensor_bytes
 from megatrain.schedule import build_schedule, peak_in_flight
 
 _ADAMW_BLOCK_ON_CPU = 1 << 18
 """Elements that AdamW updates at once on a CPU."""
-_REDUCED_BYTES = {"fp32": 4, "bf16": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,16 +103,19 @@ def estimate_memory(config: Config, layout: Layout, stage: int, chunks: Sequence
 def _chunk_memory(
     config: Config, layout: Layout, chunk: PlannedChunk, numels: Sequence[int], sizes: TensorBytes
 ) -> ChunkMemory:
-    """What travels: the gradients themselves where they stay in place, else a copy, and the share that arrives."""
-    whole = sum(numels) * sizes.sum_element
-    reduced = max(_REDUCED_BYTES[config.parallel.grad_reduce_dtype], sizes.sum_element * (sizes.element == 8))
-    is_copied = reduced != sizes.sum_element
-    is_in_place = config.parallel.zero_stage == 1 and not is_copied
-    arriving = 0 if is_in_place or layout.dp_size == 1 else sum(numels) // layout.dp_size * reduced
+    """ZeRO-1 reduces gradients in place, ZeRO-2 lets them go; in another type they travel as a copy, with its share."""
+    is_copied = config.parallel.grad_reduce_dtype == "bf16"
+    reduced = ELEMENT_BYTES["bf16"] if is_copied else sizes.sum_element
+    travelling = sum(numels) * reduced if is_copied or config.parallel.zero_stage == 2 else 0
+    if is_copied and layout.dp_size > 1:
+        travelling += sum(numels) // layout.dp_size * reduced
+    # gloo sums a copy of what it reduces and scatters
+    has_library_copy = config.runtime.device == "cpu" and layout.dp_size > 1
     return ChunkMemory(
         footprint=chunk.footprint(config, sizes),
-        whole_gradients=whole,
-        travelling=0 if is_in_place else sum(numels) * reduced + arriving,
+        whole_gradients=sum(numels) * sizes.sum_element,
+        travelling=travelling,
+        arriving=max(numels) * reduced if has_library_copy else 0,
     )
 
 

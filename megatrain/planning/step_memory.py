@@ -6,7 +6,6 @@ keeps other amounts than the others.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,14 +19,15 @@ _SENDS = (ActionKind.SEND_FORWARD, ActionKind.SEND_BACKWARD)
 
 @dataclass(frozen=True, slots=True)
 class ChunkMemory:
-    """What one chunk needs: a micro-batch's footprint, and its buckets' bytes while gradients travel.
-
-    whole_gradients: all gradients in fp32 (fp64); travelling: what is in flight of them, with where it arrives.
-    """
+    """What one chunk needs: a micro-batch's footprint, and bytes of its gradients."""
 
     footprint: Footprint
     whole_gradients: int
+    """In the type in which they accumulate."""
     travelling: int
+    """What is alive from the start of a reduction to its end, beside gradients that stay."""
+    arriving: int
+    """A library's own copy, which comes to light when a reduction ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class StepWalk:
         self._is_delivery_known = config.runtime.device != "cpu"
         self._activations = 0
         self._messages = 0
-        self._travelling: Counter[int] = Counter()
+        self._travelling: dict[int, int] = {}
         self._unsent = 0
         self._receives: set[tuple[ActionKind, int, int]] = set()
         self.peak = Moment("start")
@@ -74,7 +74,9 @@ class StepWalk:
             elif action.kind is ActionKind.BACKWARD:
                 self._backward(action, (ActionKind.SEND_BACKWARD, action.chunk, action.microbatch) in sent)
             elif action.kind is ActionKind.REDUCE and not self._is_zero_2:
-                self._travel(action.chunk)
+                self._depart(action.chunk)
+        for chunk in list(self._travelling):
+            self._arrive(chunk)
         return self.peak
 
     def _forward(self, action: Action, is_sent: bool) -> None:
@@ -88,11 +90,12 @@ class StepWalk:
         chunk = self._chunks[action.chunk]
         self._take(ActionKind.RECV_BACKWARD, action)
         if self._is_zero_2:
+            self._arrive(action.chunk)
             self._travelling[action.chunk] = chunk.whole_gradients
         self._activations -= chunk.footprint.kept
         self._see(f"backward of chunk {action.chunk}", chunk.footprint.backward, of_which_kept=chunk.footprint.kept)
         if self._is_zero_2:
-            self._travel(action.chunk)
+            self._depart(action.chunk)
         self._finish_compute(is_sent)
 
     def _take(self, kind: ActionKind, action: Action) -> None:
@@ -109,12 +112,19 @@ class StepWalk:
         self._unsent = self._hidden_local if is_sent else 0
         self._messages += self._unsent
 
-    def _travel(self, chunk: int) -> None:
+    def _depart(self, chunk: int) -> None:
+        """A reduction starts; where gradients travel in another type, for a moment both are there."""
         memory = self._chunks[chunk]
+        is_copied = memory.travelling not in (0, memory.whole_gradients)
+        self._see(f"reduction of chunk {chunk}", memory.travelling if is_copied else 0)
         self._travelling[chunk] = memory.travelling
-        self._see(f"reduction of chunk {chunk}", 0)
-        if self._is_zero_2 and not self._has_overlap:
-            self._travelling[chunk] = 0
+        if not self._has_overlap:
+            self._arrive(chunk)
+
+    def _arrive(self, chunk: int) -> None:
+        if chunk in self._travelling:
+            self._see(f"end of the reduction of chunk {chunk}", self._chunks[chunk].arriving)
+            del self._travelling[chunk]
 
     def _see(self, what: str, bytes_of_part: int, of_which_kept: int = 0) -> None:
         moment = Moment(

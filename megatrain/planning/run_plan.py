@@ -1,0 +1,163 @@
+"""Lay a job out on all its ranks in one process, without a GPU and without memory for weights.
+
+The world group is torch's `fake` backend at the job's full size, on which the real mesh is created for one rank of each
+kind of stage (with the embedding, in the middle, with the head); the rank's chunks are built on meta. What comes out is
+what these ranks would hold. Middle stages are alike but for the micro-batches in flight: the first of them has most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from megatrain.comm import Mesh, create_mesh, join_fake, leave
+from megatrain.config.config import Config
+from megatrain.config.model_size import num_parameters
+from megatrain.contracts.layout import Coordinate, Layout
+from megatrain.planning.chunks import plan_stage
+from megatrain.planning.memory import RankMemory, estimate_memory
+from megatrain.schedule import bubble_fraction
+from megatrain.telemetry.black_box_writer import BlackBoxWriter
+from megatrain.telemetry.flops import training_flops_per_token
+from megatrain.telemetry.recorder import Recorder
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPlan:
+    """One kind of process group: how many there are of it, and the one of the example's rank."""
+
+    name: str
+    size: int
+    num_groups: int
+    example_ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StagePlan:
+    """What a rank of a stage holds. `stages`: those which the numbers stand for; exact for the first of them."""
+
+    name: str
+    stages: tuple[int, ...]
+    rank: int
+    layers: tuple[tuple[int, ...], ...]
+    """Of each chunk."""
+    num_parameters: int
+    """Elements on one rank, without padding."""
+    memory: RankMemory
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlan:
+    """A job on all its ranks."""
+
+    job: str
+    layout: Layout
+    schedule: str
+    num_chunks: int
+    num_microbatches: int
+    micro_batch_size: int
+    bubble_fraction: float
+    num_parameters: int
+    """Of the whole model."""
+    num_tokens_per_step: int
+    flops_per_token: float
+    groups: tuple[GroupPlan, ...]
+    stages: tuple[StagePlan, ...]
+
+    @property
+    def flops_per_step(self) -> float:
+        return self.flops_per_token * self.num_tokens_per_step
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all of it as JSON knows it."""
+        stages = [
+            {**asdict(stage), "memory": {**asdict(stage.memory), "total": stage.memory.total}} for stage in self.stages
+        ]
+        return {
+            **asdict(self),
+            "world_size": self.layout.world_size,
+            "flops_per_step": self.flops_per_step,
+            "stages": stages,
+        }
+
+
+def plan_run(config: Config) -> RunPlan:
+    """Return what every rank would hold. An open parallel.dp_size counts as 1.
+
+    Raises: TopologyError when layout, tensor plan or schedule cannot be built.
+    """
+    layout, parallel = config.layout(None), config.parallel
+    num_microbatches = config.num_microbatches(layout.dp_size)
+    groups: dict[str, GroupPlan] = {}
+    stages = []
+    for name, alike in _stage_kinds(layout.pp_size):
+        rank = layout.rank_of(Coordinate(dp=0, pp=alike[0], tp=0))
+        with _mesh_of(config, layout, rank) as mesh:
+            for group in _group_plans(mesh):
+                groups.setdefault(group.name, group)
+            chunks = plan_stage(config, layout, mesh.coordinate.pp, mesh.tp)
+        stages.append(
+            StagePlan(
+                name=name,
+                stages=alike,
+                rank=rank,
+                layers=tuple(tuple(chunk.part.layers) for chunk in chunks),
+                num_parameters=sum(chunk.num_parameters for chunk in chunks),
+                memory=estimate_memory(config, layout, alike[0], chunks),
+            )
+        )
+    return RunPlan(
+        job=config.job.name,
+        layout=layout,
+        schedule=parallel.schedule,
+        num_chunks=parallel.num_chunks,
+        num_microbatches=num_microbatches,
+        micro_batch_size=config.batch.micro_batch_size,
+        bubble_fraction=bubble_fraction(parallel.schedule, layout.pp_size, parallel.num_chunks, num_microbatches),
+        num_parameters=num_parameters(config.model),
+        num_tokens_per_step=config.batch.global_batch_size * config.model.seq_len,
+        flops_per_token=training_flops_per_token(config.model),
+        groups=tuple(groups.values()),
+        stages=tuple(stages),
+    )
+
+
+def _stage_kinds(pp_size: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    if pp_size == 1:
+        yield "all layers", (0,)
+        return
+    yield "embedding", (0,)
+    if pp_size > 2:
+        yield "middle", tuple(range(1, pp_size - 1))
+    yield "head", (pp_size - 1,)
+
+
+@contextmanager
+def _mesh_of(config: Config, layout: Layout, rank: int) -> Iterator[Mesh]:
+    """Be `rank` of the whole world for a while."""
+    join_fake(rank, layout.world_size)
+    try:
+        yield create_mesh(
+            layout,
+            rank,
+            torch.device("cpu"),
+            Recorder(BlackBoxWriter.anonymous()),
+            has_wrap_links=config.parallel.num_chunks > 1,
+        )
+    finally:
+        leave()
+
+
+def _group_plans(mesh: Mesh) -> Iterator[GroupPlan]:
+    """Yield this rank's groups; those of one rank are no process groups."""
+    world_size = mesh.layout.world_size
+    for group in mesh.groups:
+        if group.size == 1:
+            continue
+        # every kind partitions the ranks that take part in it: all, or those of the first and last stage
+        num_members = 2 * world_size // mesh.layout.pp_size if group.name == "embedding" else world_size
+        yield GroupPlan(group.name, group.size, num_members // group.size, group.ranks)

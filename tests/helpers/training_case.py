@@ -1,0 +1,284 @@
+"""A tiny job on one rank: the real step loop on real token batches, with everything that can be compared sent back.
+
+The rank drives the trainer itself; a reporter and a reader that take notes stand where the job's own are, and a test's
+Orders make it stop, die, hang or spoil a gradient at a stated step.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from megatrain.assembly import Replica, build_replica
+from megatrain.checkpoint.job import BRANCH, JobCheckpoints
+from megatrain.comm import Mesh, create_mesh, join
+from megatrain.config.checks import check
+from megatrain.config.config import Config
+from megatrain.contracts.black_box_values import Identity
+from megatrain.contracts.layout import Coordinate
+from megatrain.contracts.process import Process
+from megatrain.data.dataset import open_dataset
+from megatrain.data.order import SampleOrder
+from megatrain.data.reader import BatchReader, StepBatch
+from megatrain.garbage import PlannedGarbageCollection
+from megatrain.profiling import StepProfiler
+from megatrain.reporting import EvaluationReport, StepReport
+from megatrain.telemetry.recorder import Recorder, open_recorder
+from megatrain.trainer import Trainer, TrainerParts
+from tests.helpers.rank_protocol import RankContext
+from tests.helpers.waiting import wait_until
+
+DEATH_EXIT_CODE = 7
+STATE_KINDS = ("master", "exp_avg", "exp_avg_sq")
+
+TINY: Mapping[str, Mapping[str, Any]] = {
+    "model": {"vocab_size": 90, "seq_len": 16, "hidden_size": 32, "num_layers": 4, "num_heads": 8, "vocab_multiple": 8},
+    # several buckets a chunk, and shares whose ends fall inside parameters
+    "parallel": {"bucket_size": 3000},
+    "batch": {"micro_batch_size": 1, "global_batch_size": 8},
+    "train": {"steps": 5, "precision": "fp64", "seed": 7, "gc_interval": 0},
+    # warm-up, decay and clipping that bites: a wrong step number after a resume shows, and so does a wrong norm
+    "optimizer": {"lr": 1e-3, "lr_schedule": "cosine", "lr_warmup_steps": 2, "grad_clip": 0.5},
+    "data": {"prefetch": 1},
+    "checkpoint": {"save_at_end": False},
+    "runtime": {"device": "cpu", "threads": 1},
+    "telemetry": {"black_box_directory": "", "black_box_records": 1024},
+}
+
+
+def make_config(*changes: Mapping[str, Mapping[str, Any]]) -> Config:
+    """Return the tiny configuration, changed by tables as in `make_config({"model": {"dropout": 0.1}})`.
+
+    Raises: AssertionError when the program itself would refuse it.
+    """
+    tables = {name: dict(table) for name, table in TINY.items()}
+    for change in changes:
+        for name, table in change.items():
+            tables[name] = tables.get(name, {}) | dict(table)
+    config = Config.from_dict(tables)
+    problems = check(config, {}, config.layout(None).world_size)
+    assert not problems, problems
+    return config
+
+
+def on_layout(tp_size: int, pp_size: int, dp_size: int, num_chunks: int = 1, schedule: str = "1f1b") -> dict[str, Any]:
+    """Return the tables of a layout; more than one chunk means the interleaved schedule."""
+    name = "interleaved" if num_chunks > 1 else schedule
+    sizes = {"tp_size": tp_size, "pp_size": pp_size, "dp_size": dp_size, "num_chunks": num_chunks}
+    return {"parallel": {**sizes, "schedule": name}}
+
+
+@dataclass(frozen=True, slots=True)
+class Poison:
+    """Multiplies the gradient of one parameter by `factor`, on one rank, in one micro-batch of each of `steps`.
+
+    steps and microbatch (in the order of the backwards) count from 0.
+    """
+
+    rank: int
+    steps: tuple[int, ...]
+    parameter: str
+    microbatch: int = 0
+    factor: float = float("nan")
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """What happens to a job: (rank, step) says that it happens to that rank when that step, counted from 0, begins.
+
+    stop_at: it is asked to stop. die_at: its process ends. block_at: it does nothing until each of its peers has
+    written a file rank-* to the directory `diary`.
+    """
+
+    stop_at: tuple[int, int] | None = None
+    die_at: tuple[int, int] | None = None
+    block_at: tuple[int, int] | None = None
+    diary: str = ""
+    poison: Poison | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The part of a tensor that one rank holds. `is_owned`: this rank is the one that saves it."""
+
+    name: str
+    global_shape: tuple[int, ...]
+    offsets: tuple[int, ...]
+    values: NDArray[Any]
+    is_owned: bool = True
+
+
+State = dict[str, list[Piece]]
+
+
+@dataclass(frozen=True, slots=True)
+class RankRecord:
+    """What one rank saw. `digests` are of the optimizer's state after each step; `samples` are those read, by cursor.
+
+    The parameters are as the model used them, before the first step and after the last; the states likewise.
+    """
+
+    coordinate: Coordinate
+    steps: list[StepReport]
+    digests: list[str]
+    samples: dict[int, list[int]]
+    evaluations: list[EvaluationReport]
+    initial: list[Piece]
+    final: list[Piece]
+    initial_state: State
+    final_state: State
+    num_updates: int
+    is_stopped: bool
+
+
+class _NotingReader:
+    """Reads as BatchReader does and remembers the samples."""
+
+    def __init__(self, reader: BatchReader) -> None:
+        self._reader = reader
+        self.samples: dict[int, list[int]] = {}
+
+    def read_step(
+        self, cursor: int, global_batch_size: int, dp_rank: int, dp_size: int, micro_batch_size: int
+    ) -> StepBatch:
+        batch = self._reader.read_step(cursor, global_batch_size, dp_rank, dp_size, micro_batch_size)
+        self.samples[cursor] = torch.cat([micro.sample_B for micro in batch.microbatches]).tolist()
+        return batch
+
+
+class _NotingReporter:
+    """Takes the place of the reporter, on every rank."""
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+        self.steps: list[StepReport] = []
+        self.digests: list[str] = []
+        self.evaluations: list[EvaluationReport] = []
+
+    def step(self, report: StepReport) -> None:
+        self.steps.append(report)
+        digest = hashlib.blake2b()
+        for _, shard, _ in self._replica.optimizer.flat_shards():
+            digest.update(shard.tensor.numpy().tobytes())
+        self.digests.append(digest.hexdigest())
+
+    def evaluation(self, report: EvaluationReport) -> None:
+        self.evaluations.append(report)
+
+    def note(self, text: str) -> None:
+        pass
+
+
+def train_on_rank(context: RankContext, config: Config, orders: Orders) -> RankRecord:
+    """Be one worker of the job, from joining to the last step. Runs on the pool."""
+    mesh, recorder = _join(context, config)
+    replica = build_replica(config, mesh, recorder, mesh.device)
+    dataset = open_dataset(Path(config.data.train), config.model.vocab_size)
+    order = SampleOrder(dataset.num_tokens, config.model.seq_len, config.resolved_data_seed)
+    reader = _NotingReader(BatchReader(dataset, order, config.data.has_document_mask))
+    reporter = _NotingReporter(replica)
+    # a test that saves names a run directory; the default is never made, and counts as empty
+    checkpoints = Path(config.job.run_directory or "no-run-directory") / "checkpoints"
+    trainer = Trainer(
+        TrainerParts(
+            config=config,
+            replica=replica,
+            reader=reader,
+            checkpoints=JobCheckpoints(checkpoints, config, mesh, 0),
+            recorder=recorder,
+            profiler=StepProfiler(config.profile, context.rank, checkpoints),
+            garbage=PlannedGarbageCollection(config.train.gc_interval, recorder),
+            reporter=reporter,
+            is_stop_requested=lambda: _obey(context, orders, trainer.step),
+            extend_grace=lambda _: None,
+        )
+    )
+    trainer.load()
+    initial, initial_state = _parameters(replica), _state(replica)
+    if orders.poison is not None and orders.poison.rank == context.rank:
+        _poison(replica, orders.poison, lambda: trainer.step)
+    trainer.train()
+    return RankRecord(
+        coordinate=mesh.coordinate,
+        steps=reporter.steps,
+        digests=reporter.digests,
+        samples=reader.samples,
+        evaluations=reporter.evaluations,
+        initial=initial,
+        final=_parameters(replica),
+        initial_state=initial_state,
+        final_state=_state(replica),
+        num_updates=replica.optimizer.num_updates,
+        is_stopped=trainer.is_stopped,
+    )
+
+
+def _join(context: RankContext, config: Config) -> tuple[Mesh, Recorder]:
+    layout, device = config.layout(context.world_size), torch.device("cpu")
+    rank, world_size = context.rank, context.world_size
+    if world_size > 1:
+        process = Process(rank, world_size, rank, world_size, 0, context.init_method)
+        join(process, device, job=config.job.name, timeout_s=config.runtime.init_timeout_s)
+    recorder = open_recorder(
+        Identity(config.job.name, BRANCH, 0, rank, layout, os.getpid(), "host"),
+        directory=config.telemetry.black_box_directory,
+        num_records=config.telemetry.black_box_records,
+    )
+    has_wrap_links = config.parallel.num_chunks > 1
+    return create_mesh(layout, rank, device, recorder, has_wrap_links=has_wrap_links), recorder
+
+
+def _obey(context: RankContext, orders: Orders, step: int) -> bool:
+    """Do what is ordered for this rank and step; return whether it is asked to stop."""
+    here = (context.rank, step)
+    if orders.die_at == here:
+        os._exit(DEATH_EXIT_CODE)
+    if orders.block_at == here:
+        peers = context.world_size - 1
+        wait_until(lambda: len(list(Path(orders.diary).glob("rank-*"))) == peers, "the errors of the peers", 30.0)
+    return orders.stop_at == here
+
+
+def _parameters(replica: Replica) -> list[Piece]:
+    """Return the parameters as the model's next forward would use them; bf16 widened, which changes nothing."""
+    pieces = []
+    for chunk in replica.data_parallel:
+        chunk.finish_gather()
+        for logical in (logical for bucket in chunk.buckets for logical in bucket.parameters):
+            values = logical.parameter.detach()
+            values = values.float() if values.dtype == torch.bfloat16 else values
+            pieces.append(Piece(logical.name, logical.global_shape, logical.offsets, values.numpy().copy()))
+    return pieces
+
+
+def _state(replica: Replica) -> State:
+    pieces: State = {kind: [] for kind in STATE_KINDS}
+    for kind, shard, is_owner in replica.optimizer.flat_shards():
+        values = shard.tensor.numpy().copy()
+        pieces[kind].append(Piece(shard.name, shard.global_shape, shard.box.offsets, values, is_owner))
+    return pieces
+
+
+def _poison(replica: Replica, poison: Poison, step: Callable[[], int]) -> None:
+    """Hook the parameter's gradient where autograd hands it over: nothing else of the step changes."""
+    num_backwards: dict[int, int] = {}
+
+    def spoil(gradient: torch.Tensor) -> torch.Tensor | None:
+        microbatch = num_backwards.get(step(), 0)
+        num_backwards[step()] = microbatch + 1
+        return gradient * poison.factor if step() in poison.steps and microbatch == poison.microbatch else None
+
+    for chunk in replica.pipeline.chunks:
+        for name, parameter in chunk.module.named_parameters():
+            if name == poison.parameter:
+                parameter.register_hook(spoil)
+                return
+    raise AssertionError(f"rank {poison.rank} holds no {poison.parameter}")

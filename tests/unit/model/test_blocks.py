@@ -1,0 +1,145 @@
+"""Serial and parallel blocks, in every mixture of norm, mlp, bias and positions, against the equations written out."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from megatrain.config.model import ModelConfig
+from megatrain.model import TokenContext, Transformer
+
+S, B = 10, 2
+MIXTURES = list(itertools.product(["layernorm", "rmsnorm"], ["gelu", "swiglu"], [True, False], ["learned", "rope"]))
+
+
+def build(**changes: Any) -> tuple[ModelConfig, Transformer]:
+    sizes: dict[str, Any] = {
+        "vocab_size": 30, "seq_len": S, "hidden_size": 16, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2,
+        "ffn_size": 24, "head_dim": 6, "vocab_multiple": 4,
+    }  # fmt: skip
+    config = ModelConfig(**(sizes | changes))
+    model = Transformer(config).double()
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, dtype=torch.float64, generator=generator) * 0.4)
+    return config, model
+
+
+def plain_norm(x: Tensor, weights: dict[str, Tensor], config: ModelConfig) -> Tensor:
+    if config.norm == "layernorm":
+        return functional.layer_norm(x, x.shape[-1:], weights["norm.weight"], weights["norm.bias"], config.norm_eps)
+    return functional.rms_norm(x, x.shape[-1:], weights["norm.weight"], config.norm_eps)
+
+
+def turned(x_SBD: Tensor, theta: float) -> Tensor:
+    """Turn each pair by complex multiplication."""
+    half = x_SBD.shape[-1] // 2
+    frequency = theta ** (-torch.arange(half, dtype=torch.float64) / half)
+    angle = torch.arange(x_SBD.shape[0], dtype=torch.float64)[:, None, None] * frequency
+    pair = torch.complex(x_SBD[..., :half], x_SBD[..., half:]) * torch.polar(torch.ones_like(angle), angle)
+    return torch.cat([pair.real, pair.imag], -1)
+
+
+def plain_attention(x: Tensor, weights: dict[str, Tensor], config: ModelConfig) -> Tensor:
+    """Attention, head by head, with the output bias."""
+    heads_a_group = config.num_heads // config.resolved_num_kv_heads
+    weight, bias = weights["attention.qkv.weight"], weights.get("attention.qkv.bias")
+    causal = torch.ones(S, S).tril().bool()
+
+    def project(group: int, row: int) -> Tensor:
+        y = x @ weight[group, row].t()
+        return y if bias is None else y + bias[group, row]
+
+    outs = []
+    for head in range(config.num_heads):
+        group = head // heads_a_group
+        q, k, v = (project(group, row) for row in (head % heads_a_group, heads_a_group, heads_a_group + 1))
+        if config.positions == "rope":
+            q, k = turned(q, config.rope_theta), turned(k, config.rope_theta)
+        scores = torch.einsum("sbd,tbd->bst", q, k) / math.sqrt(config.resolved_head_dim)
+        outs.append(torch.einsum("bst,tbd->sbd", scores.masked_fill(~causal, -math.inf).softmax(-1), v))
+    y = torch.cat(outs, -1) @ weights["attention.out.weight"].t()
+    return y + weights["attention_bias"] if config.has_bias else y
+
+
+def plain_mlp(x: Tensor, weights: dict[str, Tensor], config: ModelConfig) -> Tensor:
+    parts = [x @ part.t() for part in weights["mlp.up.weight"]]
+    if config.has_bias:
+        parts = [part + bias for part, bias in zip(parts, weights["mlp.up.bias"], strict=True)]
+    inner = (
+        functional.silu(parts[0]) * parts[1] if config.mlp == "swiglu" else functional.gelu(*parts, approximate="tanh")
+    )
+    y = inner @ weights["mlp.down.weight"].t()
+    return y + weights["mlp_bias"] if config.has_bias else y
+
+
+def plain_hidden(model: Transformer, tokens: Tensor) -> Tensor:
+    """The whole model without its head, by the equations."""
+    config, state = model.config, dict(model.named_parameters())
+
+    def below(prefix: str) -> dict[str, Tensor]:
+        return {name.removeprefix(prefix): one for name, one in state.items() if name.startswith(prefix)}
+
+    x = state["embedding.word.weight"][tokens]
+    if config.positions == "learned":
+        x = x + state["embedding.position"][:, None]
+    for layer in range(config.num_layers):
+        if config.block == "parallel":
+            weights = below(f"blocks.{layer}.branch.")
+            y = plain_norm(x, weights, config)
+            x = x + plain_attention(y, weights, config) + plain_mlp(y, weights, config)
+        else:
+            weights = below(f"blocks.{layer}.attention_branch.")
+            x = x + plain_attention(plain_norm(x, weights, config), weights, config)
+            weights = below(f"blocks.{layer}.mlp_branch.")
+            x = x + plain_mlp(plain_norm(x, weights, config), weights, config)
+    return x
+
+
+@pytest.mark.parametrize("block", ["serial", "parallel"])
+@pytest.mark.parametrize(("norm", "mlp", "has_bias", "positions"), MIXTURES)
+def test_hidden_states_and_gradients(block: str, norm: str, mlp: str, has_bias: bool, positions: str) -> None:
+    _, model = build(block=block, norm=norm, mlp=mlp, has_bias=has_bias, positions=positions)
+    generator = torch.Generator().manual_seed(4)
+    tokens = torch.randint(0, 30, (S, B), generator=generator)
+    grad = torch.randn(S, B, 16, dtype=torch.float64, generator=generator)
+    names = [name for name, _ in model.named_parameters() if not name.startswith("loss_head")]
+    parameters = [model.get_parameter(name) for name in names]
+
+    expected = plain_hidden(model, tokens)
+    found = model.hidden(tokens, TokenContext(torch.arange(B), S))
+    torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-11)
+    pairs = zip(
+        torch.autograd.grad(found, parameters, grad), torch.autograd.grad(expected, parameters, grad), strict=True
+    )
+    for name, (mine, truth) in zip(names, pairs, strict=True):
+        assert (mine - truth).norm().item() <= 1e-11 * truth.norm().item(), name
+
+
+def test_parallel_block_has_one_norm_and_the_serial_one_two() -> None:
+    for block, branches in (("parallel", ["branch"]), ("serial", ["attention_branch", "mlp_branch"])):
+        _, model = build(block=block)
+        norms = [name for name, _ in model.named_modules() if name.startswith("blocks.0.") and name.endswith(".norm")]
+
+        assert norms == [f"blocks.0.{branch}.norm" for branch in branches]
+
+
+def test_forward_returns_hidden_states_without_labels_and_the_loss_sum_with_them() -> None:
+    _, model = build()
+    tokens = torch.randint(0, 30, (S + 1, B), generator=torch.Generator().manual_seed(4))
+    context = TokenContext(torch.arange(B), S)
+    hidden = model(tokens[:-1], context)
+    loss = model(tokens[:-1], context, tokens[1:])
+
+    assert hidden.shape == (S, B, 16)
+    assert model.loss_head is not None
+    logits = model.loss_head.logits(hidden).detach()[..., :30]
+    expected = functional.cross_entropy(logits.flatten(0, 1), tokens[1:].flatten(), reduction="sum")
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-12)

@@ -1,0 +1,57 @@
+"""The model and its operations know nothing of parallelism: no import and no name of it in their code."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.source_tree import imported_modules, python_files, relative, syntax_tree
+
+PURE = [*python_files("megatrain/model"), *python_files("megatrain/ops")]
+FOREIGN_MODULES = (
+    "torch.distributed",
+    "megatrain.comm",
+    "megatrain.parallel",
+    "megatrain.optim",
+    "megatrain.telemetry",
+)
+FOREIGN_WORDS = re.compile(
+    r"dist|distributed|collective|process_?group|all_?reduce|all_?gather|reduce_?scatter|comm|mesh|tp|pp|dp"
+    r"|(tp|pp|dp|world)_(size|rank)|rank"
+)
+
+
+def foreign_names(tree: ast.Module) -> list[tuple[str, int]]:
+    found: list[tuple[str, int]] = []
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name) | ast.alias(name=name):
+                found += [(name, node.lineno) for part in name.lower().split(".") if FOREIGN_WORDS.fullmatch(part)]
+            case ast.Constant(value=str(text)) if FOREIGN_WORDS.fullmatch(text):
+                found.append((text, node.lineno))
+    return found
+
+
+def test_there_is_something_to_look_at() -> None:
+    names = {relative(path) for path in PURE}
+
+    assert {"megatrain/model/transformer.py", "megatrain/ops/cross_entropy.py"} <= names
+    assert foreign_names(ast.parse("from torch import distributed as d\nx.all_reduce(y)\ndef f(tp_size): ...\n"))
+
+
+@pytest.mark.parametrize("path", PURE, ids=relative)
+def test_no_parallelism_is_imported(path: Path) -> None:
+    found = [
+        f"{relative(path)}:{line}: {module}"
+        for module, line in imported_modules(path)
+        if module.startswith(FOREIGN_MODULES)
+    ]
+    assert not found
+
+
+@pytest.mark.parametrize("path", PURE, ids=relative)
+def test_no_parallelism_is_named(path: Path) -> None:
+    assert not [f"{relative(path)}:{line}: {name}" for name, line in foreign_names(syntax_tree(path))]

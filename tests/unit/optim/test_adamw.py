@@ -1,0 +1,103 @@
+"""AdamW against torch.optim.AdamW, whole and in shares, and what it must leave alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from megatrain.optim import adamw
+from tests.helpers.hand_made_optimizer import DECAYED, SHAPES, Rank, build_rank, draw, whole_state
+
+STEPS = 20
+
+
+def by_torch(dtype: torch.dtype, weight_decay: float, eps: float, num_steps: int = STEPS) -> dict[str, Tensor]:
+    """Return the weights after torch's own AdamW with two parameter groups."""
+    weights = {name: one.to(dtype).requires_grad_() for name, one in draw(0).items()}
+    groups = [
+        {"params": [one for name, one in weights.items() if name in DECAYED], "weight_decay": weight_decay},
+        {"params": [one for name, one in weights.items() if name not in DECAYED], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=0.1, betas=(0.9, 0.95), eps=eps)
+    for step in range(num_steps):
+        for group in optimizer.param_groups:
+            group["lr"] = 0.1 / (step + 1)
+        for name, gradient in draw(100 + step).items():
+            weights[name].grad = gradient.to(dtype)
+        optimizer.step()
+    return {name: one.detach() for name, one in weights.items()}
+
+
+def by_us(ranks: list[Rank], num_steps: int = STEPS) -> None:
+    for step in range(num_steps):
+        for rank in ranks:
+            rank.set_gradients(draw(100 + step))
+            rank.optimizer.step(0.1 / (step + 1), 1.0)
+
+
+@pytest.mark.parametrize(("weight_decay", "eps"), [(0.0, 1e-8), (0.1, 1e-8), (0.1, 0.5)])
+@pytest.mark.parametrize("dp_size", [1, 2, 3])
+def test_twenty_steps_in_fp64(dp_size: int, weight_decay: float, eps: float) -> None:
+    ranks = [build_rank(dp_size, rank, weight_decay=weight_decay, eps=eps) for rank in range(dp_size)]
+    by_us(ranks)
+
+    found, expected = whole_state(ranks), by_torch(torch.float64, weight_decay, eps)
+    for name, truth in expected.items():
+        torch.testing.assert_close(found[name], truth, rtol=1e-12, atol=1e-12, msg=name)
+
+
+def test_twenty_steps_in_fp32() -> None:
+    rank = build_rank(dtype=torch.float32)
+    by_us([rank])
+
+    found, expected = whole_state([rank]), by_torch(torch.float32, 0.1, 1e-8)
+    for name, truth in expected.items():
+        assert found[name].dtype == torch.float32
+        torch.testing.assert_close(found[name], truth, rtol=1e-5, atol=1e-6, msg=name)
+
+
+def test_decay_alone_shrinks_matrices_and_nothing_else() -> None:
+    rank = build_rank(weight_decay=0.5)
+    rank.set_gradients({name: torch.zeros(shape) for name, shape in SHAPES.items()})
+    rank.optimizer.step(0.1, 1.0)
+
+    for name, found in whole_state([rank]).items():
+        factor = 1 - 0.1 * 0.5 if name in DECAYED else 1.0
+        torch.testing.assert_close(found, draw(0)[name] * factor, rtol=1e-15, atol=0, msg=name)
+
+
+def test_blocks_of_the_update_do_not_change_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = build_rank()
+    by_us([whole], 3)
+    monkeypatch.setattr(adamw, "_CPU_BLOCK", 37)
+    in_blocks = build_rank()
+    by_us([in_blocks], 3)
+
+    for name, one in whole_state([whole]).items():
+        torch.testing.assert_close(one, whole_state([in_blocks])[name], rtol=1e-14, atol=1e-14, msg=name)
+
+
+def test_gradient_scale_multiplies_the_gradients() -> None:
+    scaled, plain = build_rank(eps=1.0), build_rank(eps=1.0)
+    gradients = draw(5)
+    scaled.set_gradients(gradients)
+    scaled.optimizer.step(0.1, 0.25)
+    plain.set_gradients({name: 0.25 * one for name, one in gradients.items()})
+    plain.optimizer.step(0.1, 1.0)
+
+    for kind in ("master", "exp_avg", "exp_avg_sq"):
+        found, expected = whole_state([scaled], kind), whole_state([plain], kind)
+        assert all(torch.equal(found[name], expected[name]) for name in SHAPES)
+
+
+def test_updates_are_counted_from_one() -> None:
+    """The first step's bias correction makes it lr * sign(gradient), whatever the betas."""
+    rank = build_rank(weight_decay=0.0, eps=1e-30)
+    assert rank.optimizer.num_updates == 0
+    rank.set_gradients(draw(5))
+    rank.optimizer.step(0.1, 1.0)
+
+    assert rank.optimizer.num_updates == 1
+    for name, found in whole_state([rank]).items():
+        torch.testing.assert_close(found, draw(0)[name] - 0.1 * draw(5)[name].sign(), rtol=1e-9, atol=1e-9)

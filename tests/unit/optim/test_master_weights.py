@@ -1,0 +1,151 @@
+"""What the sharded optimizer keeps: fp32 master weights under bf16 parameters, clean padding, and shards for saving."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from tests.helpers.hand_made_optimizer import SHAPES, build_rank, draw, whole_state
+
+
+def test_tiny_updates_accumulate_under_bf16() -> None:
+    """Each update is far below bf16's resolution at 1; a hundred of them must still arrive."""
+    ones = {name: torch.ones(shape) for name, shape in SHAPES.items()}
+    rank = build_rank(dtype=torch.bfloat16, weights=ones, weight_decay=0.0)
+    for _ in range(100):
+        rank.set_gradients(ones)
+        rank.optimizer.step(1e-4, 1.0)
+
+    for name, master in whole_state([rank]).items():
+        assert master.dtype == torch.float32
+        torch.testing.assert_close(master, torch.full(SHAPES[name], 0.99), rtol=0, atol=1e-5)
+    for bucket in rank.chunk.buckets:
+        for one in bucket.parameters:
+            assert one.parameter.dtype == torch.bfloat16
+            assert (one.parameter == torch.tensor(0.99).bfloat16()).all()
+            assert (one.parameter != 1).all()
+
+
+@pytest.mark.parametrize("name", ["adamw", "lamb"])
+def test_parameters_are_the_masters_rounded(name: str) -> None:
+    rank = build_rank(dtype=torch.bfloat16, name=name)
+    for step in range(3):
+        rank.set_gradients(draw(step))
+        rank.optimizer.step(0.01, 1.0)
+    masters = whole_state([rank])
+
+    for bucket in rank.chunk.buckets:
+        for one in bucket.parameters:
+            assert torch.equal(one.parameter.detach(), masters[one.name].bfloat16())
+    assert all(state.has_own_master for _, state in rank.optimizer.states)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_full_precision_needs_no_second_copy(dtype: torch.dtype) -> None:
+    rank = build_rank(2, 1, dtype=dtype)
+
+    for _, state in rank.optimizer.states:
+        assert not state.has_own_master
+        assert state.master.untyped_storage().data_ptr() == state.bucket.values.untyped_storage().data_ptr()
+        assert state.master.data_ptr() == state.bucket.values[state.bucket.share].data_ptr()
+
+
+@pytest.mark.parametrize("name", ["adamw", "lamb"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_padding_of_the_shares_stays_zero(name: str, dtype: torch.dtype) -> None:
+    rank = build_rank(dtype=dtype, name=name, weight_decay=0.3)
+    for step in range(3):
+        rank.set_gradients(draw(step))
+        rank.optimizer.step(0.1, 0.5)
+
+    num_padding = 0
+    for chunk, state in rank.optimizer.states:
+        used = max((segment.stop for segment in state.bucket.segments()), default=0)
+        num_padding += state.bucket.share_numel - used
+        assert not state.bucket.values[state.bucket.share][used:].any()
+        assert not chunk.gradient_share(state.bucket)[used:].any()
+        for one in state.tensors().values():
+            assert not one[used:].any()
+            assert torch.isfinite(one).all()
+    assert num_padding > 0
+
+
+@pytest.mark.parametrize("dp_size", [1, 2, 3])
+def test_flat_shards_are_views_of_all_state(dp_size: int) -> None:
+    ranks = [build_rank(dp_size, rank, dtype=torch.bfloat16) for rank in range(dp_size)]
+    for kind in ("master", "exp_avg", "exp_avg_sq"):
+        for rank in ranks:
+            for found, shard, is_saved in rank.optimizer.flat_shards():
+                assert is_saved
+                assert shard.tensor.shape == shard.box.sizes
+                assert shard.global_shape == SHAPES[shard.name]
+                if found == kind:
+                    shard.tensor.fill_(7.0)
+        assert all((one == 7).all() for one in whole_state(ranks, kind).values())
+        for rank in ranks:
+            for _, state in rank.optimizer.states:
+                used = max((segment.stop for segment in state.bucket.segments()), default=0)
+                assert (state.tensors()[kind][:used] == 7).all()
+                assert not state.tensors()[kind][used:].any()
+
+
+def test_squared_norm_of_the_gradients_is_the_sum_over_ranks() -> None:
+    gradients = draw(3)
+    expected = sum(one.square().sum().item() for one in gradients.values())
+    for dp_size in (1, 2, 3):
+        ranks = [build_rank(dp_size, rank) for rank in range(dp_size)]
+        for rank in ranks:
+            rank.set_gradients(gradients)
+        parts = [rank.optimizer.gradient_square_sum() for rank in ranks]
+
+        assert all(part.dtype == torch.float64 for part in parts)
+        assert sum(part.item() for part in parts) == pytest.approx(expected, rel=1e-12)
+
+
+def test_replicas_add_nothing_to_the_norm_unless_they_are_not_finite() -> None:
+    rank = build_rank()
+    rank.set_gradients(draw(3))
+    for bucket in rank.chunk.buckets:
+        tp = rank.optimizer.mesh.tp
+        tp.ranks, tp.rank = (0, 1), 1
+        bucket.sum_groups = (tp,)
+        object.__setattr__(bucket.parameters[0], "is_tp_sharded", False)
+    assert rank.optimizer.gradient_square_sum().item() == 0.0
+
+    for bad in (math.nan, math.inf):
+        rank.chunk.gradient_share(rank.chunk.buckets[0])[3] = bad
+        assert not math.isfinite(rank.optimizer.gradient_square_sum().item())
+
+
+def test_changed_shares_are_gathered_before_use() -> None:
+    rank = build_rank()
+    calls: list[int] = []
+    rank.chunk.start_gather()
+    for bucket in rank.chunk.buckets:
+        bucket.dp = _NotingGroup(bucket.dp.rank, calls)  # type: ignore[assignment]
+    rank.chunk.finish_gather()
+    assert not calls
+    rank.set_gradients(draw(3))
+    rank.optimizer.step(0.1, 1.0)
+    rank.chunk.finish_gather()
+
+    assert calls == [bucket.share_numel for bucket in rank.chunk.buckets]
+
+
+class _NotingGroup:
+    """A group of one that notes what is gathered."""
+
+    size = 1
+
+    def __init__(self, rank: int, calls: list[int]) -> None:
+        self.rank = rank
+        self.calls = calls
+
+    def all_gather(self, x: torch.Tensor, operation: object, *, out: torch.Tensor) -> _NotingGroup:
+        self.calls.append(x.numel())
+        return self
+
+    def wait(self) -> None:
+        pass

@@ -1,0 +1,227 @@
+"""Buckets: how parameters are dealt to them, and that the shares of all ranks together are the parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from megatrain.comm.group import Group
+from megatrain.parallel.bucket import SHARE_MULTIPLE, Bucket, group_into_buckets
+from megatrain.parallel.sharding import LogicalParameter
+from tests.helpers.lone_rank import simulated_group
+
+CPU = torch.device("cpu")
+
+
+def logical(name: str, *shape: int, tp_size: int = 1, tp_rank: int = 0, is_tied: bool = False) -> LogicalParameter:
+    """Return a parameter on meta; with tp_size > 1 its first dim is a part of the whole."""
+    is_sharded = tp_size > 1
+    return LogicalParameter(
+        name=name,
+        parameter=nn.Parameter(torch.empty(shape, device="meta")),
+        global_shape=(shape[0] * tp_size, *shape[1:]),
+        offsets=(shape[0] * tp_rank, *[0] * (len(shape) - 1)),
+        is_tp_sharded=is_sharded,
+        is_tied=is_tied,
+    )
+
+
+def build(
+    parameters: Sequence[LogicalParameter],
+    dp: Group,
+    sum_groups: Sequence[Group] = (),
+    dtype: torch.dtype = torch.float32,
+) -> Bucket:
+    return Bucket(parameters, dp, sum_groups, dtype=dtype, gradient_dtype=torch.float32, device=CPU)
+
+
+def fill(bucket: Bucket) -> None:
+    """Give every element of every parameter a number of its own, through the parameters."""
+    with torch.no_grad():
+        first = 1
+        for one in bucket.parameters:
+            numel = one.parameter.numel()
+            one.parameter.copy_(torch.arange(first, first + numel).view(one.parameter.shape))
+            first += numel
+
+
+SHAPES = [(3, 5), (7,), (2, 3, 4), (1,), (40, 10)]
+
+
+def parameters(shapes: Sequence[tuple[int, ...]]) -> list[LogicalParameter]:
+    return [logical(f"p{number}", *shape) for number, shape in enumerate(shapes)]
+
+
+@pytest.mark.parametrize("dp_size", [1, 2, 3, 4, 8])
+def test_shares_are_equal_aligned_and_cover_the_bucket(dp_size: int) -> None:
+    buckets = [build(parameters(SHAPES), simulated_group("dp", dp_size, rank)) for rank in range(dp_size)]
+
+    numel = sum(one.parameter.numel() for one in buckets[0].parameters)
+    for rank, bucket in enumerate(buckets):
+        assert bucket.share_numel % SHARE_MULTIPLE == 0
+        assert bucket.numel == dp_size * bucket.share_numel == bucket.values.numel()
+        assert numel <= bucket.numel < numel + dp_size * SHARE_MULTIPLE
+        assert (bucket.share.start, bucket.share.stop) == (rank * bucket.share_numel, (rank + 1) * bucket.share_numel)
+
+
+def test_exact_fit_needs_no_padding() -> None:
+    assert build(parameters([(SHARE_MULTIPLE,), (2, SHARE_MULTIPLE // 2)]), simulated_group("dp", 2, 0)).numel == 256
+
+
+def test_parameters_become_views_of_the_bucket_and_stay_the_objects_they_were() -> None:
+    module = nn.Linear(3, 5, device="meta")
+    weight, bias = module.weight, module.bias
+    both = [
+        LogicalParameter("weight", weight, (5, 3), (0, 0), is_tp_sharded=False),
+        LogicalParameter("bias", bias, (5,), (0,), is_tp_sharded=False),
+    ]
+    bucket = build(both, simulated_group("dp", 1, 0), dtype=torch.bfloat16)
+    bucket.values.copy_(torch.arange(bucket.numel))
+
+    assert module.weight is weight
+    assert isinstance(weight, nn.Parameter)
+    assert weight.requires_grad
+    assert weight.dtype == torch.bfloat16
+    assert weight.device == CPU
+    assert torch.equal(weight.detach(), torch.arange(15).view(5, 3).bfloat16())
+    assert torch.equal(bias.detach(), torch.arange(15, 20).bfloat16())
+    assert not bucket.values[20:].sub(torch.arange(20, 128)).any()
+    module(torch.ones(2, 3, dtype=torch.bfloat16)).sum().backward()
+    assert weight.grad is not None
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    shapes=st.lists(st.lists(st.integers(1, 12), min_size=1, max_size=3).map(tuple), min_size=1, max_size=5),
+    dp_size=st.sampled_from([1, 2, 3, 4, 8]),
+)
+def test_shards_of_all_ranks_are_the_parameters(shapes: Any, dp_size: int) -> None:
+    rebuilt: dict[str, Tensor] = {}
+    for rank in range(dp_size):
+        bucket = build(parameters(shapes), simulated_group("dp", dp_size, rank))
+        fill(bucket)
+        share = bucket.values[bucket.share]
+        for shard in bucket.flat_shards(share):
+            whole = rebuilt.setdefault(shard.name, torch.zeros(shard.global_shape))
+            part = tuple(
+                slice(first, first + size) for first, size in zip(shard.box.offsets, shard.box.sizes, strict=True)
+            )
+            assert (whole[part] == 0).all(), "an element is in two shards"
+            whole[part] = shard.tensor
+            assert shard.tensor.untyped_storage().data_ptr() == bucket.values.untyped_storage().data_ptr()
+
+    for one in bucket.parameters:
+        assert torch.equal(rebuilt[one.name], one.parameter.detach())
+    assert rebuilt.keys() == {one.name for one in bucket.parameters}
+
+
+@pytest.mark.parametrize("dp_size", [1, 2, 5])
+def test_segments_are_the_parameters_without_the_padding(dp_size: int) -> None:
+    found: dict[str, list[Tensor]] = {}
+    num_elements = 0
+    for rank in range(dp_size):
+        bucket = build(parameters(SHAPES), simulated_group("dp", dp_size, rank))
+        fill(bucket)
+        share = bucket.values[bucket.share]
+        for segment in bucket.segments():
+            assert 0 <= segment.start < segment.stop <= bucket.share_numel
+            pieces = found.setdefault(segment.logical.name, [])
+            assert segment.parameter_start == sum(piece.numel() for piece in pieces)
+            pieces.append(share[segment.start : segment.stop])
+            num_elements += segment.stop - segment.start
+
+    assert num_elements == sum(one.parameter.numel() for one in bucket.parameters)
+    for one in bucket.parameters:
+        assert torch.equal(torch.cat(found[one.name]), one.parameter.detach().flatten())
+
+
+@pytest.mark.parametrize("dp_size", [1, 2])
+def test_shards_of_tensor_parallel_ranks_lie_in_the_whole(dp_size: int) -> None:
+    whole = torch.zeros(12, 50)
+    for tp_rank in range(4):
+        for dp_rank in range(dp_size):
+            one = logical("w", 3, 50, tp_size=4, tp_rank=tp_rank)
+            bucket = build([one], simulated_group("dp", dp_size, dp_rank))
+            with torch.no_grad():
+                one.parameter.copy_(torch.arange(600).view(12, 50)[3 * tp_rank : 3 * tp_rank + 3] + 1)
+            for shard in bucket.flat_shards(bucket.values[bucket.share]):
+                assert shard.global_shape == (12, 50)
+                (row, column), (rows, columns) = shard.box.offsets, shard.box.sizes
+                whole[row : row + rows, column : column + columns] += shard.tensor
+
+    assert torch.equal(whole, torch.arange(600).view(12, 50) + 1.0)
+
+
+def names(buckets: list[list[LogicalParameter]]) -> list[list[str]]:
+    return [[one.name for one in bucket] for bucket in buckets]
+
+
+def test_buckets_are_filled_from_the_last_parameter() -> None:
+    forward_order = [logical(name, 10) for name in "abcdefg"]
+
+    assert names(group_into_buckets(forward_order, 20)) == [["g", "f"], ["e", "d"], ["c", "b"], ["a"]]
+    assert names(group_into_buckets(forward_order, 21)) == [["g", "f", "e"], ["d", "c", "b"], ["a"]]
+    assert names(group_into_buckets(forward_order, 1)) == [[name] for name in "gfedcba"]
+    assert names(group_into_buckets(forward_order, 10**9)) == [list("gfedcba")]
+
+
+def test_large_parameter_closes_its_bucket() -> None:
+    forward_order = [logical("a", 5), logical("big", 1000), logical("b", 5)]
+
+    assert names(group_into_buckets(forward_order, 100)) == [["b", "big"], ["a"]]
+
+
+def test_parameters_of_different_rules_never_share_a_bucket() -> None:
+    forward_order = [
+        logical("tied", 10, tp_size=2, is_tied=True),
+        logical("norm1", 10),
+        logical("w1", 10, tp_size=2),
+        logical("norm2", 10),
+        logical("w2", 10, tp_size=2),
+    ]
+    buckets = group_into_buckets(forward_order, 10**9)
+
+    assert sorted(names(buckets)) == [["norm2", "norm1"], ["tied"], ["w2", "w1"]]
+    for bucket in buckets:
+        assert len({(one.is_tp_sharded, one.is_tied) for one in bucket}) == 1
+
+
+@settings(max_examples=100, deadline=None)
+@given(sizes=st.lists(st.tuples(st.integers(1, 30), st.booleans()), min_size=1, max_size=20), limit=st.integers(1, 80))
+def test_every_parameter_is_in_one_bucket_in_backward_order(sizes: Any, limit: int) -> None:
+    forward_order = [
+        logical(f"{number}", numel, tp_size=2 if is_sharded else 1) for number, (numel, is_sharded) in enumerate(sizes)
+    ]
+    buckets = group_into_buckets(forward_order, limit)
+
+    assert sorted(int(one.name) for bucket in buckets for one in bucket) == list(range(len(sizes)))
+    num_open = 0
+    for bucket in buckets:
+        order = [int(one.name) for one in bucket]
+        assert order == sorted(order, reverse=True)
+        lengths = [one.parameter.numel() for one in bucket]
+        assert sum(lengths[:-1]) < limit, "the bucket was full before its last parameter"
+        num_open += sum(lengths) < limit
+    assert num_open <= 2
+
+
+def test_every_logical_parameter_is_counted_on_one_rank() -> None:
+    for tp_rank in range(2):
+        tp = simulated_group("tp", 2, tp_rank)
+        sharded = build([logical("w", 4, tp_size=2, tp_rank=tp_rank)], simulated_group("dp", 1, 0))
+        replicated = build([logical("norm", 4)], simulated_group("dp", 1, 0), [tp])
+
+        assert sharded.owner_counts
+        assert replicated.owner_counts == (tp_rank == 0)
+
+    embedding = simulated_group("embedding", 2, 1)
+    for is_copy in (False, True):
+        one = LogicalParameter("word", nn.Parameter(torch.empty(4, 4, device="meta")), (8, 4), (0, 0),
+                               is_tp_sharded=True, is_tied_copy=is_copy, is_tied=True)  # fmt: skip
+        assert build([one], simulated_group("dp", 1, 0), [embedding]).owner_counts == (not is_copy)

@@ -1,0 +1,188 @@
+"""Accumulation of gradients in the buckets of a lone rank: over micro-batches and steps, in both ZeRO stages."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from megatrain.parallel.data_parallel import ChunkDataParallel, DataParallelOptions
+from megatrain.parallel.sharding import LogicalParameter
+from tests.helpers.lone_rank import simulated_group
+
+CPU = torch.device("cpu")
+
+
+class Net(nn.Module):
+    """Two layers of which the second can be left out, so that it gets no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 6)
+        self.second = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor, is_second_used: bool) -> Tensor:
+        y = self.first(x).tanh()
+        return (self.second(y) if is_second_used else y).sum()
+
+
+def build(
+    zero_stage: int, dtype: torch.dtype = torch.float64, reduce_dtype: torch.dtype | None = None, overlap: bool = True
+) -> tuple[Net, ChunkDataParallel]:
+    with torch.device("meta"):
+        net = Net()
+    logical = [
+        LogicalParameter(name, parameter, tuple(parameter.shape), (0,) * parameter.dim(), is_tp_sharded=True)
+        for name, parameter in net.named_parameters()
+    ]
+    gradient_dtype = torch.float64 if dtype == torch.float64 else torch.float32
+    options = DataParallelOptions(
+        zero_stage=zero_stage,
+        dtype=dtype,
+        gradient_dtype=gradient_dtype,
+        reduce_dtype=reduce_dtype or gradient_dtype,
+        bucket_size=40,
+        has_overlap=overlap,
+    )
+    groups = [simulated_group(name, 1, 0) for name in ("dp", "tp", "embedding")]
+    chunk = ChunkDataParallel(logical, *groups, options, CPU)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.copy_(torch.randn(parameter.shape, dtype=torch.float64, generator=generator))
+    return net, chunk
+
+
+def inputs(step: int, microbatch: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(3, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(10 * step + microbatch)).to(
+        dtype
+    )
+
+
+def run_step(net: Net, chunk: ChunkDataParallel, step: int, uses: list[bool]) -> dict[str, Tensor]:
+    chunk.start_step()
+    for microbatch, is_second_used in enumerate(uses):
+        loss = net(inputs(step, microbatch, next(net.parameters()).dtype), is_second_used)
+        chunk.before_backward()
+        loss.backward()
+        chunk.after_backward()
+    chunk.reduce()
+    chunk.finish_reduce()
+    found = {}
+    for bucket in chunk.buckets:
+        share = chunk.gradient_share(bucket)
+        used = 0
+        for segment in bucket.segments():
+            shape = segment.logical.parameter.shape
+            found[segment.logical.name] = share[segment.start : segment.stop].view(shape).clone()
+            used = segment.stop
+        assert not share[used:].any(), "the padding has a gradient"
+    return found
+
+
+def plain_step(net: Net, step: int, uses: list[bool]) -> dict[str, Tensor]:
+    plain = Net().double()
+    plain.load_state_dict({name: one.double() for name, one in net.state_dict().items()})
+    for microbatch, is_second_used in enumerate(uses):
+        plain(inputs(step, microbatch), is_second_used).backward()
+    return {name: torch.zeros_like(one) if one.grad is None else one.grad for name, one in plain.named_parameters()}
+
+
+STEPS = [[True], [True, True, True], [False, True], [True, False], [False, False], [True]]
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("zero_stage", [1, 2])
+def test_gradients_are_the_sum_over_the_microbatches_of_this_step(zero_stage: int, overlap: bool) -> None:
+    net, chunk = build(zero_stage, overlap=overlap)
+    assert len(chunk.buckets) > 1
+    for step, uses in enumerate(STEPS):
+        found, expected = run_step(net, chunk, step, uses), plain_step(net, step, uses)
+        assert found.keys() == expected.keys()
+        for name, truth in expected.items():
+            torch.testing.assert_close(found[name], truth, rtol=1e-12, atol=1e-12, msg=f"{name} in step {step}")
+        assert all(parameter.grad is None for parameter in net.parameters())
+
+
+def test_zero_stages_give_bitwise_the_same() -> None:
+    first, second = build(1), build(2)
+    for step, uses in enumerate(STEPS):
+        one, two = run_step(*first, step, uses), run_step(*second, step, uses)
+        assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_zero_2_keeps_no_whole_gradients_between_microbatches() -> None:
+    net, chunk = build(2)
+    run_step(net, chunk, 0, [True, True])
+
+    assert all(bucket.gradients is None for bucket in chunk.buckets)
+
+
+def bf16_gradients_summed(net: Net, num_microbatches: int) -> dict[str, Tensor]:
+    """Return the fp64 sum of what plain bf16 gives for each micro-batch of step 0."""
+    sums = {name: torch.zeros(one.shape, dtype=torch.float64) for name, one in net.named_parameters()}
+    for microbatch in range(num_microbatches):
+        plain = Net().bfloat16()
+        plain.load_state_dict(net.state_dict())
+        plain(inputs(0, microbatch, torch.bfloat16), True).backward()
+        for name, parameter in plain.named_parameters():
+            assert parameter.grad is not None
+            sums[name] += parameter.grad.double()
+    return sums
+
+
+@pytest.mark.parametrize("zero_stage", [1, 2])
+def test_bf16_gradients_are_summed_in_fp32(zero_stage: int) -> None:
+    net, chunk = build(zero_stage, torch.bfloat16)
+    found = run_step(net, chunk, 0, [True] * 64)
+
+    for name, truth in bf16_gradients_summed(net, 64).items():
+        assert found[name].dtype == torch.float32
+        assert (found[name].double() - truth).norm().item() < 1e-6 * truth.norm().item(), name
+
+
+@pytest.mark.parametrize("zero_stage", [1, 2])
+def test_gradients_that_travel_in_bf16_are_rounded_at_each_exchange(zero_stage: int) -> None:
+    net, chunk = build(zero_stage, torch.bfloat16, reduce_dtype=torch.bfloat16)
+    found = run_step(net, chunk, 0, [True] * 3)
+
+    for name, truth in bf16_gradients_summed(net, 3).items():
+        assert found[name].dtype == torch.float32
+        if zero_stage == 1:  # the sum is exchanged once
+            assert torch.equal(found[name], found[name].bfloat16().float())
+            torch.testing.assert_close(found[name], truth.float(), rtol=2**-8, atol=0, msg=name)
+        else:  # each micro-batch's gradient is exchanged, which is bf16 already
+            torch.testing.assert_close(found[name], truth.float(), rtol=1e-6, atol=1e-6, msg=name)
+
+
+def test_gather_is_started_once_after_a_change() -> None:
+    net, chunk = build(1)
+    calls: list[int] = []
+    for bucket in chunk.buckets:
+        bucket.dp = _CountingGroup(calls)  # type: ignore[assignment]
+    chunk.finish_gather()
+    assert not calls, "nothing changed yet"
+    chunk.shares_changed()
+    chunk.start_gather()
+    chunk.start_gather()
+    chunk.finish_gather()
+    chunk.finish_gather()
+
+    assert len(calls) == len(chunk.buckets)
+    assert net is not None
+
+
+class _CountingGroup:
+    """A group of one that notes its all-gathers."""
+
+    size, rank = 1, 0
+
+    def __init__(self, calls: list[int]) -> None:
+        self.calls = calls
+
+    def all_gather(self, x: Tensor, operation: object, *, out: Tensor) -> _CountingGroup:
+        self.calls.append(x.numel())
+        return self
+
+    def wait(self) -> None:
+        pass

@@ -1,0 +1,223 @@
+"""The tensor plan: the table covers every model, and the boxes of all ranks tile every parameter exactly once."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from megatrain.config.model import ModelConfig
+from megatrain.contracts.errors import TopologyError
+from megatrain.model import ModelPart, TokenContext, Transformer
+from megatrain.parallel.sharding import LogicalParameter
+from megatrain.parallel.styles import GatherSequence, ReduceScatterSequence, VocabularyCrossEntropy, VocabularyRows
+from megatrain.parallel.tensor_plan import TensorPlan, apply_tensor_plan
+from tests.helpers.lone_rank import simulated_group
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 57, "seq_len": 8, "hidden_size": 16, "num_layers": 2, "num_heads": 8, "num_kv_heads": 4,
+    "ffn_size": 12, "vocab_multiple": 4,
+}  # fmt: skip
+STYLES = list(
+    itertools.product(
+        ["serial", "parallel"],
+        ["layernorm", "rmsnorm"],
+        ["gelu", "swiglu"],
+        [True, False],
+        ["learned", "rope"],
+        [True, False],
+    )
+)
+
+
+def config_of(style: tuple[Any, ...]) -> ModelConfig:
+    block, norm, mlp, has_bias, positions, has_tied_head = style
+    return ModelConfig(
+        **SIZES, block=block, norm=norm, mlp=mlp, has_bias=has_bias, positions=positions, has_tied_head=has_tied_head
+    )
+
+
+def plan_of(config: ModelConfig, tp_size: int, rank: int = 0, recompute: str = "none", pp_size: int = 1) -> TensorPlan:
+    return TensorPlan(
+        group=simulated_group("tp", tp_size, rank),
+        recompute=recompute,
+        vocab_size=config.vocab_size,
+        has_tied_head=config.has_tied_head,
+        is_head_elsewhere=pp_size > 1,
+    )
+
+
+def planned(
+    config: ModelConfig, tp_size: int, rank: int = 0, part: ModelPart | None = None, **plan: Any
+) -> tuple[Transformer, list[LogicalParameter]]:
+    with torch.device("meta"):
+        model = Transformer(config, part)
+    found, _ = apply_tensor_plan(model, plan_of(config, tp_size, rank, **plan))
+    return model, found
+
+
+@pytest.mark.parametrize("tp_size", [1, 2, 4])
+@pytest.mark.parametrize("style", STYLES, ids=lambda style: "-".join(map(str, style)))
+def test_boxes_of_all_ranks_tile_every_parameter(style: tuple[Any, ...], tp_size: int) -> None:
+    config = config_of(style)
+    with torch.device("meta"):
+        whole = {name: tuple(one.shape) for name, one in Transformer(config).named_parameters()}
+    ranks = [planned(config, tp_size, rank)[1] for rank in range(tp_size)]
+    counts = {name: torch.zeros(shape, dtype=torch.int64) for name, shape in whole.items()}
+    for found in ranks:
+        assert [one.name for one in found] == list(whole)
+        for one in found:
+            assert one.global_shape == whole[one.name]
+            assert not one.is_tied
+            part = tuple(slice(at, at + size) for at, size in zip(one.box.offsets, one.box.sizes, strict=True))
+            assert counts[one.name][part].shape == one.parameter.shape, "the box sticks out"
+            counts[one.name][part] += 1
+
+    for one in ranks[0]:
+        expected = 1 if one.is_tp_sharded else tp_size
+        assert (counts[one.name] == expected).all(), one.name
+
+
+def test_what_is_cut_and_what_is_not() -> None:
+    _, found = planned(config_of(("serial", "layernorm", "swiglu", True, "learned", False)), 4)
+    shapes = {one.name: (tuple(one.parameter.shape), one.is_tp_sharded) for one in found}
+
+    branch, mlp = "blocks.1.attention_branch", "blocks.1.mlp_branch"
+    assert shapes["embedding.word.weight"] == ((15, 16), True)
+    assert shapes["embedding.position"] == ((8, 16), False)
+    assert shapes[f"{branch}.norm.weight"] == ((16,), False)
+    assert shapes[f"{branch}.attention.qkv.weight"] == ((1, 4, 2, 16), True)
+    assert shapes[f"{branch}.attention.qkv.bias"] == ((1, 4, 2), True)
+    assert shapes[f"{branch}.attention.out.weight"] == ((16, 4), True)
+    assert shapes[f"{branch}.attention_bias"] == ((16,), False)
+    assert shapes[f"{mlp}.mlp.up.weight"] == ((2, 3, 16), True)
+    assert shapes[f"{mlp}.mlp.up.bias"] == ((2, 3), True)
+    assert shapes[f"{mlp}.mlp.down.weight"] == ((16, 3), True)
+    assert shapes["loss_head.weight"] == ((15, 16), True)
+
+
+@pytest.mark.parametrize("block", ["serial", "parallel"])
+def test_styles_take_the_places_of_the_points(block: str) -> None:
+    model, _ = planned(config_of((block, "layernorm", "gelu", True, "learned", True)), 2, rank=1)
+    kinds = Counter(type(module).__name__ for module in model.modules())
+    branches = 2 * (2 if block == "serial" else 1)
+
+    assert kinds[GatherSequence.__name__] == branches + 1
+    assert kinds[ReduceScatterSequence.__name__] == branches + 1
+    assert kinds[nn.Identity.__name__] == 0
+    assert model.embedding is not None
+    assert model.loss_head is not None
+    assert isinstance(model.embedding.word, VocabularyRows)
+    assert isinstance(model.loss_head.cross_entropy, VocabularyCrossEntropy)
+    assert model.embedding.word.first == model.loss_head.cross_entropy.first_column == 30
+    assert model.embedding.word.weight is model.loss_head.weight
+
+
+def test_one_tensor_parallel_rank_keeps_the_plain_model() -> None:
+    model, _ = planned(config_of(("serial", "layernorm", "gelu", True, "learned", True)), 1)
+    kinds = {type(module).__name__ for module in model.modules()}
+
+    assert not kinds & {"GatherSequence", "ReduceScatterSequence", "VocabularyRows", "VocabularyCrossEntropy"}
+
+
+def test_tied_head_on_another_stage_is_a_copy_of_the_same_logical_parameter() -> None:
+    config = config_of(("serial", "layernorm", "gelu", True, "learned", True))
+    first = planned(config, 2, 1, ModelPart(range(1), has_embedding=True, has_head=False), pp_size=2)[1]
+    last = planned(config, 2, 1, ModelPart(range(1, 2), has_embedding=False, has_head=True), pp_size=2)[1]
+    original, copy = ([one for one in part if one.is_tied] for part in (first, last))
+
+    assert [one.name for one in original] == [one.name for one in copy] == ["embedding.word.weight"]
+    assert [one.is_tied_copy for one in original + copy] == [False, True]
+    assert original[0].global_shape == copy[0].global_shape == (60, 16)
+    assert original[0].box == copy[0].box
+    assert not any(one.name == "loss_head.weight" for one in last)
+
+
+def test_untied_head_on_another_stage_is_a_parameter_of_its_own() -> None:
+    config = config_of(("serial", "layernorm", "gelu", True, "learned", False))
+    last = planned(config, 2, 0, ModelPart(range(1, 2), has_embedding=False, has_head=True), pp_size=2)[1]
+
+    assert "loss_head.weight" in {one.name for one in last}
+    assert not any(one.is_tied or one.is_tied_copy for one in last)
+
+
+def test_only_matrices_and_embeddings_are_decayed() -> None:
+    for style in STYLES:
+        for one in planned(config_of(style), 2)[1]:
+            is_matrix = len(one.global_shape) > 1 and "bias" not in one.name
+            assert one.is_decayed == is_matrix, one.name
+
+
+def test_unknown_parameter_is_refused() -> None:
+    config = config_of(STYLES[0])
+    with torch.device("meta"):
+        model = Transformer(config)
+        model.blocks["1"].gate = nn.Parameter(torch.empty(3))
+
+    with pytest.raises(TopologyError, match=r"blocks\.1\.gate .*SHARDED_DIM"):
+        apply_tensor_plan(model, plan_of(config, 2))
+
+
+def test_unknown_parameter_at_the_root_is_named_without_a_dot() -> None:
+    model = nn.Linear(2, 2, device="meta")
+
+    with pytest.raises(TopologyError, match="parameter weight is"):
+        apply_tensor_plan(model, plan_of(config_of(STYLES[0]), 1))
+
+
+@pytest.mark.parametrize(("tp_size", "name"), [(3, "embedding.word.weight|qkv"), (8, "qkv")])
+def test_dim_that_does_not_divide_is_refused(tp_size: int, name: str) -> None:
+    config = ModelConfig(**SIZES | {"vocab_multiple": 8, "ffn_size": 24})
+
+    with pytest.raises(TopologyError, match=f"({name}).*tp_size={tp_size}"):
+        planned(config, tp_size)
+
+
+def test_meta_model_is_never_given_memory_by_the_plan() -> None:
+    model, _ = planned(config_of(STYLES[0]), 2)
+
+    assert all(parameter.is_meta for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("rank", [0, 1, 3])
+def test_vocabulary_rows_give_own_rows_and_zeros(rank: int) -> None:
+    table = torch.randn(12, 5, generator=torch.Generator().manual_seed(0))
+    tokens = torch.tensor([[0, 11], [3, 2], [9, 3], [5, 8]])
+    weight = nn.Parameter(table[3 * rank : 3 * rank + 3].clone())
+    out = VocabularyRows(weight, 3 * rank)(tokens)
+    out.sum().backward()
+
+    is_own = (tokens >= 3 * rank) & (tokens < 3 * rank + 3)
+    assert torch.equal(out.detach(), table[tokens] * is_own[..., None])
+    expected = torch.zeros(3, 5)
+    for token in tokens[is_own].tolist():
+        expected[token - 3 * rank] += 1
+    assert weight.grad is not None
+    assert torch.equal(weight.grad, expected)
+
+
+def test_planned_model_of_one_rank_computes_what_the_plain_model_does() -> None:
+    config = config_of(("parallel", "rmsnorm", "swiglu", False, "rope", True))
+    tokens = torch.randint(0, 57, (9, 2), generator=torch.Generator().manual_seed(0))
+    context = TokenContext(torch.arange(2), 8)
+
+    def loss_of(recompute: str | None) -> Tensor:
+        model = Transformer(config).double()
+        generator = torch.Generator().manual_seed(1)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.copy_(torch.randn(parameter.shape, dtype=torch.float64, generator=generator))
+        if recompute is None:
+            return model(tokens[:-1], context, tokens[1:])
+        state = model.state_dict()
+        _, rematerializer = apply_tensor_plan(model, plan_of(config, 1, recompute=recompute))
+        model.load_state_dict(state)
+        with rematerializer:
+            return model(tokens[:-1], context, tokens[1:])
+
+    assert torch.equal(loss_of(None), loss_of("none"))
+    assert torch.equal(loss_of(None), loss_of("selective"))
