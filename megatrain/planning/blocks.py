@@ -142,7 +142,7 @@ class BranchMemory:
 
 def norm_kept(config: Config, sizes: TensorBytes) -> int:
     """A norm keeps its input and its statistics."""
-    if _is_half_layer_norm_on_cpu(config, sizes):
+    if sizes.is_half_on_cpu and config.model.norm == "layernorm":
         return sizes.hidden_local
     return sizes.hidden_local + (2 if config.model.norm == "layernorm" else 1) * sizes.number_local
 
@@ -159,7 +159,7 @@ def norm_backward(config: Config, sizes: TensorBytes, ledger: Ledger) -> None:
     if config.model.norm == "rmsnorm":
         # the normed input, its gradient, one product of both; and the gradient once more where sums are wider
         ledger.visit(3 * sizes.wide_local, sizes.wide_local * sizes.is_mixed)
-    elif _is_half_layer_norm_on_cpu(config, sizes):
+    elif sizes.is_half_on_cpu and config.model.norm == "layernorm":
         ledger.visit(4 * sizes.wide_local)  # input, output and the gradients of both
     else:
         ledger.visit(sizes.hidden_local)
@@ -168,7 +168,3 @@ def norm_backward(config: Config, sizes: TensorBytes, ledger: Ledger) -> None:
 def dropout_draw(sizes: TensorBytes) -> int:
     """Return what drawing a dropout mask takes."""
     return sizes.hidden_local // sizes.element * _MASK_DRAW_BYTES
-
-
-def _is_half_layer_norm_on_cpu(config: Config, sizes: TensorBytes) -> bool:
-    return config.runtime.device == "cpu" and sizes.is_mixed and config.model.norm == "layernorm"

@@ -6,7 +6,6 @@ plan's memory here. Nothing is allocated.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -66,7 +65,7 @@ def with_masks(config: Config, sizes: TensorBytes, chunk: Footprint) -> Footprin
     made_from = config.model.seq_len**2 * 8  # int64 distances, while the mask is made
     kept = shared if config.parallel.recompute == "full" else 0  # an argument of each block that is run again
     return Footprint(
-        chunk.kept + kept, max(chunk.forward + shared, shared + made_from), chunk.backward + kept, chunk.left
+        chunk.kept + kept, max(chunk.forward + shared, 2 * shared + made_from), chunk.backward + kept, chunk.left
     )
 
 
@@ -76,11 +75,6 @@ def plan_stage(config: Config, layout: Layout, stage: int, tp: Group) -> list[Pl
     Raises: TopologyError when a parameter cannot be cut.
     """
     return [_plan_chunk(config, layout, stage, chunk, tp) for chunk in range(config.parallel.num_chunks)]
-
-
-def held_elements(chunks: Sequence[PlannedChunk]) -> int:
-    """Return the parameters of a rank."""
-    return sum(chunk.num_parameters for chunk in chunks)
 
 
 def _plan_chunk(config: Config, layout: Layout, stage: int, chunk: int, tp: Group) -> PlannedChunk:

@@ -48,6 +48,11 @@ def embedding_footprint(config: Config, sizes: TensorBytes) -> Footprint:
         backward.hold(sizes.hidden)
         backward.release(sizes.hidden_local)
         backward.visit(sizes.hidden)
+    if sizes.is_half_on_cpu:
+        # the table's gradient is summed in fp32, beside the rows' gradients in fp32
+        wide = sizes.sum_element // sizes.element
+        backward.hold(wide * sizes.word_weight)
+        backward.visit(wide * sizes.hidden)
     backward.hold(sizes.word_weight)
     return Footprint(kept, forward.peak, backward.peak)
 

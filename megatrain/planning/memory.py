@@ -69,27 +69,24 @@ def estimate_memory(config: Config, layout: Layout, stage: int, chunks: Sequence
     chunks: from plan_stage.
     Raises: TopologyError when the schedule cannot be built.
     """
-    sizes = tensor_bytes(config, layout.tp_size)
-    element, gradient_element = sizes.element, sizes.sum_element
-    buckets = [chunk.bucket_sizes(config.parallel.bucket_size, layout.dp_size) for chunk in chunks]
+    parallel, sizes = config.parallel, tensor_bytes(config, layout.tp_size)
+    buckets = [chunk.bucket_sizes(parallel.bucket_size, layout.dp_size) for chunk in chunks]
+    shares = [numel // layout.dp_size * sizes.sum_element for numels in buckets for numel in numels]
     num_elements = sum(map(sum, buckets))
-    num_shared = num_elements // layout.dp_size
-    is_zero_2 = config.parallel.zero_stage == 2
 
-    parallel = config.parallel
     num_microbatches = config.num_microbatches(layout.dp_size)
     schedule = build_schedule(parallel.schedule, layout.pp_size, parallel.num_chunks, num_microbatches)
     chunk_memory = [
         _chunk_memory(config, layout, chunk, numels, sizes) for chunk, numels in zip(chunks, buckets, strict=True)
     ]
     peak = StepWalk(config, stage, chunk_memory, sizes.hidden_local).run(schedule.stages[stage])
-    update = _optimizer_moment(config, layout, [numel for numels in buckets for numel in numels], sizes.sum_element)
+    update = Moment("optimizer", working=_optimizer_working(config, sizes, shares))
     if update.total > peak.total:
         peak = update
     return RankMemory(
-        parameters=num_elements * element,
-        gradients=(num_shared if is_zero_2 else num_elements) * gradient_element,
-        optimizer=num_shared * gradient_element * (3 if sizes.is_mixed else 2),
+        parameters=num_elements * sizes.element,
+        gradients=sum(shares) if parallel.zero_stage == 2 else num_elements * sizes.sum_element,
+        optimizer=sum(shares) * (3 if sizes.is_mixed else 2),
         inputs=num_microbatches * _input_bytes(config, sizes) + _table_bytes(config, sizes) * len(chunks),
         activations=peak.activations,
         working=peak.working,
@@ -110,7 +107,7 @@ def _chunk_memory(
     if is_copied and layout.dp_size > 1:
         travelling += sum(numels) // layout.dp_size * reduced
     # gloo sums a copy of what it reduces and scatters
-    has_library_copy = config.runtime.device == "cpu" and layout.dp_size > 1
+    has_library_copy = sizes.is_on_cpu and layout.dp_size > 1
     return ChunkMemory(
         footprint=chunk.footprint(config, sizes),
         whole_gradients=sum(numels) * sizes.sum_element,
@@ -119,14 +116,13 @@ def _chunk_memory(
     )
 
 
-def _optimizer_moment(config: Config, layout: Layout, numels: Sequence[int], element: int) -> Moment:
+def _optimizer_working(config: Config, sizes: TensorBytes, shares: Sequence[int]) -> int:
     """AdamW needs one tensor of a share at a time; LAMB a direction for every share, and one more while it makes it."""
-    if config.optimizer.name == "adamw" and config.runtime.device == "cpu":
-        return Moment("optimizer", working=_ADAMW_BLOCK_ON_CPU * element)
-    shares = [numel // layout.dp_size * element for numel in numels]
-    if config.optimizer.name == "adamw":
-        return Moment("optimizer", working=max(shares))
-    return Moment("optimizer", working=max(sum(shares[: index + 1]) + share for index, share in enumerate(shares)))
+    if config.optimizer.name == "lamb":
+        return max(sum(shares[: index + 1]) + share for index, share in enumerate(shares))
+    if sizes.is_on_cpu:
+        return min(_ADAMW_BLOCK_ON_CPU * sizes.sum_element, max(shares))
+    return max(shares)
 
 
 def _input_bytes(config: Config, sizes: TensorBytes) -> int:

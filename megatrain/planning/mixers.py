@@ -32,7 +32,7 @@ class AttentionMemory:
         sizes = self.sizes
         ledger.hold(sizes.qkv)
         if self._is_rope:
-            copied = sizes.query if self._is_query_copied else 0
+            copied = sizes.query if sizes.is_query_copied else 0
             ledger.hold(copied, sizes.query)
             ledger.visit(self._turn_products(sizes.query))
             ledger.hold(sizes.key)
@@ -72,16 +72,11 @@ class AttentionMemory:
         return self.model.positions == "rope"
 
     @property
-    def _is_query_copied(self) -> bool:
-        """Between the queries of two groups lie a key and a value: heads in a row are a copy of them."""
-        return self.model.resolved_num_kv_heads != self.model.num_heads
-
-    @property
     def _separate_heads(self) -> int:
         """Queries and keys kept beside the product they come from."""
         if self._is_rope:
             return self.sizes.query + self.sizes.key
-        return self.sizes.query if self._is_query_copied else 0
+        return self.sizes.query if self.sizes.is_query_copied else 0
 
     def _turn_products(self, turned: int) -> int:
         """A rotation has two products of half its input's width at a time, in the table's type."""
@@ -101,8 +96,10 @@ class MlpMemory:
         return self.sizes.up + (0 if self.is_selective else self.sizes.activation)
 
     def forward(self, ledger: Ledger) -> None:
-        """Leave what is kept and the output alive; where it is run again, the function's result too, as it is
-        known by its address until the next norm."""
+        """Leave what is kept and the output alive.
+
+        Where the activation function is run again, its result stays for now: it is known by its address.
+        """
         ledger.hold(self.sizes.up, self.sizes.activation)
         ledger.hold(self.sizes.hidden)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from megatrain.planning.run_plan import RunPlan, StagePlan
+from megatrain.planning.run_plan import RunPlan
 
-_GIB = 1 << 30
+_UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20))
 
 
 def render(plan: RunPlan) -> str:
@@ -32,14 +32,14 @@ def _groups(plan: RunPlan) -> list[str]:
     rows = [
         [group.name, f"{group.size:,}", f"{group.num_groups:,}", _some(group.example_ranks)] for group in plan.groups
     ]
-    return ["Groups", *_table(["kind", "size", "groups", "one of them"], rows, num_left=1, is_last_left=True)]
+    return ["Groups", *_table(["kind", "size", "groups", "one of them"], rows, num_left=1)]
 
 
 def _stages(plan: RunPlan) -> list[str]:
     rows = [
         [
             stage.name,
-            _stage_numbers(stage),
+            _span(stage.stages),
             f"{len(stage.layers)} x {len(stage.layers[0])}",
             f"{stage.num_parameters:,}",
             f"{stage.memory.num_in_flight}",
@@ -48,42 +48,42 @@ def _stages(plan: RunPlan) -> list[str]:
         for stage in plan.stages
     ]
     heads = ["stage with", "numbers", "chunks x layers", "parameters", "in flight", "layers of the first"]
-    return ["Stages (parameters of one rank; in flight: microbatches of a chunk at most)"] + _table(
-        heads, rows, num_left=2, is_last_left=True
-    )
+    return [
+        "Stages (parameters of one rank; in flight: microbatches of a chunk at most)",
+        *_table(heads, rows, num_left=2),
+    ]
 
 
 def _memory(plan: RunPlan) -> list[str]:
+    largest = max(stage.memory.total for stage in plan.stages)
+    unit, unit_bytes = next((one for one in _UNITS if largest >= one[1]), _UNITS[-1])
     kinds = list(plan.stages[0].memory.by_kind())
     rows = [
         [
             stage.name,
-            *(_gib(stage.memory.by_kind()[kind]) for kind in kinds),
-            _gib(stage.memory.total),
+            *(f"{num_bytes / unit_bytes:.2f}" for num_bytes in stage.memory.by_kind().values()),
+            f"{stage.memory.total / unit_bytes:.2f}",
             stage.memory.moment,
         ]
         for stage in plan.stages
     ]
-    return ["Memory of one rank, GiB at the fullest moment of a step (tensors; without what an allocator adds)"] + _table(
-        ["stage with", *kinds, "total", "moment"], rows, num_left=1, is_last_left=True
-    )
+    return [
+        f"Memory of one rank in {unit}, at the fullest moment of a step (tensors; an allocator adds to that)",
+        *_table(["stage with", *kinds, "total", "moment"], rows, num_left=1),
+    ]
 
 
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, num_left: int, is_last_left: bool) -> list[str]:
-    """Return lines of aligned columns: words to the left, numbers to the right."""
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, num_left: int) -> list[str]:
+    """Return lines of aligned columns: the first `num_left` and the last are words, the others numbers."""
     lines = [list(heads), *(list(row) for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(heads))]
     last = len(heads) - 1
 
     def aligned(text: str, column: int) -> str:
-        is_left = column < num_left or (is_last_left and column == last)
+        is_left = column < num_left or column == last
         return text.ljust(widths[column]) if is_left else text.rjust(widths[column])
 
     return ["  " + "  ".join(aligned(text, column) for column, text in enumerate(line)).rstrip() for line in lines]
-
-
-def _stage_numbers(stage: StagePlan) -> str:
-    return _span(stage.stages)
 
 
 def _span(numbers: Sequence[int]) -> str:
@@ -98,7 +98,3 @@ def _some(ranks: Sequence[int]) -> str:
 
 def _count(number: int, noun: str, plural: str = "s") -> str:
     return f"{number:,} {noun}{'' if number == 1 else plural}"
-
-
-def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / _GIB:.2f}"

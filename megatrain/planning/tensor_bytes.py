@@ -1,8 +1,7 @@
 """Bytes of the tensors that one micro-batch makes on one rank.
 
-Shapes: S sequence, B micro-batch, H hidden, N query heads, G key-value heads, D head dim, F ffn, P parts of the widening
-projection, V padded vocabulary. A rank holds 1 / tp_size of the heads, of F and of V, and outside of the mixers
-1 / tp_size of the sequence (`_local`).
+Shapes: S sequence, B micro-batch, H hidden. A rank holds 1 / tp_size of the heads, of the MLP's width and of the
+vocabulary, and outside of the mixers 1 / tp_size of the sequence (`_local`).
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ class TensorBytes:
     sum_element: int
     """One number of the type of sums and statistics: fp32, or fp64 for fp64."""
     is_tp: bool
+    is_on_cpu: bool
     hidden: int
     hidden_local: int
     query: int
@@ -32,6 +32,8 @@ class TensorBytes:
     key: int
     """Of all keys, and of all values."""
     qkv: int
+    is_query_copied: bool
+    """Whether a key and a value lie between the queries of two groups: then heads in a row are a copy of them."""
     lse: int
     """One sum a token and head."""
     mask: int
@@ -59,6 +61,11 @@ class TensorBytes:
         return self.sum_element != self.element
 
     @property
+    def is_half_on_cpu(self) -> bool:
+        """Whether operations that torch sums in half precision on CPUs are replaced by wider ones."""
+        return self.is_on_cpu and self.is_mixed
+
+    @property
     def wide_local(self) -> int:
         """The hidden states in the type of sums."""
         return self.hidden_local // self.element * self.sum_element
@@ -81,11 +88,13 @@ def tensor_bytes(config: Config, tp_size: int) -> TensorBytes:
         element=element,
         sum_element=sum_element,
         is_tp=tp_size > 1,
+        is_on_cpu=config.runtime.device == "cpu",
         hidden=rows * hidden * element,
         hidden_local=rows_local * hidden * element,
         query=rows * query * element,
         key=rows * key * element,
         qkv=rows * (query + 2 * key) * element,
+        is_query_copied=model.num_heads > model.resolved_num_kv_heads > tp_size,
         lse=rows * (model.num_heads // tp_size) * sum_element,
         mask=_num_masks(config) * model.seq_len**2 * element,
         up=rows * up * element,

@@ -1,7 +1,7 @@
 """Count the bytes of all live tensors, and their peak, while code runs: a dispatch mode that works on any device.
 
-The idea: every operation passes the mode, also those of backward passes and of custom autograd functions; the storage of
-each result is counted once, however many views share it, until a weak reference says that it died. What a kernel
+The idea: every operation passes the mode, also those of backward passes and of custom autograd functions; the storage
+of each result is counted once, however many views share it, until a weak reference says that it died. What a kernel
 allocates and frees inside itself is not seen, and neither is what an allocator rounds up or caches.
 """
 
@@ -29,7 +29,7 @@ class PeakTensorBytes(TorchDispatchMode):
         self._references: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
     def include(self, *owners: nn.Module | Tensor | Iterable[Tensor]) -> Self:
-        """Also count these, which exist already: tensors, and parameters and buffers of modules with their gradients."""
+        """Also count what exists already: tensors, or parameters and buffers of modules with their gradients."""
         for owner in owners:
             if isinstance(owner, nn.Module):
                 for x in (*owner.parameters(), *owner.buffers()):

@@ -1,0 +1,152 @@
+"""Peak tensor bytes of each rank in a training step, beside the estimate of `config check --dry-run`.
+
+The bytes are counted by a dispatch mode while the real step runs on gloo ranks: python -m benchmarks memory [--write]
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from benchmarks.result import Result
+from megatrain.assembly import Replica, build_replica
+from megatrain.comm import create_mesh, join, leave
+from megatrain.config.config import Config
+from megatrain.contracts.process import Process
+from megatrain.parallel.pipeline import PipelineInput
+from megatrain.planning.chunks import plan_stage
+from megatrain.planning.memory import estimate_memory
+from megatrain.schedule import build_schedule
+from megatrain.telemetry.black_box_writer import BlackBoxWriter
+from megatrain.telemetry.recorder import Recorder
+from megatrain.training_step import train_step
+from tests.helpers.rank_pool import RankPool
+from tests.helpers.rank_protocol import RankContext
+from tests.helpers.tensor_memory import PeakTensorBytes
+
+_BASE: dict[str, dict[str, Any]] = {
+    # activations, weights and logits all matter at this size
+    "model": {"vocab_size": 2048, "seq_len": 256, "hidden_size": 256, "num_layers": 4, "num_heads": 4},
+    "batch": {"micro_batch_size": 2, "global_batch_size": 16},
+    "train": {"steps": 1, "precision": "fp32"},
+    "optimizer": {"lr": 1e-3},
+    "runtime": {"device": "cpu"},
+}
+_LLAMA = {
+    "model.positions": "rope", "model.norm": "rmsnorm", "model.mlp": "swiglu", "model.has_bias": False,
+    "model.num_kv_heads": 2, "model.has_tied_head": False,
+}  # fmt: skip
+_INTERLEAVED = {"parallel.pp_size": 2, "parallel.num_chunks": 2, "parallel.schedule": "interleaved"}
+CASES: dict[str, dict[str, Any]] = {
+    "GPT": {},
+    "GPT, bf16": {"train.precision": "bf16"},
+    "GPT, 8 layers, selective": {"model.num_layers": 8, "parallel.recompute": "selective"},
+    "Llama": _LLAMA,
+    "Llama, documents, full": {**_LLAMA, "data.has_document_mask": True, "parallel.recompute": "full"},
+    "parallel block, window, dropout, LAMB": {
+        "model.block": "parallel", "model.window_size": 64, "model.dropout": 0.1, "optimizer.name": "lamb",
+    },
+    "GPT, tp2": {"parallel.tp_size": 2},
+    "Llama, tp2, selective": {**_LLAMA, "parallel.tp_size": 2, "parallel.recompute": "selective"},
+    "GPT, pp2, gpipe": {"parallel.pp_size": 2, "parallel.schedule": "gpipe"},
+    "GPT, pp2, 2 chunks": _INTERLEAVED,
+    "GPT, dp2": {"parallel.dp_size": 2},
+    "Llama, dp2, ZeRO-2, bf16": {
+        **_LLAMA, "parallel.dp_size": 2, "parallel.zero_stage": 2, "train.precision": "bf16",
+    },
+    "parallel block, tp2 pp2 dp2, 2 chunks, ZeRO-2": {
+        **_INTERLEAVED, "model.block": "parallel", "parallel.tp_size": 2, "parallel.dp_size": 2,
+        "parallel.zero_stage": 2,
+    },
+}  # fmt: skip
+
+
+def run() -> Result:
+    """Run a step of each case and compare every rank's peak with its estimate."""
+    rows = []
+    with RankPool(size=8) as pool:
+        for name, changes in CASES.items():
+            tables = with_changes(changes)
+            layout = Config.from_dict(tables).layout(None)
+            peaks = pool.run(measure_rank, layout.world_size, tables, timeout_s=300.0)
+            for rank, (counted, estimated, moment) in enumerate(peaks):
+                rows.append(
+                    {
+                        "case": name,
+                        "rank": rank,
+                        "counted, MiB": counted / 2**20,
+                        "estimate, MiB": estimated / 2**20,
+                        "difference": f"{estimated / counted - 1:+.1%}",
+                        "fullest moment": moment,
+                    }
+                )
+    return Result(
+        name="memory",
+        title="Peak tensor bytes of a rank in a training step, counted and estimated",
+        command="python -m benchmarks memory --write",
+        rows=rows,
+        notes=[
+            "counted by a dispatch mode: storages that operations return, each once, from its making to its death",
+            "not in it: memory inside kernels and communication libraries, and what an allocator rounds up or caches",
+            "one step, gloo, one thread a rank; on a GPU: not measured",
+        ],
+        settings={f"{section}.{key}": value for section, keys in _BASE.items() for key, value in keys.items()},
+    )
+
+
+def with_changes(changes: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the base configuration's tables with `changes`, keyed "section.key"; an open dp_size becomes 1."""
+    tables: dict[str, dict[str, Any]] = {section: dict(keys) for section, keys in _BASE.items()}
+    for path, value in {"parallel.dp_size": 1, **changes}.items():
+        section, key = path.split(".")
+        tables.setdefault(section, {})[key] = value
+    return tables
+
+
+def measure_rank(context: RankContext, tables: dict[str, dict[str, Any]]) -> tuple[int, int, str]:
+    """Train one step as one rank. Return the peak counted, the peak estimated, and when it should be."""
+    config, device = Config.from_dict(tables), torch.device("cpu")
+    layout = config.layout(context.world_size)
+    recorder = Recorder(BlackBoxWriter.anonymous())
+    if context.world_size > 1:
+        process = Process(rank=context.rank, world_size=context.world_size, init_method=context.init_method)
+        join(process, device, job="benchmark", timeout_s=60.0)
+    mesh = create_mesh(layout, context.rank, device, recorder, has_wrap_links=config.parallel.num_chunks > 1)
+    with PeakTensorBytes() as memory:
+        replica = build_replica(config, mesh, recorder, device)
+        replica.initialise()
+        replica.set_training(True)
+        inputs = _random_inputs(replica)
+        memory.reset_peak()
+        train_step(
+            replica,
+            build_schedule(config.parallel.schedule, layout.pp_size, config.parallel.num_chunks, len(inputs)),
+            inputs,
+            num_label_tokens=sum(one.labels_SB.numel() for one in inputs),
+            lr=config.optimizer.lr,
+            grad_clip=config.optimizer.grad_clip,
+            is_stop_requested=False,
+            recorder=recorder,
+        )
+    estimate = estimate_memory(
+        config, layout, mesh.coordinate.pp, plan_stage(config, layout, mesh.coordinate.pp, mesh.tp)
+    )
+    leave()
+    return memory.peak_bytes, estimate.total, estimate.moment
+
+
+def _random_inputs(replica: Replica) -> list[PipelineInput]:
+    """Return the micro-batches of a step, each tensor with memory of its own as the reader makes them."""
+    config = replica.config
+    shape = (config.model.seq_len, config.batch.micro_batch_size)
+    first_sample = torch.arange(config.batch.micro_batch_size)
+    return [
+        replica.pipeline_input(
+            torch.randint(config.model.vocab_size, shape),
+            torch.randint(config.model.vocab_size, shape),
+            first_sample + microbatch * config.batch.micro_batch_size,
+            torch.zeros(shape, dtype=torch.int64) if config.data.has_document_mask else None,
+        )
+        for microbatch in range(config.num_microbatches(replica.mesh.layout.dp_size))
+    ]

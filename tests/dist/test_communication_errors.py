@@ -1,0 +1,86 @@
+"""A peer that dies, or does not come: the survivors say what they were doing, with whom, and who they are."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from megatrain.config.config import Config
+from megatrain.contracts.errors import CommunicationError
+from tests.dist.training_jobs import Tables
+from tests.helpers.rank_pool import RankError, RankPool
+from tests.helpers.rank_protocol import RankContext, RankFailure
+from tests.helpers.training_case import DEATH_EXIT_CODE, Orders, make_config, on_layout, train_on_rank
+
+LAYOUT = on_layout(2, 2, 2)
+WORLD_SIZE = 8
+MESSAGE = re.compile(
+    r"(?P<operation>[a-z]+(-[a-z]+)+) (number \d+|of chunk \d+, microbatch \d+ (to|from) rank \d+) "
+    r"on group (?P<group>tp|dp|pp|embedding|pp-forward|pp-backward) \(ranks (?P<ranks>\d(, \d)*)\) "
+    r"failed on rank (?P<rank>\d): (?P<cause>.+)"
+)
+
+
+def check_message(rank: int, text: str) -> None:
+    """Check that the message in `text` names an operation, one of the rank's groups, and the rank."""
+    found = MESSAGE.search(text)
+    assert found, f"rank {rank} said: {text}"
+    members = [int(member) for member in found["ranks"].split(", ")]
+    layout = make_config(LAYOUT).layout(WORLD_SIZE)
+    axis = {"tp": layout.tp_ranks, "dp": layout.dp_ranks}.get(found["group"], layout.pp_ranks)
+    assert int(found["rank"]) == rank
+    assert members == list(axis(rank))
+
+
+def train_until_communication_fails(context: RankContext, config: Config, orders: Orders) -> None:
+    """Write the message of the error to the diary and end as a worker does: with its process, and its connections."""
+    try:
+        train_on_rank(context, config, orders)
+    except CommunicationError as error:
+        part = Path(orders.diary, f".{context.rank}")
+        part.write_text(str(error))
+        part.rename(Path(orders.diary, f"rank-{context.rank}"))
+        os._exit(error.exit_code)
+
+
+def messages_of(rank_pool: RankPool, config: Config, orders: Orders) -> tuple[dict[int, str], tuple[RankFailure, ...]]:
+    """Train until communication fails. Return what ranks noted, by rank, and how their processes ended."""
+    with pytest.raises(RankError) as caught:
+        rank_pool.run(train_until_communication_fails, WORLD_SIZE, config, orders)
+    notes = sorted(Path(orders.diary).iterdir())
+    return {int(note.name.removeprefix("rank-")): note.read_text() for note in notes}, caught.value.failures
+
+
+def test_survivors_of_a_dead_rank_name_operation_group_and_rank(
+    rank_pool: RankPool, train_data: Tables, tmp_path: Path
+) -> None:
+    dead = 5
+    messages, failures = messages_of(
+        rank_pool, make_config(train_data, LAYOUT), Orders(die_at=(dead, 2), diary=str(tmp_path))
+    )
+
+    assert sorted(messages) == [rank for rank in range(WORLD_SIZE) if rank != dead]
+    for rank, message in messages.items():
+        check_message(rank, message)
+    codes = {failure.rank: failure.description.rpartition(" ")[2] for failure in failures}
+    assert codes == {rank: str(DEATH_EXIT_CODE if rank == dead else 69) for rank in range(WORLD_SIZE)}
+
+
+def test_a_step_that_takes_too_long_is_an_error_on_every_waiting_rank(
+    rank_pool: RankPool, train_data: Tables, tmp_path: Path
+) -> None:
+    blocked = 2
+    # the first step has a timeout of its own, and so have groups while they are made: only later steps are short
+    config = make_config(train_data, LAYOUT, {"runtime": {"step_timeout_s": 1.0}})
+    orders = Orders(block_at=(blocked, 3), diary=str(tmp_path))
+
+    messages, _ = messages_of(rank_pool, config, orders)
+
+    assert sorted(messages) == list(range(WORLD_SIZE))
+    for rank, message in messages.items():
+        check_message(rank, message)
+    causes = [message for rank, message in messages.items() if rank != blocked]
+    assert any("timed out" in cause.lower() or "timeout" in cause.lower() for cause in causes), messages

@@ -1,0 +1,66 @@
+"""What only changes when things happen changes no bit; what changes the order of a sum changes the last bits."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.dist.training_jobs import (
+    Tables,
+    TrainingJobs,
+    assert_close,
+    assert_parity,
+    assert_states_bitwise,
+    distance,
+)
+from tests.helpers.training_case import make_config, on_layout
+
+LAYOUTS = {
+    "dp4": on_layout(1, 1, 4),
+    "tp2-dp2": on_layout(2, 1, 2),
+    "pp4-dp2": on_layout(1, 4, 2),
+    "tp2-pp2-dp2-chunks2": on_layout(2, 2, 2, 2),
+}
+COMMON: Tables = {"train": {"precision": "fp32"}, "model": {"dropout": 0.1}}
+
+
+@pytest.mark.parametrize("zero_stage", [1, 2])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_overlap_changes_no_bit(layout: str, zero_stage: int, jobs: TrainingJobs, train_data: Tables) -> None:
+    on, off = (
+        jobs.run(
+            make_config(
+                train_data, COMMON, LAYOUTS[layout], {"parallel": {"overlap": overlap, "zero_stage": zero_stage}}
+            )
+        )
+        for overlap in (True, False)
+    )
+
+    assert on.losses == off.losses
+    assert on.grad_norms == off.grad_norms
+    assert_states_bitwise(on.final_state, off.final_state)
+
+
+@pytest.mark.parametrize("layout", ["dp4", "tp2-pp2-dp2-chunks2"])
+def test_zero_stages_agree_to_rounding(layout: str, jobs: TrainingJobs, train_data: Tables) -> None:
+    fp64: Tables = {"train": {"precision": "fp64"}, "batch": {"global_batch_size": 16}}
+    first, second = (
+        jobs.run(make_config(train_data, fp64, LAYOUTS[layout], {"parallel": {"zero_stage": zero_stage}}))
+        for zero_stage in (1, 2)
+    )
+
+    assert_parity(second, first, 1e-11)
+
+
+def test_gradients_reduced_in_bf16_stay_close(jobs: TrainingJobs, train_data: Tables) -> None:
+    bf16: Tables = {"train": {"precision": "bf16"}, "optimizer": {"eps": 1e-4}}
+    exact, rounded = (
+        jobs.run(make_config(train_data, bf16, LAYOUTS["dp4"], {"parallel": {"grad_reduce_dtype": dtype}}))
+        for dtype in ("fp32", "bf16")
+    )
+
+    # 4 summands rounded to 2^-9 each, and their sums; independent over the elements of the norm
+    assert_close(rounded.grad_norms, exact.grad_norms, 2.0**-9, "gradient norm")
+    assert_close(rounded.losses, exact.losses, 2.0**-13, "loss")
+    errors = distance(rounded.final_state["master"], exact.final_state["master"])
+    assert max(errors.values()) <= 2.0**-5, errors
+    assert rounded.grad_norms != exact.grad_norms

@@ -1,0 +1,93 @@
+"""Every option computes the same in parallel as in one process, and so do every two options together, in fp64.
+
+The rows are a pairwise covering array over options and layouts (covering_array.py). Each row is compared with one
+process that has the same model, optimizer and batch.
+"""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import Any
+
+import pytest
+
+from tests.dist.covering_array import all_pairs, covering_array
+from tests.dist.training_jobs import Tables, TrainingJobs, assert_bitwise, assert_close, assert_parity
+from tests.helpers.training_case import make_config, on_layout
+
+BOUND = 1e-10
+
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "tp2-pp2-dp2-1f1b": on_layout(2, 2, 2),
+    "tp2-pp2-dp2-chunks2": on_layout(2, 2, 2, 2),
+    "tp4-pp2-gpipe": on_layout(4, 2, 1, schedule="gpipe"),
+    "pp4-dp2-chunks2": on_layout(1, 4, 2, 2),
+    "tp2-dp4": on_layout(2, 1, 4),
+    "tp4-dp2": on_layout(4, 1, 2),
+}
+FACTORS: dict[str, list[Any]] = {
+    "layout": list(LAYOUTS),
+    "recompute": ["none", "selective", "full"],
+    "block": ["serial", "parallel"],
+    "optimizer": ["adamw", "lamb"],
+    # fewest: one micro-batch a step, fewer than stages (interleaved needs as many); more: a number that pp does not divide
+    "accumulation": ["fewest", "more"],
+    "micro_batch_size": [1, 2],
+    "has_tied_head": [True, False],
+    "window_size": [0, 5],
+    "dropout": [0.0, 0.1],
+    "num_kv_heads": [8, 4],
+    "norm": ["layernorm", "rmsnorm"],
+    "mlp": ["gelu", "swiglu"],
+    "positions": ["learned", "rope"],
+    "has_bias": [True, False],
+    "has_document_mask": [False, True],
+    "zero_stage": [1, 2],
+    "overlap": [True, False],
+}
+MODEL_KEYS = (
+    "block",
+    "has_tied_head",
+    "window_size",
+    "dropout",
+    "num_kv_heads",
+    "norm",
+    "mlp",
+    "positions",
+    "has_bias",
+)
+ROWS = covering_array(FACTORS)
+
+
+def test_rows_cover_all_pairs() -> None:
+    found = {
+        ((one, FACTORS[one].index(row[one])), (other, FACTORS[other].index(row[other])))
+        for row in ROWS
+        for one, other in combinations(FACTORS, 2)
+    }
+
+    assert found == all_pairs(FACTORS)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['layout']}-{row['optimizer']}-{row['recompute']}")
+def test_options_give_the_numbers_of_one_process(row: dict[str, Any], jobs: TrainingJobs, all_data: Tables) -> None:
+    sizes = LAYOUTS[row["layout"]]["parallel"]
+    pp, dp, is_interleaved = sizes["pp_size"], sizes["dp_size"], sizes["num_chunks"] > 1
+    num_microbatches = pp + 1 if row["accumulation"] == "more" else (pp if is_interleaved else 1)
+    common: Tables = {
+        "model": {key: row[key] for key in MODEL_KEYS} | {"num_layers": max(2, pp * sizes["num_chunks"])},
+        "optimizer": {"name": row["optimizer"]},
+        "batch": {
+            "micro_batch_size": row["micro_batch_size"],
+            "global_batch_size": num_microbatches * row["micro_batch_size"] * dp,
+        },
+        "data": all_data["data"] | {"has_document_mask": row["has_document_mask"]},
+    }
+    options = {"parallel": {key: row[key] for key in ("recompute", "zero_stage", "overlap")}}
+    reference = jobs.run(make_config(common))
+    run = jobs.run(make_config(LAYOUTS[row["layout"]], common, options))
+
+    assert_bitwise(run.initial, reference.initial)
+    assert_parity(run, reference, BOUND)
+    assert run.evaluation.num_tokens == reference.evaluation.num_tokens
+    assert_close([run.evaluation.loss], [reference.evaluation.loss], BOUND, "evaluation")

@@ -1,0 +1,82 @@
+"""fp32 and bf16 in parallel against one process in the same precision."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.dist.training_jobs import (
+    Tables,
+    TrainingJobs,
+    assert_bitwise,
+    assert_close,
+    assert_parity,
+    assert_states_bitwise,
+    distance,
+)
+from tests.helpers.training_case import make_config, on_layout
+
+LAYOUTS = {
+    "tp2": on_layout(2, 1, 1),
+    "pp2-chunks2": on_layout(1, 2, 1, 2),
+    "dp4": on_layout(1, 1, 4),
+    "tp4-pp2": on_layout(4, 2, 1),
+    "tp2-pp2-dp2": on_layout(2, 2, 2),
+    "tp2-pp2-dp2-chunks2": on_layout(2, 2, 2, 2),
+}
+
+OPTIMIZER: Tables = {"optimizer": {"lr": 1e-3, "eps": 1e-4}}
+"""Adam divides a gradient by its own size plus eps. Where the exact gradient is zero (the keys' bias: softmax ignores a
+constant), what is there is rounding, 1e-9 in fp32, and eps = 1e-8 would blow it up to a step of a tenth of lr: the bias
+would end 3e-5 apart. With eps = 1e-4 rounding moves a weight by at most lr * 1e-9 / 1e-4 = 1e-8 a step."""
+
+FP32_BOUND = 1e-5
+"""Measured: loss 4e-8, gradient norm 1e-7, weights 6e-7. fp32's rounding is 6e-8."""
+
+BF16_LOSS_BOUND = 2.0**-13
+BF16_GRAD_NORM_BOUND = 2.0**-9
+BF16_WEIGHT_BOUND = 2.0**-9
+BF16_BIAS_BOUND = 2.0**-5
+"""bf16's rounding is u = 2^-9. A gradient norm sums over many elements whose roundings are independent: u (measured 8e-4).
+The loss of a token averages still more of them: u / 16 (measured 2.6e-5; bf16 against fp64 in one process is 5e-5).
+Weights change in 5 steps by less than themselves: u (measured 1e-3). Biases start at zero and are nothing but updates, whose
+roundings over 5 steps and 8 micro-batches do not cancel in so small a tensor: 16 u (measured 1.7e-2)."""
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_fp32_gives_the_numbers_of_one_process(layout: str, jobs: TrainingJobs, train_data: Tables) -> None:
+    common: Tables = {"train": {"precision": "fp32"}}
+    reference = jobs.remembered(make_config(train_data, common, OPTIMIZER))
+    run = jobs.run(make_config(train_data, common, OPTIMIZER, LAYOUTS[layout]))
+
+    assert_bitwise(run.initial, reference.initial)
+    assert_parity(run, reference, FP32_BOUND)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_bf16_stays_within_its_rounding_of_one_process(layout: str, jobs: TrainingJobs, train_data: Tables) -> None:
+    common: Tables = {"train": {"precision": "bf16"}}
+    reference = jobs.remembered(make_config(train_data, common, OPTIMIZER))
+    run = jobs.run(make_config(train_data, common, OPTIMIZER, LAYOUTS[layout]))
+
+    assert_bitwise(run.initial, reference.initial)
+    assert_states_bitwise(run.initial_state, reference.initial_state)
+    assert_close(run.losses, reference.losses, BF16_LOSS_BOUND, "loss")
+    assert_close(run.grad_norms, reference.grad_norms, BF16_GRAD_NORM_BOUND, "gradient norm")
+    errors = distance(run.final_state["master"], reference.final_state["master"])
+    wrong = {
+        name: error
+        for name, error in errors.items()
+        if not error <= (BF16_BIAS_BOUND if name.endswith("bias") else BF16_WEIGHT_BOUND)
+    }
+    assert not wrong, f"final master weights off by {wrong}"
+
+
+def test_bf16_master_weights_are_fp32_and_the_model_uses_them_rounded(jobs: TrainingJobs, train_data: Tables) -> None:
+    run = jobs.run(make_config(train_data, {"train": {"precision": "bf16"}}, LAYOUTS["tp2-pp2-dp2"]))
+
+    for name, master in run.final_state["master"].items():
+        assert master.dtype == "float32"
+        # half of bf16's distance between neighbours, relative
+        assert (abs(run.final[name] - master) <= 2.0**-8 * abs(master)).all(), name
+        if not name.endswith(("bias", "norm.weight")):
+            assert (run.final[name] != master).any(), f"{name} was rounded before the optimizer kept it"

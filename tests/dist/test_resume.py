@@ -1,0 +1,116 @@
+"""A run that is stopped, saved and resumed, at the same layout or another, is the run that was never stopped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from megatrain.contracts.checkpoint_files import committed_steps
+from tests.dist.training_jobs import (
+    Run,
+    Tables,
+    TrainingJobs,
+    assert_bitwise,
+    assert_close,
+    assert_states_bitwise,
+    distance,
+)
+from tests.helpers.training_case import Orders, make_config, on_layout
+
+Sizes = tuple[int, int, int, int]
+
+STEPS, HALF = 4, 2
+GLOBAL_BATCH_SIZE = 8
+COMMON: Tables = {"train": {"steps": STEPS}, "model": {"dropout": 0.1}}
+
+PAIRS: list[tuple[Sizes, Sizes]] = [
+    ((1, 1, 1, 1), (2, 2, 2, 2)),
+    ((2, 2, 2, 2), (1, 1, 1, 1)),
+    ((2, 2, 2, 1), (4, 1, 2, 1)),
+    ((8, 1, 1, 1), (1, 2, 4, 2)),
+    ((1, 1, 8, 1), (2, 4, 1, 1)),
+    ((1, 4, 2, 1), (2, 2, 1, 2)),
+    ((4, 2, 1, 2), (1, 1, 4, 1)),
+]
+
+
+def pair_name(pair: tuple[Sizes, Sizes]) -> str:
+    return "-to-".join("tp{}pp{}dp{}c{}".format(*sizes) for sizes in pair)
+
+
+def stop_and_resume(
+    jobs: TrainingJobs, common: Tables, run_directory: Path, first: Sizes, second: Sizes
+) -> tuple[Run, Run]:
+    """Train on one layout until the last rank is asked to stop within step HALF; train on with another layout."""
+    place: Tables = {"job": {"run_directory": str(run_directory)}}
+    last_rank = first[0] * first[1] * first[2] - 1
+    before = jobs.run(make_config(common, place, on_layout(*first)), Orders(stop_at=(last_rank, HALF - 1)))
+    assert all(record.is_stopped for record in before.ranks)
+    assert committed_steps(run_directory / "checkpoints") == [HALF]
+    after = jobs.run(make_config(common, place, on_layout(*second)))
+    assert [report.step for report in before.steps + after.steps] == list(range(1, STEPS + 1))
+    return before, after
+
+
+def assert_every_sample_is_trained_on_once(before: Run, after: Run) -> None:
+    """Check the numbers of the samples that all pipelines read: each step has its own, in both halves."""
+    # the prefetch thread of the stopped run may have read steps that it did not come to
+    cursors = [step * GLOBAL_BATCH_SIZE for step in range(STEPS)]
+    consumed = [before.samples_by_step()[cursor] for cursor in cursors[:HALF]]
+    consumed += [after.samples_by_step()[cursor] for cursor in cursors[HALF:]]
+    assert min(after.samples_by_step()) == cursors[HALF]
+    assert consumed == [list(range(cursor, cursor + GLOBAL_BATCH_SIZE)) for cursor in cursors]
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
+@pytest.mark.parametrize("pair", PAIRS, ids=pair_name)
+def test_resumed_at_another_layout_ends_as_one_process_does(
+    pair: tuple[Sizes, Sizes], optimizer: str, jobs: TrainingJobs, train_data: Tables, tmp_path: Path
+) -> None:
+    # each pair in fp64 with one optimizer and in bf16 with the other
+    is_exact = (PAIRS.index(pair) % 2 == 0) == (optimizer == "adamw")
+    common: Tables = {
+        **train_data,
+        "model": COMMON["model"],
+        "train": {**COMMON["train"], "precision": "fp64" if is_exact else "bf16"},
+        "optimizer": {"name": optimizer, "eps": 1e-4},
+    }
+    before, after = stop_and_resume(jobs, common, tmp_path, *pair)
+
+    assert_states_bitwise(after.initial_state, before.final_state)
+    assert_bitwise(after.initial, before.final)
+    assert_every_sample_is_trained_on_once(before, after)
+    assert {record.num_updates for record in after.ranks} == {STEPS}
+    reference = jobs.remembered(make_config(common))
+    if is_exact:
+        assert_close(before.losses, reference.losses[:HALF], 1e-10, "loss before")
+        assert_close(before.grad_norms, reference.grad_norms[:HALF], 1e-10, "gradient norm before")
+        assert_close(after.losses, reference.losses[HALF:], 1e-10, "loss after")
+        assert_close(after.grad_norms, reference.grad_norms[HALF:], 1e-10, "gradient norm after")
+        assert max(distance(after.final, reference.final).values()) <= 1e-10
+    else:
+        assert_close(after.losses, reference.losses[HALF:], 2.0**-13, "loss after")
+    assert [report.lr for report in after.steps] == [report.lr for report in reference.steps[HALF:]]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
+def test_resumed_at_the_same_layout_continues_bitwise(
+    optimizer: str, precision: str, jobs: TrainingJobs, train_data: Tables, tmp_path: Path
+) -> None:
+    sizes = (2, 2, 2, 2)
+    common: Tables = {
+        **train_data,
+        "model": COMMON["model"],
+        "train": {**COMMON["train"], "precision": precision},
+        "optimizer": {"name": optimizer},
+    }
+    before, after = stop_and_resume(jobs, common, tmp_path, sizes, sizes)
+    straight = jobs.run(make_config(common, on_layout(*sizes)))
+
+    assert before.losses + after.losses == straight.losses
+    assert before.grad_norms + after.grad_norms == straight.grad_norms
+    assert_states_bitwise(after.final_state, straight.final_state)
+    assert_bitwise(after.final, straight.final)
+

@@ -1,0 +1,255 @@
+"""The command as users start it: torchrun, real processes, signals, exit codes, and what is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megatrain.config.config import Config
+from megatrain.config.serialize import to_toml
+from megatrain.contracts.black_box import read_black_box
+from megatrain.contracts.checkpoint_files import committed_steps, read_manifest, step_directory_name
+from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.run_directory import RunDirectory
+from tests.dist.training_jobs import Tables
+from tests.helpers.source_tree import ROOT
+from tests.helpers.training_case import make_config, on_layout
+from tests.helpers.waiting import wait_until
+
+DEADLINE_S = 50.0
+STEPS = 60
+"""Seconds of training: long enough for a signal to come in the middle."""
+GLOBAL_BATCH_SIZE = 4
+SIGNALLED_RANK = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A configuration in a directory of its own, and what runs of it left there."""
+
+    root: Path
+    config: Config
+
+    @property
+    def files(self) -> RunDirectory:
+        return RunDirectory(self.root / "run")
+
+    @property
+    def boxes(self) -> list[Path]:
+        return sorted((self.root / "boxes").iterdir())
+
+    @property
+    def config_file(self) -> Path:
+        return self.root / "config.toml"
+
+    def records(self, kind: str) -> list[dict[str, Any]]:
+        """Return the records of one kind of metrics.jsonl; none before it is there."""
+        path = self.files.metrics / "metrics.jsonl"
+        if not path.exists():
+            return []
+        # the last line may be half written
+        lines = path.read_text().rpartition("\n")[0].splitlines()
+        return [record for record in map(json.loads, lines) if record["kind"] == kind]
+
+
+def make_job(root: Path, *changes: Tables) -> Job:
+    (root / "boxes").mkdir(parents=True)
+    files: Tables = {
+        "job": {"run_directory": str(root / "run")},
+        "telemetry": {"black_box_directory": str(root / "boxes")},
+    }
+    job = Job(root, make_config({"train": {"steps": STEPS, "precision": "fp32"}}, files, *changes))
+    job.config_file.write_text(to_toml(job.config))
+    return job
+
+
+@contextmanager
+def started(words: list[str], environment: dict[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
+    """Start `python -m WORDS` in a session of its own; at the end nothing of it is alive."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", *words],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        # torchrun gives each worker a session too; they end with torchrun's pipe or with their black box's pid
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(10.0)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    """Wait for the end and return exit code, stdout and stderr."""
+    stdout, stderr = process.communicate(timeout=DEADLINE_S)
+    return process.returncode, stdout, stderr
+
+
+def torchrun(config_file: Path) -> list[str]:
+    return ["torch.distributed.run", "--standalone", "--nproc-per-node=4", "-m", "megatrain.train", str(config_file)]
+
+
+def worker_exit_codes(torchrun_stderr: str) -> dict[int, int]:
+    """Return the exit code of each failed worker, from torchrun's summary."""
+    found = re.findall(r"rank +: (\d+) .*\n +exitcode +: (-?\d+) ", torchrun_stderr)
+    return {int(rank): int(code) for rank, code in found}
+
+
+@pytest.mark.timeout(200)
+def test_stopped_by_a_signal_and_started_again_it_is_the_run_that_was_never_stopped(
+    all_data: Tables, tmp_path: Path
+) -> None:
+    tables: tuple[Tables, ...] = (
+        all_data,
+        on_layout(2, 2, 1),
+        {
+            "model": {"num_layers": 2},
+            "batch": {"global_batch_size": GLOBAL_BATCH_SIZE},
+            "checkpoint": {"save_at_end": True},
+        },
+    )
+    straight, stopped = make_job(tmp_path / "straight", *tables), make_job(tmp_path / "stopped", *tables)
+
+    with started(torchrun(straight.config_file)) as process:
+        code, stdout, stderr = finish(process)
+    assert code == 0, stderr
+    assert f"step {STEPS}/{STEPS} | loss" in stdout
+    assert [record["step"] for record in straight.records("step")] == list(range(1, STEPS + 1))
+    assert [record["step"] for record in straight.records("evaluation")] == [STEPS]
+    assert committed_steps(straight.files.checkpoints) == [STEPS]
+    assert straight.boxes == []
+
+    with started(torchrun(stopped.config_file)) as process:
+        wait_until(lambda: len(stopped.records("step")) >= 3 or process.poll() is not None, "three steps", DEADLINE_S)
+        identities = [read_black_box(box).identity for box in stopped.boxes]
+        (pid,) = (identity.pid for identity in identities if identity.rank == SIGNALLED_RANK)
+        os.kill(pid, signal.SIGTERM)
+        code, stdout, stderr = finish(process)
+    codes = worker_exit_codes(stderr)
+    assert sorted(codes) == [0, 1, 2, 3], stderr
+    assert int(ExitCode.SAVED_AND_STOPPED) in codes.values()
+    # torchrun sends SIGTERM to the others when the first has ended, and may meet one on its last instructions
+    assert set(codes.values()) <= {int(ExitCode.SAVED_AND_STOPPED), -signal.SIGTERM}
+    (saved,) = committed_steps(stopped.files.checkpoints)
+    assert [record["step"] for record in stopped.records("step")] == list(range(1, saved + 1))
+    assert saved < STEPS
+    assert read_manifest(stopped.files.checkpoints / step_directory_name(saved)).consumed_samples == GLOBAL_BATCH_SIZE * saved
+    assert f"stopped at step {saved} by a signal to another worker" in stdout
+    assert stopped.boxes == []
+
+    with started(torchrun(stopped.config_file)) as process:
+        code, stdout, stderr = finish(process)
+    assert code == 0, stderr
+    assert f"resumed at step {saved} from " in stdout
+    for kind in ("step", "evaluation"):
+        found, expected = ([(r["step"], r["loss"]) for r in job.records(kind)] for job in (stopped, straight))
+        assert found == expected
+    assert committed_steps(stopped.files.checkpoints) == [saved, STEPS]
+
+
+def worker_environment(local_rank: int) -> dict[str, str]:
+    """Return what torchrun would say to one of 4 workers, with a store at a port where nobody listens."""
+    return {
+        "RANK": str(local_rank),
+        "LOCAL_RANK": str(local_rank),
+        "WORLD_SIZE": "4",
+        "LOCAL_WORLD_SIZE": "4",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "1",
+    }
+
+
+def bad_config(root: Path, train_data: Tables) -> Path:
+    job = make_job(root, train_data, on_layout(2, 2, 1))
+    text = job.config_file.read_text()
+    text = text.replace("tp_size = 2", "tp_size = 3").replace("hidden_size = 32", 'hidden_size = 32\nwidht = "wide"')
+    job.config_file.write_text(text)
+    return job.config_file
+
+
+PROBLEMS = ("model.widht", "parallel.tp_size=3 must divide model.num_heads=8", "3 * 2 * 1 = 6 must equal the world size of 4")
+
+
+def test_a_bad_configuration_is_told_once_by_all_workers_together(train_data: Tables, tmp_path: Path) -> None:
+    with started(torchrun(bad_config(tmp_path / "job", train_data))) as process:
+        code, stdout, stderr = finish(process)
+
+    assert code != 0
+    assert set(worker_exit_codes(stderr).values()) <= {int(ExitCode.CONFIG), -signal.SIGTERM}
+    assert int(ExitCode.CONFIG) in worker_exit_codes(stderr).values()
+    for problem in PROBLEMS:
+        assert (stdout + stderr).count(problem) == 1, stderr
+    assert not (tmp_path / "job" / "run").exists()
+
+
+@pytest.mark.parametrize("local_rank", [0, 1])
+def test_a_bad_configuration_is_found_before_any_process_group(
+    local_rank: int, train_data: Tables, tmp_path: Path
+) -> None:
+    config_file = bad_config(tmp_path / "job", train_data)
+    # the store could not be reached: a worker that tried would fail in another way
+    with started(["megatrain.train", str(config_file)], worker_environment(local_rank)) as process:
+        code, stdout, stderr = finish(process)
+
+    assert code == ExitCode.CONFIG
+    assert [(stdout + stderr).count(problem) for problem in PROBLEMS] == [1 - local_rank] * len(PROBLEMS)
+    assert list((tmp_path / "job" / "boxes").iterdir()) == []
+
+
+def test_truncated_tokens_are_found_before_the_ranks_meet(train_data: Tables, tmp_path: Path) -> None:
+    prefix = tmp_path / "tokens"
+    for ending in (".bin", ".idx"):
+        Path(f"{prefix}{ending}").write_bytes(Path(train_data["data"]["train"] + ending).read_bytes())
+    with Path(f"{prefix}.bin").open("r+b") as file:
+        file.truncate(7001)
+    job = make_job(tmp_path / "job", {"data": {"train": str(prefix)}}, on_layout(2, 2, 1))
+
+    with started(["megatrain.train", str(job.config_file)], worker_environment(0)) as process:
+        code, _, stderr = finish(process)
+
+    assert code == ExitCode.DATA
+    assert f"{prefix}.bin: the tokens that {prefix}.idx lists takes 8000 bytes, found 7001" in stderr
+    assert "Traceback" not in stderr
+
+
+def test_checkpoints_without_a_complete_one_are_an_error_and_the_black_box_tells_of_it(
+    train_data: Tables, tmp_path: Path
+) -> None:
+    job = make_job(tmp_path / "job", train_data)
+    junk = job.files.checkpoints / "step-000000004"
+    junk.mkdir(parents=True)
+    (junk / "manifest.json").write_text("{")
+
+    with started(["megatrain.train", str(job.config_file)]) as process:
+        code, _, stderr = finish(process)
+
+    assert code == ExitCode.CHECKPOINT
+    assert f"{job.files.checkpoints}: holds step-000000004, but no committed checkpoint" in stderr
+    assert "Traceback" not in stderr
+    assert list(junk.iterdir()) == [junk / "manifest.json"]
+    (box,) = job.boxes
+    with started(["megatrain", "blackbox", str(box)]) as process:
+        code, stdout, _ = finish(process)
+    assert code == 0
+    assert re.search(r"^process +\d+ on .*, failed$", stdout, re.MULTILINE), stdout
+    assert re.search(r"^ *[\d.]+ +-1 +init ", stdout, re.MULTILINE), stdout

@@ -1,0 +1,166 @@
+"""Jobs on the pool of ranks as a test sees them: run one, put its ranks' pieces together, compare it with another.
+
+Putting together asserts what no layout may break: all ranks report the same numbers, every copy of an element (dp and
+tp replicas, the tied head) is bitwise the same, and a checkpoint would hold each element of the state exactly once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megatrain.config.config import Config
+from megatrain.reporting import EvaluationReport, StepReport
+from tests.helpers.rank_pool import RankPool
+from tests.helpers.training_case import STATE_KINDS, Orders, Piece, RankRecord, State, train_on_rank
+
+Arrays = dict[str, NDArray[Any]]
+"""Whole tensors by logical name."""
+Tables = dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a job did. Parameters are as the model used them; optimizer states are by kind."""
+
+    ranks: list[RankRecord] = field(repr=False)
+    initial: Arrays = field(repr=False)
+    final: Arrays = field(repr=False)
+    initial_state: dict[str, Arrays] = field(repr=False)
+    final_state: dict[str, Arrays] = field(repr=False)
+
+    @property
+    def steps(self) -> list[StepReport]:
+        return self.ranks[0].steps
+
+    @property
+    def losses(self) -> list[float]:
+        return [report.loss for report in self.steps]
+
+    @property
+    def grad_norms(self) -> list[float]:
+        return [report.grad_norm for report in self.steps]
+
+    @property
+    def evaluation(self) -> EvaluationReport:
+        """The evaluation at the end."""
+        return self.ranks[0].evaluations[-1]
+
+    def samples_by_step(self) -> dict[int, list[int]]:
+        """Return the numbers of the samples that each step trained on, by cursor, of all pipelines, sorted."""
+        pipelines = {record.coordinate.dp: record.samples for record in self.ranks}
+        cursors = self.ranks[0].samples
+        return {cursor: sorted(n for samples in pipelines.values() for n in samples[cursor]) for cursor in cursors}
+
+
+class TrainingJobs:
+    """Runs jobs on the pool and remembers the runs that others are compared with."""
+
+    def __init__(self, pool: RankPool) -> None:
+        self._pool = pool
+        self._remembered: dict[str, Run] = {}
+
+    def run(self, config: Config, orders: Orders | None = None, timeout_s: float = 50.0) -> Run:
+        """Train as `config` says. Raises: RankError; AssertionError when the ranks disagree."""
+        world_size = config.layout(None).world_size
+        records = self._pool.run(train_on_rank, world_size, config, orders or Orders(), timeout_s=timeout_s)
+        for record in records[1:]:
+            assert [_agreed(one) for one in record.steps] == [_agreed(one) for one in records[0].steps]
+            assert [one.loss for one in record.evaluations] == [one.loss for one in records[0].evaluations]
+        return Run(
+            ranks=records,
+            initial=assemble(piece for record in records for piece in record.initial),
+            final=assemble(piece for record in records for piece in record.final),
+            initial_state=_assemble_state([record.initial_state for record in records]),
+            final_state=_assemble_state([record.final_state for record in records]),
+        )
+
+    def remembered(self, config: Config) -> Run:
+        """Return the run of `config`, made once."""
+        key = json.dumps(config.to_dict(), sort_keys=True)
+        if key not in self._remembered:
+            self._remembered[key] = self.run(config)
+        return self._remembered[key]
+
+
+def _agreed(report: StepReport) -> str:
+    """Return what all ranks must say alike, bitwise (nan equals nan)."""
+    return repr((report.step, report.loss, report.grad_norm, report.lr, report.is_skipped, report.consumed_samples))
+
+
+def assemble(pieces: Iterable[Piece]) -> Arrays:
+    """Put pieces together to whole tensors."""
+    whole: Arrays = {}
+    is_known: Arrays = {}
+    for piece in pieces:
+        if piece.name not in whole:
+            whole[piece.name] = np.zeros(piece.global_shape, piece.values.dtype)
+            is_known[piece.name] = np.zeros(piece.global_shape, bool)
+        box, known = _box(piece), is_known[piece.name]
+        is_same = bits(whole[piece.name][box]) == bits(piece.values)
+        assert is_same[known[box]].all(), f"{piece.name}: ranks hold different copies of elements in {box}"
+        whole[piece.name][box] = piece.values
+        known[box] = True
+    missing = [name for name, known in is_known.items() if not known.all()]
+    assert not missing, f"no rank holds all of {missing}"
+    return whole
+
+
+def _assemble_state(states: Sequence[State]) -> dict[str, Arrays]:
+    for kind in STATE_KINDS:
+        num_savers: Arrays = {}
+        for piece in (piece for state in states for piece in state[kind] if piece.is_owned):
+            num_savers.setdefault(piece.name, np.zeros(piece.global_shape, int))[_box(piece)] += 1
+        wrong = [name for name, counts in num_savers.items() if not (counts == 1).all()]
+        assert not wrong, f"{kind}: elements of {wrong} are saved by no rank or by several"
+    return {kind: assemble(piece for state in states for piece in state[kind]) for kind in STATE_KINDS}
+
+
+def _box(piece: Piece) -> tuple[slice, ...]:
+    return tuple(slice(at, at + size) for at, size in zip(piece.offsets, piece.values.shape, strict=True))
+
+
+def bits(x: NDArray[Any]) -> NDArray[Any]:
+    """Return floating-point numbers as integers: nan equals nan, and 0.0 differs from -0.0."""
+    return np.ascontiguousarray(x).view(f"i{x.dtype.itemsize}")
+
+
+def assert_bitwise(found: Arrays, expected: Arrays) -> None:
+    """Compare two sets of tensors bit by bit."""
+    assert found.keys() == expected.keys()
+    different = [name for name in expected if not np.array_equal(bits(found[name]), bits(expected[name]))]
+    assert not different, f"not bitwise equal: {different}"
+
+
+def assert_states_bitwise(found: dict[str, Arrays], expected: dict[str, Arrays]) -> None:
+    """Compare master weights and moments bit by bit."""
+    for kind in STATE_KINDS:
+        assert_bitwise(found[kind], expected[kind])
+
+
+def assert_close(found: Sequence[float], expected: Sequence[float], bound: float, what: str) -> None:
+    """Compare two series of numbers: no relative error above `bound`."""
+    assert len(found) == len(expected) > 0, what
+    errors = [abs(a - b) / abs(b) for a, b in zip(found, expected, strict=True)]
+    assert max(errors) <= bound, f"{what}: {found}, expected {expected}"
+
+
+def distance(found: Arrays, expected: Arrays) -> dict[str, float]:
+    """Return ||w - w_ref|| / ||w_ref|| by tensor."""
+    assert found.keys() == expected.keys()
+    return {
+        name: float(np.linalg.norm(found[name] - expected[name]) / np.linalg.norm(expected[name])) for name in expected
+    }
+
+
+def assert_parity(run: Run, reference: Run, bound: float) -> None:
+    """Compare losses, gradient norms and final weights with another run's, by relative error."""
+    assert_close(run.losses, reference.losses, bound, "loss")
+    assert_close(run.grad_norms, reference.grad_norms, bound, "gradient norm")
+    wrong = {name: error for name, error in distance(run.final, reference.final).items() if not error <= bound}
+    assert not wrong, f"final weights off by {wrong}"

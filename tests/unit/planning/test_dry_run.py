@@ -1,0 +1,113 @@
+"""The 175B job on 12,288 ranks, laid out in one process: groups, stages and memory."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from megatrain.config import load_config, parameters_by_part
+from tests.helpers.source_tree import ROOT
+
+CONFIG = ROOT / "configs" / "megascale_175b.toml"
+STANDING = ["parameters", "gradients", "optimizer", "inputs"]
+PASSING = ["activations", "working", "messages", "travelling"]
+# In a process of its own: a process has one world group at a time, and this one is of 12,288 ranks.
+SCRIPT = """
+import json, sys
+from pathlib import Path
+from megatrain.config import load_config
+from megatrain.planning.plan_text import render
+from megatrain.planning.run_plan import plan_run
+
+plan = plan_run(load_config(Path(sys.argv[1])).config)
+print(json.dumps({"plan": plan.to_dict(), "text": render(plan)}))
+"""
+
+
+@pytest.fixture(scope="module")
+def output() -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(CONFIG)], capture_output=True, text=True, cwd=ROOT, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_layout_and_groups(output: dict[str, Any]) -> None:
+    plan = output["plan"]
+
+    assert plan["layout"] == {"tp_size": 8, "pp_size": 8, "dp_size": 192}
+    assert plan["world_size"] == 12288
+    groups = {group["name"]: group for group in plan["groups"]}
+    pipeline = list(range(0, 12288, 8 * 192))
+    expected = {
+        "tp": list(range(8)),
+        "dp": list(range(0, 8 * 192, 8)),
+        "pp": pipeline,
+        "embedding": [pipeline[0], pipeline[-1]],
+        "pp-forward": pipeline,
+        "pp-backward": pipeline,
+    }
+    assert {name: group["example_ranks"] for name, group in groups.items()} == expected
+    assert {name: group["size"] for name, group in groups.items()} == {name: len(r) for name, r in expected.items()}
+    assert {name: group["num_groups"] for name, group in groups.items()} == {
+        name: 12288 // len(ranks) if name != "embedding" else 8 * 192 for name, ranks in expected.items()
+    }
+
+
+def test_stages_and_parameters(output: dict[str, Any]) -> None:
+    plan, size = output["plan"], parameters_by_part(load_config(CONFIG).config.model)
+    stages = {stage["name"]: stage for stage in plan["stages"]}
+
+    assert [stage["stages"] for stage in plan["stages"]] == [[0], [1, 2, 3, 4, 5, 6], [7]]
+    assert [stage["rank"] for stage in plan["stages"]] == [0, 1536, 10752]
+    assert stages["head"]["layers"][0] == [14, 15]
+    assert stages["head"]["layers"][-1] == [94, 95]
+    assert plan["num_parameters"] == size.total
+    # 12 blocks a rank: the matrices are cut in 8; norm and output biases (4 vectors of hidden_size) are not
+    vectors = 4 * 12288
+    blocks = 12 * ((size.block - vectors) // 8 + vectors)
+    assert stages["middle"]["num_parameters"] == blocks
+    assert stages["embedding"]["num_parameters"] == blocks + size.embedding // 8 + size.position
+    assert stages["head"]["num_parameters"] == blocks + size.embedding // 8 + size.final_norm
+
+
+def test_step(output: dict[str, Any]) -> None:
+    plan = output["plan"]
+
+    assert (plan["schedule"], plan["num_chunks"], plan["num_microbatches"]) == ("interleaved", 6, 32)
+    assert plan["bubble_fraction"] == pytest.approx(7 / (6 * 32))
+    assert plan["num_tokens_per_step"] == 6144 * 2048
+    assert plan["flops_per_step"] == pytest.approx(plan["flops_per_token"] * 6144 * 2048)
+
+
+def test_memory_of_a_rank(output: dict[str, Any]) -> None:
+    for stage in output["plan"]["stages"]:
+        memory = stage["memory"]
+        kinds = [memory[kind] for kind in STANDING + PASSING]
+        padding = 4 * 6 * 192 * 128  # at most this many elements, in the buckets of 6 chunks
+        assert 0 <= memory["parameters"] // 2 - stage["num_parameters"] <= padding
+        assert memory["gradients"] == memory["parameters"] * 2 // 192  # fp32, shared by ZeRO-2
+        assert memory["optimizer"] == 3 * memory["gradients"]
+        assert memory["total"] == sum(kinds)
+        assert min(kinds) > 0
+
+
+def test_text_says_it_all(output: dict[str, Any]) -> None:
+    text = output["text"]
+
+    for part in (
+        "tp_size=8 pp_size=8 dp_size=192: 12,288 ranks",
+        "interleaved, 6 chunks a stage, 32 microbatches of 1 a pipeline, bubble 3.6%",
+        "12,582,912 tokens",
+        "174,770,774,016 parameters",
+        "0, 8, 16, ..., 1528",
+        "2,842,097,664",
+        "Memory of one rank in GiB",
+    ):
+        assert part in text
+    assert all(line == line.rstrip() and len(line) <= 160 for line in text.splitlines())

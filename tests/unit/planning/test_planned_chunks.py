@@ -1,0 +1,81 @@
+"""The chunks of all stages are the model, cut as the trainer cuts it, and their buckets are the trainer's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.memory import with_changes
+from megatrain.assembly import build_replica
+from megatrain.comm import create_mesh
+from megatrain.comm.group import Group
+from megatrain.config import load_config, num_parameters
+from megatrain.config.config import Config
+from megatrain.contracts.errors import TopologyError
+from megatrain.contracts.layout import Layout
+from megatrain.planning.chunks import plan_stage
+from megatrain.telemetry.black_box_writer import BlackBoxWriter
+from megatrain.telemetry.recorder import Recorder
+from tests.helpers.source_tree import ROOT
+
+CONFIGS = sorted((ROOT / "configs").glob("*.toml"))
+
+
+def tp_group(tp_size: int, tp_rank: int = 0) -> Group:
+    return Group("tp", tuple(range(tp_size)), tp_rank, Recorder(BlackBoxWriter.anonymous()))
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_stages_together_are_the_model(path: Path) -> None:
+    config = load_config(path).config
+    layout = config.layout(None)
+    total, layers = 0, []
+    for stage in range(layout.pp_size):
+        for chunk in plan_stage(config, layout, stage, tp_group(layout.tp_size)):
+            layers += chunk.part.layers
+            total += sum(
+                one.parameter.numel() * (layout.tp_size if one.is_tp_sharded else 1)
+                for one in chunk.parameters
+                if not one.is_tied_copy
+            )
+            assert all(one.parameter.is_meta for one in chunk.parameters)
+
+    assert total == num_parameters(config.model)
+    assert sorted(layers) == list(range(config.model.num_layers))
+
+
+def test_buckets_are_those_of_the_trainer() -> None:
+    config = Config.from_dict(
+        with_changes({"model.hidden_size": 64, "model.vocab_size": 300, "parallel.bucket_size": 20_000})
+    )
+    layout, recorder = Layout(), Recorder(BlackBoxWriter.anonymous())
+    mesh = create_mesh(layout, 0, torch.device("cpu"), recorder)
+    (chunk,) = plan_stage(config, layout, 0, mesh.tp)
+    (built,) = build_replica(config, mesh, recorder, torch.device("cpu")).data_parallel
+
+    sizes = chunk.bucket_sizes(config.parallel.bucket_size, dp_size=1)
+    assert list(sizes) == [bucket.numel for bucket in built.buckets]
+    assert len(sizes) > 2
+    # each of 3 ranks has a share that is a multiple of 128
+    assert all(size % (3 * 128) == 0 for size in chunk.bucket_sizes(config.parallel.bucket_size, dp_size=3))
+
+
+def test_every_tensor_rank_holds_the_same_amount() -> None:
+    config = Config.from_dict(with_changes({"parallel.tp_size": 4}))
+    held = {
+        sum(chunk.num_parameters for chunk in plan_stage(config, Layout(tp_size=4), 0, tp_group(4, rank)))
+        for rank in range(4)
+    }
+
+    assert len(held) == 1
+
+
+def test_what_cannot_be_cut_is_refused() -> None:
+    config = Config.from_dict(with_changes({}))
+    config = replace(config, parallel=replace(config.parallel, tp_size=3))
+
+    with pytest.raises(TopologyError, match=r"cannot be cut in tp_size=3 parts"):
+        plan_stage(config, Layout(tp_size=3), 0, tp_group(3))

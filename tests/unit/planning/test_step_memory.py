@@ -1,0 +1,79 @@
+"""Footprints add up along a chunk, and the walk over a stage's actions holds what is alive at each of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.memory import with_changes
+from megatrain.config.config import Config
+from megatrain.planning.footprint import Footprint, Ledger, in_a_row
+from megatrain.planning.step_memory import ChunkMemory, Moment, StepWalk
+from megatrain.schedule import build_schedule, peak_in_flight
+
+KEPT, MESSAGE = 1000, 1
+PLAIN = ChunkMemory(Footprint(kept=KEPT, forward=KEPT, backward=KEPT + 1), whole_gradients=0, travelling=0, arriving=0)
+
+
+def walked(name: str, pp_size: int, num_chunks: int, stage: int, chunk: ChunkMemory, **changes: object) -> Moment:
+    config = Config.from_dict(with_changes({key.replace("__", "."): value for key, value in changes.items()}))
+    schedule = build_schedule(name, pp_size, num_chunks, 8)
+    return StepWalk(config, stage, [chunk] * num_chunks, MESSAGE).run(schedule.stages[stage])
+
+
+def test_ledger_keeps_the_most_that_was_alive_together() -> None:
+    ledger = Ledger(10)
+    ledger.hold(5, 5)
+    ledger.release(5)
+    ledger.visit(7)
+    ledger.visit(1)
+
+    assert (ledger.live, ledger.peak) == (15, 22)
+
+
+def test_parts_in_a_row() -> None:
+    first = Footprint(kept=10, forward=50, backward=30)
+    second = Footprint(kept=20, forward=25, backward=60, left=4)
+    third = Footprint(kept=5, forward=6, backward=7, left=100)
+
+    # forward: the first part's own peak; backward: what the third leaves is there when the second runs
+    assert in_a_row([first, second, third]) == Footprint(kept=35, forward=50, backward=10 + 60 + 100, left=104)
+    assert in_a_row([first]) == first
+
+
+@pytest.mark.parametrize(("name", "num_chunks"), [("gpipe", 1), ("1f1b", 1), ("interleaved", 2)])
+@pytest.mark.parametrize("stage", [0, 1, 3])
+def test_activations_are_those_in_flight(name: str, num_chunks: int, stage: int) -> None:
+    moment = walked(name, 4, num_chunks, stage, PLAIN)
+
+    assert moment.activations == KEPT * peak_in_flight(build_schedule(name, 4, num_chunks, 8))[stage]
+
+
+def test_undelivered_messages_are_few_where_delivery_is_known() -> None:
+    first_stage = {"runtime__device": "cuda"}
+    # on the first stage of two, when most is in flight: the last output, and the gradient that is awaited next
+    assert walked("1f1b", 2, 1, 0, PLAIN, **first_stage).messages <= 3 * MESSAGE
+    assert walked("gpipe", 2, 1, 0, PLAIN, runtime__device="cpu").messages >= 8 * MESSAGE
+
+
+def test_backward_works_on_top_of_what_it_keeps() -> None:
+    chunk = ChunkMemory(Footprint(kept=KEPT, forward=KEPT + 1, backward=KEPT + 300), 0, 0, 0)
+    moment = walked("1f1b", 1, 1, 0, chunk)
+
+    assert (moment.activations, moment.working, moment.what) == (KEPT, 300, "backward of chunk 0")
+
+
+def test_zero_2_holds_whole_gradients_in_backward_and_on_their_way() -> None:
+    chunk = ChunkMemory(Footprint(KEPT, KEPT, KEPT), whole_gradients=400, travelling=400, arriving=50)
+
+    assert walked("1f1b", 1, 1, 0, chunk, parallel__zero_stage=1).travelling == 0
+    overlapped = walked("1f1b", 1, 1, 0, chunk, parallel__zero_stage=2)
+    assert (overlapped.travelling, overlapped.working) == (400, 50)
+    awaited = walked("1f1b", 1, 1, 0, chunk, parallel__zero_stage=2, parallel__overlap=False)
+    assert (awaited.travelling, awaited.working) == (400, 0)
+
+
+def test_a_copy_in_another_type_is_beside_the_gradients_for_a_moment() -> None:
+    chunk = ChunkMemory(Footprint(0, 0, 0), whole_gradients=400, travelling=200, arriving=0)
+    moment = walked("1f1b", 1, 1, 0, chunk, parallel__zero_stage=2)
+
+    assert (moment.total, moment.what) == (600, "reduction of chunk 0")
