@@ -28,11 +28,11 @@ class QueryKeyValue(nn.Module):
         self.bias = nn.Parameter(torch.empty(groups, rows, head_dim)) if config.has_bias else None
 
     def forward(self, x_SBH: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q [S, B, N, D], k and v [S, B, G, D], views of one product."""
+        """Return q [S, B, G, R, D], k and v [S, B, G, 1, D], views of one product."""
         bias = None if self.bias is None else self.bias.flatten()
         y = functional.linear(x_SBH, self.weight.flatten(0, 2), bias)
-        y = y.unflatten(-1, self.weight.shape[:3])
-        return y[..., :-2, :].flatten(2, 3), y[..., -2, :], y[..., -1, :]
+        q, k, v = y.unflatten(-1, self.weight.shape[:3]).split((self.weight.shape[1] - 2, 1, 1), dim=-2)
+        return q, k, v
 
 
 class Attention(nn.Module):
@@ -49,5 +49,6 @@ class Attention(nn.Module):
         q, k, v = self.qkv(x_SBH)
         if positions is not None:
             cos, sin = positions.table(x_SBH.shape[0], x_SBH.device, x_SBH.dtype)
-            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        return self.out(causal_attention(q, k, v, mask))
+            # the copy of v lets go of the product, which rotated q and k do not need any more
+            q, k, v = rotate(q, cos, sin), rotate(k, cos, sin), v.contiguous()
+        return self.out(causal_attention(q.flatten(2, 3), k.flatten(2, 3), v.flatten(2, 3), mask))

@@ -55,7 +55,7 @@ class Transformer(nn.Module):
         Shapes: x is tokens [S, B] where the part has the embedding, else hidden states [S, B, H]; result [S, B, H].
         """
         x_SBH = x if self.embedding is None else self.embedding(x, context)
-        mask = attention_mask(context.seq_len, self.config.window_size, context.document_SB, x.device)
+        mask = attention_mask(context.seq_len, self.config.window_size, context.document_SB, x.device, x_SBH.dtype)
         for block in self.blocks.values():
             x_SBH = block(x_SBH, context, mask, self.positions)
         return x_SBH

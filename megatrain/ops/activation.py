@@ -34,10 +34,10 @@ class _SwiGlu(torch.autograd.Function):
         (x_SB2F,) = ctx.saved_tensors
         gate, up = x_SB2F.unbind(-2)
         grad_x = torch.empty_like(x_SB2F)
+        grad_gate, grad_up = grad_x.unbind(-2)  # they also hold what comes in between
         sigmoid = torch.sigmoid(gate)
-        silu = gate * sigmoid
-        torch.mul(grad_SBF, silu, out=grad_x.select(-2, 1))
+        silu = torch.mul(gate, sigmoid, out=grad_up)
         # d silu = sigmoid + silu * (1 - sigmoid) = silu + sigmoid * (1 - silu)
-        slope = silu.addcmul_(sigmoid, 1 - silu)
-        torch.mul(slope.mul_(up), grad_SBF, out=grad_x.select(-2, 0))
+        torch.sub(1.0, silu, out=grad_gate).mul_(sigmoid).add_(silu).mul_(up).mul_(grad_SBF)
+        grad_up.mul_(grad_SBF)
         return grad_x

@@ -50,6 +50,7 @@ def rotate(x_SBND: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Turn each pair (x[d], x[d + D/2]) by its position's angle, in cos's dtype, rounded once to x's.
 
     Saves nothing of x for backward: the inverse turn is its own gradient.
+    Shapes: x [S, ..., D]; cos and sin [S, 1, 1, D / 2].
     """
     return _Rotate.apply(x_SBND, cos, sin)
 
@@ -66,6 +67,8 @@ class _Rotate(torch.autograd.Function):
 
 
 def _turn(x_SBND: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    place = (cos.shape[0], *[1] * (x_SBND.dim() - 2), cos.shape[-1])
+    cos, sin = cos.view(place), sin.view(place)
     first, second = x_SBND.chunk(2, dim=-1)
     out = torch.empty(x_SBND.shape, dtype=x_SBND.dtype, device=x_SBND.device)
     out_first, out_second = out.chunk(2, dim=-1)

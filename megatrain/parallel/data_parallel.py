@@ -81,10 +81,17 @@ class ChunkDataParallel:
             else:
                 bucket.clear_gradients()
 
-    def before_backward(self) -> None:
-        """Make room for one micro-batch's gradients (ZeRO-2 keeps none between micro-batches)."""
+    def settle(self) -> None:
+        """Finish what an earlier micro-batch sent on its way (ZeRO-2), which frees its whole gradients."""
         if self.options.zero_stage == 2:
             self._finish_transfers()
+
+    def before_backward(self) -> None:
+        """Make room for one micro-batch's gradients (ZeRO-2 keeps none between micro-batches).
+
+        Every chunk of the stage must have settled: then whole gradients of one chunk exist at a time.
+        """
+        if self.options.zero_stage == 2:
             for bucket in self.buckets:
                 bucket.allocate_gradients()
 

@@ -8,7 +8,6 @@ Shapes: S_local = seq_len / tp_size rows, B micro-batch, H hidden.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -53,7 +52,8 @@ class _Run:
     loss_sum: Tensor | None = None
     received: dict[tuple[ActionKind, int, int], Pending] = field(default_factory=dict)
     outgoing: dict[tuple[ActionKind, int, int], Tensor] = field(default_factory=dict)
-    sends: deque[Pending] = field(default_factory=deque)
+    forward_sends: dict[tuple[int, int], Pending] = field(default_factory=dict)
+    backward_sends: dict[tuple[int, int], Pending] = field(default_factory=dict)
     stage_inputs: dict[tuple[int, int], Tensor] = field(default_factory=dict)
     edges: dict[tuple[int, int], GradientEdge] = field(default_factory=dict)
 
@@ -99,9 +99,9 @@ class Pipeline:
         run = _Run(inputs, loss_scale)
         for action in schedule.stages[self.mesh.coordinate.pp]:
             self._execute(action, run)
-            while run.sends and run.sends[0].is_done():
-                run.sends.popleft().wait()
-        for send in run.sends:
+            _let_go(run.forward_sends)
+            _let_go(run.backward_sends)
+        for send in (*run.forward_sends.values(), *run.backward_sends.values()):
             send.wait()
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         return total if run.loss_sum is None else total + run.loss_sum
@@ -155,6 +155,10 @@ class Pipeline:
         gradient = None
         if self._model_chunk(action.chunk) != self._last_model_chunk:
             gradient = run.received.pop((ActionKind.RECV_BACKWARD, *key)).wait()
+            # its gradient came back, so the output has arrived: gloo tells only him who waits
+            run.forward_sends.pop(key).wait()
+        for other in self.chunks:
+            other.data_parallel.settle()
         chunk.data_parallel.before_backward()
         with self.recorder.span(Operation.BACKWARD_COMPUTE, microbatch=action.microbatch, chunk=action.chunk):
             torch.autograd.backward([run.edges.pop(key)], [gradient])
@@ -169,10 +173,11 @@ class Pipeline:
         links = self.mesh.links
         assert links is not None
         if action.kind is ActionKind.SEND_FORWARD:
-            channel, operation = links.forward_to_next, Operation.FORWARD_SEND
+            channel, operation, sends = links.forward_to_next, Operation.FORWARD_SEND, run.forward_sends
         else:
-            channel, operation = links.backward_to_previous, Operation.BACKWARD_SEND
-        run.sends.append(channel.send(x, operation, chunk=action.chunk, microbatch=action.microbatch))
+            channel, operation, sends = links.backward_to_previous, Operation.BACKWARD_SEND, run.backward_sends
+        pending = channel.send(x, operation, chunk=action.chunk, microbatch=action.microbatch)
+        sends[(action.chunk, action.microbatch)] = pending
 
     def _receive(self, action: Action, run: _Run) -> None:
         links = self.mesh.links
@@ -189,3 +194,9 @@ class Pipeline:
             chunk=action.chunk,
             microbatch=action.microbatch,
         )
+
+
+def _let_go(sends: dict[tuple[int, int], Pending]) -> None:
+    """Drop the sends that are delivered, oldest first, and with them their memory."""
+    while sends and (oldest := next(iter(sends.items())))[1].is_done():
+        sends.pop(oldest[0]).wait()

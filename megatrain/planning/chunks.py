@@ -54,19 +54,16 @@ class PlannedChunk:
         if self.part.has_head:
             is_tied_here = config.model.has_tied_head and self.part.has_embedding
             parts.append(head_footprint(config, sizes, is_tied_here=is_tied_here))
-        return with_masks(config, sizes, in_a_row(parts))
+        return with_masks(sizes, in_a_row(parts))
 
 
-def with_masks(config: Config, sizes: TensorBytes, chunk: Footprint) -> Footprint:
-    """Add the boolean mask that all blocks of a chunk share, and what makes it."""
-    if not sizes.mask:
+def with_masks(sizes: TensorBytes, chunk: Footprint) -> Footprint:
+    """Add the mask that all blocks of a chunk share and keep, and what makes it."""
+    mask = sizes.mask
+    if not mask:
         return chunk
-    shared = sizes.mask // sizes.element
-    made_from = config.model.seq_len**2 * 8  # int64 distances, while the mask is made
-    kept = shared if config.parallel.recompute == "full" else 0  # an argument of each block that is run again
-    return Footprint(
-        chunk.kept + kept, max(chunk.forward + shared, 2 * shared + made_from), chunk.backward + kept, chunk.left
-    )
+    made_from = 2 * mask // sizes.element  # which pairs may meet, and one more condition
+    return Footprint(chunk.kept + mask, max(chunk.forward + mask, mask + made_from), chunk.backward + mask, chunk.left)
 
 
 def plan_stage(config: Config, layout: Layout, stage: int, tp: Group) -> list[PlannedChunk]:

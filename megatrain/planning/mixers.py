@@ -23,24 +23,25 @@ class AttentionMemory:
 
     @property
     def kept(self) -> int:
-        """The whole product, of which the values are a view, also where rotated queries and keys lie beside it."""
+        """What the kernel saves: its output, and heads of their own (rotary) or views of the product."""
         sizes = self.sizes
-        return sizes.qkv + self._separate_heads + sizes.query + sizes.lse + sizes.mask
+        heads = sizes.query + 2 * sizes.key if self._is_rope else sizes.qkv + self._copied_query
+        return heads + sizes.query + sizes.lse
 
     def forward(self, ledger: Ledger) -> None:
         """Leave what is kept and the output alive."""
         sizes = self.sizes
         ledger.hold(sizes.qkv)
         if self._is_rope:
-            copied = sizes.query if sizes.is_query_copied else 0
-            ledger.hold(copied, sizes.query)
+            ledger.hold(sizes.query)
             ledger.visit(self._turn_products(sizes.query))
             ledger.hold(sizes.key)
             ledger.visit(self._turn_products(sizes.key))
-            ledger.release(copied)
+            ledger.hold(sizes.key)
+            ledger.release(sizes.qkv)
         else:
-            ledger.hold(self._separate_heads)
-        ledger.hold(sizes.query, sizes.lse, sizes.mask)
+            ledger.hold(self._copied_query)
+        ledger.hold(sizes.query, sizes.lse)
         ledger.hold(sizes.hidden)
 
     def backward(self, ledger: Ledger, gradient: int, inner: int) -> None:
@@ -56,13 +57,8 @@ class AttentionMemory:
         ledger.release(self.kept, sizes.query)
         if self._is_rope:
             ledger.visit(sizes.query, self._turn_products(sizes.query))
-        # the gradient of each of the three views is as large as the whole; the sum takes them one by one
-        ledger.hold(sizes.qkv)
-        ledger.release(sizes.key)
-        ledger.visit(sizes.qkv)
-        ledger.release(sizes.key)
-        ledger.visit(sizes.qkv)
-        ledger.release(sizes.query)
+        ledger.hold(sizes.qkv)  # the three parts are put together
+        ledger.release(sizes.query + 2 * sizes.key)
         ledger.hold(inner, sizes.hidden)
         ledger.visit(sizes.qkv_weight)
         ledger.release(sizes.qkv)
@@ -72,10 +68,8 @@ class AttentionMemory:
         return self.model.positions == "rope"
 
     @property
-    def _separate_heads(self) -> int:
-        """Queries and keys kept beside the product they come from."""
-        if self._is_rope:
-            return self.sizes.query + self.sizes.key
+    def _copied_query(self) -> int:
+        """Queries that had to be copied out of the product, of which keys and values are views."""
         return self.sizes.query if self.sizes.is_query_copied else 0
 
     def _turn_products(self, turned: int) -> int:
@@ -113,7 +107,7 @@ class MlpMemory:
         ledger.release(sizes.activation, gradient)
         ledger.hold(sizes.up)
         if self.model.mlp == "swiglu":
-            ledger.visit(3 * sizes.activation)  # sigmoid, silu and 1 - silu
+            ledger.visit(sizes.activation)  # the sigmoid
         ledger.release(sizes.up, sizes.activation)
         ledger.hold(inner, sizes.hidden)
         ledger.visit(sizes.up_weight)

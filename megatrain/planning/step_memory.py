@@ -53,12 +53,14 @@ class StepWalk:
         self._hidden_local = hidden_local
         self._is_zero_2 = config.parallel.zero_stage == 2
         self._has_overlap = config.parallel.overlap
-        # gloo, which serves CPUs, does not tell that a send is done, so all are kept to the end of the pass
+        # gloo, which serves CPUs, does not tell that a send is done: an output is kept until its gradient comes back,
+        # a gradient to the end of the pass
         self._is_delivery_known = config.runtime.device != "cpu"
         self._activations = 0
         self._messages = 0
         self._travelling: dict[int, int] = {}
         self._unsent = 0
+        self._unconfirmed: set[tuple[int, int]] = set()
         self._receives: set[tuple[ActionKind, int, int]] = set()
         self.peak = Moment("start")
 
@@ -85,12 +87,16 @@ class StepWalk:
         self._see(f"forward of chunk {action.chunk}", footprint.forward)
         self._activations += footprint.kept
         self._finish_compute(is_sent)
+        if is_sent and not self._is_delivery_known:
+            self._unconfirmed.add((action.chunk, action.microbatch))
 
     def _backward(self, action: Action, is_sent: bool) -> None:
         chunk = self._chunks[action.chunk]
         self._take(ActionKind.RECV_BACKWARD, action)
+        self._release_delivered((action.chunk, action.microbatch))
         if self._is_zero_2:
-            self._arrive(action.chunk)
+            for earlier in list(self._travelling):
+                self._arrive(earlier)
             self._travelling[action.chunk] = chunk.whole_gradients
         self._activations -= chunk.footprint.kept
         self._see(f"backward of chunk {action.chunk}", chunk.footprint.backward, of_which_kept=chunk.footprint.kept)
@@ -103,6 +109,11 @@ class StepWalk:
         key = (kind, action.chunk, action.microbatch)
         if key in self._receives:
             self._receives.remove(key)
+            self._messages -= self._hidden_local
+
+    def _release_delivered(self, key: tuple[int, int]) -> None:
+        if key in self._unconfirmed:
+            self._unconfirmed.remove(key)
             self._messages -= self._hidden_local
 
     def _finish_compute(self, is_sent: bool) -> None:

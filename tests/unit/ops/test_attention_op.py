@@ -51,21 +51,22 @@ def allowed_pairs(window: int, document_SB: Tensor | None) -> list[list[list[boo
 @pytest.mark.parametrize("window", [0, 1, 3, S - 1, S, S + 5])
 def test_mask_is_the_rule_pair_by_pair(window: int, has_documents: bool) -> None:
     document_SB = DOCUMENTS if has_documents else None
-    mask = attention_mask(S, window, document_SB, CPU)
+    mask = attention_mask(S, window, document_SB, CPU, torch.float32)
 
     if mask is None:
         assert not has_documents
         assert window in (0, S, S + 5)
     else:
-        assert mask.expand(B, 1, S, S)[:, 0].tolist() == allowed_pairs(window, document_SB)
+        assert set(mask.unique().tolist()) <= {0.0, -math.inf}
+        assert (mask.expand(B, 1, S, S)[:, 0] == 0.0).tolist() == allowed_pairs(window, document_SB)
 
 
 def test_documents_need_not_be_numbered_in_order() -> None:
-    mask = attention_mask(S, 0, DOCUMENTS, CPU)
+    mask = attention_mask(S, 0, DOCUMENTS, CPU, torch.float32)
 
     # sample 2 holds documents 1, 1, 2, 2, 1, 1: equal numbers meet, whoever lies between
     assert mask is not None
-    assert mask[2, 0, 4].tolist() == [True, True, False, False, True, False, False, False, False, False]
+    assert (mask[2, 0, 4] == 0.0).tolist() == [True, True, False, False, True, False, False, False, False, False]
 
 
 ARRANGEMENTS = [(4, 4), (4, 2), (4, 1), (6, 3), (1, 1)]
@@ -77,7 +78,7 @@ ARRANGEMENTS = [(4, 4), (4, 2), (4, 1), (6, 3), (1, 1)]
 def test_attention_is_the_softmax_over_allowed_pairs(heads: tuple[int, int], window: int, has_documents: bool) -> None:
     num_heads, num_groups = heads
     document_SB = DOCUMENTS if has_documents else None
-    mask = attention_mask(S, window, document_SB, CPU)
+    mask = attention_mask(S, window, document_SB, CPU, torch.float64)
     allowed = allowed_pairs(window, document_SB)
     inputs = [draw(S, B, num_heads, D), draw(S, B, num_groups, D, seed=1), draw(S, B, num_groups, D, seed=2)]
 
@@ -95,9 +96,9 @@ def test_attention_is_the_softmax_over_allowed_pairs(heads: tuple[int, int], win
 def test_half_precision_loses_no_more_than_plain_torch(heads: tuple[int, int], has_documents: bool) -> None:
     num_heads, num_groups = heads
     document_SB = DOCUMENTS if has_documents else None
-    mask = attention_mask(S, 0, document_SB, CPU)
-    allowed = allowed_pairs(0, document_SB)
     bf16 = torch.bfloat16
+    mask = attention_mask(S, 0, document_SB, CPU, bf16)
+    allowed = allowed_pairs(0, document_SB)
     inputs = [draw(S, B, num_heads, 32, dtype=bf16), draw(S, B, num_groups, 32, dtype=bf16, seed=1),
               draw(S, B, num_groups, 32, dtype=bf16, seed=2)]  # fmt: skip
 
