@@ -11,21 +11,36 @@ _CPU_BLOCK = 1 << 18
 """Elements updated at once on a CPU: the block and its temporaries stay in cache, and no fresh memory is touched."""
 
 
-def adamw_update_(state: ShareState, gradient: Tensor, config: OptimizerConfig, lr: float, num_updates: int) -> None:
-    """Update one share in place. `num_updates` counts this one: 1 for the first.
+def adamw_update_(
+    state: ShareState, gradient: Tensor, config: OptimizerConfig, lr: float, num_updates: int, gradient_scale: float
+) -> None:
+    """Update one share in place with gradients times `gradient_scale`. `num_updates` counts this one: 1 for the first.
 
     Shapes: gradient and all state [share_numel].
     """
-    if config.weight_decay:
-        for run in state.decayed_runs:
-            state.master[run].mul_(1.0 - lr * config.weight_decay)
-    first_bias = 1.0 - config.beta1**num_updates
-    second_bias = 1.0 - config.beta2**num_updates
     whole = max(gradient.numel(), 1)
     size = min(_CPU_BLOCK, whole) if gradient.device.type == "cpu" else whole
-    blocks = zip(*(x.split(size) for x in (state.master, gradient, state.exp_avg, state.exp_avg_sq)), strict=True)
-    for master, grad, exp_avg, exp_avg_sq in blocks:
-        exp_avg.lerp_(grad, 1.0 - config.beta1)
-        exp_avg_sq.mul_(config.beta2).addcmul_(grad, grad, value=1.0 - config.beta2)
-        denominator = exp_avg_sq.sqrt().div_(second_bias**0.5).add_(config.eps)
-        master.addcdiv_(exp_avg, denominator, value=-lr / first_bias)
+    for start in range(0, gradient.numel(), size):
+        block = slice(start, min(start + size, gradient.numel()))
+        _update_block_(state, block, gradient[block], config, lr, num_updates, gradient_scale)
+
+
+def _update_block_(
+    state: ShareState,
+    block: slice,
+    gradient: Tensor,
+    config: OptimizerConfig,
+    lr: float,
+    num_updates: int,
+    gradient_scale: float,
+) -> None:
+    if gradient_scale != 1.0:
+        gradient.mul_(gradient_scale)
+    for run in state.decayed_runs:
+        if config.weight_decay and run.start < block.stop and block.start < run.stop:
+            state.master[max(run.start, block.start) : min(run.stop, block.stop)].mul_(1.0 - lr * config.weight_decay)
+    exp_avg, exp_avg_sq = state.exp_avg[block], state.exp_avg_sq[block]
+    exp_avg.lerp_(gradient, 1.0 - config.beta1)
+    exp_avg_sq.mul_(config.beta2).addcmul_(gradient, gradient, value=1.0 - config.beta2)
+    denominator = exp_avg_sq.sqrt().div_((1.0 - config.beta2**num_updates) ** 0.5).add_(config.eps)
+    state.master[block].addcdiv_(exp_avg, denominator, value=-lr / (1.0 - config.beta1**num_updates))

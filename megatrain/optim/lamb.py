@@ -25,14 +25,16 @@ def lamb_updates_(
     mesh: Mesh,
     lr: float,
     num_updates: int,
+    gradient_scale: float,
 ) -> None:
-    """Update all shares in place. `num_updates` counts this one: 1 for the first.
+    """Update all shares in place with gradients times `gradient_scale`. `num_updates` counts this one: 1 for the first.
 
     Communication: one all-reduce of two numbers a parameter over dp, then over tp; of a tied embedding's two numbers
     between the end stages.
     """
     directions = [
-        _direction(state, gradient, config, num_updates) for state, gradient in zip(states, gradients, strict=True)
+        _direction(state, gradient.mul_(gradient_scale), config, num_updates)
+        for state, gradient in zip(states, gradients, strict=True)
     ]
     ratios = iter(_trust_ratios(states, directions, mesh))
     for state, direction in zip(states, directions, strict=True):

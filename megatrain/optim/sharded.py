@@ -47,16 +47,13 @@ class ShardedOptimizer:
         Communication: none for AdamW; for LAMB one small all-reduce over dp and tp.
         """
         self.num_updates += 1
-        gradients = []
-        for chunk, state in self.states:
-            gradient = chunk.gradient_share(state.bucket)
-            gradients.append(gradient.mul_(gradient_scale) if gradient_scale != 1.0 else gradient)
+        gradients = [chunk.gradient_share(state.bucket) for chunk, state in self.states]
         states = [state for _, state in self.states]
         if self.config.name == "lamb":
-            lamb_updates_(states, gradients, self.config, self.mesh, lr, self.num_updates)
+            lamb_updates_(states, gradients, self.config, self.mesh, lr, self.num_updates, gradient_scale)
         else:
             for state, gradient in zip(states, gradients, strict=True):
-                adamw_update_(state, gradient, self.config, lr, self.num_updates)
+                adamw_update_(state, gradient, self.config, lr, self.num_updates, gradient_scale)
         self.publish()
 
     def publish(self) -> None:
