@@ -34,10 +34,8 @@ class _SwiGlu(torch.autograd.Function):
         (x_SB2F,) = ctx.saved_tensors
         gate, up = x_SB2F.unbind(-2)
         grad_x = torch.empty_like(x_SB2F)
-        grad_gate, grad_up = grad_x.unbind(-2)  # they also hold what comes in between
-        sigmoid = torch.sigmoid(gate)
-        silu = torch.mul(gate, sigmoid, out=grad_up)
-        # d silu = sigmoid + silu * (1 - sigmoid) = silu + sigmoid * (1 - silu)
-        torch.sub(1.0, silu, out=grad_gate).mul_(sigmoid).add_(silu).mul_(up).mul_(grad_SBF)
-        grad_up.mul_(grad_SBF)
+        grad_gate, grad_up = grad_x.unbind(-2)
+        # four passes, each written where its result belongs: no temporary of the activation's size
+        torch.ops.aten.silu.out(gate, out=grad_up).mul_(grad_SBF)
+        torch.ops.aten.silu_backward.grad_input(grad_SBF, gate, grad_input=grad_gate).mul_(up)
         return grad_x

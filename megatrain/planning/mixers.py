@@ -106,8 +106,6 @@ class MlpMemory:
         ledger.visit(sizes.down_weight)
         ledger.release(sizes.activation, gradient)
         ledger.hold(sizes.up)
-        if self.model.mlp == "swiglu":
-            ledger.visit(sizes.activation)  # the sigmoid
         ledger.release(sizes.up, sizes.activation)
         ledger.hold(inner, sizes.hidden)
         ledger.visit(sizes.up_weight)
