@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -87,6 +88,8 @@ class Trainer:
         CommunicationError as the parts raise them.
         """
         config, recorder = self._config, self._parts.recorder
+        if self.step >= config.train.steps:
+            self._note(f"nothing to do: {self.step} steps are done, train.steps={config.train.steps}")
         self._parts.replica.set_training(True)
         mesh, first_step = self._parts.replica.mesh, self.step
         mesh.set_timeout(config.runtime.first_step_timeout_s)
@@ -108,8 +111,8 @@ class Trainer:
                 self._check_skips(outcome)
                 self._parts.garbage.after_step(self.step)
                 self.is_stopped = outcome.is_stop_agreed and self.step < config.train.steps
-                self._maybe_evaluate()
                 self._maybe_save()
+                self._maybe_evaluate()
 
     def _plan(self) -> Iterator[tuple[int, int]]:
         """Yield (cursor, global batch size) of every step to come."""
@@ -211,8 +214,17 @@ class Trainer:
         self._note(f"checkpoint {directory} written in {perf_counter() - started:.2f} s")
         return directory
 
-    def _phase(self, phase: Phase, timeout_s: float, operation: Operation) -> _PhaseSpan:
-        return _PhaseSpan(self._parts, phase, timeout_s, operation)
+    @contextmanager
+    def _phase(self, phase: Phase, timeout_s: float, operation: Operation) -> Iterator[None]:
+        """A span in a phase of its own: watchers and collectives wait as long as that phase may take."""
+        mesh, recorder = self._parts.replica.mesh, self._parts.recorder
+        mesh.set_timeout(timeout_s)
+        self._parts.extend_grace(timeout_s)
+        recorder.set_phase(phase)
+        with recorder.span(operation):
+            yield
+        self._parts.extend_grace(0.0)
+        mesh.set_timeout(self._config.runtime.step_timeout_s)
 
     def _report(self, batch: StepBatch, outcome: StepOutcome, duration_s: float) -> None:
         reporter = self._parts.reporter
@@ -242,25 +254,6 @@ class Trainer:
     def _note(self, text: str) -> None:
         if self._parts.reporter is not None:
             self._parts.reporter.note(text)
-
-
-class _PhaseSpan:
-    """A span in a phase of its own: watchers and collectives wait as long as that phase may take."""
-
-    def __init__(self, parts: TrainerParts, phase: Phase, timeout_s: float, operation: Operation) -> None:
-        self._parts, self._new_phase, self._timeout_s, self._operation = parts, phase, timeout_s, operation
-
-    def __enter__(self) -> None:
-        self._parts.replica.mesh.set_timeout(self._timeout_s)
-        self._parts.extend_grace(self._timeout_s)
-        self._parts.recorder.set_phase(self._new_phase)
-        self._span = self._parts.recorder.span(self._operation)
-        self._span.__enter__()
-
-    def __exit__(self, *error: object) -> None:
-        self._span.__exit__(*error)  # type: ignore[arg-type]
-        self._parts.extend_grace(0.0)
-        self._parts.replica.mesh.set_timeout(self._parts.config.runtime.step_timeout_s)
 
 
 def _peak_memory_bytes(device: torch.device) -> int:

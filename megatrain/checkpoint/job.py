@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import platform
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,7 +34,8 @@ from megatrain.contracts.checkpoint_files import (
     write_manifest,
     wrong_files,
 )
-from megatrain.contracts.errors import CheckpointError
+from megatrain.contracts.errors import CheckpointError, CommunicationError
+from megatrain.contracts.operations import Operation
 from megatrain.parallel.sharding import FlatShard
 
 BRANCH = "main"
@@ -67,13 +69,14 @@ class JobCheckpoints:
         """Write a checkpoint of this step and return its directory; the same on all ranks.
 
         Communication: all ranks take part and return when COMMIT is on disk.
-        Raises: CheckpointError naming the directory.
+        Raises: CheckpointError naming the directory; CommunicationError.
         """
         directory = self._directory / step_directory_name(progress.step)
         if self._mesh.rank == 0:
             _make_empty(directory)
         self._mesh.barrier()
-        save_boxes(directory, shards, is_alone=self._mesh.is_alone)
+        with self._naming_a_broken_exchange(Operation.CHECKPOINT, directory):
+            save_boxes(directory, shards, is_alone=self._mesh.is_alone)
         if self._mesh.rank == 0:
             self._copy_tokenizer(directory)
             write_manifest(directory, self._manifest(directory, progress))
@@ -109,13 +112,14 @@ class JobCheckpoints:
         """Fill this rank's shards from a checkpoint of any layout and return how far it had come.
 
         Communication: all ranks take part.
-        Raises: CheckpointError naming the file or tensor.
+        Raises: CheckpointError naming the file or tensor; CommunicationError.
         """
         manifest = read_manifest(directory)
         problems = wrong_files(directory, manifest)
         if problems:
             raise CheckpointError(f"{directory} is damaged: {'; '.join(problems[:5])}")
-        load_boxes(directory, shards, is_alone=self._mesh.is_alone)
+        with self._naming_a_broken_exchange(Operation.CHECKPOINT_LOAD, directory):
+            load_boxes(directory, shards, is_alone=self._mesh.is_alone)
         return Progress(
             step=manifest.step,
             consumed_samples=manifest.consumed_samples,
@@ -123,6 +127,19 @@ class JobCheckpoints:
             num_updates=manifest.num_updates,
             num_skipped=manifest.num_skipped,
         )
+
+    @contextmanager
+    def _naming_a_broken_exchange(self, operation: Operation, directory: Path) -> Iterator[None]:
+        """Say what was going on when torch's exchange of plans breaks off. A rank's own errors, it collects."""
+        try:
+            yield
+        except RuntimeError as error:
+            if self._mesh.is_alone:
+                raise
+            raise CommunicationError(
+                f"{operation.value} {directory} on the group of all {self._mesh.layout.world_size} ranks failed on "
+                f"rank {self._mesh.rank}: {error}"
+            ) from error
 
     def _manifest(self, directory: Path, progress: Progress) -> Manifest:
         layout = self._mesh.layout

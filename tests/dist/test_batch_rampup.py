@@ -7,15 +7,15 @@ from pathlib import Path
 from tests.dist.training_jobs import Tables, TrainingJobs, assert_close, distance
 from tests.helpers.training_case import Orders, make_config, on_layout
 
-# 3 increments from 4 to 16 in 30 samples: one every 10
+# 2 increments from 4 to 12 in 20 samples: one every 10
 RAMPUP: Tables = {
-    "batch": {"rampup_start": 4, "rampup_increment": 4, "rampup_samples": 30, "global_batch_size": 16},
-    "train": {"steps": 8},
+    "batch": {"rampup_start": 4, "rampup_increment": 4, "rampup_samples": 20, "global_batch_size": 12},
+    "train": {"steps": 6},
 }
 # Megatron: start + increment * int(consumed / (samples / increments)), and the full batch once consumed > samples.
-# By hand: 0 -> 4, 4 -> 4, 8 -> 4, 12 -> 8, 20 -> 12, 32 -> 16, 48 -> 16, 64 -> 16
-SIZES = [4, 4, 4, 8, 12, 16, 16, 16]
-CONSUMED = [4, 8, 12, 20, 32, 48, 64, 80]
+# By hand: 0 -> 4, 4 -> 4, 8 -> 4, 12 -> 8, 20 -> 12, 32 -> 12
+SIZES = [4, 4, 4, 8, 12, 12]
+CONSUMED = [4, 8, 12, 20, 32, 44]
 
 
 def test_rampup_is_megatrons_and_the_same_in_two_layouts(jobs: TrainingJobs, train_data: Tables) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from megatrain.config.config import Config
+from megatrain.contracts.checkpoint_files import committed_steps
 from megatrain.contracts.errors import CommunicationError
 from tests.dist.training_jobs import Tables
 from tests.helpers.rank_pool import RankError, RankPool
@@ -84,3 +85,20 @@ def test_a_step_that_takes_too_long_is_an_error_on_every_waiting_rank(
         check_message(rank, message)
     causes = [message for rank, message in messages.items() if rank != blocked]
     assert any("timed out" in cause.lower() or "timeout" in cause.lower() for cause in causes), messages
+
+
+def test_a_rank_that_dies_in_a_save_is_a_communication_error_of_that_save(
+    rank_pool: RankPool, train_data: Tables, tmp_path: Path
+) -> None:
+    dead, run_directory, diary = 6, tmp_path / "run", tmp_path / "diary"
+    diary.mkdir()
+    tables: Tables = {"job": {"run_directory": str(run_directory)}, "checkpoint": {"interval": 2}}
+    messages, _ = messages_of(
+        rank_pool, make_config(train_data, tables, LAYOUT), Orders(dies_in_save=dead, diary=str(diary))
+    )
+
+    directory = run_directory / "checkpoints" / "step-000000002"
+    assert sorted(messages) == [rank for rank in range(WORLD_SIZE) if rank != dead]
+    for rank, message in messages.items():
+        assert message.startswith(f"checkpoint {directory} on the group of all 8 ranks failed on rank {rank}: ")
+    assert committed_steps(directory.parent) == []

@@ -20,11 +20,13 @@ LAYOUTS = {
     "pp4-dp2": on_layout(1, 4, 2),
     "tp2-pp2-dp2-chunks2": on_layout(2, 2, 2, 2),
 }
-COMMON: Tables = {"train": {"precision": "fp32"}, "model": {"dropout": 0.1}}
+COMMON: Tables = {"train": {"precision": "fp32", "steps": 3}, "model": {"dropout": 0.1}}
 
 
-@pytest.mark.parametrize("zero_stage", [1, 2])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("layout", "zero_stage"),
+    [("dp4", 1), ("dp4", 2), ("tp2-dp2", 2), ("pp4-dp2", 1), ("tp2-pp2-dp2-chunks2", 1), ("tp2-pp2-dp2-chunks2", 2)],
+)
 def test_overlap_changes_no_bit(layout: str, zero_stage: int, jobs: TrainingJobs, train_data: Tables) -> None:
     on, off = (
         jobs.run(
@@ -42,13 +44,15 @@ def test_overlap_changes_no_bit(layout: str, zero_stage: int, jobs: TrainingJobs
 
 @pytest.mark.parametrize("layout", ["dp4", "tp2-pp2-dp2-chunks2"])
 def test_zero_stages_agree_to_rounding(layout: str, jobs: TrainingJobs, train_data: Tables) -> None:
-    fp64: Tables = {"train": {"precision": "fp64"}, "batch": {"global_batch_size": 16}}
+    # 4 micro-batches or more, so that the stages differ in what they add up
+    several: Tables = {"train": {"precision": "fp64", "steps": 3}, "batch": {"global_batch_size": 16}}
     first, second = (
-        jobs.run(make_config(train_data, fp64, LAYOUTS[layout], {"parallel": {"zero_stage": zero_stage}}))
+        jobs.run(make_config(train_data, several, LAYOUTS[layout], {"parallel": {"zero_stage": zero_stage}}))
         for zero_stage in (1, 2)
     )
 
     assert_parity(second, first, 1e-11)
+    assert second.grad_norms != first.grad_norms
 
 
 def test_gradients_reduced_in_bf16_stay_close(jobs: TrainingJobs, train_data: Tables) -> None:
@@ -58,8 +62,8 @@ def test_gradients_reduced_in_bf16_stay_close(jobs: TrainingJobs, train_data: Ta
         for dtype in ("fp32", "bf16")
     )
 
-    # 4 summands rounded to 2^-9 each, and their sums; independent over the elements of the norm
-    assert_close(rounded.grad_norms, exact.grad_norms, 2.0**-9, "gradient norm")
+    # bounds as between layouts in bf16 (test_parity_precision.py): one more rounding of each gradient
+    assert_close(rounded.grad_norms, exact.grad_norms, 2.0**-8, "gradient norm")
     assert_close(rounded.losses, exact.losses, 2.0**-13, "loss")
     errors = distance(rounded.final_state["master"], exact.final_state["master"])
     assert max(errors.values()) <= 2.0**-5, errors

@@ -12,7 +12,7 @@ BOUND = 1e-10
 
 
 def powers_of_two(max_ranks: int) -> list[tuple[int, int, int, int]]:
-    """Return all (tp, pp, dp, chunks) with powers of two whose product is at most `max_ranks`; 2 chunks need a pipeline."""
+    """Return all (tp, pp, dp, chunks) of powers of two with tp * pp * dp up to `max_ranks`; 2 chunks need pp > 1."""
     sizes = [2**power for power in range(max_ranks.bit_length())]
     return [
         (tp, pp, dp, chunks)

@@ -30,7 +30,7 @@ FACTORS: dict[str, list[Any]] = {
     "recompute": ["none", "selective", "full"],
     "block": ["serial", "parallel"],
     "optimizer": ["adamw", "lamb"],
-    # fewest: one micro-batch a step, fewer than stages (interleaved needs as many); more: a number that pp does not divide
+    # fewest: one micro-batch, fewer than stages (interleaved needs as many); more: a number that pp does not divide
     "accumulation": ["fewest", "more"],
     "micro_batch_size": [1, 2],
     "has_tied_head": [True, False],

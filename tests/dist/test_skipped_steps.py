@@ -75,5 +75,5 @@ def test_the_first_may_be_too_many(rank_pool: RankPool, train_data: Tables) -> N
     config = make_config(train_data, {"train": {"max_skipped_steps": 0}})
     poison = Poison(rank=0, steps=(2,), parameter="blocks.1.mlp_branch.mlp.down.weight")
 
-    with pytest.raises(RankError, match="NonFiniteError: .* at step 3: not finite"):
+    with pytest.raises(RankError, match=r"NonFiniteError: .* at step 3: not finite"):
         rank_pool.run(train_on_rank, 1, config, Orders(poison=poison))
