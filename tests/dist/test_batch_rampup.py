@@ -11,6 +11,7 @@ from tests.helpers.training_case import Orders, make_config, on_layout
 RAMPUP: Tables = {
     "batch": {"rampup_start": 4, "rampup_increment": 4, "rampup_samples": 20, "global_batch_size": 12},
     "train": {"steps": 6},
+    "model": {"num_layers": 2},
 }
 # Megatron: start + increment * int(consumed / (samples / increments)), and the full batch once consumed > samples.
 # By hand: 0 -> 4, 4 -> 4, 8 -> 4, 12 -> 8, 20 -> 12, 32 -> 12
@@ -24,12 +25,11 @@ def test_rampup_is_megatrons_and_the_same_in_two_layouts(jobs: TrainingJobs, tra
     assert [report.consumed_samples for report in reference.steps] == CONSUMED
     assert [report.consumed_tokens for report in reference.steps] == [16 * samples for samples in CONSUMED]
 
-    for layout in (on_layout(1, 1, 4), on_layout(2, 2, 2)):
-        run = jobs.run(make_config(train_data, RAMPUP, layout))
-        assert [report.global_batch_size for report in run.steps] == SIZES
-        assert [len(samples) for samples in run.samples_by_step().values()] == SIZES
-        assert_close(run.losses, reference.losses, 1e-10, "loss")
-        assert max(distance(run.final, reference.final).values()) <= 1e-10
+    run = jobs.run(make_config(train_data, RAMPUP, on_layout(2, 2, 2)))
+    assert [report.global_batch_size for report in run.steps] == SIZES
+    assert [len(samples) for samples in run.samples_by_step().values()] == SIZES
+    assert_close(run.losses, reference.losses, 1e-10, "loss")
+    assert max(distance(run.final, reference.final).values()) <= 1e-10
 
 
 def test_rampup_goes_on_after_a_resume(jobs: TrainingJobs, train_data: Tables, tmp_path: Path) -> None:

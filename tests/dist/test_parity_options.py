@@ -23,7 +23,6 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "tp4-pp2-gpipe": on_layout(4, 2, 1, schedule="gpipe"),
     "pp4-dp2-chunks2": on_layout(1, 4, 2, 2),
     "tp2-dp4": on_layout(2, 1, 4),
-    "tp4-dp2": on_layout(4, 1, 2),
 }
 FACTORS: dict[str, list[Any]] = {
     "layout": list(LAYOUTS),
@@ -82,6 +81,7 @@ def test_options_give_the_numbers_of_one_process(row: dict[str, Any], jobs: Trai
             "global_batch_size": num_microbatches * row["micro_batch_size"] * dp,
         },
         "data": all_data["data"] | {"has_document_mask": row["has_document_mask"]},
+        "evaluation": {"num_samples": 5},
     }
     options = {"parallel": {key: row[key] for key in ("recompute", "zero_stage", "overlap")}}
     reference = jobs.run(make_config(common))

@@ -11,6 +11,7 @@ from tests.helpers.rank_pool import RankError, RankPool
 from tests.helpers.training_case import Orders, Poison, make_config, on_layout, train_on_rank
 
 SIZES = (2, 2, 2)
+MODEL: Tables = {"model": {"num_layers": 2}}
 SKIPPED = 2
 """The third step, counted from 0."""
 
@@ -21,7 +22,7 @@ POISONS = {
         {},
     ),
     "infinity in a tp replica of the last stage": (
-        Poison(rank=7, steps=(SKIPPED,), parameter="blocks.3.mlp_branch.norm.weight", factor=math.inf),
+        Poison(rank=7, steps=(SKIPPED,), parameter="blocks.1.mlp_branch.norm.weight", factor=math.inf),
         {},
     ),
     "nan in the head's copy of a tied embedding": (
@@ -29,7 +30,7 @@ POISONS = {
         {},
     ),
     "nan with sharded gradients and LAMB": (
-        Poison(rank=1, steps=(SKIPPED,), parameter="blocks.1.mlp_branch.mlp.down.weight", microbatch=2),
+        Poison(rank=1, steps=(SKIPPED,), parameter="blocks.0.mlp_branch.mlp.down.weight", microbatch=2),
         {"parallel": {"zero_stage": 2}, "optimizer": {"name": "lamb"}},
     ),
 }
@@ -38,7 +39,7 @@ POISONS = {
 @pytest.mark.parametrize("case", POISONS)
 def test_all_ranks_skip_the_step_and_train_on(case: str, jobs: TrainingJobs, train_data: Tables) -> None:
     poison, options = POISONS[case]
-    run = jobs.run(make_config(train_data, on_layout(*SIZES), options), Orders(poison=poison))
+    run = jobs.run(make_config(train_data, MODEL, on_layout(*SIZES), options), Orders(poison=poison))
 
     for record in run.ranks:
         assert [report.is_skipped for report in record.steps] == [step == SKIPPED for step in range(5)]
@@ -49,7 +50,9 @@ def test_all_ranks_skip_the_step_and_train_on(case: str, jobs: TrainingJobs, tra
         assert record.num_updates == 4
     # the batch of the skipped step is gone, and the learning rate has moved on, as in one process
     alone = Poison(rank=0, steps=(SKIPPED,), parameter="blocks.0.mlp_branch.mlp.up.weight")
-    reference = jobs.run(make_config(train_data, {"optimizer": options.get("optimizer", {})}), Orders(poison=alone))
+    reference = jobs.run(
+        make_config(train_data, MODEL, {"optimizer": options.get("optimizer", {})}), Orders(poison=alone)
+    )
     finite = [step for step in range(5) if step != SKIPPED]
     assert [report.consumed_samples for report in run.steps] == [8, 16, 24, 32, 40]
     assert [report.lr for report in run.steps] == [report.lr for report in reference.steps]

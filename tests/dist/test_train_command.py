@@ -28,7 +28,7 @@ from tests.helpers.training_case import make_config, on_layout
 from tests.helpers.waiting import wait_until
 
 DEADLINE_S = 50.0
-STEPS = 50
+STEPS = 40
 """Seconds of training: long enough for a signal to come in the middle."""
 GLOBAL_BATCH_SIZE = 4
 SIGNALLED_RANK = 2
@@ -188,13 +188,13 @@ def worker_environment(local_rank: int) -> dict[str, str]:
 def bad_config(root: Path, train_data: Tables) -> Path:
     job = make_job(root, train_data, on_layout(2, 2, 1))
     text = job.config_file.read_text()
-    text = text.replace("tp_size = 2", "tp_size = 3").replace("hidden_size = 32", 'hidden_size = 32\nwidht = "wide"')
+    text = text.replace("tp_size = 2", "tp_size = 3").replace("hidden_size = 32", 'hidden_size = 32\ncolour = "blue"')
     job.config_file.write_text(text)
     return job.config_file
 
 
 PROBLEMS = (
-    "model.widht",
+    "model.colour",
     "parallel.tp_size=3 must divide model.num_heads=8",
     "3 * 2 * 1 = 6 must equal the world size of 4",
 )
