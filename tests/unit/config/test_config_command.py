@@ -63,7 +63,7 @@ def test_check_sums_up(capsys: pytest.CaptureFixture[str]) -> None:
     assert facts["layout"] == "tp_size=2 pp_size=2 dp_size=2: 8 ranks"
     assert facts["pipeline"] == "interleaved, 2 chunks a stage, 2 layers a chunk"
     assert facts["batch"].endswith(", 4 micro-batches of 8 a pipeline")
-    assert facts["bubble"].startswith("12.5% ")  # (2 - 1) / (2 * 8)
+    assert facts["bubble"].startswith("12.5% ")  # (2 - 1) / (2 * 4)
 
 
 def test_check_says_what_it_assumed(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
