@@ -37,7 +37,7 @@ def swapped(schedule: Schedule, stage: int, one: Action, other: Action) -> Sched
     return with_stage(schedule, stage, actions)
 
 
-def one_problem(schedule: Schedule, *words: str) -> str:
+def expect_one_problem(schedule: Schedule, *words: str) -> str:
     """Return the only problem that has all these words."""
     found = [problem for problem in check_schedule(schedule) if all(word in problem for word in words)]
     assert len(found) == 1, check_schedule(schedule)
@@ -52,29 +52,33 @@ def schedule() -> Schedule:
 def test_backward_before_its_forward(schedule: Schedule) -> None:
     broken = swapped(schedule, 1, act(FORWARD, 2), act(BACKWARD, 2))
     position = schedule.stages[1].index(act(FORWARD, 2))
-    problem = one_problem(broken, "a forward comes before its backward")
+    problem = expect_one_problem(broken, "a forward comes before its backward")
     assert problem.startswith(f"stage 1, position {position}, BACKWARD(chunk=0, microbatch=2): comes before FORWARD(")
 
 
 def test_missing_send_is_reported_and_so_is_what_it_blocks(schedule: Schedule) -> None:
     broken = without(schedule, 0, act(ActionKind.SEND_FORWARD, 3))
-    one_problem(broken, "stage 0: SEND_FORWARD(chunk=0, microbatch=3) is missing")
-    one_problem(broken, "forward channel 0->1, message 3: sent by nothing on stage 0, received by stage 1, position")
+    expect_one_problem(broken, "stage 0: SEND_FORWARD(chunk=0, microbatch=3) is missing")
+    expect_one_problem(
+        broken, "forward channel 0->1, message 3: sent by nothing on stage 0, received by stage 1, position"
+    )
     waiting = schedule.stages[1].index(act(FORWARD, 3))
-    one_problem(broken, f"deadlock: stage 1, position {waiting}, FORWARD(chunk=0, microbatch=3): waits for message 3")
-    one_problem(broken, "deadlock: stage 0", "the backward channel 1->0, but stage 1 itself stops at position")
+    expect_one_problem(
+        broken, f"deadlock: stage 1, position {waiting}, FORWARD(chunk=0, microbatch=3): waits for message 3"
+    )
+    expect_one_problem(broken, "deadlock: stage 0", "the backward channel 1->0, but stage 1 itself stops at position")
 
 
 def test_missing_receive(schedule: Schedule) -> None:
     broken = without(schedule, 0, act(ActionKind.RECV_BACKWARD, 1))
-    one_problem(broken, "stage 0: RECV_BACKWARD(chunk=0, microbatch=1) is missing")
-    one_problem(
+    expect_one_problem(broken, "stage 0: RECV_BACKWARD(chunk=0, microbatch=1) is missing")
+    expect_one_problem(
         broken, "backward channel 1->0, message 1", "microbatch=1), received by", "RECV_BACKWARD", "microbatch=2)"
     )
 
 
 def test_missing_compute(schedule: Schedule) -> None:
-    one_problem(without(schedule, 0, act(BACKWARD, 0)), "stage 0: BACKWARD(chunk=0, microbatch=0) is missing")
+    expect_one_problem(without(schedule, 0, act(BACKWARD, 0)), "stage 0: BACKWARD(chunk=0, microbatch=0) is missing")
 
 
 @pytest.mark.parametrize("kind", [BACKWARD, ActionKind.RECV_FORWARD, ActionKind.SEND_BACKWARD])
@@ -82,35 +86,39 @@ def test_duplicate(schedule: Schedule, kind: ActionKind) -> None:
     actions = list(schedule.stages[1])
     first = actions.index(act(kind, 1))
     broken = with_stage(schedule, 1, [*actions, act(kind, 1)])
-    one_problem(broken, f"stage 1, position {len(actions)}, {act(kind, 1)}: already at position {first}")
+    expect_one_problem(broken, f"stage 1, position {len(actions)}, {act(kind, 1)}: already at position {first}")
 
 
 def test_receive_after_its_consumer(schedule: Schedule) -> None:
     broken = swapped(schedule, 1, act(ActionKind.RECV_FORWARD, 0), act(FORWARD, 0))
-    one_problem(
+    expect_one_problem(
         broken, "stage 1, position", "FORWARD(chunk=0, microbatch=0)", "a receive is posted before its consumer"
     )
 
 
 def test_send_before_its_producer(schedule: Schedule) -> None:
     broken = swapped(schedule, 0, act(ActionKind.SEND_FORWARD, 0), act(FORWARD, 0))
-    one_problem(broken, "stage 0, position", "SEND_FORWARD(chunk=0, microbatch=0)", "sent after it is computed")
+    expect_one_problem(broken, "stage 0, position", "SEND_FORWARD(chunk=0, microbatch=0)", "sent after it is computed")
 
 
 def test_gather_after_the_first_forward() -> None:
     schedule = build_schedule("interleaved", 2, 2, 4)
     broken = swapped(schedule, 0, Action(ActionKind.GATHER, 1, -1), act(FORWARD, 1, chunk=1))
-    one_problem(broken, "stage 0", "FORWARD(chunk=1, microbatch=0): comes before GATHER(chunk=1)", "gathered before")
+    expect_one_problem(
+        broken, "stage 0", "FORWARD(chunk=1, microbatch=0): comes before GATHER(chunk=1)", "gathered before"
+    )
 
 
 def test_reduce_before_the_last_backward(schedule: Schedule) -> None:
     broken = swapped(schedule, 1, Action(ActionKind.REDUCE, 0, -1), act(BACKWARD, 3))
-    one_problem(broken, "stage 1", "REDUCE(chunk=0): comes before BACKWARD(chunk=0, microbatch=3)", "after its last")
+    expect_one_problem(
+        broken, "stage 1", "REDUCE(chunk=0): comes before BACKWARD(chunk=0, microbatch=3)", "after its last"
+    )
 
 
 @pytest.mark.parametrize("kind", [ActionKind.GATHER, ActionKind.REDUCE])
 def test_missing_collective(schedule: Schedule, kind: ActionKind) -> None:
-    one_problem(without(schedule, 1, Action(kind, 0, -1)), f"stage 1: {kind.name}(chunk=0) is missing")
+    expect_one_problem(without(schedule, 1, Action(kind, 0, -1)), f"stage 1: {kind.name}(chunk=0) is missing")
 
 
 @pytest.mark.parametrize(
@@ -119,18 +127,18 @@ def test_missing_collective(schedule: Schedule, kind: ActionKind) -> None:
 def test_action_that_does_not_belong(schedule: Schedule, foreign: Action) -> None:
     broken = with_stage(schedule, 0, [*schedule.stages[0], foreign])
     place = f"stage 0, position {len(schedule.stages[0])}, {foreign}"
-    one_problem(broken, f"{place}: this stage has no such action in this schedule")
+    expect_one_problem(broken, f"{place}: this stage has no such action in this schedule")
 
 
 def test_evaluation_has_no_reduce() -> None:
     schedule = forward_only(2, 1, 2)
     broken = with_stage(schedule, 1, [*schedule.stages[1], Action(ActionKind.REDUCE, 0, -1)])
-    one_problem(broken, "REDUCE(chunk=0): this stage has no such action")
+    expect_one_problem(broken, "REDUCE(chunk=0): this stage has no such action")
 
 
 def test_messages_crossed_on_a_channel(schedule: Schedule) -> None:
     one, other = act(ActionKind.RECV_FORWARD, 1), act(ActionKind.RECV_FORWARD, 2)
-    problem = one_problem(
+    problem = expect_one_problem(
         swapped(schedule, 1, one, other), "forward channel 0->1, message 1: sent by stage 0, position"
     )
     assert "SEND_FORWARD(chunk=0, microbatch=1), received by stage 1, position" in problem
@@ -160,8 +168,8 @@ def test_receives_need_not_be_ahead(name: str, num_chunks: int) -> None:
 
 def test_too_many_activations() -> None:
     hungry = replace(build_schedule("gpipe", 2, 1, 8), name="1f1b")
-    one_problem(hungry, "stage 0: 8 activations are held at once; schedule '1f1b' may hold 2")
-    one_problem(hungry, "stage 1: 8 activations are held at once; schedule '1f1b' may hold 1")
+    expect_one_problem(hungry, "stage 0: 8 activations are held at once; schedule '1f1b' may hold 2")
+    expect_one_problem(hungry, "stage 1: 8 activations are held at once; schedule '1f1b' may hold 1")
     assert check_schedule(replace(hungry, name="experiment")) == []
 
 
@@ -199,7 +207,7 @@ def test_wrong_number_of_lists(schedule: Schedule) -> None:
 
 
 def test_sizes_the_named_schedule_cannot_have(schedule: Schedule) -> None:
-    one_problem(replace(schedule, num_chunks=2), "parallel.num_chunks=2 needs parallel.schedule='interleaved'")
+    expect_one_problem(replace(schedule, num_chunks=2), "parallel.num_chunks=2 needs parallel.schedule='interleaved'")
 
 
 def can_finish(schedule: Schedule, awaits_sends: bool = False) -> bool:
