@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import time
 from pathlib import Path
 
 from megatrain.contracts.errors import CheckpointError, ConfigError, DataError, NonFiniteError, TopologyError
@@ -13,7 +14,9 @@ SUMMARY = "train a model: in this process, or as one worker under torchrun"
 ACCEPTS_OVERRIDES = True
 
 _SAME_EVERYWHERE = (ConfigError, TopologyError, DataError, CheckpointError, NonFiniteError)
-"""Errors that all workers of a host meet alike: its first worker tells of them."""
+"""Errors that the workers of a host mostly meet alike: its first worker tells of them."""
+
+_FIRST_WORKER_TELLS_WITHIN_S = 5.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,7 +28,9 @@ def run(args: argparse.Namespace) -> int:
 
     try:
         return int(train(args.config, args.overrides))
-    except _SAME_EVERYWHERE as error:
+    except _SAME_EVERYWHERE:
         if process_from_environment(os.environ).local_rank != 0:
-            return int(error.exit_code)
+            # Where the first worker meets the same error, the launcher ends this one before it speaks. Gone at once, it
+            # could take the first worker with it unheard; silent for good, it would hide an error that it alone has.
+            time.sleep(_FIRST_WORKER_TELLS_WITHIN_S)
         raise

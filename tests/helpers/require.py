@@ -6,7 +6,9 @@ never required: no rule of this project is tested on a GPU only.
 
 from __future__ import annotations
 
+import importlib
 import os
+from types import ModuleType
 
 import pytest
 
@@ -20,6 +22,15 @@ def require(part: str, found: bool, reason: str) -> None:
     if is_required(part, os.environ.get("MEGATRAIN_REQUIRE", "")):
         pytest.fail(f"{part} is required here (MEGATRAIN_REQUIRE) and missing: {reason}", pytrace=False)
     pytest.skip(f"{part}: {reason}", allow_module_level=True)
+
+
+def require_module(name: str) -> ModuleType:
+    """Return the imported module, which a package of the `dev` extra brings, or skip or fail as `require` does."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        require(name.partition(".")[0], found=False, reason=str(error))
+        raise
 
 
 def is_required(part: str, requirement: str) -> bool:

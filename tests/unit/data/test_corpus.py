@@ -15,6 +15,7 @@ import pytest
 from megatrain.contracts.errors import DataError
 from megatrain.data.corpus import PYTHON_STDLIB, open_corpus
 from megatrain.data.formats import LONGEST_PIECE_BYTES
+from tests.helpers.require import require_module
 
 
 def texts(*inputs: Path | str, text_key: str = "text") -> list[str]:
@@ -66,8 +67,8 @@ def test_jsonl_takes_the_named_key_and_counts_empty_records(tmp_path: Path) -> N
 
 
 def test_parquet_streams_the_named_column(tmp_path: Path) -> None:
-    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
-    pytest.importorskip("pyarrow.parquet")
+    pyarrow = require_module("pyarrow")
+    require_module("pyarrow.parquet")
     rows = [f"row {number}" for number in range(1000)]
     path = tmp_path / "docs.parquet"
     pyarrow.parquet.write_table(pyarrow.table({"id": range(1000), "body": rows}), path, row_group_size=300)
@@ -167,8 +168,8 @@ def test_forbidden_file_is_named(tmp_path: Path) -> None:
 
 
 def test_parquet_without_rows_is_named(tmp_path: Path) -> None:
-    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
-    parquet = pytest.importorskip("pyarrow.parquet")
+    pyarrow = require_module("pyarrow")
+    parquet = require_module("pyarrow.parquet")
     parquet.write_table(pyarrow.table({"text": pyarrow.array([], pyarrow.string())}), tmp_path / "none.parquet")
     with pytest.raises(DataError, match=r"none\.parquet: holds no text"):
         texts(tmp_path)

@@ -10,8 +10,9 @@ import pytest
 
 from megatrain.commands import data
 from megatrain.contracts.errors import DataError
+from tests.helpers.require import require_module
 
-pytest.importorskip("tokenizers", reason="tokenizers is not installed")
+require_module("tokenizers")
 
 
 def run(*arguments: object) -> int:

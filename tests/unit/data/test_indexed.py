@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import struct
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,7 @@ import pytest
 
 from megatrain.contracts.errors import DataError
 from megatrain.data.indexed import IndexedDataset, IndexedWriter, token_dtype
+from tests.helpers.require import require
 
 DOCUMENTS = [[5, 6, 7], [300], [0, 65499]]
 # Field by field from the format's description: magic, version 1, code 8 (uint16), 3 sequences, 4 bounds.
@@ -63,8 +64,7 @@ def test_documents_of_several_sequences_are_read(tmp_path: Path) -> None:
 
 
 def test_megatron_core_reads_our_files_and_writes_the_same(write_tokens: Callable[..., Path], tmp_path: Path) -> None:
-    if importlib.util.find_spec("megatron") is None:
-        pytest.skip("megatron-core is not installed: an optional oracle, pip install megatron-core")
+    require("megatron-core", find_spec("megatron") is not None, "its data set is the oracle of the file format")
     for vocab_size in (4096, 128_256):
         prefix = write_tokens(DOCUMENTS, f"ours{vocab_size}", vocab_size)
         other = tmp_path / f"theirs{vocab_size}"

@@ -11,8 +11,9 @@ import pytest
 
 from megatrain.contracts.errors import DataError
 from megatrain.data.tokenizer import END_OF_DOCUMENT, load_tokenizer, train_tokenizer
+from tests.helpers.require import require_module
 
-pytest.importorskip("tokenizers", reason="tokenizers is not installed")
+require_module("tokenizers")
 
 TEXTS = [
     "def f(x):\n    return x + 1\n" * 30,

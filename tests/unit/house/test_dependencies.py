@@ -21,6 +21,7 @@ EXTRAS = {
         "hypothesis",
         "import-linter",
         "megatrain",
+        "megatron-core",
         "mypy",
         "pytest",
         "pytest-timeout",

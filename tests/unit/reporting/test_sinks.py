@@ -19,6 +19,7 @@ from megatrain.contracts.run_directory import RunDirectory
 from megatrain.reporting import EvaluationReport, Reporter, StepReport
 from megatrain.reporting.jsonl_sink import JsonLinesSink
 from megatrain.reporting.sinks import open_sinks
+from tests.helpers.require import require_module
 
 EVALUATION = EvaluationReport(step=2, loss=2.5, num_tokens=100, bits_per_byte=None, duration_s=1.5)
 MakeStep = Callable[..., StepReport]
@@ -103,7 +104,7 @@ def test_metrics_that_cannot_be_written_are_refused_at_the_start(
 def test_tensorboard_reads_what_was_written(
     make_reporter: Callable[..., Reporter], make_step: MakeStep, run_directory: RunDirectory
 ) -> None:
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    accumulator = require_module("tensorboard.backend.event_processing.event_accumulator")
     for steps, loss in (((1, 2, 3), 3.0), ((2, 3), 1.0)):
         with make_reporter(log={"has_tensorboard": True}) as reporter:
             for step in steps:
