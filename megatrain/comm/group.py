@@ -103,6 +103,28 @@ class Group:
         op = dist.ReduceOp.MAX if maximum else dist.ReduceOp.SUM
         return self._start(operation, x, x, lambda: dist.all_reduce(x, op, group=self.process_group, async_op=True))
 
+    def broadcast(self, x: Tensor, operation: Operation, *, source: int) -> Pending:
+        """Start filling `x` on all ranks with that of the group's rank number `source`.
+
+        Communication: one broadcast, x's bytes received per rank.
+        """
+        if self.process_group is None:
+            return Pending(x)
+        root = self.ranks[source]
+        return self._start(operation, x, x, lambda: dist.broadcast(x, root, group=self.process_group, async_op=True))
+
+    def gather(self, x: Tensor, operation: Operation) -> list[Tensor] | None:
+        """Return every rank's `x`, of one shape, in group order at the group's first rank, None at the others. Blocks.
+
+        Communication: one gather, (size - 1) * x bytes received at the first rank.
+        """
+        if self.process_group is None:
+            return [x]
+        out = [x.new_empty(x.shape) for _ in self.ranks] if self.rank == 0 else None
+        root = self.ranks[0]
+        self._start(operation, x, x, lambda: dist.gather(x, out, root, group=self.process_group, async_op=True)).wait()
+        return out
+
     def set_timeout(self, seconds: float) -> None:
         """Bound every later exchange on this group."""
         self.timeout = timedelta(seconds=seconds)

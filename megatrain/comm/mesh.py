@@ -2,7 +2,8 @@
 
 Groups are created by their members alone, each rank going through the same kinds in the same order; every kind
 partitions the ranks that take part in it, so no creation waits for an unrelated one (MegaScale sec. 3.5).
-Axes: tp, dp, pp. The `embedding` group joins the first and last stage of a pipeline, which both hold a tied embedding.
+Axes: tp, dp, pp; `host` has the same once more, on CPU memory. The `embedding` group joins the first and last stage of
+a pipeline, which both hold a tied embedding.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import distributed as dist
 
 from megatrain.comm.channel import Channel
 from megatrain.comm.group import Group
+from megatrain.comm.host_groups import HostGroups
 from megatrain.comm.process import set_world_timeout
 from megatrain.contracts.layout import Coordinate, Layout
 from megatrain.contracts.operations import Operation
@@ -46,6 +48,7 @@ class Mesh:
     dp: Group
     pp: Group
     embedding: Group
+    host: HostGroups
     links: Links | None
 
     @property
@@ -63,7 +66,7 @@ class Mesh:
     @property
     def groups(self) -> tuple[Group, ...]:
         """All groups of this rank, each once."""
-        found = [self.tp, self.dp, self.pp, self.embedding]
+        found = [self.tp, self.dp, self.pp, self.embedding, *self.host.groups]
         if self.links is not None:
             channels = (self.links.forward_to_next, self.links.forward_from_previous,
                         self.links.backward_to_previous, self.links.backward_from_next)  # fmt: skip
@@ -114,15 +117,16 @@ def create_mesh(
     ends = (pp_ranks[0], pp_ranks[-1]) if is_end and layout.pp_size > 1 else (rank,)
     timeout = timedelta(seconds=timeout_s)
 
-    def group(name: str, members: tuple[int, ...]) -> Group:
+    def group(name: str, members: tuple[int, ...], backend: str | None = None) -> Group:
         number = recorder.add_group(name, members)
         process_group = None
         if len(members) > 1:
             process_group = dist.new_group(
-                list(members), timeout=timeout, use_local_synchronization=True, group_desc=name
+                list(members), timeout=timeout, backend=backend, use_local_synchronization=True, group_desc=name
             )
         return Group(name, members, members.index(rank), recorder, number, process_group, timeout=timeout)
 
+    on_host = "gloo" if device.type == "cuda" else None
     return Mesh(
         layout=layout,
         rank=rank,
@@ -132,6 +136,11 @@ def create_mesh(
         tp=group("tp", layout.tp_ranks(rank)),
         dp=group("dp", layout.dp_ranks(rank)),
         pp=group("pp", pp_ranks),
+        host=HostGroups(
+            tp=group("host-tp", layout.tp_ranks(rank), on_host),
+            pp=group("host-pp", pp_ranks, on_host),
+            dp=group("host-dp", layout.dp_ranks(rank), on_host),
+        ),
         links=_links(at.pp, pp_ranks, recorder, group, has_wrap_links) if len(pp_ranks) > 1 else None,
         # last: torch names a group by its ranks and by how many groups this rank has already. Middle stages lack this
         # one, so a group made after it would have two names, and its members would wait for each other forever

@@ -54,6 +54,7 @@ class Operation(StrEnum):
     INIT = "init", 23, "host"
     # A barrier is a collective that the host itself waits for: the host clock is the true one.
     BARRIER = "barrier", 24, "host-collective"
+    CHECKPOINT_EXCHANGE = "checkpoint-exchange", 25, "host-collective"
 
     @property
     def is_communication(self) -> bool:

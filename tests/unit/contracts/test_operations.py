@@ -29,10 +29,12 @@ FROZEN = {
     "evaluation": 22,
     "init": 23,
     "barrier": 24,
+    "checkpoint-exchange": 25,
 }
-COLLECTIVES = {name for name, number in FROZEN.items() if 9 <= number <= 16} | {"barrier"}
+ON_HOST = {"barrier", "checkpoint-exchange"}
+COLLECTIVES = {name for name, number in FROZEN.items() if 9 <= number <= 16} | ON_HOST
 POINT_TO_POINT = {"forward-send", "forward-recv", "backward-send", "backward-recv"}
-ON_DEVICE = (COLLECTIVES | POINT_TO_POINT | {"forward-compute", "backward-compute", "clip", "optimizer"}) - {"barrier"}
+ON_DEVICE = (COLLECTIVES | POINT_TO_POINT | {"forward-compute", "backward-compute", "clip", "optimizer"}) - ON_HOST
 
 
 def test_names_and_numbers_never_change() -> None:

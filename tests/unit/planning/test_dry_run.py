@@ -52,6 +52,7 @@ def test_layout_and_groups(output: dict[str, Any]) -> None:
         "pp-forward": pipeline,
         "pp-backward": pipeline,
     }
+    expected |= {f"host-{axis}": expected[axis] for axis in ("tp", "dp", "pp")}
     assert {name: group["example_ranks"] for name, group in groups.items()} == expected
     assert {name: group["size"] for name, group in groups.items()} == {name: len(r) for name, r in expected.items()}
     assert {name: group["num_groups"] for name, group in groups.items()} == {

@@ -1,0 +1,115 @@
+"""Groups on host memory along the mesh's axes: for what ranks tell each other beside training.
+
+Plans travel as JSON, agreements as small integers, shards of a checkpoint as bytes. These groups are gloo's, also where
+the mesh's are NCCL's: a checkpoint neither queues behind training's collectives nor needs device memory. No group joins
+all ranks, which at 10,000 would be a mesh of connections; whoever speaks to all goes along tp, pp and dp in turn.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from megatrain.comm.group import Group
+from megatrain.contracts.operations import Operation
+
+_EXCHANGE = Operation.CHECKPOINT_EXCHANGE
+
+
+@dataclass(frozen=True, slots=True)
+class HostGroups:
+    """This rank's groups along the three axes. Tensors are on the CPU; every call blocks and takes all ranks."""
+
+    tp: Group
+    pp: Group
+    dp: Group
+
+    @property
+    def groups(self) -> tuple[Group, Group, Group]:
+        return self.tp, self.pp, self.dp
+
+    @property
+    def num_calls(self) -> int:
+        """How many exchanges this rank has taken part in."""
+        return sum(group.num_calls for group in self.groups)
+
+    def gather_json(self, rank: int, value: Any) -> list[Any] | None:
+        """Return every rank's `value` in rank order at rank 0, None at the others. `rank` is the caller's global one.
+
+        Communication: two gathers an axis, each at the first rank of its group.
+        """
+        text = json.dumps({str(rank): value}, separators=(",", ":"))[1:-1].encode()
+        for group in self.groups:
+            parts = _gather_bytes(group, text)
+            if parts is None:
+                return None
+            text = b",".join(parts)
+        by_rank = json.loads(b"{" + text + b"}")
+        return [by_rank[key] for key in sorted(by_rank, key=int)]
+
+    def broadcast_json(self, value: Any = None) -> Any:
+        """Return rank 0's `value` on every rank.
+
+        Communication: two broadcasts an axis, of the length and of the text.
+        """
+        raw = json.dumps(value, separators=(",", ":")).encode()
+        size = torch.tensor([len(raw)])
+        # rank 0 is the first of its dp group, whose members are the first of their pp groups, and so on
+        for group in (self.dp, self.pp, self.tp):
+            group.broadcast(size, _EXCHANGE, source=0).wait()
+        content = _padded(raw[: int(size.item())], int(size.item()))
+        for group in (self.dp, self.pp, self.tp):
+            group.broadcast(content, _EXCHANGE, source=0).wait()
+        return json.loads(content.numpy().tobytes())
+
+    def minimum(self, values: Sequence[int]) -> list[int]:
+        """Return the smallest of all ranks' values, one by one.
+
+        Communication: a small all-reduce an axis.
+        """
+        negated = -torch.tensor(values, dtype=torch.int64)
+        for group in self.groups:
+            group.all_reduce(negated, _EXCHANGE, maximum=True).wait()
+        smallest: list[int] = (-negated).tolist()
+        return smallest
+
+    def all_agree(self, is_ok: bool) -> bool:
+        """Return whether every rank says yes."""
+        return bool(self.minimum([int(is_ok)])[0])
+
+    def set_timeout(self, seconds: float) -> None:
+        """Bound every later exchange."""
+        for group in self.groups:
+            group.set_timeout(seconds)
+
+
+def gather_json_in(group: Group, value: Any) -> list[Any]:
+    """Return every member's `value` in group order, on every member.
+
+    Communication: two all-gathers, the second of the longest text.
+    """
+    raw = json.dumps(value, separators=(",", ":")).encode()
+    sizes = group.all_gather(torch.tensor([len(raw)]), _EXCHANGE).wait().tolist()
+    padded = group.all_gather(_padded(raw, max(sizes)), _EXCHANGE).wait()
+    rows = padded.view(group.size, -1)
+    return [json.loads(row[:size].numpy().tobytes()) for row, size in zip(rows, sizes, strict=True)]
+
+
+def _gather_bytes(group: Group, raw: bytes) -> list[bytes] | None:
+    sizes = group.all_gather(torch.tensor([len(raw)]), _EXCHANGE).wait().tolist()
+    parts = group.gather(_padded(raw, max(sizes)), _EXCHANGE)
+    if parts is None:
+        return None
+    return [part[:size].numpy().tobytes() for part, size in zip(parts, sizes, strict=True)]
+
+
+def _padded(raw: bytes, size: int) -> Tensor:
+    padded = torch.zeros(size, dtype=torch.uint8)
+    if raw:
+        padded[: len(raw)] = torch.frombuffer(bytearray(raw), dtype=torch.uint8)
+    return padded

@@ -1,0 +1,65 @@
+"""What ranks tell each other on host memory: plans, agreements, in every kind of layout."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from megatrain.comm import create_mesh, join
+from megatrain.comm.host_groups import gather_json_in
+from megatrain.contracts.black_box_values import Identity
+from megatrain.contracts.layout import Layout
+from megatrain.contracts.process import Process
+from megatrain.telemetry.recorder import open_recorder
+from tests.helpers.rank_pool import RankPool
+from tests.helpers.rank_protocol import RankContext
+
+LAYOUTS = [(2, 2, 2), (1, 4, 2), (8, 1, 1), (1, 1, 3), (1, 1, 1)]
+
+
+def plan_of(rank: int) -> dict[str, Any]:
+    """Return something whose length differs by rank."""
+    return {"rank": rank, "items": [[rank, "caf\u00e9"]] * (rank * 37)}
+
+
+def talk(context: RankContext, sizes: tuple[int, int, int]) -> dict[str, Any]:
+    layout = Layout(*sizes)
+    rank, world_size = context.rank, layout.world_size
+    if world_size > 1:
+        process = Process(rank, world_size, rank, world_size, 0, context.init_method)
+        join(process, torch.device("cpu"), job="talk", timeout_s=20)
+    recorder = open_recorder(Identity("talk", "main", 0, rank, layout, 1, "host"), directory="", num_records=256)
+    mesh = create_mesh(layout, rank, torch.device("cpu"), recorder, timeout_s=20)
+    host = mesh.host
+    return {
+        "gathered": host.gather_json(rank, plan_of(rank)),
+        "broadcast": host.broadcast_json(plan_of(5) if rank == 0 else None),
+        "nothing": host.broadcast_json(None),
+        "minimum": host.minimum([rank, -rank, 7]),
+        "all": host.all_agree(True),
+        "one refuses": host.all_agree(rank != world_size - 1),
+        "in dp": gather_json_in(host.dp, plan_of(rank)),
+        "dp ranks": host.dp.ranks,
+        "num_calls": host.num_calls,
+    }
+
+
+@pytest.mark.parametrize("sizes", LAYOUTS)
+def test_ranks_tell_each_other(sizes: tuple[int, int, int], rank_pool: RankPool) -> None:
+    world_size = Layout(*sizes).world_size
+    answers = rank_pool.run(talk, world_size, sizes)
+
+    assert [answer["gathered"] for answer in answers] == [
+        [plan_of(rank) for rank in range(world_size)],
+        *([None] * (world_size - 1)),
+    ]
+    for answer in answers:
+        assert answer["broadcast"] == plan_of(5)
+        assert answer["nothing"] is None
+        assert answer["minimum"] == [0, 1 - world_size, 7]
+        assert answer["all"]
+        assert not answer["one refuses"]
+        assert answer["in dp"] == [plan_of(rank) for rank in answer["dp ranks"]]
+        assert (answer["num_calls"] > 0) == (world_size > 1)
