@@ -1,0 +1,82 @@
+"""Who keeps a copy of whose snapshot, and from which memories a job can go on. Pure.
+
+The one idea: a host is evicted together with the group that makes it look guilty, so a copy is worth something only on
+a host that holds no rank of the owner's own tp, pp and dp groups. Source: ByteRobust (SOSP'25, arXiv:2509.16293).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from megatrain.contracts.errors import TopologyError
+from megatrain.contracts.layout import Coordinate, Layout
+
+
+def choose_keepers(layout: Layout, host_of: Sequence[str]) -> tuple[int, ...]:
+    """Return, for each rank, the rank that keeps a copy of its snapshot; every rank keeps exactly one.
+
+    host_of: the host of each rank. A copy never lies on a host of the owner's tp, pp or dp group.
+    Raises: TopologyError when no shift of the mesh achieves that.
+    """
+    coordinates = [layout.coordinate(rank) for rank in range(layout.world_size)]
+    forbidden = [
+        {host_of[member] for member in (*layout.tp_ranks(rank), *layout.pp_ranks(rank), *layout.dp_ranks(rank))}
+        for rank in range(layout.world_size)
+    ]
+    for dp_shift, pp_shift in _shifts(layout):
+        keepers = tuple(_shifted(layout, at, dp_shift, pp_shift) for at in coordinates)
+        if all(host_of[keeper] not in hosts for keeper, hosts in zip(keepers, forbidden, strict=True)):
+            return keepers
+    raise TopologyError(
+        f"checkpoint.has_peer_copies=true: tp_size={layout.tp_size}, pp_size={layout.pp_size}, "
+        f"dp_size={layout.dp_size} on {len(set(host_of))} hosts leaves no host outside a rank's own tp, pp and dp "
+        "groups; use more hosts, pp_size and dp_size above 1, or set it to false"
+    )
+
+
+def _shifts(layout: Layout) -> list[tuple[int, int]]:
+    """Return shifts that leave both groups, far ones first: near ranks share hosts."""
+    far_dp = sorted(range(1, layout.dp_size), key=lambda shift: (-min(shift, layout.dp_size - shift), shift))
+    far_pp = sorted(range(1, layout.pp_size), key=lambda shift: (-min(shift, layout.pp_size - shift), shift))
+    return [(dp_shift, pp_shift) for dp_shift in far_dp for pp_shift in far_pp]
+
+
+def _shifted(layout: Layout, at: Coordinate, dp_shift: int, pp_shift: int) -> int:
+    dp, pp = (at.dp + dp_shift) % layout.dp_size, (at.pp + pp_shift) % layout.pp_size
+    return layout.rank_of(Coordinate(dp=dp, pp=pp, tp=at.tp))
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPoint:
+    """A step that all ranks can go back to without storage: `holder_of[rank]` is a rank of the host that has it."""
+
+    step: int
+    holder_of: tuple[int, ...]
+
+
+def newest_in_memory(held: Sequence[Mapping[int, Sequence[int]]], host_of: Sequence[str]) -> MemoryPoint | None:
+    """Return the newest step of which every rank's snapshot lies in some host's arena, None without one.
+
+    held: for each rank asked, what lies in its host's arena: owner rank -> the steps sealed. A rank's own host is
+    preferred as holder, so that nothing travels that need not.
+    """
+    world_size = len(host_of)
+    holders: dict[int, dict[int, int]] = {}
+    """step -> owner -> holder."""
+    for holder in reversed(range(world_size)):
+        for owner, steps in held[holder].items():
+            for step in steps:
+                by_owner = holders.setdefault(step, {})
+                if owner not in by_owner or host_of[by_owner[owner]] != host_of[owner]:
+                    by_owner[owner] = holder
+    complete = [step for step, by_owner in holders.items() if all(rank in by_owner for rank in range(world_size))]
+    if not complete:
+        return None
+    step = max(complete)
+    return MemoryPoint(step, tuple(_local(rank, holders[step][rank], host_of) for rank in range(world_size)))
+
+
+def _local(owner: int, holder: int, host_of: Sequence[str]) -> int:
+    """Return the owner itself where its own host has the snapshot: the arena is the host's, not a rank's."""
+    return owner if host_of[owner] == host_of[holder] else holder

@@ -1,0 +1,77 @@
+"""Copies outside of one's own groups, and what is left when a group's hosts are gone."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from megatrain.checkpoint.peers import MemoryPoint, choose_keepers, newest_in_memory
+from megatrain.contracts.errors import TopologyError
+from megatrain.contracts.layout import Layout
+
+
+def hosts(layout: Layout, ranks_per_host: int) -> list[str]:
+    return [f"host-{rank // ranks_per_host}" for rank in range(layout.world_size)]
+
+
+def groups_of(layout: Layout, rank: int) -> list[tuple[int, ...]]:
+    return [layout.tp_ranks(rank), layout.pp_ranks(rank), layout.dp_ranks(rank)]
+
+
+@given(
+    st.sampled_from([1, 2, 4, 8]),
+    st.integers(2, 5),
+    st.integers(2, 9),
+    st.sampled_from([1, 2, 4, 8]),
+)
+def test_losing_the_hosts_of_any_one_group_loses_nothing(
+    tp_size: int, pp_size: int, dp_size: int, ranks_per_host: int
+) -> None:
+    layout = Layout(tp_size=tp_size, pp_size=pp_size, dp_size=dp_size)
+    host_of = hosts(layout, ranks_per_host)
+    try:
+        keepers = choose_keepers(layout, host_of)
+    except TopologyError:
+        # it must be true: some rank has no host outside of its groups, or no shift suits all
+        assume(ranks_per_host > tp_size)
+        return
+    assert sorted(keepers) == list(range(layout.world_size))
+    for rank in range(layout.world_size):
+        for group in groups_of(layout, rank):
+            lost = {host_of[member] for member in group}
+            for owner in range(layout.world_size):
+                survivors = {host_of[owner], host_of[keepers[owner]]} - lost
+                assert survivors or owner not in group, (rank, owner)
+
+
+def test_every_rank_on_a_host_of_its_own_always_works_with_two_stages_and_two_replicas() -> None:
+    layout = Layout(tp_size=1, pp_size=2, dp_size=2)
+    assert choose_keepers(layout, hosts(layout, 1)) == (3, 2, 1, 0)
+
+
+@pytest.mark.parametrize(("sizes", "ranks_per_host"), [((2, 1, 4), 2), ((2, 4, 1), 2), ((1, 2, 2), 4), ((1, 2, 4), 4)])
+def test_without_a_host_outside_the_own_groups_it_says_so(sizes: tuple[int, int, int], ranks_per_host: int) -> None:
+    layout = Layout(tp_size=sizes[0], pp_size=sizes[1], dp_size=sizes[2])
+    with pytest.raises(TopologyError, match=r"checkpoint\.has_peer_copies=true: .* leaves no host outside"):
+        choose_keepers(layout, hosts(layout, ranks_per_host))
+
+
+def test_the_newest_step_that_every_rank_has_decides() -> None:
+    host_of = ["a", "a", "b", "b"]
+    here = {0: [40, 50], 1: [40, 50]}
+    there = {2: [40, 50], 3: [40]}
+    held = [here, here, there, there]
+    assert newest_in_memory(held, host_of) == MemoryPoint(40, (0, 1, 2, 3))
+    assert newest_in_memory([here, here, {}, {}], host_of) is None
+    assert newest_in_memory([{}] * 4, host_of) is None
+
+
+def test_a_copy_stands_in_for_a_host_that_lost_its_own() -> None:
+    host_of = ["a", "a", "new", "new"]
+    here = {0: [40, 50], 1: [40, 50], 2: [40, 50], 3: [50]}
+    point = newest_in_memory([here, here, {}, {}], host_of)
+    assert point == MemoryPoint(50, (0, 1, 0, 0))
+    # its own memory is nearer than a copy elsewhere
+    own = {2: [50], 3: [50]}
+    assert newest_in_memory([here, here, own, own], host_of) == MemoryPoint(50, (0, 1, 2, 3))
