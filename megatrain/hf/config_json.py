@@ -1,0 +1,90 @@
+"""Typed reading of a model's config.json: every error names the file, the key, what was found and what is expected."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from megatrain.contracts.errors import CheckpointError
+
+
+class ConfigJson:
+    """The object in one config.json, or one nested in it. A key that is null counts as missing, as in transformers."""
+
+    def __init__(self, values: Mapping[str, Any], place: str) -> None:
+        self.values = {key: value for key, value in values.items() if value is not None}
+        self.place = place
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.values
+
+    def count(self, key: str, default: int | None = None) -> int:
+        """Return a positive integer."""
+        value = self._value(key, default, "a positive integer")
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise self.refusal(key, "expected a positive integer")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """Return a finite number."""
+        value = self._value(key, default, "a number")
+        if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+            raise self.refusal(key, "expected a number")
+        return float(value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self._value(key, default, "true or false")
+        if not isinstance(value, bool):
+            raise self.refusal(key, "expected true or false")
+        return value
+
+    def text(self, key: str, default: str | None = None) -> str:
+        value = self._value(key, default, "a string")
+        if not isinstance(value, str):
+            raise self.refusal(key, "expected a string")
+        return value
+
+    def section(self, key: str) -> ConfigJson:
+        """Return the object under `key`, empty where it is missing."""
+        value = self._value(key, {}, "an object")
+        if not isinstance(value, dict):
+            raise self.refusal(key, "expected an object")
+        return ConfigJson(value, f"{self.place}: {key}")
+
+    def require(self, key: str, computed: Sequence[object], default: object) -> None:
+        """Refuse any value but those that mean what our model computes."""
+        if self.values.get(key, default) not in computed:
+            known = " or ".join(json.dumps(one) for one in computed)
+            raise self.refusal(key, f"only {known} can be computed here, so this model cannot be imported")
+
+    def refusal(self, key: str, rule: str) -> CheckpointError:
+        """Return the error for the value of `key`."""
+        found = f"={json.dumps(self.values[key])}" if key in self.values else " is missing"
+        return CheckpointError(f"{self.place}: {key}{found}; {rule}")
+
+    def _value(self, key: str, default: object, kind: str) -> object:
+        value = self.values.get(key, default)
+        if value is None:
+            raise self.refusal(key, f"expected {kind}")
+        return value
+
+
+def read_object(path: Path) -> ConfigJson:
+    """Return the JSON object in the file `path`.
+
+    Raises: CheckpointError when the file is missing or holds something else.
+    """
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CheckpointError(
+            f"{path}: {error.strerror}; name a Hugging Face model directory with config.json and model.safetensors"
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: not JSON ({error}); fetch the file again") from error
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{path}: a {type(values).__name__}, expected a JSON object; fetch the file again")
+    return ConfigJson(values, str(path))

@@ -1,0 +1,170 @@
+"""From our parameters to a directory that transformers loads, one shard in memory at a time, on the CPU.
+
+Parameters are read in the order of the tensors made of them, each once; the directory appears when all is on disk.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from megatrain.config.model import ModelConfig
+from megatrain.contracts.errors import CheckpointError
+from megatrain.hf.families import family_for_export
+from megatrain.hf.output_directory import new_model_directory
+from megatrain.hf.tensor_map import HfTensor, our_shapes
+from megatrain.hf.tokenizer_files import TOKENIZER_CONFIG_NAME, TOKENIZER_NAME, TokenizerFile, special_tokens
+from megatrain.hf.weight_files import INDEX_NAME, index_json, shard_name, write_shard
+
+Dtype = Literal["fp32", "bf16", "fp16"]
+
+_TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DEFAULT_SHARD_BYTES = 5_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class ExportReport:
+    """What was written. `files` holds names and bytes; `notes` what the files do not say of the model."""
+
+    directory: Path
+    architecture: str
+    dtype: Dtype
+    num_tensors: int
+    num_parameters: int
+    files: tuple[tuple[str, int], ...]
+    notes: tuple[str, ...]
+
+
+def export_model(
+    read_parameter: Callable[[str], Tensor],
+    model: ModelConfig,
+    directory: Path,
+    *,
+    dtype: Dtype,
+    max_shard_bytes: int = DEFAULT_SHARD_BYTES,
+    tokenizer: TokenizerFile | None = None,
+    is_forced: bool = False,
+) -> ExportReport:
+    """Write `model` to `directory` for transformers: weights in `dtype`, config.json, and the tokenizer where given.
+
+    `read_parameter` returns one whole parameter by our name (a tied head has none of its own). A tensor larger than
+    max_shard_bytes gets a file to itself. is_forced: replace an earlier export.
+    Raises: ConfigError for a model that neither family expresses; CheckpointError naming the file or the tensor.
+    """
+    family = family_for_export(model)
+    if max_shard_bytes < 1:
+        raise CheckpointError(f"max_shard_bytes={max_shard_bytes} must be positive; the default is 5 GB")
+    special = special_tokens(tokenizer, model.vocab_size) if tokenizer is not None else None
+    tensors = tuple(family.tensors(model))
+    notes = family.export_notes(model)
+    torch_dtype = _TORCH_DTYPES[dtype]
+    config = {
+        "architectures": [family.architecture],
+        "model_type": family.model_type,
+        "torch_dtype": str(torch_dtype).removeprefix("torch."),
+        "use_cache": True,
+        **family.write_config(model),
+        # explicit where there is no tokenizer: the families' own defaults mean tokens of other vocabularies
+        **(special.ids if special is not None else {"bos_token_id": None, "eos_token_id": None}),
+    }
+    with new_model_directory(directory, is_forced=is_forced) as staging:
+        _write_weights(staging, tensors, _Parameters(read_parameter, our_shapes(model)), torch_dtype, max_shard_bytes)
+        _write_json(staging / "config.json", config)
+        if tokenizer is not None and special is not None:
+            shutil.copyfile(tokenizer.path, staging / TOKENIZER_NAME)
+            _write_json(staging / TOKENIZER_CONFIG_NAME, special.tokenizer_config(model.seq_len))
+            _write_json(staging / "generation_config.json", special.ids)
+        else:
+            notes.append("there is no tokenizer: the end of a document is unknown to who generates text")
+        files = tuple((path.name, path.stat().st_size) for path in sorted(staging.iterdir()))
+    return ExportReport(
+        directory=directory,
+        architecture=family.architecture,
+        dtype=dtype,
+        num_tensors=len(tensors),
+        num_parameters=sum(math.prod(tensor.shape) for tensor in tensors),
+        files=files,
+        notes=tuple(notes),
+    )
+
+
+def plan_shards(tensors: Sequence[HfTensor], item_bytes: int, max_shard_bytes: int) -> list[list[HfTensor]]:
+    """Return the tensors of each file, in order, each file filled as far as max_shard_bytes allows."""
+    shards: list[list[HfTensor]] = []
+    room = 0
+    for tensor in tensors:
+        num_bytes = math.prod(tensor.shape) * item_bytes
+        if not shards or num_bytes > room:
+            shards.append([])
+            room = max_shard_bytes
+        shards[-1].append(tensor)
+        room -= num_bytes
+    return shards
+
+
+class _Parameters:
+    """Reads parameters through the caller's function, and keeps the last: tensors made of one stand together."""
+
+    def __init__(self, read: Callable[[str], Tensor], shapes: dict[str, tuple[int, ...]]) -> None:
+        self._read = read
+        self._shapes = shapes
+        self._name = ""
+        self._last = torch.empty(0)
+
+    def read(self, name: str) -> Tensor:
+        if name != self._name:
+            self._last = torch.empty(0)  # let go of the last one before the next is read
+            parameter = self._read(name).detach()
+            if tuple(parameter.shape) != self._shapes[name]:
+                raise CheckpointError(
+                    f"{name} has shape {tuple(parameter.shape)}, this configuration asks for {self._shapes[name]}; use "
+                    f"the [model] section that it was trained with"
+                )
+            self._name, self._last = name, parameter
+        return self._last
+
+
+def _write_weights(
+    directory: Path,
+    tensors: Sequence[HfTensor],
+    parameters: _Parameters,
+    dtype: torch.dtype,
+    max_shard_bytes: int,
+) -> None:
+    shards = plan_shards(tensors, dtype.itemsize, max_shard_bytes)
+    file_of: dict[str, str] = {}
+    for number, shard in enumerate(shards, 1):
+        file = shard_name(number, len(shards))
+        write_shard(directory / file, {tensor.name: _make(tensor, parameters, dtype) for tensor in shard})
+        file_of.update({tensor.name: file for tensor in shard})
+    if len(shards) > 1:
+        num_bytes = sum(math.prod(tensor.shape) for tensor in tensors) * dtype.itemsize
+        (directory / INDEX_NAME).write_text(index_json(file_of, num_bytes), encoding="utf-8")
+
+
+def _make(tensor: HfTensor, parameters: _Parameters, dtype: torch.dtype) -> Tensor:
+    if not tensor.ranges:
+        return torch.zeros(tensor.shape, dtype=dtype)
+    made = torch.empty(tensor.shape, dtype=dtype)
+    parameter = parameters.read(tensor.parameter)
+    for theirs, ours in tensor.matching_views(made, parameter):
+        theirs.copy_(ours)
+    # only fp16 has a smaller range than the weights; what was not finite before is not its doing
+    if dtype == torch.float16 and made.isinf().any() and not parameter.isinf().any():
+        raise CheckpointError(
+            f"{tensor.name}: holds values up to {parameter.abs().max().item():g}, beyond the range of fp16 (65504); "
+            f"export bf16 or fp32"
+        )
+    return made
+
+
+def _write_json(path: Path, values: dict[str, Any]) -> None:
+    path.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -1,0 +1,170 @@
+"""The Llama family: rotary positions, RMSNorm, SwiGLU, grouped queries, with or without biases.
+
+Our rotary layout is the half-split one of this family, so queries and keys need no permutation of their units.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+from megatrain.config.model import ModelConfig
+from megatrain.hf.config_json import ConfigJson
+from megatrain.hf.family import Family
+from megatrain.hf.tensor_map import HfTensor, same
+
+_SCALINGS = {"default": "none", "linear": "linear", "llama3": "llama3"}
+
+
+class Llama(Family):
+    """LlamaForCausalLM."""
+
+    model_type = "llama"
+    architecture = "LlamaForCausalLM"
+    prefix = "model."
+    fixed: ClassVar[Mapping[str, str]] = {"positions": "rope", "norm": "rmsnorm", "mlp": "swiglu", "block": "serial"}
+    buffers = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
+
+    def problems(self, model: ModelConfig) -> list[str]:
+        found = super().problems(model)
+        if model.hidden_size % model.num_heads:
+            found.append(
+                f"model.hidden_size={model.hidden_size} cannot be exported: {self.architecture} wants a multiple of "
+                f"model.num_heads={model.num_heads}, even where head_dim is given"
+            )
+        return found
+
+    def tensors(self, model: ModelConfig) -> Iterator[HfTensor]:
+        rows = (model.vocab_size, model.hidden_size)
+        yield same("model.embed_tokens.weight", "embedding.word.weight", rows)
+        for layer in range(model.num_layers):
+            yield from _layer_tensors(model, layer)
+        yield same("model.norm.weight", "loss_head.norm.weight", (model.hidden_size,))
+        if not model.has_tied_head:
+            yield same("lm_head.weight", "loss_head.weight", rows)
+
+    def write_config(self, model: ModelConfig) -> dict[str, Any]:
+        # rope_theta and rope_scaling are what version 4 of transformers and other readers know; version 5 accepts them
+        return {
+            "vocab_size": model.vocab_size,
+            "hidden_size": model.hidden_size,
+            "intermediate_size": model.resolved_ffn_size,
+            "num_hidden_layers": model.num_layers,
+            "num_attention_heads": model.num_heads,
+            "num_key_value_heads": model.resolved_num_kv_heads,
+            "head_dim": model.resolved_head_dim,
+            "hidden_act": "silu",
+            "max_position_embeddings": model.seq_len,
+            "initializer_range": model.init_std,
+            "rms_norm_eps": model.norm_eps,
+            "tie_word_embeddings": model.has_tied_head,
+            "rope_theta": model.rope_theta,
+            "rope_scaling": _written_scaling(model),
+            "attention_bias": model.has_bias,
+            "mlp_bias": model.has_bias,
+            "attention_dropout": 0.0,
+        }
+
+    def read_config(self, config: ConfigJson) -> dict[str, Any]:
+        config.require("hidden_act", ("silu", "swish"), default="silu")
+        has_bias = config.flag("attention_bias", default=False)
+        if config.flag("mlp_bias", default=False) != has_bias:
+            raise config.refusal(
+                "mlp_bias", f"must equal attention_bias={str(has_bias).lower()}: one key (has_bias) rules both here"
+            )
+        num_heads = config.count("num_attention_heads")
+        return {
+            "vocab_size": config.count("vocab_size"),
+            "seq_len": config.count("max_position_embeddings"),
+            "hidden_size": config.count("hidden_size"),
+            "num_layers": config.count("num_hidden_layers"),
+            "num_heads": num_heads,
+            "num_kv_heads": config.count("num_key_value_heads", default=num_heads),
+            "head_dim": config.count("head_dim") if "head_dim" in config else 0,
+            "ffn_size": config.count("intermediate_size"),
+            "norm_eps": config.number("rms_norm_eps", default=1e-6),
+            "has_bias": has_bias,
+            "init_std": config.number("initializer_range", default=0.02),
+            "has_tied_head": config.flag("tie_word_embeddings", default=False),
+            **_read_rope(config),
+        }
+
+    def export_notes(self, model: ModelConfig) -> list[str]:
+        if model.dropout == 0.0:
+            return []
+        return [f"model.dropout={model.dropout} is not in config.json: {self.architecture} has no such dropout"]
+
+    def import_notes(self, config: ConfigJson) -> list[str]:
+        dropout = config.number("attention_dropout", default=0.0)
+        return [] if dropout == 0.0 else [f"attention_dropout={dropout} is not used in training: there is none here"]
+
+
+def _layer_tensors(model: ModelConfig, layer: int) -> Iterator[HfTensor]:
+    source, ours = f"model.layers.{layer}", f"blocks.{layer}"
+    attention, mlp = f"{ours}.attention_branch", f"{ours}.mlp_branch"
+    hidden, ffn, head_dim, groups = (
+        model.hidden_size,
+        model.resolved_ffn_size,
+        model.resolved_head_dim,
+        model.resolved_num_kv_heads,
+    )
+    num_queries = model.num_heads // groups
+    parts = {"q": (0, num_queries), "k": (num_queries, num_queries + 1), "v": (num_queries + 1, num_queries + 2)}
+    # of each matrix the inputs; of each bias nothing
+    leaves: tuple[tuple[str, tuple[int, ...]], ...] = (("weight", (hidden,)),)
+    if model.has_bias:
+        leaves = (*leaves, ("bias", ()))
+
+    yield same(f"{source}.input_layernorm.weight", f"{attention}.norm.weight", (hidden,))
+    for leaf, inputs in leaves:
+        for part, (start, stop) in parts.items():
+            shape = (groups * (stop - start) * head_dim, *inputs)
+            name = f"{source}.self_attn.{part}_proj.{leaf}"
+            yield HfTensor(name, shape, f"{attention}.attention.qkv.{leaf}", ((start, stop),), dim=1)
+    yield same(
+        f"{source}.self_attn.o_proj.weight", f"{attention}.attention.out.weight", (hidden, model.num_heads * head_dim)
+    )
+    yield same(f"{source}.post_attention_layernorm.weight", f"{mlp}.norm.weight", (hidden,))
+    for leaf, inputs in leaves:
+        for row, part in enumerate(("gate", "up")):
+            name = f"{source}.mlp.{part}_proj.{leaf}"
+            yield HfTensor(name, (ffn, *inputs), f"{mlp}.mlp.up.{leaf}", ((row, row + 1),))
+    yield same(f"{source}.mlp.down_proj.weight", f"{mlp}.mlp.down.weight", (hidden, ffn))
+    if model.has_bias:
+        yield same(f"{source}.self_attn.o_proj.bias", f"{attention}.attention_bias", (hidden,))
+        yield same(f"{source}.mlp.down_proj.bias", f"{mlp}.mlp_bias", (hidden,))
+
+
+def _written_scaling(model: ModelConfig) -> dict[str, Any] | None:
+    if model.rope_scaling == "none":
+        return None
+    scaling: dict[str, Any] = {"rope_type": model.rope_scaling, "factor": model.rope_scaling_factor}
+    if model.rope_scaling == "llama3":
+        scaling["low_freq_factor"] = model.rope_low_freq_factor
+        scaling["high_freq_factor"] = model.rope_high_freq_factor
+        scaling["original_max_position_embeddings"] = model.rope_original_seq_len
+    return scaling
+
+
+def _read_rope(config: ConfigJson) -> dict[str, Any]:
+    """Read rope_theta and rope_scaling, or version 5's rope_parameters, which holds both."""
+    rope = config.section("rope_scaling" if "rope_scaling" in config else "rope_parameters")
+    for section in (config, rope):
+        section.require("partial_rotary_factor", (1.0,), default=1.0)
+    type_key = "rope_type" if "rope_type" in rope else "type"
+    rope.require(type_key, tuple(_SCALINGS), default="default")
+    scaling = _SCALINGS[rope.text(type_key, default="default")]
+    found: dict[str, Any] = {
+        "rope_theta": rope.number("rope_theta", default=config.number("rope_theta", default=10000.0)),
+        "rope_scaling": scaling,
+    }
+    if scaling != "none":
+        found["rope_scaling_factor"] = rope.number("factor")
+    if scaling == "llama3":
+        found["rope_low_freq_factor"] = rope.number("low_freq_factor")
+        found["rope_high_freq_factor"] = rope.number("high_freq_factor")
+        found["rope_original_seq_len"] = rope.count(
+            "original_max_position_embeddings", default=config.count("max_position_embeddings")
+        )
+    return found

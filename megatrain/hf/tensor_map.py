@@ -1,0 +1,55 @@
+"""How a tensor of a Hugging Face model is made of one of our parameters, described as data that works both ways.
+
+The one idea: an HF tensor is a list of rows (output features). Each range of one dim of our parameter, with its leading
+dims flattened, is the next block of those rows; GPT-2's projections are stored transposed. Both sides are views, so a
+copy one way is an export and the other way an import.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from megatrain.config.model import ModelConfig
+from megatrain.model import Transformer
+
+
+@dataclass(frozen=True, slots=True)
+class HfTensor:
+    """One tensor of an HF model.
+
+    `ranges` of dim `dim` of `parameter` hold its rows, in this order; no ranges: we have no such parameter, it is zero.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    parameter: str
+    ranges: tuple[tuple[int, int], ...]
+    dim: int = 0
+    is_transposed: bool = False
+
+    def matching_views(self, stored: Tensor, parameter: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield pairs of views of the same shape and meaning: of this tensor as HF stores it, of our parameter."""
+        rows = stored.t() if self.is_transposed else stored
+        first = 0
+        for start, stop in self.ranges:
+            ours = parameter.narrow(self.dim, start, stop - start)
+            leading = ours.shape[: ours.dim() - rows.dim() + 1]
+            end = first + math.prod(leading)
+            yield rows[first:end].unflatten(0, leading), ours
+            first = end
+
+
+def same(name: str, parameter: str, shape: tuple[int, ...]) -> HfTensor:
+    """Return the tensor that is our parameter, or its first rows where ours has padding."""
+    return HfTensor(name, shape, parameter, ranges=((0, shape[0]),))
+
+
+def our_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every logical parameter by name; a tied head has no name of its own."""
+    with torch.device("meta"):
+        return {name: tuple(parameter.shape) for name, parameter in Transformer(model).named_parameters()}

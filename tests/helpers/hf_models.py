@@ -1,0 +1,86 @@
+"""Tiny models of the two Hugging Face families, and one question to ask of both implementations: their logits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from megatrain.config.model import ModelConfig
+from megatrain.hf import Dtype, export_model
+from megatrain.hf.tensor_map import our_shapes
+from megatrain.model import TokenContext, Transformer
+
+GPT2: dict[str, Any] = {
+    "vocab_size": 83, "seq_len": 24, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "vocab_multiple": 16,
+}  # fmt: skip
+LLAMA: dict[str, Any] = GPT2 | {
+    "norm": "rmsnorm", "mlp": "swiglu", "positions": "rope", "has_bias": False, "has_tied_head": False, "ffn_size": 48,
+    "rope_theta": 500.0, "num_kv_heads": 2,
+}  # fmt: skip
+LLAMA3_SCALING: dict[str, Any] = {
+    "rope_scaling": "llama3", "rope_scaling_factor": 8.0, "rope_original_seq_len": 20, "rope_low_freq_factor": 1.5,
+    "rope_high_freq_factor": 5.0,
+}  # fmt: skip
+
+CASES: dict[str, dict[str, Any]] = {
+    "llama": LLAMA,
+    "llama-mha": LLAMA | {"num_kv_heads": 0},
+    "llama-tied": LLAMA | {"has_tied_head": True},
+    "llama-linear": LLAMA | {"rope_scaling": "linear", "rope_scaling_factor": 4.0},
+    "llama-3.1": LLAMA | LLAMA3_SCALING,
+    "llama-wide-heads": LLAMA | {"head_dim": 12, "norm_eps": 1e-3},
+    "llama-biases": LLAMA | {"has_bias": True},
+    "gpt2": GPT2,
+    "gpt2-untied": GPT2 | {"has_tied_head": False, "ffn_size": 40, "norm_eps": 1e-3},
+    "gpt2-unpadded": GPT2 | {"vocab_multiple": 1},
+}
+
+
+def tiny(case: str, **changes: Any) -> ModelConfig:
+    return ModelConfig(**(CASES[case] | changes))
+
+
+def random_parameters(model: ModelConfig, seed: int = 5) -> dict[str, Tensor]:
+    """Return parameters by our names, all of them random, the rows that pad the vocabulary too."""
+    generator = torch.Generator().manual_seed(seed)
+    parameters: dict[str, Tensor] = {}
+    for name, shape in our_shapes(model).items():
+        noise = torch.randn(shape, generator=generator)
+        is_vector = name.endswith(("bias", "norm.weight"))
+        scale = 0.2 if is_vector else 1 / math.sqrt(model.hidden_size)
+        parameters[name] = scale * noise + (1.0 if name.endswith("norm.weight") else 0.0)
+    return parameters
+
+
+def export(parameters: Mapping[str, Tensor], model: ModelConfig, directory: Path, dtype: Dtype = "fp32") -> Path:
+    export_model(parameters.__getitem__, model, directory, dtype=dtype)
+    return directory
+
+
+def our_logits(parameters: Mapping[str, Tensor], model: ModelConfig, tokens_SB: Tensor) -> Tensor:
+    """Return the scores of the tokens that exist. Shapes: result [B, S, V]."""
+    ours = Transformer(model).eval()
+    with torch.no_grad():
+        for name, parameter in ours.named_parameters():
+            parameter.copy_(parameters[name])
+        assert ours.loss_head is not None
+        hidden = ours.hidden(tokens_SB, TokenContext(torch.arange(tokens_SB.shape[1]), tokens_SB.shape[0]))
+        return ours.loss_head.logits(hidden)[..., : model.vocab_size].transpose(0, 1)
+
+
+def their_logits(theirs: Callable[[Tensor], Any], tokens_SB: Tensor) -> Tensor:
+    with torch.no_grad():
+        return theirs(tokens_SB.t()).logits
+
+
+def some_tokens(model: ModelConfig) -> Tensor:
+    return torch.randint(0, model.vocab_size, (model.seq_len, 3), generator=torch.Generator().manual_seed(1))
+
+
+def file_contents(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
