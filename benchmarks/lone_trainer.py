@@ -25,6 +25,7 @@ class LoneTrainer:
         self.recorder: Recorder = open_recorder(
             identity,
             directory=config.telemetry.black_box_directory,
+            run_key="benchmark",
             num_records=config.telemetry.black_box_records,
         )
         mesh = create_mesh(Layout(), 0, device, self.recorder)

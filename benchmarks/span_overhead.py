@@ -86,8 +86,8 @@ def run() -> Result:
     """Measure spans that are recorded, only summed, and switched off by the control page."""
     directory = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path(tempfile.gettempdir())
     identity = Identity("span-overhead", "main", 0, 0, Layout(), os.getpid(), os.uname().nodename)
-    recorder = open_recorder(identity, directory=str(directory), num_records=RECORDS)
-    path = black_box_path(directory, identity.job, identity.branch, 0, 0)
+    recorder = open_recorder(identity, directory=str(directory), run_key="benchmark", num_records=RECORDS)
+    path = black_box_path(directory, identity.job, "benchmark", identity.branch, 0, 0)
     group = recorder.add_group("tp", [0])
     try:
         recorder.set_step(1)

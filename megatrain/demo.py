@@ -20,8 +20,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from megatrain.contracts.checkpoint_files import newest_committed
+from megatrain.cli import run_and_report
+from megatrain.config.load import load_config
+from megatrain.contracts.errors import ConfigError
+from megatrain.contracts.lineage import candidates
+from megatrain.contracts.location import LocalLocation
 from megatrain.contracts.run_directory import RunDirectory
+from megatrain.data.corpus import open_corpus
 from megatrain.data.meta import META_NAME, DataMeta, read_meta
 
 NUM_PROCESSES = 8
@@ -34,11 +39,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the demonstration; return 0 when the model learned more than token frequencies."""
     args = _parser().parse_args(argv)
     started = time.monotonic()
+    load_config(args.config)
     run = RunDirectory(args.output / "run")
+    remove_earlier_run(run)
     meta = _build_data(args)
-    if run.root.exists():
-        print(f"removing the demo's earlier run {run.root}")
-        shutil.rmtree(run.root)
     overrides = [
         f"--job.run_directory={run.root}",
         f"--model.vocab_size={meta.vocab_size}",
@@ -49,10 +53,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     ]
     torchrun = ["torch.distributed.run", "--standalone", f"--nproc-per-node={NUM_PROCESSES}"]
     _call("train", [*torchrun, "-m", "megatrain.train", str(args.config), *overrides])
-    checkpoint = newest_committed(run.checkpoints)
-    if checkpoint is None:
+    found = candidates(LocalLocation(run.checkpoints))
+    if not found:
         print(f"demo: training ended without a checkpoint in {run.checkpoints}", file=sys.stderr)
         return 1
+    checkpoint = Path(str(found[0].location))
     _call("sample", ["megatrain", "sample", str(checkpoint), f"--prompt={PROMPT}", "--max-tokens=80", "--seed=1"])
     evaluation = _last_evaluation(run.metrics / "metrics.jsonl")
     margin = meta.unigram_entropy_nats - evaluation["loss"]
@@ -65,6 +70,20 @@ def main(argv: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
     return 0 if has_learned else 1
+
+
+def remove_earlier_run(run: RunDirectory) -> None:
+    """Remove what an earlier demo trained, and nothing else.
+
+    Raises: ConfigError when something is there that no run writes.
+    """
+    if not run.root.exists():
+        return
+    foreign = sorted(entry.name for entry in run.root.iterdir() if not run.owns(entry.name))
+    if foreign:
+        raise ConfigError([f"{run.root} holds {', '.join(foreign[:5])}, which no run writes; name another --output"])
+    print(f"removing the demo's earlier run {run.root}")
+    shutil.rmtree(run.root)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -91,8 +110,8 @@ def _build_data(args: argparse.Namespace) -> DataMeta:
     """Build the token files, unless the very same ones are there."""
     directory = args.output / "data"
     meta = read_meta(directory / META_NAME) if directory.exists() else None
-    wanted = tuple(args.input)
-    if meta is not None and meta.sources == wanted and meta.vocab_size == args.vocab_size:
+    is_same = meta is not None and meta.sources == tuple(args.input) and meta.vocab_size == args.vocab_size
+    if meta is not None and is_same and not has_changed_since(args.input, directory / META_NAME):
         print(f"using the token files of an earlier demo in {directory}")
         return meta
     command = ["megatrain", "data", "build", "--input", *args.input, "--output", str(directory),
@@ -101,6 +120,13 @@ def _build_data(args: argparse.Namespace) -> DataMeta:
     built = read_meta(directory / META_NAME)
     assert built is not None
     return built
+
+
+def has_changed_since(inputs: Sequence[str], built: Path) -> bool:
+    """Return whether a file of the corpus is newer than `built`, or its directory is: then one came or went."""
+    paths = [file.path for file in open_corpus(inputs).files]
+    times = [path.stat().st_mtime for path in {*paths, *(path.parent for path in paths)}]
+    return max(times) > built.stat().st_mtime
 
 
 def _call(title: str, module: Sequence[str]) -> None:
@@ -141,4 +167,4 @@ def _summary(
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_and_report(main))

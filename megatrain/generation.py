@@ -13,11 +13,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from megatrain.checkpoint import load_whole
 from megatrain.checkpoint.job import TOKENIZER_NAME
+from megatrain.checkpoint.store import load_whole
 from megatrain.config.config import Config
-from megatrain.contracts.checkpoint_files import is_committed, newest_committed, read_manifest
+from megatrain.contracts.checkpoint_files import is_committed, read_manifest, step_of
 from megatrain.contracts.errors import CheckpointError, DataError
+from megatrain.contracts.lineage import BRANCH_NAME, RESUME_NAME, Candidate, candidates
+from megatrain.contracts.location import LocalLocation
 from megatrain.data.tokenizer import Tokenizer, load_tokenizer
 from megatrain.model import TokenContext, Transformer
 
@@ -45,20 +47,32 @@ class LoadedModel:
 
 
 def find_checkpoint(path: Path) -> Path:
-    """Return the checkpoint that `path` means: itself, or the newest of a run or of its checkpoints directory.
+    """Return the checkpoint that `path` means: itself, or the one from which a run or a branch would go on.
 
+    A run is named by its directory or its directory of checkpoints.
     Raises: CheckpointError when there is none.
     """
-    for directory in (path, path / "checkpoints"):
-        if is_committed(directory):
-            return directory
-        if directory.is_dir() and any(directory.glob("step-*")):
-            newest = newest_committed(directory)
-            if newest is not None:
-                return newest
-    raise CheckpointError(
-        f"{path} is no checkpoint and holds none; name a run directory or runs/<job>/checkpoints/step-*"
-    )
+    if is_committed(LocalLocation(path)):
+        return path
+    found: list[Candidate] = []
+    if (path / BRANCH_NAME).is_file():
+        branch = path.resolve()
+        found = candidates(LocalLocation(branch.parent), branch.name)
+    for directory in (LocalLocation(path), LocalLocation(path / "checkpoints")):
+        if not found and _is_lineage(directory):
+            found = candidates(directory)
+    if not found:
+        raise CheckpointError(
+            f"{path} is no checkpoint and holds none; name a run directory or runs/<job>/checkpoints/<branch>/step-*"
+        )
+    return Path(str(found[0].location))
+
+
+def _is_lineage(directory: LocalLocation) -> bool:
+    """Say whether a directory is one of checkpoints: then what is wrong in it is worth telling."""
+    if (directory / RESUME_NAME).exists():
+        return True
+    return any(step_of(entry.name) is not None or (entry / BRANCH_NAME).exists() for entry in directory.entries())
 
 
 def load_model(checkpoint: Path, device: torch.device) -> LoadedModel:
@@ -66,7 +80,7 @@ def load_model(checkpoint: Path, device: torch.device) -> LoadedModel:
 
     Raises: CheckpointError, DataError naming the file.
     """
-    manifest = read_manifest(checkpoint)
+    manifest = read_manifest(LocalLocation(checkpoint))
     config = Config.from_dict(manifest.config)
     tokenizer_path = checkpoint / TOKENIZER_NAME
     if not tokenizer_path.exists():

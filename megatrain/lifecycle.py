@@ -26,7 +26,7 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, NoReturn, Self
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
 
 _logger = logging.getLogger(__name__)
 
@@ -44,16 +44,21 @@ _LONGEST_WAIT_S = 3600.0  # select takes no infinity
 
 
 class StopSignals:
-    """Turns SIGTERM, SIGUSR1 and the first SIGINT into a request that the step loop reads when it suits it.
+    """Turns SIGTERM, SIGUSR1, SIGHUP and the first SIGINT into a request that the step loop reads when it suits it.
 
-    Further SIGTERMs and SIGUSR1s change nothing; a second SIGINT raises KeyboardInterrupt. Made in the main thread.
+    Further ones change nothing; a second SIGINT raises KeyboardInterrupt. What is ignored already, as SIGHUP by nohup,
+    stays so. Made in the main thread.
     """
 
     def __init__(self) -> None:
         self.name = ""
         """Name of the first signal, as SIGTERM; empty while there was none."""
         self._num_interrupts = 0
-        self._previous = {number: signal.signal(number, self._receive) for number in STOP_SIGNALS}
+        self._previous = {
+            number: signal.signal(number, self._receive)
+            for number in STOP_SIGNALS
+            if signal.getsignal(number) is not signal.SIG_IGN
+        }
         _call_in_forked_children(self.close)
 
     @property
@@ -172,7 +177,8 @@ def _be_watchdog(read_fd: int, worker_pid: int, grace_s: float, rank_text: str) 
     """Live the life of the forked child. Nothing of the worker's Python may run on in here, whatever happens."""
     try:
         _leave_the_worker_behind(read_fd)
-        _die_with_parent()
+        # the pipe does not end while a child of the worker holds it open
+        _signal_at_parents_death(signal.SIGKILL)
         signal_name = _wait_for_deadline(worker_pid, grace_s)
         # Still our parent, so its number has not passed to another process.
         if signal_name and os.getppid() == worker_pid:
@@ -204,10 +210,18 @@ def _leave_the_worker_behind(read_fd: int) -> None:
                 os.close(int(name))
 
 
-def _die_with_parent() -> None:
-    """Ask Linux for SIGKILL when the worker dies: the pipe does not end while a child of the worker holds it open."""
+def stop_with_launcher(launcher_pid: int) -> None:
+    """Ask Linux for SIGTERM when the launcher dies: nobody would watch over its workers, and a new launcher starts
+    others. Call it when the signal has its handler; `launcher_pid` is the parent as of the process's first moments.
+    """
+    _signal_at_parents_death(signal.SIGTERM)
+    if os.getppid() != launcher_pid:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _signal_at_parents_death(number: signal.Signals) -> None:
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
 class GraceClock:

@@ -14,7 +14,7 @@ from megatrain.config.load import load_config
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.process import process_from_environment
-from megatrain.lifecycle import StopSignals, start_watchdog
+from megatrain.lifecycle import StopSignals, start_watchdog, stop_with_launcher
 from megatrain.reporting.sinks import missing_packages
 
 
@@ -23,6 +23,7 @@ def train(path: Path, overrides: Sequence[str]) -> ExitCode:
 
     Raises: MegatrainError of the kind that fits; its exit code tells a launcher what to do.
     """
+    launcher_pid = os.getppid()
     process = process_from_environment(os.environ)
     config = load_config(path, overrides, world_size=process.world_size, is_for_training=True).config
     problems = missing_packages(config.log)
@@ -30,6 +31,8 @@ def train(path: Path, overrides: Sequence[str]) -> ExitCode:
         raise ConfigError(problems)
     # the watchdog is a fork: it must come before torch and its threads
     with start_watchdog(config.runtime.save_grace_s, process.rank) as watchdog, StopSignals() as signals:
+        if process.init_method is not None:
+            stop_with_launcher(launcher_pid)
         from megatrain.worker import run_worker
 
         exit_code = run_worker(config, process, signals, watchdog)

@@ -13,15 +13,17 @@ from time import perf_counter
 import torch
 
 from megatrain.assembly import Replica
-from megatrain.checkpoint.job import JobCheckpoints, Progress
+from megatrain.checkpoint.continuation import Progress
+from megatrain.checkpoint.job import JobCheckpoints
 from megatrain.config.batch import global_batch_size_at
 from megatrain.config.config import Config
 from megatrain.contracts.black_box_values import Phase
 from megatrain.contracts.errors import NonFiniteError
 from megatrain.contracts.operations import Operation
+from megatrain.data.indexed import IndexedDataset
 from megatrain.data.prefetch import Prefetcher
 from megatrain.data.reader import BatchReader, StepBatch
-from megatrain.evaluation import evaluate, open_validation
+from megatrain.evaluation import evaluate
 from megatrain.garbage import PlannedGarbageCollection
 from megatrain.optim import learning_rate
 from megatrain.profiling import StepProfiler
@@ -38,6 +40,8 @@ class TrainerParts:
     config: Config
     replica: Replica
     reader: BatchReader
+    validation: tuple[IndexedDataset, int | None] | None
+    """The held-out tokens and the bytes of their text; see evaluation.open_validation."""
     checkpoints: JobCheckpoints
     recorder: Recorder
     profiler: StepProfiler
@@ -57,7 +61,7 @@ class Trainer:
         self._progress = Progress()
         self._num_skipped_in_a_row = 0
         self._saved_step = -1
-        self._validation = open_validation(parts.config)
+        self._validation = parts.validation
         self.is_stopped = False
         """Whether training ended early because it was asked to."""
 
@@ -75,11 +79,14 @@ class Trainer:
             self._note(f"initial weights drawn with train.seed={self._config.train.seed}")
             return
         with self._phase(Phase.CHECKPOINT, self._config.runtime.checkpoint_timeout_s, Operation.CHECKPOINT_LOAD):
-            self._progress = checkpoints.load(found, replica.optimizer.flat_shards())
+            continuation = checkpoints.load(found, replica.optimizer.flat_shards())
+        self._progress = continuation.progress
         replica.optimizer.num_updates = self._progress.num_updates
         replica.optimizer.publish()
         self._saved_step = self._progress.step
         self._note(f"resumed at step {self._progress.step} from {found}")
+        for note in continuation.notes:
+            self._note(note)
 
     def train(self) -> None:
         """Run the step loop.
@@ -198,7 +205,8 @@ class Trainer:
 
     def _maybe_save(self) -> None:
         config = self._config.checkpoint
-        is_due = bool(config.interval) and self.step % config.interval == 0
+        # a skipped step changed nothing, and the weights of a streak of them may be the cause: the one before stays
+        is_due = bool(config.interval) and self.step % config.interval == 0 and self._num_skipped_in_a_row == 0
         is_end = self.step == self._config.train.steps and config.save_at_end
         if (is_due or is_end or self.is_stopped) and self.step != self._saved_step:
             self.save()

@@ -16,23 +16,25 @@ import torch
 from megatrain.assembly import build_replica
 from megatrain.binding import bind_process, gpu_pci_address, set_threads
 from megatrain.checkpoint.job import BRANCH, JobCheckpoints
-from megatrain.comm import create_mesh, join, leave
+from megatrain.comm import Mesh, create_mesh, join, leave
 from megatrain.config.config import Config
 from megatrain.config.serialize import to_toml
 from megatrain.contracts.black_box_values import Identity
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.manifest import SampleStream
 from megatrain.contracts.operations import Operation
 from megatrain.contracts.process import Process
 from megatrain.contracts.run_directory import RunDirectory
 from megatrain.data.dataset import open_dataset
 from megatrain.data.order import SampleOrder
 from megatrain.data.reader import BatchReader
+from megatrain.evaluation import open_validation
 from megatrain.garbage import PlannedGarbageCollection
 from megatrain.lifecycle import StopSignals, Watchdog
 from megatrain.profiling import StepProfiler
 from megatrain.reporting import Reporter
-from megatrain.telemetry.recorder import open_recorder
+from megatrain.telemetry.recorder import Recorder, open_recorder
 from megatrain.telemetry.timers import cuda_timer
 from megatrain.trainer import Trainer, TrainerParts
 
@@ -43,53 +45,32 @@ def run_worker(config: Config, process: Process, signals: StopSignals, watchdog:
     Raises: MegatrainError; the black box then stays where it is, for whoever looks for the cause.
     """
     device, binding = _choose_device(config, process)
-    reader = _open_reader(config)
+    # everything that is only read is opened before anything is written
+    reader, validation = _open_reader(config), open_validation(config)
     run_directory = RunDirectory(Path(config.job.resolved_run_directory))
     run_directory.create()
-    layout = config.layout(process.world_size)
-    identity = Identity(
-        job=config.job.name,
-        branch=BRANCH,
-        incarnation=process.incarnation,
-        rank=process.rank,
-        layout=layout,
-        pid=os.getpid(),
-        host=socket.gethostname(),
-    )
-    recorder = open_recorder(
-        identity,
-        directory=config.telemetry.black_box_directory,
-        num_records=config.telemetry.black_box_records,
-        timer=cuda_timer() if device.type == "cuda" else None,
-    )
-    try:
-        with recorder.span(Operation.INIT):
-            join(
-                process,
-                device,
-                job=config.job.name,
-                timeout_s=config.runtime.init_timeout_s,
-                network_interface=config.runtime.network_interface,
-            )
-            mesh = create_mesh(
-                layout,
-                process.rank,
-                device,
-                recorder,
-                has_wrap_links=config.parallel.num_chunks > 1,
-                timeout_s=config.runtime.init_timeout_s,
-            )
-        with ExitStack() as closing:
+    with ExitStack() as closing:
+        if process.rank == 0:
+            closing.enter_context(run_directory.held())
+        recorder = _open_recorder(config, process, run_directory, device)
+        try:
+            mesh = _join(config, process, device, recorder)
             reporter = None
             if process.rank == 0:
-                (run_directory.root / "config.toml").write_text(to_toml(config))
-                reporter = closing.enter_context(Reporter(config, layout, device, run_directory))
-                reporter.note(f"cores of rank 0: {binding}")
+                reporter = closing.enter_context(Reporter(config, mesh.layout, device, run_directory))
+                reporter.note(f"run directory {run_directory.root.absolute()}; cores of rank 0: {binding}")
             parts = TrainerParts(
                 config=config,
                 replica=build_replica(config, mesh, recorder, device),
                 reader=reader,
-                checkpoints=JobCheckpoints(run_directory.checkpoints, config, mesh, process.incarnation),
+                validation=validation,
+                checkpoints=JobCheckpoints(
+                    run_directory.checkpoints,
+                    config,
+                    SampleStream(reader.dataset.num_tokens, config.resolved_data_seed),
+                    mesh,
+                    process.incarnation,
+                ),
                 recorder=recorder,
                 profiler=closing.enter_context(StepProfiler(config.profile, process.rank, run_directory.logs)),
                 garbage=closing.enter_context(PlannedGarbageCollection(config.train.gc_interval, recorder)),
@@ -97,17 +78,21 @@ def run_worker(config: Config, process: Process, signals: StopSignals, watchdog:
                 is_stop_requested=lambda: signals.is_requested,
                 extend_grace=watchdog.extend,
             )
-            exit_code = _train(Trainer(parts), reporter, signals)
-    except BaseException:
-        recorder.close(keep=True, has_failed=True)
-        raise
-    leave()
-    recorder.close()
+            exit_code = _train(Trainer(parts), config, run_directory, reporter, signals)
+        except BaseException:
+            recorder.close(keep=True, has_failed=True)
+            raise
+        leave()
+        recorder.close()
     return exit_code
 
 
-def _train(trainer: Trainer, reporter: Reporter | None, signals: StopSignals) -> ExitCode:
+def _train(
+    trainer: Trainer, config: Config, run_directory: RunDirectory, reporter: Reporter | None, signals: StopSignals
+) -> ExitCode:
     trainer.load()
+    if reporter is not None:
+        _keep_config(config, run_directory, reporter)
     trainer.train()
     if not trainer.is_stopped:
         return ExitCode.OK
@@ -116,6 +101,56 @@ def _train(trainer: Trainer, reporter: Reporter | None, signals: StopSignals) ->
         cause = signals.name or "a signal to another worker"
         reporter.note(f"stopped at step {trainer.step} by {cause}; start again to go on")
     return ExitCode.SAVED_AND_STOPPED
+
+
+def _keep_config(config: Config, run_directory: RunDirectory, reporter: Reporter) -> None:
+    """Leave what this run was told beside its results, now that its checkpoint has accepted it."""
+    path = run_directory.root / "config.toml"
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_text(to_toml(config))
+        temporary.replace(path)
+    except OSError as error:
+        reporter.note(f"{path} could not be written ({error.strerror}); training goes on")
+
+
+def _open_recorder(config: Config, process: Process, run_directory: RunDirectory, device: torch.device) -> Recorder:
+    identity = Identity(
+        job=config.job.name,
+        branch=BRANCH,
+        incarnation=process.incarnation,
+        rank=process.rank,
+        layout=config.layout(process.world_size),
+        pid=os.getpid(),
+        host=socket.gethostname(),
+    )
+    return open_recorder(
+        identity,
+        directory=config.telemetry.black_box_directory,
+        run_key=run_directory.key,
+        num_records=config.telemetry.black_box_records,
+        timer=cuda_timer() if device.type == "cuda" else None,
+    )
+
+
+def _join(config: Config, process: Process, device: torch.device, recorder: Recorder) -> Mesh:
+    timeout_s = config.runtime.init_timeout_s
+    with recorder.span(Operation.INIT):
+        join(
+            process,
+            device,
+            job=config.job.name,
+            timeout_s=timeout_s,
+            network_interface=config.runtime.network_interface,
+        )
+        return create_mesh(
+            config.layout(process.world_size),
+            process.rank,
+            device,
+            recorder,
+            has_wrap_links=config.parallel.num_chunks > 1,
+            timeout_s=timeout_s,
+        )
 
 
 def _open_reader(config: Config) -> BatchReader:

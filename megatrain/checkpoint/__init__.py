@@ -1,5 +1,4 @@
-"""Saving and loading the state of a job as torch distributed checkpoints of boxes under global parameter names."""
+"""Checkpoints of a job's state: taken into host memory, written as torch distributed checkpoints, loaded in any layout.
 
-from megatrain.checkpoint.store import load_boxes, load_whole, save_boxes
-
-__all__ = ["load_boxes", "load_whole", "save_boxes"]
+Nothing is imported here: some of the modules run in processes that have no torch.
+"""

@@ -6,28 +6,24 @@ directory without COMMIT, which nobody reads and the next save of that step repl
 
 from __future__ import annotations
 
+import hashlib
 import platform
 import shutil
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 import megatrain
+from megatrain.checkpoint.continuation import Continuation, Progress, continuation
 from megatrain.checkpoint.store import load_boxes, save_boxes
 from megatrain.comm import Mesh
 from megatrain.config.config import Config
 from megatrain.config.serialize import config_hash
 from megatrain.contracts.checkpoint_files import (
-    COMMIT_NAME,
-    MANIFEST_NAME,
-    CheckpointMesh,
-    CheckpointVersions,
-    Manifest,
     is_committed,
-    newest_committed,
     read_manifest,
     step_directory_name,
     write_commit,
@@ -35,32 +31,25 @@ from megatrain.contracts.checkpoint_files import (
     wrong_files,
 )
 from megatrain.contracts.errors import CheckpointError, CommunicationError
+from megatrain.contracts.lineage import MAIN_BRANCH, candidates, current_branch, ensure_branch
+from megatrain.contracts.location import LocalLocation
+from megatrain.contracts.manifest import CheckpointMesh, CheckpointVersions, FileEntry, Manifest, SampleStream
 from megatrain.contracts.operations import Operation
 from megatrain.parallel.sharding import FlatShard
 
-BRANCH = "main"
+BRANCH = MAIN_BRANCH
 TOKENIZER_NAME = "tokenizer.json"
 
 Shards = Iterable[tuple[str, FlatShard, bool]]
 """(kind of state, shard, whether this rank is the one that saves it), as ShardedOptimizer.flat_shards yields."""
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far a job has come. `num_updates` is below `step` by the skipped steps."""
-
-    step: int = 0
-    consumed_samples: int = 0
-    consumed_tokens: int = 0
-    num_updates: int = 0
-    num_skipped: int = 0
-
-
 class JobCheckpoints:
     """Saves to and loads from one directory of checkpoints."""
 
-    def __init__(self, directory: Path, config: Config, mesh: Mesh, incarnation: int) -> None:
+    def __init__(self, directory: Path, config: Config, data: SampleStream, mesh: Mesh, incarnation: int) -> None:
         self._directory = directory
+        self._data = data
         self._config = config
         self._mesh = mesh
         self._incarnation = incarnation
@@ -71,16 +60,20 @@ class JobCheckpoints:
         Communication: all ranks take part and return when COMMIT is on disk.
         Raises: CheckpointError naming the directory; CommunicationError.
         """
-        directory = self._directory / step_directory_name(progress.step)
+        checkpoints = LocalLocation(self._directory)
+        branch = current_branch(checkpoints)
+        directory = self._directory / branch / step_directory_name(progress.step)
         if self._mesh.rank == 0:
+            ensure_branch(checkpoints, "start of the run")
             _make_empty(directory)
         self._mesh.barrier()
         with self._naming_a_broken_exchange(Operation.CHECKPOINT, directory):
             save_boxes(directory, shards, is_alone=self._mesh.is_alone)
         if self._mesh.rank == 0:
             self._copy_tokenizer(directory)
-            write_manifest(directory, self._manifest(directory, progress))
-            write_commit(directory)
+            manifest = self._manifest(directory, branch, progress)
+            write_manifest(LocalLocation(directory), manifest)
+            write_commit(LocalLocation(directory), manifest)
         self._mesh.barrier()
         return directory
 
@@ -90,43 +83,39 @@ class JobCheckpoints:
         `checkpoint.load` names one; else the newest of this run, unless `checkpoint.resume` is off.
         Raises: CheckpointError when the named one is not complete, or the run's directory holds nothing loadable.
         """
-        newest = newest_committed(self._directory)
-        if newest is not None and self._config.checkpoint.resume:
-            return newest
-        if newest is not None:
+        found = candidates(LocalLocation(self._directory))
+        if found and self._config.checkpoint.resume:
+            return Path(str(found[0].location))
+        if found:
             raise CheckpointError(
-                f"{self._directory} holds checkpoints up to {newest.name}, but checkpoint.resume=false; resume, or "
-                f"name another job.run_directory for a new run"
+                f"{self._directory} holds checkpoints up to {found[0].location.name}, but checkpoint.resume=false; "
+                f"resume, or name another job.run_directory for a new run"
             )
         if not self._config.checkpoint.load:
             return None
         named = Path(self._config.checkpoint.load)
-        if not is_committed(named):
+        if not is_committed(LocalLocation(named)):
             raise CheckpointError(
                 f"checkpoint.load={str(named)!r} is not a complete checkpoint (no matching COMMIT); name a directory "
-                f"like runs/<job>/checkpoints/{step_directory_name(120)}"
+                f"like runs/<job>/checkpoints/{MAIN_BRANCH}/{step_directory_name(120)}"
             )
         return named
 
-    def load(self, directory: Path, shards: Shards) -> Progress:
-        """Fill this rank's shards from a checkpoint of any layout and return how far it had come.
+    def load(self, directory: Path, shards: Shards) -> Continuation:
+        """Fill this rank's shards from a checkpoint of any layout and return where to go on.
 
         Communication: all ranks take part.
         Raises: CheckpointError naming the file or tensor; CommunicationError.
         """
-        manifest = read_manifest(directory)
-        problems = wrong_files(directory, manifest)
+        manifest = read_manifest(LocalLocation(directory))
+        problems = wrong_files(LocalLocation(directory), manifest)
         if problems:
             raise CheckpointError(f"{directory} is damaged: {'; '.join(problems[:5])}")
+        is_same_run = directory.is_relative_to(self._directory)
+        found = continuation(manifest, self._config, self._data, str(directory), is_same_run=is_same_run)
         with self._naming_a_broken_exchange(Operation.CHECKPOINT_LOAD, directory):
             load_boxes(directory, shards, is_alone=self._mesh.is_alone)
-        return Progress(
-            step=manifest.step,
-            consumed_samples=manifest.consumed_samples,
-            consumed_tokens=manifest.consumed_tokens,
-            num_updates=manifest.num_updates,
-            num_skipped=manifest.num_skipped,
-        )
+        return found
 
     @contextmanager
     def _naming_a_broken_exchange(self, operation: Operation, directory: Path) -> Iterator[None]:
@@ -141,24 +130,26 @@ class JobCheckpoints:
                 f"rank {self._mesh.rank}: {error}"
             ) from error
 
-    def _manifest(self, directory: Path, progress: Progress) -> Manifest:
+    def _manifest(self, directory: Path, branch: str, progress: Progress) -> Manifest:
         layout = self._mesh.layout
-        names = {MANIFEST_NAME, COMMIT_NAME}
-        files = [path for path in directory.rglob("*") if path.is_file() and path.name not in names]
+        files = [path for path in directory.rglob("*") if path.is_file()]
         return Manifest(
             job=self._config.job.name,
-            branch=BRANCH,
+            branch=branch,
             incarnation=self._incarnation,
             step=progress.step,
             consumed_samples=progress.consumed_samples,
             consumed_tokens=progress.consumed_tokens,
             num_updates=progress.num_updates,
             num_skipped=progress.num_skipped,
+            written_unix_s=time.time(),
+            has_optimizer=True,
+            data=self._data,
             mesh=CheckpointMesh(layout.tp_size, layout.pp_size, layout.dp_size, self._config.parallel.num_chunks),
             config_hash=config_hash(self._config),
             config=self._config.to_dict(),
             versions=CheckpointVersions(megatrain.__version__, torch.__version__, platform.python_version()),
-            files={path.relative_to(directory).as_posix(): path.stat().st_size for path in sorted(files)},
+            files={path.relative_to(directory).as_posix(): _entry(path) for path in sorted(files)},
         )
 
     def _copy_tokenizer(self, directory: Path) -> None:
@@ -172,11 +163,20 @@ class JobCheckpoints:
                 ) from error
 
 
-def _make_empty(directory: Path) -> None:
-    if is_committed(directory):
-        raise CheckpointError(f"{directory} is a complete checkpoint already and is not overwritten")
+def _entry(path: Path) -> FileEntry:
     try:
-        shutil.rmtree(directory, ignore_errors=True)
+        with path.open("rb") as file:
+            return FileEntry(path.stat().st_size, "sha256:" + hashlib.file_digest(file, "sha256").hexdigest())
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read back: {error.strerror}") from error
+
+
+def _make_empty(directory: Path) -> None:
+    location = LocalLocation(directory)
+    if is_committed(location):
+        raise CheckpointError(f"{directory} is a complete checkpoint already and is not overwritten")
+    location.remove()
+    try:
         directory.mkdir(parents=True)
     except OSError as error:
         raise CheckpointError(f"cannot create {directory}: {error.strerror}") from error

@@ -18,7 +18,7 @@ from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from megatrain.checkpoint.boxed_tensor import BoxedTensor
-from megatrain.contracts.errors import CheckpointError
+from megatrain.contracts.errors import CheckpointError, SaveError
 from megatrain.parallel.sharding import FlatShard
 
 MODEL_PREFIX = "model."
@@ -29,14 +29,14 @@ def save_boxes(directory: Path, shards: Iterable[tuple[str, FlatShard, bool]], *
 
     Communication: plans are gathered to rank 0 and scattered, over the world group; all ranks call it together and
     return when all files are written. is_alone: there is no world group.
-    Raises: CheckpointError naming the directory.
+    Raises: SaveError naming the directory.
     """
     owned = ((kind, shard) for kind, shard, is_owner in shards if is_owner)
     try:
         with _Quiet():
             dcp.save(dict(_boxed(owned)), checkpoint_id=directory, no_dist=is_alone)
     except (OSError, dcp.CheckpointException) as error:
-        raise CheckpointError(f"could not write the checkpoint {directory}: {_cause(error)}") from error
+        raise SaveError(f"could not write the checkpoint {directory}: {_cause(error)}") from error
 
 
 def load_boxes(directory: Path, shards: Iterable[tuple[str, FlatShard, bool]], *, is_alone: bool) -> None:

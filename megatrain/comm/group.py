@@ -152,13 +152,15 @@ class Group:
 
     def failure(self, what: str, error: Exception) -> CommunicationError:
         """Return the error that says what this rank was doing with whom."""
+        cause = str(error).strip() or type(error).__name__
         return CommunicationError(
-            f"{what} on group {self.name} (ranks {_brief(self.ranks)}) failed on rank "
-            f"{self.ranks[self.rank]}: {str(error).strip() or type(error).__name__}"
+            f"{what} on group {self.name} (ranks {brief(self.ranks)}) failed on rank {self.ranks[self.rank]}: {cause} "
+            f"(an exchange of this phase may take {self.timeout.total_seconds():g} s, see runtime.*_timeout_s)"
         )
 
 
-def _brief(ranks: tuple[int, ...]) -> str:
+def brief(ranks: tuple[int, ...]) -> str:
+    """Return the ranks for a message; of many, the ends."""
     if len(ranks) <= 8:
         return ", ".join(map(str, ranks))
     return f"{ranks[0]}, {ranks[1]}, ..., {ranks[-1]}; {len(ranks)} in all"

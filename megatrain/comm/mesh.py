@@ -17,9 +17,10 @@ from torch import Tensor
 from torch import distributed as dist
 
 from megatrain.comm.channel import Channel
-from megatrain.comm.group import Group
+from megatrain.comm.group import Group, brief
 from megatrain.comm.host_groups import HostGroups
 from megatrain.comm.process import set_world_timeout
+from megatrain.contracts.errors import CommunicationError
 from megatrain.contracts.layout import Coordinate, Layout
 from megatrain.contracts.operations import Operation
 from megatrain.telemetry.recorder import Recorder
@@ -110,6 +111,7 @@ def create_mesh(
 
     has_wrap_links: the pipeline is interleaved, so the last stage sends to the first.
     Communication: each group's own rendezvous; no barrier over all ranks.
+    Raises: CommunicationError naming the group.
     """
     at = layout.coordinate(rank)
     pp_ranks = layout.pp_ranks(rank)
@@ -121,9 +123,15 @@ def create_mesh(
         number = recorder.add_group(name, members)
         process_group = None
         if len(members) > 1:
-            process_group = dist.new_group(
-                list(members), timeout=timeout, backend=backend, use_local_synchronization=True, group_desc=name
-            )
+            try:
+                process_group = dist.new_group(
+                    list(members), timeout=timeout, backend=backend, use_local_synchronization=True, group_desc=name
+                )
+            except RuntimeError as error:
+                raise CommunicationError(
+                    f"rank {rank} could not create group {name} of ranks {brief(members)} within "
+                    f"runtime.init_timeout_s={timeout_s:g}; one of them is missing or stuck: {error}"
+                ) from error
         return Group(name, members, members.index(rank), recorder, number, process_group, timeout=timeout)
 
     on_host = "gloo" if device.type == "cuda" else None

@@ -42,8 +42,9 @@ def join(process: Process, device: torch.device, *, job: str, timeout_s: float, 
             device_id=device if device.type == "cuda" else None,
         )
     except (RuntimeError, ValueError) as error:
+        place = process.store or process.init_method
         raise CommunicationError(
-            f"rank {process.rank} could not meet the other {process.world_size - 1} ranks at {process.init_method} "
+            f"rank {process.rank} could not meet all {process.world_size} ranks at {place} "
             f"within runtime.init_timeout_s={timeout_s:g}: {error}"
         ) from error
 

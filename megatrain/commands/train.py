@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import time
 from pathlib import Path
 
+from megatrain.cli import run_and_report
 from megatrain.contracts.errors import CheckpointError, ConfigError, DataError, NonFiniteError, TopologyError
+from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.process import process_from_environment
 
 SUMMARY = "train a model: in this process, or as one worker under torchrun"
@@ -24,6 +27,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    code = run_and_report(lambda: _train(args))
+    if code not in (ExitCode.OK, ExitCode.SAVED_AND_STOPPED) and "torch" in sys.modules:
+        # Groups whose peers may be gone are not torn down: the interpreter's own end would wait for their threads, or
+        # abort because of them.
+        sys.stderr.flush()
+        os._exit(code)
+    return code
+
+
+def _train(args: argparse.Namespace) -> int:
     from megatrain.train import train
 
     try:

@@ -42,6 +42,16 @@ class CheckpointError(MegatrainError):
     exit_code = ExitCode.CHECKPOINT
 
 
+class MissingFileError(CheckpointError):
+    """A file of a checkpoint is not there. Often that is an answer, not a mistake: the checkpoint has no COMMIT."""
+
+
+class SaveError(CheckpointError):
+    """A checkpoint could not be written. What was saved before is whole."""
+
+    exit_code = ExitCode.SAVE_FAILED
+
+
 class NonFiniteError(MegatrainError):
     """Too many steps in a row had a non-finite loss or gradient norm."""
 

@@ -1,6 +1,6 @@
 """Exit codes of every megatrain program. A launcher decides by code, never by reading a log.
 
-Numbers follow BSD sysexits where one fits (65, 66, 69, 75, 78).
+Numbers follow BSD sysexits where one fits (65, 66, 69, 74, 75, 78).
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ class ExitCode(IntEnum):
     """Too many steps in a row had a non-finite loss or gradient."""
     COMMUNICATION = 69
     """A peer was lost or a collective timed out. Restarting may help."""
+    SAVE_FAILED = 74
+    """A checkpoint could not be written: a disk is full, or away. Restarting helps when that is mended."""
     SAVED_AND_STOPPED = 75
     """Asked to stop by a signal; a checkpoint was saved. Start again to go on."""
     CONFIG = 78

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from megatrain.contracts.errors import TopologyError
 
+_MOST_RANKS = 10**7
+_MOST_RESTARTS = 10**8
 _REQUIRED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -20,12 +22,14 @@ class Process:
     local_world_size: int = 1
     incarnation: int = 0
     init_method: str | None = None
+    store: str = ""
+    """Where the workers meet, for messages."""
 
 
 def process_from_environment(environment: Mapping[str, str]) -> Process:
     """Read torchrun's variables; without any of them, the process is alone.
 
-    Raises: TopologyError when only some of them are set or one is no number.
+    Raises: TopologyError when only some of them are set, or one has a value that cannot be.
     """
     present = [name for name in _REQUIRED if environment.get(name)]
     if "RANK" not in present and "WORLD_SIZE" not in present:
@@ -36,14 +40,27 @@ def process_from_environment(environment: Mapping[str, str]) -> Process:
             f"environment has {', '.join(present)} but not {', '.join(missing)}; start workers with torchrun, or unset "
             f"{', '.join(present)} to train in one process"
         )
-    try:
-        return Process(
-            rank=int(environment["RANK"]),
-            world_size=int(environment["WORLD_SIZE"]),
-            local_rank=int(environment["LOCAL_RANK"]),
-            local_world_size=int(environment.get("LOCAL_WORLD_SIZE") or 1),
-            incarnation=int(environment.get("TORCHELASTIC_RESTART_COUNT") or 0),
-            init_method="env://",
+    world_size = _number(environment, "WORLD_SIZE", 1, _MOST_RANKS)
+    local_rank = _number(environment, "LOCAL_RANK", 0, world_size - 1)
+    _number(environment, "MASTER_PORT", 1, 65535)
+    return Process(
+        rank=_number(environment, "RANK", 0, world_size - 1),
+        world_size=world_size,
+        local_rank=local_rank,
+        local_world_size=_number(environment, "LOCAL_WORLD_SIZE", local_rank + 1, world_size, default=local_rank + 1),
+        incarnation=_number(environment, "TORCHELASTIC_RESTART_COUNT", 0, _MOST_RESTARTS, default=0),
+        init_method="env://",
+        store=f"{environment['MASTER_ADDR']}:{environment['MASTER_PORT']}",
+    )
+
+
+def _number(environment: Mapping[str, str], name: str, least: int, most: int, default: int | None = None) -> int:
+    text = environment.get(name, "")
+    if not text and default is not None:
+        return default
+    if not text.isascii() or not text.isdigit() or len(text) > 9 or not least <= int(text) <= most:
+        raise TopologyError(
+            f"environment variable {name}={text!r} must be a whole number from {least} to {most}; start workers with "
+            "torchrun, or unset RANK and WORLD_SIZE to train in one process"
         )
-    except ValueError as error:
-        raise TopologyError(f"torchrun's environment holds a value that is no number: {error}") from error
+    return int(text)

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
+import os
 import re
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +23,11 @@ class RunDirectory:
     """The directory of one job's run."""
 
     root: Path
+
+    @property
+    def key(self) -> str:
+        """Eight characters that tell this run from another one of the same job name on the same host."""
+        return hashlib.sha256(str(self.root.absolute()).encode()).hexdigest()[:8]
 
     @property
     def checkpoints(self) -> Path:
@@ -39,6 +49,10 @@ class RunDirectory:
     def incidents(self) -> Path:
         return self.root / "incidents"
 
+    def owns(self, name: str) -> bool:
+        """Return whether an entry of this name in the root is one that runs write."""
+        return name in {"checkpoints", "logs", "metrics", "events", "incidents", "config.toml", "lock"}
+
     def create(self) -> None:
         """Make the directories that are not there yet.
 
@@ -51,12 +65,36 @@ class RunDirectory:
                 problem = f"job.run_directory={str(self.root)!r}: cannot create {directory}: {error.strerror}"
                 raise ConfigError([f"{problem}; name a directory that can be written"]) from error
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep every other process from training in this directory; the system lets go when this one ends.
 
-def black_box_path(directory: Path, job: str, branch: str, incarnation: int, rank: int) -> Path:
-    """Return the file of one rank's black box in one incarnation of a job."""
+        Raises: ConfigError naming the process that holds it.
+        """
+        path = self.root / "lock"
+        with path.open("a+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                holder = path.read_text().strip() or "another process"
+                problem = f"job.run_directory={str(self.root)!r}: {holder} is training in it"
+                raise ConfigError([f"{problem}; wait for it or stop it, or name another job.run_directory"]) from None
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+            file.flush()
+            yield
+
+
+def black_box_path(directory: Path, job: str, run_key: str, branch: str, incarnation: int, rank: int) -> Path:
+    """Return the file of one rank's black box in one incarnation of a job. `run_key`: see RunDirectory.key."""
     # A dot separates the parts and occurs in none of them.
-    name = f"megatrain.{_safe(job)}.{_safe(branch)}.{incarnation:06d}.rank-{rank:05d}.blackbox"
+    name = f"megatrain.{_safe(job)}.{_safe(run_key)}.{_safe(branch)}.{incarnation:06d}.rank-{rank:05d}.blackbox"
     return directory / name
+
+
+def previous_black_box(path: Path) -> Path:
+    """Return where a black box is set aside when a new process takes its name."""
+    return path.with_name(path.name.removesuffix(".blackbox") + ".previous.blackbox")
 
 
 def _safe(name: str) -> str:

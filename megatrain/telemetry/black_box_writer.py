@@ -40,7 +40,7 @@ from megatrain.contracts.black_box_values import (
     State,
 )
 from megatrain.contracts.errors import DataError
-from megatrain.contracts.run_directory import black_box_path
+from megatrain.contracts.run_directory import black_box_path, previous_black_box
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +73,7 @@ class BlackBoxWriter:
 
     def __init__(self, buffer: mmap.mmap, capacity: int, path: Path | None) -> None:
         self.path = path
+        self.inode = 0
         self.capacity = capacity
         self.buffer = buffer
         self.words: memoryview[int] = memoryview(buffer).cast("Q")
@@ -91,7 +92,7 @@ class BlackBoxWriter:
 
     @classmethod
     def create(cls, path: Path, identity: Identity, capacity: int) -> Self:
-        """Make the file, replacing one of an earlier process of the same rank and incarnation.
+        """Make the file. One of an earlier process of the same rank and incarnation is evidence: it is set aside.
 
         Raises: OSError when the directory is missing, read-only or full; DataError when a name does not fit.
         """
@@ -110,6 +111,10 @@ class BlackBoxWriter:
             buffer = mmap.mmap(file, size)
             buffer[: len(header)] = header
             writer = cls(buffer, capacity, path)
+            writer.inode = os.fstat(file).st_ino
+            # who ended well has removed his own
+            with contextlib.suppress(FileNotFoundError):
+                path.rename(previous_black_box(path))
             os.rename(temporary, path)
         except BaseException:
             os.unlink(temporary)
@@ -154,14 +159,15 @@ class BlackBoxWriter:
         self.words[Word.STATE] = State.FAILED if has_failed else State.CLOSED
         if self.path is not None and not keep:
             with contextlib.suppress(FileNotFoundError):
-                self.path.unlink()
+                if self.path.stat().st_ino == self.inode:  # else another process has taken the name
+                    self.path.unlink()
 
 
-def open_writer(identity: Identity, directory: str, num_records: int) -> BlackBoxWriter:
+def open_writer(identity: Identity, directory: str, run_key: str, num_records: int) -> BlackBoxWriter:
     """Return the writer of this rank's black box in `directory`; "" means none, and a useless directory a warning."""
     if not directory:
         return BlackBoxWriter.anonymous()
-    path = black_box_path(Path(directory), identity.job, identity.branch, identity.incarnation, identity.rank)
+    path = black_box_path(Path(directory), identity.job, run_key, identity.branch, identity.incarnation, identity.rank)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         return BlackBoxWriter.create(path, identity, num_records)

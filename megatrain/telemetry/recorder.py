@@ -322,7 +322,7 @@ class Recorder:
 
 
 def open_recorder(
-    identity: Identity, *, directory: str, num_records: int, timer: DeviceTimer | None = None
+    identity: Identity, *, directory: str, run_key: str, num_records: int, timer: DeviceTimer | None = None
 ) -> Recorder:
     """Return this rank's recorder with its black box in `directory` ("" for none). Never fails for want of one."""
-    return Recorder(open_writer(identity, directory, num_records), timer)
+    return Recorder(open_writer(identity, directory, run_key, num_records), timer)

@@ -11,6 +11,7 @@ import pytest
 from megatrain.config.config import Config
 from megatrain.contracts.checkpoint_files import committed_steps
 from megatrain.contracts.errors import CommunicationError
+from megatrain.contracts.location import LocalLocation
 from tests.dist.training_jobs import Tables
 from tests.helpers.rank_pool import RankError, RankPool
 from tests.helpers.rank_protocol import RankContext, RankFailure
@@ -97,8 +98,8 @@ def test_a_rank_that_dies_in_a_save_is_a_communication_error_of_that_save(
         rank_pool, make_config(train_data, tables, LAYOUT), Orders(dies_in_save=dead, diary=str(diary))
     )
 
-    directory = run_directory / "checkpoints" / "step-000000002"
+    directory = run_directory / "checkpoints" / "main" / "step-000000002"
     assert sorted(messages) == [rank for rank in range(WORLD_SIZE) if rank != dead]
     for rank, message in messages.items():
         assert message.startswith(f"checkpoint {directory} on the group of all 8 ranks failed on rank {rank}: ")
-    assert committed_steps(directory.parent) == []
+    assert committed_steps(LocalLocation(directory.parent)) == []

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from megatrain.contracts.checkpoint_files import committed_steps
+from megatrain.contracts.lineage import candidates
+from megatrain.contracts.location import LocalLocation
 from tests.dist.training_jobs import (
     Run,
     Tables,
@@ -52,7 +53,8 @@ def stop_and_resume(
     last_rank = first[0] * first[1] * first[2] - 1
     before = jobs.run(make_config(common, place, on_layout(*first)), Orders(stop_at=(last_rank, HALF - 1)))
     assert all(record.is_stopped for record in before.ranks)
-    assert committed_steps(run_directory / "checkpoints") == [HALF]
+    found = candidates(LocalLocation(run_directory / "checkpoints"))
+    assert [(candidate.branch, candidate.step) for candidate in found] == [("main", HALF)]
     after = jobs.run(make_config(common, place, on_layout(*second)))
     assert [report.step for report in before.steps + after.steps] == list(range(1, STEPS + 1))
     return before, after

@@ -75,7 +75,7 @@ def test_too_many_in_a_row_stop_all_ranks(rank_pool: RankPool, train_data: Table
 
 
 def test_the_first_may_be_too_many(rank_pool: RankPool, train_data: Tables) -> None:
-    config = make_config(train_data, {"train": {"max_skipped_steps": 0}})
+    config = make_config(train_data, {"train": {"max_skipped_steps": 1}})
     poison = Poison(rank=0, steps=(2,), parameter="blocks.1.mlp_branch.mlp.down.weight")
 
     with pytest.raises(RankError, match=r"NonFiniteError: .* at step 3: not finite"):

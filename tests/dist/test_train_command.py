@@ -21,6 +21,7 @@ from megatrain.config.serialize import to_toml
 from megatrain.contracts.black_box import read_black_box
 from megatrain.contracts.checkpoint_files import committed_steps, read_manifest, step_directory_name
 from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.location import LocalLocation
 from megatrain.contracts.run_directory import RunDirectory
 from tests.dist.training_jobs import Tables, TrainingJobs
 from tests.helpers.source_tree import ROOT
@@ -148,12 +149,11 @@ def test_stopped_by_a_signal_and_started_again_it_is_the_run_that_was_never_stop
     assert int(ExitCode.SAVED_AND_STOPPED) in codes.values()
     # torchrun sends SIGTERM to the others when the first has ended, and may meet one on its last instructions
     assert set(codes.values()) <= {int(ExitCode.SAVED_AND_STOPPED), -signal.SIGTERM}
-    (saved,) = committed_steps(job.files.checkpoints)
+    main = LocalLocation(job.files.checkpoints / "main")
+    (saved,) = committed_steps(main)
     assert [record["step"] for record in job.records("step")] == list(range(1, saved + 1))
     assert saved < STEPS
-    assert read_manifest(job.files.checkpoints / step_directory_name(saved)).consumed_samples == (
-        saved * GLOBAL_BATCH_SIZE
-    )
+    assert read_manifest(main / step_directory_name(saved)).consumed_samples == saved * GLOBAL_BATCH_SIZE
     assert f"stopped at step {saved} by a signal to another worker" in stdout
     assert job.records("evaluation") == []
     assert job.boxes == []
@@ -169,7 +169,7 @@ def test_stopped_by_a_signal_and_started_again_it_is_the_run_that_was_never_stop
     assert [(record["step"], record["loss"]) for record in job.records("evaluation")] == [
         (STEPS, straight.evaluation.loss)
     ]
-    assert committed_steps(job.files.checkpoints) == [saved, STEPS]
+    assert committed_steps(main) == [saved, STEPS]
     assert job.boxes == []
 
 
@@ -247,7 +247,7 @@ def test_checkpoints_without_a_complete_one_are_an_error_and_the_black_box_tells
     train_data: Tables, tmp_path: Path
 ) -> None:
     job = make_job(tmp_path / "job", train_data)
-    junk = job.files.checkpoints / "step-000000004"
+    junk = job.files.checkpoints / "main" / "step-000000004"
     junk.mkdir(parents=True)
     (junk / "manifest.json").write_text("{")
 
@@ -255,7 +255,7 @@ def test_checkpoints_without_a_complete_one_are_an_error_and_the_black_box_tells
         code, _, stderr = finish(process)
 
     assert code == ExitCode.CHECKPOINT
-    assert f"{job.files.checkpoints}: holds step-000000004, but no committed checkpoint" in stderr
+    assert f"{job.files.checkpoints}: holds main/step-000000004, but no committed checkpoint" in stderr
     assert "Traceback" not in stderr
     assert list(junk.iterdir()) == [junk / "manifest.json"]
     (box,) = job.boxes

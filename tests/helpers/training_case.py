@@ -24,10 +24,12 @@ from megatrain.config.checks import check
 from megatrain.config.config import Config
 from megatrain.contracts.black_box_values import Identity
 from megatrain.contracts.layout import Coordinate
+from megatrain.contracts.manifest import SampleStream
 from megatrain.contracts.process import Process
 from megatrain.data.dataset import open_dataset
 from megatrain.data.order import SampleOrder
 from megatrain.data.reader import BatchReader, StepBatch
+from megatrain.evaluation import open_validation
 from megatrain.garbage import PlannedGarbageCollection
 from megatrain.profiling import StepProfiler
 from megatrain.reporting import EvaluationReport, StepReport
@@ -191,6 +193,7 @@ def train_on_rank(context: RankContext, config: Config, orders: Orders) -> RankR
     order = SampleOrder(dataset.num_tokens, config.model.seq_len, config.resolved_data_seed)
     reader = _NotingReader(BatchReader(dataset, order, config.data.has_document_mask))
     reporter = _NotingReporter(replica)
+    stream = SampleStream(dataset.num_tokens, config.resolved_data_seed)
     # a test that saves names a run directory; the default is never made, and counts as empty
     checkpoints = Path(config.job.run_directory or "no-run-directory") / "checkpoints"
     trainer = Trainer(
@@ -198,7 +201,8 @@ def train_on_rank(context: RankContext, config: Config, orders: Orders) -> RankR
             config=config,
             replica=replica,
             reader=reader,
-            checkpoints=JobCheckpoints(checkpoints, config, mesh, 0),
+            validation=open_validation(config),
+            checkpoints=JobCheckpoints(checkpoints, config, stream, mesh, 0),
             recorder=recorder,
             profiler=StepProfiler(config.profile, context.rank, checkpoints),
             garbage=PlannedGarbageCollection(config.train.gc_interval, recorder),
@@ -238,6 +242,7 @@ def _join(context: RankContext, config: Config) -> tuple[Mesh, Recorder]:
     recorder = open_recorder(
         Identity(config.job.name, BRANCH, 0, rank, layout, os.getpid(), "host"),
         directory=config.telemetry.black_box_directory,
+        run_key="test",
         num_records=config.telemetry.black_box_records,
     )
     has_wrap_links = config.parallel.num_chunks > 1

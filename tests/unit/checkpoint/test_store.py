@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-from megatrain.checkpoint import load_boxes, load_whole, save_boxes
+from megatrain.checkpoint.store import load_boxes, load_whole, save_boxes
 from megatrain.contracts.errors import CheckpointError
 from megatrain.parallel.sharding import Box, FlatShard, boxes_of_range
 

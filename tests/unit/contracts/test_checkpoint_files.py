@@ -1,269 +1,249 @@
-"""Checkpoint directories: names, manifest, commit, and which one is the newest."""
+"""Checkpoint directories: names, manifest, commit, pins, and what is safe when a process dies or is left behind."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
+from megatrain.contracts import location
 from megatrain.contracts.checkpoint_files import (
-    CheckpointMesh,
-    CheckpointVersions,
-    Manifest,
+    check_writable,
     committed_steps,
     is_committed,
-    newest_committed,
+    is_pinned,
+    pin,
+    pin_reason,
     read_manifest,
+    remove_checkpoint,
     step_directory_name,
     step_of,
+    unpin,
     write_commit,
     write_manifest,
     wrong_files,
 )
-from megatrain.contracts.errors import CheckpointError
+from megatrain.contracts.errors import CheckpointError, MissingFileError
+from megatrain.contracts.location import LocalLocation, Location
+from tests.helpers.checkpoint_tree import crash_at, make_manifest, path_of, put_checkpoint, put_manifest, tree
 
 
-def make_manifest(**changes: Any) -> Manifest:
-    values: dict[str, Any] = {
-        "job": "demo",
-        "branch": "main",
-        "incarnation": 2,
-        "step": 120,
-        "consumed_samples": 3840,
-        "consumed_tokens": 983_040,
-        "num_updates": 118,
-        "num_skipped": 2,
-        "mesh": CheckpointMesh(tp_size=2, pp_size=2, dp_size=2, num_chunks=2),
-        "config_hash": "abc123",
-        "config": {"model": {"hidden_size": 64}, "profile": {"ranks": [0, 1]}},
-        "versions": CheckpointVersions(megatrain="0.1.0", torch="2.13.0", python="3.11.7"),
-        "files": {"__0_0.distcp": 10, "optimizer/0.bin": 0},
-    }
-    return Manifest(**{**values, **changes})
-
-
-def save(checkpoints: Path, step: int, **changes: Any) -> Path:
-    directory = checkpoints / step_directory_name(step)
-    directory.mkdir(parents=True, exist_ok=True)
-    write_manifest(directory, make_manifest(step=step, **changes))
-    return directory
+@pytest.fixture
+def branch(tmp_path: Path) -> Location:
+    return LocalLocation(tmp_path / "main")
 
 
 def test_names_sort_as_steps_do() -> None:
     assert step_directory_name(120) == "step-000000120"
     steps = [0, 9, 10, 999_999_999]
     assert sorted(map(step_directory_name, steps)) == list(map(step_directory_name, steps))
-    assert [step_of(Path(step_directory_name(step))) for step in steps] == steps
-    for name in ("step-120", "step-0000000120", "step-00000012x", "latest", "xstep-000000120", "step-000000120.tmp"):
-        assert step_of(Path(name)) is None
+    for step in (*steps, 10**9, 10**15):
+        assert step_of(step_directory_name(step)) == step
+    for name in ("step-120", "step-0000000120", "step-00000012x", "latest", "xstep-000000120", "step-000000120.tmp",
+                 "step-00000012\u0661", "step-000000120\n"):  # fmt: skip
+        assert step_of(name) is None
     with pytest.raises(ValueError, match="negative"):
         step_directory_name(-1)
 
 
-def test_manifest_round_trip() -> None:
-    manifest = make_manifest()
-    assert Manifest.from_json(manifest.to_json(), "m") == manifest
-    assert json.loads(manifest.to_json())["schema_version"] == 1
-
-
-def spoiled(path: str, value: Any) -> str:
-    """Return the manifest with the field at a dotted path changed, or taken away with `...`."""
-    raw = json.loads(make_manifest().to_json())
-    *parents, last = path.split("/")
-    place = raw
-    for name in parents:
-        place = place[name]
-    if value is ...:
-        del place[last]
-    else:
-        place[last] = value
-    return json.dumps(raw)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("{", r"m\.json: not JSON"),
-        ("[" * 100_000, r"m\.json: not JSON"),
-        ("[]", r"m\.json: a list, expected a JSON object"),
-        (spoiled("schema_version", 2), r"m\.json: schema_version=2, this program reads 1"),
-        (spoiled("schema_version", True), r"schema_version=True"),
-        (spoiled("step", ...), r"m\.json: step is missing; expected an integer of at least 0"),
-        (spoiled("step", -1), r"step=-1; expected an integer"),
-        (spoiled("step", True), r"step=True; expected an integer"),
-        (spoiled("consumed_tokens", 1.5), r"consumed_tokens=1\.5; expected an integer"),
-        (spoiled("job", None), r"job=None; expected a string"),
-        (spoiled("config", []), r"config=\[\]; expected an object"),
-        (spoiled("mesh", 3), r"mesh=3; expected an object"),
-        (spoiled("mesh/tp_size", 0), r"mesh\.tp_size=0; expected an integer of at least 1"),
-        (spoiled("mesh/cp_size", 1), r"mesh\.cp_size=1; no such field in schema version 1"),
-        (spoiled("versions/torch", ...), r"versions\.torch is missing; expected a string"),
-        (spoiled("loss", 1), r"loss=1; no such field in schema version 1"),
-        (spoiled("files/a.bin", "10"), r"files\.a\.bin='10'; expected an integer"),
-        (
-            json.dumps({**json.loads(make_manifest().to_json()), "files": {"../x": 1}}),
-            r"files\.\.\./x=1; expected a path",
-        ),
-        (json.dumps({**json.loads(make_manifest().to_json()), "files": {"/x": 1}}), r"files\./x=1; expected a path"),
-    ],
-)
-def test_a_wrong_manifest_names_file_and_field(text: str, message: str) -> None:
-    with pytest.raises(CheckpointError, match=message):
-        Manifest.from_json(text, "m.json")
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=6,
-)
-FIELDS = [field.name for field in dataclasses.fields(Manifest)]
-
-
-@settings(max_examples=150, derandomize=True, deadline=None)
-@given(st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=3))
-def test_random_fields_are_accepted_or_refused_with_the_right_error(changes: dict[str, Any]) -> None:
-    text = json.dumps({**json.loads(make_manifest().to_json()), **changes})
-    message = "m.json"
-    try:
-        Manifest.from_json(text, "m.json")
-    except CheckpointError as error:
-        message = str(error)
-    assert "m.json" in message
-
-
-def test_a_manifest_on_disk(tmp_path: Path) -> None:
-    directory = save(tmp_path, 120)
-    assert read_manifest(directory) == make_manifest()
-    directory.rename(tmp_path / step_directory_name(121))
+def test_a_manifest_in_place(branch: Location) -> None:
+    directory = put_manifest(branch, 120)
+    assert read_manifest(directory).step == 120
+    path_of(directory).rename(path_of(branch / step_directory_name(121)))
     with pytest.raises(CheckpointError, match=r"step=120, but the directory is step-000000121; it was renamed"):
-        read_manifest(tmp_path / step_directory_name(121))
+        read_manifest(branch / step_directory_name(121))
     with pytest.raises(
-        CheckpointError, match=r"manifest\.json: No such file or directory; the checkpoint is incomplete"
+        MissingFileError, match=r"main/manifest\.json: .* No such file .*; the checkpoint is incomplete"
     ):
-        read_manifest(tmp_path)
-    (tmp_path / "manifest.json").write_bytes(b"\xff\xfe")
-    with pytest.raises(CheckpointError, match="not UTF-8"):
-        read_manifest(tmp_path)
+        read_manifest(branch)
 
 
-def test_wrong_files_are_all_listed(tmp_path: Path) -> None:
-    directory = save(tmp_path, 120)
-    (directory / "__0_0.distcp").write_bytes(b"short")
+def test_a_manifest_of_another_job_or_branch_is_refused(branch: Location) -> None:
+    directory = put_manifest(branch, 120)
+    assert read_manifest(directory, job="demo", branch="main") == read_manifest(directory)
+    message = r"manifest\.json: job='demo', expected 'other'; the checkpoint was copied here from another job"
+    with pytest.raises(CheckpointError, match=message):
+        read_manifest(directory, job="other")
+    with pytest.raises(CheckpointError, match=r"branch='main', expected 'branch-0002'.* from another branch"):
+        read_manifest(directory, branch="branch-0002")
+
+
+def test_wrong_files_are_all_listed(branch: Location) -> None:
+    directory = put_manifest(branch, 120)
+    (directory / "r000002-rank-00000.distcp").write(b"short")
+    (directory / "more/0.bin/x").write(b"")
     assert [problem.removeprefix(str(directory)) for problem in wrong_files(directory, make_manifest())] == [
-        "/__0_0.distcp: 5 bytes, expected 10",
-        "/optimizer/0.bin: No such file or directory, expected 0 bytes",
+        "/more/0.bin: missing, expected 0 bytes",
+        "/r000002-rank-00000.distcp: 5 bytes, expected 10",
     ]
-    (directory / "__0_0.distcp").write_bytes(b"0123456789")
-    (directory / "optimizer").mkdir()
-    (directory / "optimizer" / "0.bin").write_bytes(b"")
+    (directory / "more/0.bin").remove()
+    (directory / "more/0.bin").write(b"")
+    (directory / "r000002-rank-00000.distcp").write(b"0123456789")
     assert wrong_files(directory, make_manifest()) == []
 
 
-def test_commit(tmp_path: Path) -> None:
-    directory = save(tmp_path, 120)
+def test_commit(branch: Location) -> None:
+    directory = put_manifest(branch, 120)
     assert not is_committed(directory)
-    write_commit(directory)
+    write_commit(directory, make_manifest())
     assert is_committed(directory)
-    assert sorted(path.name for path in directory.iterdir()) == ["COMMIT", "manifest.json"]
+    assert sorted(tree(path_of(directory))) == ["COMMIT", "manifest.json"]
 
 
-@pytest.mark.parametrize("damage", [b"", b"{}", b"[1]", b'{"schema_version": 1, "step": "x"}', b"\xff"])
-def test_a_commit_file_that_is_none_commits_nothing(tmp_path: Path, damage: bytes) -> None:
-    directory = save(tmp_path, 120)
-    write_commit(directory)
-    (directory / "COMMIT").write_bytes(damage)
+@pytest.mark.parametrize(
+    "damage", [b"", b"{}", b"[1]", b"[" * 100_000, b'{"schema_version": 1, "step": "x"}', b"\xff", b"\xff\xfe"]
+)
+def test_a_commit_file_that_is_none_commits_nothing(branch: Location, damage: bytes) -> None:
+    directory = put_checkpoint(branch, 120)
+    (directory / "COMMIT").write(damage)
     assert not is_committed(directory)
 
 
-def test_a_commit_vouches_for_one_manifest(tmp_path: Path) -> None:
-    directory = save(tmp_path, 120)
-    write_commit(directory)
-    write_manifest(directory, make_manifest(consumed_samples=1))
+def test_a_commit_vouches_for_one_manifest(branch: Location) -> None:
+    directory = put_checkpoint(branch, 120)
+    (directory / "manifest.json").write(make_manifest(consumed_samples=1).to_json().encode())
     assert not is_committed(directory)
-    (directory / "manifest.json").unlink()
+    (directory / "manifest.json").remove()
     assert not is_committed(directory)
 
 
-def test_commit_needs_a_manifest(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"manifest\.json: No such file"):
-        write_commit(tmp_path)
+def test_a_commit_vouches_for_one_step(branch: Location) -> None:
+    directory = put_checkpoint(branch, 120)
+    path_of(directory).rename(path_of(branch / step_directory_name(121)))
+    assert not is_committed(branch / step_directory_name(121))
+    path_of(branch / step_directory_name(121)).rename(path_of(branch / "kept-elsewhere"))
+    assert is_committed(branch / "kept-elsewhere")
 
 
-def test_an_older_round_cannot_commit_over_a_newer_one(tmp_path: Path) -> None:
-    directory = save(tmp_path, 120, incarnation=5)
-    write_commit(directory)
-    write_commit(directory)
-    write_manifest(directory, make_manifest(incarnation=4))
+def test_what_cannot_be_read_is_not_taken_for_missing(branch: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = put_checkpoint(branch, 120)
+
+    def no_open(*_: object) -> int:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(location.os, "open", no_open)
+    with pytest.raises(CheckpointError, match="COMMIT: cannot be read: Input/output error"):
+        committed_steps(branch)
+    monkeypatch.undo()
+    (directory / "manifest.json").remove()
+    (directory / "manifest.json" / "x").write(b"")
+    with pytest.raises(CheckpointError, match=r"manifest\.json: cannot be read: Is a directory"):
+        committed_steps(branch)
+
+
+def test_commit_needs_the_manifest_that_was_written(branch: Location) -> None:
+    with pytest.raises(MissingFileError, match=r"manifest\.json: .* No such file"):
+        write_commit(branch / step_directory_name(120), make_manifest())
+    directory = put_manifest(branch, 120, incarnation=3)
+    message = r"manifest\.json: of round 3, not what round 4 wrote; another process saves the same step"
+    with pytest.raises(CheckpointError, match=message):
+        write_commit(directory, make_manifest(incarnation=4))
+    assert not is_committed(directory)
+
+
+def test_a_complete_checkpoint_is_not_written_again(branch: Location) -> None:
+    directory = put_checkpoint(branch, 120, incarnation=5)
+    before = tree(path_of(directory))
+    left_behind = "COMMIT: committed by round 5, and round 4 is older; this process was left behind and must stop"
+    complete = "is a complete checkpoint already and is not overwritten; remove it first"
+    changed = make_manifest(incarnation=5, written_unix_s=1.0)
+    for manifest, message in [
+        (make_manifest(incarnation=4), left_behind),
+        (changed, complete),
+        (make_manifest(incarnation=6), complete),
+    ]:
+        with pytest.raises(CheckpointError, match=message):
+            check_writable(directory, manifest.incarnation)
+        with pytest.raises(CheckpointError, match=message):
+            write_manifest(directory, manifest)
+        with pytest.raises(CheckpointError, match=left_behind if message == left_behind else "not what round"):
+            write_commit(directory, manifest)
+    assert tree(path_of(directory)) == before
+
+
+def test_a_commit_may_be_tried_again(branch: Location) -> None:
+    directory = put_checkpoint(branch, 120)
+    before = tree(path_of(directory))
+    write_commit(directory, make_manifest())
+    assert tree(path_of(directory)) == before
+
+
+def test_an_older_round_does_not_replace_what_a_newer_one_began_to_replace(branch: Location) -> None:
+    directory = put_checkpoint(branch, 120, incarnation=5)
+    (directory / "manifest.json").write(make_manifest(incarnation=4).to_json().encode())
     with pytest.raises(CheckpointError, match="committed by round 5, and round 4 is older"):
-        write_commit(directory)
+        write_commit(directory, make_manifest(incarnation=4))
+    write_manifest(directory, make_manifest(incarnation=5, written_unix_s=1.0))
+    assert not is_committed(directory)
+    write_commit(directory, make_manifest(incarnation=5, written_unix_s=1.0))
+    assert is_committed(directory)
 
 
 @pytest.mark.parametrize("failing", ["fsync", "replace"])
-def test_a_commit_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str) -> None:
-    directory = save(tmp_path, 120)
+def test_a_commit_that_fails_leaves_nothing(branch: Location, monkeypatch: pytest.MonkeyPatch, failing: str) -> None:
+    directory = put_manifest(branch, 120)
 
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(*{"fsync": (os, "fsync", fail), "replace": (Path, "replace", fail)}[failing])
     with pytest.raises(CheckpointError, match=r"COMMIT: cannot be written: No space left on device"):
-        write_commit(directory)
-    assert [path.name for path in directory.iterdir()] == ["manifest.json"]
+        write_commit(directory, make_manifest())
+    assert list(tree(path_of(directory))) == ["manifest.json"]
 
 
-def test_file_and_directory_reach_the_disk_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    directory = save(tmp_path, 120)
-    calls: list[str] = []
-    real_fsync, real_replace = os.fsync, Path.replace
-
-    def fsync(file: int) -> None:
-        calls.append(f"fsync {Path(os.readlink(f'/proc/self/fd/{file}')).name}")
-        real_fsync(file)
-
-    def replace(self: Path, target: Path) -> Path:
-        calls.append("rename " + target.name)
-        return real_replace(self, target)
-
-    monkeypatch.setattr(os, "fsync", fsync)
-    monkeypatch.setattr(Path, "replace", replace)
-    write_commit(directory)
-    assert calls == [f"fsync .COMMIT.{os.getpid()}.tmp", "rename COMMIT", "fsync step-000000120"]
+def test_committed_steps_of_a_branch(branch: Location) -> None:
+    assert committed_steps(branch) == []
+    for step in (10, 20, 9, 10**9, 999_999_999):
+        put_checkpoint(branch, step)
+    put_manifest(branch, 30)
+    (branch / "notes.txt").write(b"x")
+    (branch / "step-000000040").write(b"a file")
+    (branch / "step-000000050" / "COMMIT").write(b"{}")
+    path_of(branch / "step-000000060").mkdir()
+    path_of(branch / "step-000000070").symlink_to("nowhere")
+    path_of(put_checkpoint(branch, 80)).rename(path_of(branch / "copy"))
+    assert committed_steps(branch) == [9, 10, 20, 999_999_999, 10**9]
 
 
-def test_the_newest_committed_checkpoint(tmp_path: Path) -> None:
-    checkpoints = tmp_path / "checkpoints"
-    assert newest_committed(checkpoints) is None
-    checkpoints.mkdir()
-    assert newest_committed(checkpoints) is None
-    for step in (10, 20, 9):
-        write_commit(save(checkpoints, step))
-    save(checkpoints, 30)
-    (checkpoints / "notes.txt").write_text("x")
-    assert committed_steps(checkpoints) == [9, 10, 20]
-    assert newest_committed(checkpoints) == checkpoints / "step-000000020"
+def test_pins(branch: Location) -> None:
+    directory = put_checkpoint(branch, 120)
+    assert not is_pinned(directory)
+    assert pin_reason(directory) is None
+    pin(directory, "for the paper")
+    assert is_pinned(directory)
+    assert pin_reason(directory) == "for the paper"
+    assert is_committed(directory)
+    with pytest.raises(CheckpointError, match="step-000000120 is pinned and is kept; unpin it first"):
+        remove_checkpoint(directory)
+    (directory / "PINNED").write(b"{")
+    assert is_pinned(directory)
+    with pytest.raises(CheckpointError, match=r"PINNED: not JSON .* the checkpoint stays pinned; pin it again"):
+        pin_reason(directory)
+    unpin(directory)
+    unpin(directory)
+    assert not is_pinned(directory)
+    with pytest.raises(CheckpointError, match=r"no complete checkpoint .* cannot be pinned"):
+        pin(put_manifest(branch, 130), "")
 
 
-def test_a_directory_with_nothing_committed_is_never_a_start_from_scratch(tmp_path: Path) -> None:
-    save(tmp_path, 30)
-    assert committed_steps(tmp_path) == []
-    with pytest.raises(
-        CheckpointError, match=r"holds step-000000030, but no committed checkpoint .*remove it to start"
-    ):
-        newest_committed(tmp_path)
-    for number in range(6):
-        (tmp_path / f"a{number}").touch()
-    with pytest.raises(CheckpointError, match=r"holds a0, a1, a2, a3, a4 and more"):
-        newest_committed(tmp_path)
-
-
-def test_a_path_that_cannot_be_listed_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match=r"file: cannot list checkpoints: Not a directory"):
-        newest_committed(tmp_path / "file")
+def test_a_removal_that_is_killed_never_leaves_a_checkpoint_with_holes(branch: Location) -> None:
+    expected = {"r000002-rank-00000.distcp": b"0123456789", "more/0.bin": b""}
+    preparation = (
+        "from megatrain.contracts.checkpoint_files import *\nfrom megatrain.contracts.location import *\n"
+        f"directory = LocalLocation(Path({str(branch)!r})) / 'step-000000120'"
+    ).replace("location import *", "location import LocalLocation, Path")
+    number = 0
+    is_killed = True
+    while is_killed:
+        remove_checkpoint(branch / "step-000000120")
+        for name, content in expected.items():
+            (branch / "step-000000120" / name).write(content)
+        directory = put_checkpoint(branch, 120)
+        before = tree(path_of(directory))
+        is_killed = crash_at(number, preparation, "remove_checkpoint(directory)")
+        assert committed_steps(branch) == [] or tree(path_of(directory)) == before
+        number += 1
+    assert not directory.exists()
+    assert number == 1 + 6, "four files and two directories"

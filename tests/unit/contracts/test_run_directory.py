@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
 from pathlib import Path
 
@@ -27,19 +28,36 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 
 
 def test_black_box_names_are_readable_where_they_can_be() -> None:
-    path = black_box_path(Path("/dev/shm"), "gpt-125m", "main", 3, 17)
-    assert path == Path("/dev/shm/megatrain.gpt-125m.main.000003.rank-00017.blackbox")
+    path = black_box_path(Path("/dev/shm"), "gpt-125m", "1a2b3c4d", "main", 3, 17)
+    assert path == Path("/dev/shm/megatrain.gpt-125m.1a2b3c4d.main.000003.rank-00017.blackbox")
 
 
 def test_black_box_names_are_safe_and_distinct() -> None:
     names = ["a", "a/b", "a_b", "a.b", "../../etc/passwd", "", " ", "j" * 200, "j" * 201, "tr\u00e4um"]  # fmt: skip
     paths = [
-        black_box_path(Path("d"), job, branch, incarnation, rank)
+        black_box_path(Path("d"), job, "1a2b3c4d", branch, incarnation, rank)
         for job, branch in itertools.product(names, names)
         for incarnation, rank in ((0, 1), (1, 0))
     ]
     assert len(set(paths)) == len(paths)
     for path in paths:
         assert path.parent == Path("d")
-        assert re.fullmatch(r"megatrain\.[\w-]+\.[\w-]+\.\d{6}\.rank-\d{5}\.blackbox", path.name, re.ASCII)
+        assert re.fullmatch(r"megatrain\.[\w-]+\.1a2b3c4d\.[\w-]+\.\d{6}\.rank-\d{5}\.blackbox", path.name, re.ASCII)
         assert len(path.name) < 200
+
+
+def test_runs_of_one_job_name_have_keys_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    keys = {RunDirectory(root).key for root in (Path("runs/a"), Path("runs/b"), tmp_path / "c")}
+    assert len(keys) == 3
+    assert RunDirectory(Path("runs/a")).key == RunDirectory(tmp_path / "runs" / "a").key
+
+
+def test_a_run_directory_has_one_job_at_a_time(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "run")
+    run.create()
+    holder = rf"run': process {os.getpid()} on .* is training in it; wait for it or"
+    with run.held(), pytest.raises(ConfigError, match=holder), run.held():
+        pass
+    with run.held():
+        pass

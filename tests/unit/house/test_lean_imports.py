@@ -36,6 +36,8 @@ def heavy_modules_after(statements: str) -> list[str]:
         "megatrain.contracts",
         "megatrain.contracts.black_box",
         "megatrain.contracts.checkpoint_files",
+        "megatrain.contracts.lineage",
+        "megatrain.contracts.retention",
         "megatrain.schedule",
     ],
 )

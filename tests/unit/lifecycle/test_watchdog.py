@@ -321,3 +321,31 @@ def test_the_module_is_lean() -> None:
     )
     loaded = set(json.loads(done.stdout))
     assert not loaded & {"torch", "numpy", "asyncio", "multiprocessing", "tomllib"}
+
+
+def test_workers_are_asked_to_stop_when_their_launcher_is_gone() -> None:
+    worker_script = """
+import os, select, signal, time
+launcher_pid = os.getppid()
+from megatrain.lifecycle import StopSignals, stop_with_launcher
+with StopSignals() as signals:
+    stop_with_launcher(launcher_pid)
+    print(os.getpid(), flush=True)
+    deadline = time.monotonic() + 20
+    while not signals.is_requested and time.monotonic() < deadline:
+        select.select([], [], [], 0.01)
+    print(signals.name, flush=True)
+"""
+    script = f"""
+import subprocess, sys
+subprocess.Popen([sys.executable, "-c", {worker_script!r}]).wait()
+"""
+    launcher = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    assert launcher.stdout is not None
+    try:
+        assert int(launcher.stdout.readline()) > 0
+        launcher.kill()
+        assert launcher.stdout.readline() == "SIGTERM\n"
+    finally:
+        launcher.kill()
+        launcher.communicate()

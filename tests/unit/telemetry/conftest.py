@@ -30,9 +30,9 @@ class Boxed:
     """A recorder and the file it writes."""
 
     def __init__(self, directory: Path, num_records: int, timer: DeviceTimer | None) -> None:
-        self.path = black_box_path(directory, "demo", "main", 1, 2)
+        self.path = black_box_path(directory, "demo", "key", "main", 1, 2)
         self.recorder: Recorder = open_recorder(
-            IDENTITY, directory=str(directory), num_records=num_records, timer=timer
+            IDENTITY, directory=str(directory), run_key="key", num_records=num_records, timer=timer
         )
 
     def read(self) -> BlackBox:

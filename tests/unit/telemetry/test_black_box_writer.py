@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,7 +21,7 @@ from megatrain.contracts.black_box_layout import box_bytes
 from megatrain.contracts.black_box_values import ControlPage, Record, State
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.operations import Operation
-from megatrain.contracts.run_directory import black_box_path
+from megatrain.contracts.run_directory import black_box_path, previous_black_box
 from megatrain.telemetry.black_box_writer import open_writer, read_clock_base
 from megatrain.telemetry.recorder import open_recorder
 from tests.unit.telemetry.conftest import IDENTITY, Boxed
@@ -35,7 +36,7 @@ import sys
 from megatrain.contracts.operations import Operation
 from megatrain.telemetry.recorder import open_recorder
 from tests.unit.telemetry.conftest import IDENTITY
-recorder = open_recorder(IDENTITY, directory=sys.argv[1], num_records=int(sys.argv[2]))
+recorder = open_recorder(IDENTITY, directory=sys.argv[1], run_key="key", num_records=int(sys.argv[2]))
 group = recorder.add_group("tp", [2, 3])
 number = 0
 while number < int(sys.argv[3]):
@@ -60,7 +61,7 @@ def spinner(tmp_path: Path):
         command = [sys.executable, "-c", SPINNER, str(tmp_path), str(num_records), str(num_steps)]
         process = subprocess.Popen(command, cwd=ROOT)
         processes.append(process)
-        return process, black_box_path(tmp_path, "demo", "main", 1, 2)
+        return process, black_box_path(tmp_path, "demo", "key", "main", 1, 2)
 
     yield start
     for process in processes:
@@ -206,7 +207,7 @@ def test_a_restarted_rank_replaces_its_old_black_box(boxed: Callable[..., Boxed]
 
 def assert_falls_back(directory: Path, caplog: pytest.LogCaptureFixture, reason: str) -> None:
     with caplog.at_level(logging.WARNING):
-        recorder = open_recorder(IDENTITY, directory=str(directory), num_records=256)
+        recorder = open_recorder(IDENTITY, directory=str(directory), run_key="key", num_records=256)
     (warning,) = caplog.records
     assert reason in warning.getMessage()
     assert "no black box for rank 2" in warning.getMessage()
@@ -243,16 +244,15 @@ def test_a_tmpfs_that_fills_up_meanwhile_leaves_nothing_behind(
 
 
 def test_a_name_too_long_for_the_header_costs_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    from dataclasses import replace
 
     with caplog.at_level(logging.WARNING):
-        writer = open_writer(replace(IDENTITY, job="j" * 200), str(tmp_path), 256)
+        writer = open_writer(replace(IDENTITY, job="j" * 200), str(tmp_path), "key", 256)
     assert writer.path is None
     assert "has 200 bytes, the field holds 128" in caplog.text
 
 
 def test_no_directory_means_no_black_box_and_no_warning(caplog: pytest.LogCaptureFixture) -> None:
-    assert open_writer(IDENTITY, "", 256).path is None
+    assert open_writer(IDENTITY, "", "key", 256).path is None
     assert caplog.records == []
 
 
@@ -267,3 +267,15 @@ def test_writing_control_of_a_removed_black_box_is_an_error(boxed: Callable[...,
     box.recorder.close()
     with pytest.raises(DataError, match="No such file"):
         write_control(box.path, ControlPage())
+
+
+def test_a_black_box_that_was_left_is_set_aside_and_only_the_own_one_is_removed(tmp_path: Path) -> None:
+    path = black_box_path(tmp_path, "demo", "key", "main", 1, 2)
+    killed = open_writer(IDENTITY, str(tmp_path), "key", 256)
+    restarted = open_writer(replace(IDENTITY, pid=77), str(tmp_path), "key", 256)
+    assert read_black_box(previous_black_box(path)).identity == IDENTITY
+    assert read_black_box(path).identity.pid == 77
+    killed.close(keep=False, has_failed=False)
+    assert read_black_box(path).identity.pid == 77
+    restarted.close(keep=False, has_failed=False)
+    assert [entry.name for entry in tmp_path.iterdir()] == [previous_black_box(path).name]

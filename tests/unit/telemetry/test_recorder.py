@@ -306,7 +306,7 @@ def test_threads_record_beside_each_other(boxed: Boxes, has_box: bool) -> None:
         box = boxed(num_records=num_threads * num_spans)
         recorder = box.recorder
     else:
-        recorder = open_recorder(IDENTITY, directory="", num_records=256)
+        recorder = open_recorder(IDENTITY, directory="", run_key="", num_records=256)
     recorder.set_step(1)
     start = threading.Barrier(num_threads)
 
@@ -336,7 +336,7 @@ def test_threads_record_beside_each_other(boxed: Boxes, has_box: bool) -> None:
 
 
 def test_without_a_black_box_spans_are_still_summed() -> None:
-    recorder = open_recorder(IDENTITY, directory="", num_records=256)
+    recorder = open_recorder(IDENTITY, directory="", run_key="", num_records=256)
     recorder.add_group("tp", [2, 3])
     recorder.set_step(1)
     for _ in range(10_000):  # more than the memory behind it holds at once

@@ -1,0 +1,276 @@
+"""Branches of a run's checkpoints, and where the run goes on.
+
+    RESUME              which branch is the current one
+    main/BRANCH         where a branch comes from: its parent and the parent's step
+    main/step-...       its checkpoints
+
+Going back to an older step never removes or overtakes anything: it opens another branch, which begins at that step of
+its parent. What the parent did after that step is abandoned and is never "newest" again. BRANCH is written first and
+RESUME last, each whole or not at all, so a crash in between leaves the run where it was.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import count
+
+from megatrain.contracts.checkpoint_files import committed_steps, step_directory_name, step_of
+from megatrain.contracts.errors import CheckpointError, MissingFileError
+from megatrain.contracts.json_object import JsonObject
+from megatrain.contracts.location import Location
+
+RESUME_NAME = "RESUME"
+BRANCH_NAME = "BRANCH"
+MAIN_BRANCH = "main"
+SCHEMA_VERSION = 1
+_NAME = re.compile(r"(?!step-)[a-z0-9][a-z0-9-]{0,62}")
+_NAME_RULE = "expected a branch name: a-z, 0-9 and -, at most 63 of them, not beginning with - or step-"
+_NUMBERED = re.compile(r"branch-([0-9]{4,18})")
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A line of checkpoints. It begins at `parent_step` of `parent`; the first of a run has neither ("" and None)."""
+
+    name: str
+    parent: str
+    parent_step: int | None
+    created_unix_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A committed checkpoint that a run may go on from."""
+
+    branch: str
+    step: int
+    location: Location
+
+
+def current_branch(checkpoints: Location) -> str:
+    """Return the branch that the run goes on with: RESUME's, without RESUME the only one, and "main" before the first.
+
+    Raises: CheckpointError when RESUME is damaged, names a branch that is not there, or is missing beside several.
+    """
+    place = checkpoints / RESUME_NAME
+    names = _branch_names(checkpoints)
+    listed = ", ".join(names) or "none"
+    mend = f'it must name the branch to go on with, as {{"schema_version": 1, "branch": "main"}} (there are: {listed})'
+    try:
+        content = place.read()
+    except MissingFileError as error:
+        if len(names) > 1:
+            raise CheckpointError(f"{place} is missing; {mend}") from error
+        return names[0] if names else MAIN_BRANCH
+    reader = JsonObject.parse(content, str(place), SCHEMA_VERSION, mend)
+    name = _branch_name(reader, "branch")
+    if name not in names:
+        raise reader.error("branch", f"{checkpoints / name / BRANCH_NAME} is missing; {mend}")
+    return name
+
+
+def read_branch(checkpoints: Location, name: str) -> Branch:
+    """Return what a branch says of itself.
+
+    Raises: MissingFileError when there is no such branch; CheckpointError when its BRANCH file is damaged or another's.
+    """
+    if not _NAME.fullmatch(name):
+        raise CheckpointError(f"{checkpoints}: branch {name!r}; {_NAME_RULE}")
+    place = checkpoints / name / BRANCH_NAME
+    try:
+        content = place.read()
+    except MissingFileError as error:
+        listed = ", ".join(_branch_names(checkpoints)) or "none"
+        raise MissingFileError(f"{place} is missing, so {name} is no branch (there are: {listed})") from error
+    damage = f"write it again: it says where {name} comes from"
+    reader = JsonObject.parse(content, str(place), SCHEMA_VERSION, damage)
+    reader.check_names(Branch, "schema_version")
+    if reader.text("name") != name:
+        raise reader.error(
+            "name", f"but the directory is {name}; it was renamed or copied, move it out of {checkpoints}"
+        )
+    is_first = reader.text("parent") == ""
+    if is_first and not reader.is_null("parent_step"):
+        raise reader.error("parent_step", "expected null, because parent is empty")
+    return Branch(
+        name=name,
+        parent="" if is_first else _branch_name(reader, "parent"),
+        parent_step=None if is_first else reader.count("parent_step"),
+        created_unix_s=reader.seconds("created_unix_s"),
+        reason=reader.text("reason"),
+    )
+
+
+def list_branches(checkpoints: Location) -> list[Branch]:
+    """Return all branches, by name. A directory without a BRANCH file is none.
+
+    Raises: CheckpointError when a BRANCH file is damaged.
+    """
+    return [read_branch(checkpoints, name) for name in _branch_names(checkpoints)]
+
+
+def line_of(checkpoints: Location, branch: str) -> list[Branch]:
+    """Return a branch, its parent, and so on up. The line ends early at a parent that was removed.
+
+    Raises: MissingFileError when there is no such branch; CheckpointError when a BRANCH file on the way is damaged, or
+    branches are each other's parents.
+    """
+    line = [read_branch(checkpoints, branch)]
+    while line[-1].parent:
+        seen = [member.name for member in line]
+        if line[-1].parent in seen:
+            circle = " -> ".join([*seen, line[-1].parent])
+            raise CheckpointError(
+                f"{checkpoints / line[-1].name / BRANCH_NAME}: parents go in a circle ({circle}); correct one of them"
+            )
+        try:
+            line.append(read_branch(checkpoints, line[-1].parent))
+        except MissingFileError:
+            break
+    return line
+
+
+def candidates(checkpoints: Location, branch: str | None = None) -> list[Candidate]:
+    """Return the committed checkpoints that a run may go on from, best first.
+
+    First come the current branch's, newest first, then its parent's up to the step where the branch left, and so on.
+    `branch` asks the same of another branch. The list is empty only where nothing was ever saved.
+    Raises: CheckpointError when there is something but nothing committed, or the lineage is damaged.
+    """
+    name = current_branch(checkpoints) if branch is None else branch
+    line = line_of(checkpoints, name) if branch is not None or name in _branch_names(checkpoints) else []
+    found: list[Candidate] = []
+    limit: int | None = None
+    for member in line:
+        place = checkpoints / member.name
+        found += [
+            Candidate(member.name, step, place / step_directory_name(step))
+            for step in reversed(committed_steps(place))
+            if limit is None or step <= limit
+        ]
+        if member.parent_step is not None:
+            # a parent that left its own parent earlier does not reach beyond that
+            limit = member.parent_step if limit is None else min(limit, member.parent_step)
+    if not found:
+        _check_nothing_was_saved(checkpoints, line)
+    return found
+
+
+def origins(line: Sequence[Branch], branch: str, steps: Sequence[int]) -> set[int]:
+    """Return those of a branch's committed `steps` at which another branch of the line begins."""
+    starts = [
+        [step for step in steps if member.parent_step is not None and step <= member.parent_step]
+        for member in line
+        if member.parent == branch
+    ]
+    return {max(before) for before in starts if before}
+
+
+def open_branch(checkpoints: Location, parent: str, parent_step: int | None, reason: str) -> Branch:
+    """Begin a branch at a step of its parent and make it the one that the run goes on with.
+
+    The first branch of a run, "main", has parent "" and parent_step None. The step need not be committed: a run may go
+    on from memory.
+    Raises: CheckpointError when the parent is not there, when none is given although there is a run, or when writing
+    fails.
+    """
+    if bool(parent) != (parent_step is not None):
+        raise ValueError(f"parent={parent!r} and parent_step={parent_step}: both or neither")
+    names, has_resume = _branch_names(checkpoints), (checkpoints / RESUME_NAME).exists()
+    if not parent and (names or has_resume):
+        listed = ", ".join([RESUME_NAME, *names] if has_resume else names)
+        raise CheckpointError(f"{checkpoints}: holds a run already ({listed}); a new branch of it needs a parent")
+    if parent:
+        read_branch(checkpoints, parent)
+    if len(names) == 1 and not has_resume:
+        # one branch needs no RESUME, but two without it would leave the place of the run unclear
+        _write_resume(checkpoints, names[0])
+    name = _next_name(checkpoints) if parent else MAIN_BRANCH
+    branch = Branch(name, parent, parent_step, time.time(), reason)
+    content = {"schema_version": SCHEMA_VERSION, **asdict(branch)}
+    (checkpoints / name / BRANCH_NAME).write((json.dumps(content, sort_keys=True) + "\n").encode())
+    _write_resume(checkpoints, name)
+    return branch
+
+
+def ensure_branch(checkpoints: Location, reason: str) -> str:
+    """Return the branch that the run goes on with; open "main" where there is none.
+
+    Raises: CheckpointError as `current_branch` and `open_branch` do.
+    """
+    if not _branch_names(checkpoints) and not (checkpoints / RESUME_NAME).exists():
+        return open_branch(checkpoints, "", None, reason).name
+    return current_branch(checkpoints)
+
+
+def _branch_names(checkpoints: Location) -> list[str]:
+    return [
+        entry.name for entry in checkpoints.entries() if _NAME.fullmatch(entry.name) and (entry / BRANCH_NAME).exists()
+    ]
+
+
+def _branch_name(reader: JsonObject, field: str) -> str:
+    name = reader.text(field)
+    if not _NAME.fullmatch(name):
+        raise reader.error(field, _NAME_RULE)
+    return name
+
+
+def _next_name(checkpoints: Location) -> str:
+    """Return the first free name after all that were ever used, also by a branch that was not opened to the end."""
+    taken = {entry.name for entry in checkpoints.entries()}
+    number = max((int(match[1]) for name in taken if (match := _NUMBERED.fullmatch(name))), default=1)
+    return next(name for i in count(number + 1) if (name := f"branch-{i:04d}") not in taken)
+
+
+def _write_resume(checkpoints: Location, branch: str) -> None:
+    content = {"schema_version": SCHEMA_VERSION, "branch": branch}
+    (checkpoints / RESUME_NAME).write((json.dumps(content, sort_keys=True) + "\n").encode())
+
+
+def _check_nothing_was_saved(checkpoints: Location, line: Sequence[Branch]) -> None:
+    """Refuse to call it a fresh start when anything lies about: that would be a silent loss of a run."""
+    flat, remains = [], []
+    for entry in checkpoints.entries():
+        if step_of(entry.name) is not None:
+            flat.append(entry.name)
+        elif not _NAME.fullmatch(entry.name) or entry.size() is not None:
+            remains += [entry.name] if entry.name != RESUME_NAME else []
+        else:
+            remains += [f"{entry.name}/{child.name}" for child in entry.entries() if child.name != BRANCH_NAME]
+    if flat:
+        raise CheckpointError(
+            f"{checkpoints}: holds {_shortened(flat)}, as an older format of checkpoints did; this program keeps them"
+            f" in branches ({MAIN_BRANCH}/{flat[0]}), with another manifest. Go on with the program that wrote them, or"
+            " name another job.run_directory"
+        )
+    if remains:
+        raise CheckpointError(
+            f"{checkpoints}: holds {_shortened(remains)}, but no committed checkpoint to go on from (a step-* directory"
+            f" with a matching COMMIT, in {_searched(line)}); remove it to start from scratch, or name another"
+            " job.run_directory or checkpoint.load"
+        )
+    if line and line[0].parent:
+        raise CheckpointError(
+            f"{checkpoints}: {line[0].name} goes on from step {line[0].parent_step} of {line[0].parent}, but no"
+            " committed checkpoint is left there; remove it to start from scratch, or name another job.run_directory"
+            " or checkpoint.load"
+        )
+
+
+def _searched(line: Sequence[Branch]) -> str:
+    """Return where checkpoints would have counted: "branch-0002, or main up to step 50"."""
+    if not line:
+        return f"a branch, and no directory has a {BRANCH_NAME} file"
+    parts = [line[0].name]
+    parts += [f"{member.parent} up to step {member.parent_step}" for member in line if member.parent]
+    return ", or ".join(parts)
+
+
+def _shortened(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (" and more" if len(names) > 5 else "")

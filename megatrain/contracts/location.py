@@ -1,0 +1,318 @@
+"""A place for checkpoints: a tree of files on a local disk here, in an object store elsewhere.
+
+Location is what both have in common, no more: there is no rename and no lock. What is read back is what was written
+whole: a small file appears with all of its content or not at all, and a big one counts only when a manifest and a
+COMMIT vouch for it. When `write`, `Sink.close` or `remove` return, a power failure takes nothing of it back.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from megatrain.contracts.errors import CheckpointError, MissingFileError
+
+_TEMPORARY_NAME = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")
+_MISSING = (FileNotFoundError, NotADirectoryError)
+
+
+def is_relative_name(text: str) -> bool:
+    """Say whether `text` names something below a place: a/b, but not /a, a/../b, a//b, or what no file is called."""
+    if "\0" in text or any(0xD800 <= ord(character) <= 0xDFFF for character in text):
+        return False
+    return all(part not in ("", ".", "..") for part in text.split("/"))
+
+
+class Sink(Protocol):
+    """A new file that is written from beginning to end. It ends with exactly one of `close` and `abort`."""
+
+    def write(self, buffer: bytes | bytearray | memoryview) -> None:
+        """Append all bytes of a contiguous buffer, which may be reused after.
+
+        Raises: CheckpointError naming the file.
+        """
+        ...
+
+    def close(self) -> None:
+        """Make the file durable and visible.
+
+        Raises: CheckpointError naming the file, which is gone then.
+        """
+        ...
+
+    def abort(self) -> None:
+        """Give up: close and remove the file. Nothing happens after `close` or another `abort`."""
+        ...
+
+
+class Location(Protocol):
+    """A file or directory of a tree, there or not. Every method raises CheckpointError naming it and the reason."""
+
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        ...
+
+    def __truediv__(self, name: str) -> Location:
+        """Return what `name` is below this place; `name` must pass `is_relative_name`."""
+        ...
+
+    def __str__(self) -> str:
+        """Return the path or URL, for messages."""
+        ...
+
+    def entries(self) -> list[Location]:
+        """Return the direct children, files and directories, by name; none where there is nothing."""
+        ...
+
+    def exists(self) -> bool:
+        """Say whether there is a file or directory."""
+        ...
+
+    def size(self) -> int | None:
+        """Return the bytes of a file; None where there is no file."""
+        ...
+
+    def read(self) -> bytes:
+        """Return a whole file.
+
+        Raises: MissingFileError when it is not there.
+        """
+        ...
+
+    def read_range(self, offset: int, num_bytes: int) -> bytes:
+        """Return exactly `num_bytes` bytes of a file.
+
+        Raises: MissingFileError when it is not there; CheckpointError when it ends before.
+        """
+        ...
+
+    def write(self, content: bytes) -> None:
+        """Replace or make a small file, whole or not at all, with the directories above it."""
+        ...
+
+    def create(self) -> Sink:
+        """Begin a big file, in place of any of that name, with the directories above it."""
+        ...
+
+    def remove(self) -> None:
+        """Remove a file or a directory with all that it holds; nothing there is fine."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LocalLocation:
+    """A path of a file system that this machine has mounted."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def __truediv__(self, name: str) -> LocalLocation:
+        if not is_relative_name(name):
+            raise CheckpointError(f"{self}: {name!r} is no relative path without '..' below it")
+        return LocalLocation(self.path / name)
+
+    def entries(self) -> list[Location]:
+        with _naming(self.path, "cannot be listed"):
+            try:
+                names = os.listdir(self.path)
+            except FileNotFoundError:
+                return []
+        # what a write left behind that never happened is nothing
+        return [LocalLocation(self.path / name) for name in sorted(names) if not _TEMPORARY_NAME.fullmatch(name)]
+
+    def exists(self) -> bool:
+        return self._status() is not None
+
+    def size(self) -> int | None:
+        status = self._status()
+        return status.st_size if status is not None and stat.S_ISREG(status.st_mode) else None
+
+    def _status(self) -> os.stat_result | None:
+        with _naming(self.path, "cannot be looked up"):
+            try:
+                return self.path.stat()
+            except _MISSING:
+                return None
+
+    def read(self) -> bytes:
+        with _naming(self.path, "cannot be read", MissingFileError), open(_open_to_read(self.path), "rb") as file:
+            return file.read()
+
+    def read_range(self, offset: int, num_bytes: int) -> bytes:
+        if offset < 0 or num_bytes < 0:
+            raise ValueError(f"{num_bytes} bytes at {offset}")
+        parts: list[bytes] = []
+        missing = num_bytes
+        with _naming(self.path, "cannot be read", MissingFileError):
+            file = _open_to_read(self.path)
+            try:
+                end, size = offset + num_bytes, os.fstat(file).st_size
+                # asked first: a length that somebody made up must not become a buffer
+                if end > size:
+                    raise CheckpointError(
+                        f"{self}: {size} bytes, but bytes {offset} to {end} are wanted; it is cut short"
+                    )
+                # the kernel gives at most 2 GiB a call
+                while missing and (part := os.pread(file, missing, end - missing)):
+                    parts.append(part)
+                    missing -= len(part)
+            finally:
+                os.close(file)
+        if missing:
+            raise CheckpointError(f"{self}: was cut short while bytes {offset} to {end} were read")
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def write(self, content: bytes) -> None:
+        temporary = self.path.with_name(f".{self.name}.{secrets.token_hex(4)}.tmp")
+        try:
+            with _naming(self.path, "cannot be written"):
+                _make_directory(self.path.parent)
+                with temporary.open("xb") as file:
+                    file.write(content)
+                    file.flush()
+                    os.fsync(file.fileno())
+                temporary.replace(self.path)
+                # the rename itself is on disk only when the directory is
+                _sync_directory(self.path.parent)
+        except BaseException:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise
+
+    def create(self) -> Sink:
+        with _naming(self.path, "cannot be written"):
+            _make_directory(self.path.parent)
+            # a process that was left behind with the old file open goes on writing into that one, not into ours
+            self.path.unlink(missing_ok=True)
+            return _LocalSink(self.path)
+
+    def remove(self) -> None:
+        with _naming(self.path, "cannot be removed"):
+            try:
+                if stat.S_ISDIR(self.path.lstat().st_mode):
+                    _remove_tree(self.path)
+                else:
+                    self.path.unlink(missing_ok=True)
+                _sync_directory(self.path.parent)
+            except _MISSING:
+                return
+
+
+class _LocalSink:
+    """Writes under the final name: what is half written is vouched for by no COMMIT."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        self._is_open = True
+
+    def write(self, buffer: bytes | bytearray | memoryview) -> None:
+        self._check_open()
+        with _naming(self._path, "cannot be written"), memoryview(buffer) as view, view.cast("B") as rest:
+            num_written = 0
+            # the kernel takes at most 2 GiB a call, and less of what fills the disk
+            while num_written < len(rest):
+                num_written += os.write(self._file, rest[num_written:])
+
+    def close(self) -> None:
+        self._check_open()
+        self._is_open = False
+        try:
+            with _naming(self._path, "cannot be written"):
+                try:
+                    os.fsync(self._file)
+                finally:
+                    os.close(self._file)
+                _sync_directory(self._path.parent)
+        except CheckpointError:
+            # after a failed fsync nobody knows what is on disk
+            self._unlink()
+            raise
+
+    def abort(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            self._unlink()
+            with suppress(OSError):
+                os.close(self._file)
+
+    def _unlink(self) -> None:
+        with suppress(OSError):
+            self._path.unlink(missing_ok=True)
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise ValueError(f"{self._path} is closed")
+
+
+def _open_to_read(path: Path) -> int:
+    """Open a regular file. A FIFO of its name would make us wait for ever."""
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    mode = os.fstat(file).st_mode
+    if stat.S_ISREG(mode):
+        return file
+    os.close(file)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    raise OSError(errno.EINVAL, "Not a regular file", str(path))
+
+
+@contextmanager
+def _naming(path: Path, failure: str, missing: type[CheckpointError] = CheckpointError) -> Iterator[None]:
+    """Turn an error of the operating system into one that names the file and what could not be done."""
+    try:
+        yield
+    except OSError as error:
+        # a file inside a tree may be the one at fault, or a directory above it
+        culprit = Path(error.filename or path)
+        at = "" if culprit == path or _TEMPORARY_NAME.fullmatch(culprit.name) else f" ({culprit})"
+        kind = missing if isinstance(error, _MISSING) else CheckpointError
+        raise kind(f"{path}: {failure}: {error.strerror or error}{at}") from error
+
+
+def _make_directory(path: Path) -> None:
+    """Make a directory and those above it, each of them durable."""
+    if path.is_dir():
+        return
+    _make_directory(path.parent)
+    path.mkdir(exist_ok=True)
+    _sync_directory(path.parent)
+
+
+def _sync_directory(path: Path) -> None:
+    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory)
+    except OSError as error:
+        # some network file systems have no such call: their directories are durable at once
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(directory)
+
+
+def _remove_tree(path: Path) -> None:
+    """Remove a directory, also while another process does so: what is gone already is fine."""
+    with suppress(FileNotFoundError):
+        with os.scandir(path) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    _remove_tree(Path(entry.path))
+                else:
+                    Path(entry.path).unlink(missing_ok=True)
+        path.rmdir()

@@ -1,0 +1,137 @@
+"""What a checkpoint says of itself: how far the job had come, who wrote it, and each file with its size and digest."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Self
+
+from megatrain.contracts.json_object import JsonObject
+from megatrain.contracts.location import is_relative_name
+
+MANIFEST_SCHEMA_VERSION = 2
+_DIGEST = re.compile(r"(items-)?sha256:[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointMesh:
+    """The layout that wrote a checkpoint. Any other may read it."""
+
+    tp_size: int
+    pp_size: int
+    dp_size: int
+    num_chunks: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointVersions:
+    """The programs that wrote a checkpoint."""
+
+    megatrain: str
+    torch: str
+    python: str
+
+
+@dataclass(frozen=True, slots=True)
+class SampleStream:
+    """What the sample order is made from, with the model's seq_len: the cursor means something in this order alone.
+
+    num_tokens 0: nothing was trained on.
+    """
+
+    num_tokens: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """A file of a checkpoint. `size` in bytes.
+
+    `digest` is "sha256:<hex>" of the whole file, or "items-sha256:<hex>" of the list of items that ends a data file.
+    """
+
+    size: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a checkpoint is of, and what its files must be.
+
+    `consumed_samples` is the cursor in the sample order; `num_updates` counts the optimizer's updates: `step` less the
+    `num_skipped` steps that were not finite. `incarnation` is the round that wrote it. Without the optimizer's moments
+    (`has_optimizer`) training starts from the weights. `files` maps paths relative to the directory to sizes and
+    digests, without the manifest, COMMIT and PINNED themselves.
+    """
+
+    job: str
+    branch: str
+    incarnation: int
+    step: int
+    consumed_samples: int
+    consumed_tokens: int
+    num_updates: int
+    num_skipped: int
+    written_unix_s: float
+    has_optimizer: bool
+    data: SampleStream
+    mesh: CheckpointMesh
+    config_hash: str
+    config: Mapping[str, Any]
+    versions: CheckpointVersions
+    files: Mapping[str, FileEntry]
+    schema_version: int = MANIFEST_SCHEMA_VERSION
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=2, sort_keys=True) + "\n"
+
+    @classmethod
+    def from_json(cls, content: bytes | str, place: str) -> Self:
+        """Return the manifest that `content` holds; `place` names the file in errors.
+
+        Raises: CheckpointError naming the file and the field that is missing, unknown or of a wrong kind.
+        """
+        reader = JsonObject.parse(content, place, MANIFEST_SCHEMA_VERSION, "the checkpoint is damaged")
+        reader.check_names(cls)
+        mesh = reader.section("mesh")
+        mesh.check_names(CheckpointMesh)
+        data = reader.section("data")
+        data.check_names(SampleStream)
+        versions = reader.section("versions")
+        versions.check_names(CheckpointVersions)
+        return cls(
+            job=reader.text("job"),
+            branch=reader.text("branch"),
+            incarnation=reader.count("incarnation"),
+            step=reader.count("step"),
+            consumed_samples=reader.count("consumed_samples"),
+            consumed_tokens=reader.count("consumed_tokens"),
+            num_updates=reader.count("num_updates"),
+            num_skipped=reader.count("num_skipped"),
+            written_unix_s=reader.seconds("written_unix_s"),
+            has_optimizer=reader.flag("has_optimizer"),
+            data=SampleStream(num_tokens=data.count("num_tokens"), seed=data.count("seed")),
+            mesh=CheckpointMesh(**{field.name: mesh.count(field.name, least=1) for field in fields(CheckpointMesh)}),
+            config_hash=reader.text("config_hash"),
+            config=reader.mapping("config"),
+            versions=CheckpointVersions(
+                **{field.name: versions.text(field.name) for field in fields(CheckpointVersions)}
+            ),
+            files=_files(reader.section("files")),
+        )
+
+
+def _files(reader: JsonObject) -> dict[str, FileEntry]:
+    files: dict[str, FileEntry] = {}
+    for path in reader:
+        if not is_relative_name(path):
+            raise reader.error(path, "expected a path inside the checkpoint directory")
+        entry = reader.section(path)
+        entry.check_names(FileEntry)
+        digest = entry.text("digest")
+        if not _DIGEST.fullmatch(digest):
+            raise entry.error("digest", "expected sha256: or items-sha256: and 64 hexadecimal digits")
+        files[path] = FileEntry(entry.count("size"), digest)
+    return files

@@ -1,0 +1,27 @@
+"""Which checkpoints of a branch may go. Pure: names of steps in, names of steps out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+
+
+def to_remove(
+    steps: Sequence[int], pinned: AbstractSet[int], needed: AbstractSet[int], keep_last: int, keep_every: int
+) -> list[int]:
+    """Return the steps to remove, oldest first.
+
+    Kept are the newest `keep_last` (0: all), the multiples of `keep_every` (0: none), the pinned ones, the ones that
+    are `needed` as the origin of another branch, and always the newest.
+    Raises: ValueError when a number is negative.
+    """
+    if keep_last < 0 or keep_every < 0:
+        raise ValueError(f"keep_last={keep_last} and keep_every={keep_every} must be at least 0")
+    if keep_last == 0:
+        return []
+    older = sorted(set(steps))[:-keep_last]
+    return [
+        step
+        for step in older
+        if step not in pinned and step not in needed and not (keep_every and step % keep_every == 0)
+    ]

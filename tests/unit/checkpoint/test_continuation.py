@@ -1,0 +1,74 @@
+"""What a run may change and still go on, and what a new run may change that starts from another's checkpoint."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from megatrain.checkpoint.continuation import Continuation, Progress, continuation
+from megatrain.config.config import Config
+from megatrain.contracts.errors import CheckpointError
+from megatrain.contracts.manifest import SampleStream
+from tests.helpers.checkpoint_tree import make_manifest
+
+BASE: dict[str, dict[str, Any]] = {
+    "model": {"vocab_size": 90, "seq_len": 16, "hidden_size": 32, "num_layers": 4, "num_heads": 8},
+    "batch": {"global_batch_size": 8},
+    "train": {"steps": 200},
+    "optimizer": {"lr": 1e-3},
+}
+DATA = SampleStream(num_tokens=5000, seed=7)
+PROGRESS = Progress(120, 3840, 983_040, 118, 2)
+
+
+def go_on(*, is_same_run: bool, data: SampleStream = DATA, **changes: dict[str, Any]) -> Continuation:
+    manifest = make_manifest(config=Config.from_dict(BASE).to_dict(), data=DATA)
+    config = Config.from_dict({name: {**BASE.get(name, {}), **changes.get(name, {})} for name in {**BASE, **changes}})
+    return continuation(manifest, config, data, "the-checkpoint", is_same_run=is_same_run)
+
+
+@pytest.mark.parametrize("is_same_run", [True, False])
+def test_nothing_changed_goes_on_where_it_was(is_same_run: bool) -> None:
+    assert go_on(is_same_run=is_same_run) == Continuation(PROGRESS, ())
+
+
+def test_what_concerns_training_alone_is_noted() -> None:
+    found = go_on(is_same_run=True, optimizer={"lr": 2e-3}, model={"dropout": 0.1}, train={"steps": 300})
+    assert found.progress == PROGRESS
+    assert found.notes == ("changed since: model.dropout: 0.0 -> 0.1", "changed since: optimizer.lr: 0.001 -> 0.002")
+
+
+@pytest.mark.parametrize(
+    "model",
+    [{"num_layers": 2}, {"has_bias": False}, {"has_tied_head": False}, {"positions": "rope"}, {"seq_len": 32}],
+)
+def test_another_models_weights_are_refused(model: dict[str, Any]) -> None:
+    (name,) = model
+    for is_same_run, way_out in ((True, "begin another run"), (False, "use the .model. section")):
+        with pytest.raises(
+            CheckpointError, match=rf"^the-checkpoint holds another model: model\.{name}: .*; .*{way_out}"
+        ):
+            go_on(is_same_run=is_same_run, model=model)
+
+
+def test_another_run_may_compute_something_else_with_the_weights() -> None:
+    with pytest.raises(CheckpointError, match=r"model\.window_size: 0 -> 8; set them back"):
+        go_on(is_same_run=True, model={"window_size": 8})
+    found = go_on(is_same_run=False, model={"window_size": 8})
+    assert found == Continuation(PROGRESS, ("changed since: model.window_size: 0 -> 8",))
+
+
+@pytest.mark.parametrize("data", [SampleStream(4999, 7), SampleStream(5000, 8)])
+def test_the_cursor_means_something_in_its_own_order_alone(data: SampleStream) -> None:
+    with pytest.raises(CheckpointError, match=r"^the-checkpoint: its sample order is that of data of 5000 tokens with"):
+        go_on(is_same_run=True, data=data)
+    found = go_on(is_same_run=False, data=data)
+    assert found.progress == Progress(num_updates=118)
+    assert "begins at step 0 with these weights and moments" in found.notes[-1]
+
+
+def test_a_configuration_of_another_version_is_told() -> None:
+    manifest = make_manifest(config={"model": {"colour": "blue"}})
+    with pytest.raises(CheckpointError, match=r"of another version of this program: .*model\.colour"):
+        continuation(manifest, Config.from_dict(BASE), DATA, "the-checkpoint", is_same_run=True)

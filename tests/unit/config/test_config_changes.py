@@ -1,0 +1,65 @@
+"""What counts as another model, and what as a change of training only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from megatrain.config.changes import model_changes, training_changes
+from megatrain.config.config import Config
+
+BASE: dict[str, dict[str, Any]] = {
+    "model": {"vocab_size": 90, "seq_len": 16, "hidden_size": 32, "num_layers": 4, "num_heads": 8},
+    "batch": {"global_batch_size": 8},
+    "train": {"steps": 5},
+    "optimizer": {"lr": 1e-3},
+}
+
+
+def config(**changes: dict[str, Any]) -> Config:
+    return Config.from_dict({name: {**BASE.get(name, {}), **changes.get(name, {})} for name in {**BASE, **changes}})
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        ({}, {"num_layers": 2}),
+        ({}, {"window_size": 8}),
+        ({}, {"seq_len": 32}),
+        ({}, {"block": "parallel"}),
+        ({"positions": "rope"}, {"positions": "rope", "rope_theta": 500.0}),
+        (
+            {"positions": "rope", "rope_scaling": "llama3", "rope_scaling_factor": 8.0},
+            {"positions": "rope", "rope_scaling": "llama3", "rope_scaling_factor": 8.0, "rope_low_freq_factor": 2.0},
+        ),
+        ({}, {"has_tied_head": False}),
+    ],
+)
+def test_another_model_is_told_by_its_key(before: dict[str, Any], now: dict[str, Any]) -> None:
+    changes = model_changes(config(model=before), config(model=now))
+    assert [change.key for change in changes] == [f"model.{list(now)[-1]}"]
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        ({}, {"num_kv_heads": 8}),
+        ({}, {"ffn_size": 128}),
+        ({}, {"head_dim": 4}),
+        ({}, {"rope_theta": 500.0}),
+        ({"positions": "rope"}, {"positions": "rope", "rope_original_seq_len": 16}),
+        ({}, {"dropout": 0.1}),
+    ],
+)
+def test_the_same_model_in_other_words(before: dict[str, Any], now: dict[str, Any]) -> None:
+    assert model_changes(config(model=before), config(model=now)) == []
+
+
+def test_changes_of_training_are_listed_in_words() -> None:
+    now = config(optimizer={"name": "lamb", "lr": 2e-3}, train={"steps": 9}, model={"dropout": 0.1})
+    assert [str(change) for change in training_changes(config(), now)] == [
+        "model.dropout: 0.0 -> 0.1",
+        'optimizer.name: "adamw" -> "lamb"',
+        "optimizer.lr: 0.001 -> 0.002",
+    ]

@@ -1,0 +1,61 @@
+"""torchrun's variables: what is taken, and what is refused before anything is started with it."""
+
+from __future__ import annotations
+
+import pytest
+
+from megatrain.contracts.errors import TopologyError
+from megatrain.contracts.process import Process, process_from_environment
+
+GOOD = {
+    "RANK": "5",
+    "WORLD_SIZE": "8",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "4",
+    "MASTER_ADDR": "node-0",
+    "MASTER_PORT": "29500",
+    "TORCHELASTIC_RESTART_COUNT": "2",
+}
+
+
+def test_alone_without_a_launcher() -> None:
+    assert process_from_environment({"MASTER_ADDR": "node-0"}) == Process()
+
+
+def test_what_torchrun_says() -> None:
+    assert process_from_environment(GOOD) == Process(5, 8, 1, 4, 2, "env://", "node-0:29500")
+
+
+def test_what_torchrun_may_leave_out() -> None:
+    environment = {key: value for key, value in GOOD.items() if key not in ("LOCAL_WORLD_SIZE",)}
+    assert process_from_environment(environment | {"TORCHELASTIC_RESTART_COUNT": ""}).local_world_size == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("RANK", "8"),
+        ("RANK", "-1"),
+        ("RANK", "one"),
+        ("RANK", "\u0665"),
+        ("WORLD_SIZE", "0"),
+        ("WORLD_SIZE", "-2"),
+        ("WORLD_SIZE", "9" * 5000),
+        ("LOCAL_RANK", "8"),
+        ("LOCAL_WORLD_SIZE", "1"),
+        ("LOCAL_WORLD_SIZE", "0"),
+        ("MASTER_PORT", "abc"),
+        ("MASTER_PORT", "99999"),
+        ("TORCHELASTIC_RESTART_COUNT", "-1"),
+    ],
+)
+def test_a_value_that_cannot_be_is_named(name: str, value: str) -> None:
+    rule = rf"^environment variable {name}='.*' must be a whole number from \d+ to \d+; "
+    with pytest.raises(TopologyError, match=rule):
+        process_from_environment(GOOD | {name: value})
+
+
+@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"])
+def test_half_an_environment_is_refused(name: str) -> None:
+    with pytest.raises(TopologyError, match=rf"but not {name}; start workers with torchrun"):
+        process_from_environment({key: value for key, value in GOOD.items() if key != name})
