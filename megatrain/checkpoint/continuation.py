@@ -7,7 +7,9 @@ it begins at step 0, with these weights and moments.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from megatrain.config.changes import model_changes, training_changes, weight_changes
 from megatrain.config.config import Config
@@ -34,15 +36,36 @@ class Continuation:
     notes: tuple[str, ...]
 
 
-def continuation(
-    manifest: Manifest, config: Config, data: SampleStream, place: str, *, is_same_run: bool
-) -> Continuation:
-    """Return where a job with `config` and `data` goes on from the checkpoint of `manifest`; `place` names it.
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What a snapshot or checkpoint says of the job that made it; `place` names it in errors."""
+
+    place: str
+    config: Mapping[str, Any]
+    data: SampleStream
+    progress: Progress
+
+
+def origin_of(manifest: Manifest, place: str) -> Origin:
+    """Return the origin that a checkpoint's manifest tells."""
+    progress = Progress(
+        step=manifest.step,
+        consumed_samples=manifest.consumed_samples,
+        consumed_tokens=manifest.consumed_tokens,
+        num_updates=manifest.num_updates,
+        num_skipped=manifest.num_skipped,
+    )
+    return Origin(place, manifest.config, manifest.data, progress)
+
+
+def continuation(origin: Origin, config: Config, data: SampleStream, *, is_same_run: bool) -> Continuation:
+    """Return where a job with `config` and `data` goes on from the state of `origin`.
 
     Raises: CheckpointError when it cannot.
     """
+    place = origin.place
     try:
-        before = Config.from_dict(manifest.config)
+        before = Config.from_dict(origin.config)
     except ConfigError as error:
         raise CheckpointError(f"{place}: its configuration is of another version of this program: {error}") from error
     changes = model_changes(before, config) if is_same_run else weight_changes(before, config)
@@ -53,19 +76,12 @@ def continuation(
             else "use the [model] section of its manifest.json"
         )
         raise CheckpointError(f"{place} holds another model: {'; '.join(map(str, changes))}; {way_out}")
-    progress = Progress(
-        step=manifest.step,
-        consumed_samples=manifest.consumed_samples,
-        consumed_tokens=manifest.consumed_tokens,
-        num_updates=manifest.num_updates,
-        num_skipped=manifest.num_skipped,
-    )
     notes = [
         f"changed since: {change}" for change in (*model_changes(before, config), *training_changes(before, config))
     ]
-    if manifest.data == data and before.model.seq_len == config.model.seq_len:
-        return Continuation(progress, tuple(notes))
-    order = f"data of {manifest.data.num_tokens} tokens with seed {manifest.data.seed}"
+    if origin.data == data and before.model.seq_len == config.model.seq_len:
+        return Continuation(origin.progress, tuple(notes))
+    order = f"data of {origin.data.num_tokens} tokens with seed {origin.data.seed}"
     if is_same_run:
         raise CheckpointError(
             f"{place}: its sample order is that of {order}, now there are {data.num_tokens} tokens with seed "
@@ -73,4 +89,4 @@ def continuation(
             "run (job.run_directory) with checkpoint.load"
         )
     notes.append(f"another sample order (before: {order}), so this run begins at step 0 with these weights and moments")
-    return Continuation(replace(Progress(), num_updates=progress.num_updates), tuple(notes))
+    return Continuation(replace(Progress(), num_updates=origin.progress.num_updates), tuple(notes))

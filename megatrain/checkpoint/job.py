@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 import megatrain
-from megatrain.checkpoint.continuation import Continuation, Progress, continuation
+from megatrain.checkpoint.continuation import Continuation, Progress, continuation, origin_of
 from megatrain.checkpoint.store import load_boxes, save_boxes
 from megatrain.comm import Mesh
 from megatrain.config.config import Config
@@ -112,7 +112,7 @@ class JobCheckpoints:
         if problems:
             raise CheckpointError(f"{directory} is damaged: {'; '.join(problems[:5])}")
         is_same_run = directory.is_relative_to(self._directory)
-        found = continuation(manifest, self._config, self._data, str(directory), is_same_run=is_same_run)
+        found = continuation(origin_of(manifest, str(directory)), self._config, self._data, is_same_run=is_same_run)
         with self._naming_a_broken_exchange(Operation.CHECKPOINT_LOAD, directory):
             load_boxes(directory, shards, is_alone=self._mesh.is_alone)
         return found

@@ -73,7 +73,7 @@ class Group:
         Communication: one all-gather, (size - 1) * x bytes received per rank.
         """
         if self.process_group is None:
-            return Pending(x if out is None else out)
+            return Pending(_copied(x, out))
         if out is None:
             out = x.new_empty((self.size * x.shape[0], *x.shape[1:]))
         return self._start(operation, out, x, lambda: _ALL_GATHER(out, x, group=self.process_group, async_op=True))
@@ -88,7 +88,7 @@ class Group:
         if x.shape[0] % self.size:
             raise ValueError(f"reduce-scatter over {self.name}: dim 0 of {tuple(x.shape)} must divide by {self.size}")
         if self.process_group is None:
-            return Pending(x if out is None else out)
+            return Pending(_copied(x, out))
         if out is None:
             out = x.new_empty((x.shape[0] // self.size, *x.shape[1:]))
         return self._start(operation, out, x, lambda: _REDUCE_SCATTER(out, x, group=self.process_group, async_op=True))
@@ -157,6 +157,13 @@ class Group:
             f"{what} on group {self.name} (ranks {brief(self.ranks)}) failed on rank {self.ranks[self.rank]}: {cause} "
             f"(an exchange of this phase may take {self.timeout.total_seconds():g} s, see runtime.*_timeout_s)"
         )
+
+
+def _copied(x: Tensor, out: Tensor | None) -> Tensor:
+    """Return what a group of one gets: `x`, or `out` holding it. No copy is made where they share their memory."""
+    if out is None:
+        return x
+    return out if out.data_ptr() == x.data_ptr() else out.copy_(x)
 
 
 def brief(ranks: tuple[int, ...]) -> str:

@@ -55,9 +55,15 @@ class HostGroups:
     def broadcast_json(self, value: Any = None) -> Any:
         """Return rank 0's `value` on every rank.
 
-        Communication: two broadcasts an axis, of the length and of the text.
+        Communication: as `broadcast_bytes`.
         """
-        raw = json.dumps(value, separators=(",", ":")).encode()
+        return json.loads(self.broadcast_bytes(json.dumps(value, separators=(",", ":")).encode()))
+
+    def broadcast_bytes(self, raw: bytes = b"") -> bytes:
+        """Return rank 0's `raw` on every rank.
+
+        Communication: two broadcasts an axis, of the length and of the content.
+        """
         size = torch.tensor([len(raw)])
         # rank 0 is the first of its dp group, whose members are the first of their pp groups, and so on
         for group in (self.dp, self.pp, self.tp):
@@ -65,7 +71,7 @@ class HostGroups:
         content = _padded(raw[: int(size.item())], int(size.item()))
         for group in (self.dp, self.pp, self.tp):
             group.broadcast(content, _EXCHANGE, source=0).wait()
-        return json.loads(content.numpy().tobytes())
+        return content.numpy().tobytes()
 
     def minimum(self, values: Sequence[int]) -> list[int]:
         """Return the smallest of all ranks' values, one by one.

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from megatrain.checkpoint.continuation import Continuation, Progress, continuation
+from megatrain.checkpoint.continuation import Continuation, Progress, continuation, origin_of
 from megatrain.config.config import Config
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.manifest import SampleStream
@@ -25,7 +25,7 @@ PROGRESS = Progress(120, 3840, 983_040, 118, 2)
 def go_on(*, is_same_run: bool, data: SampleStream = DATA, **changes: dict[str, Any]) -> Continuation:
     manifest = make_manifest(config=Config.from_dict(BASE).to_dict(), data=DATA)
     config = Config.from_dict({name: {**BASE.get(name, {}), **changes.get(name, {})} for name in {**BASE, **changes}})
-    return continuation(manifest, config, data, "the-checkpoint", is_same_run=is_same_run)
+    return continuation(origin_of(manifest, "the-checkpoint"), config, data, is_same_run=is_same_run)
 
 
 @pytest.mark.parametrize("is_same_run", [True, False])
@@ -71,4 +71,4 @@ def test_the_cursor_means_something_in_its_own_order_alone(data: SampleStream) -
 def test_a_configuration_of_another_version_is_told() -> None:
     manifest = make_manifest(config={"model": {"colour": "blue"}})
     with pytest.raises(CheckpointError, match=r"of another version of this program: .*model\.colour"):
-        continuation(manifest, Config.from_dict(BASE), DATA, "the-checkpoint", is_same_run=True)
+        continuation(origin_of(manifest, "the-checkpoint"), Config.from_dict(BASE), DATA, is_same_run=True)

@@ -1,0 +1,182 @@
+"""Which items of a checkpoint a rank needs, what of each goes where, and who of a group reads it.
+
+Items are boxes of the layout that saved, wanted boxes those of the layout that loads: what they share is copied, and
+every wanted element must come from exactly one item. In a data-parallel group each item is read from storage by one
+rank, which hands it to the others that need it. Pure: every rank computes the same from the same metadata.
+Source: the grouped reading of MegaScale sec. 4.4.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from megatrain.checkpoint.box_cover import first_gap, first_overlap, region_text, shared_box, sweep_dim
+from megatrain.checkpoint.metadata_reader import StoredItem, StoredTensor
+from megatrain.contracts.errors import CheckpointError
+from megatrain.parallel.sharding import Box
+
+NOBODY = -1
+
+
+@dataclass(frozen=True, slots=True)
+class WantedBox:
+    """A box that a rank has memory for."""
+
+    key: str
+    global_shape: tuple[int, ...]
+    box: Box
+
+
+@dataclass(frozen=True, slots=True)
+class CopyRegion:
+    """What one wanted box takes from an item: wanted_box[target] = item_tensor[source]."""
+
+    wanted: int
+    """Number of the wanted box."""
+    source: tuple[slice, ...]
+    target: tuple[slice, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ItemRead:
+    """An item that is needed. `number` is its place in the catalog, the same on all ranks."""
+
+    number: int
+    key: str
+    item: StoredItem
+    copies: tuple[CopyRegion, ...]
+
+
+class ItemCatalog:
+    """The items of a checkpoint, numbered, and which of them a box needs. `place` names the checkpoint in errors."""
+
+    def __init__(self, tensors: Mapping[str, StoredTensor], place: str) -> None:
+        self.place = place
+        self.items = tuple(item for tensor in tensors.values() for item in tensor.items)
+        self._tensors = tensors
+        self._first_number: dict[str, int] = {}
+        self._indexes: dict[str, _BoxIndex] = {}
+        number = 0
+        for key, tensor in tensors.items():
+            self._first_number[key] = number
+            number += len(tensor.items)
+
+    @property
+    def item_lengths(self) -> list[int]:
+        return [item.length for item in self.items]
+
+    def shared(self, wanted: WantedBox) -> list[tuple[int, Box]]:
+        """Return (item number, box shared with it) for all items that a wanted box needs: disjoint, and all of it.
+
+        Raises: CheckpointError naming the tensor and the region.
+        """
+        index = self._index_of(wanted)
+        found = list(index.shared(wanted.box))
+        parts = [box for _, box in found]
+        overlap = first_overlap(parts)
+        if overlap is not None:
+            one, other = (self.items[found[number][0]] for number in overlap)
+            raise CheckpointError(
+                f"{self.place}: {wanted.key}{region_text(parts[overlap[0]])} is in {one.file} at {one.offset} and "
+                f"again, in part, in {other.file} at {other.offset}; each element is saved once: use another checkpoint"
+            )
+        gap = first_gap(wanted.box, parts)
+        if gap is not None:
+            raise CheckpointError(
+                f"{self.place}: {wanted.key}{region_text(gap)} is in none of its files; it is incomplete, use another "
+                f"checkpoint"
+            )
+        return found
+
+    def _index_of(self, wanted: WantedBox) -> _BoxIndex:
+        key = wanted.key
+        tensor = self._tensors.get(key)
+        if tensor is None:
+            raise CheckpointError(
+                f"{self.place} holds no tensor {key}; its model is not this configuration's: compare its manifest.json"
+            )
+        if tuple(tensor.shape) != wanted.global_shape:
+            raise CheckpointError(
+                f"{self.place}: {key} has shape {tuple(tensor.shape)}, this configuration asks for "
+                f"{wanted.global_shape}; use the [model] section of its manifest.json"
+            )
+        if key not in self._indexes:
+            boxes = [Box(item.offsets, item.sizes) for item in tensor.items]
+            self._indexes[key] = _BoxIndex(boxes, self._first_number[key])
+        return self._indexes[key]
+
+
+class _BoxIndex:
+    """Finds what a box shares with many, which are sorted along one dim with the furthest end so far."""
+
+    def __init__(self, boxes: Sequence[Box], first_number: int) -> None:
+        self._dim = sweep_dim(boxes)
+        self._is_scalar = not boxes or not boxes[0].offsets
+        numbered = [(box, first_number + number) for number, box in enumerate(boxes)]
+        if not self._is_scalar:
+            numbered.sort(key=lambda entry: entry[0].offsets[self._dim])
+            self._starts = [box.offsets[self._dim] for box, _ in numbered]
+            self._furthest_ends = list(
+                accumulate((box.offsets[self._dim] + box.sizes[self._dim] for box, _ in numbered), max)
+            )
+        self._numbered = numbered
+
+    def shared(self, wanted: Box) -> Iterator[tuple[int, Box]]:
+        first, last = 0, len(self._numbered)
+        if not self._is_scalar:
+            start = wanted.offsets[self._dim]
+            first = bisect_right(self._furthest_ends, start)
+            last = bisect_left(self._starts, start + wanted.sizes[self._dim])
+        for box, number in self._numbered[first:last]:
+            shared = shared_box(box, wanted)
+            if shared is not None:
+                yield number, shared
+
+
+def plan_load(wanted: Sequence[WantedBox], catalog: ItemCatalog) -> tuple[ItemRead, ...]:
+    """Return the items that fill the wanted boxes, each once, in the order in which files are read forward.
+
+    Raises: CheckpointError naming the tensor, and the region that no item or more than one holds.
+    """
+    copies: dict[int, list[CopyRegion]] = defaultdict(list)
+    keys: dict[int, str] = {}
+    for position, one in enumerate(wanted):
+        for number, shared in catalog.shared(one):
+            item = catalog.items[number]
+            copies[number].append(CopyRegion(position, _slices(shared, item.offsets), _slices(shared, one.box.offsets)))
+            keys[number] = one.key
+    reads = [ItemRead(number, keys[number], catalog.items[number], tuple(copies[number])) for number in copies]
+    return tuple(sorted(reads, key=lambda read: (read.item.file, read.item.offset)))
+
+
+def assign_readers(needs: Sequence[Collection[int]], item_lengths: Sequence[int]) -> tuple[int, ...]:
+    """Return for each item the rank of a data-parallel group that reads it from storage, NOBODY where none needs it.
+
+    needs: item numbers by rank of the group. What one rank alone needs, it reads; the rest is dealt, largest first, to
+    whoever of those that need it has least to read. The same on every rank.
+    """
+    ranks_by_item: dict[int, list[int]] = defaultdict(list)
+    for rank, numbers in enumerate(needs):
+        for number in set(numbers):
+            ranks_by_item[number].append(rank)
+    readers = [NOBODY] * len(item_lengths)
+    load_bytes = [0] * len(needs)
+    # items without choice first, so that the others even out what these cause
+    for number in sorted(
+        ranks_by_item, key=lambda number: (len(ranks_by_item[number]) > 1, -item_lengths[number], number)
+    ):
+        reader = min(ranks_by_item[number], key=lambda rank: (load_bytes[rank], rank))
+        readers[number] = reader
+        load_bytes[reader] += item_lengths[number]
+    return tuple(readers)
+
+
+def _slices(part: Box, origin: Sequence[int]) -> tuple[slice, ...]:
+    return tuple(
+        slice(offset - base, offset - base + size)
+        for offset, size, base in zip(part.offsets, part.sizes, origin, strict=True)
+    )

@@ -1,0 +1,255 @@
+"""The image of a rank's state: items where the plan says, each what torch.save would have written, copied both ways."""
+
+from __future__ import annotations
+
+import io
+import mmap
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor
+from torch.serialization import get_crc32_options, set_crc32_options
+
+from megatrain.checkpoint.image import BoundImage, ImagePlan, plan_image
+from megatrain.contracts.item_ranges import item_ranges_problem
+from megatrain.parallel.sharding import Box, FlatShard, boxes_of_range
+
+SHAPE = (5, 3, 4)
+
+
+def flat_shards(whole: Tensor, bounds: Sequence[int], name: str = "w") -> list[FlatShard]:
+    """Cut a tensor, flattened, at `bounds`; the boxes of all ranges are views of one flat memory."""
+    flat = whole.clone().reshape(-1)
+    shards = []
+    for start, stop in pairwise(bounds):
+        for position, box in boxes_of_range(whole.shape, start, stop):
+            view = flat[position : position + box.numel].view(box.sizes)
+            shards.append(FlatShard(name, tuple(whole.shape), box, view))
+    return shards
+
+
+def whole_tensor(dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.arange(60, dtype=torch.float32).view(SHAPE).to(dtype) + 0.5
+
+
+def whole_shard(name: str, tensor: Tensor) -> FlatShard:
+    return FlatShard(name, tuple(tensor.shape), Box((0,) * tensor.dim(), tuple(tensor.shape)), tensor)
+
+
+def some_state() -> list[tuple[str, FlatShard]]:
+    """Several dtypes and shapes, odd lengths, a scalar, a NaN with a payload and a tensor that requires grad."""
+    strange = torch.tensor([0x7FC00001, 0x7F800001, 0x80000000, 1], dtype=torch.int64).to(torch.int32)
+    return [
+        *(("master", shard) for shard in flat_shards(whole_tensor(), [0, 17, 31, 60], "block.0.weight")),
+        ("exp_avg", whole_shard("strange", strange.view(torch.float32))),
+        ("exp_avg_sq", whole_shard("half", whole_tensor(torch.bfloat16))),
+        ("master", whole_shard("count", torch.tensor(7, dtype=torch.int64))),
+        ("master", whole_shard("leaf", torch.nn.Parameter(torch.ones(3, dtype=torch.float64)))),
+    ]
+
+
+def image_of(plan: ImagePlan, fill: int = 0) -> tuple[bytearray, BoundImage]:
+    memory = bytearray([fill]) * plan.num_bytes
+    image = plan.bind(memoryview(memory))
+    image.write_envelopes()
+    return memory, image
+
+
+def saved_by_torch(tensor: Tensor) -> bytes:
+    before = get_crc32_options()
+    set_crc32_options(False)
+    try:
+        sink = io.BytesIO()
+        torch.save(tensor.detach().clone(), sink)
+        return sink.getvalue()
+    finally:
+        set_crc32_options(before)
+
+
+def bits(tensor: Tensor) -> bytes:
+    return tensor.detach().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def test_each_item_is_what_torch_save_writes() -> None:
+    plan = plan_image(some_state())
+    memory, image = image_of(plan)
+    image.copy_out()
+
+    assert len(plan.items) == len(some_state())
+    for item in plan.items:
+        content = bytes(memory[item.offset : item.offset + item.length])
+        assert content == saved_by_torch(item.tensor)
+        assert content[item.data_offset - item.offset :].startswith(bits(item.tensor))
+        loaded = torch.load(io.BytesIO(content), weights_only=True)
+        assert loaded.dtype == item.dtype
+        assert tuple(loaded.shape) == item.sizes
+
+
+def test_items_lie_in_order_at_multiples_of_64() -> None:
+    plan = plan_image(some_state())
+
+    end = 0
+    for item in plan.items:
+        assert end <= item.offset < end + 64
+        assert item.offset % 64 == item.data_offset % 64 == 0
+        end = item.offset + item.length
+    assert end <= plan.num_bytes < end + 64
+    assert plan.num_bytes % 64 == 0
+    assert item_ranges_problem([(item.offset, item.length) for item in plan.items], plan.num_bytes) is None
+
+
+def test_keys_tell_weights_from_moments() -> None:
+    assert {item.key for item in plan_image(some_state()).items} == {
+        "model.block.0.weight", "optimizer.exp_avg.strange", "optimizer.exp_avg_sq.half", "model.count", "model.leaf",
+    }  # fmt: skip
+
+
+def test_what_was_in_the_memory_before_does_not_show() -> None:
+    plan = plan_image(some_state())
+    clean, image = image_of(plan)
+    image.copy_out()
+    dirty, other = image_of(plan, fill=0xA5)
+    other.copy_out()
+
+    assert clean == dirty
+
+
+def test_later_changes_do_not_reach_the_image() -> None:
+    state = some_state()
+    memory, image = image_of(plan_image(state))
+    image.copy_out()
+    before = bytes(memory)
+    with torch.no_grad():
+        for _, shard in state:
+            shard.tensor.zero_()
+    assert memory == before
+    image.copy_out()
+    assert memory != before
+
+
+def test_the_state_comes_back_bitwise() -> None:
+    state = some_state()
+    _, image = image_of(plan_image(state))
+    image.copy_out()
+    before = [bits(shard.tensor) for _, shard in state]
+    with torch.no_grad():
+        for _, shard in state:
+            shard.tensor.fill_(3)
+    image.copy_in()
+
+    assert [bits(shard.tensor) for _, shard in state] == before
+
+
+def test_another_process_of_the_layout_reads_the_image() -> None:
+    first, second = plan_image(some_state()), plan_image([(kind, emptied(shard)) for kind, shard in some_state()])
+    memory, image = image_of(first)
+    image.copy_out()
+    second.bind(memoryview(memory)).copy_in()
+
+    assert second.digest == first.digest
+    for written, read in zip(first.items, second.items, strict=True):
+        assert bits(written.tensor) == bits(read.tensor)
+
+
+def emptied(shard: FlatShard) -> FlatShard:
+    return FlatShard(shard.name, shard.global_shape, shard.box, torch.zeros_like(shard.tensor).detach())
+
+
+@pytest.mark.parametrize("max_item_bytes", [1, 4, 16, 20, 48, 52, 96, 1000])
+def test_large_boxes_are_cut(max_item_bytes: int) -> None:
+    whole = whole_tensor()
+    plan = plan_image([("master", whole_shard("w", whole))], max_item_bytes)
+    memory, image = image_of(plan)
+    image.copy_out()
+
+    rebuilt = torch.full(SHAPE, -1.0)
+    for item in plan.items:
+        assert item.tensor.nbytes <= max(4, max_item_bytes)
+        assert item.tensor.is_contiguous()
+        assert item.global_shape == SHAPE
+        content = bytes(memory[item.offset : item.offset + item.length])
+        place = tuple(slice(first, first + size) for first, size in zip(item.offsets, item.sizes, strict=True))
+        assert bool((rebuilt[place] == -1.0).all())
+        rebuilt[place] = torch.load(io.BytesIO(content), weights_only=True)
+    assert torch.equal(rebuilt, whole)
+    addresses = [item.tensor.data_ptr() for item in plan.items]
+    assert addresses == sorted(addresses)
+
+
+def test_pieces_are_as_few_and_as_even_as_can_be() -> None:
+    sizes = [item.sizes for item in plan_image([("master", whole_shard("w", torch.zeros(10, 3)))], 48).items]
+    assert sizes == [(4, 3), (4, 3), (2, 3)]
+    sizes = [item.sizes for item in plan_image([("master", whole_shard("w", torch.zeros(9, 2)))], 64).items]
+    assert sizes == [(5, 2), (4, 2)]
+
+
+def test_a_cut_begins_where_its_box_begins() -> None:
+    shard = FlatShard("w", (20, 9), Box((6, 4), (3, 5)), torch.zeros(3, 5))
+    items = plan_image([("master", shard)], 20).items
+    assert [(item.offsets, item.sizes) for item in items] == [((row, 4), (1, 5)) for row in (6, 7, 8)]
+
+
+def test_copies_walk_each_memory_forward() -> None:
+    shards = [("master", shard) for shard in flat_shards(whole_tensor(), [0, 17, 31, 60])]
+    assert plan_image(shards[::-1]).digest == plan_image(shards).digest
+    addresses = [item.tensor.data_ptr() for item in plan_image(shards[::-1]).items]
+    assert addresses == sorted(addresses)
+
+
+def test_where_the_allocator_put_a_storage_does_not_count() -> None:
+    memories = sorted((torch.zeros(50_000) for _ in range(2)), key=Tensor.data_ptr)
+    plans = [
+        plan_image([("master", whole_shard("a", one)), ("master", whole_shard("b", other))])
+        for one, other in (memories, memories[::-1])
+    ]
+    assert [item.key for item in plans[0].items] == ["model.a", "model.b"]
+    assert plans[0].digest == plans[1].digest
+
+
+def test_the_digest_is_of_the_layout_and_not_of_the_values() -> None:
+    def digest(name="w", shape=(4, 6), box=((0, 0), (2, 6)), dtype=torch.float32, value=0, kind="master") -> bytes:
+        tensor = torch.full(box[1], value, dtype=dtype)
+        return plan_image([(kind, FlatShard(name, shape, Box(*box), tensor))]).digest
+
+    assert digest() == digest(value=1)
+    assert len(digest()) == 32
+    others = [
+        digest(name="v"), digest(shape=(5, 6)), digest(box=((1, 0), (2, 6))), digest(box=((0, 0), (3, 4))),
+        digest(dtype=torch.int32), digest(kind="exp_avg"),
+    ]  # fmt: skip
+    assert len({digest(), *others}) == len(others) + 1
+
+
+def test_items_are_told_as_json() -> None:
+    shards = [("exp_avg", FlatShard("w", (4, 6), Box((1, 0), (2, 6)), torch.zeros(2, 6, dtype=torch.bfloat16)))]
+    plan = plan_image(shards)
+    (entry,) = plan.items_json()
+    assert entry == ["optimizer.exp_avg.w", [4, 6], [1, 0], [2, 6], "bfloat16", 0, plan.items[0].length]
+
+
+def test_an_image_lies_in_shared_memory_and_lets_go_of_it() -> None:
+    plan = plan_image(some_state())
+    header = mmap.PAGESIZE
+    with mmap.mmap(-1, header + plan.num_bytes) as mapped:
+        image = plan.bind(memoryview(mapped)[header:])
+        image.write_envelopes()
+        image.copy_out()
+        expected, other = image_of(plan)
+        other.copy_out()
+        assert mapped[:header] == bytes(header)
+        assert mapped[header : header + plan.num_bytes] == expected
+        with pytest.raises(BufferError):
+            mapped.close()
+        image.release()
+
+
+def test_a_rank_that_saves_nothing_has_an_empty_image() -> None:
+    plan = plan_image([])
+    memory, image = image_of(plan)
+    image.copy_out()
+    image.copy_in()
+
+    assert memory == b""
+    assert plan.items_json() == []

@@ -1,0 +1,169 @@
+"""What is written by several ranks is one checkpoint to stock torch, and to our own reader of its metadata."""
+
+from __future__ import annotations
+
+import copy
+import math
+import re
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+from megatrain.checkpoint.image import plan_image
+from megatrain.checkpoint.metadata_file import metadata_bytes
+from megatrain.checkpoint.metadata_reader import read_metadata
+from megatrain.contracts.errors import CheckpointError
+from megatrain.parallel.sharding import Box, FlatShard, boxes_of_range
+
+
+def file_name(rank: int) -> str:
+    return f"r000002-rank-{rank:05d}.distcp"
+
+
+def ranges(kind: str, name: str, whole: Tensor, bounds: list[int]) -> list[list[tuple[str, FlatShard]]]:
+    """Return, for each rank, its flat range of a whole tensor as boxes."""
+    flat = whole.reshape(-1)
+    return [
+        [
+            (kind, FlatShard(name, tuple(whole.shape), box, flat[first : first + box.numel].view(box.sizes)))
+            for first, box in boxes_of_range(whole.shape, start, stop)
+        ]
+        for start, stop in pairwise(bounds)
+    ]
+
+
+def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return (torch.arange(math.prod(shape), dtype=torch.float32).view(shape) * 1.1 - 5).to(dtype)
+
+
+WHOLE = {
+    "model.block.0.weight": numbers(5, 3, 4),
+    "optimizer.exp_avg.block.0.weight": numbers(5, 3, 4) + 100,
+    "model.bias": numbers(17, dtype=torch.float64),
+    "model.norm": numbers(6, dtype=torch.bfloat16),
+    "model.scale": torch.tensor(2.5),
+}
+
+
+def state_of_ranks() -> list[list[tuple[str, FlatShard]]]:
+    """Four ranks; the last two hold a tensor's two halves by columns, and something that nobody else has."""
+    weight = ranges("master", "block.0.weight", WHOLE["model.block.0.weight"], [0, 7, 31, 59, 60])
+    moment = WHOLE["optimizer.exp_avg.block.0.weight"]
+    halves = [
+        FlatShard("block.0.weight", (5, 3, 4), Box((0, 0, first), (5, 3, 2)), moment[..., first : first + 2].clone())
+        for first in (0, 2)
+    ]
+    return [
+        weight[0] + ranges("master", "bias", WHOLE["model.bias"], [0, 17])[0],
+        weight[1],
+        weight[2] + ranges("master", "norm", WHOLE["model.norm"], [0, 6])[0] + [("exp_avg", halves[0])],
+        weight[3] + ranges("master", "scale", WHOLE["model.scale"], [0, 1])[0] + [("exp_avg", halves[1])],
+    ]
+
+
+def written(directory: Path, max_item_bytes: int = 64 << 20) -> Path:
+    items = {}
+    for rank, state in enumerate(state_of_ranks()):
+        plan = plan_image(state, max_item_bytes)
+        memory = bytearray(plan.num_bytes)
+        image = plan.bind(memoryview(memory))
+        image.write_envelopes()
+        image.copy_out()
+        (directory / file_name(rank)).write_bytes(memory + b"whatever follows the items")
+        items[rank] = plan.items_json()
+    (directory / ".metadata").write_bytes(metadata_bytes(items, file_name))
+    return directory
+
+
+@pytest.mark.parametrize("max_item_bytes", [24, 64 << 20])
+def test_stock_torch_makes_one_file_of_it(tmp_path: Path, max_item_bytes: int) -> None:
+    dcp_to_torch_save(written(tmp_path, max_item_bytes), tmp_path / "whole.pt")
+    loaded = torch.load(tmp_path / "whole.pt", weights_only=True)
+
+    assert set(loaded) == set(WHOLE)
+    for key, whole in WHOLE.items():
+        assert loaded[key].dtype == whole.dtype
+        assert torch.equal(loaded[key], whole)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_stock_torch_loads_it(tmp_path: Path) -> None:
+    target = {key: torch.zeros_like(whole) for key, whole in WHOLE.items()}
+    dcp.load(target, checkpoint_id=written(tmp_path), no_dist=True)
+
+    assert all(torch.equal(target[key], whole) for key, whole in WHOLE.items())
+
+
+def test_our_reader_finds_the_same(tmp_path: Path) -> None:
+    stored = read_metadata((written(tmp_path, 24) / ".metadata").read_bytes(), "here")
+
+    assert not stored.byte_entries
+    assert {key: (tensor.shape, tensor.dtype) for key, tensor in stored.tensors.items()} == {
+        key: (tuple(whole.shape), str(whole.dtype).removeprefix("torch.")) for key, whole in WHOLE.items()
+    }
+    for tensor in stored.tensors.values():
+        assert [item.offsets for item in tensor.items] == sorted(item.offsets for item in tensor.items)
+    for rank, state in enumerate(state_of_ranks()):
+        for item in plan_image(state, 24).items:
+            (found,) = (one for one in stored.tensors[item.key].items if one.offsets == item.offsets)
+            assert (found.sizes, found.file) == (item.sizes, file_name(rank))
+            assert (found.offset, found.length) == (item.offset, item.length)
+
+
+def items_of_ranks() -> dict[int, list[list[object]]]:
+    return {rank: plan_image(state).items_json() for rank, state in enumerate(state_of_ranks())}
+
+
+def test_it_does_not_depend_on_who_told_first() -> None:
+    items = items_of_ranks()
+    assert metadata_bytes(dict(reversed(items.items())), file_name) == metadata_bytes(items, file_name)
+
+
+def refused(items: dict[int, list[list[object]]], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        metadata_bytes(items, file_name)
+
+
+def test_a_box_of_two_ranks_is_refused() -> None:
+    items = items_of_ranks()
+    items[2].append(copy.deepcopy(items[0][-1]))
+    refused(items, re.escape("model.bias[0:17] of rank 0 and [0:17] of rank 2 overlap"))
+
+
+def test_a_scalar_of_two_ranks_is_refused() -> None:
+    items = items_of_ranks()
+    items[1].append(next(copy.deepcopy(item) for item in items[3] if item[0] == "model.scale"))
+    refused(items, re.escape("model.scale[] of rank 1 and [] of rank 3 overlap"))
+
+
+def test_boxes_that_share_some_elements_are_refused() -> None:
+    items = items_of_ranks()
+    half = next(item for item in items[3] if item[0] == "optimizer.exp_avg.block.0.weight")
+    half[2] = [0, 0, 1]
+    refused(items, re.escape("[0:5, 0:3, 0:2] of rank 2 and [0:5, 0:3, 1:3] of rank 3 overlap"))
+
+
+def test_an_element_of_nobody_is_refused() -> None:
+    items = items_of_ranks()
+    items[1] = [item for item in items[1] if item[2] != [0, 1, 3]]
+    refused(items, re.escape("model.block.0.weight[0:1, 1:2, 3:4] is saved by no rank"))
+
+
+@pytest.mark.parametrize(("field", "value"), [(1, [18]), (4, "float32")])
+def test_ranks_of_different_models_are_refused(field: int, value: object) -> None:
+    items = items_of_ranks()
+    other = copy.deepcopy(items[0][-1])
+    other[2], other[field] = [9], value
+    items[1].append(other)
+    refused(items, r"model.bias is float64 of shape \(17,\) on rank 0 but .* on rank 1; all ranks must run the same")
+
+
+def test_an_unknown_dtype_is_refused() -> None:
+    items = items_of_ranks()
+    items[3] = [[*item[:4], "nn", *item[5:]] if item[0] == "model.scale" else item for item in items[3]]
+    refused(items, "model.scale has dtype 'nn', which torch does not have")

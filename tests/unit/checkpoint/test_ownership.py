@@ -1,0 +1,42 @@
+"""State that several ranks hold alike is written by one of them, and not always by the same one."""
+
+from __future__ import annotations
+
+import torch
+
+from megatrain.checkpoint.ownership import SavedShard, divide
+from megatrain.parallel.sharding import Box, FlatShard
+
+
+def shard(name: str, size: int, axes: tuple[str, ...] = (), index: int = 0, copies: int = 1) -> SavedShard:
+    flat = FlatShard(name, (size,), Box((0,), (size,)), torch.zeros(size))
+    return SavedShard("master", flat, axes, index, copies)
+
+
+def names(shards: list[SavedShard]) -> list[str]:
+    return [one.shard.name for one in shards]
+
+
+def test_what_one_rank_has_alone_is_its_own() -> None:
+    owned, others = divide([shard("a", 3), shard("b", 4)])
+    assert (names(owned), others) == (["a", "b"], [])
+
+
+def test_copies_divide_by_bytes_and_agree() -> None:
+    sizes = {"a": 8, "b": 3, "c": 3, "d": 3, "e": 5}
+    by_rank = []
+    for index in range(2):
+        shards = [shard("mine", 100)] + [shard(name, size, ("tp",), index, 2) for name, size in sizes.items()]
+        by_rank.append(divide(shards))
+    assert names(by_rank[0][0]) == ["mine", "a", "e"]
+    assert names(by_rank[1][0]) == ["mine", "b", "c", "d"]
+    for (owned, _), (_, others) in (by_rank, by_rank[::-1]):
+        assert names(owned)[1:] == names(others)
+
+
+def test_axes_are_counted_apart() -> None:
+    # the end stages have other norms, and still agree on the embedding
+    first = divide([shard("norm", 9, ("tp",), 0, 2), shard("word", 4, ("embedding",), 0, 2)])
+    last = divide([shard("word", 4, ("embedding",), 1, 2), shard("other", 9, ("tp",), 0, 2)])
+    assert names(first[0]) == ["norm", "word"]
+    assert names(last[1]) == ["word"]
