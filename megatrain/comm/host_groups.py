@@ -68,10 +68,23 @@ class HostGroups:
         # rank 0 is the first of its dp group, whose members are the first of their pp groups, and so on
         for group in (self.dp, self.pp, self.tp):
             group.broadcast(size, _EXCHANGE, source=0).wait()
+        if int(size.item()) == 0:
+            return b""
         content = _padded(raw[: int(size.item())], int(size.item()))
         for group in (self.dp, self.pp, self.tp):
             group.broadcast(content, _EXCHANGE, source=0).wait()
         return content.numpy().tobytes()
+
+    def agree(self, rank: int, problem: str | None) -> str | None:
+        """Return the first rank's problem on every rank, None where none has one. `rank` is the caller's global one.
+
+        Communication: one small all-reduce an axis; more where there is a problem.
+        """
+        if self.all_agree(problem is None):
+            return None
+        problems = self.gather_json(rank, problem)
+        first: str | None = self.broadcast_json(next(filter(None, problems)) if problems else None)
+        return first
 
     def minimum(self, values: Sequence[int]) -> list[int]:
         """Return the smallest of all ranks' values, one by one.

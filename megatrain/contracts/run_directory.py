@@ -88,7 +88,7 @@ class RunDirectory:
 def black_box_path(directory: Path, job: str, run_key: str, branch: str, incarnation: int, rank: int) -> Path:
     """Return the file of one rank's black box in one incarnation of a job. `run_key`: see RunDirectory.key."""
     # A dot separates the parts and occurs in none of them.
-    name = f"megatrain.{_safe(job)}.{_safe(run_key)}.{_safe(branch)}.{incarnation:06d}.rank-{rank:05d}.blackbox"
+    name = f"megatrain.{safe_name(job)}.{safe_name(run_key)}.{safe_name(branch)}.{incarnation:06d}.rank-{rank:05d}.blackbox"
     return directory / name
 
 
@@ -97,8 +97,8 @@ def previous_black_box(path: Path) -> Path:
     return path.with_name(path.name.removesuffix(".blackbox") + ".previous.blackbox")
 
 
-def _safe(name: str) -> str:
-    """Return `name` made of letters, digits, - and _; what had to change gets a hash, so that no two names meet."""
+def safe_name(name: str) -> str:
+    """Return `name` as a part of a file name: made of letters, digits, - and _; what had to change gets a hash, so that no two names meet."""
     safe = _UNSAFE.sub("_", name)[:_MAX_NAME_LENGTH]
     if safe == name and name:
         return name

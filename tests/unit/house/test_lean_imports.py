@@ -31,9 +31,12 @@ def heavy_modules_after(statements: str) -> list[str]:
     "module",
     [
         "megatrain",
+        "megatrain.checkpoint.data_file",
+        "megatrain.checkpoint.metadata_reader",
         "megatrain.cli",
         "megatrain.config",
         "megatrain.contracts",
+        "megatrain.contracts.arena",
         "megatrain.contracts.black_box",
         "megatrain.contracts.checkpoint_files",
         "megatrain.contracts.lineage",

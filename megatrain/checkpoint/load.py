@@ -1,0 +1,242 @@
+"""Fill this rank's state from a checkpoint of any layout: each stored item is read once in a data-parallel group.
+
+Metadata is read by rank 0 and told to all. The ranks of a data-parallel group tell each other which items they need,
+give each item one reader (load_plan.py), and go through them in the same order: the reader reads, checks the digest and
+hands the bytes to the others that need them. So a group reads its items from storage once, whatever its size, and a
+rank holds a few items at a time. Source: MegaScale sec. 4.4.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from megatrain.checkpoint.data_file import TrailerItem, check_item, content_digest, read_trailer
+from megatrain.checkpoint.envelope import envelope
+from megatrain.checkpoint.image import key_of
+from megatrain.checkpoint.load_plan import ItemCatalog, ItemRead, WantedBox, assign_readers, plan_load
+from megatrain.checkpoint.metadata_reader import METADATA_NAME, StoredItem, read_metadata
+from megatrain.comm.channel import Channel
+from megatrain.comm.host_groups import HostGroups, gather_json_in
+from megatrain.contracts.errors import CheckpointError
+from megatrain.contracts.location import Location
+from megatrain.contracts.manifest import FileEntry, Manifest
+from megatrain.contracts.operations import Operation
+from megatrain.parallel.sharding import FlatShard
+
+_READ_AHEAD = 2
+"""Items read from storage while another is handed on and copied."""
+
+
+@dataclass(slots=True)
+class LoadReport:
+    """What a load cost this rank."""
+
+    num_items: int = 0
+    bytes_read: int = 0
+    """From storage."""
+    bytes_received: int = 0
+    """From other ranks."""
+
+
+def load_state(
+    directory: Location, manifest: Manifest, shards: Sequence[tuple[str, FlatShard]], rank: int, host: HostGroups
+) -> LoadReport:
+    """Fill `shards`, given as (kind of state, shard), from a checkpoint; moments that it has not are set to zero.
+
+    Communication: metadata to all ranks; in each data-parallel group, the items that several of its ranks need.
+    Raises: CheckpointError, the same on every rank, naming the file, the tensor or the item. State is then half filled.
+    """
+    metadata, problem = b"", None
+    if rank == 0:
+        try:
+            metadata = _read_metadata_file(directory, manifest)
+        except CheckpointError as error:
+            problem = str(error)
+    _raise_for_all(host, rank, problem)
+    metadata = host.broadcast_bytes(metadata)
+    stored = [(kind, shard) for kind, shard in shards if manifest.has_optimizer or kind == "master"]
+    for kind, shard in shards:
+        if not manifest.has_optimizer and kind != "master":
+            shard.tensor.zero_()
+    reads: tuple[ItemRead, ...] = ()
+    items: tuple[StoredItem, ...] = ()
+    dtypes: dict[str, torch.dtype] = {}
+    try:
+        tensors = read_metadata(metadata, str(directory / METADATA_NAME)).tensors
+        catalog = ItemCatalog(tensors, str(directory))
+        items, dtypes = catalog.items, {key: _dtype(tensor.dtype) for key, tensor in tensors.items()}
+        reads = plan_load([_wanted(kind, shard) for kind, shard in stored], catalog)
+    except CheckpointError as error:
+        problem = str(error)
+    _raise_for_all(host, rank, problem)
+    loader = _Loader(directory, manifest.files, items, dtypes, [shard.tensor for _, shard in stored], host)
+    loader.run(reads)
+    _raise_for_all(host, rank, loader.problem)
+    loader.report.bytes_read += len(metadata) if rank == 0 else 0
+    return loader.report
+
+
+def _read_metadata_file(directory: Location, manifest: Manifest) -> bytes:
+    place = directory / METADATA_NAME
+    content = place.read()
+    entry = manifest.files.get(METADATA_NAME)
+    if entry is None or entry.digest != content_digest(content):
+        raise CheckpointError(f"{place}: is not the file that the manifest vouches for; it is damaged")
+    return content
+
+
+def _dtype(name: str) -> torch.dtype:
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
+def _raise_for_all(host: HostGroups, rank: int, problem: str | None) -> None:
+    first = host.agree(rank, problem)
+    if first is not None:
+        raise CheckpointError(first)
+
+
+def _wanted(kind: str, shard: FlatShard) -> WantedBox:
+    return WantedBox(key_of(kind, shard.name), shard.global_shape, shard.box)
+
+
+@dataclass(slots=True)
+class _Loader:
+    """One pass over the items that a data-parallel group needs. `problem` is the first thing that went wrong here."""
+
+    directory: Location
+    files: Mapping[str, FileEntry]
+    items: tuple[StoredItem, ...]
+    dtypes: Mapping[str, torch.dtype]
+    targets: list[Tensor]
+    host: HostGroups
+    report: LoadReport = field(default_factory=LoadReport)
+    problem: str | None = None
+    _trailers: dict[str, dict[int, TrailerItem]] = field(default_factory=dict)
+
+    def run(self, reads: Sequence[ItemRead]) -> None:
+        dp = self.host.dp
+        own = {read.number: read for read in reads}
+        needs = gather_json_in(dp, sorted(own))
+        readers = assign_readers(needs, [item.length for item in self.items])
+        needed_by = _members_by_item(needs)
+        order = sorted(needed_by, key=lambda number: (self.items[number].file, self.items[number].offset))
+        contents = self._contents([number for number in order if readers[number] == dp.rank])
+        for number in order:
+            members, reader = needed_by[number], readers[number]
+            content = next(contents) if reader == dp.rank else None
+            content = self._hand_on(number, content, members, reader)
+            if content is not None and number in own and self.problem is None:
+                self._fill(own[number], content)
+
+    def _contents(self, numbers: Sequence[int]) -> Iterator[Tensor]:
+        """Yield the bytes of the items that this rank reads; zeros where that fails, because others wait for some."""
+        with ThreadPoolExecutor(1) as pool:
+            ahead: list[Future[Tensor]] = []
+            remaining = iter(numbers)
+            for number in remaining:
+                ahead.append(pool.submit(self._read, self.items[number]))
+                if len(ahead) > _READ_AHEAD:
+                    yield ahead.pop(0).result()
+            while ahead:
+                yield ahead.pop(0).result()
+
+    def _read(self, item: StoredItem) -> Tensor:
+        place = self.directory / item.file
+        try:
+            content = place.read_range(item.offset, item.length)
+            self.report.bytes_read += item.length
+            self.report.num_items += 1
+            entry = self.files.get(item.file)
+            if entry is None:
+                raise CheckpointError(f"{place}: is not in the manifest; it is another checkpoint's file")
+            if entry.digest.startswith("items-"):
+                check_item(content, self._trailer_item(item, entry), str(place))
+            return torch.frombuffer(bytearray(content), dtype=torch.uint8)
+        except CheckpointError as error:
+            self.problem = self.problem or str(error)
+            return torch.zeros(item.length, dtype=torch.uint8)
+
+    def _trailer_item(self, item: StoredItem, entry: FileEntry) -> TrailerItem:
+        place = self.directory / item.file
+        if item.file not in self._trailers:
+            trailer = read_trailer(place, entry.size, entry.digest)
+            self.report.bytes_read += entry.size - trailer.image_bytes
+            self._trailers[item.file] = {one.offset: one for one in trailer.items}
+        found = self._trailers[item.file].get(item.offset)
+        if found is None:
+            raise CheckpointError(f"{place}: no item begins at byte {item.offset}, as {METADATA_NAME} says")
+        return found
+
+    def _hand_on(self, number: int, content: Tensor | None, members: Sequence[int], reader: int) -> Tensor | None:
+        """Give an item's bytes to all members that need it; return them to those, None to a rank that does not."""
+        dp = self.host.dp
+        if len(members) == 1:
+            return content
+        if 2 * len(members) > dp.size:
+            buffer = content if content is not None else torch.empty(self.items[number].length, dtype=torch.uint8)
+            dp.broadcast(buffer, Operation.CHECKPOINT_EXCHANGE, source=reader).wait()
+        elif content is not None:
+            buffer = content
+            others = [member for member in members if member != reader]
+            for sending in [self._channel(member).send(content, Operation.CHECKPOINT_EXCHANGE, chunk=-1, microbatch=-1)
+                            for member in others]:  # fmt: skip
+                sending.wait()
+        elif dp.rank in members:
+            buffer = (
+                self._channel(reader)
+                .receive(
+                    (self.items[number].length,),
+                    torch.uint8,
+                    torch.device("cpu"),
+                    Operation.CHECKPOINT_EXCHANGE,
+                    chunk=-1,
+                    microbatch=-1,
+                )
+                .wait()
+            )
+        else:
+            return None
+        if content is None and dp.rank in members:
+            self.report.bytes_received += buffer.numel()
+        return buffer
+
+    def _channel(self, member: int) -> Channel:
+        return Channel(self.host.dp, self.host.dp.ranks[member], number=0)
+
+    def _fill(self, read: ItemRead, content: Tensor) -> None:
+        try:
+            tensor = _tensor_of(content, read.item, self.dtypes[read.key])
+        except (CheckpointError, RuntimeError, ValueError) as error:
+            place = self.directory / read.item.file
+            self.problem = f"{place}: {read.key} at byte {read.item.offset} is no tensor of {read.item.sizes}: {error}"
+            return
+        for copy in read.copies:
+            self.targets[copy.wanted][copy.target].copy_(tensor[copy.source])
+
+
+def _members_by_item(needs: Sequence[Sequence[int]]) -> dict[int, list[int]]:
+    members: dict[int, list[int]] = {}
+    for member, numbers in enumerate(needs):
+        for number in numbers:
+            members.setdefault(number, []).append(member)
+    return members
+
+
+def _tensor_of(content: Tensor, item: StoredItem, dtype: torch.dtype) -> Tensor:
+    """Return the tensor in an archive: where it lies when the archive is one of ours, else as torch.load finds it."""
+    around = envelope(item.sizes, dtype)
+    is_ours = content.numel() == around.num_bytes and (content[: around.data_offset].numpy().tobytes() == around.prefix)
+    if is_ours:
+        data = content[around.data_offset : around.data_offset + around.num_data_bytes]
+        return data.view(dtype).view(item.sizes)
+    loaded = torch.load(io.BytesIO(content.numpy().tobytes()), map_location="cpu", weights_only=True)
+    if not isinstance(loaded, Tensor) or tuple(loaded.shape) != item.sizes:
+        raise CheckpointError(f"found {type(loaded).__name__} {tuple(getattr(loaded, 'shape', ()))}")
+    return loaded
