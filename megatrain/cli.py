@@ -26,6 +26,7 @@ from typing import NoReturn
 import megatrain
 from megatrain.contracts.errors import ConfigError, MegatrainError
 from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.printable import printable
 
 ENTRY_POINT_GROUP = "megatrain.commands"
 
@@ -58,7 +59,7 @@ def run_and_report(action: Callable[[], int]) -> int:
         sys.stdout.flush()
         return code
     except MegatrainError as error:
-        print(f"megatrain: error: {_message(error)}", file=sys.stderr)
+        print(f"megatrain: error: {printable(_message(error))}", file=sys.stderr)
         return int(error.exit_code)
     except KeyboardInterrupt:
         print("megatrain: interrupted", file=sys.stderr)

@@ -26,7 +26,7 @@ from megatrain.contracts.manifest import SampleStream
 from megatrain.contracts.operations import Operation
 from megatrain.contracts.process import Process
 from megatrain.contracts.run_directory import RunDirectory
-from megatrain.data.dataset import open_dataset
+from megatrain.data.dataset import check_tokenizer, open_dataset
 from megatrain.data.order import SampleOrder
 from megatrain.data.reader import BatchReader
 from megatrain.evaluation import open_validation
@@ -154,6 +154,8 @@ def _join(config: Config, process: Process, device: torch.device, recorder: Reco
 
 
 def _open_reader(config: Config) -> BatchReader:
+    if config.data.tokenizer:
+        check_tokenizer(Path(config.data.tokenizer), Path(config.data.train), config.model.vocab_size)
     dataset = open_dataset(Path(config.data.train), config.model.vocab_size)
     order = SampleOrder(dataset.num_tokens, config.model.seq_len, config.resolved_data_seed, config.data.train)
     return BatchReader(dataset, order, config.data.has_document_mask)
@@ -167,6 +169,10 @@ def _choose_device(config: Config, process: Process) -> tuple[torch.device, str]
             ['runtime.device="cuda": torch sees no CUDA device here; use "auto" or "cpu", or see `megatrain doctor`']
         )
     is_cpu = wanted == "cpu" or not torch.cuda.is_available()
+    if not is_cpu and process.local_rank >= torch.cuda.device_count():
+        found = torch.cuda.device_count()
+        problem = f"worker {process.local_rank} of this host has no GPU of its own: there are {found}"
+        raise ConfigError([f"{problem}; start at most {found} workers here (torchrun --nproc-per-node)"])
     kind = config.runtime.cpu_binding
     address = "" if is_cpu or kind == "none" else gpu_pci_address(process.local_rank)
     binding = bind_process(kind, process.local_rank, process.local_world_size, address)
@@ -174,10 +180,6 @@ def _choose_device(config: Config, process: Process) -> tuple[torch.device, str]
     binding = f"{binding}, {threads} threads"
     if is_cpu:
         return torch.device("cpu"), binding
-    if process.local_rank >= torch.cuda.device_count():
-        found = torch.cuda.device_count()
-        problem = f"worker {process.local_rank} of this host has no GPU of its own: there are {found}"
-        raise ConfigError([f"{problem}; start at most {found} workers here (torchrun --nproc-per-node)"])
     device = torch.device("cuda", process.local_rank)
     torch.cuda.set_device(device)
     return device, binding

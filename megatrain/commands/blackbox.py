@@ -15,10 +15,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from megatrain.commands.argument_types import whole_number
 from megatrain.contracts.black_box import BlackBox, read_black_box
 from megatrain.contracts.black_box_values import ALL_OPERATIONS, ControlPage, Record, RecordFlag, State, StepTotal
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.operations import Operation
+from megatrain.contracts.printable import printable
 
 SUMMARY = "print the black box of a rank: what it was doing when it hung or died"
 SCHEMA_VERSION = 1
@@ -30,7 +32,7 @@ _TEXT_COLUMNS = (2, 7, 9)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the verb."""
     parser.add_argument("file", type=Path, metavar="FILE", help="a black box, as /dev/shm/megatrain.*.blackbox")
-    parser.add_argument("--last", type=_positive, metavar="N", default=40, help="newest N records (default: 40)")
+    parser.add_argument("--last", type=whole_number(1), metavar="N", default=40, help="newest N records (default: 40)")
     parser.add_argument("--in-flight", action="store_true", help="only records that were begun and have not ended")
     parser.add_argument(
         "--operation",
@@ -41,19 +43,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", dest="is_json", help="print one JSON object instead of a table")
 
 
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is not at least 1")
-    return value
-
-
 def run(args: argparse.Namespace) -> int:
     """Print the black box. Raises: DataError when the file is not an intact one."""
     box = read_black_box(args.file)
     now_ns = time.monotonic_ns() if is_running(box) else box.newest_ns
     records = chosen_records(box, args.operation, args.in_flight, args.last)
-    print(json_text(box, records, now_ns) if args.is_json else table_text(box, records, now_ns))
+    print(json_text(box, records, now_ns) if args.is_json else printable(table_text(box, records, now_ns)))
     return int(ExitCode.OK)
 
 

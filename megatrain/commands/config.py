@@ -11,6 +11,7 @@ import json
 import sys
 from pathlib import Path
 
+from megatrain.commands.argument_types import whole_number
 from megatrain.config import (
     Config,
     LoadedConfig,
@@ -20,6 +21,7 @@ from megatrain.config import (
     reference_markdown,
     to_toml,
 )
+from megatrain.config.parallel import LARGEST_SIZE
 from megatrain.contracts.errors import MegatrainError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.schedule import bubble_fraction
@@ -39,11 +41,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     check = verbs.add_parser("check", help="check a configuration without starting anything", allow_abbrev=False)
     _add_config_argument(check)
-    check.add_argument("--world-size", type=_positive, metavar="N", help="also check the layout for N processes")
+    check.add_argument(
+        "--world-size",
+        type=whole_number(1, LARGEST_SIZE),
+        metavar="N",
+        help="also check the layout for N processes",
+    )
     check.add_argument("--dry-run", action="store_true", help="also lay the model out on all ranks and estimate memory")
 
     reference = verbs.add_parser("reference", help="print the reference of all keys (Markdown)", allow_abbrev=False)
+    _add_config_argument(reference, is_optional=True)
     reference.add_argument("--output", type=Path, metavar="FILE", help="write it to FILE instead")
+    reference.set_defaults(usage_error=reference.error)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -52,7 +61,10 @@ def run(args: argparse.Namespace) -> int:
     Raises: ConfigError with every problem of the configuration.
     """
     if args.config_verb == "reference":
-        _write(reference_markdown(), args.output)
+        if args.config is None and args.overrides:
+            args.usage_error(f"{args.overrides[0]}: name the CONFIG that it changes")
+        of_run = None if args.config is None else load_config(args.config, args.overrides)
+        _write(reference_markdown(of_run), args.output)
     elif args.config_verb == "show":
         loaded = load_config(args.config, args.overrides)
         _write(_shown_json(loaded, args.origin) if args.json else _shown_toml(loaded, args.origin), None)
@@ -67,16 +79,13 @@ def run(args: argparse.Namespace) -> int:
     return int(ExitCode.OK)
 
 
-def _add_config_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("config", type=Path, metavar="CONFIG", help="TOML file of the run")
+def _add_config_argument(parser: argparse.ArgumentParser, *, is_optional: bool = False) -> None:
+    if is_optional:
+        help_text = "TOML file of a run: its values stand beside the defaults"
+        parser.add_argument("config", type=Path, nargs="?", metavar="CONFIG", help=help_text)
+    else:
+        parser.add_argument("config", type=Path, metavar="CONFIG", help="TOML file of the run")
     parser.epilog = "Any key of the file can be set with --section.key=value; the last one wins."
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is not at least 1")
-    return value
 
 
 def _write(text: str, output: Path | None) -> None:

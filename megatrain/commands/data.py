@@ -8,13 +8,21 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+from megatrain.commands.argument_types import real_number, seed, utf8_path, utf8_text, whole_number
+from megatrain.commands.orderly_end import orderly_end
+from megatrain.data.tokenizer import SMALLEST_VOCAB_SIZE
+
 SUMMARY = "build token files from text, or inspect them"
+LARGEST_VOCAB_SIZE = 10_000_000
+"""Ten times the largest vocabulary known; the trainer takes memory for all of it at once."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the two verbs and their options."""
     verbs = parser.add_subparsers(dest="data_verb", required=True, metavar="{build,inspect}")
-    build = verbs.add_parser("build", help="text in, a directory of token files, tokenizer.json and meta.json out")
+    build = verbs.add_parser(
+        "build", help="text in, a directory of token files, tokenizer.json and meta.json out", allow_abbrev=False
+    )
     build.add_argument(
         "--input",
         nargs="+",
@@ -22,18 +30,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SRC",
         help=".txt, .jsonl or .parquet files, folders of them, or python-stdlib (this Python's own library)",
     )
-    build.add_argument("--output", type=Path, required=True, metavar="DIR", help="the directory to make")
-    build.add_argument("--vocab-size", type=int, default=4096, help="of the tokenizer to train (default %(default)s)")
-    build.add_argument("--tokenizer", type=Path, metavar="FILE", help="a tokenizer.json to use instead of training one")
-    build.add_argument("--text-key", default="text", help="key or column that holds the text (default %(default)s)")
+    build.add_argument("--output", type=utf8_path, required=True, metavar="DIR", help="the directory to make")
     build.add_argument(
-        "--validation", type=float, default=0.02, help="share of the documents to hold out (default %(default)s)"
+        "--vocab-size",
+        type=whole_number(SMALLEST_VOCAB_SIZE, LARGEST_VOCAB_SIZE),
+        default=4096,
+        metavar="N",
+        help="of the tokenizer to train (default %(default)s)",
     )
-    build.add_argument("--seed", type=int, default=1, help="of the order of documents (default %(default)s)")
+    build.add_argument("--tokenizer", type=Path, metavar="FILE", help="a tokenizer.json to use instead of training one")
+    build.add_argument(
+        "--text-key", type=utf8_text, default="text", help="key or column that holds the text (default %(default)s)"
+    )
+    build.add_argument(
+        "--validation",
+        type=real_number("a number above 0 and below 1", lambda share: 0 < share < 1),
+        default=0.02,
+        metavar="SHARE",
+        help="share of the documents to hold out (default %(default)s)",
+    )
+    build.add_argument(
+        "--seed", type=seed, default=1, metavar="N", help="of the order of documents (default %(default)s)"
+    )
     build.add_argument("--force", action="store_true", help="replace a data directory that exists")
-    inspect = verbs.add_parser("inspect", help="what a .bin/.idx pair holds")
-    inspect.add_argument("prefix", type=Path, metavar="PREFIX", help="the files' path without .bin or .idx")
-    inspect.add_argument("--documents", type=int, default=0, metavar="N", help="also decode the first N documents")
+    inspect = verbs.add_parser("inspect", help="what a .bin/.idx pair holds", allow_abbrev=False)
+    inspect.add_argument("prefix", type=utf8_path, metavar="PREFIX", help="the files' path without .bin or .idx")
+    inspect.add_argument(
+        "--documents", type=whole_number(0), default=0, metavar="N", help="also decode the first N documents"
+    )
     inspect.add_argument(
         "--tokenizer",
         type=Path,
@@ -54,17 +78,18 @@ def run(args: argparse.Namespace) -> int:
 def _build(args: argparse.Namespace) -> int:
     from megatrain.data.build import build
 
-    meta = build(
-        args.input,
-        args.output,
-        vocab_size=args.vocab_size,
-        tokenizer_path=args.tokenizer,
-        text_key=args.text_key,
-        validation_fraction=args.validation,
-        seed=args.seed,
-        is_forced=args.force,
-        report=lambda line: print(line, flush=True),
-    )
+    with orderly_end():
+        meta = build(
+            args.input,
+            args.output,
+            vocab_size=args.vocab_size,
+            tokenizer_path=args.tokenizer,
+            text_key=args.text_key,
+            validation_fraction=args.validation,
+            seed=args.seed,
+            is_forced=args.force,
+            report=lambda line: print(line, flush=True),
+        )
     for name, split in (("train", meta.train), ("validation", meta.validation)):
         print(
             f"{name + ':':<12}{split.documents:>9,} documents {split.tokens:>13,} tokens {split.text_bytes:>14,} bytes"

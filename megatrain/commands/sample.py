@@ -6,22 +6,27 @@ import argparse
 import json
 from pathlib import Path
 
+from megatrain.commands.argument_types import real_number, seed, utf8_text, whole_number
+
 SUMMARY = "sample text from a checkpoint"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT",
                         help="a checkpoint, or a run directory: then its newest one")  # fmt: skip
-    parser.add_argument("--prompt", default="", help="text to continue (default: start a document)")
-    parser.add_argument("--max-tokens", type=_count, default=100, metavar="N", help="stop after N tokens (default 100)")
-    parser.add_argument("--temperature", type=_non_negative, default=0.8, metavar="T",
+    parser.add_argument("--prompt", type=utf8_text, default="", help="text to continue (default: start a document)")
+    parser.add_argument("--max-tokens", type=whole_number(0), default=100, metavar="N",
+                        help="stop after N tokens (default 100)")  # fmt: skip
+    temperature = real_number("a finite number of at least 0", lambda value: 0.0 <= value < float("inf"))
+    parser.add_argument("--temperature", type=temperature, default=0.8, metavar="T",
                         help="0: always the likeliest token (default 0.8)")  # fmt: skip
     parser.add_argument(
-        "--top-k", type=_count, default=0, metavar="K", help="choose among the K likeliest (default: all)"
+        "--top-k", type=whole_number(0), default=0, metavar="K", help="choose among the K likeliest (default: all)"
     )
-    parser.add_argument("--top-p", type=_probability, default=1.0, metavar="P",
+    probability = real_number("a number above 0 and at most 1", lambda value: 0.0 < value <= 1.0)
+    parser.add_argument("--top-p", type=probability, default=1.0, metavar="P",
                         help="choose among the likeliest that together have probability P (default 1)")  # fmt: skip
-    parser.add_argument("--seed", type=int, default=0, help="seed of the draws (default 0)")
+    parser.add_argument("--seed", type=seed, default=0, metavar="N", help="seed of the draws (default 0)")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -46,24 +51,3 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(args.prompt + text)
     return 0
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"{value} is negative")
-    return value
-
-
-def _non_negative(text: str) -> float:
-    value = float(text)
-    if not 0.0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} must be at least 0")
-    return value
-
-
-def _probability(text: str) -> float:
-    value = float(text)
-    if not 0.0 < value <= 1.0:
-        raise argparse.ArgumentTypeError(f"{text} must be above 0 and at most 1")
-    return value

@@ -7,9 +7,13 @@ resumed run needs no state for it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from megatrain.config.options import option
+
+LARGEST_BATCH = 100_000_000
+"""More than 1000 times any batch known today."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,10 +22,14 @@ class BatchConfig:
 
     micro_batch_size: int = field(
         default=1,
-        metadata=option("Sequences that one rank computes at once.", unit="sequences", minimum=1),
+        metadata=option(
+            "Sequences that one rank computes at once.", unit="sequences", minimum=1, maximum=LARGEST_BATCH
+        ),
     )
     global_batch_size: int = field(
-        metadata=option("Sequences in one optimizer step, over all ranks.", unit="sequences", minimum=1)
+        metadata=option(
+            "Sequences in one optimizer step, over all ranks.", unit="sequences", minimum=1, maximum=LARGEST_BATCH
+        )
     )
     rampup_start: int = field(
         default=0,
@@ -45,12 +53,12 @@ class BatchConfig:
     )
 
 
-def rampup_levels(batch: BatchConfig) -> tuple[int, ...]:
+def rampup_levels(batch: BatchConfig) -> Sequence[int]:
     """Return every global batch size of the run in ascending order; one element when there is no ramp-up."""
     if batch.rampup_start == 0:
         return (batch.global_batch_size,)
-    below = range(batch.rampup_start, batch.global_batch_size, batch.rampup_increment)
-    return (*below, batch.global_batch_size)
+    # No list: it may have millions of levels. The checks see to it that the last one is the full batch.
+    return range(batch.rampup_start, batch.global_batch_size + 1, batch.rampup_increment)
 
 
 def global_batch_size_at(batch: BatchConfig, consumed_samples: int) -> int:

@@ -83,6 +83,8 @@ def _read_file(path: Path) -> tuple[str, Mapping[str, object], str | None]:
         column = f" at column {place.group(2)}" if place else " at the end of the file"
         reason = _SYNTAX_PLACE.sub("", message).removesuffix(" (at end of document)")
         return "", {}, f"not TOML{column}: {reason}; mend the line or the one before ({FileOrigin(str(path), line)})"
+    except (ValueError, RecursionError) as error:
+        return "", {}, f"more than can be read as TOML: {error}; write shorter numbers and fewer brackets ({path})"
 
 
 def _complete(origins: Mapping[str, Origin]) -> dict[str, Origin]:

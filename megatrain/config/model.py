@@ -1,7 +1,7 @@
 """Section [model]: the shape and the mathematics of the transformer.
 
 GPT-2, GPT-3, Llama and MegaScale's models are values of these keys. Nothing here depends on how the model is spread
-over ranks.
+over ranks. The largest sizes allowed are at least 100 times those of any model known today: beyond is a typing error.
 """
 
 from __future__ import annotations
@@ -16,23 +16,30 @@ from megatrain.config.options import option
 class ModelConfig:
     """The shape and the mathematics of the transformer."""
 
-    vocab_size: int = field(metadata=option("Tokens that the tokenizer can produce.", unit="tokens", minimum=1))
-    seq_len: int = field(metadata=option("Length of a training sample.", unit="tokens", minimum=1))
-    hidden_size: int = field(metadata=option("Width of the residual stream.", minimum=1))
-    num_layers: int = field(metadata=option("Transformer blocks.", minimum=1))
-    num_heads: int = field(metadata=option("Query heads of attention.", minimum=1))
+    vocab_size: int = field(
+        metadata=option("Tokens that the tokenizer can produce.", unit="tokens", minimum=1, maximum=1_000_000_000)
+    )
+    seq_len: int = field(
+        metadata=option("Length of a training sample.", unit="tokens", minimum=1, maximum=10_000_000_000)
+    )
+    hidden_size: int = field(metadata=option("Width of the residual stream.", minimum=1, maximum=10_000_000))
+    num_layers: int = field(metadata=option("Transformer blocks.", minimum=1, maximum=1_000_000))
+    num_heads: int = field(metadata=option("Query heads of attention.", minimum=1, maximum=1_000_000))
     num_kv_heads: int = field(
         default=0,
         metadata=option(
             "Key and value heads (grouped-query attention when fewer than num_heads). 0: as many as num_heads.",
             minimum=0,
+            maximum=1_000_000,
         ),
     )
     head_dim: int = field(
-        default=0, metadata=option("Width of one attention head. 0: hidden_size / num_heads.", minimum=0)
+        default=0,
+        metadata=option("Width of one attention head. 0: hidden_size / num_heads.", minimum=0, maximum=1_000_000),
     )
     ffn_size: int = field(
-        default=0, metadata=option("Inner width of the feed-forward network. 0: 4 * hidden_size.", minimum=0)
+        default=0,
+        metadata=option("Inner width of the feed-forward network. 0: 4 * hidden_size.", minimum=0, maximum=100_000_000),
     )
     block: Literal["serial", "parallel"] = field(
         default="serial",
@@ -114,6 +121,7 @@ class ModelConfig:
             "The vocabulary is padded to a multiple of this, the same in every layout. Padding is never predicted.",
             unit="tokens",
             minimum=1,
+            maximum=1_000_000,
         ),
     )
 

@@ -40,8 +40,9 @@ class OptimizerConfig:
     lr_decay_steps: int = field(
         default=0,
         metadata=option(
-            "The step, counted from the first, at which the rate reaches min_lr. 0: train.steps. It may lie beyond "
-            "train.steps, when a run is the first part of a longer one.",
+            "Number of the step, counted from 0, at which the rate has reached min_lr, to stay there. 0: train.steps. "
+            "The last of D steps has number D - 1: a run of just as many steps ends one step short of min_lr. It may "
+            "lie beyond train.steps, when a run is the first part of a longer one.",
             unit="steps",
             minimum=0,
         ),

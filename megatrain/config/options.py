@@ -14,10 +14,13 @@ from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from megatrain.config.wording import alternatives, value_text
+from megatrain.config.wording import alternatives, shortened, value_text
 
 Value = int | float | bool | str | tuple[int, ...]
 """What a key can hold. A list of TOML is held as a tuple, so that a section is immutable."""
+
+LARGEST_INTEGER = 2**53
+"""No count of anything is larger, and JSON readers elsewhere keep integers exact up to here."""
 
 Kind = Literal["int", "float", "bool", "str", "choice", "list of int"]
 
@@ -100,7 +103,7 @@ class Option:
             ("<=", self.maximum),
             ("<", self.below),
         )
-        return " and ".join(f"{sign} {bound:g}" for sign, bound in bounds if bound is not None)
+        return " and ".join(f"{sign} {_bound_text(bound)}" for sign, bound in bounds if bound is not None)
 
     def parse(self, value: object) -> Value:
         """Return `value` as this key holds it.
@@ -114,9 +117,9 @@ class Option:
             case ("int", int(number)) if not isinstance(number, bool):
                 return number
             case ("float", int(number)) if not isinstance(number, bool):
-                return float(number)
-            case ("list of int", list() | tuple()) if all(type(item) is int for item in value):
-                return tuple(value)
+                return _to_float(number)
+            case ("list of int", list() | tuple()):
+                return _integers(value)
         wanted = self.allowed if self.choices else _WANTED[self.kind]
         raise WrongTypeError(f"must be {wanted}, not {_type_text(value)}")
 
@@ -126,10 +129,24 @@ class Option:
             return f"is not allowed; use {self.allowed}"
         if self.pattern and not re.fullmatch(self.pattern, str(value)):
             return f"is not allowed; use {self.allowed}"
-        numbers = value if isinstance(value, tuple) else (value,)
-        if any(isinstance(number, (int, float)) and not self._is_in_range(number) for number in numbers):
-            return f"is out of range; use {'values' if isinstance(value, tuple) else 'a value'} {self.allowed}"
-        if any(isinstance(number, float) and not math.isfinite(number) for number in numbers):
+        if isinstance(value, tuple):
+            rules = ((place, item, self._number_violation(item, "values")) for place, item in enumerate(value, 1))
+            wrong = next(((place, item, rule) for place, item, rule in rules if rule is not None), None)
+            if wrong is None:
+                return None
+            fault, _, way_out = wrong[2].partition(";")
+            return f"{fault}: element {wrong[0]} is {shortened(value_text(wrong[1]))};{way_out}"
+        if isinstance(value, str):
+            return None if _is_utf8(value) else "holds bytes that are not UTF-8; use text in UTF-8"
+        return self._number_violation(value, "a value")
+
+    def _number_violation(self, number: float, wanted: str) -> str | None:
+        if isinstance(number, int) and number > LARGEST_INTEGER:
+            largest = LARGEST_INTEGER if self.maximum is None else min(LARGEST_INTEGER, int(self.maximum))
+            return f"is too large; use {wanted} of at most {largest}"
+        if not self._is_in_range(number):
+            return f"is out of range; use {wanted} {self.allowed}"
+        if isinstance(number, float) and not math.isfinite(number):
             return "must be finite; use an ordinary number"
         return None
 
@@ -164,6 +181,34 @@ def _kind_of(hint: object, choices: tuple[object, ...]) -> Kind:
     if choices:
         return "int" if isinstance(choices[0], int) else "choice"
     return _KINDS[hint]
+
+
+def _to_float(number: int) -> float:
+    try:
+        return float(number)
+    except OverflowError:
+        raise WrongTypeError("is too large; use a number below 1e308") from None
+
+
+def _integers(items: list[object] | tuple[object, ...]) -> tuple[int, ...]:
+    for place, item in enumerate(items, 1):
+        if type(item) is not int:
+            found = f"element {place} is {shortened(value_text(item))}, {_type_text(item)}"
+            raise WrongTypeError(f"must be {_WANTED['list of int']}; {found}")
+    return tuple(item for item in items if isinstance(item, int))
+
+
+def _is_utf8(text: str) -> bool:
+    """Tell text from bytes of a command line that no text has: Python keeps those as lone surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _bound_text(bound: float) -> str:
+    return str(bound) if isinstance(bound, int) else f"{bound:g}"
 
 
 def _type_text(value: object) -> str:

@@ -57,7 +57,8 @@ def _is_value(waiting: Sequence[str]) -> bool:
 def _value(text: str, option: Option | None) -> object:
     try:
         parsed = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
+        # Not TOML, or more digits or brackets than Python reads.
         return text
     value: object = parsed["value"]
     is_word = option is not None and option.kind in ("str", "choice") and not isinstance(value, str)

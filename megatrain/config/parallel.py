@@ -7,6 +7,9 @@ from typing import Literal
 
 from megatrain.config.options import option
 
+LARGEST_SIZE = 10_000_000
+"""Beyond every cluster: the largest runs known have tens of thousands of ranks."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelConfig:
@@ -19,21 +22,31 @@ class ParallelConfig:
             "parallelism). Keep it inside one host.",
             unit="ranks",
             minimum=1,
+            maximum=LARGEST_SIZE,
         ),
     )
     pp_size: int = field(
         default=1,
-        metadata=option("Pipeline parallel: stages that the layers are cut into.", unit="stages", minimum=1),
+        metadata=option(
+            "Pipeline parallel: stages that the layers are cut into.", unit="stages", minimum=1, maximum=LARGEST_SIZE
+        ),
     )
     dp_size: int = field(
         default=0,
         metadata=option(
-            "Data parallel: replicas of the model. 0: the world size / (tp_size * pp_size).", unit="ranks", minimum=0
+            "Data parallel: replicas of the model. 0: the world size / (tp_size * pp_size).",
+            unit="ranks",
+            minimum=0,
+            maximum=LARGEST_SIZE,
         ),
     )
     num_chunks: int = field(
         default=1,
-        metadata=option("Model chunks on each stage; more than 1 with the interleaved schedule only.", minimum=1),
+        metadata=option(
+            "Model chunks on each stage; more than 1 with the interleaved schedule only.",
+            minimum=1,
+            maximum=LARGEST_SIZE,
+        ),
     )
     schedule: Literal["gpipe", "1f1b", "interleaved"] = field(
         default="1f1b",

@@ -7,6 +7,9 @@ from typing import Literal
 
 from megatrain.config.options import option
 
+LONGEST_S = 1_000_000_000
+"""Three decades: longer waits overflow the clocks of communication libraries."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeConfig:
@@ -16,7 +19,7 @@ class RuntimeConfig:
         default="auto", metadata=option("Where to compute. auto: CUDA when there is a GPU, else the processor.")
     )
     threads: int = field(
-        default=0, metadata=option("Threads of torch in each process. 0: torch's own choice.", minimum=0)
+        default=0, metadata=option("Threads of torch in each process. 0: torch's own choice.", minimum=0, maximum=65536)
     )
     cpu_binding: Literal["none", "core", "numa"] = field(
         default="none",
@@ -27,22 +30,31 @@ class RuntimeConfig:
         metadata=option("Network interface for traffic between hosts, such as eth0. Empty: the backend's choice."),
     )
     init_timeout_s: float = field(
-        default=300.0, metadata=option("Longest wait for all ranks to meet and build their groups.", unit="s", above=0)
+        default=300.0,
+        metadata=option(
+            "Longest wait for all ranks to meet and build their groups.", unit="s", above=0, maximum=LONGEST_S
+        ),
     )
     first_step_timeout_s: float = field(
         default=600.0,
         metadata=option(
-            "Longest wait in a collective of the first step, which compiles and allocates.", unit="s", above=0
+            "Longest wait in a collective of the first step, which compiles and allocates.",
+            unit="s",
+            above=0,
+            maximum=LONGEST_S,
         ),
     )
     step_timeout_s: float = field(
-        default=120.0, metadata=option("Longest wait in a collective of any later step.", unit="s", above=0)
+        default=120.0,
+        metadata=option("Longest wait in a collective of any later step.", unit="s", above=0, maximum=LONGEST_S),
     )
     checkpoint_timeout_s: float = field(
-        default=600.0, metadata=option("Longest wait in a collective while saving or loading.", unit="s", above=0)
+        default=600.0,
+        metadata=option("Longest wait in a collective while saving or loading.", unit="s", above=0, maximum=LONGEST_S),
     )
     evaluation_timeout_s: float = field(
-        default=600.0, metadata=option("Longest wait in a collective while evaluating.", unit="s", above=0)
+        default=600.0,
+        metadata=option("Longest wait in a collective while evaluating.", unit="s", above=0, maximum=LONGEST_S),
     )
     save_grace_s: float = field(
         default=60.0,
@@ -50,5 +62,6 @@ class RuntimeConfig:
             "After SIGTERM or SIGUSR1: how long a process waits for a step at which all can save before it exits.",
             unit="s",
             above=0,
+            maximum=LONGEST_S,
         ),
     )

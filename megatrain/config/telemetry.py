@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from megatrain.config.options import option
+from megatrain.contracts.black_box_layout import MAX_RECORDS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +21,12 @@ class TelemetryConfig:
     )
     black_box_records: int = field(
         default=65536,
-        metadata=option("Spans that a black box holds before it overwrites the oldest.", unit="records", minimum=256),
+        metadata=option(
+            "Spans that a black box holds before it overwrites the oldest.",
+            unit="records",
+            minimum=256,
+            maximum=MAX_RECORDS,
+        ),
     )
     peak_tflops: float = field(
         default=0.0,

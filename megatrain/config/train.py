@@ -29,9 +29,10 @@ class TrainConfig:
     max_skipped_steps: int = field(
         default=10,
         metadata=option(
-            "Steps in a row that may be skipped for a non-finite loss or gradient before the run stops.",
+            "The run stops when this many steps in a row were not finite, in their loss or gradient. Until then such a "
+            "step is skipped: its batch counts as consumed and the learning rate moves on.",
             unit="steps",
-            minimum=0,
+            minimum=1,
         ),
     )
     gc_interval: int = field(

@@ -9,12 +9,16 @@ from collections.abc import Iterable, Sequence
 
 MAX_ALTERNATIVES = 8
 MAX_VALUE_CHARACTERS = 60
+MAX_DECIMAL_BITS = 10_000
+"""Python writes no integer of more than 4300 decimal digits; in hexadecimal it writes any."""
 
 
 def value_text(value: object) -> str:
     """Return `value` as TOML source."""
     if isinstance(value, bool):
         return "true" if value else "false"
+    if isinstance(value, int) and value.bit_length() > MAX_DECIMAL_BITS:
+        return hex(value)
     if isinstance(value, str):
         # JSON escapes all that TOML wants escaped, except DEL.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007F")
@@ -59,5 +63,9 @@ def closest_name(name: str, known: Iterable[str]) -> str | None:
 
 def setting(key: str, value: object) -> str:
     """Return "key=value" as a message shows it, cut short when the value is long."""
-    text = value_text(value)
-    return f"{key}={text if len(text) <= MAX_VALUE_CHARACTERS else text[:MAX_VALUE_CHARACTERS] + '...'}"
+    return f"{key}={shortened(value_text(value))}"
+
+
+def shortened(text: str) -> str:
+    """Return `text`, cut short when it is long."""
+    return text if len(text) <= MAX_VALUE_CHARACTERS else f"{text[:MAX_VALUE_CHARACTERS]}..."

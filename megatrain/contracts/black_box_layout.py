@@ -35,6 +35,8 @@ GROUPS_OFFSET = 2 * PAGE_BYTES
 RING_OFFSET = 3 * PAGE_BYTES
 RECORD_BYTES = 64
 GROUP_BYTES = 64
+MAX_RECORDS = 2**24
+"""A ring of 1 GiB: a file that claims more is no black box."""
 MAX_GROUPS = 64
 """Entries in the group page. Entry 0 is never used: group 0 in a record means "no group"."""
 NOT_SAID = 2**64 - 1
@@ -171,8 +173,8 @@ def decode_header(page: bytes, place: str) -> tuple[Identity, ClockBase, int]:
     for name, needed in (("record_bytes", RECORD_BYTES), ("ring_offset", RING_OFFSET), ("num_groups_max", MAX_GROUPS)):
         if values[name] != needed:
             raise DataError(f"{place}: header field {name}={values[name]}, version {VERSION} has {needed}")
-    if values["capacity"] < 1:
-        raise DataError(f"{place}: header field capacity=0, expected at least 1")
+    if not 1 <= values["capacity"] <= MAX_RECORDS:
+        raise DataError(f"{place}: header field capacity={values['capacity']}, expected 1 to {MAX_RECORDS}")
     try:
         layout = Layout(tp_size=values["tp_size"], pp_size=values["pp_size"], dp_size=values["dp_size"])
         layout.coordinate(values["rank"])

@@ -98,7 +98,10 @@ def previous_black_box(path: Path) -> Path:
 
 
 def safe_name(name: str) -> str:
-    """Return `name` as a part of a file name: made of letters, digits, - and _; what had to change gets a hash, so that no two names meet."""
+    """Return `name` as a part of a file name: made of letters, digits, - and _.
+
+    What had to change gets a hash, so that no two names meet.
+    """
     safe = _UNSAFE.sub("_", name)[:_MAX_NAME_LENGTH]
     if safe == name and name:
         return name

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from megatrain.contracts.errors import DataError
 from megatrain.data.indexed import IndexedDataset
-from megatrain.data.meta import META_NAME, read_meta
+from megatrain.data.meta import META_NAME, TOKENIZER_NAME, read_meta
+from megatrain.data.tokenizer import has_tokenizers, load_tokenizer, read_tokenizer_file
 
 _SAMPLED_BLOCKS = 64
 _BLOCK_TOKENS = 16384
@@ -34,3 +38,44 @@ def open_dataset(prefix: Path, vocab_size: int) -> IndexedDataset:
     for start in np.unique(np.linspace(0, last_block, _SAMPLED_BLOCKS, dtype=np.int64)):
         dataset.window(int(start), _BLOCK_TOKENS)
     return dataset
+
+
+def check_tokenizer(tokenizer: Path, prefix: Path, vocab_size: int) -> None:
+    """Check that the file `tokenizer` made the tokens at `prefix`, for a model with `vocab_size` tokens.
+
+    Which tokenizer made the tokens is known where meta.json lies beside them. Whether the file can be used, and how
+    many tokens it has, is known where the `tokenizers` library is installed.
+
+    Raises: DataError when the file is missing, no tokenizer.json, another one, or has more tokens than the model.
+    """
+    content = read_tokenizer_file(tokenizer)
+    if not _is_tokenizer_json(content):
+        raise DataError(
+            f"{tokenizer}: is not a tokenizer.json of the tokenizers library; set data.tokenizer to the file that the "
+            f"tokens at {prefix} were made with"
+        )
+    meta_path = prefix.parent / META_NAME
+    meta = read_meta(meta_path)
+    if meta is not None and hashlib.sha256(content).hexdigest() != meta.tokenizer_sha256:
+        raise DataError(
+            f"{tokenizer}: is not the tokenizer that made the tokens at {prefix}: {meta_path} has another SHA-256 "
+            f"({meta.tokenizer_sha256[:12]}...); set data.tokenizer={prefix.parent / TOKENIZER_NAME}, which the data "
+            "were built with, or build them again with `megatrain data build --tokenizer`"
+        )
+    if not has_tokenizers():
+        return
+    num_tokens = load_tokenizer(tokenizer).vocab_size
+    if num_tokens > vocab_size:
+        raise DataError(
+            f"{tokenizer}: has {num_tokens} tokens, more than model.vocab_size={vocab_size}; set "
+            f"model.vocab_size={num_tokens}, or data.tokenizer to the file that the tokens at {prefix} were made with"
+        )
+
+
+def _is_tokenizer_json(content: bytes) -> bool:
+    """Say whether `content` has the outline of the library's files: an object that holds a model."""
+    try:
+        outline: Any = json.loads(content)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(outline, dict) and isinstance(outline.get("model"), dict)

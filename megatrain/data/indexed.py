@@ -38,6 +38,7 @@ _CODES = {dtype: code for code, dtype in _DTYPES.items()}
 _UINT16_VOCAB_LIMIT = 65500  # Megatron's own limit, so that both pick the same type
 _LONGEST_SEQUENCE = 2**31 - 1
 _CHECK_BLOCK = 1 << 20  # sequences checked at a time: 20 MB
+_LARGEST_FILE_BYTES = 1 << 62  # beyond every file system; sums up to here and one block more fit in int64
 
 
 def token_dtype(vocab_size: int) -> np.dtype[Any]:
@@ -258,6 +259,8 @@ def _check_sums(dataset: IndexedDataset, num_data_bytes: int) -> None:
                 f"the lengths before it add up to {int(expected[at])}; the index is damaged, build the data again"
             )
         position = int(expected[-1])
+        if position > _LARGEST_FILE_BYTES:
+            break
     if position != num_data_bytes:
         raise _truncated(data_path(dataset.prefix), f"the tokens that {path} lists", position, num_data_bytes)
     if num_data_bytes == 0:

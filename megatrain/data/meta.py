@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from megatrain.contracts.errors import DataError
 
@@ -18,6 +18,7 @@ META_NAME = "meta.json"
 TOKENIZER_NAME = "tokenizer.json"
 SCHEMA_VERSION = 1
 _FORMAT = "megatrain-data"
+_SCALARS: Mapping[Any, tuple[type, ...]] = {int: (int,), float: (float, int), str: (str,)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ def read_meta(path: Path) -> DataMeta | None:
         content: Any = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path}: cannot be read ({error}); build the data again") from error
     if not isinstance(content, dict) or content.get("format") != _FORMAT:
         return None
@@ -79,4 +80,11 @@ def read_meta(path: Path) -> DataMeta | None:
         values["validation"] = SplitMeta(**values["validation"])
     except (KeyError, TypeError) as error:
         raise DataError(f"{path}: is damaged ({error!r}); build the data again") from error
-    return DataMeta(**values)
+    meta = DataMeta(**values)
+    for part in (meta, meta.train, meta.validation):
+        for name, kind in get_type_hints(type(part)).items():
+            value = getattr(part, name)
+            # isinstance would take true for an integer
+            if kind in _SCALARS and type(value) not in _SCALARS[kind]:
+                raise DataError(f"{path}: is damaged ({name}={value!r} is no {kind.__name__}); build the data again")
+    return meta

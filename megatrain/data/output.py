@@ -1,19 +1,31 @@
-"""A directory that appears complete or not at all: built beside its place under another name, then renamed."""
+"""A directory that appears complete or not at all: built beside its place under another name, then renamed.
+
+What is being built lies in a hidden staging directory beside the output, with a lock file that the building process
+holds. A process that is killed leaves its staging directory behind without that lock: the next build of the same output
+removes it.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from megatrain.contracts.errors import DataError
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
+
+# What a staging directory holds.
+_LOCK = "lock"
+_NEW = "new"
+_REPLACED = "replaced"
 
 
 @contextmanager
@@ -24,24 +36,17 @@ def new_directory(output: Path, file_names: Collection[str], is_forced: bool) ->
 
     Raises: DataError when `output` is taken or cannot be written.
     """
+    remove_abandoned(output)
     check_output(output, file_names, is_forced)
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        staging = output.parent / f".{output.name}.part-{secrets.token_hex(4)}"
-        staging.mkdir()
-    except OSError as error:
-        raise DataError(f"{output}: cannot be made: {error.strerror}; choose another --output") from error
-    try:
-        yield staging
-        check_output(output, file_names, is_forced)
-        _publish(staging, output)
-    except OSError as error:
-        raise DataError(
-            f"{output}: cannot be written: {error.strerror}; make room or choose another --output"
-        ) from error
-    finally:
-        # After a failure the half-built directory, after an exchange the one that was replaced.
-        shutil.rmtree(staging, ignore_errors=True)
+    with _staging(output) as staging:
+        try:
+            yield staging / _NEW
+            check_output(output, file_names, is_forced)
+            _publish(staging, output)
+        except OSError as error:
+            raise DataError(
+                f"{output}: cannot be written: {error.strerror}; make room or choose another --output"
+            ) from error
 
 
 def check_output(output: Path, file_names: Collection[str], is_forced: bool) -> None:
@@ -61,19 +66,101 @@ def check_output(output: Path, file_names: Collection[str], is_forced: bool) -> 
         raise DataError(f"{output}: already holds a data set; choose another --output or replace it with --force")
 
 
-def _publish(staging: Path, output: Path) -> None:
-    if not output.exists() or not any(output.iterdir()):
-        staging.rename(output)  # POSIX replaces an empty directory too
-    elif not _exchange(staging, output):
-        # Without an atomic exchange there is an instant in which neither exists; a failure puts the old one back.
-        retired = Path(f"{staging}-old")
-        output.rename(retired)
+def remove_abandoned(output: Path) -> None:
+    """Remove the staging directories of builds of `output` that were killed; running builds keep theirs."""
+    name = re.compile(rf"\.{re.escape(output.name)}\.part-[0-9a-f]{{8}}")
+    try:
+        found = [Path(entry) for entry in os.scandir(output.parent) if name.fullmatch(entry.name)]
+    except OSError:
+        return  # what is wrong with the place, making the output in it will tell
+    for staging in found:
+        if staging.is_symlink() or not staging.is_dir():
+            continue
         try:
-            staging.rename(output)
+            lock = os.open(staging / _LOCK, os.O_RDWR)
+        except FileNotFoundError:
+            with suppress(OSError):  # it was killed before it had a lock, and so anything else
+                staging.rmdir()
         except OSError:
-            retired.rename(output)
-            raise
-        shutil.rmtree(retired)
+            continue  # another user's
+        else:
+            _remove_if_unlocked(staging, lock, output)
+
+
+def _remove_if_unlocked(staging: Path, lock: int, output: Path) -> None:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if (staging / _REPLACED).exists() and not output.exists():
+            # Killed in the instant in which the old output was away and the new one not there yet.
+            (staging / _REPLACED).rename(output)
+        _remove(staging)
+    except OSError:
+        return  # its build is running, or the file system has no locks: then nobody knows
+    finally:
+        os.close(lock)
+
+
+@contextmanager
+def _staging(output: Path) -> Iterator[Path]:
+    """Make a locked staging directory with an empty directory in it; remove all of it at the end of the block."""
+    staging, lock = output, -1
+    try:
+        try:
+            output.parent.mkdir(parents=True, exist_ok=True)
+            while lock < 0:
+                staging = output.parent / f".{output.name}.part-{secrets.token_hex(4)}"
+                lock = _make_locked(staging)
+            (staging / _NEW).mkdir()
+        except OSError as error:
+            raise DataError(f"{output}: cannot be made: {error.strerror}; choose another --output") from error
+        yield staging
+    finally:
+        if staging != output:
+            # After a failure the half-built directory, after an exchange the one that was replaced.
+            _remove(staging)
+        if lock >= 0:
+            os.close(lock)
+
+
+def _make_locked(staging: Path) -> int:
+    """Return the descriptor that holds the lock of a new directory, or -1 when it was taken for abandoned meanwhile."""
+    staging.mkdir()
+    try:
+        lock = os.open(staging / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    except FileNotFoundError:
+        return -1
+    is_taken = False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        is_taken = True
+    except OSError:
+        pass  # a file system without locks: nobody takes the directory for abandoned there
+    if is_taken or not (staging / _LOCK).exists():
+        os.close(lock)
+        return -1
+    return lock
+
+
+def _remove(staging: Path) -> None:
+    """Remove a staging directory, the lock last: whatever is left of it can then still be told from a running build."""
+    for name in (_NEW, _REPLACED):
+        shutil.rmtree(staging / name, ignore_errors=True)
+    shutil.rmtree(staging, ignore_errors=True)
+
+
+def _publish(staging: Path, output: Path) -> None:
+    new, replaced = staging / _NEW, staging / _REPLACED
+    if not output.exists() or not any(output.iterdir()):
+        new.rename(output)  # POSIX replaces an empty directory too
+    elif not _exchange(new, output):
+        # Without an atomic exchange there is an instant in which neither exists; a failure puts the old one back.
+        try:
+            output.rename(replaced)
+            new.rename(output)
+        finally:
+            if replaced.exists() and not output.exists():
+                replaced.rename(output)
 
 
 def _exchange(first: Path, second: Path) -> bool:

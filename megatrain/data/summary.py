@@ -11,6 +11,8 @@ from megatrain.contracts.errors import DataError
 from megatrain.data.indexed import IndexedDataset, data_path
 
 _BLOCK_TOKENS = 1 << 22
+_MOST_TOKEN_IDS = 1 << 27
+"""A gigabyte of counts, and 100 times the largest vocabulary known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +56,18 @@ def summarize(dataset: IndexedDataset) -> DatasetSummary:
 def token_counts(dataset: IndexedDataset) -> NDArray[np.int64]:
     """Return how often each id from 0 to the largest occurs.
 
-    Raises: DataError when an id is negative.
+    Raises: DataError when an id is negative or larger than any vocabulary.
     """
     counts = np.zeros(1, dtype=np.int64)
     for start in range(0, dataset.num_tokens, _BLOCK_TOKENS):
         tokens = dataset.window(start, _BLOCK_TOKENS)
         if tokens.min() < 0:
             raise DataError(f"{data_path(dataset.prefix)}: holds the token id {int(tokens.min())}; ids start at 0")
+        if tokens.max() >= _MOST_TOKEN_IDS:
+            raise DataError(
+                f"{data_path(dataset.prefix)}: holds the token id {int(tokens.max())}, no vocabulary is so large; the "
+                f"file is damaged or its index names another id type than {dataset.dtype.name}"
+            )
         block = np.bincount(tokens, minlength=len(counts))
         block[: len(counts)] += counts
         counts = block

@@ -97,9 +97,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
     from tokenizers import Tokenizer as Backend
 
     try:
-        content = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise DataError(f"{path}: the tokenizer cannot be read: {error.strerror}; give a tokenizer.json") from error
+        content = read_tokenizer_file(path).decode("utf-8")
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: is not UTF-8, so it is no tokenizer.json") from error
     try:
@@ -109,8 +107,26 @@ def load_tokenizer(path: Path) -> Tokenizer:
     return Tokenizer(backend, str(path))
 
 
-def _require_tokenizers() -> None:
+def read_tokenizer_file(path: Path) -> bytes:
+    """Return the content of a tokenizer.json.
+
+    Raises: DataError when it cannot be read.
+    """
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path}: the tokenizer cannot be read: {error.strerror}; give a tokenizer.json") from error
+
+
+def has_tokenizers() -> bool:
+    """Say whether the `tokenizers` library is installed."""
     try:
         import tokenizers  # noqa: F401
-    except ImportError as error:
-        raise DataError("tokenizing needs the tokenizers library; pip install 'megatrain[data]'") from error
+    except ImportError:
+        return False
+    return True
+
+
+def _require_tokenizers() -> None:
+    if not has_tokenizers():
+        raise DataError("tokenizing needs the tokenizers library; pip install 'megatrain[data]'")

@@ -155,6 +155,8 @@ def _read_rope(config: ConfigJson) -> dict[str, Any]:
     type_key = "rope_type" if "rope_type" in rope else "type"
     rope.require(type_key, tuple(_SCALINGS), default="default")
     scaling = _SCALINGS[rope.text(type_key, default="default")]
+    if scaling != "none" and rope.number("factor") == 1.0:
+        scaling = "none"  # stretched by 1: the same numbers
     found: dict[str, Any] = {
         "rope_theta": rope.number("rope_theta", default=config.number("rope_theta", default=10000.0)),
         "rope_scaling": scaling,

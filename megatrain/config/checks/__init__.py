@@ -27,7 +27,7 @@ def check(config: Config, origins: Mapping[str, Origin], world_size: int | None)
     """Return everything that is wrong with the values, each with its place; empty when the run can start.
 
     `origins` may be empty for a configuration made by a program: then messages name no place. Without a world size, an
-    open dp_size leaves the rules that need it out.
+    open dp_size counts as 1, the most lenient case.
     """
     return find_problems(config, origins, world_size)
 

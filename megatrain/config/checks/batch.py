@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from megatrain.config.batch import BatchConfig, rampup_levels
 from megatrain.config.checks.context import Context
@@ -22,7 +22,7 @@ def batch_problems(context: Context) -> Iterator[Problem]:
     rampup = list(_rampup_problems(batch))
     yield from rampup
     is_rampup_sound = not rampup and context.knows(*RAMPUP_KEYS)
-    levels = rampup_levels(batch) if is_rampup_sound else (batch.global_batch_size,)
+    levels: Sequence[int] = rampup_levels(batch) if is_rampup_sound else (batch.global_batch_size,)
     uneven = list(_division_problems(context, levels))
     yield from uneven
     if not uneven:
@@ -63,7 +63,7 @@ def _rampup_problems(batch: BatchConfig) -> Iterator[Problem]:
         )
 
 
-def _division_problems(context: Context, levels: tuple[int, ...]) -> Iterator[Problem]:
+def _division_problems(context: Context, levels: Sequence[int]) -> Iterator[Problem]:
     batch, dp_size, full = context.config.batch, context.dp_size, levels[-1]
     if dp_size is None:
         keys: tuple[str, ...] = BATCH_KEYS
@@ -77,7 +77,8 @@ def _division_problems(context: Context, levels: tuple[int, ...]) -> Iterator[Pr
         fitting = alternatives(multiples_around(part, full))
         yield Problem(keys, f"batch.global_batch_size={full} must be divisible by {divisor}; use {fitting}")
         return
-    for level in levels[:-1]:
+    # Levels are evenly spaced: where the first two can be divided, all can.
+    for level in levels[:-1][:2]:
         if level % part:
             steps = f"batch.rampup_start={batch.rampup_start} with batch.rampup_increment={batch.rampup_increment}"
             rule = f"{steps} reaches a global batch of {level}, which must be divisible by {divisor}"
@@ -85,26 +86,28 @@ def _division_problems(context: Context, levels: tuple[int, ...]) -> Iterator[Pr
             return
 
 
-def _schedule_problems(context: Context, levels: tuple[int, ...]) -> Iterator[Problem]:
+def _schedule_problems(context: Context, levels: Sequence[int]) -> Iterator[Problem]:
     parallel, batch = context.config.parallel, context.config.batch
-    dp_size = context.dp_size
     # An impossible combination of schedule, stages and chunks is reported by the layout's own rules.
     is_pipeline_sound = (parallel.schedule == "interleaved") == (parallel.num_chunks > 1) and (
         parallel.num_chunks == 1 or parallel.pp_size > 1
     )
-    if dp_size is None or not is_pipeline_sound:
+    if not is_pipeline_sound:
         return
-    part = batch.micro_batch_size * dp_size
-    for level in levels:
-        reason = _infeasibility(context, level // part)
-        if reason is None:
-            continue
-        rampup = "" if len(levels) == 1 else f" (level {level} of the ramp-up)"
-        smallest = next((count for count in range(1, 4 * parallel.pp_size) if not _infeasibility(context, count)), None)
-        way_out = "" if smallest is None else f"; the smallest batch that fits is {smallest * part}"
-        keys = (*BATCH_KEYS, *LAYOUT_KEYS, *PIPELINE_KEYS, *(RAMPUP_KEYS if rampup else ()))
-        yield Problem(keys, f"batch.global_batch_size={levels[-1]}{rampup}: {reason}{way_out}")
+    # One replica has the most micro-batches: what is impossible there is impossible with any number of replicas.
+    part = batch.micro_batch_size * (context.dp_size or 1)
+    # The smallest batch of the run is the hardest: no schedule has too many micro-batches.
+    smallest = levels[0]
+    reason = _infeasibility(context, smallest // part)
+    if reason is None:
         return
+    rampup = "" if len(levels) == 1 else f" (level {smallest} of the ramp-up)"
+    assumed = "" if context.dp_size else " with dp_size=1, which is assumed as the most lenient case"
+    fitting = next((count for count in (1, parallel.pp_size) if not _infeasibility(context, count)), None)
+    way_out = "" if fitting is None else f"; the smallest batch that fits is {fitting * part}"
+    layout_keys = LAYOUT_KEYS if context.dp_size else ()
+    keys = (*BATCH_KEYS, *layout_keys, *PIPELINE_KEYS, *(RAMPUP_KEYS if rampup else ()))
+    yield Problem(keys, f"batch.global_batch_size={levels[-1]}{rampup}{assumed}: {reason}{way_out}")
 
 
 def _infeasibility(context: Context, num_microbatches: int) -> str | None:

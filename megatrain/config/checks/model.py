@@ -6,8 +6,11 @@ from collections.abc import Iterator
 
 from megatrain.config.checks.context import Context
 from megatrain.config.model import ModelConfig
+from megatrain.config.options import options_of
 from megatrain.config.problem import Problem
-from megatrain.config.wording import alternatives, divisors, multiples_around, nearest
+from megatrain.config.wording import alternatives, divisors, multiples_around, nearest, value_text
+
+LLAMA3_KEYS = ("rope_low_freq_factor", "rope_high_freq_factor", "rope_original_seq_len")
 
 
 def model_problems(context: Context) -> Iterator[Problem]:
@@ -48,6 +51,12 @@ def _position_problems(model: ModelConfig) -> Iterator[Problem]:
             f'model.head_dim={model.resolved_head_dim} must be even for model.positions="rope", which turns pairs; '
             f"use {alternatives(multiples_around(2, model.resolved_head_dim))}",
         )
+    if not is_rope:
+        yield from _unused_problems(model, "rope_theta", "positions", "rope")
+    yield from _scaling_problems(model, is_rope)
+
+
+def _scaling_problems(model: ModelConfig, is_rope: bool) -> Iterator[Problem]:
     if model.rope_scaling != "none" and not is_rope:
         yield Problem(
             ("model.rope_scaling", "model.positions"),
@@ -60,9 +69,29 @@ def _position_problems(model: ModelConfig) -> Iterator[Problem]:
             f'model.rope_scaling_factor={model.rope_scaling_factor} does nothing with model.rope_scaling="none"; '
             f'use rope_scaling="linear" or "llama3", or rope_scaling_factor=1.0',
         )
+    if model.rope_scaling != "none" and is_rope and model.rope_scaling_factor == 1.0:
+        yield Problem(
+            ("model.rope_scaling_factor", "model.rope_scaling"),
+            f'model.rope_scaling_factor=1.0 leaves model.rope_scaling="{model.rope_scaling}" without effect; '
+            f'use a factor above 1 (Llama 3.1 has 8.0) or rope_scaling="none"',
+        )
+    if model.rope_scaling != "llama3":
+        for name in LLAMA3_KEYS:
+            yield from _unused_problems(model, name, "rope_scaling", "llama3")
     if model.rope_scaling == "llama3" and model.rope_low_freq_factor >= model.rope_high_freq_factor:
         yield Problem(
             ("model.rope_low_freq_factor", "model.rope_high_freq_factor", "model.rope_scaling"),
             f"model.rope_low_freq_factor={model.rope_low_freq_factor} must be less than "
             f"model.rope_high_freq_factor={model.rope_high_freq_factor}; Llama 3.1 has 1.0 and 4.0",
+        )
+
+
+def _unused_problems(model: ModelConfig, name: str, ruling: str, needed: str) -> Iterator[Problem]:
+    """Yield that `name` was changed although it means something only where the key `ruling` is `needed`."""
+    value, default = getattr(model, name), options_of(ModelConfig)[name].default
+    if value != default:
+        yield Problem(
+            (f"model.{name}", f"model.{ruling}"),
+            f'model.{name}={value_text(value)} does nothing with model.{ruling}="{getattr(model, ruling)}"; '
+            f'use {ruling}="{needed}" or {name}={value_text(default)}',
         )

@@ -14,7 +14,7 @@ HORIZON_KEYS = ("optimizer.lr_decay_steps", "train.steps", "optimizer.lr_schedul
 def optimizer_problems(context: Context) -> Iterator[Problem]:
     """Yield what the learning-rate schedule cannot follow."""
     optimizer = context.config.optimizer
-    if optimizer.min_lr > optimizer.lr:
+    if optimizer.min_lr > optimizer.lr and optimizer.lr_schedule != "constant":
         yield Problem(
             ("optimizer.min_lr", "optimizer.lr"),
             f"optimizer.min_lr={optimizer.min_lr} must be at most optimizer.lr={optimizer.lr}; "
@@ -39,6 +39,12 @@ def _unused_problems(config: Config) -> Iterator[Problem]:
             ("optimizer.wsd_decay_steps", "optimizer.lr_schedule"),
             f"optimizer.wsd_decay_steps={optimizer.wsd_decay_steps} does nothing with "
             f'optimizer.lr_schedule="{optimizer.lr_schedule}"; use lr_schedule="wsd" or wsd_decay_steps=0',
+        )
+    if optimizer.lr_schedule == "constant" and optimizer.min_lr:
+        yield Problem(
+            ("optimizer.min_lr", "optimizer.lr_schedule"),
+            f'optimizer.min_lr={optimizer.min_lr} does nothing with optimizer.lr_schedule="constant"; '
+            f"use min_lr=0.0 or another schedule",
         )
     if optimizer.lr_schedule == "constant" and optimizer.lr_decay_steps:
         yield Problem(

@@ -6,25 +6,48 @@ from collections.abc import Iterator
 
 from megatrain.config.checks.context import Context
 from megatrain.config.config import Config
+from megatrain.config.log import LogConfig
+from megatrain.config.options import options_of
 from megatrain.config.problem import Problem
-from megatrain.config.wording import value_text
+from megatrain.config.wording import setting, value_text
 
 
 def run_problems(context: Context) -> Iterator[Problem]:
     """Yield what the run around the model cannot do."""
     config = context.config
-    if config.evaluation.interval and not config.data.validation:
-        yield Problem(
-            ("evaluation.interval", "data.validation"),
-            f'evaluation.interval={config.evaluation.interval} needs data.validation, found ""; '
-            f"set data.validation to the path of held-out tokens, or use evaluation.interval=0",
-        )
-    if config.log.has_wandb and not config.log.wandb_project:
-        yield Problem(
-            ("log.wandb_project", "log.has_wandb"),
-            'log.wandb_project="" must be a name when log.has_wandb=true; use "megatrain" or has_wandb=false',
-        )
+    yield from _evaluation_problems(config)
+    yield from _wandb_problems(config)
     yield from _profile_problems(context)
+
+
+def _evaluation_problems(config: Config) -> Iterator[Problem]:
+    if config.data.validation:
+        return
+    for name in ("interval", "num_samples"):
+        value = getattr(config.evaluation, name)
+        if value:
+            yield Problem(
+                (f"evaluation.{name}", "data.validation"),
+                f'evaluation.{name}={value} needs data.validation, found ""; '
+                f"set data.validation to the path of held-out tokens, or use evaluation.{name}=0",
+            )
+
+
+def _wandb_problems(config: Config) -> Iterator[Problem]:
+    keys = ("log.wandb_project", "log.has_wandb")
+    project, default = config.log.wandb_project, options_of(LogConfig)["wandb_project"].default
+    if config.log.has_wandb and not project:
+        yield Problem(
+            keys,
+            f'log.wandb_project="" must be a name when log.has_wandb=true; use {value_text(default)} '
+            f"or has_wandb=false",
+        )
+    if not config.log.has_wandb and project != default:
+        yield Problem(
+            keys,
+            f"{setting(keys[0], project)} does nothing with log.has_wandb=false; "
+            f"use has_wandb=true or wandb_project={value_text(default)}",
+        )
 
 
 def training_problems(config: Config) -> list[Problem]:

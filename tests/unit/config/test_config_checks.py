@@ -78,10 +78,67 @@ CASES = {
         ),
     ),
     "llama3 factors": (
-        ["--model.positions=rope", "--model.rope_scaling=llama3", "--model.rope_low_freq_factor=4"],
+        [
+            "--model.positions=rope",
+            "--model.rope_scaling=llama3",
+            "--model.rope_scaling_factor=8",
+            "--model.rope_low_freq_factor=4",
+        ],
         (
             "model.rope_low_freq_factor=4.0 must be less than model.rope_high_freq_factor=4.0; Llama 3.1 has 1.0 and "
             "4.0 (--model.rope_low_freq_factor on the command line)"
+        ),
+    ),
+    "scaling by nothing": (
+        ["--model.positions=rope", "--model.rope_scaling=linear"],
+        (
+            'model.rope_scaling_factor=1.0 leaves model.rope_scaling="linear" without effect; use a factor above 1 '
+            '(Llama 3.1 has 8.0) or rope_scaling="none" (--model.rope_scaling on the command line)'
+        ),
+    ),
+    "llama3 key of linear scaling": (
+        [
+            "--model.positions=rope",
+            "--model.rope_scaling=linear",
+            "--model.rope_scaling_factor=8",
+            "--model.rope_low_freq_factor=2",
+        ],
+        (
+            'model.rope_low_freq_factor=2.0 does nothing with model.rope_scaling="linear"; use rope_scaling="llama3" '
+            "or rope_low_freq_factor=1.0 (--model.rope_low_freq_factor on the command line)"
+        ),
+    ),
+    "llama3 key without scaling": (
+        ["--model.positions=rope", "--model.rope_high_freq_factor=8"],
+        (
+            'model.rope_high_freq_factor=8.0 does nothing with model.rope_scaling="none"; use rope_scaling="llama3" '
+            "or rope_high_freq_factor=4.0 (--model.rope_high_freq_factor on the command line)"
+        ),
+    ),
+    "llama3 length without rotary": (
+        ["--model.rope_original_seq_len=32"],
+        (
+            'model.rope_original_seq_len=32 does nothing with model.rope_scaling="none"; use rope_scaling="llama3" '
+            "or rope_original_seq_len=8192 (--model.rope_original_seq_len on the command line)"
+        ),
+    ),
+    "llama3 with all of its keys": (
+        [
+            "--model.positions=rope",
+            "--model.rope_theta=500000",
+            "--model.rope_scaling=llama3",
+            "--model.rope_scaling_factor=8",
+            "--model.rope_low_freq_factor=2",
+            "--model.rope_high_freq_factor=8",
+            "--model.rope_original_seq_len=32",
+        ],
+        None,
+    ),
+    "rotary base without rotary": (
+        ["--model.rope_theta=500000"],
+        (
+            'model.rope_theta=500000.0 does nothing with model.positions="learned"; use positions="rope" or '
+            "rope_theta=10000.0 (--model.rope_theta on the command line)"
         ),
     ),
     "window": (
@@ -251,6 +308,21 @@ CASES = {
             "another schedule (--optimizer.lr_decay_steps on the command line)"
         ),
     ),
+    "floor of a constant rate": (
+        ["--optimizer.min_lr=1e-4", "--optimizer.lr_schedule=constant"],
+        (
+            'optimizer.min_lr=0.0001 does nothing with optimizer.lr_schedule="constant"; use min_lr=0.0 or another '
+            "schedule (--optimizer.min_lr on the command line)"
+        ),
+    ),
+    "number of samples without data": (
+        ["--evaluation.num_samples=10"],
+        (
+            'evaluation.num_samples=10 needs data.validation, found ""; set data.validation to the path of held-out '
+            "tokens, or use evaluation.num_samples=0 (--evaluation.num_samples on the command line)"
+        ),
+    ),
+    "number of samples with data": (["--evaluation.num_samples=10", "--data.validation=held_out"], None),
     "evaluation without data": (
         ["--evaluation.interval=10"],
         (
@@ -265,6 +337,14 @@ CASES = {
             "(--log.wandb_project on the command line)"
         ),
     ),
+    "project of no W&B": (
+        ["--log.wandb_project=llm"],
+        (
+            'log.wandb_project="llm" does nothing with log.has_wandb=false; use has_wandb=true or '
+            'wandb_project="megatrain" (--log.wandb_project on the command line)'
+        ),
+    ),
+    "project of W&B": (["--log.wandb_project=llm", "--log.has_wandb=true"], None),
     "profile without steps": (
         ["--profile.ranks=[0]"],
         (
@@ -302,13 +382,16 @@ def test_rule(problems_of, overrides: list[str], expected: str | None) -> None:
         ("optimizer.lr=0.0", "is out of range; use a value > 0"),
         ("optimizer.lr=nan", "is out of range; use a value > 0"),
         ("optimizer.lr=inf", "must be finite; use an ordinary number"),
-        ("parallel.tp_size=0", "is out of range; use a value >= 1"),
+        ("parallel.tp_size=0", "is out of range; use a value >= 1 and <= 10000000"),
         ("parallel.zero_stage=3", "is not allowed; use 1 or 2"),
         ('parallel.schedule="zb"', 'is not allowed; use "gpipe", "1f1b" or "interleaved"'),
-        ("runtime.step_timeout_s=0.0", "is out of range; use a value > 0"),
-        ("profile.ranks=[0, -1]", "is out of range; use values >= 0"),
+        ("runtime.step_timeout_s=0.0", "is out of range; use a value > 0 and <= 1000000000"),
+        ("profile.ranks=[0, -1, -2]", "is out of range: element 2 is -1; use values >= 0"),
+        ('profile.ranks=[0, -1, "a"]', 'must be a list of integers, such as [0, 8]; element 3 is "a", a string'),
+        ("train.max_skipped_steps=0", "is out of range; use a value >= 1"),
         ('job.name="../x"', "is not allowed; use text of the form [A-Za-z0-9][A-Za-z0-9._-]*"),
-        ("telemetry.black_box_records=0", "is out of range; use a value >= 256"),
+        ("telemetry.black_box_records=0", "is out of range; use a value >= 256 and <= 16777216"),
+        ('data.tokenizer="\udcff"', "holds bytes that are not UTF-8; use text in UTF-8"),
     ],
 )
 def test_range_of_one_key(problems_of, setting: str, rule: str) -> None:
@@ -396,9 +479,29 @@ def test_too_few_micro_batches_at_a_level_of_the_ramp_up(problems_of) -> None:
     assert "; the smallest batch that fits is 16 (" in problem
 
 
-def test_micro_batches_are_not_judged_before_their_number_is_known(problems_of) -> None:
-    assert problems_of(*INTERLEAVED, "--batch.global_batch_size=2") == ()
-    assert problems_of(*INTERLEAVED, "--batch.global_batch_size=2", world_size=4) != ()
+def test_an_open_dp_size_is_taken_as_the_most_lenient(problems_of) -> None:
+    too_few = "--batch.global_batch_size=2"
+    expected = (
+        "batch.global_batch_size=2 with dp_size=1, which is assumed as the most lenient case: num_microbatches=2 "
+        "(batch.global_batch_size / (batch.micro_batch_size * dp_size)) must be at least parallel.pp_size=4 for "
+        "parallel.schedule='interleaved', or every change of chunk stalls the pipeline; raise "
+        "batch.global_batch_size to 4 microbatches or use schedule='1f1b'; the smallest batch that fits is 4 "
+        "(--batch.global_batch_size on the command line)"
+    )
+    assert problems_of(*INTERLEAVED, too_few) == (expected,)
+    assert problems_of(*INTERLEAVED, "--batch.global_batch_size=4") == ()
+
+    # together with other mistakes, and with a dp_size that cannot be used
+    problems = problems_of(*INTERLEAVED, too_few, "--log.interval=0", "--parallel.dp_size=many")
+    assert [problem.partition(" ")[0] for problem in problems] == [
+        'parallel.dp_size="many"',
+        "log.interval=0",
+        "batch.global_batch_size=2",
+    ]
+
+    (problem,) = problems_of(*INTERLEAVED, too_few, "--parallel.dp_size=0", world_size=4)
+    assert problem.startswith("batch.global_batch_size=2: num_microbatches=2 ")
+    assert problems_of(*INTERLEAVED, "--batch.global_batch_size=4", world_size=8) != ()
 
 
 def test_every_tensor_parallel_rule_is_reported_with_sizes_that_satisfy_all(problems_of) -> None:
@@ -434,6 +537,6 @@ def test_configuration_made_by_a_program_is_checked_without_places(small: Path) 
 
     assert check(loaded.config, {}, world_size=1) == []
     assert check(type(loaded.config).from_dict(tables), {}, world_size=1) == [
-        "parallel.tp_size=0 is out of range; use a value >= 1",
+        "parallel.tp_size=0 is out of range; use a value >= 1 and <= 10000000",
         "model.window_size=100 must be at most model.seq_len=64; use 64 or less, or 0 for no window",
     ]

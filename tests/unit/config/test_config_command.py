@@ -84,10 +84,12 @@ def test_check_raises_every_problem() -> None:
     ]
 
 
-@pytest.mark.parametrize("world_size", ["0", "-1", "x"])
-def test_world_size_is_positive(world_size: str) -> None:
+@pytest.mark.parametrize("world_size", ["0", "-1", "x", "10000001"])
+def test_world_size_is_positive(world_size: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         run("check", DEMO, f"--world-size={world_size}")
+    expected = f"argument --world-size: {world_size!r} is not a whole number from 1 to 10000000"
+    assert expected in capsys.readouterr().err
 
 
 def test_dry_run_gets_the_fixed_layout(
@@ -107,6 +109,17 @@ def test_reference_is_printed_or_written(tmp_path: Path, capsys: pytest.CaptureF
     assert capsys.readouterr().out == reference_markdown()
     assert run("reference", "--output", str(tmp_path / "config.md")) == 0
     assert (tmp_path / "config.md").read_text() == reference_markdown()
+
+
+def test_reference_shows_the_values_of_a_run(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "reference", str(small), "--train.steps=7"]) == 0
+    assert capsys.readouterr().out == reference_markdown(load_config(small, ["--train.steps=7"]))
+    assert main(["config", "reference", str(small), "--train.steps=0"]) == 78
+
+
+def test_reference_of_nothing_takes_no_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "reference", "--train.steps=7"]) == 2
+    assert "--train.steps=7: name the CONFIG that it changes" in capsys.readouterr().err
 
 
 def test_program_prints_problems_and_exits_78(small: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -134,7 +134,10 @@ MISTAKES = {
     "list of the wrong things": (
         "[train]",
         "[profile]\nranks = [0, true]\n[train]",
-        "profile.ranks=[0, true] must be a list of integers, such as [0, 8], not a list of 2 (small.toml:12)",
+        (
+            "profile.ranks=[0, true] must be a list of integers, such as [0, 8]; element 2 is true, a boolean "
+            "(small.toml:12)"
+        ),
     ),
     "date in place of a text": (
         "[train]",

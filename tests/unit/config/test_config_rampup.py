@@ -21,7 +21,7 @@ def test_constant_batch() -> None:
 )
 def test_each_level_lasts_an_equal_share(consumed: int, expected: int) -> None:
     batch = BatchConfig(global_batch_size=48, rampup_start=16, rampup_increment=8, rampup_samples=100)
-    assert rampup_levels(batch) == (16, 24, 32, 40, 48)
+    assert tuple(rampup_levels(batch)) == (16, 24, 32, 40, 48)
     assert global_batch_size_at(batch, consumed) == expected
 
 

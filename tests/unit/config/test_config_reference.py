@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from megatrain.config import reference_markdown
+from megatrain.config import load_config, reference_markdown
 from megatrain.config.config import all_options
 from tests.helpers.source_tree import ROOT
 
@@ -36,10 +38,24 @@ def test_documentation_is_a_sentence_and_the_default_is_allowed(key: str) -> Non
         assert option.violation(option.default) is None
     assert option.violation(option.placeholder) is None
     assert option.name.endswith("_s") == (option.unit == "s")
+    assert option.choices or option.kind not in ("int", "list of int") or option.minimum is not None
 
 
 def test_row_shows_type_default_unit_and_choices() -> None:
     page = reference_markdown()
     assert "| `lr` | float | required |  | > 0 | Highest learning rate, reached after warm-up. |" in page
     assert '| `schedule` | choice | `"1f1b"` |  | "gpipe", "1f1b" or "interleaved" | ' in page
-    assert "| `step_timeout_s` | float | `120.0` | s | > 0 | " in page
+    assert "| `step_timeout_s` | float | `120.0` | s | > 0 and <= 1000000000 | " in page
+
+
+def test_values_of_a_run_stand_beside_the_defaults(small: Path) -> None:
+    loaded = load_config(small, ["--parallel.overlap=false", "--job.name=a"])
+    lines = reference_markdown(loaded).splitlines()
+    cells = {tuple(line.split(" | ")[:4]) for line in lines if line.startswith("| `")}
+
+    assert lines.count("| key | type | default | Value here | unit | allowed | meaning |") == len(all_options())
+    assert {line.count(" | ") for line in lines if line.startswith("| `")} == {6}
+    assert ("| `num_heads`", "int", "required", "**`20`**") in cells
+    assert ("| `overlap`", "bool", "`true`", "**`false`**") in cells
+    assert ("| `name`", "str", '`"megatrain"`', '**`"a"`**') in cells
+    assert ("| `dropout`", "float", "`0.0`", "`0.0`") in cells

@@ -92,12 +92,26 @@ def test_a_long_txt_is_cut_at_blank_lines_into_bounded_pieces(tmp_path: Path) ->
     assert all(piece.endswith("\n\n") for piece in pieces)
 
 
+def test_a_long_txt_without_blank_lines_is_cut_after_lines(tmp_path: Path) -> None:
+    text = "".join(f"line {number} of many\n" for number in range(8000))
+    path = tmp_path / "lines.txt"
+    path.write_text(text)
+
+    pieces = texts(path)
+
+    assert "".join(pieces) == text
+    assert all(len(piece) <= LONGEST_PIECE_BYTES for piece in pieces)
+    assert all(piece.endswith("\n") for piece in pieces)
+
+
 @pytest.mark.parametrize("shift", range(4))
 def test_a_long_txt_without_lines_is_cut_between_characters(tmp_path: Path, shift: int) -> None:
     text = "x" * shift + "\U0001f600" * 50_000
     path = tmp_path / "line.txt"
     path.write_text(text, encoding="utf-8")
-    assert "".join(texts(path)) == text
+    pieces = texts(path)
+    assert "".join(pieces) == text
+    assert all(LONGEST_PIECE_BYTES - 4 < len(piece.encode()) <= LONGEST_PIECE_BYTES for piece in pieces[:-1])
 
 
 def test_the_standard_library_is_read_without_installed_packages(tmp_path: Path) -> None:

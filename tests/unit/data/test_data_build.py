@@ -224,12 +224,33 @@ def test_open_dataset_refuses_data_that_does_not_fit_the_model(source: Path, tmp
             r"meta\.json: is schema_version 9, this megatrain knows 1",
         ),
         ('{"format": "megatrain-data", "schema_version": 1}', r"meta\.json: is damaged \(KeyError\('sources'\)\)"),
+        (100_000 * "[", r"meta\.json: cannot be read"),
     ],
 )
 def test_damaged_meta_is_named(tmp_path: Path, content: str, message: str) -> None:
     (tmp_path / "meta.json").write_text(content)
     with pytest.raises(DataError, match=message):
         read_meta(tmp_path / "meta.json")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"vocab_size": "300"}, r"is damaged \(vocab_size='300' is no int\); build the data again"),
+        ({"vocab_size": True}, r"is damaged \(vocab_size=True is no int\)"),
+        ({"tokenizer_sha256": None}, r"is damaged \(tokenizer_sha256=None is no str\)"),
+        ({"train": {"documents": 1, "tokens": 2.5, "text_bytes": 3}}, r"is damaged \(tokens=2.5 is no int\)"),
+        ({"train": {"documents": 1}}, r"is damaged \(TypeError"),
+    ],
+)
+def test_meta_with_values_of_other_kinds_is_named(
+    source: Path, tmp_path: Path, change: dict[str, object], message: str
+) -> None:
+    build([str(source)], tmp_path / "out", vocab_size=300)
+    path = tmp_path / "out" / "meta.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(DataError, match=message):
+        open_dataset(tmp_path / "out" / "train", 300)
 
 
 def test_meta_of_another_program_is_no_meta(tmp_path: Path) -> None:

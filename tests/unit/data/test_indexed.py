@@ -13,9 +13,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from megatrain.contracts.errors import DataError
+from megatrain.data import indexed as indexed_module
 from megatrain.data.indexed import IndexedDataset, IndexedWriter, token_dtype
+from megatrain.data.summary import summarize
 from tests.helpers.require import require
 
 DOCUMENTS = [[5, 6, 7], [300], [0, 65499]]
@@ -129,6 +133,70 @@ def test_damaged_index_is_refused(tmp_path: Path, offset: int, value: bytes, mes
     (tmp_path / "t.bin").write_bytes(GOLDEN_DATA)
     with pytest.raises(DataError, match=message):
         IndexedDataset(tmp_path / "t")
+
+
+COUNTS = [0, 1, 2, 3, 4, 255, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**63, 2**64 - 1]
+CHANGES = st.one_of(
+    st.tuples(
+        st.integers(0, len(GOLDEN_INDEX) - 8), st.sampled_from(COUNTS).map(lambda count: struct.pack("<Q", count))
+    ),
+    st.tuples(st.integers(0, len(GOLDEN_INDEX) - 1), st.binary(min_size=1, max_size=1)),
+)
+
+
+@settings(max_examples=500, deadline=None, derandomize=True)
+@given(changes=st.lists(CHANGES, min_size=1, max_size=3), tail=st.binary(max_size=12), data=st.binary(max_size=24))
+def test_any_index_is_refused_or_read(
+    tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[int, bytes]], tail: bytes, data: bytes
+) -> None:
+    prefix = tmp_path_factory.getbasetemp() / "hostile"
+    index = bytearray(GOLDEN_INDEX)
+    for at, change in changes:
+        index[at : at + len(change)] = change
+    for index_tail, content in ((tail, data), (b"", GOLDEN_DATA)):
+        Path(f"{prefix}.idx").write_bytes(index + index_tail)
+        Path(f"{prefix}.bin").write_bytes(content)
+        try:
+            dataset = IndexedDataset(prefix, vocab_size=65536)
+            read = np.concatenate([dataset.document(number) for number in range(dataset.num_documents)])
+            assert read.tolist() == dataset.window(0, dataset.num_tokens).tolist() == dataset.tokens.tolist()
+            summarize(dataset)
+        except DataError:
+            pass
+
+
+@pytest.mark.parametrize(
+    ("num_sequences", "num_bounds"), [(2**64 - 1, 4), (3, 2**64 - 1), (2**63, 2**63), (0, 6), (5, 1)]
+)
+def test_counts_that_do_not_fit_the_file_are_refused(tmp_path: Path, num_sequences: int, num_bounds: int) -> None:
+    (tmp_path / "t.idx").write_bytes(
+        GOLDEN_INDEX[:18] + struct.pack("<QQ", num_sequences, num_bounds) + GOLDEN_INDEX[34:]
+    )
+    (tmp_path / "t.bin").write_bytes(GOLDEN_DATA)
+    with pytest.raises(DataError, match=r"t\.idx: (an index of \d+ sequences and \d+ bounds takes|holds no documents)"):
+        IndexedDataset(tmp_path / "t")
+
+
+def test_lengths_that_no_file_can_have_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(indexed_module, "_CHECK_BLOCK", 2)
+    monkeypatch.setattr(indexed_module, "_LARGEST_FILE_BYTES", 2**34)
+    # the third sequence would not be looked at: sums beyond the largest file may leave int64
+    lengths = [2**31 - 1] * 5
+    pointers = [8 * sum(lengths[:number]) for number in range(5)]
+    header = struct.pack("<9sQBQQ", b"MMIDIDX\x00\x00", 1, 5, 5, 2)
+    (tmp_path / "t.idx").write_bytes(header + struct.pack("<5i5q2q", *lengths, *pointers, 0, 5))
+    (tmp_path / "t.bin").write_bytes(GOLDEN_DATA)
+    with pytest.raises(DataError, match=rf"t\.bin: the tokens that .* lists takes {16 * (2**31 - 1)} bytes, found 12"):
+        IndexedDataset(tmp_path / "t")
+
+
+@pytest.mark.parametrize(("code", "form", "token"), [(5, "<q", 2**62), (4, "<i", 2**31 - 1), (3, "<h", -1)])
+def test_ids_of_no_vocabulary_are_not_counted(tmp_path: Path, code: int, form: str, token: int) -> None:
+    header = struct.pack("<9sQBQQ", b"MMIDIDX\x00\x00", 1, code, 1, 2)
+    (tmp_path / "t.idx").write_bytes(header + struct.pack("<i3q", 1, 0, 0, 1))
+    (tmp_path / "t.bin").write_bytes(struct.pack(form, token))
+    with pytest.raises(DataError, match=rf"t\.bin: holds the token id {token}[,;] "):
+        summarize(IndexedDataset(tmp_path / "t"))
 
 
 def test_empty_and_missing_files_are_refused(write_tokens: Callable[..., Path], tmp_path: Path) -> None:

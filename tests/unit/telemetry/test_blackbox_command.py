@@ -122,7 +122,9 @@ def test_bad_arguments_and_files(tmp_path: Path, capsys: pytest.CaptureFixture[s
     for words in (["f", "--last", "0"], ["f", "--last", "x"], ["f", "--operation", "forward"], []):
         with pytest.raises(SystemExit):
             parser.parse_args(words)
-    assert "0 is not at least 1" in capsys.readouterr().err
+    errors = capsys.readouterr().err
+    assert "argument --last: '0' is not a whole number of at least 1" in errors
+    assert "argument --last: 'x' is not a whole number of at least 1" in errors
     (tmp_path / "log").write_text("not a black box\n" * 500)
     with pytest.raises(DataError, match="this is not a black box"):
         blackbox.run(parser.parse_args([str(tmp_path / "log")]))

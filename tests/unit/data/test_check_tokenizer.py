@@ -1,0 +1,93 @@
+"""Whether a tokenizer fits the data and the model, with and without the tokenizers library."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from megatrain.contracts.errors import DataError
+from megatrain.data.build import build
+from megatrain.data.dataset import check_tokenizer
+from megatrain.data.tokenizer import END_OF_DOCUMENT
+from tests.helpers.require import require_module
+
+require_module("tokenizers")
+
+VOCAB_SIZE = 270
+
+
+@pytest.fixture
+def built(tmp_path: Path) -> Path:
+    """A data directory with a tokenizer of just so many tokens."""
+    for number in range(9):
+        (tmp_path / f"{number}.txt").write_text(f"this is text number {number}, in common words\n" * 20)
+    build([str(path) for path in sorted(tmp_path.glob("*.txt"))], tmp_path / "out", vocab_size=VOCAB_SIZE)
+    return tmp_path / "out"
+
+
+@pytest.fixture(params=[True, False], ids=["with the library", "without the library"])
+def has_library(request: pytest.FixtureRequest, built: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
+    if not request.param:
+        monkeypatch.setitem(sys.modules, "tokenizers", None)
+    return bool(request.param)
+
+
+def test_the_tokenizer_of_the_data_is_accepted(built: Path, has_library: bool) -> None:
+    check_tokenizer(built / "tokenizer.json", built / "train", VOCAB_SIZE)
+    check_tokenizer(built / "tokenizer.json", built / "validation", VOCAB_SIZE + 1)
+
+
+def test_another_tokenizer_is_refused_with_both_files_named(built: Path, has_library: bool) -> None:
+    other = built.parent / "other.json"
+    other.write_text((built / "tokenizer.json").read_text() + "\n")
+    with pytest.raises(
+        DataError,
+        match=rf"other\.json: is not the tokenizer that made .*out/train: .*out/meta\.json has another SHA-256 .* "
+        rf"set data\.tokenizer={built}/tokenizer\.json",
+    ):
+        check_tokenizer(other, built / "train", VOCAB_SIZE)
+    (built / "meta.json").unlink()
+    check_tokenizer(other, built / "train", VOCAB_SIZE)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, r"tokenizer\.json: the tokenizer cannot be read: No such file"),
+        (b"", r"tokenizer\.json: is not a tokenizer\.json"),
+        (b"\xff\xfe\x00", r"tokenizer\.json: is not a tokenizer\.json"),
+        (b"[" * 100_000, r"tokenizer\.json: is not a tokenizer\.json"),
+        (b'{"vocab_size": 3}', r"tokenizer\.json: is not a tokenizer\.json .* set data\.tokenizer to the file that"),
+        (b'{"model": "bpe"}', r"tokenizer\.json: is not a tokenizer\.json"),
+        (b'["model"]', r"tokenizer\.json: is not a tokenizer\.json"),
+    ],
+)
+def test_what_is_no_tokenizer_is_named(built: Path, has_library: bool, content: bytes | None, message: str) -> None:
+    path = built.parent / "tokenizer.json"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        check_tokenizer(path, built / "train", VOCAB_SIZE)
+
+
+def test_more_tokens_than_the_model_are_refused_where_they_can_be_counted(built: Path, has_library: bool) -> None:
+    if not has_library:
+        check_tokenizer(built / "tokenizer.json", built / "train", VOCAB_SIZE - 1)
+        return
+    with pytest.raises(DataError, match=r"has 270 tokens, more than model\.vocab_size=269; set model\.vocab_size=270"):
+        check_tokenizer(built / "tokenizer.json", built / "train", VOCAB_SIZE - 1)
+
+
+def test_a_tokenizer_that_cannot_be_loaded_is_refused(built: Path) -> None:
+    (built / "meta.json").unlink()
+    path = built / "tokenizer.json"
+    whole = path.read_text()
+    path.write_text(json.dumps({**json.loads(whole), "model": {"type": "no such model"}}))
+    with pytest.raises(DataError, match=r"tokenizer\.json: is not a tokenizer\.json of the tokenizers library: "):
+        check_tokenizer(path, built / "train", VOCAB_SIZE)
+    path.write_text(whole.replace(END_OF_DOCUMENT, "<|stop|>"))
+    with pytest.raises(DataError, match=r"tokenizer\.json: has no end-of-document token"):
+        check_tokenizer(path, built / "train", VOCAB_SIZE)
