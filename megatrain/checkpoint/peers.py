@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from megatrain.contracts.arena import SealedSnapshot
 from megatrain.contracts.errors import TopologyError
 from megatrain.contracts.layout import Coordinate, Layout
 
@@ -49,32 +50,34 @@ def _shifted(layout: Layout, at: Coordinate, dp_shift: int, pp_shift: int) -> in
 
 @dataclass(frozen=True, slots=True)
 class MemoryPoint:
-    """A step that all ranks can go back to without storage: `holder_of[rank]` is a rank of the host that has it."""
+    """A snapshot that all ranks can go back to without storage: `holder_of[rank]` is a rank of the host that has it."""
 
-    step: int
+    snapshot: SealedSnapshot
     holder_of: tuple[int, ...]
 
 
-def newest_in_memory(held: Sequence[Mapping[int, Sequence[int]]], host_of: Sequence[str]) -> MemoryPoint | None:
-    """Return the newest step of which every rank's snapshot lies in some host's arena, None without one.
+def newest_in_memory(
+    held: Sequence[Mapping[int, Sequence[SealedSnapshot]]], host_of: Sequence[str]
+) -> MemoryPoint | None:
+    """Return the newest snapshot of which every rank's part lies in some host's arena, None without one.
 
-    held: for each rank asked, what lies in its host's arena: owner rank -> the steps sealed. A rank's own host is
+    held: for each rank asked, what lies in its host's arena: owner rank -> the snapshots sealed. A rank's own host is
     preferred as holder, so that nothing travels that need not.
     """
     world_size = len(host_of)
-    holders: dict[int, dict[int, int]] = {}
-    """step -> owner -> holder."""
+    holders: dict[SealedSnapshot, dict[int, int]] = {}
+    """snapshot -> owner -> holder."""
     for holder in reversed(range(world_size)):
-        for owner, steps in held[holder].items():
-            for step in steps:
-                by_owner = holders.setdefault(step, {})
-                if owner not in by_owner or host_of[by_owner[owner]] != host_of[owner]:
+        for owner, snapshots in held[holder].items():
+            for snapshot in snapshots:
+                by_owner = holders.setdefault(snapshot, {})
+                if owner < world_size and (owner not in by_owner or host_of[by_owner[owner]] != host_of[owner]):
                     by_owner[owner] = holder
-    complete = [step for step, by_owner in holders.items() if all(rank in by_owner for rank in range(world_size))]
+    complete = [snapshot for snapshot, by_owner in holders.items() if len(by_owner) == world_size]
     if not complete:
         return None
-    step = max(complete)
-    return MemoryPoint(step, tuple(_local(rank, holders[step][rank], host_of) for rank in range(world_size)))
+    newest = max(complete)
+    return MemoryPoint(newest, tuple(_local(rank, holders[newest][rank], host_of) for rank in range(world_size)))
 
 
 def _local(owner: int, holder: int, host_of: Sequence[str]) -> int:

@@ -20,5 +20,5 @@ class CheckpointConfig:
         metadata=option("Whether to go on from the newest checkpoint of the run directory when there is one."),
     )
     load: str = field(
-        default="", metadata=option("Checkpoint directory to start from, instead of the newest of this run.")
+        default="", metadata=option("Checkpoint directory to start from while this run has no checkpoint of its own.")
     )

@@ -88,8 +88,8 @@ class RunDirectory:
 def black_box_path(directory: Path, job: str, run_key: str, branch: str, incarnation: int, rank: int) -> Path:
     """Return the file of one rank's black box in one incarnation of a job. `run_key`: see RunDirectory.key."""
     # A dot separates the parts and occurs in none of them.
-    name = f"megatrain.{safe_name(job)}.{safe_name(run_key)}.{safe_name(branch)}.{incarnation:06d}.rank-{rank:05d}.blackbox"
-    return directory / name
+    names = ".".join(safe_name(name) for name in (job, run_key, branch))
+    return directory / f"megatrain.{names}.{incarnation:06d}.rank-{rank:05d}.blackbox"
 
 
 def previous_black_box(path: Path) -> Path:

@@ -7,6 +7,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from megatrain.checkpoint.peers import MemoryPoint, choose_keepers, newest_in_memory
+from megatrain.contracts.arena import SealedSnapshot
 from megatrain.contracts.errors import TopologyError
 from megatrain.contracts.layout import Layout
 
@@ -57,21 +58,30 @@ def test_without_a_host_outside_the_own_groups_it_says_so(sizes: tuple[int, int,
         choose_keepers(layout, hosts(layout, ranks_per_host))
 
 
-def test_the_newest_step_that_every_rank_has_decides() -> None:
+def at(*steps: int) -> list[SealedSnapshot]:
+    return [SealedSnapshot(step, 0, step // 10) for step in steps]
+
+
+def test_the_newest_snapshot_that_every_rank_has_decides() -> None:
     host_of = ["a", "a", "b", "b"]
-    here = {0: [40, 50], 1: [40, 50]}
-    there = {2: [40, 50], 3: [40]}
+    here = {0: at(40, 50), 1: at(40, 50)}
+    there = {2: at(40, 50), 3: at(40)}
     held = [here, here, there, there]
-    assert newest_in_memory(held, host_of) == MemoryPoint(40, (0, 1, 2, 3))
+    assert newest_in_memory(held, host_of) == MemoryPoint(at(40)[0], (0, 1, 2, 3))
     assert newest_in_memory([here, here, {}, {}], host_of) is None
     assert newest_in_memory([{}] * 4, host_of) is None
 
 
+def test_snapshots_of_another_round_do_not_mix() -> None:
+    mixed = {0: at(50), 1: [SealedSnapshot(50, 1, 5)]}
+    assert newest_in_memory([mixed, mixed], ["a", "a"]) is None
+
+
 def test_a_copy_stands_in_for_a_host_that_lost_its_own() -> None:
     host_of = ["a", "a", "new", "new"]
-    here = {0: [40, 50], 1: [40, 50], 2: [40, 50], 3: [50]}
+    here = {0: at(40, 50), 1: at(40, 50), 2: at(40, 50), 3: at(50), 7: at(50)}
     point = newest_in_memory([here, here, {}, {}], host_of)
-    assert point == MemoryPoint(50, (0, 1, 0, 0))
+    assert point == MemoryPoint(at(50)[0], (0, 1, 0, 0))
     # its own memory is nearer than a copy elsewhere
-    own = {2: [50], 3: [50]}
-    assert newest_in_memory([here, here, own, own], host_of) == MemoryPoint(50, (0, 1, 2, 3))
+    own = {2: at(50), 3: at(50)}
+    assert newest_in_memory([here, here, own, own], host_of) == MemoryPoint(at(50)[0], (0, 1, 2, 3))
