@@ -1,7 +1,6 @@
 """Put one rank's share of the job together: model chunks, tensor plan, buckets, pipeline, optimizer.
 
-The only place that knows both the model and the parallelism. The model is built on the meta device, cut, and only then
-given memory, so no rank ever holds more than its share.
+The model is built on the meta device, cut, and only then given memory, so no rank ever holds more than its share.
 """
 
 from __future__ import annotations
@@ -12,13 +11,13 @@ import torch
 
 from megatrain.comm import Mesh
 from megatrain.config.config import Config
-from megatrain.model import ModelPart, TokenContext, Transformer, initialise_
+from megatrain.model import TokenContext, initialise_
+from megatrain.ops.precision import accumulate_dtype
 from megatrain.optim import ShardedOptimizer
 from megatrain.parallel.data_parallel import ChunkDataParallel, DataParallelOptions
 from megatrain.parallel.pipeline import Pipeline, PipelineChunk, PipelineInput
 from megatrain.parallel.recompute import recompute_fully
-from megatrain.parallel.stages import chunk_layers
-from megatrain.parallel.tensor_plan import TensorPlan, apply_tensor_plan
+from megatrain.planning.meta_chunk import build_meta_chunk
 from megatrain.telemetry.recorder import Recorder
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
@@ -73,7 +72,7 @@ class Replica:
 def build_replica(config: Config, mesh: Mesh, recorder: Recorder, device: torch.device) -> Replica:
     """Build this rank's chunks and everything around them. Weights are zero until initialised or loaded."""
     dtype = DTYPES[config.train.precision]
-    gradient_dtype = torch.float64 if dtype == torch.float64 else torch.float32
+    gradient_dtype = accumulate_dtype(dtype)
     options = DataParallelOptions(
         zero_stage=config.parallel.zero_stage,
         dtype=dtype,
@@ -100,32 +99,12 @@ def build_replica(config: Config, mesh: Mesh, recorder: Recorder, device: torch.
     return Replica(config, mesh, device, pipeline, data_parallel, optimizer)
 
 
-def model_part(config: Config, mesh: Mesh, chunk: int) -> ModelPart:
-    """Return which layers and ends of the model chunk number `chunk` of this stage holds."""
-    stage, pp_size, num_chunks = mesh.coordinate.pp, mesh.layout.pp_size, config.parallel.num_chunks
-    return ModelPart(
-        layers=chunk_layers(config.model.num_layers, pp_size, num_chunks, stage, chunk),
-        has_embedding=mesh.is_first_stage and chunk == 0,
-        has_head=mesh.is_last_stage and chunk == num_chunks - 1,
-    )
-
-
 def _build_chunk(
     config: Config, mesh: Mesh, chunk: int, options: DataParallelOptions, device: torch.device
 ) -> PipelineChunk:
-    part = model_part(config, mesh, chunk)
-    with torch.device("meta"):
-        module = Transformer(config.model, part, dropout_seed=config.train.seed)
-    plan = TensorPlan(
-        group=mesh.tp,
-        recompute=config.parallel.recompute,
-        vocab_size=config.model.vocab_size,
-        has_tied_head=config.model.has_tied_head,
-        is_head_elsewhere=mesh.layout.pp_size > 1,
-    )
-    parameters, rematerializer = apply_tensor_plan(module, plan)
+    meta = build_meta_chunk(config, mesh.layout, mesh.coordinate.pp, chunk, mesh.tp)
     if config.parallel.recompute == "full":
-        for block in module.blocks.values():
+        for block in meta.module.blocks.values():
             recompute_fully(block)
-    data_parallel = ChunkDataParallel(parameters, mesh.dp, mesh.tp, mesh.embedding, options, device)
-    return PipelineChunk(module, rematerializer, data_parallel)
+    data_parallel = ChunkDataParallel(meta.parameters, mesh.dp, mesh.tp, mesh.embedding, options, device)
+    return PipelineChunk(meta.module, meta.rematerializer, data_parallel)

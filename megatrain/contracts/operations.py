@@ -56,10 +56,6 @@ class Operation(StrEnum):
     BARRIER = "barrier", 24, "host-collective"
     CHECKPOINT_EXCHANGE = "checkpoint-exchange", 25, "host-collective"
 
-    @property
-    def is_communication(self) -> bool:
-        return self.is_collective or self.is_point_to_point
-
 
 MAX_OPERATIONS = 64
 """Numbers are below this: one bit each in the span mask."""

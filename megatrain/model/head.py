@@ -5,15 +5,13 @@ Shapes: S sequence, B micro-batch, H hidden, V padded vocabulary, T = S * B.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from megatrain.config.model import ModelConfig
 from megatrain.model.norm import build_norm
-from megatrain.ops.cross_entropy import IGNORED_LABEL, local_statistics, logits_gradient_
+from megatrain.ops.cross_entropy import summed_cross_entropy
 
 
 class CrossEntropy(nn.Module):
@@ -25,22 +23,7 @@ class CrossEntropy(nn.Module):
 
     def forward(self, logits_TV: Tensor, labels_T: Tensor) -> Tensor:
         """Return the loss sum, fp32 (fp64 for fp64). Overwrites logits in backward; they must have no other use."""
-        return _SummedCrossEntropy.apply(logits_TV, labels_T, self.vocab_size)
-
-
-class _SummedCrossEntropy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, logits_TV: Tensor, labels_T: Tensor, vocab_size: int) -> Tensor:
-        lse_T, target_T = local_statistics(logits_TV, labels_T, 0, vocab_size)
-        is_counted_T = labels_T != IGNORED_LABEL
-        ctx.save_for_backward(logits_TV, labels_T, lse_T)
-        return ((lse_T - target_T) * is_counted_T).sum()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        logits_TV, labels_T, lse_T = ctx.saved_tensors
-        grad_T = grad * (labels_T != IGNORED_LABEL)
-        return logits_gradient_(logits_TV, labels_T, lse_T, grad_T, 0), None, None
+        return summed_cross_entropy(logits_TV, labels_T, self.vocab_size)
 
 
 class LossHead(nn.Module):

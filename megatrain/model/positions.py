@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from megatrain.config.model import ModelConfig
+from megatrain.ops.precision import accumulate_dtype
 from megatrain.ops.rotary import inverse_frequencies, rotary_table
 
 
@@ -26,7 +27,7 @@ class RotaryPositions:
 
     def table(self, seq_len: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return cos and sin [S, 1, 1, D / 2], in fp32 for half-precision x."""
-        dtype = torch.float64 if dtype == torch.float64 else torch.float32
+        dtype = accumulate_dtype(dtype)
         key = (seq_len, device, dtype)
         if key not in self._tables:
             self._tables[key] = rotary_table(seq_len, self._frequency, device, dtype)

@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from megatrain.ops.precision import accumulate_dtype
+
 
 def layer_norm(x_SBH: Tensor, weight_H: Tensor, bias_H: Tensor, eps: float) -> Tensor:
     """Return (x - mean) / sqrt(var + eps) * weight + bias over H. Saves x and two numbers a token for backward."""
-    if x_SBH.device.type == "cpu" and _accumulate_dtype(x_SBH) != x_SBH.dtype:
+    if x_SBH.device.type == "cpu" and accumulate_dtype(x_SBH.dtype) != x_SBH.dtype:
         return _HalfLayerNormOnCpu.apply(x_SBH, weight_H, bias_H, eps)
     return functional.layer_norm(x_SBH, weight_H.shape, weight_H, bias_H, eps)
 
@@ -22,10 +24,6 @@ def layer_norm(x_SBH: Tensor, weight_H: Tensor, bias_H: Tensor, eps: float) -> T
 def rms_norm(x_SBH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
     """Return x / sqrt(mean(x^2) + eps) * weight over H. Saves x and one number a token for backward."""
     return _RmsNorm.apply(x_SBH, weight_H, eps)
-
-
-def _accumulate_dtype(x: Tensor) -> torch.dtype:
-    return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
 class _HalfLayerNormOnCpu(torch.autograd.Function):
@@ -50,7 +48,7 @@ class _HalfLayerNormOnCpu(torch.autograd.Function):
 class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_SBH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
-        x = x_SBH.to(_accumulate_dtype(x_SBH))
+        x = x_SBH.to(accumulate_dtype(x_SBH.dtype))
         # vector_norm reads x once and needs no temporary of x's size
         mean_square = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1])
         rstd_SB1 = mean_square.add_(eps).rsqrt_()
@@ -60,7 +58,7 @@ class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_SBH: Tensor) -> tuple[Tensor, Tensor, None]:
         x_SBH, weight_H, rstd_SB1 = ctx.saved_tensors
-        accumulate = _accumulate_dtype(x_SBH)
+        accumulate = accumulate_dtype(x_SBH.dtype)
         normed = x_SBH.to(accumulate) * rstd_SB1
         grad = grad_SBH.to(accumulate)
         grad_weight = (grad * normed).flatten(0, -2).sum(0)

@@ -5,10 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from megatrain.config.optimizer import OptimizerConfig
+from megatrain.ops.block_elements import ADAMW_BLOCK_ELEMENTS_ON_CPU
 from megatrain.optim.state import ShareState
-
-_CPU_BLOCK = 1 << 18
-"""Elements updated at once on a CPU: the block and its temporaries stay in cache, and no fresh memory is touched."""
 
 
 def adamw_update_(
@@ -19,7 +17,7 @@ def adamw_update_(
     Shapes: gradient and all state [share_numel].
     """
     whole = max(gradient.numel(), 1)
-    size = min(_CPU_BLOCK, whole) if gradient.device.type == "cpu" else whole
+    size = min(ADAMW_BLOCK_ELEMENTS_ON_CPU, whole) if gradient.device.type == "cpu" else whole
     for start in range(0, gradient.numel(), size):
         block = slice(start, min(start + size, gradient.numel()))
         _update_block_(state, block, gradient[block], config, lr, num_updates, gradient_scale)

@@ -56,12 +56,15 @@ def _direction(state: ShareState, gradient: Tensor, config: OptimizerConfig, num
 
 
 def _trust_ratios(states: Sequence[ShareState], directions: Sequence[Tensor], mesh: Mesh) -> list[float]:
-    """Return a ratio for each parameter of each share, also for those of which this rank's share holds nothing."""
+    """Return a ratio for each parameter of each share, also for those of which this rank's share holds nothing.
+
+    Of a parameter that every tp rank holds, both sums come out tp_size times too large: the ratio is the same.
+    """
     squares: list[Tensor] = []
     zero = torch.zeros(2, dtype=torch.float64, device=states[0].master.device)
     for state, direction in zip(states, directions, strict=True):
         for slot in state.parameter_runs:
-            if slot is None or not state.is_counted_over_tp:
+            if slot is None:
                 squares.append(zero)
             else:
                 norms = [torch.linalg.vector_norm(x[slot.run], dtype=torch.float64) for x in (state.master, direction)]

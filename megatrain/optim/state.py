@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from megatrain.ops.precision import accumulate_dtype
 from megatrain.parallel.bucket import Bucket
 from megatrain.parallel.sharding import FlatShard
 
@@ -29,8 +30,7 @@ class ShareState:
     def __init__(self, bucket: Bucket) -> None:
         self.bucket = bucket
         values = bucket.values[bucket.share]
-        dtype = torch.float64 if values.dtype == torch.float64 else torch.float32
-        self.master = values.to(dtype)
+        self.master = values.to(accumulate_dtype(values.dtype))
         self.exp_avg = torch.zeros_like(self.master)
         self.exp_avg_sq = torch.zeros_like(self.master)
         present = {
@@ -40,8 +40,6 @@ class ShareState:
         self.parameter_runs = [present.get(logical.name) for logical in bucket.parameters]
         """One entry for each parameter of the bucket, None where this share holds nothing of it."""
         self.decayed_runs = _joined(run.run for run in present.values() if run.is_decayed)
-        tp_ranks = [group.rank for group in bucket.sum_groups if group.name == "tp"]
-        self.is_counted_over_tp = not tp_ranks or tp_ranks[0] == 0
 
     @property
     def has_own_master(self) -> bool:

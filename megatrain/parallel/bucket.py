@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
@@ -30,18 +31,24 @@ class Segment:
     """Where the segment begins in the flattened local parameter."""
 
 
+def padded_numel(parameters: Sequence[LogicalParameter], dp_size: int) -> int:
+    """Return the elements of a bucket that holds `parameters`, padding included."""
+    multiple = SHARE_MULTIPLE * dp_size
+    return -(-sum(logical.parameter.numel() for logical in parameters) // multiple) * multiple
+
+
 class Bucket:
     """Flat memory for parameters and gradients, in the order given.
 
     Every logical parameter of a bucket agrees in is_tp_sharded and is_tied, so one rule finishes its gradients:
-    `sum_groups` are the groups over which the share is summed after the reduce-scatter.
+    `sum_group` is the group over which the share is summed after the reduce-scatter, None where it is whole by then.
     """
 
     def __init__(
         self,
         parameters: Sequence[LogicalParameter],
         dp: Group,
-        sum_groups: Sequence[Group],
+        sum_group: Group | None,
         *,
         dtype: torch.dtype,
         gradient_dtype: torch.dtype,
@@ -49,15 +56,11 @@ class Bucket:
     ) -> None:
         self.parameters = tuple(parameters)
         self.dp = dp
-        self.sum_groups = tuple(sum_groups)
+        self.sum_group = sum_group
         self.gradient_dtype = gradient_dtype
-        self.starts: list[int] = []
-        numel = 0
-        for logical in self.parameters:
-            self.starts.append(numel)
-            numel += logical.parameter.numel()
-        multiple = SHARE_MULTIPLE * dp.size
-        self.numel = -(-numel // multiple) * multiple
+        numels = [logical.parameter.numel() for logical in self.parameters]
+        self.starts = list(accumulate(numels, initial=0))[:-1]
+        self.numel = padded_numel(self.parameters, dp.size)
         self.share_numel = self.numel // dp.size
         self.values = torch.zeros(self.numel, dtype=dtype, device=device)
         self.gradients: Tensor | None = None
@@ -74,9 +77,8 @@ class Bucket:
     @property
     def owner_counts(self) -> bool:
         """Whether this rank's share adds to sums over all parameters (norms), so that each is counted once."""
-        first = self.parameters[0]
-        is_replica = not first.is_tp_sharded and any(g.name == "tp" and g.rank != 0 for g in self.sum_groups)
-        return not is_replica and not first.is_tied_copy
+        is_replica = self.sum_group is not None and self.sum_group.name == "tp" and self.sum_group.rank != 0
+        return not is_replica and not self.parameters[0].is_tied_copy
 
     def allocate_gradients(self) -> None:
         """Take memory for the whole bucket's gradients. What no gradient is added to reads as zero."""

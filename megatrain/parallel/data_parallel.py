@@ -8,8 +8,8 @@ the same order, hence bitwise the same numbers. Source: MegaScale sec. 3.2; ZeRO
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -32,13 +32,12 @@ class DataParallelOptions:
     has_overlap: bool
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Reduction:
-    """One bucket's way from whole local gradients to the finished share."""
+    """One bucket's gradients on their way to this rank's share."""
 
     bucket: Bucket
     pending: Pending
-    sums: list[Group] = field(default_factory=list)
 
 
 class ChunkDataParallel:
@@ -61,9 +60,10 @@ class ChunkDataParallel:
         self._is_stale = False
         for members in group_into_buckets(parameters, options.bucket_size):
             first = members[0]
-            sum_groups = ([] if first.is_tp_sharded else [tp]) + ([embedding] if first.is_tied else [])
+            assert first.is_tp_sharded or not first.is_tied, "no rule finishes a tied parameter that is whole on all"
+            sum_group = embedding if first.is_tied else None if first.is_tp_sharded else tp
             bucket = Bucket(
-                members, dp, sum_groups, dtype=options.dtype, gradient_dtype=options.gradient_dtype, device=device
+                members, dp, sum_group, dtype=options.dtype, gradient_dtype=options.gradient_dtype, device=device
             )
             self.buckets.append(bucket)
             for index, logical in enumerate(members):
@@ -106,15 +106,17 @@ class ChunkDataParallel:
             self._start_transfers()
 
     def finish_reduce(self) -> None:
-        """Wait until this rank's share of every gradient is summed over dp and over the bucket's other groups."""
+        """Wait until this rank's share of every gradient is summed over dp and over its bucket's other group."""
         self._finish_transfers()
         pending = []
         for bucket in self.buckets:
-            for group in bucket.sum_groups:
-                operation = Operation.EMBEDDING_ALL_REDUCE if group.name == "embedding" else Operation.TP_ALL_REDUCE
-                pending.append(group.all_reduce(self.gradient_share(bucket), operation))
-                if len(bucket.sum_groups) > 1 or not self.options.has_overlap:
-                    pending[-1].wait()  # a second sum needs the first one's result
+            group = bucket.sum_group
+            if group is None:
+                continue
+            operation = Operation.EMBEDDING_ALL_REDUCE if group.name == "embedding" else Operation.TP_ALL_REDUCE
+            pending.append(group.all_reduce(self.gradient_share(bucket), operation))
+            if not self.options.has_overlap:
+                pending[-1].wait()
         for one in pending:
             one.wait()
 
@@ -163,8 +165,6 @@ class ChunkDataParallel:
         while self._reductions:
             reduction = self._reductions.pop(0)
             result, bucket = reduction.pending.wait(), reduction.bucket
-            if bucket.dp.size == 1:
-                result = result[bucket.share]
             if self.options.zero_stage == 2:
                 self._shares[bucket].add_(result)
             elif bucket.gradients is not None and result.dtype != bucket.gradients.dtype:
@@ -179,10 +179,3 @@ def _accumulator(bucket: Bucket, index: int):  # noqa: ANN202 - torch calls it
         parameter.grad = None
 
     return accumulate
-
-
-def all_buckets(chunks: Sequence[ChunkDataParallel]) -> Iterator[tuple[ChunkDataParallel, Bucket]]:
-    """Yield every bucket of every chunk with the chunk it belongs to."""
-    for chunk in chunks:
-        for bucket in chunk.buckets:
-            yield chunk, bucket

@@ -45,10 +45,6 @@ class LogicalParameter:
     is_tied: bool = False
 
     @property
-    def box(self) -> Box:
-        return Box(self.offsets, tuple(self.parameter.shape))
-
-    @property
     def is_decayed(self) -> bool:
         """Weight decay is for matrices and embeddings, not for biases and norm scales."""
         return not self.name.endswith(("bias", "norm.weight"))

@@ -6,7 +6,6 @@ Shapes: S sequence, B micro-batch, H hidden, V local vocabulary, T tokens (S * B
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from megatrain.comm.group import Group
 from megatrain.comm.sequence import all_gather_rows, gather_from_sequence, reduce_scatter_to_sequence
 from megatrain.contracts.operations import Operation
-from megatrain.ops.cross_entropy import IGNORED_LABEL, local_statistics, logits_gradient_
+from megatrain.ops.cross_entropy import summed_cross_entropy
 from megatrain.ops.embedding import embedding
 from megatrain.parallel.rematerialize import Rematerializer
 
@@ -72,28 +71,15 @@ class VocabularyCrossEntropy(nn.Module):
         self.vocab_size = vocab_size
 
     def forward(self, logits_TV: Tensor, labels_T: Tensor) -> Tensor:
-        return _SummedCrossEntropy.apply(logits_TV, labels_T, self.group, self.first_column, self.vocab_size)
+        return summed_cross_entropy(
+            logits_TV, labels_T, self.vocab_size, first_column=self.first_column, combine=self._combine
+        )
 
-
-class _SummedCrossEntropy(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, logits_TV: Tensor, labels_T: Tensor, group: Group, first_column: int, vocab_size: int
-    ) -> Tensor:
-        lse_T, target_T = local_statistics(logits_TV, labels_T, first_column, vocab_size)
-        largest_T = group.all_reduce(lse_T.clone(), Operation.TP_ALL_REDUCE, maximum=True).wait()
+    def _combine(self, lse_T: Tensor, target_T: Tensor) -> tuple[Tensor, Tensor]:
+        largest_T = self.group.all_reduce(lse_T.clone(), Operation.TP_ALL_REDUCE, maximum=True).wait()
         sums_2T = torch.stack([(lse_T - largest_T).exp_(), target_T])
-        sums_2T = group.all_reduce(sums_2T, Operation.TP_ALL_REDUCE).wait()
-        lse_T = sums_2T[0].log_().add_(largest_T)
-        ctx.first_column = first_column
-        ctx.save_for_backward(logits_TV, labels_T, lse_T)
-        return ((lse_T - sums_2T[1]) * (labels_T != IGNORED_LABEL)).sum()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
-        logits_TV, labels_T, lse_T = ctx.saved_tensors
-        grad_T = grad * (labels_T != IGNORED_LABEL)
-        return logits_gradient_(logits_TV, labels_T, lse_T, grad_T, ctx.first_column), None, None, None, None
+        sums_2T = self.group.all_reduce(sums_2T, Operation.TP_ALL_REDUCE).wait()
+        return sums_2T[0].log_().add_(largest_T), sums_2T[1]
 
 
 def start_scope_at(norm: nn.Module, rematerializer: Rematerializer, *, is_recomputed: bool) -> None:

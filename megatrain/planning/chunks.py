@@ -8,19 +8,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from megatrain.comm.group import Group
 from megatrain.config.config import Config
 from megatrain.contracts.layout import Layout
-from megatrain.model import ModelPart, Transformer
-from megatrain.parallel.bucket import SHARE_MULTIPLE, group_into_buckets
+from megatrain.model import ModelPart
+from megatrain.parallel.bucket import group_into_buckets, padded_numel
 from megatrain.parallel.sharding import LogicalParameter
-from megatrain.parallel.stages import chunk_layers
-from megatrain.parallel.tensor_plan import TensorPlan, apply_tensor_plan
 from megatrain.planning.blocks import block_footprint
 from megatrain.planning.ends import embedding_footprint, head_footprint
 from megatrain.planning.footprint import Footprint, in_a_row
+from megatrain.planning.meta_chunk import build_meta_chunk
 from megatrain.planning.tensor_bytes import TensorBytes
 
 
@@ -38,12 +35,7 @@ class PlannedChunk:
 
     def bucket_sizes(self, bucket_size: int, dp_size: int) -> tuple[int, ...]:
         """Return the elements of each bucket, padding included."""
-        multiple = SHARE_MULTIPLE * dp_size
-        numels = (
-            sum(logical.parameter.numel() for logical in bucket)
-            for bucket in group_into_buckets(self.parameters, bucket_size)
-        )
-        return tuple(-(-numel // multiple) * multiple for numel in numels)
+        return tuple(padded_numel(bucket, dp_size) for bucket in group_into_buckets(self.parameters, bucket_size))
 
     def footprint(self, config: Config, sizes: TensorBytes) -> Footprint:
         """Return what a micro-batch needs on this chunk."""
@@ -71,24 +63,5 @@ def plan_stage(config: Config, layout: Layout, stage: int, tp: Group) -> list[Pl
 
     Raises: TopologyError when a parameter cannot be cut.
     """
-    return [_plan_chunk(config, layout, stage, chunk, tp) for chunk in range(config.parallel.num_chunks)]
-
-
-def _plan_chunk(config: Config, layout: Layout, stage: int, chunk: int, tp: Group) -> PlannedChunk:
-    model, num_chunks = config.model, config.parallel.num_chunks
-    part = ModelPart(
-        layers=chunk_layers(model.num_layers, layout.pp_size, num_chunks, stage, chunk),
-        has_embedding=stage == 0 and chunk == 0,
-        has_head=stage == layout.pp_size - 1 and chunk == num_chunks - 1,
-    )
-    with torch.device("meta"):
-        module = Transformer(model, part)
-    plan = TensorPlan(
-        group=tp,
-        recompute=config.parallel.recompute,
-        vocab_size=model.vocab_size,
-        has_tied_head=model.has_tied_head,
-        is_head_elsewhere=layout.pp_size > 1,
-    )
-    parameters, _ = apply_tensor_plan(module, plan)
-    return PlannedChunk(part, tuple(parameters))
+    built = (build_meta_chunk(config, layout, stage, chunk, tp) for chunk in range(config.parallel.num_chunks))
+    return [PlannedChunk(chunk.part, chunk.parameters) for chunk in built]

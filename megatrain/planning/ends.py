@@ -6,12 +6,10 @@ Follows megatrain/model/embedding.py and head.py with the styles of the tensor p
 from __future__ import annotations
 
 from megatrain.config.config import Config
+from megatrain.ops.block_elements import LOSS_BLOCK_ELEMENTS
 from megatrain.planning.blocks import dropout_draw, norm_backward, norm_forward, norm_kept
 from megatrain.planning.footprint import Footprint, Ledger
 from megatrain.planning.tensor_bytes import TOKEN_BYTES, TensorBytes
-
-_LOSS_BLOCK_ELEMENTS = 1 << 20
-"""The loss treats so many logits at once, where it needs them in a wider type."""
 
 
 def embedding_footprint(config: Config, sizes: TensorBytes) -> Footprint:
@@ -68,7 +66,7 @@ def head_footprint(config: Config, sizes: TensorBytes, *, is_tied_here: bool) ->
     again = sizes.hidden if sizes.is_tp else sizes.hidden_local - inner
     wide_block = 0
     if sizes.is_mixed:
-        wide_block = min(_LOSS_BLOCK_ELEMENTS, sizes.logits // sizes.element) * sizes.sum_element
+        wide_block = min(LOSS_BLOCK_ELEMENTS, sizes.logits // sizes.element) * sizes.sum_element
     sums = config.batch.micro_batch_size * config.model.seq_len * sizes.sum_element
     kept = norm_kept(config, sizes) + inner + sizes.logits + sums
 

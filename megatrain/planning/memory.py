@@ -13,13 +13,11 @@ from dataclasses import dataclass
 
 from megatrain.config.config import Config
 from megatrain.contracts.layout import Layout
+from megatrain.ops.block_elements import ADAMW_BLOCK_ELEMENTS_ON_CPU
 from megatrain.planning.chunks import PlannedChunk
 from megatrain.planning.step_memory import ChunkMemory, Moment, StepWalk
 from megatrain.planning.tensor_bytes import ELEMENT_BYTES, TensorBytes, tensor_bytes
 from megatrain.schedule import build_schedule, peak_in_flight
-
-_ADAMW_BLOCK_ON_CPU = 1 << 18
-"""Elements that AdamW updates at once on a CPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +73,13 @@ def estimate_memory(config: Config, layout: Layout, stage: int, chunks: Sequence
     num_elements = sum(map(sum, buckets))
 
     num_microbatches = config.num_microbatches(layout.dp_size)
-    schedule = build_schedule(parallel.schedule, layout.pp_size, parallel.num_chunks, num_microbatches)
+    schedule = build_schedule(
+        parallel.schedule,
+        layout.pp_size,
+        parallel.num_chunks,
+        num_microbatches,
+        receives_ahead=1 if parallel.overlap else 0,
+    )
     chunk_memory = [
         _chunk_memory(config, layout, chunk, numels, sizes) for chunk, numels in zip(chunks, buckets, strict=True)
     ]
@@ -121,7 +125,7 @@ def _optimizer_working(config: Config, sizes: TensorBytes, shares: Sequence[int]
     if config.optimizer.name == "lamb":
         return max(sum(shares[: index + 1]) + share for index, share in enumerate(shares))
     if sizes.is_on_cpu:
-        return min(_ADAMW_BLOCK_ON_CPU * sizes.sum_element, max(shares))
+        return min(ADAMW_BLOCK_ELEMENTS_ON_CPU * sizes.sum_element, max(shares))
     return max(shares)
 
 

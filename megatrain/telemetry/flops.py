@@ -9,7 +9,7 @@ are a property of the data.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from megatrain.config.model import ModelConfig
 
@@ -56,14 +56,12 @@ def attended_pairs(seq_len: int, window_size: int = 0) -> int:
 
 def forward_flops_per_token(model: ModelConfig, attention: Attention = "exact") -> float:
     """Return the FLOPs of one token's forward pass, averaged over a full sequence."""
-    query_size = model.num_heads * model.resolved_head_dim
-    kv_size = model.resolved_num_kv_heads * model.resolved_head_dim
-    num_mlp_matrices = 3 if model.mlp == "swiglu" else 2
-    projections = model.hidden_size * (2 * query_size + 2 * kv_size)
-    mlp = num_mlp_matrices * model.hidden_size * model.resolved_ffn_size
+    widths = _widths(model)
+    projections = model.hidden_size * (2 * widths.query + 2 * widths.kv)
+    mlp = widths.num_mlp_matrices * model.hidden_size * model.resolved_ffn_size
     pairs = attended_pairs(model.seq_len, model.window_size) if attention == "exact" else model.seq_len**2
     # Scores and values are one product of head_dim for each pair and head.
-    scores_and_values = 2 * query_size * pairs / model.seq_len
+    scores_and_values = 2 * widths.query * pairs / model.seq_len
     head = model.hidden_size * model.vocab_size
     return 2 * (model.num_layers * (projections + mlp + scores_and_values) + head)
 
@@ -76,15 +74,29 @@ def training_flops_per_token(model: ModelConfig, attention: Attention = "exact")
 def flops_formula(model: ModelConfig) -> str:
     """Return in one line how the FLOPs of a token are counted for this model, and what comes out."""
     span = f"window {model.window_size}, causal" if 0 < model.window_size < model.seq_len else "causal"
-    query_size = model.num_heads * model.resolved_head_dim
-    kv_size = model.resolved_num_kv_heads * model.resolved_head_dim
-    num_mlp_matrices = 3 if model.mlp == "swiglu" else 2
+    widths = _widths(model)
     pairs = attended_pairs(model.seq_len, model.window_size)
     return (
-        f"FLOPs/token = 3 * 2 * (layers * (h*(2q+2kv) + {num_mlp_matrices}*h*ffn + 2*q*pairs/S) + h*vocab)"
-        f" = {training_flops_per_token(model):.4g}, with h={model.hidden_size} q={query_size} kv={kv_size}"
+        f"FLOPs/token = 3 * 2 * (layers * (h*(2q+2kv) + {widths.num_mlp_matrices}*h*ffn + 2*q*pairs/S) + h*vocab)"
+        f" = {training_flops_per_token(model):.4g}, with h={model.hidden_size} q={widths.query} kv={widths.kv}"
         f" ffn={model.resolved_ffn_size} layers={model.num_layers} vocab={model.vocab_size} (unpadded)"
         f" S={model.seq_len} pairs={pairs} ({span}); backward = 2 * forward, recompute not counted"
+    )
+
+
+class _Widths(NamedTuple):
+    query: int
+    """Of all query heads together."""
+    kv: int
+    """Of all keys together, and of all values."""
+    num_mlp_matrices: int
+
+
+def _widths(model: ModelConfig) -> _Widths:
+    return _Widths(
+        query=model.num_heads * model.resolved_head_dim,
+        kv=model.resolved_num_kv_heads * model.resolved_head_dim,
+        num_mlp_matrices=3 if model.mlp == "swiglu" else 2,
     )
 
 

@@ -1,14 +1,15 @@
-"""A sharded optimizer over parameters made by hand, as any data-parallel rank would hold it, with gradients by name."""
+"""A sharded optimizer over parameters made by hand, as any rank would hold it, with gradients by name."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from megatrain.comm.group import Group
 from megatrain.comm.mesh import Mesh
 from megatrain.config.optimizer import OptimizerConfig
 from megatrain.optim import ShardedOptimizer
@@ -25,6 +26,8 @@ SHAPES: dict[str, tuple[int, ...]] = {
     "blocks.0.mlp.down.weight": (8, 24),
     "blocks.0.mlp_bias": (8,),
 }
+CUT = {"embedding.word.weight", "blocks.0.mlp.up.weight"}
+"""What tensor-parallel ranks share, along the last dim; of the rest each of them holds all."""
 DECAYED = {name for name in SHAPES if name.endswith("weight") and "norm" not in name}
 
 
@@ -36,7 +39,7 @@ def draw(seed: int) -> dict[str, Tensor]:
 
 @dataclass
 class Rank:
-    """One data-parallel rank's optimizer."""
+    """One rank's optimizer."""
 
     optimizer: ShardedOptimizer
     chunk: ChunkDataParallel
@@ -46,24 +49,27 @@ class Rank:
         self.chunk.start_step()
         for bucket in self.chunk.buckets:
             for index, logical in enumerate(bucket.parameters):
-                bucket.add_gradient(index, gradients[logical.name])
+                part = box_slices(logical.offsets, logical.parameter.shape)
+                bucket.add_gradient(index, gradients[logical.name][part])
 
-    def shards(self, kind: str) -> dict[str, list[Tensor]]:
-        """Return flat pieces of one kind of state, in order."""
-        found: dict[str, list[Tensor]] = {}
-        for one, shard, _ in self.optimizer.flat_shards():
-            if one == kind:
-                found.setdefault(shard.name, []).append(shard.tensor.flatten().clone())
-        return found
+
+def box_slices(offsets: Sequence[int], sizes: Sequence[int]) -> tuple[slice, ...]:
+    return tuple(slice(first, first + size) for first, size in zip(offsets, sizes, strict=True))
 
 
 def whole_state(ranks: list[Rank], kind: str = "master") -> dict[str, Tensor]:
-    """Join the ranks' pieces."""
-    pieces: dict[str, list[Tensor]] = {name: [] for name in SHAPES}
+    """Join the ranks' pieces; replicas must agree bit by bit, and nothing may be missing."""
+    found: dict[str, Tensor] = {}
     for rank in ranks:
-        for name, parts in rank.shards(kind).items():
-            pieces[name] += parts
-    return {name: torch.cat(parts).view(SHAPES[name]) for name, parts in pieces.items()}
+        for one, shard, _ in rank.optimizer.flat_shards():
+            if one != kind:
+                continue
+            whole = found.setdefault(shard.name, torch.full(shard.global_shape, torch.nan, dtype=shard.tensor.dtype))
+            part = box_slices(shard.box.offsets, shard.box.sizes)
+            assert (whole[part].isnan() | (whole[part] == shard.tensor)).all(), f"replicas of {shard.name} differ"
+            whole[part] = shard.tensor
+    assert not any(whole.isnan().any() for whole in found.values())
+    return {name: found[name] for name in SHAPES}
 
 
 def build_rank(
@@ -76,14 +82,12 @@ def build_rank(
     mesh: Mesh | None = None,
     **options: Any,
 ) -> Rank:
-    """Return rank `dp_rank` of `dp_size` with the weights `draw(0)`, or those given. `options` are the optimizer's."""
+    """Return rank `dp_rank` of `dp_size`, or that of `mesh`, with the weights `draw(0)`, or those given.
+
+    `options` are the optimizer's.
+    """
     mesh = mesh or replace(lone_mesh(), dp=simulated_group("dp", dp_size, dp_rank))
-    logical = [
-        LogicalParameter(
-            name, nn.Parameter(torch.empty(shape, device="meta")), shape, (0,) * len(shape), is_tp_sharded=True
-        )
-        for name, shape in SHAPES.items()
-    ]
+    logical = [_logical(name, shape, mesh.tp) for name, shape in SHAPES.items()]
     gradient_dtype = torch.float64 if dtype == torch.float64 else torch.float32
     settings = DataParallelOptions(
         zero_stage=1,
@@ -99,7 +103,15 @@ def build_rank(
     start = draw(0) if weights is None else weights
     for kind, shard, _ in rank.optimizer.flat_shards():
         if kind == "master":
-            part = tuple(slice(at, at + size) for at, size in zip(shard.box.offsets, shard.box.sizes, strict=True))
-            shard.tensor.copy_(start[shard.name][part])
+            shard.tensor.copy_(start[shard.name][box_slices(shard.box.offsets, shard.box.sizes)])
     rank.optimizer.publish()
     return rank
+
+
+def _logical(name: str, shape: tuple[int, ...], tp: Group) -> LogicalParameter:
+    is_cut = name in CUT
+    last = shape[-1] // tp.size if is_cut else shape[-1]
+    offsets = (0,) * (len(shape) - 1) + (tp.rank * last if is_cut else 0,)
+    parameter = nn.Parameter(torch.empty((*shape[:-1], last), device="meta"))
+    # without tensor parallel all is alike, so that one bucket may hold anything
+    return LogicalParameter(name, parameter, shape, offsets, is_tp_sharded=is_cut or tp.size == 1)

@@ -5,25 +5,12 @@ from __future__ import annotations
 import pytest
 
 from megatrain.config import ModelConfig, num_parameters, parameters_by_part
+from tests.helpers.published_models import LLAMA_3_8B
 
 
 def test_llama_3_8b() -> None:
     # The number of parameters of the published checkpoint.
-    model = ModelConfig(
-        vocab_size=128256,
-        seq_len=8192,
-        hidden_size=4096,
-        num_layers=32,
-        num_heads=32,
-        num_kv_heads=8,
-        ffn_size=14336,
-        norm="rmsnorm",
-        mlp="swiglu",
-        has_bias=False,
-        positions="rope",
-        has_tied_head=False,
-    )
-    assert num_parameters(model) == 8_030_261_248
+    assert num_parameters(LLAMA_3_8B) == 8_030_261_248
 
 
 def test_gpt2_small() -> None:

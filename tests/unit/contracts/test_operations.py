@@ -52,7 +52,6 @@ def test_numbers_fit_the_span_mask_and_are_unique() -> None:
 def test_kinds() -> None:
     assert {operation.value for operation in Operation if operation.is_collective} == COLLECTIVES
     assert {operation.value for operation in Operation if operation.is_point_to_point} == POINT_TO_POINT
-    assert {operation.value for operation in Operation if operation.is_communication} == COLLECTIVES | POINT_TO_POINT
     assert {operation.value for operation in Operation if operation.is_on_device} == ON_DEVICE
 
 

@@ -12,7 +12,7 @@ import torch
 from megatrain.data.dataset import open_dataset
 from megatrain.data.indexed import IndexedDataset
 from megatrain.data.order import SampleOrder
-from megatrain.data.reader import IGNORED_LABEL, BatchReader, StepBatch
+from megatrain.data.reader import IGNORED_LABEL, BatchReader, StepBatch, assemble
 
 SEQ_LEN = 8
 
@@ -85,6 +85,13 @@ def test_document_mask_follows_the_bounds_of_documents(dataset: IndexedDataset) 
             is_last = owner[positions] != owner[positions + 1]
             assert np.array_equal(batch.labels_SB[:, j].numpy(), np.where(is_last, IGNORED_LABEL, positions + 1))
         assert step.num_label_tokens == int((batch.labels_SB != IGNORED_LABEL).sum()) < 4 * SEQ_LEN
+
+
+def test_a_microbatch_keeps_its_own_sample_numbers(dataset: IndexedDataset) -> None:
+    samples_B = np.arange(3)
+    batch = assemble(dataset, np.array([0, 8, 16]), np.full(3, SEQ_LEN), samples_B, SEQ_LEN, has_document_mask=False)
+    samples_B += 100
+    assert batch.sample_B.tolist() == [0, 1, 2]
 
 
 def test_consecutive_steps_continue_each_other(dataset: IndexedDataset) -> None:

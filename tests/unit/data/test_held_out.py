@@ -49,6 +49,18 @@ def test_num_samples_limits_to_the_first_windows(
     assert predicted(dataset, 16, micro_batch_size, dp_size, num_samples=1000) == list(range(1, 100))
 
 
+@pytest.mark.parametrize(
+    ("num_tokens", "num_samples", "num_microbatches"),
+    [(17, 0, 1), (18, 0, 2), (33, 0, 2), (17, 1000, 1), (100, 1000, 7), (100, 7, 7), (100, 3, 3)],
+)
+def test_no_more_microbatches_than_there_are_windows(
+    write_tokens: Callable[..., Path], num_tokens: int, num_samples: int, num_microbatches: int
+) -> None:
+    """17 tokens are one window of 16 labels."""
+    dataset = IndexedDataset(write_tokens([range(num_tokens)]))
+    assert len(list(evaluation_batches(dataset, 16, 1, 0, 1, num_samples))) == num_microbatches
+
+
 def test_document_mask_leaves_out_the_first_token_of_each_document(write_tokens: Callable[..., Path]) -> None:
     dataset = IndexedDataset(write_tokens([range(10), range(10, 33), range(33, 40)]))
     assert predicted(dataset, 16, 2, 2, has_document_mask=True) == [n for n in range(1, 40) if n not in (10, 33)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -115,3 +116,87 @@ def test_closing_frees_a_thread_that_waits_for_room_and_a_consumer_that_waits_fo
     prefetcher.close()
     with pytest.raises(RuntimeError, match="closed"):
         prefetcher.next()
+
+
+def reader_thread() -> threading.Thread:
+    (thread,) = [one for one in threading.enumerate() if one.name == "data-prefetch"]
+    return thread
+
+
+def test_without_a_thread_closing_is_the_end_too() -> None:
+    prefetcher = Prefetcher(batch, plan(), 0)
+    prefetcher.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        prefetcher.next()
+
+
+def test_after_an_error_nothing_more_is_read_and_the_error_stays() -> None:
+    num_reads = 0
+
+    def fail(cursor: int, global_batch_size: int) -> StepBatch:
+        nonlocal num_reads
+        num_reads += 1
+        raise ValueError("damaged")
+
+    errors: list[BaseException] = []
+
+    def consume() -> None:
+        for _ in range(2):
+            try:
+                prefetcher.next()
+            except (ValueError, RuntimeError) as error:
+                errors.append(error)
+
+    with Prefetcher(fail, plan(), 3) as prefetcher:
+        consumer = threading.Thread(target=consume)
+        consumer.start()
+        consumer.join(DEADLINE_S)
+        assert not consumer.is_alive()
+        assert [str(error) for error in errors] == ["damaged", "damaged"]
+    assert num_reads == 1
+
+
+def test_closing_lets_go_of_what_was_read() -> None:
+    held: list[weakref.ref[Marker]] = []
+    has_read_three = threading.Event()
+
+    def read_step(cursor: int, global_batch_size: int) -> StepBatch:
+        marker = Marker()
+        held.append(weakref.ref(marker))
+        if len(held) == 3:
+            has_read_three.set()
+        return StepBatch(cursor, global_batch_size, [marker], 0)
+
+    prefetcher = Prefetcher(read_step, plan(), 2)
+    assert has_read_three.wait(DEADLINE_S)
+    prefetcher.close()
+    assert [one() for one in held] == [None] * 3
+
+
+class Marker:
+    """Takes the place of a microbatch whose life is watched."""
+
+
+def test_a_read_that_never_returns_is_left_behind_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    is_reading, may_return = threading.Event(), threading.Event()
+
+    def hang(cursor: int, global_batch_size: int) -> StepBatch:
+        is_reading.set()
+        assert may_return.wait(DEADLINE_S)
+        return batch(cursor, global_batch_size)
+
+    prefetcher = Prefetcher(hang, plan(), 1)
+    try:
+        thread = reader_thread()
+        assert thread.daemon, "it must not keep the process alive"
+        assert is_reading.wait(DEADLINE_S)
+        prefetcher.close(timeout_s=0.0)
+        assert [record.message for record in caplog.records] == [
+            "a data read has not returned for 0 s; its thread is left behind"
+        ]
+    finally:
+        may_return.set()
+        caplog.clear()
+        prefetcher.close()
+    assert not thread.is_alive()
+    assert not caplog.records

@@ -70,7 +70,7 @@ def test_decay_alone_shrinks_matrices_and_nothing_else() -> None:
 def test_blocks_of_the_update_do_not_change_it(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = build_rank()
     by_us([whole], 3)
-    monkeypatch.setattr(adamw, "_CPU_BLOCK", 37)
+    monkeypatch.setattr(adamw, "ADAMW_BLOCK_ELEMENTS_ON_CPU", 37)
     in_blocks = build_rank()
     by_us([in_blocks], 3)
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
 from torch import Tensor
 
 from megatrain.comm.group import Group, Pending
-from tests.helpers.hand_made_optimizer import DECAYED, SHAPES, Rank, build_rank, draw, whole_state
+from tests.helpers.hand_made_optimizer import CUT, DECAYED, SHAPES, Rank, build_rank, draw, whole_state
 from tests.helpers.lone_rank import SilentRecorder, lone_mesh
 
 STEPS = 6
@@ -38,39 +40,53 @@ def plain_lamb(
     return found
 
 
+class Meeting:
+    """Where the threads of one group add up."""
+
+    def __init__(self, size: int) -> None:
+        self.barrier = threading.Barrier(size)
+        self.tensors: list[Tensor | None] = [None] * size
+
+
 class MeetingGroup(Group):
     """A group whose ranks are threads that add up at a barrier."""
 
-    __slots__ = ("_barrier", "_tensors")
+    __slots__ = ("_meeting",)
 
-    def __init__(self, barrier: threading.Barrier, tensors: list[Tensor | None], rank: int) -> None:
-        super().__init__("dp", tuple(range(len(tensors))), rank, SilentRecorder())
-        self._barrier = barrier
-        self._tensors = tensors
+    def __init__(self, name: str, meeting: Meeting, rank: int) -> None:
+        super().__init__(name, tuple(range(len(meeting.tensors))), rank, SilentRecorder())
+        self._meeting = meeting
 
     def all_reduce(self, x: Tensor, operation: object, *, maximum: bool = False) -> Pending:
-        self._tensors[self.rank] = x.clone()
-        self._barrier.wait(timeout=20)
-        total = torch.stack([one for one in self._tensors if one is not None]).sum(0)
-        self._barrier.wait(timeout=20)
+        self._meeting.tensors[self.rank] = x.clone()
+        self._meeting.barrier.wait(timeout=20)
+        total = torch.stack([one for one in self._meeting.tensors if one is not None]).sum(0)
+        self._meeting.barrier.wait(timeout=20)
         return Pending(x.copy_(total))
 
 
-def run(ranks: list[Rank], gradients: list[dict[str, Tensor]], lr: float = 0.05) -> None:
+def run(
+    ranks: list[Rank], gradients: list[dict[str, Tensor]], lr: float = 0.05, scales: Sequence[float] | None = None
+) -> None:
     def follow(rank: Rank) -> None:
-        for step in gradients:
+        for step, scale in zip(gradients, scales or [1.0] * len(gradients), strict=True):
             rank.set_gradients(step)
-            rank.optimizer.step(lr, 1.0)
+            rank.optimizer.step(lr, scale)
 
     with ThreadPoolExecutor(len(ranks)) as pool:
         for _ in pool.map(follow, ranks):
             pass
 
 
-def make_ranks(dp_size: int, **options: object) -> list[Rank]:
-    barrier, tensors = threading.Barrier(dp_size), [None] * dp_size
-    meshes = [replace(lone_mesh(), dp=MeetingGroup(barrier, tensors, rank)) for rank in range(dp_size)]
-    return [build_rank(mesh=mesh, name="lamb", eps=1e-6, **options) for mesh in meshes]
+def make_ranks(dp_size: int, tp_size: int = 1, **options: object) -> list[Rank]:
+    dp_meetings = [Meeting(dp_size) for _ in range(tp_size)]
+    tp_meetings = [Meeting(tp_size) for _ in range(dp_size)]
+    ranks = []
+    for dp_rank, tp_rank in product(range(dp_size), range(tp_size)):
+        dp = MeetingGroup("dp", dp_meetings[tp_rank], dp_rank)
+        tp = MeetingGroup("tp", tp_meetings[dp_rank], tp_rank)
+        ranks.append(build_rank(mesh=replace(lone_mesh(), dp=dp, tp=tp), name="lamb", eps=1e-6, **options))
+    return ranks
 
 
 @pytest.mark.parametrize("bucket_size", [1, 150, 10**6])
@@ -83,6 +99,31 @@ def test_parameters_spread_over_shares_have_the_ratio_of_the_whole(dp_size: int,
     found, expected = whole_state(ranks), plain_lamb(draw(0), gradients, 0.1, 0.05)
     for name, truth in expected.items():
         torch.testing.assert_close(found[name], truth, rtol=1e-10, atol=1e-10, msg=name)
+
+
+@pytest.mark.parametrize("dp_size", [1, 2])
+def test_parameters_spread_over_tensor_parallel_have_the_ratio_of_the_whole(dp_size: int) -> None:
+    """What is cut adds up over tp; what every tp rank holds, a matrix too, has the ratio it has on each of them."""
+    ranks = make_ranks(dp_size, tp_size=2, weight_decay=0.1)
+    gradients = [draw(100 + step) for step in range(STEPS)]
+    run(ranks, gradients)
+
+    found, expected = whole_state(ranks), plain_lamb(draw(0), gradients, 0.1, 0.05)
+    assert CUT < DECAYED
+    for name, truth in expected.items():
+        torch.testing.assert_close(found[name], truth, rtol=1e-10, atol=1e-10, msg=name)
+
+
+def test_gradients_are_scaled_before_all_else() -> None:
+    # another factor each step: a trust ratio hides a factor that is always the same
+    ranks, scales = make_ranks(1, weight_decay=0.1), [1.0, 0.25, 3.0, 0.5, 2.0, 0.125]
+    gradients = [draw(100 + step) for step in range(STEPS)]
+    run(ranks, gradients, scales=scales)
+
+    scaled = [{name: scale * one for name, one in step.items()} for step, scale in zip(gradients, scales, strict=True)]
+    expected = plain_lamb(draw(0), scaled, 0.1, 0.05)
+    for name, found in whole_state(ranks).items():
+        torch.testing.assert_close(found, expected[name], rtol=1e-10, atol=1e-10, msg=name)
 
 
 def test_without_weight_decay_matrices_still_have_a_ratio() -> None:
@@ -123,16 +164,3 @@ def test_gradients_of_zero_move_nothing_but_decay() -> None:
     run(ranks, [{name: torch.zeros(shape, dtype=torch.float64) for name, shape in SHAPES.items()}])
 
     assert all(torch.equal(found, draw(0)[name]) for name, found in whole_state(ranks).items())
-
-
-def test_replicas_over_tensor_parallel_are_counted_once() -> None:
-    """A parameter that every tp rank holds adds its norm on tp rank 0 only; the others read the sum."""
-    rank = build_rank(name="lamb")
-    for _, state in rank.optimizer.states:
-        assert state.is_counted_over_tp
-    (_, state) = rank.optimizer.states[0]
-    for tp_rank in range(2):
-        tp = replace(lone_mesh()).tp
-        tp.name, tp.ranks, tp.rank = "tp", (0, 1), tp_rank
-        state.bucket.sum_groups = (tp,)
-        assert type(state)(state.bucket).is_counted_over_tp == (tp_rank == 0)

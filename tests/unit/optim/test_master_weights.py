@@ -104,13 +104,22 @@ def test_squared_norm_of_the_gradients_is_the_sum_over_ranks() -> None:
         assert sum(part.item() for part in parts) == pytest.approx(expected, rel=1e-12)
 
 
+def test_the_norm_is_squared_in_fp64() -> None:
+    gradients = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
+    gradients["blocks.0.mlp_bias"][3] = 4097.0
+    rank = build_rank(dtype=torch.float32)
+    rank.set_gradients(gradients)
+
+    assert rank.optimizer.gradient_square_sum().item() == 4097**2, "2**24 and more has no odd numbers in fp32"
+
+
 def test_replicas_add_nothing_to_the_norm_unless_they_are_not_finite() -> None:
     rank = build_rank()
     rank.set_gradients(draw(3))
     for bucket in rank.chunk.buckets:
         tp = rank.optimizer.mesh.tp
         tp.ranks, tp.rank = (0, 1), 1
-        bucket.sum_groups = (tp,)
+        bucket.sum_group = tp
         object.__setattr__(bucket.parameters[0], "is_tp_sharded", False)
     assert rank.optimizer.gradient_square_sum().item() == 0.0
 

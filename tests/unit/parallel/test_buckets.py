@@ -35,10 +35,10 @@ def logical(name: str, *shape: int, tp_size: int = 1, tp_rank: int = 0, is_tied:
 def build(
     parameters: Sequence[LogicalParameter],
     dp: Group,
-    sum_groups: Sequence[Group] = (),
+    sum_group: Group | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Bucket:
-    return Bucket(parameters, dp, sum_groups, dtype=dtype, gradient_dtype=torch.float32, device=CPU)
+    return Bucket(parameters, dp, sum_group, dtype=dtype, gradient_dtype=torch.float32, device=CPU)
 
 
 def fill(bucket: Bucket) -> None:
@@ -141,6 +141,13 @@ def test_segments_are_the_parameters_without_the_padding(dp_size: int) -> None:
         assert torch.equal(torch.cat(found[one.name]), one.parameter.detach().flatten())
 
 
+def test_a_parameter_that_ends_with_a_share_has_no_segment_in_the_next() -> None:
+    shapes = [(SHARE_MULTIPLE,), (SHARE_MULTIPLE,)]
+    for rank in range(2):
+        (segment,) = build(parameters(shapes), simulated_group("dp", 2, rank)).segments()
+        assert (segment.logical.name, segment.start, segment.stop) == (f"p{rank}", 0, SHARE_MULTIPLE)
+
+
 @pytest.mark.parametrize("dp_size", [1, 2])
 def test_shards_of_tensor_parallel_ranks_lie_in_the_whole(dp_size: int) -> None:
     whole = torch.zeros(12, 50)
@@ -215,7 +222,7 @@ def test_every_logical_parameter_is_counted_on_one_rank() -> None:
     for tp_rank in range(2):
         tp = simulated_group("tp", 2, tp_rank)
         sharded = build([logical("w", 4, tp_size=2, tp_rank=tp_rank)], simulated_group("dp", 1, 0))
-        replicated = build([logical("norm", 4)], simulated_group("dp", 1, 0), [tp])
+        replicated = build([logical("norm", 4)], simulated_group("dp", 1, 0), tp)
 
         assert sharded.owner_counts
         assert replicated.owner_counts == (tp_rank == 0)
@@ -224,4 +231,4 @@ def test_every_logical_parameter_is_counted_on_one_rank() -> None:
     for is_copy in (False, True):
         one = LogicalParameter("word", nn.Parameter(torch.empty(4, 4, device="meta")), (8, 4), (0, 0),
                                is_tp_sharded=True, is_tied_copy=is_copy, is_tied=True)  # fmt: skip
-        assert build([one], simulated_group("dp", 1, 0), [embedding]).owner_counts == (not is_copy)
+        assert build([one], simulated_group("dp", 1, 0), embedding).owner_counts == (not is_copy)

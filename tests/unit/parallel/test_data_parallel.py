@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 from torch import Tensor, nn
 
+from megatrain.contracts.operations import Operation
 from megatrain.parallel.data_parallel import ChunkDataParallel, DataParallelOptions
 from megatrain.parallel.sharding import LogicalParameter
 from tests.helpers.lone_rank import simulated_group
@@ -155,34 +158,103 @@ def test_gradients_that_travel_in_bf16_are_rounded_at_each_exchange(zero_stage: 
             torch.testing.assert_close(found[name], truth.float(), rtol=1e-6, atol=1e-6, msg=name)
 
 
-def test_gather_is_started_once_after_a_change() -> None:
-    net, chunk = build(1)
-    calls: list[int] = []
-    for bucket in chunk.buckets:
-        bucket.dp = _CountingGroup(calls)  # type: ignore[assignment]
-    chunk.finish_gather()
-    assert not calls, "nothing changed yet"
-    chunk.shares_changed()
-    chunk.start_gather()
-    chunk.start_gather()
-    chunk.finish_gather()
-    chunk.finish_gather()
+@dataclass(eq=False)
+class Exchange:
+    """An exchange that a group was asked for, and how often it was awaited."""
 
-    assert len(calls) == len(chunk.buckets)
-    assert net is not None
+    operation: Operation
+    result: Tensor
+    num_waits: int = 0
+
+    def wait(self) -> Tensor:
+        self.num_waits += 1
+        return self.result
 
 
-class _CountingGroup:
-    """A group of one that notes its all-gathers."""
+class NotingGroup:
+    """A group of one that notes its exchanges, and whether one starts before the last was awaited."""
 
     size, rank = 1, 0
 
-    def __init__(self, calls: list[int]) -> None:
-        self.calls = calls
+    def __init__(self, name: str, exchanges: list[Exchange]) -> None:
+        self.name = name
+        self.exchanges = exchanges
+        self.has_overlapped = False
 
-    def all_gather(self, x: Tensor, operation: object, *, out: Tensor) -> _CountingGroup:
-        self.calls.append(x.numel())
-        return self
+    def _note(self, operation: Operation, result: Tensor) -> Exchange:
+        self.has_overlapped |= any(not one.num_waits for one in self.exchanges)
+        self.exchanges.append(Exchange(operation, result))
+        return self.exchanges[-1]
 
-    def wait(self) -> None:
-        pass
+    def all_gather(self, x: Tensor, operation: Operation, *, out: Tensor) -> Exchange:
+        return self._note(operation, out)
+
+    def reduce_scatter(self, x: Tensor, operation: Operation, *, out: Tensor | None) -> Exchange:
+        return self._note(operation, x if out is None else out)
+
+    def all_reduce(self, x: Tensor, operation: Operation) -> Exchange:
+        return self._note(operation, x)
+
+
+def noting(chunk: ChunkDataParallel) -> tuple[list[Exchange], NotingGroup]:
+    """Let all of the chunk's exchanges go over a noting group, sums over tp too."""
+    exchanges: list[Exchange] = []
+    group = NotingGroup("tp", exchanges)
+    for bucket in chunk.buckets:
+        bucket.dp = bucket.sum_group = group  # type: ignore[assignment]
+    return exchanges, group
+
+
+def test_gather_is_started_once_after_a_change() -> None:
+    _, chunk = build(1)
+    exchanges, _ = noting(chunk)
+    chunk.finish_gather()
+    assert not exchanges, "nothing changed yet"
+    chunk.shares_changed()
+    chunk.start_gather()
+    chunk.start_gather()
+    assert len(exchanges) == len(chunk.buckets)
+    assert not any(one.num_waits for one in exchanges)
+    chunk.finish_gather()
+    chunk.finish_gather()
+
+    assert len(exchanges) == len(chunk.buckets)
+    assert all(one.num_waits for one in exchanges)
+
+
+@pytest.mark.parametrize("zero_stage", [1, 2])
+def test_without_overlap_each_exchange_is_awaited_at_once(zero_stage: int) -> None:
+    net, chunk = build(zero_stage, overlap=False)
+    exchanges, group = noting(chunk)
+    chunk.start_step()
+    chunk.before_backward()
+    net(inputs(0, 0), True).backward()
+    chunk.after_backward()
+    chunk.reduce()
+    assert [one.operation for one in exchanges] == [Operation.GRADS_REDUCE_SCATTER] * len(chunk.buckets)
+    assert all(one.num_waits for one in exchanges), "after the reduction"
+    group.has_overlapped = False
+    chunk.finish_reduce()
+    chunk.shares_changed()
+    chunk.start_gather()
+
+    assert len(exchanges) == 3 * len(chunk.buckets)
+    assert all(one.num_waits for one in exchanges)
+    assert not group.has_overlapped
+
+
+@pytest.mark.parametrize("zero_stage", [1, 2])
+def test_with_overlap_an_exchange_is_awaited_where_its_result_is_used(zero_stage: int) -> None:
+    net, chunk = build(zero_stage)
+    exchanges, group = noting(chunk)
+    chunk.start_step()
+    chunk.before_backward()
+    net(inputs(0, 0), True).backward()
+    chunk.after_backward()
+    chunk.reduce()
+    assert not any(one.num_waits for one in exchanges)
+    chunk.finish_reduce()
+
+    assert [one.operation for one in exchanges[len(chunk.buckets) :]] == [Operation.TP_ALL_REDUCE] * len(chunk.buckets)
+    assert all(one.num_waits for one in exchanges)
+    assert group.has_overlapped

@@ -152,14 +152,36 @@ def test_recomputed_output_is_dropped_after_its_last_use() -> None:
 
 def test_nothing_is_registered_outside_or_without_gradients() -> None:
     rematerializer = Rematerializer()
-    y = torch.exp(X)
-    rematerializer.register(y, X, torch.exp)
-    with torch.no_grad(), rematerializer:
-        rematerializer.register(y, X, torch.exp)
-    storage = StorageWeakRef(y.untyped_storage())
-    del y
-
+    outside = torch.exp(X)
+    rematerializer.register(outside, X, torch.exp)
+    storage = StorageWeakRef(outside.untyped_storage())
+    del outside
     assert storage.expired()
+    with torch.no_grad(), rematerializer:
+        inside = torch.exp(X)
+        rematerializer.register(inside, X, torch.exp)
+        storage = StorageWeakRef(inside.untyped_storage())
+        del inside
+        assert storage.expired()
+
+
+def test_recomputing_makes_no_graph() -> None:
+    """A recipe that uses a parameter, as a norm does, runs without gradients even where backward is recorded."""
+    scale = W1[:1].clone().requires_grad_()
+    w = W1.clone().requires_grad_()
+    made: list[Tensor] = []
+
+    def recipe(source: Tensor) -> Tensor:
+        made.append(source * scale)
+        return made[-1]
+
+    with Rematerializer() as rematerializer:
+        y = X * scale
+        rematerializer.register(y, X, recipe)
+        loss = (y @ w.t()).square().sum()
+    torch.autograd.grad(loss, w, create_graph=True)
+
+    assert [one.requires_grad for one in made] == [False]
 
 
 def test_new_scope_lets_go_of_outputs() -> None:

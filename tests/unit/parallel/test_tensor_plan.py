@@ -73,7 +73,7 @@ def test_boxes_of_all_ranks_tile_every_parameter(style: tuple[Any, ...], tp_size
         for one in found:
             assert one.global_shape == whole[one.name]
             assert not one.is_tied
-            part = tuple(slice(at, at + size) for at, size in zip(one.box.offsets, one.box.sizes, strict=True))
+            part = tuple(slice(at, at + size) for at, size in zip(one.offsets, one.parameter.shape, strict=True))
             assert counts[one.name][part].shape == one.parameter.shape, "the box sticks out"
             counts[one.name][part] += 1
 
@@ -133,7 +133,8 @@ def test_tied_head_on_another_stage_is_a_copy_of_the_same_logical_parameter() ->
     assert [one.name for one in original] == [one.name for one in copy] == ["embedding.word.weight"]
     assert [one.is_tied_copy for one in original + copy] == [False, True]
     assert original[0].global_shape == copy[0].global_shape == (60, 16)
-    assert original[0].box == copy[0].box
+    assert original[0].offsets == copy[0].offsets == (30, 0)
+    assert original[0].parameter.shape == copy[0].parameter.shape == (30, 16)
     assert not any(one.name == "loss_head.weight" for one in last)
 
 

@@ -6,9 +6,14 @@ import pytest
 
 from benchmarks.memory import with_changes
 from megatrain.config.config import Config
+from megatrain.contracts.layout import Layout
+from megatrain.planning.chunks import plan_stage
 from megatrain.planning.footprint import Footprint, Ledger, in_a_row
+from megatrain.planning.memory import estimate_memory
 from megatrain.planning.step_memory import ChunkMemory, Moment, StepWalk
+from megatrain.planning.tensor_bytes import tensor_bytes
 from megatrain.schedule import build_schedule, peak_in_flight
+from tests.helpers.lone_rank import simulated_group
 
 KEPT, MESSAGE = 1000, 1
 PLAIN = ChunkMemory(Footprint(kept=KEPT, forward=KEPT, backward=KEPT + 1), whole_gradients=0, travelling=0, arriving=0)
@@ -53,6 +58,16 @@ def test_undelivered_messages_are_few_where_delivery_is_known() -> None:
     # on the first stage of two, when most is in flight: the last output, and the gradient that is awaited next
     assert walked("1f1b", 2, 1, 0, PLAIN, **first_stage).messages <= 3 * MESSAGE
     assert walked("gpipe", 2, 1, 0, PLAIN, runtime__device="cpu").messages >= 8 * MESSAGE
+
+
+@pytest.mark.parametrize(("overlap", "num_ahead"), [(True, 1), (False, 0)])
+def test_without_overlap_no_message_is_awaited_ahead(overlap: bool, num_ahead: int) -> None:
+    """The estimate walks the trainer's own schedule, which posts receives late where nothing overlaps."""
+    changes = {"parallel.pp_size": 2, "parallel.overlap": overlap, "runtime.device": "cuda"}
+    config, layout = Config.from_dict(with_changes(changes)), Layout(pp_size=2)
+    memory = estimate_memory(config, layout, 1, plan_stage(config, layout, 1, simulated_group("tp", 1, 0)))
+
+    assert memory.messages == num_ahead * tensor_bytes(config, 1).hidden_local
 
 
 def test_backward_works_on_top_of_what_it_keeps() -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 
 import pytest
 
+from megatrain.contracts.operations import Operation
 from megatrain.garbage import PlannedGarbageCollection
 from tests.helpers.lone_rank import SilentRecorder
 
@@ -17,6 +19,17 @@ class Node:
 
     def __init__(self) -> None:
         self.me = self
+
+
+class NotingRecorder(SilentRecorder):
+    """Notes the spans it is asked for."""
+
+    def __init__(self) -> None:
+        self.spans: list[Operation] = []
+
+    def span(self, operation: Operation, **place: int) -> AbstractContextManager[None]:
+        self.spans.append(operation)
+        return nullcontext()
 
 
 @pytest.fixture(autouse=True)
@@ -35,6 +48,24 @@ def test_a_cycle_lives_until_the_planned_step() -> None:
         planned.after_step(3)
         assert alive() is None
     assert gc.isenabled()
+
+
+def test_what_was_made_before_is_collected_once_and_then_frozen() -> None:
+    gc.disable()  # else Python's own collector might come first
+    alive = weakref.ref(Node())
+    gc.unfreeze()
+    with PlannedGarbageCollection(3, SilentRecorder()):
+        assert alive() is None
+        assert gc.get_freeze_count() > 0
+    assert gc.get_freeze_count() == 0
+
+
+def test_a_collection_is_a_span() -> None:
+    recorder = NotingRecorder()
+    with PlannedGarbageCollection(2, recorder) as planned:
+        for step in range(1, 6):
+            planned.after_step(step)
+    assert recorder.spans == [Operation.GC, Operation.GC]
 
 
 def test_interval_zero_leaves_the_collector_alone() -> None:

@@ -48,6 +48,17 @@ def test_top_p_keeps_the_smallest_set_that_reaches_p() -> None:
     assert drawn(Sampling(temperature=1.0, top_p=0.05), 20).tolist() == [0, 1, 0, 0]
 
 
+def test_top_p_needs_no_token_past_a_set_that_reaches_it_exactly() -> None:
+    uniform = torch.zeros(4)  # probabilities of exactly a quarter
+    generator = torch.Generator().manual_seed(3)
+    assert len({choose_token(uniform, Sampling(top_p=0.5), generator) for _ in range(100)}) == 2
+
+
+def test_top_k_above_the_vocabulary_cuts_nothing() -> None:
+    fractions = drawn(Sampling(temperature=1.0, top_k=10))
+    assert torch.allclose(fractions, LOGITS.exp().float(), atol=0.024)
+
+
 def test_the_logits_are_left_alone() -> None:
     before = LOGITS.clone()
     choose_token(LOGITS, Sampling(top_k=1, top_p=0.5), torch.Generator())

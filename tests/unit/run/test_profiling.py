@@ -25,8 +25,9 @@ def test_the_chosen_steps_are_written_once(tmp_path: Path) -> None:
         written = run_steps(profiler, 4)
     assert [path is not None for path in written] == [False, False, True, False]
     path = tmp_path / "profile" / "rank-00001.json"
-    names = [event["name"] for event in json.loads(path.read_text())["traceEvents"] if "name" in event]
-    assert names.count("aten::cos") == 2
+    events = json.loads(path.read_text())["traceEvents"]
+    shapes = [event["args"].get("Input Dims") for event in events if event.get("name") == "aten::cos"]
+    assert shapes == [[[3]], [[3]]], "once a step, with its shapes"
 
 
 def test_other_ranks_write_nothing(tmp_path: Path) -> None:

@@ -210,3 +210,16 @@ def test_device_ends_of_overwritten_records_are_counted(boxed: Callable[..., Box
     found = box.read()
     assert found.progress.num_lost_ends == 4
     assert [record.duration_ns for record in found.records] == [MS] * 16
+
+
+def test_ended_device_spans_do_not_pile_up_between_steps(boxed: Callable[..., Boxed]) -> None:
+    device = FakeDevice()
+    recorder = boxed(timer=device.timer()).recorder
+    for _ in range(3 * 4096):
+        token = recorder.begin(Operation.FORWARD_COMPUTE)
+        device.run()
+        recorder.end(token)
+    device.run()
+    assert len(recorder._totals.ended) <= 4096
+    recorder.set_step(0)
+    assert recorder.complete_step().totals[Operation.FORWARD_COMPUTE].count == 3 * 4096

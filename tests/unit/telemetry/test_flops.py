@@ -15,17 +15,8 @@ from megatrain.telemetry.flops import (
     peak_flops,
     training_flops_per_token,
 )
+from tests.helpers.published_models import LLAMA_3_8B
 
-LLAMA_3_8B = ModelConfig(
-    vocab_size=128_256,
-    seq_len=8192,
-    hidden_size=4096,
-    num_layers=32,
-    num_heads=32,
-    num_kv_heads=8,
-    ffn_size=14_336,
-    mlp="swiglu",
-)
 MEGASCALE_175B = ModelConfig(vocab_size=64_000, seq_len=2048, hidden_size=12_288, num_layers=96, num_heads=128)
 
 
@@ -103,9 +94,14 @@ def test_the_formula_is_one_line_with_the_numbers_in_it() -> None:
     assert "\n" not in text
     for part in ("5.147e+10", "h=4096", "kv=1024", "3*h*ffn", "vocab=128256 (unpadded)", "causal", "recompute not"):
         assert part in text
-    assert "window 512, causal" in flops_formula(
-        ModelConfig(vocab_size=10, seq_len=1024, hidden_size=8, num_layers=1, num_heads=1, window_size=512)
-    )
+
+
+@pytest.mark.parametrize(
+    ("window_size", "span"), [(0, "(causal)"), (512, "(window 512, causal)"), (1024, "(causal)"), (2000, "(causal)")]
+)
+def test_the_formula_names_a_window_that_hides_something(window_size: int, span: str) -> None:
+    shape = {"vocab_size": 10, "seq_len": 1024, "hidden_size": 8, "num_layers": 1, "num_heads": 1}
+    assert span in flops_formula(ModelConfig(**shape, window_size=window_size))
 
 
 @pytest.mark.parametrize(
@@ -114,6 +110,7 @@ def test_the_formula_is_one_line_with_the_numbers_in_it() -> None:
         ("NVIDIA A100-SXM4-80GB", 312),
         ("NVIDIA A10", 125),
         ("NVIDIA H100 80GB HBM3", 989),
+        ("nvidia h100", 989),
         ("NVIDIA H100 PCIe", 756),
         ("NVIDIA H100 NVL", 835),
         ("NVIDIA H200", 989),

@@ -137,6 +137,42 @@ def test_steps_progress_and_what_is_learned(boxed: Boxes) -> None:
     assert box.read().progress.phase is Phase.STEP
 
 
+def test_a_phase_that_goes_on_keeps_its_beginning(boxed: Boxes) -> None:
+    box = boxed()
+    box.recorder.set_phase(Phase.CHECKPOINT)
+    since = box.read().progress.phase_since_ns
+    box.recorder.set_phase(Phase.CHECKPOINT)
+    assert box.read().progress.phase_since_ns == since
+
+
+def test_the_typical_step_is_the_median_of_the_last_31(boxed: Boxes, monkeypatch: pytest.MonkeyPatch) -> None:
+    box = boxed()
+    now_ns = 0
+    monkeypatch.setattr("megatrain.telemetry.recorder.monotonic_ns", lambda: now_ns)
+
+    def run_steps(durations_ns: list[int]) -> int | None:
+        nonlocal now_ns
+        for duration_ns in durations_ns:
+            box.recorder.set_step(0)
+            now_ns += duration_ns
+            box.recorder.complete_step()
+        return box.read().progress.median_step_ns
+
+    assert run_steps([1000]) is None
+    assert run_steps([5] * 31) == 5
+    assert run_steps([9] * 15) == 5
+    assert run_steps([9]) == 9
+
+
+def test_ended_spans_do_not_pile_up_between_steps(boxed: Boxes) -> None:
+    recorder = boxed().recorder
+    for _ in range(3 * 4096):
+        recorder.end(recorder.begin(FORWARD))
+    assert len(recorder._totals.ended) <= 4096
+    recorder.set_step(0)
+    assert recorder.complete_step().totals[FORWARD].count == 3 * 4096
+
+
 def test_spans_before_the_first_step_and_with_a_step_of_their_own(boxed: Boxes) -> None:
     box = boxed()
     with box.recorder.span(Operation.INIT):

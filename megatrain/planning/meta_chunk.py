@@ -1,0 +1,59 @@
+"""One chunk of the model as one rank holds it: built on the meta device and cut by the tensor plan, without memory.
+
+The only place that knows both the model's parts and the tensor plan. The trainer gives such a chunk memory, planning
+counts what that would be: both speak of the same parameters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from megatrain.comm.group import Group
+from megatrain.config.config import Config
+from megatrain.contracts.layout import Layout
+from megatrain.model import ModelPart, Transformer
+from megatrain.parallel.rematerialize import Rematerializer
+from megatrain.parallel.sharding import LogicalParameter
+from megatrain.parallel.stages import chunk_layers
+from megatrain.parallel.tensor_plan import TensorPlan, apply_tensor_plan
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MetaChunk:
+    """A cut chunk. `rematerializer` is the context in which the module's forward must run."""
+
+    part: ModelPart
+    module: Transformer
+    parameters: tuple[LogicalParameter, ...]
+    rematerializer: Rematerializer
+
+
+def build_meta_chunk(config: Config, layout: Layout, stage: int, chunk: int, tp: Group) -> MetaChunk:
+    """Return chunk number `chunk` of `stage` as rank number tp.rank of its tensor-parallel group holds it.
+
+    Raises: TopologyError when a parameter cannot be cut.
+    """
+    part = _model_part(config, layout, stage, chunk)
+    with torch.device("meta"):
+        module = Transformer(config.model, part, dropout_seed=config.train.seed)
+    plan = TensorPlan(
+        group=tp,
+        recompute=config.parallel.recompute,
+        vocab_size=config.model.vocab_size,
+        has_tied_head=config.model.has_tied_head,
+        is_head_elsewhere=layout.pp_size > 1,
+    )
+    parameters, rematerializer = apply_tensor_plan(module, plan)
+    return MetaChunk(part, module, tuple(parameters), rematerializer)
+
+
+def _model_part(config: Config, layout: Layout, stage: int, chunk: int) -> ModelPart:
+    """Return which layers and ends the chunk holds."""
+    num_chunks = config.parallel.num_chunks
+    return ModelPart(
+        layers=chunk_layers(config.model.num_layers, layout.pp_size, num_chunks, stage, chunk),
+        has_embedding=stage == 0 and chunk == 0,
+        has_head=stage == layout.pp_size - 1 and chunk == num_chunks - 1,
+    )
