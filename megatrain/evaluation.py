@@ -42,8 +42,6 @@ def evaluate(replica: Replica, dataset: IndexedDataset, text_bytes: int | None) 
     Communication: forward passes of all ranks, then one small all-reduce an axis.
     """
     config, mesh = replica.config, replica.mesh
-    for chunk in replica.data_parallel:
-        chunk.finish_gather()
     replica.set_training(False)
     loss_sum = torch.zeros((), dtype=torch.float64, device=replica.device)
     count = 0

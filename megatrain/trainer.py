@@ -35,7 +35,7 @@ from megatrain.training_step import StepOutcome, train_step
 
 @dataclass(frozen=True, slots=True)
 class TrainerParts:
-    """What the loop drives, built by train.py. `reporter` is None but on the reporting rank."""
+    """What the loop drives, built by worker.py. `reporter` is None but on the reporting rank."""
 
     config: Config
     replica: Replica

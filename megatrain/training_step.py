@@ -26,7 +26,6 @@ class StepOutcome:
 
     loss: float
     grad_norm: float
-    num_label_tokens: int
     is_skipped: bool
     is_stop_agreed: bool
 
@@ -76,7 +75,7 @@ def train_step(
             replica.optimizer.step(lr, _clip_scale(grad_norm, grad_clip))
         for chunk in replica.data_parallel:
             chunk.start_gather()
-    return StepOutcome(loss, grad_norm, total_tokens, is_skipped, num_stop_requests > 0.0)
+    return StepOutcome(loss, grad_norm, is_skipped, num_stop_requests > 0.0)
 
 
 def _clip_scale(grad_norm: float, grad_clip: float) -> float:

@@ -155,8 +155,9 @@ class Pipeline:
         gradient = None
         if self._model_chunk(action.chunk) != self._last_model_chunk:
             gradient = run.received.pop((ActionKind.RECV_BACKWARD, *key)).wait()
-            # its gradient came back, so the output has arrived: gloo tells only him who waits
-            run.forward_sends.pop(key).wait()
+            # its gradient came back, so the output has arrived: gloo tells only him who waits, NCCL told _let_go
+            if (sent := run.forward_sends.pop(key, None)) is not None:
+                sent.wait()
         for other in self.chunks:
             other.data_parallel.settle()
         chunk.data_parallel.before_backward()

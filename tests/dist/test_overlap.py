@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from megatrain.contracts.operations import Operation
 from tests.dist.training_jobs import (
     Tables,
     TrainingJobs,
@@ -12,6 +15,7 @@ from tests.dist.training_jobs import (
     assert_states_bitwise,
     distance,
 )
+from tests.helpers.black_boxes import boxes_by_rank, recording_in, spans_by_step
 from tests.helpers.training_case import make_config, on_layout
 
 LAYOUTS = {
@@ -43,16 +47,28 @@ def test_overlap_changes_no_bit(layout: str, zero_stage: int, jobs: TrainingJobs
 
 
 @pytest.mark.parametrize("layout", ["dp4", "tp2-pp2-dp2-chunks2"])
-def test_zero_stages_agree_to_rounding(layout: str, jobs: TrainingJobs, train_data: Tables) -> None:
+def test_zero_stages_agree_to_rounding(layout: str, jobs: TrainingJobs, train_data: Tables, tmp_path: Path) -> None:
     # 4 micro-batches or more, so that the stages differ in what they add up
     several: Tables = {"train": {"precision": "fp64", "steps": 3}, "batch": {"global_batch_size": 16}}
-    first, second = (
-        jobs.run(make_config(train_data, several, LAYOUTS[layout], {"parallel": {"zero_stage": zero_stage}}))
-        for zero_stage in (1, 2)
-    )
+    runs, boxes = {}, {}
+    for zero_stage in (1, 2):
+        directory = tmp_path / str(zero_stage)
+        directory.mkdir()
+        stage: Tables = {"parallel": {"zero_stage": zero_stage}}
+        config = make_config(train_data, several, LAYOUTS[layout], stage, recording_in(directory))
+        runs[zero_stage], boxes[zero_stage] = jobs.run(config), boxes_by_rank(directory)
+        num_microbatches = 16 // (config.batch.micro_batch_size * config.parallel.dp_size)
 
-    assert_parity(second, first, 1e-11)
-    assert second.grad_norms != first.grad_norms
+    assert_parity(runs[2], runs[1], 1e-11)
+    assert num_microbatches >= 4
+    for rank, box in boxes[1].items():
+        # parameters are gathered once a step, bucket by bucket; ZeRO-1 reduces as often, ZeRO-2 each micro-batch
+        num_buckets = spans_by_step(box, Operation.PARAMS_ALL_GATHER)[1]
+        assert num_buckets > config.parallel.num_chunks
+        once = dict.fromkeys(range(3), num_buckets)
+        assert spans_by_step(box, Operation.GRADS_REDUCE_SCATTER) == once, rank
+        often = {step: count * num_microbatches for step, count in once.items()}
+        assert spans_by_step(boxes[2][rank], Operation.GRADS_REDUCE_SCATTER) == often, rank
 
 
 def test_gradients_reduced_in_bf16_stay_close(jobs: TrainingJobs, train_data: Tables) -> None:

@@ -1,0 +1,166 @@
+"""Every collective of a group and both ends of a channel: the result, what is recorded, and what an error names."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from megatrain.comm import Mesh, create_mesh, join
+from megatrain.contracts.black_box_values import Identity
+from megatrain.contracts.errors import CommunicationError
+from megatrain.contracts.layout import Layout
+from megatrain.contracts.operations import Operation
+from megatrain.contracts.process import Process
+from megatrain.telemetry.recorder import open_recorder
+from tests.helpers.black_boxes import boxes_by_rank, spans
+from tests.helpers.rank_pool import RankPool
+from tests.helpers.rank_protocol import RankContext
+
+SIZE = 3
+CPU = torch.device("cpu")
+EXCHANGE = Operation.CHECKPOINT_EXCHANGE
+
+
+@dataclass(slots=True)
+class Answers:
+    """What one rank got, as lists."""
+
+    results: dict[str, Any] = field(default_factory=dict)
+    has_waited: bool = False
+    num_calls: int = 0
+    timeouts: list[float] = field(default_factory=list)
+    error: str = ""
+
+
+def meet(context: RankContext, layout: Layout, boxes: str = "", *, has_wrap_links: bool = False) -> Mesh:
+    rank, world_size = context.rank, layout.world_size
+    process = Process(rank, world_size, rank, world_size, 0, context.init_method)
+    join(process, CPU, job="collectives", timeout_s=20)
+    identity = Identity("collectives", "main", 0, rank, layout, os.getpid(), "host")
+    recorder = open_recorder(identity, directory=boxes, run_key="key", num_records=256)
+    return create_mesh(layout, rank, CPU, recorder, has_wrap_links=has_wrap_links, timeout_s=20)
+
+
+def own(rank: int) -> Tensor:
+    """Return what a rank brings: the largest of each place is another rank's, and the sum is no one's."""
+    return torch.tensor([[rank, -rank], [10.0 * (rank == 1), 7.0]], dtype=torch.float64)
+
+
+def exchange(context: RankContext, boxes: str) -> Answers:
+    mesh, rank, answers = meet(context, Layout(dp_size=SIZE), boxes), context.rank, Answers()
+    dp, results = mesh.dp, answers.results
+    results["sum"] = dp.all_reduce(own(rank), Operation.DP_ALL_REDUCE).wait().tolist()
+    results["maximum"] = dp.all_reduce(own(rank), Operation.DP_ALL_REDUCE, maximum=True).wait().tolist()
+    results["gathered rows"] = dp.all_gather(own(rank), Operation.PARAMS_ALL_GATHER).wait().tolist()
+    rows = torch.arange(SIZE * 2.0)[:, None] * (rank + 1)
+    results["scattered"] = dp.reduce_scatter(rows, Operation.GRADS_REDUCE_SCATTER).wait().tolist()
+    results["broadcast"] = dp.broadcast(own(rank), EXCHANGE, source=1).wait().tolist()
+    gathered = dp.gather(own(rank), EXCHANGE)
+    results["gathered"] = None if gathered is None else [one.tolist() for one in gathered]
+    answers.num_calls = dp.num_calls
+
+    pending = dp.all_reduce(own(rank), Operation.DP_ALL_REDUCE)
+    pending.wait()
+    answers.has_waited = pending.is_done()
+
+    mesh.set_timeout(17.0)
+    groups = [group.process_group for group in mesh.groups if group.process_group is not None]
+    answers.timeouts = [one._get_backend(CPU).options._timeout.total_seconds() for one in (*groups, dist.group.WORLD)]
+    try:  # of no type that travels
+        dp.all_reduce(torch.empty(1, dtype=torch.int16), Operation.DP_ALL_REDUCE).wait()
+    except CommunicationError as error:
+        answers.error = str(error)
+    return answers
+
+
+@pytest.fixture(scope="module")
+def boxes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("boxes")
+
+
+@pytest.fixture(scope="module")
+def answers(rank_pool: RankPool, boxes: Path) -> list[Answers]:
+    return rank_pool.run(exchange, SIZE, str(boxes))
+
+
+def test_every_rank_gets_the_result(answers: list[Answers]) -> None:
+    each = [own(rank).tolist() for rank in range(SIZE)]
+    scattered = [[[6.0 * row] for row in rows] for rows in ((0, 1), (2, 3), (4, 5))]
+    for rank, answer in enumerate(answers):
+        assert answer.results == {
+            "sum": [[3.0, -3.0], [10.0, 21.0]],
+            "maximum": [[2.0, 0.0], [10.0, 7.0]],
+            "gathered rows": [row for rows in each for row in rows],
+            "scattered": scattered[rank],
+            "broadcast": each[1],
+            "gathered": each if rank == 0 else None,
+        }
+        assert answer.has_waited
+
+
+def test_every_exchange_is_recorded_with_its_bytes_and_its_end(answers: list[Answers], boxes: Path) -> None:
+    for rank, box in boxes_by_rank(boxes).items():
+        # of what the rank sends: four numbers of 8 bytes, six of 4
+        expected = [
+            (Operation.DP_ALL_REDUCE, [32, 32, 32]),
+            (Operation.PARAMS_ALL_GATHER, [32]),
+            (Operation.GRADS_REDUCE_SCATTER, [24]),
+            (EXCHANGE, [32, 32]),
+        ]
+        (dp,) = (group for group in box.groups.values() if group.name == "dp")
+        for operation, sizes in expected:
+            found = [span for span in spans(box, operation) if not span.is_in_flight]
+            assert [span.num_bytes for span in found] == sizes, (rank, operation)
+            assert {span.group for span in found} == {dp.number}
+        # what fails stays open, as the last thing that was tried
+        assert [span.operation for span in box.in_flight] == [Operation.DP_ALL_REDUCE]
+        assert (dp.entered, dp.left, list(dp.ranks)) == (8, 7, list(range(SIZE)))
+
+
+def test_an_error_says_the_how_manieth_exchange_it_was(answers: list[Answers]) -> None:
+    for rank, answer in enumerate(answers):
+        assert answer.num_calls == 6
+        place = f"dp-all-reduce number 8 on group dp (ranks 0, 1, 2) failed on rank {rank}: "
+        assert answer.error.startswith(place)
+        assert "an exchange of this phase may take 17 s" in answer.error
+
+
+def test_a_timeout_is_for_every_group_and_for_that_of_all_ranks(answers: list[Answers]) -> None:
+    for answer in answers:
+        # dp, the same on host memory, and the world
+        assert answer.timeouts == [17.0] * 3
+
+
+def channels_of(context: RankContext, layout: Layout, has_wrap_links: bool) -> tuple[list[str], bool, bool]:
+    links = meet(context, layout, has_wrap_links=has_wrap_links).links
+    assert links is not None
+    channels = (links.forward_to_next, links.forward_from_previous, links.backward_to_previous,
+                links.backward_from_next)  # fmt: skip
+    forward, backward = channels[:2], channels[2:]
+    return (
+        [channel.group.name for channel in channels],
+        forward[0].group is forward[1].group,
+        backward[0].group is backward[1].group,
+    )
+
+
+def test_two_stages_have_links_of_their_own_for_the_way_round(rank_pool: RankPool) -> None:
+    layout = Layout(pp_size=2)
+    first, last = rank_pool.run(channels_of, 2, layout, True)
+    plain = rank_pool.run(channels_of, 2, layout, False)
+
+    assert first == (["pp-forward", "pp-forward-wrap", "pp-backward-wrap", "pp-backward"], False, False)
+    assert last == (["pp-forward-wrap", "pp-forward", "pp-backward", "pp-backward-wrap"], False, False)
+    assert plain == [(["pp-forward", "pp-forward", "pp-backward", "pp-backward"], True, True)] * 2
+
+
+def test_three_stages_need_no_more_links(rank_pool: RankPool) -> None:
+    names = ["pp-forward", "pp-forward", "pp-backward", "pp-backward"]
+    assert rank_pool.run(channels_of, 3, Layout(pp_size=3), True) == [(names, True, True)] * 3

@@ -1,0 +1,167 @@
+"""The step loop in the test's own process: a real replica on real data; its surroundings take notes of their calls.
+
+Notes are tuples, of what was called and with what, in one list in the order of the calls.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from megatrain.assembly import Replica, build_replica
+from megatrain.checkpoint.continuation import Continuation, Progress
+from megatrain.comm import Mesh, create_mesh
+from megatrain.config.config import Config
+from megatrain.contracts.black_box_values import Identity
+from megatrain.data.dataset import open_dataset
+from megatrain.data.order import SampleOrder
+from megatrain.data.reader import BatchReader
+from megatrain.evaluation import open_validation
+from megatrain.garbage import PlannedGarbageCollection
+from megatrain.reporting import EvaluationReport, StepReport
+from megatrain.telemetry.recorder import Recorder, open_recorder
+from megatrain.trainer import Trainer, TrainerParts
+from tests.helpers.tiny_data import write_corpus
+from tests.helpers.training_case import make_config
+
+Note = tuple[Any, ...]
+SMALL: dict[str, dict[str, Any]] = {
+    "model": {"num_layers": 1, "hidden_size": 16, "num_heads": 2},
+    "batch": {"micro_batch_size": 2, "global_batch_size": 4},
+}
+
+
+def small_config(directory: Path, *changes: dict[str, dict[str, Any]]) -> Config:
+    """Return a configuration of one small layer with tokens in `directory`, changed as `make_config` does."""
+    train = write_corpus(directory / "train", 1000, 90, seed=1)
+    validation = write_corpus(directory / "validation", 71, 90, seed=2)
+    data = {"data": {"train": str(train), "validation": str(validation)}}
+    return make_config(SMALL, data, *changes)
+
+
+class _Checkpoints:
+    """Takes the place of JobCheckpoints. `found` is what `find` returns; loading it gives `continuation`."""
+
+    def __init__(self, notes: list[Note]) -> None:
+        self._notes = notes
+        self.found: Path | None = None
+        self.continuation = Continuation(Progress(), ())
+
+    def find(self) -> Path | None:
+        return self.found
+
+    def load(self, directory: Path, shards: Iterable[object]) -> Continuation:
+        self._notes.append(("load", directory))
+        return self.continuation
+
+    def save(self, progress: Progress, shards: Iterable[object]) -> Path:
+        self._notes.append(("save", progress.step))
+        return Path(f"step-{progress.step}")
+
+
+class _Profiler:
+    def __init__(self, notes: list[Note]) -> None:
+        self._notes = notes
+
+    def before_step(self, step: int) -> None:
+        self._notes.append(("before step", step))
+
+    def after_step(self, step: int) -> None:
+        self._notes.append(("after step", step))
+
+
+class _Garbage(PlannedGarbageCollection):
+    def __init__(self, notes: list[Note], interval: int, recorder: Recorder) -> None:
+        super().__init__(interval, recorder)
+        self._notes = notes
+
+    def after_step(self, step: int) -> None:
+        self._notes.append(("garbage", step))
+        super().after_step(step)
+
+
+@dataclass
+class Reports:
+    """Takes the place of the reporter."""
+
+    steps: list[StepReport] = field(default_factory=list)
+    evaluations: list[EvaluationReport] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+
+    def step(self, report: StepReport) -> None:
+        self.steps.append(report)
+
+    def evaluation(self, report: EvaluationReport) -> None:
+        self.evaluations.append(report)
+
+    def note(self, text: str) -> None:
+        self.texts.append(text)
+
+
+@dataclass
+class LoneTrainer:
+    """A trainer, and all that it was given."""
+
+    config: Config
+    trainer: Trainer
+    replica: Replica
+    recorder: Recorder
+    checkpoints: _Checkpoints
+    garbage: PlannedGarbageCollection
+    reports: Reports
+    notes: list[Note]
+
+    def noted(self, *kinds: str) -> list[Note]:
+        """Return the notes of these kinds."""
+        return [note for note in self.notes if note[0] in kinds]
+
+    def run(self) -> None:
+        self.trainer.load()
+        self.trainer.train()
+
+    def close(self) -> None:
+        """Give back what is the whole process's: Python's collector, the black box."""
+        self.garbage.close()
+        self.recorder.close()
+
+
+def lone_trainer(config: Config, patch: pytest.MonkeyPatch) -> LoneTrainer:
+    """Return a trainer of `config`; to be closed."""
+    notes: list[Note] = []
+    layout = config.layout(1)
+    recorder = open_recorder(
+        Identity(config.job.name, "main", 0, 0, layout, os.getpid(), "host"),
+        directory=config.telemetry.black_box_directory,
+        run_key="test",
+        num_records=config.telemetry.black_box_records,
+    )
+    set_phase = recorder.set_phase
+    patch.setattr(recorder, "set_phase", lambda phase: (notes.append(("phase", phase)), set_phase(phase)))
+    patch.setattr(Mesh, "set_timeout", lambda _, seconds: notes.append(("timeout", seconds)))
+    device = torch.device("cpu")
+    replica = build_replica(config, create_mesh(layout, 0, device, recorder), recorder, device)
+    dataset = open_dataset(Path(config.data.train), config.model.vocab_size)
+    order = SampleOrder(dataset.num_tokens, config.model.seq_len, config.resolved_data_seed)
+    reports, checkpoints = Reports(), _Checkpoints(notes)
+    garbage = _Garbage(notes, config.train.gc_interval, recorder)
+    stand_ins: dict[str, Any] = {"checkpoints": checkpoints, "profiler": _Profiler(notes), "reporter": reports}
+    trainer = Trainer(
+        TrainerParts(
+            config=config,
+            replica=replica,
+            reader=BatchReader(dataset, order, config.data.has_document_mask),
+            validation=open_validation(config),
+            recorder=recorder,
+            garbage=garbage,
+            is_stop_requested=lambda: False,
+            extend_grace=lambda seconds: notes.append(("grace", seconds)),
+            **stand_ins,
+        )
+    )
+    return LoneTrainer(config, trainer, replica, recorder, checkpoints, garbage, reports, notes)

@@ -1,0 +1,256 @@
+"""One stage of a pipeline between invented neighbours: what it sends, when it lets go of it, what it keeps.
+
+The stage's model is one scaled tensor, its links and buckets only take notes: order and memory are what is asked for.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from megatrain.comm.group import Pending
+from megatrain.contracts.layout import Coordinate, Layout
+from megatrain.contracts.operations import Operation
+from megatrain.parallel.pipeline import Pipeline, PipelineChunk, PipelineInput
+from megatrain.schedule import Schedule, build_schedule, forward_only
+
+SHAPE = (4, 2, 3)
+"""Rows, micro-batch, hidden."""
+COUNT = 3
+"""Micro-batches."""
+
+
+class Token:
+    """Lives as long as the graph that holds it."""
+
+
+class Scale(torch.autograd.Function):
+    """x * weight, or its sum for the loss; the node holds a token."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, token: Token, is_loss: bool) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.token = token
+        # as a real chunk may: not contiguous
+        return (x * weight).sum() if is_loss else (x * weight).transpose(0, 2).contiguous().transpose(0, 2)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        x, weight = ctx.saved_tensors
+        return gradient.expand(x.shape) * weight, (gradient * x).sum(), None, None
+
+
+class Module(nn.Module):
+    """The model part of one chunk. Notes whether a gradient will be wanted, and how many graphs are alive."""
+
+    def __init__(self, losses: Sequence[float] = ()) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(2.0))
+        self.losses = list(losses)
+        self.tokens: list[weakref.ref[Token]] = []
+        self.num_alive: list[int] = []
+        self.is_grad_enabled: list[bool] = []
+
+    def forward(self, x: Tensor, context: object, labels_SB: Tensor | None) -> Tensor:
+        self.is_grad_enabled.append(torch.is_grad_enabled())
+        self.num_alive.append(sum(one() is not None for one in self.tokens))
+        token = Token()
+        self.tokens.append(weakref.ref(token))
+        if x.dtype == torch.int64:
+            x = x[:, :, None].expand(SHAPE).float()
+        out = Scale.apply(x, self.weight, token, labels_SB is not None)
+        return out * 0.0 + self.losses.pop(0) if self.losses else out
+
+
+class Buckets:
+    """Takes the place of a chunk's ChunkDataParallel and notes what it is told."""
+
+    def __init__(self, log: list[str], chunk: int) -> None:
+        self._log = log
+        self._chunk = chunk
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda: self._log.append(f"{name} {self._chunk}")
+
+
+class Link:
+    """A channel whose messages are delivered at once or only when waited for."""
+
+    def __init__(self, log: list[str], is_fast: bool) -> None:
+        self._log = log
+        self._is_fast = is_fast
+        self.sent: list[Tensor] = []
+        self.num_alive: list[int] = []
+        self._storages: list[StorageWeakRef] = []
+
+    def send(self, x: Tensor, operation: Operation, *, chunk: int, microbatch: int) -> Pending:
+        what = f"{operation.value} {chunk}.{microbatch}"
+        self._log.append(what)
+        assert not x.requires_grad
+        assert x.is_contiguous()
+        self.num_alive.append(sum(not storage.expired() for storage in self._storages))
+        self._storages.append(StorageWeakRef(x.untyped_storage()))
+        self.sent.append(x.clone())
+        work: Any = SimpleNamespace(is_completed=lambda: self._is_fast)
+        return Pending(x, work, lambda _: self._log.append(f"{what} ended"))
+
+    def receive(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, operation: Operation, *,
+                chunk: int, microbatch: int) -> Pending:  # fmt: skip
+        return Pending(torch.full(shape, microbatch + 1.0, dtype=dtype))
+
+
+class NotingRecorder:
+    """Notes the spans."""
+
+    def __init__(self) -> None:
+        self.spans: list[tuple[Operation, int, int]] = []
+
+    def span(self, operation: Operation, *, microbatch: int, chunk: int) -> AbstractContextManager[None]:
+        self.spans.append((operation, microbatch, chunk))
+        return nullcontext()
+
+
+class Stage:
+    """A pipeline whose surroundings take notes in `log`."""
+
+    def __init__(
+        self, stage: int, pp_size: int = 2, num_chunks: int = 1, *, is_fast: bool = True, losses: Sequence[float] = ()
+    ) -> None:
+        self.log: list[str] = []
+        names = ("forward_to_next", "forward_from_previous", "backward_to_previous", "backward_from_next")
+        self.links = SimpleNamespace(**{name: Link(self.log, is_fast) for name in names})
+        self.recorder = NotingRecorder()
+        self.modules = [Module(losses) for _ in range(num_chunks)]
+        chunks = [PipelineChunk(module, nullcontext(), Buckets(self.log, chunk))  # type: ignore[arg-type]
+                  for chunk, module in enumerate(self.modules)]  # fmt: skip
+        mesh: Any = SimpleNamespace(
+            layout=Layout(pp_size=pp_size), coordinate=Coordinate(0, stage, 0), links=self.links
+        )
+        recorder: Any = self.recorder
+        cpu = torch.device("cpu")
+        self.pipeline = Pipeline(mesh, chunks, recorder, hidden_shape=SHAPE, dtype=torch.float32, device=cpu)
+
+    def train(self, schedule: Schedule) -> Tensor:
+        return self.pipeline.train(schedule, inputs(schedule.num_microbatches), lambda: torch.tensor(1.0))
+
+    def wanted(self, *words: str) -> list[str]:
+        """Return the notes that begin with one of the words."""
+        return [note for note in self.log if note.startswith(words)]
+
+
+def inputs(count: int) -> list[PipelineInput]:
+    tokens_SB = torch.arange(8).view(4, 2)
+    return [PipelineInput(tokens_SB + microbatch, tokens_SB, None) for microbatch in range(count)]
+
+
+def test_what_is_delivered_is_let_go_before_the_next_action() -> None:
+    stage = Stage(0)
+    stage.train(build_schedule("gpipe", 2, 1, COUNT))
+
+    sends = [f"forward-send 0.{microbatch}" for microbatch in range(COUNT)]
+    assert stage.wanted("forward-send") == [note for send in sends for note in (send, f"{send} ended")]
+    assert stage.log.index("forward-send 0.0 ended") == stage.log.index("forward-send 0.0") + 1
+    assert stage.links.forward_to_next.num_alive == [0] * COUNT
+    # in the order of the backwards, too
+    last = Stage(1)
+    last.train(build_schedule("gpipe", 2, 1, COUNT))
+    order = [note.removesuffix(" ended") for note in last.wanted("backward-send")]
+    assert order[::2] == order[1::2]
+    assert sorted(order[::2]) == [f"backward-send 0.{microbatch}" for microbatch in range(COUNT)]
+
+
+def test_what_is_on_its_way_is_kept_until_its_gradient_comes_or_the_pass_ends() -> None:
+    first, last = Stage(0, is_fast=False), Stage(1, is_fast=False)
+    for stage in (first, last):
+        stage.train(build_schedule("gpipe", 2, 1, COUNT))
+
+    sends = [f"forward-send 0.{microbatch}" for microbatch in range(COUNT)]
+    assert first.wanted("forward-send")[:COUNT] == sends
+    assert first.links.forward_to_next.num_alive == list(range(COUNT))
+    for microbatch in range(COUNT):
+        is_awaited = first.log.index(f"forward-send 0.{microbatch} ended")
+        assert first.log[is_awaited + 1 : is_awaited + 3] == ["settle 0", "before_backward 0"]
+    # nothing comes back for a gradient: the end of the pass is where these are awaited
+    assert all(note.endswith(" ended") for note in last.log[-COUNT:])
+    assert not any(note.endswith(" ended") for note in last.log[:-COUNT])
+
+
+def test_a_message_is_whole_contiguous_and_without_a_graph() -> None:
+    first, last = Stage(0), Stage(1)
+    for stage in (first, last):
+        stage.train(build_schedule("1f1b", 2, 1, COUNT))
+
+    # the link itself checks that they are contiguous and want no gradient
+    for microbatch, sent in enumerate(first.links.forward_to_next.sent):
+        expected = 2.0 * (torch.arange(8).view(4, 2) + microbatch)[:, :, None].expand(SHAPE)
+        assert torch.equal(sent, expected)
+    assert [sent.tolist() for sent in last.links.backward_to_previous.sent] == [torch.full(SHAPE, 2.0).tolist()] * COUNT
+    # every received gradient is microbatch + 1 everywhere, as is every received input
+    tokens = torch.tensor([float((torch.arange(8) + microbatch).sum()) * 3 for microbatch in range(COUNT)])
+    assert first.modules[0].weight.grad == (tokens * (torch.arange(COUNT) + 1)).sum()
+    assert last.modules[0].weight.grad == 24 * (1 + 2 + 3)
+
+
+@pytest.mark.parametrize("num_microbatches", [1, 4])
+def test_a_graph_dies_with_its_backward(num_microbatches: int) -> None:
+    stage = Stage(0, pp_size=1)
+    stage.train(build_schedule("1f1b", 1, 1, num_microbatches))
+
+    (module,) = stage.modules
+    assert module.num_alive == [0] * num_microbatches
+    assert all(token() is None for token in module.tokens)
+
+
+def test_an_evaluation_makes_no_graph() -> None:
+    for stage in (Stage(0), Stage(1)):
+        total = stage.pipeline.evaluate(forward_only(2, 1, COUNT), inputs(COUNT))
+
+        (module,) = stage.modules
+        assert module.is_grad_enabled == [False] * COUNT
+        assert not total.requires_grad
+        assert stage.wanted("backward") == []
+        # parameters may still be on their way when it begins
+        assert stage.wanted("finish_gather") == ["finish_gather 0"] * COUNT
+    assert torch.is_grad_enabled()
+
+
+def test_losses_are_summed_in_double_from_the_first() -> None:
+    tiny = 2.0**-40
+    stage = Stage(0, pp_size=1, losses=[1.0, tiny, tiny])
+    total = stage.train(build_schedule("1f1b", 1, 1, 3))
+
+    assert total.dtype == torch.float64
+    assert total.item() == 1.0 + 2 * tiny
+
+
+@pytest.mark.parametrize("stage_number", [0, 1])
+def test_every_chunk_settles_before_one_takes_memory_for_gradients(stage_number: int) -> None:
+    stage = Stage(stage_number, num_chunks=2)
+    schedule = build_schedule("interleaved", 2, 2, 4)
+    stage.train(schedule)
+
+    order = [note for note in stage.log if note.split()[0] in ("settle", "before_backward", "after_backward", "reduce")]
+    backwards = [span[2] for span in stage.recorder.spans if span[0] is Operation.BACKWARD_COMPUTE]
+    expected: list[str] = []
+    for place, chunk in enumerate(backwards):
+        expected += ["settle 0", "settle 1", f"before_backward {chunk}", f"after_backward {chunk}"]
+        if chunk not in backwards[place + 1 :]:
+            expected.append(f"reduce {chunk}")
+    assert order == expected
+
+
+def test_every_compute_is_a_span_of_its_own() -> None:
+    stage = Stage(1, num_chunks=2)
+    stage.train(build_schedule("interleaved", 2, 2, 4))
+
+    for operation in (Operation.FORWARD_COMPUTE, Operation.BACKWARD_COMPUTE):
+        found = [span[1:] for span in stage.recorder.spans if span[0] is operation]
+        assert sorted(found) == [(microbatch, chunk) for microbatch in range(4) for chunk in range(2)]

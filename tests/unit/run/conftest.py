@@ -1,0 +1,26 @@
+"""Trainers that are alone, closed when their test ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers.lone_trainer import LoneTrainer, lone_trainer, small_config
+
+
+@pytest.fixture
+def make_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., LoneTrainer]]:
+    """Return a function that makes a trainer of the small configuration, changed by tables."""
+    made: list[LoneTrainer] = []
+
+    def make(*changes: dict[str, dict[str, Any]]) -> LoneTrainer:
+        directory = tmp_path / f"data-{len(made)}"
+        made.append(lone_trainer(small_config(directory, *changes), monkeypatch))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()

@@ -1,0 +1,197 @@
+"""The step loop: what it calls, in what order and with what, around steps, saves, evaluations and a load."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import megatrain.trainer as trainer_module
+from megatrain.checkpoint.continuation import Continuation, Progress
+from megatrain.contracts.black_box_values import Phase
+from megatrain.contracts.operations import Operation
+from megatrain.optim import ShardedOptimizer, learning_rate
+from tests.helpers.black_boxes import boxes_by_rank, recording_in, spans, spans_by_step
+from tests.helpers.lone_trainer import LoneTrainer, Note
+
+STEPS = 5
+MakeTrainer = Callable[..., LoneTrainer]
+
+TIMEOUTS: dict[str, dict[str, Any]] = {
+    "runtime": {
+        "first_step_timeout_s": 11.0,
+        "step_timeout_s": 12.0,
+        "checkpoint_timeout_s": 13.0,
+        "evaluation_timeout_s": 14.0,
+    }
+}
+FIRST_STEP, STEP = ("timeout", 11.0), ("timeout", 12.0)
+
+
+def around(seconds: float, phase: Phase, *inside: Note) -> list[Note]:
+    """Return what is to happen around a phase that has a timeout of its own."""
+    return [("timeout", seconds), ("grace", seconds), ("phase", phase), *inside, ("grace", 0.0), STEP]
+
+
+def test_the_learning_rate_of_a_step_is_that_of_its_number(
+    make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[float] = []
+    step = ShardedOptimizer.step
+
+    def note(self: ShardedOptimizer, lr: float, gradient_scale: float) -> None:
+        given.append(lr)
+        step(self, lr, gradient_scale)
+
+    monkeypatch.setattr(ShardedOptimizer, "step", note)
+    made = make_trainer()
+    made.run()
+
+    config = made.config.optimizer
+    expected = [learning_rate(config, number, STEPS) for number in range(STEPS)]
+    assert len(set(expected)) >= STEPS - 1
+    assert given == expected
+    assert [report.lr for report in made.reports.steps] == expected
+
+
+def test_every_phase_has_its_own_timeout_and_grace(make_trainer: MakeTrainer) -> None:
+    made = make_trainer(TIMEOUTS, {"checkpoint": {"interval": 2}, "evaluation": {"interval": 4}})
+    made.run()
+
+    found = made.noted("timeout", "grace", "phase", "save")
+    first, later = ("phase", Phase.FIRST_STEP), ("phase", Phase.STEP)
+    saved = {step: around(13.0, Phase.CHECKPOINT, ("save", step)) for step in (2, 4)}
+    evaluated = around(14.0, Phase.EVALUATION)
+    assert found == [
+        *(FIRST_STEP, first, STEP, later),
+        *(*saved[2], later, later, *saved[4]),
+        *(*evaluated, later, *evaluated),
+    ]
+
+
+def test_a_load_has_its_own_timeout_and_grace_too(make_trainer: MakeTrainer) -> None:
+    made = make_trainer(TIMEOUTS)
+    made.checkpoints.found = Path("step-3")
+    made.checkpoints.continuation = Continuation(Progress(step=3, consumed_samples=12, num_updates=2), ("a note",))
+    made.trainer.load()
+
+    assert made.notes == around(13.0, Phase.CHECKPOINT, ("load", Path("step-3")))
+    assert made.trainer.step == 3
+    assert made.replica.optimizer.num_updates == 2
+    assert made.reports.texts == ["resumed at step 3 from step-3", "a note"]
+    made.notes.clear()
+    made.trainer.train()
+    # the first step of this process, not of the run
+    assert made.noted("timeout")[:2] == [FIRST_STEP, STEP]
+    assert [report.step for report in made.reports.steps] == [4, 5]
+
+
+@pytest.mark.parametrize(("interval", "expected"), [(0, [5]), (2, [2, 4, 5]), (5, [5])])
+def test_evaluations_come_at_their_interval_and_at_the_end(
+    interval: int, expected: list[int], make_trainer: MakeTrainer
+) -> None:
+    made = make_trainer({"evaluation": {"interval": interval}})
+    made.run()
+
+    assert [report.step for report in made.reports.evaluations] == expected
+    assert {report.num_tokens for report in made.reports.evaluations} == {70}
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, []),
+        ({"save_at_end": True}, [5]),
+        ({"interval": 2}, [2, 4]),
+        ({"interval": 2, "save_at_end": True}, [2, 4, 5]),
+        ({"interval": 5, "save_at_end": True}, [5]),
+    ],
+)
+def test_saves_come_at_their_interval_and_once_at_the_end(
+    options: dict[str, Any], expected: list[int], make_trainer: MakeTrainer
+) -> None:
+    made = make_trainer({"checkpoint": options})
+    made.run()
+
+    assert made.noted("save") == [("save", step) for step in expected]
+
+
+def test_profiler_and_collector_are_told_of_every_step(make_trainer: MakeTrainer) -> None:
+    made = make_trainer({"checkpoint": {"interval": 1}, "train": {"steps": 2}, "optimizer": {"lr_warmup_steps": 1}})
+    made.run()
+
+    # the collector comes before a save, which is a step boundary of all ranks
+    assert made.noted("before step", "after step", "garbage", "save") == [
+        *(("before step", 0), ("after step", 0), ("garbage", 1), ("save", 1)),
+        *(("before step", 1), ("after step", 1), ("garbage", 2), ("save", 2)),
+    ]
+
+
+def test_everything_is_a_span(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    directory = tmp_path / "boxes"
+    directory.mkdir()
+    made = make_trainer(
+        {"train": {"steps": 2, "gc_interval": 2}, "optimizer": {"lr_warmup_steps": 1}},
+        {"checkpoint": {"interval": 2}},
+        recording_in(directory),
+    )
+    made.run()
+    (box,) = boxes_by_rank(directory).values()
+
+    each_step = (Operation.DATA_WAIT, Operation.STEP, Operation.CLIP, Operation.OPTIMIZER)
+    for operation in each_step:
+        assert spans_by_step(box, operation) == {0: 1, 1: 1}, operation
+    for operation in (Operation.GC, Operation.CHECKPOINT, Operation.EVALUATION):
+        assert spans_by_step(box, operation) == {1: 1}, operation
+    assert box.in_flight == ()
+    # data is awaited outside of the step's computation, which has clipping and update in it
+    for wait, step, update in zip(
+        *(spans(box, one) for one in (Operation.DATA_WAIT, Operation.STEP, Operation.OPTIMIZER)), strict=True
+    ):
+        assert wait.duration_ns is not None
+        assert step.duration_ns is not None
+        assert wait.start_ns + wait.duration_ns <= step.start_ns <= update.start_ns
+        assert update.start_ns < step.start_ns + step.duration_ns
+    assert (box.progress.completed_step, box.progress.phase) == (1, Phase.EVALUATION)
+
+
+def test_reports_tell_of_time_tokens_and_memory(make_trainer: MakeTrainer) -> None:
+    made = make_trainer()
+    made.run()
+
+    for number, report in enumerate(made.reports.steps, start=1):
+        assert (report.step, report.consumed_samples, report.consumed_tokens) == (number, 4 * number, 64 * number)
+        assert (report.num_tokens, report.global_batch_size, report.world_size) == (64, 4, 1)
+        assert 0.0 < report.data_wait_s < report.duration_s
+        # Python and torch alone are more, and no machine that runs tests has a terabyte
+        assert 50 << 20 < report.memory_bytes < 1 << 40
+
+
+@pytest.mark.parametrize(("overlap", "receives_ahead"), [(True, 1), (False, 0)])
+def test_receives_are_posted_ahead_only_where_work_overlaps(
+    overlap: bool, receives_ahead: int, make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[Any, ...]] = []
+    build = trainer_module.build_schedule
+
+    def note(*place: Any, receives_ahead: int) -> Any:
+        asked.append((*place, receives_ahead))
+        return build(*place, receives_ahead=receives_ahead)
+
+    monkeypatch.setattr(trainer_module, "build_schedule", note)
+    made = make_trainer({"parallel": {"overlap": overlap}})
+    made.run()
+
+    assert asked == [("1f1b", 1, 1, 2, receives_ahead)] * STEPS
+
+
+def test_a_finished_run_trains_no_more(make_trainer: MakeTrainer) -> None:
+    made = make_trainer()
+    made.checkpoints.found = Path("step-5")
+    made.checkpoints.continuation = Continuation(Progress(step=STEPS), ())
+    made.run()
+
+    assert made.reports.texts[-1] == f"nothing to do: {STEPS} steps are done, train.steps={STEPS}"
+    assert made.reports.steps == []

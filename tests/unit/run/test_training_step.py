@@ -1,0 +1,123 @@
+"""One step of a lone rank at its edges: no label at all, a loss that is not finite, the factor that clips."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from megatrain.assembly import Replica
+from megatrain.ops.cross_entropy import IGNORED_LABEL
+from megatrain.optim import ShardedOptimizer
+from megatrain.schedule import build_schedule
+from megatrain.training_step import StepOutcome, train_step
+from tests.helpers.lone_rank import SilentRecorder, lone_replica, make_config, microbatches, random_tokens
+
+
+def step(replica: Replica, tokens: Tensor, *, grad_clip: float = 0.0, **options: Any) -> StepOutcome:
+    """Train on [S + 1, B] token ids, where negative ones are labels that do not count."""
+    labels = tokens[1:].where(tokens[1:] >= 0, IGNORED_LABEL)
+    inputs = [
+        replica.pipeline_input(one.tokens_SB, labels[:, 2 * index : 2 * index + 2], one.context.sample_B, None)
+        for index, one in enumerate(microbatches(replica, tokens.clamp(min=0)))
+    ]
+    arguments: dict[str, Any] = {"lr": 1e-2, "is_stop_requested": False, "recorder": SilentRecorder()} | options
+    num_labels = int((labels != IGNORED_LABEL).sum())
+    schedule = build_schedule("1f1b", 1, 1, len(inputs))
+    return train_step(replica, schedule, inputs, num_label_tokens=num_labels, grad_clip=grad_clip, **arguments)
+
+
+def masters(replica: Replica) -> list[Tensor]:
+    return [shard.tensor.clone() for kind, shard, _ in replica.optimizer.flat_shards() if kind == "master"]
+
+
+@pytest.fixture
+def scales(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The factors of the gradients that the optimizer is given."""
+    given: list[float] = []
+    update = ShardedOptimizer.step
+
+    def note(self: ShardedOptimizer, lr: float, gradient_scale: float) -> None:
+        given.append(gradient_scale)
+        update(self, lr, gradient_scale)
+
+    monkeypatch.setattr(ShardedOptimizer, "step", note)
+    return given
+
+
+@pytest.mark.parametrize("grad_clip", [0.0, 0.5])
+def test_a_batch_without_a_label_has_loss_0_and_is_not_skipped(grad_clip: float, scales: list[float]) -> None:
+    config = make_config(optimizer={"lr": 1e-2, "weight_decay": 0.0})
+    replica = lone_replica(config)
+    before = masters(replica)
+    tokens = random_tokens(config, seed=1)
+    tokens[1:] = -1
+
+    assert step(replica, tokens, grad_clip=grad_clip) == StepOutcome(0.0, 0.0, is_skipped=False, is_stop_agreed=False)
+    assert scales == [1.0]
+    assert replica.optimizer.num_updates == 1
+    # no gradient, no decay: an update that changes nothing, and leaves no NaN for the next one
+    assert all(torch.equal(one, other) for one, other in zip(before, masters(replica), strict=True))
+    later = step(replica, random_tokens(config, seed=2))
+    assert 3 < later.loss < 6
+    assert later.grad_norm > 0
+
+
+def test_only_labels_that_count_divide_the_loss() -> None:
+    config = make_config()
+    tokens = random_tokens(config, seed=1)
+    masked = tokens.clone()
+    masked[1:6] = -1
+    losses = [step(lone_replica(config), one).loss for one in (tokens, masked)]
+
+    assert 3 < losses[1] < 6
+    assert losses[0] != losses[1]
+
+
+@pytest.mark.parametrize("loss", [math.inf, math.nan])
+def test_a_loss_that_is_not_finite_is_enough_to_skip(loss: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = make_config()
+    replica = lone_replica(config)
+    before, train = masters(replica), replica.pipeline.train
+    monkeypatch.setattr(replica.pipeline, "train", lambda *arguments: train(*arguments) + loss)
+    outcome = step(replica, random_tokens(config, seed=1))
+
+    assert outcome.is_skipped
+    assert math.isfinite(outcome.grad_norm)
+    assert not math.isfinite(outcome.loss)
+    assert replica.optimizer.num_updates == 0
+    assert all(torch.equal(one, other) for one, other in zip(before, masters(replica), strict=True))
+
+
+@pytest.mark.parametrize("grad_clip", [0.0, 1e-3, 1e9])
+def test_gradients_are_scaled_to_the_norm_allowed(grad_clip: float, scales: list[float]) -> None:
+    config = make_config()
+    outcome = step(lone_replica(config), random_tokens(config, seed=1), grad_clip=grad_clip)
+
+    assert 0.1 < outcome.grad_norm < 1e9
+    # the usual 1e-6, so that a norm of 0 divides nothing by 0
+    assert scales == [1e-3 / (outcome.grad_norm + 1e-6) if grad_clip == 1e-3 else 1.0]
+
+
+@pytest.mark.parametrize("is_stop_requested", [False, True])
+def test_a_request_to_stop_is_agreed(is_stop_requested: bool) -> None:
+    config = make_config()
+    outcome = step(lone_replica(config), random_tokens(config, seed=1), is_stop_requested=is_stop_requested)
+
+    assert outcome.is_stop_agreed is is_stop_requested
+
+
+def test_updated_parameters_are_on_their_way_when_the_step_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = make_config()
+    replica = lone_replica(config)
+    (chunk,) = replica.data_parallel
+    calls: list[str] = []
+    for name in ("shares_changed", "start_gather"):
+        original = getattr(chunk, name)
+        monkeypatch.setattr(chunk, name, lambda name=name, original=original: (calls.append(name), original()))
+    step(replica, random_tokens(config, seed=1))
+
+    assert calls[-2:] == ["shares_changed", "start_gather"]
