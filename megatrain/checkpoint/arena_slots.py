@@ -67,7 +67,6 @@ class SnapshotLabel:
     """What a slot says of the snapshot in it."""
 
     step: int
-    snapshot: int
     round: int
     consumed_samples: int
     consumed_tokens: int
@@ -107,13 +106,17 @@ class ArenaSlot:
         """Whether a new snapshot may overwrite what is in the slot: storage has it, or will not get it."""
         return self._words[Word.STATE] != SlotState.SEALED or self._words[Word.PERSIST] != Persist.WANTED
 
-    def begin(self, label: SnapshotLabel) -> None:
-        """Give up what is in the slot and say what will be."""
+    def clear(self) -> None:
+        """Give up what is in the slot."""
+        self._words[Word.STATE] = SlotState.EMPTY
+
+    def begin(self, label: SnapshotLabel, number: int) -> None:
+        """Give up what is in the slot and say what will be: snapshot `number` of the job."""
         words = self._words
         words[Word.STATE] = SlotState.WRITING
         words[Word.PERSIST] = Persist.NONE
         words[Word.STEP] = label.step
-        words[Word.SNAPSHOT] = label.snapshot
+        words[Word.SNAPSHOT] = number
         words[Word.ROUND] = label.round
         words[Word.CONSUMED_SAMPLES] = label.consumed_samples
         words[Word.CONSUMED_TOKENS] = label.consumed_tokens

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from megatrain.ops import cross_entropy
-from megatrain.ops.cross_entropy import IGNORED_LABEL, local_statistics, logits_gradient_
+from megatrain.ops.cross_entropy import IGNORED_LABEL, local_statistics, logits_gradient_, summed_cross_entropy
 
 T, PADDED = 9, 24
 
@@ -68,6 +68,27 @@ def test_ignored_labels_count_for_nothing(num_parts: int) -> None:
     torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(grad, expected_grad, rtol=1e-12, atol=1e-12)
     assert (grad[[1, 4, 8]] == 0).all()
+
+
+@pytest.mark.parametrize("num_parts", [1, 2, 4])
+def test_summed_loss_of_each_part_is_that_of_the_whole(num_parts: int) -> None:
+    logits, labels = draw(T, PADDED), labels_below(20)
+    labels[[1, 4, 8]] = IGNORED_LABEL
+    expected_loss, expected_grad = by_torch(logits, labels, 20, torch.ones(T, dtype=torch.float64))
+    whole = local_statistics(logits.clone(), labels, 0, 20)
+    width, grads = PADDED // num_parts, []
+    for number in range(num_parts):
+        part = logits[:, number * width : (number + 1) * width].clone().requires_grad_()
+        loss = summed_cross_entropy(
+            # a product, because backward overwrites what it is given
+            *(part * 1.0, labels, 20),
+            first_column=number * width,
+            combine=None if num_parts == 1 else lambda *_: whole,
+        )
+        torch.testing.assert_close(loss.detach(), expected_loss.sum(), rtol=1e-12, atol=0)
+        grads += torch.autograd.grad(loss, part)
+
+    torch.testing.assert_close(torch.cat(grads, 1), expected_grad, rtol=1e-12, atol=1e-12)
 
 
 def test_part_of_padding_only() -> None:
