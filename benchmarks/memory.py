@@ -127,6 +127,7 @@ def measure_rank(context: RankContext, tables: dict[str, dict[str, Any]]) -> tup
             lr=config.optimizer.lr,
             grad_clip=config.optimizer.grad_clip,
             is_stop_requested=False,
+            is_checkpoint_requested=False,
             recorder=recorder,
         )
     estimate = estimate_memory(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from megatrain.checkpoint.ownership import SavedShard
 from megatrain.comm import Mesh
 from megatrain.config.config import Config
 from megatrain.model import TokenContext, initialise_
@@ -47,6 +48,15 @@ class Replica:
                     shard.box.offsets,
                 )
         self.optimizer.publish()
+
+    def saved_shards(self) -> list[SavedShard]:
+        """Return all state of this rank as a checkpoint has it, with what other ranks hold alike."""
+        saved = []
+        for _, state in self.optimizer.states:
+            group = state.bucket.sum_group
+            axes, index, copies = ((), 0, 1) if group is None else ((group.name,), group.rank, group.size)
+            saved += [SavedShard(kind, shard, axes, index, copies) for kind, shard in state.flat_shards()]
+        return saved
 
     def pipeline_input(self, tokens_SB: torch.Tensor, labels_SB: torch.Tensor, sample_B: torch.Tensor,
                        document_SB: torch.Tensor | None) -> PipelineInput:  # fmt: skip

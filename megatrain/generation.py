@@ -13,12 +13,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from megatrain.checkpoint.job import TOKENIZER_NAME
-from megatrain.checkpoint.store import load_whole
+from megatrain.checkpoint import find
+from megatrain.checkpoint.parameter_reader import ParameterReader
 from megatrain.config.config import Config
-from megatrain.contracts.checkpoint_files import is_committed, read_manifest, step_of
+from megatrain.contracts.checkpoint_files import TOKENIZER_NAME, read_manifest
 from megatrain.contracts.errors import CheckpointError, DataError
-from megatrain.contracts.lineage import BRANCH_NAME, RESUME_NAME, Candidate, candidates
 from megatrain.contracts.location import LocalLocation
 from megatrain.data.tokenizer import Tokenizer, load_tokenizer
 from megatrain.model import TokenContext, Transformer
@@ -49,30 +48,9 @@ class LoadedModel:
 def find_checkpoint(path: Path) -> Path:
     """Return the checkpoint that `path` means: itself, or the one from which a run or a branch would go on.
 
-    A run is named by its directory or its directory of checkpoints.
     Raises: CheckpointError when there is none.
     """
-    if is_committed(LocalLocation(path)):
-        return path
-    found: list[Candidate] = []
-    if (path / BRANCH_NAME).is_file():
-        branch = path.resolve()
-        found = candidates(LocalLocation(branch.parent), branch.name)
-    for directory in (LocalLocation(path), LocalLocation(path / "checkpoints")):
-        if not found and _is_lineage(directory):
-            found = candidates(directory)
-    if not found:
-        raise CheckpointError(
-            f"{path} is no checkpoint and holds none; name a run directory or runs/<job>/checkpoints/<branch>/step-*"
-        )
-    return Path(str(found[0].location))
-
-
-def _is_lineage(directory: LocalLocation) -> bool:
-    """Say whether a directory is one of checkpoints: then what is wrong in it is worth telling."""
-    if (directory / RESUME_NAME).exists():
-        return True
-    return any(step_of(entry.name) is not None or (entry / BRANCH_NAME).exists() for entry in directory.entries())
+    return Path(str(find.find_checkpoint(str(path))))
 
 
 def load_model(checkpoint: Path, device: torch.device) -> LoadedModel:
@@ -86,7 +64,16 @@ def load_model(checkpoint: Path, device: torch.device) -> LoadedModel:
     if not tokenizer_path.exists():
         raise DataError(f"{tokenizer_path} is missing: the job had no data.tokenizer; copy its tokenizer.json there")
     model = Transformer(config.model)
-    load_whole(checkpoint, dict(model.named_parameters()))
+    reader = ParameterReader(LocalLocation(checkpoint), manifest)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            stored = reader.read_parameter(name)
+            if stored.shape != parameter.shape:
+                raise CheckpointError(
+                    f"{checkpoint}: {name} has shape {tuple(stored.shape)}, its configuration asks for "
+                    f"{tuple(parameter.shape)}; the manifest is another checkpoint's"
+                )
+            parameter.copy_(stored)
     return LoadedModel(model.to(device).eval(), load_tokenizer(tokenizer_path), config, manifest.step, device)
 
 

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from time import perf_counter
 
 import torch
@@ -17,8 +16,8 @@ from megatrain.checkpoint.continuation import Progress
 from megatrain.checkpoint.job import JobCheckpoints
 from megatrain.config.batch import global_batch_size_at
 from megatrain.config.config import Config
-from megatrain.contracts.black_box_values import Phase
-from megatrain.contracts.errors import NonFiniteError
+from megatrain.contracts.black_box_values import Command, Phase
+from megatrain.contracts.errors import NonFiniteError, SaveError
 from megatrain.contracts.operations import Operation
 from megatrain.data.indexed import IndexedDataset
 from megatrain.data.prefetch import Prefetcher
@@ -61,6 +60,7 @@ class Trainer:
         self._progress = Progress()
         self._num_skipped_in_a_row = 0
         self._saved_step = -1
+        self._obeyed_command = 0
         self._validation = parts.validation
         self.is_stopped = False
         """Whether training ended early because it was asked to."""
@@ -73,20 +73,23 @@ class Trainer:
     def load(self) -> None:
         """Draw the initial weights, or load the checkpoint to go on from."""
         replica, checkpoints = self._parts.replica, self._parts.checkpoints
-        found = checkpoints.find()
-        if found is None:
+        started = perf_counter()
+        with self._phase(Phase.CHECKPOINT, self._config.runtime.checkpoint_timeout_s, Operation.CHECKPOINT_LOAD):
+            restored = checkpoints.restore()
+        if restored is None:
             replica.initialise()
             self._note(f"initial weights drawn with train.seed={self._config.train.seed}")
             return
-        with self._phase(Phase.CHECKPOINT, self._config.runtime.checkpoint_timeout_s, Operation.CHECKPOINT_LOAD):
-            continuation = checkpoints.load(found, replica.optimizer.flat_shards())
-        self._progress = continuation.progress
+        self._progress = restored.continuation.progress
         replica.optimizer.num_updates = self._progress.num_updates
         replica.optimizer.publish()
         self._saved_step = self._progress.step
-        self._note(f"resumed at step {self._progress.step} from {found}")
-        for note in continuation.notes:
+        for note in (*restored.notes, *restored.continuation.notes):
             self._note(note)
+        self._note(
+            f"resumed at step {self._progress.step} from {restored.source} in {perf_counter() - started:.2f} s "
+            f"({restored.bytes_read / 1e9:.3g} GB read by rank 0)"
+        )
 
     def train(self) -> None:
         """Run the step loop.
@@ -118,8 +121,11 @@ class Trainer:
                 self._check_skips(outcome)
                 self._parts.garbage.after_step(self.step)
                 self.is_stopped = outcome.is_stop_agreed and self.step < config.train.steps
-                self._maybe_save()
+                self._tell_news()
+                self._maybe_save(is_asked_for=outcome.is_checkpoint_agreed)
                 self._maybe_evaluate()
+        if self._saved_step > first_step:
+            self._wait_for_storage()
 
     def _plan(self) -> Iterator[tuple[int, int]]:
         """Yield (cursor, global batch size) of every step to come."""
@@ -157,6 +163,7 @@ class Trainer:
             lr=self._lr(self.step),
             grad_clip=config.optimizer.grad_clip,
             is_stop_requested=self._parts.is_stop_requested(),
+            is_checkpoint_requested=self._is_checkpoint_requested(),
             recorder=self._parts.recorder,
         )
 
@@ -203,24 +210,51 @@ class Trainer:
                 )
             )
 
-    def _maybe_save(self) -> None:
+    def _maybe_save(self, *, is_asked_for: bool) -> None:
         config = self._config.checkpoint
         # a skipped step changed nothing, and the weights of a streak of them may be the cause: the one before stays
         is_due = bool(config.interval) and self.step % config.interval == 0 and self._num_skipped_in_a_row == 0
         is_end = self.step == self._config.train.steps and config.save_at_end
-        if (is_due or is_end or self.is_stopped) and self.step != self._saved_step:
-            self.save()
+        if (is_due or is_end or is_asked_for or self.is_stopped) and self.step != self._saved_step:
+            self._save()
+        if is_asked_for:
+            self._obeyed_command = self._parts.recorder.control.command_number
+            self._parts.recorder.set_obeyed_command(self._obeyed_command)
 
-    def save(self) -> Path:
-        """Write a checkpoint of the state as it is. All ranks call it together."""
-        started = perf_counter()
-        for chunk in self._parts.replica.data_parallel:
-            chunk.finish_gather()
+    def _save(self) -> None:
+        """Take a snapshot of the state as it is; it gets to storage while training goes on."""
+        checkpoints = self._parts.checkpoints
         with self._phase(Phase.CHECKPOINT, self._config.runtime.checkpoint_timeout_s, Operation.CHECKPOINT):
-            directory = self._parts.checkpoints.save(self._progress, self._parts.replica.optimizer.flat_shards())
+            times = checkpoints.take(self._progress)
         self._saved_step = self.step
-        self._note(f"checkpoint {directory} written in {perf_counter() - started:.2f} s")
-        return directory
+        waited = f", {times.waited_s:.2f} s of it for room" if times.has_waited else ""
+        self._note(
+            f"snapshot of step {self.step} taken in {times.stall_s:.3f} s{waited}; it goes to {checkpoints.directory}"
+        )
+
+    def _wait_for_storage(self) -> None:
+        """Come back when the last snapshot is a committed checkpoint: soon the whole host may be given to another.
+
+        Raises: SaveError when the last step's state did not get to storage.
+        """
+        try:
+            with self._phase(Phase.CHECKPOINT, self._config.runtime.checkpoint_timeout_s, Operation.CHECKPOINT):
+                self._parts.checkpoints.wait(self._saved_step)
+        except SaveError as error:
+            if self._saved_step == self.step:
+                raise
+            self._note(str(error))
+        self._tell_news()
+
+    def _tell_news(self) -> None:
+        if self._parts.reporter is not None:
+            for line in self._parts.checkpoints.news():
+                self._note(line)
+
+    def _is_checkpoint_requested(self) -> bool:
+        """Whether the executor asks for a checkpoint that this rank has not taken yet."""
+        control, obeyed = self._parts.recorder.control, self._obeyed_command
+        return control.command == Command.CHECKPOINT and control.command_number > obeyed
 
     @contextmanager
     def _phase(self, phase: Phase, timeout_s: float, operation: Operation) -> Iterator[None]:

@@ -22,12 +22,13 @@ from megatrain.telemetry.recorder import Recorder
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """What all ranks know after a step: `loss` in nats a label token, and whether some rank was asked to stop."""
+    """What all ranks know after a step: `loss` in nats a label token, and what some rank was asked for."""
 
     loss: float
     grad_norm: float
     is_skipped: bool
     is_stop_agreed: bool
+    is_checkpoint_agreed: bool
 
 
 def train_step(
@@ -39,6 +40,7 @@ def train_step(
     lr: float,
     grad_clip: float,
     is_stop_requested: bool,
+    is_checkpoint_requested: bool,
     recorder: Recorder,
 ) -> StepOutcome:
     """Train on one global batch, of which `inputs` are this pipeline's micro-batches.
@@ -64,8 +66,9 @@ def train_step(
             replica.optimizer.gradient_square_sum(),
             loss_sum if speaks else torch.zeros_like(loss_sum),
             torch.full_like(loss_sum, float(is_stop_requested)),
+            torch.full_like(loss_sum, float(is_checkpoint_requested)),
         ])  # fmt: skip
-        square_sum, loss_total, num_stop_requests = mesh.sum_over_all(own).tolist()
+        square_sum, loss_total, num_stop_requests, num_checkpoint_requests = mesh.sum_over_all(own).tolist()
     total_tokens = int(counted.wait()[0].item())
     grad_norm = math.sqrt(square_sum) if square_sum >= 0.0 else math.nan
     loss = loss_total / max(total_tokens, 1)
@@ -75,7 +78,7 @@ def train_step(
             replica.optimizer.step(lr, _clip_scale(grad_norm, grad_clip))
         for chunk in replica.data_parallel:
             chunk.start_gather()
-    return StepOutcome(loss, grad_norm, is_skipped, num_stop_requests > 0.0)
+    return StepOutcome(loss, grad_norm, is_skipped, num_stop_requests > 0.0, num_checkpoint_requests > 0.0)
 
 
 def _clip_scale(grad_norm: float, grad_clip: float) -> float:

@@ -15,13 +15,14 @@ import torch
 
 from megatrain.assembly import build_replica
 from megatrain.binding import bind_process, gpu_pci_address, set_threads
-from megatrain.checkpoint.job import BRANCH, JobCheckpoints
+from megatrain.checkpoint.job import JobCheckpoints
 from megatrain.comm import Mesh, create_mesh, join, leave
 from megatrain.config.config import Config
 from megatrain.config.serialize import to_toml
 from megatrain.contracts.black_box_values import Identity
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.lineage import MAIN_BRANCH
 from megatrain.contracts.manifest import SampleStream
 from megatrain.contracts.operations import Operation
 from megatrain.contracts.process import Process
@@ -59,18 +60,23 @@ def run_worker(config: Config, process: Process, signals: StopSignals, watchdog:
             if process.rank == 0:
                 reporter = closing.enter_context(Reporter(config, mesh.layout, device, run_directory))
                 reporter.note(f"run directory {run_directory.root.absolute()}; cores of rank 0: {binding}")
+            replica = build_replica(config, mesh, recorder, device)
+            checkpoints = JobCheckpoints(
+                config,
+                mesh,
+                replica.saved_shards(),
+                SampleStream(reader.dataset.num_tokens, config.resolved_data_seed),
+                local_rank=process.local_rank,
+                incarnation=process.incarnation,
+                directory=config.checkpoint.directory or str(run_directory.checkpoints),
+                logs=run_directory.logs,
+            )
             parts = TrainerParts(
                 config=config,
-                replica=build_replica(config, mesh, recorder, device),
+                replica=replica,
                 reader=reader,
                 validation=validation,
-                checkpoints=JobCheckpoints(
-                    run_directory.checkpoints,
-                    config,
-                    SampleStream(reader.dataset.num_tokens, config.resolved_data_seed),
-                    mesh,
-                    process.incarnation,
-                ),
+                checkpoints=checkpoints,
                 recorder=recorder,
                 profiler=closing.enter_context(StepProfiler(config.profile, process.rank, run_directory.logs)),
                 garbage=closing.enter_context(PlannedGarbageCollection(config.train.gc_interval, recorder)),
@@ -82,6 +88,7 @@ def run_worker(config: Config, process: Process, signals: StopSignals, watchdog:
         except BaseException:
             recorder.close(keep=True, has_failed=True)
             raise
+        checkpoints.close(is_done=exit_code is ExitCode.OK)
         leave()
         recorder.close()
     return exit_code
@@ -117,7 +124,7 @@ def _keep_config(config: Config, run_directory: RunDirectory, reporter: Reporter
 def _open_recorder(config: Config, process: Process, run_directory: RunDirectory, device: torch.device) -> Recorder:
     identity = Identity(
         job=config.job.name,
-        branch=BRANCH,
+        branch=MAIN_BRANCH,
         incarnation=process.incarnation,
         rank=process.rank,
         layout=config.layout(process.world_size),

@@ -22,7 +22,7 @@ import torch
 
 from megatrain.checkpoint.image import ImagePlan, plan_image
 from megatrain.checkpoint.ownership import SavedShard, divide
-from megatrain.contracts.arena import Arena
+from megatrain.contracts.arena import Arena, SealedSnapshot
 from megatrain.contracts.arena_layout import (
     HEADER_BYTES,
     Persist,
@@ -101,6 +101,12 @@ class ArenaSlot:
     def words(self) -> SlotWords:
         """Return what the slot says now."""
         return decode_words(bytes(self._words.cast("B")), str(self.path))
+
+    def holds(self, snapshot: SealedSnapshot) -> bool:
+        """Whether this snapshot is in the slot, whole."""
+        words = self.words()
+        found = SealedSnapshot(words.step, words.round, words.snapshot)
+        return words.state == SlotState.SEALED and found == snapshot
 
     def is_free(self) -> bool:
         """Whether a new snapshot may overwrite what is in the slot: storage has it, or will not get it."""

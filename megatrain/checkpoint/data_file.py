@@ -38,9 +38,20 @@ _NUM_THREADS = 4
 """Files that are verified at the same time: hashing leaves the interpreter lock."""
 _WHOLE_DIGEST = "sha256:"
 _ITEMS_DIGEST = "items-sha256:"
+_DATA_FILE_NAME = re.compile(r"r[0-9]{6,}-rank-[0-9]{5,}\.distcp")
 _HEX_DIGEST = re.compile("[0-9a-f]{64}")
 
 Bytes = bytes | bytearray | memoryview
+
+
+def data_file_name(incarnation: int, number: int) -> str:
+    """Return the name of the data file of rank `number`. The round keeps an older round's late writes out of it."""
+    return f"r{incarnation:06d}-rank-{number:05d}.distcp"
+
+
+def is_data_file_name(name: str) -> bool:
+    """Say whether a file is called as data files are."""
+    return _DATA_FILE_NAME.fullmatch(name) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +91,11 @@ def trailer_digest(encoded: bytes) -> str:
 
 def _text_digest(text: bytes) -> str:
     return _ITEMS_DIGEST + hashlib.sha256(text).hexdigest()
+
+
+def is_data_file(entry: FileEntry) -> bool:
+    """Say whether a file of a manifest ends with a list of its items."""
+    return entry.digest.startswith(_ITEMS_DIGEST)
 
 
 def read_trailer(location: Location, size: int, digest: str | None = None) -> Trailer:
@@ -248,7 +264,7 @@ def verify_checkpoint(directory: Location, *, job: str | None = None, branch: st
 
 def verify_file(location: Location, entry: FileEntry) -> list[str]:
     """Read a whole file of the manifest and return what is wrong with it, as verify_checkpoint does."""
-    verify = _verify_data_file if entry.digest.startswith(_ITEMS_DIGEST) else _verify_whole_file
+    verify = _verify_data_file if is_data_file(entry) else _verify_whole_file
     try:
         size = location.size()
         if size == entry.size:
@@ -299,11 +315,11 @@ def _metadata_problems(directory: Location, files: Mapping[str, FileEntry], dama
             f"{place}: names {name}, which the manifest does not list" for name in ranges_by_file.keys() - files
         ]
         for name in (ranges_by_file.keys() & files) - damaged:
-            size, is_data_file = files[name].size, files[name].digest.startswith(_ITEMS_DIGEST)
-            items = read_trailer(directory / name, size).items if is_data_file else ()
+            size, has_items = files[name].size, is_data_file(files[name])
+            items = read_trailer(directory / name, size).items if has_items else ()
             known = {(item.offset, item.length) for item in items}
             for offset, length in ranges_by_file[name]:
-                if (offset, length) not in known if is_data_file else offset + length > size:
+                if (offset, length) not in known if has_items else offset + length > size:
                     problems.append(f"{place}: names bytes {offset} to {offset + length} of {name}, which are no item")
     except CheckpointError as error:
         return [str(error)]

@@ -173,14 +173,14 @@ def _aligned(num_bytes: int) -> int:
 
 
 def _in_order_of_memory(shards: Sequence[tuple[str, FlatShard]]) -> list[tuple[str, FlatShard]]:
-    """Sort by place within a storage. Addresses of storages differ from run to run and do not count."""
+    """Sort by place within a storage. Which storage is known by identity: on the meta device none has an address."""
     rank_of_storage: dict[int, int] = {}
     for _, shard in shards:
-        rank_of_storage.setdefault(shard.tensor.untyped_storage().data_ptr(), len(rank_of_storage))
+        rank_of_storage.setdefault(shard.tensor.untyped_storage()._cdata, len(rank_of_storage))
     ordered = sorted(
         shards,
         key=lambda entry: (
-            rank_of_storage[entry[1].tensor.untyped_storage().data_ptr()],
+            rank_of_storage[entry[1].tensor.untyped_storage()._cdata],
             entry[1].tensor.storage_offset() * entry[1].tensor.element_size(),
         ),
     )

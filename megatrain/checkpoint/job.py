@@ -1,182 +1,361 @@
-"""The checkpoints of a job: a directory a step, complete when its COMMIT is there.
+"""The checkpoints of a job, as the trainer sees them: go on from one, take one, hear what became of it.
 
-All ranks write their boxes; rank 0 then writes the manifest and, last, COMMIT. A save that dies on the way leaves a
-directory without COMMIT, which nobody reads and the next save of that step replaces.
+A checkpoint is taken in two stages: a snapshot in the host's memory, for which the step waits, and its way to storage,
+which a process of the host's own takes (writer.py). Going on prefers memory that every rank still has over storage.
 """
 
 from __future__ import annotations
 
-import hashlib
 import platform
-import shutil
-import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 import megatrain
-from megatrain.checkpoint.continuation import Continuation, Progress, continuation, origin_of
-from megatrain.checkpoint.store import load_boxes, save_boxes
+from megatrain.checkpoint.arena_slots import ArenaSlot, SnapshotLabel, open_slots, plan_snapshot
+from megatrain.checkpoint.attach import Attachment, attach, check_room
+from megatrain.checkpoint.continuation import Continuation, Origin, Progress, continuation, origin_of
+from megatrain.checkpoint.data_file import data_file_name
+from megatrain.checkpoint.load import load_state
+from megatrain.checkpoint.metadata_file import metadata_bytes
+from megatrain.checkpoint.ownership import SavedShard
+from megatrain.checkpoint.snapshots import Snapshots, SnapshotTimes
+from megatrain.checkpoint.start import StartingPoint, read_storage
+from megatrain.checkpoint.url_location import open_location
+from megatrain.checkpoint.writer import start_writer
 from megatrain.comm import Mesh
 from megatrain.config.config import Config
 from megatrain.config.serialize import config_hash
-from megatrain.contracts.checkpoint_files import (
-    is_committed,
-    read_manifest,
-    step_directory_name,
-    write_commit,
-    write_manifest,
-    wrong_files,
-)
-from megatrain.contracts.errors import CheckpointError, CommunicationError
-from megatrain.contracts.lineage import MAIN_BRANCH, candidates, current_branch, ensure_branch
-from megatrain.contracts.location import LocalLocation
-from megatrain.contracts.manifest import CheckpointMesh, CheckpointVersions, FileEntry, Manifest, SampleStream
-from megatrain.contracts.operations import Operation
-from megatrain.parallel.sharding import FlatShard
+from megatrain.contracts.arena import arena_path, remove_arena, wake_writer
+from megatrain.contracts.arena_plans import HostPlan, ManifestTemplate, RankPlan, WriterStatus
+from megatrain.contracts.checkpoint_files import read_manifest, wrong_files
+from megatrain.contracts.errors import CheckpointError, SaveError
+from megatrain.contracts.lineage import open_branch
+from megatrain.contracts.location import Location
+from megatrain.contracts.manifest import CheckpointMesh, CheckpointVersions, Manifest, SampleStream
 
-BRANCH = MAIN_BRANCH
-TOKENIZER_NAME = "tokenizer.json"
 
-Shards = Iterable[tuple[str, FlatShard, bool]]
-"""(kind of state, shard, whether this rank is the one that saves it), as ShardedOptimizer.flat_shards yields."""
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """Where a job goes on. `source` says from what; `bytes_read` is what this rank read from storage."""
+
+    continuation: Continuation
+    source: str
+    bytes_read: int
+    notes: tuple[str, ...]
 
 
 class JobCheckpoints:
-    """Saves to and loads from one directory of checkpoints."""
+    """Takes and restores the checkpoints of one job. All ranks call every method together, but `news`."""
 
-    def __init__(self, directory: Path, config: Config, data: SampleStream, mesh: Mesh, incarnation: int) -> None:
-        self._directory = directory
-        self._data = data
+    def __init__(
+        self,
+        config: Config,
+        mesh: Mesh,
+        shards: Sequence[SavedShard],
+        data: SampleStream,
+        *,
+        local_rank: int,
+        incarnation: int,
+        directory: str,
+        logs: Path,
+    ) -> None:
+        """directory: where the checkpoints of the job are, a path or URL. logs: where the writer's output goes."""
         self._config = config
         self._mesh = mesh
-        self._incarnation = incarnation
+        self._shards = tuple(shards)
+        self._data = data
+        self._local_rank = local_rank
+        self._round = incarnation
+        self._checkpoints: Location = open_location(directory)
+        self._log = logs / "checkpoint-writer.log"
+        self._plan = plan_snapshot(shards)
+        self._branch = ""
+        self._attachment: Attachment | None = None
+        self._snapshots: Snapshots | None = None
+        self._told = (0, 0)
 
-    def save(self, progress: Progress, shards: Shards) -> Path:
-        """Write a checkpoint of this step and return its directory; the same on all ranks.
+    def restore(self) -> Restored | None:
+        """Fill the state and return where to go on; None when there is nothing to go on from.
 
-        Communication: all ranks take part and return when COMMIT is on disk.
-        Raises: CheckpointError naming the directory; CommunicationError.
+        Communication: agreements of all ranks; what `load_state` needs.
+        Raises: CheckpointError, ConfigError, the same on every rank.
         """
-        checkpoints = LocalLocation(self._directory)
-        branch = current_branch(checkpoints)
-        directory = self._directory / branch / step_directory_name(progress.step)
-        if self._mesh.rank == 0:
-            ensure_branch(checkpoints, "start of the run")
-            _make_empty(directory)
-        self._mesh.barrier()
-        with self._naming_a_broken_exchange(Operation.CHECKPOINT, directory):
-            save_boxes(directory, shards, is_alone=self._mesh.is_alone)
-        if self._mesh.rank == 0:
-            self._copy_tokenizer(directory)
-            manifest = self._manifest(directory, branch, progress)
-            write_manifest(LocalLocation(directory), manifest)
-            write_commit(LocalLocation(directory), manifest)
-        self._mesh.barrier()
-        return directory
+        host, settings = self._mesh.host, self._config.checkpoint
+        start = read_storage(self._checkpoints, settings, self._mesh.rank, host)
+        attachment = self._attach(start.branch)
+        memory = attachment.memory
+        if memory is None:
+            # what an earlier layout had in memory may have come to storage meanwhile
+            start = read_storage(self._checkpoints, settings, self._mesh.rank, host)
+        self._round = max(self._round, attachment.last_round + 1, start.last_round + 1)
+        has_memory = memory is not None and settings.resume and memory.snapshot.step >= start.newest_step
+        restored = None if has_memory else self._from_storage(start)
+        slots = self._open_slots()
+        if has_memory:
+            restored = self._from_memory(slots)
+        else:
+            for slot in slots:
+                slot.clear()
+        self._publish(slots)
+        return restored
 
-    def find(self) -> Path | None:
-        """Return the checkpoint to start from, None for a fresh start.
+    def take(self, progress: Progress) -> SnapshotTimes:
+        """Take a snapshot of the state; the writer brings it to storage meanwhile.
 
-        `checkpoint.load` names one; else the newest of this run, unless `checkpoint.resume` is off.
-        Raises: CheckpointError when the named one is not complete, or the run's directory holds nothing loadable.
+        Communication: one small agreement.
+        Raises: SaveError when storage is so slow that no slot is free in time.
         """
-        found = candidates(LocalLocation(self._directory))
-        if found and self._config.checkpoint.resume:
-            return Path(str(found[0].location))
-        if found:
-            raise CheckpointError(
-                f"{self._directory} holds checkpoints up to {found[0].location.name}, but checkpoint.resume=false; "
-                f"resume, or name another job.run_directory for a new run"
-            )
-        if not self._config.checkpoint.load:
-            return None
-        named = Path(self._config.checkpoint.load)
-        if not is_committed(LocalLocation(named)):
-            raise CheckpointError(
-                f"checkpoint.load={str(named)!r} is not a complete checkpoint (no matching COMMIT); name a directory "
-                f"like runs/<job>/checkpoints/{MAIN_BRANCH}/{step_directory_name(120)}"
-            )
-        return named
-
-    def load(self, directory: Path, shards: Shards) -> Continuation:
-        """Fill this rank's shards from a checkpoint of any layout and return where to go on.
-
-        Communication: all ranks take part.
-        Raises: CheckpointError naming the file or tensor; CommunicationError.
-        """
-        manifest = read_manifest(LocalLocation(directory))
-        problems = wrong_files(LocalLocation(directory), manifest)
-        if problems:
-            raise CheckpointError(f"{directory} is damaged: {'; '.join(problems[:5])}")
-        is_same_run = directory.is_relative_to(self._directory)
-        found = continuation(origin_of(manifest, str(directory)), self._config, self._data, is_same_run=is_same_run)
-        with self._naming_a_broken_exchange(Operation.CHECKPOINT_LOAD, directory):
-            load_boxes(directory, shards, is_alone=self._mesh.is_alone)
-        return found
-
-    @contextmanager
-    def _naming_a_broken_exchange(self, operation: Operation, directory: Path) -> Iterator[None]:
-        """Say what was going on when torch's exchange of plans breaks off. A rank's own errors, it collects."""
-        try:
-            yield
-        except RuntimeError as error:
-            if self._mesh.is_alone:
-                raise
-            raise CommunicationError(
-                f"{operation.value} {directory} on the group of all {self._mesh.layout.world_size} ranks failed on "
-                f"rank {self._mesh.rank}: {error}"
-            ) from error
-
-    def _manifest(self, directory: Path, branch: str, progress: Progress) -> Manifest:
-        layout = self._mesh.layout
-        files = [path for path in directory.rglob("*") if path.is_file()]
-        return Manifest(
-            job=self._config.job.name,
-            branch=branch,
-            incarnation=self._incarnation,
+        assert self._snapshots is not None
+        label = SnapshotLabel(
             step=progress.step,
+            round=self._round,
             consumed_samples=progress.consumed_samples,
             consumed_tokens=progress.consumed_tokens,
             num_updates=progress.num_updates,
             num_skipped=progress.num_skipped,
-            written_unix_s=time.time(),
-            has_optimizer=True,
-            data=self._data,
-            mesh=CheckpointMesh(layout.tp_size, layout.pp_size, layout.dp_size, self._config.parallel.num_chunks),
-            config_hash=config_hash(self._config),
-            config=self._config.to_dict(),
-            versions=CheckpointVersions(megatrain.__version__, torch.__version__, platform.python_version()),
-            files={path.relative_to(directory).as_posix(): _entry(path) for path in sorted(files)},
+        )
+        return self._snapshots.take(label, self._config.runtime.checkpoint_timeout_s)
+
+    def wait(self, step: int) -> None:
+        """Wait until the snapshot of `step` is a committed checkpoint.
+
+        Communication: one small agreement.
+        Raises: SaveError, on every rank, when storage did not take it.
+        """
+        assert self._snapshots is not None
+        came = self._snapshots.wait(self._config.runtime.checkpoint_timeout_s)
+        is_stored = came and not self._snapshots.has_failed(step)
+        if not self._mesh.host.all_agree(is_stored):
+            cause = self._status_text() or f"see {self._log}"
+            raise SaveError(f"the checkpoint of step {step} did not get to {self._checkpoints / self._branch}: {cause}")
+
+    def news(self) -> list[str]:
+        """Return what the writer of this rank's host has done since the last call, in words. Only looks."""
+        status = self._status()
+        if status is None:
+            return []
+        lines, (persisted, failures) = [], self._told
+        self._told = (status.num_persisted, status.num_failures)
+        if status.num_persisted > persisted:
+            rate = status.last_write_bytes / max(status.last_write_s, 1e-9) / 1e9
+            lines.append(
+                f"checkpoint of step {status.last_persisted_step} is in storage (this host: "
+                f"{status.last_write_bytes / 1e9:.3g} GB in {status.last_write_s:.1f} s, {rate:.2f} GB/s)"
+            )
+        if status.num_failures > failures:
+            lines.append(f"a checkpoint FAILED and is tried again at the next interval: {status.last_error}")
+        return lines
+
+    def close(self, *, is_done: bool) -> None:
+        """Leave the arena; when the job is done, nobody will need it."""
+        if self._snapshots is not None:
+            self._snapshots.close()
+        if self._attachment is None:
+            return
+        if is_done and self._local_rank == 0:
+            self._host_plan(keep_arena_s=0.0).write(self._attachment.arena.host_plan)
+        arena = self._attachment.arena
+        self._attachment.lock.release()
+        if not wake_writer(arena) and is_done:
+            # no writer was ever needed: the last worker to leave removes the arena
+            remove_arena(arena.root)
+
+    @property
+    def directory(self) -> str:
+        """Where the checkpoints of the current branch are."""
+        return str(self._checkpoints / self._branch)
+
+    def _attach(self, branch: str) -> Attachment:
+        self._branch = branch
+        settings = self._config.checkpoint
+        path = arena_path(Path(settings.arena_directory), self._config.job.name, branch, str(self._checkpoints))
+        self._attachment = attach(
+            path,
+            self._plan,
+            self._mesh.rank,
+            self._local_rank,
+            self._mesh.host,
+            log=self._log,
+            settle_s=self._config.runtime.checkpoint_timeout_s,
+        )
+        return self._attachment
+
+    def _from_storage(self, start: StartingPoint) -> Restored | None:
+        """Go through the candidates, best first, until one is whole."""
+        notes = list(start.notes)
+        for number, candidate in enumerate(start.candidates):
+            place = open_location(candidate.place)
+            try:
+                manifest = self._read_manifest(place)
+            except CheckpointError as error:
+                problem = error
+            else:
+                found = continuation(
+                    origin_of(manifest, candidate.place), self._config, self._data, is_same_run=candidate.is_own
+                )
+                try:
+                    shards = [(one.kind, one.shard) for one in self._shards]
+                    report = load_state(place, manifest, shards, self._mesh.rank, self._mesh.host)
+                except CheckpointError as error:
+                    problem = error
+                else:
+                    if number > 0:
+                        notes.append(self._leave_branch(candidate.branch, candidate.step))
+                    return Restored(found, candidate.place, report.bytes_read, tuple(notes))
+            if number + 1 == len(start.candidates):
+                raise problem
+            notes.append(f"WARNING: {candidate.place} is damaged and was skipped: {problem}")
+        return None
+
+    def _read_manifest(self, place: Location) -> Manifest:
+        """Return a manifest whose files have their sizes, on every rank as rank 0 reads it."""
+        told: dict[str, str] = {}
+        if self._mesh.rank == 0:
+            try:
+                manifest = read_manifest(place)
+                problems = wrong_files(place, manifest)
+                told = {"problem": "; ".join(problems[:5])} if problems else {"manifest": manifest.to_json()}
+            except CheckpointError as error:
+                told = {"problem": str(error)}
+        told = self._mesh.host.broadcast_json(told)
+        if "problem" in told:
+            raise CheckpointError(told["problem"])
+        return Manifest.from_json(told["manifest"], str(place))
+
+    def _leave_branch(self, parent: str, step: int) -> str:
+        """Begin a branch at an older step: what came after it is abandoned. Returns what to say about it."""
+        old, problem, branch = self._branch, None, ""
+        if self._mesh.rank == 0:
+            try:
+                branch = open_branch(self._checkpoints, parent, step, f"newer checkpoints of {old} are damaged").name
+            except CheckpointError as error:
+                problem = str(error)
+        branch, problem = self._mesh.host.broadcast_json([branch, problem])
+        if problem is not None:
+            raise CheckpointError(problem)
+        assert self._attachment is not None
+        self._attachment.lock.release()
+        if self._local_rank == 0:
+            remove_arena(self._attachment.arena.root)
+        self._attach(branch)
+        return f"went back to step {step}, so the run goes on as branch {branch}"
+
+    def _open_slots(self) -> list[ArenaSlot]:
+        assert self._attachment is not None
+        mesh, num_slots = self._mesh, self._config.checkpoint.slots
+        check_room(self._attachment, self._plan, num_slots, mesh.rank, mesh.host)
+        slots: list[ArenaSlot] = []
+        problem = None
+        try:
+            is_pinned = mesh.device.type == "cuda"
+            slots = open_slots(self._attachment.arena, mesh.rank, num_slots, self._plan, is_pinned=is_pinned)
+        except CheckpointError as error:
+            problem = str(error)
+        first = mesh.host.agree(mesh.rank, problem)
+        if first is not None:
+            raise CheckpointError(first)
+        return slots
+
+    def _from_memory(self, slots: Sequence[ArenaSlot]) -> Restored:
+        """Go on from the snapshot that every rank's host still has."""
+        assert self._attachment is not None
+        assert self._attachment.memory is not None
+        arena, snapshot = self._attachment.arena, self._attachment.memory.snapshot
+        slot = next(slot for slot in slots if slot.holds(snapshot))
+        words = slot.words()
+        template: dict[str, Any] = {}
+        if self._mesh.rank == 0:
+            plan = HostPlan.read(arena.host_plan).manifest
+            template = {"config": plan.config, "data": [plan.data.num_tokens, plan.data.seed]}
+        template = self._mesh.host.broadcast_json(template)
+        progress = Progress(
+            step=words.step,
+            consumed_samples=words.consumed_samples,
+            consumed_tokens=words.consumed_tokens,
+            num_updates=words.num_updates,
+            num_skipped=words.num_skipped,
+        )
+        place = f"the memory of {len(set(self._attachment.hosts))} hosts"
+        origin = Origin(place, template["config"], SampleStream(*template["data"]), progress)
+        found = continuation(origin, self._config, self._data, is_same_run=True)
+        slot.copy_in()
+        return Restored(found, place, 0, ())
+
+    def _publish(self, slots: Sequence[ArenaSlot]) -> None:
+        """Tell the hosts' writers all that they need, once; from here on, snapshots plan nothing."""
+        assert self._attachment is not None
+        arena, mesh, rank = self._attachment.arena, self._mesh, self._mesh.rank
+        file = self._plan.file
+        RankPlan(
+            rank=rank,
+            image_bytes=file.num_bytes,
+            plan_digest=self._plan.digest,
+            items=tuple((item.offset, item.length) for item in file.items),
+        ).write(arena.rank_plan(rank))
+        gathered = mesh.host.gather_json(rank, file.items_json())
+        if gathered is not None:
+            by_rank = dict(enumerate(gathered))
+            arena.metadata(self._round).write_bytes(
+                metadata_bytes(by_rank, lambda owner: data_file_name(self._round, owner))
+            )
+        if self._local_rank == 0:
+            self._host_plan(self._config.checkpoint.keep_arena_s).write(arena.host_plan)
+        mesh.host.all_agree(True)
+        self._snapshots = Snapshots(
+            slots, self._plan.num_bytes, self._attachment.next_snapshot, mesh.host, self._call_writer
+        )
+        if self._snapshots.pending() is not None:
+            self._call_writer()
+        status = self._status()
+        self._told = (status.num_persisted, status.num_failures) if status is not None else (0, 0)
+
+    def _call_writer(self) -> None:
+        if self._local_rank == 0 and self._attachment is not None:
+            start_writer(self._attachment.arena, self._log)
+            wake_writer(self._attachment.arena)
+
+    def _host_plan(self, keep_arena_s: float) -> HostPlan:
+        assert self._attachment is not None
+        hosts, layout, config = self._attachment.hosts, self._mesh.layout, self._config
+        names = list(dict.fromkeys(hosts))
+        host = hosts[self._mesh.rank]
+        return HostPlan(
+            checkpoints=str(self._checkpoints),
+            job=config.job.name,
+            branch=self._branch,
+            round=self._round,
+            host_index=names.index(host),
+            num_hosts=len(names),
+            ranks=self._attachment.ranks_of_host(self._mesh.rank),
+            is_coordinator=host == hosts[0],
+            num_slots=config.checkpoint.slots,
+            keep_last=config.checkpoint.keep_last,
+            keep_every=config.checkpoint.keep_every,
+            keep_arena_s=keep_arena_s,
+            commit_timeout_s=config.runtime.checkpoint_timeout_s,
+            manifest=ManifestTemplate(
+                config=config.to_dict(),
+                config_hash=config_hash(config),
+                mesh=CheckpointMesh(layout.tp_size, layout.pp_size, layout.dp_size, config.parallel.num_chunks),
+                versions=CheckpointVersions(megatrain.__version__, torch.__version__, platform.python_version()),
+                has_optimizer=True,
+                data=self._data,
+            ),
+            tokenizer=str(Path(config.data.tokenizer).absolute()) if config.data.tokenizer else "",
         )
 
-    def _copy_tokenizer(self, directory: Path) -> None:
-        """A checkpoint brings its tokenizer along: text can be sampled from it anywhere."""
-        if self._config.data.tokenizer:
-            try:
-                shutil.copyfile(self._config.data.tokenizer, directory / TOKENIZER_NAME)
-            except OSError as error:
-                raise CheckpointError(
-                    f"cannot copy data.tokenizer={self._config.data.tokenizer!r} to {directory}: {error.strerror}"
-                ) from error
+    def _status(self) -> WriterStatus | None:
+        if self._attachment is None:
+            return None
+        try:
+            return WriterStatus.read(self._attachment.arena.writer_status)
+        except CheckpointError:
+            return None
 
-
-def _entry(path: Path) -> FileEntry:
-    try:
-        with path.open("rb") as file:
-            return FileEntry(path.stat().st_size, "sha256:" + hashlib.file_digest(file, "sha256").hexdigest())
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read back: {error.strerror}") from error
-
-
-def _make_empty(directory: Path) -> None:
-    location = LocalLocation(directory)
-    if is_committed(location):
-        raise CheckpointError(f"{directory} is a complete checkpoint already and is not overwritten")
-    location.remove()
-    try:
-        directory.mkdir(parents=True)
-    except OSError as error:
-        raise CheckpointError(f"cannot create {directory}: {error.strerror}") from error
+    def _status_text(self) -> str:
+        status = self._status()
+        return status.last_error if status is not None else ""

@@ -8,7 +8,6 @@ rank holds a few items at a time. Source: MegaScale sec. 4.4.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -16,16 +15,15 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from megatrain.checkpoint.data_file import TrailerItem, check_item, content_digest, read_trailer
-from megatrain.checkpoint.envelope import envelope
 from megatrain.checkpoint.image import key_of
+from megatrain.checkpoint.item_reader import ItemReader, metadata_content, tensor_of, torch_dtype
 from megatrain.checkpoint.load_plan import ItemCatalog, ItemRead, WantedBox, assign_readers, plan_load
 from megatrain.checkpoint.metadata_reader import METADATA_NAME, StoredItem, read_metadata
 from megatrain.comm.channel import Channel
 from megatrain.comm.host_groups import HostGroups, gather_json_in
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.location import Location
-from megatrain.contracts.manifest import FileEntry, Manifest
+from megatrain.contracts.manifest import Manifest
 from megatrain.contracts.operations import Operation
 from megatrain.parallel.sharding import FlatShard
 
@@ -55,7 +53,7 @@ def load_state(
     metadata, problem = b"", None
     if rank == 0:
         try:
-            metadata = _read_metadata_file(directory, manifest)
+            metadata = metadata_content(directory, manifest)
         except CheckpointError as error:
             problem = str(error)
     _raise_for_all(host, rank, problem)
@@ -70,30 +68,17 @@ def load_state(
     try:
         tensors = read_metadata(metadata, str(directory / METADATA_NAME)).tensors
         catalog = ItemCatalog(tensors, str(directory))
-        items, dtypes = catalog.items, {key: _dtype(tensor.dtype) for key, tensor in tensors.items()}
+        items, dtypes = catalog.items, {key: torch_dtype(tensor.dtype) for key, tensor in tensors.items()}
         reads = plan_load([_wanted(kind, shard) for kind, shard in stored], catalog)
     except CheckpointError as error:
         problem = str(error)
     _raise_for_all(host, rank, problem)
-    loader = _Loader(directory, manifest.files, items, dtypes, [shard.tensor for _, shard in stored], host)
+    loader = _Loader(ItemReader(directory, manifest.files), items, dtypes, [one.tensor for _, one in stored], host)
     loader.run(reads)
+    loader.report.num_items, loader.report.bytes_read = loader.reader.num_items, loader.reader.bytes_read
     _raise_for_all(host, rank, loader.problem)
     loader.report.bytes_read += len(metadata) if rank == 0 else 0
     return loader.report
-
-
-def _read_metadata_file(directory: Location, manifest: Manifest) -> bytes:
-    place = directory / METADATA_NAME
-    content = place.read()
-    entry = manifest.files.get(METADATA_NAME)
-    if entry is None or entry.digest != content_digest(content):
-        raise CheckpointError(f"{place}: is not the file that the manifest vouches for; it is damaged")
-    return content
-
-
-def _dtype(name: str) -> torch.dtype:
-    dtype: torch.dtype = getattr(torch, name)
-    return dtype
 
 
 def _raise_for_all(host: HostGroups, rank: int, problem: str | None) -> None:
@@ -110,15 +95,13 @@ def _wanted(kind: str, shard: FlatShard) -> WantedBox:
 class _Loader:
     """One pass over the items that a data-parallel group needs. `problem` is the first thing that went wrong here."""
 
-    directory: Location
-    files: Mapping[str, FileEntry]
+    reader: ItemReader
     items: tuple[StoredItem, ...]
     dtypes: Mapping[str, torch.dtype]
     targets: list[Tensor]
     host: HostGroups
     report: LoadReport = field(default_factory=LoadReport)
     problem: str | None = None
-    _trailers: dict[str, dict[int, TrailerItem]] = field(default_factory=dict)
 
     def run(self, reads: Sequence[ItemRead]) -> None:
         dp = self.host.dp
@@ -148,31 +131,11 @@ class _Loader:
                 yield ahead.pop(0).result()
 
     def _read(self, item: StoredItem) -> Tensor:
-        place = self.directory / item.file
         try:
-            content = place.read_range(item.offset, item.length)
-            self.report.bytes_read += item.length
-            self.report.num_items += 1
-            entry = self.files.get(item.file)
-            if entry is None:
-                raise CheckpointError(f"{place}: is not in the manifest; it is another checkpoint's file")
-            if entry.digest.startswith("items-"):
-                check_item(content, self._trailer_item(item, entry), str(place))
-            return torch.frombuffer(bytearray(content), dtype=torch.uint8)
+            return torch.frombuffer(bytearray(self.reader.read(item)), dtype=torch.uint8)
         except CheckpointError as error:
             self.problem = self.problem or str(error)
             return torch.zeros(item.length, dtype=torch.uint8)
-
-    def _trailer_item(self, item: StoredItem, entry: FileEntry) -> TrailerItem:
-        place = self.directory / item.file
-        if item.file not in self._trailers:
-            trailer = read_trailer(place, entry.size, entry.digest)
-            self.report.bytes_read += entry.size - trailer.image_bytes
-            self._trailers[item.file] = {one.offset: one for one in trailer.items}
-        found = self._trailers[item.file].get(item.offset)
-        if found is None:
-            raise CheckpointError(f"{place}: no item begins at byte {item.offset}, as {METADATA_NAME} says")
-        return found
 
     def _hand_on(self, number: int, content: Tensor | None, members: Sequence[int], reader: int) -> Tensor | None:
         """Give an item's bytes to all members that need it; return them to those, None to a rank that does not."""
@@ -212,9 +175,9 @@ class _Loader:
 
     def _fill(self, read: ItemRead, content: Tensor) -> None:
         try:
-            tensor = _tensor_of(content, read.item, self.dtypes[read.key])
+            tensor = tensor_of(content, read.item, self.dtypes[read.key])
         except (CheckpointError, RuntimeError, ValueError) as error:
-            place = self.directory / read.item.file
+            place = self.reader.directory / read.item.file
             self.problem = f"{place}: {read.key} at byte {read.item.offset} is no tensor of {read.item.sizes}: {error}"
             return
         for copy in read.copies:
@@ -227,16 +190,3 @@ def _members_by_item(needs: Sequence[Sequence[int]]) -> dict[int, list[int]]:
         for number in numbers:
             members.setdefault(number, []).append(member)
     return members
-
-
-def _tensor_of(content: Tensor, item: StoredItem, dtype: torch.dtype) -> Tensor:
-    """Return the tensor in an archive: where it lies when the archive is one of ours, else as torch.load finds it."""
-    around = envelope(item.sizes, dtype)
-    is_ours = content.numel() == around.num_bytes and (content[: around.data_offset].numpy().tobytes() == around.prefix)
-    if is_ours:
-        data = content[around.data_offset : around.data_offset + around.num_data_bytes]
-        return data.view(dtype).view(item.sizes)
-    loaded = torch.load(io.BytesIO(content.numpy().tobytes()), map_location="cpu", weights_only=True)
-    if not isinstance(loaded, Tensor) or tuple(loaded.shape) != item.sizes:
-        raise CheckpointError(f"found {type(loaded).__name__} {tuple(getattr(loaded, 'shape', ()))}")
-    return loaded

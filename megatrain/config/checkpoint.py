@@ -1,24 +1,62 @@
-"""Section [checkpoint]: when to save and where to start from."""
+"""Section [checkpoint]: when to save, where to, what to keep, and where to start from."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from megatrain.config.options import option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointConfig:
-    """When to save and where to start from."""
+    """When to save, where to, what to keep, and where to start from."""
 
     interval: int = field(
         default=0, metadata=option("Steps between checkpoints. 0: only at the end.", unit="steps", minimum=0)
     )
     save_at_end: bool = field(default=True, metadata=option("Whether the last step is saved."))
+    directory: str = field(
+        default="",
+        metadata=option(
+            "Where checkpoints go: a directory, or a URL that fsspec knows, such as s3://bucket/job. Empty: "
+            "checkpoints in the run directory."
+        ),
+    )
+    keep_last: int = field(
+        default=0,
+        metadata=option("How many of a branch's newest checkpoints are kept. 0: all.", unit="checkpoints", minimum=0),
+    )
+    keep_every: int = field(
+        default=0,
+        metadata=option(
+            "Checkpoints whose step is a multiple of this are kept beside the newest. 0: none.", unit="steps", minimum=0
+        ),
+    )
+    slots: Literal[1, 2] = field(
+        default=2,
+        metadata=option(
+            "Snapshots that the host's memory has room for. 2: one is kept whole while the next is written. 1: half "
+            "the memory, but a crash during a snapshot goes back to storage."
+        ),
+    )
+    arena_directory: str = field(
+        default="/dev/shm",
+        metadata=option("Directory of the snapshots, on a memory file system; it must hold slots times the state."),
+    )
+    keep_arena_s: float = field(
+        default=1800.0,
+        metadata=option(
+            "How long snapshots stay in memory, for a restart, when no worker of the job is left on the host.",
+            unit="s",
+            minimum=0,
+        ),
+    )
     resume: bool = field(
         default=True,
-        metadata=option("Whether to go on from the newest checkpoint of the run directory when there is one."),
+        metadata=option("Whether to go on from the run's newest checkpoint or snapshot when there is one."),
     )
     load: str = field(
-        default="", metadata=option("Checkpoint directory to start from while this run has no checkpoint of its own.")
+        default="",
+        metadata=option("Checkpoint (directory or URL) to start from while this run has none of its own."),
     )

@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 
 from megatrain.config.config import Config
+from megatrain.config.options import Value
 from megatrain.config.origin import Origin
 from megatrain.config.wording import value_text
 
@@ -15,13 +16,18 @@ def to_toml(config: Config, origins: Mapping[str, Origin] | None = None) -> str:
     """Return every key of every section as TOML, with a comment that tells where it came from if `origins` is given."""
     blocks = []
     for section, values in config.to_dict().items():
-        lines = [f"{name} = {value_text(value)}" for name, value in values.items()]
+        heading, *lines = section_toml(section, values).split("\n")
         if origins is not None:
             width = max(map(len, lines))
             places = [origins[f"{section}.{name}"] for name in values]
             lines = [f"{line:<{width}}  # {place}" for line, place in zip(lines, places, strict=True)]
-        blocks.append("\n".join([f"[{section}]", *lines]))
+        blocks.append("\n".join([heading, *lines]))
     return "\n\n".join(blocks) + "\n"
+
+
+def section_toml(section: str, values: Mapping[str, Value]) -> str:
+    """Return one section as TOML, without a line feed at its end."""
+    return "\n".join([f"[{section}]", *(f"{name} = {value_text(value)}" for name, value in values.items())])
 
 
 def config_hash(config: Config) -> str:

@@ -35,6 +35,14 @@ class State(IntEnum):
     FAILED = 2
 
 
+class Command(IntEnum):
+    """What an executor may ask of a worker through the control page."""
+
+    NONE = 0
+    CHECKPOINT = 1
+    """Take a checkpoint at the next step that all ranks agree on, and go on."""
+
+
 class RecordFlag(IntFlag):
     """What else is known of a record."""
 
@@ -134,9 +142,10 @@ class Group:
 class ControlPage:
     """What the host's executor tells the worker.
 
-    `command_number` grows with each command and each number is obeyed once; command 0 is none. A step is recorded in
-    full when it is a multiple of `sample_period`, else only summed. `lease_ok_until_ns` (monotonic) is 0 where nobody
-    holds a lease for this worker. `written_ns` is when the executor last wrote, 0 when none ever did.
+    `command` is a number of `Command`; one that the worker does not know it leaves alone. `command_number` grows with
+    each command and each number is obeyed once; command 0 is none. A step is recorded in full when it is a multiple of
+    `sample_period`, else only summed. `lease_ok_until_ns` (monotonic) is 0 where nobody holds a lease for this worker.
+    `written_ns` is when the executor last wrote, 0 when none ever did.
     """
 
     command_number: int = 0

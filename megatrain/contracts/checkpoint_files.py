@@ -1,7 +1,8 @@
 """The files that make a directory a checkpoint: step-000000120/ with manifest.json and, last of all, COMMIT.
 
 A checkpoint exists when its COMMIT does: it appears after everything else is in place, and repeats the checksum of the
-manifest it vouches for. It is the first to go when a checkpoint is removed. PINNED keeps a checkpoint for ever.
+manifest it vouches for. It is the first to go when a checkpoint is removed. PINNED keeps a checkpoint for ever. WRITING
+is the first file of a checkpoint and goes after COMMIT: a directory with WRITING and no COMMIT was never complete.
 Which of several checkpoints a job goes on from is lineage.py's, how tensors are stored is megatrain.checkpoint's.
 """
 
@@ -20,6 +21,8 @@ from megatrain.contracts.manifest import Manifest
 MANIFEST_NAME = "manifest.json"
 COMMIT_NAME = "COMMIT"
 PINNED_NAME = "PINNED"
+WRITING_NAME = "WRITING"
+TOKENIZER_NAME = "tokenizer.json"
 COMMIT_SCHEMA_VERSION = 1
 PINNED_SCHEMA_VERSION = 1
 _DIRECTORY_NAME = re.compile(r"step-([0-9]{9,})")
@@ -130,6 +133,19 @@ def is_committed(directory: Location) -> bool:
     return zlib.crc32(content) == commit["manifest_crc32"] and step_of(directory.name) in (None, commit["step"])
 
 
+def is_unfinished(directory: Location) -> bool:
+    """Say whether this is a checkpoint that was begun and never complete: nothing that was saved can be lost in it.
+
+    One that was complete has no WRITING any more. An empty directory is one that was just begun.
+    """
+    if step_of(directory.name) is None or (directory / COMMIT_NAME).exists():
+        return False
+    if (directory / WRITING_NAME).exists():
+        return True
+    is_directory = directory.exists() and directory.size() is None
+    return is_directory and not directory.entries()
+
+
 def committed_steps(branch: Location) -> list[int]:
     """Return the steps of a branch directory's committed checkpoints, ascending; none where there is nothing."""
     # the name first: it costs nothing, and COMMIT is looked for only where a checkpoint may be
@@ -145,7 +161,15 @@ def remove_checkpoint(directory: Location) -> None:
     """
     if is_pinned(directory):
         raise CheckpointError(f"{directory} is pinned and is kept; unpin it first")
-    (directory / COMMIT_NAME).remove()
+    if (directory / COMMIT_NAME).exists():
+        # half removed, it must not look like one that was never complete
+        (directory / WRITING_NAME).remove()
+        (directory / COMMIT_NAME).remove()
+    else:
+        for entry in directory.entries():
+            # half removed, it must look like one that was never complete, if it does now
+            if entry.name != WRITING_NAME:
+                entry.remove()
     directory.remove()
 
 

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import count
 
-from megatrain.contracts.checkpoint_files import committed_steps, step_directory_name, step_of
+from megatrain.contracts.checkpoint_files import committed_steps, is_unfinished, step_directory_name, step_of
 from megatrain.contracts.errors import CheckpointError, MissingFileError
 from megatrain.contracts.json_object import JsonObject
 from megatrain.contracts.location import Location
@@ -139,7 +139,8 @@ def candidates(checkpoints: Location, branch: str | None = None) -> list[Candida
     """Return the committed checkpoints that a run may go on from, best first.
 
     First come the current branch's, newest first, then its parent's up to the step where the branch left, and so on.
-    `branch` asks the same of another branch. The list is empty only where nothing was ever saved.
+    `branch` asks the same of another branch. The list is empty only where nothing was ever saved; a first checkpoint
+    that was never finished was not, see `unfinished`.
     Raises: CheckpointError when there is something but nothing committed, or the lineage is damaged.
     """
     name = current_branch(checkpoints) if branch is None else branch
@@ -159,6 +160,16 @@ def candidates(checkpoints: Location, branch: str | None = None) -> list[Candida
     if not found:
         _check_nothing_was_saved(checkpoints, line)
     return found
+
+
+def unfinished(checkpoints: Location) -> list[Location]:
+    """Return the checkpoints of all branches that were begun and never complete: being written, or left behind."""
+    return [
+        place
+        for name in _branch_names(checkpoints)
+        for place in (checkpoints / name).entries()
+        if is_unfinished(place) and place.entries()
+    ]
 
 
 def origins(line: Sequence[Branch], branch: str, steps: Sequence[int]) -> set[int]:
@@ -242,7 +253,8 @@ def _check_nothing_was_saved(checkpoints: Location, line: Sequence[Branch]) -> N
         elif not _NAME.fullmatch(entry.name) or entry.size() is not None:
             remains += [entry.name] if entry.name != RESUME_NAME else []
         else:
-            remains += [f"{entry.name}/{child.name}" for child in entry.entries() if child.name != BRANCH_NAME]
+            children = [child for child in entry.entries() if child.name != BRANCH_NAME]
+            remains += [f"{entry.name}/{child.name}" for child in children if not is_unfinished(child)]
     if flat:
         raise CheckpointError(
             f"{checkpoints}: holds {_shortened(flat)}, as an older format of checkpoints did; this program keeps them"

@@ -8,22 +8,17 @@ what these ranks would hold. Middle stages are alike but for the micro-batches i
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import torch
-
-from megatrain.comm import Mesh, create_mesh, join_fake, leave
+from megatrain.comm import Mesh, dry_mesh
 from megatrain.config.config import Config
 from megatrain.config.model_size import num_parameters
 from megatrain.contracts.layout import Coordinate, Layout
 from megatrain.planning.chunks import plan_stage
 from megatrain.planning.memory import RankMemory, estimate_memory
 from megatrain.schedule import bubble_fraction
-from megatrain.telemetry.black_box_writer import BlackBoxWriter
 from megatrain.telemetry.flops import training_flops_per_token
-from megatrain.telemetry.recorder import Recorder
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +91,7 @@ def plan_run(config: Config) -> RunPlan:
     stages = []
     for name, alike in _stage_kinds(layout.pp_size):
         rank = layout.rank_of(Coordinate(dp=0, pp=alike[0], tp=0))
-        with _mesh_of(config, layout, rank) as mesh:
+        with dry_mesh(layout, rank, has_wrap_links=parallel.num_chunks > 1) as mesh:
             for group in _group_plans(mesh):
                 groups.setdefault(group.name, group)
             chunks = plan_stage(config, layout, mesh.coordinate.pp, mesh.tp)
@@ -134,22 +129,6 @@ def _stage_kinds(pp_size: int) -> Iterator[tuple[str, tuple[int, ...]]]:
     if pp_size > 2:
         yield "middle", tuple(range(1, pp_size - 1))
     yield "head", (pp_size - 1,)
-
-
-@contextmanager
-def _mesh_of(config: Config, layout: Layout, rank: int) -> Iterator[Mesh]:
-    """Be `rank` of the whole world for a while."""
-    join_fake(rank, layout.world_size)
-    try:
-        yield create_mesh(
-            layout,
-            rank,
-            torch.device("cpu"),
-            Recorder(BlackBoxWriter.anonymous()),
-            has_wrap_links=config.parallel.num_chunks > 1,
-        )
-    finally:
-        leave()
 
 
 def _group_plans(mesh: Mesh) -> Iterator[GroupPlan]:

@@ -19,6 +19,7 @@ from tests.dist.training_jobs import (
     distance,
 )
 from tests.helpers.training_case import Orders, make_config, on_layout
+from tests.helpers.waiting import wait_until
 
 Sizes = tuple[int, int, int, int]
 
@@ -55,6 +56,7 @@ def stop_and_resume(
     assert all(record.is_stopped for record in before.ranks)
     found = candidates(LocalLocation(run_directory / "checkpoints"))
     assert [(candidate.branch, candidate.step) for candidate in found] == [("main", HALF)]
+    wait_until(lambda: not list(run_directory.glob("megatrain-arena*")), "nothing in memory to go on from", 20.0)
     after = jobs.run(make_config(common, place, on_layout(*second)))
     assert [report.step for report in before.steps + after.steps] == list(range(1, STEPS + 1))
     return before, after

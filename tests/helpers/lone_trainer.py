@@ -6,7 +6,6 @@ Notes are tuples, of what was called and with what, in one list in the order of 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,9 @@ import pytest
 import torch
 
 from megatrain.assembly import Replica, build_replica
-from megatrain.checkpoint.continuation import Continuation, Progress
+from megatrain.checkpoint.continuation import Progress
+from megatrain.checkpoint.job import Restored
+from megatrain.checkpoint.snapshots import SnapshotTimes
 from megatrain.comm import Mesh, create_mesh
 from megatrain.config.config import Config
 from megatrain.contracts.black_box_values import Identity
@@ -46,23 +47,27 @@ def small_config(directory: Path, *changes: dict[str, dict[str, Any]]) -> Config
 
 
 class _Checkpoints:
-    """Takes the place of JobCheckpoints. `found` is what `find` returns; loading it gives `continuation`."""
+    """Takes the place of JobCheckpoints. `restored` is what `restore` returns."""
+
+    directory = "nowhere"
 
     def __init__(self, notes: list[Note]) -> None:
         self._notes = notes
-        self.found: Path | None = None
-        self.continuation = Continuation(Progress(), ())
+        self.restored: Restored | None = None
 
-    def find(self) -> Path | None:
-        return self.found
+    def restore(self) -> Restored | None:
+        self._notes.append(("restore",))
+        return self.restored
 
-    def load(self, directory: Path, shards: Iterable[object]) -> Continuation:
-        self._notes.append(("load", directory))
-        return self.continuation
+    def take(self, progress: Progress) -> SnapshotTimes:
+        self._notes.append(("take", progress.step))
+        return SnapshotTimes(progress.step, 0.25, 0.0, 1000)
 
-    def save(self, progress: Progress, shards: Iterable[object]) -> Path:
-        self._notes.append(("save", progress.step))
-        return Path(f"step-{progress.step}")
+    def wait(self, step: int) -> None:
+        self._notes.append(("wait", step))
+
+    def news(self) -> list[str]:
+        return []
 
 
 class _Profiler:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,8 @@ import torch
 from numpy.typing import NDArray
 
 from megatrain.assembly import Replica, build_replica
-from megatrain.checkpoint import job
-from megatrain.checkpoint.job import BRANCH, JobCheckpoints
+from megatrain.checkpoint import arena_slots
+from megatrain.checkpoint.job import JobCheckpoints
 from megatrain.comm import Mesh, create_mesh, join
 from megatrain.config.checks import check
 from megatrain.config.config import Config
@@ -26,6 +26,7 @@ from megatrain.contracts.black_box_values import Identity
 from megatrain.contracts.layout import Coordinate
 from megatrain.contracts.manifest import SampleStream
 from megatrain.contracts.process import Process
+from megatrain.contracts.run_directory import RunDirectory
 from megatrain.data.dataset import open_dataset
 from megatrain.data.order import SampleOrder
 from megatrain.data.reader import BatchReader, StepBatch
@@ -50,7 +51,8 @@ TINY: Mapping[str, Mapping[str, Any]] = {
     # warm-up, decay and clipping that bites: a wrong step number after a resume shows, and so does a wrong norm
     "optimizer": {"lr": 1e-3, "lr_schedule": "cosine", "lr_warmup_steps": 2, "grad_clip": 0.5},
     "data": {"prefetch": 1},
-    "checkpoint": {"save_at_end": False},
+    # the writer of a job that is over ends at once, and its arena goes with it
+    "checkpoint": {"save_at_end": False, "keep_arena_s": 0.0},
     "runtime": {"device": "cpu", "threads": 1},
     "telemetry": {"black_box_directory": "", "black_box_records": 1024},
 }
@@ -193,18 +195,30 @@ def train_on_rank(context: RankContext, config: Config, orders: Orders) -> RankR
     order = SampleOrder(dataset.num_tokens, config.model.seq_len, config.resolved_data_seed)
     reader = _NotingReader(BatchReader(dataset, order, config.data.has_document_mask))
     reporter = _NotingReporter(replica)
-    stream = SampleStream(dataset.num_tokens, config.resolved_data_seed)
-    # a test that saves names a run directory; the default is never made, and counts as empty
-    checkpoints = Path(config.job.run_directory or "no-run-directory") / "checkpoints"
+    # a test that saves names a run directory; others get one that nobody looks at
+    run = RunDirectory(Path(config.job.run_directory or context.init_method.removeprefix("file://") + ".run"))
+    run.create()
+    # a test that kills its ranks leaves the arena in the directory of the test
+    config = replace(config, checkpoint=replace(config.checkpoint, arena_directory=str(run.root)))
+    checkpoints = JobCheckpoints(
+        config,
+        mesh,
+        replica.saved_shards(),
+        SampleStream(dataset.num_tokens, config.resolved_data_seed),
+        local_rank=context.rank,
+        incarnation=0,
+        directory=str(run.checkpoints),
+        logs=run.logs,
+    )
     trainer = Trainer(
         TrainerParts(
             config=config,
             replica=replica,
             reader=reader,
             validation=open_validation(config),
-            checkpoints=JobCheckpoints(checkpoints, config, stream, mesh, 0),
+            checkpoints=checkpoints,
             recorder=recorder,
-            profiler=StepProfiler(config.profile, context.rank, checkpoints),
+            profiler=StepProfiler(config.profile, context.rank, run.logs),
             garbage=PlannedGarbageCollection(config.train.gc_interval, recorder),
             reporter=reporter,
             is_stop_requested=lambda: _obey(context, orders, trainer.step),
@@ -214,10 +228,11 @@ def train_on_rank(context: RankContext, config: Config, orders: Orders) -> RankR
     trainer.load()
     initial, initial_state = _parameters(replica), _state(replica)
     if orders.dies_in_save == context.rank:
-        job.save_boxes = lambda *_, **__: os._exit(DEATH_EXIT_CODE)
+        arena_slots.ArenaSlot.copy_out = lambda _: os._exit(DEATH_EXIT_CODE)
     if orders.poison is not None and orders.poison.rank == context.rank:
         _poison(replica, orders.poison, lambda: trainer.step)
     trainer.train()
+    checkpoints.close(is_done=True)
     return RankRecord(
         coordinate=mesh.coordinate,
         steps=reporter.steps,
@@ -240,7 +255,7 @@ def _join(context: RankContext, config: Config) -> tuple[Mesh, Recorder]:
         process = Process(rank, world_size, rank, world_size, 0, context.init_method)
         join(process, device, job=config.job.name, timeout_s=config.runtime.init_timeout_s)
     recorder = open_recorder(
-        Identity(config.job.name, BRANCH, 0, rank, layout, os.getpid(), "host"),
+        Identity(config.job.name, "main", 0, rank, layout, os.getpid(), "host"),
         directory=config.telemetry.black_box_directory,
         run_key="test",
         num_records=config.telemetry.black_box_records,

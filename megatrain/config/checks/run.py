@@ -9,7 +9,7 @@ from megatrain.config.config import Config
 from megatrain.config.log import LogConfig
 from megatrain.config.options import options_of
 from megatrain.config.problem import Problem
-from megatrain.config.wording import setting, value_text
+from megatrain.config.wording import alternatives, multiples_around, setting, value_text
 
 
 def run_problems(context: Context) -> Iterator[Problem]:
@@ -17,6 +17,7 @@ def run_problems(context: Context) -> Iterator[Problem]:
     config = context.config
     yield from _evaluation_problems(config)
     yield from _wandb_problems(config)
+    yield from _retention_problems(config)
     yield from _profile_problems(context)
 
 
@@ -47,6 +48,23 @@ def _wandb_problems(config: Config) -> Iterator[Problem]:
             keys,
             f"{setting(keys[0], project)} does nothing with log.has_wandb=false; "
             f"use has_wandb=true or wandb_project={value_text(default)}",
+        )
+
+
+def _retention_problems(config: Config) -> Iterator[Problem]:
+    interval, keep_last, every = config.checkpoint.interval, config.checkpoint.keep_last, config.checkpoint.keep_every
+    if every and not keep_last:
+        yield Problem(
+            ("checkpoint.keep_every", "checkpoint.keep_last"),
+            f"checkpoint.keep_every={every} does nothing with checkpoint.keep_last=0, which keeps all; "
+            f"use keep_last=2 or keep_every=0",
+        )
+    if every and interval and every % interval:
+        fitting = alternatives(multiples_around(interval, every))
+        yield Problem(
+            ("checkpoint.keep_every", "checkpoint.interval"),
+            f"checkpoint.keep_every={every} must be a multiple of checkpoint.interval={interval}, or no checkpoint "
+            f"falls on it; use {fitting}",
         )
 
 

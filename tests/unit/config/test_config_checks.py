@@ -54,6 +54,20 @@ CASES = {
             "hidden_size 160 or 180, or set model.head_dim (small.toml:6)"
         ),
     ),
+    "keeping of all checkpoints": (
+        ["--checkpoint.keep_every=100"],
+        (
+            "checkpoint.keep_every=100 does nothing with checkpoint.keep_last=0, which keeps all; "
+            "use keep_last=2 or keep_every=0 (--checkpoint.keep_every on the command line)"
+        ),
+    ),
+    "keeping of checkpoints that are never taken": (
+        ["--checkpoint.keep_every=100", "--checkpoint.keep_last=2", "--checkpoint.interval=30"],
+        (
+            "checkpoint.keep_every=100 must be a multiple of checkpoint.interval=30, or no checkpoint falls on it; "
+            "use 90 or 120 (--checkpoint.keep_every on the command line)"
+        ),
+    ),
     "explicit head width": (["--model.hidden_size=162", "--model.head_dim=8"], None),
     "rotary head width": (
         ["--model.head_dim=7", "--model.positions=rope"],

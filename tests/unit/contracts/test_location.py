@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from megatrain.contracts.errors import CheckpointError, MissingFileError
-from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.location import LocalLocation, Location, is_relative_name
 from tests.helpers.checkpoint_tree import crash_at, tree
+from tests.helpers.location_cases import NAMES, OTHER_NAMES, LocationCases
 
 Record = list[str]
 
@@ -43,57 +43,20 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Record:
     return record
 
 
+class TestLocalLocation(LocationCases):
+    """The contract that it has in common with all places."""
+
+
+def test_relative_names() -> None:
+    assert all(is_relative_name(name) for name in NAMES)
+    assert not any(is_relative_name(name) for name in OTHER_NAMES)
+
+
 def failing(number: int) -> Callable[..., None]:
     def fail(*_: object) -> None:
         raise OSError(number, os.strerror(number))
 
     return fail
-
-
-@pytest.mark.parametrize("name", ["a", ".metadata", "a/b", "a b", "...", "step-000000120/r000002-rank-00003.distcp"])
-def test_names_below(name: str, place: Location) -> None:
-    assert is_relative_name(name)
-    assert str(place / name) == f"{place}/{name}"
-    assert (place / name).name == name.split("/")[-1]
-
-
-@pytest.mark.parametrize("name", ["", "/", "/a", "a/", "a//b", "..", ".", "../a", "a/../b", "a/.", "a\0b", "\ud800"])
-def test_other_names_are_refused(name: str, place: Location) -> None:
-    assert not is_relative_name(name)
-    with pytest.raises(CheckpointError, match=r"place: .* is no relative path without '\.\.' below it"):
-        place / name
-
-
-def test_what_is_there(place: Location) -> None:
-    assert place.entries() == []
-    assert not place.exists()
-    assert place.size() is None
-    (place / "b" / "c").write(b"12")
-    (place / "a").write(b"")
-    assert [entry.name for entry in place.entries()] == ["a", "b"]
-    assert [str(entry) for entry in (place / "b").entries()] == [f"{place}/b/c"]
-    assert (place / "b").exists()
-    assert (place / "b").size() is None
-    assert (place / "b/c").exists()
-    assert (place / "b/c").size() == 2
-    assert (place / "a").size() == 0
-    assert not (place / "a/x").exists()
-    with pytest.raises(CheckpointError, match="place/a: cannot be listed: Not a directory"):
-        (place / "a").entries()
-
-
-def test_reading(place: Location) -> None:
-    (place / "a").write(b"0123456789")
-    assert (place / "a").read() == b"0123456789"
-    assert (place / "a").read_range(3, 4) == b"3456"
-    assert (place / "a").read_range(0, 10) == b"0123456789"
-    assert (place / "a").read_range(10, 0) == b""
-    for offset, num_bytes in [(3, 8), (11, 0), (2**70, 1), (0, 2**62)]:
-        message = rf"place/a: 10 bytes, but bytes {offset} to {offset + num_bytes} are wanted; it is cut short"
-        with pytest.raises(CheckpointError, match=message):
-            (place / "a").read_range(offset, num_bytes)
-    with pytest.raises(ValueError, match="at -1"):
-        (place / "a").read_range(-1, 2)
 
 
 def test_a_range_arrives_in_parts(place: Location, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,26 +67,6 @@ def test_a_range_arrives_in_parts(place: Location, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(os, "pread", lambda *_: b"")
     with pytest.raises(CheckpointError, match="was cut short while bytes 1 to 9 were read"):
         (place / "a").read_range(1, 8)
-
-
-@pytest.mark.parametrize("name", ["nothing", "nowhere/x", "file/x"])
-def test_a_missing_file_is_an_error_of_its_own(name: str, place: Location) -> None:
-    (place / "file").write(b"")
-    for read in ((place / name).read, lambda: (place / name).read_range(0, 1)):
-        with pytest.raises(
-            MissingFileError, match=rf"place/{name}: cannot be read: (No such file|Not a dir)"
-        ) as caught:
-            read()
-        assert caught.value.exit_code is ExitCode.CHECKPOINT
-    with pytest.raises(CheckpointError, match="place: cannot be read: Is a directory") as other:
-        place.read()
-    assert not isinstance(other.value, MissingFileError)
-
-
-def test_a_write_replaces_the_whole_file(place: Location, tmp_path: Path) -> None:
-    (place / "a").write(b"long content")
-    (place / "a").write(b"short")
-    assert tree(tmp_path) == {"place/a": b"short"}
 
 
 def test_a_write_reaches_the_disk_in_order(place: Location, calls: Record) -> None:
@@ -249,16 +192,6 @@ def test_a_file_that_cannot_be_made_durable_is_gone(place: Location, monkeypatch
         sink.close()
     assert place.entries() == []
     assert len(os.listdir("/proc/self/fd")) == num_open
-
-
-def test_a_writer_that_was_left_behind_does_not_reach_the_new_file(place: Location) -> None:
-    old = (place / "a").create()
-    old.write(b"old and longer")
-    new = (place / "a").create()
-    new.write(b"new")
-    old.write(b"!")
-    new.close()
-    assert (place / "a").read() == b"new"
 
 
 def test_removal(place: Location, tmp_path: Path) -> None:

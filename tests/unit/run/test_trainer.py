@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 import megatrain.trainer as trainer_module
 from megatrain.checkpoint.continuation import Continuation, Progress
+from megatrain.checkpoint.job import Restored
 from megatrain.contracts.black_box_values import Phase
 from megatrain.contracts.operations import Operation
 from megatrain.optim import ShardedOptimizer, learning_rate
@@ -60,27 +62,32 @@ def test_every_phase_has_its_own_timeout_and_grace(make_trainer: MakeTrainer) ->
     made = make_trainer(TIMEOUTS, {"checkpoint": {"interval": 2}, "evaluation": {"interval": 4}})
     made.run()
 
-    found = made.noted("timeout", "grace", "phase", "save")
+    found = made.noted("timeout", "grace", "phase", "take", "wait")
     first, later = ("phase", Phase.FIRST_STEP), ("phase", Phase.STEP)
-    saved = {step: around(13.0, Phase.CHECKPOINT, ("save", step)) for step in (2, 4)}
+    saved = {step: around(13.0, Phase.CHECKPOINT, ("take", step)) for step in (2, 4)}
     evaluated = around(14.0, Phase.EVALUATION)
     assert found == [
+        *around(13.0, Phase.CHECKPOINT),
         *(FIRST_STEP, first, STEP, later),
         *(*saved[2], later, later, *saved[4]),
         *(*evaluated, later, *evaluated),
+        *around(13.0, Phase.CHECKPOINT, ("wait", 4)),
     ]
 
 
 def test_a_load_has_its_own_timeout_and_grace_too(make_trainer: MakeTrainer) -> None:
     made = make_trainer(TIMEOUTS)
-    made.checkpoints.found = Path("step-3")
-    made.checkpoints.continuation = Continuation(Progress(step=3, consumed_samples=12, num_updates=2), ("a note",))
+    found = Continuation(Progress(step=3, consumed_samples=12, num_updates=2), ("a note",))
+    made.checkpoints.restored = Restored(found, "step-3", 7_000_000, ("WARNING: step-4 was damaged",))
     made.trainer.load()
 
-    assert made.notes == around(13.0, Phase.CHECKPOINT, ("load", Path("step-3")))
+    assert made.notes == around(13.0, Phase.CHECKPOINT, ("restore",))
     assert made.trainer.step == 3
     assert made.replica.optimizer.num_updates == 2
-    assert made.reports.texts == ["resumed at step 3 from step-3", "a note"]
+    assert made.reports.texts[:2] == ["WARNING: step-4 was damaged", "a note"]
+    assert re.fullmatch(
+        r"resumed at step 3 from step-3 in \d+\.\d\d s \(0\.007 GB read by rank 0\)", made.reports.texts[2]
+    )
     made.notes.clear()
     made.trainer.train()
     # the first step of this process, not of the run
@@ -115,7 +122,9 @@ def test_saves_come_at_their_interval_and_once_at_the_end(
     made = make_trainer({"checkpoint": options})
     made.run()
 
-    assert made.noted("save") == [("save", step) for step in expected]
+    assert made.noted("take", "wait") == [("take", step) for step in expected] + [
+        ("wait", step) for step in expected[-1:]
+    ]
 
 
 def test_profiler_and_collector_are_told_of_every_step(make_trainer: MakeTrainer) -> None:
@@ -123,9 +132,9 @@ def test_profiler_and_collector_are_told_of_every_step(make_trainer: MakeTrainer
     made.run()
 
     # the collector comes before a save, which is a step boundary of all ranks
-    assert made.noted("before step", "after step", "garbage", "save") == [
-        *(("before step", 0), ("after step", 0), ("garbage", 1), ("save", 1)),
-        *(("before step", 1), ("after step", 1), ("garbage", 2), ("save", 2)),
+    assert made.noted("before step", "after step", "garbage", "take") == [
+        *(("before step", 0), ("after step", 0), ("garbage", 1), ("take", 1)),
+        *(("before step", 1), ("after step", 1), ("garbage", 2), ("take", 2)),
     ]
 
 
@@ -143,8 +152,10 @@ def test_everything_is_a_span(make_trainer: MakeTrainer, tmp_path: Path) -> None
     each_step = (Operation.DATA_WAIT, Operation.STEP, Operation.CLIP, Operation.OPTIMIZER)
     for operation in each_step:
         assert spans_by_step(box, operation) == {0: 1, 1: 1}, operation
-    for operation in (Operation.GC, Operation.CHECKPOINT, Operation.EVALUATION):
+    for operation in (Operation.GC, Operation.EVALUATION):
         assert spans_by_step(box, operation) == {1: 1}, operation
+    # the snapshot, and at the end the wait for storage
+    assert spans_by_step(box, Operation.CHECKPOINT) == {1: 2}
     assert box.in_flight == ()
     # data is awaited outside of the step's computation, which has clipping and update in it
     for wait, step, update in zip(
@@ -154,7 +165,7 @@ def test_everything_is_a_span(make_trainer: MakeTrainer, tmp_path: Path) -> None
         assert step.duration_ns is not None
         assert wait.start_ns + wait.duration_ns <= step.start_ns <= update.start_ns
         assert update.start_ns < step.start_ns + step.duration_ns
-    assert (box.progress.completed_step, box.progress.phase) == (1, Phase.EVALUATION)
+    assert (box.progress.completed_step, box.progress.phase) == (1, Phase.CHECKPOINT)
 
 
 def test_reports_tell_of_time_tokens_and_memory(make_trainer: MakeTrainer) -> None:
@@ -189,8 +200,7 @@ def test_receives_are_posted_ahead_only_where_work_overlaps(
 
 def test_a_finished_run_trains_no_more(make_trainer: MakeTrainer) -> None:
     made = make_trainer()
-    made.checkpoints.found = Path("step-5")
-    made.checkpoints.continuation = Continuation(Progress(step=STEPS), ())
+    made.checkpoints.restored = Restored(Continuation(Progress(step=STEPS), ()), "step-5", 0, ())
     made.run()
 
     assert made.reports.texts[-1] == f"nothing to do: {STEPS} steps are done, train.steps={STEPS}"

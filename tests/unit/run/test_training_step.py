@@ -24,7 +24,12 @@ def step(replica: Replica, tokens: Tensor, *, grad_clip: float = 0.0, **options:
         replica.pipeline_input(one.tokens_SB, labels[:, 2 * index : 2 * index + 2], one.context.sample_B, None)
         for index, one in enumerate(microbatches(replica, tokens.clamp(min=0)))
     ]
-    arguments: dict[str, Any] = {"lr": 1e-2, "is_stop_requested": False, "recorder": SilentRecorder()} | options
+    arguments: dict[str, Any] = {
+        "lr": 1e-2,
+        "is_stop_requested": False,
+        "is_checkpoint_requested": False,
+        "recorder": SilentRecorder(),
+    } | options
     num_labels = int((labels != IGNORED_LABEL).sum())
     schedule = build_schedule("1f1b", 1, 1, len(inputs))
     return train_step(replica, schedule, inputs, num_label_tokens=num_labels, grad_clip=grad_clip, **arguments)
@@ -56,7 +61,9 @@ def test_a_batch_without_a_label_has_loss_0_and_is_not_skipped(grad_clip: float,
     tokens = random_tokens(config, seed=1)
     tokens[1:] = -1
 
-    assert step(replica, tokens, grad_clip=grad_clip) == StepOutcome(0.0, 0.0, is_skipped=False, is_stop_agreed=False)
+    assert step(replica, tokens, grad_clip=grad_clip) == StepOutcome(
+        0.0, 0.0, is_skipped=False, is_stop_agreed=False, is_checkpoint_agreed=False
+    )
     assert scales == [1.0]
     assert replica.optimizer.num_updates == 1
     # no gradient, no decay: an update that changes nothing, and leaves no NaN for the next one
@@ -103,11 +110,17 @@ def test_gradients_are_scaled_to_the_norm_allowed(grad_clip: float, scales: list
 
 
 @pytest.mark.parametrize("is_stop_requested", [False, True])
-def test_a_request_to_stop_is_agreed(is_stop_requested: bool) -> None:
+@pytest.mark.parametrize("is_checkpoint_requested", [False, True])
+def test_requests_are_agreed(is_stop_requested: bool, is_checkpoint_requested: bool) -> None:
     config = make_config()
-    outcome = step(lone_replica(config), random_tokens(config, seed=1), is_stop_requested=is_stop_requested)
-
+    outcome = step(
+        lone_replica(config),
+        random_tokens(config, seed=1),
+        is_stop_requested=is_stop_requested,
+        is_checkpoint_requested=is_checkpoint_requested,
+    )
     assert outcome.is_stop_agreed is is_stop_requested
+    assert outcome.is_checkpoint_agreed is is_checkpoint_requested
 
 
 def test_updated_parameters_are_on_their_way_when_the_step_ends(monkeypatch: pytest.MonkeyPatch) -> None:

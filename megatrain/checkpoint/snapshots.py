@@ -1,0 +1,118 @@
+"""Stage 1: copy this rank's state into the host's memory, and have all ranks agree that it is whole.
+
+The step pays for the copy and one small agreement. It waits for storage only while every slot holds a snapshot that the
+writer has not finished; how often and how long is counted. Source: MegaScale sec. 4.4.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from megatrain.checkpoint.arena_slots import ArenaSlot, SnapshotLabel
+from megatrain.comm.host_groups import HostGroups
+from megatrain.contracts.arena_layout import Persist, SlotState
+from megatrain.contracts.errors import SaveError
+
+_POLL_S = 0.002
+_CALL_AGAIN_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotTimes:
+    """What a snapshot cost the step. `waited_s` is the part for want of a free slot."""
+
+    step: int
+    stall_s: float
+    waited_s: float
+    num_bytes: int
+
+    @property
+    def has_waited(self) -> bool:
+        return self.waited_s > _POLL_S
+
+
+class Snapshots:
+    """This rank's slots, used in turn. All ranks call every method together."""
+
+    def __init__(
+        self,
+        slots: Sequence[ArenaSlot],
+        num_bytes: int,
+        first_number: int,
+        host: HostGroups,
+        call_writer: Callable[[], None],
+    ) -> None:
+        """call_writer: says to the host's writer process that there is work, and starts one where none runs."""
+        self._call_writer = call_writer
+        self._slots = tuple(slots)
+        self._num_bytes = num_bytes
+        self._number = first_number
+        self._called_at = 0.0
+        self._host = host
+        self.num_waits = 0
+        """Snapshots that had to wait for storage."""
+
+    def take(self, label: SnapshotLabel, timeout_s: float) -> SnapshotTimes:
+        """Take a snapshot of the state as it is; `label.snapshot` is given here.
+
+        Communication: one small all-reduce an axis.
+        Raises: SaveError when no slot is free in time.
+        """
+        started = time.perf_counter()
+        slot = self._slots[self._number % len(self._slots)]
+        self._wait_until_free(slot, timeout_s)
+        waited_s = time.perf_counter() - started
+        slot.begin(label, self._number)
+        slot.copy_out()
+        self._host.all_agree(True)
+        slot.seal()
+        self._call_writer()
+        self._number += 1
+        times = SnapshotTimes(label.step, time.perf_counter() - started, waited_s, self._num_bytes)
+        self.num_waits += times.has_waited
+        return times
+
+    def pending(self) -> int | None:
+        """Return the step of the newest snapshot that storage does not have yet, None without one."""
+        steps = [words.step for slot in self._slots if (words := slot.words()).persist == Persist.WANTED]
+        return max(steps, default=None)
+
+    def has_failed(self, step: int) -> bool:
+        """Whether storage did not take this rank's snapshot of a step."""
+        return any(
+            words.step == step and words.state == SlotState.SEALED and words.persist == Persist.FAILED
+            for words in (slot.words() for slot in self._slots)
+        )
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until storage has what was taken, or will not get it; return whether that came in time."""
+        deadline = time.monotonic() + timeout_s
+        while self.pending() is not None:
+            if time.monotonic() > deadline:
+                return False
+            self._wait_a_little()
+        return True
+
+    def _wait_until_free(self, slot: ArenaSlot, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not slot.is_free():
+            if time.monotonic() > deadline:
+                raise SaveError(
+                    f"{slot.path}: its snapshot is not in storage after {timeout_s:g} s, so there is no room for the "
+                    "next (runtime.checkpoint_timeout_s); see the writer's log, or save less often"
+                )
+            self._wait_a_little()
+
+    def _wait_a_little(self) -> None:
+        if time.monotonic() - self._called_at > _CALL_AGAIN_S:
+            # it may have been killed
+            self._called_at = time.monotonic()
+            self._call_writer()
+        time.sleep(_POLL_S)
+
+    def close(self) -> None:
+        """Let go of the memory. What is in the arena stays there."""
+        for slot in self._slots:
+            slot.close()

@@ -1,0 +1,94 @@
+"""What a job may start from, as rank 0 finds it in storage and tells all.
+
+Checkpoints of this run come first, newest of its branch first (contracts/lineage.py); another run's, named by
+checkpoint.load, counts only while this run has none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import astuple, dataclass
+from typing import Any
+
+from megatrain.checkpoint.url_location import open_location
+from megatrain.comm.host_groups import HostGroups
+from megatrain.config.checkpoint import CheckpointConfig
+from megatrain.contracts.checkpoint_files import is_committed, read_manifest, step_directory_name
+from megatrain.contracts.errors import CheckpointError
+from megatrain.contracts.lineage import MAIN_BRANCH, candidates, ensure_branch, unfinished
+from megatrain.contracts.location import Location
+
+
+@dataclass(frozen=True, slots=True)
+class StorageCandidate:
+    """A committed checkpoint. `is_own`: of this run."""
+
+    branch: str
+    step: int
+    place: str
+    is_own: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StartingPoint:
+    """The branch to go on with, and what it may go on from, best first. `last_round` wrote the newest of them."""
+
+    branch: str
+    candidates: tuple[StorageCandidate, ...]
+    last_round: int
+    notes: tuple[str, ...]
+
+    @property
+    def newest_step(self) -> int:
+        """The step of this run's newest checkpoint, -1 without one."""
+        return max((one.step for one in self.candidates if one.is_own), default=-1)
+
+
+def read_storage(checkpoints: Location, settings: CheckpointConfig, rank: int, host: HostGroups) -> StartingPoint:
+    """Return what is in storage, the same on every rank; a new run's first branch is opened.
+
+    Communication: one broadcast.
+    Raises: CheckpointError on every rank.
+    """
+    told: dict[str, Any] = {}
+    if rank == 0:
+        try:
+            found = _look(checkpoints, settings)
+            told = {"branch": found.branch, "candidates": [astuple(one) for one in found.candidates],
+                    "last_round": found.last_round, "notes": found.notes}  # fmt: skip
+        except CheckpointError as error:
+            told = {"problem": str(error)}
+    told = host.broadcast_json(told)
+    if "problem" in told:
+        raise CheckpointError(told["problem"])
+    return StartingPoint(
+        branch=told["branch"],
+        candidates=tuple(StorageCandidate(*one) for one in told["candidates"]),
+        last_round=told["last_round"],
+        notes=tuple(told["notes"]),
+    )
+
+
+def _look(checkpoints: Location, settings: CheckpointConfig) -> StartingPoint:
+    own = candidates(checkpoints)
+    if own and not settings.resume:
+        raise CheckpointError(
+            f"{checkpoints} holds checkpoints up to {own[0].branch}/{own[0].location.name}, but "
+            "checkpoint.resume=false; resume, or name another job.run_directory for a new run"
+        )
+    notes = [f"{place} was never finished and is not read" for place in unfinished(checkpoints)]
+    branch = ensure_branch(checkpoints, "start of the run")
+    found = [StorageCandidate(one.branch, one.step, str(one.location), is_own=True) for one in own]
+    if not found and settings.load:
+        found = [_named(settings.load)]
+    last_round = read_manifest(own[0].location).incarnation if own else -1
+    return StartingPoint(branch, tuple(found), last_round, tuple(notes))
+
+
+def _named(load: str) -> StorageCandidate:
+    place = open_location(load)
+    if not is_committed(place):
+        raise CheckpointError(
+            f"checkpoint.load={load!r} is not a complete checkpoint (no matching COMMIT); name a directory like "
+            f"runs/<job>/checkpoints/{MAIN_BRANCH}/{step_directory_name(120)}"
+        )
+    return StorageCandidate("", read_manifest(place).step, str(place), is_own=False)

@@ -1,0 +1,156 @@
+"""The small files by which the writers of all hosts know of each other while they make one checkpoint.
+
+    WRITING                      which round makes this checkpoint; there before anything else, gone after COMMIT
+    host-r000002-00001.done      a host has its data files in place: their sizes and digests
+    host-r000002-00001.failed    a host will not get there, so that nobody waits for it
+
+There is no other way from host to host: writers share the storage and nothing else. Names have the round, so that a
+process left behind by an older one cannot overwrite what counts; what they say has the number of the snapshot.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Self
+
+from megatrain.contracts.arena import SealedSnapshot
+from megatrain.contracts.checkpoint_files import WRITING_NAME, check_writable
+from megatrain.contracts.errors import CheckpointError, MissingFileError
+from megatrain.contracts.json_object import JsonObject
+from megatrain.contracts.location import Location, is_relative_name
+from megatrain.contracts.manifest import FileEntry
+
+MARK_SCHEMA_VERSION = 1
+_DAMAGE = "remove it, and the checkpoint is written again"
+_MARK_NAME = re.compile(r"(?:host-)?r([0-9]{6,})-(?:[0-9]{5,}\.(done|failed)|rank-[0-9]{5,}\.distcp)")
+
+
+def done_name(round_number: int, host_index: int) -> str:
+    return f"host-r{round_number:06d}-{host_index:05d}.done"
+
+
+def failed_name(round_number: int, host_index: int) -> str:
+    return f"host-r{round_number:06d}-{host_index:05d}.failed"
+
+
+def is_leftover(name: str, round_number: int) -> bool:
+    """Say whether a file is of no use once `round_number` has committed: its marks, and all of older rounds."""
+    match = _MARK_NAME.fullmatch(name)
+    if match is None:
+        return name == WRITING_NAME
+    return int(match[1]) < round_number or (match[2] is not None and int(match[1]) == round_number)
+
+
+@dataclass(frozen=True, slots=True)
+class WritingMark:
+    """Who makes a checkpoint, and since when."""
+
+    round: int
+    job: str
+    started_unix_s: float
+
+    def write(self, directory: Location) -> None:
+        """Raises: CheckpointError naming the file."""
+        _write(directory / WRITING_NAME, asdict(self))
+
+    @classmethod
+    def read(cls, directory: Location) -> Self | None:
+        """Return the mark, None when there is none that can be read: it protects nothing that was saved."""
+        place = directory / WRITING_NAME
+        try:
+            content = place.read()
+        except MissingFileError:
+            return None
+        try:
+            reader = JsonObject.parse(content, str(place), MARK_SCHEMA_VERSION, _DAMAGE)
+            return cls(reader.count("round"), reader.text("job"), reader.seconds("started_unix_s"))
+        except CheckpointError:
+            return None
+
+
+def claim(directory: Location, mark: WritingMark) -> None:
+    """Say that a round makes this checkpoint, unless it is complete or a newer round makes it.
+
+    Raises: CheckpointError, which tells a process of an older round to stop.
+    """
+    check_writable(directory, mark.round)
+    found = WritingMark.read(directory)
+    if found is not None and found.round > mark.round:
+        raise CheckpointError(
+            f"{directory / WRITING_NAME}: round {found.round} makes this checkpoint, and round {mark.round} is older;"
+            " this process was left behind and must stop"
+        )
+    if found is None or found.round < mark.round:
+        mark.write(directory)
+
+
+@dataclass(frozen=True, slots=True)
+class DoneMark:
+    """A host's data files of one snapshot. `write_s`: from the first byte until all were durable."""
+
+    snapshot: SealedSnapshot
+    host_index: int
+    write_s: float
+    files: Mapping[str, FileEntry]
+
+    def write(self, directory: Location) -> None:
+        """Raises: CheckpointError naming the file."""
+        raw = {**asdict(self.snapshot), "host_index": self.host_index, "write_s": self.write_s}
+        files = {name: [entry.size, entry.digest] for name, entry in sorted(self.files.items())}
+        _write(directory / done_name(self.snapshot.round, self.host_index), {**raw, "files": files})
+
+    @classmethod
+    def read(cls, directory: Location, snapshot: SealedSnapshot, host_index: int) -> Self | None:
+        """Return a host's mark for this snapshot, None without one.
+
+        Raises: CheckpointError when it is damaged.
+        """
+        reader = _read(directory / done_name(snapshot.round, host_index))
+        if reader is None or reader.snapshot() != snapshot:
+            return None
+        return cls(snapshot, host_index, reader.seconds("write_s"), reader.files())
+
+
+def write_failed(directory: Location, snapshot: SealedSnapshot, host_index: int, problem: str) -> None:
+    """Let the other hosts wait no longer for this one. Raises: CheckpointError naming the file."""
+    _write(directory / failed_name(snapshot.round, host_index), {**asdict(snapshot), "problem": problem})
+
+
+def read_failed(directory: Location, snapshot: SealedSnapshot, host_index: int) -> str | None:
+    """Return why a host has given up this snapshot, None when it has not said so.
+
+    Raises: CheckpointError when the file is damaged.
+    """
+    reader = _read(directory / failed_name(snapshot.round, host_index))
+    return reader.text("problem") if reader is not None and reader.snapshot() == snapshot else None
+
+
+class _MarkObject(JsonObject):
+    """The JSON of a mark."""
+
+    def snapshot(self) -> SealedSnapshot:
+        return SealedSnapshot(self.count("step"), self.count("round"), self.count("snapshot"))
+
+    def files(self) -> dict[str, FileEntry]:
+        files: dict[str, FileEntry] = {}
+        for name, entry in self.mapping("files").items():
+            is_entry = isinstance(entry, list) and [type(value) for value in entry] == [int, str]
+            if not is_entry or not is_relative_name(name):
+                raise self.error("files", "expected [size, digest] by the name of a file")
+            files[name] = FileEntry(entry[0], entry[1])
+        return files
+
+
+def _read(place: Location) -> _MarkObject | None:
+    try:
+        content = place.read()
+    except MissingFileError:
+        return None
+    return _MarkObject.parse(content, str(place), MARK_SCHEMA_VERSION, _DAMAGE)
+
+
+def _write(place: Location, raw: Mapping[str, object]) -> None:
+    place.write((json.dumps({"schema_version": MARK_SCHEMA_VERSION, **raw}, sort_keys=True) + "\n").encode())

@@ -1,0 +1,287 @@
+"""Stage 2: the one process of a host that brings sealed snapshots from its arena to storage.
+
+    python -m megatrain.checkpoint.writer ARENA_DIRECTORY
+
+It is a process and not a thread so that it survives its workers, and it has no torch so that it is small and starts at
+once. It does one snapshot at a time, oldest first, at the lowest priority; what fails is said in status.json and on
+stderr, and the job's next snapshot is the next attempt. With nobody in the arena for keep_arena_s it removes the arena
+and ends. SIGTERM: it finishes the write at hand and ends; the arena stays. Source: MegaScale sec. 4.4.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+
+from megatrain.checkpoint.housekeeping import Housekeeping
+from megatrain.checkpoint.persist import Persistence
+from megatrain.checkpoint.persist_policy import Due, GivenUp, SealedSlot, is_superseded, next_due, to_give_up
+from megatrain.checkpoint.url_location import open_location
+from megatrain.contracts.arena import Arena, open_arena, remove_arena, wake_writer
+from megatrain.contracts.arena_layout import Persist, SlotState
+from megatrain.contracts.arena_locks import HeldLock, WakeReader, create_wake, hold_alone, is_held
+from megatrain.contracts.arena_plans import HostPlan, WriterStatus
+from megatrain.contracts.arena_slot import SlotReader, write_persist
+from megatrain.contracts.errors import CheckpointError, MegatrainError, MissingFileError
+from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.location import Location
+
+_LOOK_AGAIN_S = 1.0
+"""Workers wake the writer; this is for what nobody says, such as that they are gone."""
+_LOWEST_PRIORITY = 19
+
+
+def start_writer(arena: Arena, log: Path) -> int | None:
+    """Start the writer of this host in a session of its own, unless one is running, and return its process id.
+
+    What it says is appended to `log`. It outlives this process; while this process lives, a thread waits for it, so
+    that it does not stay behind as a zombie.
+    Raises: CheckpointError naming the arena or the log.
+    """
+    if is_held(arena.writer_lock):
+        return None
+    command = [sys.executable, "-m", "megatrain.checkpoint.writer", str(arena.root)]
+    try:
+        with log.open("ab") as output:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True, close_fds=True
+            )
+    except OSError as error:
+        raise CheckpointError(
+            f"the checkpoint writer of {arena.root} cannot be started (log: {log}): {error.strerror}"
+        ) from error
+    threading.Thread(target=process.wait, name="checkpoint-writer", daemon=True).start()
+    return process.pid
+
+
+class Writer:
+    """The writer of an arena, whose lock the caller holds."""
+
+    def __init__(
+        self,
+        arena: Arena,
+        lock: HeldLock,
+        open_checkpoints: Callable[[str], Location] = open_location,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._arena = arena
+        self._lock = lock
+        self._clock_s = clock_s
+        self._open_checkpoints = open_checkpoints
+        self._identity = os.stat(arena.root)
+        self._plans: dict[int, HostPlan] = {}
+        self._plan_problem = ""
+        self._housekeeping = Housekeeping()
+        self._idle_since: float | None = None
+        self._is_stopping = False
+        self._status = WriterStatus(
+            pid=os.getpid(), branch="", round=0, num_persisted=0, num_failures=0, last_persisted_step=None,
+            last_error="", last_write_s=0.0, last_write_bytes=0,
+        )  # fmt: skip
+
+    def stop(self) -> None:
+        """Ask to end after the write at hand; for a signal handler."""
+        self._is_stopping = True
+        wake_writer(self._arena)
+
+    def run(self) -> None:
+        """Return when nobody needs a writer here any more, or after `stop`.
+
+        Raises: CheckpointError when the arena cannot be used.
+        """
+        create_wake(self._arena.wake)
+        with WakeReader(self._arena.wake) as wake:
+            self._read_plan()
+            self._report()
+            while not self._is_over():
+                if not self._do_next():
+                    wake.wait(_LOOK_AGAIN_S)
+
+    def _do_next(self) -> bool:
+        """Persist one snapshot if one is due, and say whether one was."""
+        self._read_plan()
+        slots = sealed_slots(self._arena)
+        for given_up in to_give_up(slots, self._plans, has_workers=is_held(self._arena.workers_lock)):
+            self._fail(given_up)
+        due = next_due(slots, self._plans)
+        if due is not None:
+            self._persist(due)
+        return due is not None
+
+    def _read_plan(self) -> None:
+        problem = ""
+        try:
+            plan = HostPlan.read(self._arena.host_plan)
+        except MissingFileError:
+            return
+        except CheckpointError as error:
+            problem = str(error)
+        else:
+            # slots may hold what an older round or two wanted
+            older = sorted(number for number in self._plans if number < plan.round)[-2:]
+            self._plans = {**{number: self._plans[number] for number in older}, plan.round: plan}
+        if problem and problem != self._plan_problem:
+            _say(problem)
+        self._plan_problem = problem
+
+    def _persist(self, due: Due) -> None:
+        step, started = due.snapshot.step, time.perf_counter()
+        try:
+            checkpoints = self._open_checkpoints(due.plan.checkpoints)
+            written = Persistence(self._arena, due, checkpoints, lambda: self._is_superseded(due)).run()
+        except CheckpointError as error:
+            self._fail(GivenUp(due.snapshot, due.slots, str(error)))
+            return
+        except Exception as error:  # noqa: BLE001 -- our bug in one write must not end the others
+            traceback.print_exc()
+            self._fail(GivenUp(due.snapshot, due.slots, f"{type(error).__name__}: {error}"))
+            return
+        self._settle(due.snapshot.snapshot, due.slots, Persist.DONE)
+        self._status = replace(
+            self._status,
+            num_persisted=self._status.num_persisted + 1,
+            last_persisted_step=step,
+            last_error="",
+            last_write_s=written.write_s or self._status.last_write_s,
+            last_write_bytes=written.num_bytes or self._status.last_write_bytes,
+        )
+        self._report()
+        took = f"{written.num_bytes / 1e6:.1f} MB in {written.write_s:.2f} s"
+        _say(
+            f"step {step} of {due.plan.branch}: committed by round {due.snapshot.round} after"
+            f" {time.perf_counter() - started:.2f} s ({took if written.num_bytes else 'was complete already'})"
+        )
+        for note in written.notes:
+            _say(note)
+        if due.plan.is_coordinator:
+            for note in self._housekeeping.run(checkpoints, due.plan):
+                _say(note)
+
+    def _is_superseded(self, due: Due) -> bool:
+        return is_superseded(due.snapshot, due.plan, sealed_slots(self._arena))
+
+    def _fail(self, given_up: GivenUp) -> None:
+        """Say that storage will not get a snapshot. It stays in its slots, for a warm restore."""
+        problem = f"step {given_up.snapshot.step}: not saved: {given_up.reason}"
+        _say(problem)
+        self._settle(given_up.snapshot.snapshot, given_up.slots, Persist.FAILED)
+        self._status = replace(self._status, num_failures=self._status.num_failures + 1, last_error=problem)
+        self._report()
+
+    def _settle(self, snapshot: int, slots: tuple[SealedSlot, ...], outcome: Persist) -> None:
+        for slot in slots:
+            try:
+                write_persist(slot.path, snapshot, outcome)
+            except CheckpointError as error:
+                # its worker has made it anew: nobody asks what became of it
+                _say(f"{error} (its snapshot {snapshot}: {outcome.name.lower()})")
+
+    def _report(self) -> None:
+        if self._plans:
+            plan = self._plans[max(self._plans)]
+            self._status = replace(self._status, branch=plan.branch, round=plan.round)
+        try:
+            self._status.write(self._arena.writer_status)
+        except CheckpointError as error:
+            _say(str(error))
+
+    def _is_over(self) -> bool:
+        """Say whether to end; the arena is gone then if nobody needs it."""
+        if self._is_stopping or not self._is_in_place():
+            return True
+        if is_held(self._arena.workers_lock):
+            self._idle_since = None
+            return False
+        now = self._clock_s()
+        if self._idle_since is None:
+            self._idle_since = now
+        keep_s = self._plans[max(self._plans)].keep_arena_s if self._plans else 0.0
+        if now - self._idle_since < keep_s or next_due(sealed_slots(self._arena), self._plans) is not None:
+            return False
+        if not self._plans and self._plan_problem:
+            # how long to keep what is in it, only a worker can say
+            return True
+        return remove_arena(self._arena.root, self._lock)
+
+    def _is_in_place(self) -> bool:
+        """Say whether the arena is still the one whose lock we hold: somebody may have removed it by hand."""
+        try:
+            return os.path.samestat(os.stat(self._arena.root), self._identity)
+        except FileNotFoundError:
+            return False
+
+
+def sealed_slots(arena: Arena) -> list[SealedSlot]:
+    """Return the slots of this host's ranks that hold a whole snapshot. A damaged or vanishing one holds none.
+
+    Raises: CheckpointError when the arena cannot be listed.
+    """
+    found = []
+    for file in arena.slots():
+        with suppress(CheckpointError):
+            with SlotReader(file.path) as reader:
+                rank, words = reader.header.rank, reader.words()
+            if not file.is_copy and rank == file.rank and words.state == SlotState.SEALED:
+                found.append(SealedSlot(file.path, rank, words))
+    return found
+
+
+def lower_priority() -> None:
+    """Give way to everything else on this host, as far as the system lets us: training must not feel it."""
+    with suppress(OSError):
+        os.nice(_LOWEST_PRIORITY)  # of the disk, too: the kernel derives its class from it
+    with suppress(OSError):
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    with suppress(OSError):
+        # a session may be weighed as a whole, and ours is new: by default as much as that of all workers
+        Path("/proc/self/autogroup").write_text(str(_LOWEST_PRIORITY))
+    with suppress(OSError):
+        # not only on the core to which the worker that started us is bound
+        os.sched_setaffinity(0, range(os.cpu_count() or 1))
+
+
+def main(arguments: list[str]) -> int:
+    """Run the writer of the arena that is named, unless it has one. Returns the exit code."""
+    if len(arguments) != 1:
+        print("usage: python -m megatrain.checkpoint.writer ARENA_DIRECTORY", file=sys.stderr)
+        return ExitCode.USAGE
+    try:
+        arena = open_arena(Path(arguments[0]))
+        lock = hold_alone(arena.writer_lock)
+        if lock is None:
+            return ExitCode.OK
+        lower_priority()
+        writer = Writer(arena, lock)
+
+        def stop(number: int, frame: FrameType | None) -> None:
+            writer.stop()
+
+        signal.signal(signal.SIGTERM, stop)
+        for number in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        _say(f"writer of {arena.root} started")
+        writer.run()
+    except MissingFileError as error:
+        _say(f"ended: {error}")
+    except MegatrainError as error:
+        _say(f"ended: {error}")
+        return error.exit_code
+    return ExitCode.OK
+
+
+def _say(text: str) -> None:
+    print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} checkpoint writer {os.getpid()}: {text}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

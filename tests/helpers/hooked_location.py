@@ -1,0 +1,76 @@
+"""A place that calls a function before everything that is done in it: to take notes, to fail, to interfere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from megatrain.contracts.location import Location, Sink
+
+Hook = Callable[[str, str], None]
+"""Called with what is done (read, list, write, create, append, close, remove) and where, below the outermost place."""
+
+
+@dataclass(frozen=True)
+class HookedLocation:
+    inner: Location
+    hook: Hook
+    path: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.inner.name
+
+    def __str__(self) -> str:
+        return str(self.inner)
+
+    def __truediv__(self, name: str) -> HookedLocation:
+        return HookedLocation(self.inner / name, self.hook, f"{self.path}/{name}" if self.path else name)
+
+    def entries(self) -> list[Location]:
+        self.hook("list", self.path)
+        return [self / entry.name for entry in self.inner.entries()]
+
+    def exists(self) -> bool:
+        return self.inner.exists()
+
+    def size(self) -> int | None:
+        return self.inner.size()
+
+    def read(self) -> bytes:
+        self.hook("read", self.path)
+        return self.inner.read()
+
+    def read_range(self, offset: int, num_bytes: int) -> bytes:
+        self.hook("read", self.path)
+        return self.inner.read_range(offset, num_bytes)
+
+    def write(self, content: bytes) -> None:
+        self.hook("write", self.path)
+        self.inner.write(content)
+
+    def create(self) -> Sink:
+        self.hook("create", self.path)
+        return _HookedSink(self.inner.create(), self.hook, self.path)
+
+    def remove(self) -> None:
+        self.hook("remove", self.path)
+        self.inner.remove()
+
+
+@dataclass(frozen=True)
+class _HookedSink:
+    inner: Sink
+    hook: Hook
+    path: str
+
+    def write(self, buffer: bytes | bytearray | memoryview) -> None:
+        self.hook("append", self.path)
+        self.inner.write(buffer)
+
+    def close(self) -> None:
+        self.hook("close", self.path)
+        self.inner.close()
+
+    def abort(self) -> None:
+        self.inner.abort()

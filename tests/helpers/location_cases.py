@@ -1,0 +1,140 @@
+"""What every place must do, wherever it is. A test class inherits these and has the fixture `place`."""
+
+from __future__ import annotations
+
+from array import array
+
+import pytest
+
+from megatrain.contracts.errors import CheckpointError, MissingFileError
+from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.location import Location
+
+NAMES = ["a", ".metadata", "a/b", "a b", "...", "step-000000120/r000002-rank-00003.distcp"]
+"""What may be below a place."""
+OTHER_NAMES = ["", "/", "/a", "a/", "a//b", "..", ".", "../a", "a/../b", "a/.", "a\0b", "\ud800"]
+
+
+def contents(place: Location) -> dict[str, bytes]:
+    """Return all files below a place, as it tells itself."""
+    found: dict[str, bytes] = {}
+    for entry in place.entries():
+        if entry.size() is not None:
+            found[entry.name] = entry.read()
+        else:
+            found.update({f"{entry.name}/{name}": content for name, content in contents(entry).items()})
+    return found
+
+
+class LocationCases:
+    """The contract of Location. `place` ends with /place and has nothing in it."""
+
+    @pytest.mark.parametrize("name", NAMES)
+    def test_names_below(self, name: str, place: Location) -> None:
+        assert str(place / name) == f"{place}/{name}"
+        assert (place / name).name == name.split("/")[-1]
+        (place / name).write(b"1")
+        assert contents(place) == {name: b"1"}
+
+    @pytest.mark.parametrize("name", OTHER_NAMES)
+    def test_other_names_are_refused(self, name: str, place: Location) -> None:
+        with pytest.raises(CheckpointError, match=r"place: .* is no relative path without '\.\.' below it"):
+            place / name
+
+    def test_what_is_there(self, place: Location) -> None:
+        assert place.entries() == []
+        assert not place.exists()
+        assert place.size() is None
+        (place / "b" / "c").write(b"12")
+        (place / "a").write(b"")
+        assert [entry.name for entry in place.entries()] == ["a", "b"]
+        assert [str(entry) for entry in (place / "b").entries()] == [f"{place}/b/c"]
+        assert (place / "b").exists()
+        assert (place / "b").size() is None
+        assert (place / "b/c").exists()
+        assert (place / "b/c").size() == 2
+        assert (place / "a").size() == 0
+        assert not (place / "a/x").exists()
+        with pytest.raises(CheckpointError, match="place/a: cannot be listed: Not a directory"):
+            (place / "a").entries()
+
+    def test_reading(self, place: Location) -> None:
+        (place / "a").write(b"0123456789")
+        assert (place / "a").read() == b"0123456789"
+        assert (place / "a").read_range(3, 4) == b"3456"
+        assert (place / "a").read_range(0, 10) == b"0123456789"
+        assert (place / "a").read_range(10, 0) == b""
+        for offset, num_bytes in [(3, 8), (11, 0), (10, 1), (2**70, 1), (0, 2**62)]:
+            message = rf"place/a: 10 bytes, but bytes {offset} to {offset + num_bytes} are wanted; it is cut short"
+            with pytest.raises(CheckpointError, match=message):
+                (place / "a").read_range(offset, num_bytes)
+        with pytest.raises(ValueError, match="at -1"):
+            (place / "a").read_range(-1, 2)
+
+    @pytest.mark.parametrize("name", ["nothing", "nowhere/x", "file/x"])
+    def test_a_missing_file_is_an_error_of_its_own(self, name: str, place: Location) -> None:
+        (place / "file").write(b"")
+        for read in ((place / name).read, lambda: (place / name).read_range(0, 1)):
+            with pytest.raises(
+                MissingFileError, match=rf"place/{name}: cannot be read: (No such file|Not a dir)"
+            ) as caught:
+                read()
+            assert caught.value.exit_code is ExitCode.CHECKPOINT
+        with pytest.raises(CheckpointError, match="place: cannot be read: Is a directory") as other:
+            place.read()
+        assert not isinstance(other.value, MissingFileError)
+
+    def test_a_write_replaces_the_whole_file(self, place: Location) -> None:
+        (place / "a").write(b"long content")
+        (place / "a").write(b"short")
+        assert contents(place) == {"a": b"short"}
+
+    def test_a_big_file_in_parts(self, place: Location) -> None:
+        (place / "x").write(b"")
+        (place / "a").write(b"what was there before, longer than all that comes")
+        sink = (place / "a").create()
+        sink.write(b"12")
+        buffer = bytearray(b"34")
+        sink.write(buffer)
+        buffer[:] = b"--"
+        sink.write(memoryview(array("i", [1, 2])))
+        sink.write(memoryview(b"0123456789")[2:4])
+        sink.write(b"")
+        sink.close()
+        assert (place / "a").read() == b"1234" + array("i", [1, 2]).tobytes() + b"23"
+        with pytest.raises(ValueError, match="place/a is closed"):
+            sink.write(b"")
+        with pytest.raises(ValueError, match="place/a is closed"):
+            sink.close()
+        sink.abort()
+        assert (place / "a").exists()
+
+    def test_a_big_file_that_is_given_up(self, place: Location) -> None:
+        sink = (place / "b" / "a").create()
+        sink.write(b"12")
+        sink.abort()
+        sink.abort()
+        assert contents(place) == {}
+        with pytest.raises(ValueError, match="place/b/a is closed"):
+            sink.write(b"")
+
+    def test_a_writer_that_was_left_behind_does_not_reach_the_new_file(self, place: Location) -> None:
+        old = (place / "a").create()
+        old.write(b"old and longer")
+        new = (place / "a").create()
+        new.write(b"new")
+        old.write(b"!")
+        new.close()
+        assert (place / "a").read() == b"new"
+
+    def test_removal_of_files_and_trees(self, place: Location) -> None:
+        (place / "tree/a/b").write(b"1")
+        (place / "tree/c").write(b"2")
+        (place / "file").write(b"2")
+        (place / "kept/d").write(b"3")
+        for name in ("tree", "tree", "file", "nothing", "nowhere/x", "kept/d/x"):
+            (place / name).remove()
+        assert contents(place) == {"kept/d": b"3"}
+        assert [entry.name for entry in place.entries()] == ["kept"]
+        place.remove()
+        assert not place.exists()

@@ -1,0 +1,144 @@
+"""Whole small checkpoints: one of a single tensor, and one that every rank of a job writes its file of."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from megatrain.assembly import build_replica
+from megatrain.checkpoint.arena_slots import plan_snapshot
+from megatrain.checkpoint.data_file import (
+    ItemHasher,
+    content_digest,
+    data_file_name,
+    encode_trailer,
+    trailer_digest,
+)
+from megatrain.checkpoint.image import ImagePlan, key_of, plan_image
+from megatrain.checkpoint.metadata_file import metadata_bytes
+from megatrain.checkpoint.offline_writer import write_checkpoint
+from megatrain.cli import main
+from megatrain.comm import dry_mesh
+from megatrain.config.config import Config
+from megatrain.config.serialize import config_hash
+from megatrain.contracts.checkpoint_files import step_directory_name, write_commit, write_manifest
+from megatrain.contracts.location import LocalLocation, Location
+from megatrain.contracts.manifest import CheckpointMesh, FileEntry, Manifest
+from megatrain.hf.tensor_map import our_shapes
+from megatrain.parallel.sharding import Box, FlatShard
+from tests.helpers.checkpoint_tree import make_manifest
+
+KINDS = ("master", "exp_avg", "exp_avg_sq")
+
+
+def put_whole(branch: Location, step: int, tensor: Tensor | None = None, **changes: Any) -> Path:
+    """Make a committed checkpoint of one tensor, "model.word", that verifies."""
+    whole = torch.full((3, 4), float(step)) if tensor is None else tensor
+    shard = FlatShard("word", tuple(whole.shape), Box((0,) * whole.dim(), tuple(whole.shape)), whole)
+    place = branch / step_directory_name(step)
+    manifest = make_manifest(branch=branch.name, step=step, has_optimizer=False, **changes)
+    write_checkpoint(
+        place,
+        manifest,
+        [(0, plan_image([("master", shard)]))],
+        lambda item: item.tensor,
+        lambda number: data_file_name(manifest.incarnation, number),
+        {},
+    )
+    return Path(str(place))
+
+
+def whole_state(config: Config, seed: int = 3) -> dict[str, Tensor]:
+    """Return all state of a model by key, every element random."""
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        key_of(kind, name): torch.randn(shape, generator=generator)
+        for name, shape in our_shapes(config.model).items()
+        for kind in KINDS
+    }
+
+
+def write_as_job(
+    directory: Path, config: Config, state: dict[str, Tensor], step: int = 7, beside: Mapping[str, bytes] | None = None
+) -> Manifest:
+    """Write the checkpoint that the ranks of a job write together: each fills its image from memory.
+
+    beside: files that hold no tensors.
+    """
+    layout = config.layout(None)
+    files: dict[str, bytes] = dict(beside or {})
+    entries = {name: FileEntry(len(content), content_digest(content)) for name, content in files.items()}
+    items = {}
+    for rank in range(layout.world_size):
+        with dry_mesh(layout, rank, has_wrap_links=config.parallel.num_chunks > 1) as mesh:
+            shards = build_replica(config, mesh, mesh.recorder, torch.device("cpu")).saved_shards()
+        for one in shards:
+            region = zip(one.shard.box.offsets, one.shard.box.sizes, strict=True)
+            whole = state[key_of(one.kind, one.shard.name)]
+            one.shard.tensor.copy_(whole[tuple(slice(at, at + size) for at, size in region)])
+        plan = plan_snapshot(shards).file
+        name = data_file_name(2, rank)
+        files[name], entries[name] = _data_file(plan)
+        items[rank] = plan.items_json()
+    files[".metadata"] = metadata_bytes(items, lambda rank: data_file_name(2, rank))
+    entries[".metadata"] = FileEntry(len(files[".metadata"]), content_digest(files[".metadata"]))
+    mesh_sizes = CheckpointMesh(layout.tp_size, layout.pp_size, layout.dp_size, config.parallel.num_chunks)
+    values = {"step": step, "files": entries, "mesh": mesh_sizes, "config": config.to_dict(),
+              "config_hash": config_hash(config)}  # fmt: skip
+    manifest = make_manifest(**values)
+    place = LocalLocation(directory)
+    for name, content in files.items():
+        (place / name).write(content)
+    write_manifest(place, manifest)
+    write_commit(place, manifest)
+    return manifest
+
+
+def _data_file(plan: ImagePlan) -> tuple[bytes, FileEntry]:
+    image = bytearray(plan.num_bytes + 64)  # an image of nothing has no memory to point to
+    bound = plan.bind(memoryview(image))
+    bound.write_envelopes()
+    bound.copy_out()
+    content = bytes(image[: plan.num_bytes])
+    hasher = ItemHasher([(item.offset, item.length) for item in plan.items], plan.num_bytes, "image")
+    hasher.update(content)
+    trailer = encode_trailer(hasher.finish())
+    return content + trailer, FileEntry(plan.num_bytes + len(trailer), trailer_digest(trailer))
+
+
+def with_layout(config: Config, *, tp: int = 1, pp: int = 1, dp: int = 1, chunks: int = 1) -> Config:
+    """Return a configuration in another layout, with a schedule that it can have."""
+    schedule = "interleaved" if chunks > 1 else "1f1b"
+    parallel = dataclasses.replace(
+        config.parallel, tp_size=tp, pp_size=pp, dp_size=dp, num_chunks=chunks, schedule=schedule
+    )
+    return dataclasses.replace(config, parallel=parallel)
+
+
+Ckpt = Callable[..., Any]
+
+
+def ckpt_runner(capsys: pytest.CaptureFixture[str]) -> Ckpt:
+    """Return a function that runs `megatrain ckpt` with some words, and returns what it printed: text, or JSON."""
+
+    def ckpt(*words: object, code: int = 0) -> Any:
+        capsys.readouterr()
+        found = main(["ckpt", *map(str, words)])
+        captured = capsys.readouterr()
+        assert found == code, captured.err
+        if code and not captured.out:
+            return captured.err
+        if "--json" not in words:
+            return captured.out
+        document = json.loads(captured.out)
+        assert document["schema_version"] == 1
+        return document
+
+    return ckpt

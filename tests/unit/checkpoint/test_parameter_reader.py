@@ -1,0 +1,86 @@
+"""Whole parameters and boxes of a checkpoint, whatever the layout that wrote it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.distributed import checkpoint as dcp
+
+from megatrain.checkpoint.data_file import content_digest
+from megatrain.checkpoint.parameter_reader import ParameterReader
+from megatrain.contracts.checkpoint_files import read_manifest
+from megatrain.contracts.errors import CheckpointError
+from megatrain.contracts.location import LocalLocation
+from megatrain.contracts.manifest import FileEntry
+from megatrain.parallel.sharding import Box
+from tests.helpers.checkpoint_tree import make_manifest
+from tests.helpers.saved_checkpoint import whole_state, with_layout, write_as_job
+from tests.helpers.training_case import make_config
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Tensor]]:
+    place, config = tmp_path_factory.mktemp("saved"), make_config({"train": {"precision": "fp32"}})
+    state = whole_state(config)
+    write_as_job(place, with_layout(config, tp=2, pp=2, dp=2), state)
+    return place, state
+
+
+def reader_of(place: Path) -> ParameterReader:
+    return ParameterReader(LocalLocation(place), read_manifest(LocalLocation(place)))
+
+
+def test_every_parameter_is_whole(saved: tuple[Path, dict[str, Tensor]]) -> None:
+    place, state = saved
+    reader = reader_of(place)
+    names = [key.removeprefix("model.") for key in state if key.startswith("model.")]
+    assert reader.tensors.keys() == state.keys()
+    for name in names:
+        assert torch.equal(reader.read_parameter(name), state[f"model.{name}"])
+
+
+def test_any_box_is_that_part(saved: tuple[Path, dict[str, Tensor]]) -> None:
+    place, state = saved
+    key = next(key for key in state if key.endswith("mlp.down.weight") and "exp_avg_sq" in key)
+    found = reader_of(place).read_box(key, tuple(state[key].shape), Box((3, 7), (11, 90)))
+    assert torch.equal(found, state[key][3:14, 7:97])
+
+
+def test_just_what_is_needed_is_read(saved: tuple[Path, dict[str, Tensor]]) -> None:
+    place, state = saved
+    reader = reader_of(place)
+    reader.read_parameter("embedding.word.weight")
+    reader.read_parameter("embedding.word.weight")
+    lists = sum(path.stat().st_size for path in place.glob("*.distcp"))
+    assert reader.bytes_read < state["model.embedding.word.weight"].nbytes + lists / 4
+
+
+def test_what_is_not_there_is_named(saved: tuple[Path, dict[str, Tensor]]) -> None:
+    reader = reader_of(saved[0])
+    with pytest.raises(CheckpointError, match=r"holds no tensor model\.lm_head"):
+        reader.read_parameter("lm_head")
+    with pytest.raises(CheckpointError, match=r"has shape .*, this configuration asks for \(3,\)"):
+        reader.read_box("model.embedding.word.weight", (3,), Box((0,), (3,)))
+
+
+def test_another_metadata_is_refused(saved: tuple[Path, dict[str, Tensor]]) -> None:
+    place = LocalLocation(saved[0])
+    manifest = read_manifest(place)
+    files = {**manifest.files, ".metadata": FileEntry(3, "sha256:" + "0" * 64)}
+    with pytest.raises(CheckpointError, match=r"\.metadata: is not the file that the manifest vouches for"):
+        ParameterReader(place, make_manifest(files=files))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_files_of_stock_torch_are_read_too(tmp_path: Path) -> None:
+    whole = {"model.a": torch.arange(12.0).view(3, 4), "model.b": torch.ones(5, dtype=torch.bfloat16)}
+    dcp.save(dict(whole), checkpoint_id=tmp_path, no_dist=True)
+    files = {
+        path.name: FileEntry(path.stat().st_size, content_digest(path.read_bytes())) for path in tmp_path.iterdir()
+    }
+    reader = ParameterReader(LocalLocation(tmp_path), make_manifest(files=files))
+    for key, tensor in whole.items():
+        assert torch.equal(reader.read_parameter(key.removeprefix("model.")), tensor)
