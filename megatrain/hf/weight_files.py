@@ -5,15 +5,15 @@ Pickle files are refused unread: loading one runs whatever code it holds.
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from megatrain.contracts.errors import CheckpointError
@@ -86,7 +86,7 @@ class WeightFiles:
         """
         with _naming(stored.file):
             if stored.file not in self._open:
-                opened = _safetensors().safe_open(stored.file, framework="pt", device="cpu")
+                opened = safe_open(stored.file, framework="pt", device="cpu")
                 self._open[stored.file] = self._stack.enter_context(opened)
             tensor: Tensor = self._open[stored.file].get_tensor(stored.name)
         return tensor
@@ -101,14 +101,14 @@ def write_shard(path: Path, tensors: Mapping[str, Tensor]) -> None:
         path.touch()
         mode = path.stat().st_mode
         # readers refuse a file that does not say which framework's tensors it holds
-        _safetensors("safetensors.torch").save_file(dict(tensors), path, metadata={"format": "pt"})
+        save_file(dict(tensors), path, metadata={"format": "pt"})
         path.chmod(mode)  # the library renames a file that only its owner may read
-    except (OSError, _safetensors().SafetensorError) as error:
+    except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path}: cannot be written: {error}; make room or choose another directory") from error
 
 
 def _header(path: Path) -> dict[str, StoredTensor]:
-    with _naming(path), _safetensors().safe_open(path, framework="pt", device="cpu") as opened:
+    with _naming(path), safe_open(path, framework="pt", device="cpu") as opened:
         slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118  not a mapping
         return {
             name: StoredTensor(path, name, tuple(one.get_shape()), str(one.get_dtype())) for name, one in slices.items()
@@ -144,17 +144,8 @@ def _naming(path: Path) -> Iterator[None]:
         yield
     except FileNotFoundError as error:
         raise CheckpointError(f"{path}: no such file, although the model needs it; fetch it") from error
-    except (OSError, _safetensors().SafetensorError) as error:
+    except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path}: not a whole safetensors file ({error}); fetch it again") from error
-
-
-def _safetensors(module: str = "safetensors") -> ModuleType:
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise CheckpointError(
-            "Hugging Face models need the safetensors library; pip install 'megatrain[hf]'"
-        ) from error
 
 
 def index_json(file_of: Mapping[str, str], num_bytes: int) -> str:

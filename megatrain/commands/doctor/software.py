@@ -19,7 +19,7 @@ COMMAND_TIMEOUT_S = 10
 OPTIONAL_PACKAGES = {
     "tokenizers": "`data build` and `sample` cannot turn text into tokens: pip install 'megatrain[data]'",
     "pyarrow": "`data build` reads .txt and .jsonl but not .parquet: pip install 'megatrain[data]'",
-    "safetensors": "Hugging Face weights are neither read nor written: pip install 'megatrain[hf]'",
+    "safetensors": "Hugging Face weights are neither read nor written: pip install safetensors",
     "transformers": "only tests and benchmarks compare with it",
     "tensorboard": "log.has_tensorboard needs it: pip install 'megatrain[tensorboard]'",
     "wandb": "log.has_wandb needs it: pip install 'megatrain[wandb]'",

@@ -11,9 +11,9 @@ from megatrain.cli import BUILT_IN_VERBS
 from tests.helpers.source_tree import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+RUNTIME = {"torch", "numpy", "safetensors"}
 EXTRAS = {
     "data": {"pyarrow", "tokenizers"},
-    "hf": {"safetensors"},
     "tensorboard": {"tensorboard"},
     "wandb": {"wandb"},
     "dev": {
@@ -35,8 +35,8 @@ def names(requirements: list[str]) -> set[str]:
     return {re.split(r"[\[<>=~! ;]", requirement, maxsplit=1)[0] for requirement in requirements}
 
 
-def test_runtime_dependencies_are_torch_and_numpy() -> None:
-    assert names(PROJECT["project"]["dependencies"]) == {"torch", "numpy"}
+def test_runtime_dependencies_are_the_ones_with_a_reason() -> None:
+    assert names(PROJECT["project"]["dependencies"]) == RUNTIME
 
 
 def test_extras_are_the_ones_with_a_reason() -> None:
@@ -54,9 +54,7 @@ def test_nvidia_apex_is_never_asked_of_an_index() -> None:
     assert not re.search(r"^\s*\"?apex\b", everything, re.MULTILINE)
 
 
-@pytest.mark.parametrize(
-    "requirement", sorted(set.union(*EXTRAS.values(), {"torch", "numpy"}) - {"megatrain", "wandb"})
-)
+@pytest.mark.parametrize("requirement", sorted(set.union(*EXTRAS.values(), RUNTIME) - {"megatrain", "wandb"}))
 def test_every_direct_dependency_is_pinned(requirement: str) -> None:
     pins = re.findall(r"^([a-z-]+)==[\w.+]+$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     assert requirement in pins

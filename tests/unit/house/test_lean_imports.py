@@ -32,8 +32,12 @@ def heavy_modules_after(statements: str) -> list[str]:
     [
         "megatrain",
         "megatrain.checkpoint.data_file",
+        "megatrain.checkpoint.difference",
+        "megatrain.checkpoint.find",
         "megatrain.checkpoint.metadata_reader",
+        "megatrain.checkpoint.survey",
         "megatrain.cli",
+        "megatrain.commands.ckpt",
         "megatrain.config",
         "megatrain.contracts",
         "megatrain.contracts.arena",

@@ -1,0 +1,54 @@
+"""By how much the values of two checkpoints differ, an item at a time, whatever the layouts that saved them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from megatrain.checkpoint.difference import Stored
+from megatrain.checkpoint.metadata_reader import StoredItem
+from megatrain.checkpoint.parameter_reader import ParameterReader
+from megatrain.parallel.sharding import Box
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@dataclass(frozen=True, slots=True)
+class ValueDifference:
+    """Elements whose bits differ, and the largest difference among them; None: one of them is not finite."""
+
+    num_elements: int
+    max_abs_difference: float | None
+
+
+class ValueComparison:
+    """Reads the same boxes of two checkpoints."""
+
+    def __init__(self, before: Stored, after: Stored) -> None:
+        self._readers = [ParameterReader(one.place, one.manifest) for one in (before, after)]
+        self._shapes = {key: tensor.shape for key, tensor in before.tensors.items()}
+
+    def difference(self, key: str, items: Sequence[StoredItem]) -> ValueDifference:
+        """Compare the boxes of some items of a tensor that both have in one shape and type.
+
+        Raises: CheckpointError naming the file or the tensor.
+        """
+        num_elements, largest = 0, 0.0
+        for item in items:
+            box = Box(item.offsets, item.sizes)
+            ours, theirs = (reader.read_box(key, self._shapes[key], box) for reader in self._readers)
+            is_other = _bits(ours) != _bits(theirs)
+            num_other = int(is_other.sum())
+            if num_other:
+                num_elements += num_other
+                found = (ours.reshape(-1)[is_other].double() - theirs.reshape(-1)[is_other].double()).abs().max().item()
+                largest = found if math.isnan(found) else max(largest, found)
+        return ValueDifference(num_elements, largest if math.isfinite(largest) else None)
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    return tensor.reshape(-1).view(_INTEGERS[tensor.element_size()])

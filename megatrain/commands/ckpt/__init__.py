@@ -1,0 +1,41 @@
+"""`megatrain ckpt`: look at checkpoints, check them, choose where a run goes on, remove and convert them.
+
+Only `reshard`, `export-hf`, `import-hf` and a `diff` of values load torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from megatrain.commands.ckpt import (
+    diff,
+    export_hf,
+    import_hf,
+    inspect,
+    listing,
+    pinning,
+    prune,
+    reshard,
+    restore,
+    verify,
+)
+
+SUMMARY = "list, verify, compare, restore, prune and convert checkpoints"
+
+_VERBS = (listing, inspect, verify, diff, restore, prune, pinning, reshard, export_hf, import_hf)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the verbs and their options."""
+    verbs = parser.add_subparsers(dest="ckpt_verb", required=True, metavar="VERB")
+    for module in _VERBS:
+        module.add_verb(verbs)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do what the parsed command line asks; return the exit code.
+
+    Raises: CheckpointError, ConfigError, DataError.
+    """
+    code: int = args.run_verb(args)
+    return code

@@ -1,0 +1,105 @@
+"""`megatrain ckpt diff A B`: in what two checkpoints differ."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from megatrain.checkpoint.difference import (
+    DigestComparison,
+    FieldDifference,
+    Stored,
+    TensorDifference,
+    comparable_keys,
+    field_differences,
+    open_stored,
+    tensor_differences,
+)
+from megatrain.checkpoint.find import find_checkpoint
+from megatrain.commands.argument_types import utf8_text
+from megatrain.commands.ckpt.arguments import Verbs, add_json
+from megatrain.commands.ckpt.printing import print_json, print_lines
+from megatrain.contracts.exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from megatrain.checkpoint.value_difference import ValueDifference
+
+
+def add_verb(verbs: Verbs) -> None:
+    parser = verbs.add_parser("diff", help="in what two checkpoints differ", allow_abbrev=False)
+    for name in ("A", "B"):
+        parser.add_argument(
+            name.lower(), type=utf8_text, metavar=name, help="a checkpoint, or what holds some: then the newest"
+        )
+    parser.add_argument("--tensors", action="store_true", help="also compare the values of all tensors")
+    add_json(parser)
+    parser.set_defaults(run_verb=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compare. Raises: CheckpointError when one of the two is damaged."""
+    before, after = (open_stored(find_checkpoint(text)) for text in (args.a, args.b))
+    fields, tensors = field_differences(before, after), tensor_differences(before, after)
+    values = _value_differences(before, after) if args.tensors else None
+    if args.is_json:
+        print_json(_document(before, after, fields, tensors, values))
+    else:
+        print_lines(_lines(before, after, fields, tensors, values))
+    return int(ExitCode.OK)
+
+
+def _value_differences(before: Stored, after: Stored) -> dict[str, ValueDifference]:
+    """Return the tensors whose values differ."""
+    comparison = DigestComparison(before, after)
+    doubtful = {key: items for key in comparable_keys(before, after) if (items := comparison.doubtful_items(key))}
+    if not doubtful:
+        return {}
+    from megatrain.checkpoint.value_difference import ValueComparison
+
+    values = ValueComparison(before, after)
+    found = {key: values.difference(key, items) for key, items in doubtful.items()}
+    return {key: one for key, one in found.items() if one.num_elements}
+
+
+def _document(
+    before: Stored,
+    after: Stored,
+    fields: Sequence[FieldDifference],
+    tensors: Sequence[TensorDifference],
+    values: dict[str, ValueDifference] | None,
+) -> dict[str, Any]:
+    return {
+        "a": str(before.place),
+        "b": str(after.place),
+        "fields": [asdict(one) for one in fields],
+        "tensors": [asdict(one) for one in tensors],
+        "num_compared": None if values is None else len(comparable_keys(before, after)),
+        "values": None if values is None else [{"key": key, **asdict(one)} for key, one in values.items()],
+    }
+
+
+def _lines(
+    before: Stored,
+    after: Stored,
+    fields: Sequence[FieldDifference],
+    tensors: Sequence[TensorDifference],
+    values: dict[str, ValueDifference] | None,
+) -> list[str]:
+    lines = [f"A  {before.place}", f"B  {after.place}"]
+    lines += [f"{one.name}: {one.before} -> {one.after}" for one in fields]
+    for one in tensors:
+        if one.before is None or one.after is None:
+            lines.append(f"{one.key}: only in {'B' if one.before is None else 'A'}")
+        else:
+            lines.append(f"{one.key}: {one.before} -> {one.after}")
+    if not tensors:
+        lines.append("the same tensors in the same shapes")
+    if values is not None:
+        num_compared = len(comparable_keys(before, after))
+        lines.append(f"the values of {len(values)} of {num_compared} tensors differ")
+        for key, found in values.items():
+            by = "not finite" if found.max_abs_difference is None else f"up to {found.max_abs_difference:.3g}"
+            lines.append(f"  {key}: {found.num_elements:,} of {before.tensors[key].numel:,} elements, by {by}")
+    return lines

@@ -1,0 +1,50 @@
+"""`megatrain ckpt import-hf HF_DIR --output DIR`: a checkpoint that training starts from, in any layout."""
+
+from __future__ import annotations
+
+import argparse
+
+from megatrain.checkpoint.survey import stored_bytes
+from megatrain.checkpoint.url_location import open_location
+from megatrain.commands.argument_types import utf8_path, utf8_text
+from megatrain.commands.ckpt.arguments import Verbs, add_json
+from megatrain.commands.ckpt.printing import bytes_text, print_json, print_lines, print_note
+from megatrain.commands.orderly_end import orderly_end
+from megatrain.contracts.exit_codes import ExitCode
+
+
+def add_verb(verbs: Verbs) -> None:
+    parser = verbs.add_parser(
+        "import-hf", help="make a checkpoint of a Hugging Face model directory", allow_abbrev=False
+    )
+    parser.add_argument(
+        "source", type=utf8_path, metavar="HF_DIR", help="config.json, .safetensors files, tokenizer.json"
+    )
+    parser.add_argument("--output", type=utf8_text, required=True, metavar="DIR", help="the checkpoint to make")
+    add_json(parser)
+    parser.set_defaults(run_verb=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Import, and print what a job's configuration needs. Raises: CheckpointError naming the file and the tensor."""
+    from megatrain.conversion.from_hf import MODEL_TOML_NAME, import_hf
+
+    with orderly_end():
+        report = import_hf(args.source, open_location(args.output))
+    num_bytes = stored_bytes(report.manifest)
+    if args.is_json:
+        print_json({
+            "source": str(args.source), "place": args.output, "architecture": report.architecture,
+            "num_parameters": report.num_parameters, "num_bytes": num_bytes, "toml": report.toml,
+            "notes": list(report.notes),
+        })  # fmt: skip
+        return int(ExitCode.OK)
+    print_lines([
+        f"# {args.output}: {report.architecture}, {report.num_parameters:,} parameters, {bytes_text(num_bytes)}",
+        f"# a job starts from it with these sections in its configuration (also in {MODEL_TOML_NAME} there)",
+        "",
+        report.toml.rstrip("\n"),
+    ])  # fmt: skip
+    for note in report.notes:
+        print_note(f"note: {note}")
+    return int(ExitCode.OK)

@@ -1,0 +1,107 @@
+"""`megatrain ckpt inspect CHECKPOINT`: what it holds, from manifest and metadata alone."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from typing import Any
+
+from megatrain.checkpoint.metadata_reader import StoredTensor, StoredTensors, load_metadata
+from megatrain.checkpoint.survey import stored_bytes
+from megatrain.commands.ckpt.arguments import Verbs, add_checkpoint, add_json, chosen_checkpoint
+from megatrain.commands.ckpt.printing import age_text, bytes_text, facts, print_json, print_lines, table, time_text
+from megatrain.contracts.checkpoint_files import pin_reason, read_manifest
+from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.location import Location
+from megatrain.contracts.manifest import Manifest
+
+MODEL_PREFIX = "model."
+
+
+def add_verb(verbs: Verbs) -> None:
+    parser = verbs.add_parser("inspect", help="what a checkpoint holds, without loading it", allow_abbrev=False)
+    add_checkpoint(parser)
+    parser.add_argument("--tensors", action="store_true", help="also list every tensor with shape and type")
+    add_json(parser)
+    parser.set_defaults(run_verb=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print. Raises: CheckpointError when manifest or metadata is damaged."""
+    place = chosen_checkpoint(args)
+    manifest, stored = read_manifest(place), load_metadata(place)
+    document = _document(place, manifest, stored)
+    if args.is_json:
+        listed = [_tensor(one) for one in stored.tensors.values()]
+        print_json({**document, **({"tensors": listed} if args.tensors else {})})
+        return int(ExitCode.OK)
+    lines = facts(_facts(manifest, document))
+    if args.tensors:
+        rows = [
+            (one.key, one.dtype, "x".join(map(str, one.shape)) or "scalar", bytes_text(one.num_bytes),
+             f"{len(one.items)} {'box' if len(one.items) == 1 else 'boxes'}")
+            for one in stored.tensors.values()
+        ]  # fmt: skip
+        lines += ["", *table([("tensor", "type", "shape", "size", "in"), *rows], left=(0, 1, 2))]
+    print_lines(lines)
+    return int(ExitCode.OK)
+
+
+def _document(place: Location, manifest: Manifest, stored: StoredTensors) -> dict[str, Any]:
+    model = [one for one in stored.tensors.values() if one.key.startswith(MODEL_PREFIX)]
+    data_files = stored.ranges_by_file()
+    return {
+        "place": str(place),
+        "job": manifest.job,
+        "branch": manifest.branch,
+        "round": manifest.incarnation,
+        "step": manifest.step,
+        "consumed_samples": manifest.consumed_samples,
+        "consumed_tokens": manifest.consumed_tokens,
+        "num_updates": manifest.num_updates,
+        "num_skipped": manifest.num_skipped,
+        "written_unix_s": manifest.written_unix_s,
+        "has_optimizer": manifest.has_optimizer,
+        "pin_reason": pin_reason(place),
+        "data": asdict(manifest.data),
+        "mesh": asdict(manifest.mesh),
+        "config_hash": manifest.config_hash,
+        "config": dict(manifest.config),
+        "versions": asdict(manifest.versions),
+        "num_parameters": sum(one.numel for one in model),
+        "num_tensors": len(stored.tensors),
+        "num_items": sum(len(one.items) for one in stored.tensors.values()),
+        "num_data_files": len(data_files),
+        "num_files": len(manifest.files),
+        "num_bytes": stored_bytes(manifest),
+    }
+
+
+def _tensor(one: StoredTensor) -> dict[str, Any]:
+    return {"key": one.key, "dtype": one.dtype, "shape": list(one.shape), "num_bytes": one.num_bytes,
+            "num_items": len(one.items)}  # fmt: skip
+
+
+def _facts(manifest: Manifest, document: dict[str, Any]) -> list[tuple[str, str]]:
+    mesh, versions = manifest.mesh, manifest.versions
+    chunks = f", {mesh.num_chunks} chunks a stage" if mesh.num_chunks > 1 else ""
+    skipped = f", {manifest.num_skipped} steps skipped" if manifest.num_skipped else ""
+    moments = "with the optimizer's moments" if manifest.has_optimizer else "weights only"
+    shards = f"{document['num_items']:,} boxes of {document['num_tensors']} tensors"
+    shards += f" in {document['num_data_files']} data files"
+    found = [
+        ("checkpoint", document["place"]),
+        ("job", f"{manifest.job}, branch {manifest.branch}, round {manifest.incarnation}"),
+        ("step", f"{manifest.step} ({manifest.num_updates} updates{skipped})"),
+        ("tokens", f"{manifest.consumed_tokens:,} in {manifest.consumed_samples:,} samples"),
+        ("written", f"{time_text(manifest.written_unix_s)} ({age_text(manifest.written_unix_s)} ago)"),
+        ("parameters", f"{document['num_parameters']:,}, {moments}"),
+        ("mesh", f"tp {mesh.tp_size}, pp {mesh.pp_size}, dp {mesh.dp_size}{chunks}"),
+        ("shards", shards),
+        ("size", f"{bytes_text(document['num_bytes'])} in {document['num_files']} files"),
+        ("config hash", manifest.config_hash),
+        ("written by", f"megatrain {versions.megatrain}, torch {versions.torch}, Python {versions.python}"),
+    ]
+    if document["pin_reason"] is not None:
+        found.append(("pinned", document["pin_reason"]))
+    return found

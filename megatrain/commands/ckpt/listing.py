@@ -1,0 +1,123 @@
+"""`megatrain ckpt ls DIR`: branches, their checkpoints, and which of them a job would go on from."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from megatrain.checkpoint.find import name_place
+from megatrain.checkpoint.survey import CheckpointState, FoundCheckpoint, Survey, survey
+from megatrain.commands.ckpt.arguments import Verbs, add_json, add_run
+from megatrain.commands.ckpt.printing import age_text, bytes_text, print_json, print_lines, table
+from megatrain.contracts.errors import CheckpointError
+from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.lineage import Branch
+
+_COLUMNS = ("", "step", "state", "age", "size", "tokens", "round", "")
+
+
+def add_verb(verbs: Verbs) -> None:
+    parser = verbs.add_parser("ls", help="branches and checkpoints of a run", allow_abbrev=False)
+    add_run(parser)
+    add_json(parser)
+    parser.set_defaults(run_verb=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """List. Raises: CheckpointError when DIR holds no checkpoints or a branch is damaged."""
+    named = name_place(args.place)
+    if named.checkpoints is None:
+        raise CheckpointError(f"{named.checkpoint} is one checkpoint outside of a run; `megatrain ckpt inspect` it")
+    found = survey(named.checkpoints)
+    step = None if named.checkpoint is None else named.checkpoint.name
+    branches = [one for one in found.branches if named.branch in (None, one.name)]
+    shown = [one for one in found.checkpoints if named.branch in (None, one.branch) and step in (None, one.place.name)]
+    if args.is_json:
+        print_json(_document(str(named.checkpoints), found, branches, shown))
+    else:
+        print_lines(_lines(str(named.checkpoints), found, branches, shown))
+    return int(ExitCode.OK)
+
+
+def _document(
+    place: str, found: Survey, branches: Sequence[Branch], shown: Sequence[FoundCheckpoint]
+) -> dict[str, Any]:
+    resume = found.resume.candidate
+    return {
+        "place": place,
+        "current_branch": found.current,
+        "resume": {
+            "branch": None if resume is None else resume.branch,
+            "step": None if resume is None else resume.step,
+            "place": None if resume is None else str(resume.location),
+            "reason": found.resume.reason,
+            "skipped": list(found.resume.skipped),
+        },
+        "branches": [{**asdict(branch), "is_current": branch.name == found.current} for branch in branches],
+        "checkpoints": [_entry(found, one) for one in shown],
+    }
+
+
+def _entry(found: Survey, one: FoundCheckpoint) -> dict[str, Any]:
+    return {
+        "branch": one.branch,
+        "step": one.step,
+        "place": str(one.place),
+        "state": one.state.value,
+        "is_in_line": one.is_in_line,
+        "is_resume_point": _is_resume_point(found, one),
+        "num_bytes": one.num_bytes,
+        "written_unix_s": one.written_unix_s,
+        "consumed_tokens": one.consumed_tokens,
+        "round": one.incarnation,
+        "pin_reason": one.pin_reason,
+        "problem": one.problem,
+    }
+
+
+def _is_resume_point(found: Survey, one: FoundCheckpoint) -> bool:
+    resume = found.resume.candidate
+    return resume is not None and (resume.branch, resume.step) == (one.branch, one.step)
+
+
+def _lines(place: str, found: Survey, branches: Sequence[Branch], shown: Sequence[FoundCheckpoint]) -> list[str]:
+    lines = [place]
+    for branch in branches:
+        lines += ["", _branch_line(branch, is_current=branch.name == found.current)]
+        rows = [_row(found, one) for one in shown if one.branch == branch.name]
+        lines += table([_COLUMNS, *rows], left=(0, 2, 7)) if rows else ["   nothing saved yet"]
+    lines.append("")
+    resume = found.resume
+    if resume.candidate is None:
+        lines.append(f"a job goes on from nothing: {resume.reason}")
+    else:
+        at = f"{resume.candidate.branch}/{resume.candidate.location.name}"
+        lines.append(f"-> a job goes on from {at}: {resume.reason}")
+    return [*lines, *resume.skipped]
+
+
+def _branch_line(branch: Branch, *, is_current: bool) -> str:
+    origin = f"from step {branch.parent_step} of {branch.parent}, " if branch.parent else ""
+    current = " (current)" if is_current else ""
+    return f"{branch.name}{current}: {origin}opened {age_text(branch.created_unix_s)} ago: {branch.reason}"
+
+
+def _row(found: Survey, one: FoundCheckpoint) -> tuple[str, ...]:
+    is_abandoned = not one.is_in_line and one.state in (CheckpointState.COMMITTED, CheckpointState.PINNED)
+    remarks = [
+        "abandoned" if is_abandoned else "",
+        f"pinned: {one.pin_reason}" if one.pin_reason else "",
+        one.problem or "",
+    ]
+    return (
+        "->" if _is_resume_point(found, one) else "",
+        str(one.step),
+        one.state.value,
+        "-" if one.written_unix_s is None else age_text(one.written_unix_s),
+        bytes_text(one.num_bytes),
+        "-" if one.consumed_tokens is None else f"{one.consumed_tokens:,}",
+        "-" if one.incarnation is None else str(one.incarnation),
+        "; ".join(remark for remark in remarks if remark),
+    )

@@ -1,0 +1,46 @@
+"""`megatrain ckpt pin` and `unpin`: keep a checkpoint for ever, or let retention have it again."""
+
+from __future__ import annotations
+
+import argparse
+
+from megatrain.commands.argument_types import utf8_text
+from megatrain.commands.ckpt.arguments import Verbs, add_checkpoint, add_json, chosen_checkpoint
+from megatrain.commands.ckpt.printing import print_json, print_lines
+from megatrain.contracts.checkpoint_files import is_pinned, pin, unpin
+from megatrain.contracts.exit_codes import ExitCode
+
+
+def add_verb(verbs: Verbs) -> None:
+    pin_parser = verbs.add_parser("pin", help="keep a checkpoint for ever", allow_abbrev=False)
+    add_checkpoint(pin_parser)
+    pin_parser.add_argument("--reason", type=utf8_text, default="", metavar="TEXT", help="why, for who reads `ls`")
+    add_json(pin_parser)
+    pin_parser.set_defaults(run_verb=run_pin)
+    unpin_parser = verbs.add_parser("unpin", help="let a pinned checkpoint be removed again", allow_abbrev=False)
+    add_checkpoint(unpin_parser)
+    add_json(unpin_parser)
+    unpin_parser.set_defaults(run_verb=run_unpin)
+
+
+def run_pin(args: argparse.Namespace) -> int:
+    """Pin. Raises: CheckpointError when it is not committed or cannot be written."""
+    place = chosen_checkpoint(args)
+    pin(place, args.reason)
+    if args.is_json:
+        print_json({"place": str(place), "is_pinned": True, "reason": args.reason})
+    else:
+        print_lines([f"{place} is pinned"])
+    return int(ExitCode.OK)
+
+
+def run_unpin(args: argparse.Namespace) -> int:
+    """Unpin; one that is not pinned is fine. Raises: CheckpointError."""
+    place = chosen_checkpoint(args)
+    was_pinned = is_pinned(place)
+    unpin(place)
+    if args.is_json:
+        print_json({"place": str(place), "is_pinned": False, "was_pinned": was_pinned})
+    else:
+        print_lines([f"{place} is not pinned any more" if was_pinned else f"{place} was not pinned"])
+    return int(ExitCode.OK)

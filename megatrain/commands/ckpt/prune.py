@@ -1,0 +1,157 @@
+"""`megatrain ckpt prune DIR`: remove what retention does not keep. Without --yes it only says what it would remove.
+
+The line of the current branch keeps its newest K checkpoints, the multiples of N, the pinned ones, and those at which
+a branch of the line begins. A checkpoint that is damaged protects nothing: it does not count among the newest K.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from megatrain.checkpoint.find import name_place, no_checkpoint
+from megatrain.checkpoint.survey import CheckpointState, FoundCheckpoint, size_problem, survey
+from megatrain.commands.argument_types import whole_number
+from megatrain.commands.ckpt.arguments import Verbs, add_json, add_run
+from megatrain.commands.ckpt.printing import bytes_text, print_json, print_lines
+from megatrain.contracts.checkpoint_files import committed_steps, is_pinned, read_manifest, remove_checkpoint
+from megatrain.contracts.errors import CheckpointError
+from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.lineage import Candidate, candidates, current_branch, line_of, origins
+from megatrain.contracts.location import Location
+from megatrain.contracts.retention import to_remove
+
+
+@dataclass(frozen=True, slots=True)
+class _Removal:
+    """A checkpoint that is to go, and why."""
+
+    found: FoundCheckpoint
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What prune does. `left_alone`: what is no use either, but must not be taken away by a program."""
+
+    keep_last: int
+    keep_every: int
+    removals: tuple[_Removal, ...]
+    left_alone: tuple[str, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(one.found.num_bytes for one in self.removals)
+
+
+def add_verb(verbs: Verbs) -> None:
+    parser = verbs.add_parser("prune", help="remove old checkpoints; a dry run without --yes", allow_abbrev=False)
+    add_run(parser)
+    parser.add_argument("--keep-last", type=whole_number(0), metavar="K",
+                        help="keep the newest K, 0: all (default: checkpoint.keep_last of the newest)")  # fmt: skip
+    parser.add_argument("--keep-every", type=whole_number(0), metavar="N",
+                        help="keep multiples of N, 0: none (default: checkpoint.keep_every of the newest)")  # fmt: skip
+    parser.add_argument("--abandoned", action="store_true", help="also remove what the current branch does not lead to")
+    parser.add_argument("--yes", action="store_true", help="remove")
+    add_json(parser)
+    parser.set_defaults(run_verb=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Remove, or say what would be removed. Raises: CheckpointError when the lineage is damaged, or removing fails."""
+    named = name_place(args.place)
+    if named.checkpoints is None or named.checkpoint is not None:
+        raise CheckpointError(f"{args.place} is one checkpoint; name the run or its checkpoints directory")
+    plan = _make_plan(named.checkpoints, args)
+    if args.yes:
+        for removal in plan.removals:
+            remove_checkpoint(removal.found.place)
+    if args.is_json:
+        print_json({
+            "place": str(named.checkpoints), "is_dry_run": not args.yes, "keep_last": plan.keep_last,
+            "keep_every": plan.keep_every, "num_bytes": plan.num_bytes, "left_alone": list(plan.left_alone),
+            "removed": [
+                {"branch": one.found.branch, "step": one.found.step, "place": str(one.found.place),
+                 "num_bytes": one.found.num_bytes, "reason": one.reason}
+                for one in plan.removals
+            ],
+        })  # fmt: skip
+    else:
+        print_lines(_lines(plan, is_dry_run=not args.yes))
+    return int(ExitCode.OK)
+
+
+def _make_plan(checkpoints: Location, args: argparse.Namespace) -> _Plan:
+    line = candidates(checkpoints)
+    if not line:
+        raise no_checkpoint(args.place)
+    whole = [one for one in line if size_problem(one) is None]
+    keep_last, keep_every = _retention(args, whole)
+    outdated = _outdated(checkpoints, whole, keep_last, keep_every)
+    is_whole = {(one.branch, one.step): one in whole for one in line}
+    found = survey(checkpoints)
+    removals: list[_Removal] = []
+    left_alone: list[str] = []
+    for one in found.checkpoints:
+        at = (one.branch, one.step)
+        if at in outdated:
+            removals.append(_Removal(one, "older than what retention keeps"))
+        elif at in is_whole:
+            left_alone += [] if is_whole[at] else [f"{one.name}: damaged; `megatrain ckpt verify` says how"]
+        elif is_pinned(one.place):
+            continue
+        elif one.state in (CheckpointState.COMMITTED, CheckpointState.DAMAGED):
+            if args.abandoned:
+                removals.append(_Removal(one, "abandoned: the current branch does not lead to it"))
+            else:
+                left_alone.append(f"{one.name}: abandoned; --abandoned removes it")
+        elif _is_dead(checkpoints, one) or (args.abandoned and one.branch != found.current):
+            removals.append(_Removal(one, f"{one.state}: nobody will finish it"))
+        else:
+            left_alone.append(f"{one.name}: {one.state}; it may be being written")
+    return _Plan(keep_last, keep_every, tuple(removals), tuple(left_alone))
+
+
+def _retention(args: argparse.Namespace, whole: Sequence[Candidate]) -> tuple[int, int]:
+    """Return how many to keep, and each which: as asked for, else as the job's configuration says."""
+    config = read_manifest(whole[0].location).config.get("checkpoint", {}) if whole else {}
+    keep_last, keep_every = (config.get(name, 0) for name in ("keep_last", "keep_every"))
+    return (
+        keep_last if args.keep_last is None else args.keep_last,
+        keep_every if args.keep_every is None else args.keep_every,
+    )
+
+
+def _outdated(
+    checkpoints: Location, whole: Sequence[Candidate], keep_last: int, keep_every: int
+) -> set[tuple[str, int]]:
+    """Return branch and step of what retention does not keep. Along a line each step occurs once."""
+    branch_of = {one.step: one.branch for one in whole}
+    line = line_of(checkpoints, current_branch(checkpoints))
+    needed: set[int] = set()
+    for branch in set(branch_of.values()):
+        needed |= origins(line, branch, [step for step, name in branch_of.items() if name == branch])
+    pinned = {one.step for one in whole if is_pinned(one.location)}
+    gone = to_remove(list(branch_of), pinned, needed, keep_last, keep_every)
+    return {(branch_of[step], step) for step in gone}
+
+
+def _is_dead(checkpoints: Location, one: FoundCheckpoint) -> bool:
+    """Say whether an incomplete checkpoint will stay so: a branch is written in the order of its steps."""
+    return one.step < max(committed_steps(checkpoints / one.branch), default=-1)
+
+
+def _lines(plan: _Plan, *, is_dry_run: bool) -> list[str]:
+    kept = "all" if plan.keep_last == 0 else f"the newest {plan.keep_last}"
+    every = f" and every {plan.keep_every} steps" if plan.keep_every and plan.keep_last else ""
+    lines = [f"retention keeps {kept}{every}, pinned ones, and those at which a branch begins"]
+    verb = "would remove" if is_dry_run else "removed"
+    lines += [
+        f"{verb} {one.found.name} ({bytes_text(one.found.num_bytes)}): {one.reason}" for one in plan.removals
+    ] or ["nothing to remove"]
+    lines += [f"left alone {one}" for one in plan.left_alone]
+    if plan.removals:
+        lines.append(f"{verb} {len(plan.removals)} checkpoints, {bytes_text(plan.num_bytes)}")
+        lines += ["this was a dry run; --yes removes them"] if is_dry_run else []
+    return lines

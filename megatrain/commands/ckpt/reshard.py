@@ -1,0 +1,51 @@
+"""`megatrain ckpt reshard CHECKPOINT --output DIR`: write it as a job of another layout would have."""
+
+from __future__ import annotations
+
+import argparse
+
+from megatrain.checkpoint.survey import stored_bytes
+from megatrain.checkpoint.url_location import open_location
+from megatrain.commands.argument_types import utf8_text, whole_number
+from megatrain.commands.ckpt.arguments import Verbs, add_checkpoint, add_json, chosen_checkpoint
+from megatrain.commands.ckpt.printing import bytes_text, print_json, print_lines
+from megatrain.commands.orderly_end import orderly_end
+from megatrain.config.parallel import LARGEST_SIZE
+from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.layout import Layout
+
+
+def add_verb(verbs: Verbs) -> None:
+    parser = verbs.add_parser("reshard", help="write a checkpoint in another layout, offline", allow_abbrev=False)
+    add_checkpoint(parser)
+    parser.add_argument("--output", type=utf8_text, required=True, metavar="DIR", help="the checkpoint to make")
+    for option, axis in (("--tp", "tensor"), ("--pp", "pipeline"), ("--dp", "data")):
+        parser.add_argument(option, type=whole_number(1, LARGEST_SIZE), default=1, metavar="N",
+                            help=f"{axis}-parallel size (default 1)")  # fmt: skip
+    parser.add_argument("--chunks", type=whole_number(1, LARGEST_SIZE), default=1, metavar="N",
+                        help="chunks of a pipeline stage (default 1)")  # fmt: skip
+    add_json(parser)
+    parser.set_defaults(run_verb=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Reshard. Raises: ConfigError when no job could have that layout; CheckpointError naming the file."""
+    from megatrain.conversion.reshard import reshard
+
+    source = chosen_checkpoint(args)
+    layout = Layout(tp_size=args.tp, pp_size=args.pp, dp_size=args.dp)
+    with orderly_end():
+        report = reshard(source, open_location(args.output), layout, args.chunks)
+    num_bytes = stored_bytes(report.manifest)
+    if args.is_json:
+        print_json({
+            "source": str(source), "place": args.output, "step": report.manifest.step, "num_bytes": num_bytes,
+            "num_files": len(report.manifest.files), "bytes_read": report.bytes_read,
+        })  # fmt: skip
+    else:
+        written = f"{bytes_text(num_bytes)} in {len(report.manifest.files)} files, step {report.manifest.step}"
+        mesh = f"tp {args.tp}, pp {args.pp}, dp {args.dp}, chunks {args.chunks}"
+        print_lines(
+            [f"{args.output}: {written}, {mesh}", f"read {bytes_text(report.bytes_read)} from {source}"],
+        )
+    return int(ExitCode.OK)

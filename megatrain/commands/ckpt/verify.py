@@ -1,0 +1,85 @@
+"""`megatrain ckpt verify`: read all of a checkpoint, or of every one, and name each file that is not as written."""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from megatrain.checkpoint.data_file import verify_checkpoint
+from megatrain.checkpoint.find import NamedPlace, find_checkpoint, name_place, no_checkpoint
+from megatrain.commands.argument_types import utf8_text
+from megatrain.commands.ckpt.arguments import Verbs, add_checkpoint, add_json
+from megatrain.commands.ckpt.printing import print_json, print_lines
+from megatrain.contracts.checkpoint_files import committed_steps, read_manifest, step_directory_name
+from megatrain.contracts.errors import CheckpointError
+from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.lineage import list_branches
+from megatrain.contracts.location import Location
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """A checkpoint to verify, and the branch that it must be of; None: of any."""
+
+    place: Location
+    branch: str | None
+
+
+def add_verb(verbs: Verbs) -> None:
+    parser = verbs.add_parser("verify", help="read everything and compare it with the digests", allow_abbrev=False)
+    add_checkpoint(parser)
+    parser.add_argument("--all", action="store_true", dest="is_all", help="every committed checkpoint of the run")
+    parser.add_argument("--job", type=utf8_text, metavar="NAME",
+                        help="the job that it must be of (default: that of most checkpoints of the run)")  # fmt: skip
+    add_json(parser)
+    parser.set_defaults(run_verb=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Verify; the exit code says whether all is whole. Raises: CheckpointError when there is nothing to verify."""
+    named = name_place(args.place)
+    targets = list(_all_of(named)) if args.is_all else [_one_of(named, args)]
+    if not targets:
+        raise no_checkpoint(args.place)
+    job = args.job or (_usual_job(named.checkpoints) if named.checkpoints is not None else None)
+    results = []
+    for target in targets:
+        problems = verify_checkpoint(target.place, job=job, branch=target.branch)
+        results.append({"place": str(target.place), "problems": problems})
+        if not args.is_json:
+            print_lines([f"{target.place}: {'DAMAGED' if problems else 'OK'}", *(f"  {one}" for one in problems)])
+    num_damaged = sum(bool(result["problems"]) for result in results)
+    if args.is_json:
+        print_json({"num_damaged": num_damaged, "checkpoints": results})
+    return int(ExitCode.CHECKPOINT if num_damaged else ExitCode.OK)
+
+
+def _one_of(named: NamedPlace, args: argparse.Namespace) -> _Target:
+    if named.checkpoint is not None and args.step is None and args.branch is None:
+        return _Target(named.checkpoint, named.branch)  # committed or not: what is wrong is the answer
+    found = find_checkpoint(args.place, args.step, args.branch)
+    return _Target(found, read_manifest(found).branch)
+
+
+def _all_of(named: NamedPlace) -> Iterator[_Target]:
+    if named.checkpoints is None:
+        raise CheckpointError(f"{named.checkpoint} is one checkpoint outside of a run; verify it without --all")
+    for branch in list_branches(named.checkpoints):
+        if named.branch in (None, branch.name):
+            place = named.checkpoints / branch.name
+            yield from (_Target(place / step_directory_name(step), branch.name) for step in committed_steps(place))
+
+
+def _usual_job(checkpoints: Location) -> str | None:
+    """Return the job of most checkpoints: one that was copied here from another run is not told apart else."""
+    jobs: Counter[str] = Counter()
+    for branch in list_branches(checkpoints):
+        place = checkpoints / branch.name
+        for step in committed_steps(place):
+            try:
+                jobs[read_manifest(place / step_directory_name(step)).job] += 1
+            except CheckpointError:
+                continue  # it is reported when it is verified
+    return jobs.most_common(1)[0][0] if jobs else None

@@ -1,0 +1,145 @@
+"""A Hugging Face model directory as a checkpoint that a job starts from, in any layout: weights, no moments, step 0.
+
+Parameters are read one after the other, whole, and cut into items on the way to the file; the files hold some of them
+each. What the files do not say (batch, learning rate) is the job's own configuration's to say: the manifest has
+stand-ins for it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from megatrain.checkpoint.data_file import data_file_name
+from megatrain.checkpoint.image import ImageItem, ImagePlan, key_of, plan_image
+from megatrain.checkpoint.offline_writer import write_checkpoint
+from megatrain.config.batch import BatchConfig
+from megatrain.config.config import Config
+from megatrain.config.job import JobConfig
+from megatrain.config.optimizer import OptimizerConfig
+from megatrain.config.serialize import config_hash, section_toml
+from megatrain.config.train import TrainConfig
+from megatrain.config.wording import value_text
+from megatrain.contracts.errors import CheckpointError
+from megatrain.contracts.lineage import MAIN_BRANCH
+from megatrain.contracts.location import Location
+from megatrain.contracts.manifest import CheckpointMesh, Manifest, SampleStream
+from megatrain.conversion.software import current_versions
+from megatrain.hf import HfModel, open_model
+from megatrain.hf.tensor_map import our_shapes
+from megatrain.hf.tokenizer_files import TOKENIZER_NAME
+from megatrain.parallel.sharding import Box, FlatShard
+
+MODEL_TOML_NAME = "model.toml"
+_FILE_BYTES = 4 << 30
+"""Of a data file, unless one parameter has more."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImportReport:
+    """What was written. `toml`: the sections that a job's configuration needs to start from it."""
+
+    manifest: Manifest
+    architecture: str
+    num_parameters: int
+    toml: str
+    notes: tuple[str, ...]
+
+
+def import_hf(source: Path, output: Location, *, file_bytes: int = _FILE_BYTES) -> ImportReport:
+    """Write the model in `source` as a committed checkpoint to `output`.
+
+    Raises: CheckpointError naming the file and the key or tensor.
+    """
+    opened = open_model(source)
+    toml = _toml(opened, output)
+    small_files = {MODEL_TOML_NAME: toml.encode()}
+    if opened.tokenizer is not None:
+        small_files[TOKENIZER_NAME] = _content(opened.tokenizer)
+    parameters = _InOrder(opened)
+    manifest = write_checkpoint(
+        output,
+        _manifest(opened),
+        enumerate(_plans(opened, file_bytes)),
+        parameters.data_of,
+        lambda number: data_file_name(0, number),
+        small_files,
+    )
+    return ImportReport(manifest, opened.architecture, opened.num_parameters, toml, opened.notes)
+
+
+class _InOrder:
+    """Gives the items' data, in the order in which both the plans and the source have the parameters."""
+
+    def __init__(self, opened: HfModel) -> None:
+        self._parameters = opened.parameters()
+        self._key = ""
+        self._last = torch.empty(0)
+
+    def data_of(self, item: ImageItem) -> Tensor:
+        while self._key != item.key:
+            self._last = torch.empty(0)  # let go of the last one before the next is read
+            name, self._last = next(self._parameters)
+            self._key = key_of("master", name)
+        return self._last[tuple(slice(at, at + size) for at, size in zip(item.offsets, item.sizes, strict=True))]
+
+
+def _plans(opened: HfModel, file_bytes: int) -> Iterator[ImagePlan]:
+    """Yield the image of each data file. The plans' tensors have no memory."""
+    shards: list[tuple[str, FlatShard]] = []
+    num_bytes = 0
+    for name, shape in our_shapes(opened.model).items():
+        tensor = torch.empty(shape, dtype=torch.float32, device="meta")
+        if shards and num_bytes + tensor.nbytes > file_bytes:
+            yield plan_image(shards)
+            shards, num_bytes = [], 0
+        shards.append(("master", FlatShard(name, shape, Box((0,) * len(shape), shape), tensor)))
+        num_bytes += tensor.nbytes
+    yield plan_image(shards)
+
+
+def _manifest(opened: HfModel) -> Manifest:
+    config = Config(
+        job=JobConfig(name=f"import-{opened.architecture}"),
+        model=opened.model,
+        batch=BatchConfig(global_batch_size=1),
+        train=TrainConfig(steps=1),
+        optimizer=OptimizerConfig(lr=1.0),
+    )
+    return Manifest(
+        job=config.job.name,
+        branch=MAIN_BRANCH,
+        incarnation=0,
+        step=0,
+        consumed_samples=0,
+        consumed_tokens=0,
+        num_updates=0,
+        num_skipped=0,
+        written_unix_s=time.time(),
+        has_optimizer=False,
+        data=SampleStream(num_tokens=0, seed=0),
+        mesh=CheckpointMesh(tp_size=1, pp_size=1, dp_size=1, num_chunks=1),
+        config_hash=config_hash(config),
+        config=config.to_dict(),
+        versions=current_versions(),
+        files={},
+    )
+
+
+def _toml(opened: HfModel, output: Location) -> str:
+    lines = [f"[checkpoint]\nload = {value_text(str(output))}", section_toml("model", opened.config)]
+    if opened.tokenizer is not None:
+        lines.insert(1, f"[data]\ntokenizer = {value_text(str(opened.tokenizer))}")
+    return "\n\n".join(lines) + "\n"
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error

@@ -1,0 +1,162 @@
+"""What a writer does next, decided from slots and plans alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from megatrain.checkpoint.persist_policy import (
+    SealedSlot,
+    is_abandoned,
+    is_superseded,
+    next_due,
+    pauses_s,
+    to_give_up,
+)
+from megatrain.checkpoint.write_marks import WritingMark
+from megatrain.contracts.arena import SealedSnapshot
+from megatrain.contracts.arena_layout import Persist, SlotState, SlotWords
+from megatrain.contracts.arena_plans import HostPlan
+from tests.helpers.arena_snapshots import host_plan
+
+PLAN = host_plan("/checkpoints", ranks=(0, 1))
+MANY = replace(PLAN, num_hosts=2)
+
+
+def slot(rank: int, step: int, snapshot: int, persist: Persist = Persist.WANTED, round_number: int = 2) -> SealedSlot:
+    words = SlotWords(
+        state=SlotState.SEALED, step=step, snapshot=snapshot, round=round_number, consumed_samples=0,
+        consumed_tokens=0, num_updates=0, num_skipped=0, sealed_unix_ns=0, persist=persist,
+    )  # fmt: skip
+    return SealedSlot(Path(f"rank-{rank}.slot-{snapshot % 2}"), rank, words)
+
+
+def both(step: int, snapshot: int, persist: Persist = Persist.WANTED, round_number: int = 2) -> list[SealedSlot]:
+    return [slot(rank, step, snapshot, persist, round_number) for rank in (1, 0)]
+
+
+def plans(*plans: HostPlan) -> dict[int, HostPlan]:
+    return {plan.round: plan for plan in plans}
+
+
+def due_step(slots: list[SealedSlot], known: dict[int, HostPlan]) -> int | None:
+    due = next_due(slots, known)
+    if due is None:
+        return None
+    assert [one.rank for one in due.slots] == list(due.plan.ranks)
+    assert {one.snapshot for one in due.slots} == {due.snapshot}
+    assert due.plan.round == due.snapshot.round
+    return due.snapshot.step
+
+
+def reasons(slots: list[SealedSlot], known: dict[int, HostPlan], *, has_workers: bool = True) -> dict[int, str]:
+    found = to_give_up(slots, known, has_workers=has_workers)
+    for one in found:
+        assert {member.snapshot for member in one.slots} == {one.snapshot}
+    return {one.snapshot.step: one.reason for one in found}
+
+
+@pytest.mark.parametrize(
+    ("slots", "step"),
+    [
+        ([], None),
+        (both(10, 0), 10),
+        # the oldest first, by their number: after a restart steps may be lower
+        (both(20, 1) + both(10, 0), 10),
+        (both(10, 5) + both(20, 4), 20),
+        (both(20, 1) + both(10, 0, Persist.DONE), 20),
+        (both(10, 0, Persist.DONE) + both(20, 1, Persist.FAILED), None),
+        (both(10, 0, Persist.NONE), None),
+        # one rank has not sealed, or is a snapshot further
+        ([slot(0, 10, 0)], None),
+        ([slot(0, 10, 0), slot(1, 20, 1)], None),
+        ([slot(0, 10, 0), slot(1, 10, 2)], None),
+        ([slot(0, 10, 0), slot(1, 10, 0, round_number=3)], None),
+        # its writer was killed while it said that both are done, or both failed
+        ([slot(0, 10, 0, Persist.DONE), slot(1, 10, 0)], 10),
+        ([slot(0, 10, 0), slot(1, 10, 0, Persist.FAILED)], 10),
+        # another host's rank, from when it was here
+        ([*both(10, 0), slot(7, 10, 0)], 10),
+    ],
+)
+def test_what_is_due(slots: list[SealedSlot], step: int | None) -> None:
+    assert due_step(slots, plans(PLAN)) == step
+    assert due_step(slots, {}) is None
+
+
+def test_what_an_older_round_wanted_is_still_due_to_a_writer_that_knows_its_plan() -> None:
+    newer = replace(MANY, round=3, ranks=(0, 1, 2))
+    assert due_step(both(10, 0), plans(MANY, newer)) == 10
+    assert reasons(both(10, 0), plans(MANY, newer)) == {}
+
+
+def test_a_lone_host_goes_on_without_the_plan_of_an_older_round() -> None:
+    assert due_step(both(10, 0), plans(replace(PLAN, round=5))) == 10
+    assert reasons(both(10, 0), plans(replace(PLAN, round=5))) == {}
+    other_ranks = plans(replace(PLAN, round=5, ranks=(0, 1, 2)))
+    assert due_step(both(10, 0), other_ranks) is None
+    assert reasons(both(10, 0), other_ranks) == {10: "not sealed by rank 2, which will not do it any more"}
+
+
+def test_several_hosts_give_up_what_they_cannot_agree_on() -> None:
+    newer = replace(MANY, round=3)
+    assert due_step(both(10, 0), plans(newer)) is None
+    assert reasons(both(10, 0), plans(newer)) == {10: "host.json is of round 3, and what round 2 wanted is not known"}
+
+
+def test_a_snapshot_of_a_round_that_is_not_in_host_json_yet_waits_for_it() -> None:
+    slots = both(10, 0, round_number=3)
+    for known in (plans(MANY), plans(PLAN)):
+        assert due_step(slots, known) is None
+        assert reasons(slots, known) == {}
+        assert reasons(slots, known, has_workers=False) == {}
+
+
+def test_a_newer_round_supersedes_an_older_one_of_several_hosts() -> None:
+    slots = both(10, 0) + both(20, 1, round_number=3)
+    known = plans(MANY, replace(MANY, round=3))
+    assert is_superseded(SealedSnapshot(10, 2, 0), MANY, slots)
+    assert not is_superseded(SealedSnapshot(20, 3, 1), MANY, slots)
+    assert due_step(slots, known) == 20
+    assert reasons(slots, known) == {10: "round 3 wants one, and hosts of round 2 may be gone"}
+    # alone, there is nobody to wait for
+    assert due_step(slots, plans(PLAN, replace(PLAN, round=3))) == 10
+    assert not is_superseded(SealedSnapshot(10, 2, 0), PLAN, slots)
+    # a newer round that wants nothing yet takes nothing away
+    assert not is_superseded(SealedSnapshot(10, 2, 0), MANY, both(10, 0) + both(20, 1, Persist.DONE, 3))
+
+
+def test_what_a_rank_has_not_sealed_is_waited_for_only_while_it_may() -> None:
+    slots = [slot(0, 10, 0)]
+    assert reasons(slots, plans(PLAN)) == {}
+    gone = "not sealed by rank 1, which will not do it any more"
+    assert reasons(slots, plans(PLAN), has_workers=False) == {10: gone}
+    assert reasons(slots, plans(PLAN, replace(PLAN, round=3))) == {10: gone}
+    three = replace(PLAN, ranks=(0, 1, 2))
+    assert reasons(slots, plans(three), has_workers=False) == {10: gone.replace("rank 1", "ranks 1, 2")}
+    assert reasons(slots, {}, has_workers=False) == {}
+    assert reasons([slot(0, 10, 0, Persist.DONE)], plans(PLAN), has_workers=False) == {}
+
+
+@pytest.mark.parametrize(
+    ("mark", "expected"),
+    [
+        (None, True),
+        (WritingMark(round=2, job="demo", started_unix_s=1000.0), True),
+        (WritingMark(round=1, job="demo", started_unix_s=1000.0), False),
+        (WritingMark(round=1, job="demo", started_unix_s=959.0), True),
+        (WritingMark(round=3, job="demo", started_unix_s=0.0), False),
+    ],
+)
+def test_whose_an_incomplete_checkpoint_is(mark: WritingMark | None, expected: bool) -> None:
+    assert is_abandoned(mark, replace(PLAN, commit_timeout_s=20.0), 1000.0) == expected
+
+
+def test_looks_at_the_storage_come_less_and_less_often() -> None:
+    pauses = list(islice(pauses_s(), 20))
+    assert pauses == sorted(pauses)
+    assert 0 < pauses[0] < 0.1
+    assert pauses[-1] == 1.0

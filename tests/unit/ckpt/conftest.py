@@ -1,0 +1,30 @@
+"""What the tests of `megatrain ckpt` share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from megatrain.contracts.lineage import open_branch
+from megatrain.contracts.location import LocalLocation
+from tests.helpers.checkpoint_tree import put_branch, put_resume
+from tests.helpers.saved_checkpoint import Ckpt, ckpt_runner, put_whole
+
+
+@pytest.fixture
+def ckpt(capsys: pytest.CaptureFixture[str]) -> Ckpt:
+    return ckpt_runner(capsys)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run with steps 10 to 40 on main, which went back to step 20 and has saved step 25 since."""
+    checkpoints = LocalLocation(tmp_path / "run" / "checkpoints")
+    put_resume(checkpoints, "main")
+    main = put_branch(checkpoints, "main")
+    for step in (10, 20, 30, 40):
+        put_whole(main, step)
+    open_branch(checkpoints, "main", 20, "a spike")
+    put_whole(checkpoints / "branch-0002", 25)
+    return tmp_path / "run"

@@ -1,0 +1,171 @@
+"""`megatrain ckpt export-hf` and `import-hf`: logits, bytes, and a job's start."""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from megatrain.checkpoint.parameter_reader import ParameterReader
+from megatrain.cli import main
+from megatrain.commands.ckpt.export_hf import size_in_bytes
+from megatrain.config.batch import BatchConfig
+from megatrain.config.config import Config
+from megatrain.config.model import ModelConfig
+from megatrain.config.optimizer import OptimizerConfig
+from megatrain.config.train import TrainConfig
+from megatrain.contracts.checkpoint_files import read_manifest
+from megatrain.contracts.location import LocalLocation
+from megatrain.conversion.from_hf import import_hf
+from megatrain.data.tokenizer import train_tokenizer
+from tests.helpers.hf_models import (
+    export,
+    file_contents,
+    our_logits,
+    random_parameters,
+    some_tokens,
+    their_logits,
+    tiny,
+)
+from tests.helpers.require import require_module
+from tests.helpers.saved_checkpoint import Ckpt, with_layout, write_as_job
+
+transformers = require_module("transformers")
+
+
+def job_of(model: ModelConfig) -> Config:
+    return Config(
+        model=model,
+        batch=BatchConfig(global_batch_size=4),
+        train=TrainConfig(steps=5, precision="fp32"),
+        optimizer=OptimizerConfig(lr=1e-3),
+    )
+
+
+@pytest.mark.parametrize("case", ["llama", "gpt2"])
+def test_logits_of_a_trained_checkpoint_are_ours(ckpt: Ckpt, tmp_path: Path, case: str) -> None:
+    model = tiny(case)
+    parameters = random_parameters(model)
+    state = {f"{prefix}.{name}": one for name, one in parameters.items()
+             for prefix in ("model", "optimizer.exp_avg", "optimizer.exp_avg_sq")}  # fmt: skip
+    write_as_job(tmp_path / "saved", with_layout(job_of(model), tp=2, pp=2), state)
+
+    found = ckpt("export-hf", tmp_path / "saved", "--output", tmp_path / "hf", "--json")
+
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf").eval()
+    tokens = some_tokens(model)
+    assert torch.allclose(their_logits(theirs, tokens), our_logits(parameters, model, tokens), atol=1e-4)
+    assert found["dtype"] == "fp32"
+    assert any("there is no tokenizer" in note for note in found["notes"])
+
+
+def test_import_then_export_is_bitwise_the_same(ckpt: Ckpt, tmp_path: Path) -> None:
+    torch.manual_seed(2)
+    config = transformers.LlamaConfig(
+        vocab_size=96, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=24, bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "theirs")
+
+    ckpt("import-hf", tmp_path / "theirs", "--output", tmp_path / "first")
+    ckpt("export-hf", tmp_path / "first", "--output", tmp_path / "ours", "--max-shard-size", "20KB")
+    ckpt("import-hf", tmp_path / "ours", "--output", tmp_path / "second")
+    ckpt("export-hf", tmp_path / "second", "--output", tmp_path / "again", "--max-shard-size", "20KB")
+
+    assert len(list((tmp_path / "ours").glob("*.safetensors"))) > 2
+    assert file_contents(tmp_path / "ours") == file_contents(tmp_path / "again")
+    before, after = (
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path / name).state_dict() for name in ("theirs", "ours")
+    )
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    differences = ckpt("diff", tmp_path / "first", tmp_path / "second", "--tensors", "--json")
+    assert (differences["tensors"], differences["values"]) == ([], [])
+
+
+@pytest.mark.parametrize("case", ["llama-tied", "gpt2"])
+def test_an_import_is_a_checkpoint_that_verifies(ckpt: Ckpt, tmp_path: Path, case: str) -> None:
+    model = tiny(case, vocab_size=300)
+    parameters = random_parameters(model)
+    export(parameters, model, tmp_path / "hf")
+    train_tokenizer(["to be or not to be"], 270).save(tmp_path / "hf/tokenizer.json")
+
+    found = ckpt("import-hf", tmp_path / "hf", "--output", tmp_path / "saved", "--json")
+
+    assert "OK" in ckpt("verify", tmp_path / "saved")
+    manifest = read_manifest(LocalLocation(tmp_path / "saved"))
+    assert (manifest.step, manifest.has_optimizer, manifest.data.num_tokens) == (0, False, 0)
+    reader = ParameterReader(LocalLocation(tmp_path / "saved"), manifest)
+    for name, one in parameters.items():
+        rows = model.vocab_size if name in ("embedding.word.weight", "loss_head.weight") else None
+        assert torch.equal(reader.read_parameter(name)[:rows], one[:rows])
+    assert (tmp_path / "saved/model.toml").read_text() == found["toml"]
+    assert (tmp_path / "saved/tokenizer.json").read_bytes() == (tmp_path / "hf/tokenizer.json").read_bytes()
+    tables = tomllib.loads(found["toml"])
+    assert tables["checkpoint"]["load"] == str(tmp_path / "saved")
+    assert dataclasses.replace(model, **tables["model"]) == ModelConfig(**tables["model"])
+    assert (tables["model"]["hidden_size"], tables["model"]["vocab_size"]) == (32, 300)
+
+
+def test_what_import_prints_is_a_configuration(ckpt: Ckpt, tmp_path: Path) -> None:
+    export(random_parameters(tiny("gpt2")), tiny("gpt2"), tmp_path / "hf")
+    text = ckpt("import-hf", tmp_path / "hf", "--output", tmp_path / "saved")
+    rest = "[batch]\nglobal_batch_size = 4\n[train]\nsteps = 3\n[optimizer]\nlr = 1e-3\n"
+    (tmp_path / "job.toml").write_text(text + rest)
+    assert main(["config", "check", str(tmp_path / "job.toml")]) == 0
+
+
+def test_the_tokenizer_goes_along_unless_told(ckpt: Ckpt, tmp_path: Path) -> None:
+    model = tiny("gpt2", vocab_size=300)
+    export(random_parameters(model), model, tmp_path / "hf")
+    train_tokenizer(["to be or not to be"], 270).save(tmp_path / "hf/tokenizer.json")
+    ckpt("import-hf", tmp_path / "hf", "--output", tmp_path / "saved")
+
+    ckpt("export-hf", tmp_path / "saved", "--output", tmp_path / "with", "--dtype", "bf16")
+    ckpt("export-hf", tmp_path / "saved", "--output", tmp_path / "without", "--no-tokenizer")
+
+    assert file_contents(tmp_path / "with")["tokenizer.json"] == file_contents(tmp_path / "hf")["tokenizer.json"]
+    assert "tokenizer.json" not in file_contents(tmp_path / "without")
+    assert transformers.AutoTokenizer.from_pretrained(tmp_path / "with")("to be")["input_ids"]
+    message = ckpt("export-hf", tmp_path / "saved", "--output", tmp_path / "with", code=66)
+    assert "replace it with --force" in message
+    ckpt("export-hf", tmp_path / "saved", "--output", tmp_path / "with", "--force")
+
+
+def test_data_files_hold_some_parameters_each(ckpt: Ckpt, tmp_path: Path) -> None:
+    model = tiny("llama")
+    parameters = random_parameters(model)
+    export(parameters, model, tmp_path / "hf")
+    report = import_hf(tmp_path / "hf", LocalLocation(tmp_path / "saved"), file_bytes=10_000)
+
+    files = [name for name in report.manifest.files if name.endswith(".distcp")]
+    assert len(files) > 4
+    assert "OK" in ckpt("verify", tmp_path / "saved")
+    reader = ParameterReader(LocalLocation(tmp_path / "saved"), report.manifest)
+    name = next(one for one in parameters if one.endswith("down.weight"))
+    assert torch.equal(reader.read_parameter(name), parameters[name])
+
+
+def test_a_model_of_no_family_is_refused(ckpt: Ckpt, tmp_path: Path) -> None:
+    model = tiny("llama", block="parallel")
+    state: dict[str, Any] = {f"{prefix}.{name}": one for name, one in random_parameters(model).items()
+                             for prefix in ("model", "optimizer.exp_avg", "optimizer.exp_avg_sq")}  # fmt: skip
+    write_as_job(tmp_path / "saved", job_of(model), state)
+    message = ckpt("export-hf", tmp_path / "saved", "--output", tmp_path / "hf", code=78)
+    assert 'model.block="parallel" cannot be exported' in message
+    assert not (tmp_path / "hf").exists()
+
+
+@pytest.mark.parametrize(("text", "num_bytes"), [("500MB", 500_000_000), ("2GiB", 2**31), ("12", 12)])
+def test_sizes_have_units(text: str, num_bytes: int) -> None:
+    assert size_in_bytes(text) == num_bytes
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "5 parsecs", "", "1.5GB"])
+def test_other_sizes_are_usage_errors(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ckpt", "export-hf", str(tmp_path), "--output", "x", f"--max-shard-size={text}"]) == 2
+    assert "is not a size like 500MB" in capsys.readouterr().err

@@ -1,0 +1,148 @@
+"""`megatrain ckpt ls` and `inspect`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from megatrain.contracts.checkpoint_files import WRITING_NAME
+from megatrain.contracts.location import LocalLocation
+from tests.helpers.checkpoint_tree import put_main, put_manifest
+from tests.helpers.saved_checkpoint import Ckpt, put_whole, whole_state, with_layout, write_as_job
+from tests.helpers.training_case import make_config
+
+
+def states(document: dict) -> dict[str, str]:
+    return {f"{one['branch']}/{one['step']}": one["state"] for one in document["checkpoints"]}
+
+
+def vouched_bytes(place: Path) -> int:
+    return sum(path.stat().st_size for path in place.iterdir() if path.name not in ("COMMIT", "manifest.json"))
+
+
+@pytest.mark.parametrize("name", ["", "checkpoints"])
+def test_all_branches_are_listed_with_the_one_to_go_on_from(ckpt: Ckpt, run: Path, name: str) -> None:
+    found = ckpt("ls", run / name, "--json")
+
+    assert found["current_branch"] == "branch-0002"
+    assert [(one["name"], one["is_current"]) for one in found["branches"]] == [("branch-0002", True), ("main", False)]
+    assert set(states(found)) == {"main/10", "main/20", "main/30", "main/40", "branch-0002/25"}
+    in_line = {one["step"] for one in found["checkpoints"] if one["is_in_line"]}
+    assert in_line == {10, 20, 25}
+    assert [one["step"] for one in found["checkpoints"] if one["is_resume_point"]] == [25]
+    assert found["resume"]["step"] == 25
+    assert "newest committed checkpoint of branch-0002" in found["resume"]["reason"]
+    (newest,) = [one for one in found["checkpoints"] if one["step"] == 25]
+    files = list(Path(newest["place"]).iterdir())
+    assert newest["num_bytes"] == sum(
+        path.stat().st_size for path in files if path.name not in ("COMMIT", "manifest.json")
+    )
+    assert (newest["consumed_tokens"], newest["round"]) == (983_040, 2)
+
+
+def test_text_marks_the_current_branch_and_what_is_abandoned(ckpt: Ckpt, run: Path) -> None:
+    ckpt("pin", run / "checkpoints/main/step-000000010", "--reason", "good\x1b[31m")
+    lines = ckpt("ls", run).splitlines()
+
+    assert any(line.startswith("branch-0002 (current): from step 20 of main") for line in lines)
+    (pinned,) = [line for line in lines if " pinned " in line]
+    assert pinned.endswith("pinned: good\\x1b[31m")
+    assert sum(line.endswith("abandoned") for line in lines) == 2
+    assert any(line.startswith("->  ") and " 25 " in line for line in lines)
+    assert lines[-1].startswith("-> a job goes on from branch-0002/step-000000025: the newest")
+
+
+def test_a_part_of_a_run_lists_that_part(ckpt: Ckpt, run: Path) -> None:
+    assert set(states(ckpt("ls", run / "checkpoints/main", "--json"))) == {"main/10", "main/20", "main/30", "main/40"}
+    assert set(states(ckpt("ls", run / "checkpoints/main/step-000000010", "--json"))) == {"main/10"}
+
+
+def test_states_tell_how_far_a_checkpoint_came(ckpt: Ckpt, tmp_path: Path) -> None:
+    main = put_main(LocalLocation(tmp_path))
+    put_whole(main, 1)
+    ckpt("pin", put_whole(main, 2))
+    (main / "step-000000003" / WRITING_NAME).write(b"{}")
+    put_manifest(main, 4)
+    (put_whole(main, 5) / "COMMIT").unlink()
+    (put_whole(main, 6) / "manifest.json").write_bytes(b"{}")
+
+    found = states(ckpt("ls", tmp_path, "--json"))
+
+    assert found == {
+        "main/1": "committed", "main/2": "pinned", "main/3": "unfinished", "main/4": "uncommitted",
+        "main/5": "uncommitted", "main/6": "uncommitted",
+    }  # fmt: skip
+
+
+def test_a_damaged_newest_one_is_skipped_and_named(ckpt: Ckpt, run: Path) -> None:
+    file = run / "checkpoints/branch-0002/step-000000025/r000002-rank-00000.distcp"
+    file.write_bytes(file.read_bytes()[:-1])
+    found = ckpt("ls", run, "--json")
+
+    assert (found["resume"]["branch"], found["resume"]["step"]) == ("main", 20)
+    assert "has none of its own" in found["resume"]["reason"]
+    assert str(file) in found["resume"]["skipped"][0]
+
+
+def test_without_anything_whole_it_says_why_nothing_would_be_resumed(ckpt: Ckpt, tmp_path: Path) -> None:
+    put_manifest(put_main(LocalLocation(tmp_path)), 10)
+    found = ckpt("ls", tmp_path, "--json")
+
+    assert found["resume"]["step"] is None
+    assert "no committed checkpoint to go on from" in found["resume"]["reason"]
+    assert "from nothing: " in ckpt("ls", tmp_path)
+
+
+def test_a_place_without_checkpoints_is_refused(ckpt: Ckpt, tmp_path: Path) -> None:
+    assert "is no checkpoint and holds none" in ckpt("ls", tmp_path, code=66)
+    put_whole(LocalLocation(tmp_path / "alone"), 3)
+    assert "outside of a run" in ckpt("ls", tmp_path / "alone/step-000000003", code=66)
+
+
+def test_a_url_is_a_place(ckpt: Ckpt, run: Path) -> None:
+    for name in ("", "/checkpoints/", "/checkpoints/branch-0002", "/checkpoints/branch-0002/step-000000025/"):
+        assert ckpt("ls", f"file://{run}{name}", "--json")["resume"]["step"] == 25
+        assert ckpt("inspect", f"file://{run}{name}", "--json")["step"] == 25
+
+
+def test_inspect_tells_what_a_job_wrote(ckpt: Ckpt, tmp_path: Path) -> None:
+    config = with_layout(make_config(), tp=2, pp=2)
+    state = whole_state(config)
+    write_as_job(tmp_path / "saved", config, state)
+
+    found = ckpt("inspect", tmp_path / "saved", "--tensors", "--json")
+
+    model = {key: one for key, one in state.items() if key.startswith("model.")}
+    assert found["num_parameters"] == sum(one.numel() for one in model.values())
+    assert found["mesh"] == {"tp_size": 2, "pp_size": 2, "dp_size": 1, "num_chunks": 1}
+    assert (found["step"], found["num_data_files"], found["has_optimizer"]) == (7, 4, True)
+    assert {one["key"]: tuple(one["shape"]) for one in found["tensors"]} == {
+        key: tuple(one.shape) for key, one in state.items()
+    }
+    assert found["num_bytes"] == vouched_bytes(tmp_path / "saved")
+
+
+def test_inspect_as_text(ckpt: Ckpt, run: Path) -> None:
+    put_whole(LocalLocation(run / "checkpoints/branch-0002"), 26, torch.zeros(5, dtype=torch.bfloat16))
+    text = ckpt("inspect", run, "--tensors")
+
+    assert "parameters   5, weights only" in text
+    assert "mesh         tp 2, pp 2, dp 2, 2 chunks a stage" in text
+    assert "tokens       983,040 in 3,840 samples" in text
+    assert text.splitlines()[-1].split() == ["model.word", "bfloat16", "5", "10", "B", "1", "box"]
+
+
+def test_a_step_of_a_run_can_be_named(ckpt: Ckpt, run: Path) -> None:
+    assert ckpt("inspect", run, "--step", 20, "--json")["branch"] == "main"
+    assert ckpt("inspect", run, "--step", 40, "--branch", "main", "--json")["step"] == 40
+    message = ckpt("inspect", run, "--step", 40, code=66)
+    assert "no committed checkpoint of step 40" in message
+    assert "there are: branch-0002/25, main/20, main/10" in message
+
+
+def test_an_unfinished_checkpoint_is_not_inspected(ckpt: Ckpt, run: Path) -> None:
+    place = run / "checkpoints/main/step-000000010"
+    (place / "COMMIT").unlink()
+    assert "no complete checkpoint (no matching COMMIT)" in ckpt("inspect", place, code=66)

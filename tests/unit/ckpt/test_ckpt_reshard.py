@@ -1,0 +1,151 @@
+"""`megatrain ckpt reshard`: the files are byte for byte those that a job of that layout writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from megatrain.checkpoint.image import plan_image
+from megatrain.contracts.checkpoint_files import read_manifest
+from megatrain.contracts.errors import CheckpointError
+from megatrain.contracts.location import LocalLocation
+from tests.helpers.saved_checkpoint import Ckpt, whole_state, with_layout, write_as_job
+from tests.helpers.tensor_memory import PeakTensorBytes
+from tests.helpers.training_case import make_config
+
+UNTIED = {"model": {"has_tied_head": False}}
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    names = [path.name for path in directory.iterdir() if path.name not in ("manifest.json", "COMMIT")]
+    return {name: (directory / name).read_bytes() for name in names}
+
+
+def options(layout: dict[str, int]) -> list[str]:
+    return [word for axis, size in layout.items() for word in (f"--{axis}", str(size))]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp64"])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({}, {"tp": 2, "pp": 2, "dp": 2}),
+        ({"tp": 2, "pp": 2, "dp": 2}, {}),
+        ({"dp": 4}, {"pp": 2, "chunks": 2}),
+        ({"tp": 4}, {"tp": 2, "dp": 4}),
+    ],
+)
+def test_files_are_those_of_a_job(
+    ckpt: Ckpt, tmp_path: Path, before: dict[str, int], after: dict[str, int], precision: str
+) -> None:
+    config = make_config({"train": {"precision": precision}}, UNTIED if "tp" in after else {})
+    state = whole_state(config)
+    write_as_job(tmp_path / "a", with_layout(config, **before), state)
+    expected = write_as_job(tmp_path / "b", with_layout(config, **after), state)
+
+    found = ckpt("reshard", tmp_path / "a", "--output", tmp_path / "out", *options(after), "--json")
+
+    assert contents(tmp_path / "out") == contents(tmp_path / "b")
+    manifest = read_manifest(LocalLocation(tmp_path / "out"))
+    for name in ("mesh", "config", "config_hash", "files", "step", "job", "branch", "data", "consumed_samples"):
+        assert getattr(manifest, name) == getattr(expected, name), name
+    assert (found["num_files"], found["step"]) == (len(expected.files), 7)
+    assert "OK" in ckpt("verify", tmp_path / "out")
+
+
+def test_memory_holds_some_items(ckpt: Ckpt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    item_bytes, kept_bytes = 4 << 10, 16 << 10
+    monkeypatch.setattr(plan_image, "__defaults__", (item_bytes,))
+    monkeypatch.setattr("megatrain.checkpoint.parameter_reader._KEPT_BYTES", kept_bytes)
+    config = make_config({"train": {"precision": "fp32"}})
+    write_as_job(tmp_path / "a", with_layout(config, dp=4), whole_state(config))
+
+    with PeakTensorBytes() as memory:
+        found = ckpt("reshard", tmp_path / "a", "--output", tmp_path / "out", "--tp", 2, "--json")
+
+    assert found["num_bytes"] > 10 * kept_bytes
+    assert memory.peak_bytes <= kept_bytes + 4 * item_bytes
+    assert "OK" in ckpt("verify", tmp_path / "out")
+
+
+def test_an_item_is_read_once_while_boxes_follow_each_other(
+    ckpt: Ckpt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config({"train": {"precision": "fp32"}})
+    write_as_job(tmp_path / "a", with_layout(config, dp=4), whole_state(config))
+    num_bytes = sum(path.stat().st_size for path in (tmp_path / "a").glob("*.distcp"))
+    assert ckpt("reshard", tmp_path / "a", "--output", tmp_path / "out", "--json")["bytes_read"] <= num_bytes
+
+
+def test_what_lies_beside_the_tensors_goes_along(ckpt: Ckpt, tmp_path: Path) -> None:
+    config, text = make_config(), b'{"model": {}}'
+    beside = {"tokenizer.json": text}
+    manifest = write_as_job(tmp_path / "a", config, whole_state(config), beside=beside)
+
+    ckpt("reshard", tmp_path / "a", "--output", tmp_path / "b")
+
+    assert set(read_manifest(LocalLocation(tmp_path / "b")).files) == set(manifest.files)
+    assert (tmp_path / "b/tokenizer.json").read_bytes() == text
+    (tmp_path / "a/tokenizer.json").write_bytes(b"{}")
+    message = ckpt("reshard", tmp_path / "a", "--output", tmp_path / "c", code=66)
+    assert "tokenizer.json: is not the file that the manifest vouches for" in message
+
+
+def test_a_layout_that_no_job_can_have_is_refused(ckpt: Ckpt, tmp_path: Path) -> None:
+    config = make_config()
+    write_as_job(tmp_path / "a", config, whole_state(config))
+    message = ckpt("reshard", tmp_path / "a", "--output", tmp_path / "out", "--tp", 3, "--pp", 3, code=78)
+    assert "parallel.tp_size=3 must divide model.num_heads=8" in message
+    assert "model.num_layers=4 must be divisible" in message
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_place_that_is_taken_is_refused(ckpt: Ckpt, tmp_path: Path) -> None:
+    config = make_config()
+    write_as_job(tmp_path / "a", config, whole_state(config))
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/thesis.tex").touch()
+    words = ("reshard", tmp_path / "a", "--output")
+    assert "holds thesis.tex" in ckpt(*words, tmp_path / "out", code=66)
+    assert "is a complete checkpoint already" in ckpt(*words, tmp_path / "a", code=66)
+    assert "is a file" in ckpt(*words, tmp_path / "out/thesis.tex", code=66)
+
+
+def test_what_an_attempt_left_behind_is_replaced(ckpt: Ckpt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = make_config()
+    write_as_job(tmp_path / "a", config, whole_state(config))
+    words = ("reshard", tmp_path / "a", "--output", tmp_path / "out", "--dp", 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalLocation, "write", _fails_at(".metadata"))
+        assert "no more room" in ckpt(*words, code=66)
+    assert (tmp_path / "out/r000002-rank-00001.distcp").exists()
+
+    ckpt(*words[:-1], 1)
+
+    assert not (tmp_path / "out/r000002-rank-00001.distcp").exists()
+    assert "OK" in ckpt("verify", tmp_path / "out")
+
+
+def _fails_at(name: str) -> Callable[[LocalLocation, bytes], None]:
+    write = LocalLocation.write
+
+    def failing(self: LocalLocation, content: bytes) -> None:
+        if self.name == name:
+            raise CheckpointError(f"{self}: no more room")
+        write(self, content)
+
+    return failing
+
+
+def test_a_damaged_source_is_refused(ckpt: Ckpt, tmp_path: Path) -> None:
+    config = make_config()
+    write_as_job(tmp_path / "a", config, whole_state(config))
+    data = tmp_path / "a/r000002-rank-00000.distcp"
+    content = bytearray(data.read_bytes())
+    content[5000] ^= 4
+    data.write_bytes(content)
+    message = ckpt("reshard", tmp_path / "a", "--output", tmp_path / "out", code=66)
+    assert f"{data}: the item at byte" in message
+    assert list((tmp_path / "out").iterdir()) == [tmp_path / "out/WRITING"]

@@ -1,0 +1,86 @@
+"""`megatrain ckpt verify`: the exit code says whether all is whole, and each problem names its file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from megatrain.contracts.location import LocalLocation
+from tests.helpers.saved_checkpoint import Ckpt, put_whole
+
+DATA = "r000002-rank-00000.distcp"
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-10])
+
+
+@pytest.mark.parametrize("damage", [flip, cut, Path.unlink])
+@pytest.mark.parametrize("name", [DATA, ".metadata"])
+def test_damage_names_the_file(ckpt: Ckpt, run: Path, damage: Callable[[Path], None], name: str) -> None:
+    place = run / "checkpoints/main/step-000000020"
+    assert "OK" in ckpt("verify", place)
+    damage(place / name)
+
+    found = ckpt("verify", place, "--json", code=66)
+
+    assert found["num_damaged"] == 1
+    (result,) = found["checkpoints"]
+    assert result["place"] == str(place)
+    assert any(problem.startswith(str(place / name)) for problem in result["problems"])
+
+
+def test_a_run_means_what_it_would_go_on_from(ckpt: Ckpt, run: Path) -> None:
+    flip(run / "checkpoints/main/step-000000040" / DATA)
+    (found,) = ckpt("verify", run, "--json")["checkpoints"]
+    assert found["place"].endswith("branch-0002/step-000000025")
+    assert "DAMAGED" in ckpt("verify", run, "--branch", "main", code=66)
+
+
+def test_all_goes_through_every_committed_one(ckpt: Ckpt, run: Path) -> None:
+    assert ckpt("verify", run, "--all", "--json")["num_damaged"] == 0
+    flip(run / "checkpoints/main/step-000000010" / DATA)
+    flip(run / "checkpoints/main/step-000000030/.metadata")
+    (run / "checkpoints/main/step-000000040/COMMIT").unlink()
+
+    found = ckpt("verify", run, "--all", "--json", code=66)["checkpoints"]
+
+    assert {Path(one["place"]).name: bool(one["problems"]) for one in found} == {
+        "step-000000010": True, "step-000000020": False, "step-000000030": True, "step-000000025": False,
+    }  # fmt: skip
+    in_main = ckpt("verify", run / "checkpoints/main", "--all", "--json", code=66)
+    assert len(in_main["checkpoints"]) == 3
+
+
+def test_one_of_another_run_or_branch_is_told_apart(ckpt: Ckpt, run: Path) -> None:
+    main = LocalLocation(run / "checkpoints/main")
+    foreign = put_whole(main, 50, job="other")
+    (run / "checkpoints/branch-0002/step-000000025").rename(main.path / "step-000000025")
+
+    found = ckpt("verify", run, "--all", "--json", code=66)["checkpoints"]
+
+    problems = {Path(one["place"]).name: one["problems"] for one in found if one["problems"]}
+    assert set(problems) == {"step-000000025", "step-000000050"}
+    assert "branch='branch-0002', expected 'main'" in problems["step-000000025"][0]
+    assert "job='other', expected 'demo'" in problems["step-000000050"][0]
+    assert "OK" in ckpt("verify", foreign, "--job", "other")
+
+
+def test_what_was_never_committed_is_damaged(ckpt: Ckpt, run: Path) -> None:
+    place = run / "checkpoints/main/step-000000010"
+    (place / "COMMIT").unlink()
+    assert "COMMIT: missing" in ckpt("verify", place, code=66)
+
+
+def test_a_checkpoint_outside_of_a_run(ckpt: Ckpt, tmp_path: Path) -> None:
+    place = put_whole(LocalLocation(tmp_path / "elsewhere"), 3)
+    assert "OK" in ckpt("verify", place)
+    assert "verify it without --all" in ckpt("verify", place, "--all", code=66)
