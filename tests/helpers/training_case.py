@@ -7,6 +7,7 @@ Orders make it stop, die, hang or spoil a gradient at a stated step.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from megatrain.assembly import Replica, build_replica
-from megatrain.checkpoint import arena_slots
+from megatrain.checkpoint.image import BoundImage
 from megatrain.checkpoint.job import JobCheckpoints
 from megatrain.comm import Mesh, create_mesh, join
 from megatrain.config.checks import check
@@ -103,13 +104,15 @@ class Orders:
     """What happens to a job: (rank, step) says that it happens to that rank when that step, counted from 0, begins.
 
     stop_at: it is asked to stop. die_at: its process ends. block_at: it does nothing until each of its peers has
-    written a file rank-* to the directory `diary`. The rank `dies_in_save` ends where it would write its tensors.
+    written a file rank-* to the directory `diary`. The rank `dies_in_save` ends half-way through copying its state in
+    save number `dies_at_save`.
     """
 
     stop_at: tuple[int, int] | None = None
     die_at: tuple[int, int] | None = None
     block_at: tuple[int, int] | None = None
     dies_in_save: int | None = None
+    dies_at_save: int = 1
     diary: str = ""
     poison: Poison | None = None
 
@@ -146,6 +149,7 @@ class RankRecord:
     final_state: State
     num_updates: int
     is_stopped: bool
+    notes: list[str]
 
 
 class _NotingReader:
@@ -171,6 +175,7 @@ class _NotingReporter:
         self.steps: list[StepReport] = []
         self.digests: list[str] = []
         self.evaluations: list[EvaluationReport] = []
+        self.notes: list[str] = []
 
     def step(self, report: StepReport) -> None:
         self.steps.append(report)
@@ -184,7 +189,7 @@ class _NotingReporter:
         self.evaluations.append(report)
 
     def note(self, text: str) -> None:
-        pass
+        self.notes.append(text)
 
 
 def train_on_rank(context: RankContext, config: Config, orders: Orders) -> RankRecord:
@@ -228,7 +233,7 @@ def train_on_rank(context: RankContext, config: Config, orders: Orders) -> RankR
     trainer.load()
     initial, initial_state = _parameters(replica), _state(replica)
     if orders.dies_in_save == context.rank:
-        arena_slots.ArenaSlot.copy_out = lambda _: os._exit(DEATH_EXIT_CODE)
+        _die_in_a_copy(orders.dies_at_save)
     if orders.poison is not None and orders.poison.rank == context.rank:
         _poison(replica, orders.poison, lambda: trainer.step)
     trainer.train()
@@ -245,7 +250,21 @@ def train_on_rank(context: RankContext, config: Config, orders: Orders) -> RankR
         final_state=_state(replica),
         num_updates=replica.optimizer.num_updates,
         is_stopped=trainer.is_stopped,
+        notes=reporter.notes,
     )
+
+
+def _die_in_a_copy(number: int) -> None:
+    """End this process when save number `number` has copied the first part of the state."""
+    copy, copies = BoundImage.copy_out, itertools.count(1)
+
+    def copy_or_die(image: BoundImage) -> None:
+        copy(image)
+        # a snapshot has two images: the rank's file, and what a copy's file has
+        if next(copies) == 2 * number - 1:
+            os._exit(DEATH_EXIT_CODE)
+
+    BoundImage.copy_out = copy_or_die  # type: ignore[method-assign]
 
 
 def _join(context: RankContext, config: Config) -> tuple[Mesh, Recorder]:

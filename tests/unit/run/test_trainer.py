@@ -12,7 +12,7 @@ import pytest
 import megatrain.trainer as trainer_module
 from megatrain.checkpoint.continuation import Continuation, Progress
 from megatrain.checkpoint.job import Restored
-from megatrain.contracts.black_box_values import Phase
+from megatrain.contracts.black_box_values import Command, ControlPage, Phase
 from megatrain.contracts.operations import Operation
 from megatrain.optim import ShardedOptimizer, learning_rate
 from tests.helpers.black_boxes import boxes_by_rank, recording_in, spans, spans_by_step
@@ -196,6 +196,26 @@ def test_receives_are_posted_ahead_only_where_work_overlaps(
     made.run()
 
     assert asked == [("1f1b", 1, 1, 2, receives_ahead)] * STEPS
+
+
+def test_a_command_of_the_executor_takes_a_checkpoint_once(make_trainer: MakeTrainer) -> None:
+    made = make_trainer()
+    made.recorder.control = ControlPage(command_number=3, command=Command.CHECKPOINT)
+    obeyed: list[int] = []
+    made.recorder.set_obeyed_command = obeyed.append  # type: ignore[method-assign]
+    made.run()
+
+    assert made.noted("take", "wait") == [("take", 1), ("wait", 1)]
+    assert obeyed == [3]
+
+
+@pytest.mark.parametrize("command", [0, 57])
+def test_no_command_and_one_of_a_newer_program_are_left_alone(command: int, make_trainer: MakeTrainer) -> None:
+    made = make_trainer()
+    made.recorder.control = ControlPage(command_number=3, command=command)
+    made.run()
+
+    assert made.noted("take") == []
 
 
 def test_a_finished_run_trains_no_more(make_trainer: MakeTrainer) -> None:
