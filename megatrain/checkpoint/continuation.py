@@ -76,9 +76,11 @@ def continuation(origin: Origin, config: Config, data: SampleStream, *, is_same_
             else "use the [model] section of its manifest.json"
         )
         raise CheckpointError(f"{place} holds another model: {'; '.join(map(str, changes))}; {way_out}")
-    notes = [
-        f"changed since: {change}" for change in (*model_changes(before, config), *training_changes(before, config))
-    ]
+    notes = [f"changed since: {change}" for change in model_changes(before, config)]
+    if origin.data.num_tokens == 0 and not is_same_run:
+        # weights that were imported: what their manifest says of training are stand-ins
+        return Continuation(Progress(), (*notes, "weights that were trained elsewhere, so this run begins at step 0"))
+    notes += [f"changed since: {change}" for change in training_changes(before, config)]
     if origin.data == data and before.model.seq_len == config.model.seq_len:
         return Continuation(origin.progress, tuple(notes))
     order = f"data of {origin.data.num_tokens} tokens with seed {origin.data.seed}"

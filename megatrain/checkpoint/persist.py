@@ -264,12 +264,13 @@ class Persistence:
     # Afterwards
 
     def _tidy(self) -> list[str]:
-        """Remove what a complete checkpoint needs no more; return what went wrong."""
+        """Remove what the complete checkpoint, whoever committed it, needs no more; return what went wrong."""
         if not self._plan.is_coordinator:
             return []
         try:
+            manifest = read_manifest(self._directory)
             for entry in self._directory.entries():
-                if is_leftover(entry.name, self._snapshot.round):
+                if is_leftover(entry.name, manifest.incarnation) and entry.name not in manifest.files:
                     entry.remove()
         except CheckpointError as error:
             return [str(error)]

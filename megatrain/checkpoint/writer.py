@@ -27,7 +27,7 @@ from megatrain.checkpoint.housekeeping import Housekeeping
 from megatrain.checkpoint.persist import Persistence
 from megatrain.checkpoint.persist_policy import Due, GivenUp, SealedSlot, is_superseded, next_due, to_give_up
 from megatrain.checkpoint.url_location import open_location
-from megatrain.contracts.arena import Arena, open_arena, remove_arena, wake_writer
+from megatrain.contracts.arena import Arena, SealedSnapshot, open_arena, remove_arena, wake_writer
 from megatrain.contracts.arena_layout import Persist, SlotState
 from megatrain.contracts.arena_locks import HeldLock, WakeReader, create_wake, hold_alone, is_held
 from megatrain.contracts.arena_plans import HostPlan, WriterStatus
@@ -82,6 +82,8 @@ class Writer:
         self._plans: dict[int, HostPlan] = {}
         self._plan_problem = ""
         self._housekeeping = Housekeeping()
+        self._settled: frozenset[SealedSnapshot] = frozenset()
+        """Of those in the slots. Should a slot not take the word for it, nothing is tried twice."""
         self._idle_since: float | None = None
         self._is_stopping = False
         self._status = WriterStatus(
@@ -110,13 +112,19 @@ class Writer:
     def _do_next(self) -> bool:
         """Persist one snapshot if one is due, and say whether one was."""
         self._read_plan()
-        slots = sealed_slots(self._arena)
-        for given_up in to_give_up(slots, self._plans, has_workers=is_held(self._arena.workers_lock)):
+        has_workers = is_held(self._arena.workers_lock)
+        for given_up in to_give_up(self._open_slots(), self._plans, has_workers=has_workers):
             self._fail(given_up)
-        due = next_due(slots, self._plans)
+        due = next_due(self._open_slots(), self._plans)
         if due is not None:
             self._persist(due)
         return due is not None
+
+    def _open_slots(self) -> list[SealedSlot]:
+        """Return the slots whose snapshots this writer has not settled."""
+        slots = sealed_slots(self._arena)
+        self._settled &= {slot.snapshot for slot in slots}
+        return [slot for slot in slots if slot.snapshot not in self._settled]
 
     def _read_plan(self) -> None:
         problem = ""
@@ -146,7 +154,7 @@ class Writer:
             traceback.print_exc()
             self._fail(GivenUp(due.snapshot, due.slots, f"{type(error).__name__}: {error}"))
             return
-        self._settle(due.snapshot.snapshot, due.slots, Persist.DONE)
+        self._settle(due.snapshot, due.slots, Persist.DONE)
         self._status = replace(
             self._status,
             num_persisted=self._status.num_persisted + 1,
@@ -168,23 +176,24 @@ class Writer:
                 _say(note)
 
     def _is_superseded(self, due: Due) -> bool:
-        return is_superseded(due.snapshot, due.plan, sealed_slots(self._arena))
+        return is_superseded(due.snapshot, due.plan, self._open_slots())
 
     def _fail(self, given_up: GivenUp) -> None:
         """Say that storage will not get a snapshot. It stays in its slots, for a warm restore."""
         problem = f"step {given_up.snapshot.step}: not saved: {given_up.reason}"
         _say(problem)
-        self._settle(given_up.snapshot.snapshot, given_up.slots, Persist.FAILED)
+        self._settle(given_up.snapshot, given_up.slots, Persist.FAILED)
         self._status = replace(self._status, num_failures=self._status.num_failures + 1, last_error=problem)
         self._report()
 
-    def _settle(self, snapshot: int, slots: tuple[SealedSlot, ...], outcome: Persist) -> None:
+    def _settle(self, snapshot: SealedSnapshot, slots: tuple[SealedSlot, ...], outcome: Persist) -> None:
+        self._settled |= {snapshot}
         for slot in slots:
             try:
-                write_persist(slot.path, snapshot, outcome)
+                write_persist(slot.path, snapshot.snapshot, outcome)
             except CheckpointError as error:
-                # its worker has made it anew: nobody asks what became of it
-                _say(f"{error} (its snapshot {snapshot}: {outcome.name.lower()})")
+                # most likely its worker makes it anew, and nobody asks what became of it
+                _say(f"{error} (its snapshot {snapshot.snapshot}: {outcome.name.lower()})")
 
     def _report(self) -> None:
         if self._plans:
@@ -206,7 +215,7 @@ class Writer:
         if self._idle_since is None:
             self._idle_since = now
         keep_s = self._plans[max(self._plans)].keep_arena_s if self._plans else 0.0
-        if now - self._idle_since < keep_s or next_due(sealed_slots(self._arena), self._plans) is not None:
+        if now - self._idle_since < keep_s or next_due(self._open_slots(), self._plans) is not None:
             return False
         if not self._plans and self._plan_problem:
             # how long to keep what is in it, only a worker can say

@@ -6,7 +6,8 @@ import hashlib
 import random
 import struct
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,10 @@ from megatrain.contracts.arena_layout import (
 from megatrain.contracts.arena_locks import create_wake
 from megatrain.contracts.arena_plans import HostPlan, ManifestTemplate, RankPlan
 from megatrain.contracts.arena_slot import SlotReader
+from megatrain.contracts.checkpoint_files import step_directory_name
+from megatrain.contracts.location import LocalLocation, Location
 from megatrain.contracts.manifest import CheckpointMesh, CheckpointVersions, SampleStream
+from tests.helpers.checkpoint_tree import put_main
 
 ROUND = 2
 ROW_BYTES = 16
@@ -82,7 +86,8 @@ def make_image(rank: int, snapshot: int, lengths: Sequence[int] = ITEM_LENGTHS) 
     return bytes(image)
 
 
-def metadata_of(ranks: Sequence[int], round_number: int, lengths: Sequence[int] = ITEM_LENGTHS) -> bytes:
+@cache
+def metadata_of(ranks: tuple[int, ...], round_number: int, lengths: tuple[int, ...] = ITEM_LENGTHS) -> bytes:
     """Return the `.metadata` of a checkpoint that these ranks write."""
     from megatrain.checkpoint.metadata_file import metadata_bytes  # here: it loads torch
 
@@ -115,6 +120,61 @@ def make_arena(path: Path, plan: HostPlan, metadata: bytes = b"", lengths: Seque
     return arena
 
 
+@dataclass(frozen=True)
+class Job:
+    """A job on some hosts that share one storage, with nothing saved yet."""
+
+    checkpoints: Location
+    arenas: tuple[Arena, ...]
+
+    @property
+    def arena(self) -> Arena:
+        """The coordinator's."""
+        return self.arenas[0]
+
+    def step(self, step: int) -> Location:
+        return self.checkpoints / "main" / step_directory_name(step)
+
+    def change_plans(self, **changes: Any) -> None:
+        for arena in self.arenas:
+            replace(HostPlan.read(arena.host_plan), **changes).write(arena.host_plan)
+
+    def put_snapshot(self, step: int, snapshot: int, **changes: Any) -> None:
+        """Put a snapshot into the slots of all ranks of all hosts."""
+        for arena in self.arenas:
+            for rank in HostPlan.read(arena.host_plan).ranks:
+                put_slot(arena, rank, step=step, snapshot=snapshot, **changes)
+
+    def persist_words(self) -> dict[int, set[Persist]]:
+        """Return what became of the snapshots in all slots, by step."""
+        found: dict[int, set[Persist]] = {}
+        for arena in self.arenas:
+            for file in arena.slots():
+                with SlotReader(file.path) as reader:
+                    words = reader.words()
+                found.setdefault(words.step, set()).add(words.persist)
+        return found
+
+
+def make_job(directory: Path, num_hosts: int = 1, **changes: Any) -> Job:
+    """Make a run whose hosts have two ranks each; the first one is the coordinator. `changes` are of the plans."""
+    checkpoints = LocalLocation(directory / "checkpoints")
+    put_main(checkpoints)
+    metadata = metadata_of(tuple(range(2 * num_hosts)), ROUND)
+    arenas = []
+    for index in range(num_hosts):
+        plan = host_plan(
+            str(checkpoints),
+            host_index=index,
+            num_hosts=num_hosts,
+            ranks=(2 * index, 2 * index + 1),
+            is_coordinator=index == 0,
+            **changes,
+        )
+        arenas.append(make_arena(directory / f"arena-{index}", plan, metadata))
+    return Job(checkpoints, tuple(arenas))
+
+
 def put_slot(
     arena: Arena,
     rank: int,
@@ -145,19 +205,3 @@ def put_slot(
     temporary.write_bytes(bytes(page) + content + bytes(_REST_BYTES))
     temporary.replace(path)
     return path
-
-
-def put_snapshot(arena: Arena, ranks: Sequence[int], *, step: int, snapshot: int, **changes: Any) -> None:
-    """Put a snapshot into the slots of all ranks."""
-    for rank in ranks:
-        put_slot(arena, rank, step=step, snapshot=snapshot, **changes)
-
-
-def persist_words(arena: Arena) -> dict[tuple[int, int], Persist]:
-    """Return what became of the snapshot in each slot, by (rank, step)."""
-    found = {}
-    for file in arena.slots():
-        with SlotReader(file.path) as reader:
-            words = reader.words()
-        found[file.rank, words.step] = words.persist
-    return found

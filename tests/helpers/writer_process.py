@@ -1,4 +1,4 @@
-"""Writers of hand-made arenas: as the real process, as one that is killed, and in a thread with another storage."""
+"""Writers of hand-made arenas: the real process, one that is killed, and one in a thread that has another storage."""
 
 from __future__ import annotations
 
@@ -9,13 +9,17 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from megatrain.checkpoint.writer import Writer, start_writer
-from megatrain.contracts.arena import Arena, join_arena, wake_writer
+from megatrain.contracts.arena import Arena, join_arena
 from megatrain.contracts.arena_locks import hold_alone, is_held
 from megatrain.contracts.arena_plans import WriterStatus
 from megatrain.contracts.errors import CheckpointError
+from megatrain.contracts.location import LocalLocation, Location
+from tests.helpers.checkpoint_tree import CRASHED
+from tests.helpers.hooked_location import Hook, HookedLocation
 from tests.helpers.source_tree import ROOT
 from tests.helpers.waiting import wait_until
 
@@ -29,32 +33,18 @@ def status_of(arena: Arena) -> WriterStatus | None:
 
 
 def wait_for(arena: Arena, *, persisted: int = 0, failures: int = 0) -> WriterStatus:
-    """Return the status of a writer that has done so much since it started."""
+    """Return the status of a writer when it has done so much since it started."""
+    found: list[WriterStatus] = []
 
     def is_met() -> bool:
         status = status_of(arena)
-        return status is not None and (status.num_persisted, status.num_failures) == (persisted, failures)
+        if status is None or (status.num_persisted, status.num_failures) != (persisted, failures):
+            return False
+        found.append(status)
+        return True
 
-    wait_until(is_met, f"{persisted} persisted and {failures} failed in {status_of(arena)}", DEADLINE_S)
-    status = status_of(arena)
-    assert status is not None
-    return status
-
-
-@contextmanager
-def running_writer(arena: Arena) -> Iterator[int]:
-    """Run the real process until the end of the block, with a worker in the arena; its log lies beside the arena."""
-    _, lock = join_arena(arena.root)
-    pid = start_writer(arena, arena.root.parent / "writer.log")
-    assert pid is not None
-    try:
-        wait_until(lambda: is_held(arena.writer_lock), "the writer's lock", DEADLINE_S)
-        yield pid
-    finally:
-        lock.release()
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGTERM)
-        wait_until(lambda: not is_alive(pid), "the end of the writer", DEADLINE_S)
+    wait_until(is_met, f"{persisted} persisted and {failures} failed in {arena.writer_status}", DEADLINE_S)
+    return found[0]
 
 
 def is_alive(pid: int) -> bool:
@@ -63,40 +53,118 @@ def is_alive(pid: int) -> bool:
 
 
 @contextmanager
-def writer_thread(
-    arena: Arena, wrap: Callable[[str], object] | None = None, clock_s: Callable[[], float] | None = None
-) -> Iterator[threading.Thread]:
-    """Run a writer in this process until the end of the block, with a worker in the arena while it lasts."""
+def running_writer(arena: Arena) -> Iterator[int]:
+    """Run the real process until the end of the block, with a worker in the arena. Its log lies beside the arena."""
     _, workers = join_arena(arena.root)
+    pid = start_writer(arena, log_of(arena))
+    assert pid is not None
+    with workers:
+        try:
+            wait_until(lambda: is_held(arena.writer_lock), "the writer's lock", DEADLINE_S)
+            yield pid
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+            wait_until(lambda: not is_alive(pid), "the end of the writer", DEADLINE_S)
+
+
+def log_of(arena: Arena) -> Path:
+    return arena.root.with_name("writer.log")
+
+
+@dataclass
+class WriterThread:
+    """A writer in this process."""
+
+    writer: Writer
+    thread: threading.Thread
+
+    def join(self) -> None:
+        self.thread.join(DEADLINE_S)
+        assert not self.thread.is_alive()
+
+
+@contextmanager
+def writer_thread(
+    arena: Arena,
+    hook: Hook = lambda action, path: None,
+    open_checkpoints: Callable[[str], Location] | None = None,
+    clock_s: Callable[[], float] = lambda: 0.0,
+    *,
+    has_worker: bool = True,
+) -> Iterator[WriterThread]:
+    """Run a writer in this process until the end of the block. `hook` is called before all that it does in storage."""
+
+    def open_hooked(text: str) -> Location:
+        return HookedLocation(LocalLocation(Path(text)), hook)
+
     lock = hold_alone(arena.writer_lock)
     assert lock is not None
-    options: dict[str, object] = {}
-    if wrap is not None:
-        options["open_checkpoints"] = wrap
-    if clock_s is not None:
-        options["clock_s"] = clock_s
-    writer = Writer(arena, lock, **options)  # type: ignore[arg-type]
-    thread = threading.Thread(target=writer.run, daemon=True)
-    with lock, workers:
-        thread.start()
+    with lock:
+        writer = Writer(arena, lock, open_checkpoints or open_hooked, clock_s)
+        running = WriterThread(writer, threading.Thread(target=writer.run, daemon=True))
+        workers = join_arena(arena.root)[1] if has_worker else None
+        running.thread.start()
         try:
-            yield thread
+            yield running
         finally:
             writer.stop()
-            thread.join(DEADLINE_S)
-            assert not thread.is_alive()
+            running.join()
+            if workers is not None:
+                workers.release()
 
 
-def drain(arena: Arena) -> str:
-    """Run a writer process until nothing is due, and return what it said. Nobody else is in the arena."""
+def drain(arena: Arena, preparation: str = "") -> str:
+    """Run a writer process until it ends by itself, and return what it said. Nobody else is in the arena."""
+    script = f"import sys\nfrom megatrain.checkpoint.writer import main\n{preparation}\nsys.exit(main(sys.argv[1:]))"
     done = subprocess.run(
-        [sys.executable, "-m", "megatrain.checkpoint.writer", str(arena.root)],
+        [sys.executable, "-c", script, str(arena.root)],
         cwd=ROOT, timeout=DEADLINE_S, check=False, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stderr
 
 
-def nudge(arena: Arena) -> None:
-    """Let the writer look now."""
-    wake_writer(arena)
+_CRASHING = """
+import os, sys, threading
+from pathlib import Path
+from megatrain.checkpoint import writer
+from megatrain.contracts.arena import open_arena
+from megatrain.contracts.arena_locks import hold_alone
+from megatrain.contracts.location import LocalLocation
+from tests.helpers.hooked_location import HookedLocation
+
+left, lock, say_persist = [int(sys.argv[2])], threading.Lock(), writer.write_persist
+
+def crash(action, path):
+    with lock:
+        if action in ("read", "list"):
+            return
+        if left[0] == 0:
+            print(action, path.rpartition("/")[2], flush=True)
+            os._exit({crashed})
+        left[0] -= 1
+
+def crash_and_say(*arguments):
+    crash("persist", "word")
+    return say_persist(*arguments)
+
+writer.write_persist = crash_and_say
+arena = open_arena(Path(sys.argv[1]))
+writer.Writer(
+    arena, hold_alone(arena.writer_lock), lambda text: HookedLocation(LocalLocation(Path(text)), crash)
+).run()
+"""
+
+
+def crash_writer(arena: Arena, number: int) -> str | None:
+    """Run a writer that ends, as SIGKILL would end it, just before its change `number` to storage or to a slot.
+
+    Return what it was about to do, None when it was done with everything before.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", _CRASHING.format(crashed=CRASHED), str(arena.root), str(number)],
+        cwd=ROOT, timeout=DEADLINE_S, check=False, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode in (0, CRASHED), done.stderr
+    return done.stdout.strip() if done.returncode == CRASHED else None

@@ -88,7 +88,7 @@ def _facts(manifest: Manifest, document: dict[str, Any]) -> list[tuple[str, str]
     skipped = f", {manifest.num_skipped} steps skipped" if manifest.num_skipped else ""
     moments = "with the optimizer's moments" if manifest.has_optimizer else "weights only"
     shards = f"{document['num_items']:,} boxes of {document['num_tensors']} tensors"
-    shards += f" in {document['num_data_files']} data files"
+    shards += f" in {document['num_data_files']} data {'file' if document['num_data_files'] == 1 else 'files'}"
     found = [
         ("checkpoint", document["place"]),
         ("job", f"{manifest.job}, branch {manifest.branch}, round {manifest.incarnation}"),

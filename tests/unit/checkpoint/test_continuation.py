@@ -72,3 +72,14 @@ def test_a_configuration_of_another_version_is_told() -> None:
     manifest = make_manifest(config={"model": {"colour": "blue"}})
     with pytest.raises(CheckpointError, match=r"of another version of this program: .*model\.colour"):
         continuation(origin_of(manifest, "the-checkpoint"), Config.from_dict(BASE), DATA, is_same_run=True)
+
+
+def test_imported_weights_begin_at_step_0_and_say_nothing_of_training() -> None:
+    manifest = make_manifest(config=Config.from_dict(BASE).to_dict(), data=SampleStream(num_tokens=0, seed=0))
+    config = Config.from_dict({**BASE, "optimizer": {"lr": 5.0}, "model": BASE["model"] | {"window_size": 8}})
+    found = continuation(origin_of(manifest, "imported"), config, DATA, is_same_run=False)
+    assert found.progress == Progress()
+    assert found.notes == (
+        "changed since: model.window_size: 0 -> 8",
+        "weights that were trained elsewhere, so this run begins at step 0",
+    )

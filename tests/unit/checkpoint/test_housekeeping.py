@@ -1,0 +1,123 @@
+"""What goes after a checkpoint was committed, and what never goes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from megatrain.checkpoint.housekeeping import Housekeeping
+from megatrain.checkpoint.write_marks import WritingMark
+from megatrain.contracts.checkpoint_files import committed_steps, pin
+from megatrain.contracts.errors import CheckpointError
+from megatrain.contracts.lineage import open_branch
+from megatrain.contracts.location import LocalLocation, Location
+from tests.helpers.arena_snapshots import host_plan
+from tests.helpers.checkpoint_tree import path_of, put_checkpoint, put_main, put_manifest
+from tests.helpers.hooked_location import HookedLocation
+
+PLAN = host_plan("", keep_last=2, commit_timeout_s=600.0)
+
+
+@pytest.fixture
+def checkpoints(tmp_path: Path) -> Location:
+    return LocalLocation(tmp_path / "checkpoints")
+
+
+def names(branch: Location) -> list[str]:
+    return [entry.name for entry in branch.entries() if entry.name.startswith("step-")]
+
+
+def test_old_checkpoints_go_and_kept_ones_stay(checkpoints: Location) -> None:
+    main = put_main(checkpoints, *range(10, 110, 10))
+    open_branch(checkpoints, "main", 25, "")
+    pin(main / "step-000000040", "good")
+    said = Housekeeping().run(checkpoints, replace(PLAN, keep_every=50))
+    # the pinned one, every 50th, the last two, and the one from which branch-0002 goes on
+    assert committed_steps(main) == [20, 40, 50, 90, 100]
+    assert names(main) == [f"step-{step:09d}" for step in (20, 40, 50, 90, 100)]
+    assert said == [f"removed {main}/step-{step:09d}" for step in (10, 30, 60, 70, 80)]
+    assert Housekeeping().run(checkpoints, replace(PLAN, keep_every=50)) == []
+
+
+def test_all_are_kept_unless_asked(checkpoints: Location) -> None:
+    main = put_main(checkpoints, 10, 20, 30)
+    assert Housekeeping().run(checkpoints, replace(PLAN, keep_last=0)) == []
+    assert committed_steps(main) == [10, 20, 30]
+
+
+def test_only_the_branch_that_is_written_is_touched(checkpoints: Location) -> None:
+    main = put_main(checkpoints, 10, 20, 30)
+    branch = open_branch(checkpoints, "main", 30, "").name
+    for step in (40, 50, 60):
+        put_checkpoint(checkpoints / branch, step)
+    Housekeeping().run(checkpoints, replace(PLAN, branch=branch, keep_last=1))
+    assert committed_steps(main) == [10, 20, 30]
+    assert committed_steps(checkpoints / branch) == [60]
+
+
+def begin(branch: Location, step: int, round_number: int, started_unix_s: float) -> None:
+    directory = put_manifest(branch, step)
+    WritingMark(round_number, "demo", started_unix_s).write(directory)
+
+
+def test_what_was_never_finished_goes_when_it_is_nobodys(checkpoints: Location) -> None:
+    main = put_main(checkpoints, 50)
+    put_manifest(main, 10)
+    begin(main, 11, round_number=2, started_unix_s=2e9)
+    begin(main, 12, round_number=1, started_unix_s=1e9)
+    path_of(main / "step-000000013").mkdir()
+    kept = ["step-000000020", "step-000000021", "step-000000022", "step-000000023", "step-000000050", "step-000000060"]
+    # the writer of an older round may be at it, a newer round is, COMMIT is damaged, or somebody wants to keep it
+    begin(main, 20, round_number=1, started_unix_s=3e9)
+    begin(main, 21, round_number=3, started_unix_s=1e9)
+    (put_manifest(main, 22) / "COMMIT").write(b"?")
+    (put_manifest(main, 23) / "PINNED").write(b"?")
+    begin(main, 60, round_number=2, started_unix_s=1e9)
+    said = Housekeeping().run(checkpoints, replace(PLAN, keep_last=0))
+    assert names(main) == kept
+    assert len(said) == 4
+
+
+def test_nothing_goes_before_anything_is_committed(checkpoints: Location) -> None:
+    main = put_main(checkpoints)
+    put_manifest(main, 10)
+    put_manifest(main, 20)
+    assert Housekeeping().run(checkpoints, PLAN) == []
+    assert len(names(main)) == 2
+
+
+def test_a_damaged_lineage_keeps_everything(checkpoints: Location) -> None:
+    main = put_main(checkpoints, 10, 20, 30)
+    (checkpoints / "branch-0002" / "BRANCH").write(b"?")
+    (said,) = Housekeeping().run(checkpoints, PLAN)
+    assert "older checkpoints are left: " in said
+    assert "branch-0002/BRANCH: not JSON" in said
+    assert committed_steps(main) == [10, 20, 30]
+
+
+def test_a_removal_that_fails_is_told(checkpoints: Location) -> None:
+    put_main(checkpoints, 10, 20, 30)
+
+    def fail(action: str, path: str) -> None:
+        if action == "remove":
+            raise CheckpointError(f"{path}: cannot be removed: Permission denied")
+
+    (said,) = Housekeeping().run(HookedLocation(checkpoints, fail), PLAN)
+    assert said.startswith("older checkpoints are left: main/step-000000010/")
+    assert committed_steps(checkpoints / "main") == [10, 20, 30]
+
+
+def test_what_is_known_is_not_read_again(checkpoints: Location) -> None:
+    main = put_main(checkpoints, *range(10, 60, 10))
+    reads: list[str] = []
+    hooked = HookedLocation(checkpoints, lambda action, path: reads.append(path) if action == "read" else None)
+    plan = replace(PLAN, keep_last=0)
+    housekeeping = Housekeeping()
+    housekeeping.run(hooked, plan)
+    assert len([path for path in reads if path.endswith("COMMIT")]) == 5
+    reads.clear()
+    put_checkpoint(main, 60)
+    housekeeping.run(hooked, plan)
+    assert [path for path in reads if path.endswith("COMMIT")] == ["main/step-000000060/COMMIT"]

@@ -1,0 +1,130 @@
+"""The small files between the writers of several hosts: strict, of one snapshot, and of no use to an older round."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megatrain.checkpoint.write_marks import (
+    DoneMark,
+    WritingMark,
+    claim,
+    done_name,
+    failed_name,
+    is_leftover,
+    read_failed,
+    write_failed,
+)
+from megatrain.contracts.arena import SealedSnapshot
+from megatrain.contracts.errors import CheckpointError
+from megatrain.contracts.location import LocalLocation, Location
+from megatrain.contracts.manifest import FileEntry
+from tests.helpers.checkpoint_tree import path_of, put_checkpoint, tree
+
+SNAPSHOT = SealedSnapshot(step=120, round=2, snapshot=7)
+DONE = DoneMark(SNAPSHOT, 1, 0.5, {"r000002-rank-00004.distcp": FileEntry(10, "items-sha256:" + "0a" * 32)})
+MARK = WritingMark(round=2, job="demo", started_unix_s=1_790_000_000.5)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Location:
+    return LocalLocation(tmp_path / "main" / "step-000000120")
+
+
+def test_names() -> None:
+    assert done_name(2, 1) == "host-r000002-00001.done"
+    assert failed_name(2, 12) == "host-r000002-00012.failed"
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("WRITING", True),
+        ("host-r000002-00001.done", True),
+        ("host-r000001-00001.failed", True),
+        ("host-r000003-00001.done", False),
+        ("r000001-rank-00000.distcp", True),
+        ("r000002-rank-00000.distcp", False),
+        ("r000003-rank-00000.distcp", False),
+        *((name, False) for name in ("COMMIT", "PINNED", "manifest.json", ".metadata", "tokenizer.json", "notes")),
+    ],
+)
+def test_what_a_commit_leaves_over(name: str, expected: bool) -> None:
+    assert is_leftover(name, 2) == expected
+
+
+def test_done_comes_back_for_its_snapshot_only(directory: Location) -> None:
+    assert DoneMark.read(directory, SNAPSHOT, 1) is None
+    DONE.write(directory)
+    assert DoneMark.read(directory, SNAPSHOT, 1) == DONE
+    assert DoneMark.read(directory, SNAPSHOT, 0) is None
+    for other in (SealedSnapshot(120, 2, 8), SealedSnapshot(110, 2, 7), SealedSnapshot(120, 3, 7)):
+        assert DoneMark.read(directory, other, 1) is None
+
+
+def test_failed_comes_back_for_its_snapshot_only(directory: Location) -> None:
+    assert read_failed(directory, SNAPSHOT, 1) is None
+    write_failed(directory, SNAPSHOT, 1, "disk full")
+    assert read_failed(directory, SNAPSHOT, 1) == "disk full"
+    assert read_failed(directory, SealedSnapshot(120, 2, 8), 1) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"schema_version": 2}, "schema_version=2, this program reads 1"),
+        ({"snapshot": "7"}, "snapshot='7'; expected an integer"),
+        ({"write_s": None}, "write_s=None; expected a number"),
+        ({"files": []}, r"files=\[\]; expected an object"),
+        ({"files": {"a": [1]}}, r"files=.*; expected \[size, digest\]"),
+        ({"files": {"a": [True, "x"]}}, r"files=.*; expected \[size, digest\]"),
+        ({"files": {"../a": [1, "x"]}}, r"files=.*; expected \[size, digest\]"),
+    ],
+)
+def test_a_damaged_done_is_named(directory: Location, change: dict[str, Any], message: str) -> None:
+    DONE.write(directory)
+    place = directory / "host-r000002-00001.done"
+    place.write(json.dumps({**json.loads(place.read()), **change}).encode())
+    with pytest.raises(CheckpointError, match=rf"host-r000002-00001\.done: {message}"):
+        DoneMark.read(directory, SNAPSHOT, 1)
+
+
+def test_a_checkpoint_is_claimed_once_a_round(directory: Location) -> None:
+    claim(directory, MARK)
+    assert WritingMark.read(directory) == MARK
+    before = tree(path_of(directory))
+    claim(directory, WritingMark(2, "demo", 1_790_000_111.0))
+    assert tree(path_of(directory)) == before
+    newer = WritingMark(3, "demo", 1_790_000_222.0)
+    claim(directory, newer)
+    assert WritingMark.read(directory) == newer
+    with pytest.raises(CheckpointError, match=r"WRITING: round 3 makes this checkpoint, and round 2 is older; .* stop"):
+        claim(directory, MARK)
+    assert WritingMark.read(directory) == newer
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"\xff", b'{"schema_version": 1, "round": "x"}'])
+def test_a_damaged_claim_is_replaced(directory: Location, content: bytes) -> None:
+    (directory / "WRITING").write(content)
+    assert WritingMark.read(directory) is None
+    claim(directory, MARK)
+    assert WritingMark.read(directory) == MARK
+
+
+@pytest.mark.parametrize(("incarnation", "message"), [(2, "is a complete checkpoint already"), (3, "round 2 is older")])
+def test_a_complete_checkpoint_is_not_claimed(directory: Location, incarnation: int, message: str) -> None:
+    put_checkpoint(LocalLocation(path_of(directory).parent), 120, incarnation=incarnation)
+    with pytest.raises(CheckpointError, match=message):
+        claim(directory, MARK)
+    assert WritingMark.read(directory) is None
+
+
+@pytest.mark.parametrize("write", [MARK.write, DONE.write, lambda place: write_failed(place, SNAPSHOT, 1, "x")])
+def test_marks_are_of_this_schema(directory: Location, write: Callable[[Location], None]) -> None:
+    write(directory)
+    (content,) = tree(path_of(directory)).values()
+    assert json.loads(content)["schema_version"] == 1

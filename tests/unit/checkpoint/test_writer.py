@@ -1,0 +1,296 @@
+"""The writer process of a host, as it runs: what is committed, in which order, and when it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from megatrain.checkpoint.data_file import verify_checkpoint
+from megatrain.checkpoint.writer import main, start_writer
+from megatrain.contracts.arena import Arena, join_arena, wake_writer
+from megatrain.contracts.arena_layout import Persist
+from megatrain.contracts.arena_plans import HostPlan
+from megatrain.contracts.checkpoint_files import committed_steps, read_manifest
+from megatrain.contracts.errors import CheckpointError
+from megatrain.contracts.exit_codes import ExitCode
+from tests.helpers.arena_snapshots import Job, make_image, make_job
+from tests.helpers.checkpoint_tree import path_of, put_checkpoint, tree
+from tests.helpers.source_tree import ROOT
+from tests.helpers.waiting import wait_until
+from tests.helpers.writer_process import (
+    DEADLINE_S,
+    drain,
+    is_alive,
+    log_of,
+    running_writer,
+    wait_for,
+    writer_thread,
+)
+
+FILES = ["r000002-rank-00000.distcp", "r000002-rank-00001.distcp"]
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    return make_job(tmp_path)
+
+
+@pytest.fixture
+def arena(job: Job) -> Arena:
+    return job.arena
+
+
+# What is committed
+
+
+def test_a_snapshot_becomes_a_checkpoint(job: Job, arena: Arena, tmp_path: Path) -> None:
+    (tmp_path / "my-tokenizer.json").write_text('{"model": 1}')
+    job.change_plans(tokenizer=str(tmp_path / "my-tokenizer.json"))
+    with running_writer(arena) as pid:
+        first = wait_for(arena)
+        assert (first.pid, first.branch, first.round, first.last_persisted_step) == (pid, "main", 2, None)
+        assert start_writer(arena, log_of(arena)) is None
+        job.put_snapshot(step=10, snapshot=4)
+        assert wake_writer(arena)
+        status = wait_for(arena, persisted=1)
+        assert job.persist_words() == {10: {Persist.DONE}}
+    directory = job.step(10)
+    assert verify_checkpoint(directory, job="demo", branch="main") == []
+    files = tree(path_of(directory))
+    assert sorted(files) == [".metadata", "COMMIT", "manifest.json", *FILES, "tokenizer.json"]
+    for rank, name in enumerate(FILES):
+        image = make_image(rank, 4)
+        assert files[name][: len(image)] == image
+    manifest = read_manifest(directory)
+    plan = HostPlan.read(arena.host_plan)
+    assert (manifest.step, manifest.incarnation, manifest.branch, manifest.job) == (10, 2, "main", "demo")
+    assert (manifest.consumed_samples, manifest.consumed_tokens) == (320, 81920)
+    assert (manifest.num_updates, manifest.num_skipped, manifest.has_optimizer) == (9, 1, True)
+    assert (manifest.mesh, manifest.versions, manifest.data) == (
+        plan.manifest.mesh, plan.manifest.versions, plan.manifest.data,
+    )  # fmt: skip
+    assert (manifest.config, manifest.config_hash) == ({"model": {"hidden_size": 64}}, "abc123")
+    assert sorted(manifest.files) == [".metadata", *FILES, "tokenizer.json"]
+    assert (status.last_persisted_step, status.last_error, status.num_failures) == (10, "", 0)
+    assert status.last_write_bytes == sum(len(files[name]) for name in FILES)
+    assert status.last_write_s > 0
+    assert "step 10 of main: committed by round 2" in log_of(arena).read_text()
+
+
+def test_a_checkpoint_behind_a_url(job: Job, arena: Arena) -> None:
+    job.change_plans(checkpoints=f"file://{job.checkpoints}")
+    job.put_snapshot(step=10, snapshot=4)
+    drain(arena)
+    assert verify_checkpoint(job.step(10)) == []
+
+
+def test_the_oldest_snapshot_comes_first(job: Job, arena: Arena) -> None:
+    job.put_snapshot(step=20, snapshot=5)
+    job.put_snapshot(step=10, snapshot=4)
+    said = drain(arena)
+    assert said.index("step 10 of main: committed") < said.index("step 20 of main: committed")
+    assert committed_steps(job.checkpoints / "main") == [10, 20]
+    for step in (10, 20):
+        assert verify_checkpoint(job.step(step)) == []
+    assert not arena.root.exists()
+
+
+def test_files_come_in_an_order_that_a_crash_cannot_spoil(job: Job, arena: Arena) -> None:
+    done: list[str] = []
+
+    def note(action: str, path: str) -> None:
+        if action not in ("read", "list", "append"):
+            done.append(f"{action} {path.rpartition('/')[2]}")
+        if path.endswith("COMMIT") and action == "write":
+            assert job.persist_words() == {10: {Persist.WANTED}}
+
+    with writer_thread(arena, note):
+        job.put_snapshot(step=10, snapshot=4)
+        wake_writer(arena)
+        wait_for(arena, persisted=1)
+    mark = "host-r000002-00000"
+    assert done[:3] == ["write WRITING", f"remove {mark}.done", f"remove {mark}.failed"]
+    assert sorted(done[3:7]) == [*(f"close {name}" for name in FILES), *(f"create {name}" for name in FILES)]
+    assert done[7:] == [
+        f"write {mark}.done", "write .metadata", "write manifest.json", "write COMMIT",
+        "remove WRITING", f"remove {mark}.done",
+    ]  # fmt: skip
+
+
+def test_old_checkpoints_are_removed(job: Job, arena: Arena) -> None:
+    for step in (1, 2, 3):
+        put_checkpoint(job.checkpoints / "main", step)
+    job.change_plans(keep_last=2)
+    job.put_snapshot(step=10, snapshot=4)
+    said = drain(arena)
+    assert committed_steps(job.checkpoints / "main") == [3, 10]
+    assert "removed" in said
+
+
+def test_a_step_that_is_complete_already_is_left_alone(job: Job, arena: Arena) -> None:
+    """The job was stopped at the step from which it had gone on."""
+    job.put_snapshot(step=10, snapshot=4)
+    with running_writer(arena):
+        wait_for(arena, persisted=1)
+        before = tree(path_of(job.checkpoints))
+        job.change_plans(round=3)
+        job.put_snapshot(step=10, snapshot=5, round_number=3)
+        wake_writer(arena)
+        wait_for(arena, persisted=2)
+        assert tree(path_of(job.checkpoints)) == before
+        assert job.persist_words() == {10: {Persist.DONE}}
+
+
+def test_what_an_older_round_wanted_is_persisted_while_a_newer_one_runs(job: Job, arena: Arena) -> None:
+    job.change_plans(round=3)
+    job.put_snapshot(step=10, snapshot=4, round_number=2)
+    drain(arena)
+    directory = job.step(10)
+    assert verify_checkpoint(directory) == []
+    assert read_manifest(directory).incarnation == 2
+
+
+# How it lives and ends
+
+
+def test_it_gives_way_to_everything_else(arena: Arena) -> None:
+    with running_writer(arena) as pid:
+        wait_for(arena)
+        assert os.getpriority(os.PRIO_PROCESS, pid) == 19
+        assert os.sched_getscheduler(pid) == os.SCHED_BATCH
+        assert os.getsid(pid) == pid
+        assert len(os.sched_getaffinity(pid)) >= len(os.sched_getaffinity(0))
+
+
+def test_it_ends_when_its_workers_have_left_and_leaves_no_zombie(arena: Arena, tmp_path: Path) -> None:
+    _, workers = join_arena(arena.root)
+    pid = start_writer(arena, log_of(arena))
+    assert pid is not None
+    wait_for(arena)
+    workers.release()
+    wake_writer(arena)
+    wait_until(lambda: not is_alive(pid), "the end of the writer", DEADLINE_S)
+    assert not arena.root.exists()
+
+
+def test_an_arena_is_kept_for_a_while_and_a_worker_that_comes_keeps_it_longer(job: Job, arena: Arena) -> None:
+    job.change_plans(keep_arena_s=1000.0)
+    now, looks = [0.0], [0]
+
+    def clock_s() -> float:
+        looks[0] += 1
+        return now[0]
+
+    def look() -> None:
+        """Let the writer look twice, so that one look began after all that was said before."""
+        for _ in range(2):
+            seen = looks[0]
+            wake_writer(arena)
+            wait_until(lambda seen=seen: looks[0] > seen, "a look at the clock", DEADLINE_S)  # type: ignore[misc]
+
+    with writer_thread(arena, clock_s=clock_s, has_worker=False) as running:
+        look()
+        now[0] = 999.0
+        look()
+        _, workers = join_arena(arena.root)
+        now[0] = 1001.0
+        job.put_snapshot(step=10, snapshot=4)
+        wake_writer(arena)
+        wait_for(arena, persisted=1)
+        workers.release()
+        look()
+        now[0] = 2000.0
+        look()
+        assert arena.root.exists()
+        now[0] = 2002.0
+        wake_writer(arena)
+        running.join()
+    assert not arena.root.exists()
+
+
+def test_one_of_two_writers_ends_quietly(job: Job, arena: Arena) -> None:
+    job.put_snapshot(step=10, snapshot=4)
+    command = [sys.executable, "-m", "megatrain.checkpoint.writer", str(arena.root)]
+    both = [subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    said = ""
+    for process in both:
+        said += process.communicate(timeout=DEADLINE_S)[1]
+        assert process.returncode == 0
+    assert said.count("step 10 of main: committed") == 1
+    assert verify_checkpoint(job.step(10)) == []
+
+
+def test_a_request_to_end_comes_after_the_write_at_hand(job: Job, arena: Arena) -> None:
+    job.put_snapshot(step=10, snapshot=4)
+    job.put_snapshot(step=20, snapshot=5)
+
+    def ask(action: str, path: str) -> None:
+        if path.endswith(FILES[0]):
+            running.writer.stop()
+
+    _, workers = join_arena(arena.root)
+    with workers, writer_thread(arena, ask) as running:
+        running.join()
+        words = job.persist_words()
+    assert committed_steps(job.checkpoints / "main") == [10]
+    assert words == {10: {Persist.DONE}, 20: {Persist.WANTED}}
+
+
+def test_signals(job: Job, arena: Arena) -> None:
+    with running_writer(arena) as pid:
+        wait_for(arena)
+        for number in (signal.SIGINT, signal.SIGHUP):
+            os.kill(pid, number)
+        job.put_snapshot(step=10, snapshot=4)
+        wake_writer(arena)
+        wait_for(arena, persisted=1)
+        os.kill(pid, signal.SIGTERM)
+        wait_until(lambda: not is_alive(pid), "the end of the writer", DEADLINE_S)
+        assert arena.root.exists()
+
+
+def test_without_workers_and_plan_there_is_nothing_to_keep(job: Job, arena: Arena) -> None:
+    job.put_snapshot(step=10, snapshot=4)
+    arena.host_plan.unlink()
+    drain(arena)
+    assert not arena.root.exists()
+
+
+def test_with_a_damaged_plan_everything_is_kept(job: Job, arena: Arena) -> None:
+    job.put_snapshot(step=10, snapshot=4)
+    arena.host_plan.write_text("{")
+    assert "host.json: not JSON" in drain(arena)
+    assert job.persist_words() == {10: {Persist.WANTED}}
+
+
+def test_an_arena_that_somebody_removes_is_no_reason_to_stay(job: Job, arena: Arena) -> None:
+    job.change_plans(keep_arena_s=1000.0)
+    with writer_thread(arena, has_worker=False) as running:
+        wait_for(arena)
+        arena.root.rename(arena.root.with_name("gone"))
+        wake_writer(Arena(arena.root.with_name("gone")))
+        running.join()
+
+
+def test_wrong_arguments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == ExitCode.USAGE
+    assert "ARENA_DIRECTORY" in capsys.readouterr().err
+    assert main([str(tmp_path / "gone")]) == ExitCode.OK
+    (tmp_path / "file").write_text("")
+    assert main([str(tmp_path / "file")]) == ExitCode.CHECKPOINT
+
+
+def test_a_log_that_cannot_be_written_is_named(arena: Arena, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"cannot be started \(log: .*/gone/log\): No such file"):
+        start_writer(arena, tmp_path / "gone" / "log")
+
+
+def test_it_loads_no_torch() -> None:
+    script = "import sys, megatrain.checkpoint.writer; print({'torch', 'numpy', 'fsspec'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout.strip() == "set()"

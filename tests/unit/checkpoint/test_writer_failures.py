@@ -1,0 +1,289 @@
+"""What a writer makes of a storage or an arena that fails: it says so, leaves nothing that counts, and goes on."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megatrain.checkpoint import persist, writer
+from megatrain.checkpoint.data_file import verify_checkpoint
+from megatrain.checkpoint.write_marks import WritingMark
+from megatrain.contracts.arena import Arena, wake_writer
+from megatrain.contracts.arena_layout import Persist, SlotState
+from megatrain.contracts.arena_plans import RankPlan
+from megatrain.contracts.checkpoint_files import committed_steps, is_committed, is_unfinished, write_commit
+from megatrain.contracts.errors import CheckpointError
+from megatrain.contracts.lineage import candidates
+from megatrain.contracts.location import Location
+from tests.helpers.arena_snapshots import Job, make_job, put_slot
+from tests.helpers.checkpoint_tree import path_of, put_checkpoint, tree
+from tests.helpers.writer_process import drain, wait_for, writer_thread
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    return make_job(tmp_path)
+
+
+class Trouble:
+    """Fails one kind of action in storage, while it is on."""
+
+    def __init__(self, action: str, name: str) -> None:
+        self.is_on = True
+        self._what = (action, name)
+
+    def __call__(self, action: str, path: str) -> None:
+        if self.is_on and (action, path.rpartition("/")[2]) == self._what:
+            raise CheckpointError(f"{path}: cannot be written: No space left on device")
+
+
+def persist_next(job: Job, step: int, snapshot: int, **expected: int) -> str:
+    job.put_snapshot(step=step, snapshot=snapshot)
+    wake_writer(job.arena)
+    return wait_for(job.arena, **expected).last_error
+
+
+@pytest.mark.parametrize(
+    ("action", "name"),
+    [
+        ("write", "WRITING"),
+        ("create", "r000002-rank-00001.distcp"),
+        ("append", "r000002-rank-00000.distcp"),
+        ("close", "r000002-rank-00001.distcp"),
+        ("write", "host-r000002-00000.done"),
+        ("write", ".metadata"),
+        ("write", "manifest.json"),
+    ],
+)
+def test_a_full_disk(job: Job, action: str, name: str) -> None:
+    trouble = Trouble(action, name)
+    with writer_thread(job.arena, trouble):
+        problem = persist_next(job, 10, 4, failures=1)
+        assert problem == f"step 10: not saved: main/step-000000010/{name}: cannot be written: No space left on device"
+        assert job.persist_words() == {10: {Persist.FAILED}}
+        assert not job.step(10).exists()
+        assert candidates(job.checkpoints) == []
+        trouble.is_on = False
+        assert persist_next(job, 20, 5, failures=1, persisted=1) == ""
+        assert job.persist_words() == {10: {Persist.FAILED}, 20: {Persist.DONE}}
+        assert verify_checkpoint(job.step(20)) == []
+
+
+def test_a_commit_that_fails_leaves_all_that_it_may_vouch_for(job: Job) -> None:
+    """COMMIT may yet appear: a store that did not answer may have taken it."""
+    trouble = Trouble("write", "COMMIT")
+    with writer_thread(job.arena, trouble):
+        assert "step-000000010/COMMIT: cannot be written" in persist_next(job, 10, 4, failures=1)
+        assert is_unfinished(job.step(10))
+        assert len(tree(path_of(job.step(10)))) == 6
+        assert candidates(job.checkpoints) == []
+        trouble.is_on = False
+        persist_next(job, 20, 5, failures=1, persisted=1)
+    assert not job.step(10).exists()
+
+
+def test_a_commit_that_only_seemed_to_fail_counts(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail_late(directory: Location, manifest: Any) -> None:
+        write_commit(directory, manifest)
+        raise CheckpointError("the directory could not be synced")
+
+    monkeypatch.setattr(persist, "write_commit", fail_late)
+    with writer_thread(job.arena):
+        assert persist_next(job, 10, 4, persisted=1) == ""
+    assert verify_checkpoint(job.step(10)) == []
+
+
+def test_a_disk_that_takes_no_more(job: Job) -> None:
+    """The system itself refuses, in the real process."""
+    job.put_snapshot(step=10, snapshot=4)
+    said = drain(job.arena, "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (1300, 1300))")
+    assert "r000002-rank-00000.distcp: cannot be written: File too large" in said
+    assert not job.step(10).exists()
+
+
+def test_a_storage_that_is_away(job: Job) -> None:
+    path_of(job.checkpoints).rename(path_of(job.checkpoints).with_name("away"))
+    path_of(job.checkpoints).write_text("no directory")
+    with writer_thread(job.arena):
+        assert "WRITING: cannot be written: File exists" in persist_next(job, 10, 4, failures=1)
+        path_of(job.checkpoints).unlink()
+        path_of(job.checkpoints).with_name("away").rename(path_of(job.checkpoints))
+        persist_next(job, 20, 5, failures=1, persisted=1)
+    assert committed_steps(job.checkpoints / "main") == [20]
+
+
+def test_what_cannot_be_removed_is_told_too(job: Job) -> None:
+    def fail(action: str, path: str) -> None:
+        if path.endswith("manifest.json") and action == "write":
+            raise CheckpointError("disk full")
+        if path.endswith(".metadata") and action == "remove":
+            raise CheckpointError("not permitted")
+
+    with writer_thread(job.arena, fail):
+        assert persist_next(job, 10, 4, failures=1) == "step 10: not saved: disk full; not permitted"
+    assert is_unfinished(job.step(10))
+
+
+def test_a_branch_that_is_not_there_gets_no_checkpoints(job: Job) -> None:
+    (job.checkpoints / "main" / "BRANCH").remove()
+    with writer_thread(job.arena):
+        assert "main/BRANCH is missing, so main is no branch" in persist_next(job, 10, 4, failures=1)
+    assert not job.step(10).exists()
+
+
+def test_our_own_bug_ends_one_write_and_not_the_writer(job: Job, capfd: pytest.CaptureFixture[str]) -> None:
+    def fail(action: str, path: str) -> None:
+        if path.endswith("step-000000010/manifest.json"):
+            raise ZeroDivisionError("a bug")
+
+    with writer_thread(job.arena, fail):
+        assert persist_next(job, 10, 4, failures=1) == "step 10: not saved: ZeroDivisionError: a bug"
+        persist_next(job, 20, 5, failures=1, persisted=1)
+    assert "Traceback" in capfd.readouterr().err
+    assert committed_steps(job.checkpoints / "main") == [20]
+
+
+# Arenas that are not as they should be
+
+
+def test_a_slot_that_a_worker_uses_again_too_early(job: Job) -> None:
+    def reuse(action: str, path: str) -> None:
+        if action == "append" and path.endswith("step-000000010/r000002-rank-00001.distcp"):
+            header = job.arena.slot(1, 0)
+            content = bytearray(header.read_bytes())
+            content[8 * 130] += 2
+            # in place, as a worker does, not another file
+            with header.open("r+b") as file:
+                file.write(content)
+
+    with writer_thread(job.arena, reuse):
+        problem = persist_next(job, 10, 4, failures=1)
+        assert "rank-00001.slot-0: sealed, with snapshot 6 of step 10, while snapshot 4" in problem
+    assert not job.step(10).exists()
+
+
+def spoil_digest(arena: Arena) -> None:
+    plan = RankPlan.read(arena.rank_plan(1))
+    RankPlan(1, plan.image_bytes, bytes(32), plan.items).write(arena.rank_plan(1))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (spoil_digest, r"rank-00001\.slot-0: its plan is not the one in .*plan-00001\.json; it is of a layout that"),
+        (lambda arena: arena.rank_plan(1).unlink(), r"plan-00001\.json: not there"),
+        (lambda arena: arena.rank_plan(1).write_text("{"), r"plan-00001\.json: not JSON"),
+        (lambda arena: arena.metadata(2).unlink(), r"metadata-r000002\.bin: cannot be read: No such file"),
+    ],
+)
+def test_plans_that_do_not_fit(job: Job, spoil: Callable[[Arena], Any], message: str) -> None:
+    spoil(job.arena)
+    with writer_thread(job.arena):
+        problem = persist_next(job, 10, 4, failures=1)
+    assert re.search(message, problem)
+    assert not job.step(10).exists()
+
+
+def test_a_tokenizer_that_is_gone(job: Job, tmp_path: Path) -> None:
+    job.change_plans(tokenizer=str(tmp_path / "gone.json"))
+    with writer_thread(job.arena):
+        assert "gone.json: cannot be read: No such file" in persist_next(job, 10, 4, failures=1)
+    assert not job.step(10).exists()
+
+
+def test_a_snapshot_that_a_rank_never_sealed_is_given_up_when_the_workers_are_gone(job: Job) -> None:
+    put_slot(job.arena, 0, step=10, snapshot=4)
+    put_slot(job.arena, 1, step=10, snapshot=4, state=SlotState.WRITING)
+    job.change_plans(keep_arena_s=1000.0)
+    with writer_thread(job.arena, has_worker=False):
+        problem = wait_for(job.arena, failures=1).last_error
+    assert problem == "step 10: not saved: not sealed by rank 1, which will not do it any more"
+    assert not job.step(10).exists()
+
+
+def test_a_slot_that_vanishes_is_no_matter(job: Job) -> None:
+    def remove(action: str, path: str) -> None:
+        if action == "write" and path.endswith("COMMIT"):
+            job.arena.slot(1, 0).unlink(missing_ok=True)
+
+    with writer_thread(job.arena, remove):
+        persist_next(job, 10, 4, persisted=1)
+    assert verify_checkpoint(job.step(10)) == []
+
+
+def test_a_slot_that_does_not_take_the_word_is_not_tried_for_ever(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> bool:
+        raise CheckpointError("read-only")
+
+    monkeypatch.setattr(writer, "write_persist", refuse)
+    with writer_thread(job.arena):
+        persist_next(job, 10, 4, persisted=1)
+        monkeypatch.undo()
+        persist_next(job, 20, 5, persisted=2)
+    assert job.persist_words() == {10: {Persist.WANTED}, 20: {Persist.DONE}}
+
+
+# Other rounds
+
+
+def test_a_newer_round_has_committed_the_step(job: Job) -> None:
+    put_checkpoint(job.checkpoints / "main", 10, incarnation=3, files={})
+    before = tree(path_of(job.checkpoints))
+    with writer_thread(job.arena):
+        assert "committed by round 3, and round 2 is older" in persist_next(job, 10, 4, failures=1)
+    assert tree(path_of(job.checkpoints)) == before
+
+
+def test_a_newer_round_makes_the_same_step(job: Job) -> None:
+    WritingMark(3, "demo", 1_790_000_000.0).write(job.step(10))
+    before = tree(path_of(job.checkpoints))
+    with writer_thread(job.arena):
+        assert "round 3 makes this checkpoint, and round 2 is older" in persist_next(job, 10, 4, failures=1)
+    assert tree(path_of(job.checkpoints)) == before
+
+
+@pytest.mark.parametrize("moment", [".metadata", "manifest.json"])
+def test_a_newer_round_comes_in_between(job: Job, moment: str) -> None:
+    """Whatever this round wrote under names that both have, it does not commit."""
+    come = threading.Event()
+
+    def come_in(action: str, path: str) -> None:
+        if action == "write" and path.endswith(moment) and not come.is_set():
+            come.set()
+            WritingMark(3, "demo", 1_790_000_000.0).write(job.step(10))
+            (job.step(10) / ".metadata").write(b"of round 3")
+
+    with writer_thread(job.arena, come_in):
+        problem = persist_next(job, 10, 4, failures=1)
+    assert "round 3 makes this checkpoint" in problem or ".metadata: changed since it was written" in problem
+    assert not is_committed(job.step(10))
+    mark = WritingMark.read(job.step(10))
+    assert mark is not None
+    assert mark.round == 3
+
+
+def test_what_an_older_round_left_is_removed_with_the_commit(job: Job) -> None:
+    WritingMark(1, "demo", 1_790_000_000.0).write(job.step(10))
+    for name in ("r000001-rank-00000.distcp", "host-r000001-00000.done", ".metadata"):
+        (job.step(10) / name).write(b"old")
+    with writer_thread(job.arena):
+        persist_next(job, 10, 4, persisted=1)
+    assert verify_checkpoint(job.step(10)) == []
+    assert len(tree(path_of(job.step(10)))) == 5
+
+
+def test_a_complete_step_that_is_damaged_is_told(job: Job) -> None:
+    put_checkpoint(job.checkpoints / "main", 10)
+    with writer_thread(job.arena):
+        assert "is committed and damaged: remove it" in persist_next(job, 10, 4, failures=1)
+
+
+def test_a_complete_step_of_another_job_is_told(job: Job) -> None:
+    put_checkpoint(job.checkpoints / "main", 10, job="other", files={})
+    with writer_thread(job.arena):
+        assert "job='other', expected 'demo'" in persist_next(job, 10, 4, failures=1)

@@ -1,0 +1,199 @@
+"""Writers of several hosts make one checkpoint: they share a storage and nothing else."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+from megatrain.checkpoint.data_file import verify_checkpoint
+from megatrain.checkpoint.write_marks import DoneMark
+from megatrain.contracts.arena import SealedSnapshot, wake_writer
+from megatrain.contracts.arena_layout import Persist
+from megatrain.contracts.arena_plans import HostPlan
+from megatrain.contracts.checkpoint_files import is_committed, is_unfinished, read_manifest
+from megatrain.contracts.errors import CheckpointError
+from megatrain.contracts.manifest import FileEntry
+from tests.helpers.arena_snapshots import Job, make_job, put_slot
+from tests.helpers.checkpoint_tree import path_of, tree
+from tests.helpers.waiting import wait_until
+from tests.helpers.writer_process import DEADLINE_S, crash_writer, running_writer, wait_for, writer_thread
+
+SNAPSHOT = SealedSnapshot(step=10, round=2, snapshot=4)
+FILES = [f"r000002-rank-{rank:05d}.distcp" for rank in range(4)]
+
+
+def wake(job: Job) -> None:
+    for arena in job.arenas:
+        wake_writer(arena)
+
+
+def test_all_hosts_make_one_checkpoint(tmp_path: Path) -> None:
+    job = make_job(tmp_path, 2)
+    with ExitStack() as stack:
+        for arena in job.arenas:
+            stack.enter_context(running_writer(arena))
+        for step, snapshot in ((10, 4), (20, 5)):
+            job.put_snapshot(step=step, snapshot=snapshot)
+            wake(job)
+        for arena in job.arenas:
+            status = wait_for(arena, persisted=2)
+            assert status.last_persisted_step == 20
+        assert job.persist_words() == {10: {Persist.DONE}, 20: {Persist.DONE}}
+        for step in (10, 20):
+            assert verify_checkpoint(job.step(step)) == []
+            assert sorted(read_manifest(job.step(step)).files) == [".metadata", *FILES]
+        # the coordinator tidies up after it has told that it is done
+        wait_until(lambda: len(tree(path_of(job.step(20)))) == 7, "a tidy directory", DEADLINE_S)
+
+
+def test_the_coordinator_waits_for_all(tmp_path: Path) -> None:
+    job = make_job(tmp_path, 3)
+    job.put_snapshot(step=10, snapshot=4)
+    with writer_thread(job.arenas[0]), writer_thread(job.arenas[2]):
+        for index in (0, 2):
+            wait_until(lambda i=index: DoneMark.read(job.step(10), SNAPSHOT, i) is not None, "done", DEADLINE_S)  # type: ignore[misc]
+        assert not (job.step(10) / "manifest.json").exists()
+        with writer_thread(job.arenas[1]):
+            for arena in job.arenas:
+                wait_for(arena, persisted=1)
+    assert verify_checkpoint(job.step(10)) == []
+
+
+def test_a_host_that_never_comes(tmp_path: Path) -> None:
+    job = make_job(tmp_path, 3, commit_timeout_s=0.1)
+    job.put_snapshot(step=10, snapshot=4)
+    with writer_thread(job.arenas[0]):
+        problem = wait_for(job.arenas[0], failures=1).last_error
+        assert "waited 0.1 s for the data files of hosts 1, 2; see the writer's log there" in problem
+    assert not is_committed(job.step(10))
+    assert is_unfinished(job.step(10))
+    # what this host wrote is gone; who comes late is told at once that it is over
+    assert not any((job.step(10) / name).exists() for name in FILES)
+    with writer_thread(job.arenas[1]):
+        problem = wait_for(job.arenas[1], failures=1).last_error
+        assert "host 0 has given up: " in problem
+        assert "waited 0.1 s for the data files of hosts 1, 2" in problem
+
+
+def test_a_coordinator_that_never_comes(tmp_path: Path) -> None:
+    job = make_job(tmp_path, 2, commit_timeout_s=0.1)
+    job.put_snapshot(step=10, snapshot=4)
+    with writer_thread(job.arenas[1]):
+        problem = wait_for(job.arenas[1], failures=1).last_error
+        assert "waited 0.1 s for COMMIT, which the coordinator's host writes" in problem
+    # done was said: a coordinator that has read it may yet commit these
+    assert all((job.step(10) / name).exists() for name in FILES[2:])
+
+
+def test_a_host_that_fails_is_not_waited_for(tmp_path: Path) -> None:
+    job = make_job(tmp_path, 2, commit_timeout_s=1000.0)
+    job.put_snapshot(step=10, snapshot=4)
+
+    def fail(action: str, path: str) -> None:
+        if action == "append" and path.endswith(FILES[3]):
+            raise CheckpointError("disk full")
+
+    with writer_thread(job.arenas[0]), writer_thread(job.arenas[1], fail):
+        assert wait_for(job.arenas[1], failures=1).last_error == "step 10: not saved: disk full"
+        assert "host 1 has given up: disk full" in wait_for(job.arenas[0], failures=1).last_error
+        assert job.persist_words() == {10: {Persist.FAILED}}
+        assert not any((job.step(10) / name).exists() for name in FILES)
+        assert is_unfinished(job.step(10))
+
+
+def test_the_next_snapshot_after_one_that_failed(tmp_path: Path) -> None:
+    job = make_job(tmp_path, 2, commit_timeout_s=1000.0)
+    is_full = [True]
+
+    def fail(action: str, path: str) -> None:
+        if is_full[0] and action == "write" and path.endswith("manifest.json"):
+            raise CheckpointError("disk full")
+
+    with writer_thread(job.arenas[0], fail), writer_thread(job.arenas[1]):
+        job.put_snapshot(step=10, snapshot=4)
+        wake(job)
+        for arena in job.arenas:
+            wait_for(arena, failures=1)
+        is_full[0] = False
+        job.put_snapshot(step=20, snapshot=5)
+        wake(job)
+        for arena in job.arenas:
+            wait_for(arena, failures=1, persisted=1)
+    assert verify_checkpoint(job.step(20)) == []
+    # nobody will finish it, and nobody waits for it
+    assert not job.step(10).exists()
+
+
+def test_what_a_host_said_of_another_snapshot_does_not_count(tmp_path: Path) -> None:
+    job = make_job(tmp_path, 2, commit_timeout_s=0.1)
+    entry = FileEntry(10, "items-sha256:" + "0a" * 32)
+    DoneMark(replace(SNAPSHOT, snapshot=3), 1, 0.1, {FILES[2]: entry}).write(job.step(10))
+    job.put_snapshot(step=10, snapshot=4)
+    with writer_thread(job.arenas[0]):
+        assert "data files of host 1;" in wait_for(job.arenas[0], failures=1).last_error
+
+
+def test_two_hosts_of_the_same_ranks_are_refused(tmp_path: Path) -> None:
+    job = make_job(tmp_path, 2)
+    entry = FileEntry(10, "items-sha256:" + "0a" * 32)
+    DoneMark(SNAPSHOT, 1, 0.1, {FILES[0]: entry}).write(job.step(10))
+    job.put_snapshot(step=10, snapshot=4)
+    with writer_thread(job.arenas[0]):
+        problem = wait_for(job.arenas[0], failures=1).last_error
+    assert "r000002-rank-00000.distcp: written by two hosts; host.json is at fault" in problem
+    assert not is_committed(job.step(10))
+
+
+def test_a_file_that_is_gone_before_the_commit(tmp_path: Path) -> None:
+    job = make_job(tmp_path, 2)
+    job.put_snapshot(step=10, snapshot=4)
+
+    def remove(action: str, path: str) -> None:
+        if action == "write" and path.endswith("manifest.json"):
+            (job.step(10) / FILES[3]).remove()
+
+    with writer_thread(job.arenas[0], remove), writer_thread(job.arenas[1]):
+        assert f"{FILES[3]}: gone since it was written" in wait_for(job.arenas[0], failures=1).last_error
+        wait_for(job.arenas[1], failures=1)
+    assert not is_committed(job.step(10))
+
+
+def test_a_newer_round_that_wants_a_checkpoint_ends_the_wait(tmp_path: Path) -> None:
+    """A host of the older round is gone, and what waits for it would hold up the job."""
+    job = make_job(tmp_path, 2, commit_timeout_s=1000.0)
+    coordinator = job.arenas[0]
+    job.put_snapshot(step=10, snapshot=4)
+    with writer_thread(coordinator):
+        wait_until(lambda: DoneMark.read(job.step(10), SNAPSHOT, 0) is not None, "done", DEADLINE_S)
+        plan = replace(HostPlan.read(coordinator.host_plan), round=3, num_hosts=1)
+        coordinator.metadata(3).write_bytes(make_job(tmp_path / "other").arena.metadata(2).read_bytes())
+        plan.write(coordinator.host_plan)
+        for rank in plan.ranks:
+            put_slot(coordinator, rank, step=15, snapshot=5, round_number=3)
+        wait_for(coordinator, failures=1, persisted=1)
+    assert is_committed(job.step(15))
+    assert not is_committed(job.step(10))
+
+
+def test_a_writer_that_is_killed_goes_on_where_its_host_was(tmp_path: Path) -> None:
+    """Killed before each change of a host that is not the coordinator, which waits."""
+    points = []
+    number = 0
+    is_killed = True
+    while is_killed:
+        job = make_job(tmp_path / str(number), 2)
+        job.put_snapshot(step=10, snapshot=4)
+        with running_writer(job.arenas[0]):
+            point = crash_writer(job.arenas[1], number)
+            is_killed = point is not None
+            points.append(point)
+            if is_killed:
+                with running_writer(job.arenas[1]):
+                    wait_for(job.arenas[1], persisted=1)
+            wait_for(job.arenas[0], persisted=1)
+        assert verify_checkpoint(job.step(10)) == []
+        assert job.persist_words()[10] == {Persist.DONE}
+        # not every change in the middle of a file, which one host alone is tested for
+        number += 3
+    assert len(points) >= 4
