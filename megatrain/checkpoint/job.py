@@ -86,7 +86,7 @@ class JobCheckpoints:
         """
         host, settings = self._mesh.host, self._config.checkpoint
         start = read_storage(self._checkpoints, settings, self._mesh.rank, host)
-        attachment = self._attach(start.branch)
+        attachment = self._attach(start.branch, start.branch_created_unix_s)
         memory = attachment.memory
         if memory is None:
             # what an earlier layout had in memory may have come to storage meanwhile
@@ -169,10 +169,11 @@ class JobCheckpoints:
         """Where the checkpoints of the current branch are."""
         return str(self._checkpoints / self._branch)
 
-    def _attach(self, branch: str) -> Attachment:
+    def _attach(self, branch: str, created_unix_s: float) -> Attachment:
         self._branch = branch
-        settings = self._config.checkpoint
-        path = arena_path(Path(settings.arena_directory), self._config.job.name, branch, str(self._checkpoints))
+        # by its birth as well: what a run that was removed since has in memory is none of ours
+        place = f"{self._checkpoints}@{created_unix_s!r}"
+        path = arena_path(Path(self._config.checkpoint.arena_directory), self._config.job.name, branch, place)
         self._attachment = attach(
             path,
             self._plan,
@@ -228,20 +229,21 @@ class JobCheckpoints:
 
     def _leave_branch(self, parent: str, step: int) -> str:
         """Begin a branch at an older step: what came after it is abandoned. Returns what to say about it."""
-        old, problem, branch = self._branch, None, ""
+        old, problem, branch, created_unix_s = self._branch, None, "", 0.0
         if self._mesh.rank == 0:
             try:
-                branch = open_branch(self._checkpoints, parent, step, f"newer checkpoints of {old} are damaged").name
+                opened = open_branch(self._checkpoints, parent, step, f"newer checkpoints of {old} are damaged")
+                branch, created_unix_s = opened.name, opened.created_unix_s
             except CheckpointError as error:
                 problem = str(error)
-        branch, problem = self._mesh.host.broadcast_json([branch, problem])
+        branch, created_unix_s, problem = self._mesh.host.broadcast_json([branch, created_unix_s, problem])
         if problem is not None:
             raise CheckpointError(problem)
         assert self._attachment is not None
         self._attachment.lock.release()
         if self._local_rank == 0:
             remove_arena(self._attachment.arena.root)
-        self._attach(branch)
+        self._attach(branch, created_unix_s)
         return f"went back to step {step}, so the run goes on as branch {branch}"
 
     def _open_slots(self) -> list[ArenaSlot]:

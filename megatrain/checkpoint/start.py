@@ -14,7 +14,7 @@ from megatrain.comm.host_groups import HostGroups
 from megatrain.config.checkpoint import CheckpointConfig
 from megatrain.contracts.checkpoint_files import is_committed, read_manifest, step_directory_name
 from megatrain.contracts.errors import CheckpointError
-from megatrain.contracts.lineage import MAIN_BRANCH, candidates, ensure_branch, unfinished
+from megatrain.contracts.lineage import MAIN_BRANCH, candidates, ensure_branch, read_branch, unfinished
 from megatrain.contracts.location import Location
 
 
@@ -33,6 +33,7 @@ class StartingPoint:
     """The branch to go on with, and what it may go on from, best first. `last_round` wrote the newest of them."""
 
     branch: str
+    branch_created_unix_s: float
     candidates: tuple[StorageCandidate, ...]
     last_round: int
     notes: tuple[str, ...]
@@ -53,8 +54,13 @@ def read_storage(checkpoints: Location, settings: CheckpointConfig, rank: int, h
     if rank == 0:
         try:
             found = _look(checkpoints, settings)
-            told = {"branch": found.branch, "candidates": [astuple(one) for one in found.candidates],
-                    "last_round": found.last_round, "notes": found.notes}  # fmt: skip
+            told = {
+                "branch": found.branch,
+                "created": found.branch_created_unix_s,
+                "candidates": [astuple(one) for one in found.candidates],
+                "last_round": found.last_round,
+                "notes": found.notes,
+            }
         except CheckpointError as error:
             told = {"problem": str(error)}
     told = host.broadcast_json(told)
@@ -62,6 +68,7 @@ def read_storage(checkpoints: Location, settings: CheckpointConfig, rank: int, h
         raise CheckpointError(told["problem"])
     return StartingPoint(
         branch=told["branch"],
+        branch_created_unix_s=told["created"],
         candidates=tuple(StorageCandidate(*one) for one in told["candidates"]),
         last_round=told["last_round"],
         notes=tuple(told["notes"]),
@@ -81,7 +88,8 @@ def _look(checkpoints: Location, settings: CheckpointConfig) -> StartingPoint:
     if not found and settings.load:
         found = [_named(settings.load)]
     last_round = read_manifest(own[0].location).incarnation if own else -1
-    return StartingPoint(branch, tuple(found), last_round, tuple(notes))
+    created = read_branch(checkpoints, branch).created_unix_s
+    return StartingPoint(branch, created, tuple(found), last_round, tuple(notes))
 
 
 def _named(load: str) -> StorageCandidate:

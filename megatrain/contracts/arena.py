@@ -95,7 +95,7 @@ class Arena:
 
 
 def arena_path(directory: Path, job: str, branch: str, checkpoints: str) -> Path:
-    """Return the directory of a job's arena; `checkpoints` is the directory or URL that its checkpoints go to."""
+    """Return the directory of a job's arena; `checkpoints` tells where its checkpoints go, and which run it is."""
     # A dot separates the parts and occurs in none of them.
     place = hashlib.sha256(checkpoints.encode()).hexdigest()[:8]
     return directory / f"megatrain-arena1.{safe_name(job)}.{safe_name(branch)}.{place}"

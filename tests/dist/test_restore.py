@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -120,3 +121,18 @@ def test_a_state_that_changes_right_after_a_snapshot_does_not_leak_into_it(
         loaded = jobs.run(make_config(train_data, LAYOUT, constant, told, {"train": {"steps": step}}))
         straight = jobs.run(make_config(train_data, LAYOUT, constant, {"train": {"steps": step}}))
         assert_states_bitwise(loaded.initial_state, straight.final_state)
+
+
+def test_a_run_that_was_removed_does_not_come_back_from_memory(
+    rank_pool: RankPool, jobs: TrainingJobs, train_data: Tables, tmp_path: Path
+) -> None:
+    run_directory = tmp_path / "run"
+    run_directory.mkdir()
+    tables = (train_data, OPTIONS, {"checkpoint": {"interval": INTERVAL, "keep_arena_s": 3.0}}, LAYOUT)
+    crash(rank_pool, *tables, place(run_directory), orders=Orders(die_at=(5, 3)))
+    wait_for_files(run_directory / "checkpoints" / "main" / "step-000000002")
+    shutil.rmtree(run_directory / "checkpoints")
+
+    after = jobs.run(make_config(*tables, place(run_directory), {"train": {"steps": 4}}))
+    assert [report.step for report in after.steps] == [1, 2, 3, 4]
+    wait_until(lambda: not arenas(run_directory), "the end of both writers", 20.0)
