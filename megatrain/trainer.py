@@ -124,7 +124,8 @@ class Trainer:
                 self._tell_news()
                 self._maybe_save(is_asked_for=outcome.is_checkpoint_agreed)
                 self._maybe_evaluate()
-        if self._saved_step > first_step:
+        if self._saved_step >= 0:
+            # also what this process did not take itself: it may have gone on from a snapshot that is still on its way
             self._wait_for_storage()
 
     def _plan(self) -> Iterator[tuple[int, int]]:
