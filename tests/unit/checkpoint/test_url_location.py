@@ -257,7 +257,7 @@ class Driver(AbstractFileSystem):
     """A store that lists from memory until it is told to forget."""
 
     protocol = "s3"
-    cacheable = False
+    cachable = False
 
     def __init__(self) -> None:
         super().__init__()
