@@ -134,16 +134,21 @@ from megatrain.contracts.arena_locks import hold_alone
 from megatrain.contracts.location import LocalLocation
 from tests.helpers.hooked_location import HookedLocation
 
-left, lock, say_persist = [int(sys.argv[2])], threading.Lock(), writer.write_persist
+left, after, lock, say_persist = int(sys.argv[2]), sys.argv[3], threading.Lock(), writer.write_persist
 
 def crash(action, path):
+    global left, after
+    point = action + " " + path.rpartition("/")[2]
     with lock:
         if action in ("read", "list"):
             return
-        if left[0] == 0:
-            print(action, path.rpartition("/")[2], flush=True)
+        if after:
+            after = "" if point == after else after
+            return
+        if left == 0:
+            print(point, flush=True)
             os._exit({crashed})
-        left[0] -= 1
+        left -= 1
 
 def crash_and_say(*arguments):
     crash("persist", "word")
@@ -157,13 +162,14 @@ writer.Writer(
 """
 
 
-def crash_writer(arena: Arena, number: int) -> str | None:
+def crash_writer(arena: Arena, number: int, after: str = "") -> str | None:
     """Run a writer that ends, as SIGKILL would end it, just before its change `number` to storage or to a slot.
 
-    Return what it was about to do, None when it was done with everything before.
+    Changes up to the one called `after` do not count. Return what it was about to do, such as "write COMMIT"; None when
+    it was done with everything before.
     """
     done = subprocess.run(
-        [sys.executable, "-c", _CRASHING.format(crashed=CRASHED), str(arena.root), str(number)],
+        [sys.executable, "-c", _CRASHING.format(crashed=CRASHED), str(arena.root), str(number), after],
         cwd=ROOT, timeout=DEADLINE_S, check=False, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode in (0, CRASHED), done.stderr

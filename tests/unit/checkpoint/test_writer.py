@@ -254,6 +254,17 @@ def test_signals(job: Job, arena: Arena) -> None:
         assert arena.root.exists()
 
 
+def test_a_writer_that_was_killed_is_started_again(job: Job, arena: Arena) -> None:
+    with running_writer(arena) as first:
+        os.kill(first, signal.SIGKILL)
+        wait_until(lambda: not is_alive(first), "the end of the writer", DEADLINE_S)
+        job.put_snapshot(step=10, snapshot=4)
+        with running_writer(arena) as second:
+            assert second != first
+            wait_for(arena, persisted=1)
+    assert verify_checkpoint(job.step(10)) == []
+
+
 def test_without_workers_and_plan_there_is_nothing_to_keep(job: Job, arena: Arena) -> None:
     job.put_snapshot(step=10, snapshot=4)
     arena.host_plan.unlink()
@@ -268,13 +279,27 @@ def test_with_a_damaged_plan_everything_is_kept(job: Job, arena: Arena) -> None:
     assert job.persist_words() == {10: {Persist.WANTED}}
 
 
-def test_an_arena_that_somebody_removes_is_no_reason_to_stay(job: Job, arena: Arena) -> None:
+@pytest.mark.parametrize("is_made_again", [False, True])
+def test_an_arena_that_somebody_removes_is_no_reason_to_stay(job: Job, arena: Arena, is_made_again: bool) -> None:
     job.change_plans(keep_arena_s=1000.0)
     with writer_thread(arena, has_worker=False) as running:
         wait_for(arena)
-        arena.root.rename(arena.root.with_name("gone"))
-        wake_writer(Arena(arena.root.with_name("gone")))
+        gone = Arena(arena.root.with_name("gone"))
+        arena.root.rename(gone.root)
+        if is_made_again:
+            join_arena(arena.root)[1].release()
+        wake_writer(gone)
         running.join()
+    assert arena.root.exists() == is_made_again
+
+
+def test_copies_for_other_hosts_are_left_alone(job: Job, arena: Arena) -> None:
+    job.put_snapshot(step=30, snapshot=6)
+    for rank in (0, 1):
+        arena.slot(rank, 0).rename(arena.copy(rank, 0))
+    job.put_snapshot(step=10, snapshot=5)
+    drain(arena)
+    assert committed_steps(job.checkpoints / "main") == [10]
 
 
 def test_wrong_arguments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,6 +20,7 @@ from megatrain.contracts.checkpoint_files import committed_steps, is_committed, 
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.lineage import candidates
 from megatrain.contracts.location import Location
+from megatrain.contracts.manifest import FileEntry
 from tests.helpers.arena_snapshots import Job, make_job, put_slot
 from tests.helpers.checkpoint_tree import path_of, put_checkpoint, tree
 from tests.helpers.writer_process import drain, wait_for, writer_thread
@@ -247,7 +248,7 @@ def test_a_newer_round_makes_the_same_step(job: Job) -> None:
     assert tree(path_of(job.checkpoints)) == before
 
 
-@pytest.mark.parametrize("moment", [".metadata", "manifest.json"])
+@pytest.mark.parametrize("moment", ["host-r000002-00000.done", ".metadata", "manifest.json"])
 def test_a_newer_round_comes_in_between(job: Job, moment: str) -> None:
     """Whatever this round wrote under names that both have, it does not commit."""
     come = threading.Event()
@@ -262,6 +263,8 @@ def test_a_newer_round_comes_in_between(job: Job, moment: str) -> None:
         problem = persist_next(job, 10, 4, failures=1)
     assert "round 3 makes this checkpoint" in problem or ".metadata: changed since it was written" in problem
     assert not is_committed(job.step(10))
+    if moment != ".metadata":
+        assert (job.step(10) / ".metadata").read() == b"of round 3"
     mark = WritingMark.read(job.step(10))
     assert mark is not None
     assert mark.round == 3
@@ -275,6 +278,17 @@ def test_what_an_older_round_left_is_removed_with_the_commit(job: Job) -> None:
         persist_next(job, 10, 4, persisted=1)
     assert verify_checkpoint(job.step(10)) == []
     assert len(tree(path_of(job.step(10)))) == 5
+
+
+def test_what_a_manifest_lists_is_never_a_leftover(job: Job) -> None:
+    content = b"written by an older round"
+    files = {"r000001-rank-00000.distcp": FileEntry(len(content), "sha256:" + "0a" * 32)}
+    directory = put_checkpoint(job.checkpoints / "main", 10, files=files)
+    for name in (*files, "r000001-rank-00001.distcp"):
+        (directory / name).write(content)
+    with writer_thread(job.arena):
+        persist_next(job, 10, 4, persisted=1)
+    assert sorted(tree(path_of(directory))) == ["COMMIT", "manifest.json", *files]
 
 
 def test_a_complete_step_that_is_damaged_is_told(job: Job) -> None:

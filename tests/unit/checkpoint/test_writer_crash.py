@@ -1,0 +1,80 @@
+"""A writer that is killed before each of its changes: nothing that counts is torn, and the next writer finishes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from megatrain.checkpoint.data_file import verify_checkpoint
+from megatrain.contracts.arena_layout import Persist
+from megatrain.contracts.checkpoint_files import committed_steps
+from megatrain.contracts.lineage import candidates, unfinished
+from tests.helpers.arena_snapshots import Job, make_job
+from tests.helpers.checkpoint_tree import path_of, put_checkpoint, tree
+from tests.helpers.writer_process import crash_writer, drain
+
+FILES = ["r000002-rank-00000.distcp", "r000002-rank-00001.distcp"]
+WHOLE = [".metadata", "COMMIT", "manifest.json", *FILES]
+
+
+def newest_step(job: Job) -> int | None:
+    """Return the step from which the job would go on, whose checkpoint must be whole."""
+    found = candidates(job.checkpoints)
+    if not found:
+        return None
+    if found[0].step >= 10:
+        assert verify_checkpoint(found[0].location) == []
+    return found[0].step
+
+
+def test_killed_in_a_first_save(tmp_path: Path) -> None:
+    points: list[str] = []
+    while True:
+        job = make_job(tmp_path / str(len(points)))
+        job.put_snapshot(step=10, snapshot=4)
+        point = crash_writer(job.arena, len(points))
+        if point is None:
+            break
+        points.append(point)
+        is_committed = "write COMMIT" in points[:-1]
+        assert newest_step(job) == (10 if is_committed else None)
+        if not is_committed:
+            assert Persist.DONE not in job.persist_words()[10]
+            assert unfinished(job.checkpoints) == ([job.step(10)] if len(points) > 1 else [])
+        drain(job.arena)
+        assert newest_step(job) == 10
+        assert sorted(tree(path_of(job.step(10)))) == WHOLE
+    assert points[0] == "write WRITING"
+    for name in (*FILES, "host-r000002-00000.done", ".metadata", "manifest.json", "COMMIT"):
+        assert any(point.endswith(name) for point in points), name
+    assert points[-1] == "persist word"
+
+
+def test_killed_after_the_commit(tmp_path: Path) -> None:
+    """While it tells that, and while it tidies up and removes older checkpoints."""
+    points: list[str] = []
+    while True:
+        job = make_job(tmp_path / str(len(points)), keep_last=1)
+        for step in (1, 2):
+            put_checkpoint(job.checkpoints / "main", step, files={})
+        job.put_snapshot(step=10, snapshot=4)
+        point = crash_writer(job.arena, len(points), "write COMMIT")
+        if point is None:
+            break
+        points.append(point)
+        assert newest_step(job) == 10
+        job.put_snapshot(step=20, snapshot=5)
+        drain(job.arena)
+        assert newest_step(job) == 20
+        assert verify_checkpoint(job.step(20)) == []
+        assert committed_steps(job.checkpoints / "main") == [20]
+        assert [entry.name for entry in (job.checkpoints / "main").entries()] == ["BRANCH", "step-000000020"]
+    assert {"remove WRITING", "persist word", "remove COMMIT", "remove step-000000001"} <= set(points)
+
+
+def test_files_that_are_gone_are_written_again_although_the_host_was_done(tmp_path: Path) -> None:
+    job = make_job(tmp_path)
+    job.put_snapshot(step=10, snapshot=4)
+    assert crash_writer(job.arena, 0, "write host-r000002-00000.done") == "write .metadata"
+    (job.step(10) / FILES[1]).remove()
+    drain(job.arena)
+    assert newest_step(job) == 10
