@@ -70,7 +70,9 @@ class JobCheckpoints:
         self._data = data
         self._local_rank = local_rank
         self._round = incarnation
-        self._checkpoints: Location = open_location(directory)
+        # the writer process may have been started from another directory
+        place = directory if "://" in directory else str(Path(directory).absolute())
+        self._checkpoints: Location = open_location(place)
         self._log = logs / "checkpoint-writer.log"
         self._plan = plan_snapshot(shards)
         self._branch = ""

@@ -112,8 +112,10 @@ class Writer:
     def _do_next(self) -> bool:
         """Persist one snapshot if one is due, and say whether one was."""
         self._read_plan()
+        slots = self._open_slots()
+        # asked afterwards: whoever was still sealing these slots is in the arena
         has_workers = is_held(self._arena.workers_lock)
-        for given_up in to_give_up(self._open_slots(), self._plans, has_workers=has_workers):
+        for given_up in to_give_up(slots, self._plans, has_workers=has_workers):
             self._fail(given_up)
         due = next_due(self._open_slots(), self._plans)
         if due is not None:
