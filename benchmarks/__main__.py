@@ -8,19 +8,24 @@ import sys
 
 from benchmarks.result import publish
 
-NAMES = ("throughput", "throughput_ranks", "memory", "span_overhead")
+NAMES = ("throughput", "throughput_ranks", "memory", "span_overhead", "checkpoint")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"which ones (default: all of {', '.join(NAMES)})")
     parser.add_argument("--write", action="store_true", help="put the results into docs/benchmarks")
+    parser.add_argument(
+        "--size-gb", type=float, default=1.0, help="checkpoint: size of the state (default: %(default)s)"
+    )
+    parser.add_argument("--storage", default="", help="checkpoint: directory on the disk that is measured")
     args = parser.parse_args()
     unknown = set(args.names) - set(NAMES)
     if unknown:
         parser.error(f"no benchmark {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
+    options = {"checkpoint": {"size_gb": args.size_gb, "storage": args.storage}}
     for name in args.names or NAMES:
-        publish(importlib.import_module(f"benchmarks.{name}").run(), is_written=args.write)
+        publish(importlib.import_module(f"benchmarks.{name}").run(**options.get(name, {})), is_written=args.write)
     return 0
 
 

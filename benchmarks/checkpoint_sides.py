@@ -1,0 +1,246 @@
+"""The sides of benchmark `checkpoint`: each brings, or copies, the same bytes of all ranks once, and says when.
+
+Every side begins and ends with new files; what it leaves behind is removed outside its time. All ranks call together.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import shutil
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+
+from benchmarks.checkpoint_state import RankState
+from megatrain.checkpoint.continuation import Progress
+from megatrain.checkpoint.job import JobCheckpoints
+from megatrain.contracts.checkpoint_files import step_directory_name
+
+_MADV_POPULATE_WRITE = 23
+_ALIGNMENT = 64
+
+Windows = dict[str, tuple[float, float]]
+"""By name of a phase: when this rank began and ended it, on the clock that all processes of a machine share."""
+
+
+class Side(ABC):
+    """One way to bring the state somewhere."""
+
+    name: str
+
+    @abstractmethod
+    def run(self, number: int) -> Windows:
+        """Do it for the time number `number`, from 0."""
+
+    def remove(self, number: int) -> None:
+        """Remove the files of that time, on rank 0. By default there are none."""
+        return None
+
+    def close(self) -> None:
+        """Let go of what was held from one time to the next."""
+        return None
+
+
+class SharedBuffers:
+    """One file of shared memory a rank, pre-faulted: where plain copies go and where plain writes come from."""
+
+    def __init__(self, directory: Path, num_bytes: int) -> None:
+        rank, size = dist.get_rank(), dist.get_world_size()
+        self._paths = [directory / f"copy-{other}" for other in range(size)]
+        with self._paths[rank].open("xb") as file:
+            os.posix_fallocate(file.fileno(), 0, num_bytes)
+        dist.barrier()
+        self._maps = [_map(path) for path in self._paths]
+        self.own: NDArray[np.uint8] = np.frombuffer(self._maps[rank], dtype=np.uint8)
+
+    def views(self, ranks: list[int]) -> list[memoryview]:
+        """Return the bytes that the plain copies of these ranks put there."""
+        return [memoryview(self._maps[rank]) for rank in ranks]
+
+
+def _map(path: Path) -> mmap.mmap:
+    with path.open("r+b") as file:
+        mapped = mmap.mmap(file.fileno(), 0)
+    with suppress(OSError):
+        mapped.madvise(_MADV_POPULATE_WRITE)
+    return mapped
+
+
+def copy_bytes(state: RankState) -> int:
+    """Return the shared memory that a copy tensor by tensor takes."""
+    return sum(_aligned(one.shard.tensor.nbytes) for one in state.shards)
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
+
+
+class TensorCopies(Side):
+    """Copies each tensor to a place of its own, as checkpoints must; views are made beforehand."""
+
+    name = "copy, tensor by tensor"
+
+    def __init__(self, state: RankState, buffers: SharedBuffers) -> None:
+        self._pairs = []
+        end = 0
+        for one in state.shards:
+            source = one.shard.tensor.reshape(-1).numpy().view(np.uint8)
+            self._pairs.append((buffers.own[end : end + source.size], source))
+            end += _aligned(source.size)
+
+    def run(self, number: int) -> Windows:
+        started = time.perf_counter()
+        for target, source in self._pairs:
+            np.copyto(target, source)
+        return {"copy": (started, time.perf_counter())}
+
+
+class WholeCopy(Side):
+    """Copies as many bytes in one call: what no checkpoint of many tensors can do."""
+
+    name = "copy, one memcpy a rank"
+
+    def __init__(self, state: RankState, buffers: SharedBuffers) -> None:
+        # the same kind of memory as the state: numpy's own would be in huge pages
+        self._source = torch.ones(state.num_bytes, dtype=torch.uint8).numpy()
+        self._target = buffers.own[: state.num_bytes]
+
+    def run(self, number: int) -> Windows:
+        started = time.perf_counter()
+        np.copyto(self._target, self._source)
+        return {"copy": (started, time.perf_counter())}
+
+
+class TwoStages(Side):
+    """This project: JobCheckpoints.take, then wait for COMMIT."""
+
+    name = "megatrain"
+
+    def __init__(self, checkpoints: JobCheckpoints, num_calls: Callable[[], int]) -> None:
+        self._checkpoints = checkpoints
+        self._num_calls = num_calls
+        self.calls_by_take: list[int] = []
+        self.last_step = 0
+
+    def run(self, number: int) -> Windows:
+        step = number + 1
+        calls = self._num_calls()
+        started = time.perf_counter()
+        self._checkpoints.take(Progress(step=step, num_updates=step))
+        taken = time.perf_counter()
+        self.calls_by_take.append(self._num_calls() - calls)
+        self._checkpoints.wait(step)
+        self.last_step = step
+        return {"stall": (started, taken), "stage 2": (taken, time.perf_counter())}
+
+    def remove(self, number: int) -> None:
+        """Remove the checkpoint before: the newest one is loaded later."""
+        shutil.rmtree(Path(self._checkpoints.directory) / step_directory_name(number), ignore_errors=True)
+
+
+class TorchSave(Side):
+    """dcp.save of the same tensors, plain ones under a key of their own a box, with its default writer, which syncs."""
+
+    name = "dcp.save"
+
+    def __init__(self, state: RankState, directory: Path) -> None:
+        self._tensors = torch_state(state)
+        self._directory = directory
+
+    def run(self, number: int) -> Windows:
+        place = self._directory / f"save-{number}"
+        started = time.perf_counter()
+        dcp.save(self._tensors, checkpoint_id=place)
+        return {"save": (started, time.perf_counter())}
+
+    def remove(self, number: int) -> None:
+        shutil.rmtree(self._directory / f"save-{number}")
+
+
+class TorchAsyncSave(Side):
+    """dcp.async_save of the same; with `keeps_stager`, in the memory of the save before, else as it comes."""
+
+    def __init__(self, state: RankState, directory: Path, *, keeps_stager: bool) -> None:
+        self.name = "dcp.async_save, stager kept" if keeps_stager else "dcp.async_save"
+        self._tensors = torch_state(state)
+        self._directory = directory
+        self._stager: DefaultStager | None = None
+        if keeps_stager:
+            # the rest of the options wants CUDA
+            self._stager = DefaultStager(StagingOptions(False, False, False, False))
+
+    def run(self, number: int) -> Windows:
+        started = time.perf_counter()
+        future = dcp.async_save(self._tensors, checkpoint_id=self._place(number), async_stager=self._stager)
+        returned = time.perf_counter()
+        future.result()
+        return {"stall": (started, returned), "save": (started, time.perf_counter())}
+
+    def remove(self, number: int) -> None:
+        shutil.rmtree(self._place(number))
+
+    def close(self) -> None:
+        if self._stager is not None:
+            self._stager.close()
+
+    def _place(self, number: int) -> Path:
+        return self._directory / f"{self.name.replace(' ', '-')}-{number}"
+
+
+def torch_state(state: RankState) -> dict[str, Tensor]:
+    """Return the state as torch's checkpoints take it: one key a box, so that no two ranks share any."""
+    return {
+        f"{one.kind}.{one.shard.name}.{','.join(map(str, one.shard.box.offsets))}": one.shard.tensor
+        for one in state.shards
+    }
+
+
+class PlainWrite(Side):
+    """Writes the bytes to new files and syncs them: by one process, or by every rank its own."""
+
+    def __init__(self, buffers: SharedBuffers, directory: Path, *, is_alone: bool) -> None:
+        rank, size = dist.get_rank(), dist.get_world_size()
+        self.name = f"write and fsync by {1 if is_alone else size}"
+        self._directory = directory
+        self._label = f"plain-{1 if is_alone else size}"
+        ranks = [rank] if not is_alone else list(range(size)) if rank == 0 else []
+        self._views = buffers.views(ranks)
+        self._rank = rank
+
+    def run(self, number: int) -> Windows:
+        started = time.perf_counter()
+        if self._views:
+            file = os.open(self._path(number, self._rank), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            try:
+                for view in self._views:
+                    done = 0
+                    while done < len(view):
+                        done += os.write(file, view[done:])
+                os.fsync(file)
+            finally:
+                os.close(file)
+            directory = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.fsync(directory)
+            finally:
+                os.close(directory)
+            return {"write": (started, time.perf_counter())}
+        return {"write": (started, started)}
+
+    def remove(self, number: int) -> None:
+        for rank in range(dist.get_world_size()):
+            self._path(number, rank).unlink(missing_ok=True)
+
+    def _path(self, number: int, rank: int) -> Path:
+        return self._directory / f"{self._label}-{number}-{rank}"
