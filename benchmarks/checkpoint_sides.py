@@ -107,7 +107,7 @@ class TensorCopies(Side):
 
 
 class WholeCopy(Side):
-    """Copies as many bytes in one call: what no checkpoint of many tensors can do."""
+    """Copies as many bytes in one call, which lets libc choose the copy for large ones."""
 
     name = "copy, one memcpy a rank"
 

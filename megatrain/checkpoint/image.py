@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from megatrain.checkpoint.envelope import envelope
+from megatrain.checkpoint.host_copy import copy_bytes
 from megatrain.contracts.item_ranges import ITEM_ALIGNMENT
 from megatrain.parallel.sharding import Box, FlatShard
 
@@ -159,7 +160,7 @@ class BoundImage:
         """Copy (target, source) pairs; on a device in a stream of its own, so that later work is not waited for."""
         if self._stream is None:
             for target, source in pairs:
-                np.copyto(target, source)  # a memcpy of libc; torch's copy_ takes twice as long on small boxes
+                copy_bytes(target, source)
             return
         self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
         with torch.cuda.stream(self._stream):

@@ -1,7 +1,7 @@
 """Skip what this machine cannot test, unless the machine promised to test everything.
 
-MEGATRAIN_REQUIRE=all (set by .ci/run), or a comma-separated list of parts, turns the skip into a failure. A GPU is
-never required: no rule of this project is tested on a GPU only.
+MEGATRAIN_REQUIRE=all (set by .ci/run), or a comma-separated list of parts, turns the skip into a failure. A GPU and a
+compiler are never required: no rule of this project is tested with them only.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from types import ModuleType
 
 import pytest
 
-NEVER_REQUIRED = frozenset({"gpu"})
+NEVER_REQUIRED = frozenset({"compiler", "gpu"})
 
 
 def require(part: str, found: bool, reason: str) -> None:

@@ -34,6 +34,7 @@ def software_findings() -> list[Finding]:
     return [
         compiler_finding(),
         nvcc_finding(),
+        host_copy_finding(importlib.util.find_spec("megatrain._host_copy") is not None),
         driver_finding(Path("/proc/driver/nvidia/version")),
         etcd_finding(),
         *(package_finding(name, consequence) for name, consequence in OPTIONAL_PACKAGES.items()),
@@ -64,6 +65,18 @@ def nvcc_finding() -> Finding:
         )
     release = re.search(r"release (\S+),", _output([path, "--version"]))
     return Finding("nvcc", f"{release[1] if release else 'unknown version'} ({path})")
+
+
+def host_copy_finding(is_compiled: bool) -> Finding:
+    """Return whether the compiled copy of csrc/host_copy is part of this installation."""
+    if is_compiled:
+        return Finding("host copy", "compiled")
+    return Finding(
+        "host copy",
+        "not compiled: there was no C compiler when megatrain was installed",
+        "snapshots of a job on CPUs take longer; those of GPUs do not use it",
+        Level.ABSENT,
+    )
 
 
 def driver_finding(version_file: Path) -> Finding:
