@@ -16,6 +16,7 @@ import difflib
 import importlib
 import importlib.metadata
 import importlib.util
+import io
 import os
 import re
 import sys
@@ -46,6 +47,9 @@ _OVERRIDE = re.compile(r"--\w[\w-]*\.[^=\s]+(=.*)?", re.DOTALL)
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # what a terminal of another encoding cannot show is no reason to fail; stderr is like this from the start
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         return run_and_report(lambda: _dispatch(words))
     except SystemExit as stop:  # argparse ends --help and usage errors this way

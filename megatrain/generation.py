@@ -8,18 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from megatrain.checkpoint import find
+from megatrain.checkpoint.item_reader import vouched_content
 from megatrain.checkpoint.parameter_reader import ParameterReader
 from megatrain.config.config import Config
 from megatrain.contracts.checkpoint_files import TOKENIZER_NAME, read_manifest
 from megatrain.contracts.errors import CheckpointError, DataError
-from megatrain.contracts.location import LocalLocation
-from megatrain.data.tokenizer import Tokenizer, load_tokenizer
+from megatrain.contracts.location import Location
+from megatrain.contracts.manifest import Manifest
+from megatrain.conversion.software import job_config
+from megatrain.data.tokenizer import Tokenizer, parse_tokenizer
 from megatrain.model import TokenContext, Transformer
 
 
@@ -45,26 +46,16 @@ class LoadedModel:
     device: torch.device
 
 
-def find_checkpoint(path: Path) -> Path:
-    """Return the checkpoint that `path` means: itself, or the one from which a run or a branch would go on.
-
-    Raises: CheckpointError when there is none.
-    """
-    return Path(str(find.find_checkpoint(str(path))))
-
-
-def load_model(checkpoint: Path, device: torch.device) -> LoadedModel:
+def load_model(checkpoint: Location, device: torch.device) -> LoadedModel:
     """Load a checkpoint of any layout as one model.
 
     Raises: CheckpointError, DataError naming the file.
     """
-    manifest = read_manifest(LocalLocation(checkpoint))
-    config = Config.from_dict(manifest.config)
-    tokenizer_path = checkpoint / TOKENIZER_NAME
-    if not tokenizer_path.exists():
-        raise DataError(f"{tokenizer_path} is missing: the job had no data.tokenizer; copy its tokenizer.json there")
+    manifest = read_manifest(checkpoint)
+    config = job_config(manifest, checkpoint)
+    tokenizer = _tokenizer(checkpoint, manifest)
     model = Transformer(config.model)
-    reader = ParameterReader(LocalLocation(checkpoint), manifest)
+    reader = ParameterReader(checkpoint, manifest, kept_bytes=0)  # each parameter is asked for once
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             stored = reader.read_parameter(name)
@@ -74,7 +65,18 @@ def load_model(checkpoint: Path, device: torch.device) -> LoadedModel:
                     f"{tuple(parameter.shape)}; the manifest is another checkpoint's"
                 )
             parameter.copy_(stored)
-    return LoadedModel(model.to(device).eval(), load_tokenizer(tokenizer_path), config, manifest.step, device)
+    return LoadedModel(model.to(device).eval(), tokenizer, config, manifest.step, device)
+
+
+def _tokenizer(checkpoint: Location, manifest: Manifest) -> Tokenizer:
+    place = checkpoint / TOKENIZER_NAME
+    if TOKENIZER_NAME in manifest.files:
+        content = vouched_content(checkpoint, manifest, TOKENIZER_NAME)
+    elif place.exists():
+        content = place.read()  # somebody has put it there since
+    else:
+        raise DataError(f"{place} is missing: the job had no data.tokenizer; copy its tokenizer.json there")
+    return parse_tokenizer(content, str(place))
 
 
 def generate(loaded: LoadedModel, prompt: Sequence[int], sampling: Sampling) -> Iterator[int]:

@@ -15,12 +15,13 @@ import json
 import re
 import struct
 import zlib
-from collections.abc import Iterator, Mapping, Sequence, Set
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass
+from threading import Event
 
 from megatrain.checkpoint.metadata_reader import METADATA_NAME, load_metadata
-from megatrain.contracts.checkpoint_files import COMMIT_NAME, MANIFEST_NAME, is_committed, read_manifest
+from megatrain.contracts.checkpoint_files import MANIFEST_NAME, commit_problem, read_manifest
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.item_ranges import item_ranges_problem
 from megatrain.contracts.json_object import JsonObject
@@ -251,34 +252,45 @@ def verify_checkpoint(directory: Location, *, job: str | None = None, branch: st
     """
     try:
         manifest = read_manifest(directory, job=job, branch=branch)
-        problems = [] if is_committed(directory) else [f"{directory / COMMIT_NAME}: missing, or of another manifest"]
+        not_committed = commit_problem(directory)
     except CheckpointError as error:
         return [str(error)]
+    problems = [not_committed] if not_committed is not None else []
     names = sorted(manifest.files)
+    given_up = Event()
     with ThreadPoolExecutor(_NUM_THREADS) as pool:
-        found = list(pool.map(lambda name: verify_file(directory / name, manifest.files[name]), names))
+        try:
+            found = list(
+                pool.map(lambda name: verify_file(directory / name, manifest.files[name], given_up.is_set), names)
+            )
+        except BaseException:
+            given_up.set()  # an interrupt must not wait for files of many gigabytes
+            raise
     problems += [problem for of_file in found for problem in of_file]
     damaged = {name for name, of_file in zip(names, found, strict=True) if of_file}
     return problems + _metadata_problems(directory, manifest.files, damaged)
 
 
-def verify_file(location: Location, entry: FileEntry) -> list[str]:
-    """Read a whole file of the manifest and return what is wrong with it, as verify_checkpoint does."""
+def verify_file(location: Location, entry: FileEntry, is_given_up: Callable[[], bool] = lambda: False) -> list[str]:
+    """Read a whole file of the manifest and return what is wrong with it, as verify_checkpoint does.
+
+    Raises: CancelledError once nobody wants to know any more, asked for before each block.
+    """
     verify = _verify_data_file if is_data_file(entry) else _verify_whole_file
     try:
         size = location.size()
         if size == entry.size:
-            return verify(location, entry)
+            return verify(location, entry, is_given_up)
     except CheckpointError as error:
         return [str(error)]
     found = "missing" if size is None else f"{size} bytes"
     return [f"{location}: {found}, expected {entry.size} bytes; it was removed, cut short or replaced"]
 
 
-def _verify_data_file(location: Location, entry: FileEntry) -> list[str]:
+def _verify_data_file(location: Location, entry: FileEntry, is_given_up: Callable[[], bool]) -> list[str]:
     trailer = read_trailer(location, entry.size, entry.digest)
     hasher = ItemHasher([(item.offset, item.length) for item in trailer.items], trailer.image_bytes, str(location))
-    for block in _blocks(location, trailer.image_bytes):
+    for block in _blocks(location, trailer.image_bytes, is_given_up):
         hasher.update(block)
     damaged = [
         f"{location}: {_item_problem(item, f'{found.length} bytes with SHA-256 {found.digest}')}"
@@ -288,17 +300,19 @@ def _verify_data_file(location: Location, entry: FileEntry) -> list[str]:
     return damaged + [f"{location}: {_padding_problem(offset)}" for offset in hasher.dirty_padding]
 
 
-def _verify_whole_file(location: Location, entry: FileEntry) -> list[str]:
+def _verify_whole_file(location: Location, entry: FileEntry, is_given_up: Callable[[], bool]) -> list[str]:
     found = hashlib.sha256()
-    for block in _blocks(location, entry.size):
+    for block in _blocks(location, entry.size, is_given_up):
         found.update(block)
     if _WHOLE_DIGEST + found.hexdigest() == entry.digest:
         return []
     return [f"{location}: {_WHOLE_DIGEST}{found.hexdigest()}, the manifest says {entry.digest}; the file is damaged"]
 
 
-def _blocks(location: Location, num_bytes: int) -> Iterator[bytes]:
+def _blocks(location: Location, num_bytes: int, is_given_up: Callable[[], bool]) -> Iterator[bytes]:
     for start in range(0, num_bytes, _BLOCK_BYTES):
+        if is_given_up():
+            raise CancelledError
         yield location.read_range(start, min(_BLOCK_BYTES, num_bytes - start))
 
 

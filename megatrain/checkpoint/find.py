@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megatrain.checkpoint.url_location import open_location
-from megatrain.contracts.checkpoint_files import COMMIT_NAME, MANIFEST_NAME, is_committed, step_of
+from megatrain.contracts.checkpoint_files import COMMIT_NAME, MANIFEST_NAME, commit_problem, step_of
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.lineage import BRANCH_NAME, RESUME_NAME, Candidate, candidates
 from megatrain.contracts.location import Location
@@ -57,9 +57,10 @@ def find_checkpoint(text: str, step: int | None = None, branch: str | None = Non
     """
     named = name_place(text)
     if named.checkpoint is not None and step is None and branch is None:
-        if not is_committed(named.checkpoint):
+        problem = commit_problem(named.checkpoint)
+        if problem is not None:
             raise CheckpointError(
-                f"{named.checkpoint} is no complete checkpoint (no matching {COMMIT_NAME}), so nothing is read from it"
+                f"{named.checkpoint} is no complete checkpoint, and nothing is read from it: {problem}"
             )
         return named.checkpoint
     return find_step(named, text, step, branch).location

@@ -55,9 +55,17 @@ def metadata_content(directory: Location, manifest: Manifest) -> bytes:
 
     Raises: CheckpointError naming the file.
     """
-    place = directory / METADATA_NAME
+    return vouched_content(directory, manifest, METADATA_NAME)
+
+
+def vouched_content(directory: Location, manifest: Manifest, name: str) -> bytes:
+    """Return the bytes of a file that holds no items, which are those that the manifest vouches for.
+
+    Raises: CheckpointError naming the file.
+    """
+    place = directory / name
     content = place.read()
-    entry = manifest.files.get(METADATA_NAME)
+    entry = manifest.files.get(name)
     if entry is None or entry.digest != content_digest(content):
         raise CheckpointError(f"{place}: is not the file that the manifest vouches for; it is damaged")
     return content

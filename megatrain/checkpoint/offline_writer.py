@@ -1,13 +1,15 @@
-"""A whole checkpoint written by one process, a data file at a time: what conversions leave behind.
+"""A whole checkpoint written by one process: what conversions leave behind.
 
 The files are those that a job's hosts write: WRITING first, the same images and lists of items, manifest and COMMIT
-last. An item is in memory at a time. What an earlier attempt left unfinished is replaced, anything else is refused.
+last. Parts of items come in the order of the image, so memory holds what the caller gives at once. What an earlier
+attempt left unfinished is replaced, anything else is refused; an attempt that fails removes what it wrote.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 import torch
@@ -26,12 +28,145 @@ from megatrain.contracts.checkpoint_files import (
     write_commit,
     write_manifest,
 )
-from megatrain.contracts.errors import CheckpointError
+from megatrain.contracts.errors import CheckpointError, SaveError
 from megatrain.contracts.location import Location
 from megatrain.contracts.manifest import FileEntry, Manifest
 
 DataOf = Callable[[ImageItem], Tensor]
 """Returns the data of an item: a CPU tensor of its sizes and dtype."""
+
+
+class ImageFile:
+    """The data file of an image on its way to storage. It ends with exactly one of `close` and `abort`."""
+
+    def __init__(self, location: Location, plan: ImagePlan) -> None:
+        """Raises: SaveError naming the file."""
+        self.plan = plan
+        self.entry: FileEntry | None = None
+        """The manifest's, once the file is closed."""
+        self._hasher = ItemHasher([(item.offset, item.length) for item in plan.items], plan.num_bytes, str(location))
+        with _saving():
+            self._sink = location.create()
+        self._at = 0
+        self._number = 0
+        self._num_data_bytes = 0
+        """Of the item under way."""
+
+    def append(self, data: Tensor) -> None:
+        """Write the next elements of the image's items, in row-major order: an item, or a part of one.
+
+        Raises: SaveError naming the file.
+        """
+        item = self.plan.items[self._number]
+        around = envelope(item.sizes, item.dtype)
+        if self._num_data_bytes == 0:
+            self._put(bytes(item.offset - self._at))
+            self._put(around.prefix)
+        assert data.dtype == item.dtype
+        self._put(memoryview(data.detach().contiguous().reshape(-1).view(torch.uint8).numpy()))
+        self._num_data_bytes += data.nbytes
+        assert self._num_data_bytes <= around.num_data_bytes
+        if self._num_data_bytes == around.num_data_bytes:
+            self._put(around.suffix)
+            self._number += 1
+            self._num_data_bytes = 0
+
+    def close(self) -> FileEntry:
+        """Make the file whole and durable, and return the manifest's entry for it.
+
+        Raises: SaveError naming the file, which is gone then.
+        """
+        assert self._number == len(self.plan.items)
+        self._put(bytes(self.plan.num_bytes - self._at))
+        trailer = encode_trailer(self._hasher.finish())
+        with _saving():
+            self._sink.write(trailer)
+            self._sink.close()
+        self.entry = FileEntry(self.plan.num_bytes + len(trailer), trailer_digest(trailer))
+        return self.entry
+
+    def abort(self) -> None:
+        """Remove the file. Nothing happens after `close` or another `abort`."""
+        self._sink.abort()
+
+    def _put(self, part: bytes | memoryview) -> None:
+        self._hasher.update(part)
+        with _saving():
+            self._sink.write(part)
+        self._at += len(part)
+
+
+class NewCheckpoint:
+    """A checkpoint that `new_checkpoint` is about to commit. `manifest` lists its files after that."""
+
+    def __init__(self, directory: Location, manifest: Manifest, file_name_of: Callable[[int], str]) -> None:
+        self.manifest = manifest
+        self._directory = directory
+        self._file_name_of = file_name_of
+        self._files: dict[int, ImageFile] = {}
+
+    def create(self, number: int, plan: ImagePlan) -> ImageFile:
+        """Begin the data file of a number. It must be closed before the checkpoint is committed.
+
+        Raises: SaveError naming the file.
+        """
+        self._files[number] = file = ImageFile(self._directory / self._file_name_of(number), plan)
+        return file
+
+    def commit(self, small_files: Mapping[str, bytes]) -> None:
+        """Write all but the data files, COMMIT last.
+
+        Raises: SaveError; CheckpointError when the images do not make a checkpoint.
+        """
+        entries: dict[str, FileEntry] = {}
+        items: dict[int, ItemsJson] = {}
+        for number, file in self._files.items():
+            assert file.entry is not None
+            entries[self._file_name_of(number)] = file.entry
+            items[number] = file.plan.items_json()
+        contents = {**small_files, METADATA_NAME: metadata_bytes(items, self._file_name_of)}
+        entries |= {name: FileEntry(len(content), content_digest(content)) for name, content in contents.items()}
+        self.manifest = replace(self.manifest, files=entries)
+        with _saving():
+            for name, content in contents.items():
+                (self._directory / name).write(content)
+            write_manifest(self._directory, self.manifest)
+            write_commit(self._directory, self.manifest)
+
+    def abort(self) -> None:
+        """Let go of the data files that are not closed."""
+        for file in self._files.values():
+            file.abort()
+
+
+@contextmanager
+def new_checkpoint(
+    directory: Location,
+    manifest: Manifest,
+    file_name_of: Callable[[int], str],
+    small_files: Mapping[str, bytes],
+) -> Iterator[NewCheckpoint]:
+    """Give a checkpoint to fill with data files, which is committed at the end of the block.
+
+    `manifest` says all but the files. `small_files` are written beside the data, as tokenizer.json. After an error
+    nothing of it is left, as far as storage lets us.
+    Raises: CheckpointError when the directory is taken, or the images do not make a checkpoint; SaveError when it
+    cannot be written.
+    """
+    had_directory = directory.exists()
+    _clear(directory, [*small_files, MANIFEST_NAME, METADATA_NAME, WRITING_NAME])
+    checkpoint = NewCheckpoint(directory, manifest, file_name_of)
+    try:
+        with _saving():
+            WritingMark(manifest.incarnation, manifest.job, time.time()).write(directory)
+        yield checkpoint
+        checkpoint.commit(small_files)
+    except BaseException:
+        checkpoint.abort()
+        with suppress(CheckpointError):
+            _remove_attempt(directory, had_directory=had_directory)
+        raise
+    (directory / WRITING_NAME).remove()
 
 
 def write_checkpoint(
@@ -42,56 +177,27 @@ def write_checkpoint(
     file_name_of: Callable[[int], str],
     small_files: Mapping[str, bytes],
 ) -> Manifest:
-    """Write a committed checkpoint of the planned images, a data file for each (number, plan); return its manifest.
+    """Write a committed checkpoint of the planned images, one data file after the other; return its manifest.
 
-    `manifest` says all but the files. `small_files` are written beside the data, as tokenizer.json.
-    Raises: CheckpointError when the directory is taken or cannot be written, or the plans do not make a checkpoint.
+    An item is in memory at a time. For the rest, see `new_checkpoint`.
+    Raises: CheckpointError.
     """
-    _clear(directory, [*small_files, MANIFEST_NAME, METADATA_NAME, WRITING_NAME])
-    WritingMark(manifest.incarnation, manifest.job, time.time()).write(directory)
-    files: dict[str, FileEntry] = {}
-    items: dict[int, ItemsJson] = {}
-    for number, plan in plans:
-        name = file_name_of(number)
-        files[name] = write_image(directory / name, plan, data_of)
-        items[number] = plan.items_json()
-    for name, content in {**small_files, METADATA_NAME: metadata_bytes(items, file_name_of)}.items():
-        (directory / name).write(content)
-        files[name] = FileEntry(len(content), content_digest(content))
-    complete = replace(manifest, files=files)
-    write_manifest(directory, complete)
-    write_commit(directory, complete)
-    (directory / WRITING_NAME).remove()
-    return complete
+    with new_checkpoint(directory, manifest, file_name_of, small_files) as checkpoint:
+        for number, plan in plans:
+            file = checkpoint.create(number, plan)
+            for item in plan.items:
+                file.append(data_of(item))
+            file.close()
+    return checkpoint.manifest
 
 
-def write_image(location: Location, plan: ImagePlan, data_of: DataOf) -> FileEntry:
-    """Write the data file of an image and return the manifest's entry for it.
-
-    Raises: CheckpointError naming the file, which is gone then.
-    """
-    hasher = ItemHasher([(item.offset, item.length) for item in plan.items], plan.num_bytes, str(location))
-    sink = location.create()
+@contextmanager
+def _saving() -> Iterator[None]:
+    """Tell what goes wrong with writing from what goes wrong with reading: the exit codes differ."""
     try:
-        at = 0
-        for item in plan.items:
-            around = envelope(item.sizes, item.dtype)
-            data = data_of(item)
-            assert (tuple(data.shape), data.dtype) == (item.sizes, item.dtype)
-            view = memoryview(data.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
-            for part in (bytes(item.offset - at), around.prefix, view, around.suffix):
-                hasher.update(part)
-                sink.write(part)
-            at = item.offset + item.length
-        padding = bytes(plan.num_bytes - at)
-        hasher.update(padding)
-        trailer = encode_trailer(hasher.finish())
-        sink.write(padding + trailer)
-        sink.close()
-    except BaseException:
-        sink.abort()
-        raise
-    return FileEntry(plan.num_bytes + len(trailer), trailer_digest(trailer))
+        yield
+    except CheckpointError as error:
+        raise SaveError(str(error)) from error
 
 
 def _clear(directory: Location, own_names: Sequence[str]) -> None:
@@ -107,5 +213,19 @@ def _clear(directory: Location, own_names: Sequence[str]) -> None:
             raise CheckpointError(
                 f"{directory} holds {entry.name}, which no conversion wrote; choose another directory"
             )
-    for entry in entries:
+    _remove(entries)
+
+
+def _remove_attempt(directory: Location, *, had_directory: bool) -> None:
+    if is_committed(directory):
+        return  # what failed was the last moment of COMMIT, and nobody may take it back
+    if not had_directory:
+        directory.remove()
+        return
+    _remove(directory.entries())
+
+
+def _remove(entries: Iterable[Location]) -> None:
+    """Remove files, WRITING last: until it goes, what is left is an attempt."""
+    for entry in sorted(entries, key=lambda entry: entry.name == WRITING_NAME):
         entry.remove()

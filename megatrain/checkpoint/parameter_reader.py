@@ -1,6 +1,6 @@
 """Boxes and whole parameters of a checkpoint of any layout, assembled from its items in one process.
 
-What was read last is kept, up to a few items' worth of memory: boxes are mostly asked for in the order in which they
+What was read last is kept, up to some items' worth of memory: boxes are mostly asked for in the order in which they
 lie, and neighbours share items. Nothing is gathered that was not asked for.
 """
 
@@ -15,20 +15,24 @@ from torch import Tensor
 from megatrain.checkpoint.image import MAX_ITEM_BYTES, key_of
 from megatrain.checkpoint.item_reader import ItemReader, metadata_content, tensor_of, torch_dtype
 from megatrain.checkpoint.load_plan import ItemCatalog, ItemRead, WantedBox, plan_load
-from megatrain.checkpoint.metadata_reader import METADATA_NAME, StoredTensor, read_metadata
+from megatrain.checkpoint.metadata_reader import METADATA_NAME, StoredItem, StoredTensor, read_metadata
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.location import Location
 from megatrain.contracts.manifest import Manifest
 from megatrain.parallel.sharding import Box
 
-_KEPT_BYTES = 4 * MAX_ITEM_BYTES
+NUM_KEPT_ITEMS = 16
+"""What a box needs at once when the files are of so many tensor-parallel ranks."""
+_ENVELOPE_BYTES = 4096
+"""More than there is around the data of an item."""
+KEPT_BYTES = NUM_KEPT_ITEMS * (MAX_ITEM_BYTES + _ENVELOPE_BYTES)
 
 
 class ParameterReader:
     """Reads from one committed checkpoint. Every item that is read is checked against its digest."""
 
-    def __init__(self, directory: Location, manifest: Manifest) -> None:
-        """Read what the checkpoint holds.
+    def __init__(self, directory: Location, manifest: Manifest, kept_bytes: int = KEPT_BYTES) -> None:
+        """Read what the checkpoint holds. kept_bytes: the memory for items that were read; the last one is always kept.
 
         Raises: CheckpointError naming the file.
         """
@@ -36,6 +40,7 @@ class ParameterReader:
         self.tensors: Mapping[str, StoredTensor] = read_metadata(metadata_content(directory, manifest), place).tensors
         self._catalog = ItemCatalog(self.tensors, str(directory))
         self._items = ItemReader(directory, manifest.files)
+        self._most_kept_bytes = kept_bytes
         self._recent: OrderedDict[int, Tensor] = OrderedDict()
         self._kept_bytes = 0
 
@@ -43,6 +48,17 @@ class ParameterReader:
     def bytes_read(self) -> int:
         """Bytes read from storage so far, without the metadata."""
         return self._items.bytes_read
+
+    def is_kept(self, number: int) -> bool:
+        """Say whether an item is in memory."""
+        return number in self._recent
+
+    def needed_items(self, key: str, global_shape: tuple[int, ...], box: Box) -> dict[int, StoredItem]:
+        """Return the items, by number, from which a box of a tensor is made.
+
+        Raises: CheckpointError naming the tensor.
+        """
+        return {read.number: read.item for read in plan_load([WantedBox(key, global_shape, box)], self._catalog)}
 
     def read_parameter(self, name: str) -> Tensor:
         """Return a parameter's master weights, whole.
@@ -82,7 +98,7 @@ class ParameterReader:
         if read.number in self._recent:
             self._recent.move_to_end(read.number)
             return self._recent[read.number]
-        while self._recent and self._kept_bytes + read.item.length > _KEPT_BYTES:
+        while self._recent and self._kept_bytes + read.item.length > self._most_kept_bytes:
             self._kept_bytes -= self._recent.popitem(last=False)[1].untyped_storage().nbytes()
         content = torch.frombuffer(bytearray(self._items.read(read.item)), dtype=torch.uint8)
         try:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from megatrain.contracts.checkpoint_files import (
+    commit_problem,
     is_committed,
     is_pinned,
     is_unfinished,
@@ -20,7 +21,7 @@ from megatrain.contracts.checkpoint_files import (
     wrong_files,
 )
 from megatrain.contracts.errors import CheckpointError
-from megatrain.contracts.lineage import Branch, Candidate, candidates, current_branch, list_branches
+from megatrain.contracts.lineage import Branch, Candidate, candidates, current_branch, list_branches, overlooked
 from megatrain.contracts.location import Location
 from megatrain.contracts.manifest import Manifest
 
@@ -104,10 +105,11 @@ def resume_point(checkpoints: Location) -> ResumePoint:
     """Return what a job would go on from and why."""
     try:
         found = candidates(checkpoints)
+        lost = overlooked(checkpoints, found[0]) if found else []
         current = current_branch(checkpoints)
     except CheckpointError as error:
         return ResumePoint(None, str(error))
-    skipped: list[str] = []
+    skipped = [f"{one.branch}/{one.location.name} is skipped: {commit_problem(one.location)}" for one in lost]
     for candidate in found:
         problem = size_problem(candidate)
         if problem is not None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -18,15 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from megatrain.contracts.errors import CheckpointError, MissingFileError
-from megatrain.contracts.location import (
-    _MISSING,
-    _TEMPORARY_NAME,
-    LocalLocation,
-    Location,
-    Sink,
-    _sync_directory,
-    is_relative_name,
-)
+from megatrain.contracts.location import LocalLocation, Location, Sink, is_relative_name
+from megatrain.contracts.whole_files import MISSING_ERRORS, is_temporary_name, sync_directory, temporary_name
 
 _URL = re.compile(r"([a-z][a-z0-9+.-]*)://(.*)", re.DOTALL)
 _OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss", "oci", "tos", "memory"})
@@ -118,7 +110,7 @@ class UrlLocation:
                 raise NotADirectoryError
         # a store may list a directory in itself; and what a write left behind that never happened is nothing
         names = {path.rpartition("/")[2] for path in paths if path != self.path}
-        return [self / name for name in sorted(names) if not _TEMPORARY_NAME.fullmatch(name)]
+        return [self / name for name in sorted(names) if not is_temporary_name(name)]
 
     def exists(self) -> bool:
         return self._info() is not None
@@ -160,7 +152,7 @@ class UrlLocation:
             self._make_parent()
             if self._has_type("directory"):
                 raise IsADirectoryError
-            temporary = f"{self._parent}/.{self.name}.{secrets.token_hex(4)}.tmp"
+            temporary = f"{self._parent}/{temporary_name(self.name)}"
             try:
                 with self.store.open(temporary, "wb") as file:
                     file.write(content)
@@ -186,7 +178,7 @@ class UrlLocation:
     def remove(self) -> None:
         with self._naming("cannot be removed"):
             self.store.invalidate_cache()
-            with suppress(*_MISSING):
+            with suppress(*MISSING_ERRORS):
                 try:
                     self.store.rm(self.path, recursive=True)
                 except FileNotFoundError:
@@ -213,7 +205,7 @@ class UrlLocation:
             self.store.invalidate_cache()
             try:
                 return dict(self.store.info(self.path))
-            except _MISSING:
+            except MISSING_ERRORS:
                 return None
 
     def _has_type(self, kind: str) -> bool:
@@ -246,7 +238,7 @@ class UrlLocation:
 
     def _sync_parent(self) -> None:
         if "file" in self._protocols:
-            _sync_directory(Path(self._parent or "/"))
+            sync_directory(Path(self._parent or "/"))
 
     @contextmanager
     def _naming(self, failure: str, missing: type[CheckpointError] = CheckpointError) -> Iterator[None]:
@@ -256,7 +248,7 @@ class UrlLocation:
         except CheckpointError:
             raise
         except Exception as error:
-            kind = missing if isinstance(error, _MISSING) else CheckpointError
+            kind = missing if isinstance(error, MISSING_ERRORS) else CheckpointError
             raise kind(f"{self}: {failure}: {_reason(error)}") from error
 
 

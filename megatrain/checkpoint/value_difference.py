@@ -29,7 +29,11 @@ class ValueComparison:
     """Reads the same boxes of two checkpoints."""
 
     def __init__(self, before: Stored, after: Stored) -> None:
-        self._readers = [ParameterReader(one.place, one.manifest) for one in (before, after)]
+        # the boxes are items of the first, each asked for once
+        self._readers = (
+            ParameterReader(before.place, before.manifest, kept_bytes=0),
+            ParameterReader(after.place, after.manifest),
+        )
         self._shapes = {key: tensor.shape for key, tensor in before.tensors.items()}
 
     def difference(self, key: str, items: Sequence[StoredItem]) -> ValueDifference:

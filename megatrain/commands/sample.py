@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 
 from megatrain.commands.argument_types import real_number, seed, utf8_text, whole_number
+from megatrain.commands.checkpoint_choice import add_checkpoint, chosen_checkpoint
 
 SUMMARY = "sample text from a checkpoint"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT",
-                        help="a checkpoint, or a run directory: then its newest one")  # fmt: skip
+    add_checkpoint(parser)
     parser.add_argument("--prompt", type=utf8_text, default="", help="text to continue (default: start a document)")
     parser.add_argument("--max-tokens", type=whole_number(0), default=100, metavar="N",
                         help="stop after N tokens (default 100)")  # fmt: skip
@@ -32,15 +31,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Sample. Raises: CheckpointError, DataError naming the file; ConfigError without the device asked for."""
+    checkpoint = chosen_checkpoint(args)
     import torch
 
     from megatrain.contracts.errors import ConfigError
-    from megatrain.generation import Sampling, find_checkpoint, generate, load_model
+    from megatrain.contracts.printable import printable
+    from megatrain.generation import Sampling, generate, load_model
 
     has_cuda = torch.cuda.is_available()
     if args.device == "cuda" and not has_cuda:
         raise ConfigError(["--device cuda: torch sees no CUDA device here; use --device cpu"])
-    checkpoint = find_checkpoint(args.checkpoint)
     loaded = load_model(checkpoint, torch.device("cuda" if has_cuda and args.device != "cpu" else "cpu"))
     sampling = Sampling(args.max_tokens, args.temperature, args.top_k, args.top_p, args.seed)
     tokens = list(generate(loaded, loaded.tokenizer.encode(args.prompt), sampling))
@@ -49,5 +50,6 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps({"schema_version": 1, "checkpoint": str(checkpoint), "step": loaded.step,
                           "prompt": args.prompt, "text": text, "tokens": tokens}))  # fmt: skip
     else:
-        print(args.prompt + text)
+        # a terminal must not obey what a model makes up
+        print("\t".join(printable(part) for part in (args.prompt + text).split("\t")))
     return 0

@@ -14,6 +14,7 @@ import os
 import re
 import stat
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from megatrain.contracts.errors import CheckpointError, MissingFileError
 from megatrain.contracts.run_directory import safe_name
 
 _SLOT_NAME = re.compile(r"(rank|copy)-([0-9]{5,})\.slot-([0-9])")
+_PREFIX = "megatrain-arena1."
 _NUM_JOIN_ATTEMPTS = 100
 
 
@@ -98,7 +100,21 @@ def arena_path(directory: Path, job: str, branch: str, checkpoints: str) -> Path
     """Return the directory of a job's arena; `checkpoints` tells where its checkpoints go, and which run it is."""
     # A dot separates the parts and occurs in none of them.
     place = hashlib.sha256(checkpoints.encode()).hexdigest()[:8]
-    return directory / f"megatrain-arena1.{safe_name(job)}.{safe_name(branch)}.{place}"
+    return directory / f"{_PREFIX}{safe_name(job)}.{safe_name(branch)}.{place}"
+
+
+def find_arenas(directory: Path) -> list[Arena]:
+    """Return the arenas of all jobs in a directory, as far as they are this user's alone; none where there is none."""
+    try:
+        names = sorted(os.listdir(directory))
+    except OSError:
+        return []
+    found = []
+    for name in names:
+        if name.startswith(_PREFIX):
+            with suppress(CheckpointError):
+                found.append(open_arena(directory / name))
+    return found
 
 
 def create_arena(path: Path) -> Arena:

@@ -133,6 +133,22 @@ def is_committed(directory: Location) -> bool:
     return zlib.crc32(content) == commit["manifest_crc32"] and step_of(directory.name) in (None, commit["step"])
 
 
+def commit_problem(directory: Location) -> str | None:
+    """Return why a directory is no complete checkpoint, naming the file that is at fault; None when it is one.
+
+    Raises: CheckpointError as `is_committed` does.
+    """
+    if is_committed(directory):
+        return None
+    place, commit = directory / COMMIT_NAME, _read_commit(directory)
+    if commit is None:
+        return f"{place}: {'damaged' if place.exists() else 'missing'}, so nothing vouches for the checkpoint"
+    if step_of(directory.name) not in (None, commit["step"]):
+        return f"{place}: of step {commit['step']}, but the directory is {directory.name}; it was renamed"
+    manifest = directory / MANIFEST_NAME
+    return f"{manifest}: {'changed since' if manifest.exists() else 'missing, but'} COMMIT vouched for it"
+
+
 def is_unfinished(directory: Location) -> bool:
     """Say whether this is a checkpoint that was begun and never complete: nothing that was saved can be lost in it.
 
@@ -187,6 +203,12 @@ def pin(directory: Location, reason: str) -> None:
         raise CheckpointError(f"{directory} is no complete checkpoint (no matching COMMIT), so it cannot be pinned")
     pinned = {"schema_version": PINNED_SCHEMA_VERSION, "reason": reason, "pinned_unix_s": time.time()}
     (directory / PINNED_NAME).write((json.dumps(pinned, sort_keys=True) + "\n").encode())
+    if not is_committed(directory):
+        # a job that removes old checkpoints was quicker; what we wrote would be all there is of this one
+        unpin(directory)
+        if not directory.entries():
+            directory.remove()
+        raise CheckpointError(f"{directory} was removed just now, so it cannot be pinned")
 
 
 def pin_reason(directory: Location) -> str | None:

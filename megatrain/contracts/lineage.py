@@ -12,13 +12,20 @@ RESUME last, each whole or not at all, so a crash in between leaves the run wher
 from __future__ import annotations
 
 import json
+import math
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import count
 
-from megatrain.contracts.checkpoint_files import committed_steps, is_unfinished, step_directory_name, step_of
+from megatrain.contracts.checkpoint_files import (
+    committed_steps,
+    is_committed,
+    is_unfinished,
+    step_directory_name,
+    step_of,
+)
 from megatrain.contracts.errors import CheckpointError, MissingFileError
 from megatrain.contracts.json_object import JsonObject
 from megatrain.contracts.location import Location
@@ -145,21 +152,55 @@ def candidates(checkpoints: Location, branch: str | None = None) -> list[Candida
     """
     name = current_branch(checkpoints) if branch is None else branch
     line = line_of(checkpoints, name) if branch is not None or name in _branch_names(checkpoints) else []
-    found: list[Candidate] = []
-    limit: int | None = None
-    for member in line:
-        place = checkpoints / member.name
-        found += [
-            Candidate(member.name, step, place / step_directory_name(step))
-            for step in reversed(committed_steps(place))
-            if limit is None or step <= limit
-        ]
-        if member.parent_step is not None:
-            # a parent that left its own parent earlier does not reach beyond that
-            limit = member.parent_step if limit is None else min(limit, member.parent_step)
+    found = [
+        _candidate(checkpoints, name, step)
+        for name, limit in _reaches(line)
+        for step in reversed(committed_steps(checkpoints / name))
+        if step <= limit
+    ]
     if not found:
         _check_nothing_was_saved(checkpoints, line)
     return found
+
+
+def overlooked(checkpoints: Location, best: Candidate) -> list[Candidate]:
+    """Return what would come before `best`, had it not lost its COMMIT, or the manifest that COMMIT vouches for.
+
+    It was complete once, or somebody put it there: whoever goes on from `best` must say so.
+    Raises: CheckpointError when the lineage is damaged or something cannot be read.
+    """
+    found: list[Candidate] = []
+    for name, limit in _reaches(line_of(checkpoints, current_branch(checkpoints))):
+        is_last = name == best.branch
+        steps = sorted(
+            (
+                step
+                for entry in (checkpoints / name).entries()
+                if (step := step_of(entry.name)) is not None
+                and (best.step if is_last else -1) < step <= limit
+                and not is_committed(entry)
+                and not is_unfinished(entry)
+            ),
+            reverse=True,
+        )
+        found += [_candidate(checkpoints, name, step) for step in steps]
+        if is_last:
+            break
+    return found
+
+
+def _reaches(line: Sequence[Branch]) -> Iterator[tuple[str, float]]:
+    """Yield each branch of a line with the last of its steps that belongs to the line."""
+    limit = math.inf
+    for member in line:
+        yield member.name, limit
+        if member.parent_step is not None:
+            # a parent that left its own parent earlier does not reach beyond that
+            limit = min(limit, member.parent_step)
+
+
+def _candidate(checkpoints: Location, branch: str, step: int) -> Candidate:
+    return Candidate(branch, step, checkpoints / branch / step_directory_name(step))
 
 
 def unfinished(checkpoints: Location) -> list[Location]:

@@ -8,9 +8,8 @@ COMMIT vouch for it. When `write`, `Sink.close` or `remove` return, a power fail
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
-import re
-import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -19,9 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 from megatrain.contracts.errors import CheckpointError, MissingFileError
-
-_TEMPORARY_NAME = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")
-_MISSING = (FileNotFoundError, NotADirectoryError)
+from megatrain.contracts.whole_files import MISSING_ERRORS, is_temporary_name, sync_directory, temporary_name
 
 
 def is_relative_name(text: str) -> bool:
@@ -133,7 +130,7 @@ class LocalLocation:
             except FileNotFoundError:
                 return []
         # what a write left behind that never happened is nothing
-        return [LocalLocation(self.path / name) for name in sorted(names) if not _TEMPORARY_NAME.fullmatch(name)]
+        return [LocalLocation(self.path / name) for name in sorted(names) if not is_temporary_name(name)]
 
     def exists(self) -> bool:
         return self._status() is not None
@@ -146,7 +143,7 @@ class LocalLocation:
         with _naming(self.path, "cannot be looked up"):
             try:
                 return self.path.stat()
-            except _MISSING:
+            except MISSING_ERRORS:
                 return None
 
     def read(self) -> bytes:
@@ -178,7 +175,7 @@ class LocalLocation:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def write(self, content: bytes) -> None:
-        temporary = self.path.with_name(f".{self.name}.{secrets.token_hex(4)}.tmp")
+        temporary = self.path.with_name(temporary_name(self.name))
         try:
             with _naming(self.path, "cannot be written"):
                 _make_directory(self.path.parent)
@@ -188,7 +185,7 @@ class LocalLocation:
                     os.fsync(file.fileno())
                 temporary.replace(self.path)
                 # the rename itself is on disk only when the directory is
-                _sync_directory(self.path.parent)
+                sync_directory(self.path.parent)
         except BaseException:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
@@ -208,18 +205,23 @@ class LocalLocation:
                     _remove_tree(self.path)
                 else:
                     self.path.unlink(missing_ok=True)
-                _sync_directory(self.path.parent)
-            except _MISSING:
+                sync_directory(self.path.parent)
+            except MISSING_ERRORS:
                 return
 
 
 class _LocalSink:
-    """Writes under the final name: what is half written is vouched for by no COMMIT."""
+    """Writes under the final name: what is half written is vouched for by no COMMIT.
+
+    Whole pages go past the page cache as long as the file system takes them. The processors then copy nothing, and
+    memory that a training job wants is not filled with what nobody reads soon.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         self._is_open = True
+        self._is_direct = self._try_direct(os.O_DIRECT)
 
     def write(self, buffer: bytes | bytearray | memoryview) -> None:
         self._check_open()
@@ -227,7 +229,26 @@ class _LocalSink:
             num_written = 0
             # the kernel takes at most 2 GiB a call, and less of what fills the disk
             while num_written < len(rest):
-                num_written += os.write(self._file, rest[num_written:])
+                num_written += self._write_some(rest[num_written:])
+
+    def _write_some(self, rest: memoryview) -> int:
+        try:
+            return os.write(self._file, rest)
+        except OSError as error:
+            if not self._is_direct or error.errno != errno.EINVAL:
+                raise
+        # not whole pages, or not at a page: the end of a file, or a caller who does not care
+        self._try_direct(0)
+        self._is_direct = False
+        return os.write(self._file, rest)
+
+    def _try_direct(self, flag: int) -> bool:
+        """Switch writing past the page cache on (O_DIRECT) or off (0); return whether it could be."""
+        try:
+            fcntl.fcntl(self._file, fcntl.F_SETFL, fcntl.fcntl(self._file, fcntl.F_GETFL) & ~os.O_DIRECT | flag)
+        except OSError:
+            return False
+        return True
 
     def close(self) -> None:
         self._check_open()
@@ -238,7 +259,7 @@ class _LocalSink:
                     os.fsync(self._file)
                 finally:
                     os.close(self._file)
-                _sync_directory(self._path.parent)
+                sync_directory(self._path.parent)
         except CheckpointError:
             # after a failed fsync nobody knows what is on disk
             self._unlink()
@@ -280,8 +301,8 @@ def _naming(path: Path, failure: str, missing: type[CheckpointError] = Checkpoin
     except OSError as error:
         # a file inside a tree may be the one at fault, or a directory above it
         culprit = Path(error.filename or path)
-        at = "" if culprit == path or _TEMPORARY_NAME.fullmatch(culprit.name) else f" ({culprit})"
-        kind = missing if isinstance(error, _MISSING) else CheckpointError
+        at = "" if culprit == path or is_temporary_name(culprit.name) else f" ({culprit})"
+        kind = missing if isinstance(error, MISSING_ERRORS) else CheckpointError
         raise kind(f"{path}: {failure}: {error.strerror or error}{at}") from error
 
 
@@ -291,19 +312,7 @@ def _make_directory(path: Path) -> None:
         return
     _make_directory(path.parent)
     path.mkdir(exist_ok=True)
-    _sync_directory(path.parent)
-
-
-def _sync_directory(path: Path) -> None:
-    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(directory)
-    except OSError as error:
-        # some network file systems have no such call: their directories are durable at once
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
-            raise
-    finally:
-        os.close(directory)
+    sync_directory(path.parent)
 
 
 def _remove_tree(path: Path) -> None:

@@ -7,8 +7,9 @@ import hashlib
 import os
 import re
 import socket
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from megatrain.contracts.errors import ConfigError
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]")
 _MAX_NAME_LENGTH = 48
+_NUM_LOCK_TRIES = 3
+_TRY_AGAIN_S = 0.002
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,20 +72,62 @@ class RunDirectory:
     def held(self) -> Iterator[None]:
         """Keep every other process from training in this directory; the system lets go when this one ends.
 
-        Raises: ConfigError naming the process that holds it.
+        Raises: ConfigError naming the process that holds it, or why it cannot be held.
         """
         path = self.root / "lock"
-        with path.open("a+") as file:
+        try:
+            opened = path.open("a+b", buffering=0)
+        except OSError as error:
+            problem = f"job.run_directory={str(self.root)!r}: {path} cannot be written: {error.strerror}"
+            raise ConfigError([f"{problem}; name a directory that can be written"]) from error
+        with opened as file:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _lock_alone(file.fileno())
             except BlockingIOError:
                 holder = path.read_text().strip() or "another process"
                 problem = f"job.run_directory={str(self.root)!r}: {holder} is training in it"
                 raise ConfigError([f"{problem}; wait for it or stop it, or name another job.run_directory"]) from None
-            file.truncate(0)
-            file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-            file.flush()
+            with suppress(OSError):  # who holds it is for messages, and the disk may be full
+                file.truncate(0)
+                file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
             yield
+
+    def holder(self) -> str | None:
+        """Return who trains in the directory, "process 17 on host-3"; None when nobody does.
+
+        Whether a process on another host is seen is up to the file system.
+        """
+        path = self.root / "lock"
+        try:
+            with path.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return self._last_holder() or "another process"
+        except OSError:
+            return None
+        return None
+
+    def was_held_here(self) -> bool:
+        """Say whether it was a process of this host that trained in the directory last."""
+        return self._last_holder().endswith(f" on {socket.gethostname()}")
+
+    def _last_holder(self) -> str:
+        try:
+            return (self.root / "lock").read_text(errors="replace").strip()
+        except OSError:
+            return ""
+
+
+def _lock_alone(file: int) -> None:
+    """Take a lock that nobody else has; whoever asks about it has it for a moment.
+
+    Raises: BlockingIOError.
+    """
+    for _ in range(_NUM_LOCK_TRIES):
+        with suppress(BlockingIOError):
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        time.sleep(_TRY_AGAIN_S)
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def black_box_path(directory: Path, job: str, run_key: str, branch: str, incarnation: int, rank: int) -> Path:

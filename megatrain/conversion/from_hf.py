@@ -27,7 +27,7 @@ from megatrain.config.train import TrainConfig
 from megatrain.config.wording import value_text
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.lineage import MAIN_BRANCH
-from megatrain.contracts.location import Location
+from megatrain.contracts.location import LocalLocation, Location
 from megatrain.contracts.manifest import CheckpointMesh, Manifest, SampleStream
 from megatrain.conversion.software import current_versions
 from megatrain.hf import HfModel, open_model
@@ -132,9 +132,11 @@ def _manifest(opened: HfModel) -> Manifest:
 
 
 def _toml(opened: HfModel, output: Location) -> str:
-    lines = [f"[checkpoint]\nload = {value_text(str(output))}", section_toml("model", opened.config)]
+    # a job may be started from another directory
+    place = str(output.path.absolute()) if isinstance(output, LocalLocation) else str(output)
+    lines = [f"[checkpoint]\nload = {value_text(place)}", section_toml("model", opened.config)]
     if opened.tokenizer is not None:
-        lines.insert(1, f"[data]\ntokenizer = {value_text(str(opened.tokenizer))}")
+        lines.insert(1, f"[data]\ntokenizer = {value_text(str(opened.tokenizer.absolute()))}")
     return "\n\n".join(lines) + "\n"
 
 

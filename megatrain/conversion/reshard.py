@@ -2,41 +2,47 @@
 
 A job reads a checkpoint of any layout, so this is never needed to go on. It helps where the readers are many and the
 storage is slow, or where a tool asks for one file. What each rank of the new layout holds is not computed here: the
-rank is built by the trainer's own code, on the meta device in a world that does nothing.
+rank is built by the trainer's own code, on the meta device in a world that does nothing. The files of many ranks are
+written at once, part by part, so that a stored item which they share is read once (turns.py).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 
 import torch
-from torch import Tensor
 
 from megatrain.assembly import build_replica
 from megatrain.checkpoint.arena_slots import plan_snapshot
-from megatrain.checkpoint.data_file import content_digest, data_file_name, is_data_file
-from megatrain.checkpoint.image import ImageItem, ImagePlan
+from megatrain.checkpoint.data_file import data_file_name, is_data_file
+from megatrain.checkpoint.image import ImagePlan
+from megatrain.checkpoint.item_reader import vouched_content
 from megatrain.checkpoint.metadata_reader import METADATA_NAME, load_metadata
-from megatrain.checkpoint.offline_writer import write_checkpoint
+from megatrain.checkpoint.offline_writer import NewCheckpoint, new_checkpoint
 from megatrain.checkpoint.parameter_reader import ParameterReader
 from megatrain.comm import dry_mesh
 from megatrain.config.checks import check
 from megatrain.config.config import Config
 from megatrain.config.serialize import config_hash
 from megatrain.contracts.checkpoint_files import read_manifest
-from megatrain.contracts.errors import CheckpointError, ConfigError
+from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.layout import Layout
 from megatrain.contracts.location import Location
 from megatrain.contracts.manifest import CheckpointMesh, Manifest
+from megatrain.conversion.parts import parts_of
 from megatrain.conversion.software import current_versions, job_config
-from megatrain.parallel.sharding import Box
+from megatrain.conversion.turns import Turns
+
+_NUM_FILES_AT_ONCE = 64
+"""A driver of an object store holds 16 MiB of each."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReshardReport:
-    """What was written, and the bytes that were read for it: items that several ranks need are read for each."""
+    """What was written, and the bytes of items that were read for it."""
 
     manifest: Manifest
     bytes_read: int
@@ -50,27 +56,21 @@ def reshard(source: Location, output: Location, layout: Layout, num_chunks: int)
     manifest = read_manifest(source)
     config = _with_layout(job_config(manifest, source), layout, num_chunks)
     reader = ParameterReader(source, manifest)
-
-    def data_of(item: ImageItem) -> Tensor:
-        return reader.read_box(item.key, item.global_shape, Box(item.offsets, item.sizes))
-
-    written = write_checkpoint(
-        output,
-        replace(
-            manifest,
-            written_unix_s=time.time(),
-            mesh=CheckpointMesh(layout.tp_size, layout.pp_size, layout.dp_size, num_chunks),
-            config=config.to_dict(),
-            config_hash=config_hash(config),
-            versions=current_versions(),
-            files={},
-        ),
-        planned_images(config, layout, has_optimizer=manifest.has_optimizer),
-        data_of,
-        lambda rank: data_file_name(manifest.incarnation, rank),
-        _small_files(source, manifest),
+    written = replace(
+        manifest,
+        written_unix_s=time.time(),
+        mesh=CheckpointMesh(layout.tp_size, layout.pp_size, layout.dp_size, num_chunks),
+        config=config.to_dict(),
+        config_hash=config_hash(config),
+        versions=current_versions(),
+        files={},
     )
-    return ReshardReport(written, reader.bytes_read)
+    with new_checkpoint(
+        output, written, lambda rank: data_file_name(manifest.incarnation, rank), _small_files(source, manifest)
+    ) as target:
+        for images in _windows(planned_images(config, layout, has_optimizer=manifest.has_optimizer)):
+            _write_images(target, images, reader)
+    return ReshardReport(target.manifest, reader.bytes_read)
 
 
 def planned_images(config: Config, layout: Layout, *, has_optimizer: bool) -> Iterator[tuple[int, ImagePlan]]:
@@ -79,6 +79,28 @@ def planned_images(config: Config, layout: Layout, *, has_optimizer: bool) -> It
         with dry_mesh(layout, rank, has_wrap_links=config.parallel.num_chunks > 1) as mesh:
             shards = build_replica(config, mesh, mesh.recorder, torch.device("meta")).saved_shards()
         yield rank, plan_snapshot([one for one in shards if has_optimizer or one.kind == "master"]).file
+
+
+def _windows(images: Iterable[tuple[int, ImagePlan]]) -> Iterator[list[tuple[int, ImagePlan]]]:
+    remaining = iter(images)
+    while window := list(islice(remaining, _NUM_FILES_AT_ONCE)):
+        yield window
+
+
+def _write_images(target: NewCheckpoint, images: Iterable[tuple[int, ImagePlan]], reader: ParameterReader) -> None:
+    """Write the data files of some ranks, all at once."""
+    files = [target.create(rank, plan) for rank, plan in images]
+    parts = [[part for item in file.plan.items for part in parts_of(item, reader)] for file in files]
+    num_missing = [len(of_file) for of_file in parts]
+    turns = Turns([[part.needs for part in of_file] for of_file in parts])
+    for file in (file for file, num_parts in zip(files, num_missing, strict=True) if not num_parts):
+        file.close()  # of a rank that owns nothing
+    while (number := turns.take(reader.is_kept)) is not None:
+        part = parts[number][-num_missing[number]]
+        files[number].append(reader.read_box(part.item.key, part.item.global_shape, part.box))
+        num_missing[number] -= 1
+        if not num_missing[number]:
+            files[number].close()
 
 
 def _with_layout(config: Config, layout: Layout, num_chunks: int) -> Config:
@@ -104,12 +126,8 @@ def _small_files(source: Location, manifest: Manifest) -> dict[str, bytes]:
     """Return the files beside the tensors, as tokenizer.json."""
     of_tensors = {METADATA_NAME, *load_metadata(source).ranges_by_file()}
     # a data file may hold no tensor: that of a rank which owns nothing
-    small = {
-        name: (source / name).read()
+    return {
+        name: vouched_content(source, manifest, name)
         for name, entry in manifest.files.items()
         if name not in of_tensors and not is_data_file(entry)
     }
-    for name, content in small.items():
-        if content_digest(content) != manifest.files[name].digest:
-            raise CheckpointError(f"{source / name}: is not the file that the manifest vouches for; it is damaged")
-    return small

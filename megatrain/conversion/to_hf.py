@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 
+from megatrain.checkpoint.item_reader import vouched_content
 from megatrain.checkpoint.parameter_reader import ParameterReader
-from megatrain.contracts.checkpoint_files import read_manifest
+from megatrain.contracts.checkpoint_files import TOKENIZER_NAME, read_manifest
 from megatrain.contracts.location import Location
+from megatrain.contracts.manifest import Manifest
 from megatrain.conversion.software import job_config
-from megatrain.data.tokenizer import load_tokenizer
+from megatrain.data.tokenizer import parse_tokenizer
 from megatrain.hf import Dtype, ExportReport, TokenizerFile, export_model
-from megatrain.hf.tokenizer_files import TOKENIZER_NAME
 
 
 def export_hf(
@@ -22,20 +22,21 @@ def export_hf(
     Raises: ConfigError for a model that no family expresses; CheckpointError and DataError naming the file.
     """
     manifest = read_manifest(source)
-    model = job_config(manifest, source).model
-    reader = ParameterReader(source, manifest)
-    with tempfile.TemporaryDirectory(prefix="megatrain-export-") as directory:
-        tokenizer = None
-        if has_tokenizer and TOKENIZER_NAME in manifest.files:
-            path = Path(directory) / TOKENIZER_NAME  # the library reads local files only
-            path.write_bytes((source / TOKENIZER_NAME).read())
-            tokenizer = TokenizerFile(path, load_tokenizer(path).eod_id)
-        return export_model(
-            reader.read_parameter,
-            model,
-            output,
-            dtype=dtype,
-            max_shard_bytes=max_shard_bytes,
-            tokenizer=tokenizer,
-            is_forced=is_forced,
-        )
+    return export_model(
+        # each parameter is asked for once
+        ParameterReader(source, manifest, kept_bytes=0).read_parameter,
+        job_config(manifest, source).model,
+        output,
+        dtype=dtype,
+        max_shard_bytes=max_shard_bytes,
+        tokenizer=_tokenizer(source, manifest) if has_tokenizer else None,
+        is_forced=is_forced,
+    )
+
+
+def _tokenizer(source: Location, manifest: Manifest) -> TokenizerFile | None:
+    if TOKENIZER_NAME not in manifest.files:
+        return None
+    place = str(source / TOKENIZER_NAME)
+    content = vouched_content(source, manifest, TOKENIZER_NAME)
+    return TokenizerFile(content, place, parse_tokenizer(content, place).eod_id)

@@ -94,17 +94,24 @@ def load_tokenizer(path: Path) -> Tokenizer:
     Raises: DataError when the file is missing or no tokenizer, or the `tokenizers` library is absent.
     """
     _require_tokenizers()
+    return parse_tokenizer(read_tokenizer_file(path), str(path))
+
+
+def parse_tokenizer(content: bytes, name: str) -> Tokenizer:
+    """Return the tokenizer that the content of a tokenizer.json is; `name` says in errors where it comes from.
+
+    Raises: DataError when it is no tokenizer, or the `tokenizers` library is absent.
+    """
+    _require_tokenizers()
     from tokenizers import Tokenizer as Backend
 
     try:
-        content = read_tokenizer_file(path).decode("utf-8")
+        backend = Backend.from_str(content.decode("utf-8"))
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}: is not UTF-8, so it is no tokenizer.json") from error
-    try:
-        backend = Backend.from_str(content)
+        raise DataError(f"{name}: is not UTF-8, so it is no tokenizer.json") from error
     except Exception as error:  # the library raises bare Exception for a bad file
-        raise DataError(f"{path}: is not a tokenizer.json of the tokenizers library: {error}") from error
-    return Tokenizer(backend, str(path))
+        raise DataError(f"{name}: is not a tokenizer.json of the tokenizers library: {error}") from error
+    return Tokenizer(backend, name)
 
 
 def read_tokenizer_file(path: Path) -> bytes:

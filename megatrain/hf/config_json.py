@@ -78,13 +78,23 @@ def read_object(path: Path) -> ConfigJson:
     Raises: CheckpointError when the file is missing or holds something else.
     """
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        content = path.read_bytes()
     except OSError as error:
         raise CheckpointError(
             f"{path}: {error.strerror}; name a Hugging Face model directory with config.json and model.safetensors"
         ) from error
+    return parse_object(content, str(path))
+
+
+def parse_object(content: bytes, place: str) -> ConfigJson:
+    """Return the JSON object that is the content of the file `place`.
+
+    Raises: CheckpointError when it is something else.
+    """
+    try:
+        values = json.loads(content.decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: not JSON ({error}); fetch the file again") from error
+        raise CheckpointError(f"{place}: not JSON ({error}); fetch the file again") from error
     if not isinstance(values, dict):
-        raise CheckpointError(f"{path}: a {type(values).__name__}, expected a JSON object; fetch the file again")
-    return ConfigJson(values, str(path))
+        raise CheckpointError(f"{place}: a {type(values).__name__}, expected a JSON object; fetch the file again")
+    return ConfigJson(values, place)

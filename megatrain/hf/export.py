@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,7 +78,7 @@ def export_model(
         _write_weights(staging, tensors, _Parameters(read_parameter, our_shapes(model)), torch_dtype, max_shard_bytes)
         _write_json(staging / "config.json", config)
         if tokenizer is not None and special is not None:
-            shutil.copyfile(tokenizer.path, staging / TOKENIZER_NAME)
+            (staging / TOKENIZER_NAME).write_bytes(tokenizer.content)
             _write_json(staging / TOKENIZER_CONFIG_NAME, special.tokenizer_config(model.seq_len))
             _write_json(staging / "generation_config.json", special.ids)
         else:

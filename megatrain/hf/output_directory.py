@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from megatrain.contracts.errors import CheckpointError
+from megatrain.contracts.errors import CheckpointError, SaveError
 
 _OWN_FILES = re.compile(
     r"config\.json|generation_config\.json|tokenizer\.json|tokenizer_config\.json"
@@ -23,7 +23,7 @@ def new_model_directory(output: Path, *, is_forced: bool) -> Iterator[Path]:
     """Give a directory to fill, which becomes `output` at the end of the block and is removed on an error.
 
     `is_forced` replaces a directory that holds what an export writes and nothing else.
-    Raises: CheckpointError when `output` is taken or cannot be written.
+    Raises: CheckpointError when `output` is taken; SaveError when it cannot be written.
     """
     _check_output(output, is_forced)
     staging = output.parent / f".{output.name}.part-{secrets.token_hex(4)}"
@@ -37,7 +37,7 @@ def new_model_directory(output: Path, *, is_forced: bool) -> Iterator[Path]:
         _publish(staging, output)
         _sync(output.parent)
     except OSError as error:
-        raise CheckpointError(
+        raise SaveError(
             f"{output}: cannot be written: {error.strerror}; make room or choose another directory"
         ) from error
     finally:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from megatrain.contracts.errors import CheckpointError
-from megatrain.hf.config_json import read_object
+from megatrain.hf.config_json import parse_object
 
 TOKENIZER_NAME = "tokenizer.json"
 TOKENIZER_CONFIG_NAME = "tokenizer_config.json"
@@ -19,9 +18,10 @@ the one before, as in training."""
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFile:
-    """A tokenizer.json and the id of its end-of-document token."""
+    """The content of a tokenizer.json, its place for errors, and the id of its end-of-document token."""
 
-    path: Path
+    content: bytes
+    place: str
     eod_id: int
 
 
@@ -56,25 +56,25 @@ def special_tokens(tokenizer: TokenizerFile, vocab_size: int) -> SpecialTokens:
     Raises: CheckpointError when the file is no tokenizer.json, lacks the end-of-document token, or knows more tokens
     than the model.
     """
-    ids = _token_ids(tokenizer.path)
+    ids = _token_ids(tokenizer)
     largest = max(ids.values(), default=0)
     if largest >= vocab_size:
         raise CheckpointError(
-            f"{tokenizer.path}: has token ids up to {largest}, but model.vocab_size={vocab_size}; give the tokenizer "
+            f"{tokenizer.place}: has token ids up to {largest}, but model.vocab_size={vocab_size}; give the tokenizer "
             f"that the model was trained with"
         )
     eod = next((text for text, token in ids.items() if token == tokenizer.eod_id), None)
     if eod is None:
         raise CheckpointError(
-            f"{tokenizer.path}: has no token {tokenizer.eod_id}, which should end documents; give the tokenizer that "
+            f"{tokenizer.place}: has no token {tokenizer.eod_id}, which should end documents; give the tokenizer that "
             f"the model was trained with"
         )
     beginning = next((text for text in _BEGINNINGS if text in ids), eod)
     return SpecialTokens(eod, tokenizer.eod_id, beginning, ids[beginning])
 
 
-def _token_ids(path: Path) -> dict[str, int]:
-    content = read_object(path)
+def _token_ids(tokenizer: TokenizerFile) -> dict[str, int]:
+    content = parse_object(tokenizer.content, tokenizer.place)
     vocabulary = content.section("model").values.get("vocab", {})
     added = content.values.get("added_tokens", [])
     try:
@@ -84,5 +84,6 @@ def _token_ids(path: Path) -> dict[str, int]:
         return {str(text): int(number) for text, number in found.items()}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
-            f"{path}: not a tokenizer.json of the tokenizers library ({type(error).__name__}: {error}); give another"
+            f"{tokenizer.place}: not a tokenizer.json of the tokenizers library ({type(error).__name__}: {error}); "
+            f"give another"
         ) from error

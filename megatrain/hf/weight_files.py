@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from megatrain.contracts.errors import CheckpointError
+from megatrain.contracts.errors import CheckpointError, SaveError
 from megatrain.hf.config_json import read_object
 
 SINGLE_NAME = "model.safetensors"
@@ -95,7 +95,7 @@ class WeightFiles:
 def write_shard(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write a safetensors file without copying the tensors, which must be contiguous.
 
-    Raises: CheckpointError naming the file.
+    Raises: SaveError naming the file.
     """
     try:
         path.touch()
@@ -104,7 +104,7 @@ def write_shard(path: Path, tensors: Mapping[str, Tensor]) -> None:
         save_file(dict(tensors), path, metadata={"format": "pt"})
         path.chmod(mode)  # the library renames a file that only its owner may read
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{path}: cannot be written: {error}; make room or choose another directory") from error
+        raise SaveError(f"{path}: cannot be written: {error}; make room or choose another directory") from error
 
 
 def _header(path: Path) -> dict[str, StoredTensor]:

@@ -20,7 +20,7 @@ from megatrain.checkpoint.difference import (
 from megatrain.checkpoint.find import find_checkpoint
 from megatrain.commands.argument_types import utf8_text
 from megatrain.commands.ckpt.arguments import Verbs, add_json
-from megatrain.commands.ckpt.printing import print_json, print_lines
+from megatrain.commands.ckpt.printing import print_json, print_lines, time_text
 from megatrain.contracts.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def _lines(
     values: dict[str, ValueDifference] | None,
 ) -> list[str]:
     lines = [f"A  {before.place}", f"B  {after.place}"]
-    lines += [f"{one.name}: {one.before} -> {one.after}" for one in fields]
+    lines += [f"{one.name}: {_value(one.name, one.before)} -> {_value(one.name, one.after)}" for one in fields]
     for one in tensors:
         if one.before is None or one.after is None:
             lines.append(f"{one.key}: only in {'B' if one.before is None else 'A'}")
@@ -103,3 +103,7 @@ def _lines(
             by = "not finite" if found.max_abs_difference is None else f"up to {found.max_abs_difference:.3g}"
             lines.append(f"  {key}: {found.num_elements:,} of {before.tensors[key].numel:,} elements, by {by}")
     return lines
+
+
+def _value(name: str, value: Any) -> str:
+    return time_text(value) if name == "written_unix_s" else str(value)

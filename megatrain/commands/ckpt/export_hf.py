@@ -7,7 +7,8 @@ import re
 from pathlib import Path
 
 from megatrain.commands.argument_types import utf8_path
-from megatrain.commands.ckpt.arguments import Verbs, add_checkpoint, add_json, chosen_checkpoint
+from megatrain.commands.checkpoint_choice import add_checkpoint, chosen_checkpoint, reading
+from megatrain.commands.ckpt.arguments import Verbs, add_json
 from megatrain.commands.ckpt.printing import bytes_text, print_json, print_lines, print_note
 from megatrain.commands.orderly_end import orderly_end
 from megatrain.contracts.exit_codes import ExitCode
@@ -44,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     from megatrain.conversion.to_hf import export_hf
 
     source = chosen_checkpoint(args)
-    with orderly_end():
+    with orderly_end(), reading(source):
         report = export_hf(
             source,
             Path(args.output),

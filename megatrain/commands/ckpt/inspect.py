@@ -8,7 +8,8 @@ from typing import Any
 
 from megatrain.checkpoint.metadata_reader import StoredTensor, StoredTensors, load_metadata
 from megatrain.checkpoint.survey import stored_bytes
-from megatrain.commands.ckpt.arguments import Verbs, add_checkpoint, add_json, chosen_checkpoint
+from megatrain.commands.checkpoint_choice import add_checkpoint, chosen_checkpoint
+from megatrain.commands.ckpt.arguments import Verbs, add_json
 from megatrain.commands.ckpt.printing import age_text, bytes_text, facts, print_json, print_lines, table, time_text
 from megatrain.contracts.checkpoint_files import pin_reason, read_manifest
 from megatrain.contracts.exit_codes import ExitCode

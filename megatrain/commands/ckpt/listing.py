@@ -105,7 +105,12 @@ def _branch_line(branch: Branch, *, is_current: bool) -> str:
 
 
 def _row(found: Survey, one: FoundCheckpoint) -> tuple[str, ...]:
-    is_abandoned = not one.is_in_line and one.state in (CheckpointState.COMMITTED, CheckpointState.PINNED)
+    # without a current branch nobody knows
+    is_abandoned = (
+        found.current is not None
+        and not one.is_in_line
+        and one.state in (CheckpointState.COMMITTED, CheckpointState.PINNED)
+    )
     remarks = [
         "abandoned" if is_abandoned else "",
         f"pinned: {one.pin_reason}" if one.pin_reason else "",

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import argparse
 
+from megatrain.checkpoint.activity import look_for_job
+from megatrain.checkpoint.find import name_place
 from megatrain.commands.argument_types import utf8_text
-from megatrain.commands.ckpt.arguments import Verbs, add_checkpoint, add_json, chosen_checkpoint
-from megatrain.commands.ckpt.printing import print_json, print_lines
-from megatrain.contracts.checkpoint_files import is_pinned, pin, unpin
+from megatrain.commands.checkpoint_choice import add_checkpoint, chosen_checkpoint
+from megatrain.commands.ckpt.arguments import Verbs, add_json
+from megatrain.commands.ckpt.printing import print_json, print_lines, print_note
+from megatrain.contracts.checkpoint_files import is_pinned, pin, read_manifest, unpin
+from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.location import Location
 
 
 def add_verb(verbs: Verbs) -> None:
@@ -43,4 +48,20 @@ def run_unpin(args: argparse.Namespace) -> int:
         print_json({"place": str(place), "is_pinned": False, "was_pinned": was_pinned})
     else:
         print_lines([f"{place} is not pinned any more" if was_pinned else f"{place} was not pinned"])
+    for note in _notes(args.place, place) if was_pinned else ():
+        print_note(note)
     return int(ExitCode.OK)
+
+
+def _notes(text: str, place: Location) -> list[str]:
+    """Return what may become of a checkpoint that was unpinned, because a job is running."""
+    try:
+        keep_last = read_manifest(place).config.get("checkpoint", {}).get("keep_last", 0)
+        checkpoints = name_place(text).checkpoints
+        activity = look_for_job(checkpoints) if keep_last and checkpoints is not None else None
+    except CheckpointError:
+        return []  # it is unpinned, whatever else is wrong there
+    if activity is None or not (activity.running or activity.traces):
+        return []
+    sign = "; ".join(activity.running or activity.traces[:1])
+    return [f"note: {sign}; with checkpoint.keep_last={keep_last} that job may remove it after its next checkpoint"]

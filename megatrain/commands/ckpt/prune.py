@@ -1,7 +1,8 @@
 """`megatrain ckpt prune DIR`: remove what retention does not keep. Without --yes it only says what it would remove.
 
 The line of the current branch keeps its newest K checkpoints, the multiples of N, the pinned ones, and those at which
-a branch of the line begins. A checkpoint that is damaged protects nothing: it does not count among the newest K.
+a branch of the line begins. A checkpoint that is damaged protects nothing: it does not count among the newest K. What
+a job may be writing just now is left alone, also on a branch that was abandoned while the job was running.
 """
 
 from __future__ import annotations
@@ -10,17 +11,20 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from megatrain.checkpoint.activity import look_for_job
 from megatrain.checkpoint.find import name_place, no_checkpoint
 from megatrain.checkpoint.survey import CheckpointState, FoundCheckpoint, size_problem, survey
 from megatrain.commands.argument_types import whole_number
 from megatrain.commands.ckpt.arguments import Verbs, add_json, add_run
 from megatrain.commands.ckpt.printing import bytes_text, print_json, print_lines
-from megatrain.contracts.checkpoint_files import committed_steps, is_pinned, read_manifest, remove_checkpoint
+from megatrain.contracts.checkpoint_files import is_pinned, read_manifest, remove_checkpoint, wrong_files
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.lineage import Candidate, candidates, current_branch, line_of, origins
 from megatrain.contracts.location import Location
 from megatrain.contracts.retention import to_remove
+
+_NUM_SHOWN = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,24 +93,30 @@ def _make_plan(checkpoints: Location, args: argparse.Namespace) -> _Plan:
     whole = [one for one in line if size_problem(one) is None]
     keep_last, keep_every = _retention(args, whole)
     outdated = _outdated(checkpoints, whole, keep_last, keep_every)
-    is_whole = {(one.branch, one.step): one in whole for one in line}
-    found = survey(checkpoints)
+    in_line = {(one.branch, one.step) for one in line}
+    is_whole = {(one.branch, one.step) for one in whole}
+    found, activity = survey(checkpoints), look_for_job(checkpoints)
+    newest = _newest_whole(found.checkpoints, in_line - is_whole)
     removals: list[_Removal] = []
     left_alone: list[str] = []
     for one in found.checkpoints:
         at = (one.branch, one.step)
         if at in outdated:
             removals.append(_Removal(one, "older than what retention keeps"))
-        elif at in is_whole:
-            left_alone += [] if is_whole[at] else [f"{one.name}: damaged; `megatrain ckpt verify` says how"]
+        elif at in in_line:
+            left_alone += [] if at in is_whole else [f"{one.name}: damaged; `megatrain ckpt verify` says how"]
         elif is_pinned(one.place):
             continue
+        elif one.branch != found.current and activity.may_write_to(one.branch):
+            left_alone.append(f"{one.name}: a job may be writing to {one.branch}")
         elif one.state in (CheckpointState.COMMITTED, CheckpointState.DAMAGED):
             if args.abandoned:
                 removals.append(_Removal(one, "abandoned: the current branch does not lead to it"))
             else:
                 left_alone.append(f"{one.name}: abandoned; --abandoned removes it")
-        elif _is_dead(checkpoints, one) or (args.abandoned and one.branch != found.current):
+        elif one.state is CheckpointState.UNCOMMITTED and not args.abandoned and _lacks_only_commit(one):
+            left_alone.append(f"{one.name}: lacks nothing but a COMMIT that vouches for it")
+        elif one.step < newest.get(one.branch, -1) or (args.abandoned and one.branch != found.current):
             removals.append(_Removal(one, f"{one.state}: nobody will finish it"))
         else:
             left_alone.append(f"{one.name}: {one.state}; it may be being written")
@@ -137,20 +147,37 @@ def _outdated(
     return {(branch_of[step], step) for step in gone}
 
 
-def _is_dead(checkpoints: Location, one: FoundCheckpoint) -> bool:
-    """Say whether an incomplete checkpoint will stay so: a branch is written in the order of its steps."""
-    return one.step < max(committed_steps(checkpoints / one.branch), default=-1)
+def _newest_whole(found: Sequence[FoundCheckpoint], damaged: set[tuple[str, int]]) -> dict[str, int]:
+    """Return the last whole step of each branch: what is incomplete before it stays so, for steps come in order."""
+    newest: dict[str, int] = {}
+    for one in found:
+        if one.state in (CheckpointState.COMMITTED, CheckpointState.PINNED) and (one.branch, one.step) not in damaged:
+            newest[one.branch] = max(one.step, newest.get(one.branch, -1))
+    return newest
+
+
+def _lacks_only_commit(one: FoundCheckpoint) -> bool:
+    """Say whether all files are there: somebody may mend it, and it may be the best there is."""
+    try:
+        return not wrong_files(one.place, read_manifest(one.place, branch=one.branch))
+    except CheckpointError:
+        return False
 
 
 def _lines(plan: _Plan, *, is_dry_run: bool) -> list[str]:
-    kept = "all" if plan.keep_last == 0 else f"the newest {plan.keep_last}"
-    every = f" and every {plan.keep_every} steps" if plan.keep_every and plan.keep_last else ""
-    lines = [f"retention keeps {kept}{every}, pinned ones, and those at which a branch begins"]
+    if plan.keep_last:
+        every = f" and every {plan.keep_every} steps" if plan.keep_every else ""
+        kept = f"the newest {plan.keep_last}{every}, pinned ones, and those at which a branch begins"
+    else:
+        kept = "all of the current line (--keep-last K would keep K)"
+    lines = [f"retention keeps {kept}"]
     verb = "would remove" if is_dry_run else "removed"
     lines += [
         f"{verb} {one.found.name} ({bytes_text(one.found.num_bytes)}): {one.reason}" for one in plan.removals
     ] or ["nothing to remove"]
-    lines += [f"left alone {one}" for one in plan.left_alone]
+    lines += [f"left alone {one}" for one in plan.left_alone[:_NUM_SHOWN]]
+    if len(plan.left_alone) > _NUM_SHOWN:
+        lines.append(f"left alone {len(plan.left_alone) - _NUM_SHOWN:,} more; --json lists all")
     if plan.removals:
         lines.append(f"{verb} {len(plan.removals)} checkpoints, {bytes_text(plan.num_bytes)}")
         lines += ["this was a dry run; --yes removes them"] if is_dry_run else []

@@ -7,7 +7,8 @@ import argparse
 from megatrain.checkpoint.survey import stored_bytes
 from megatrain.checkpoint.url_location import open_location
 from megatrain.commands.argument_types import utf8_text, whole_number
-from megatrain.commands.ckpt.arguments import Verbs, add_checkpoint, add_json, chosen_checkpoint
+from megatrain.commands.checkpoint_choice import add_checkpoint, chosen_checkpoint, reading
+from megatrain.commands.ckpt.arguments import Verbs, add_json
 from megatrain.commands.ckpt.printing import bytes_text, print_json, print_lines
 from megatrain.commands.orderly_end import orderly_end
 from megatrain.config.parallel import LARGEST_SIZE
@@ -34,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
 
     source = chosen_checkpoint(args)
     layout = Layout(tp_size=args.tp, pp_size=args.pp, dp_size=args.dp)
-    with orderly_end():
+    with orderly_end(), reading(source):
         report = reshard(source, open_location(args.output), layout, args.chunks)
     num_bytes = stored_bytes(report.manifest)
     if args.is_json:

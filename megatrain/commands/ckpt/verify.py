@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from megatrain.checkpoint.data_file import verify_checkpoint
 from megatrain.checkpoint.find import NamedPlace, find_checkpoint, name_place, no_checkpoint
 from megatrain.commands.argument_types import utf8_text
-from megatrain.commands.ckpt.arguments import Verbs, add_checkpoint, add_json
+from megatrain.commands.checkpoint_choice import add_checkpoint
+from megatrain.commands.ckpt.arguments import Verbs, add_json
 from megatrain.commands.ckpt.printing import print_json, print_lines
 from megatrain.contracts.checkpoint_files import committed_steps, read_manifest, step_directory_name
 from megatrain.contracts.errors import CheckpointError

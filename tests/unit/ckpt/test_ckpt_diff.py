@@ -69,3 +69,9 @@ def test_tensors_of_one_alone_and_of_other_shapes(ckpt: Ckpt, tmp_path: Path) ->
 
     write_as_job(tmp_path / "job", make_config(), whole_state(make_config()))
     assert "model.word: only in A" in ckpt("diff", one, tmp_path / "job")
+
+
+def test_moments_are_readable(ckpt: Ckpt, run: Path) -> None:
+    later = put_whole(LocalLocation(run / "checkpoints/main"), 50, written_unix_s=1_790_000_060.5)
+    text = ckpt("diff", run / "checkpoints/main/step-000000010", later)
+    assert "written_unix_s: 2026-09-21 14:13:20 UTC -> 2026-09-21 14:14:20 UTC" in text

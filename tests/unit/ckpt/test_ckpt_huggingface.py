@@ -63,13 +63,23 @@ def test_logits_of_a_trained_checkpoint_are_ours(ckpt: Ckpt, tmp_path: Path, cas
     assert any("there is no tokenizer" in note for note in found["notes"])
 
 
-def test_import_then_export_is_bitwise_the_same(ckpt: Ckpt, tmp_path: Path) -> None:
+def their_model(case: str) -> Any:
     torch.manual_seed(2)
+    if case == "gpt2":
+        config = transformers.GPT2Config(
+            vocab_size=96, n_embd=32, n_layer=2, n_head=4, n_positions=24, bos_token_id=None, eos_token_id=None
+        )
+        return transformers.GPT2LMHeadModel(config)
     config = transformers.LlamaConfig(
         vocab_size=96, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=24, bos_token_id=None, eos_token_id=None,
     )  # fmt: skip
-    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "theirs")
+    return transformers.LlamaForCausalLM(config)
+
+
+@pytest.mark.parametrize("case", ["llama", "gpt2"])
+def test_import_then_export_is_bitwise_the_same(ckpt: Ckpt, tmp_path: Path, case: str) -> None:
+    their_model(case).save_pretrained(tmp_path / "theirs")
 
     ckpt("import-hf", tmp_path / "theirs", "--output", tmp_path / "first")
     ckpt("export-hf", tmp_path / "first", "--output", tmp_path / "ours", "--max-shard-size", "20KB")
@@ -169,3 +179,46 @@ def test_sizes_have_units(text: str, num_bytes: int) -> None:
 def test_other_sizes_are_usage_errors(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ckpt", "export-hf", str(tmp_path), "--output", "x", f"--max-shard-size={text}"]) == 2
     assert "is not a size like 500MB" in capsys.readouterr().err
+
+
+def test_what_import_prints_holds_in_any_directory(ckpt: Ckpt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny("gpt2", vocab_size=300)
+    export(random_parameters(model), model, tmp_path / "hf")
+    train_tokenizer(["to be or not to be"], 270).save(tmp_path / "hf/tokenizer.json")
+    monkeypatch.chdir(tmp_path)
+
+    tables = tomllib.loads(ckpt("import-hf", "hf", "--output", "saved", "--json")["toml"])
+
+    assert tables["checkpoint"]["load"] == str(tmp_path / "saved")
+    assert tables["data"]["tokenizer"] == str(tmp_path / "hf/tokenizer.json")
+
+
+@pytest.mark.parametrize("content", [b"{}", None])
+def test_a_tokenizer_that_is_damaged_is_named(ckpt: Ckpt, tmp_path: Path, content: bytes | None) -> None:
+    model = tiny("gpt2", vocab_size=300)
+    state: dict[str, Any] = {f"{prefix}.{name}": one for name, one in random_parameters(model).items()
+                             for prefix in ("model", "optimizer.exp_avg", "optimizer.exp_avg_sq")}  # fmt: skip
+    write_as_job(tmp_path / "saved", job_of(model), state, beside={"tokenizer.json": b'{"no": "tokenizer"}'})
+    if content is not None:
+        (tmp_path / "saved/tokenizer.json").write_bytes(content)
+    message = ckpt("export-hf", tmp_path / "saved", "--output", tmp_path / "hf", code=65 if content is None else 66)
+    problem = "is not a tokenizer.json" if content is None else "is not the file that the manifest vouches for"
+    assert f"{tmp_path / 'saved/tokenizer.json'}: {problem}" in message
+    assert not (tmp_path / "hf").exists()
+
+
+def test_a_source_that_retention_removes_is_told(ckpt: Ckpt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny("gpt2")
+    place = LocalLocation(tmp_path / "saved")
+    export(random_parameters(model), model, tmp_path / "hf")
+    ckpt("import-hf", tmp_path / "hf", "--output", place)
+    read_range = LocalLocation.read_range
+
+    def remove_and_read(self: LocalLocation, offset: int, num_bytes: int) -> bytes:
+        place.remove()
+        return read_range(self, offset, num_bytes)
+
+    monkeypatch.setattr(LocalLocation, "read_range", remove_and_read)
+    message = ckpt("export-hf", place, "--output", tmp_path / "again", code=66)
+    assert "saved was removed while it was read" in message
+    assert not (tmp_path / "again").exists()

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from megatrain.cli import main
 from megatrain.contracts.checkpoint_files import WRITING_NAME
 from megatrain.contracts.location import LocalLocation
 from tests.helpers.checkpoint_tree import put_main, put_manifest
 from tests.helpers.saved_checkpoint import Ckpt, put_whole, whole_state, with_layout, write_as_job
+from tests.helpers.source_tree import ROOT
 from tests.helpers.training_case import make_config
 
 
@@ -60,13 +66,13 @@ def test_a_part_of_a_run_lists_that_part(ckpt: Ckpt, run: Path) -> None:
 
 
 def test_states_tell_how_far_a_checkpoint_came(ckpt: Ckpt, tmp_path: Path) -> None:
-    main = put_main(LocalLocation(tmp_path))
-    put_whole(main, 1)
-    ckpt("pin", put_whole(main, 2))
-    (main / "step-000000003" / WRITING_NAME).write(b"{}")
-    put_manifest(main, 4)
-    (put_whole(main, 5) / "COMMIT").unlink()
-    (put_whole(main, 6) / "manifest.json").write_bytes(b"{}")
+    branch = put_main(LocalLocation(tmp_path))
+    put_whole(branch, 1)
+    ckpt("pin", put_whole(branch, 2))
+    (branch / "step-000000003" / WRITING_NAME).write(b"{}")
+    put_manifest(branch, 4)
+    (put_whole(branch, 5) / "COMMIT").unlink()
+    (put_whole(branch, 6) / "manifest.json").write_bytes(b"{}")
 
     found = states(ckpt("ls", tmp_path, "--json"))
 
@@ -145,4 +151,38 @@ def test_a_step_of_a_run_can_be_named(ckpt: Ckpt, run: Path) -> None:
 def test_an_unfinished_checkpoint_is_not_inspected(ckpt: Ckpt, run: Path) -> None:
     place = run / "checkpoints/main/step-000000010"
     (place / "COMMIT").unlink()
-    assert "no complete checkpoint (no matching COMMIT)" in ckpt("inspect", place, code=66)
+    assert f"no complete checkpoint, and nothing is read from it: {place / 'COMMIT'}: missing" in ckpt(
+        "inspect", place, code=66
+    )
+
+
+def test_a_run_stands_for_what_a_job_would_take(ckpt: Ckpt, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    damaged = run / "checkpoints/branch-0002/step-000000025"
+    (damaged / ".metadata").unlink()
+    assert main(["ckpt", "inspect", str(run), "--json"]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["step"] == 20
+    assert "note: branch-0002/step-000000025 is damaged and was passed over: " in captured.err
+    assert str(damaged / ".metadata") in captured.err
+
+    assert ckpt("inspect", run, "--branch", "main", "--json")["step"] == 40
+    for step in (10, 20, 30, 40):
+        (run / f"checkpoints/main/step-{step:09d}/.metadata").unlink()
+    assert f"{damaged / '.metadata'}: not there" in ckpt("inspect", run, code=66)
+
+
+def test_without_a_current_branch_nothing_is_called_abandoned(ckpt: Ckpt, run: Path) -> None:
+    assert "abandoned" in ckpt("ls", run)
+    (run / "checkpoints/RESUME").write_bytes(b"{")
+    text = ckpt("ls", run)
+    assert "abandoned" not in text
+    assert "a job goes on from nothing: " in text
+
+
+def test_a_terminal_of_another_encoding_gets_escapes(tmp_path: Path) -> None:
+    place = put_whole(LocalLocation(tmp_path / "p\u00f6rt"), 3)
+    done = subprocess.run(
+        [sys.executable, "-m", "megatrain", "ckpt", "inspect", str(place)],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"}, capture_output=True, cwd=ROOT, timeout=30, check=True,
+    )  # fmt: skip
+    assert b"p\\xf6rt/step-000000003" in done.stdout

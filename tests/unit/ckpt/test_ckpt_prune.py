@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from megatrain.contracts.checkpoint_files import WRITING_NAME
+from megatrain.checkpoint.write_marks import WritingMark
+from megatrain.cli import main
+from megatrain.contracts.checkpoint_files import PINNED_NAME, WRITING_NAME
 from megatrain.contracts.lineage import open_branch
 from megatrain.contracts.location import LocalLocation
+from megatrain.contracts.run_directory import RunDirectory
 from tests.helpers.checkpoint_tree import found, put_main, tree
 from tests.helpers.saved_checkpoint import Ckpt, put_whole
 
@@ -121,3 +125,97 @@ def test_pinning_and_back(ckpt: Ckpt, line: Path) -> None:
     assert "was not pinned" in ckpt("unpin", place)
     (place / "COMMIT").unlink()
     assert "no complete checkpoint" in ckpt("pin", place, code=66)
+
+
+def test_a_branch_that_a_job_may_be_writing_to_is_left_alone(ckpt: Ckpt, run: Path) -> None:
+    """The run went back to step 20 while its job was running, which goes on on main until it is started again."""
+    words = ("prune", run, "--abandoned", "--yes", "--json")
+    with RunDirectory(run).held():
+        document = ckpt(*words)
+    assert names(document) == []
+    assert document["left_alone"] == [
+        f"main/step-0000000{step}: a job may be writing to main" for step in (30, 40)
+    ]  # fmt: skip
+
+    (run / "lock").unlink()  # as it is where the file system shows no locks of other hosts
+    begun = LocalLocation(run / "checkpoints/main/step-000000050")
+    WritingMark(2, "demo", time.time()).write(begun)
+    document = ckpt(*words)
+    assert names(document) == []
+    assert len(document["left_alone"]) == 3
+
+    WritingMark(2, "demo", time.time() - 3000.0).write(begun)
+    assert names(ckpt(*words)) == ["main/30", "main/40", "main/50"]
+
+
+def test_what_retention_lets_go_goes_while_a_job_is_running(ckpt: Ckpt, line: Path) -> None:
+    with RunDirectory(line).held():
+        assert len(names(ckpt("prune", line, "--keep-last", 2, "--yes", "--json"))) == 4
+
+
+def test_many_leftovers_are_few_reads(ckpt: Ckpt, line: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for step in range(100, 400):
+        (line / f"checkpoints/main/step-{step:09d}").mkdir()
+    num_reads, read = 0, LocalLocation.read
+
+    def counting_read(self: LocalLocation) -> bytes:
+        nonlocal num_reads
+        num_reads += 1
+        return read(self)
+
+    monkeypatch.setattr(LocalLocation, "read", counting_read)
+    assert names(ckpt("prune", line, "--json")) == []
+    assert num_reads < 300 * 10
+
+
+@pytest.mark.parametrize(("keep_last", "is_told"), [(0, False), (2, True)])
+def test_unpinning_says_what_a_running_job_may_do(
+    line: Path, capsys: pytest.CaptureFixture[str], keep_last: int, is_told: bool
+) -> None:
+    main_branch = LocalLocation(line / "checkpoints/main")
+    place = put_whole(main_branch, 70, config={"checkpoint": {"keep_last": keep_last}})
+    with RunDirectory(line).held():
+        for verb in ("pin", "unpin", "unpin"):
+            assert main(["ckpt", verb, str(place)]) == 0
+    assert ("that job may remove it after its next checkpoint" in capsys.readouterr().err) is is_told
+    assert not (place / PINNED_NAME).exists()
+
+
+def test_a_checkpoint_that_goes_while_it_is_pinned(ckpt: Ckpt, line: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place, write = LocalLocation(line / "checkpoints/main/step-000000010"), LocalLocation.write
+
+    def remove_and_write(self: LocalLocation, content: bytes) -> None:
+        place.remove()
+        write(self, content)
+
+    monkeypatch.setattr(LocalLocation, "write", remove_and_write)
+    assert "was removed just now" in ckpt("pin", place, code=66)
+    assert not place.exists()
+
+
+def test_what_lacks_its_commit_alone_may_be_mended(ckpt: Ckpt, line: Path) -> None:
+    main_branch = line / "checkpoints/main"
+    for step in (10, 20):
+        (main_branch / f"step-{step:09d}/COMMIT").unlink()
+    (main_branch / "step-000000020/.metadata").unlink()  # half removed
+
+    document = ckpt("prune", line, "--yes", "--json")
+
+    assert names(document) == ["main/20"]
+    assert document["left_alone"] == ["main/step-000000010: lacks nothing but a COMMIT that vouches for it"]
+
+
+def test_beside_damaged_ones_nothing_incomplete_goes(ckpt: Ckpt, line: Path) -> None:
+    for path in sorted((line / "checkpoints/main").glob("step-*/.metadata")):
+        path.unlink()
+    (LocalLocation(line / "checkpoints/main/step-000000015") / WRITING_NAME).write(b"{}")
+    assert names(ckpt("prune", line, "--yes", "--json")) == []
+
+
+def test_a_long_list_is_shortened(ckpt: Ckpt, line: Path) -> None:
+    for step in range(100, 150):
+        (line / f"checkpoints/main/step-{step:09d}").mkdir()
+    text = ckpt("prune", line)
+    assert text.count("it may be being written") == 20
+    assert "left alone 30 more; --json lists all" in text
+    assert "retention keeps all of the current line" in text

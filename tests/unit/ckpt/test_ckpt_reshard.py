@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import fsspec
 import pytest
 
 from megatrain.checkpoint.image import plan_image
+from megatrain.checkpoint.parameter_reader import ParameterReader
+from megatrain.checkpoint.url_location import open_location
 from megatrain.contracts.checkpoint_files import read_manifest
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.location import LocalLocation
-from tests.helpers.saved_checkpoint import Ckpt, whole_state, with_layout, write_as_job
+from megatrain.conversion.parts import parts_of
+from tests.helpers.checkpoint_tree import put_main
+from tests.helpers.saved_checkpoint import Ckpt, put_whole, whole_state, with_layout, write_as_job
 from tests.helpers.tensor_memory import PeakTensorBytes
 from tests.helpers.training_case import make_config
 
@@ -55,28 +60,62 @@ def test_files_are_those_of_a_job(
     assert "OK" in ckpt("verify", tmp_path / "out")
 
 
-def test_memory_holds_some_items(ckpt: Ckpt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    item_bytes, kept_bytes = 4 << 10, 16 << 10
-    monkeypatch.setattr(plan_image, "__defaults__", (item_bytes,))
-    monkeypatch.setattr("megatrain.checkpoint.parameter_reader._KEPT_BYTES", kept_bytes)
+ITEM_BYTES = 4 << 10
+KEPT_BYTES = 16 * 6 << 10
+"""For 16 items and what is around them, which weighs more here."""
+
+
+@pytest.fixture
+def _small_items(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let all bounds be those of small items, so that a tiny model has many."""
+    monkeypatch.setattr(plan_image, "__defaults__", (ITEM_BYTES,))
+    monkeypatch.setattr(parts_of, "__defaults__", (ITEM_BYTES,))
+    monkeypatch.setattr(ParameterReader.__init__, "__defaults__", (KEPT_BYTES,))
+
+
+@pytest.mark.usefixtures("_small_items")
+def test_memory_holds_some_items(ckpt: Ckpt, tmp_path: Path) -> None:
     config = make_config({"train": {"precision": "fp32"}})
     write_as_job(tmp_path / "a", with_layout(config, dp=4), whole_state(config))
 
     with PeakTensorBytes() as memory:
         found = ckpt("reshard", tmp_path / "a", "--output", tmp_path / "out", "--tp", 2, "--json")
 
-    assert found["num_bytes"] > 10 * kept_bytes
-    assert memory.peak_bytes <= kept_bytes + 4 * item_bytes
+    assert found["num_bytes"] > 5 * KEPT_BYTES
+    assert memory.peak_bytes <= KEPT_BYTES + 4 * ITEM_BYTES
     assert "OK" in ckpt("verify", tmp_path / "out")
 
 
-def test_an_item_is_read_once_while_boxes_follow_each_other(
-    ckpt: Ckpt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = make_config({"train": {"precision": "fp32"}})
-    write_as_job(tmp_path / "a", with_layout(config, dp=4), whole_state(config))
+@pytest.mark.usefixtures("_small_items")
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({}, {"tp": 4}),
+        ({}, {"dp": 4}),
+        ({"tp": 4}, {}),
+        ({"dp": 4}, {}),
+        ({"tp": 2, "pp": 2, "dp": 2}, {"tp": 4, "dp": 2}),
+        ({"pp": 4}, {"tp": 2, "dp": 4}),
+    ],
+)
+def test_every_item_is_read_once(ckpt: Ckpt, tmp_path: Path, before: dict[str, int], after: dict[str, int]) -> None:
+    config = make_config({"train": {"precision": "fp32"}}, UNTIED)
+    write_as_job(tmp_path / "a", with_layout(config, **before), whole_state(config))
     num_bytes = sum(path.stat().st_size for path in (tmp_path / "a").glob("*.distcp"))
-    assert ckpt("reshard", tmp_path / "a", "--output", tmp_path / "out", "--json")["bytes_read"] <= num_bytes
+
+    found = ckpt("reshard", tmp_path / "a", "--output", tmp_path / "out", *options(after), "--json")
+
+    assert 0.95 * num_bytes < found["bytes_read"] <= num_bytes
+    assert "OK" in ckpt("verify", tmp_path / "out")
+
+
+def test_files_are_written_some_at_a_time(ckpt: Ckpt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = make_config({"train": {"precision": "fp32"}}, UNTIED)
+    write_as_job(tmp_path / "a", config, whole_state(config))
+    ckpt("reshard", tmp_path / "a", "--output", tmp_path / "at-once", "--tp", 2, "--dp", 4)
+    monkeypatch.setattr("megatrain.conversion.reshard._NUM_FILES_AT_ONCE", 3)
+    ckpt("reshard", tmp_path / "a", "--output", tmp_path / "in-turn", "--tp", 2, "--dp", 4)
+    assert contents(tmp_path / "at-once") == contents(tmp_path / "in-turn")
 
 
 def test_what_lies_beside_the_tensors_goes_along(ckpt: Ckpt, tmp_path: Path) -> None:
@@ -113,16 +152,26 @@ def test_a_place_that_is_taken_is_refused(ckpt: Ckpt, tmp_path: Path) -> None:
     assert "is a file" in ckpt(*words, tmp_path / "out/thesis.tex", code=66)
 
 
-def test_what_an_attempt_left_behind_is_replaced(ckpt: Ckpt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_attempt_leaves_nothing(ckpt: Ckpt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = make_config()
     write_as_job(tmp_path / "a", config, whole_state(config))
-    words = ("reshard", tmp_path / "a", "--output", tmp_path / "out", "--dp", 2)
-    with monkeypatch.context() as patch:
-        patch.setattr(LocalLocation, "write", _fails_at(".metadata"))
-        assert "no more room" in ckpt(*words, code=66)
-    assert (tmp_path / "out/r000002-rank-00001.distcp").exists()
+    (tmp_path / "there").mkdir()
+    words = ("reshard", tmp_path / "a", "--dp", 2, "--output")
+    monkeypatch.setattr(LocalLocation, "write", _fails_at(".metadata"))
+    for name in ("new", "there"):
+        assert "no more room" in ckpt(*words, tmp_path / name, code=74)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "there"]
+    assert list((tmp_path / "there").iterdir()) == []
 
-    ckpt(*words[:-1], 1)
+
+def test_what_a_killed_attempt_left_behind_is_replaced(ckpt: Ckpt, tmp_path: Path) -> None:
+    config = make_config()
+    write_as_job(tmp_path / "a", config, whole_state(config))
+    (tmp_path / "out").mkdir()
+    for name in ("WRITING", "r000002-rank-00001.distcp", ".metadata"):
+        (tmp_path / "out" / name).write_bytes(b"{}")
+
+    ckpt("reshard", tmp_path / "a", "--output", tmp_path / "out")
 
     assert not (tmp_path / "out/r000002-rank-00001.distcp").exists()
     assert "OK" in ckpt("verify", tmp_path / "out")
@@ -148,4 +197,31 @@ def test_a_damaged_source_is_refused(ckpt: Ckpt, tmp_path: Path) -> None:
     data.write_bytes(content)
     message = ckpt("reshard", tmp_path / "a", "--output", tmp_path / "out", code=66)
     assert f"{data}: the item at byte" in message
-    assert list((tmp_path / "out").iterdir()) == [tmp_path / "out/WRITING"]
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_store_without_directories_will_do(ckpt: Ckpt, tmp_path: Path) -> None:
+    """All of it behind a URL, where nothing can be renamed: source, output, and a run to choose in."""
+    store = fsspec.filesystem("memory")
+    root = "memory://test-ckpt-reshard"
+    try:
+        config = make_config()
+        write_as_job(tmp_path / "a", config, whole_state(config))
+        ckpt("reshard", tmp_path / "a", "--output", f"{root}/out", "--tp", 2)
+        ckpt("reshard", f"{root}/out", "--output", f"{root}/back")
+        ckpt("reshard", f"{root}/back", "--output", tmp_path / "back")
+        assert "OK" in ckpt("verify", f"{root}/out")
+        assert contents(tmp_path / "a") == contents(tmp_path / "back")
+
+        checkpoints = open_location(f"{root}/run/checkpoints")
+        put_main(checkpoints)
+        for step in (10, 20, 30):
+            put_whole(checkpoints / "main", step)
+        ckpt("pin", f"{root}/run", "--step", 10)
+        ckpt("restore", f"{root}/run", "--step", 20)
+        ckpt("prune", f"{root}/run", "--abandoned", "--keep-last", 1, "--yes")
+        states = {one["step"]: one["state"] for one in ckpt("ls", f"{root}/run", "--json")["checkpoints"]}
+        assert states == {10: "pinned", 20: "committed"}
+    finally:
+        if store.exists("/test-ckpt-reshard"):
+            store.rm("/test-ckpt-reshard", recursive=True)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -9,6 +12,7 @@ import pytest
 from megatrain.cli import main
 from megatrain.contracts.lineage import current_branch, list_branches
 from megatrain.contracts.location import LocalLocation
+from megatrain.contracts.run_directory import RunDirectory
 from tests.helpers.checkpoint_tree import found, put_main, put_manifest, tree
 from tests.helpers.saved_checkpoint import Ckpt, put_whole
 
@@ -86,3 +90,47 @@ def test_a_run_whose_line_is_lost_can_go_on_from_another_branch(ckpt: Ckpt, tmp_
 
     assert ckpt("restore", run, "--step", 20, "--branch", "main", "--json")["abandoned"] == []
     assert found(checkpoints_of(run)) == [("main", 20)]
+
+
+def test_a_running_job_is_not_led_astray(ckpt: Ckpt, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = tree(run)
+    with RunDirectory(run).held():
+        message = ckpt("restore", run, "--step", 10, code=66)
+        assert f"is training in {run}. Nothing was changed" in message
+        assert tree(run).keys() - before.keys() == {"lock"}
+
+        assert main(["ckpt", "restore", str(run), "--step", "10", "--force", "--json"]) == 0
+        captured = capsys.readouterr()
+    assert len(json.loads(captured.out)["running"]) == 1
+    assert "WARNING: process" in captured.err
+    assert "until it is started again" in captured.err
+    assert current_branch(checkpoints_of(run)) == "branch-0003"
+    assert ckpt("restore", run, "--step", 10, "--json")["running"] == []
+
+
+def test_a_job_that_starts_meanwhile_is_seen(ckpt: Ckpt, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ExitStack() as stack:
+
+        def verify(*_: object, **__: object) -> list[str]:
+            stack.enter_context(RunDirectory(run).held())
+            return []
+
+        monkeypatch.setattr("megatrain.commands.ckpt.restore.verify_checkpoint", verify)
+        assert "Nothing was changed" in ckpt("restore", run, "--step", 10, code=66)
+    assert current_branch(checkpoints_of(run)) == "branch-0002"
+
+
+def test_what_a_job_elsewhere_may_be_doing_is_noted(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (checkpoints_of(run) / "branch-0002/step-000000030/WRITING").write(
+        json.dumps({"schema_version": 1, "round": 3, "job": "demo", "started_unix_s": time.time()}).encode()
+    )
+    assert main(["ckpt", "restore", str(run), "--step", "10", "--json"]) == 0
+    captured = capsys.readouterr()
+    assert "note: step 30 of branch-0002 was begun" in captured.err
+    assert json.loads(captured.out)["traces"]
+
+
+def test_a_long_list_of_abandoned_ones_is_shortened(ckpt: Ckpt, tmp_path: Path) -> None:
+    put_main(checkpoints_of(tmp_path), *range(1, 9))
+    text = ckpt("restore", tmp_path, "--step", 1, "--no-verify")
+    assert "abandoned, and still there: 7 checkpoints up to main/step-000000008" in text

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import errno
+import fcntl
+import mmap
 import os
+import random
 import re
 from array import array
 from collections.abc import Callable
@@ -158,6 +161,40 @@ def test_a_big_file_in_parts(place: Location, calls: Record) -> None:
         sink.close()
     sink.abort()
     assert (place / "a").exists()
+
+
+def test_whole_pages_and_what_is_none(place: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages may go past the page cache; bytes of an odd length or place may not, and are written all the same."""
+    pages = mmap.mmap(-1, 1 << 20)
+    pages[:] = random.Random(1).randbytes(len(pages))
+    parts = [pages[:], pages[:1000], pages[7:5000], pages[:], b"end"]
+    refused: Record = []
+    real = os.write
+
+    def write(file: int, content: memoryview) -> int:
+        is_direct = bool(fcntl.fcntl(file, fcntl.F_GETFL) & os.O_DIRECT)
+        if is_direct and len(content) % mmap.PAGESIZE:  # as a disk does whose blocks are pages
+            refused.append(str(len(content)))
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return real(file, content)
+
+    monkeypatch.setattr(os, "write", write)
+    sink = (place / "a").create()
+    sink.write(pages)
+    for part in parts[1:]:
+        sink.write(part)
+    sink.close()
+    assert (place / "a").read() == b"".join(parts)
+    assert len(refused) <= 1  # and not asked again
+
+
+def test_a_file_system_without_direct_writes(place: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fcntl, "fcntl", failing(errno.EINVAL))
+    sink = (place / "a").create()
+    sink.write(mmap.mmap(-1, mmap.PAGESIZE))
+    sink.write(b"12")
+    sink.close()
+    assert (place / "a").read() == bytes(mmap.PAGESIZE) + b"12"
 
 
 def test_a_disk_that_takes_little_at_a_time(place: Location, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,7 @@ def test_the_second_export_is_bitwise_the_first(case: str, dtype: Any, tmp_path:
     def write(parameters: dict[str, torch.Tensor], model: Any, tokenizer: Path, name: str) -> dict[str, bytes]:
         export_model(
             parameters.__getitem__, model, tmp_path / name, dtype=dtype, max_shard_bytes=30_000,
-            tokenizer=TokenizerFile(tokenizer, load_tokenizer(tokenizer).eod_id),
+            tokenizer=TokenizerFile(tokenizer.read_bytes(), str(tokenizer), load_tokenizer(tokenizer).eod_id),
         )  # fmt: skip
         return file_contents(tmp_path / name)
 

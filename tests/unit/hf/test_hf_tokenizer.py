@@ -27,9 +27,8 @@ TEXTS = [
 
 def export_with(tokenizer: Path, eod_id: int, case: str, output: Path) -> None:
     model = tiny(case, vocab_size=400)
-    export_model(
-        random_parameters(model).__getitem__, model, output, dtype="fp32", tokenizer=TokenizerFile(tokenizer, eod_id)
-    )
+    file = TokenizerFile(tokenizer.read_bytes(), str(tokenizer), eod_id)
+    export_model(random_parameters(model).__getitem__, model, output, dtype="fp32", tokenizer=file)
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ The oracle is the model with the master weights that the job itself held at the 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -15,10 +16,13 @@ import pytest
 import torch
 
 import megatrain.generation as generation
+from megatrain.checkpoint.find import find_checkpoint
 from megatrain.cli import main
 from megatrain.config.config import Config
-from megatrain.contracts.errors import DataError
-from megatrain.generation import LoadedModel, Sampling, find_checkpoint, generate, load_model
+from megatrain.contracts.checkpoint_files import TOKENIZER_NAME
+from megatrain.contracts.errors import CheckpointError, DataError
+from megatrain.contracts.location import LocalLocation, Location
+from megatrain.generation import LoadedModel, Sampling, generate, load_model
 from megatrain.model import TokenContext, Transformer
 from tests.helpers.rank_protocol import RankContext
 from tests.helpers.require import require_module
@@ -86,9 +90,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> TrainedRun:
     return train(root, tokenizer)
 
 
+def checkpoint_of(run: TrainedRun) -> Location:
+    return find_checkpoint(str(run.root))
+
+
 @pytest.fixture
 def loaded(run: TrainedRun) -> LoadedModel:
-    return load_model(find_checkpoint(run.root), CPU)
+    return load_model(checkpoint_of(run), CPU)
 
 
 def test_greedy_tokens_are_the_likeliest_of_the_weights_saved(run: TrainedRun, loaded: LoadedModel) -> None:
@@ -146,17 +154,39 @@ def test_draws_are_those_of_the_seed(loaded: LoadedModel) -> None:
     assert first != other
 
 
-def test_any_directory_of_the_run_means_its_checkpoint(run: TrainedRun) -> None:
-    checkpoint = find_checkpoint(run.root)
-    for path in (run.root / "checkpoints", checkpoint):
-        assert find_checkpoint(path).samefile(checkpoint)
-        assert load_model(find_checkpoint(path), CPU).step == 2
+def test_the_command_takes_what_ckpt_takes(run: TrainedRun, capfd: pytest.CaptureFixture[str]) -> None:
+    checkpoint = checkpoint_of(run)
+    for words in (
+        [str(run.root / "checkpoints")],
+        [str(checkpoint)],
+        [f"file://{run.root}"],
+        [f"file://{checkpoint}"],
+        [str(run.root), "--step", "2", "--branch", "main"],
+    ):
+        assert main(["sample", *words, "--max-tokens", "1", "--device", "cpu", "--json"]) == 0
+        found = json.loads(capfd.readouterr().out)
+        assert found["step"] == 2
+        assert found["checkpoint"].removeprefix("file://") == str(checkpoint)
+    assert main(["sample", str(run.root), "--step", "1"]) == 66
+    assert "no committed checkpoint of step 1 in its current line (there are: main/2)" in capfd.readouterr().err
 
 
-def test_a_checkpoint_without_a_tokenizer_says_what_to_do(tmp_path: Path) -> None:
-    run = train(tmp_path, None)
+def test_a_checkpoint_without_a_tokenizer_says_what_to_do(run: TrainedRun, tmp_path: Path) -> None:
+    bare = train(tmp_path, None)
     with pytest.raises(DataError, match=r"tokenizer\.json is missing: the job had no data\.tokenizer"):
-        load_model(find_checkpoint(run.root), CPU)
+        load_model(checkpoint_of(bare), CPU)
+
+    (checkpoint_of(bare) / TOKENIZER_NAME).write((checkpoint_of(run) / TOKENIZER_NAME).read())
+    assert load_model(checkpoint_of(bare), CPU).tokenizer.encode(PROMPT) == run.tokenizer.encode(PROMPT)
+
+
+def test_a_tokenizer_that_is_not_the_one_saved_is_refused(run: TrainedRun, tmp_path: Path) -> None:
+    place = LocalLocation(tmp_path / "copy")
+    shutil.copytree(str(checkpoint_of(run)), place.path)
+    content = (place / TOKENIZER_NAME).read()
+    (place / TOKENIZER_NAME).write(content + b"\n")
+    with pytest.raises(CheckpointError, match=r"copy/tokenizer\.json: is not the file that the manifest vouches for"):
+        load_model(place, CPU)
 
 
 def test_the_command_prints_text_or_json(run: TrainedRun, capfd: pytest.CaptureFixture[str]) -> None:
@@ -169,13 +199,21 @@ def test_the_command_prints_text_or_json(run: TrainedRun, capfd: pytest.CaptureF
     assert (found["schema_version"], found["step"], found["prompt"]) == (1, 2, PROMPT)
     assert found["tokens"] == tokens
     assert found["text"] == run.tokenizer.decode(tokens)
-    assert Path(found["checkpoint"]).samefile(find_checkpoint(run.root))
+    assert found["checkpoint"] == str(checkpoint_of(run))
 
     assert main(words) == 0
     printed = capfd.readouterr().out
     # what cannot be printed as it is may be written otherwise
     assert printed.startswith(PROMPT)
     assert printed.endswith("\n")
+
+
+def test_a_terminal_obeys_no_model(
+    run: TrainedRun, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Tokenizer, "decode", lambda *_: "a\x1b[2J\tb\nc")
+    assert main(["sample", str(run.root), "--prompt", ">", "--max-tokens", "1", "--device", "cpu"]) == 0
+    assert capfd.readouterr().out == ">a\\x1b[2J\tb\nc\n"
 
 
 def test_the_command_refuses_a_run_without_checkpoints(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,175 @@
+"""Whether a job is at work in a directory of checkpoints, as far as that can be told from here. Loads no torch.
+
+Two signs are sure. Rank 0 holds the lock of its run directory, in which the checkpoints mostly are; and the workers of
+a host hold the lock of its arena, which names the place that its checkpoints go to. Of a job on other hosts, where the
+file system passes no locks on, there are traces only: a checkpoint that was just begun, or one so new that the next is
+not due yet.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from megatrain.checkpoint.find import CHECKPOINTS_NAME
+from megatrain.checkpoint.write_marks import WritingMark
+from megatrain.config.checkpoint import CheckpointConfig
+from megatrain.config.runtime import RuntimeConfig
+from megatrain.contracts.arena import Arena, SlotFile, find_arenas
+from megatrain.contracts.arena_layout import Persist
+from megatrain.contracts.arena_locks import is_held
+from megatrain.contracts.arena_plans import HostPlan
+from megatrain.contracts.arena_slot import SlotReader
+from megatrain.contracts.checkpoint_files import COMMIT_NAME, is_committed, read_manifest, step_of
+from megatrain.contracts.errors import CheckpointError, MissingFileError
+from megatrain.contracts.lineage import list_branches
+from megatrain.contracts.location import Location
+from megatrain.contracts.manifest import Manifest
+from megatrain.contracts.run_directory import RunDirectory
+
+_NUM_LOOKED_AT = 3
+"""Newest checkpoints of a branch: what is being written is among them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """What there is to see of a job, a clause each. `branches`: to which somebody may be writing now."""
+
+    running: tuple[str, ...]
+    """Sure signs."""
+    traces: tuple[str, ...]
+    """Of a job that may be running elsewhere. None where it is sure that none is."""
+    branches: frozenset[str]
+    is_branch_known: bool
+
+    def may_write_to(self, branch: str) -> bool:
+        """Say whether somebody may be writing to a branch. A job of which no branch is known may write to any."""
+        return branch in self.branches or not self.is_branch_known
+
+
+@dataclass(frozen=True, slots=True)
+class _Newest:
+    """The last checkpoints of a branch: those that are complete, newest first, and the marks of those that are not."""
+
+    branch: str
+    complete: tuple[Manifest, ...]
+    begun: tuple[tuple[int, WritingMark], ...]
+
+
+def look_for_job(checkpoints: Location) -> Activity:
+    """Return what there is to see of a job in a directory of checkpoints.
+
+    Raises: CheckpointError when a BRANCH file is damaged or something cannot be read.
+    """
+    newest = [_look(checkpoints / branch.name, branch.name) for branch in list_branches(checkpoints)]
+    by_age = sorted((one for branch in newest for one in branch.complete), key=lambda one: one.written_unix_s)
+    config = by_age[-1].config if by_age else {}
+    runs = _run_directories(checkpoints, config)
+    running = [f"{holder} is training in {run.root}" for run in runs if (holder := run.holder()) is not None]
+    branches: set[str] = set()
+    is_branch_known = not running
+    for arena, plan in _arenas_of(checkpoints, config):
+        with suppress(MissingFileError):  # removed just now: nobody is in it
+            if is_held(arena.workers_lock):
+                running.append(f"workers of job {plan.job} are running on this host and save to {plan.branch}")
+                branches.add(plan.branch)
+                is_branch_known = True
+            elif _is_writing(arena):
+                branches.add(plan.branch)
+    traces: list[str] = []
+    if running or not any(run.was_held_here() for run in runs):
+        begun_within_s = _setting(config, "runtime", "checkpoint_timeout_s", RuntimeConfig().checkpoint_timeout_s)
+        for one in newest:
+            found = list(_traces(one, begun_within_s))
+            traces += found
+            branches |= {one.branch} if found else set()
+    return Activity(tuple(running), tuple(traces), frozenset(branches), is_branch_known)
+
+
+def _look(place: Location, branch: str) -> _Newest:
+    complete: list[Manifest] = []
+    begun: list[tuple[int, WritingMark]] = []
+    numbered = [(step, entry) for entry in place.entries() if (step := step_of(entry.name)) is not None]
+    for step, entry in sorted(numbered, key=lambda one: one[0], reverse=True)[:_NUM_LOOKED_AT]:
+        with suppress(CheckpointError):  # a damaged one tells nothing of a job
+            if is_committed(entry):
+                complete.append(read_manifest(entry))
+            elif not (entry / COMMIT_NAME).exists() and (mark := WritingMark.read(entry)) is not None:
+                begun.append((step, mark))
+    return _Newest(branch, tuple(complete), tuple(begun))
+
+
+def _traces(newest: _Newest, begun_within_s: float) -> Iterator[str]:
+    now = time.time()
+    for step, mark in newest.begun:
+        if now - mark.started_unix_s < begun_within_s:
+            yield f"step {step} of {newest.branch} was begun {_ago(now - mark.started_unix_s)} and is not complete"
+    if not newest.complete:
+        return
+    last = newest.complete[0]
+    age_s = now - last.written_unix_s
+    before = newest.complete[1].written_unix_s if len(newest.complete) > 1 else last.written_unix_s - begun_within_s / 2
+    is_last_step = last.step >= _setting(last.config, "train", "steps", 0)
+    if not is_last_step and age_s < 2 * (last.written_unix_s - before):
+        yield f"step {last.step} of {newest.branch} was saved {_ago(age_s)}, and the next would not be overdue"
+
+
+def _ago(age_s: float) -> str:
+    return f"{max(0.0, age_s):.0f} s ago" if age_s < 120 else f"{age_s / 60:.0f} min ago"
+
+
+def _run_directories(checkpoints: Location, config: Any) -> list[RunDirectory]:
+    path = _local_path(str(checkpoints))
+    named = Path(_setting(config, "job", "run_directory", ""))
+    found = [path.parent] if path is not None and path.name == CHECKPOINTS_NAME else []
+    if named.is_absolute() and named.resolve() not in found:
+        found.append(named.resolve())
+    return [RunDirectory(root) for root in found]
+
+
+def _arenas_of(checkpoints: Location, config: Any) -> Iterator[tuple[Arena, HostPlan]]:
+    """Yield the arenas of this host whose snapshots go to `checkpoints`, as far as they are this user's."""
+    usual = CheckpointConfig().arena_directory
+    for directory in dict.fromkeys([usual, _setting(config, "checkpoint", "arena_directory", usual)]):
+        for arena in find_arenas(Path(directory)):
+            with suppress(CheckpointError):  # it is being made, or removed
+                plan = HostPlan.read(arena.host_plan)
+                if _key(plan.checkpoints) == _key(str(checkpoints)):
+                    yield arena, plan
+
+
+def _is_writing(arena: Arena) -> bool:
+    """Say whether the host's writer still has something to bring to storage."""
+    return is_held(arena.writer_lock) and any(_is_wanted(file) for file in arena.slots())
+
+
+def _is_wanted(file: SlotFile) -> bool:
+    if file.is_copy:
+        return False
+    with suppress(CheckpointError), SlotReader(file.path) as slot:  # damaged, or being made anew
+        return slot.words().persist == Persist.WANTED
+    return False
+
+
+def _key(place: str) -> str:
+    """Return what is the same for two ways to name a place."""
+    path = _local_path(place)
+    return place.rstrip("/") if path is None else str(path)
+
+
+def _local_path(place: str) -> Path | None:
+    scheme, separator, rest = place.partition("://")
+    if not separator:
+        return Path(place).resolve()
+    return Path(rest).resolve() if scheme == "file" else None
+
+
+def _setting(config: Any, section: str, name: str, default: Any) -> Any:
+    """Return a value of the configuration in a manifest, which may be of another version: then the default."""
+    table = config.get(section)
+    value = table.get(name, default) if isinstance(table, dict) else default
+    return value if type(value) is type(default) else default

@@ -1,0 +1,57 @@
+"""An item to be written, cut into parts that follow each other in its data and need few stored items each.
+
+An item of the new layout may lie across many stored ones: a slice of each, when tensor parallelism cuts another
+dimension. Cut where those begin and end, it is made of one, or a few, at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from megatrain.checkpoint.box_cover import shared_box
+from megatrain.checkpoint.image import MAX_ITEM_BYTES, ImageItem
+from megatrain.checkpoint.parameter_reader import ParameterReader
+from megatrain.parallel.sharding import Box
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A box of an item; `needs` are the numbers of the stored items that it is made of."""
+
+    item: ImageItem
+    box: Box
+    needs: frozenset[int]
+
+
+def parts_of(item: ImageItem, reader: ParameterReader, most_bytes: int = MAX_ITEM_BYTES) -> Iterator[Part]:
+    """Yield the parts of an item in the order of its data. One whose stored items have most_bytes or less stays whole.
+
+    Raises: CheckpointError naming the tensor.
+    """
+    box = Box(item.offsets, item.sizes)
+    needed = reader.needed_items(item.key, item.global_shape, box)
+    stored = {number: Box(one.offsets, one.sizes) for number, one in needed.items()}
+    is_whole = sum(one.length for one in needed.values()) <= most_bytes
+    for part in [box] if is_whole else bands(box, list(stored.values())):
+        needs = frozenset(number for number, one in stored.items() if shared_box(one, part) is not None)
+        yield Part(item, part, needs)
+
+
+def bands(box: Box, stored: Sequence[Box]) -> Iterator[Box]:
+    """Yield `box` in pieces, cut where stored boxes begin and end: each is one stretch of the row-major box."""
+    dim = next((dim for dim, size in enumerate(box.sizes) if size > 1), None)
+    if dim is None:
+        yield box
+        return
+    first, end = box.offsets[dim], box.offsets[dim] + box.sizes[dim]
+    inside = [one for one in stored if shared_box(one, box) is not None]
+    edges = {edge for one in inside for edge in (one.offsets[dim], one.offsets[dim] + one.sizes[dim])}
+    for start, stop in pairwise(sorted({first, end, *(edge for edge in edges if first < edge < end)})):
+        offsets = (*box.offsets[:dim], start, *box.offsets[dim + 1 :])
+        part = Box(offsets, (*box.sizes[:dim], stop - start, *box.sizes[dim + 1 :]))
+        if stop - start > 1:
+            yield part
+        else:
+            yield from bands(part, inside)

@@ -1,0 +1,33 @@
+"""Names that files have before they are complete, and directories that are durable."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from megatrain.contracts.whole_files import is_temporary_name, sync_directory, temporary_name
+
+
+def test_a_temporary_name_is_known_and_nobody_elses() -> None:
+    names = {temporary_name("COMMIT") for _ in range(50)}
+    assert len(names) == 50
+    assert all(map(is_temporary_name, names))
+    assert not any(map(is_temporary_name, ["COMMIT", ".metadata", ".COMMIT.tmp", ".COMMIT.0123456z.tmp", "..tmp"]))
+
+
+@pytest.mark.parametrize(("number", "is_fine"), [(errno.EINVAL, True), (errno.ENOTSUP, True), (errno.EIO, False)])
+def test_a_file_system_may_have_no_such_call(
+    number: int, is_fine: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    if is_fine:
+        sync_directory(tmp_path)
+        return
+    with pytest.raises(OSError, match="Input/output error"):
+        sync_directory(tmp_path)
