@@ -248,6 +248,7 @@ class Trainer:
         self._tell_news()
 
     def _tell_news(self) -> None:
+        self._parts.checkpoints.tend()
         if self._parts.reporter is not None:
             for line in self._parts.checkpoints.news():
                 self._note(line)

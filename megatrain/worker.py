@@ -70,6 +70,7 @@ def run_worker(config: Config, process: Process, signals: StopSignals, watchdog:
                 incarnation=process.incarnation,
                 directory=config.checkpoint.directory or str(run_directory.checkpoints),
                 logs=run_directory.logs,
+                master=process.store,
             )
             parts = TrainerParts(
                 config=config,

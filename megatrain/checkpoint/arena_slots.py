@@ -79,9 +79,9 @@ class ArenaSlot:
 
     def __init__(self, path: Path, header: SlotHeader, plan: SnapshotPlan, *, is_pinned: bool) -> None:
         self.path = path
-        self.was_there = _is_same_slot(path, header)
+        self.was_there = is_same_slot(path, header)
         if not self.was_there:
-            _make(path, header)
+            make_slot(path, header)
         file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             self._map = mmap.mmap(file, slot_bytes(header.image_bytes))
@@ -171,14 +171,15 @@ def missing_bytes(arena: Arena, rank: int, num_slots: int, plan: SnapshotPlan) -
     total = 0
     for slot in range(num_slots):
         path, header = arena.slot(rank, slot), SlotHeader(rank, slot, num_slots, plan.num_bytes, plan.digest)
-        if not _is_same_slot(path, header):
+        if not is_same_slot(path, header):
             with contextlib.suppress(FileNotFoundError):
                 path.unlink()
             total += slot_bytes(plan.num_bytes)
     return total
 
 
-def _is_same_slot(path: Path, header: SlotHeader) -> bool:
+def is_same_slot(path: Path, header: SlotHeader) -> bool:
+    """Whether the slot with this header is there."""
     try:
         with path.open("rb") as file:
             page = file.read(HEADER_BYTES)
@@ -188,8 +189,11 @@ def _is_same_slot(path: Path, header: SlotHeader) -> bool:
         return False
 
 
-def _make(path: Path, header: SlotHeader) -> None:
-    """Make an empty slot; it gets its name when its memory is its own."""
+def make_slot(path: Path, header: SlotHeader) -> None:
+    """Make an empty slot; it gets its name when its memory is its own.
+
+    Raises: CheckpointError naming the file and the room that is missing.
+    """
     size = slot_bytes(header.image_bytes)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:

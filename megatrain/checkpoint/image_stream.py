@@ -1,17 +1,13 @@
-"""One rank's data file from its slot: the image goes by block by block, hashed and written at the same time.
+"""One rank's data file from its slot: the image goes by block by block, is hashed and written.
 
-A reader of the slot, the hash in a thread of its own and the file share three blocks of memory. On a local disk the
-kernel is asked to begin with what was written while more comes: left alone it begins at the fsync, and disk and
-processors take turns. That gives the page cache back as well, which is the training job's.
+A block is small enough to be still in the processor's cache when it is hashed, and consists of whole pages, which a
+local file system gives to the disk without a copy (contracts/location.py). What one file waits for, another uses: see
+persist.py for how many are written at once.
 """
 
 from __future__ import annotations
 
-import os
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
-from types import TracebackType
-from typing import Self
+import mmap
 
 from megatrain.checkpoint.data_file import ItemHasher, encode_trailer, trailer_digest
 from megatrain.contracts.arena import SealedSnapshot
@@ -19,12 +15,10 @@ from megatrain.contracts.arena_layout import SlotState
 from megatrain.contracts.arena_plans import RankPlan
 from megatrain.contracts.arena_slot import SlotReader
 from megatrain.contracts.errors import CheckpointError
-from megatrain.contracts.location import LocalLocation, Location, Sink
+from megatrain.contracts.location import Location, Sink
 from megatrain.contracts.manifest import FileEntry
 
-_BLOCK_BYTES = 4 * 2**20
-_NUM_BLOCKS = 3
-_WRITE_BACK_BYTES = 8 * 2**20
+_BLOCK_BYTES = 2**20
 
 
 def write_data_file(location: Location, slot: SlotReader, plan: RankPlan, snapshot: SealedSnapshot) -> FileEntry:
@@ -35,8 +29,7 @@ def write_data_file(location: Location, slot: SlotReader, plan: RankPlan, snapsh
     hasher = ItemHasher(plan.items, plan.image_bytes, str(slot.path))
     sink = location.create()
     try:
-        with _EarlyWriteBack(location) as write_back:
-            _stream(slot, plan.image_bytes, hasher, sink, write_back)
+        _stream(slot, plan.image_bytes, hasher, sink)
         check_unchanged(slot, snapshot)
         trailer = encode_trailer(hasher.finish())
         sink.write(trailer)
@@ -59,41 +52,11 @@ def check_unchanged(slot: SlotReader, snapshot: SealedSnapshot) -> None:
         )
 
 
-def _stream(slot: SlotReader, num_bytes: int, hasher: ItemHasher, sink: Sink, write_back: _EarlyWriteBack) -> None:
-    buffers = [memoryview(bytearray(min(_BLOCK_BYTES, num_bytes))) for _ in range(_NUM_BLOCKS)]
-    hashed: list[Future[None]] = []
-    with ThreadPoolExecutor(1, "hash") as pool:
-        for number, offset in enumerate(range(0, num_bytes, _BLOCK_BYTES)):
-            if number >= _NUM_BLOCKS:
-                hashed[number - _NUM_BLOCKS].result()
-            block = buffers[number % _NUM_BLOCKS][: num_bytes - offset]
-            slot.read_image_into(offset, block)
-            hashed.append(pool.submit(hasher.update, block))
-            sink.write(block)
-            write_back.advance(offset + len(block))
-        for future in hashed:
-            future.result()
-
-
-class _EarlyWriteBack:
-    """Tells the kernel of a local file that its first bytes may go to the disk. It is a hint: failing costs time."""
-
-    def __init__(self, location: Location) -> None:
-        self._file = -1
-        self._told = 0
-        if isinstance(location, LocalLocation):
-            with suppress(OSError):
-                self._file = os.open(location.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-
-    def advance(self, end: int) -> None:
-        if self._file >= 0 and end - self._told >= _WRITE_BACK_BYTES:
-            with suppress(OSError):
-                os.posix_fadvise(self._file, self._told, end - self._told, os.POSIX_FADV_DONTNEED)
-            self._told = end
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self._file >= 0:
-            os.close(self._file)
+def _stream(slot: SlotReader, num_bytes: int, hasher: ItemHasher, sink: Sink) -> None:
+    # not closed here: the traceback of an error holds views of it, and closing would fail in place of that error
+    buffer = memoryview(mmap.mmap(-1, _BLOCK_BYTES))
+    for offset in range(0, num_bytes, _BLOCK_BYTES):
+        block = buffer[: num_bytes - offset]
+        slot.read_image_into(offset, block)
+        hasher.update(block)
+        sink.write(block)

@@ -8,31 +8,33 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
 import megatrain
-from megatrain.checkpoint.arena_slots import ArenaSlot, SnapshotLabel, open_slots, plan_snapshot
-from megatrain.checkpoint.attach import Attachment, attach, check_room
-from megatrain.checkpoint.continuation import Continuation, Origin, Progress, continuation, origin_of
+from megatrain.checkpoint.arena_slots import ArenaSlot, SnapshotLabel, missing_bytes, open_slots, plan_snapshot
+from megatrain.checkpoint.attach import Attachment, attach
+from megatrain.checkpoint.continuation import Continuation, Progress, continuation, origin_of
 from megatrain.checkpoint.data_file import data_file_name
+from megatrain.checkpoint.job_peers import JobPeers, storage_instead
 from megatrain.checkpoint.load import load_state
+from megatrain.checkpoint.memory_origin import memory_origin
 from megatrain.checkpoint.metadata_file import metadata_bytes
 from megatrain.checkpoint.ownership import SavedShard
 from megatrain.checkpoint.snapshots import Snapshots, SnapshotTimes
-from megatrain.checkpoint.start import StartingPoint, read_storage
+from megatrain.checkpoint.start import StartingPoint, StorageCandidate, read_storage
 from megatrain.checkpoint.url_location import open_location
-from megatrain.checkpoint.writer import start_writer
+from megatrain.checkpoint.writer import call_writer
 from megatrain.comm import Mesh
 from megatrain.config.config import Config
 from megatrain.config.serialize import config_hash
-from megatrain.contracts.arena import arena_path, remove_arena, wake_writer
+from megatrain.contracts.arena import arena_path, remove_arena, sealed_by_rank, wake_writer
 from megatrain.contracts.arena_plans import HostPlan, ManifestTemplate, RankPlan, WriterStatus
-from megatrain.contracts.checkpoint_files import read_manifest, wrong_files
-from megatrain.contracts.errors import CheckpointError, SaveError
+from megatrain.contracts.checkpoint_files import commit_problem, read_manifest, wrong_files
+from megatrain.contracts.errors import CheckpointError, MegatrainError, SaveError
 from megatrain.contracts.lineage import open_branch
 from megatrain.contracts.location import Location
 from megatrain.contracts.manifest import CheckpointMesh, CheckpointVersions, Manifest, SampleStream
@@ -62,8 +64,12 @@ class JobCheckpoints:
         incarnation: int,
         directory: str,
         logs: Path,
+        master: str = "",
     ) -> None:
-        """directory: where the checkpoints of the job are, a path or URL. logs: where the writer's output goes."""
+        """directory: where the checkpoints of the job are, a path or URL. logs: where the writer's output goes.
+
+        master: host and port where the ranks meet, "" when all of them are on this machine.
+        """
         self._config = config
         self._mesh = mesh
         self._shards = tuple(shards)
@@ -78,14 +84,24 @@ class JobCheckpoints:
         self._branch = ""
         self._attachment: Attachment | None = None
         self._snapshots: Snapshots | None = None
-        self._told = (0, 0)
+        self._peers = JobPeers(config, mesh, local_rank, master)
+        self._told = (0, 0, 0)
+        """The writer process that was last heard of, and what it had done then."""
+        self._start_problem = ""
 
     def restore(self) -> Restored | None:
         """Fill the state and return where to go on; None when there is nothing to go on from.
 
         Communication: agreements of all ranks; what `load_state` needs.
-        Raises: CheckpointError, ConfigError, the same on every rank.
+        Raises: CheckpointError, ConfigError, TopologyError, CommunicationError, the same on every rank.
         """
+        try:
+            return self._restore()
+        except MegatrainError:
+            self._leave_if_empty()
+            raise
+
+    def _restore(self) -> Restored | None:
         host, settings = self._mesh.host, self._config.checkpoint
         start = read_storage(self._checkpoints, settings, self._mesh.rank, host)
         attachment = self._attach(start.branch, start.branch_created_unix_s)
@@ -95,14 +111,22 @@ class JobCheckpoints:
             start = read_storage(self._checkpoints, settings, self._mesh.rank, host)
         self._round = max(self._round, attachment.last_round + 1, start.last_round + 1)
         has_memory = memory is not None and settings.resume and memory.snapshot.step >= start.newest_step
-        restored = None if has_memory else self._from_storage(start)
-        slots = self._open_slots()
+        slots = self._open_slots() if has_memory else []
+        if memory is not None and has_memory:
+            problem = self._peers.fetch(attachment, [slot.path for slot in slots])
+            if problem is not None:
+                has_memory, start = False, storage_instead(start, memory.snapshot.step, problem)
         if has_memory:
-            restored = self._from_memory(slots)
+            restored: Restored | None = self._from_memory(slots, start)
         else:
+            for slot in slots:
+                slot.close()
+            restored = self._from_storage(start)
+            slots = self._open_slots()
             for slot in slots:
                 slot.clear()
         self._publish(slots)
+        self._copy_to_peers(has_old=has_memory)
         return restored
 
     def take(self, progress: Progress) -> SnapshotTimes:
@@ -120,7 +144,10 @@ class JobCheckpoints:
             num_updates=progress.num_updates,
             num_skipped=progress.num_skipped,
         )
-        return self._snapshots.take(label, self._config.runtime.checkpoint_timeout_s)
+        times = self._snapshots.take(label, self._config.runtime.checkpoint_timeout_s)
+        self._peers.hear(self._snapshots.smallest_report)
+        self._offer_newest()
+        return times
 
     def wait(self, step: int) -> None:
         """Wait until the snapshot of `step` is a committed checkpoint.
@@ -135,13 +162,21 @@ class JobCheckpoints:
             cause = self._status_text() or f"see {self._log}"
             raise SaveError(f"the checkpoint of step {step} did not get to {self._checkpoints / self._branch}: {cause}")
 
+    def tend(self) -> None:
+        """See to it that this host has a writer while there is work for one, whatever may have ended the last one."""
+        if self._snapshots is not None:
+            self._snapshots.tend()
+
     def news(self) -> list[str]:
         """Return what the writer of this rank's host has done since the last call, in words. Only looks."""
+        lines = [*([self._start_problem] if self._start_problem else []), *self._peers.news()]
+        self._start_problem = ""
         status = self._status()
         if status is None:
-            return []
-        lines, (persisted, failures) = [], self._told
-        self._told = (status.num_persisted, status.num_failures)
+            return lines
+        # a writer that was started anew counts anew
+        _, persisted, failures = self._told if self._told[0] == status.pid else (0, 0, 0)
+        self._told = (status.pid, status.num_persisted, status.num_failures)
         if status.num_persisted > persisted:
             rate = status.last_write_bytes / max(status.last_write_s, 1e-9) / 1e9
             lines.append(
@@ -154,6 +189,7 @@ class JobCheckpoints:
 
     def close(self, *, is_done: bool) -> None:
         """Leave the arena; when the job is done, nobody will need it."""
+        self._peers.close()
         if self._snapshots is not None:
             self._snapshots.close()
         if self._attachment is None:
@@ -165,6 +201,16 @@ class JobCheckpoints:
         if not wake_writer(arena) and is_done:
             # no writer was ever needed: the last worker to leave removes the arena
             remove_arena(arena.root)
+
+    def _leave_if_empty(self) -> None:
+        """Leave the arena to nobody, when nobody could go on from what is in it: the last rank removes it."""
+        if self._attachment is None:
+            return
+        arena = self._attachment.arena
+        self._attachment.lock.release()
+        with suppress(CheckpointError):  # what led here is worth more
+            if not sealed_by_rank(arena) and not sealed_by_rank(arena, is_copy=True):
+                remove_arena(arena.root)
 
     @property
     def directory(self) -> str:
@@ -182,18 +228,21 @@ class JobCheckpoints:
             self._mesh.rank,
             self._local_rank,
             self._mesh.host,
+            num_slots=self._config.checkpoint.slots,
+            may_fetch=self._peers.are_wanted,
             log=self._log,
             settle_s=self._config.runtime.checkpoint_timeout_s,
         )
+        self._peers.choose(self._attachment.hosts)
         return self._attachment
 
     def _from_storage(self, start: StartingPoint) -> Restored | None:
         """Go through the candidates, best first, until one is whole."""
-        notes = list(start.notes)
+        notes = [*start.warnings, *start.notes]
         for number, candidate in enumerate(start.candidates):
             place = open_location(candidate.place)
             try:
-                manifest = self._read_manifest(place)
+                manifest = self._read_manifest(place, candidate)
             except CheckpointError as error:
                 problem = error
             else:
@@ -214,13 +263,16 @@ class JobCheckpoints:
             notes.append(f"WARNING: {candidate.place} is damaged and was skipped: {problem}")
         return None
 
-    def _read_manifest(self, place: Location) -> Manifest:
-        """Return a manifest whose files have their sizes, on every rank as rank 0 reads it."""
+    def _read_manifest(self, place: Location, candidate: StorageCandidate) -> Manifest:
+        """Return a manifest that is vouched for and whose files have their sizes, on every rank as rank 0 reads it."""
         told: dict[str, str] = {}
         if self._mesh.rank == 0:
             try:
-                manifest = read_manifest(place)
-                problems = wrong_files(place, manifest)
+                # what was copied here from another run may be named by checkpoint.load, and is nothing to resume from
+                expected = {"job": self._config.job.name, "branch": candidate.branch} if candidate.is_own else {}
+                manifest = read_manifest(place, **expected)
+                problem = commit_problem(place)
+                problems = [problem] if problem is not None else wrong_files(place, manifest)
                 told = {"problem": "; ".join(problems[:5])} if problems else {"manifest": manifest.to_json()}
             except CheckpointError as error:
                 told = {"problem": str(error)}
@@ -251,7 +303,8 @@ class JobCheckpoints:
     def _open_slots(self) -> list[ArenaSlot]:
         assert self._attachment is not None
         mesh, num_slots = self._mesh, self._config.checkpoint.slots
-        check_room(self._attachment, self._plan, num_slots, mesh.rank, mesh.host)
+        own_bytes = missing_bytes(self._attachment.arena, mesh.rank, num_slots, self._plan)
+        self._peers.make_room(self._attachment, own_bytes)
         slots: list[ArenaSlot] = []
         problem = None
         try:
@@ -264,30 +317,22 @@ class JobCheckpoints:
             raise CheckpointError(first)
         return slots
 
-    def _from_memory(self, slots: Sequence[ArenaSlot]) -> Restored:
-        """Go on from the snapshot that every rank's host still has."""
-        assert self._attachment is not None
-        assert self._attachment.memory is not None
-        arena, snapshot = self._attachment.arena, self._attachment.memory.snapshot
-        slot = next(slot for slot in slots if slot.holds(snapshot))
+    def _from_memory(self, slots: Sequence[ArenaSlot], start: StartingPoint) -> Restored:
+        """Go on from the snapshot that is in a slot of every rank."""
+        attachment = self._attachment
+        assert attachment is not None
+        assert attachment.memory is not None
+        slot = next(slot for slot in slots if slot.holds(attachment.memory.snapshot))
         words = slot.words()
-        template: dict[str, Any] = {}
-        if self._mesh.rank == 0:
-            plan = HostPlan.read(arena.host_plan).manifest
-            template = {"config": plan.config, "data": [plan.data.num_tokens, plan.data.seed]}
-        template = self._mesh.host.broadcast_json(template)
-        progress = Progress(
-            step=words.step,
-            consumed_samples=words.consumed_samples,
-            consumed_tokens=words.consumed_tokens,
-            num_updates=words.num_updates,
-            num_skipped=words.num_skipped,
-        )
-        place = f"the memory of {len(set(self._attachment.hosts))} hosts"
-        origin = Origin(place, template["config"], SampleStream(*template["data"]), progress)
+        origin = memory_origin(attachment, words, self._mesh.rank, self._mesh.host)
         found = continuation(origin, self._config, self._data, is_same_run=True)
         slot.copy_in()
-        return Restored(found, place, 0, ())
+        if attachment.missing:
+            # the writers of lost hosts are gone with the round in which they were to bring it to storage
+            paths, is_wanted = [one.path for one in slots], words.step > start.newest_step
+            number = self._peers.adopt(attachment, paths, self._round, is_wanted=is_wanted)
+            self._attachment = replace(attachment, next_snapshot=number + 1)
+        return Restored(found, origin.place, 0, start.warnings)
 
     def _publish(self, slots: Sequence[ArenaSlot]) -> None:
         """Tell the hosts' writers all that they need, once; from here on, snapshots plan nothing."""
@@ -310,17 +355,40 @@ class JobCheckpoints:
             self._host_plan(self._config.checkpoint.keep_arena_s).write(arena.host_plan)
         mesh.host.all_agree(True)
         self._snapshots = Snapshots(
-            slots, self._plan.num_bytes, self._attachment.next_snapshot, mesh.host, self._call_writer
+            slots,
+            self._plan.num_bytes,
+            self._attachment.next_snapshot,
+            self._local_rank,
+            mesh.host,
+            self._call_writer,
+            self._peers.report,
         )
-        if self._snapshots.pending() is not None:
+        settings = self._config.checkpoint
+        will_save = bool(settings.interval) or settings.save_at_end
+        if self._local_rank == 0 and (will_save or self._snapshots.pending() is not None):
+            # before there is work: it also removes the arena when all workers were killed
             self._call_writer()
         status = self._status()
-        self._told = (status.num_persisted, status.num_failures) if status is not None else (0, 0)
+        if status is not None:
+            self._told = (status.pid, status.num_persisted, status.num_failures)
+
+    def _copy_to_peers(self, *, has_old: bool) -> None:
+        """Begin to copy snapshots to peers, with the newest that is there already."""
+        assert self._attachment is not None
+        self._peers.start(self._attachment, has_old=has_old)
+        self._offer_newest()
+
+    def _offer_newest(self) -> None:
+        assert self._snapshots is not None
+        newest = self._snapshots.newest()
+        self._peers.offer(newest.path if newest is not None else None)
 
     def _call_writer(self) -> None:
-        if self._local_rank == 0 and self._attachment is not None:
-            start_writer(self._attachment.arena, self._log)
-            wake_writer(self._attachment.arena)
+        assert self._attachment is not None
+        try:
+            call_writer(self._attachment.arena, self._log)
+        except CheckpointError as error:
+            self._start_problem = f"{error}; it is tried again"
 
     def _host_plan(self, keep_arena_s: float) -> HostPlan:
         assert self._attachment is not None

@@ -83,3 +83,9 @@ def newest_in_memory(
 def _local(owner: int, holder: int, host_of: Sequence[str]) -> int:
     """Return the owner itself where its own host has the snapshot: the arena is the host's, not a rank's."""
     return owner if host_of[owner] == host_of[holder] else holder
+
+
+def serving_rank(holder: int, owner: int, host_of: Sequence[str]) -> int:
+    """Return the rank of the holder's host that sends a snapshot to its owner. Owners are spread over its ranks."""
+    ranks = [rank for rank, host in enumerate(host_of) if host == host_of[holder]]
+    return ranks[owner % len(ranks)]

@@ -50,8 +50,8 @@ from megatrain.contracts.lineage import read_branch
 from megatrain.contracts.location import Location
 from megatrain.contracts.manifest import FileEntry, Manifest
 
-_NUM_FILES_AT_ONCE = 2
-"""While one is made durable, the next is read and hashed."""
+_NUM_FILES_AT_ONCE = 4
+"""While some wait for the disk, others are read and hashed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from megatrain.checkpoint.arena_slots import ArenaSlot, SnapshotLabel
 from megatrain.comm.host_groups import HostGroups
+from megatrain.contracts.arena import Arena, SealedSnapshot
 from megatrain.contracts.arena_layout import Persist, SlotState
-from megatrain.contracts.errors import SaveError
+from megatrain.contracts.arena_slot import SlotReader
+from megatrain.contracts.errors import CheckpointError, SaveError
 
 _POLL_S = 0.002
 _CALL_AGAIN_S = 1.0
@@ -41,16 +44,25 @@ class Snapshots:
         slots: Sequence[ArenaSlot],
         num_bytes: int,
         first_number: int,
+        local_rank: int,
         host: HostGroups,
         call_writer: Callable[[], None],
+        report: Callable[[], int],
     ) -> None:
-        """call_writer: says to the host's writer process that there is work, and starts one where none runs."""
+        """call_writer: says to the host's writer process that there is work, and starts one where none runs.
+
+        report: a number that this rank says of itself with each snapshot; the smallest of all ranks is heard.
+        """
         self._call_writer = call_writer
         self._slots = tuple(slots)
         self._num_bytes = num_bytes
         self._number = first_number
-        self._called_at = 0.0
+        self._local_rank = local_rank
+        self._called_at = time.monotonic()
         self._host = host
+        self._report = report
+        self.smallest_report = 0
+        """Of all ranks, at the last snapshot."""
         self.num_waits = 0
         """Snapshots that had to wait for storage."""
 
@@ -66,17 +78,25 @@ class Snapshots:
         waited_s = time.perf_counter() - started
         slot.begin(label, self._number)
         slot.copy_out()
-        self._host.all_agree(True)
+        # who says anything at all has a whole copy
+        (self.smallest_report,) = self._host.minimum([self._report()])
         slot.seal()
-        self._call_writer()
+        self._called_at = time.monotonic()
+        if self._local_rank == 0:
+            self._call_writer()
         self._number += 1
         times = SnapshotTimes(label.step, time.perf_counter() - started, waited_s, self._num_bytes)
         self.num_waits += times.has_waited
         return times
 
+    def newest(self) -> ArenaSlot | None:
+        """Return the slot with the newest whole snapshot, None without one."""
+        sealed = [slot for slot in self._slots if slot.words().state == SlotState.SEALED]
+        return max(sealed, key=lambda slot: slot.words().snapshot, default=None)
+
     def pending(self) -> int | None:
         """Return the step of the newest snapshot that storage does not have yet, None without one."""
-        steps = [words.step for slot in self._slots if (words := slot.words()).persist == Persist.WANTED]
+        steps = [slot.words().step for slot in self._slots if not slot.is_free()]
         return max(steps, default=None)
 
     def has_failed(self, step: int) -> bool:
@@ -95,9 +115,19 @@ class Snapshots:
             self._wait_a_little()
         return True
 
+    def tend(self) -> None:
+        """Call the writer now and then while storage wants something of this rank's: it may have been killed.
+
+        It may be so between two ranks' slots: then the first rank is content, and another one has to call.
+        """
+        patience_s = _CALL_AGAIN_S * (1 + self._local_rank)
+        if time.monotonic() - self._called_at > patience_s and self.pending() is not None:
+            self._called_at = time.monotonic()
+            self._call_writer()
+
     def _wait_until_free(self, slot: ArenaSlot, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
-        while not slot.is_free():
+        while not slot.is_free() or _is_wanted_by_others(slot):
             if time.monotonic() > deadline:
                 raise SaveError(
                     f"{slot.path}: its snapshot is not in storage after {timeout_s:g} s, so there is no room for the "
@@ -106,13 +136,30 @@ class Snapshots:
             self._wait_a_little()
 
     def _wait_a_little(self) -> None:
-        if time.monotonic() - self._called_at > _CALL_AGAIN_S:
-            # it may have been killed
-            self._called_at = time.monotonic()
-            self._call_writer()
+        self.tend()
         time.sleep(_POLL_S)
 
     def close(self) -> None:
         """Let go of the memory. What is in the arena stays there."""
         for slot in self._slots:
             slot.close()
+
+
+def _is_wanted_by_others(slot: ArenaSlot) -> bool:
+    """Whether another rank of this host has not been told what became of the snapshot in `slot`.
+
+    A writer may have been killed between two ranks. The next one goes on from there, if all of the snapshot is left.
+    """
+    words = slot.words()
+    if words.state != SlotState.SEALED:
+        return False
+    mine = SealedSnapshot(words.step, words.round, words.snapshot)
+    # an arena that somebody has removed, or the slot of an earlier round that goes away, says nothing
+    with suppress(CheckpointError):
+        for file in Arena(slot.path.parent).slots():
+            with suppress(CheckpointError), SlotReader(file.path) as reader:
+                other = reader.words()
+                is_same = SealedSnapshot(other.step, other.round, other.snapshot) == mine and not file.is_copy
+                if is_same and other.state == SlotState.SEALED and other.persist == Persist.WANTED:
+                    return True
+    return False

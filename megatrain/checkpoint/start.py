@@ -6,16 +6,27 @@ checkpoint.load, counts only while this run has none.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import astuple, dataclass
 from typing import Any
 
 from megatrain.checkpoint.url_location import open_location
 from megatrain.comm.host_groups import HostGroups
 from megatrain.config.checkpoint import CheckpointConfig
-from megatrain.contracts.checkpoint_files import is_committed, read_manifest, step_directory_name
+from megatrain.contracts.checkpoint_files import commit_problem, read_manifest, step_directory_name
 from megatrain.contracts.errors import CheckpointError
-from megatrain.contracts.lineage import MAIN_BRANCH, candidates, ensure_branch, read_branch, unfinished
-from megatrain.contracts.location import Location
+from megatrain.contracts.lineage import (
+    MAIN_BRANCH,
+    Candidate,
+    candidates,
+    ensure_branch,
+    overlooked,
+    read_branch,
+    unfinished,
+)
+from megatrain.contracts.location import LocalLocation, Location
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +47,9 @@ class StartingPoint:
     branch_created_unix_s: float
     candidates: tuple[StorageCandidate, ...]
     last_round: int
+    warnings: tuple[str, ...]
     notes: tuple[str, ...]
+    """What is worth telling when storage is read."""
 
     @property
     def newest_step(self) -> int:
@@ -59,6 +72,7 @@ def read_storage(checkpoints: Location, settings: CheckpointConfig, rank: int, h
                 "created": found.branch_created_unix_s,
                 "candidates": [astuple(one) for one in found.candidates],
                 "last_round": found.last_round,
+                "warnings": found.warnings,
                 "notes": found.notes,
             }
         except CheckpointError as error:
@@ -71,6 +85,7 @@ def read_storage(checkpoints: Location, settings: CheckpointConfig, rank: int, h
         branch_created_unix_s=told["created"],
         candidates=tuple(StorageCandidate(*one) for one in told["candidates"]),
         last_round=told["last_round"],
+        warnings=tuple(told["warnings"]),
         notes=tuple(told["notes"]),
     )
 
@@ -84,19 +99,36 @@ def _look(checkpoints: Location, settings: CheckpointConfig) -> StartingPoint:
         )
     notes = [f"{place} was never finished and is not read" for place in unfinished(checkpoints)]
     branch = ensure_branch(checkpoints, "start of the run")
-    found = [StorageCandidate(one.branch, one.step, str(one.location), is_own=True) for one in own]
+    # the writer may have vouched for these: they are tried, so that what became of them is told
+    lost = overlooked(checkpoints, own[0]) if own else []
+    found = [StorageCandidate(one.branch, one.step, str(one.location), is_own=True) for one in (*lost, *own)]
     if not found and settings.load:
         found = [_named(settings.load)]
-    last_round = read_manifest(own[0].location).incarnation if own else -1
     created = read_branch(checkpoints, branch).created_unix_s
-    return StartingPoint(branch, created, tuple(found), last_round, tuple(notes))
+    warnings = _warnings(checkpoints / branch)
+    return StartingPoint(branch, created, tuple(found), _last_round(own), warnings, tuple(notes))
+
+
+def _warnings(branch: Location) -> tuple[str, ...]:
+    """Return what is better told now than with the first checkpoint, hours from now. It is no reason not to train."""
+    if isinstance(branch, LocalLocation) and not os.access(branch.path, os.W_OK | os.X_OK):
+        return (f"WARNING: {branch} cannot be written, so no checkpoint will get to storage until that is mended",)
+    return ()
+
+
+def _last_round(own: Sequence[Candidate]) -> int:
+    for one in own:
+        with suppress(CheckpointError):  # it is told when it is tried
+            return read_manifest(one.location).incarnation
+    return -1
 
 
 def _named(load: str) -> StorageCandidate:
     place = open_location(load)
-    if not is_committed(place):
+    problem = commit_problem(place)
+    if problem is not None:
         raise CheckpointError(
-            f"checkpoint.load={load!r} is not a complete checkpoint (no matching COMMIT); name a directory like "
+            f"checkpoint.load={load!r} is not a complete checkpoint: {problem}; name a directory like "
             f"runs/<job>/checkpoints/{MAIN_BRANCH}/{step_directory_name(120)}"
         )
     return StorageCandidate("", read_manifest(place).step, str(place), is_own=False)

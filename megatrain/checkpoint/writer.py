@@ -22,6 +22,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
+from typing import IO
 
 from megatrain.checkpoint.housekeeping import Housekeeping
 from megatrain.checkpoint.persist import Persistence
@@ -41,27 +42,42 @@ _LOOK_AGAIN_S = 1.0
 _LOWEST_PRIORITY = 19
 
 
+def call_writer(arena: Arena, log: Path) -> None:
+    """Say to the writer of this host that there is work; start one where nobody hears it.
+
+    Raises: CheckpointError naming the arena.
+    """
+    if not wake_writer(arena):
+        start_writer(arena, log)
+
+
 def start_writer(arena: Arena, log: Path) -> int | None:
     """Start the writer of this host in a session of its own, unless one is running, and return its process id.
 
-    What it says is appended to `log`. It outlives this process; while this process lives, a thread waits for it, so
-    that it does not stay behind as a zombie.
-    Raises: CheckpointError naming the arena or the log.
+    What it says is appended to `log` if that can be opened: a full disk there must not keep checkpoints from elsewhere.
+    It outlives this process; while this process lives, a thread waits for it, so that it does not stay behind as a
+    zombie.
+    Raises: CheckpointError naming the arena.
     """
     if is_held(arena.writer_lock):
         return None
     command = [sys.executable, "-m", "megatrain.checkpoint.writer", str(arena.root)]
     try:
-        with log.open("ab") as output:
+        with _open_log(log) as output:
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True, close_fds=True
             )
     except OSError as error:
-        raise CheckpointError(
-            f"the checkpoint writer of {arena.root} cannot be started (log: {log}): {error.strerror}"
-        ) from error
+        raise CheckpointError(f"the checkpoint writer of {arena.root} cannot be started: {error.strerror}") from error
     threading.Thread(target=process.wait, name="checkpoint-writer", daemon=True).start()
     return process.pid
+
+
+def _open_log(log: Path) -> IO[bytes]:
+    try:
+        return log.open("ab")
+    except OSError:
+        return open(os.devnull, "wb")
 
 
 class Writer:
@@ -153,7 +169,7 @@ class Writer:
             self._fail(GivenUp(due.snapshot, due.slots, str(error)))
             return
         except Exception as error:  # noqa: BLE001 -- our bug in one write must not end the others
-            traceback.print_exc()
+            _say(traceback.format_exc())
             self._fail(GivenUp(due.snapshot, due.slots, f"{type(error).__name__}: {error}"))
             return
         self._settle(due.snapshot, due.slots, Persist.DONE)
@@ -250,9 +266,10 @@ def sealed_slots(arena: Arena) -> list[SealedSlot]:
 def lower_priority() -> None:
     """Give way to everything else on this host, as far as the system lets us: training must not feel it."""
     with suppress(OSError):
-        os.nice(_LOWEST_PRIORITY)  # of the disk, too: the kernel derives its class from it
+        os.nice(_LOWEST_PRIORITY)
     with suppress(OSError):
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+        # what no one else uses, of the disk as well; a job that waits for a checkpoint leaves all of it
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     with suppress(OSError):
         # a session may be weighed as a whole, and ours is new: by default as much as that of all workers
         Path("/proc/self/autogroup").write_text(str(_LOWEST_PRIORITY))
@@ -291,7 +308,9 @@ def main(arguments: list[str]) -> int:
 
 
 def _say(text: str) -> None:
-    print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} checkpoint writer {os.getpid()}: {text}", file=sys.stderr, flush=True)
+    line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} checkpoint writer {os.getpid()}: {text}\n"
+    with suppress(OSError):  # the log may be on the disk that is full
+        os.write(2, line.encode(errors="backslashreplace"))
 
 
 if __name__ == "__main__":

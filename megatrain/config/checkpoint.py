@@ -44,6 +44,14 @@ class CheckpointConfig:
         default="/dev/shm",
         metadata=option("Directory of the snapshots, on a memory file system; it must hold slots times the state."),
     )
+    has_peer_copies: bool = field(
+        default=False,
+        metadata=option(
+            "Whether each snapshot is copied to the memory of a host outside the tp, pp and dp groups of its rank, so "
+            "that losing any one group loses nothing. It needs pp_size and dp_size above 1, and room for two more "
+            "snapshots a rank."
+        ),
+    )
     keep_arena_s: float = field(
         default=1800.0,
         metadata=option(

@@ -13,6 +13,7 @@ from megatrain.contracts.checkpoint_files import committed_steps
 from megatrain.contracts.errors import CommunicationError
 from megatrain.contracts.location import LocalLocation
 from tests.dist.training_jobs import Tables
+from tests.helpers.faults import RankFault
 from tests.helpers.rank_pool import RankError, RankPool
 from tests.helpers.rank_protocol import RankContext, RankFailure
 from tests.helpers.training_case import DEATH_EXIT_CODE, Orders, make_config, on_layout, train_on_rank
@@ -95,7 +96,7 @@ def test_a_rank_that_dies_in_a_save_is_a_communication_error_of_that_save(
     diary.mkdir()
     tables: Tables = {"job": {"run_directory": str(run_directory)}, "checkpoint": {"interval": 2}}
     messages, _ = messages_of(
-        rank_pool, make_config(train_data, tables, LAYOUT), Orders(dies_in_save=dead, diary=str(diary))
+        rank_pool, make_config(train_data, tables, LAYOUT), Orders(fault=RankFault(dead, 1, "copy"), diary=str(diary))
     )
 
     assert sorted(messages) == [rank for rank in range(WORLD_SIZE) if rank != dead]

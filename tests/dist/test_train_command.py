@@ -2,117 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from megatrain.config.config import Config
-from megatrain.config.serialize import to_toml
 from megatrain.contracts.black_box import read_black_box
 from megatrain.contracts.checkpoint_files import committed_steps, read_manifest, step_directory_name
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.location import LocalLocation
-from megatrain.contracts.run_directory import RunDirectory
 from tests.dist.training_jobs import Tables, TrainingJobs
-from tests.helpers.source_tree import ROOT
+from tests.helpers.train_process import DEADLINE_S, finish, make_job, started
 from tests.helpers.training_case import make_config, on_layout
 from tests.helpers.waiting import wait_until
 
-DEADLINE_S = 50.0
 STEPS = 40
 """Seconds of training: long enough for a signal to come in the middle."""
 GLOBAL_BATCH_SIZE = 4
 SIGNALLED_RANK = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """A configuration in a directory of its own, and what runs of it left there."""
-
-    root: Path
-    config: Config
-
-    @property
-    def files(self) -> RunDirectory:
-        return RunDirectory(self.root / "run")
-
-    @property
-    def boxes(self) -> list[Path]:
-        return sorted((self.root / "boxes").iterdir())
-
-    @property
-    def config_file(self) -> Path:
-        return self.root / "config.toml"
-
-    def records(self, kind: str) -> list[dict[str, Any]]:
-        """Return the records of one kind of metrics.jsonl; none before it is there."""
-        path = self.files.metrics / "metrics.jsonl"
-        if not path.exists():
-            return []
-        # the last line may be half written
-        lines = path.read_text().rpartition("\n")[0].splitlines()
-        return [record for record in map(json.loads, lines) if record["kind"] == kind]
-
-
-def make_job(root: Path, *changes: Tables) -> Job:
-    (root / "boxes").mkdir(parents=True)
-    files: Tables = {
-        "job": {"run_directory": str(root / "run")},
-        "telemetry": {"black_box_directory": str(root / "boxes")},
-    }
-    job = Job(root, make_config(files, *changes))
-    job.config_file.write_text(to_toml(job.config))
-    return job
-
-
-@contextmanager
-def started(words: list[str], environment: dict[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
-    """Start `python -m WORDS`; at the end nothing of it is alive."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", *words],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        yield process
-    finally:
-        # torchrun gives each worker a session of its own, so no group has them all
-        for pid in [process.pid, *descendants(process.pid)] if process.poll() is None else []:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        process.communicate()
-
-
-def descendants(pid: int) -> list[int]:
-    """Return the processes that `pid` started, and theirs. A process that was waited for has none."""
-    children: dict[int, list[int]] = {}
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            parent = int(status.read_text().rpartition(")")[2].split()[1])
-            children.setdefault(parent, []).append(int(status.parent.name))
-    found = list(children.get(pid, []))
-    for one in found:
-        found += children.get(one, [])
-    return found
-
-
-def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    """Wait for the end and return exit code, stdout and stderr."""
-    stdout, stderr = process.communicate(timeout=DEADLINE_S)
-    return process.returncode, stdout, stderr
 
 
 def torchrun(config_file: Path) -> list[str]:

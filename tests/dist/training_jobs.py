@@ -7,7 +7,7 @@ tp replicas, the tied head) is bitwise the same, and a checkpoint would hold eac
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from megatrain.config.config import Config
 from megatrain.reporting import EvaluationReport, StepReport
 from tests.helpers.rank_pool import RankPool
+from tests.helpers.rank_protocol import RankContext
 from tests.helpers.training_case import STATE_KINDS, Orders, Piece, RankRecord, State, train_on_rank
 
 Arrays = dict[str, NDArray[Any]]
@@ -65,10 +66,17 @@ class TrainingJobs:
         self._pool = pool
         self._remembered: dict[str, Run] = {}
 
-    def run(self, config: Config, orders: Orders | None = None, timeout_s: float = 50.0) -> Run:
+    def run(
+        self,
+        config: Config,
+        orders: Orders | None = None,
+        timeout_s: float = 50.0,
+        *,
+        worker: Callable[[RankContext, Config, Orders], RankRecord] = train_on_rank,
+    ) -> Run:
         """Train as `config` says. Raises: RankError; AssertionError when the ranks disagree."""
         world_size = config.layout(None).world_size
-        records = self._pool.run(train_on_rank, world_size, config, orders or Orders(), timeout_s=timeout_s)
+        records = self._pool.run(worker, world_size, config, orders or Orders(), timeout_s=timeout_s)
         for record in records[1:]:
             assert [_agreed(one) for one in record.steps] == [_agreed(one) for one in records[0].steps]
             assert [one.loss for one in record.evaluations] == [one.loss for one in records[0].evaluations]

@@ -51,7 +51,7 @@ def host_plan(checkpoints: str, **changes: Any) -> HostPlan:
         keep_last=0,
         keep_every=0,
         keep_arena_s=0.0,
-        commit_timeout_s=20.0,
+        commit_timeout_s=1000.0,
         manifest=ManifestTemplate(
             config={"model": {"hidden_size": 64}},
             config_hash="abc123",

@@ -66,6 +66,9 @@ class _Checkpoints:
     def wait(self, step: int) -> None:
         self._notes.append(("wait", step))
 
+    def tend(self) -> None:
+        pass
+
     def news(self) -> list[str]:
         return []
 

@@ -7,9 +7,9 @@ Orders make it stop, die, hang or spoil a gradient at a stated step.
 from __future__ import annotations
 
 import hashlib
-import itertools
 import os
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ import torch
 from numpy.typing import NDArray
 
 from megatrain.assembly import Replica, build_replica
-from megatrain.checkpoint.image import BoundImage
 from megatrain.checkpoint.job import JobCheckpoints
 from megatrain.comm import Mesh, create_mesh, join
 from megatrain.config.checks import check
@@ -37,6 +36,7 @@ from megatrain.profiling import StepProfiler
 from megatrain.reporting import EvaluationReport, StepReport
 from megatrain.telemetry.recorder import Recorder, open_recorder
 from megatrain.trainer import Trainer, TrainerParts
+from tests.helpers.faults import RankFault, faulty_rank, faulty_writers
 from tests.helpers.rank_protocol import RankContext
 from tests.helpers.waiting import wait_until
 
@@ -104,15 +104,16 @@ class Orders:
     """What happens to a job: (rank, step) says that it happens to that rank when that step, counted from 0, begins.
 
     stop_at: it is asked to stop. die_at: its process ends. block_at: it does nothing until each of its peers has
-    written a file rank-* to the directory `diary`. The rank `dies_in_save` ends half-way through copying its state in
-    save number `dies_at_save`.
+    written a file rank-* to the directory `diary`. Writers obey the faults in the directory `writer_faults`, those of
+    each host in host-0, host-1 and so on below it; hosts have an arena each, and the same number of ranks.
     """
 
     stop_at: tuple[int, int] | None = None
     die_at: tuple[int, int] | None = None
     block_at: tuple[int, int] | None = None
-    dies_in_save: int | None = None
-    dies_at_save: int = 1
+    fault: RankFault | None = None
+    writer_faults: str = ""
+    num_hosts: int = 1
     diary: str = ""
     poison: Poison | None = None
 
@@ -203,14 +204,18 @@ def train_on_rank(context: RankContext, config: Config, orders: Orders) -> RankR
     # a test that saves names a run directory; others get one that nobody looks at
     run = RunDirectory(Path(config.job.run_directory or context.init_method.removeprefix("file://") + ".run"))
     run.create()
+    num_local_ranks = context.world_size // orders.num_hosts
+    host, local_rank = divmod(context.rank, num_local_ranks)
     # a test that kills its ranks leaves the arena in the directory of the test
-    config = replace(config, checkpoint=replace(config.checkpoint, arena_directory=str(run.root)))
+    host_directory = run.root / f"host-{host}" if orders.num_hosts > 1 else run.root
+    host_directory.mkdir(exist_ok=True)
+    config = replace(config, checkpoint=replace(config.checkpoint, arena_directory=str(host_directory)))
     checkpoints = JobCheckpoints(
         config,
         mesh,
         replica.saved_shards(),
         SampleStream(dataset.num_tokens, config.resolved_data_seed),
-        local_rank=context.rank,
+        local_rank=local_rank,
         incarnation=0,
         directory=str(run.checkpoints),
         logs=run.logs,
@@ -230,13 +235,17 @@ def train_on_rank(context: RankContext, config: Config, orders: Orders) -> RankR
             extend_grace=lambda _: None,
         )
     )
-    trainer.load()
-    initial, initial_state = _parameters(replica), _state(replica)
-    if orders.dies_in_save == context.rank:
-        _die_in_a_copy(orders.dies_at_save)
-    if orders.poison is not None and orders.poison.rank == context.rank:
-        _poison(replica, orders.poison, lambda: trainer.step)
-    trainer.train()
+    with ExitStack() as faults:
+        if orders.fault is not None and orders.fault.rank in (None, context.rank):
+            host_ranks = range(host * num_local_ranks, (host + 1) * num_local_ranks)
+            faults.enter_context(faulty_rank(orders.fault, host_ranks))
+        if orders.writer_faults:
+            faults.enter_context(faulty_writers(Path(orders.writer_faults, f"host-{host}")))
+        trainer.load()
+        initial, initial_state = _parameters(replica), _state(replica)
+        if orders.poison is not None and orders.poison.rank == context.rank:
+            _poison(replica, orders.poison, lambda: trainer.step)
+        trainer.train()
     checkpoints.close(is_done=True)
     return RankRecord(
         coordinate=mesh.coordinate,
@@ -252,19 +261,6 @@ def train_on_rank(context: RankContext, config: Config, orders: Orders) -> RankR
         is_stopped=trainer.is_stopped,
         notes=reporter.notes,
     )
-
-
-def _die_in_a_copy(number: int) -> None:
-    """End this process when save number `number` has copied the first part of the state."""
-    copy, copies = BoundImage.copy_out, itertools.count(1)
-
-    def copy_or_die(image: BoundImage) -> None:
-        copy(image)
-        # a snapshot has two images: the rank's file, and what a copy's file has
-        if next(copies) == 2 * number - 1:
-            os._exit(DEATH_EXIT_CODE)
-
-    BoundImage.copy_out = copy_or_die  # type: ignore[method-assign]
 
 
 def _join(context: RankContext, config: Config) -> tuple[Mesh, Recorder]:

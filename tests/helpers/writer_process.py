@@ -23,7 +23,7 @@ from tests.helpers.hooked_location import Hook, HookedLocation
 from tests.helpers.source_tree import ROOT
 from tests.helpers.waiting import wait_until
 
-DEADLINE_S = 20.0
+DEADLINE_S = 50.0
 
 
 def status_of(arena: Arena) -> WriterStatus | None:

@@ -18,6 +18,7 @@ def run_problems(context: Context) -> Iterator[Problem]:
     yield from _evaluation_problems(config)
     yield from _wandb_problems(config)
     yield from _retention_problems(config)
+    yield from _copy_problems(context)
     yield from _profile_problems(context)
 
 
@@ -66,6 +67,19 @@ def _retention_problems(config: Config) -> Iterator[Problem]:
             f"checkpoint.keep_every={every} must be a multiple of checkpoint.interval={interval}, or no checkpoint "
             f"falls on it; use {fitting}",
         )
+
+
+def _copy_problems(context: Context) -> Iterator[Problem]:
+    if not context.config.checkpoint.has_peer_copies:
+        return
+    sizes = {"pp_size": context.config.parallel.pp_size, "dp_size": context.dp_size}
+    for name, size in sizes.items():
+        if size == 1:
+            yield Problem(
+                ("checkpoint.has_peer_copies", f"parallel.{name}"),
+                f"checkpoint.has_peer_copies=true needs parallel.{name} above 1, found 1: there is no rank outside the "
+                f"own groups; use {name}=2 or more, or has_peer_copies=false",
+            )
 
 
 def training_problems(config: Config) -> list[Problem]:

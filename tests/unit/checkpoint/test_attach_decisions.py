@@ -1,17 +1,23 @@
-"""What rank 0 decides when workers enter their hosts' arenas: which snapshot to go on from, and if there is room."""
+"""What rank 0 decides when workers enter their hosts' arenas: which snapshot to go on from, and who lacks it."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
-from megatrain.checkpoint.attach import Held, HostReport, memory_point, next_snapshot_number, room_problem
+from megatrain.checkpoint.attach import (
+    Held,
+    HostReport,
+    informed_rank,
+    memory_point,
+    missing_ranks,
+    next_snapshot_number,
+)
 from megatrain.contracts.arena import SealedSnapshot
 
-GB = 10**9
 
-
-def held(owner: int, step: int, digest: str = "", *, is_wanted: bool = False) -> Held:
-    return Held(owner, SealedSnapshot(step, 0, step // 10), digest or f"plan-{owner}", is_wanted)
+def held(owner: int, step: int, digest: str = "", *, is_wanted: bool = False, is_copy: bool = False) -> Held:
+    return Held(owner, SealedSnapshot(step, 0, step // 10), digest or f"plan-{owner}", is_wanted, is_copy)
 
 
 def report(rank: int, host: str, *snapshots: Held) -> HostReport:
@@ -19,7 +25,7 @@ def report(rank: int, host: str, *snapshots: Held) -> HostReport:
 
 
 def test_a_report_survives_json() -> None:
-    sent = report(0, "a", held(0, 40), held(1, 50, is_wanted=True))
+    sent = replace(report(0, "a", held(0, 40), held(1, 50, is_wanted=True), held(2, 50, is_copy=True)), image_bytes=7)
     assert HostReport.from_json(json.loads(json.dumps(sent.to_json()))) == sent
 
 
@@ -48,18 +54,57 @@ def test_numbers_of_snapshots_go_on() -> None:
     assert next_snapshot_number([report(0, "a", held(0, 40), held(1, 50)), report(1, "b", held(2, 30))]) == 6
 
 
-def test_room_is_counted_by_host() -> None:
-    hosts = ["a", "a", "b"]
-    assert room_problem(hosts, [GB, GB, 3 * GB], [3 * GB, 2 * GB, 4 * GB], 2, "/dev/shm") is None
-    assert room_problem(hosts, [0, 0, 0], [0, 0, 0], 2, "/dev/shm") is None
-    problem = room_problem(hosts, [GB, GB, 3 * GB], [3 * GB, 3 * GB, 2 * GB], 2, "/dev/shm")
-    assert problem is not None
-    assert problem.startswith(
-        "checkpoint.slots=2: the 1 ranks of host b need 3 GB more for snapshots in /dev/shm, and 0.0671 GB are left "
-        "free, but there are 2 GB; use checkpoint.slots=1"
-    )
+def test_a_copy_stands_in_for_a_lost_host_where_copies_may_be_fetched() -> None:
+    reports = [
+        report(0, "a", held(0, 40), held(1, 40), held(0, 50), held(1, 50), held(2, 50, is_copy=True)),
+        report(1, "a"),
+        report(2, "new"),
+    ]
+    point = memory_point(reports)
+    assert point is not None
+    assert (point.snapshot.step, point.holder_of) == (50, (0, 1, 0))
+    assert missing_ranks(reports, point.snapshot) == (2,)
+    assert memory_point(reports, may_fetch=False) is None
 
 
-def test_the_spare_room_counts() -> None:
-    assert room_problem(["a"], [GB], [GB + (64 << 20)], 1, "/dev/shm") is None
-    assert room_problem(["a"], [GB], [GB + (64 << 20) - 1], 1, "/dev/shm") is not None
+def test_a_copy_of_another_plan_stands_in_for_nobody() -> None:
+    reports = [report(0, "a", held(0, 50), held(1, 50, "another", is_copy=True)), report(1, "new")]
+    assert memory_point(reports) is None
+
+
+def test_a_snapshot_that_is_not_in_own_slots_has_to_be_fetched_even_from_the_own_host() -> None:
+    # ranks were dealt out anew: rank 1 is now where its copy is, and rank 0 where rank 1 was
+    reports = [
+        report(0, "a", held(0, 50, is_copy=True), held(1, 50)),
+        report(1, "b", held(1, 50, is_copy=True), held(0, 50)),
+    ]
+    point = memory_point(reports)
+    assert point is not None
+    assert missing_ranks(reports, point.snapshot) == (0, 1)
+    assert memory_point(reports, may_fetch=False) is None
+
+
+def test_where_nothing_may_be_fetched_an_older_snapshot_in_place_is_gone_on_from() -> None:
+    reports = [
+        report(0, "a", held(0, 40), held(0, 50), held(1, 50, is_copy=True)),
+        report(1, "b", held(1, 40)),
+    ]
+    newest, in_place = memory_point(reports), memory_point(reports, may_fetch=False)
+    assert newest is not None
+    assert in_place is not None
+    assert (newest.snapshot.step, in_place.snapshot.step) == (50, 40)
+    assert missing_ranks(reports, newest.snapshot) == (1,)
+    assert missing_ranks(reports, in_place.snapshot) == ()
+
+
+def test_slots_that_give_way_hold_nothing() -> None:
+    gives_way = Held(0, SealedSnapshot(40, 0, 4), "", is_wanted=True)
+    assert memory_point([report(0, "a", gives_way)]) is None
+
+
+def test_the_host_with_the_newest_plan_tells_of_it() -> None:
+    new_host = replace(report(0, "new"), last_round=-1)
+    reports = [new_host, report(1, "a"), replace(report(2, "b"), last_round=3), replace(report(3, "c"), last_round=3)]
+    assert informed_rank(reports) == 2
+    # without any, nobody can say of which data and configuration a snapshot is
+    assert memory_point([replace(report(0, "a", held(0, 40)), last_round=-1)]) is None

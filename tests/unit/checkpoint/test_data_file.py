@@ -12,6 +12,7 @@ import struct
 import tracemalloc
 import warnings
 import zlib
+from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import Any
 
@@ -457,3 +458,22 @@ def test_a_big_file_is_read_in_blocks(place: LocalLocation) -> None:
         assert tracemalloc.get_traced_memory()[1] < 20 * 2**20
     finally:
         tracemalloc.stop()
+
+
+def test_who_wants_to_know_no_more_waits_for_a_block_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("megatrain.checkpoint.data_file._BLOCK_BYTES", 64)
+    place = LocalLocation(tmp_path / FILES[0])
+    data = put_data_file(place, [b"x" * 1000])
+    (tmp_path / "whole").write_bytes(b"x" * 1000)
+    whole = FileEntry(1000, content_digest(b"x" * 1000))
+    for location, entry in ((place, data), (LocalLocation(tmp_path / "whole"), whole)):
+        num_asked = 0
+
+        def is_given_up() -> bool:
+            nonlocal num_asked
+            num_asked += 1
+            return num_asked > 3
+
+        with pytest.raises(CancelledError):
+            verify_file(location, entry, is_given_up)
+        assert num_asked == 4

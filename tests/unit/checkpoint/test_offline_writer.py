@@ -12,8 +12,8 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from megatrain.checkpoint.data_file import data_file_name, read_trailer, verify_checkpoint
 from megatrain.checkpoint.image import ImageItem, plan_image
-from megatrain.checkpoint.offline_writer import write_checkpoint, write_image
-from megatrain.contracts.checkpoint_files import WRITING_NAME, is_committed
+from megatrain.checkpoint.offline_writer import ImageFile, write_checkpoint
+from megatrain.contracts.checkpoint_files import COMMIT_NAME, WRITING_NAME, is_committed
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.location import LocalLocation
 from megatrain.contracts.manifest import Manifest
@@ -91,32 +91,91 @@ def test_a_complete_or_foreign_directory_is_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "saved/manifest.json").exists()
 
 
-def test_what_breaks_off_is_unfinished_and_can_be_done_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("had_directory", [True, False])
+@pytest.mark.parametrize("error", [CheckpointError("the source is gone"), KeyboardInterrupt()])
+def test_what_breaks_off_leaves_nothing(tmp_path: Path, error: BaseException, had_directory: bool) -> None:
     place = LocalLocation(tmp_path / "saved")
+    if had_directory:
+        place.path.mkdir()
     number = len(WHOLE)
 
     def failing(item: ImageItem) -> Tensor:
         nonlocal number
         number -= 1
         if not number:
-            raise CheckpointError("the source is gone")
+            assert len(place.entries()) == 3, "WRITING, a file that is whole, and one that is not"
+            raise error
         return part(item)
 
-    plan = plan_image([shard("model.word")], 50)
-    with pytest.raises(CheckpointError, match="the source is gone"):
-        write_checkpoint(place, make_manifest(files={}), [(0, plan)], failing, lambda number: "x", {})
-    assert os.listdir(tmp_path / "saved") == [WRITING_NAME]
+    plans = [(0, plan_image([shard("model.norm")])), (1, plan_image([shard("model.word")], 50))]
+    with pytest.raises(type(error)):
+        write_checkpoint(place, make_manifest(files={}), plans, failing, lambda number: data_file_name(2, number), {})
+    assert place.entries() == []
+    assert place.exists() is had_directory
+
+
+def test_a_commit_that_seems_to_fail_is_not_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_whole = LocalLocation.write
+
+    def write_and_fail(self: LocalLocation, content: bytes) -> None:
+        write_whole(self, content)
+        if self.name == COMMIT_NAME:
+            raise CheckpointError("the storage is away")
+
+    monkeypatch.setattr(LocalLocation, "write", write_and_fail)
+    with pytest.raises(CheckpointError, match="the storage is away"):
+        write(LocalLocation(tmp_path / "saved"))
+    assert verify_checkpoint(LocalLocation(tmp_path / "saved")) == []
+
+
+def test_what_was_killed_can_be_done_again(tmp_path: Path) -> None:
+    place = LocalLocation(tmp_path / "saved")
+    for name in (WRITING_NAME, ".metadata", data_file_name(2, 7)):
+        (place / name).write(b"{}")
     assert not is_committed(place)
 
     write(place)
 
     assert verify_checkpoint(place) == []
+    assert not (place / data_file_name(2, 7)).exists()
+
+
+def test_what_an_attempt_left_goes_before_its_mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = LocalLocation(tmp_path / "saved")
+    for name in (WRITING_NAME, data_file_name(2, 7)):
+        (place / name).write(b"{}")
+    removed: list[str] = []
+    remove = LocalLocation.remove
+
+    def remove_and_note(self: LocalLocation) -> None:
+        removed.append(self.name)
+        remove(self)
+
+    monkeypatch.setattr(LocalLocation, "remove", remove_and_note)
+    write(place)
+    assert removed == [data_file_name(2, 7), WRITING_NAME, WRITING_NAME], "the last one is that of the new attempt"
+
+
+def test_data_may_come_in_parts(tmp_path: Path) -> None:
+    plan = plan_image([shard("model.word"), shard("model.norm")])
+    whole, parts = (
+        ImageFile(LocalLocation(tmp_path / "whole"), plan),
+        ImageFile(LocalLocation(tmp_path / "parts"), plan),
+    )
+    for item in plan.items:
+        whole.append(part(item))
+        for row in part(item):
+            parts.append(row)
+    assert whole.close() == parts.close()
+    assert (tmp_path / "whole").read_bytes() == (tmp_path / "parts").read_bytes()
 
 
 def test_the_last_bytes_of_an_image_are_padding(tmp_path: Path) -> None:
     plan = plan_image([shard("model.norm")])
     place = LocalLocation(tmp_path / "file")
-    entry = write_image(place, plan, part)
+    file = ImageFile(place, plan)
+    file.append(part(plan.items[0]))
+    entry = file.close()
     trailer = read_trailer(place, entry.size, entry.digest)
     assert trailer.image_bytes == plan.num_bytes
     assert [(item.offset, item.length) for item in trailer.items] == [(one.offset, one.length) for one in plan.items]

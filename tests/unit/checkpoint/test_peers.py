@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from megatrain.checkpoint.peers import MemoryPoint, choose_keepers, newest_in_memory
+from megatrain.checkpoint.peers import MemoryPoint, choose_keepers, newest_in_memory, serving_rank
 from megatrain.contracts.arena import SealedSnapshot
 from megatrain.contracts.errors import TopologyError
 from megatrain.contracts.layout import Layout
@@ -85,3 +85,9 @@ def test_a_copy_stands_in_for_a_host_that_lost_its_own() -> None:
     # its own memory is nearer than a copy elsewhere
     own = {2: at(50), 3: at(50)}
     assert newest_in_memory([here, here, own, own], host_of) == MemoryPoint(at(50)[0], (0, 1, 2, 3))
+
+
+def test_the_ranks_of_a_host_share_the_sending() -> None:
+    host_of = ["a", "a", "b", "b"]
+    assert [serving_rank(0, owner, host_of) for owner in (2, 3)] == [0, 1]
+    assert [serving_rank(3, owner, host_of) for owner in (0, 1)] == [2, 3]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from megatrain.checkpoint.data_file import verify_checkpoint
 from megatrain.contracts.arena_layout import Persist
 from megatrain.contracts.checkpoint_files import committed_steps
@@ -26,6 +28,7 @@ def newest_step(job: Job) -> int | None:
     return found[0].step
 
 
+@pytest.mark.timeout(180)
 def test_killed_in_a_first_save(tmp_path: Path) -> None:
     points: list[str] = []
     while True:
@@ -49,6 +52,7 @@ def test_killed_in_a_first_save(tmp_path: Path) -> None:
     assert points[-1] == "persist word"
 
 
+@pytest.mark.timeout(180)
 def test_killed_after_the_commit(tmp_path: Path) -> None:
     """While it tells that, and while it tidies up and removes older checkpoints."""
     points: list[str] = []

@@ -6,6 +6,8 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from megatrain.checkpoint.data_file import verify_checkpoint
 from megatrain.checkpoint.write_marks import DoneMark
 from megatrain.contracts.arena import SealedSnapshot, wake_writer
@@ -176,6 +178,7 @@ def test_a_newer_round_that_wants_a_checkpoint_ends_the_wait(tmp_path: Path) -> 
     assert not is_committed(job.step(10))
 
 
+@pytest.mark.timeout(180)
 def test_a_writer_that_is_killed_goes_on_where_its_host_was(tmp_path: Path) -> None:
     """Killed before each change of a host that is not the coordinator, which waits."""
     points = []

@@ -377,6 +377,24 @@ CASES = {
         ["--profile.ranks=[1, 0, 1]", "--profile.num_steps=3"],
         "profile.ranks=[1, 0, 1] must not repeat a rank; use [0, 1] (--profile.ranks on the command line)",
     ),
+    "copies at peers without stages": (
+        ["--checkpoint.has_peer_copies=true"],
+        (
+            "checkpoint.has_peer_copies=true needs parallel.pp_size above 1, found 1: there is no rank outside the own "
+            "groups; use pp_size=2 or more, or has_peer_copies=false (--checkpoint.has_peer_copies on the command line)"
+        ),
+    ),
+    "copies at peers without replicas": (
+        ["--checkpoint.has_peer_copies=true", "--parallel.pp_size=2", "--parallel.dp_size=1"],
+        (
+            "checkpoint.has_peer_copies=true needs parallel.dp_size above 1, found 1: there is no rank outside the own "
+            "groups; use dp_size=2 or more, or has_peer_copies=false (--checkpoint.has_peer_copies on the command line)"
+        ),
+    ),
+    "copies at peers": (
+        ["--checkpoint.has_peer_copies=true", "--parallel.pp_size=2", "--parallel.dp_size=2"],
+        None,
+    ),
     "fp64 on a GPU": (["--train.precision=fp64", "--runtime.device=cuda"], None),
 }
 

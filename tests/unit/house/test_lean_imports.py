@@ -31,6 +31,7 @@ def heavy_modules_after(statements: str) -> list[str]:
     "module",
     [
         "megatrain",
+        "megatrain.checkpoint.activity",
         "megatrain.checkpoint.data_file",
         "megatrain.checkpoint.difference",
         "megatrain.checkpoint.find",

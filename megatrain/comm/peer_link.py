@@ -1,0 +1,311 @@
+"""Bulk bytes from one rank to another beside training: plain TCP, for threads of their own.
+
+Process groups belong to the main thread and to training; this needs neither. Both sides prove that they know the
+round's secret before anything else is read, so a stranger costs a thread a few seconds and nothing more. All that
+follows is under a running HMAC each way: bytes that were changed are noticed. They are not hidden, as those of NCCL are
+not. Every call has a time limit, every connection a deadline, and nothing is buffered here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import secrets
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from megatrain.contracts.errors import CommunicationError
+
+SECRET_BYTES = 32
+MAX_MESSAGE_BYTES = 4096
+"""A message is a line of JSON. Anything large travels as bytes whose number both sides know."""
+_HELLO = b"MTPEER1\n"
+_NONCE_BYTES = 32
+_TAG_BYTES = 32
+_LENGTH = struct.Struct("<I")
+_MOST_UNPROVEN = 8
+"""Connections that may be at their proof at the same time; one more is closed at once."""
+_BACKLOG = 16
+_PAUSE_S = 0.1
+_CLOSE_S = 2.0
+_LOWEST_PRIORITY = 19
+
+
+@dataclass(frozen=True, slots=True)
+class PeerLimits:
+    """How long to wait: for a connection and its proof, within one call, and for all of a connection."""
+
+    proof_s: float = 10.0
+    call_s: float = 30.0
+    total_s: float = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class PeerAddress:
+    """Where a rank listens."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class PeerConnection:
+    """A connection of two ranks that have proved to each other that they are of the same round.
+
+    Raises: CommunicationError naming the peer, from every method.
+    """
+
+    def __init__(self, connected: socket.socket, place: str, limits: PeerLimits) -> None:
+        self.place = place
+        self._socket = connected
+        self._limits = limits
+        self._deadline = time.monotonic() + limits.proof_s
+        self._sent: Any = None
+        self._received: Any = None
+
+    def prove(self, secret: bytes, *, is_server: bool) -> None:
+        """Show that this side knows the secret, and see that the other one does. The server speaks first."""
+        with suppress(OSError):  # a local socket of another kind has no such option
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        ours = secrets.token_bytes(_NONCE_BYTES)
+        if is_server:
+            self._send(_HELLO + ours)
+            theirs, proof = self._take(_NONCE_BYTES), self._take(_TAG_BYTES)
+            self._compare(proof, _mac(secret, b"client", ours, theirs))
+            self._send(_mac(secret, b"server", ours, theirs))
+            nonces = (ours, theirs)
+        else:
+            if self._take(len(_HELLO)) != _HELLO:
+                raise CommunicationError(f"{self.place}: whoever listens there is no rank of this program")
+            theirs = self._take(_NONCE_BYTES)
+            self._send(ours + _mac(secret, b"client", theirs, ours))
+            self._compare(self._take(_TAG_BYTES), _mac(secret, b"server", theirs, ours))
+            nonces = (theirs, ours)
+        keys = [_mac(secret, way, *nonces) for way in (b"server to client", b"client to server")]
+        self._sent, self._received = (
+            hmac.new(key, digestmod=hashlib.sha256) for key in keys[:: 1 if is_server else -1]
+        )
+        self._deadline = time.monotonic() + self._limits.total_s
+
+    def send(self, data: bytes | memoryview) -> None:
+        """Send bytes whose number the other side knows; they count when the tag after them has come."""
+        self._send(data)
+        self._sent.update(data)
+
+    def send_tag(self) -> None:
+        """Vouch for all that was sent so far."""
+        self._send(self._sent.digest())
+
+    def receive_into(self, view: memoryview) -> None:
+        """Fill `view`. The bytes count when `check_tag` has passed."""
+        self._fill(view)
+        self._received.update(view)
+
+    def check_tag(self) -> None:
+        """See that all that was received so far is what was sent."""
+        self._compare(self._take(_TAG_BYTES), self._received.digest())
+
+    def send_message(self, message: bytes) -> None:
+        """Send a short message."""
+        assert len(message) <= MAX_MESSAGE_BYTES
+        self.send(_LENGTH.pack(len(message)) + message)
+        self.send_tag()
+
+    def receive_message(self) -> bytes:
+        """Return the next short message."""
+        head = bytearray(_LENGTH.size)
+        self.receive_into(memoryview(head))
+        (length,) = _LENGTH.unpack(head)
+        if length > MAX_MESSAGE_BYTES:
+            raise CommunicationError(
+                f"{self.place}: announces a message of {length} bytes, at most {MAX_MESSAGE_BYTES}"
+            )
+        message = bytearray(length)
+        self.receive_into(memoryview(message))
+        self.check_tag()
+        return bytes(message)
+
+    def cut(self) -> None:
+        """End whatever another thread waits for on this connection."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _send(self, data: bytes | memoryview) -> None:
+        try:
+            self._limit_call()
+            self._socket.sendall(data)
+        except OSError as error:
+            raise self._failure(error) from error
+
+    def _take(self, num_bytes: int) -> bytes:
+        buffer = bytearray(num_bytes)
+        self._fill(memoryview(buffer))
+        return bytes(buffer)
+
+    def _fill(self, view: memoryview) -> None:
+        done = 0
+        while done < len(view):
+            try:
+                self._limit_call()
+                num_bytes = self._socket.recv_into(view[done:])
+            except OSError as error:
+                raise self._failure(error) from error
+            if num_bytes == 0:
+                raise CommunicationError(f"{self.place}: the peer closed the connection")
+            done += num_bytes
+
+    def _limit_call(self) -> None:
+        left_s = self._deadline - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError("too slow: the time for the whole connection is over")
+        self._socket.settimeout(min(left_s, self._limits.call_s))
+
+    def _compare(self, found: bytes, expected: bytes) -> None:
+        if not hmac.compare_digest(found, expected):
+            raise CommunicationError(f"{self.place}: does not know this round's secret, or its bytes were changed")
+
+    def _failure(self, error: OSError) -> CommunicationError:
+        return CommunicationError(f"{self.place}: {error.strerror or error}")
+
+
+def connect_peer(address: PeerAddress, secret: bytes, limits: PeerLimits) -> PeerConnection:
+    """Return a connection to the rank that listens at `address`.
+
+    Raises: CommunicationError naming the address.
+    """
+    try:
+        connected = socket.create_connection((address.host, address.port), limits.proof_s)
+    except OSError as error:
+        raise CommunicationError(f"{address}: cannot be reached: {error.strerror or error}") from error
+    connection = PeerConnection(connected, str(address), limits)
+    try:
+        connection.prove(secret, is_server=False)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def listen(host: str) -> socket.socket:
+    """Return a socket that listens at an address of this machine, on a port of the system's choice.
+
+    Raises: CommunicationError naming the address.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, 0), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        raise CommunicationError(f"{host}: cannot be listened at: {error.strerror or error}") from error
+
+
+class PeerServer:
+    """Hands each connection that has proved itself to `serve`, in a thread of its own; strangers are dropped.
+
+    The server owns the listener from here on. `serve` closes nothing, and deals with all errors that it expects.
+    """
+
+    def __init__(
+        self, listener: socket.socket, secret: bytes, serve: Callable[[PeerConnection], None], limits: PeerLimits
+    ) -> None:
+        self._listener = listener
+        self._secret = secret
+        self._serve = serve
+        self._limits = limits
+        self._unproven = threading.Semaphore(_MOST_UNPROVEN)
+        self._is_closing = threading.Event()
+        self._lock = threading.Lock()
+        self._connections: dict[threading.Thread, PeerConnection] = {}
+        self.num_strangers = 0
+        """Connections that proved nothing."""
+        self._thread = threading.Thread(target=self._accept, name="peer-server", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Listen no longer, and cut every connection."""
+        self._is_closing.set()
+        with suppress(OSError):  # it wakes the thread that waits there
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        with self._lock:
+            served = dict(self._connections)
+        for connection in served.values():
+            connection.cut()
+        for thread in (self._thread, *served):
+            thread.join(_CLOSE_S)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _accept(self) -> None:
+        lower_thread_priority()
+        while not self._is_closing.is_set():
+            try:
+                connected, where = self._listener.accept()
+            except OSError:
+                # closed; or no file descriptor is free, which may pass
+                self._is_closing.wait(_PAUSE_S)
+                continue
+            if not self._unproven.acquire(blocking=False):
+                connected.close()
+                continue
+            connection = PeerConnection(connected, str(PeerAddress(*where[:2])), self._limits)
+            thread = threading.Thread(target=self._meet, args=(connection,), name="peer-connection", daemon=True)
+            with self._lock:
+                self._connections[thread] = connection
+            thread.start()
+
+    def _meet(self, connection: PeerConnection) -> None:
+        lower_thread_priority()
+        try:
+            with connection:
+                if self._is_proven(connection) and not self._is_closing.is_set():
+                    self._serve(connection)
+        finally:
+            with self._lock:
+                del self._connections[threading.current_thread()]
+
+    def _is_proven(self, connection: PeerConnection) -> bool:
+        try:
+            connection.prove(self._secret, is_server=True)
+        except CommunicationError:
+            with self._lock:
+                self.num_strangers += 1
+            return False
+        finally:
+            self._unproven.release()
+        return True
+
+
+def lower_thread_priority() -> None:
+    """Have the calling thread give way to everything else on this machine, as far as the system lets us."""
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
+    with suppress(OSError):
+        # not only on the core to which the worker is bound: training wants that one
+        os.sched_setaffinity(0, range(os.cpu_count() or 1))
+
+
+def _mac(secret: bytes, role: bytes, of_server: bytes, of_client: bytes) -> bytes:
+    return hmac.digest(secret, role + b"\0" + of_server + of_client, hashlib.sha256)

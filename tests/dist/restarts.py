@@ -1,0 +1,97 @@
+"""Jobs that crash and start again: where they lie, what a crash left of them, and whether the restart is right."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from megatrain.checkpoint.data_file import verify_checkpoint
+from megatrain.contracts.arena import Arena
+from megatrain.contracts.arena_locks import is_held
+from megatrain.contracts.checkpoint_files import committed_steps, step_directory_name
+from megatrain.contracts.location import LocalLocation
+from tests.dist.training_jobs import Run, Tables, assert_states_bitwise
+from tests.helpers.rank_pool import RankError, RankPool
+from tests.helpers.training_case import Orders, make_config, train_on_rank
+from tests.helpers.waiting import wait_until
+
+DEADLINE_S = 30.0
+
+
+def place(run_directory: Path) -> Tables:
+    return {"job": {"run_directory": str(run_directory)}}
+
+
+def arenas(run_directory: Path) -> list[Path]:
+    """Return the arenas of all hosts of a job."""
+    return sorted([*run_directory.glob("megatrain-arena*"), *run_directory.glob("host-*/megatrain-arena*")])
+
+
+def the_arena(run_directory: Path) -> Path:
+    (arena,) = arenas(run_directory)
+    return arena
+
+
+def wait_for_the_end_of_writers(run_directory: Path) -> None:
+    """Wait until nothing is left in memory, and no process at work."""
+    wait_until(lambda: not arenas(run_directory), "the end of the writers", DEADLINE_S)
+
+
+def step_place(run_directory: Path, step: int, branch: str = "main") -> Path:
+    return run_directory / "checkpoints" / branch / step_directory_name(step)
+
+
+def wait_for_commit(run_directory: Path, step: int) -> Path:
+    """Return the checkpoint of a step as soon as it is one."""
+    directory = step_place(run_directory, step)
+    wait_until(lambda: (directory / "COMMIT").exists(), f"the commit of step {step}", DEADLINE_S)
+    return directory
+
+
+def crash(rank_pool: RankPool, *tables: Tables, orders: Orders) -> None:
+    """Run a job in which a rank dies as it was ordered to."""
+    config = make_config(*tables)
+    with pytest.raises(RankError, match=r"exit code (7|-9)"):
+        rank_pool.run(train_on_rank, config.layout(None).world_size, config, orders, timeout_s=50.0)
+
+
+def steps_that_are_whole(checkpoints: Path, branch: str = "main") -> list[int]:
+    """Return the committed steps of a branch, all of whose files are as they were written."""
+    directory = LocalLocation(checkpoints / branch)
+    steps = committed_steps(directory)
+    for step in steps:
+        assert verify_checkpoint(directory / step_directory_name(step), branch=branch) == []
+    return steps
+
+
+def source_of(run: Run) -> str:
+    """Return what the run says it has resumed from: "step 2 from the memory of 1 hosts"; "" for a fresh start."""
+    notes = [note for note in run.ranks[0].notes if note.startswith("resumed at ")]
+    return notes[0].removeprefix("resumed at ").rpartition(" in ")[0] if notes else ""
+
+
+def assert_goes_on_as_if_never_stopped(after: Run, straight: Run, step: int) -> None:
+    assert [report.step for report in after.steps] == [report.step for report in straight.steps[step:]]
+    assert after.losses == straight.losses[step:]
+    assert after.grad_norms == straight.grad_norms[step:]
+    assert digests(after) == [of_rank[step:] for of_rank in digests(straight)]
+    assert_states_bitwise(after.final_state, straight.final_state)
+
+
+def digests(run: Run) -> list[Sequence[str]]:
+    """Return the digests of each rank's state after each step."""
+    return [record.digests for record in run.ranks]
+
+
+def kill_writers(arena: Path) -> None:
+    """Kill all writers of an arena, also one that is just being started."""
+    for command in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            if str(arena).encode() in command.read_bytes().split(b"\0"):
+                os.kill(int(command.parent.name), signal.SIGKILL)
+    wait_until(lambda: not is_held(Arena(arena).writer_lock), "the end of the writers", DEADLINE_S)

@@ -1,0 +1,185 @@
+"""Checkpoints that ranks trained, read by torch itself; and damaged ones: named, skipped, or refused."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+from megatrain.config.serialize import to_toml
+from megatrain.contracts.checkpoint_files import read_manifest, write_commit, write_manifest
+from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.lineage import list_branches
+from megatrain.contracts.location import LocalLocation
+from tests.dist.restarts import place, step_place, steps_that_are_whole, wait_for_the_end_of_writers
+from tests.dist.training_jobs import Arrays, Run, Tables, TrainingJobs, assert_bitwise
+from tests.helpers.rank_pool import RankPool
+from tests.helpers.saved_checkpoint import Ckpt, ckpt_runner
+from tests.helpers.train_command import run_command
+from tests.helpers.training_case import make_config, on_layout
+
+LAYOUT = on_layout(2, 2, 2)
+STEPS = 4
+FILE = "r000000-rank-00003.distcp"
+KEYS = {"master": "model", "exp_avg": "optimizer.exp_avg", "exp_avg_sq": "optimizer.exp_avg_sq"}
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A job on eight ranks, with the checkpoints of steps 2 and 4."""
+
+    root: Path
+    run: Run
+
+
+@pytest.fixture(scope="module")
+def trained(jobs: TrainingJobs, train_data: Tables, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    root = tmp_path_factory.mktemp("trained")
+    options: Tables = {"train": {"steps": STEPS}, "checkpoint": {"interval": 2}}
+    run = jobs.run(make_config(train_data, LAYOUT, options, place(root)))
+    wait_for_the_end_of_writers(root)
+    assert steps_that_are_whole(root / "checkpoints") == [2, STEPS]
+    return Trained(root, run)
+
+
+@pytest.fixture
+def ckpt(capsys: pytest.CaptureFixture[str]) -> Ckpt:
+    return ckpt_runner(capsys)
+
+
+def test_stock_torch_finds_the_state_of_one_rank_in_what_eight_wrote(
+    trained: Trained, jobs: TrainingJobs, train_data: Tables, tmp_path: Path
+) -> None:
+    dcp_to_torch_save(step_place(trained.root, STEPS), tmp_path / "whole.pt")
+    loaded = torch.load(tmp_path / "whole.pt", weights_only=True)
+
+    shutil.copytree(trained.root / "checkpoints", tmp_path / "checkpoints")
+    alone = jobs.run(make_config(train_data, {"train": {"steps": STEPS}}, place(tmp_path)))
+    for kind, prefix in KEYS.items():
+        found: Arrays = {
+            key.removeprefix(f"{prefix}."): tensor.numpy()
+            for key, tensor in loaded.items()
+            if key.startswith(f"{prefix}.")
+        }
+        assert_bitwise(found, alone.initial_state[kind])
+        assert_bitwise(found, trained.run.final_state[kind])
+    assert len(loaded) == sum(len(state) for state in alone.initial_state.values())
+
+
+# Damage
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 3] ^= 1
+    path.write_bytes(content)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def become(directory: Path, **changes: str) -> None:
+    """Make a whole checkpoint one of another job or branch."""
+    location = LocalLocation(directory)
+    manifest = replace(read_manifest(location), **changes)
+    (directory / "COMMIT").unlink()
+    write_manifest(location, manifest)
+    write_commit(location, manifest)
+
+
+def take_manifest_of(directory: Path, **changes: str) -> None:
+    """Put the manifest of another checkpoint in place of its own."""
+    manifest = replace(read_manifest(LocalLocation(directory)), **changes)
+    (directory / "manifest.json").write_text(manifest.to_json())
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """What is done to a checkpoint. `file`: at fault. `alone`: what a job says that has nothing else."""
+
+    name: str
+    do: Callable[[Path], None]
+    file: str
+    alone: str = ""
+    is_loadable: bool = False
+
+    def __str__(self) -> str:
+        return self.name
+
+
+NO_COMMITTED = "holds main/step-000000004, but no committed checkpoint"
+DAMAGES = [
+    Damage("flipped bit", lambda place: flip(place / FILE), FILE),
+    Damage("cut short", lambda place: cut(place / FILE), FILE),
+    Damage("missing file", lambda place: (place / FILE).unlink(), FILE),
+    Damage("flipped bit in the metadata", lambda place: flip(place / ".metadata"), ".metadata"),
+    Damage("missing metadata", lambda place: (place / ".metadata").unlink(), ".metadata"),
+    Damage("flipped bit in the manifest", lambda place: flip(place / "manifest.json"), "manifest.json", NO_COMMITTED),
+    Damage("missing manifest", lambda place: (place / "manifest.json").unlink(), "manifest.json", NO_COMMITTED),
+    Damage("missing COMMIT", lambda place: (place / "COMMIT").unlink(), "COMMIT", NO_COMMITTED),
+    Damage("another run's manifest", lambda place: take_manifest_of(place, job="other"), "manifest.json", NO_COMMITTED),
+    # what is whole may be loaded by its name, but a run does not go on from it as if it were its own
+    Damage("of another run", lambda place: become(place, job="other"), "manifest.json", is_loadable=True),
+    Damage("of another branch", lambda place: become(place, branch="branch-0002"), "manifest.json", is_loadable=True),
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=str)
+def test_a_damaged_checkpoint(
+    damage: Damage, trained: Trained, ckpt: Ckpt, rank_pool: RankPool, train_data: Tables, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(trained.root / "checkpoints", run / "checkpoints")
+    victim = step_place(run, STEPS)
+    damage.do(victim)
+    culprit = str(victim / damage.file)
+
+    (found,) = ckpt("verify", victim, "--job", "megatrain", "--json", code=int(ExitCode.CHECKPOINT))["checkpoints"]
+    assert any(problem.startswith(culprit) for problem in found["problems"]), found
+
+    def train(directory: Path, **checkpoint: str) -> tuple[int, str]:
+        directory.mkdir(exist_ok=True)
+        options: Tables = {
+            "train": {"steps": STEPS},
+            "checkpoint": {**checkpoint, "arena_directory": str(directory), "save_at_end": True},
+        }
+        config = make_config(train_data, options, place(directory))
+        (tmp_path / "config.toml").write_text(to_toml(config))
+        code = run_command(rank_pool, ["train", str(tmp_path / "config.toml")], tmp_path / "said.txt")
+        wait_for_the_end_of_writers(directory)
+        return code, (tmp_path / "said.txt").read_text()
+
+    # named by checkpoint.load
+    code, said = train(tmp_path / "loading", load=str(victim))
+    assert code == (ExitCode.OK if damage.is_loadable else ExitCode.CHECKPOINT), said
+    assert damage.is_loadable or culprit in said
+    assert "Traceback" not in said
+
+    # with nothing else to go on from
+    alone = tmp_path / "alone"
+    shutil.copytree(run / "checkpoints", alone / "checkpoints")
+    shutil.rmtree(step_place(alone, 2))
+    code, said = train(alone)
+    assert code == ExitCode.CHECKPOINT, said
+    assert (damage.alone or str(step_place(alone, STEPS) / damage.file)) in said
+    assert "Traceback" not in said
+
+    # with an older one, on a branch that leaves the damaged one where it is
+    before = {path.name: path.read_bytes() for path in victim.iterdir()}
+    code, said = train(run)
+    assert code == ExitCode.OK, said
+    (warning,) = re.findall(r"WARNING: .*", said)
+    assert warning.startswith(f"WARNING: {victim} is damaged and was skipped: ")
+    assert culprit in warning
+    assert f"resumed at step 2 from {step_place(run, 2)} " in said
+    branch = list_branches(LocalLocation(run / "checkpoints"))[0]
+    assert (branch.name, branch.parent, branch.parent_step) == ("branch-0002", "main", 2)
+    assert steps_that_are_whole(run / "checkpoints", "branch-0002") == [STEPS]
+    assert {path.name: path.read_bytes() for path in victim.iterdir()} == before

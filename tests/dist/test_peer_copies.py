@@ -1,0 +1,189 @@
+"""Hosts that are lost with their memory: the job goes on from copies at peers, reading nothing from storage.
+
+Every rank is a host of its own here: tp 1, pp 2, dp 2, so the copies of ranks 0 and 3, 1 and 2 are at each other's.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+from dataclasses import replace
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from megatrain.checkpoint import peer_fetch
+from megatrain.checkpoint.continuation import Progress
+from megatrain.checkpoint.job import JobCheckpoints
+from megatrain.checkpoint.snapshots import SnapshotTimes
+from megatrain.config.config import Config
+from megatrain.contracts.arena import Arena, sealed_by_rank
+from megatrain.contracts.arena_layout import Persist
+from megatrain.contracts.arena_plans import WriterStatus
+from megatrain.contracts.arena_slot import SlotReader
+from megatrain.contracts.errors import CommunicationError
+from tests.dist.restarts import (
+    assert_goes_on_as_if_never_stopped,
+    place,
+    source_of,
+    step_place,
+    steps_that_are_whole,
+    wait_for_commit,
+    wait_for_the_end_of_writers,
+)
+from tests.dist.training_jobs import Run, Tables, TrainingJobs
+from tests.helpers.faults import WriterFault, WriterFaults
+from tests.helpers.rank_pool import RankError, RankPool
+from tests.helpers.rank_protocol import RankContext
+from tests.helpers.training_case import Orders, RankRecord, make_config, on_layout, train_on_rank
+from tests.helpers.waiting import wait_until
+
+LAYOUT = on_layout(1, 2, 2)
+NUM_HOSTS = 4
+KEEPERS = {0: 3, 1: 2, 2: 1, 3: 0}
+OPTIONS: Tables = {
+    "train": {"steps": 5},
+    "checkpoint": {"interval": 2, "keep_arena_s": 60.0, "has_peer_copies": True},
+}
+STRAIGHT: Tables = {"checkpoint": {"interval": 0, "has_peer_copies": False, "keep_arena_s": 0.0}}
+ALL_HOSTS = Orders(num_hosts=NUM_HOSTS)
+DEADLINE_S = 20.0
+
+
+def host_arena(run_directory: Path, host: int) -> Arena:
+    (root,) = (run_directory / f"host-{host}").glob("megatrain-arena*")
+    return Arena(root)
+
+
+def has_copy(run_directory: Path, keeper: int, step: int) -> bool:
+    copies = sealed_by_rank(host_arena(run_directory, keeper), is_copy=True)
+    return any(one.step == step for one in copies.get(KEEPERS[keeper], []))
+
+
+def train_and_copy(context: RankContext, config: Config, orders: Orders) -> RankRecord:
+    """Be a worker that goes on from a snapshot when the copy that it keeps is whole."""
+    take, run_directory = JobCheckpoints.take, Path(config.job.run_directory)
+
+    def take_and_wait(checkpoints: JobCheckpoints, progress: Progress) -> SnapshotTimes:
+        times = take(checkpoints, progress)
+        wait_until(lambda: has_copy(run_directory, context.rank, progress.step), "the copy", DEADLINE_S)
+        return times
+
+    with mock.patch.object(JobCheckpoints, "take", take_and_wait):
+        return train_on_rank(context, config, orders)
+
+
+def train_but_fetch_half(context: RankContext, config: Config, orders: Orders) -> RankRecord:
+    """Be a worker whose connections break off while it fetches."""
+
+    def receive_half(*_: object) -> None:
+        raise CommunicationError("10.0.0.1:4242: the peer closed the connection")
+
+    with mock.patch.object(peer_fetch, "receive_image", receive_half):
+        return train_on_rank(context, config, orders)
+
+
+def config_of(run_directory: Path, train_data: Tables) -> Config:
+    return make_config(train_data, OPTIONS, LAYOUT, place(run_directory))
+
+
+def crash_after_copies(rank_pool: RankPool, config: Config, orders: Orders) -> None:
+    """Run until all copies of the snapshot of step 2 are whole, and a rank dies."""
+    with pytest.raises(RankError, match="exit code 7"):
+        rank_pool.run(train_and_copy, NUM_HOSTS, config, replace(orders, die_at=(1, 3)), timeout_s=50.0)
+
+
+def wait_for_storage(run_directory: Path) -> None:
+    """Wait until storage has step 2, and no writer has any work."""
+    wait_for_commit(run_directory, 2)
+    wait_until(lambda: persist_words(run_directory) == {Persist.DONE}, "writers without work", DEADLINE_S)
+
+
+def lose(run_directory: Path, hosts: tuple[int, ...]) -> None:
+    """End what still runs on these hosts, and have their memory gone."""
+    for host in hosts:
+        os.kill(WriterStatus.read(host_arena(run_directory, host).writer_status).pid, signal.SIGKILL)
+        shutil.rmtree(run_directory / f"host-{host}")
+
+
+def persist_words(run_directory: Path) -> set[Persist]:
+    """Return what became of the sealed snapshots of all hosts."""
+    found = set()
+    for rank in range(NUM_HOSTS):
+        arena = host_arena(run_directory, rank)
+        for file in arena.slots():
+            if not file.is_copy:
+                with SlotReader(file.path) as slot:
+                    words = slot.words()
+                found |= {words.persist} if words.step == 2 else set()
+    return found
+
+
+def straight_run(jobs: TrainingJobs, train_data: Tables) -> Run:
+    return jobs.remembered(make_config(train_data, OPTIONS, LAYOUT, STRAIGHT))
+
+
+def test_a_job_goes_on_when_a_dp_group_is_lost_and_its_storage(
+    rank_pool: RankPool, jobs: TrainingJobs, train_data: Tables, tmp_path: Path
+) -> None:
+    """Rank 0, which decides, is among the lost."""
+    config = config_of(tmp_path, train_data)
+    crash_after_copies(rank_pool, config, ALL_HOSTS)
+    wait_for_storage(tmp_path)
+    lose(tmp_path, (0, 1))
+    shutil.rmtree(step_place(tmp_path, 2))
+    assert_goes_on_from_memory(jobs, config, train_data, num_lost=2)
+
+
+def test_a_job_goes_on_when_a_pp_group_is_lost_while_it_writes(
+    rank_pool: RankPool, jobs: TrainingJobs, train_data: Tables, tmp_path: Path
+) -> None:
+    """The writers that are left wait for files that never come, until there is something newer to do."""
+    run_directory, faults = tmp_path / "run", tmp_path / "faults"
+    for host in range(NUM_HOSTS):
+        held = WriterFault("append", "step-000000002/r000000-rank-00003.distcp", is_held=True)
+        ordered = WriterFaults.order(faults / f"host-{host}", *([held] if host == 3 else []))
+    config = config_of(run_directory, train_data)
+    crash_after_copies(rank_pool, config, replace(ALL_HOSTS, writer_faults=str(faults)))
+    wait_until(ordered.reached(0).exists, "the writer of host 3", DEADLINE_S)
+    lose(run_directory, (1, 3))
+    assert_goes_on_from_memory(jobs, config, train_data, num_lost=2)
+
+
+def assert_goes_on_from_memory(jobs: TrainingJobs, config: Config, train_data: Tables, num_lost: int) -> None:
+    run_directory = Path(config.job.run_directory)
+    after = jobs.run(config, ALL_HOSTS, worker=train_and_copy)
+    place_text = f"step 2 from the memory of {NUM_HOSTS - num_lost} hosts ({num_lost} of 4 ranks by a copy at a peer)"
+    assert source_of(after) == place_text
+    assert any(re.fullmatch(r"resumed .* \(0 GB read by rank 0\)", note) for note in after.ranks[0].notes)
+    assert_goes_on_as_if_never_stopped(after, straight_run(jobs, train_data), 2)
+    # what was in memory alone has come to storage as well, lost writers or not
+    assert steps_that_are_whole(run_directory / "checkpoints") == [2, 4]
+    wait_for_the_end_of_writers(run_directory)
+
+
+def test_what_does_not_come_from_a_peer_comes_from_storage(
+    rank_pool: RankPool, jobs: TrainingJobs, train_data: Tables, tmp_path: Path
+) -> None:
+    config = config_of(tmp_path, train_data)
+    crash_after_copies(rank_pool, config, ALL_HOSTS)
+    wait_for_storage(tmp_path)
+    lose(tmp_path, (2,))
+    records = rank_pool.run(train_but_fetch_half, NUM_HOSTS, config, ALL_HOSTS, timeout_s=50.0)
+    notes = records[0].notes
+    (warning,) = (note for note in notes if note.startswith("WARNING"))
+    assert "step 2 is in memory, but a peer's copy of it did not come: rank 2: 10.0.0.1:4242: the peer" in warning
+    assert any(re.match(r"resumed at step 2 from .*step-000000002 in ", note) for note in notes)
+    assert [report.loss for report in records[0].steps] == straight_run(jobs, train_data).losses[2:]
+    wait_for_the_end_of_writers(tmp_path)
+
+
+def test_a_start_without_hosts_outside_of_groups_is_refused(
+    rank_pool: RankPool, train_data: Tables, tmp_path: Path
+) -> None:
+    config = config_of(tmp_path, train_data)
+    with pytest.raises(RankError, match=r"checkpoint\.has_peer_copies=true: .* on 2 hosts leaves no host outside"):
+        rank_pool.run(train_on_rank, NUM_HOSTS, config, Orders(num_hosts=2), timeout_s=50.0)

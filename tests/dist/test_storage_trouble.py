@@ -1,0 +1,171 @@
+"""A storage that is full or may not be written, under the real command: training goes on, and saves when it can."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from megatrain.checkpoint.data_file import verify_checkpoint
+from megatrain.contracts.checkpoint_files import committed_steps, step_directory_name
+from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.location import LocalLocation
+from tests.dist.restarts import kill_writers, steps_that_are_whole, the_arena
+from tests.dist.training_jobs import Tables
+from tests.helpers.small_disk import SmallDisk, small_disk
+from tests.helpers.train_process import DEADLINE_S, Job, finish, make_job, started
+from tests.helpers.waiting import wait_until
+
+FAILED = "a checkpoint FAILED and is tried again at the next interval: step"
+STORED = r" is in storage \(this host: "
+FULL = r"\.distcp: cannot be written: No space left on device"
+INTERVAL = 20
+ENDLESS: Tables = {
+    "train": {"steps": 1_000_000},
+    "model": {"num_layers": 1},
+    "batch": {"micro_batch_size": 4, "global_batch_size": 4},
+    "checkpoint": {"interval": INTERVAL, "keep_last": 2, "save_at_end": True},
+}
+
+
+class Said:
+    """What a process says, piece by piece."""
+
+    def __init__(self, process: subprocess.Popen[str], path: Path) -> None:
+        self._process = process
+        self._path = path
+        self._at = 0
+
+    def next(self, what: str, meanwhile: Callable[[], object] = lambda: None) -> str:
+        """Wait for `what`, an expression, after all that was waited for before, and return the line."""
+        found: list[str] = []
+
+        def is_said() -> bool:
+            meanwhile()
+            text = self._path.read_text()
+            match = re.compile(f"^.*{what}.*\n", re.MULTILINE).search(text, self._at)
+            assert match or self._process.poll() is None, text
+            if match:
+                self._at = match.end()
+                found.append(match[0].rstrip())
+            return bool(match)
+
+        wait_until(is_said, what, DEADLINE_S)
+        return found[0]
+
+
+def stop(process: subprocess.Popen[str]) -> int:
+    process.send_signal(signal.SIGTERM)
+    return finish(process)[0]
+
+
+def is_tidy(main: Path) -> bool:
+    """Say whether all that is older than the newest checkpoint was kept or removed as a whole."""
+    steps = committed_steps(LocalLocation(main))
+    names = {step_directory_name(step) for step in steps}
+    return len(steps) <= 2 and all(path.name in names or path.name > max(names) for path in main.glob("step-*"))
+
+
+@pytest.mark.timeout(120)
+def test_a_disk_that_is_full(train_data: Tables, tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 128 << 10) as disk:
+        run = disk.path / "run"
+        tables: Tables = {
+            # logs and metrics lie on the same disk
+            "job": {"run_directory": str(run)},
+            "checkpoint": {**ENDLESS["checkpoint"], "arena_directory": str(tmp_path), "keep_arena_s": 0.0},
+        }
+        job = make_job(tmp_path / "job", train_data, ENDLESS, tables)
+        newest = train_on_a_full_disk(job, disk, tmp_path)
+        go_on_from_what_it_left(job, disk, tmp_path, newest)
+
+
+def train_on_a_full_disk(job: Job, disk: SmallDisk, directory: Path) -> int:
+    """Be killed when the disk is full; return the step that storage has then."""
+    checkpoints, output = disk.seen / "run" / "checkpoints", directory / "first.txt"
+    with started(["megatrain.train", str(job.config_file)], output=output, enter=disk.enter) as process:
+        said = Said(process, output)
+        # not one checkpoint fits, and not the next one
+        for _ in range(2):
+            assert re.search(FULL, said.next(FAILED))
+        assert steps_that_are_whole(checkpoints) == []
+        # somebody makes room
+        disk.resize(16 << 20)
+        said.next(STORED)
+        wait_until(lambda: is_tidy(checkpoints / "main"), "no remains of those that failed", DEADLINE_S)
+        # and it is full again
+        for _ in range(2):
+            said.next(FAILED, disk.fill)
+        steps = steps_that_are_whole(checkpoints)
+        assert steps
+        # as if the host went down
+        arena = the_arena(directory)
+        process.kill()
+        process.wait()
+        kill_writers(arena)
+        shutil.rmtree(arena)
+    disk.fill()
+    return steps[-1]
+
+
+def go_on_from_what_it_left(job: Job, disk: SmallDisk, directory: Path, step: int) -> None:
+    checkpoints, output = disk.seen / "run" / "checkpoints", directory / "second.txt"
+    with started(["megatrain.train", str(job.config_file)], output=output, enter=disk.enter) as process:
+        said = Said(process, output)
+        said.next(f"resumed at step {step} from {disk.path}/run/checkpoints/main/{step_directory_name(step)} ")
+        said.next(FAILED)
+        disk.make_room()
+        said.next(STORED)
+        assert stop(process) == ExitCode.SAVED_AND_STOPPED
+    steps = steps_that_are_whole(checkpoints)
+    assert steps[-1] > step
+    assert sorted(path.name for path in (checkpoints / "main").iterdir()) == [
+        "BRANCH", *map(step_directory_name, steps)
+    ]  # fmt: skip
+
+
+@pytest.mark.timeout(120)
+def test_a_directory_without_permission(train_data: Tables, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    store.mkdir(mode=0o555)
+    tables: Tables = {
+        "checkpoint": {**ENDLESS["checkpoint"], "directory": str(store), "arena_directory": str(tmp_path)}
+    }
+    job, main = make_job(tmp_path / "job", train_data, ENDLESS, tables), store / "main"
+    words = ["megatrain.train", str(job.config_file)]
+
+    # a run that could never save is not begun
+    with started(words) as process:
+        code, _, stderr = finish(process)
+    assert code == ExitCode.CHECKPOINT
+    assert f"{main}/BRANCH: cannot be written: Permission denied" in stderr
+    assert "Traceback" not in stderr
+
+    # one that was begun goes on, and says what is wrong
+    store.chmod(0o755)
+    with started(words, output=tmp_path / "first.txt") as process:
+        said = Said(process, tmp_path / "first.txt")
+        said.next(STORED)
+        main.chmod(0o555)
+        assert "Permission denied" in said.next(FAILED)
+        main.chmod(0o755)
+        said.next(STORED)
+        assert stop(process) == ExitCode.SAVED_AND_STOPPED
+    (*_, step) = steps_that_are_whole(store)
+
+    # also one that is begun again; it says so before the first checkpoint does
+    main.chmod(0o555)
+    with started(words, output=tmp_path / "second.txt") as process:
+        said = Said(process, tmp_path / "second.txt")
+        said.next(f"WARNING: {main} cannot be written, so no checkpoint will get to storage")
+        said.next(f"resumed at step {step} from")
+        said.next(FAILED)
+        main.chmod(0o755)
+        said.next(STORED)
+        assert stop(process) == ExitCode.SAVED_AND_STOPPED
+    assert all(verify_checkpoint(LocalLocation(path)) == [] for path in main.glob("step-*"))

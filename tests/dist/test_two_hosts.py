@@ -1,0 +1,89 @@
+"""Ranks that share no memory: each host has an arena and a writer of its own, and together they make one checkpoint."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from megatrain.contracts.checkpoint_files import read_manifest
+from megatrain.contracts.location import LocalLocation
+from tests.dist.restarts import (
+    arenas,
+    assert_goes_on_as_if_never_stopped,
+    crash,
+    kill_writers,
+    place,
+    source_of,
+    step_place,
+    steps_that_are_whole,
+    wait_for_commit,
+    wait_for_the_end_of_writers,
+)
+from tests.dist.training_jobs import Tables, TrainingJobs
+from tests.helpers.faults import RankFault, WriterFault, WriterFaults
+from tests.helpers.rank_pool import RankPool
+from tests.helpers.training_case import Orders, make_config, on_layout
+
+LAYOUT = on_layout(1, 1, 2)
+STEPS = 7
+OPTIONS: Tables = {"train": {"steps": STEPS}, "checkpoint": {"interval": 2, "keep_arena_s": 60.0}}
+
+
+def test_a_writer_of_either_host_that_is_killed_is_replaced(
+    jobs: TrainingJobs, train_data: Tables, tmp_path: Path
+) -> None:
+    coordinator = WriterFaults.order(
+        tmp_path / "faults" / "host-0", WriterFault("write", "step-000000004/manifest.json")
+    )
+    other = WriterFaults.order(
+        tmp_path / "faults" / "host-1", WriterFault("append", "step-000000002/r000000-rank-00001.distcp", time=2)
+    )
+    run = tmp_path / "run"
+    trained = jobs.run(
+        make_config(train_data, OPTIONS, LAYOUT, place(run)),
+        Orders(num_hosts=2, writer_faults=str(tmp_path / "faults")),
+    )
+    straight = jobs.remembered(make_config(train_data, LAYOUT, {"train": {"steps": STEPS}}))
+    assert_goes_on_as_if_never_stopped(trained, straight, 0)
+    assert (coordinator.num_reached, other.num_reached) == (1, 1)
+    assert not [note for note in trained.ranks[0].notes if "FAILED" in note]
+    wait_for_the_end_of_writers(run)
+    assert steps_that_are_whole(run / "checkpoints") == [2, 4, 6]
+    for step in (2, 4, 6):
+        directory = LocalLocation(step_place(run, step))
+        files = [".metadata", "r000000-rank-00000.distcp", "r000000-rank-00001.distcp"]
+        assert sorted(read_manifest(directory).files) == files
+        assert [entry.name for entry in directory.entries()] == sorted([*files, "COMMIT", "manifest.json"])
+
+
+@pytest.mark.parametrize("is_lost", [False, True], ids=["both-come-back", "one-is-lost"])
+def test_all_ranks_of_both_hosts_are_killed(
+    is_lost: bool, rank_pool: RankPool, jobs: TrainingJobs, train_data: Tables, tmp_path: Path
+) -> None:
+    """While one host writes its file of the newest snapshot; then that host comes back, or another one in its place."""
+    faults = WriterFaults.order(
+        tmp_path / "faults" / "host-1",
+        WriterFault("append", "step-000000004/r000000-rank-00001.distcp", time=2, is_held=True),
+    )
+    WriterFaults.order(tmp_path / "faults" / "host-0")
+    run = tmp_path / "run"
+    tables = (train_data, OPTIONS, LAYOUT, place(run))
+    die = RankFault(None, 2, "call", when=str(faults.reached(0)))
+    crash(rank_pool, *tables, orders=Orders(num_hosts=2, fault=die, writer_faults=str(tmp_path / "faults")))
+    wait_for_commit(run, 2)
+    _, second = arenas(run)
+    kill_writers(second)
+    if is_lost:
+        shutil.rmtree(second)
+
+    after = jobs.run(make_config(*tables), Orders(num_hosts=2))
+
+    step, source = (2, str(step_place(run, 2))) if is_lost else (4, "the memory of 2 hosts")
+    assert source_of(after) == f"step {step} from {source}"
+    straight = jobs.remembered(make_config(train_data, LAYOUT, {"train": {"steps": STEPS}}))
+    assert_goes_on_as_if_never_stopped(after, straight, step)
+    wait_for_the_end_of_writers(run)
+    # step 4 was wanted by a round whose hosts may be gone: it gives way when a newer one is wanted
+    assert steps_that_are_whole(run / "checkpoints") in ([2, 4, 6], [2, 6])

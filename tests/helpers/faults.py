@@ -1,0 +1,234 @@
+"""The fault injector of checkpoints: ranks and writer processes that are killed at a stated point of the protocol.
+
+A rank kills itself where a RankFault says. A writer, which the workers start as they always do, is another program
+under `faulty_writers`: this module, which runs the real writer on a storage that counts what is done to it. It takes
+the first of the WriterFaults that are left in a directory, and when it comes to that point
+
+    NN.tree      is a copy of all checkpoints as they are in this moment, and then
+    NN.reached   appears; the writer kills itself, or, when it is to be held, waits until there is a file NN.go
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Literal, NoReturn
+
+from tests.helpers.hooked_location import HookedLocation
+from tests.helpers.source_tree import ROOT
+from tests.helpers.waiting import wait_until
+
+DEADLINE_S = 30.0
+_MISSED_AFTER_S = 0.1
+"""How soon workers miss a writer that was killed, in place of a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankFault:
+    """Kills a rank, None: all of them, in its save number `save`, counted from 1.
+
+    begin: before it touches the slot. copy: half-way through the copy. agree: after the copy. seal: when all have
+    agreed. call: when all have sealed, and before a writer is called. `when`: it lives until there is such a file.
+    """
+
+    rank: int | None
+    save: int
+    point: Literal["begin", "copy", "agree", "seal", "call"]
+    when: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WriterFault:
+    """Kills or holds a writer before it does `action` for the time number `time` at a path that ends like `path`.
+
+    Actions are those of HookedLocation, and `persist`: telling a slot what became of its snapshot. path: an expression.
+    """
+
+    action: str
+    path: str = ""
+    time: int = 1
+    is_held: bool = False
+
+
+# In ranks
+
+
+@contextmanager
+def faulty_rank(fault: RankFault, host_ranks: Sequence[int]) -> Iterator[None]:
+    """Kill this process where `fault` says, if it comes to that. host_ranks: those that share its arena."""
+    import pytest
+
+    from megatrain.checkpoint.arena_slots import ArenaSlot
+    from megatrain.checkpoint.image import BoundImage
+    from megatrain.contracts.arena import Arena, sealed_steps
+
+    begin, copy_part, copy_out, seal = ArenaSlot.begin, BoundImage.copy_out, ArenaSlot.copy_out, ArenaSlot.seal
+    saves = 0
+
+    def die_at(point: str) -> None:
+        if (saves, point) == (fault.save, fault.point):
+            if fault.when:
+                wait_until(Path(fault.when).exists, f"the file {fault.when}", DEADLINE_S)
+            _kill_this_process()
+
+    def begin_or_die(slot: Any, label: Any, number: int) -> None:
+        nonlocal saves
+        saves += 1
+        die_at("begin")
+        begin(slot, label, number)
+
+    def copy_part_or_die(image: Any) -> None:
+        copy_part(image)
+        # the first of two: the rank's file, and what a copy's file has
+        die_at("copy")
+
+    def copy_out_or_die(slot: Any) -> None:
+        copy_out(slot)
+        die_at("agree")
+
+    def seal_or_die(slot: Any, **options: Any) -> None:
+        die_at("seal")
+        seal(slot, **options)
+        if (saves, fault.point) == (fault.save, "call"):
+            step, arena = slot.words().step, Arena(slot.path.parent)
+            wait_until(lambda: step in sealed_steps(arena, host_ranks), "the seals of all", DEADLINE_S)
+        die_at("call")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ArenaSlot, "begin", begin_or_die)
+        patch.setattr(BoundImage, "copy_out", copy_part_or_die)
+        patch.setattr(ArenaSlot, "copy_out", copy_out_or_die)
+        patch.setattr(ArenaSlot, "seal", seal_or_die)
+        yield
+
+
+@contextmanager
+def faulty_writers(directory: Path) -> Iterator[None]:
+    """Let the writers that this process starts in the block obey the faults in `directory`."""
+    import pytest
+
+    from megatrain.checkpoint import snapshots, writer
+
+    def start(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+        words = [command[0], "-m", "tests.helpers.faults", command[-1], str(directory)]
+        return subprocess.Popen(words, cwd=ROOT, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(writer, "subprocess", SimpleNamespace(Popen=start, DEVNULL=subprocess.DEVNULL))
+        patch.setattr(snapshots, "_CALL_AGAIN_S", _MISSED_AFTER_S)
+        yield
+
+
+# In tests
+
+
+@dataclass(frozen=True, slots=True)
+class WriterFaults:
+    """The faults that were ordered in a directory."""
+
+    directory: Path
+    faults: tuple[WriterFault, ...]
+
+    @classmethod
+    def order(cls, directory: Path, *faults: WriterFault) -> WriterFaults:
+        directory.mkdir(parents=True)
+        for number, fault in enumerate(faults):
+            (directory / f"{number:02d}.json").write_text(json.dumps(asdict(fault)))
+        return cls(directory, faults)
+
+    @property
+    def num_reached(self) -> int:
+        return len(list(self.directory.glob("*.reached")))
+
+    def reached(self, number: int) -> Path:
+        return self.directory / f"{number:02d}.reached"
+
+    def tree(self, number: int) -> Path:
+        """Return the copy of all checkpoints at a fault that was reached."""
+        return self.directory / f"{number:02d}.tree"
+
+    def let_go(self, number: int) -> None:
+        """Let a writer that is held go on."""
+        (self.directory / f"{number:02d}.go").touch()
+
+
+# In writers
+
+
+class _FaultyStorage:
+    """What a faulty writer does in storage goes through here."""
+
+    def __init__(self, directory: Path) -> None:
+        self._lock = threading.Lock()
+        self._root = ""
+        self._num_times = 0
+        self._path = min(directory.glob("[0-9][0-9].json"), default=None)
+        self._fault: WriterFault | None = None
+        if self._path is not None:
+            self._fault = WriterFault(**json.loads(self._path.read_text()))
+            # a writer that comes after takes the next
+            self._path = self._path.rename(self._path.with_suffix(".taken"))
+
+    def open(self, text: str) -> HookedLocation:
+        from megatrain.checkpoint.url_location import open_location
+
+        self._root = text
+        return HookedLocation(open_location(text), self.before)
+
+    def before(self, action: str, path: str) -> None:
+        with self._lock:
+            fault, place = self._fault, self._path
+            if fault is None or place is None or action != fault.action or not re.search(f"{fault.path}$", path):
+                return
+            self._num_times += 1
+            if self._num_times < fault.time:
+                return
+            self._fault = None
+            shutil.copytree(self._root, place.with_suffix(".tree"))
+            place.with_suffix(".reached").touch()
+            if not fault.is_held:
+                _kill_this_process()
+            wait_until(place.with_suffix(".go").exists, f"{place.with_suffix('.go')}", DEADLINE_S)
+
+
+def _kill_this_process() -> NoReturn:
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError("alive")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Be the writer of an arena, with the faults in a directory."""
+    from megatrain.checkpoint import writer
+
+    arena, directory = arguments
+    make_writer: Callable[..., writer.Writer] = writer.Writer
+    say_persist = writer.write_persist
+    storage: list[_FaultyStorage] = []
+
+    def make_faulty_writer(arena: Any, lock: Any) -> writer.Writer:
+        # only now: the second of two writers ends before it comes to this
+        storage.append(_FaultyStorage(Path(directory)))
+        return make_writer(arena, lock, storage[0].open)
+
+    def say_persist_or_die(*words: Any) -> bool:
+        storage[0].before("persist", "word")
+        return say_persist(*words)
+
+    writer.Writer = make_faulty_writer  # type: ignore[assignment, misc]
+    writer.write_persist = say_persist_or_die
+    return writer.main([arena])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

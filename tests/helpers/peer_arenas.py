@@ -1,0 +1,53 @@
+"""Two hosts on one machine, the owner of a snapshot and the keeper of its copies, with real sockets between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from megatrain.checkpoint.copy_slots import SlotFiller, open_copy_slots
+from megatrain.checkpoint.snapshot_offer import PlannedSlot
+from megatrain.comm.peer_link import PeerAddress, PeerConnection, PeerLimits, PeerServer, listen
+from megatrain.contracts.arena import Arena, create_arena
+from megatrain.contracts.arena_slot import SlotReader
+from tests.helpers.arena_snapshots import put_slot
+
+SECRET = b"s" * 32
+OWNER = 7
+LIMITS = PeerLimits(proof_s=5.0, call_s=5.0, total_s=20.0)
+
+
+class Hosts:
+    """The arenas of both. Snapshots of the owner are put by hand, as a worker leaves them."""
+
+    def __init__(self, directory: Path) -> None:
+        self.own = create_arena(directory / "own")
+        self.peer = create_arena(directory / "peer")
+        self.put(step=10, snapshot=0)
+        with SlotReader(self.own.slot(OWNER, 0)) as slot:
+            self.planned = PlannedSlot(OWNER, slot.header.image_bytes, slot.header.plan_digest.hex())
+
+    def put(self, *, step: int, snapshot: int) -> Path:
+        return put_slot(self.own, OWNER, step=step, snapshot=snapshot)
+
+    def open_copies(self) -> list[SlotFiller]:
+        return open_copy_slots(self.peer, self.planned)
+
+
+def whole_image(path: Path) -> bytes:
+    with SlotReader(path) as slot:
+        return slot.read_image(0, slot.header.image_bytes)
+
+
+@contextmanager
+def serving(serve: Callable[[PeerConnection], None], limits: PeerLimits = LIMITS) -> Iterator[PeerAddress]:
+    """Serve at an address of this machine."""
+    listener = listen("127.0.0.1")
+    address = PeerAddress(*listener.getsockname())
+    with PeerServer(listener, SECRET, serve, limits):
+        yield address
+
+
+def copies(arena: Arena) -> list[Path]:
+    return [file.path for file in arena.slots() if file.is_copy]

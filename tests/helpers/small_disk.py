@@ -1,0 +1,79 @@
+"""A file system of a stated size, which the processes that are started in it see, and which a test can fill or widen.
+
+It is a tmpfs in a mount namespace of its own (and, where the tests are not root's, in a user namespace of their own):
+nothing else on the machine sees it, and it is gone with its last process.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.helpers.require import require
+
+_KEEPER = 'mount -t tmpfs -o size="$1",mode=755 tmpfs "$2" && echo ready && exec cat'
+"""Keeps the namespaces until its input ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class SmallDisk:
+    """`path` is where processes in it see it, `seen` where the test does."""
+
+    path: Path
+    keeper: int
+
+    @property
+    def seen(self) -> Path:
+        return Path(f"/proc/{self.keeper}/root{self.path}")
+
+    def enter(self, *words: str) -> list[str]:
+        """Return the command that runs a program in it."""
+        user = [] if os.geteuid() == 0 else ["--user", "--preserve-credentials"]
+        # the working directory is given up on the way
+        return ["nsenter", f"--target={self.keeper}", "--mount", *user, "--",
+                "sh", "-c", 'cd "$1" && shift && exec "$@"', "sh", os.getcwd(), *words]  # fmt: skip
+
+    def resize(self, num_bytes: int) -> None:
+        subprocess.run(self.enter("mount", "-o", f"remount,size={num_bytes}", str(self.path)), check=True)
+
+    def fill(self) -> None:
+        """Leave no byte, not for long: what is removed makes room again."""
+        with (self.seen / "filler").open("ab", buffering=0) as file:
+            for size in (1 << 20, 4096, 1):
+                try:
+                    while True:
+                        file.write(bytes(size))
+                except OSError as error:
+                    if error.errno != errno.ENOSPC:
+                        raise
+
+    def make_room(self) -> None:
+        """Undo `fill`."""
+        (self.seen / "filler").unlink()
+
+
+@contextmanager
+def small_disk(path: Path, num_bytes: int) -> Iterator[SmallDisk]:
+    """Mount a small file system at `path` for the processes that enter it. Skips the test where that is not allowed."""
+    programs = [name for name in ("unshare", "nsenter", "mount") if shutil.which(name) is None]
+    require("mount", found=not programs, reason=f"{', '.join(programs)}: not installed")
+    path.mkdir()
+    user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
+    keeper = subprocess.Popen(
+        ["unshare", "--mount", *user, "sh", "-c", _KEEPER, "sh", str(num_bytes), str(path)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert keeper.stdout is not None
+        assert keeper.stderr is not None
+        is_ready = keeper.stdout.readline() == "ready\n"
+        require("mount", found=is_ready, reason="" if is_ready else keeper.stderr.read().strip())
+        yield SmallDisk(path, keeper.pid)
+    finally:
+        keeper.communicate()

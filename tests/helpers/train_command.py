@@ -1,0 +1,44 @@
+"""The command on the pool of ranks: all of `megatrain train`, in a process that need not load torch first."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from megatrain.cli import main
+from tests.helpers.rank_pool import RankError, RankPool
+from tests.helpers.rank_protocol import RankContext
+
+
+def run_command(pool: RankPool, words: Sequence[str], output: Path) -> int:
+    """Run `megatrain WORDS` and return its exit code; what it says is in the file `output`."""
+    try:
+        (code,) = pool.run(_command_on_rank, 1, list(words), str(output))
+    except RankError as error:
+        # a worker that fails takes its process with it
+        ended = re.search(r"its process ended with exit code (\d+)$", str(error))
+        if ended is None:
+            raise
+        return int(ended[1])
+    return int(code)
+
+
+def _command_on_rank(context: RankContext, words: Sequence[str], output: str) -> int:
+    with open(output, "wb") as file, _output_to(file.fileno()):
+        return main(list(words))
+
+
+@contextmanager
+def _output_to(file: int) -> Iterator[None]:
+    saved = [(number, os.dup(number)) for number in (1, 2)]
+    try:
+        for number, _ in saved:
+            os.dup2(file, number)
+        yield
+    finally:
+        for number, copy in saved:
+            os.dup2(copy, number)
+            os.close(copy)

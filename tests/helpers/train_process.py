@@ -1,0 +1,127 @@
+"""`megatrain train` as its users start it: processes of its own, and what a run of them leaves in a directory."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from megatrain.config.config import Config
+from megatrain.config.serialize import to_toml
+from megatrain.contracts.run_directory import RunDirectory
+from tests.helpers.source_tree import ROOT
+from tests.helpers.training_case import make_config
+
+DEADLINE_S = 50.0
+_PR_CAPBSET_DROP = 24
+_CAPABILITIES_TO_PASS_PERMISSIONS = (1, 2)
+"""CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH"""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A configuration in a directory of its own, and what runs of it left there."""
+
+    root: Path
+    config: Config
+
+    @property
+    def files(self) -> RunDirectory:
+        return RunDirectory(Path(self.config.job.run_directory))
+
+    @property
+    def boxes(self) -> list[Path]:
+        return sorted((self.root / "boxes").iterdir())
+
+    @property
+    def config_file(self) -> Path:
+        return self.root / "config.toml"
+
+    def records(self, kind: str) -> list[dict[str, Any]]:
+        """Return the records of one kind of metrics.jsonl; none before it is there."""
+        path = self.files.metrics / "metrics.jsonl"
+        if not path.exists():
+            return []
+        # the last line may be half written
+        lines = path.read_text().rpartition("\n")[0].splitlines()
+        return [record for record in map(json.loads, lines) if record["kind"] == kind]
+
+
+def make_job(root: Path, *changes: Mapping[str, Mapping[str, Any]]) -> Job:
+    """Write the configuration of a job into `root`; its run directory is there too, unless `changes` say otherwise."""
+    (root / "boxes").mkdir(parents=True)
+    files: dict[str, dict[str, Any]] = {
+        "job": {"run_directory": str(root / "run")},
+        "telemetry": {"black_box_directory": str(root / "boxes")},
+    }
+    job = Job(root, make_config(files, *changes))
+    job.config_file.write_text(to_toml(job.config))
+    return job
+
+
+@contextmanager
+def started(
+    words: Sequence[str],
+    environment: Mapping[str, str] | None = None,
+    *,
+    output: Path | None = None,
+    enter: Callable[..., list[str]] = lambda *words: list(words),
+) -> Iterator[subprocess.Popen[str]]:
+    """Start `python -m WORDS`; at the end nothing of it is alive.
+
+    output: a file that takes all that it says, in place of pipes. enter: makes a command one that runs elsewhere.
+    Whoever runs the tests, permissions hold for it.
+    """
+    file = output.open("ab") if output is not None else None
+    process = subprocess.Popen(
+        enter(sys.executable, "-m", *words),
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
+        stdout=subprocess.PIPE if file is None else file,
+        stderr=subprocess.PIPE if file is None else subprocess.STDOUT,
+        text=True,
+        preexec_fn=_heed_permissions if os.geteuid() == 0 else None,
+    )
+    try:
+        yield process
+    finally:
+        # torchrun gives each worker a session of its own, so no group has them all
+        for pid in [process.pid, *descendants(process.pid)] if process.poll() is None else []:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.communicate()
+        if file is not None:
+            file.close()
+
+
+def _heed_permissions() -> None:
+    """Let root be refused what its owner forbids, from the next program on."""
+    for capability in _CAPABILITIES_TO_PASS_PERMISSIONS:
+        ctypes.CDLL(None).prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the processes that `pid` started, and theirs. A process that was waited for has none."""
+    children: dict[int, list[int]] = {}
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            parent = int(status.read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(status.parent.name))
+    found = list(children.get(pid, []))
+    for one in found:
+        found += children.get(one, [])
+    return found
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    """Wait for the end and return exit code, stdout and stderr."""
+    stdout, stderr = process.communicate(timeout=DEADLINE_S)
+    return process.returncode, stdout, stderr

@@ -1,0 +1,300 @@
+"""A snapshot goes to its keeper whole or not at all; what fails is said once and tried again with the next."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megatrain.checkpoint import peer_copies, snapshot_offer
+from megatrain.checkpoint.copy_slots import SlotFiller
+from megatrain.checkpoint.peer_copies import CopyKeeper, CopySender, PeerCopies
+from megatrain.checkpoint.snapshot_offer import SnapshotOffer, send_image
+from megatrain.comm.peer_link import PeerAddress, PeerConnection, PeerLimits, PeerServer, connect_peer, listen
+from megatrain.comm.peer_meeting import Meeting
+from megatrain.contracts.arena import SealedSnapshot, sealed_by_rank
+from megatrain.contracts.arena_layout import SlotState, Word
+from megatrain.contracts.arena_slot import SlotReader
+from tests.helpers.peer_arenas import LIMITS, OWNER, SECRET, Hosts, serving, whole_image
+from tests.helpers.waiting import wait_until
+
+DEADLINE_S = 20.0
+
+
+@pytest.fixture
+def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hosts:
+    # an image is then many blocks
+    monkeypatch.setattr(snapshot_offer, "_BLOCK_BYTES", 100)
+    return Hosts(tmp_path)
+
+
+@pytest.fixture
+def slots(hosts: Hosts) -> Iterator[list[SlotFiller]]:
+    found = hosts.open_copies()
+    yield found
+    for slot in found:
+        slot.close()
+
+
+@contextmanager
+def sending(address: PeerAddress, limits: PeerLimits = LIMITS, secret: bytes = SECRET) -> Iterator[CopySender]:
+    sender = CopySender(address, secret, limits, "rank 7")
+    try:
+        yield sender
+    finally:
+        sender.close()
+
+
+def kept(hosts: Hosts) -> list[int]:
+    """Return the steps of the copies at the peer."""
+    return [one.step for one in sealed_by_rank(hosts.peer, is_copy=True).get(OWNER, [])]
+
+
+def wait_for_copies(hosts: Hosts, *steps: int) -> None:
+    wait_until(lambda: kept(hosts) == list(steps), f"copies of steps {steps}", DEADLINE_S)
+
+
+def wait_for_problem(sender: CopySender, text: str) -> None:
+    wait_until(lambda: text in sender.problem, f"the problem {text!r}", DEADLINE_S)
+
+
+def test_the_newest_two_snapshots_are_kept_byte_for_byte(hosts: Hosts, slots: list[SlotFiller]) -> None:
+    keeper = CopyKeeper(hosts.planned, slots)
+    with serving(keeper.serve) as address, sending(address) as sender:
+        sender.offer(hosts.own.slot(OWNER, 0))
+        wait_for_copies(hosts, 10)
+        sender.offer(hosts.put(step=20, snapshot=1))
+        wait_for_copies(hosts, 10, 20)
+        sender.offer(hosts.put(step=30, snapshot=2))
+        wait_for_copies(hosts, 20, 30)
+        for slot in slots:
+            with SlotReader(slot.path) as copy, SlotReader(hosts.own.slot(OWNER, copy.words().snapshot % 2)) as own:
+                assert SnapshotOffer.of_slot(copy) == SnapshotOffer.of_slot(own)
+                assert copy.header.rank == OWNER
+            assert whole_image(copy.path) == whole_image(own.path)
+        assert (sender.problem, keeper.problem) == ("", "")
+
+
+def test_what_the_keeper_has_is_not_sent_again(hosts: Hosts, slots: list[SlotFiller]) -> None:
+    path = hosts.own.slot(OWNER, 0)
+    with serving(CopyKeeper(hosts.planned, slots).serve) as address:
+        with sending(address) as sender:
+            sender.offer(path)
+            wait_until(lambda: sender.bytes_sent == hosts.planned.image_bytes, "the copy", DEADLINE_S)
+        # as after a restart of the workers
+        with sending(address) as sender:
+            sender.problem = "not tried yet"
+            sender.offer(path)
+            wait_until(lambda: sender.problem == "", "an attempt", DEADLINE_S)
+            assert sender.bytes_sent == 0
+    assert kept(hosts) == [10]
+
+
+@pytest.mark.parametrize("change", [{"owner": 6}, {"image_bytes": 64}, {"plan_digest": "00" * 32}])
+def test_a_copy_of_another_size_plan_or_owner_is_refused_before_a_byte_is_written(
+    hosts: Hosts, slots: list[SlotFiller], change: dict[str, Any]
+) -> None:
+    before = [slot.path.read_bytes() for slot in slots]
+    with serving(CopyKeeper(replace(hosts.planned, **change), slots).serve) as address, sending(address) as sender:
+        sender.offer(hosts.own.slot(OWNER, 0))
+        wait_for_problem(sender, "the keeper refused it: PlannedSlot(owner=")
+    assert [slot.path.read_bytes() for slot in slots] == before
+
+
+def test_a_rank_of_another_round_gets_nothing_written(hosts: Hosts, slots: list[SlotFiller]) -> None:
+    before = [slot.path.read_bytes() for slot in slots]
+    with (
+        serving(CopyKeeper(hosts.planned, slots).serve) as address,
+        sending(address, secret=b"o" * 32) as sender,
+    ):
+        sender.offer(hosts.own.slot(OWNER, 0))
+        wait_for_problem(sender, "the peer closed the connection")
+    assert [slot.path.read_bytes() for slot in slots] == before
+
+
+def offer_by_hand(hosts: Hosts, address: PeerAddress) -> tuple[PeerConnection, SnapshotOffer]:
+    """Begin to send the snapshot in the owner's first slot, until its bytes are wanted."""
+    with SlotReader(hosts.own.slot(OWNER, 0)) as slot:
+        offer = SnapshotOffer.of_slot(slot)
+    assert offer is not None
+    connection = connect_peer(address, SECRET, LIMITS)
+    connection.send_message(offer.encode())
+    assert connection.receive_message() == b"send"
+    return connection, offer
+
+
+def test_a_copy_that_breaks_off_does_not_cost_the_last_whole_one(hosts: Hosts, slots: list[SlotFiller]) -> None:
+    keeper = CopyKeeper(hosts.planned, slots)
+    with serving(keeper.serve) as address, sending(address) as sender:
+        sender.offer(hosts.own.slot(OWNER, 0))
+        wait_for_copies(hosts, 10)
+        hosts.put(step=30, snapshot=2)
+        for _ in range(2):
+            connection, _ = offer_by_hand(hosts, address)
+            connection.send(bytes(150))
+            connection.close()
+            wait_until(lambda: "closed the connection" in keeper.problem, "the end of the connection", DEADLINE_S)
+            assert kept(hosts) == [10]
+            keeper.problem = ""
+        sender.offer(hosts.own.slot(OWNER, 0))
+        wait_for_copies(hosts, 10, 30)
+
+
+def test_changed_bytes_are_never_sealed(hosts: Hosts, slots: list[SlotFiller]) -> None:
+    keeper = CopyKeeper(hosts.planned, slots)
+    with serving(keeper.serve) as address:
+        connection, offer = offer_by_hand(hosts, address)
+        with connection:
+            connection.send(bytes(offer.image_bytes))
+            connection._sent.update(b"something else")
+            connection.send_tag()
+            wait_until(lambda: "bytes were changed" in keeper.problem, "the refusal", DEADLINE_S)
+    assert kept(hosts) == []
+    assert {slot.words().state for slot in slots} == {SlotState.WRITING, SlotState.EMPTY}
+
+
+def test_one_copy_of_a_rank_at_a_time(hosts: Hosts, slots: list[SlotFiller], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_copies, "_BUSY_S", 0.01)
+    with serving(CopyKeeper(hosts.planned, slots).serve) as address, sending(address) as sender:
+        connection, _ = offer_by_hand(hosts, address)
+        with connection, SlotReader(hosts.own.slot(OWNER, 0)) as slot:
+            sender.offer(slot.path)
+            wait_for_problem(sender, "another copy of that rank is on its way")
+            send_image(connection, slot, SealedSnapshot(10, 2, 0))
+            assert connection.receive_message() == b"sealed"
+
+
+def test_a_slow_sender_is_given_up_at_the_deadline(hosts: Hosts, slots: list[SlotFiller]) -> None:
+    keeper = CopyKeeper(hosts.planned, slots)
+    with serving(keeper.serve, PeerLimits(proof_s=600.0, call_s=600.0, total_s=0.2)) as address:
+        connection, _ = offer_by_hand(hosts, address)
+        with connection:
+            wait_until(lambda: keeper.problem != "", "the deadline", DEADLINE_S)
+            assert "timed out" in keeper.problem or "too slow" in keeper.problem
+    assert kept(hosts) == []
+
+
+def reuse_slot(path: Path) -> None:
+    """Do what a worker does first when it takes the next snapshot in a slot."""
+    with path.open("r+b") as file:
+        file.seek(8 * Word.STATE)
+        file.write(SlotState.WRITING.to_bytes(8, "little"))
+
+
+def during_reads(monkeypatch: pytest.MonkeyPatch, do: Callable[[Path], None]) -> None:
+    """Call `do` once, in the middle of the first image that is read."""
+    read, is_done = SlotReader.read_image_into, threading.Event()
+
+    def read_and_do(slot: SlotReader, offset: int, buffer: bytearray | memoryview) -> None:
+        read(slot, offset, buffer)
+        if offset > 300 and not is_done.is_set():
+            is_done.set()
+            do(slot.path)
+
+    monkeypatch.setattr(SlotReader, "read_image_into", read_and_do)
+
+
+def test_a_slot_that_is_used_again_is_given_up_and_the_newest_is_sent(
+    hosts: Hosts, slots: list[SlotFiller], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newer = hosts.put(step=20, snapshot=1)
+    with serving(CopyKeeper(hosts.planned, slots).serve) as address, sending(address) as sender:
+
+        def reuse(path: Path) -> None:
+            reuse_slot(path)
+            sender.offer(newer)
+
+        during_reads(monkeypatch, reuse)
+        sender.offer(hosts.own.slot(OWNER, 0))
+        wait_for_copies(hosts, 20)
+        wait_until(lambda: sender.problem == "", "a copy that got through", DEADLINE_S)
+    assert whole_image(newer) in [whole_image(slot.path) for slot in slots]
+
+
+def test_a_slot_that_is_always_too_soon_used_again_is_a_problem(
+    hosts: Hosts, slots: list[SlotFiller], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serving(CopyKeeper(hosts.planned, slots).serve) as address, sending(address) as sender:
+        during_reads(monkeypatch, reuse_slot)
+        sender.offer(hosts.own.slot(OWNER, 0))
+        wait_for_problem(sender, "its next snapshot began before the one of step 10 was sent: copies take longer than")
+        # what is being written is nothing to send, and nothing to forget the problem for
+        sender.offer(hosts.own.slot(OWNER, 0))
+    assert sender.problem
+    assert kept(hosts) == []
+    assert capsys.readouterr().err.count("failed and is tried again") == 1
+
+
+def test_a_keeper_that_is_away_is_told_once_and_tried_again(
+    hosts: Hosts, slots: list[SlotFiller], capsys: pytest.CaptureFixture[str]
+) -> None:
+    listener = listen("127.0.0.1")
+    address = PeerAddress(*listener.getsockname())
+    limits = PeerLimits(proof_s=0.1, call_s=5.0, total_s=20.0)
+    attempts = []
+
+    class Counted(CopySender):
+        def _send(self, path: Path) -> str:
+            attempts.append(path)
+            return super()._send(path)
+
+    sender = Counted(address, SECRET, limits, "rank 7")
+    with closing(sender):
+        for number in (1, 2, 3):
+            sender.offer(hosts.own.slot(OWNER, 0))
+            wait_until(lambda n=number: len(attempts) == n, "an attempt", DEADLINE_S)  # type: ignore[misc]
+        wait_for_problem(sender, f"{address}: timed out")
+        with PeerServer(listener, SECRET, CopyKeeper(hosts.planned, slots).serve, LIMITS):
+            wait_until(lambda: _is_through(sender, hosts), "a copy that got through", DEADLINE_S)
+            sender.close()
+    err = capsys.readouterr().err
+    assert err.count("the copy of rank 7's snapshot failed and is tried again at the next one: ") == 1
+    assert err.count("copies of rank 7's snapshots get through again") == 1
+
+
+def _is_through(sender: CopySender, hosts: Hosts) -> bool:
+    """Take another snapshot, so to speak: the server first has to be done with those that have left."""
+    sender.offer(hosts.own.slot(OWNER, 0))
+    return sender.problem == "" and kept(hosts) == [10]
+
+
+def test_closing_cuts_what_is_on_its_way(hosts: Hosts) -> None:
+    is_asked, is_over = threading.Event(), threading.Event()
+
+    def never_answer(connection: PeerConnection) -> None:
+        with suppress(Exception):
+            connection.receive_message()
+        is_asked.set()
+        is_over.wait(DEADLINE_S)
+
+    with serving(never_answer) as address:
+        sender = CopySender(address, SECRET, LIMITS, "rank 7")
+        sender.offer(hosts.own.slot(OWNER, 0))
+        assert is_asked.wait(DEADLINE_S)
+        sender.close()
+        assert not sender._thread.is_alive()
+        # the end of a job is no problem
+        assert sender.problem == ""
+        is_over.set()
+
+
+def test_rank_0_hears_of_the_first_rank_whose_copy_fails(hosts: Hosts, slots: list[SlotFiller]) -> None:
+    listener = listen("127.0.0.1")
+    meeting = Meeting(listener, (PeerAddress(*listener.getsockname()),) * 4, SECRET)
+    copies = PeerCopies(2, (3, 2, 1, 0), meeting, CopyKeeper(hosts.planned, slots), LIMITS)
+    try:
+        assert copies.report() == 6
+        copies._sender.problem = "away"
+        assert copies.report() == 2
+        for smallest, expected in [(4, []), (2, ["rank 2's snapshot did not get to rank 1"]), (2, []), (4, ["again"])]:
+            copies.hear(smallest)
+            news = copies.news()
+            assert len(news) == len(expected)
+            assert all(part in line for part, line in zip(expected, news, strict=True))
+    finally:
+        copies.close()

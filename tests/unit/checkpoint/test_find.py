@@ -1,0 +1,88 @@
+"""What a path or URL on a command line means: a run, a branch or a checkpoint, and which one is found in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from megatrain.checkpoint.find import find_checkpoint
+from megatrain.contracts.errors import CheckpointError
+from megatrain.contracts.lineage import open_branch
+from megatrain.contracts.location import LocalLocation
+from tests.helpers.checkpoint_tree import put_checkpoint, put_main, put_manifest
+
+
+def find(text: Path | str) -> Path:
+    return Path(str(find_checkpoint(str(text))))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run that went back from step 30 to step 20, and has saved step 25 since."""
+    checkpoints = LocalLocation(tmp_path / "run" / "checkpoints")
+    (tmp_path / "run" / "logs").mkdir(parents=True)
+    (tmp_path / "run" / "config.toml").touch()
+    put_main(checkpoints, 10, 20, 30)
+    open_branch(checkpoints, "main", 20, "back")
+    put_checkpoint(checkpoints / "branch-0002", 25)
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("", "branch-0002/step-000000025"),
+        ("checkpoints", "branch-0002/step-000000025"),
+        ("checkpoints/branch-0002", "branch-0002/step-000000025"),
+        ("checkpoints/main", "main/step-000000030"),
+        ("checkpoints/main/step-000000010", "main/step-000000010"),
+    ],
+)
+def test_a_checkpoint_is_found_by_any_directory_above_it(
+    name: str, expected: str, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert find(run / name).resolve() == run / "checkpoints" / expected
+    monkeypatch.chdir(run / name)
+    assert find(Path()).resolve() == run / "checkpoints" / expected
+
+
+def test_a_branch_without_checkpoints_of_its_own_means_its_origin(run: Path) -> None:
+    LocalLocation(run / "checkpoints/branch-0002/step-000000025").remove()
+    for name in ("", "checkpoints/branch-0002"):
+        assert find(run / name) == run / "checkpoints/main/step-000000020"
+
+
+@pytest.mark.parametrize("content", ["", "notes.txt", "checkpoints/notes.txt"])
+def test_a_path_without_checkpoints_is_refused(content: str, tmp_path: Path) -> None:
+    if content:
+        LocalLocation(tmp_path / content).write(b"")
+    with pytest.raises(CheckpointError, match="is no checkpoint and holds none"):
+        find(tmp_path)
+
+
+def test_a_run_before_its_first_checkpoint_is_refused(tmp_path: Path) -> None:
+    put_main(LocalLocation(tmp_path / "checkpoints"))
+    for path in (tmp_path, tmp_path / "checkpoints", tmp_path / "checkpoints" / "main"):
+        with pytest.raises(CheckpointError, match="is no checkpoint and holds none"):
+            find(path)
+
+
+def test_uncommitted_checkpoints_are_refused(tmp_path: Path) -> None:
+    put_manifest(put_main(LocalLocation(tmp_path / "checkpoints")), 10)
+    for path in (tmp_path, tmp_path / "checkpoints", tmp_path / "checkpoints" / "main"):
+        with pytest.raises(CheckpointError, match=r"holds main/step-000000010, but no committed checkpoint"):
+            find(path)
+
+
+def test_checkpoints_of_an_older_format_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints" / "step-000000010").mkdir(parents=True)
+    with pytest.raises(CheckpointError, match=r"holds step-000000010, as an older format of checkpoints did"):
+        find(tmp_path)
+
+
+def test_a_torn_resume_is_refused_although_there_are_checkpoints(run: Path) -> None:
+    (run / "checkpoints" / "RESUME").write_bytes(b'{"branch')
+    with pytest.raises(CheckpointError, match=r"checkpoints/RESUME: not JSON"):
+        find(run)
+    assert find(run / "checkpoints" / "main").name == "step-000000030"

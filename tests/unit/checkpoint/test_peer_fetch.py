@@ -1,0 +1,191 @@
+"""A rank whose host is new fetches its snapshot from a peer: just that one, whole, and as one of the new round."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from megatrain.checkpoint import peer_fetch, snapshot_offer
+from megatrain.checkpoint.arena_slots import make_slot
+from megatrain.checkpoint.job_peers import storage_instead
+from megatrain.checkpoint.peer_fetch import FetchPlan, adopt, fetch_missing, fetch_snapshot, number_in_same_slot
+from megatrain.checkpoint.peers import MemoryPoint
+from megatrain.checkpoint.snapshot_offer import SnapshotOffer, SnapshotRequest
+from megatrain.checkpoint.start import StartingPoint, StorageCandidate
+from megatrain.comm.host_groups import HostGroups
+from megatrain.comm.peer_link import PeerAddress, PeerConnection, connect_peer
+from megatrain.contracts.arena import Arena, SealedSnapshot, create_arena, sealed_by_rank
+from megatrain.contracts.arena_layout import Persist, SlotHeader, SlotState
+from megatrain.contracts.arena_slot import SlotReader
+from megatrain.contracts.errors import CheckpointError, CommunicationError
+from tests.helpers.lone_rank import simulated_group
+from tests.helpers.peer_arenas import LIMITS, OWNER, SECRET, Hosts, serving, whole_image
+
+SNAPSHOT = SealedSnapshot(step=10, round=2, snapshot=0)
+
+
+@pytest.fixture
+def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hosts:
+    monkeypatch.setattr(snapshot_offer, "_BLOCK_BYTES", 100)
+    return Hosts(tmp_path)
+
+
+@pytest.fixture
+def slot(hosts: Hosts) -> Path:
+    """An empty slot of the owner on a new host."""
+    path = hosts.peer.slot(OWNER, 0)
+    digest = bytes.fromhex(hosts.planned.plan_digest)
+    make_slot(path, SlotHeader(OWNER, 0, 2, hosts.planned.image_bytes, digest))
+    return path
+
+
+@pytest.fixture
+def address(hosts: Hosts) -> Iterator[PeerAddress]:
+    with serving(partial(peer_fetch.serve_arena, hosts.own)) as found:
+        yield found
+
+
+def fetch(address: PeerAddress, wanted: SnapshotRequest, slot: Path) -> None:
+    with connect_peer(address, SECRET, LIMITS) as connection:
+        fetch_snapshot(connection, wanted, slot)
+
+
+@pytest.mark.parametrize("is_copy", [True, False], ids=["from a copy", "from a slot of a rank that has moved"])
+def test_what_is_fetched_is_what_was_sealed(hosts: Hosts, slot: Path, address: PeerAddress, is_copy: bool) -> None:
+    source = hosts.own.slot(OWNER, 0)
+    if is_copy:
+        source = source.rename(hosts.own.copy(OWNER, 0))
+    fetch(address, SnapshotRequest(hosts.planned, SNAPSHOT), slot)
+    assert sealed_by_rank(hosts.peer) == {OWNER: [SNAPSHOT]}
+    assert whole_image(slot) == whole_image(source)
+    with SlotReader(slot) as found, SlotReader(source) as expected:
+        assert replace(found.words(), persist=Persist.WANTED) == expected.words()
+        # who brings it to storage is decided when all have theirs
+        assert found.words().persist == Persist.NONE
+
+
+def test_what_the_host_does_not_have_does_not_come(hosts: Hosts, slot: Path, address: PeerAddress) -> None:
+    (hosts.own.root / "copy-00007.slot-1").write_bytes(b"damaged")
+    for wanted in (
+        SnapshotRequest(hosts.planned, replace(SNAPSHOT, snapshot=1)),
+        SnapshotRequest(replace(hosts.planned, plan_digest="00" * 32), SNAPSHOT),
+        SnapshotRequest(replace(hosts.planned, owner=8), SNAPSHOT),
+    ):
+        with pytest.raises(CommunicationError, match="the peer closed the connection"):
+            fetch(address, wanted, slot)
+    assert sealed_by_rank(hosts.peer) == {}
+
+
+def test_what_was_not_asked_for_is_not_taken(hosts: Hosts, slot: Path) -> None:
+    with SlotReader(hosts.own.slot(OWNER, 0)) as reader:
+        offer = SnapshotOffer.of_slot(reader)
+    assert offer is not None
+    before = slot.read_bytes()
+    for change in ({"image_bytes": 10**15}, {"owner": 8}, {"snapshot": 1}):
+
+        def offer_another(connection: PeerConnection, change: dict[str, int] = change) -> None:
+            connection.receive_message()
+            connection.send_message(replace(offer, **change).encode())
+
+        with serving(offer_another) as address, pytest.raises(CheckpointError, match="not what was asked for"):
+            fetch(address, SnapshotRequest(hosts.planned, SNAPSHOT), slot)
+    assert slot.read_bytes() == before
+
+
+def test_half_a_snapshot_is_none(
+    hosts: Hosts, slot: Path, address: PeerAddress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = SlotReader.read_image_into
+
+    def read_half(reader: SlotReader, offset: int, buffer: bytearray | memoryview) -> None:
+        if offset >= 500:
+            raise CheckpointError("the slot was truncated while open")
+        read(reader, offset, buffer)
+
+    monkeypatch.setattr(SlotReader, "read_image_into", read_half)
+    with pytest.raises(CommunicationError, match="the peer closed the connection"):
+        fetch(address, SnapshotRequest(hosts.planned, SNAPSHOT), slot)
+    with SlotReader(slot) as found:
+        assert found.words().state == SlotState.WRITING
+
+
+def lone_groups() -> HostGroups:
+    return HostGroups(*(simulated_group(axis, 1, 0) for axis in ("tp", "pp", "dp")))
+
+
+def fetch_alone(arena: Arena, hosts: Hosts, missing: list[int]) -> str | None:
+    """Fetch as the only rank of a job, whose own host has its snapshot under the name of a copy."""
+    planned = replace(hosts.planned, owner=0)
+    plan = FetchPlan(MemoryPoint(SNAPSHOT, (0,)), missing, ["here"], [planned])
+    return fetch_missing(
+        plan, arena, arena.slot(0, 0), 0, lone_groups(), network_interface="", master="", limits=LIMITS
+    )
+
+
+def test_all_agree_on_whether_everybody_has_its_own(hosts: Hosts, tmp_path: Path) -> None:
+    arena = create_arena(tmp_path / "third")
+    assert fetch_alone(arena, hosts, []) is None
+    header = SlotHeader(0, 0, 2, hosts.planned.image_bytes, bytes.fromhex(hosts.planned.plan_digest))
+    make_slot(arena.slot(0, 0), header)
+    problem = fetch_alone(arena, hosts, [0])
+    assert problem is not None
+    assert problem.startswith("rank 0: 127.0.0.1:")
+
+
+def test_a_rank_that_cannot_meet_the_others_is_a_problem_of_all(hosts: Hosts, tmp_path: Path) -> None:
+    plan = FetchPlan(MemoryPoint(SNAPSHOT, (0,)), [0], ["here"], [hosts.planned])
+    problem = fetch_missing(
+        plan, hosts.own, tmp_path, 0, lone_groups(), network_interface="nope0", master="", limits=LIMITS
+    )
+    assert problem is not None
+    assert "nope0" in problem
+
+
+def test_own_slots_and_copies_become_ones_of_the_new_round(hosts: Hosts) -> None:
+    own = [hosts.own.slot(OWNER, slot) for slot in (0, 1)]
+    copy = hosts.own.copy(3, 0)
+    hosts.put(step=5, snapshot=1)
+    copy.write_bytes(own[0].read_bytes())
+    after = SealedSnapshot(10, 3, 4)
+    adopt(SNAPSHOT, after, own, [copy, hosts.own.copy(3, 1)], Persist.WANTED)
+    found = []
+    for path in (*own, copy):
+        with SlotReader(path) as slot:
+            words = slot.words()
+        found.append((words.step, words.round, words.snapshot, words.persist))
+    assert found == [
+        (10, 3, 4, Persist.WANTED),
+        (5, 2, 1, Persist.WANTED),
+        (10, 3, 4, Persist.NONE),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("before", "least", "num_slots", "expected"), [(4, 5, 2, 6), (5, 5, 2, 5), (4, 6, 2, 6), (3, 4, 1, 4), (0, 1, 2, 2)]
+)
+def test_a_new_number_keeps_the_slot(before: int, least: int, num_slots: int, expected: int) -> None:
+    number = number_in_same_slot(before, least, num_slots)
+    assert number == expected
+    assert number % num_slots == before % num_slots
+
+
+def test_a_start_without_storage_does_not_throw_away_what_is_in_memory() -> None:
+    candidate = StorageCandidate("main", 5, "place", is_own=True)
+    start = StartingPoint(
+        branch="main",
+        branch_created_unix_s=0.0,
+        candidates=(candidate,),
+        last_round=0,
+        warnings=("a warning",),
+        notes=(),
+    )
+    assert storage_instead(start, 10, "away").warnings == (
+        "a warning",
+        "WARNING: step 10 is in memory, but a peer's copy of it did not come: away",
+    )
+    with pytest.raises(CheckpointError, match=r"storage has no checkpoint: away; start again, or remove the arenas"):
+        storage_instead(replace(start, candidates=()), 10, "away")

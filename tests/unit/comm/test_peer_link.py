@@ -1,0 +1,304 @@
+"""Two ranks and a stranger: who gets through, what a lie costs, and that every wait ends."""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import pytest
+
+from megatrain.comm.peer_link import (
+    MAX_MESSAGE_BYTES,
+    PeerAddress,
+    PeerConnection,
+    PeerLimits,
+    PeerServer,
+    connect_peer,
+    listen,
+    lower_thread_priority,
+)
+from megatrain.contracts.errors import CommunicationError
+from tests.helpers.waiting import wait_until
+
+SECRET, OTHER_SECRET = bytes(32), bytes(31) + b"\1"
+LIMITS = PeerLimits(proof_s=10.0, call_s=10.0, total_s=20.0)
+HASTY = PeerLimits(proof_s=0.2, call_s=0.2, total_s=0.5)
+HELLO_BYTES = 8 + 32
+
+
+@contextmanager
+def serving(
+    serve: Callable[[PeerConnection], None], limits: PeerLimits = LIMITS
+) -> Iterator[tuple[PeerServer, PeerAddress]]:
+    listener = listen("127.0.0.1")
+    address = PeerAddress(*listener.getsockname())
+    with PeerServer(listener, SECRET, serve, limits) as server:
+        yield server, address
+
+
+def outcome_of(serve: Callable[[PeerConnection], Any]) -> tuple[Callable[[PeerConnection], None], queue.Queue[Any]]:
+    """Return a service whose result or error can be waited for."""
+    outcomes: queue.Queue[Any] = queue.Queue()
+
+    def run(connection: PeerConnection) -> None:
+        try:
+            outcomes.put(serve(connection))
+        except CommunicationError as error:
+            outcomes.put(error)
+
+    return run, outcomes
+
+
+def raw_connection(address: PeerAddress) -> socket.socket:
+    return socket.create_connection((address.host, address.port), 10.0)
+
+
+def is_dropped(stranger: socket.socket) -> bool:
+    """Whether the server closes this connection; it may have said hello."""
+    received = b""
+    with suppress(ConnectionResetError):
+        while chunk := stranger.recv(4096):
+            received += chunk
+    return len(received) <= HELLO_BYTES
+
+
+def test_messages_and_bytes_go_both_ways() -> None:
+    def serve(connection: PeerConnection) -> None:
+        request = connection.receive_message()
+        block = bytearray(100_000)
+        connection.receive_into(memoryview(block))
+        connection.check_tag()
+        connection.send_message(request + b" answered")
+        connection.send(bytes(reversed(block)))
+        connection.send_tag()
+
+    content = os.urandom(100_000)
+    with serving(serve) as (_, address), connect_peer(address, SECRET, LIMITS) as connection:
+        connection.send_message(b"question")
+        connection.send(memoryview(content)[:60_000])
+        connection.send(memoryview(content)[60_000:])
+        connection.send_tag()
+        assert connection.receive_message() == b"question answered"
+        back = bytearray(100_000)
+        connection.receive_into(memoryview(back))
+        connection.check_tag()
+        assert back[::-1] == content
+
+
+def test_a_message_may_be_empty_and_has_a_longest_size() -> None:
+    serve, outcomes = outcome_of(lambda connection: [connection.receive_message(), connection.receive_message()])
+    with serving(serve) as (_, address), connect_peer(address, SECRET, LIMITS) as connection:
+        connection.send_message(b"")
+        connection.send_message(b"x" * MAX_MESSAGE_BYTES)
+        assert outcomes.get(timeout=10) == [b"", b"x" * MAX_MESSAGE_BYTES]
+
+
+@pytest.mark.parametrize("words", [b"", b"GET / HTTP/1.1\r\n\r\n" * 10, bytes(64), b"x" * 100_000])
+def test_a_stranger_is_dropped_and_others_are_served(words: bytes) -> None:
+    serve, outcomes = outcome_of(lambda connection: connection.receive_message())
+    with serving(serve) as (server, address), raw_connection(address) as stranger:
+        with suppress(OSError):  # it may be dropped before it is through
+            stranger.sendall(words)
+            stranger.shutdown(socket.SHUT_WR)
+        assert is_dropped(stranger)
+        with connect_peer(address, SECRET, LIMITS) as connection:
+            connection.send_message(b"from a rank")
+            assert outcomes.get(timeout=10) == b"from a rank"
+        wait_until(lambda: server.num_strangers == 1, "the stranger", 10.0)
+
+
+def test_another_rounds_secret_is_refused_on_both_sides() -> None:
+    serve, outcomes = outcome_of(lambda connection: connection.receive_message())
+    with serving(serve) as (server, address):
+        with pytest.raises(CommunicationError, match=r"127\.0\.0\.1:\d+: the peer closed the connection"):
+            connect_peer(address, OTHER_SECRET, LIMITS)
+        wait_until(lambda: server.num_strangers == 1, "the stranger", 10.0)
+        assert outcomes.empty()
+
+
+def test_a_server_that_does_not_know_the_secret_gets_nothing() -> None:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        # it says hello, takes the client's proof for granted, and answers with one of its own making
+        theirs.sendall(b"MTPEER1\n" + bytes(32) + bytes(32))
+        connection = PeerConnection(ours, "a liar", LIMITS)
+        with connection, pytest.raises(CommunicationError, match="a liar: does not know this round's secret"):
+            connection.prove(SECRET, is_server=False)
+        assert len(theirs.recv(4096)) == 64
+
+
+def test_what_listens_there_may_be_something_else() -> None:
+    ours, theirs = socket.socketpair()
+    with theirs, PeerConnection(ours, "a web server", LIMITS) as connection:
+        theirs.sendall(b"HTTP/1.1 400 Bad Request\r\n")
+        with pytest.raises(CommunicationError, match="whoever listens there is no rank"):
+            connection.prove(SECRET, is_server=False)
+
+
+def proven_pair(limits: PeerLimits = LIMITS) -> tuple[PeerConnection, PeerConnection, socket.socket]:
+    """Return both ends of a connection, and the client's socket."""
+    ours, theirs = socket.socketpair()
+    client, server = PeerConnection(ours, "server", limits), PeerConnection(theirs, "client", limits)
+    thread = threading.Thread(target=lambda: server.prove(SECRET, is_server=True))
+    thread.start()
+    client.prove(SECRET, is_server=False)
+    thread.join(10)
+    return client, server, ours
+
+
+def test_changed_bytes_are_noticed() -> None:
+    client, server, wire = proven_pair()
+    with client, server:
+        client.send(b"0123")
+        wire.sendall(b"!")  # not from the rank: it never entered the client's HMAC
+        client.send(b"567")
+        client.send_tag()
+        server.receive_into(memoryview(bytearray(8)))
+        with pytest.raises(CommunicationError, match="its bytes were changed"):
+            server.check_tag()
+
+
+def test_what_a_peer_said_cannot_be_said_back_to_it() -> None:
+    client, server, wire = proven_pair()
+    with client, server:
+        server.send(b"seal")
+        server.send_tag()
+        echoed = wire.recv(4 + 32, socket.MSG_WAITALL)
+        wire.sendall(echoed)
+        server.receive_into(memoryview(bytearray(4)))
+        with pytest.raises(CommunicationError, match="its bytes were changed"):
+            server.check_tag()
+
+
+def test_a_message_that_announces_too_much_is_refused_before_it_is_read() -> None:
+    client, server, _ = proven_pair()
+    with client, server:
+        client.send(struct.pack("<I", MAX_MESSAGE_BYTES + 1))
+        with pytest.raises(CommunicationError, match="announces a message of 4097 bytes, at most 4096"):
+            server.receive_message()
+
+
+def test_a_connection_that_is_cut_says_so() -> None:
+    client, server, _ = proven_pair()
+    with server:
+        client.send(b"half")
+        client.close()
+        with pytest.raises(CommunicationError, match="client: the peer closed the connection"):
+            server.receive_into(memoryview(bytearray(8)))
+
+
+def test_a_silent_peer_is_not_waited_for_longer_than_a_call_may_take() -> None:
+    client, server, _ = proven_pair(PeerLimits(proof_s=10.0, call_s=0.05, total_s=600.0))
+    with client, server, pytest.raises(CommunicationError, match="client: timed out"):
+        server.receive_into(memoryview(bytearray(1)))
+
+
+def test_a_peer_that_never_takes_what_is_sent_is_given_up() -> None:
+    client, server, _ = proven_pair(PeerLimits(proof_s=10.0, call_s=0.05, total_s=600.0))
+    with client, server, pytest.raises(CommunicationError, match="server: timed out"):
+        client.send(bytes(64 << 20))
+
+
+def test_a_dripping_peer_is_given_up_at_the_deadline() -> None:
+    client, server, _ = proven_pair(PeerLimits(proof_s=600.0, call_s=600.0, total_s=0.3))
+    is_over = threading.Event()
+
+    def drip() -> None:
+        while not is_over.wait(0.01):
+            try:
+                client.send(b".")
+            except CommunicationError:
+                return
+
+    thread = threading.Thread(target=drip)
+    thread.start()
+    with client, server:
+        with pytest.raises(CommunicationError, match=r"client: (too slow|timed out)"):
+            server.receive_into(memoryview(bytearray(1_000_000)))
+        is_over.set()
+        thread.join(10)
+
+
+def test_silent_strangers_are_dropped_in_time_and_never_many() -> None:
+    serve, outcomes = outcome_of(lambda connection: connection.receive_message())
+    with serving(serve, HASTY) as (server, address):
+        strangers = [raw_connection(address) for _ in range(12)]
+        try:
+            assert all(is_dropped(stranger) for stranger in strangers)
+        finally:
+            for stranger in strangers:
+                stranger.close()
+        # those beyond the eighth were not even listened to
+        wait_until(lambda: server.num_strangers >= 8, "the strangers", 10.0)
+
+        def is_served() -> bool:
+            # a busy machine may be too slow for limits like these
+            with suppress(CommunicationError), connect_peer(address, SECRET, LIMITS) as connection:
+                connection.send_message(b"still here")
+                return bool(outcomes.get(timeout=10) == b"still here")
+            return False
+
+        wait_until(is_served, "an answer to a rank", 20.0)
+
+
+def test_closing_a_server_ends_what_it_serves() -> None:
+    is_served = threading.Event()
+
+    def wait_for_more(connection: PeerConnection) -> bytes:
+        is_served.set()
+        return connection.receive_message()
+
+    serve, outcomes = outcome_of(wait_for_more)
+    with serving(serve) as (server, address):
+        connection = connect_peer(address, SECRET, LIMITS)
+        assert is_served.wait(10)
+        server.close()
+        assert isinstance(outcomes.get(timeout=10), CommunicationError)
+        with connection, pytest.raises(CommunicationError):
+            connection.receive_message()
+        with pytest.raises(CommunicationError, match=f"{address}: cannot be reached: Connection refused"):
+            connect_peer(address, SECRET, LIMITS)
+
+
+def test_a_cut_wakes_the_thread_that_waits() -> None:
+    client, server, _ = proven_pair()
+    outcomes: queue.Queue[str] = queue.Queue()
+
+    def wait() -> None:
+        try:
+            server.receive_into(memoryview(bytearray(1)))
+        except CommunicationError as error:
+            outcomes.put(str(error))
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    with client, server:
+        server.cut()
+        assert "closed the connection" in outcomes.get(timeout=10)
+        thread.join(10)
+
+
+def test_only_the_thread_that_asks_gives_way() -> None:
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    found: queue.Queue[int] = queue.Queue()
+
+    def ask() -> None:
+        lower_thread_priority()
+        found.put(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    thread.join(10)
+    assert found.get_nowait() == 19
+    assert os.getpriority(os.PRIO_PROCESS, 0) == before
+
+
+def test_an_address_that_is_not_ours_cannot_be_listened_at() -> None:
+    with pytest.raises(CommunicationError, match=r"192\.0\.2\.1: cannot be listened at"):
+        listen("192.0.2.1")
