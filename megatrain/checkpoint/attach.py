@@ -123,9 +123,13 @@ def _has_all_of(report: HostReport, snapshot: SealedSnapshot) -> bool:
     return set(report.last_ranks) <= {one.owner for one in report.held if one.snapshot == snapshot and not one.is_copy}
 
 
-def next_snapshot_number(reports: Sequence[HostReport]) -> int:
-    """Return a number above that of every snapshot in any arena."""
-    return max((one.snapshot.snapshot + 1 for report in reports for one in report.held), default=0)
+def next_snapshot_number(reports: Sequence[HostReport], memory: MemoryPoint | None, num_slots: int) -> int:
+    """Return a number above that of every snapshot in any arena, of another slot than `memory` where there is one."""
+    least = max((one.snapshot.snapshot + 1 for report in reports for one in report.held), default=0)
+    if memory is None or num_slots == 1:
+        return least
+    # a newer one that only some ranks sealed would have the job overwrite what it went on from
+    return least + (least % num_slots == memory.snapshot.snapshot % num_slots)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +204,7 @@ def attach(
         lock=lock,
         hosts=tuple(each.host for each in reports),
         last_round=max(each.last_round for each in reports),
-        next_snapshot=next_snapshot_number(reports),
+        next_snapshot=next_snapshot_number(reports, memory, num_slots),
         memory=memory,
         missing=() if memory is None else missing_ranks(reports, memory.snapshot),
         informed_rank=informed_rank(reports),

@@ -6,8 +6,6 @@ import re
 import shutil
 from pathlib import Path
 
-import pytest
-
 from megatrain.contracts.lineage import list_branches
 from megatrain.contracts.location import LocalLocation
 from tests.dist.restarts import (

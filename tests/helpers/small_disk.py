@@ -40,7 +40,9 @@ class SmallDisk:
                 "sh", "-c", 'cd "$1" && shift && exec "$@"', "sh", os.getcwd(), *words]  # fmt: skip
 
     def resize(self, num_bytes: int) -> None:
-        subprocess.run(self.enter("mount", "-o", f"remount,size={num_bytes}", str(self.path)), check=True)
+        # told all that it is: what the mount table says of a user namespace is not accepted there
+        words = ["mount", "-t", "tmpfs", "-o", f"remount,size={num_bytes}", "tmpfs", str(self.path)]
+        subprocess.run(self.enter(*words), check=True)
 
     def fill(self) -> None:
         """Leave no byte, not for long: what is removed makes room again."""

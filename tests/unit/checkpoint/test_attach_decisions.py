@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import pytest
+
 from megatrain.checkpoint.attach import (
     Held,
     HostReport,
@@ -50,8 +52,21 @@ def test_snapshots_of_another_layout_are_none_to_go_on_from() -> None:
 
 
 def test_numbers_of_snapshots_go_on() -> None:
-    assert next_snapshot_number([report(0, "a")]) == 0
-    assert next_snapshot_number([report(0, "a", held(0, 40), held(1, 50)), report(1, "b", held(2, 30))]) == 6
+    assert next_snapshot_number([report(0, "a")], None, 2) == 0
+    reports = [report(0, "a", held(0, 40), held(1, 50)), report(1, "b", held(2, 30))]
+    assert next_snapshot_number(reports, None, 2) == 6
+
+
+@pytest.mark.parametrize(("num_slots", "number"), [(1, 6), (2, 7)])
+def test_the_next_snapshot_does_not_overwrite_what_the_job_went_on_from(num_slots: int, number: int) -> None:
+    """Only some ranks had sealed step 50 when the job died, so it goes on from step 40, which is in slot 0."""
+    reports = [report(0, "a", held(0, 40), held(1, 40), held(0, 50)), report(1, "a")]
+    memory = memory_point(reports)
+    assert memory is not None
+    assert memory.snapshot.snapshot == 4
+    assert next_snapshot_number(reports, memory, num_slots) == number
+    both = [report(0, "a", held(0, 40), held(1, 40), held(0, 50), held(1, 50)), report(1, "a")]
+    assert next_snapshot_number(both, memory_point(both), num_slots) == 6
 
 
 def test_a_copy_stands_in_for_a_lost_host_where_copies_may_be_fetched() -> None:

@@ -1,4 +1,4 @@
-"""What the log of the job says of its writer: each success and each failure, once, whoever of several writers it was."""
+"""What the log of a job says of its writer: each success and each failure, once, whoever of several writers it was."""
 
 from __future__ import annotations
 
