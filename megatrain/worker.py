@@ -26,7 +26,7 @@ from megatrain.contracts.lineage import MAIN_BRANCH
 from megatrain.contracts.manifest import SampleStream
 from megatrain.contracts.operations import Operation
 from megatrain.contracts.process import Process
-from megatrain.contracts.run_directory import RunDirectory
+from megatrain.contracts.run_directory import RunDirectory, checkpoints_held
 from megatrain.data.dataset import check_tokenizer, open_dataset
 from megatrain.data.order import SampleOrder
 from megatrain.data.reader import BatchReader
@@ -53,6 +53,7 @@ def run_worker(config: Config, process: Process, signals: StopSignals, watchdog:
     with ExitStack() as closing:
         if process.rank == 0:
             closing.enter_context(run_directory.held())
+            closing.enter_context(checkpoints_held(config.checkpoint.directory))
         recorder = _open_recorder(config, process, run_directory, device)
         try:
             mesh = _join(config, process, device, recorder)

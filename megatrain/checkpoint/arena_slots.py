@@ -172,8 +172,12 @@ def missing_bytes(arena: Arena, rank: int, num_slots: int, plan: SnapshotPlan) -
     for slot in range(num_slots):
         path, header = arena.slot(rank, slot), SlotHeader(rank, slot, num_slots, plan.num_bytes, plan.digest)
         if not is_same_slot(path, header):
-            with contextlib.suppress(FileNotFoundError):
-                path.unlink()
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                raise CheckpointError(
+                    f"{path}: cannot be removed: {error.strerror}; the arena is damaged, remove its directory"
+                ) from error
             total += slot_bytes(plan.num_bytes)
     return total
 
@@ -181,7 +185,8 @@ def missing_bytes(arena: Arena, rank: int, num_slots: int, plan: SnapshotPlan) -
 def is_same_slot(path: Path, header: SlotHeader) -> bool:
     """Whether the slot with this header is there."""
     try:
-        with path.open("rb") as file:
+        # whatever else has the name, a FIFO for one, must not make us wait
+        with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
             page = file.read(HEADER_BYTES)
             size = os.fstat(file.fileno()).st_size
         return decode_header(page, str(path)) == header and size == slot_bytes(header.image_bytes)

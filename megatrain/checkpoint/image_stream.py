@@ -8,10 +8,11 @@ persist.py for how many are written at once.
 from __future__ import annotations
 
 import mmap
+import time
 
 from megatrain.checkpoint.data_file import ItemHasher, encode_trailer, trailer_digest
 from megatrain.contracts.arena import SealedSnapshot
-from megatrain.contracts.arena_layout import SlotState
+from megatrain.contracts.arena_layout import SlotState, SlotWords
 from megatrain.contracts.arena_plans import RankPlan
 from megatrain.contracts.arena_slot import SlotReader
 from megatrain.contracts.errors import CheckpointError
@@ -19,6 +20,8 @@ from megatrain.contracts.location import Location, Sink
 from megatrain.contracts.manifest import FileEntry
 
 _BLOCK_BYTES = 2**20
+_NUM_LOOKS = 20
+_LOOK_AGAIN_S = 0.005
 
 
 def write_data_file(location: Location, slot: SlotReader, plan: RankPlan, snapshot: SealedSnapshot) -> FileEntry:
@@ -41,15 +44,34 @@ def write_data_file(location: Location, slot: SlotReader, plan: RankPlan, snapsh
 
 
 def check_unchanged(slot: SlotReader, snapshot: SealedSnapshot) -> None:
-    """Raises: CheckpointError when a worker has reused the slot, which it must not while storage wants it."""
-    words = slot.words()
-    found = SealedSnapshot(words.step, words.round, words.snapshot)
+    """Raises: CheckpointError when the slot holds something else now.
+
+    A newer start of the job may go on from the snapshot as one of its own, or empty the slot. Beside that, a worker
+    must leave a slot alone while storage wants it.
+    """
+    words, found = _told_by(slot)
+    for _ in range(_NUM_LOOKS):
+        if words.state != SlotState.WRITING or found != snapshot:
+            break
+        # who begins to change a slot has said so first, and says in a moment what it will be
+        time.sleep(_LOOK_AGAIN_S)
+        words, found = _told_by(slot)
+    read = f"{slot.path}: while snapshot {snapshot.snapshot} of step {snapshot.step} was read from it,"
+    if found.round > snapshot.round:
+        raise CheckpointError(f"{read} round {found.round} of the job took the slot over")
+    if words.state == SlotState.EMPTY:
+        raise CheckpointError(f"{read} a newer start of the job, which goes on from storage, emptied the slot")
     if words.state != SlotState.SEALED or found != snapshot:
         raise CheckpointError(
             f"{slot.path}: {words.state.name.lower()}, with snapshot {found.snapshot} of step {found.step}, while"
             f" snapshot {snapshot.snapshot} of step {snapshot.step} was read from it; a worker must leave a slot alone"
             " that storage still wants, so this one is at fault"
         )
+
+
+def _told_by(slot: SlotReader) -> tuple[SlotWords, SealedSnapshot]:
+    words = slot.words()
+    return words, SealedSnapshot(words.step, words.round, words.snapshot)
 
 
 def _stream(slot: SlotReader, num_bytes: int, hasher: ItemHasher, sink: Sink) -> None:

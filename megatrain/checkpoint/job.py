@@ -19,6 +19,7 @@ from megatrain.checkpoint.arena_slots import ArenaSlot, SnapshotLabel, missing_b
 from megatrain.checkpoint.attach import Attachment, attach
 from megatrain.checkpoint.continuation import Continuation, Progress, continuation, origin_of
 from megatrain.checkpoint.data_file import data_file_name
+from megatrain.checkpoint.host_writer import HostWriter
 from megatrain.checkpoint.job_peers import JobPeers, storage_instead
 from megatrain.checkpoint.load import load_state
 from megatrain.checkpoint.memory_origin import memory_origin
@@ -27,12 +28,11 @@ from megatrain.checkpoint.ownership import SavedShard
 from megatrain.checkpoint.snapshots import Snapshots, SnapshotTimes
 from megatrain.checkpoint.start import StartingPoint, StorageCandidate, read_storage
 from megatrain.checkpoint.url_location import open_location
-from megatrain.checkpoint.writer import call_writer
 from megatrain.comm import Mesh
 from megatrain.config.config import Config
 from megatrain.config.serialize import config_hash
 from megatrain.contracts.arena import arena_path, remove_arena, sealed_by_rank, wake_writer
-from megatrain.contracts.arena_plans import HostPlan, ManifestTemplate, RankPlan, WriterStatus
+from megatrain.contracts.arena_plans import HostPlan, ManifestTemplate, RankPlan
 from megatrain.contracts.checkpoint_files import commit_problem, read_manifest, wrong_files
 from megatrain.contracts.errors import CheckpointError, MegatrainError, SaveError
 from megatrain.contracts.lineage import open_branch
@@ -84,10 +84,8 @@ class JobCheckpoints:
         self._branch = ""
         self._attachment: Attachment | None = None
         self._snapshots: Snapshots | None = None
+        self._writer: HostWriter | None = None
         self._peers = JobPeers(config, mesh, local_rank, master)
-        self._told = (0, 0, 0)
-        """The writer process that was last heard of, and what it had done then."""
-        self._start_problem = ""
 
     def restore(self) -> Restored | None:
         """Fill the state and return where to go on; None when there is nothing to go on from.
@@ -156,11 +154,14 @@ class JobCheckpoints:
         Raises: SaveError, on every rank, when storage did not take it.
         """
         assert self._snapshots is not None
+        assert self._writer is not None
         came = self._snapshots.wait(self._config.runtime.checkpoint_timeout_s)
         is_stored = came and not self._snapshots.has_failed(step)
         if not self._mesh.host.all_agree(is_stored):
-            cause = self._status_text() or f"see {self._log}"
-            raise SaveError(f"the checkpoint of step {step} did not get to {self._checkpoints / self._branch}: {cause}")
+            raise SaveError(
+                f"the checkpoint of step {step} did not get to {self._checkpoints / self._branch}:"
+                f" {self._writer.last_error()}"
+            )
 
     def tend(self) -> None:
         """See to it that this host has a writer while there is work for one, whatever may have ended the last one."""
@@ -168,24 +169,8 @@ class JobCheckpoints:
             self._snapshots.tend()
 
     def news(self) -> list[str]:
-        """Return what the writer of this rank's host has done since the last call, in words. Only looks."""
-        lines = [*([self._start_problem] if self._start_problem else []), *self._peers.news()]
-        self._start_problem = ""
-        status = self._status()
-        if status is None:
-            return lines
-        # a writer that was started anew counts anew
-        _, persisted, failures = self._told if self._told[0] == status.pid else (0, 0, 0)
-        self._told = (status.pid, status.num_persisted, status.num_failures)
-        if status.num_persisted > persisted:
-            rate = status.last_write_bytes / max(status.last_write_s, 1e-9) / 1e9
-            lines.append(
-                f"checkpoint of step {status.last_persisted_step} is in storage (this host: "
-                f"{status.last_write_bytes / 1e9:.3g} GB in {status.last_write_s:.1f} s, {rate:.2f} GB/s)"
-            )
-        if status.num_failures > failures:
-            lines.append(f"a checkpoint FAILED and is tried again at the next interval: {status.last_error}")
-        return lines
+        """Return what the writer of this rank's host and the peers have done since the last call. Only looks."""
+        return [*(self._writer.news() if self._writer is not None else []), *self._peers.news()]
 
     def close(self, *, is_done: bool) -> None:
         """Leave the arena; when the job is done, nobody will need it."""
@@ -303,10 +288,16 @@ class JobCheckpoints:
     def _open_slots(self) -> list[ArenaSlot]:
         assert self._attachment is not None
         mesh, num_slots = self._mesh, self._config.checkpoint.slots
-        own_bytes = missing_bytes(self._attachment.arena, mesh.rank, num_slots, self._plan)
-        self._peers.make_room(self._attachment, own_bytes)
         slots: list[ArenaSlot] = []
-        problem = None
+        own_bytes, problem = 0, None
+        try:
+            own_bytes = missing_bytes(self._attachment.arena, mesh.rank, num_slots, self._plan)
+        except CheckpointError as error:
+            problem = str(error)
+        first = mesh.host.agree(mesh.rank, problem)
+        if first is not None:
+            raise CheckpointError(first)
+        self._peers.make_room(self._attachment, own_bytes)
         try:
             is_pinned = mesh.device.type == "cuda"
             slots = open_slots(self._attachment.arena, mesh.rank, num_slots, self._plan, is_pinned=is_pinned)
@@ -354,23 +345,21 @@ class JobCheckpoints:
         if self._local_rank == 0:
             self._host_plan(self._config.checkpoint.keep_arena_s).write(arena.host_plan)
         mesh.host.all_agree(True)
+        self._writer = HostWriter(arena, self._log)
         self._snapshots = Snapshots(
             slots,
             self._plan.num_bytes,
             self._attachment.next_snapshot,
             self._local_rank,
             mesh.host,
-            self._call_writer,
+            self._writer.call,
             self._peers.report,
         )
         settings = self._config.checkpoint
         will_save = bool(settings.interval) or settings.save_at_end
         if self._local_rank == 0 and (will_save or self._snapshots.pending() is not None):
             # before there is work: it also removes the arena when all workers were killed
-            self._call_writer()
-        status = self._status()
-        if status is not None:
-            self._told = (status.pid, status.num_persisted, status.num_failures)
+            self._writer.call()
 
     def _copy_to_peers(self, *, has_old: bool) -> None:
         """Begin to copy snapshots to peers, with the newest that is there already."""
@@ -382,13 +371,6 @@ class JobCheckpoints:
         assert self._snapshots is not None
         newest = self._snapshots.newest()
         self._peers.offer(newest.path if newest is not None else None)
-
-    def _call_writer(self) -> None:
-        assert self._attachment is not None
-        try:
-            call_writer(self._attachment.arena, self._log)
-        except CheckpointError as error:
-            self._start_problem = f"{error}; it is tried again"
 
     def _host_plan(self, keep_arena_s: float) -> HostPlan:
         assert self._attachment is not None
@@ -419,15 +401,3 @@ class JobCheckpoints:
             ),
             tokenizer=str(Path(config.data.tokenizer).absolute()) if config.data.tokenizer else "",
         )
-
-    def _status(self) -> WriterStatus | None:
-        if self._attachment is None:
-            return None
-        try:
-            return WriterStatus.read(self._attachment.arena.writer_status)
-        except CheckpointError:
-            return None
-
-    def _status_text(self) -> str:
-        status = self._status()
-        return status.last_error if status is not None else ""

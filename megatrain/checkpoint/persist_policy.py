@@ -92,10 +92,15 @@ def is_superseded(snapshot: SealedSnapshot, plan: HostPlan, slots: Sequence[Seal
     return plan.num_hosts > 1 and any(other.round > snapshot.round for other in _wanted(slots))
 
 
+def is_taken_over(snapshot: SealedSnapshot, slots: Sequence[SealedSlot]) -> bool:
+    """Say whether a newer round goes on from this snapshot under a number of its own: its step is not lost."""
+    return any(slot.words.step == snapshot.step and slot.words.round > snapshot.round for slot in slots)
+
+
 def is_abandoned(mark: WritingMark | None, plan: HostPlan, now_unix_s: float) -> bool:
     """Say whether an incomplete checkpoint, older than a complete one of the branch, is nobody's any more.
 
-    Without WRITING its removal was begun. Of this round, the coordinator makes one after another. The writer of an
+    Without WRITING it is what a removal left. Of this round, the coordinator makes one after another. The writer of an
     older round, on another host, may still be at it, until it has waited long enough.
     """
     if mark is None or mark.round == plan.round:

@@ -26,7 +26,15 @@ from typing import IO
 
 from megatrain.checkpoint.housekeeping import Housekeeping
 from megatrain.checkpoint.persist import Persistence
-from megatrain.checkpoint.persist_policy import Due, GivenUp, SealedSlot, is_superseded, next_due, to_give_up
+from megatrain.checkpoint.persist_policy import (
+    Due,
+    GivenUp,
+    SealedSlot,
+    is_superseded,
+    is_taken_over,
+    next_due,
+    to_give_up,
+)
 from megatrain.checkpoint.url_location import open_location
 from megatrain.contracts.arena import Arena, SealedSnapshot, open_arena, remove_arena, wake_writer
 from megatrain.contracts.arena_layout import Persist, SlotState
@@ -197,7 +205,14 @@ class Writer:
         return is_superseded(due.snapshot, due.plan, self._open_slots())
 
     def _fail(self, given_up: GivenUp) -> None:
-        """Say that storage will not get a snapshot. It stays in its slots, for a warm restore."""
+        """Say that storage will not get a snapshot. It stays in its slots, for a warm restore.
+
+        It is no failure when a newer round wants the same snapshot, as its own.
+        """
+        if is_taken_over(given_up.snapshot, sealed_slots(self._arena)):
+            _say(f"step {given_up.snapshot.step}: now a newer round's: {given_up.reason}")
+            self._settle(given_up.snapshot, given_up.slots, Persist.FAILED)
+            return
         problem = f"step {given_up.snapshot.step}: not saved: {given_up.reason}"
         _say(problem)
         self._settle(given_up.snapshot, given_up.slots, Persist.FAILED)

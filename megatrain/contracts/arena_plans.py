@@ -225,7 +225,9 @@ class _PlanObject(JsonObject):
 
 def _read(path: Path, kind: type) -> _PlanObject:
     try:
-        content = path.read_bytes()
+        # whatever else has the name, a FIFO for one, must not make us wait
+        with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
+            content = file.read()
     except FileNotFoundError as error:
         raise MissingFileError(f"{path}: not there") from error
     except OSError as error:

@@ -15,7 +15,7 @@ import zlib
 
 from megatrain.contracts.errors import CheckpointError, MissingFileError
 from megatrain.contracts.json_object import JsonObject
-from megatrain.contracts.location import Location
+from megatrain.contracts.location import LocalLocation, Location
 from megatrain.contracts.manifest import Manifest
 
 MANIFEST_NAME = "manifest.json"
@@ -44,10 +44,12 @@ def step_of(name: str) -> int | None:
 
 
 def check_writable(directory: Location, incarnation: int) -> None:
-    """Refuse to write into a checkpoint that is complete: what COMMIT vouches for changes no more.
+    """Refuse to write into a checkpoint that is complete, or through a link: what COMMIT vouches for changes no more.
 
     Raises: CheckpointError, which tells a process of an older round to stop.
     """
+    if _is_link(directory):
+        raise CheckpointError(f"{directory} is a symbolic link, and nothing is written through it; remove the link")
     _check_round(directory, incarnation)
     if is_committed(directory):
         raise CheckpointError(f"{directory} is a complete checkpoint already and is not overwritten; remove it first")
@@ -162,6 +164,22 @@ def is_unfinished(directory: Location) -> bool:
     return is_directory and not directory.entries()
 
 
+def lacks_only_commit(directory: Location, branch: str) -> bool:
+    """Say whether all of a checkpoint of `branch` is there but a COMMIT, and it does not say that it is being made.
+
+    It was complete once, and whoever lost COMMIT may want it back: it is kept as long as retention would keep it whole.
+    One whose removal was cut short just after COMMIT looks the same, and goes for the reason for which it was to go.
+    Raises: CheckpointError when something cannot be looked up.
+    """
+    if (directory / COMMIT_NAME).exists() or is_unfinished(directory):
+        return False
+    try:
+        manifest = read_manifest(directory, branch=branch)
+    except CheckpointError:
+        return False
+    return not wrong_files(directory, manifest)
+
+
 def committed_steps(branch: Location) -> list[int]:
     """Return the steps of a branch directory's committed checkpoints, ascending; none where there is nothing."""
     # the name first: it costs nothing, and COMMIT is looked for only where a checkpoint may be
@@ -177,6 +195,10 @@ def remove_checkpoint(directory: Location) -> None:
     """
     if is_pinned(directory):
         raise CheckpointError(f"{directory} is pinned and is kept; unpin it first")
+    if _is_link(directory):
+        # what it leads to is not ours: the link alone goes
+        directory.remove()
+        return
     if (directory / COMMIT_NAME).exists():
         # half removed, it must not look like one that was never complete
         (directory / WRITING_NAME).remove()
@@ -228,6 +250,11 @@ def pin_reason(directory: Location) -> str | None:
 def unpin(directory: Location) -> None:
     """Let a checkpoint be removed again; one that is not pinned is fine."""
     (directory / PINNED_NAME).remove()
+
+
+def _is_link(directory: Location) -> bool:
+    """Say whether somebody has put a link here: it may lead to anything that this user may write."""
+    return isinstance(directory, LocalLocation) and directory.path.is_symlink()
 
 
 def _check_round(directory: Location, incarnation: int) -> None:

@@ -20,6 +20,9 @@ from typing import Protocol
 from megatrain.contracts.errors import CheckpointError, MissingFileError
 from megatrain.contracts.whole_files import MISSING_ERRORS, is_temporary_name, sync_directory, temporary_name
 
+_MOST_READ_BYTES = 2**30
+"""Of a file that is read whole: far above the largest metadata. What is bigger was not made by this program."""
+
 
 def is_relative_name(text: str) -> bool:
     """Say whether `text` names something below a place: a/b, but not /a, a/../b, a//b, or what no file is called."""
@@ -148,6 +151,9 @@ class LocalLocation:
 
     def read(self) -> bytes:
         with _naming(self.path, "cannot be read", MissingFileError), open(_open_to_read(self.path), "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > _MOST_READ_BYTES:
+                raise CheckpointError(f"{self}: {size} bytes, at most {_MOST_READ_BYTES} are read; it is damaged")
             return file.read()
 
     def read_range(self, offset: int, num_bytes: int) -> bytes:

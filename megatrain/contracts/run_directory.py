@@ -9,12 +9,13 @@ import re
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from megatrain.contracts.errors import ConfigError
 
+CHECKPOINTS_LOCK = "lock"
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]")
 _MAX_NAME_LENGTH = 48
 _NUM_LOCK_TRIES = 3
@@ -74,23 +75,13 @@ class RunDirectory:
 
         Raises: ConfigError naming the process that holds it, or why it cannot be held.
         """
-        path = self.root / "lock"
+        key = f"job.run_directory={str(self.root)!r}"
         try:
-            opened = path.open("a+b", buffering=0)
-        except OSError as error:
-            problem = f"job.run_directory={str(self.root)!r}: {path} cannot be written: {error.strerror}"
+            with _held_alone(self.root / "lock", key, "job.run_directory"):
+                yield
+        except _NotOpenedError as error:
+            problem = f"{key}: {error.path} cannot be written: {error.reason}"
             raise ConfigError([f"{problem}; name a directory that can be written"]) from error
-        with opened as file:
-            try:
-                _lock_alone(file.fileno())
-            except BlockingIOError:
-                holder = path.read_text().strip() or "another process"
-                problem = f"job.run_directory={str(self.root)!r}: {holder} is training in it"
-                raise ConfigError([f"{problem}; wait for it or stop it, or name another job.run_directory"]) from None
-            with suppress(OSError):  # who holds it is for messages, and the disk may be full
-                file.truncate(0)
-                file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
-            yield
 
     def holder(self) -> str | None:
         """Return who trains in the directory, "process 17 on host-3"; None when nobody does.
@@ -116,6 +107,52 @@ class RunDirectory:
             return (self.root / "lock").read_text(errors="replace").strip()
         except OSError:
             return ""
+
+
+@contextmanager
+def checkpoints_held(directory: str) -> Iterator[None]:
+    """Keep every other run from saving in a checkpoint.directory, as far as its file system can tell one from another.
+
+    Nothing is held behind a URL; trouble with the storage is for others to tell.
+    Raises: ConfigError naming the process that holds it.
+    """
+    path = Path(directory)
+    if not directory or "://" in directory:
+        yield
+        return
+    with ExitStack() as stack:
+        with suppress(_NotOpenedError, OSError):
+            path.mkdir(parents=True, exist_ok=True)
+            key = f"checkpoint.directory={directory!r}"
+            stack.enter_context(_held_alone(path / CHECKPOINTS_LOCK, key, "checkpoint.directory"))
+        yield
+
+
+class _NotOpenedError(Exception):
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(path, reason)
+        self.path, self.reason = path, reason
+
+
+@contextmanager
+def _held_alone(path: Path, key: str, setting: str) -> Iterator[None]:
+    """Have a lock file that nobody else has. Raises: ConfigError when somebody has it, _NotOpenedError."""
+    try:
+        opened = path.open("a+b", buffering=0)
+    except OSError as error:
+        raise _NotOpenedError(path, error.strerror or str(error)) from error
+    with opened as file:
+        try:
+            _lock_alone(file.fileno())
+        except BlockingIOError:
+            holder = path.read_text(errors="replace").strip() or "another process"
+            raise ConfigError(
+                [f"{key}: {holder} is training in it; wait for it or stop it, or name another {setting}"]
+            ) from None
+        with suppress(OSError):  # who holds it is for messages, and the disk may be full
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+        yield
 
 
 def _lock_alone(file: int) -> None:

@@ -5,7 +5,15 @@ from __future__ import annotations
 import re
 import shutil
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
+import pytest
+
+from megatrain.checkpoint import job
+from megatrain.checkpoint.load import LoadReport
+from megatrain.config.config import Config
+from megatrain.contracts.checkpoint_files import read_manifest
 from megatrain.contracts.lineage import list_branches
 from megatrain.contracts.location import LocalLocation
 from tests.dist.restarts import (
@@ -18,7 +26,8 @@ from tests.dist.restarts import (
 from tests.dist.training_jobs import Tables, TrainingJobs, assert_states_bitwise
 from tests.helpers.faults import RankFault
 from tests.helpers.rank_pool import RankPool
-from tests.helpers.training_case import Orders, make_config, on_layout
+from tests.helpers.rank_protocol import RankContext
+from tests.helpers.training_case import Orders, RankRecord, make_config, on_layout, train_on_rank
 
 LAYOUT = on_layout(2, 2, 2, 2)
 STEPS, INTERVAL = 5, 2
@@ -83,6 +92,41 @@ def test_a_damaged_newest_checkpoint_is_skipped_by_all_ranks(
     ]
     assert [report.step for report in after.steps] == [3, 4]
     assert (tmp_path / "checkpoints" / "branch-0002" / "step-000000004" / "COMMIT").exists()
+    wait_for_the_end_of_writers(tmp_path)
+
+
+def train_and_count(context: RankContext, config: Config, orders: Orders) -> RankRecord:
+    """Train, and leave beside the run how many bytes this rank read from storage."""
+    real = job.load_state
+    num_bytes = 0
+
+    def counted(*args: Any) -> LoadReport:
+        nonlocal num_bytes
+        report = real(*args)
+        num_bytes += report.bytes_read
+        return report
+
+    with mock.patch.object(job, "load_state", counted):
+        record = train_on_rank(context, config, orders)
+    Path(config.job.run_directory, f"bytes-read-{context.rank}").write_text(str(num_bytes))
+    return record
+
+
+@pytest.mark.parametrize("bucket_size", [20_000, 7_000])
+def test_four_copies_of_a_pipeline_read_a_checkpoint_once(
+    jobs: TrainingJobs, train_data: Tables, tmp_path: Path, bucket_size: int
+) -> None:
+    """Cut as it was saved, and cut at other places, where ranks need items that others read."""
+    tables = (train_data, {"checkpoint": {"interval": 3}}, on_layout(1, 1, 4, 1), place(tmp_path))
+    jobs.run(make_config(*tables, {"train": {"steps": 3}, "parallel": {"bucket_size": 20_000}}))
+    wait_for_the_end_of_writers(tmp_path)
+    cut: Tables = {"train": {"steps": 4}, "parallel": {"bucket_size": bucket_size}}
+    after = jobs.run(make_config(*tables, cut), worker=train_and_count)
+    assert [report.step for report in after.steps] == [4]
+    read = sum(int(path.read_text()) for path in tmp_path.glob("bytes-read-*"))
+    manifest = read_manifest(LocalLocation(tmp_path / "checkpoints" / "main" / "step-000000003"))
+    size = sum(entry.size for entry in manifest.files.values())
+    assert 0.95 * size < read <= 1.05 * size
     wait_for_the_end_of_writers(tmp_path)
 
 

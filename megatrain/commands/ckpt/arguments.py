@@ -14,11 +14,12 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", dest="is_json", help="print one JSON object")
 
 
-def add_run(parser: argparse.ArgumentParser) -> None:
+def add_run(parser: argparse.ArgumentParser, *, may_be_branch: bool = True) -> None:
     """Declare DIR: a run, or a part of it."""
+    parts = ", its checkpoints directory, or one branch of them" if may_be_branch else " or its checkpoints directory"
     parser.add_argument(
         "place",
         type=utf8_text,
         metavar="DIR",
-        help="a run directory, its checkpoints directory, or one branch of them: a path or a URL",
+        help=f"a run directory{parts}: a path or a URL",
     )

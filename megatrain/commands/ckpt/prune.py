@@ -1,8 +1,9 @@
 """`megatrain ckpt prune DIR`: remove what retention does not keep. Without --yes it only says what it would remove.
 
 The line of the current branch keeps its newest K checkpoints, the multiples of N, the pinned ones, and those at which
-a branch of the line begins. A checkpoint that is damaged protects nothing: it does not count among the newest K. What
-a job may be writing just now is left alone, also on a branch that was abandoned while the job was running.
+a branch of the line begins. A checkpoint that is damaged protects nothing: it does not count among the newest K. One
+of the current branch that lost its COMMIT alone stays as long as a whole one would. What a job may be writing just now
+is left alone, also on a branch that was abandoned while the job was running.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from megatrain.checkpoint.survey import CheckpointState, FoundCheckpoint, size_p
 from megatrain.commands.argument_types import whole_number
 from megatrain.commands.ckpt.arguments import Verbs, add_json, add_run
 from megatrain.commands.ckpt.printing import bytes_text, print_json, print_lines
-from megatrain.contracts.checkpoint_files import is_pinned, read_manifest, remove_checkpoint, wrong_files
+from megatrain.contracts.checkpoint_files import is_pinned, lacks_only_commit, read_manifest, remove_checkpoint
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.lineage import Candidate, candidates, current_branch, line_of, origins
@@ -51,7 +52,7 @@ class _Plan:
 
 def add_verb(verbs: Verbs) -> None:
     parser = verbs.add_parser("prune", help="remove old checkpoints; a dry run without --yes", allow_abbrev=False)
-    add_run(parser)
+    add_run(parser, may_be_branch=False)
     parser.add_argument("--keep-last", type=whole_number(0), metavar="K",
                         help="keep the newest K, 0: all (default: checkpoint.keep_last of the newest)")  # fmt: skip
     parser.add_argument("--keep-every", type=whole_number(0), metavar="N",
@@ -59,7 +60,7 @@ def add_verb(verbs: Verbs) -> None:
     parser.add_argument("--abandoned", action="store_true", help="also remove what the current branch does not lead to")
     parser.add_argument("--yes", action="store_true", help="remove")
     add_json(parser)
-    parser.set_defaults(run_verb=run)
+    parser.set_defaults(run_verb=run, usage_error=parser.error)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -67,6 +68,9 @@ def run(args: argparse.Namespace) -> int:
     named = name_place(args.place)
     if named.checkpoints is None or named.checkpoint is not None:
         raise CheckpointError(f"{args.place} is one checkpoint; name the run or its checkpoints directory")
+    if named.branch is not None:
+        # a branch keeps what another one began from, so they are looked at together
+        raise CheckpointError(f"{args.place} is one branch; prune works on all of a run: name {named.checkpoints}")
     plan = _make_plan(named.checkpoints, args)
     if args.yes:
         for removal in plan.removals:
@@ -92,10 +96,19 @@ def _make_plan(checkpoints: Location, args: argparse.Namespace) -> _Plan:
         raise no_checkpoint(args.place)
     whole = [one for one in line if size_problem(one) is None]
     keep_last, keep_every = _retention(args, whole)
+    if args.keep_every and not keep_last:
+        args.usage_error("--keep-every does nothing where all are kept; say --keep-last as well")
     outdated = _outdated(checkpoints, whole, keep_last, keep_every)
     in_line = {(one.branch, one.step) for one in line}
     is_whole = {(one.branch, one.step) for one in whole}
     found, activity = survey(checkpoints), look_for_job(checkpoints)
+    lacking = [
+        Candidate(one.branch, one.step, one.place)
+        for one in found.checkpoints
+        if one.branch == found.current and lacks_only_commit(one.place, one.branch)
+    ]
+    # kept as long as whole ones: what a removal that was cut short leaves looks the same
+    cut_short = _outdated(checkpoints, [*whole, *lacking], keep_last, keep_every)
     newest = _newest_whole(found.checkpoints, in_line - is_whole)
     removals: list[_Removal] = []
     left_alone: list[str] = []
@@ -114,8 +127,12 @@ def _make_plan(checkpoints: Location, args: argparse.Namespace) -> _Plan:
                 removals.append(_Removal(one, "abandoned: the current branch does not lead to it"))
             else:
                 left_alone.append(f"{one.name}: abandoned; --abandoned removes it")
-        elif one.state is CheckpointState.UNCOMMITTED and not args.abandoned and _lacks_only_commit(one):
-            left_alone.append(f"{one.name}: lacks nothing but a COMMIT that vouches for it")
+        elif not args.abandoned and lacks_only_commit(one.place, one.branch):
+            if at in cut_short:
+                removals.append(_Removal(one, "older than what retention keeps"))
+            else:
+                why = "lacks nothing but a COMMIT that vouches for it; --abandoned removes it"
+                left_alone.append(f"{one.name}: {why}")
         elif one.step < newest.get(one.branch, -1) or (args.abandoned and one.branch != found.current):
             removals.append(_Removal(one, f"{one.state}: nobody will finish it"))
         else:
@@ -154,14 +171,6 @@ def _newest_whole(found: Sequence[FoundCheckpoint], damaged: set[tuple[str, int]
         if one.state in (CheckpointState.COMMITTED, CheckpointState.PINNED) and (one.branch, one.step) not in damaged:
             newest[one.branch] = max(one.step, newest.get(one.branch, -1))
     return newest
-
-
-def _lacks_only_commit(one: FoundCheckpoint) -> bool:
-    """Say whether all files are there: somebody may mend it, and it may be the best there is."""
-    try:
-        return not wrong_files(one.place, read_manifest(one.place, branch=one.branch))
-    except CheckpointError:
-        return False
 
 
 def _lines(plan: _Plan, *, is_dry_run: bool) -> list[str]:

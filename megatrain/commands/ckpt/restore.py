@@ -44,13 +44,14 @@ def run(args: argparse.Namespace) -> int:
     Raises: CheckpointError when a job is running, the step is not committed, damaged, or nothing can be written.
     """
     named = name_place(args.place)
+    if named.checkpoints is None:
+        raise CheckpointError(f"{args.place} is one checkpoint outside of a run; checkpoint.load starts a run from it")
     step = args.step
     if step is None and named.checkpoint is not None:
         step = step_of(named.checkpoint.name)
     if step is None:
         args.usage_error(f"--step is needed: {args.place} is not one checkpoint of a run")
     chosen = find_step(named, args.place, step, args.branch)
-    assert named.checkpoints is not None
     _look_for_job(named.checkpoints, is_forced=args.force)
     problems = verify_checkpoint(chosen.location, branch=chosen.branch) if args.is_verified else []
     if problems:

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from megatrain.checkpoint.data_file import verify_checkpoint
 from megatrain.checkpoint.find import NamedPlace, find_checkpoint, name_place, no_checkpoint
+from megatrain.checkpoint.survey import resume_point
 from megatrain.commands.argument_types import utf8_text
 from megatrain.commands.checkpoint_choice import add_checkpoint
 from megatrain.commands.ckpt.arguments import Verbs, add_json
 from megatrain.commands.ckpt.printing import print_json, print_lines
-from megatrain.contracts.checkpoint_files import committed_steps, read_manifest, step_directory_name
+from megatrain.contracts.checkpoint_files import (
+    committed_steps,
+    is_unfinished,
+    read_manifest,
+    step_directory_name,
+    step_of,
+)
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.lineage import list_branches
 from megatrain.contracts.location import Location
+from megatrain.contracts.printable import printable
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +40,17 @@ class _Target:
 def add_verb(verbs: Verbs) -> None:
     parser = verbs.add_parser("verify", help="read everything and compare it with the digests", allow_abbrev=False)
     add_checkpoint(parser)
-    parser.add_argument("--all", action="store_true", dest="is_all", help="every committed checkpoint of the run")
+    parser.add_argument("--all", action="store_true", dest="is_all", help="every one that was ever complete")
     parser.add_argument("--job", type=utf8_text, metavar="NAME",
                         help="the job that it must be of (default: that of most checkpoints of the run)")  # fmt: skip
     add_json(parser)
-    parser.set_defaults(run_verb=run)
+    parser.set_defaults(run_verb=run, usage_error=parser.error)
 
 
 def run(args: argparse.Namespace) -> int:
     """Verify; the exit code says whether all is whole. Raises: CheckpointError when there is nothing to verify."""
+    if args.is_all and (args.step is not None or args.branch is not None):
+        args.usage_error("--all takes neither --step nor --branch; name a branch directory for all of a branch")
     named = name_place(args.place)
     targets = list(_all_of(named)) if args.is_all else [_one_of(named, args)]
     if not targets:
@@ -48,6 +59,8 @@ def run(args: argparse.Namespace) -> int:
     results = []
     for target in targets:
         problems = verify_checkpoint(target.place, job=job, branch=target.branch)
+        if problems and args.is_all and not target.place.exists():
+            continue  # a running job removed it meanwhile
         results.append({"place": str(target.place), "problems": problems})
         if not args.is_json:
             print_lines([f"{target.place}: {'DAMAGED' if problems else 'OK'}", *(f"  {one}" for one in problems)])
@@ -60,6 +73,9 @@ def run(args: argparse.Namespace) -> int:
 def _one_of(named: NamedPlace, args: argparse.Namespace) -> _Target:
     if named.checkpoint is not None and args.step is None and args.branch is None:
         return _Target(named.checkpoint, named.branch)  # committed or not: what is wrong is the answer
+    if named.checkpoints is not None and (args.step, args.branch, named.branch) == (None, None, None):
+        for note in resume_point(named.checkpoints).skipped:
+            print(f"megatrain: note: {printable(note)}", file=sys.stderr)
     found = find_checkpoint(args.place, args.step, args.branch)
     return _Target(found, read_manifest(found).branch)
 
@@ -70,7 +86,9 @@ def _all_of(named: NamedPlace) -> Iterator[_Target]:
     for branch in list_branches(named.checkpoints):
         if named.branch in (None, branch.name):
             place = named.checkpoints / branch.name
-            yield from (_Target(place / step_directory_name(step), branch.name) for step in committed_steps(place))
+            # also one that has lost its COMMIT or manifest: that is damage, and nobody else tells
+            steps = sorted((step, entry) for entry in place.entries() if (step := step_of(entry.name)) is not None)
+            yield from (_Target(entry, branch.name) for _, entry in steps if not is_unfinished(entry))
 
 
 def _usual_job(checkpoints: Location) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -119,6 +120,26 @@ def test_a_slot_of_another_plan_gives_way(arena: Arena) -> None:
     assert missing_bytes(arena, RANK, 2, plan) == 2 * slot_bytes(plan.num_bytes)
     assert arena.slots() == []
     assert [slot.words().state for slot in slots_of(arena, plan)] == [SlotState.EMPTY] * 2
+
+
+@pytest.mark.parametrize("kind", ["fifo", "link"])
+def test_what_only_has_the_name_of_a_slot_gives_way_at_once(arena: Arena, tmp_path: Path, kind: str) -> None:
+    """Opening a FIFO would wait for its other end for ever."""
+    if kind == "fifo":
+        os.mkfifo(arena.slot(RANK, 0))
+    else:
+        arena.slot(RANK, 0).symlink_to(tmp_path)
+    plan = plan_snapshot(state())
+    assert missing_bytes(arena, RANK, 2, plan) == 2 * slot_bytes(plan.num_bytes)
+    assert [slot.words().state for slot in slots_of(arena, plan)] == [SlotState.EMPTY] * 2
+
+
+def test_a_directory_with_the_name_of_a_slot_is_named(arena: Arena) -> None:
+    arena.slot(RANK, 1).mkdir()
+    with pytest.raises(
+        CheckpointError, match=r"rank-00003.slot-1: cannot be removed: .*; the arena is damaged, remove"
+    ):
+        missing_bytes(arena, RANK, 2, plan_snapshot(state()))
 
 
 def test_the_file_in_a_slot_has_its_envelopes_from_the_start(arena: Arena) -> None:

@@ -80,6 +80,29 @@ def test_what_was_never_finished_goes_when_it_is_nobodys(checkpoints: Location) 
     assert len(said) == 4
 
 
+def test_one_that_lost_only_its_commit_stays_as_long_as_a_whole_one(checkpoints: Location) -> None:
+    main = put_main(checkpoints, 40)
+    for step in (10, 20, 30):
+        put_manifest(main, step, files={})
+    pin_file = main / "step-000000010" / "PINNED"
+    pin_file.write(b"?")
+    housekeeping = Housekeeping()
+    lacking = "it lacks nothing but a COMMIT that vouches for it"
+    left = [f"left {main}/step-0000000{step}0: {lacking}" for step in (1, 2, 3)]
+    assert housekeeping.run(checkpoints, replace(PLAN, keep_last=0)) == left
+    # said once, and looked at once
+    assert housekeeping.run(checkpoints, replace(PLAN, keep_last=0)) == []
+    assert names(main) == [f"step-0000000{step}0" for step in (1, 2, 3, 4)]
+    # as if it were whole: 30 is one of the newest two, and at 20 a branch begins
+    open_branch(checkpoints, "main", 25, "")
+    assert housekeeping.run(checkpoints, PLAN) == []
+    pin_file.remove()
+    assert housekeeping.run(checkpoints, PLAN) == [f"removed {main}/step-000000010"]
+    put_checkpoint(main, 50)
+    assert housekeeping.run(checkpoints, PLAN) == [f"removed {main}/step-000000030"]
+    assert names(main) == ["step-000000020", "step-000000040", "step-000000050"]
+
+
 def test_nothing_goes_before_anything_is_committed(checkpoints: Location) -> None:
     main = put_main(checkpoints)
     put_manifest(main, 10)

@@ -13,7 +13,7 @@ from megatrain.checkpoint import image_stream
 from megatrain.checkpoint.data_file import read_trailer, verify_file
 from megatrain.checkpoint.image_stream import check_unchanged, write_data_file
 from megatrain.contracts.arena import Arena, SealedSnapshot
-from megatrain.contracts.arena_layout import Word
+from megatrain.contracts.arena_layout import SlotState, Word
 from megatrain.contracts.arena_plans import RankPlan
 from megatrain.contracts.arena_slot import SlotReader
 from megatrain.contracts.errors import CheckpointError
@@ -101,7 +101,9 @@ def test_nothing_is_left_when_storage_fails(
         (Word.SNAPSHOT, 6, "sealed, with snapshot 6 of step 10, while snapshot 4 of step 10 was read"),
         (Word.STATE, 1, "writing, with snapshot 4 of step 10, while snapshot 4"),
         (Word.STEP, 12, "sealed, with snapshot 4 of step 12, while snapshot 4 of step 10"),
-        (Word.ROUND, 3, "a worker must leave a slot alone that storage still wants"),
+        (Word.ROUND, 3, "while snapshot 4 of step 10 was read from it, round 3 of the job took the slot over"),
+        (Word.STATE, 0, "a newer start of the job, which goes on from storage, emptied the slot"),
+        (Word.ROUND, 1, "a worker must leave a slot alone that storage still wants"),
     ],
 )
 def test_a_slot_that_is_used_again_while_it_is_read_is_told_loudly(
@@ -118,6 +120,14 @@ def test_a_slot_that_is_used_again_while_it_is_read_is_told_loudly(
         with pytest.raises(CheckpointError, match=rf"rank-00000\.slot-0: .*{message}"):
             write_data_file(HookedLocation(target, reuse), slot, plan_of(arena), SNAPSHOT)
     assert not target.exists()
+
+
+def test_a_label_that_is_just_being_changed_is_waited_for(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = arena.slot(0, 0)
+    set_word(path, Word.STATE, SlotState.WRITING)
+    monkeypatch.setattr(image_stream.time, "sleep", lambda _: set_word(path, Word.ROUND, 3))
+    with SlotReader(path) as slot, pytest.raises(CheckpointError, match="round 3 of the job took the slot over"):
+        check_unchanged(slot, SNAPSHOT)
 
 
 def test_bytes_between_items_that_are_not_zero_are_refused(arena: Arena, target: Location) -> None:

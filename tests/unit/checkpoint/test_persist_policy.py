@@ -12,6 +12,7 @@ from megatrain.checkpoint.persist_policy import (
     SealedSlot,
     is_abandoned,
     is_superseded,
+    is_taken_over,
     next_due,
     pauses_s,
     to_give_up,
@@ -139,6 +140,14 @@ def test_what_a_rank_has_not_sealed_is_waited_for_only_while_it_may() -> None:
     assert reasons(slots, plans(three), has_workers=False) == {10: gone.replace("rank 1", "ranks 1, 2")}
     assert reasons(slots, {}, has_workers=False) == {}
     assert reasons([slot(0, 10, 0, Persist.DONE)], plans(PLAN), has_workers=False) == {}
+
+
+@pytest.mark.parametrize(
+    ("step", "round_number", "expected"), [(10, 3, True), (10, 2, False), (10, 1, False), (20, 3, False)]
+)
+def test_a_newer_round_takes_a_snapshot_over_at_its_step(step: int, round_number: int, expected: bool) -> None:
+    slots = [slot(0, 10, 0), slot(1, step, 1, Persist.DONE, round_number)]
+    assert is_taken_over(SealedSnapshot(10, 2, 0), slots) == expected
 
 
 @pytest.mark.parametrize(

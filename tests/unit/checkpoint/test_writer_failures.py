@@ -12,8 +12,9 @@ import pytest
 
 from megatrain.checkpoint import persist, writer
 from megatrain.checkpoint.data_file import verify_checkpoint
+from megatrain.checkpoint.peer_fetch import adopt
 from megatrain.checkpoint.write_marks import WritingMark
-from megatrain.contracts.arena import Arena, wake_writer
+from megatrain.contracts.arena import Arena, SealedSnapshot, wake_writer
 from megatrain.contracts.arena_layout import Persist, SlotState
 from megatrain.contracts.arena_plans import RankPlan
 from megatrain.contracts.checkpoint_files import committed_steps, is_committed, is_unfinished, write_commit
@@ -21,9 +22,10 @@ from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.lineage import candidates
 from megatrain.contracts.location import Location
 from megatrain.contracts.manifest import FileEntry
-from tests.helpers.arena_snapshots import Job, make_job, put_slot
+from tests.helpers.arena_snapshots import Job, make_job, metadata_of, put_slot
 from tests.helpers.checkpoint_tree import path_of, put_checkpoint, tree
-from tests.helpers.writer_process import drain, wait_for, writer_thread
+from tests.helpers.waiting import wait_until
+from tests.helpers.writer_process import DEADLINE_S, drain, wait_for, writer_thread
 
 
 @pytest.fixture
@@ -166,6 +168,36 @@ def test_a_slot_that_a_worker_uses_again_too_early(job: Job) -> None:
         problem = persist_next(job, 10, 4, failures=1)
         assert "rank-00001.slot-0: sealed, with snapshot 6 of step 10, while snapshot 4" in problem
     assert not job.step(10).exists()
+
+
+def test_a_slot_that_a_newer_round_goes_on_from_is_no_failure(job: Job, capfd: pytest.CaptureFixture[str]) -> None:
+    """A start that fetched snapshots from peers makes the old ones its own while a writer reads them."""
+    before, after = SealedSnapshot(10, 2, 4), SealedSnapshot(10, 3, 6)
+    slots = [job.arena.slot(rank, 0) for rank in (0, 1)]
+
+    def take_over(action: str, path: str) -> None:
+        if action == "append" and path.endswith("step-000000010/r000002-rank-00001.distcp"):
+            adopt(before, after, slots, [], Persist.WANTED)
+
+    with writer_thread(job.arena, take_over):
+        job.put_snapshot(step=10, snapshot=4)
+        wake_writer(job.arena)
+        heard: list[str] = []
+
+        def is_told() -> bool:
+            heard.append(capfd.readouterr().err)
+            return "\n" in "".join(heard)
+
+        wait_until(is_told, "what the writer says", DEADLINE_S)
+        said = "".join(heard)
+        assert "step 10: now a newer round's: " in said
+        assert "slot-0: while snapshot 4 of step 10 was read from it, round 3 of the job took the slot over" in said
+        job.arena.metadata(3).write_bytes(metadata_of((0, 1), 3))
+        job.change_plans(round=3)
+        wake_writer(job.arena)
+        assert wait_for(job.arena, persisted=1).num_failures == 0
+    assert job.persist_words() == {10: {Persist.DONE}}
+    assert verify_checkpoint(job.step(10)) == []
 
 
 def spoil_digest(arena: Arena) -> None:

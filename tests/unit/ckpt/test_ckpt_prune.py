@@ -193,6 +193,13 @@ def test_a_checkpoint_that_goes_while_it_is_pinned(ckpt: Ckpt, line: Path, monke
     assert not place.exists()
 
 
+def test_what_would_do_something_else_than_it_says_is_refused(ckpt: Ckpt, line: Path) -> None:
+    before = tree(line)
+    assert "prune works on all of a run: name " in ckpt("prune", line / "checkpoints/main", "--yes", code=66)
+    assert main(["ckpt", "prune", str(line), "--keep-every", "30", "--yes"]) == 2
+    assert tree(line) == before
+
+
 def test_what_lacks_its_commit_alone_may_be_mended(ckpt: Ckpt, line: Path) -> None:
     main_branch = line / "checkpoints/main"
     for step in (10, 20):
@@ -202,7 +209,13 @@ def test_what_lacks_its_commit_alone_may_be_mended(ckpt: Ckpt, line: Path) -> No
     document = ckpt("prune", line, "--yes", "--json")
 
     assert names(document) == ["main/20"]
-    assert document["left_alone"] == ["main/step-000000010: lacks nothing but a COMMIT that vouches for it"]
+    assert document["left_alone"] == [
+        "main/step-000000010: lacks nothing but a COMMIT that vouches for it; --abandoned removes it"
+    ]
+    # retention takes it when it would take it whole: a removal that was cut short leaves the same
+    assert "main/10" not in names(ckpt("prune", line, "--keep-last", 5, "--json"))
+    assert "main/10" in names(ckpt("prune", line, "--keep-last", 4, "--json"))
+    assert "main/10" in names(ckpt("prune", line, "--abandoned", "--yes", "--json"))
 
 
 def test_beside_damaged_ones_nothing_incomplete_goes(ckpt: Ckpt, line: Path) -> None:

@@ -58,6 +58,12 @@ def test_a_run_needs_a_step(run: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert "--step is needed" in capsys.readouterr().err
 
 
+def test_one_checkpoint_outside_of_a_run_is_nothing_to_restore(ckpt: Ckpt, tmp_path: Path) -> None:
+    place = put_whole(LocalLocation(tmp_path / "elsewhere"), 3)
+    for options in ([], ["--step", 3]):
+        assert "outside of a run; checkpoint.load starts a run from it" in ckpt("restore", place, *options, code=66)
+
+
 @pytest.mark.parametrize("damage", ["uncommitted", "damaged"])
 def test_what_is_not_whole_is_refused_and_nothing_changes(ckpt: Ckpt, run: Path, damage: str) -> None:
     place = run / "checkpoints/main/step-000000020"

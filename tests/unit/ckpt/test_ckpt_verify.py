@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from megatrain.cli import main
 from megatrain.contracts.location import LocalLocation
 from tests.helpers.saved_checkpoint import Ckpt, put_whole
 
@@ -45,6 +46,15 @@ def test_a_run_means_what_it_would_go_on_from(ckpt: Ckpt, run: Path) -> None:
     assert "DAMAGED" in ckpt("verify", run, "--branch", "main", code=66)
 
 
+def test_what_a_run_passes_over_is_noted(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    put_whole(LocalLocation(run / "checkpoints/branch-0002"), 35)
+    (run / "checkpoints/branch-0002/step-000000035/COMMIT").unlink()
+    assert main(["ckpt", "verify", str(run)]) == 0
+    told = capsys.readouterr()
+    assert "megatrain: note: branch-0002/step-000000035 is skipped: " in told.err
+    assert "branch-0002/step-000000025: OK" in told.out
+
+
 def test_all_goes_through_every_committed_one(ckpt: Ckpt, run: Path) -> None:
     assert ckpt("verify", run, "--all", "--json")["num_damaged"] == 0
     flip(run / "checkpoints/main/step-000000010" / DATA)
@@ -54,10 +64,11 @@ def test_all_goes_through_every_committed_one(ckpt: Ckpt, run: Path) -> None:
     found = ckpt("verify", run, "--all", "--json", code=66)["checkpoints"]
 
     assert {Path(one["place"]).name: bool(one["problems"]) for one in found} == {
-        "step-000000010": True, "step-000000020": False, "step-000000030": True, "step-000000025": False,
+        "step-000000010": True, "step-000000020": False, "step-000000030": True, "step-000000040": True,
+        "step-000000025": False,
     }  # fmt: skip
     in_main = ckpt("verify", run / "checkpoints/main", "--all", "--json", code=66)
-    assert len(in_main["checkpoints"]) == 3
+    assert len(in_main["checkpoints"]) == 4
 
 
 def test_one_of_another_run_or_branch_is_told_apart(ckpt: Ckpt, run: Path) -> None:
@@ -84,3 +95,21 @@ def test_a_checkpoint_outside_of_a_run(ckpt: Ckpt, tmp_path: Path) -> None:
     place = put_whole(LocalLocation(tmp_path / "elsewhere"), 3)
     assert "OK" in ckpt("verify", place)
     assert "verify it without --all" in ckpt("verify", place, "--all", code=66)
+
+
+@pytest.mark.parametrize("option", [("--step", "10"), ("--branch", "main")])
+def test_all_and_one_exclude_each_other(run: Path, option: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ckpt", "verify", str(run), "--all", *option]) == 2
+    assert "--all takes neither --step nor --branch" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["COMMIT", "manifest.json"])
+def test_all_tells_of_one_that_has_lost_what_made_it_complete(ckpt: Ckpt, run: Path, name: str) -> None:
+    place = run / "checkpoints/main/step-000000010"
+    (place / name).unlink()
+
+    found = ckpt("verify", run, "--all", "--json", code=66)
+
+    (damaged,) = [result for result in found["checkpoints"] if result["problems"]]
+    assert damaged["place"] == str(place)
+    assert any(problem.startswith(str(place / name)) for problem in damaged["problems"])

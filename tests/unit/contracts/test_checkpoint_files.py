@@ -247,3 +247,19 @@ def test_a_removal_that_is_killed_never_leaves_a_checkpoint_with_holes(branch: L
         number += 1
     assert not directory.exists()
     assert number == 1 + 6, "four files and two directories"
+
+
+def test_nothing_is_written_or_removed_through_a_link(branch: Location, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "precious").write_text("not a checkpoint")
+    path_of(branch).mkdir()
+    directory = branch / step_directory_name(120)
+    path_of(directory).symlink_to(elsewhere)
+
+    with pytest.raises(CheckpointError, match=r"step-000000120 is a symbolic link, and nothing is written through it"):
+        check_writable(directory, 3)
+    remove_checkpoint(directory)
+
+    assert not path_of(directory).is_symlink()
+    assert [entry.name for entry in elsewhere.iterdir()] == ["precious"]

@@ -283,3 +283,10 @@ def test_a_fifo_is_no_file_and_nobody_waits_for_it(tmp_path: Path) -> None:
     for read in (LocalLocation.read, lambda location: location.read_range(0, 1)):
         with pytest.raises(CheckpointError, match=r"COMMIT: cannot be read: Not a regular file"):
             read(LocalLocation(tmp_path / "COMMIT"))
+
+
+def test_a_file_of_absurd_size_is_refused_before_it_takes_memory(tmp_path: Path) -> None:
+    with (tmp_path / "RESUME").open("wb") as file:
+        file.truncate(2**40)
+    with pytest.raises(CheckpointError, match=r"RESUME: 1099511627776 bytes, at most 1073741824 are read"):
+        LocalLocation(tmp_path / "RESUME").read()

@@ -1,0 +1,67 @@
+"""What the log of a job says of its writer: each success and each failure, once, whoever of several writers it was."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from megatrain.checkpoint import host_writer
+from megatrain.checkpoint.host_writer import HostWriter
+from megatrain.contracts.arena import Arena, create_arena
+from megatrain.contracts.arena_plans import WriterStatus
+from megatrain.contracts.errors import CheckpointError
+
+
+def say(arena: Arena, pid: int, *, persisted: int, failures: int) -> None:
+    WriterStatus(
+        pid=pid, branch="main", round=0, num_persisted=persisted, num_failures=failures,
+        last_persisted_step=10 * persisted if persisted else None, last_error="disk full" if failures else "",
+        last_write_s=2.0, last_write_bytes=10**9,
+    ).write(arena.writer_status)  # fmt: skip
+
+
+@pytest.fixture
+def arena(tmp_path: Path) -> Arena:
+    return create_arena(tmp_path / "arena")
+
+
+@pytest.fixture
+def writer(arena: Arena, tmp_path: Path) -> HostWriter:
+    return HostWriter(arena, tmp_path / "log")
+
+
+def test_each_thing_is_told_once(writer: HostWriter, arena: Arena) -> None:
+    assert writer.news() == []
+    say(arena, 100, persisted=1, failures=0)
+    assert writer.news() == ["checkpoint of step 10 is in storage (this host: 1 GB in 2.0 s, 0.50 GB/s)"]
+    assert writer.news() == []
+    say(arena, 100, persisted=1, failures=1)
+    assert writer.news() == ["a checkpoint FAILED and is tried again at the next interval: disk full"]
+
+
+def test_a_writer_that_was_started_anew_counts_anew(writer: HostWriter, arena: Arena) -> None:
+    say(arena, 100, persisted=3, failures=2)
+    assert len(writer.news()) == 2
+    say(arena, 200, persisted=1, failures=1)
+    assert len(writer.news()) == 2
+
+
+def test_what_was_before_is_no_news(arena: Arena, tmp_path: Path) -> None:
+    say(arena, 100, persisted=3, failures=2)
+    writer = HostWriter(arena, tmp_path / "log")
+    assert writer.news() == []
+    assert writer.last_error() == "disk full"
+
+
+def test_a_writer_that_cannot_be_started_is_told_and_tried_again(
+    writer: HostWriter, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refuse(*_: object) -> None:
+        raise CheckpointError("no more processes")
+
+    monkeypatch.setattr(host_writer, "call_writer", refuse)
+    writer.call()
+    assert writer.news() == ["no more processes; it is tried again"]
+    assert writer.news() == []
+    assert writer.last_error() == f"see {tmp_path / 'log'}"
