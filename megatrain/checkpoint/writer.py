@@ -285,9 +285,10 @@ def lower_priority() -> None:
     with suppress(OSError):
         # what no one else uses, of the disk as well; a job that waits for a checkpoint leaves all of it
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    with suppress(OSError):
-        # a session may be weighed as a whole, and ours is new: by default as much as that of all workers
-        Path("/proc/self/autogroup").write_text(str(_LOWEST_PRIORITY))
+    if os.getsid(0) == os.getpid():
+        with suppress(OSError):
+            # a session may be weighed as a whole, and one of our own by default as much as that of all workers
+            Path("/proc/self/autogroup").write_text(str(_LOWEST_PRIORITY))
     with suppress(OSError):
         # not only on the core to which the worker that started us is bound
         os.sched_setaffinity(0, range(os.cpu_count() or 1))

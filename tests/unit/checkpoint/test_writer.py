@@ -167,6 +167,17 @@ def test_it_gives_way_to_everything_else(arena: Arena) -> None:
         assert len(os.sched_getaffinity(pid)) >= len(os.sched_getaffinity(0))
 
 
+def test_one_that_is_started_by_hand_does_not_slow_down_the_session(arena: Arena) -> None:
+    """The kernel weighs a session as a whole where sched_autogroup is on: it would be that of somebody's shell."""
+    group = Path("/proc/self/autogroup")
+    if not group.exists():
+        pytest.skip("this kernel does not weigh sessions")
+    before = group.read_text()
+    ended = subprocess.run([sys.executable, "-m", "megatrain.checkpoint.writer", str(arena.root)], timeout=30)
+    assert ended.returncode == 0
+    assert group.read_text() == before
+
+
 def test_it_ends_when_its_workers_have_left_and_leaves_no_zombie(arena: Arena, tmp_path: Path) -> None:
     _, workers = join_arena(arena.root)
     pid = start_writer(arena, log_of(arena))
