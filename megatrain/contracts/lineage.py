@@ -32,6 +32,8 @@ from megatrain.contracts.location import Location
 
 RESUME_NAME = "RESUME"
 BRANCH_NAME = "BRANCH"
+LOCK_NAME = "LOCK"
+"""Held by the run that saves in a checkpoint.directory of its own."""
 MAIN_BRANCH = "main"
 SCHEMA_VERSION = 1
 _NAME = re.compile(r"(?!step-)[a-z0-9][a-z0-9-]{0,62}")
@@ -292,7 +294,7 @@ def _check_nothing_was_saved(checkpoints: Location, line: Sequence[Branch]) -> N
         if step_of(entry.name) is not None:
             flat.append(entry.name)
         elif not _NAME.fullmatch(entry.name) or entry.size() is not None:
-            remains += [entry.name] if entry.name != RESUME_NAME else []
+            remains += [entry.name] if entry.name not in (RESUME_NAME, LOCK_NAME) else []
         else:
             children = [child for child in entry.entries() if child.name != BRANCH_NAME]
             remains += [f"{entry.name}/{child.name}" for child in children if not is_unfinished(child)]

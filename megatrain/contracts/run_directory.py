@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megatrain.contracts.errors import ConfigError
+from megatrain.contracts.lineage import LOCK_NAME
 
-CHECKPOINTS_LOCK = "lock"
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]")
 _MAX_NAME_LENGTH = 48
 _NUM_LOCK_TRIES = 3
@@ -124,7 +124,7 @@ def checkpoints_held(directory: str) -> Iterator[None]:
         with suppress(_NotOpenedError, OSError):
             path.mkdir(parents=True, exist_ok=True)
             key = f"checkpoint.directory={directory!r}"
-            stack.enter_context(_held_alone(path / CHECKPOINTS_LOCK, key, "checkpoint.directory"))
+            stack.enter_context(_held_alone(path / LOCK_NAME, key, "checkpoint.directory"))
         yield
 
 

@@ -21,6 +21,7 @@ from megatrain.contracts.lineage import (
     read_branch,
 )
 from megatrain.contracts.location import LocalLocation, Location
+from megatrain.contracts.run_directory import checkpoints_held
 from tests.helpers.checkpoint_tree import (
     crash_at,
     found,
@@ -187,6 +188,13 @@ def test_a_crash_before_resume_leaves_the_run_where_it_was(checkpoints: Location
         branch = open_branch(copy, "main", 10, "again")
         assert current_branch(copy) == branch.name
         assert found(copy) == [("main", 10)]
+
+
+def test_the_lock_of_a_run_is_nothing_that_was_saved(checkpoints: Location) -> None:
+    with checkpoints_held(str(checkpoints)):
+        assert [entry.name for entry in checkpoints.entries()] == ["LOCK"]
+        assert found(checkpoints) == []
+        assert ensure_branch(checkpoints, "a new run") == "main"
 
 
 def test_a_crash_while_the_first_branch_is_opened_is_a_fresh_start(checkpoints: Location) -> None:
