@@ -30,7 +30,9 @@ def talk(context: RankContext, sizes: tuple[int, int, int]) -> dict[str, Any]:
     if world_size > 1:
         process = Process(rank, world_size, rank, world_size, 0, context.init_method)
         join(process, torch.device("cpu"), job="talk", timeout_s=20)
-    recorder = open_recorder(Identity("talk", "main", 0, rank, layout, 1, "host"), directory="", run_key="", num_records=256)
+    recorder = open_recorder(
+        Identity("talk", "main", 0, rank, layout, 1, "host"), directory="", run_key="", num_records=256
+    )
     mesh = create_mesh(layout, rank, torch.device("cpu"), recorder, timeout_s=20)
     host = mesh.host
     return {

@@ -13,6 +13,7 @@ from megatrain.contracts.black_box import read_black_box
 from megatrain.contracts.checkpoint_files import committed_steps, read_manifest, step_directory_name
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.location import LocalLocation
+from megatrain.contracts.run_directory import checkpoints_held
 from tests.dist.training_jobs import Tables, TrainingJobs
 from tests.helpers.train_process import DEADLINE_S, finish, make_job, started
 from tests.helpers.training_case import make_config, on_layout
@@ -149,6 +150,17 @@ def test_truncated_tokens_are_found_before_the_ranks_meet(train_data: Tables, tm
 
     assert code == ExitCode.DATA
     assert f"{prefix}.bin: the tokens that {prefix}.idx lists takes 8000 bytes, found 7001" in stderr
+    assert "Traceback" not in stderr
+
+
+def test_two_runs_do_not_save_in_one_place(train_data: Tables, tmp_path: Path) -> None:
+    """Each has a run directory of its own, but both name the same checkpoint.directory."""
+    place = tmp_path / "checkpoints"
+    job = make_job(tmp_path / "job", train_data, {"checkpoint": {"directory": str(place)}})
+    with checkpoints_held(str(place)), started(["megatrain.train", str(job.config_file)]) as process:
+        code, _, stderr = finish(process)
+    assert code == ExitCode.CONFIG
+    assert f"checkpoint.directory='{place}': process {os.getpid()} on " in stderr
     assert "Traceback" not in stderr
 
 
