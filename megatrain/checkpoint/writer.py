@@ -283,8 +283,8 @@ def lower_priority() -> None:
     with suppress(OSError):
         os.nice(_LOWEST_PRIORITY)
     with suppress(OSError):
-        # what no one else uses, of the disk as well; a job that waits for a checkpoint leaves all of it
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        # not SCHED_IDLE: beside somebody's busy loops a checkpoint would never get to storage
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     if os.getsid(0) == os.getpid():
         with suppress(OSError):
             # a session may be weighed as a whole, and one of our own by default as much as that of all workers

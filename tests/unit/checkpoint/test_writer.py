@@ -162,7 +162,7 @@ def test_it_gives_way_to_everything_else(arena: Arena) -> None:
     with running_writer(arena) as pid:
         wait_for(arena)
         assert os.getpriority(os.PRIO_PROCESS, pid) == 19
-        assert os.sched_getscheduler(pid) == os.SCHED_IDLE
+        assert os.sched_getscheduler(pid) == os.SCHED_BATCH
         assert os.getsid(pid) == pid
         assert len(os.sched_getaffinity(pid)) >= len(os.sched_getaffinity(0))
 
