@@ -8,7 +8,7 @@ import sys
 
 from benchmarks.result import publish
 
-NAMES = ("throughput", "throughput_ranks", "memory", "span_overhead", "checkpoint")
+NAMES = ("throughput", "throughput_ranks", "memory", "span_overhead", "checkpoint", "log_classification")
 
 
 def main() -> int:

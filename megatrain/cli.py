@@ -33,7 +33,8 @@ ENTRY_POINT_GROUP = "megatrain.commands"
 
 # The verbs of this distribution, so that a source tree without installed metadata has them too.
 BUILT_IN_VERBS: Mapping[str, str] = {
-    verb: f"megatrain.commands.{verb}" for verb in ("blackbox", "ckpt", "config", "data", "doctor", "sample", "train")
+    verb: f"megatrain.commands.{verb}"
+    for verb in ("blackbox", "ckpt", "config", "data", "doctor", "logs", "sample", "train")
 }
 
 # A shell's codes for a program ended by a signal are 128 + its number: 2 (interrupt) and 13 (broken pipe).

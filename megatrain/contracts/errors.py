@@ -62,3 +62,23 @@ class CommunicationError(MegatrainError):
     """A peer was lost, or a collective did not finish in its time."""
 
     exit_code = ExitCode.COMMUNICATION
+
+
+class CoordinationError(MegatrainError):
+    """etcd could not be reached, or said no. `may_have_applied`: a write was sent and no answer came."""
+
+    exit_code = ExitCode.COORDINATION
+
+    def __init__(
+        self, message: str, *, endpoints: Sequence[str] = (), key: str | None = None, may_have_applied: bool = False
+    ) -> None:
+        self.endpoints = tuple(endpoints)
+        self.key = key
+        self.may_have_applied = may_have_applied
+        super().__init__(message)
+
+
+class CoordinationRefusedError(CoordinationError):
+    """etcd refused who we are or what we may do. Trying again does not help."""
+
+    exit_code = ExitCode.NO_PERMISSION

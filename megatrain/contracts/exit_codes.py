@@ -1,6 +1,6 @@
 """Exit codes of every megatrain program. A launcher decides by code, never by reading a log.
 
-Numbers follow BSD sysexits where one fits (65, 66, 69, 74, 75, 78).
+Numbers follow BSD sysexits where one fits (65, 66, 68, 69, 74, 75, 77, 78).
 """
 
 from __future__ import annotations
@@ -22,11 +22,15 @@ class ExitCode(IntEnum):
     """Nothing loadable where a checkpoint was expected. Restarting does not help."""
     NON_FINITE = 67
     """Too many steps in a row had a non-finite loss or gradient."""
+    COORDINATION = 68
+    """etcd could not be reached, or gave an answer that stops this program. Restarting helps when that is mended."""
     COMMUNICATION = 69
     """A peer was lost or a collective timed out. Restarting may help."""
     SAVE_FAILED = 74
     """A checkpoint could not be written: a disk is full, or away. Restarting helps when that is mended."""
     SAVED_AND_STOPPED = 75
     """Asked to stop by a signal; a checkpoint was saved. Start again to go on."""
+    NO_PERMISSION = 77
+    """etcd refused the user, the password or the certificate. Restarting does not help."""
     CONFIG = 78
     """The configuration or the layout is wrong. Restarting does not help."""

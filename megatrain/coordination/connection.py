@@ -1,0 +1,117 @@
+"""One connection to one endpoint: TCP, TLS, requests and their answers, each under an absolute deadline.
+
+Name resolution is the system's and the one part that a deadline does not limit.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from contextlib import suppress
+
+from megatrain.coordination.deadline import Deadline
+from megatrain.coordination.http_response import GarbageError, HttpResponse
+from megatrain.coordination.settings import Endpoint
+
+_READ_BYTES = 1 << 16
+_MAX_ANSWER_BYTES = 256 << 20
+_KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+"""Seconds and tries after which a silent connection whose other end has vanished is an error."""
+
+
+def request_bytes(endpoint: Endpoint, path: str, body: bytes, token: str | None, *, is_last: bool) -> bytes:
+    """Return a POST request as it is sent."""
+    lines = [
+        f"POST {path} HTTP/1.1",
+        f"Host: {endpoint.authority}",
+        "Content-Type: application/json",
+        f"Content-Length: {len(body)}",
+    ]
+    if token is not None:
+        lines.append(f"Authorization: {token}")
+    if is_last:
+        lines.append("Connection: close")
+    return ("\r\n".join(lines) + "\r\n\r\n").encode("ascii") + body
+
+
+class Connection:
+    """An open connection. Raises: OSError (TimeoutError and ssl.SSLError are of its kind) or GarbageError."""
+
+    def __init__(self, endpoint: Endpoint, context: ssl.SSLContext | None, deadline: Deadline) -> None:
+        self.endpoint = endpoint
+        plain = _connect(endpoint, deadline)
+        try:
+            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            plain.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for name, value in _KEEPALIVE.items():
+                if hasattr(socket, name):
+                    plain.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+            plain.settimeout(deadline.remaining_s())
+            self._socket = plain if context is None else context.wrap_socket(plain, server_hostname=endpoint.host)
+        except BaseException:
+            plain.close()
+            raise
+
+    def send(self, request: bytes, deadline: Deadline) -> None:
+        """Send a whole request."""
+        self._socket.settimeout(deadline.remaining_s())
+        self._socket.sendall(request)
+
+    def receive(self, timeout_s: float) -> bytes:
+        """Return what has come, b"" at the end. Raises: TimeoutError; then reading may go on."""
+        self._socket.settimeout(timeout_s)
+        return self._socket.recv(_READ_BYTES)
+
+    def answer(self, deadline: Deadline) -> tuple[HttpResponse, bytes]:
+        """Read a whole answer."""
+        response = HttpResponse()
+        body = bytearray()
+        while not response.is_complete:
+            data = self.receive(deadline.remaining_s())
+            if not data:
+                response.end()
+                break
+            body += response.feed(data)
+            if len(body) > _MAX_ANSWER_BYTES:
+                raise GarbageError(f"the answer is longer than {_MAX_ANSWER_BYTES >> 20} MiB")
+        return response, bytes(body)
+
+    def is_quiet(self) -> bool:
+        """Return whether the idle connection still stands: not closed by the server, nothing unasked sent."""
+        try:
+            self._socket.settimeout(0.0)
+            self._socket.recv(1)
+        except (BlockingIOError, ssl.SSLWantReadError):
+            return True
+        except OSError:
+            return False
+        return False
+
+    def interrupt(self) -> None:
+        """Wake whoever waits for this connection, from another thread; it meets the end of the connection."""
+        with suppress(OSError):
+            # the plain socket's: TLS would first take its own state from under the reader
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._socket.close()
+
+
+def _connect(endpoint: Endpoint, deadline: Deadline) -> socket.socket:
+    addresses = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
+    failure: OSError | None = None
+    for number, (family, kind, protocol, _, address) in enumerate(addresses):
+        one = socket.socket(family, kind, protocol)
+        try:
+            # a fair part of the time for each address, all that is left for the last
+            one.settimeout(deadline.remaining_s() / (len(addresses) - number))
+            one.connect(address)
+        except OSError as error:
+            one.close()
+            failure = error
+        else:
+            return one
+    if failure is None:
+        raise OSError(f"{endpoint.host} has no address")
+    raise failure

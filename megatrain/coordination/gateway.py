@@ -1,0 +1,363 @@
+"""Calls to etcd's JSON gateway: another endpoint after any error, a deadline for the whole, tokens renewed unseen.
+
+A request that was sent and not answered may have been applied. It is sent again only when its caller says that twice
+does no harm; else the caller learns that the outcome is unknown. Measurements led to these rules: no client of PyPI
+survives a restart of etcd (ADR 0018).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import ssl
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from megatrain.contracts.errors import CoordinationError
+from megatrain.coordination.connection import Connection, request_bytes
+from megatrain.coordination.deadline import Deadline
+from megatrain.coordination.endpoint_ring import EndpointRing
+from megatrain.coordination.errors import UnknownOutcomeError
+from megatrain.coordination.gateway_answer import (
+    GatewayError,
+    JsonObject,
+    MalformedError,
+    read_answer,
+    unwrap,
+)
+from megatrain.coordination.http_response import GarbageError
+from megatrain.coordination.json_stream import JsonStream
+from megatrain.coordination.settings import Endpoint, EtcdSettings
+
+Answer = TypeVar("Answer")
+_logger = logging.getLogger(__name__)
+_AUTHENTICATE = "/v3/auth/authenticate"
+_PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8)
+"""After each round of all endpoints; the last one stays."""
+_SHORTEST_TRY_S = 0.05
+"""With less time left, a try would only replace a telling reason by "no answer in time"."""
+
+
+class AttemptError(Exception):
+    """One try at one endpoint failed in a way that another may not."""
+
+    def __init__(self, reason: str, *, may_have_applied: bool, is_alive: bool) -> None:
+        super().__init__(reason)
+        self.may_have_applied = may_have_applied
+        self.is_alive = is_alive
+        """Whether etcd itself answered: then its other connections are good."""
+
+
+class Gateway:
+    """What all calls of a client share: connections, standing of endpoints, the token. For many threads at once."""
+
+    def __init__(self, settings: EtcdSettings) -> None:
+        self.settings = settings
+        # each client begins at another member: a thousand hosts spread over all of them
+        self.ring = EndpointRing(random.sample(settings.endpoints, len(settings.endpoints)))
+        is_encrypted = any(endpoint.scheme == "https" for endpoint in settings.endpoints)
+        self._context: ssl.SSLContext | None = settings.tls.context() if is_encrypted else None
+        self._lock = threading.Lock()
+        self._idle: dict[Endpoint, list[Connection]] = {endpoint: [] for endpoint in settings.endpoints}
+        self._busy: set[Connection] = set()
+        self._streams: set[JsonStream] = set()
+        self._closed = threading.Event()
+        self._token: str | None = None
+        self._token_lock = threading.Lock()
+        self._cluster_id: str | None = None
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed.is_set()
+
+    def close(self) -> None:
+        """End all connections; calls and streams under way fail at once."""
+        self._closed.set()
+        with self._lock:
+            idle = [connection for connections in self._idle.values() for connection in connections]
+            self._idle = {endpoint: [] for endpoint in self._idle}
+            for connection in self._busy:
+                connection.interrupt()
+            for stream in self._streams:
+                stream.interrupt()
+        for connection in idle:
+            connection.close()
+
+    def call(
+        self,
+        path: str,
+        body: JsonObject,
+        decode: Callable[[JsonObject], Answer],
+        *,
+        what: str,
+        key: str | None = None,
+        deadline_s: float | None = None,
+        is_write: bool = False,
+        is_repeatable: bool = True,
+    ) -> Answer:
+        """Return the decoded answer of whichever endpoint gives one before the deadline.
+
+        Raises: CoordinationError naming `what`, the endpoints and why each failed; UnknownOutcomeError when the call is
+        not repeatable and may have been applied; the typed errors of etcd's own answers.
+        """
+        deadline = Deadline(self.settings.call_s if deadline_s is None else deadline_s)
+        reasons: dict[Endpoint, str] = {}
+        may_have_applied = False
+        tries = 0
+        while not tries or deadline.left_s > _SHORTEST_TRY_S:
+            self._check_open(what, key)
+            endpoint = self.ring.best()
+            try:
+                return self._attempt(endpoint, path, body, decode, what, key, deadline.part(self.settings.attempt_s))
+            except AttemptError as error:
+                reasons[endpoint] = str(error)
+                may_have_applied |= is_write and error.may_have_applied
+                if error.may_have_applied and not is_repeatable:
+                    raise UnknownOutcomeError(
+                        f"{what}: sent to {endpoint}, but {error}; it may have been applied",
+                        endpoints=(str(endpoint),), key=key, may_have_applied=True,
+                    ) from error  # fmt: skip
+            tries += 1
+            if tries % len(self.ring) == 0:
+                pause_s = _PAUSES_S[min(tries // len(self.ring), len(_PAUSES_S)) - 1] * random.uniform(0.5, 1.5)
+                self._closed.wait(min(pause_s, max(deadline.left_s, 0.0)))
+        self._check_open(what, key)
+        shown = ", ".join(f"{endpoint} ({reason})" for endpoint, reason in reasons.items())
+        more = "; it may have been applied" if may_have_applied else ""
+        raise CoordinationError(
+            f"{what}: no answer from etcd within {deadline.seconds:.1f} s: {shown}{more}",
+            endpoints=[str(endpoint) for endpoint in reasons], key=key, may_have_applied=may_have_applied,
+        )  # fmt: skip
+
+    def call_at(
+        self,
+        endpoint: Endpoint,
+        path: str,
+        body: JsonObject,
+        decode: Callable[[JsonObject], Answer],
+        *,
+        what: str,
+        key: str | None = None,
+        deadline_s: float | None = None,
+    ) -> Answer:
+        """Ask one endpoint, once. Raises: as `call`."""
+        self._check_open(what, key)
+        deadline = Deadline(self.settings.attempt_s if deadline_s is None else deadline_s)
+        try:
+            return self._attempt(endpoint, path, body, decode, what, key, deadline)
+        except AttemptError as error:
+            raise CoordinationError(
+                f"{what}: no answer from {endpoint}: {error}",
+                endpoints=(str(endpoint),), key=key, may_have_applied=error.may_have_applied,
+            ) from error  # fmt: skip
+
+    def open_stream(self, endpoint: Endpoint, path: str, body: JsonObject, *, what: str) -> JsonStream:
+        """Start a call whose answers keep coming. The caller closes it. Raises: CoordinationError."""
+        deadline = Deadline(self.settings.attempt_s)
+        try:
+            token = self._current_token(endpoint, what, deadline)
+            connection = Connection(endpoint, self._context_for(endpoint), deadline)
+            stream = JsonStream(connection, self._forget_stream)
+            with self._lock:
+                self._streams.add(stream)
+            if self.is_closed:  # after it was added: either this or close() sees the other
+                stream.interrupt()
+            try:
+                stream.start(request_bytes(endpoint, path, _encode(body), token, is_last=True), deadline)
+            except BaseException:
+                stream.close()
+                raise
+        except (OSError, GarbageError) as error:
+            self.note_failure(endpoint, _reason(error))
+            raise CoordinationError(
+                f"{what}: no answer from {endpoint}: {_reason(error)}", endpoints=(str(endpoint),)
+            ) from error
+        except AttemptError as error:
+            raise CoordinationError(
+                f"{what}: no answer from {endpoint}: {error}", endpoints=(str(endpoint),)
+            ) from error
+        except GatewayError as error:
+            self._drop_token(token, error)
+            raise error.typed(what, str(endpoint), None) from error
+        return stream
+
+    def note_failure(self, endpoint: Endpoint, reason: str, *, is_alive: bool = False) -> None:
+        """Ask others first from now on; break this endpoint's streams too, so that no watch trusts a frozen member."""
+        if self.is_closed:
+            return
+        if self.ring.failed(endpoint):
+            _logger.warning("etcd endpoint %s failed: %s", endpoint, reason)
+        if not is_alive:
+            with self._lock:
+                for stream in self._streams:
+                    if stream.endpoint == endpoint:
+                        stream.interrupt()
+
+    def drop_token(self) -> None:
+        """Have the next call fetch a token: the one at hand is said to be of no use."""
+        with self._token_lock:
+            self._token = None
+
+    def _attempt(
+        self,
+        endpoint: Endpoint,
+        path: str,
+        body: JsonObject,
+        decode: Callable[[JsonObject], Answer],
+        what: str,
+        key: str | None,
+        deadline: Deadline,
+    ) -> Answer:
+        for is_second in (False, True):
+            token = self._current_token(endpoint, what, deadline)
+            try:
+                answer = self._exchange(endpoint, path, body, token, deadline)
+                decoded = decode(self._checked(answer, endpoint))
+            except GatewayError as error:
+                if self._drop_token(token, error) and not is_second:
+                    continue
+                if not error.is_passing:
+                    self._note_success(endpoint)
+                    raise error.typed(what, str(endpoint), key) from error
+                self.note_failure(endpoint, error.message, is_alive=True)
+                raise AttemptError(error.message, may_have_applied=error.may_have_applied, is_alive=True) from error
+            except (MalformedError, KeyError, TypeError, ValueError) as error:
+                self.note_failure(endpoint, f"an answer that is not etcd's: {error}")
+                raise AttemptError(
+                    f"an answer that is not etcd's: {error}", may_have_applied=True, is_alive=False
+                ) from error
+            self._note_success(endpoint)
+            return decoded
+        raise AssertionError("the second try returns or raises")
+
+    def _exchange(
+        self, endpoint: Endpoint, path: str, body: JsonObject, token: str | None, deadline: Deadline
+    ) -> JsonObject:
+        """Send one request and return its answer. Raises: GatewayError, AttemptError."""
+        was_sent = False
+        connection: Connection | None = None
+        is_reusable = False
+        try:
+            connection = self._take_connection(endpoint, deadline)
+            connection.send(request_bytes(endpoint, path, _encode(body), token, is_last=False), deadline)
+            was_sent = True  # not before: part of a request is nothing that etcd could carry out
+            response, content = connection.answer(deadline)
+            is_reusable = not response.is_last
+            return _without_envelope(read_answer(response.status, content))
+        except (OSError, GarbageError) as error:
+            reason = _reason(error)
+            self.note_failure(endpoint, reason)
+            raise AttemptError(reason, may_have_applied=was_sent, is_alive=False) from error
+        finally:
+            if connection is not None:
+                self._return_connection(connection, is_reusable=is_reusable)
+
+    def _checked(self, answer: JsonObject, endpoint: Endpoint) -> JsonObject:
+        """See that the answer is one of our cluster. etcd 3.4 leaves the header out where there is nothing to say."""
+        header = answer.get("header")
+        if header is None and not answer.keys() - {"alarms"}:
+            return answer
+        if not isinstance(header, dict) or not isinstance(header.get("cluster_id"), str):
+            raise MalformedError("no header")
+        found = header["cluster_id"]
+        with self._lock:
+            self._cluster_id = self._cluster_id or found
+            expected = self._cluster_id
+        if found != expected:
+            raise MalformedError(f"{endpoint} is of cluster {found}, the others are of {expected}")
+        return answer
+
+    def _current_token(self, endpoint: Endpoint, what: str, deadline: Deadline) -> str | None:
+        credentials = self.settings.credentials
+        if credentials is None:
+            return None
+        with self._token_lock:
+            if self._token is None:
+                body = {"name": credentials.user, "password": credentials.password}
+                try:
+                    answer = self._exchange(endpoint, _AUTHENTICATE, body, None, deadline)
+                except GatewayError as error:
+                    if error.is_passing:
+                        self.note_failure(endpoint, error.message, is_alive=True)
+                        raise AttemptError(error.message, may_have_applied=False, is_alive=True) from error
+                    raise error.typed(f"{what}: as user {credentials.user!r}", str(endpoint), None) from error
+                except AttemptError as error:
+                    # whatever became of it, the call that needs the token was not sent
+                    raise AttemptError(str(error), may_have_applied=False, is_alive=error.is_alive) from error
+                token = answer.get("token")
+                if not isinstance(token, str) or not (token.isascii() and token.isprintable()):
+                    self.note_failure(endpoint, "no token in the answer")
+                    raise AttemptError("no token in the answer", may_have_applied=False, is_alive=False)
+                self._token = token
+            return self._token
+
+    def _drop_token(self, token: str | None, error: GatewayError) -> bool:
+        """Forget a token that etcd no longer knows; return whether a new one may help."""
+        if token is None or not error.wants_new_token:
+            return False
+        with self._token_lock:
+            if self._token == token:  # another thread may have a new one already
+                self._token = None
+        return True
+
+    def _take_connection(self, endpoint: Endpoint, deadline: Deadline) -> Connection:
+        connection: Connection | None = None
+        while connection is None:
+            with self._lock:
+                if not self._idle[endpoint]:
+                    break
+                connection = self._idle[endpoint].pop()
+            if not connection.is_quiet():
+                connection.close()
+                connection = None
+        if connection is None:
+            connection = Connection(endpoint, self._context_for(endpoint), deadline)
+        with self._lock:
+            self._busy.add(connection)
+        if self.is_closed:
+            connection.interrupt()
+        return connection
+
+    def _return_connection(self, connection: Connection, *, is_reusable: bool) -> None:
+        with self._lock:
+            self._busy.discard(connection)
+            is_kept = is_reusable and not self.is_closed
+            if is_kept:
+                self._idle[connection.endpoint].append(connection)
+        if not is_kept:
+            connection.close()
+
+    def _context_for(self, endpoint: Endpoint) -> ssl.SSLContext | None:
+        return self._context if endpoint.scheme == "https" else None
+
+    def _forget_stream(self, stream: JsonStream) -> None:
+        with self._lock:
+            self._streams.discard(stream)
+
+    def _note_success(self, endpoint: Endpoint) -> None:
+        if self.ring.succeeded(endpoint):
+            _logger.info("etcd endpoint %s answers again", endpoint)
+
+    def _check_open(self, what: str, key: str | None) -> None:
+        if self.is_closed:
+            raise CoordinationError(f"{what}: this client is closed", key=key)
+
+
+def _encode(body: JsonObject) -> bytes:
+    return json.dumps(body, separators=(",", ":")).encode("ascii")
+
+
+def _without_envelope(answer: JsonObject) -> JsonObject:
+    """A call that is a stream for etcd (lease keepalive) answers with the message of a stream."""
+    return unwrap(answer) if answer.keys() <= {"result", "error"} and answer else answer
+
+
+def _reason(error: Exception) -> str:
+    """Return why a try failed, short enough for a line with three of them."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted: {error.verify_message}"
+    if isinstance(error, TimeoutError):
+        return str(error) if str(error) not in ("", "timed out") else "no answer in time"
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__

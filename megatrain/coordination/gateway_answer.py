@@ -1,0 +1,151 @@
+"""What the gateway's answers mean: JSON objects, and the two shapes of errors in three versions of etcd.
+
+etcd 3.4 and 3.5 send `{"error": text, "code": n, "message": text}`, 3.6 leaves "error" out; in a stream the error is an
+object, with "grpc_code" (3.4, 3.5) or "code" (3.6). Codes are those of gRPC.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from enum import IntEnum
+from typing import Any
+
+from megatrain.contracts.errors import CoordinationError, CoordinationRefusedError
+from megatrain.coordination.errors import (
+    CompactedError,
+    LeaseExistsError,
+    LeaseLostError,
+    NoSpaceError,
+)
+from megatrain.coordination.http_response import GarbageError
+
+JsonObject = Mapping[str, Any]
+_SHOWN = 80
+
+
+class GrpcCode(IntEnum):
+    """The codes that decide something here."""
+
+    CANCELLED = 1
+    UNKNOWN = 2
+    INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
+    PERMISSION_DENIED = 7
+    RESOURCE_EXHAUSTED = 8
+    FAILED_PRECONDITION = 9
+    ABORTED = 10
+    OUT_OF_RANGE = 11
+    INTERNAL = 13
+    UNAVAILABLE = 14
+    UNAUTHENTICATED = 16
+
+
+_PASSING = frozenset(
+    {
+        GrpcCode.CANCELLED,
+        GrpcCode.UNKNOWN,
+        GrpcCode.DEADLINE_EXCEEDED,
+        GrpcCode.ABORTED,
+        GrpcCode.INTERNAL,
+        GrpcCode.UNAVAILABLE,
+    }
+)
+"""What another member, or the same one a little later, may answer otherwise."""
+
+_NOT_APPLIED = ("too many requests", "no leader", "not capable")
+"""Parts of messages of a server that did not begin with the request."""
+
+
+class MalformedError(Exception):
+    """A field of an answer is missing or of another kind: whoever answered is not etcd."""
+
+
+class GatewayError(Exception):
+    """etcd answered with an error."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+    @property
+    def is_passing(self) -> bool:
+        """Whether trying again may help."""
+        return self.code in _PASSING or "too many requests" in self.message
+
+    @property
+    def may_have_applied(self) -> bool:
+        return not any(part in self.message for part in _NOT_APPLIED)
+
+    @property
+    def wants_new_token(self) -> bool:
+        return self.code == GrpcCode.UNAUTHENTICATED or "revision of auth store is old" in self.message
+
+    def typed(self, what: str, endpoint: str, key: str | None) -> CoordinationError:
+        """Return the error that a caller can handle."""
+        message = f"{what}: {self.message} ({endpoint})"
+        kind: type[CoordinationError] = CoordinationError
+        if self.wants_new_token or self.code == GrpcCode.PERMISSION_DENIED or "invalid user ID or pass" in self.message:
+            kind = CoordinationRefusedError
+        elif "user name is empty" in self.message:
+            kind = CoordinationRefusedError
+            message += "; this cluster asks for a user and a password"
+        elif "authentication is not enabled" in self.message:
+            kind = CoordinationRefusedError
+            message += "; enable it there, or give no user here"
+        elif "database space exceeded" in self.message:
+            kind = NoSpaceError
+            message += "; compact, defragment and disarm the alarm"
+        elif "has been compacted" in self.message:
+            kind = CompactedError
+        elif "lease already exists" in self.message:
+            kind = LeaseExistsError
+        elif "lease not found" in self.message:
+            kind = LeaseLostError
+        return kind(message, endpoints=(endpoint,), key=key)
+
+
+def parse_object(content: bytes) -> JsonObject:
+    """Return the JSON object that an answer is. Raises: GarbageError."""
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise GarbageError(f"the answer is no JSON: {content[:_SHOWN]!r}") from error
+    if not isinstance(value, dict):
+        raise GarbageError(f"the answer is no JSON object: {content[:_SHOWN]!r}")
+    return value
+
+
+def read_answer(status: int, content: bytes) -> JsonObject:
+    """Return the object that a call was answered with. Raises: GatewayError, or GarbageError when it is not etcd's."""
+    if status != 200:
+        try:
+            raise read_error(parse_object(content))
+        except (GarbageError, MalformedError) as error:
+            raise GarbageError(f"HTTP status {status}: {content[:_SHOWN]!r}") from error
+    return parse_object(content)
+
+
+def read_error(answer: JsonObject) -> GatewayError:
+    """Return the error that an answer or the "error" of a stream's message is. Raises: MalformedError."""
+    code = answer.get("code", answer.get("grpc_code"))
+    message = answer.get("message", answer.get("error"))
+    if not isinstance(code, int) or not isinstance(message, str):
+        raise MalformedError(f"an error without code and message: {str(answer)[:_SHOWN]}")
+    return GatewayError(code, message)
+
+
+def unwrap(message: JsonObject) -> JsonObject:
+    """Return the result that a stream's message holds. Raises: GatewayError; GarbageError when it is not etcd's."""
+    error = message.get("error")
+    if isinstance(error, dict):
+        try:
+            raise read_error(error)
+        except MalformedError as malformed:
+            raise GarbageError(str(malformed)) from malformed
+    result = message.get("result")
+    if not isinstance(result, dict):
+        raise GarbageError(f"a message without result: {str(message)[:_SHOWN]}")
+    return result

@@ -1,0 +1,156 @@
+"""Keeping a lease alive from a thread of its own: the sign of life of a host.
+
+Three states. HELD: renewed within its TTL. DOUBTFUL: not renewed for a TTL because etcd is out of reach; the lease may
+live (a new etcd leader extends all) or not, and nobody here can know. LOST: etcd said that it is not there. Doubt ends
+by itself in either way; loss is final: whoever goes on takes a new lease and must ask first whether it was replaced.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from enum import Enum
+from types import TracebackType
+from typing import Self
+
+from megatrain.contracts.errors import CoordinationError, CoordinationRefusedError
+from megatrain.coordination.client import EtcdClient, Lease
+from megatrain.coordination.errors import LeaseLostError
+
+_logger = logging.getLogger(__name__)
+_JITTER = 0.2
+_RETRY_PART = 0.2
+"""After a failed renewal the next one comes after this part of the period."""
+
+
+class LeaseState(Enum):
+    HELD = "held"
+    DOUBTFUL = "doubtful"
+    LOST = "lost"
+    CLOSED = "closed"
+
+
+class LeaseKeeper:
+    """Takes a lease at once and renews it until `close`. Raises: CoordinationError when none is granted.
+
+    `on_change` is called in the keeper's thread: it must be quick and must not raise.
+    """
+
+    def __init__(
+        self,
+        client: EtcdClient,
+        *,
+        ttl_s: int = 10,
+        period_s: float = 3.0,
+        on_change: Callable[[LeaseState], None] | None = None,
+    ) -> None:
+        self._client = client
+        self._on_change = on_change
+        asked_at = time.monotonic()
+        self.lease: Lease = client.grant_lease(ttl_s)
+        self._period_s = min(period_s, self.lease.ttl_s / 3)
+        self._lock = threading.Lock()
+        self._valid_until = asked_at + self.lease.ttl_s
+        self._told = LeaseState.HELD
+        self._lost_because = ""
+        self._lost = threading.Event()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"etcd lease {self.lease.lease_id:x}", daemon=True)
+        self._thread.start()
+
+    @property
+    def lease_id(self) -> int:
+        return self.lease.lease_id
+
+    @property
+    def state(self) -> LeaseState:
+        """The state now, by this host's clock: never HELD longer than etcd promised."""
+        if self._lost.is_set():
+            return LeaseState.LOST
+        if self._closed.is_set():
+            return LeaseState.CLOSED
+        return LeaseState.HELD if self.valid_s > 0 else LeaseState.DOUBTFUL
+
+    @property
+    def valid_s(self) -> float:
+        """The seconds for which etcd has promised to keep the lease, counted from before it was asked."""
+        with self._lock:
+            return self._valid_until - time.monotonic()
+
+    @property
+    def lost_because(self) -> str:
+        return self._lost_because
+
+    def wait_until_lost(self, timeout_s: float) -> bool:
+        """Wait for the loss; return whether it happened."""
+        return self._lost.wait(timeout_s)
+
+    def close(self, *, is_revoked: bool = True) -> None:
+        """End the thread; with `is_revoked` end the lease too, so that its keys go now and not a TTL later."""
+        was_closed = self._closed.is_set()
+        self._closed.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+        if is_revoked and not was_closed and not self._lost.is_set():
+            # it runs out by itself when etcd is out of reach
+            with suppress(CoordinationError):
+                self._client.revoke_lease(self.lease_id, deadline_s=self._period_s)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _run(self) -> None:
+        pause_s = self._period_s
+        while not self._closed.wait(min(self._jittered(pause_s), self._until_doubt_s())):
+            if self._client.gateway.is_closed:
+                return
+            pause_s = self._renew()
+            if self._lost.is_set():
+                return
+
+    def _renew(self) -> float:
+        """Renew once; return the time until the next try."""
+        asked_at = time.monotonic()
+        try:
+            ttl_s = self._client.renew_lease(self.lease_id, deadline_s=self._period_s)
+        except LeaseLostError as error:
+            self._lost_because = str(error)
+            self._lost.set()
+            self._tell(LeaseState.LOST, str(error))
+            return 0.0
+        except CoordinationRefusedError as error:
+            # rights may come back: nobody but etcd says that a lease is lost
+            self._tell(self.state, str(error))
+            return self._period_s
+        except CoordinationError as error:
+            self._tell(self.state, str(error))
+            return self._period_s * _RETRY_PART
+        with self._lock:
+            self._valid_until = asked_at + ttl_s
+        self._tell(self.state, "renewed again")
+        return self._period_s
+
+    def _until_doubt_s(self) -> float:
+        """Return when to look next at the latest, so that doubt is told when it begins."""
+        valid_s = self.valid_s
+        return valid_s if valid_s > 0 else self._period_s
+
+    def _jittered(self, seconds: float) -> float:
+        return seconds * random.uniform(1 - _JITTER, 1 + _JITTER)
+
+    def _tell(self, state: LeaseState, reason: str) -> None:
+        if state is self._told or state is LeaseState.CLOSED:
+            return
+        self._told = state
+        _logger.warning("etcd lease %x is %s: %s", self.lease_id, state.value, reason)
+        if self._on_change is not None:
+            self._on_change(state)

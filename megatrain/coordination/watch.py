@@ -1,0 +1,292 @@
+"""Following a range of keys: every change once and in order, whatever happens to connections and members.
+
+A watch goes on after the last revision that it delivered, at another member if need be. When that revision is no longer
+kept, the consumer gets the whole range anew in its place: no change is lost or doubled without a sign. A silent stream
+is not trusted: its member must prove now and then that it is up to date, and even a good one is replaced after a while.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import random
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from types import TracebackType
+from typing import Any, Self
+
+from megatrain.contracts.errors import CoordinationError, CoordinationRefusedError
+from megatrain.coordination.client import EtcdClient
+from megatrain.coordination.errors import CompactedError
+from megatrain.coordination.event_queue import EventQueue
+from megatrain.coordination.gateway_answer import GatewayError, JsonObject, MalformedError
+from megatrain.coordination.http_response import GarbageError
+from megatrain.coordination.json_stream import JsonStream
+from megatrain.coordination.settings import Endpoint
+from megatrain.coordination.wire import (
+    KeyRange,
+    KeyValue,
+    Range,
+    RangeAnswer,
+    flag_field,
+    header_revision,
+    int_field,
+    list_field,
+    shown,
+)
+
+_logger = logging.getLogger(__name__)
+_LONGEST_PAUSE_S = 2.0
+_MAX_REFUSALS = 2
+"""A token may run out between the member's proof and the watch: once is no reason to give up."""
+
+
+class ChangeKind(Enum):
+    PUT = "put"
+    DELETE = "delete"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One key. Of a deleted one only the key and `mod_revision`, that of its deletion, mean anything."""
+
+    kind: ChangeKind
+    item: KeyValue
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """All that one transaction changed within the range."""
+
+    revision: int
+    changes: tuple[Change, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The whole range at a revision: it replaces what the consumer knew. `reason` says why it comes."""
+
+    revision: int
+    items: tuple[KeyValue, ...]
+    reason: str
+
+
+WatchEvent = Changes | Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class WatchLimits:
+    """`silence_s`: after so long without a word the member must prove itself; `renew_s`: the stream is opened anew;
+    `capacity`: events that wait for the consumer before etcd has to keep them."""
+
+    silence_s: float = 5.0
+    renew_s: float = 60.0
+    capacity: int = 1024
+
+
+class Watch:
+    """A thread that follows a range until `close`. Without `start_revision` it begins with a Snapshot."""
+
+    def __init__(
+        self,
+        client: EtcdClient,
+        keys: KeyRange,
+        *,
+        start_revision: int | None = None,
+        limits: WatchLimits | None = None,
+    ) -> None:
+        self.keys = keys
+        self._client = client
+        self._gateway = client.gateway
+        self._limits = limits or WatchLimits()
+        self._next_revision = start_revision
+        self._reason = "the beginning"
+        self._queue: EventQueue[WatchEvent] = EventQueue(self._limits.capacity)
+        self._closed = threading.Event()
+        self._lock = threading.Lock()
+        self._stream: JsonStream | None = None
+        self._num_failures = 0
+        self._num_refusals = 0
+        self._trouble = ""
+        self._thread = threading.Thread(target=self._run, name=f"etcd watch {shown(keys.start)}", daemon=True)
+        self._thread.start()
+
+    @property
+    def trouble(self) -> str:
+        """Why nothing can be heard at the moment; empty when all is well."""
+        return self._trouble
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there may be more to come."""
+        return not self._queue.is_closed
+
+    @property
+    def next_revision(self) -> int | None:
+        """The first revision that is still to come; None until a snapshot says where the watch begins."""
+        return self._next_revision
+
+    def next(self, timeout_s: float | None = None) -> WatchEvent | None:
+        """Return the next event, None when none came in time or the watch is closed.
+
+        Raises: CoordinationRefusedError when etcd does not let us read this range.
+        """
+        return self._queue.take(timeout_s)
+
+    def __iter__(self) -> Iterator[WatchEvent]:
+        while (event := self.next()) is not None:
+            yield event
+
+    def close(self) -> None:
+        """End the thread, at the latest when a call under way is over (`attempt_s`)."""
+        self._closed.set()
+        self._queue.close()
+        with self._lock:
+            if self._stream is not None:
+                self._stream.interrupt()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def _is_over(self) -> bool:
+        return self._closed.is_set() or self._gateway.is_closed
+
+    def _run(self) -> None:
+        while not self._is_over:
+            try:
+                if self._next_revision is None:
+                    self._read_anew()
+                else:
+                    self._follow(self._next_revision)
+            except CompactedError as error:
+                self._next_revision, self._reason = None, str(error)
+            except CoordinationRefusedError as error:
+                self._queue.close(error)
+                return
+            except CoordinationError as error:
+                self._rest(str(error))
+        self._queue.close()
+
+    def _rest(self, reason: str) -> None:
+        if self._is_over:
+            return
+        self._num_failures += 1
+        if not self._trouble:
+            _logger.warning("watch of %s is broken and goes on elsewhere: %s", self.keys, reason)
+        self._trouble = reason
+        if self._num_failures > 1:  # the first time another member is asked at once
+            pause_s = min(0.05 * 2 ** min(self._num_failures, 10), _LONGEST_PAUSE_S)
+            self._closed.wait(pause_s * random.uniform(0.5, 1.0))
+
+    def _read_anew(self) -> None:
+        answer = self._client.read_all(self.keys)
+        # set before the event is out: a consumer that waits for room may be closed, never half told
+        self._next_revision = answer.revision + 1
+        self._queue.put(Snapshot(answer.revision, answer.items, self._reason))
+
+    def _follow(self, start_revision: int) -> None:
+        """Deliver events until the stream ends, or has been silent for long. Raises: CoordinationError."""
+        endpoint = self._gateway.ring.best()
+        what = f"etcd watch of {self.keys}"
+        self._prove(endpoint, start_revision)
+        body = {
+            "create_request": self.keys.to_json() | {"start_revision": str(start_revision), "progress_notify": True}
+        }
+        with self._gateway.open_stream(endpoint, "/v3/watch", body, what=what) as stream:
+            with self._lock:
+                self._stream = stream
+            if self._closed.is_set():  # close() may have looked just before
+                return
+            try:
+                self._listen(stream, endpoint)
+            except GatewayError as error:
+                self._gateway.note_failure(endpoint, error.message, is_alive=True)
+                raise error.typed(what, str(endpoint), shown(self.keys.start)) from error
+            except (OSError, GarbageError, MalformedError) as error:
+                if not self._is_over:
+                    self._gateway.note_failure(endpoint, f"a watch ended: {error}", is_alive=True)
+                raise CoordinationError(f"{what} at {endpoint}: {error}", endpoints=(str(endpoint),)) from error
+            finally:
+                with self._lock:
+                    self._stream = None
+
+    def _listen(self, stream: JsonStream, endpoint: Endpoint) -> None:
+        silent_s = 0.0
+        while not self._is_over:
+            message = stream.next(self._limits.silence_s)
+            if message is not None:
+                silent_s = 0.0
+                self._take(message, endpoint)
+                continue
+            self._num_failures = 0
+            silent_s += self._limits.silence_s
+            if silent_s >= self._limits.renew_s:
+                return
+            assert self._next_revision is not None
+            self._prove(endpoint, self._next_revision)
+
+    def _prove(self, endpoint: Endpoint, next_revision: int) -> None:
+        """See that the member answers for the majority, and that its history is the one we follow."""
+        answer = self._gateway.call_at(
+            endpoint, "/v3/kv/range", Range(KeyRange(self.keys.start), limit=1, has_values=False).to_json(),
+            RangeAnswer.from_json, what=f"etcd watch of {self.keys}", key=shown(self.keys.start),
+        )  # fmt: skip
+        if answer.revision < next_revision - 1:
+            raise CompactedError(
+                f"etcd's history went back from revision {next_revision - 1} to {answer.revision}: it was restored"
+            )
+
+    def _take(self, message: JsonObject, endpoint: Endpoint) -> None:
+        if flag_field(message, "canceled"):
+            self._take_end(message, endpoint)
+        if self._trouble:
+            _logger.info("watch of %s goes on at %s", self.keys, endpoint)
+            self._trouble = ""
+        if flag_field(message, "created"):
+            return
+        self._num_failures = self._num_refusals = 0
+        events = list_field(message, "events")
+        if not events:
+            # a sign of progress: all up to this revision has been sent
+            self._advance(header_revision(message))
+        for revision, group in itertools.groupby(map(_read_change, events), lambda one: one.item.mod_revision):
+            assert self._next_revision is not None
+            if revision >= self._next_revision and self._queue.put(Changes(revision, tuple(group))):
+                self._advance(revision)
+
+    def _advance(self, revision: int) -> None:
+        assert self._next_revision is not None
+        self._next_revision = max(self._next_revision, revision + 1)
+
+    def _take_end(self, message: JsonObject, endpoint: Endpoint) -> None:
+        """Raise the error for which etcd ended the watch."""
+        compacted = int_field(message, "compact_revision")
+        if compacted:
+            raise CompactedError(f"etcd keeps no history before revision {compacted}")
+        reason = message.get("cancel_reason", "no reason given")
+        text = f"etcd watch of {self.keys} at {endpoint}: ended by etcd: {reason}"
+        if any(word in str(reason) for word in ("ermission", "auth token", "user name is empty", "Unauthenticated")):
+            # which of them it was, etcd 3.5 does not say
+            self._num_refusals += 1
+            self._gateway.drop_token()
+            if self._num_refusals >= _MAX_REFUSALS:
+                raise CoordinationRefusedError(text, endpoints=(str(endpoint),), key=shown(self.keys.start))
+        raise CoordinationError(text, endpoints=(str(endpoint),), key=shown(self.keys.start))
+
+
+def _read_change(raw: Any) -> Change:
+    item = raw.get("kv")
+    if not isinstance(item, dict):
+        raise MalformedError("an event without a key")
+    is_delete = raw.get("type", "PUT") == "DELETE"
+    return Change(ChangeKind.DELETE if is_delete else ChangeKind.PUT, KeyValue.from_json(item))

@@ -1,0 +1,193 @@
+"""The logs of several ranks of one job -> one verdict, and the rank where it began.
+
+The order of belief: a rank whose own log names a cause; then, where all only waited, the rank that the sequence
+numbers, the ranks' words about each other, or its own silence point at (MegaScale sec. 5: the one that hangs logs
+nothing).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from megatrain.failures.classifier import LogClassifier
+from megatrain.failures.evidence import Evidence
+from megatrain.failures.lines import host_of_line
+from megatrain.failures.sequences import WatchdogSequences
+from megatrain.failures.verdict import ACTIONS, NO_FAILURE, Label, Verdict
+from megatrain.failures.weights import ABORT, LINK, NOISE, TIMEOUT
+
+OWN_CAUSE: Final = TIMEOUT + 1
+"""From this weight on a log speaks of what happened to its own rank, not of waiting or of a lost peer."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankLog:
+    """What one rank's log says."""
+
+    rank: str
+    evidence: Evidence | None
+    sequences: WatchdogSequences
+    addresses: frozenset[str]
+    """Hosts that the log's own lines name as the writer."""
+
+    @property
+    def weight(self) -> int:
+        """How much the log's verdict weighs; 0 for a log that tells of no failure."""
+        return 0 if self.evidence is None or self.evidence.label is Label.BENIGN else self.evidence.weight
+
+    @property
+    def is_own_cause(self) -> bool:
+        """Whether the log names a cause at this rank."""
+        return self.evidence is not None and self.weight >= OWN_CAUSE and not self.evidence.rule.is_cascade
+
+
+@dataclass(frozen=True, slots=True)
+class BundleVerdict:
+    """The verdict on a job, the rank it began at, and why this one."""
+
+    verdict: Verdict
+    root_rank: str | None
+    reason: str
+
+
+def read_rank(rank: str, tail: str | bytes) -> RankLog:
+    """Read one rank's log."""
+    classifier = LogClassifier()
+    classifier.feed(tail)
+    classifier.finish()
+    head = tail[:65536]
+    text = head if isinstance(head, str) else head.decode("utf-8", "replace")
+    hosts = {host_of_line(line) for line in text.splitlines()[:200]}
+    return RankLog(rank, classifier.best, classifier.sequences, frozenset(host for host in hosts if host))
+
+
+def classify_bundle(tails: Mapping[str, str | bytes]) -> BundleVerdict:
+    """Return the verdict on the logs of a job's ranks, by rank."""
+    return judge([read_rank(rank, tails[rank]) for rank in sorted(tails, key=_order)])
+
+
+def judge(logs: list[RankLog]) -> BundleVerdict:
+    """Return the verdict on what the ranks' logs say. The logs come in order of rank."""
+    failed = [log for log in logs if log.weight > NOISE]
+    if not failed:
+        benign = [log.evidence.verdict for log in logs if log.evidence is not None]
+        return BundleVerdict(benign[0] if benign else NO_FAILURE, None, "no log tells of a failure")
+    owners = [log for log in logs if log.is_own_cause]
+    # a rank that died breaks the paths of its peers: their words about those paths are no cause then
+    causes = [log for log in owners if log.weight != LINK]
+    if causes:
+        return _of(_first(causes), logs, "its log names the heaviest cause, or the first of several")
+    ended = [log for log in failed if _has_ended(log)]
+    if len(ended) == 1 and len(failed) > 1:
+        return _of(ended[0], logs, "its process ended by itself, the others lost it or waited")
+    if owners:
+        return _of(_first(owners), logs, "its log names a broken path")
+    return _of_waiting(_with_gaps(logs), failed)
+
+
+def _of_waiting(logs: list[RankLog], failed: list[RankLog]) -> BundleVerdict:
+    """Return the verdict where nobody's log names a cause of its own."""
+    behind = _behind(logs)
+    if behind is not None:
+        return _of(behind, logs, "its last collective is behind the others'")
+    silent = [log for log in logs if log.weight <= NOISE]
+    if len(silent) == 1:
+        return _of(silent[0], logs, "the others waited for it or lost it, and it logged nothing")
+    named = _named_by_others(logs)
+    if named is not None:
+        return _of(named, logs, "the other ranks name it")
+    others = [log for log in failed if log.evidence is not None and log.evidence.label is not Label.COLLECTIVE_TIMEOUT]
+    if others and len(others) < len(failed):
+        return _of(_first(others), logs, "the others only waited")
+    if silent and len(silent) < len(logs) / 2:
+        return _of(silent[0], logs, "it is the first of those who logged nothing")
+    return _of(_first([log for log in failed if not _is_cascade(log)] or failed), logs, "its log is the first")
+
+
+def _with_gaps(logs: list[RankLog]) -> list[RankLog]:
+    """Return the logs, with an empty one for each rank that is missing between the others."""
+    known = {int(log.rank): log for log in logs if log.rank.isdecimal()}
+    if len(known) < len(logs) or not known or max(known) >= 2 * len(known):
+        return logs
+    return [
+        known.get(rank) or RankLog(str(rank), None, WatchdogSequences(), frozenset()) for rank in range(max(known) + 1)
+    ]
+
+
+def _has_ended(log: RankLog) -> bool:
+    """Say whether a log tells that this rank's process died, by nobody's wish that it tells of."""
+    if log.evidence is None or _is_cascade(log) or log.weight > ABORT:
+        return False
+    return log.evidence.label in (Label.HOST_OOM, Label.SEGFAULT, Label.USER_CODE)
+
+
+def _of(root: RankLog, logs: list[RankLog], reason: str) -> BundleVerdict:
+    """Return the verdict of the root's log, or, where it says nothing, what the others waited for."""
+    if root.evidence is not None and root.weight > NOISE:
+        verdict = root.evidence.verdict
+        if root.is_own_cause or len(logs) == 1:
+            return BundleVerdict(replace(verdict, culprit=verdict.culprit or f"rank {root.rank}"), root.rank, reason)
+    votes = Counter(log.evidence.label for log in logs if log.evidence is not None and log.weight > NOISE)
+    # waiting is a stronger sign than the lost connections that follow when the first one gives up
+    label = Label.COLLECTIVE_TIMEOUT if votes[Label.COLLECTIVE_TIMEOUT] else votes.most_common(1)[0][0]
+    if root.evidence is not None and root.weight > NOISE:
+        label = root.evidence.label
+    heaviest = _first([log for log in logs if log.evidence is not None and log.evidence.label is label])
+    assert heaviest.evidence is not None
+    verdict = heaviest.evidence.verdict
+    return BundleVerdict(
+        replace(verdict, action=ACTIONS[label] if root is not heaviest else verdict.action, is_cascade=False,
+                culprit=f"rank {root.rank}"),
+        root.rank, reason,
+    )  # fmt: skip
+
+
+def _is_cascade(log: RankLog) -> bool:
+    return log.evidence is not None and log.evidence.rule.is_cascade
+
+
+def _first(logs: list[RankLog]) -> RankLog:
+    """Return the log of most weight; among equals the one whose line is the earliest, then the lowest rank."""
+    heaviest = max(log.weight for log in logs)
+    logs = [log for log in logs if log.weight == heaviest]
+    timed = [log for log in logs if log.evidence is not None and log.evidence.time_s is not None]
+    if len(timed) == len(logs):
+        return min(timed, key=lambda log: log.evidence.time_s or 0.0 if log.evidence else 0.0)
+    return logs[0]
+
+
+def _behind(logs: list[RankLog]) -> RankLog | None:
+    """Return the rank whose newest collective of a group has a lower number than all others', if one alone has."""
+    for table in ("enqueued", "timed_out"):
+        by_group: dict[str, list[tuple[int, RankLog]]] = {}
+        for log in logs:
+            for group, number in getattr(log.sequences, table).items():
+                by_group.setdefault(group, []).append((number, log))
+        for numbers in by_group.values():
+            numbers.sort(key=lambda pair: pair[0])
+            if len(numbers) > 1 and numbers[0][0] < numbers[1][0]:
+                return numbers[0][1]
+    return None
+
+
+def _named_by_others(logs: list[RankLog]) -> RankLog | None:
+    """Return the rank that the most other logs name, by rank or by host, if one stands out."""
+    votes: Counter[str] = Counter()
+    for log in logs:
+        words = (log.evidence.culprit or "").split() if log.evidence is not None else []
+        names = dict(zip(words[::2], words[1::2], strict=False)) if len(words) % 2 == 0 else {}
+        for other in logs:
+            is_named = names.get("rank") == other.rank or (names.get("peer") or "").split(":")[0] in other.addresses
+            if other is not log and is_named:
+                votes[other.rank] += 1
+    best = votes.most_common(2)
+    if not best or (len(best) > 1 and best[0][1] == best[1][1]):
+        return None
+    return next(log for log in logs if log.rank == best[0][0])
+
+
+def _order(rank: str) -> tuple[int, str]:
+    return (int(rank) if rank.isdecimal() else 1 << 60, rank)

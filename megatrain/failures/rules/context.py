@@ -1,0 +1,31 @@
+"""Lines that are no sign of failure but say whose the next ones are: tracebacks' frames, torch's table of failures,
+sequence numbers of NCCL's watchdog. The weight of such a rule says up to which decision its lines matter."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from megatrain.failures.rule import Rule, rule
+from megatrain.failures.verdict import Label
+from megatrain.failures.weights import ABORT, EXCEPTION, TIMEOUT
+
+FRAME: Final = "traceback-frame"
+TABLE_HEAD: Final = "table-head"
+TABLE_FIELD: Final = "table-field"
+SEQUENCE: Final = "watchdog-sequence"
+
+RULES: tuple[Rule, ...] = (
+    rule(FRAME, Label.BENIGN, EXCEPTION, "file \" & line", pattern=r'File "[^"]+", line \d+', is_context=True),
+    rule(
+        TABLE_HEAD, Label.BENIGN, ABORT, "root cause (first observed failure)", "failures:",
+        pattern=r"Root Cause \(first observed failure\)|^\W*Failures:\s*$", is_context=True,
+    ),
+    rule(
+        TABLE_FIELD, Label.BENIGN, ABORT, "rank      : & (local_rank", "host      : ",
+        pattern=r"^\s*(?:rank\s+: \d+ \(local_rank|host\s+: \S)", is_context=True,
+    ),
+    rule(
+        SEQUENCE, Label.BENIGN, TIMEOUT + 1, "seqnum=", "last enqueued", "last completed",
+        pattern=r"SeqNum=\d+|last (?:enqueued|completed)", is_context=True,
+    ),
+)  # fmt: skip

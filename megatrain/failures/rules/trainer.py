@@ -1,0 +1,28 @@
+"""What megatrain's own programs print. Their exit codes say more; a log may be all that is left of a worker."""
+
+from __future__ import annotations
+
+from megatrain.failures.rule import Rule, rule
+from megatrain.failures.verdict import Label
+from megatrain.failures.weights import LOST_PEER, NOISE, SIGNAL_FROM_OUTSIDE, SPECIFIC
+
+RULES: tuple[Rule, ...] = (
+    rule(
+        # the trainer itself says when there are too many of them in a row
+        "skipped-step", Label.BENIGN, NOISE,
+        "| skipped & loss nan & data wait", "| skipped & loss inf & data wait", "| skipped & norm nan & data wait",
+        "| skipped & norm inf & data wait",
+        is_silencer=True, names_own_rank=False,
+    ),
+    rule("too-many-skipped-steps", Label.NUMERICS, SPECIFIC, "train.max_skipped_steps & in a row"),
+    rule(
+        "exchange-failed", Label.NETWORK, LOST_PEER, "an exchange of this phase may take",
+        is_cascade=True, is_fallback=True, names_own_rank=False,
+    ),
+    rule(
+        "killed-without-save", Label.PREEMPTION, SIGNAL_FROM_OUTSIDE + 3,
+        "came to no step boundary & runtime.save_grace_s",
+        names_own_rank=False,
+    ),
+    rule("saving-failed", Label.STORAGE, SPECIFIC, "megatrain: error: & could not be written"),
+)  # fmt: skip

@@ -1,0 +1,152 @@
+"""What stands between a client and etcd on a bad day: a TCP proxy that cuts, stalls, slows down or makes things up."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from enum import Enum, auto
+from types import TracebackType
+from typing import Self
+
+_PIECE_BYTES = 1 << 14
+_DRIP_S = 0.05
+
+
+class Conduct(Enum):
+    """How a proxy treats what comes while it is set."""
+
+    PASS = auto()
+    REFUSE = auto()
+    """Connections are closed as soon as they are there."""
+    SWALLOW = auto()
+    """Requests go nowhere, answers never come."""
+    GARBAGE = auto()
+    """Requests go nowhere, `garbage` is the answer."""
+    HALF_ANSWER = auto()
+    """Requests are carried out, the connection ends in the middle of the answer."""
+    DRIP = auto()
+    """Requests are carried out, answers come a byte at a time."""
+
+
+class EtcdProxy:
+    """Forwards to a port of this machine. `budget` may say, for each new connection, after how many bytes it is cut."""
+
+    def __init__(self, port: int, *, budget: Callable[[], int | None] = lambda: None) -> None:
+        self.conduct = Conduct.PASS
+        self.garbage = b"garbage\r\n\r\n"
+        self.num_connections = 0
+        self._port = port
+        self._budget = budget
+        self._closed = threading.Event()
+        self._lock = threading.Lock()
+        self._sockets: set[socket.socket] = set()
+        self._threads: list[threading.Thread] = []
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
+        self._start(self._accept)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+
+    def cut(self) -> None:
+        """End all connections that stand."""
+        with self._lock:
+            for one in self._sockets:
+                _shut(one)
+
+    def close(self) -> None:
+        self._closed.set()
+        _shut(self._listener)
+        self.cut()
+        for thread in self._threads:
+            thread.join()
+        self._listener.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _start(self, run: Callable[[], None]) -> None:
+        thread = threading.Thread(target=run, name="proxy", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self) -> None:
+        while not self._closed.is_set():
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            self.num_connections += 1
+            if self.conduct is Conduct.REFUSE:
+                client.close()
+                continue
+            self._start(lambda client=client: self._serve(client))  # type: ignore[misc]
+
+    def _serve(self, client: socket.socket) -> None:
+        with socket.socket() as server, client:
+            with self._lock:
+                self._sockets |= {client, server}
+            try:
+                if self._closed.is_set():
+                    return
+                server.connect(("127.0.0.1", self._port))
+                back = threading.Thread(target=self._answers, args=(server, client), name="proxy back", daemon=True)
+                back.start()
+                self._requests(client, server)
+                back.join()
+            except OSError:
+                pass
+            finally:
+                with self._lock:
+                    self._sockets -= {client, server}
+
+    def _requests(self, client: socket.socket, server: socket.socket) -> None:
+        with suppress(OSError):
+            while data := client.recv(_PIECE_BYTES):
+                match self.conduct:
+                    case Conduct.SWALLOW:
+                        pass
+                    case Conduct.GARBAGE:
+                        client.sendall(self.garbage)
+                        _shut(client)
+                    case _:
+                        server.sendall(data)
+        _shut(server)
+
+    def _answers(self, server: socket.socket, client: socket.socket) -> None:
+        left = self._budget()
+        with suppress(OSError):
+            while data := server.recv(_PIECE_BYTES):
+                match self.conduct:
+                    case Conduct.SWALLOW:
+                        continue
+                    case Conduct.HALF_ANSWER:
+                        client.sendall(data[: len(data) // 2])
+                        break
+                    case Conduct.DRIP:
+                        for index in range(len(data)):
+                            client.sendall(data[index : index + 1])
+                            if self._closed.wait(_DRIP_S):
+                                break
+                        continue
+                    case _:
+                        pass
+                if left is not None:
+                    data, left = data[:left], left - len(data)
+                client.sendall(data)
+                if left is not None and left <= 0:
+                    break
+        _shut(client)
+        _shut(server)
+
+
+def _shut(one: socket.socket) -> None:
+    with suppress(OSError):
+        one.shutdown(socket.SHUT_RDWR)
