@@ -187,26 +187,26 @@ def test_server_that_is_not_trusted_is_named(
     stranger = Authority.create(tmp_path, "stranger")
     tls = TlsFiles(stranger.files.certificate, own_files.certificate, own_files.key)
 
-    text = refused(EtcdSettings.of(encrypted.urls, tls=tls, call_s=0.5))
+    text = refused(EtcdSettings.of(encrypted.urls, tls=tls, call_s=0.3))
 
     assert "its certificate is not trusted" in text
     assert encrypted.urls[0] in text
 
 
 def test_missing_client_certificate_is_an_error(encrypted: EtcdServers, authority: Authority) -> None:
-    text = refused(EtcdSettings.of(encrypted.urls, tls=TlsFiles(authority.files.certificate), call_s=0.5))
+    text = refused(EtcdSettings.of(encrypted.urls, tls=TlsFiles(authority.files.certificate), call_s=0.3))
 
     assert "certificate" in text.lower()
 
 
 def test_plain_http_to_an_encrypted_port_is_an_error(encrypted: EtcdServers) -> None:
-    text = refused(EtcdSettings.of([url.replace("https", "http") for url in encrypted.urls], call_s=0.5))
+    text = refused(EtcdSettings.of([url.replace("https", "http") for url in encrypted.urls], call_s=0.3))
 
     # which of them is a matter of etcd's version
     assert "HTTP status 400" in text or "closed without an answer" in text
 
 
 def test_tls_to_a_plain_port_is_an_error(etcd: EtcdServers) -> None:
-    text = refused(EtcdSettings.of([url.replace("http", "https") for url in etcd.urls], call_s=0.5))
+    text = refused(EtcdSettings.of([url.replace("http", "https") for url in etcd.urls], call_s=0.3))
 
     assert "SSL" in text or "TLS" in text
