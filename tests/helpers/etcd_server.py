@@ -7,6 +7,7 @@ elections within half a second), so that tests need not wait; nothing else diffe
 from __future__ import annotations
 
 import base64
+import ctypes
 import importlib.util
 import json
 import os
@@ -27,6 +28,8 @@ from tests.helpers.require import require
 from tests.helpers.waiting import wait_until
 
 _READY_S = 30.0
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)
 _END_S = 10.0
 
 
@@ -76,7 +79,9 @@ class EtcdMember:
         """Start, on the data of before if there are any. Readiness is the caller's to wait for."""
         assert self.process is None
         with (self.directory / f"{self.name}.log").open("ab") as log:
-            self.process = subprocess.Popen(self.words, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            self.process = subprocess.Popen(
+                self.words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=_end_with_parent
+            )
 
     def kill(self) -> None:
         """End it as a power cut would."""
@@ -196,6 +201,11 @@ class EtcdServers:
                 return json.load(answer).get("health") == "true"
         except (urllib.error.URLError, TimeoutError, ConnectionError, ValueError):
             return False
+
+
+def _end_with_parent() -> None:
+    """Run between fork and exec: a test that is killed can end nothing."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def post(url: str, path: str, body: Mapping[str, Any]) -> dict[str, Any]:

@@ -316,11 +316,11 @@ def test_full_database_is_reported_and_mended(client: EtcdClient, etcd: EtcdServ
 
 def test_unreachable_etcd_is_named_within_the_deadline() -> None:
     urls = [f"http://127.0.0.1:{port}" for port in free_ports(2)]
-    with EtcdClient(EtcdSettings.of(urls, call_s=0.6)) as client, pytest.raises(CoordinationError) as caught:
+    with EtcdClient(EtcdSettings.of(urls, call_s=0.3)) as client, pytest.raises(CoordinationError) as caught:
         client.put("jobs/a", "")
 
     text = str(caught.value)
-    assert text.startswith("etcd put 'jobs/a': no answer from etcd within 0.6 s: ")
+    assert text.startswith("etcd put 'jobs/a': no answer from etcd within 0.3 s: ")
     assert text.count("Connection refused") == 2
     assert all(url in text for url in urls)
     assert sorted(caught.value.endpoints) == sorted(urls)
@@ -359,6 +359,6 @@ def test_members_of_another_cluster_are_not_believed(
 
 
 def test_unknown_host_is_an_error_like_any_other() -> None:
-    settings = EtcdSettings((Endpoint("http", "no-such-host.invalid", 1),), call_s=0.5)
+    settings = EtcdSettings((Endpoint("http", "no-such-host.invalid", 1),), call_s=0.2)
     with EtcdClient(settings) as client, pytest.raises(CoordinationError, match="no-such-host"):
         client.get("a")
