@@ -1,15 +1,11 @@
-"""Certificates for tests, made on the spot by the `openssl` program: an authority, a server on loopback, a client."""
+"""Certificates for tests, made on the spot: an authority, a server on loopback, a client."""
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.helpers.require import require
-
-_USES = "subjectAltName=IP:127.0.0.1,DNS:localhost\nextendedKeyUsage=serverAuth,clientAuth\n"
+import trustme
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,32 +20,19 @@ class Authority:
 
     directory: Path
     files: CertificateFiles
+    signer: trustme.CA
 
     @classmethod
     def create(cls, directory: Path, name: str = "authority") -> Authority:
-        require("openssl", found=shutil.which("openssl") is not None, reason="not installed")
+        signer = trustme.CA(organization_name=name)
         files = CertificateFiles(directory / f"{name}.pem", directory / f"{name}.key")
-        _openssl(
-            "req", "-x509", *_NEW_KEY, "-days", "2", "-subj", f"/CN={name}",
-            "-keyout", str(files.key), "-out", str(files.certificate),
-        )  # fmt: skip
-        return cls(directory, files)
+        signer.cert_pem.write_to_path(files.certificate)
+        signer.private_key_pem.write_to_path(files.key)
+        return cls(directory, files, signer)
 
     def sign(self, name: str) -> CertificateFiles:
+        leaf = self.signer.issue_cert("127.0.0.1", "localhost", common_name=name)
         files = CertificateFiles(self.directory / f"{name}.pem", self.directory / f"{name}.key")
-        request, uses = self.directory / f"{name}.csr", self.directory / f"{name}.ext"
-        uses.write_text(_USES)
-        _openssl("req", *_NEW_KEY, "-subj", f"/CN={name}", "-keyout", str(files.key), "-out", str(request))
-        _openssl(
-            "x509", "-req", "-days", "2", "-in", str(request), "-extfile", str(uses), "-CAcreateserial",
-            "-CA", str(self.files.certificate), "-CAkey", str(self.files.key), "-out", str(files.certificate),
-        )  # fmt: skip
+        leaf.cert_chain_pems[0].write_to_path(files.certificate)
+        leaf.private_key_pem.write_to_path(files.key)
         return files
-
-
-_NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
-
-
-def _openssl(*words: str) -> None:
-    done = subprocess.run(["openssl", *words], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr

@@ -28,6 +28,7 @@ EXTRAS = {
         "pytest-timeout",
         "ruff",
         "transformers",
+        "trustme",
     },
 }
 
