@@ -14,4 +14,13 @@ HOST_COPY = Extension(
     optional=True,
 )
 
-setup(packages=find_packages(include=["megatrain", "megatrain.*"]), ext_modules=[HOST_COPY])
+PACKAGES = [
+    *find_packages(include=["megatrain", "megatrain.*"]),
+    *find_packages("launcher", include=["megatrain_launcher", "megatrain_launcher.*"]),
+]
+
+setup(
+    packages=PACKAGES,
+    package_dir={"megatrain_launcher": "launcher/megatrain_launcher"},
+    ext_modules=[HOST_COPY],
+)

@@ -72,6 +72,7 @@ def run_worker(config: Config, process: Process, signals: StopSignals, watchdog:
                 directory=config.checkpoint.directory or str(run_directory.checkpoints),
                 logs=run_directory.logs,
                 master=process.store,
+                host=process.host,
             )
             parts = TrainerParts(
                 config=config,
@@ -131,7 +132,7 @@ def _open_recorder(config: Config, process: Process, run_directory: RunDirectory
         rank=process.rank,
         layout=config.layout(process.world_size),
         pid=os.getpid(),
-        host=socket.gethostname(),
+        host=process.host or socket.gethostname(),
     )
     return open_recorder(
         identity,

@@ -65,10 +65,12 @@ class JobCheckpoints:
         directory: str,
         logs: Path,
         master: str = "",
+        host: str = "",
     ) -> None:
         """directory: where the checkpoints of the job are, a path or URL. logs: where the writer's output goes.
 
-        master: host and port where the ranks meet, "" when all of them are on this machine.
+        master: host and port where the ranks meet, "" when all of them are on this machine. host: its name to the
+        launcher, "" without one.
         """
         self._config = config
         self._mesh = mesh
@@ -76,6 +78,7 @@ class JobCheckpoints:
         self._data = data
         self._local_rank = local_rank
         self._round = incarnation
+        self._host = host
         # the writer process may have been started from another directory
         place = directory if "://" in directory else str(Path(directory).absolute())
         self._checkpoints: Location = open_location(place)
@@ -206,7 +209,8 @@ class JobCheckpoints:
         self._branch = branch
         # by its birth as well: what a run that was removed since has in memory is none of ours
         place = f"{self._checkpoints}@{created_unix_s!r}"
-        path = arena_path(Path(self._config.checkpoint.arena_directory), self._config.job.name, branch, place)
+        directory = Path(self._config.checkpoint.arena_directory)
+        path = arena_path(directory, self._config.job.name, branch, place, self._host)
         self._attachment = attach(
             path,
             self._plan,

@@ -18,6 +18,7 @@ from megatrain.config.optimizer import OptimizerConfig
 from megatrain.config.options import Option, Value, options_of
 from megatrain.config.parallel import ParallelConfig
 from megatrain.config.profile import ProfileConfig
+from megatrain.config.recovery import RecoveryConfig
 from megatrain.config.runtime import RuntimeConfig
 from megatrain.config.tables import TableReader
 from megatrain.config.telemetry import TelemetryConfig
@@ -43,6 +44,7 @@ class Config:
     profile: ProfileConfig = field(default_factory=ProfileConfig)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
     telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
+    recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
 
     @property
     def resolved_lr_decay_steps(self) -> int:

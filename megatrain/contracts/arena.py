@@ -96,11 +96,15 @@ class Arena:
         return self.root / "workers.lock"
 
 
-def arena_path(directory: Path, job: str, branch: str, checkpoints: str) -> Path:
-    """Return the directory of a job's arena; `checkpoints` tells where its checkpoints go, and which run it is."""
+def arena_path(directory: Path, job: str, branch: str, checkpoints: str, host: str = "") -> Path:
+    """Return the directory of a job's arena; `checkpoints` tells where its checkpoints go, and which run it is.
+
+    `host`: what the launcher calls the host, where a machine is several.
+    """
     # A dot separates the parts and occurs in none of them.
     place = hashlib.sha256(checkpoints.encode()).hexdigest()[:8]
-    return directory / f"{_PREFIX}{safe_name(job)}.{safe_name(branch)}.{place}"
+    names = [safe_name(job), safe_name(branch), place, *([safe_name(host)] if host else [])]
+    return directory / (_PREFIX + ".".join(names))
 
 
 def find_arenas(directory: Path) -> list[Arena]:

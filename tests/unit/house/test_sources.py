@@ -16,13 +16,14 @@ MAX_FUNCTION_LINES = 100
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
 
 # torch.distributed is reached through comm; the checkpoint format lives in checkpoint; the doctor looks at backends.
-DISTRIBUTED_PLACES = ("megatrain/comm/", "megatrain/commands/doctor/torch_probe.py")
+DISTRIBUTED_PLACES = ("megatrain/comm/", "launcher/megatrain_launcher/", "megatrain/commands/doctor/torch_probe.py")
 DISTRIBUTED_CHECKPOINT_PLACES = ("megatrain/checkpoint/",)
 
-# The network card is told to gloo and NCCL by the environment; nothing else of ours is.
-ENVIRONMENT_WRITERS = ("megatrain/comm/",)
+# The network card is told to gloo and NCCL by the environment, and a forked worker gets the one that it was given;
+# nothing else of ours is.
+ENVIRONMENT_WRITERS = ("megatrain/comm/", "launcher/megatrain_launcher/standby/")
 
-PACKAGE = python_files("megatrain")
+PACKAGE = python_files("megatrain", "launcher")
 ALL_PYTHON = [*PACKAGE, *python_files("tests", "benchmarks"), ROOT / "setup.py"]
 ASCII_FILES = [
     *ALL_PYTHON,

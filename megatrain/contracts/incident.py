@@ -1,0 +1,107 @@
+"""An incident: what went wrong, the evidence, what was done, and what it cost. One record each, in etcd and on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from megatrain.contracts.host_records import RankFailure
+
+
+class IncidentKind(StrEnum):
+    FAILURE = "failure"
+    """A worker ended."""
+    HANG = "hang"
+    """No progress although processes live."""
+    HOST_LOST = "host-lost"
+    """An executor is gone, or cut off."""
+    REQUEST = "request"
+    """A person asked for a restart or an eviction."""
+    CONTROL_PLANE = "control-plane"
+    """Leases vanished while training went on: held, nobody evicted."""
+
+
+class IncidentState(StrEnum):
+    OPEN = "open"
+    RECOVERED = "recovered"
+    """A step was completed since."""
+    STOPPED = "stopped"
+    """The job ended with it."""
+    HELD = "held"
+    """Nothing had to be done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moments:
+    """When each part of a recovery was over, unix seconds; None: not yet, or never."""
+
+    began: float
+    """When the failure happened, as its host says."""
+    detected: float
+    """When the driver knew."""
+    decided: float | None = None
+    halted: float | None = None
+    """The last host said that its workers are gone."""
+    round_written: float | None = None
+    joined: float | None = None
+    loaded: float | None = None
+    first_step: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """One incident. Ids sort by time."""
+
+    incident_id: str
+    kind: IncidentKind
+    state: IncidentState
+    round: int
+    """In which it happened."""
+    moments: Moments
+    reason: str
+    """The driver's decision in a sentence."""
+    action: str
+    """restart, evict, stop or hold."""
+    culprit_hosts: tuple[str, ...] = ()
+    culprit_ranks: tuple[int, ...] = ()
+    confidence: str = ""
+    evidence: tuple[str, ...] = ()
+    """Sentences, the strongest first: exit codes, log lines, who waits for whom, a port that refused."""
+    failures: tuple[RankFailure, ...] = ()
+    label: str = ""
+    next_round: int | None = None
+    last_step: int | None = None
+    """Completed before it."""
+    resumed_step: int | None = None
+    driver: str = ""
+    effective_time_ratio: float | None = None
+    """Of the job so far, when it was closed."""
+    notes: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def steps_lost(self) -> int | None:
+        """Steps that had to be done again, None while that is not known."""
+        if self.last_step is None or self.resumed_step is None:
+            return None
+        return max(0, self.last_step - self.resumed_step)
+
+
+PHASES = ("detect", "decide", "stop", "rendezvous", "load", "first_step")
+
+
+def phase_seconds(moments: Moments) -> dict[str, float | None]:
+    """Return the seconds of each phase of a recovery, None for those that are not over."""
+    times = (
+        moments.began,
+        moments.detected,
+        moments.decided,
+        moments.halted,
+        moments.joined,
+        moments.loaded,
+        moments.first_step,
+    )
+    return {
+        phase: None if before is None or after is None else max(0.0, after - before)
+        for phase, before, after in zip(PHASES, times, times[1:], strict=False)
+    }

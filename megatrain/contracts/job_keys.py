@@ -1,0 +1,93 @@
+"""Where everything about a job lies in etcd. The only place that knows the names of keys.
+
+    /megatrain/<job>/job                     JobRecord      who this job is; written by the first host
+    /megatrain/<job>/hosts/<host>            HostRecord     leased: an executor that takes part
+    /megatrain/<job>/status/<host>           HostStatus     leased: how its workers are
+    /megatrain/<job>/driver/...                             the election of the driver
+    /megatrain/<job>/rounds/<number>         Round          who trains with which ranks
+    /megatrain/<job>/halts/<number>          Halt           that round is over: stop its workers
+    /megatrain/<job>/evidence/<number>/<host> HangEvidence  where the ranks of a stuck round stand
+    /megatrain/<job>/commands/<number>       HostCommand    what executors shall do beside rounds
+    /megatrain/<job>/requests/<id>           JobRequest     what a person asked the driver for
+    /megatrain/<job>/answers/<id>            Answer         what became of that, leased
+    /megatrain/<job>/checks/<id>/<host>      CheckReport    leased: what health checks found
+    /megatrain/<job>/cordons/<host>          Cordon         a host that no round may use
+    /megatrain/<job>/incidents/<id>          Incident       what happened, and what it cost
+    /megatrain/<job>/end                     JobEnd         executors leave with this exit code
+
+Everything that the driver alone writes (rounds, halts, commands, answers, incidents, end) it writes in transactions
+guarded by its election. Numbers in keys have leading zeros, so that the order of keys is theirs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+ROOT = "/megatrain/"
+
+
+@dataclass(frozen=True, slots=True)
+class JobKeys:
+    """The keys of one job."""
+
+    job: str
+
+    @property
+    def prefix(self) -> str:
+        return f"{ROOT}{self.job}/"
+
+    @property
+    def record(self) -> str:
+        return f"{self.prefix}job"
+
+    @property
+    def election(self) -> str:
+        """The election's name; candidates' keys are below it."""
+        return f"{self.prefix}driver"
+
+    @property
+    def end(self) -> str:
+        return f"{self.prefix}end"
+
+    def directory(self, name: str) -> str:
+        """Return the prefix of all keys of one kind, "hosts" for instance."""
+        return f"{self.prefix}{name}/"
+
+    def host(self, host: str) -> str:
+        return f"{self.prefix}hosts/{host}"
+
+    def status(self, host: str) -> str:
+        return f"{self.prefix}status/{host}"
+
+    def round(self, number: int) -> str:
+        return f"{self.prefix}rounds/{number:08d}"
+
+    def halt(self, number: int) -> str:
+        return f"{self.prefix}halts/{number:08d}"
+
+    def evidence(self, number: int, host: str) -> str:
+        return f"{self.prefix}evidence/{number:08d}/{host}"
+
+    def command(self, number: int) -> str:
+        return f"{self.prefix}commands/{number:08d}"
+
+    def request(self, request_id: str) -> str:
+        return f"{self.prefix}requests/{request_id}"
+
+    def answer(self, request_id: str) -> str:
+        return f"{self.prefix}answers/{request_id}"
+
+    def check(self, check_id: str, host: str) -> str:
+        return f"{self.prefix}checks/{check_id}/{host}"
+
+    def cordon(self, host: str) -> str:
+        return f"{self.prefix}cordons/{host}"
+
+    def incident(self, incident_id: str) -> str:
+        return f"{self.prefix}incidents/{incident_id}"
+
+    def parts(self, key: str) -> tuple[str, ...]:
+        """Return what follows the job's prefix, cut at slashes: ("hosts", "host-3"); empty for another job's key."""
+        if not key.startswith(self.prefix):
+            return ()
+        return tuple(key.removeprefix(self.prefix).split("/"))

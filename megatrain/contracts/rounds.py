@@ -1,0 +1,115 @@
+"""Rounds: who trains with which ranks, from when on, and that it is over. The round's number is the incarnation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecord:
+    """Who a job is. Hosts whose configuration differs are refused."""
+
+    job: str
+    launch_id: str
+    """Of the launch that began it; all hosts of one launch may share it, or leave it to the first."""
+    config_hash: str
+    config: Mapping[str, str]
+    """section.key -> value as text, of every key: so that a host can say in which keys it differs."""
+    min_hosts: int
+    max_hosts: int
+    num_workers: int
+    """Workers on each host."""
+    run_directory: str
+    first_host: str
+    created_unix_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RoundHost:
+    """A host's part in a round: ranks first_rank to first_rank + num_workers - 1."""
+
+    host: str
+    session: str
+    address: str
+    first_rank: int
+    num_workers: int
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """A set of hosts that trains. Never changed once it is written."""
+
+    number: int
+    world_size: int
+    hosts: tuple[RoundHost, ...]
+    """By first_rank."""
+    store_address: str
+    store_port: int
+    """Where the workers meet, kept by the executor of the first host."""
+    reason: str
+    driver: str
+    created_unix_s: float
+    incident: str = ""
+
+    def part_of(self, host: str, session: str) -> RoundHost | None:
+        """Return a host's part, None when this round does not name this life of it."""
+        for part in self.hosts:
+            if part.host == host and part.session == session:
+                return part
+        return None
+
+    def host_of(self, rank: int) -> RoundHost:
+        """Return the part that has a rank. Raises: LookupError."""
+        for part in self.hosts:
+            if part.first_rank <= rank < part.first_rank + part.num_workers:
+                return part
+        raise LookupError(f"round {self.number} has no rank {rank}")
+
+
+@dataclass(frozen=True, slots=True)
+class Halt:
+    """A round is over: its executors stop its workers and say so in their status."""
+
+    number: int
+    reason: str
+    is_saving: bool
+    """Workers are asked to save at the next agreed step; else they are killed."""
+    created_unix_s: float
+    incident: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class JobEnd:
+    """The job is over; every executor leaves with this exit code."""
+
+    exit_code: int
+    reason: str
+    created_unix_s: float
+    round: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Cordon:
+    """A host that no round may use until somebody takes the cordon away."""
+
+    host: str
+    reason: str
+    by: str
+    created_unix_s: float
+    incident: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class HostCommand:
+    """What executors shall do beside rounds. `hosts` empty: all of them."""
+
+    number: int
+    kind: str
+    """"checkpoint": through the control pages. "check": run the health checks and report under `request`. "pairs": the
+    timed all-reduce with the partner that `partners` names."""
+    hosts: tuple[str, ...] = ()
+    request: str = ""
+    partners: Mapping[str, str] = field(default_factory=dict)
+    """For "pairs": each host's partner, both ways."""
+    created_unix_s: float = 0.0

@@ -1,0 +1,111 @@
+"""Records to JSON and back: nothing changes, and whatever is no such record is refused by key and field."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from megatrain.contracts.errors import CoordinationError
+from megatrain.contracts.host_records import (
+    HangEvidence,
+    HostPhase,
+    HostStatus,
+    Milestones,
+    RankEvidence,
+    RankFailure,
+    RankPosition,
+    Stall,
+)
+from megatrain.contracts.incident import Incident, IncidentKind, IncidentState, Moments, phase_seconds
+from megatrain.contracts.record import decode, encode, to_plain
+from megatrain.contracts.rounds import Round, RoundHost
+
+STATUS = HostStatus(
+    "host-1",
+    "s1",
+    HostPhase.FAILED,
+    round=3,
+    milestones=Milestones(joined_unix_s=2.5),
+    failures=(RankFailure(1, -9, 1.5, label="network"),),
+    stall=Stall("step", 7, 6.0, 5.0, 1.0, (0, 1)),
+    lost_hosts=("10.0.0.2",),
+)
+EVIDENCE = HangEvidence(
+    "host-1",
+    "s1",
+    3,
+    9.5,
+    {"dp:0+2x1": (0, 1)},
+    (RankEvidence(0, {"dp:0+2x1": RankPosition(4, 3)}, "T", 7, "step", 9.25),),
+    silent=(1,),
+)
+ROUND = Round(3, 2, (RoundHost("host-1", "s1", "10.0.0.1", 0, 2),), "10.0.0.1", 4711, "first round", "host-1", 1.0)
+MOMENTS = Moments(began=1.0, detected=1.25, decided=1.5, halted=2.0, joined=3.0, loaded=3.5, first_step=5.0)
+INCIDENT = Incident("i1", IncidentKind.HANG, IncidentState.OPEN, 3, MOMENTS, "because", "restart", notes={"a": "b"})
+
+
+@pytest.mark.parametrize("record", [STATUS, EVIDENCE, ROUND, INCIDENT], ids=lambda record: type(record).__name__)
+def test_round_trip(record: Any) -> None:
+    assert decode(type(record), encode(record), "k") == record
+
+
+def test_defaults_are_left_out_and_come_back() -> None:
+    plain = HostStatus("h", "s", HostPhase.PARKED)
+    raw = encode(plain)
+    assert json.loads(raw) == {"schema_version": 1, "host": "h", "session": "s", "phase": "parked"}
+    assert decode(HostStatus, raw, "k") == plain
+    assert to_plain(plain)["alive_ranks"] == ""
+
+
+def test_field_of_a_later_version_is_passed_over() -> None:
+    raw = json.dumps({**json.loads(encode(STATUS)), "colour": "blue"})
+    assert decode(HostStatus, raw, "k") == STATUS
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"session": 1}, r"^/k: session=1; expected a string$"),
+        ({"round": True}, r"^/k: round=True; expected an integer$"),
+        ({"round": 2**63}, r"^/k: round=\d+; expected an integer$"),
+        ({"phase": "asleep"}, r"^/k: phase='asleep'; expected one of parked, "),
+        ({"failures": {}}, r"^/k: failures=\{\}; expected a list$"),
+        ({"failures": [{"rank": 1}]}, r"^/k: failures\[0\]: exit_code is missing from a RankFailure$"),
+        ({"milestones": {"joined_unix_s": "now"}}, r"^/k: milestones: joined_unix_s='now'; expected a number$"),
+        ({"stall": 3}, r"^/k: stall=3; expected an object$"),
+        ({"schema_version": 2}, r"^/k: schema_version=2, this program reads 1; use one version on all hosts$"),
+        ({"host": None}, r"^/k: host=None; expected a string$"),
+    ],
+)
+def test_wrong_field_is_named(change: dict[str, Any], message: str) -> None:
+    raw = json.dumps({**json.loads(encode(STATUS)), **change})
+    with pytest.raises(CoordinationError, match=message):
+        decode(HostStatus, raw, "/k")
+
+
+@pytest.mark.parametrize("raw", [b"", b"\xff\xfe", b"[]", b"nothing", b"[" * 100_000])
+def test_what_is_no_object_is_refused(raw: bytes) -> None:
+    with pytest.raises(CoordinationError, match="^/k: "):
+        decode(HostStatus, raw, "/k")
+
+
+def test_parts_of_a_round() -> None:
+    assert ROUND.part_of("host-1", "s1") == ROUND.hosts[0]
+    assert ROUND.part_of("host-1", "another life") is None
+    assert ROUND.host_of(1).host == "host-1"
+    with pytest.raises(LookupError, match="round 3 has no rank 2"):
+        ROUND.host_of(2)
+
+
+def test_seconds_of_a_recovery() -> None:
+    assert phase_seconds(MOMENTS) == {
+        "detect": 0.25,
+        "decide": 0.25,
+        "stop": 0.5,
+        "rendezvous": 1.0,
+        "load": 0.5,
+        "first_step": 1.5,
+    }
+    assert phase_seconds(Moments(began=1.0, detected=2.0))["stop"] is None
