@@ -1,0 +1,148 @@
+"""A small language of faults in training workers: `fail_at(rank, step, kind)`.
+
+`python -m tests.helpers.step_faults CONFIG ...` is `megatrain.train` whose workers obey the faults that are ordered in
+a directory (environment variable MEGATRAIN_FAULTS). A fault strikes once, in the first incarnation that comes to its
+step: it takes its file NN.json away, and leaves NN.struck with the time. `pace_s` makes every step take so long.
+The kinds are those of nvidia-resiliency-ext's catalogue that need no GPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+VARIABLE = "MEGATRAIN_FAULTS"
+_PACE = "pace.json"
+
+
+@dataclass(frozen=True, slots=True)
+class StepFault:
+    """What happens to a rank when it begins a step."""
+
+    kind: str
+    rank: int
+    step: int
+    """Steps that are done by then."""
+
+
+def _hold_the_interpreter_lock() -> None:
+    ctypes.PyDLL(None).sleep(3600)  # a PyDLL call keeps the lock
+
+
+def _raise_in_a_thread() -> None:
+    thread = threading.Thread(target=lambda: os.kill(os.getpid(), signal.SIGABRT))
+    thread.start()
+    thread.join()
+
+
+def _raise() -> None:
+    raise RuntimeError("an injected fault in user code")
+
+
+def _read_null() -> None:
+    ctypes.string_at(0)
+
+
+def _by(number: signal.Signals) -> Callable[[], None]:
+    def strike() -> None:
+        os.kill(os.getpid(), number)
+
+    return strike
+
+
+KINDS: Mapping[str, Callable[[], None]] = {
+    "exception": _raise,
+    "abort": os.abort,
+    "abort-in-thread": _raise_in_a_thread,
+    "segfault": _read_null,
+    "kill": _by(signal.SIGKILL),
+    "stop": _by(signal.SIGSTOP),
+    "interpreter-lock": _hold_the_interpreter_lock,
+    "exit": lambda: os._exit(3),
+    "terminate": _by(signal.SIGTERM),
+    "interrupt": _by(signal.SIGINT),
+    "sleep": lambda: time.sleep(3600),
+}
+
+
+class FaultDirectory:
+    """The faults of one job, ordered by a test before or while it runs."""
+
+    def __init__(self, root: Path, pace_s: float = 0.0) -> None:
+        self.root = root
+        root.mkdir(parents=True, exist_ok=True)
+        (root / _PACE).write_text(json.dumps(pace_s))
+        self._num = 0
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {VARIABLE: str(self.root)}
+
+    def fail_at(self, rank: int, step: int, kind: str) -> StepFault:
+        """Order a fault."""
+        assert kind in KINDS
+        fault = StepFault(kind, rank, step)
+        temporary = self.root / f".{self._num:02d}"
+        temporary.write_text(json.dumps(asdict(fault)))
+        temporary.rename(self.root / f"{self._num:02d}.json")
+        self._num += 1
+        return fault
+
+    def struck_unix_s(self, number: int = 0) -> float | None:
+        """Return when a fault struck, None while it has not."""
+        path = self.root / f"{number:02d}.struck"
+        return float(path.read_text()) if path.exists() else None
+
+
+def ordered(root: Path) -> dict[Path, StepFault]:
+    """Return the faults that have not struck."""
+    return {path: StepFault(**json.loads(path.read_text())) for path in sorted(root.glob("[0-9]*.json"))}
+
+
+def strike(path: Path, fault: StepFault) -> None:
+    """Do as ordered, unless another incarnation was first."""
+    taken = path.with_suffix(".struck")
+    try:
+        path.rename(path.with_suffix(".taken"))
+    except FileNotFoundError:
+        return
+    temporary = taken.with_suffix(".now")
+    temporary.write_text(repr(time.time()))
+    temporary.rename(taken)
+    KINDS[fault.kind]()
+
+
+def main() -> int:
+    """Train as `megatrain.train` does, with faults."""
+    from megatrain.cli import main as cli_main
+    from megatrain.trainer import Trainer
+
+    root = Path(os.environ[VARIABLE])
+    rank = int(os.environ.get("RANK", "0"))
+    pace_s = float(json.loads((root / _PACE).read_text()))
+    train_step: Any = Trainer._train_step
+
+    def faulty_train_step(trainer: Trainer, batch: Any) -> Any:
+        started = time.monotonic()
+        for path, fault in ordered(root).items():
+            if (fault.rank, fault.step) == (rank, trainer.step):
+                strike(path, fault)
+        outcome = train_step(trainer, batch)
+        time.sleep(max(0.0, pace_s - (time.monotonic() - started)))
+        return outcome
+
+    Trainer._train_step = faulty_train_step  # type: ignore[method-assign]
+    return cli_main(["train", *sys.argv[1:]])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
