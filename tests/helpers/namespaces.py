@@ -1,0 +1,116 @@
+"""Several hosts on one machine: network namespaces on switches of their own, whose links can be cut.
+
+Each network is a bridge; this process is on all of them too, with the last address. Needs root and iproute2.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Self
+
+from tests.helpers.require import require
+
+_OWN_ADDRESS = 254
+
+
+class HostNetwork:
+    """Hosts 0 to num_hosts - 1 on each of `networks`; as a context it leaves nothing behind."""
+
+    def __init__(self, num_hosts: int, networks: Sequence[str] = ("train",)) -> None:
+        is_possible = os.geteuid() == 0 and shutil.which("ip") is not None
+        require("network namespaces", found=is_possible, reason="they need root and the program ip")
+        self.networks = tuple(networks)
+        self.num_hosts = num_hosts
+        # names of interfaces have at most 15 characters
+        self._name = f"mt{os.getpid() % 100_000}"
+
+    def address(self, network: str, host: int) -> str:
+        """Return the address of a host on a network."""
+        return f"10.91.{self.networks.index(network) + 1}.{host + 1}"
+
+    def own_address(self, network: str) -> str:
+        """Return where the hosts reach this process."""
+        return f"10.91.{self.networks.index(network) + 1}.{_OWN_ADDRESS}"
+
+    def enter(self, host: int) -> list[str]:
+        """Return what a command line begins with that runs on a host."""
+        return ["ip", "netns", "exec", self._host(host)]
+
+    def cut(self, host: int, network: str) -> None:
+        """Pull the plug: nothing arrives and nothing is refused."""
+        self._run("netns", "exec", self._switch, "ip", "link", "set", "dev", f"p{host}", "down", network=network)
+
+    def mend(self, host: int, network: str) -> None:
+        self._run("netns", "exec", self._switch, "ip", "link", "set", "dev", f"p{host}", "up", network=network)
+
+    def __enter__(self) -> Self:
+        try:
+            for network in self.networks:
+                self._build(network)
+        except BaseException:
+            self._remove()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._remove()
+
+    @property
+    def _switch(self) -> str:
+        return f"{self._name}-NET"
+
+    def _host(self, host: int) -> str:
+        return f"{self._name}-h{host}"
+
+    def _build(self, network: str) -> None:
+        number = self.networks.index(network)
+        self._run("netns", "add", self._switch, network=network)
+        self._inside(network, "link", "add", "name", "br0", "type", "bridge")
+        self._inside(network, "link", "set", "dev", "br0", "up")
+        own = f"{self._name}o{number}"
+        self._run(
+            "link", "add", "name", own, "type", "veth", "peer", "name", "own", "netns", self._switch, network=network
+        )
+        self._plug(network, "own")
+        self._run("addr", "add", f"{self.own_address(network)}/24", "dev", own)
+        self._run("link", "set", own, "up")
+        for host in range(self.num_hosts):
+            space = self._host(host)
+            if number == 0:
+                self._run("netns", "add", space)
+                self._run("-n", space, "link", "set", "lo", "up")
+            self._run(
+                "link", "add", "name", network, "netns", space, "type", "veth", "peer", "name", f"p{host}",
+                "netns", self._switch, network=network,
+            )  # fmt: skip
+            self._plug(network, f"p{host}")
+            self._run("-n", space, "addr", "add", f"{self.address(network, host)}/24", "dev", network)
+            self._run("-n", space, "link", "set", network, "up")
+
+    def _plug(self, network: str, port: str) -> None:
+        self._inside(network, "link", "set", "dev", port, "master", "br0")
+        self._inside(network, "link", "set", "dev", port, "up")
+
+    def _inside(self, network: str, *words: str) -> None:
+        self._run("-n", self._switch, *words, network=network)
+
+    def _run(self, *words: str, network: str = "") -> None:
+        command = ["ip", *(word.replace("-NET", f"-{network}") for word in words)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{command}: {done.stderr}"
+
+    def _remove(self) -> None:
+        for number in range(len(self.networks)):
+            with suppress(AssertionError):  # it may not have come so far
+                self._run("link", "del", "dev", f"{self._name}o{number}")
+        spaces = [f"{self._name}-{network}" for network in self.networks]
+        for space in [*map(self._host, range(self.num_hosts)), *spaces]:
+            with suppress(AssertionError):
+                self._run("netns", "del", space)
