@@ -8,7 +8,15 @@ import sys
 
 from benchmarks.result import publish
 
-NAMES = ("throughput", "throughput_ranks", "memory", "span_overhead", "checkpoint", "log_classification")
+NAMES = (
+    "throughput",
+    "throughput_ranks",
+    "memory",
+    "span_overhead",
+    "checkpoint",
+    "log_classification",
+    "recovery",
+)
 
 
 def main() -> int:
