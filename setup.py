@@ -22,5 +22,6 @@ PACKAGES = [
 setup(
     packages=PACKAGES,
     package_dir={"megatrain_launcher": "launcher/megatrain_launcher"},
+    package_data={"megatrain_launcher": ["templates/*"]},
     ext_modules=[HOST_COPY],
 )

@@ -16,6 +16,7 @@ NAMES = (
     "checkpoint",
     "log_classification",
     "recovery",
+    "heartbeats",
 )
 
 
@@ -27,11 +28,16 @@ def main() -> int:
         "--size-gb", type=float, default=1.0, help="checkpoint: size of the state (default: %(default)s)"
     )
     parser.add_argument("--storage", default="", help="checkpoint: directory on the disk that is measured")
+    parser.add_argument("--hosts", type=int, default=1250, help="heartbeats: simulated hosts (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=120.0, help="heartbeats: for how long (default: %(default)s)")
     args = parser.parse_args()
     unknown = set(args.names) - set(NAMES)
     if unknown:
         parser.error(f"no benchmark {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
-    options = {"checkpoint": {"size_gb": args.size_gb, "storage": args.storage}}
+    options = {
+        "checkpoint": {"size_gb": args.size_gb, "storage": args.storage},
+        "heartbeats": {"num_hosts": args.hosts, "seconds": args.seconds},
+    }
     for name in args.names or NAMES:
         publish(importlib.import_module(f"benchmarks.{name}").run(**options.get(name, {})), is_written=args.write)
     return 0

@@ -164,6 +164,7 @@ class _Torchrun:
         command: Sequence[str] = [
             sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2",
             "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{self.port}", "--rdzv-id", "recovery",
+            "--rdzv-conf", f"is_host={int(number == 0)}",
             "--max-restarts", "3", "-m", "tests.helpers.step_faults", str(self.job.config_file),
         ]  # fmt: skip
         sharing = {} if self.is_store_shared else {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}

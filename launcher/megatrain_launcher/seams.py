@@ -1,4 +1,4 @@
-"""What the parts of an executor ask of one another, so that each can be built and tested with a stand-in of the rest."""
+"""What the parts of an executor ask of one another, so that each is built and tested with a stand-in of the rest."""
 
 from __future__ import annotations
 

@@ -164,6 +164,10 @@ class BlackBoxReader:
         """Return how far the rank has come: one page read, for a watch that looks often."""
         return decode_progress(self._words(), str(self.path))
 
+    def cursor(self) -> int:
+        """Return the sequence number of the last record that was begun."""
+        return self._words()[Word.CURSOR]
+
     def groups(self) -> dict[int, Group]:
         """Return the process groups, each with the last collective that this rank entered and left."""
         return decode_groups(self._read(GROUPS_OFFSET, PAGE_BYTES))

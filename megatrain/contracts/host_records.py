@@ -184,6 +184,10 @@ class CheckResult:
     duration_s: float
     value: float | None = None
     unit: str = ""
+    partner: str = ""
+    """Of a timed all-reduce between two hosts: the other one."""
+    parts_s: Mapping[str, float] = field(default_factory=dict)
+    """Its parts: "compute" alone, "wait" for the partner, "reduce" together; without the last it failed."""
 
 
 @dataclass(frozen=True, slots=True)

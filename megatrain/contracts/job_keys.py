@@ -14,9 +14,10 @@
     /megatrain/<job>/cordons/<host>          Cordon         a host that no round may use
     /megatrain/<job>/incidents/<id>          Incident       what happened, and what it cost
     /megatrain/<job>/end                     JobEnd         executors leave with this exit code
+    /megatrain/<job>/report                  DriverReport   what the driver is about, and what it complains of
 
-Everything that the driver alone writes (rounds, halts, commands, answers, incidents, end) it writes in transactions
-guarded by its election. Numbers in keys have leading zeros, so that the order of keys is theirs.
+Everything that the driver alone writes (rounds, halts, commands, answers, incidents, end, report) it writes in
+transactions guarded by its election. Numbers in keys have leading zeros, so that the order of keys is theirs.
 """
 
 from __future__ import annotations
@@ -48,6 +49,10 @@ class JobKeys:
     @property
     def end(self) -> str:
         return f"{self.prefix}end"
+
+    @property
+    def report(self) -> str:
+        return f"{self.prefix}report"
 
     def directory(self, name: str) -> str:
         """Return the prefix of all keys of one kind, "hosts" for instance."""

@@ -27,6 +27,8 @@ class JobRequest:
     created_unix_s: float
     host: str = ""
     reason: str = ""
+    exit_code: int = 0
+    """Of a job that stops as asked: 75 where a signal asked, so that whoever started the job starts it again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,8 @@ _MOST_RANKS = 10**7
 _MOST_RESTARTS = 10**8
 HOST_VARIABLE = "MEGATRAIN_HOST"
 """Set by `megatrain launch` for its workers: a machine may be several hosts."""
+ROUND_VARIABLE = "MEGATRAIN_ROUND"
+"""Set by our rendezvous under torchrun, whose own count of restarts differs between agents."""
 _REQUIRED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -52,7 +54,13 @@ def process_from_environment(environment: Mapping[str, str]) -> Process:
         world_size=world_size,
         local_rank=local_rank,
         local_world_size=_number(environment, "LOCAL_WORLD_SIZE", local_rank + 1, world_size, default=local_rank + 1),
-        incarnation=_number(environment, "TORCHELASTIC_RESTART_COUNT", 0, _MOST_RESTARTS, default=0),
+        incarnation=_number(
+            environment,
+            ROUND_VARIABLE if environment.get(ROUND_VARIABLE) else "TORCHELASTIC_RESTART_COUNT",
+            0,
+            _MOST_RESTARTS,
+            default=0,
+        ),
         init_method="env://",
         store=f"{environment['MASTER_ADDR']}:{environment['MASTER_PORT']}",
         host=environment.get(HOST_VARIABLE, ""),

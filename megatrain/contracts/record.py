@@ -70,7 +70,8 @@ def from_plain(kind: type[RecordType], value: Mapping[str, Any], place: str) -> 
     Raises: CoordinationError naming place and field.
     """
     found: dict[str, Any] = {}
-    for field, wanted in _fields(kind):
+    plain_kind: Any = kind
+    for field, wanted in _fields(plain_kind):
         if field.name in value:
             found[field.name] = _read(wanted, value[field.name], f"{place}: {field.name}")
         elif field.default is MISSING and field.default_factory is MISSING:
@@ -106,7 +107,8 @@ def _read(wanted: Any, value: Any, place: str) -> Any:
     if is_dataclass(wanted):
         if not isinstance(value, dict):
             raise _wrong(place, value, "an object")
-        return from_plain(wanted, value, place)
+        record_kind: Any = wanted
+        return from_plain(record_kind, value, place)
     return _read_scalar(wanted, value, place)
 
 

@@ -34,6 +34,8 @@ class RoundHost:
     address: str
     first_rank: int
     num_workers: int
+    liveness_port: int = 0
+    """As in its HostRecord, so that a driver that never saw that record can ask; 0: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,8 @@ class Round:
     driver: str
     created_unix_s: float
     incident: str = ""
+    fenced: tuple[str, ...] = ()
+    """Sessions that never said that their workers of an older round are gone: no later round may name them."""
 
     def part_of(self, host: str, session: str) -> RoundHost | None:
         """Return a host's part, None when this round does not name this life of it."""
@@ -106,8 +110,8 @@ class HostCommand:
 
     number: int
     kind: str
-    """"checkpoint": through the control pages. "check": run the health checks and report under `request`. "pairs": the
-    timed all-reduce with the partner that `partners` names."""
+    """"checkpoint": through the control pages. "evidence": write HangEvidence of the newest round. "check": run the
+    health checks and report under `request`. "pairs": the timed all-reduce with the partner that `partners` names."""
     hosts: tuple[str, ...] = ()
     request: str = ""
     partners: Mapping[str, str] = field(default_factory=dict)

@@ -55,7 +55,17 @@ class RunDirectory:
 
     def owns(self, name: str) -> bool:
         """Return whether an entry of this name in the root is one that runs write."""
-        return name in {"checkpoints", "logs", "metrics", "events", "incidents", "config.toml", "lock"}
+        return name in {
+            "checkpoints",
+            "coordination",
+            "logs",
+            "metrics",
+            "events",
+            "hosts",
+            "incidents",
+            "config.toml",
+            "lock",
+        }
 
     def create(self) -> None:
         """Make the directories that are not there yet.

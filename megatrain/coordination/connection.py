@@ -47,7 +47,7 @@ class Connection:
                 if hasattr(socket, name):
                     plain.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
             plain.settimeout(deadline.remaining_s())
-            self._socket = plain if context is None else context.wrap_socket(plain, server_hostname=endpoint.host)
+            self._socket = plain if context is None else _encrypted(plain, context, endpoint)
         except BaseException:
             plain.close()
             raise
@@ -96,6 +96,14 @@ class Connection:
     def close(self) -> None:
         with suppress(OSError):
             self._socket.close()
+
+
+def _encrypted(plain: socket.socket, context: ssl.SSLContext, endpoint: Endpoint) -> ssl.SSLSocket:
+    try:
+        return context.wrap_socket(plain, server_hostname=endpoint.host)
+    except ConnectionError as error:
+        # some servers end a connection that they cannot read, others reset it
+        raise ConnectionError(f"in the TLS handshake: {error.strerror}") from error
 
 
 def _connect(endpoint: Endpoint, deadline: Deadline) -> socket.socket:

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import random
 import ssl
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 from megatrain.contracts.errors import CoordinationError
@@ -29,13 +32,17 @@ from megatrain.coordination.gateway_answer import (
 )
 from megatrain.coordination.http_response import GarbageError
 from megatrain.coordination.json_stream import JsonStream
-from megatrain.coordination.settings import Endpoint, EtcdSettings
+from megatrain.coordination.settings import Credentials, Endpoint, EtcdSettings
 
 Answer = TypeVar("Answer")
 _logger = logging.getLogger(__name__)
 _AUTHENTICATE = "/v3/auth/authenticate"
+_BY_MAJORITY = ("/v3/kv/", "/v3/lease/")
+"""Calls that a member answers only in touch with a leader: our reads are all linearizable."""
 _PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8)
 """After each round of all endpoints; the last one stays."""
+_TELLING_S = 0.3
+"""The part of `attempt_s` that a try must have waited in vain before its member counts as frozen."""
 _SHORTEST_TRY_S = 0.05
 """With less time left, a try would only replace a telling reason by "no answer in time"."""
 
@@ -66,7 +73,9 @@ class Gateway:
         self._closed = threading.Event()
         self._token: str | None = None
         self._token_lock = threading.Lock()
+        self._fetch_lock = threading.Lock()
         self._cluster_id: str | None = None
+        self._proven_at = dict.fromkeys(settings.endpoints, -math.inf)
 
     @property
     def is_closed(self) -> bool:
@@ -183,6 +192,10 @@ class Gateway:
             raise error.typed(what, str(endpoint), None) from error
         return stream
 
+    def proven_at(self, endpoint: Endpoint) -> float:
+        """Return when (time.monotonic) a call was begun whose answer showed that the member is not cut off."""
+        return self._proven_at[endpoint]
+
     def note_failure(self, endpoint: Endpoint, reason: str, *, is_alive: bool = False) -> None:
         """Ask others first from now on; break this endpoint's streams too, so that no watch trusts a frozen member."""
         if self.is_closed:
@@ -211,6 +224,7 @@ class Gateway:
         deadline: Deadline,
     ) -> Answer:
         for is_second in (False, True):
+            asked_at = time.monotonic()
             token = self._current_token(endpoint, what, deadline)
             try:
                 answer = self._exchange(endpoint, path, body, token, deadline)
@@ -229,6 +243,8 @@ class Gateway:
                     f"an answer that is not etcd's: {error}", may_have_applied=True, is_alive=False
                 ) from error
             self._note_success(endpoint)
+            if path.startswith(_BY_MAJORITY):
+                self._proven_at[endpoint] = asked_at
             return decoded
         raise AssertionError("the second try returns or raises")
 
@@ -248,7 +264,9 @@ class Gateway:
             return _without_envelope(read_answer(response.status, content))
         except (OSError, GarbageError) as error:
             reason = _reason(error)
-            self.note_failure(endpoint, reason)
+            # what a caller in haste could not wait for says nothing about the member and its streams
+            is_telling = not isinstance(error, TimeoutError) or deadline.seconds >= _TELLING_S * self.settings.attempt_s
+            self.note_failure(endpoint, reason, is_alive=not is_telling)
             raise AttemptError(reason, may_have_applied=was_sent, is_alive=False) from error
         finally:
             if connection is not None:
@@ -273,25 +291,43 @@ class Gateway:
         credentials = self.settings.credentials
         if credentials is None:
             return None
-        with self._token_lock:
-            if self._token is None:
-                body = {"name": credentials.user, "password": credentials.password}
-                try:
-                    answer = self._exchange(endpoint, _AUTHENTICATE, body, None, deadline)
-                except GatewayError as error:
-                    if error.is_passing:
-                        self.note_failure(endpoint, error.message, is_alive=True)
-                        raise AttemptError(error.message, may_have_applied=False, is_alive=True) from error
-                    raise error.typed(f"{what}: as user {credentials.user!r}", str(endpoint), None) from error
-                except AttemptError as error:
-                    # whatever became of it, the call that needs the token was not sent
-                    raise AttemptError(str(error), may_have_applied=False, is_alive=error.is_alive) from error
-                token = answer.get("token")
-                if not isinstance(token, str) or not (token.isascii() and token.isprintable()):
-                    self.note_failure(endpoint, "no token in the answer")
-                    raise AttemptError("no token in the answer", may_have_applied=False, is_alive=False)
-                self._token = token
-            return self._token
+        token = self._token
+        if token is not None:
+            return token
+        with self._fetching(deadline):
+            # read once: another thread may drop it at any moment
+            token = self._token
+            if token is None:
+                token = self._token = self._authenticate(endpoint, credentials, what, deadline)
+            return token
+
+    def _authenticate(self, endpoint: Endpoint, credentials: Credentials, what: str, deadline: Deadline) -> str:
+        body = {"name": credentials.user, "password": credentials.password}
+        try:
+            answer = self._exchange(endpoint, _AUTHENTICATE, body, None, deadline)
+        except GatewayError as error:
+            if error.is_passing:
+                self.note_failure(endpoint, error.message, is_alive=True)
+                raise AttemptError(error.message, may_have_applied=False, is_alive=True) from error
+            raise error.typed(f"{what}: as user {credentials.user!r}", str(endpoint), None) from error
+        except AttemptError as error:
+            # whatever became of it, the call that needs the token was not sent
+            raise AttemptError(str(error), may_have_applied=False, is_alive=error.is_alive) from error
+        token = answer.get("token")
+        if not isinstance(token, str) or not (token.isascii() and token.isprintable()):
+            self.note_failure(endpoint, "no token in the answer")
+            raise AttemptError("no token in the answer", may_have_applied=False, is_alive=False)
+        return token
+
+    @contextmanager
+    def _fetching(self, deadline: Deadline) -> Iterator[None]:
+        """Let one thread at a time fetch a token; none waits for another beyond its own deadline."""
+        if not self._fetch_lock.acquire(timeout=max(deadline.left_s, 0.0)):
+            raise AttemptError("no answer in time to a request for a token", may_have_applied=False, is_alive=False)
+        try:
+            yield
+        finally:
+            self._fetch_lock.release()
 
     def _drop_token(self, token: str | None, error: GatewayError) -> bool:
         """Forget a token that etcd no longer knows; return whether a new one may help."""

@@ -11,6 +11,7 @@ import itertools
 import logging
 import random
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -39,6 +40,7 @@ from megatrain.coordination.wire import (
 
 _logger = logging.getLogger(__name__)
 _LONGEST_PAUSE_S = 2.0
+_SHORTEST_WAIT_S = 0.001
 _MAX_REFUSALS = 2
 """A token may run out between the member's proof and the watch: once is no reason to give up."""
 
@@ -78,7 +80,7 @@ WatchEvent = Changes | Snapshot
 
 @dataclass(frozen=True, slots=True)
 class WatchLimits:
-    """`silence_s`: after so long without a word the member must prove itself; `renew_s`: the stream is opened anew;
+    """`silence_s`: after so long without an event the member must prove itself; `renew_s`: the stream is opened anew;
     `capacity`: events that wait for the consumer before etcd has to keep them."""
 
     silence_s: float = 5.0
@@ -175,6 +177,10 @@ class Watch:
                 return
             except CoordinationError as error:
                 self._rest(str(error))
+            except Exception as error:
+                # a defect of ours: whoever waits for events must not wait for ever
+                self._queue.close(error)
+                raise
         self._queue.close()
 
     def _rest(self, reason: str) -> None:
@@ -221,19 +227,24 @@ class Watch:
                     self._stream = None
 
     def _listen(self, stream: JsonStream, endpoint: Endpoint) -> None:
-        silent_s = 0.0
+        heard_at = proven_at = time.monotonic()
         while not self._is_over:
-            message = stream.next(self._limits.silence_s)
+            wait_s = max(proven_at + self._limits.silence_s - time.monotonic(), _SHORTEST_WAIT_S)
+            message = stream.next(wait_s)
             if message is not None:
-                silent_s = 0.0
-                self._take(message, endpoint)
-                continue
-            self._num_failures = 0
-            silent_s += self._limits.silence_s
-            if silent_s >= self._limits.renew_s:
+                has_events = self._take(message, endpoint)
+                heard_at = time.monotonic()
+                # no events, no proof: a member that lost the others goes on to send signs of progress
+                proven_at = heard_at if has_events else proven_at
+            elif time.monotonic() - heard_at >= self._limits.renew_s:
+                self._num_failures = 0
                 return
-            assert self._next_revision is not None
-            self._prove(endpoint, self._next_revision)
+            proven_at = max(proven_at, self._gateway.proven_at(endpoint))
+            if time.monotonic() - proven_at >= self._limits.silence_s:
+                self._num_failures = 0
+                assert self._next_revision is not None
+                self._prove(endpoint, self._next_revision)
+                proven_at = time.monotonic()
 
     def _prove(self, endpoint: Endpoint, next_revision: int) -> None:
         """See that the member answers for the majority, and that its history is the one we follow."""
@@ -246,14 +257,15 @@ class Watch:
                 f"etcd's history went back from revision {next_revision - 1} to {answer.revision}: it was restored"
             )
 
-    def _take(self, message: JsonObject, endpoint: Endpoint) -> None:
+    def _take(self, message: JsonObject, endpoint: Endpoint) -> bool:
+        """Deliver what a message holds; return whether it holds events, which only a majority can make."""
         if flag_field(message, "canceled"):
             self._take_end(message, endpoint)
         if self._trouble:
             _logger.info("watch of %s goes on at %s", self.keys, endpoint)
             self._trouble = ""
         if flag_field(message, "created"):
-            return
+            return False
         self._num_failures = self._num_refusals = 0
         events = list_field(message, "events")
         if not events:
@@ -263,6 +275,7 @@ class Watch:
             assert self._next_revision is not None
             if revision >= self._next_revision and self._queue.put(Changes(revision, tuple(group))):
                 self._advance(revision)
+        return bool(events)
 
     def _advance(self, revision: int) -> None:
         assert self._next_revision is not None

@@ -6,7 +6,6 @@ The gateway speaks proto3's JSON: 64-bit integers are strings, fields that are z
 from __future__ import annotations
 
 import base64
-import binascii
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -37,7 +36,7 @@ def bytes_field(answer: JsonObject, name: str) -> bytes:
         raise MalformedError(f"{name}={value!r:.60} is no base64")
     try:
         return base64.b64decode(value, validate=True)
-    except binascii.Error as error:
+    except ValueError as error:
         raise MalformedError(f"{name}={value!r:.60} is no base64") from error
 
 

@@ -79,13 +79,30 @@ def judge(logs: list[RankLog]) -> BundleVerdict:
     # a rank that died breaks the paths of its peers: their words about those paths are no cause then
     causes = [log for log in owners if log.weight != LINK]
     if causes:
+        named = _named_by_others(_heaviest(causes))
+        if named is not None:
+            return _of(named, logs, "the others with the same cause name it")
         return _of(_first(causes), logs, "its log names the heaviest cause, or the first of several")
     ended = [log for log in failed if _has_ended(log)]
     if len(ended) == 1 and len(failed) > 1:
         return _of(ended[0], logs, "its process ended by itself, the others lost it or waited")
     if owners:
-        return _of(_first(owners), logs, "its log names a broken path")
+        return _of_paths(_with_gaps(logs), owners)
     return _of_waiting(_with_gaps(logs), failed)
+
+
+def _of_paths(logs: list[RankLog], owners: list[RankLog]) -> BundleVerdict:
+    """Return the verdict where logs name broken paths: the end that they share is the broken one."""
+    if len(owners) > 1:
+        named = _named_by_others(logs)
+        if named is not None:
+            return _of(named, logs, "the paths that the others name lead to it")
+        silent = [log for log in logs if log.weight <= NOISE]
+        peers = {(log.evidence.culprit or "").rpartition("peer ")[2] for log in owners if log.evidence is not None}
+        is_one_end = len(peers) == 1 and "" not in peers
+        if len(silent) == 1 and (is_one_end or len(owners) == len(logs) - 1):
+            return _of(silent[0], [*owners, silent[0]], "others name broken paths to one end, and it logged nothing")
+    return _of(_first(owners), logs, "its log names a broken path")
 
 
 def _of_waiting(logs: list[RankLog], failed: list[RankLog]) -> BundleVerdict:
@@ -151,12 +168,16 @@ def _is_cascade(log: RankLog) -> bool:
 
 def _first(logs: list[RankLog]) -> RankLog:
     """Return the log of most weight; among equals the one whose line is the earliest, then the lowest rank."""
-    heaviest = max(log.weight for log in logs)
-    logs = [log for log in logs if log.weight == heaviest]
+    logs = _heaviest(logs)
     timed = [log for log in logs if log.evidence is not None and log.evidence.time_s is not None]
     if len(timed) == len(logs):
         return min(timed, key=lambda log: log.evidence.time_s or 0.0 if log.evidence else 0.0)
     return logs[0]
+
+
+def _heaviest(logs: list[RankLog]) -> list[RankLog]:
+    most = max(log.weight for log in logs)
+    return [log for log in logs if log.weight == most]
 
 
 def _behind(logs: list[RankLog]) -> RankLog | None:

@@ -85,12 +85,16 @@ class LogClassifier:
     def _learn(self, rule: Rule, line: str) -> None:
         if rule.name == context.FRAME:
             self._frames.see(rank_of_line(line), line)
+        elif rule.name == context.IGNORED:
+            self._frames.ignore(rank_of_line(line))
         elif rule.name == context.SEQUENCE:
             self.sequences.see(line)
         else:
             self._table.see(line)
 
     def _weigh(self, rule: Rule, line: str, number: int) -> None:
+        if self._frames.ends_ignored(rank_of_line(line), line):
+            return
         label, weight = rule.label, rule.weight
         if rule.name == "python-exception":
             label = self._frames.place_of(rank_of_line(line), line) or label

@@ -23,3 +23,10 @@ warning was watch when while will with without work worker workers write written
 """
 
 FREQUENT_WORDS = frozenset(_TEXT.split())
+
+_OF_EVERY_LINE = """
+batch grad gpu host info iteration loss nccl node norm rank sample samples step time token tokens torch
+"""
+
+WORDS_OF_EVERY_LINE = frozenset(_OF_EVERY_LINE.split())
+"""The last that a rule should be found by."""

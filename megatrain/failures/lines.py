@@ -38,7 +38,9 @@ _PREFIX = re.compile(
     r"(?:ERROR|CRITICAL|FATAL|SEVERE)\b[ :|-]*|"
     r"[|:-] |"
     r"[A-Za-z][\w.-]*:\d+:\d+ \[-?\d+\]|"
-    r"[a-z][\w.-]*\d[\w.-]*: "  # a pod or a host
+    r"[a-z][\w.-]*\d[\w.-]*(?<![Ee]rror)(?<!xception): |"  # a pod or a host
+    r"[A-Za-z_][\w.]*\.(?!\w*error: |timeout: )[a-z_]\w*: |"  # the name of a logger
+    r"[a-z][\w-]*: (?=(?:[A-Z][\w.]*)?(?:Error|Exception)\b)"  # the name of a program
 )
 _MAX_PREFIXES = 16
 

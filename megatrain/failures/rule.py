@@ -43,6 +43,8 @@ class Rule:
     """The pattern is looked for where the message begins, after what launchers and loggers put before it."""
     is_fallback: bool = False
     """Other rules that match the same line know better."""
+    is_family: bool = False
+    """The rule knows a kind of failure and no message: rules that know the line's message know better."""
     is_context: bool = False
     """The line is no sign of failure; it tells something about the lines that follow."""
 
@@ -64,9 +66,9 @@ class Rule:
         return self.pattern.search(lower) is not None
 
     @property
-    def precedence(self) -> tuple[bool, bool, int]:
+    def precedence(self) -> tuple[bool, bool, bool, int]:
         """What decides between rules that match one line; `weight` decides between lines."""
-        return self.is_silencer, not self.is_fallback, self.weight
+        return self.is_silencer, not self.is_fallback, not self.is_family, self.weight
 
     def named(self, text: str) -> dict[str, str]:
         """Return who the line names, by kind: host, rank, gpu, peer."""
@@ -90,6 +92,7 @@ def rule(
     names_own_rank: bool = True,
     is_at_start: bool = False,
     is_fallback: bool = False,
+    is_family: bool = False,
     is_context: bool = False,
 ) -> Rule:
     """Return a rule. Words of an alternative are joined by ` & `; the action is the label's unless given."""
@@ -107,6 +110,7 @@ def rule(
         names_own_rank=names_own_rank,
         is_at_start=is_at_start,
         is_fallback=is_fallback,
+        is_family=is_family,
         is_context=is_context,
     )
 

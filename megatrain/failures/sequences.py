@@ -10,8 +10,8 @@ MAX_GROUPS: Final = 64
 
 _GROUP = re.compile(r"PG (?:ID |GUID )?(\d+)")
 _TIMED_OUT = re.compile(r"SeqNum=(\d+)")
-_ENQUEUED = re.compile(r"last enqueued (?:NCCL )?work: (-?\d+)")
-_COMPLETED = re.compile(r"last completed (?:NCCL )?work: (-?\d+)")
+_ENQUEUED = re.compile(r"last enqueued (?:NCCL )?work: (-?\d+)", re.IGNORECASE)
+_COMPLETED = re.compile(r"last completed (?:NCCL )?work: (-?\d+)", re.IGNORECASE)
 
 
 @dataclass(slots=True)

@@ -11,11 +11,11 @@ import functools
 import itertools
 import re
 import string
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from megatrain.failures.frequent_words import FREQUENT_WORDS
+from megatrain.failures.frequent_words import FREQUENT_WORDS, WORDS_OF_EVERY_LINE
 from megatrain.failures.rule import Rule, Words
 
 MAX_SHAPES: Final = 8192
@@ -24,6 +24,9 @@ MAX_SHAPE_BYTES: Final = 1024
 MAX_RUNS: Final = 32768
 MAX_RUN_BYTES: Final = 64
 """More letters in a row are no word of any message, but encoded bytes."""
+BATCH_SHAPES: Final = 128
+_MANY_RUNS: Final = 12
+"""With more, to split a shape costs less than to search it for each."""
 
 _DIGITS = string.digits.encode()
 _TABLE = bytes(
@@ -54,7 +57,9 @@ def anchor_of(words: Words) -> tuple[str, bool]:
 def _rarity(run: str, is_whole: bool) -> int:
     if len(run) < 3 or (len(run) == 3 and not is_whole):
         return 0
-    return 1 if run in FREQUENT_WORDS else 2
+    if run in WORDS_OF_EVERY_LINE or run in _ALWAYS_WHOLE:
+        return 1
+    return 2 if run in FREQUENT_WORDS else 3
 
 
 def _runs(word: str) -> list[tuple[str, bool]]:
@@ -97,12 +102,22 @@ class Anchors:
                 (self.whole if is_whole else self.parts).setdefault(run, []).append(target)
         self._any_part = re.compile(_any_of(sorted(self.parts)))
 
-    def in_run(self, run: str) -> tuple[Target, ...]:
-        """Return the alternatives that a run leads to."""
-        found = list(self.whole.get(run, ()))
-        if self._any_part.search(run):
-            found += [target for part, targets in self.parts.items() if part in run for target in targets]
-        return tuple(found)
+    def of_runs(self, runs: Sequence[bytes]) -> dict[bytes, tuple[Target, ...]]:
+        """Return the alternatives that runs lead to; most lead to none and are left out."""
+        text = b" ".join(runs).decode("ascii")
+        leading = self.whole.keys() & set(text.split())
+        end = -1
+        for found in self._any_part.finditer(text):
+            if found.start() > end:
+                start = text.rfind(" ", 0, found.start()) + 1
+                end = text.find(" ", found.end())
+                end = len(text) if end < 0 else end
+                leading.add(text[start:end])
+        return {run.encode(): self._of_run(run) for run in leading}
+
+    def _of_run(self, run: str) -> tuple[Target, ...]:
+        parts = (target for part, targets in self.parts.items() if part in run for target in targets)
+        return (*self.whole.get(run, ()), *parts)
 
 
 def _any_of(words: list[str]) -> str:
@@ -130,46 +145,78 @@ class ShapeIndex:
         self._runs: dict[bytes, tuple[Target, ...]] = {}
         self._dull_runs: set[bytes] = set()
 
-    def interesting(self, shapes: Iterable[bytes]) -> list[tuple[int, Candidates]]:
+    def interesting(self, shapes: Sequence[bytes]) -> list[tuple[int, Candidates]]:
         """Return number and candidates of the lines that could match a rule."""
         known = self._shapes
         found = []
-        for number, shape in enumerate(shapes):
-            candidates = known[shape] if shape in known else self._work_out(shape)
-            if candidates is not None:
-                found.append((number, candidates))
+        for start in range(0, len(shapes), BATCH_SHAPES):
+            batch = shapes[start : start + BATCH_SHAPES]
+            unknown = [shape for shape in batch if shape not in known]
+            new = self._work_out(unknown) if unknown else {}
+            if len(unknown) == len(batch) and not any(new.values()):
+                self._keep(new)
+                continue
+            for number, shape in enumerate(batch, start):
+                # what is new may not have been kept, or have been kept in place of what was known
+                candidates = new[shape] if shape in new else known[shape]
+                if candidates is not None:
+                    found.append((number, candidates))
+            self._keep(new)
         return found
 
-    def _work_out(self, shape: bytes) -> Candidates | None:
-        runs = set(shape.split()) - self._dull_runs
-        candidates = self._candidates(runs, shape) if runs else None
-        if len(shape) <= MAX_SHAPE_BYTES:
-            if len(self._shapes) >= MAX_SHAPES:
-                self._shapes.clear()
-            self._shapes[shape] = candidates
-        return candidates
+    def _work_out(self, shapes: list[bytes]) -> dict[bytes, Candidates | None]:
+        """Return the candidates of new shapes.
 
-    def _candidates(self, runs: set[bytes], shape: bytes) -> Candidates | None:
+        All are looked at as one text first: few runs of it lead anywhere, and a rule whose other words are nowhere in
+        it needs no look at the single lines.
+        """
+        text = b"\n".join(shapes)
+        runs = set(itertools.filterfalse(self._dull_runs.__contains__, text.split()))
+        leading = {run: self._runs[run] for run in runs & self._runs.keys()}
+        leading |= self._learn([run for run in runs if run not in leading and len(run) <= MAX_RUN_BYTES])
+        live: dict[bytes, tuple[Target, ...]] = {}
+        for run, targets in leading.items():
+            targets = tuple(target for target in targets if all(part in text for part in target.shapes))
+            if targets:
+                live[run] = targets
+        if not live:
+            return dict.fromkeys(shapes)
+        if len(live) > _MANY_RUNS:
+            return {shape: self._candidates(live.keys() & set(shape.split()), shape, live) for shape in shapes}
+        found: dict[bytes, Candidates | None] = {}
+        for shape in shapes:
+            found[shape] = None
+            for run in live:
+                if run in shape:
+                    found[shape] = self._candidates(live.keys() & set(shape.split()), shape, live)
+                    break
+        return found
+
+    def _keep(self, new: dict[bytes, Candidates | None]) -> None:
+        if len(self._shapes) + len(new) > MAX_SHAPES:
+            self._shapes.clear()
+        if max(map(len, new), default=0) > MAX_SHAPE_BYTES:
+            new = {shape: candidates for shape, candidates in new.items() if len(shape) <= MAX_SHAPE_BYTES}
+        self._shapes.update(new)
+
+    def _candidates(self, runs: set[bytes], shape: bytes, live: dict[bytes, tuple[Target, ...]]) -> Candidates | None:
         by_rule: dict[int, list[Words]] = {}
         for run in runs:
-            targets = self._runs.get(run)
-            if targets is None:
-                targets = self._look_up(run)
-            for target in targets:
+            for target in live[run]:
                 if all(part in shape for part in target.shapes):
                     by_rule.setdefault(target.number, []).append(target.words)
         rules = tuple((self._rules[number], tuple(by_rule[number])) for number in sorted(by_rule))
         return Candidates(rules, max(rule.weight for rule, _ in rules)) if rules else None
 
-    def _look_up(self, run: bytes) -> tuple[Target, ...]:
-        if len(run) > MAX_RUN_BYTES:
-            return ()
-        targets = self._anchors.in_run(run.decode("ascii"))
-        if len(self._runs) + len(self._dull_runs) >= MAX_RUNS:
+    def _learn(self, runs: list[bytes]) -> dict[bytes, tuple[Target, ...]]:
+        """Take in runs that were never seen, and return those that lead anywhere."""
+        if not runs:
+            return {}
+        leading = self._anchors.of_runs(runs)
+        if len(self._runs) + len(self._dull_runs) + len(runs) > MAX_RUNS:
             self._runs.clear()
             self._dull_runs.clear()
-        if targets:
-            self._runs[run] = targets
-        else:
-            self._dull_runs.add(run)
-        return targets
+        if len(runs) <= MAX_RUNS:
+            self._runs.update(leading)
+            self._dull_runs.update(run for run in runs if run not in leading)
+        return leading

@@ -1,181 +1,109 @@
-"""A job under `megatrain launch` on one machine: a real etcd, executors, a spare, and faults in their workers."""
+"""Records of a made-up job: two hosts with two ranks each that train, a spare, and an incident that is over."""
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
-import sys
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
-from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from dataclasses import replace
+from typing import Any
 
-from megatrain.contracts.host_records import HostRecord, HostStatus
-from megatrain.contracts.incident import Incident, IncidentState
-from megatrain.contracts.job_keys import JobKeys
-from megatrain.contracts.record import RecordType, decode
-from megatrain.contracts.rounds import Halt, JobEnd, Round
-from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.settings import EtcdSettings
-from megatrain.coordination.wire import KeyRange
-from tests.helpers.source_tree import ROOT
-from tests.helpers.step_faults import VARIABLE, FaultDirectory
-from tests.helpers.tiny_data import write_corpus
-from tests.helpers.train_process import Job, make_job
-from tests.helpers.waiting import wait_until
+from megatrain.contracts.host_records import (
+    HostPhase,
+    HostRecord,
+    HostStatus,
+    Milestones,
+    RankFailure,
+    Stall,
+)
+from megatrain.contracts.incident import Incident, IncidentKind, IncidentState, Moments
+from megatrain.contracts.rounds import Cordon, Halt, JobRecord, Round, RoundHost
+from megatrain_launcher.commands.reader import JobSnapshot
 
-VOCAB_SIZE = 61
-WORKERS = 2
+NOW_S = 1_800_000_000.0
+NUM_WORKERS = 2
 
 
-def make_launched_job(root: Path, steps: int, *changes: Mapping[str, Mapping[str, Any]]) -> Job:
-    """Write a job of four data-parallel ranks on real token files; its snapshots are in `root`, a checkpoint comes
-    every 10 steps."""
-    data = write_corpus(root / "data" / "train", 20_000, VOCAB_SIZE)
-    tables: dict[str, dict[str, Any]] = {
-        "job": {"name": root.name},
-        "data": {"train": str(data)},
-        "train": {"steps": steps},
-        "checkpoint": {"interval": 10, "arena_directory": str(root / "job"), "keep_arena_s": 5.0},
-        "runtime": {"save_grace_s": 10.0, "first_step_timeout_s": 60.0, "init_timeout_s": 60.0},
-        "log": {"interval": 10},
-        "recovery": {"has_health_checks": False},
-    }
-    return make_job(root / "job", tables, *changes)
+def make_record(**changes: Any) -> JobRecord:
+    record = JobRecord(
+        job="demo", launch_id="l1", config_hash="c0ffee", config={"train.steps": "100"}, min_hosts=2, max_hosts=2,
+        num_workers=NUM_WORKERS, run_directory="runs/demo", first_host="host-1", created_unix_s=NOW_S - 3600,
+    )  # fmt: skip
+    return replace(record, **changes)
 
 
-@dataclass
-class LaunchedJob:
-    """Executors by host id. As a context it leaves no process behind."""
-
-    job: Job
-    endpoints: Sequence[str]
-    faults: FaultDirectory
-    arguments: Sequence[str]
-    """Of `megatrain launch`, the same for all hosts."""
-    executors: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
-
-    def start(self, host: str, *more: str, enter: Sequence[str] = ()) -> subprocess.Popen[bytes]:
-        """Start the executor of a host; `enter` is what a command line begins with that runs elsewhere."""
-        command = [
-            *enter, sys.executable, "-m", "megatrain", "launch", "--rdzv-endpoint", ",".join(self.endpoints),
-            "--host-id", host, *self.arguments, *more,
-            "-m", "tests.helpers.step_faults", str(self.job.config_file),
-        ]  # fmt: skip
-        with (self.job.root / f"{host}.log").open("ab") as log:
-            process = subprocess.Popen(
-                command,
-                cwd=ROOT,
-                env={**os.environ, "OMP_NUM_THREADS": "1", **self.faults.environment},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
-        self.executors[host] = process
-        return process
-
-    def log(self, host: str) -> str:
-        return (self.job.root / f"{host}.log").read_text(errors="replace")
-
-    def finish(self, host: str, deadline_s: float) -> int:
-        """Wait for an executor's end and return its exit code."""
-        try:
-            return self.executors[host].wait(deadline_s)
-        except subprocess.TimeoutExpired:
-            raise TimeoutError(f"{host} still runs after {deadline_s} s:\n{self.log(host)[-3000:]}") from None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for process in self.executors.values():
-            if process.poll() is None:
-                process.kill()
-            process.wait()
-        for pid in self.processes():
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-
-    def processes(self) -> list[int]:
-        """Return every live process of this job: all have its fault directory in their environment."""
-        wanted = f"{VARIABLE}={self.faults.root}".encode()
-        found = []
-        for path in Path("/proc").glob("[0-9]*"):
-            with suppress(OSError):
-                state = (path / "stat").read_text().rpartition(")")[2].split()[0]
-                if state != "Z" and wanted in (path / "environ").read_bytes().split(b"\0"):
-                    found.append(int(path.name))
-        return sorted(found)
-
-    def step_records(self) -> list[dict[str, Any]]:
-        return self.job.records("step")
-
-    def losses(self) -> dict[int, float]:
-        """Return the loss of each step; of several records the last one counts."""
-        return {record["step"]: record["loss"] for record in self.step_records()}
-
-    def wait_for_step(self, step: int, deadline_s: float) -> None:
-        wait_until(lambda: any(each["step"] >= step for each in self.step_records()), f"step {step}", deadline_s)
+def make_host(number: int, **changes: Any) -> HostRecord:
+    record = HostRecord(
+        host=f"host-{number}", session=f"s{number}", pid=100 + number, address=f"10.0.0.{number}", store_port=29400,
+        liveness_port=29500, num_workers=NUM_WORKERS, config_hash="c0ffee", version="0.1.0", hardware="2 cores",
+        joined_unix_s=NOW_S - 3600, is_fit=True, labels={"switch": "s1"},
+    )  # fmt: skip
+    return replace(record, **changes)
 
 
-@dataclass(frozen=True, slots=True)
-class JobView:
-    """What etcd holds about a job, read anew by each call."""
+def make_status(number: int, phase: HostPhase = HostPhase.RUNNING, **changes: Any) -> HostStatus:
+    status = HostStatus(
+        host=f"host-{number}", session=f"s{number}", phase=phase, round=2, alive_ranks="3", min_step=1240,
+        max_step=1240, resumed_step=1230, last_step_unix_s=NOW_S - 1, median_step_s=0.08, step_phase="step",
+        milestones=Milestones(NOW_S - 700, NOW_S - 699, NOW_S - 698, NOW_S - 697),
+    )  # fmt: skip
+    return replace(status, **changes)
 
-    client: EtcdClient
-    keys: JobKeys
 
-    @classmethod
-    def of(cls, job: Job, endpoints: Sequence[str]) -> Self:
-        return cls(EtcdClient(EtcdSettings.of(list(endpoints))), JobKeys(job.config.job.name))
+def make_round(number: int = 2, **changes: Any) -> Round:
+    parts = tuple(
+        RoundHost(f"host-{host}", f"s{host}", f"10.0.0.{host}", (host - 1) * NUM_WORKERS, NUM_WORKERS)
+        for host in (1, 2)
+    )
+    found = Round(
+        number=number, world_size=4, hosts=parts, store_address="10.0.0.1", store_port=29400,
+        reason="rank 3 on host-2 ended by SIGKILL", driver="host-1", created_unix_s=NOW_S - 700,
+    )  # fmt: skip
+    return replace(found, **changes)
 
-    def all(self, directory: str, kind: type[RecordType]) -> list[RecordType]:
-        items = self.client.read_all(KeyRange.prefix(self.keys.directory(directory))).items
-        return [decode(kind, item.value, item.key.decode()) for item in items]
 
-    def hosts(self) -> dict[str, HostRecord]:
-        return {record.host: record for record in self.all("hosts", HostRecord)}
+def make_failure(rank: int = 3, exit_code: int = -9, **changes: Any) -> RankFailure:
+    return replace(RankFailure(rank, exit_code, NOW_S - 703.1), **changes)
 
-    def statuses(self) -> dict[str, HostStatus]:
-        return {status.host: status for status in self.all("status", HostStatus)}
 
-    def rounds(self) -> list[Round]:
-        return self.all("rounds", Round)
+def make_incident(name: str = "0001", **changes: Any) -> Incident:
+    began = NOW_S - 703.2
+    incident = Incident(
+        incident_id=f"20270115-{name}", kind=IncidentKind.FAILURE, state=IncidentState.RECOVERED, round=1,
+        moments=Moments(*(began + later_s for later_s in (0.0, 0.1, 0.15, 0.4, 0.5, 1.9, 2.3, 3.2))),
+        reason="rank 3 on host-2 ended by SIGKILL", action="restart", culprit_hosts=("host-2",), culprit_ranks=(3,),
+        confidence="certain", evidence=("rank 3 ended first, by SIGKILL", "ranks 0-2 lost their connection to it"),
+        failures=(make_failure(), make_failure(1, 69, at_unix_s=NOW_S - 702.9, label="network", action="none",
+                                               is_cascade=True, line="connection reset by peer")),
+        label="unknown", next_round=2, last_step=1234, resumed_step=1230, driver="host-1", effective_time_ratio=0.991,
+    )  # fmt: skip
+    return replace(incident, **changes)
 
-    def halts(self) -> list[Halt]:
-        return self.all("halts", Halt)
 
-    def incidents(self) -> list[Incident]:
-        return self.all("incidents", Incident)
+def make_halt(**changes: Any) -> Halt:
+    return replace(Halt(2, "rank 1 on host-1 ended by SIGKILL", False, NOW_S - 2, "20270115-0002"), **changes)
 
-    def end(self) -> JobEnd | None:
-        item = self.client.get(self.keys.end)
-        return None if item is None else decode(JobEnd, item.value, self.keys.end)
 
-    def driver(self) -> str:
-        """Return the host that drives, empty while nobody does."""
-        items = self.client.read_all(KeyRange.prefix(self.keys.election + "/")).items
-        if not items:
-            return ""
-        value = min(items, key=lambda item: item.create_revision).value.decode()
-        with suppress(ValueError):
-            found = json.loads(value)
-            if isinstance(found, dict):
-                return str(found.get("host", value))
-        return value
+def make_stall(**changes: Any) -> Stall:
+    return replace(Stall("step", 1240, 6.0, 5.0, NOW_S - 1, (2, 3)), **changes)
 
-    def wait_recovered(self, number: int, deadline_s: float) -> Incident:
-        """Return incident number `number`, counted from 0, when it is over."""
 
-        def is_over() -> bool:
-            found = self.incidents()
-            return len(found) > number and found[number].state is not IncidentState.OPEN
+def make_cordon(number: int) -> Cordon:
+    return Cordon(f"host-{number}", "ECC errors", "ops@desk", NOW_S - 60)
 
-        wait_until(is_over, f"the end of incident {number}", deadline_s)
-        return self.incidents()[number]
+
+def make_snapshot(**changes: Any) -> JobSnapshot:
+    """Return a job that trains; changes replace whole fields."""
+    snapshot = JobSnapshot(
+        job="demo",
+        revision=100,
+        record=make_record(),
+        hosts={f"host-{number}": make_host(number) for number in (1, 2, 3)},
+        statuses={
+            "host-1": make_status(1),
+            "host-2": make_status(2),
+            "host-3": HostStatus("host-3", "s3", HostPhase.PARKED),
+        },
+        rounds={1: make_round(1), 2: make_round(2)},
+        halts={1: Halt(1, "rank 3 on host-2 ended by SIGKILL", False, NOW_S - 703)},
+        incidents=(make_incident(),),
+        driver="host-1",
+    )
+    return replace(snapshot, **changes)

@@ -35,7 +35,7 @@ class StepFault:
 
 
 def _hold_the_interpreter_lock() -> None:
-    ctypes.PyDLL(None).sleep(3600)  # a PyDLL call keeps the lock
+    ctypes.PyDLL(None).poll(None, 0, 3_600_000)  # a call by PyDLL keeps the lock
 
 
 def _raise_in_a_thread() -> None:
@@ -50,6 +50,10 @@ def _raise() -> None:
 
 def _read_null() -> None:
     ctypes.string_at(0)
+
+
+def _pause(seconds: float) -> None:
+    threading.Event().wait(max(0.0, seconds))
 
 
 def _by(number: signal.Signals) -> Callable[[], None]:
@@ -70,7 +74,7 @@ KINDS: Mapping[str, Callable[[], None]] = {
     "exit": lambda: os._exit(3),
     "terminate": _by(signal.SIGTERM),
     "interrupt": _by(signal.SIGINT),
-    "sleep": lambda: time.sleep(3600),
+    "sleep": lambda: _pause(3600.0),
 }
 
 
@@ -137,7 +141,7 @@ def main() -> int:
             if (fault.rank, fault.step) == (rank, trainer.step):
                 strike(path, fault)
         outcome = train_step(trainer, batch)
-        time.sleep(max(0.0, pace_s - (time.monotonic() - started)))
+        _pause(pace_s - (time.monotonic() - started))
         return outcome
 
     Trainer._train_step = faulty_train_step  # type: ignore[method-assign]

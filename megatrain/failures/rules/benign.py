@@ -74,7 +74,7 @@ RULES: tuple[Rule, ...] = (
         "overflow! & skipping step", "attempted loss scale", "gradient overflow. skipping step",
         "reducing loss scale", "overflow detected. skipping", "overflow & reducing to", "found overflow & skip",
         "loss scaler reducing", "lowering loss scale", "grad overflow on",
-        unless=r"minimum|\bcannot\b|reducing to 0(?:\.0+)?\b|reducing to 0\.0",
+        unless=r"minimum|\bcannot\b|(?:reducing|loss scale) to 0(?:\.0+)?(?:\s|$)",
         is_silencer=True, names_own_rank=False,
     ),
     rule(
@@ -90,6 +90,7 @@ RULES: tuple[Rule, ...] = (
         "corrected error", "severity=corrected", "severity=correctable", "corrected hardware", "correctable ecc",
         "single bit ecc & corrected", "volatile & sbe", "aer: corrected", "aer: correctable", "corrected, type=",
         "pcie bus error: severity=corrected", "ce memory",
+        pattern=r"correct|single bit|sbe|\bce memory",
         unless=r"uncorrected|uncorrectable|exceed|threshold",
         is_silencer=True, names_own_rank=False,
     ),
@@ -111,7 +112,7 @@ RULES: tuple[Rule, ...] = (
         "pin_memory & no accelerator", "this dataloader will create", "graph break", "recompile_limit",
         "cache_size_limit", "not enough sms", "could not parse", "cpu random generator", "error_file: <n/a>",
         "unable to find a match & using", "numexpr", "matplotlib",
-        unless=r"\bfatal\b|out of memory|^\w*(?:Error|Exception): ",
+        unless=r"\bfatal\b|out of memory|^\w*(?:Error|Exception): |_dynamo\.exc",
         is_silencer=True, names_own_rank=False,
     ),
     rule(

@@ -11,7 +11,7 @@ RULES: tuple[Rule, ...] = (
         "watchdog-timeout", Label.COLLECTIVE_TIMEOUT, TIMEOUT,
         "watchdog caught collective operation timeout", "caught collective operation timeout",
         "milliseconds before timing out", "nccl & watchdog & timeout",
-        unless=r"communicator was aborted|original reason|future work",
+        unless=r"communicator was aborted|original reason|future work|timeouts? (?:is|are|set)\b|configured|enabled",
         names_own_rank=False,
     ),
     rule(
@@ -36,7 +36,8 @@ RULES: tuple[Rule, ...] = (
         "no progress & seconds & hang", "section & timed out", "did not receive heartbeat",
         "no heartbeat from rank", "training & appears & hung", "possible hang", "hang detected", "ranks are stuck",
         "rank is stuck",
-        unless=r"but received errors|timeouts?\W{0,3}(?:set|=|is)\b|setting|default|init_process_group|retry|using",
+        unless=r"but received errors|writev|connect|timeouts?\W{0,3}(?:set|=|is)\b|setting|default|"
+               r"init_process_group|retry|using",
         culprit=r"\brank\(?s?\)? (?P<rank>\d+)[^.]{0,40}(?:failed to pass|did not|missing|stuck)|"
                 r"(?:failed to pass|missing|no heartbeat from|stuck)[^.]{0,30}ranks?:? \[?(?P<peer>\d+(?:, ?\d+)*)",
         names_own_rank=False,
@@ -94,7 +95,7 @@ RULES: tuple[Rule, ...] = (
         "mismatched allgather", "mismatched broadcast", "one rank had type", "op.preamble.length <= op.nbytes",
         "different collective & rank", "nccl warn & mismatch", "tensor & must be on & nccl",
         "no backend type associated with device type",
-        culprit=r"rank (?P<rank>\d+) is running",
+        culprit=r"but rank (?P<rank>\d+) is running",
     ),
     rule(
         "nccl-invalid-usage", Label.USER_CODE, SPECIFIC,

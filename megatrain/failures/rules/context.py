@@ -7,15 +7,17 @@ from typing import Final
 
 from megatrain.failures.rule import Rule, rule
 from megatrain.failures.verdict import Label
-from megatrain.failures.weights import ABORT, EXCEPTION, TIMEOUT
+from megatrain.failures.weights import ABORT, EXCEPTION, SPECIFIC, TIMEOUT
 
 FRAME: Final = "traceback-frame"
 TABLE_HEAD: Final = "table-head"
 TABLE_FIELD: Final = "table-field"
 SEQUENCE: Final = "watchdog-sequence"
+IGNORED: Final = "exception-ignored"
 
 RULES: tuple[Rule, ...] = (
     rule(FRAME, Label.BENIGN, EXCEPTION, "file \" & line", pattern=r'File "[^"]+", line \d+', is_context=True),
+    rule(IGNORED, Label.BENIGN, SPECIFIC, "exception ignored in", "error in sys.excepthook", is_context=True),
     rule(
         TABLE_HEAD, Label.BENIGN, ABORT, "root cause (first observed failure)", "failures:",
         pattern=r"Root Cause \(first observed failure\)|^\W*Failures:\s*$", is_context=True,

@@ -16,6 +16,7 @@ RULES: tuple[Rule, ...] = (
         "cuda.outofmemoryerror", "cuda runtime error & out of memory", "cudamalloc & failed & memory",
         "cudamalloc failed: out of memory", "cumemcreate & out of memory", "out of memory on device",
         "cuda driver error: out of memory", "not enough memory on gpu", "resource_exhausted: out of memory",
+        unless=r"cudahostalloc|\bpinn",
         culprit=r"\bgpu[ :]*(?P<gpu>\d+)",
     ),
     rule(
@@ -37,6 +38,7 @@ RULES: tuple[Rule, ...] = (
     rule(
         "launch-failure", Label.CUDA_ILLEGAL_ACCESS, DEVICE_FAULT,
         "unspecified launch failure", "cudaerrorlaunchfailure", "cuda_error_launch_failed", "hiperrorlaunchfailure",
+        "gpu program failed to execute",
         "cublas_status_execution_failed", "cudnn_status_execution_failed", "cublas_status_internal_error",
         "cudnn_status_internal_error", "cudnn_status_mapping_error", "the launch timed out and was terminated",
         "cuda_error_launch_timeout", "memory access fault by gpu", "vm_fault & amdgpu", "gpuvm & page fault",

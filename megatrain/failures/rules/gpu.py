@@ -87,7 +87,7 @@ RULES: tuple[Rule, ...] = (
     rule(
         "dcgm-failure", Label.GPU_HARDWARE, HARDWARE,
         "dcgm & fail", "dcgm & unhealthy", "gpu health check failed", "gpu & failed health check", "unhealthy gpu",
-        "dcgmi & error", "health watch & failure",
+        "dcgm & error", "health watch & failure",
         unless=r"failed to (?:start|connect|initialize|open|load|import|push|scrape)",
         culprit=r"\bgpu[ :#-]*(?P<gpu>\d+)",
     ),

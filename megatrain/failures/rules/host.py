@@ -20,7 +20,7 @@ MEMORY: tuple[Rule, ...] = (
         "exceeded job memory limit", "exceeded step memory limit", "memory limit exceeded", "out_of_memory & slurm",
         "state & out_of_memory", "reason: oom", "term_memlimit", "job killed: & mem",
         "worker was killed due to memory", "killed & due to the node running low on memory", "low on memory",
-        "outofmemoryerror: task was killed",
+        "outofmemoryerror: task was killed", "exceeded & pod memory limit",
         unless=r"oom_score_adj (?:of|to|for)|oom_kill_disable|oom_kill[ =:]+0\b|0 oom",
         culprit=r"\b(?P<host>[\w.-]+) kernel: |srun: error: (?P<host2>\S+): ",
     ),
@@ -35,6 +35,7 @@ MEMORY: tuple[Rule, ...] = (
         "arraymemoryerror", "java heap space", "malloc of size & failed", "arrowmemoryerror",
         "mmap failed: cannot allocate", "failed to allocate & bytes & cpu", "cudahostalloc & out of memory",
         "pin & memory & cannot allocate",
+        unless=r"outofmemoryerror|cupy",
     ),
     rule(
         "killed", Label.HOST_OOM, EXIT_CODE + 2,
@@ -127,7 +128,7 @@ DRIVER: tuple[Rule, ...] = (
     rule(
         "library-missing", Label.DRIVER_SOFTWARE, SPECIFIC,
         "cannot open shared object file", "undefined symbol", "version `glibc", "version `cxxabi",
-        "symbol lookup error", "libcuda.so & not found", "libcudnn & could not load",
+        "symbol lookup error", "not defined in file & link time", "libcuda.so & not found", "libcudnn & could not load",
         "could not load library libcudnn", "unable to load & libcudnn", "error loading & .so", "libnccl & mismatch",
         "nccl version mismatch", "cudnn version incompatibility", "cudnn_status_version_mismatch",
         "nccl warn & version mismatch", "nccl version & mismatch", "cudnn_status_not_initialized",
@@ -150,12 +151,19 @@ CRASHES: tuple[Rule, ...] = (
         "heap corruption", "fatal python error: illegal instruction",
         "fatal python error: floating point exception", "sigbus", "caught signal & illegal instruction",
         "signal: bus error", "signal: illegal instruction", "pure virtual method called", "sigill",
-        "free(): double free", "realloc(): invalid", "addresssanitizer:", "stack overflow & core",
+        "free(): double free", "malloc.c: & assertion", "realloc(): invalid", "addresssanitizer:",
+        "stack overflow & core",
         "invalid pointer & core",
         unless=r"received by pid|dataloader worker|sigsegv handler|signal handler (?:for|installed)|registering|oom",
         culprit=r"process rank (?P<rank>\d+) .*?on node (?P<host>[\w.-]+)|"
                 + _SRUN_NAMED
                 + r"|\[(?P<host3>[\w.-]+):\d+(?::\d+)*\] (?:\*\*\* process received|caught signal)",
+    ),
+    rule(
+        "shell-reports-crash", Label.SEGFAULT, CRASH,
+        "bus error", "segmentation fault", "illegal instruction", "floating point exception",
+        "trace/breakpoint trap", "bad system call",
+        pattern=_SHELL_JOB + r"(?:bus error|segmentation|illegal instr|floating point|trace/break|bad system)",
     ),
     rule(
         "process-signal-block", Label.SEGFAULT, CRASH,

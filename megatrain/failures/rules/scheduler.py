@@ -27,7 +27,7 @@ RULES: tuple[Rule, ...] = (
         "node is shutting down", "terminationbykubelet", "deletionbytaintmanager", "evictionbyevictionapi",
         "pod was terminated in response to imminent", "diskpressure", "memorypressure", "scaledown",
         "node & notready & pod", "deletionbypodgc", "node & cordoned", "nodenotready", "node is not ready",
-        unless=r"mds|lustre|cache|kv|block|image|oom|\b0 preempted",
+        unless=r"uncordon|rejoined|mds|lustre|cache|kv|block|image|oom|\b0 preempted",
         culprit=r"evicted +(?P<host>[\w.-]*\w\d[\w.-]*) |node (?P<host2>[\w.-]*\d[\w.-]*)\b",
     ),
     rule(
@@ -57,7 +57,8 @@ RULES: tuple[Rule, ...] = (
         "told-to-stop", Label.PREEMPTION, SIGNAL_FROM_OUTSIDE,
         "sigterm", "sigusr", "terminated", "signal", "sighup", "saved and stopped", "exitcode", "exit code",
         "saving & before exit",
-        pattern=r"(?:received|caught|got|handling|trapped|on) (?:a |the )?(?:signal )?['\"(]?(?:signals\.)?"
+        pattern=r"(?:received|caught|got|handling|trapped|stopping on|exiting on) (?:a |"
+                r"the )?(?:signal )?['\"(]?(?:signals\.)?"
                 r"sig(?:term|usr\d|hup)\b|"
                 r"signal (?:15|10|12) (?:received|caught|\(sig)|(?:received|caught|got) signal:? *(?:15|10|12)\b|"
                 r"srun: error: .*: terminated|(?:exitcode|exit code)\W*(?:-15|143)\b|^\s*terminated\s*$|"

@@ -43,7 +43,7 @@ RULES: tuple[Rule, ...] = (
         "checkpointexception ranks", "unexpected pos & vs", "corrupt checkpoint", "checkpoint & corrupt",
         "checkpoint & incomplete", "checkpoint & truncated", "checkpoint & checksum", "unpicklingerror",
         "ran out of input", "pickle data was truncated", "checkpoint & could not be read",
-        "could not read checkpoint", "storage has wrong byte size", "failed to read checkpoint",
+        "could not read checkpoint", "storage has wrong", "failed to read checkpoint",
         "failed to write checkpoint", "failed to save checkpoint", "failed to load checkpoint",
         "error saving checkpoint", "checkpoint save failed", "unable to save checkpoint", "async checkpoint & fail",
         "enforce fail at inline_container", "zarr & checkpoint & error", "checkpoint & is not a valid",
@@ -51,6 +51,7 @@ RULES: tuple[Rule, ...] = (
         "unable to open file & checkpoint", "badzipfile", "hdf & unable to open file",
         "unable to create file & errno", "checkpoint write & fail", "file_write & failed",
         "crc & mismatch & checkpoint", "checkpointexception",
+        unless=r"\bno (?:corrupt|error|incomplete|truncated)|\b0 (?:corrupt|incomplete|truncated)|not corrupt",
     ),
     rule(
         "write-call-failed", Label.STORAGE, SPECIFIC,

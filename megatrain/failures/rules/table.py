@@ -9,6 +9,7 @@ from megatrain.failures.rules import (
     context,
     cuda,
     data,
+    families,
     gpu,
     host,
     network,
@@ -31,6 +32,7 @@ ALL_RULES: tuple[Rule, ...] = (
     *scheduler.RULES,
     *user.RULES,
     *trainer.RULES,
+    *families.RULES,
     *benign.RULES,
     *context.RULES,
 )

@@ -47,7 +47,7 @@ RULES: tuple[Rule, ...] = (
     rule(
         "c-plus-plus-assertion", Label.USER_CODE, EXCEPTION - 3,
         "assertion & failed", "internal assert failed", "check failed:",
-        unless=r"\.cu\b|block: \[|warn|inline_container",
+        unless=r"\.cu\b|block: \[|warn|inline_container|opencv",
         is_fallback=True,
     ),
     rule(

@@ -31,6 +31,14 @@ def test_a_launcher_of_ours_names_the_host() -> None:
     assert process_from_environment(GOOD | {"MEGATRAIN_HOST": "host-3"}).host == "host-3"
 
 
+def test_our_rendezvous_counts_rounds_where_torchrun_counts_an_agents_restarts() -> None:
+    environment = GOOD | {"TORCHELASTIC_RESTART_COUNT": "1"}
+    assert process_from_environment(environment | {"MEGATRAIN_ROUND": "7"}).incarnation == 7
+    assert process_from_environment(environment | {"MEGATRAIN_ROUND": ""}).incarnation == 1
+    with pytest.raises(TopologyError, match="MEGATRAIN_ROUND='x'"):
+        process_from_environment(environment | {"MEGATRAIN_ROUND": "x"})
+
+
 def test_what_torchrun_may_leave_out() -> None:
     environment = {key: value for key, value in GOOD.items() if key not in ("LOCAL_WORLD_SIZE",)}
     assert process_from_environment(environment | {"TORCHELASTIC_RESTART_COUNT": ""}).local_world_size == 2

@@ -1,0 +1,31 @@
+"""`megatrain driver JOB`: one more candidate for a job's driver, without workers."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import signal
+import sys
+import threading
+
+from megatrain_launcher.commands.place import add_job, opened_job
+from megatrain_launcher.commands.printing import print_note
+
+SUMMARY = "drive a job from a machine that does not train; hosts drive it too, unless launched with --no-driver"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_job(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from megatrain_launcher.launch.lone_driver import run_lone_driver
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda *_: stop.set())
+    with opened_job(args) as job:
+        code = run_lone_driver(job.client, job.keys, stop, print_note)
+    return 0 if code is None else code

@@ -1,0 +1,234 @@
+"""`megatrain host ls|check|cordon|uncordon|evict`: the hosts of a job.
+
+Cordons are written to etcd directly, also when nothing runs. Only the driver checks and evicts, so it is asked to.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterable
+from contextlib import closing
+from typing import TypeAlias
+
+from megatrain.contracts.errors import CoordinationError
+from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.host_records import CheckReport
+from megatrain.contracts.job_requests import Answer, RequestKind
+from megatrain.contracts.record import decode, encode, to_plain
+from megatrain.contracts.rounds import Cordon, JobEnd
+from megatrain.coordination.wire import Compare, KeyRange, Put, Range
+from megatrain_launcher.commands.asking import (
+    Gone,
+    asker,
+    check_can_be_asked,
+    checked,
+    make_request,
+    news_of,
+    wait_for_answer,
+)
+from megatrain_launcher.commands.host_table import check_document, check_lines, host_document, host_lines
+from megatrain_launcher.commands.host_view import host_views
+from megatrain_launcher.commands.job import print_answer
+from megatrain_launcher.commands.place import OpenJob, add_job, add_job_option, opened_job, utf8_text
+from megatrain_launcher.commands.printing import age_text, names_text, print_json, print_lines, print_note
+from megatrain_launcher.commands.reader import JobSnapshot, read_job
+from megatrain_launcher.commands.status import known
+from megatrain_launcher.commands.waiting_time import add_waiting
+from megatrain_launcher.commands.words import natural_order
+
+SUMMARY = "list the hosts of a job; check, cordon and evict them"
+
+Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the verbs and their options."""
+    verbs: Verbs = parser.add_subparsers(dest="host_verb", required=True, metavar="VERB")
+    listing = verbs.add_parser("ls", help="every host: what it does, and what is wrong with it", allow_abbrev=False)
+    add_job(listing)
+    _add_json(listing)
+    listing.set_defaults(run_verb=_ls)
+
+    checking = verbs.add_parser("check", help="run the health checks of a host, or of all", allow_abbrev=False)
+    checking.add_argument("host", nargs="?", default=None, type=_host_name, metavar="HOST", help="default: all hosts")
+    add_job_option(checking)
+    add_waiting(checking)
+    checking.set_defaults(run_verb=_check)
+
+    for name, text, action in (
+        ("cordon", "let no round use a host from now on", _cordon),
+        ("uncordon", "let rounds use a host again", _uncordon),
+        ("evict", "take a host out of the running round, and cordon it", _evict),
+    ):
+        verb = verbs.add_parser(name, help=text, description=text, allow_abbrev=False)
+        verb.add_argument("host", type=_host_name, metavar="HOST")
+        add_job_option(verb)
+        if name != "uncordon":
+            verb.add_argument("--reason", default="", type=utf8_text, metavar="TEXT", help="why, for the records")
+        if name == "evict":
+            add_waiting(verb)
+        else:
+            _add_json(verb)
+        verb.set_defaults(run_verb=action)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do what the parsed command line asks; return the exit code.
+
+    Raises: PlaceError, CoordinationError, RefusedError.
+    """
+    with opened_job(args) as job:
+        code: int = args.run_verb(job, args)
+    return code
+
+
+def _add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", dest="is_json", help="print one JSON object")
+
+
+def _host_name(text: str) -> str:
+    if not text or "/" in text:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a host's name; `megatrain host ls` lists them")
+    return utf8_text(text)
+
+
+def _ls(job: OpenJob, args: argparse.Namespace) -> int:
+    snapshot = known(read_job(job.client, job.keys))
+    views = host_views(snapshot)
+    if args.is_json:
+        print_json({"job": snapshot.job, "hosts": [host_document(view) for view in views]})
+    else:
+        print_lines(host_lines(views, time.time()) if views else [f"{snapshot.job}: no host is registered"])
+    return int(ExitCode.OK)
+
+
+def _cordon(job: OpenJob, args: argparse.Namespace) -> int:
+    snapshot = read_job(job.client, job.keys)
+    key = job.keys.cordon(args.host)
+    new = Cordon(args.host, args.reason or "no reason given", asker(), time.time())
+    answer = job.client.txn(
+        [Compare.is_absent(key)], [Put(key, encode(new))], [Range(KeyRange.key(key))], is_repeatable=True
+    )
+    cordon, is_new = new, True
+    if not answer.is_met:
+        cordon = decode(Cordon, answer.range_answer(0).items[0].value, key)
+        is_new = cordon == new  # a repeated try finds what the first one wrote
+    if args.is_json:
+        print_json({"job": job.keys.job, "is_new": is_new, "cordon": to_plain(cordon)})
+    elif is_new:
+        print_lines([f"{args.host} is cordoned: no round of {job.keys.job} uses it from now on"])
+    else:
+        age = age_text(cordon.created_unix_s, time.time())
+        print_lines([f"{args.host} was cordoned already, {age} ago by {cordon.by}: {cordon.reason}"])
+    _note_about(snapshot, args.host)
+    return int(ExitCode.OK)
+
+
+def _note_about(snapshot: JobSnapshot, host: str) -> None:
+    newest = snapshot.newest_round
+    if newest is not None and snapshot.newest_halt is None and any(part.host == host for part in newest.hosts):
+        print_note(
+            f"note: {host} stays in round {newest.number} until that is over; "
+            f"`megatrain host evict {host}` takes it out"
+        )
+    elif not snapshot.exists:
+        print_note(f"note: etcd knows no job {snapshot.job!r} yet")
+    elif host not in snapshot.hosts:
+        print_note(f"note: no host {host} is registered; there {_there(snapshot)}")
+
+
+def _there(snapshot: JobSnapshot) -> str:
+    names = sorted(snapshot.hosts, key=natural_order)
+    return f"{'is' if len(names) == 1 else 'are'} {names_text(names)}" if names else "is none"
+
+
+def _uncordon(job: OpenJob, args: argparse.Namespace) -> int:
+    key = job.keys.cordon(args.host)
+    before = job.client.get(key)
+    num_deleted = job.client.delete(key).num_deleted
+    was_cordoned = before is not None or num_deleted > 0
+    if args.is_json:
+        print_json({"job": job.keys.job, "host": args.host, "was_cordoned": was_cordoned})
+    elif was_cordoned:
+        print_lines([f"{args.host} is not cordoned any more: the next round of {job.keys.job} may use it"])
+    else:
+        print_lines([f"{args.host} was not cordoned"])
+    return int(ExitCode.OK)
+
+
+def _evict(job: OpenJob, args: argparse.Namespace) -> int:
+    snapshot = read_job(job.client, job.keys)
+    check_can_be_asked(snapshot)
+    _check_is_there(snapshot, args.host)
+    request = make_request(RequestKind.EVICT, host=args.host, reason=args.reason)
+    answer = wait_for_answer(job.client, job.keys, request, timeout_s=args.timeout_s, is_waiting=args.is_waiting)
+    print_answer(answer, request, job.keys.job, is_json=args.is_json)
+    return int(ExitCode.OK)
+
+
+def _check_is_there(snapshot: JobSnapshot, host: str) -> None:
+    newest = snapshot.newest_round
+    if host not in snapshot.hosts and (newest is None or all(part.host != host for part in newest.hosts)):
+        raise CoordinationError(f"job {snapshot.job!r} has no host {host!r}; there {_there(snapshot)}")
+
+
+def _check(job: OpenJob, args: argparse.Namespace) -> int:
+    """Ask for health checks and print what they find; the exit code says whether all hosts are fit."""
+    snapshot = read_job(job.client, job.keys)
+    check_can_be_asked(snapshot)
+    if args.host and args.host not in snapshot.hosts:
+        raise CoordinationError(f"job {snapshot.job!r} has no host {args.host!r}; there {_there(snapshot)}")
+    request = make_request(RequestKind.CHECK, host=args.host or "")
+    if not args.is_waiting:
+        first = wait_for_answer(job.client, job.keys, request, timeout_s=args.timeout_s, is_waiting=False)
+        print_answer(first, request, job.keys.job, is_json=args.is_json)
+        return int(ExitCode.OK)
+    expected = {args.host} if args.host else set(snapshot.hosts)
+    reports: dict[str, CheckReport] = {}
+    answer: Answer | None = None
+    problem = ""
+    try:
+        with closing(news_of(job.client, job.keys, request, timeout_s=args.timeout_s)) as all_news:
+            for news in all_news:
+                if isinstance(news, CheckReport):
+                    reports[news.host] = news
+                elif isinstance(news, Answer):
+                    answer = checked(news)
+                elif isinstance(news, JobEnd):
+                    problem = f"the job ended meanwhile: {news.reason}"
+                    break
+                elif isinstance(news, Gone):
+                    print_note(f"etcd does not answer, still waiting: {news.reason}")
+                if answer is not None and answer.is_done:  # the driver has seen all reports before it says so
+                    break
+    except CoordinationError as error:
+        if not reports:
+            raise
+        problem = str(error)
+    return _print_checks(job, expected, reports, answer, problem, is_json=args.is_json)
+
+
+def _print_checks(
+    job: OpenJob,
+    expected: Iterable[str],
+    reports: dict[str, CheckReport],
+    answer: Answer | None,
+    problem: str,
+    *,
+    is_json: bool,
+) -> int:
+    told = [reports[host] for host in sorted(reports, key=natural_order)]
+    missing = sorted(set(expected) - set(reports), key=natural_order)
+    is_fit = not missing and all(report.is_fit for report in told)
+    if is_json:
+        print_json({
+            "job": job.keys.job, "is_fit": is_fit, "reports": [check_document(report) for report in told],
+            "missing": missing, "text": "" if answer is None else answer.text,
+        })  # fmt: skip
+    else:
+        print_lines(check_lines(told) or ["no host has reported"])
+    if missing:
+        why = problem or ("" if answer is None else answer.text)
+        print_note(f"no report from {names_text(missing)}" + (f": {why}" if why else ""))
+    return int(ExitCode.OK if is_fit else ExitCode.FAILURE)

@@ -1,0 +1,75 @@
+"""Hosts as a table and as JSON, and what their health checks found. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from megatrain.contracts.host_records import CheckOutcome, CheckReport
+from megatrain.contracts.record import to_plain
+from megatrain_launcher.commands.host_view import HostView
+from megatrain_launcher.commands.printing import age_text, ranges_text, seconds_text, short, table
+
+_COLUMNS = ("host", "state", "ranks", "step", "step time", "last step", "")
+_LONGEST_REMARK = 160
+
+
+def host_lines(views: Sequence[HostView], now_s: float) -> list[str]:
+    """Return a table, a line for each host."""
+    return table([_COLUMNS, *(_row(view, now_s) for view in views)], left=(0, 1, 2, 6))
+
+
+def host_document(view: HostView) -> dict[str, Any]:
+    """Return a host as JSON has it."""
+    record, status, part = view.record, view.status, view.part
+    return {
+        "host": view.host,
+        "state": str(view.state),
+        "is_registered": record is not None,
+        "is_in_order": view.is_in_order,
+        "is_driver": view.is_driver,
+        "remark": view.remark,
+        "first_rank": None if part is None else part.first_rank,
+        "num_workers": None if part is None else part.num_workers,
+        "cordon": None if view.cordon is None else to_plain(view.cordon),
+        "record": None if record is None else to_plain(record),
+        "status": None if status is None else to_plain(status),
+    }
+
+
+def _row(view: HostView, now_s: float) -> tuple[str, ...]:
+    status = view.status
+    step = median = last = "-"
+    if status is not None and view.part is not None:
+        step = _steps(status.min_step, status.max_step)
+        median = "-" if status.median_step_s is None else seconds_text(status.median_step_s)
+        last = "-" if status.last_step_unix_s is None else f"{age_text(status.last_step_unix_s, now_s)} ago"
+    remark = "; ".join(text for text in ("driver" if view.is_driver else "", view.remark) if text)
+    return (
+        view.host, str(view.state), ranges_text(view.ranks) or "-", step, median, last, short(remark, _LONGEST_REMARK)
+    )  # fmt: skip
+
+
+def _steps(least: int | None, most: int | None) -> str:
+    if least is None:
+        return "-"
+    return f"{least:,}" if most is None or most == least else f"{least:,}-{most:,}"
+
+
+def check_lines(reports: Sequence[CheckReport]) -> list[str]:
+    """Return what health checks found: a line for each host, and below it what did not pass."""
+    lines: list[str] = []
+    for report in reports:
+        counts = {outcome: sum(result.outcome is outcome for result in report.results) for outcome in CheckOutcome}
+        told = ", ".join(f"{count} {outcome}" for outcome, count in counts.items() if count) or "nothing was checked"
+        lines.append(f"{report.host}: {'fit' if report.is_fit else 'NOT FIT'}: {told}")
+        worth_a_line = [result for result in report.results if result.outcome is not CheckOutcome.PASSED]
+        if worth_a_line:
+            rows = [(f"  {one.name}", str(one.outcome), short(one.detail)) for one in worth_a_line]
+            lines += table(rows, left=(0, 1, 2))
+    return lines
+
+
+def check_document(report: CheckReport) -> dict[str, Any]:
+    """Return a report as JSON has it."""
+    return {**to_plain(report), "is_fit": report.is_fit}

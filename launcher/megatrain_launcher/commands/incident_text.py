@@ -1,0 +1,168 @@
+"""Incidents as tables, as the story of one recovery, and as JSON. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from megatrain.contracts.host_records import RankFailure
+from megatrain.contracts.incident import Incident, IncidentState, phase_seconds
+from megatrain.contracts.record import to_plain
+from megatrain_launcher.commands.printing import (
+    age_text,
+    count_text,
+    facts,
+    names_text,
+    seconds_text,
+    short,
+    table,
+    time_text,
+)
+from megatrain_launcher.commands.words import KIND_TEXTS, down_s, exit_text, phase_text, where_text
+
+_COLUMNS = ("id", "ago", "kind", "state", "where", "did", "down", "steps lost", "why")
+_LONGEST_REASON = 100
+_BAR_CELLS = 40
+
+
+def incident_document(incident: Incident) -> dict[str, Any]:
+    """Return an incident as JSON has it, with the seconds of each phase."""
+    return {
+        **to_plain(incident),
+        "phase_seconds": phase_seconds(incident.moments),
+        "down_s": down_s(incident),
+        "steps_lost": incident.steps_lost,
+    }
+
+
+def incidents_lines(job: str, incidents: Sequence[Incident], now_s: float) -> list[str]:
+    """Return a table of incidents, the newest first."""
+    if not incidents:
+        return [f"{job}: no incident"]
+    states = Counter(incident.state for incident in incidents)
+    told = ", ".join(f"{states[state]} {state}" for state in IncidentState if states[state])
+    known = [one.effective_time_ratio for one in incidents if one.effective_time_ratio is not None]
+    ratio = f"; training time {known[-1]:.1%} of the job's time" if known else ""
+    rows = [_row(incident, now_s) for incident in reversed(incidents)]
+    return [
+        f"{job}: {count_text(len(incidents), 'incident')}: {told}{ratio}",
+        "",
+        *table([_COLUMNS, *rows], left=(0, 2, 3, 4, 5, 8)),
+    ]
+
+
+def _row(incident: Incident, now_s: float) -> tuple[str, ...]:
+    seconds = down_s(incident)
+    return (
+        incident.incident_id,
+        age_text(incident.moments.began, now_s),
+        str(incident.kind),
+        str(incident.state),
+        where_text(incident) or "-",
+        incident.action,
+        "-" if seconds is None else seconds_text(seconds),
+        "-" if incident.steps_lost is None else f"{incident.steps_lost:,}",
+        short(incident.reason, _LONGEST_REASON),
+    )
+
+
+def incident_lines(incident: Incident, now_s: float) -> list[str]:
+    """Return the story of one incident: what, where, what was done, what it cost, and why we think so."""
+    lines = [f"{incident.incident_id} {incident.state}: {short(incident.reason, 400)}", ""]
+    lines += facts(_facts(incident, now_s))
+    lines += ["", *_timeline(incident)]
+    if incident.evidence:
+        lines += ["", "evidence"]
+        lines += [f"  {number}. {short(text, 400)}" for number, text in enumerate(incident.evidence, 1)]
+    if incident.failures:
+        rows = [("rank", "ended", "after", "label", "action", "log"),
+                *(_failure_row(failure, incident.moments.began) for failure in incident.failures)]  # fmt: skip
+        lines += ["", "workers that ended", *(f"  {line}" for line in table(rows, left=(1, 3, 4, 5)))]
+    notes = {name: text for name, text in incident.notes.items() if not name.endswith("_s")}  # numbers for programs
+    if notes:
+        lines += ["", "notes", *(f"  {name}: {short(text, 400)}" for name, text in sorted(notes.items()))]
+    return lines
+
+
+def _facts(incident: Incident, now_s: float) -> list[tuple[str, str]]:
+    began = incident.moments.began
+    label = f" ({incident.label})" if incident.label else ""
+    found = [
+        ("what", KIND_TEXTS[incident.kind] + label),
+        ("when", f"{time_text(began)}, {age_text(began, now_s)} ago, in round {incident.round}"),
+    ]
+    confidence = f", {incident.confidence}" if incident.confidence else ""
+    where = where_text(incident)
+    found.append(("where", f"{where}{confidence}" if where else "nobody is named"))
+    did = incident.action
+    if incident.next_round is not None:
+        did += f", round {incident.next_round} follows"
+    found.append(("did", f"{did} (driver {incident.driver})" if incident.driver else did))
+    found.append(("cost", _cost(incident)))
+    if incident.effective_time_ratio is not None:
+        found.append(("training time", f"{incident.effective_time_ratio:.1%} of the job's time until then"))
+    return found
+
+
+def _cost(incident: Incident) -> str:
+    seconds, lost = down_s(incident), incident.steps_lost
+    if incident.state is IncidentState.HELD:
+        return "nothing: training went on"
+    parts = ["no step is completed since" if seconds is None else f"{seconds_text(seconds)} without a step"]
+    if lost is not None:
+        went = f" (from {incident.last_step:,} back to {incident.resumed_step:,})" if lost else ""
+        parts.append(f"{count_text(lost, 'step')} lost{went}")
+    elif incident.last_step is not None:
+        parts.append(f"step {incident.last_step:,} was the last")
+    return ", ".join(parts)
+
+
+def _timeline(incident: Incident) -> list[str]:
+    """Return seconds and a bar for each phase of the recovery; each bar begins where the one before ends."""
+    phases = phase_seconds(incident.moments)
+    in_all_s = sum(seconds for seconds in phases.values() if seconds is not None)
+    rows, before_s, is_now_told = [("timeline", "seconds", "")], 0.0, incident.state is not IncidentState.OPEN
+    for phase, seconds in phases.items():
+        if seconds is None:
+            rows.append((f"  {phase_text(phase)}", "-", "" if is_now_told else "now"))
+            is_now_told = True
+            continue
+        rows.append((f"  {phase_text(phase)}", f"{seconds:.2f}", _bar(before_s, seconds, in_all_s)))
+        before_s += seconds
+    rows.append(("  in all", f"{in_all_s:.2f}", ""))
+    return table(rows, left=(0, 2))
+
+
+def _bar(before_s: float, seconds: float, in_all_s: float) -> str:
+    if in_all_s <= 0:
+        return ""
+    first = round(_BAR_CELLS * before_s / in_all_s)
+    last = round(_BAR_CELLS * (before_s + seconds) / in_all_s)
+    first = min(first, _BAR_CELLS - 1)
+    return " " * first + "#" * max(1, last - first)
+
+
+def _failure_row(failure: RankFailure, began_s: float) -> tuple[str, ...]:
+    label = failure.label or "-"
+    return (
+        str(failure.rank),
+        exit_text(failure.exit_code),
+        seconds_text(failure.at_unix_s - began_s),
+        f"{label} (follows)" if failure.is_cascade else label,
+        failure.action or "-",
+        short(f"{f'[{failure.culprit}] ' if failure.culprit else ''}{failure.line}", 160),
+    )
+
+
+def matching(incidents: Sequence[Incident], wanted: str) -> list[Incident]:
+    """Return the incidents that a word means: an id, the beginning of one, or "last"."""
+    if wanted == "last":
+        return list(incidents[-1:])
+    exact = [one for one in incidents if one.incident_id == wanted]
+    return exact or [one for one in incidents if one.incident_id.startswith(wanted)]
+
+
+def ids_text(incidents: Sequence[Incident]) -> str:
+    """Return the newest ids, for messages."""
+    return names_text([one.incident_id for one in reversed(incidents)], most=6)

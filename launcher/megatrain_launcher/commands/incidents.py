@@ -1,0 +1,120 @@
+"""`megatrain incidents [ID]`: what went wrong, what was done about it, and what it cost.
+
+etcd has the newest incidents. Where it is gone with its job, the records in <run>/incidents say the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from megatrain.contracts.errors import (
+    CoordinationError,
+    CoordinationRefusedError,
+    DataError,
+    MegatrainError,
+)
+from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.incident import Incident
+from megatrain.contracts.record import decode
+from megatrain.contracts.run_directory import RunDirectory
+from megatrain_launcher.commands.incident_text import (
+    ids_text,
+    incident_document,
+    incident_lines,
+    incidents_lines,
+    matching,
+)
+from megatrain_launcher.commands.place import PlaceError, add_job_option, opened_job, run_at, utf8_text
+from megatrain_launcher.commands.printing import print_json, print_lines, print_note
+from megatrain_launcher.commands.reader import read_job
+
+SUMMARY = "what went wrong in a job, what was done about it, and what it cost"
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    job: str
+    incidents: tuple[Incident, ...]
+    source: str
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of the verb."""
+    parser.add_argument("id", nargs="?", default="", type=utf8_text, metavar="ID",
+                        help='an id, the beginning of one, or "last" (with a slash: a run directory)')  # fmt: skip
+    add_job_option(parser)
+    parser.add_argument("--json", action="store_true", dest="is_json", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print all incidents of a job, or one. Raises: CoordinationError, PlaceError, DataError."""
+    if args.id and not args.job and "/" in args.id:
+        args.id, args.job = "", args.id
+    found = _find(args)
+    now_s = time.time()
+    if not args.id:
+        if args.is_json:
+            documents = [incident_document(one) for one in reversed(found.incidents)]
+            print_json({"job": found.job, "source": found.source, "incidents": documents})
+        else:
+            print_lines(incidents_lines(found.job, found.incidents, now_s))
+        return int(ExitCode.OK)
+    incident = _one(found, args.id)
+    if args.is_json:
+        print_json({"job": found.job, "source": found.source, "incident": incident_document(incident)})
+    else:
+        print_lines(incident_lines(incident, now_s))
+    return int(ExitCode.OK)
+
+
+def _find(args: argparse.Namespace) -> _Found:
+    """Return the incidents that etcd has, else those on disk. Raises: the error about etcd where there are none."""
+    try:
+        with opened_job(args) as job:
+            snapshot = read_job(job.client, job.keys, num_incidents=0)
+            incidents = (*snapshot.earlier_incidents, *snapshot.incidents)
+            if not snapshot.exists and not incidents:
+                raise CoordinationError(f"job {snapshot.job!r}: etcd knows no job of this name")
+    except CoordinationRefusedError:
+        raise
+    except (CoordinationError, PlaceError) as error:
+        return _on_disk(args.job, error)
+    for text in snapshot.unreadable:
+        print_note(f"left out: {text}")
+    return _Found(snapshot.job, incidents, "etcd")
+
+
+def _on_disk(job: str, error: MegatrainError) -> _Found:
+    run = run_at(job)
+    place = None if run is None else RunDirectory(run).incidents
+    if place is None or not place.is_dir():
+        raise error
+    found = []
+    for path in sorted(place.glob("*.json")):
+        try:
+            found.append(_read(path))
+        except (CoordinationError, DataError) as problem:
+            print_note(f"left out: {problem}")
+    print_note(f"note: the job's etcd does not answer; this is from {place}")
+    return _Found(str(run), tuple(sorted(found, key=lambda one: one.incident_id)), str(place))
+
+
+def _read(path: Path) -> Incident:
+    try:
+        return decode(Incident, path.read_bytes(), str(path))
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def _one(found: _Found, wanted: str) -> Incident:
+    matches = matching(found.incidents, wanted)
+    if len(matches) == 1:
+        return matches[0]
+    if not found.incidents:
+        raise DataError(f"{found.job} has no incident, so none that is {wanted!r}")
+    if not matches:
+        raise DataError(f"{found.job} has no incident {wanted!r}; it has {ids_text(found.incidents)}")
+    raise DataError(f"{wanted!r} is the beginning of {len(matches)} incidents: {ids_text(matches)}; write more of it")

@@ -1,0 +1,59 @@
+"""`megatrain job restart|stop|checkpoint`: ask the driver of a running job."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TypeAlias
+
+from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.job_requests import Answer, JobRequest, RequestKind
+from megatrain_launcher.commands.asking import check_can_be_asked, make_request, wait_for_answer
+from megatrain_launcher.commands.place import add_job, opened_job, utf8_text
+from megatrain_launcher.commands.printing import print_json, print_lines
+from megatrain_launcher.commands.reader import read_job
+from megatrain_launcher.commands.waiting_time import add_waiting
+
+SUMMARY = "restart, stop or checkpoint a running job"
+
+Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+_VERBS = (
+    (RequestKind.CHECKPOINT, "save a checkpoint at the next step that all ranks agree on"),
+    (RequestKind.RESTART, "end the round and start its workers again, from the newest state"),
+    (RequestKind.STOP, "save a checkpoint, then end the job"),
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the verbs and their options."""
+    verbs: Verbs = parser.add_subparsers(dest="job_verb", required=True, metavar="VERB")
+    for kind, text in _VERBS:
+        verb = verbs.add_parser(str(kind), help=text, description=text, allow_abbrev=False)
+        add_job(verb)
+        verb.add_argument("--reason", default="", type=utf8_text, metavar="TEXT", help="why, for the records")
+        add_waiting(verb)
+        verb.set_defaults(kind=kind)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Ask, and wait until it is done.
+
+    Raises: RefusedError with the driver's reason; CoordinationError where nobody answers.
+    """
+    request = make_request(args.kind, reason=args.reason)
+    with opened_job(args) as job:
+        check_can_be_asked(read_job(job.client, job.keys))
+        answer = wait_for_answer(job.client, job.keys, request, timeout_s=args.timeout_s, is_waiting=args.is_waiting)
+    print_answer(answer, request, job.keys.job, is_json=args.is_json)
+    return int(ExitCode.OK)
+
+
+def print_answer(answer: Answer, request: JobRequest, job: str, *, is_json: bool) -> None:
+    """Print what became of a request."""
+    if is_json:
+        print_json({
+            "job": job, "request_id": request.request_id, "kind": str(request.kind), "host": request.host,
+            "is_accepted": answer.is_accepted, "is_done": answer.is_done, "text": answer.text,
+        })  # fmt: skip
+    else:
+        print_lines([f"{job}: {answer.text or ('done' if answer.is_done else 'accepted')}"])

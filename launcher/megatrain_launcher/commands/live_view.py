@@ -1,0 +1,120 @@
+"""`megatrain status --watch`: drawn anew when something changes, and every second for the ages, until the job is over.
+
+A watch says that something changed; what it is is read anew, so that the picture is always one revision. On what is no
+terminal, a picture follows the other only when its first lines differ.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import TextIO
+
+from megatrain.contracts.errors import CoordinationError, CoordinationRefusedError
+from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.printable import printable
+from megatrain.coordination.client import EtcdClient
+from megatrain.coordination.watch import Watch
+from megatrain.coordination.wire import KeyRange
+from megatrain_launcher.commands.assessment import Assessment, assess
+from megatrain_launcher.commands.printing import age_text, short, time_text
+from megatrain_launcher.commands.reader import JobSnapshot, read_job
+from megatrain_launcher.commands.status_text import status_lines
+
+_REDRAW_S = 1.0
+_LEAST_S = 0.2
+"""Between two reads: hosts of a large job write all the time."""
+
+
+class LiveView:
+    """Draws one job on one output."""
+
+    def __init__(
+        self,
+        client: EtcdClient,
+        keys: JobKeys,
+        *,
+        is_all: bool = False,
+        output: TextIO | None = None,
+        now: Callable[[], float] = time.time,
+        redraw_s: float = _REDRAW_S,
+    ) -> None:
+        self._client = client
+        self._keys = keys
+        self._is_all = is_all
+        self._output = output or sys.stdout
+        self._is_terminal = self._output.isatty()
+        self._now = now
+        self._redraw_s = redraw_s
+        self._told: object = None
+
+    def run(self) -> None:
+        """Draw until the job is over, or somebody interrupts. Raises: CoordinationError, CoordinationRefusedError."""
+        snapshot = read_job(self._client, self._keys)
+        keys = KeyRange.prefix(self._keys.prefix)
+        try:
+            with Watch(self._client, keys, start_revision=snapshot.revision + 1) as watch:
+                known_s = self._now()
+                self._draw(snapshot, known_s, trouble="")
+                while snapshot.end is None:
+                    changed = self._wait(watch)
+                    trouble = watch.trouble
+                    if changed and not trouble:
+                        try:
+                            snapshot, known_s = read_job(self._client, self._keys), self._now()
+                        except CoordinationRefusedError:
+                            raise
+                        except CoordinationError as error:
+                            trouble = str(error)
+                    elif not trouble:
+                        known_s = self._now()
+                    self._draw(snapshot, known_s, trouble)
+        except KeyboardInterrupt:
+            if self._is_terminal:
+                self._output.write("\n")
+
+    def _wait(self, watch: Watch) -> bool:
+        """Wait for a change or for the time to draw anew; take all changes of a moment together."""
+        if watch.next(self._redraw_s) is None:
+            return False
+        until_s = time.monotonic() + _LEAST_S
+        while (left_s := until_s - time.monotonic()) > 0:
+            watch.next(left_s)
+        return True
+
+    def _draw(self, snapshot: JobSnapshot, known_s: float, trouble: str) -> None:
+        now_s = self._now()
+        if not snapshot.exists:
+            lines: Sequence[str] = [f"job {snapshot.job!r}: etcd knows no job of this name yet"]
+            told: object = lines
+        else:
+            answer = assess(snapshot, now_s)
+            lines = status_lines(snapshot, answer, now_s, is_all=self._is_all)
+            told = _gist(answer)
+        if trouble:
+            age = age_text(known_s, now_s)
+            lines = [f"etcd does not answer; this is what was known {age} ago ({short(trouble, 120)})", *lines]
+        if self._is_terminal:
+            self._redraw(lines)
+        elif (told, bool(trouble)) != self._told:
+            self._output.write("\n".join(["", time_text(now_s), *map(printable, lines), ""]))
+            self._output.flush()
+        self._told = (told, bool(trouble))
+
+    def _redraw(self, lines: Sequence[str]) -> None:
+        size = shutil.get_terminal_size()
+        shown = [printable(line)[: size.columns] for line in lines]
+        if len(shown) >= size.lines:
+            shown = [*shown[: size.lines - 2], f"... {len(shown) - size.lines + 2} more lines"]
+        first = "\x1b[2J" if self._told is None else ""
+        # each line is overwritten, and its rest wiped, so that nothing flickers
+        self._output.write(first + "\x1b[H" + "".join(f"{line}\x1b[K\n" for line in shown) + "\x1b[J")
+        self._output.flush()
+
+
+def _gist(answer: Assessment) -> tuple[object, ...]:
+    """Return what makes a picture another one: not the steps, which always go on."""
+    hosts = tuple((view.host, view.state) for view in answer.hosts)
+    return (answer.state, tuple((one.is_error, one.hosts, one.ranks) for one in answer.problems), hosts)

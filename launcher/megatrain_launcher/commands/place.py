@@ -1,0 +1,245 @@
+"""Which job a command line means: a run directory, or a job's name and where etcd is.
+
+A job that has its own etcd (`megatrain launch --standalone`) says in <run>/coordination/endpoint where that is, so that
+`megatrain status runs/demo`, or `demo`, is all that anybody has to write. A password never comes from the command line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import shlex
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from megatrain.contracts.errors import CoordinationError, CoordinationRefusedError, MegatrainError
+from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.job_keys import JobKeys
+from megatrain.coordination.client import EtcdClient
+from megatrain.coordination.settings import EtcdSettings
+from megatrain_launcher.commands.printing import names_text
+from megatrain_launcher.commands.reader import list_jobs
+from megatrain_launcher.launch.etcd_flags import EtcdFlags, add_etcd_arguments, etcd_flags
+
+RUNS = Path("runs")
+ENDPOINT_FILE = Path("coordination") / "endpoint"
+EXIT_CODE_FILE = Path("coordination") / "exit-code"
+_ATTEMPT_S = 2.0
+_CALL_S = 4.0
+_OWN_CALL_S = 1.0
+"""A job's own etcd has one member, on this machine: when it does not answer at once, it is not there."""
+
+
+class PlaceError(MegatrainError):
+    """The command line does not say which job is meant, or where its etcd is."""
+
+    exit_code = ExitCode.USAGE
+
+
+@dataclass(frozen=True, slots=True)
+class JobPlace:
+    """Where a job is told of. `job` is empty where the only one at these endpoints is meant."""
+
+    settings: EtcdSettings
+    job: str
+    run_directory: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OpenJob:
+    """A job, and a client that reaches its etcd."""
+
+    client: EtcdClient
+    keys: JobKeys
+    run_directory: Path | None = None
+
+
+def add_job(parser: argparse.ArgumentParser) -> None:
+    """Declare [JOB], and where etcd is."""
+    parser.add_argument(
+        "job",
+        nargs="?",
+        default="",
+        type=utf8_text,
+        metavar="JOB",
+        help="a run directory or a job's name (default: the only job that there is)",
+    )
+    add_etcd_arguments(parser)
+
+
+def add_job_option(parser: argparse.ArgumentParser) -> None:
+    """Declare --job, for verbs whose arguments are something else, and where etcd is."""
+    parser.add_argument(
+        "--job",
+        default="",
+        type=utf8_text,
+        metavar="JOB",
+        help="a run directory or a job's name (default: the only job that there is)",
+    )
+    add_etcd_arguments(parser)
+
+
+def utf8_text(text: str) -> str:
+    """Return `text`, unless it holds bytes that are no text."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise argparse.ArgumentTypeError("holds bytes that are not UTF-8") from None
+    return text
+
+
+@contextmanager
+def opened_job(args: argparse.Namespace, *, is_patient: bool = False) -> Iterator[OpenJob]:
+    """Have a client for the job that the command line means. `is_patient`: with the client's usual time limits.
+
+    Raises: PlaceError where it means none; CoordinationError where its etcd is out of reach.
+    """
+    place = job_place(args)
+    limits = EtcdSettings(place.settings.endpoints) if is_patient else place.settings
+    settings = replace(place.settings, attempt_s=limits.attempt_s, call_s=limits.call_s)
+    with _quiet(), EtcdClient(settings) as client:
+        try:
+            yield OpenJob(client, JobKeys(place.job or _only_job(client)), place.run_directory)
+        except CoordinationError as error:
+            is_unreachable = bool(error.endpoints) and not isinstance(error, CoordinationRefusedError)
+            if place.run_directory is None or not is_unreachable:
+                raise
+            run = shlex.quote(str(place.run_directory))
+            raise CoordinationError(
+                f"the job of {run} does not run, or its etcd is out of reach: {error}\n"
+                f"`megatrain incidents --job {run}` reads what was recorded on disk",
+                endpoints=error.endpoints,
+                key=error.key,
+            ) from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the client's log off the terminal: what matters of it is in the errors, and drawings would be torn."""
+    logger, handler = logging.getLogger("megatrain.coordination"), logging.NullHandler()
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+
+
+def job_place(args: argparse.Namespace) -> JobPlace:
+    """Return where the job is told of. Raises: PlaceError naming what is missing."""
+    run = run_directory(args.job)
+    flags = etcd_flags(args)
+    if flags.endpoints:
+        job = args.job if run is None else _read_endpoint(run).job
+        _check_name(job)
+        return JobPlace(_settings([flags.endpoints], flags, _CALL_S), job, run)
+    if run is None and args.job:
+        raise PlaceError(
+            f"job {args.job!r}: no run directory of that name (looked for {RUNS / args.job / ENDPOINT_FILE}); "
+            "say where etcd is with --rdzv-endpoint HOST:PORT, or name the run directory"
+        )
+    told = _read_endpoint(run or _only_run())
+    if told.user and not flags.user:
+        flags = replace(flags, user=told.user, password_file=told.password_file)
+    return JobPlace(_settings(told.endpoints, flags, _OWN_CALL_S), told.job, told.run)
+
+
+def run_directory(text: str) -> Path | None:
+    """Return the run directory that JOB means: itself, or the usual one of a job; None where it is only a name."""
+    if not text:
+        return None
+    direct = Path(text)
+    if direct.is_dir() and (direct / ENDPOINT_FILE).is_file():
+        return direct
+    usual = RUNS / text
+    if "/" not in text and (usual / ENDPOINT_FILE).is_file():
+        return usual
+    return direct if "/" in text or text in (".", "..") else None
+
+
+def run_at(text: str) -> Path | None:
+    """Return the run directory that JOB means, whether or not its job runs; None where there is none."""
+    for path in (Path(text), RUNS / text) if text else ():
+        if path.is_dir():
+            return path
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    endpoints: tuple[str, ...]
+    job: str
+    run: Path
+    user: str = ""
+    password_file: str = ""
+
+
+def _read_endpoint(run: Path) -> _Told:
+    path = run / ENDPOINT_FILE
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+        endpoints, words = value["endpoints"], (value["job"], value.get("user", ""), value.get("password_file", ""))
+        is_list = isinstance(endpoints, list) and bool(endpoints)
+        if not is_list or not all(isinstance(one, str) for one in [*endpoints, *words]):
+            raise TypeError("not endpoints and a job")
+    except FileNotFoundError:
+        raise PlaceError(f"{run}: {_why_nothing_is_told(run)}") from None
+    except OSError as error:
+        raise PlaceError(f"{path}: cannot be read: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        rule = 'expected {"endpoints": ["http://127.0.0.1:2379"], "job": "NAME"}'
+        raise PlaceError(f"{path}: {rule}; say --rdzv-endpoint HOST:PORT instead") from error
+    job, user, password_file = words
+    return _Told(tuple(endpoints), job, run, user, password_file)
+
+
+def _why_nothing_is_told(run: Path) -> str:
+    try:
+        code = (run / EXIT_CODE_FILE).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        code = ""
+    if code:
+        looks = f"megatrain incidents --job {shlex.quote(str(run))}"
+        return f"its last job ended with exit code {code[:8]}; `{looks}` tells what went wrong in it"
+    return (
+        f"no {ENDPOINT_FILE} there, so no job with an etcd of its own runs in it; for one that was launched with "
+        "--rdzv-endpoint say the same here, with the job's name"
+    )
+
+
+def _only_run() -> Path:
+    found = sorted(path.parent.parent for path in RUNS.glob(f"*/{ENDPOINT_FILE}"))
+    if not found:
+        raise PlaceError(
+            f"which job? None below {RUNS}/ has an etcd of its own; name a run directory, "
+            "or say --rdzv-endpoint HOST:PORT and the job's name"
+        )
+    if len(found) > 1:
+        raise PlaceError(f"which job? There are {names_text([str(path) for path in found])}; name one of them")
+    return found[0]
+
+
+def _only_job(client: EtcdClient) -> str:
+    try:
+        found = list_jobs(client)
+    except CoordinationRefusedError as error:
+        raise CoordinationRefusedError(f"{error}; name the job, to look at nothing else", key=error.key) from error
+    where = names_text([str(endpoint) for endpoint in client.settings.endpoints])
+    if not found:
+        raise CoordinationError(f"no job is known to etcd at {where}; start one with `megatrain launch`")
+    if len(found) > 1:
+        raise PlaceError(f"which job? etcd at {where} knows {names_text(found)}; name one of them")
+    return found[0]
+
+
+def _check_name(job: str) -> None:
+    if "/" in job:
+        raise PlaceError(f"job {job!r}: neither a run directory nor a job's name, which has no slash")
+
+
+def _settings(endpoints: Sequence[str], flags: EtcdFlags, call_s: float) -> EtcdSettings:
+    settings = replace(flags, endpoints=",".join(endpoints)).settings(os.environ)
+    return replace(settings, attempt_s=min(_ATTEMPT_S, call_s), call_s=call_s)

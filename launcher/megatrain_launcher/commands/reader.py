@@ -1,0 +1,172 @@
+"""A job as etcd tells of it at one revision: one transaction of reads, then records.
+
+A record that cannot be read does not hide the others: it is left out and named. Of rounds, halts and incidents only the
+newest are read, so that a look at a large job stays small. What was there before the job's record is of an earlier
+launch under the same name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from megatrain.contracts.errors import CoordinationError, CoordinationRefusedError
+from megatrain.contracts.host_records import HostRecord, HostStatus
+from megatrain.contracts.incident import Incident
+from megatrain.contracts.job_keys import ROOT, JobKeys
+from megatrain.contracts.record import decode
+from megatrain.contracts.rounds import Cordon, Halt, JobEnd, JobRecord, Round
+from megatrain.coordination.client import EtcdClient
+from megatrain.coordination.maintenance import alarms
+from megatrain.coordination.wire import KeyRange, KeyValue, Range, shown
+from megatrain_launcher.commands.words import natural_order
+
+RecordType = TypeVar("RecordType")
+
+NUM_INCIDENTS = 20
+_NUM_ROUNDS = 4
+_MAX_JOBS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class JobSnapshot:
+    """All that a look at a job needs; rounds, halts and incidents of this launch. No `driver`: none leads."""
+
+    job: str
+    revision: int
+    record: JobRecord | None = None
+    hosts: Mapping[str, HostRecord] = field(default_factory=dict)
+    statuses: Mapping[str, HostStatus] = field(default_factory=dict)
+    rounds: Mapping[int, Round] = field(default_factory=dict)
+    halts: Mapping[int, Halt] = field(default_factory=dict)
+    cordons: Mapping[str, Cordon] = field(default_factory=dict)
+    incidents: tuple[Incident, ...] = ()
+    """In the order of their ids, which is that of time."""
+    earlier_incidents: tuple[Incident, ...] = ()
+    """Of launches before this one."""
+    end: JobEnd | None = None
+    driver: str = ""
+    etcd_alarms: tuple[str, ...] = ()
+    """What etcd complains of, where this user may ask it: NOSPACE, for instance."""
+    unreadable: tuple[str, ...] = ()
+    """What is wrong with records that are left out."""
+
+    @property
+    def exists(self) -> bool:
+        return self.record is not None or bool(self.hosts) or bool(self.rounds) or self.end is not None
+
+    @property
+    def newest_round(self) -> Round | None:
+        return self.rounds[max(self.rounds)] if self.rounds else None
+
+    @property
+    def newest_halt(self) -> Halt | None:
+        """The halt of the newest round, None while that may run."""
+        newest = self.newest_round
+        return None if newest is None else self.halts.get(newest.number)
+
+    def status_of(self, host: str, session: str) -> HostStatus | None:
+        """Return what a host says, None where another life of it said that."""
+        status = self.statuses.get(host)
+        return status if status is not None and status.session == session else None
+
+
+def read_job(client: EtcdClient, keys: JobKeys, *, num_incidents: int = NUM_INCIDENTS) -> JobSnapshot:
+    """Read a job as it stands. `num_incidents`: how many of the newest, 0 is all.
+
+    Raises: CoordinationError.
+    """
+    answer = client.txn(
+        [],
+        [
+            Range(KeyRange.key(keys.record)),
+            Range(KeyRange.key(keys.end)),
+            Range(KeyRange.prefix(f"{keys.election}/")),
+            Range(KeyRange.prefix(keys.directory("hosts"))),
+            Range(KeyRange.prefix(keys.directory("status"))),
+            Range(KeyRange.prefix(keys.directory("rounds")), limit=_NUM_ROUNDS, is_newest_first=True),
+            Range(KeyRange.prefix(keys.directory("halts")), limit=_NUM_ROUNDS, is_newest_first=True),
+            Range(KeyRange.prefix(keys.directory("cordons"))),
+            Range(KeyRange.prefix(keys.directory("incidents")), limit=num_incidents, is_newest_first=True),
+        ],
+        is_repeatable=True,
+    )
+    parts = [answer.range_answer(index).items for index in range(len(answer.answers))]
+    return replace(snapshot_of(keys, answer.revision, parts), etcd_alarms=_etcd_alarms(client))
+
+
+def _etcd_alarms(client: EtcdClient) -> tuple[str, ...]:
+    try:
+        return tuple(sorted({alarm.name for alarm in alarms(client)}))
+    except CoordinationRefusedError:  # only root may ask where there are users
+        return ()
+
+
+def snapshot_of(keys: JobKeys, revision: int, parts: Sequence[Sequence[KeyValue]]) -> JobSnapshot:
+    """Return what the ranges of `read_job` hold, in their order."""
+    record, end, driver, hosts, statuses, rounds, halts, cordons, incidents = parts
+    unreadable: list[str] = []
+    began = record[0].mod_revision if record else 0
+    rounds, halts = ([item for item in items if item.create_revision > began] for items in (rounds, halts))
+    old, new = ([one for one in incidents if (one.create_revision > began) is is_new] for is_new in (False, True))
+    return JobSnapshot(
+        job=keys.job,
+        revision=revision,
+        record=next(iter(_decoded(JobRecord, record, unreadable)), None),
+        end=next(iter(_decoded(JobEnd, end, unreadable)), None),
+        driver=_leader(driver),
+        hosts={one.host: one for one in _decoded(HostRecord, hosts, unreadable)},
+        statuses={one.host: one for one in _decoded(HostStatus, statuses, unreadable)},
+        rounds={one.number: one for one in _decoded(Round, rounds, unreadable)},
+        halts={one.number: one for one in _decoded(Halt, halts, unreadable)},
+        cordons={one.host: one for one in _decoded(Cordon, cordons, unreadable)},
+        incidents=_by_id(_decoded(Incident, new, unreadable)),
+        earlier_incidents=_by_id(_decoded(Incident, old, unreadable)),
+        unreadable=tuple(unreadable),
+    )
+
+
+def _by_id(incidents: Sequence[Incident]) -> tuple[Incident, ...]:
+    return tuple(sorted(incidents, key=lambda one: one.incident_id))
+
+
+def _decoded(kind: type[RecordType], items: Iterable[KeyValue], unreadable: list[str]) -> list[RecordType]:
+    found = []
+    for item in items:
+        try:
+            found.append(decode(kind, item.value, shown(item.key)))
+        except CoordinationError as error:
+            unreadable.append(str(error))
+    return found
+
+
+def _leader(candidates: Sequence[KeyValue]) -> str:
+    """Return the name of the candidate that leads: the oldest. It campaigns with its name, or with an object of it."""
+    if not candidates:
+        return ""
+    value = min(candidates, key=lambda item: item.create_revision).value.decode(errors="replace")
+    try:
+        told = json.loads(value)
+    except (ValueError, RecursionError):
+        told = None
+    name = told.get("host", "") if isinstance(told, dict) else value
+    return name if isinstance(name, str) and name else "unnamed"
+
+
+def list_jobs(client: EtcdClient) -> tuple[str, ...]:
+    """Return the names of the jobs that one etcd has a record of. Raises: CoordinationError."""
+    names: list[str] = []
+    end = KeyRange.prefix(ROOT).end
+    start = ROOT.encode()
+    while len(names) < _MAX_JOBS:
+        items = client.read(Range(KeyRange(start, end), limit=1, has_values=False)).items
+        if not items:
+            break
+        name = items[0].key.removeprefix(ROOT.encode()).partition(b"/")[0]
+        keys = JobKeys(name.decode(errors="replace"))
+        if client.read(Range(KeyRange.key(keys.record), has_values=False)).items:
+            names.append(keys.job)
+        start = ROOT.encode() + name + b"0"  # the character after the slash
+    return tuple(sorted(names, key=natural_order))

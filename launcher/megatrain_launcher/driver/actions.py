@@ -1,0 +1,95 @@
+"""What the driver can decide to do. Values only: `writes` turns them into a transaction, `driver` carries them out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from megatrain.contracts.incident import Incident
+from megatrain.contracts.job_requests import Answer
+from megatrain.contracts.rounds import Cordon, Halt, HostCommand, JobEnd, Round
+
+
+@dataclass(frozen=True, slots=True)
+class HaltRound:
+    halt: Halt
+
+
+@dataclass(frozen=True, slots=True)
+class WriteRound:
+    round: Round
+
+
+@dataclass(frozen=True, slots=True)
+class EndJob:
+    end: JobEnd
+
+
+@dataclass(frozen=True, slots=True)
+class SendCommand:
+    command: HostCommand
+
+
+@dataclass(frozen=True, slots=True)
+class OpenIncident:
+    incident: Incident
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateIncident:
+    incident: Incident
+
+
+@dataclass(frozen=True, slots=True)
+class CordonHost:
+    cordon: Cordon
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerRequest:
+    """The last answer takes the request away."""
+
+    answer: Answer
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Ask a host's executor whether it lives: the only action that writes nothing."""
+
+    host: str
+    session: str
+    address: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """What an operator should know, as long as decisions say so. `topic` tells alarms apart."""
+
+    topic: str
+    text: str
+
+
+Action = (
+    HaltRound
+    | WriteRound
+    | EndJob
+    | SendCommand
+    | OpenIncident
+    | UpdateIncident
+    | CordonHost
+    | AnswerRequest
+    | Probe
+    | Alarm
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """`reason` says in a sentence what the job does now, also where nothing has to be done."""
+
+    actions: tuple[Action, ...]
+    reason: str
+
+    @property
+    def is_writing(self) -> bool:
+        return any(not isinstance(action, Probe | Alarm) for action in self.actions)

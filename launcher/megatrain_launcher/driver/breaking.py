@@ -1,0 +1,68 @@
+"""Halting a round that is broken, with the incident that tells of it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from megatrain.contracts.host_records import RankFailure
+from megatrain.contracts.incident import Incident, IncidentKind
+from megatrain.contracts.rounds import Halt, Round, RoundHost
+from megatrain_launcher.driver.actions import Action, Decision, HaltRound, OpenIncident, Probe
+from megatrain_launcher.driver.incidents import new_incident, statuses_in
+from megatrain_launcher.driver.policy import PROBE_AGAIN_S
+from megatrain_launcher.driver.responses import RESTART
+from megatrain_launcher.driver.state import ClusterState
+
+
+def broken_incident(
+    now: float,
+    state: ClusterState,
+    round_: Round,
+    kind: IncidentKind,
+    began: float,
+    evidence: tuple[str, ...],
+    *,
+    hosts: tuple[str, ...] = (),
+    failures: tuple[RankFailure, ...] = (),
+) -> Incident:
+    """Return the incident of a round that broke; what to do about it is judged when its workers are gone."""
+    reason = f"round {round_.number} is broken: {evidence[0] if evidence else kind}"
+    incident = new_incident(now, state, kind, round_=round_, began=began, reason=reason, action=RESTART)
+    return replace(incident, culprit_hosts=hosts, evidence=evidence, failures=failures)
+
+
+def break_round(now: float, round_: Round, incident: Incident) -> Decision:
+    """Open the incident and halt the round with it."""
+    halted = halt(now, round_, incident.reason, incident=incident.incident_id)
+    return Decision((OpenIncident(incident), halted), incident.reason)
+
+
+def halt(now: float, round_: Round, reason: str, *, is_saving: bool = False, incident: str = "") -> HaltRound:
+    return HaltRound(Halt(round_.number, reason, is_saving, now, incident))
+
+
+def probes_for(now: float, state: ClusterState, parts: Iterable[RoundHost]) -> tuple[Action, ...]:
+    """Return probes of hosts that were not asked a moment ago."""
+    probes: list[Action] = []
+    for part in parts:
+        found = state.probes.get(part.host)
+        is_fresh = found is not None and found.session == part.session and now - found.at < PROBE_AGAIN_S
+        if part.liveness_port and not is_fresh:
+            probes.append(Probe(part.host, part.session, part.address, part.liveness_port))
+    return tuple(probes)
+
+
+def stalled_hosts(state: ClusterState, round_: Round) -> tuple[str, ...]:
+    """Return the hosts of a round that complain of no progress."""
+    return tuple(status.host for status in statuses_in(state, round_) if status.stall is not None)
+
+
+def stall_words(state: ClusterState, host: str) -> str:
+    """Return a stalled host's complaint in a sentence."""
+    stall = state.statuses[host].stall
+    assert stall is not None
+    return (
+        f"{host}: {stall.phase} after step {stall.step} has not moved for {stall.silent_s:.1f} s "
+        f"(limit {stall.limit_s:.1f} s)"
+    )

@@ -1,0 +1,78 @@
+"""The driver's decision: the time, what is known, and the policy in; actions and the reason out. Pure and total."""
+
+from __future__ import annotations
+
+from megatrain_launcher.driver.actions import (
+    Alarm,
+    Decision,
+    EndJob,
+    HaltRound,
+    OpenIncident,
+    UpdateIncident,
+    WriteRound,
+)
+from megatrain_launcher.driver.breaking import halt
+from megatrain_launcher.driver.forming import form
+from megatrain_launcher.driver.incidents import followed
+from megatrain_launcher.driver.judging import follow_halt
+from megatrain_launcher.driver.policy import Policy
+from megatrain_launcher.driver.requests import answer_requests, refuse_all
+from megatrain_launcher.driver.state import ClusterState
+from megatrain_launcher.driver.supervise import supervise
+
+
+def decide(now: float, state: ClusterState, policy: Policy) -> Decision:
+    """Return what to do now. The same arguments always give the same decision.
+
+    A decision's actions are meant to be written as one transaction, and nothing is to be decided before it is seen.
+    """
+    if state.end is not None:
+        reason = f"the job is over: {state.end.reason}"
+        return Decision(refuse_all(now, state, reason), reason)
+    decision = _of_rounds(now, state, policy)
+    is_quiet = not any(
+        isinstance(action, HaltRound | WriteRound | EndJob | OpenIncident | UpdateIncident)
+        for action in decision.actions
+    )
+    end = next((action.end for action in decision.actions if isinstance(action, EndJob)), None)
+    if end is None:
+        asked = answer_requests(now, state, is_quiet=is_quiet)
+    else:
+        asked = refuse_all(now, state, f"the job is over: {end.reason}")
+    alarms = _alarms(state)
+    return Decision(
+        (*decision.actions, *asked, *_halt_at_end(now, state, (*decision.actions, *asked)), *alarms), decision.reason
+    )
+
+
+def _of_rounds(now: float, state: ClusterState, policy: Policy) -> Decision:
+    round_ = state.round
+    if round_ is None:
+        return form(now, state, policy, previous=None, since=state.began, reason="the job begins")
+    halted = state.halts.get(round_.number)
+    if halted is not None:
+        return follow_halt(now, state, policy, round_, halted)
+    decision = supervise(now, state, policy, round_)
+    if any(isinstance(action, HaltRound) for action in decision.actions):
+        return decision
+    followed_up = tuple(UpdateIncident(incident) for incident in followed(now, state, round_))
+    return Decision((*followed_up, *decision.actions), decision.reason)
+
+
+def _halt_at_end(now: float, state: ClusterState, actions: tuple[object, ...]) -> tuple[HaltRound, ...]:
+    """Halt the live round of a job that ends: the next launch finds nothing that looks alive."""
+    round_ = state.round
+    end = next((action.end for action in actions if isinstance(action, EndJob)), None)
+    if end is None or round_ is None or round_.number in state.halts:
+        return ()
+    if any(isinstance(action, HaltRound) for action in actions):
+        return ()
+    return (halt(now, round_, end.reason),)
+
+
+def _alarms(state: ClusterState) -> tuple[Alarm, ...]:
+    if not state.damaged:
+        return ()
+    key = min(state.damaged)
+    more = f" and {len(state.damaged) - 1} more" if len(state.damaged) > 1 else ""
+    return (Alarm("damaged", f"{state.damaged[key]}{more}"),)

@@ -1,0 +1,291 @@
+"""The driver's loop: campaign, watch, decide, write; step down when leadership is lost or in doubt, and campaign again.
+
+Each decision is written in one transaction together with the driver's own election key, at the revision where this
+driver saw that key last. So a transaction that etcd applies late, after its answer was lost, meets a key that has moved
+on and changes nothing: no decision from a stale state is ever applied, not even this driver's own.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from megatrain.contracts.driver_report import DriverReport
+from megatrain.contracts.errors import CoordinationError, CoordinationRefusedError
+from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.record import encode
+from megatrain.coordination.client import EtcdClient
+from megatrain.coordination.election import Election, Leadership
+from megatrain.coordination.errors import LeadershipLostError, LeaseLostError, NoSpaceError, UnknownOutcomeError
+from megatrain.coordination.lease_keeper import LeaseKeeper, LeaseState
+from megatrain.coordination.maintenance import HistoryTrimmer, alarms
+from megatrain.coordination.watch import Watch, WatchEvent
+from megatrain.coordination.wire import Compare, KeyRange, Operation, Put
+from megatrain_launcher.driver.actions import AnswerRequest, Decision, OpenIncident, Probe, UpdateIncident
+from megatrain_launcher.driver.alarm_book import AlarmBook
+from megatrain_launcher.driver.decide import decide
+from megatrain_launcher.driver.folding import fold
+from megatrain_launcher.driver.incident_files import IncidentFiles
+from megatrain_launcher.driver.policy import Policy
+from megatrain_launcher.driver.probe import Prober
+from megatrain_launcher.driver.state import ClusterState
+from megatrain_launcher.driver.writes import trims_of, writes_of
+
+_logger = logging.getLogger(__name__)
+_TICK_S = 0.2
+_PROBING_TICK_S = 0.02
+_ANSWER_TTL_S = 60
+_MAINTENANCE_S = 60.0
+_PAUSE_S = 0.5
+_REPORT_S = 1.0
+_LEAST_PAUSE_PART = 4
+"""A decision that took long is followed by a pause of so many times less than it: events meanwhile come in one go."""
+
+
+class SteadyClock:
+    """Unix seconds that never jump: the system's time at the beginning, and monotonic from then on."""
+
+    def __init__(self) -> None:
+        self._offset = time.time() - time.monotonic()
+
+    def __call__(self) -> float:
+        return time.monotonic() + self._offset
+
+
+class Driver:
+    """A candidate for the election, and the driver while it is elected. `run` is for one thread.
+
+    `keeper` returns the lease keeper of now: whoever lost a lease takes another. `incidents_directory`: where incidents
+    are written as files, too.
+    """
+
+    def __init__(
+        self,
+        client: EtcdClient,
+        keys: JobKeys,
+        keeper: Callable[[], LeaseKeeper],
+        host: str,
+        policy: Policy,
+        *,
+        incidents_directory: Path | None = None,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        self._client = client
+        self._keys = keys
+        self._keeper = keeper
+        self._host = host
+        self._policy = policy
+        self._files = IncidentFiles(incidents_directory)
+        self._clock = clock or SteadyClock()
+        self._is_leading = threading.Event()
+        self._reason = ""
+
+    @property
+    def is_leading(self) -> bool:
+        return self._is_leading.is_set()
+
+    @property
+    def reason(self) -> str:
+        """What the driver is about, in a sentence; empty while it does not lead."""
+        return self._reason if self.is_leading else ""
+
+    def run(self, stop: threading.Event) -> None:
+        """Campaign and drive until `stop` is set. Errors of etcd are told in the log and outlasted."""
+        while not stop.is_set() and not self._client.gateway.is_closed:
+            try:
+                self._campaign(stop)
+            except (LeadershipLostError, LeaseLostError) as error:
+                _logger.warning("driver %s stepped down: %s", self._host, error)
+                stop.wait(_TICK_S)
+            except CoordinationRefusedError as error:
+                _logger.error("driver %s may not go on: %s", self._host, error)
+                stop.wait(_PAUSE_S)
+            except CoordinationError as error:
+                _logger.warning("driver %s cannot reach etcd: %s", self._host, error)
+                stop.wait(_PAUSE_S)
+
+    def _campaign(self, stop: threading.Event) -> None:
+        keeper = self._keeper()
+        if keeper.state is not LeaseState.HELD:
+            stop.wait(_TICK_S)
+            return
+        leadership = Election(self._client, self._keys.election).campaign(
+            keeper, self._host, is_cancelled=lambda: stop.is_set() or keeper is not self._keeper()
+        )
+        if leadership is None:
+            return
+        _logger.info("host %s drives job %s", self._host, self._keys.job)
+        self._is_leading.set()
+        is_our_own_mistake = True
+        try:
+            with _Term(
+                self._client, self._keys, self._host, self._policy, leadership, self._files, self._clock
+            ) as term:
+                term.lead(stop, self._note)
+            is_our_own_mistake = False
+        except CoordinationError:
+            is_our_own_mistake = False
+            raise
+        finally:
+            self._is_leading.clear()
+            if is_our_own_mistake or stop.is_set():
+                # the lease lives on: without this nobody would drive the job
+                with suppress(CoordinationError):
+                    leadership.resign()
+
+    def _note(self, reason: str) -> None:
+        self._reason = reason
+
+
+class _Term:
+    """One leadership, from the campaign that won it to its end."""
+
+    def __init__(
+        self,
+        client: EtcdClient,
+        keys: JobKeys,
+        host: str,
+        policy: Policy,
+        leadership: Leadership,
+        files: IncidentFiles,
+        clock: Callable[[], float],
+    ) -> None:
+        self._client = client
+        self._keys = keys
+        self._host = host
+        self._policy = policy
+        self._leadership = leadership
+        self._files = files
+        self._clock = clock
+        self._prober = Prober(clock)
+        self._trimmer = HistoryTrimmer(client)
+        self._alarms = AlarmBook()
+        self._state = ClusterState(keys=keys, observer=host, began=clock())
+        self._mark = 0
+        """The revision of our election key as we wrote it last, or found it."""
+        self._awaited = 0
+        """The revision that must be seen before the next decision."""
+        self._report = DriverReport(host, "", 0.0)
+        self._reported_at = 0.0
+        self._maintained_at = clock()
+
+    def __enter__(self) -> _Term:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._prober.close()
+
+    def lead(self, stop: threading.Event, note: Callable[[str], None]) -> None:
+        """Drive until `stop`, or until leadership is in doubt. Raises: CoordinationError, LeadershipLostError."""
+        while not stop.is_set() and self._leadership.is_certain:
+            self._mark = self._find_mark()
+            self._awaited = self._mark
+            # all times begin anew: what was not heard meanwhile must count against nobody
+            self._state = ClusterState(keys=self._keys, observer=self._host, began=self._clock())
+            try:
+                with Watch(self._client, KeyRange.prefix(self._keys.prefix)) as watch:
+                    self._follow(watch, stop, note)
+            except UnknownOutcomeError as error:
+                _logger.warning("a decision may or may not be applied; everything is read anew: %s", error)
+
+    def _find_mark(self) -> int:
+        item = self._client.get(self._leadership.key)
+        if item is None or item.create_revision != self._leadership.token:
+            raise LeadershipLostError("the driver's election key is gone")
+        return item.mod_revision
+
+    def _follow(self, watch: Watch, stop: threading.Event, note: Callable[[str], None]) -> None:
+        """Decide on what a watch tells, until it is broken: nothing is decided on what was heard before a gap."""
+        is_first = True
+        while not stop.is_set() and self._leadership.is_certain and watch.is_open and not watch.trouble:
+            event = watch.next(_PROBING_TICK_S if self._prober.is_busy else _TICK_S)
+            self._take(event, watch)
+            if self._state.revision < max(self._awaited, 1):
+                continue  # our own last write is still to come back
+            if is_first:
+                is_first = False
+                for incident in self._state.incidents.values():
+                    self._files.write(incident)
+            began = time.monotonic()
+            decision = decide(self._clock(), self._state, self._policy)
+            note(decision.reason)
+            try:
+                self._carry_out(decision)
+                self._maintain()
+            except NoSpaceError as error:  # the job trains on; only decisions wait for room
+                self._alarms.note_refusal(str(error))
+                stop.wait(_REPORT_S)
+            stop.wait((time.monotonic() - began) / _LEAST_PAUSE_PART)
+
+    def _take(self, event: WatchEvent | None, watch: Watch) -> None:
+        """Fold an event, and all that wait behind it."""
+        while event is not None:
+            self._state = fold(self._state, event, self._clock())
+            event = watch.next(0.0)
+        results = self._prober.take()
+        if results:
+            self._state = self._state.with_probes(results)
+
+    def _carry_out(self, decision: Decision) -> None:
+        for action in decision.actions:
+            if isinstance(action, Probe):
+                self._prober.start(action)
+        self._alarms.ring(decision)
+        lease_id = 0
+        if any(isinstance(action, AnswerRequest) for action in decision.actions):
+            lease_id = self._client.grant_lease(_ANSWER_TTL_S).lease_id
+        writes = writes_of(decision.actions, self._keys, answer_lease_id=lease_id)
+        if writes.operations:
+            _logger.info("driver: %s", decision.reason)
+            if self._write(writes.operations, writes.conditions):
+                for action in decision.actions:
+                    if isinstance(action, OpenIncident | UpdateIncident):
+                        self._files.write(action.incident)
+        else:
+            self._tell(decision)
+
+    def _write(self, operations: tuple[Operation, ...], conditions: tuple[Compare, ...] = ()) -> bool:
+        """Write with our mark; return whether it was applied. Raises: LeadershipLostError, UnknownOutcomeError."""
+        own = Put(self._leadership.key, self._host, is_lease_kept=True)
+        guard = Compare.mod_revision(self._leadership.key, self._mark)
+        answer = self._leadership.txn([*operations, own], [guard, *conditions])
+        if answer.is_met:
+            self._mark = self._awaited = answer.revision
+            return True
+        # somebody changed a key that the decision rests on, or an earlier one of ours was applied after all
+        _logger.info("a decision was not applied: what it rests on has changed")
+        self._mark = self._find_mark()
+        self._awaited = max(self._awaited, self._mark)
+        return False
+
+    def _tell(self, decision: Decision) -> None:
+        """Write the report for people when it has changed, not oftener than once a second."""
+        now = self._clock()
+        trouble = (self._files.trouble,) if self._files.trouble else ()
+        wanted = (decision.reason, (*self._alarms.texts, *trouble))
+        if wanted == (self._report.reason, self._report.alarms) or now - self._reported_at < _REPORT_S:
+            return
+        since = now if decision.reason != self._report.reason else self._report.since_unix_s
+        report = DriverReport(self._host, wanted[0], since, wanted[1])
+        self._reported_at = now
+        if self._write((Put(self._keys.report, encode(report)),)):
+            self._report = report
+
+    def _maintain(self) -> None:
+        """Now and then: keep etcd's history and our own keys bounded, and look whether etcd complains."""
+        now = self._clock()
+        if now - self._maintained_at < _MAINTENANCE_S:
+            return
+        self._maintained_at = now
+        try:
+            self._trimmer.tick(now)
+            self._alarms.note_etcd(alarms(self._client))
+        except CoordinationError as error:
+            _logger.warning("etcd's history was not trimmed: %s", error)
+        trims = trims_of(self._keys, self._state.seen)
+        if trims:
+            self._write(tuple(trims))

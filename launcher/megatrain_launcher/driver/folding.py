@@ -1,0 +1,193 @@
+"""The next state from what the watch tells. Pure: the same events at the same times give the same state.
+
+A value that cannot be read is kept out of the state and named in `damaged`; it must not stop the driver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from megatrain.contracts.errors import CoordinationError
+from megatrain.contracts.host_records import CheckReport, HangEvidence, HostRecord, HostStatus, RankFailure
+from megatrain.contracts.incident import Incident
+from megatrain.contracts.job_requests import Answer, JobRequest
+from megatrain.contracts.record import decode
+from megatrain.contracts.rounds import Cordon, Halt, HostCommand, JobEnd, JobRecord, Round
+from megatrain.coordination.watch import ChangeKind, Changes, Snapshot, WatchEvent
+from megatrain.coordination.wire import KeyValue
+from megatrain_launcher.driver.state import ClusterState, Departed, Seen
+
+_KEPT_FAILURE_ROUNDS = 2
+
+
+def _text(parts: tuple[str, ...]) -> Any:
+    (name,) = parts
+    return name
+
+
+def _number(parts: tuple[str, ...]) -> Any:
+    (number,) = parts
+    return int(number)
+
+
+def _number_and_host(parts: tuple[str, ...]) -> Any:
+    number, host = parts
+    return int(number), host
+
+
+def _pair(parts: tuple[str, ...]) -> Any:
+    first, second = parts
+    return first, second
+
+
+_TABLES: Mapping[str, tuple[str, type[Any], Callable[[tuple[str, ...]], Any]]] = {
+    "hosts": ("hosts", HostRecord, _text),
+    "status": ("statuses", HostStatus, _text),
+    "rounds": ("rounds", Round, _number),
+    "halts": ("halts", Halt, _number),
+    "evidence": ("evidence", HangEvidence, _number_and_host),
+    "commands": ("commands", HostCommand, _number),
+    "requests": ("requests", JobRequest, _text),
+    "answers": ("answers", Answer, _text),
+    "checks": ("checks", CheckReport, _pair),
+    "cordons": ("cordons", Cordon, _text),
+    "incidents": ("incidents", Incident, _text),
+}
+"""By the first part of a key: attribute of the state, record class, and how the rest of the key names the entry."""
+_SINGLE: Mapping[str, type[Any]] = {"job": JobRecord, "end": JobEnd}
+
+
+def fold(state: ClusterState, event: WatchEvent, now: float) -> ClusterState:
+    """Return the state after an event that came at `now`."""
+    draft = _Draft(state, now)
+    match event:
+        case Snapshot(items=items):
+            present = {_name(item.key) for item in items}
+            for key in [key for key in state.seen if key not in present]:
+                draft.delete(key)
+            for item in items:
+                draft.put(item)
+        case Changes(changes=changes):
+            for change in changes:
+                if change.kind is ChangeKind.PUT:
+                    draft.put(change.item)
+                else:
+                    draft.delete(_name(change.item.key))
+    return draft.finish(max(state.revision, event.revision) if isinstance(event, Changes) else event.revision)
+
+
+def _name(key: bytes) -> str:
+    return key.decode(errors="replace")
+
+
+class _Draft:
+    """A state in the making: copies a table when it is written to for the first time."""
+
+    def __init__(self, state: ClusterState, now: float) -> None:
+        self._state = state
+        self._now = now
+        self._changed: dict[str, Any] = {}
+
+    def finish(self, revision: int) -> ClusterState:
+        return replace(self._state, revision=revision, **self._changed)
+
+    def _table(self, name: str) -> dict[Any, Any]:
+        if name not in self._changed:
+            self._changed[name] = dict(getattr(self._state, name))
+        table: dict[Any, Any] = self._changed[name]
+        return table
+
+    def put(self, item: KeyValue) -> None:
+        key = _name(item.key)
+        before: Seen | None = self._table("seen").get(key)
+        if before is not None and before.mod_revision == item.mod_revision:
+            return
+        is_same_life = before is not None and before.create_revision == item.create_revision
+        since = before.since if before is not None and is_same_life else self._now
+        self._table("seen")[key] = Seen(item.create_revision, item.mod_revision, since, self._now)
+        kind, *rest = self._state.keys.parts(key) or ("",)
+        try:
+            if kind in _SINGLE and not rest:
+                self._changed[kind] = decode(_SINGLE[kind], item.value, key)
+            elif kind in _TABLES:
+                self._enter(kind, tuple(rest), item.value, key)
+        except (CoordinationError, ValueError) as error:
+            # what was there before is no longer true either
+            self._drop(kind, tuple(rest))
+            self._table("damaged")[key] = str(error)
+        else:
+            if key in self._table("damaged"):
+                del self._table("damaged")[key]
+
+    def delete(self, key: str) -> None:
+        self._table("seen").pop(key, None)
+        self._table("damaged").pop(key, None)
+        kind, *rest = self._state.keys.parts(key) or ("",)
+        if kind in _SINGLE and not rest:
+            self._changed[kind] = None
+        elif kind != "status":  # the last word of a host that is gone still counts
+            self._drop(kind, tuple(rest))
+
+    def _enter(self, kind: str, rest: tuple[str, ...], value: bytes, key: str) -> None:
+        name, record_type, entry_of = _TABLES[kind]
+        entry = entry_of(rest)
+        record = decode(record_type, value, key)
+        owner = getattr(record, "host", None) if kind in ("hosts", "status") else None
+        if owner is not None and owner != entry:
+            raise CoordinationError(f"{key}: host={owner!r}; expected {entry!r}")
+        table = self._table(name)
+        before = table.get(entry)
+        if isinstance(record, HostRecord):
+            if before is not None and before.session != record.session:
+                self._table("departed")[entry] = Departed(before, self._now)
+            elif before is None:
+                self._return(record)
+        elif isinstance(record, HostStatus):
+            self._note_progress(record, before)
+        table[entry] = record
+
+    def _drop(self, kind: str, rest: tuple[str, ...]) -> None:
+        if kind not in _TABLES:
+            return
+        name, _, entry_of = _TABLES[kind]
+        try:
+            entry = entry_of(rest)
+        except ValueError:
+            return
+        record = self._table(name).pop(entry, None)
+        if isinstance(record, HostRecord):
+            self._table("departed")[entry] = Departed(record, self._now)
+
+    def _return(self, record: HostRecord) -> None:
+        """Forget that a life of a host was gone, and what a probe said of it, when it is there again."""
+        left = self._table("departed").get(record.host)
+        if left is not None and left.record.session == record.session:
+            del self._table("departed")[record.host]
+            self._table("probes").pop(record.host, None)
+
+    def _note_progress(self, status: HostStatus, before: HostStatus | None) -> None:
+        host = status.host
+        is_same = before is not None and (before.session, before.round) == (status.session, status.round)
+        if status.stall is None:
+            self._table("stalled_since").pop(host, None)
+        elif before is None or before.stall is None or not is_same:
+            self._table("stalled_since")[host] = self._now
+        steps_before = before.min_step if before is not None and is_same else None
+        if status.min_step is not None and (steps_before is None or status.min_step > steps_before):
+            self._table("advanced_at")[host] = self._now
+        if status.failures:
+            self._note_failures(status)
+
+    def _note_failures(self, status: HostStatus) -> None:
+        rounds = self._table("failures")
+        ranks: dict[int, RankFailure] = dict(rounds.get(status.round, {}))
+        for failure in status.failures:
+            known = ranks.get(failure.rank)
+            # a later word with a label says more than an early one without
+            if known is None or failure.label or not known.label:
+                ranks[failure.rank] = failure
+        rounds[status.round] = ranks
+        for number in sorted(rounds)[:-_KEPT_FAILURE_ROUNDS]:
+            del rounds[number]

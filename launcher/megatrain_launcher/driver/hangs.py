@@ -1,0 +1,102 @@
+"""Who holds up a stuck round: the hosts' evidence put together. Pure.
+
+A stopped or dead process is the plainest sign; else the ranks' last sequence numbers tell (failures.hang). A host that
+sends no evidence counts as silent, like a rank without a black box.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from megatrain.contracts.host_records import HangEvidence, RankEvidence
+from megatrain.contracts.rounds import Round
+from megatrain.failures.hang import Confidence, HangReport, Position, hang_suspects
+
+_DEAD_STATES = {"T": "is stopped (T)", "t": "is stopped by a debugger (t)", "Z": "is dead (Z)", "": "has no process"}
+_MAX_SENTENCES = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Accusation:
+    """Who did it, how sure that is, and the evidence in sentences, the strongest first."""
+
+    ranks: tuple[int, ...]
+    hosts: tuple[str, ...]
+    confidence: str
+    sentences: tuple[str, ...]
+
+    @property
+    def is_firm(self) -> bool:
+        """Whether the evidence is good enough to count against a host."""
+        return bool(self.hosts) and self.confidence in (Confidence.CERTAIN, Confidence.LIKELY)
+
+
+def accuse(round_: Round, evidence: Mapping[str, HangEvidence], stalls: Iterable[str] = ()) -> Accusation:
+    """Return who holds up a round. `evidence`: by host, of those that sent some; `stalls`: the hosts' complaints."""
+    known = {one.rank: one for host in sorted(evidence) for one in evidence[host].ranks}
+    unheard = [part for part in round_.hosts if part.host not in evidence]
+    silent = {rank for one in evidence.values() for rank in one.silent}
+    for part in unheard:
+        silent.update(range(part.first_rank, part.first_rank + part.num_workers))
+    silent = {rank for rank in silent if 0 <= rank < round_.world_size}
+    report = hang_suspects(_positions(known), _groups(evidence, round_), silent)
+    complaints = (*stalls, *(f"{part.host} sent no evidence" for part in unheard))
+    dead = tuple(sorted(rank for rank, one in known.items() if one.process_state in _DEAD_STATES))
+    dead = tuple(rank for rank in dead if 0 <= rank < round_.world_size)
+    if dead:
+        sentences = [f"rank {rank} {_DEAD_STATES[known[rank].process_state]}{_where(known[rank])}" for rank in dead]
+        sentences.append(report.reason)
+        return Accusation(dead, _hosts(round_, dead), Confidence.CERTAIN, _cut([*sentences, *complaints]))
+    suspects = tuple(rank for rank in report.suspects if 0 <= rank < round_.world_size)
+    sentences = [report.reason, *_standing(known, suspects), *_waiting(report)]
+    return Accusation(suspects, _hosts(round_, suspects), report.confidence, _cut([*sentences, *complaints]))
+
+
+def _positions(known: Mapping[int, RankEvidence]) -> dict[int, dict[str, Position]]:
+    return {
+        rank: {group: Position(at.entered, at.left) for group, at in one.positions.items()}
+        for rank, one in known.items()
+    }
+
+
+def _groups(evidence: Mapping[str, HangEvidence], round_: Round) -> dict[str, tuple[int, ...]]:
+    """Return the groups' members as all hosts together know them; a rank that the round has not is nobody's."""
+    found: dict[str, set[int]] = {}
+    for one in evidence.values():
+        for group, members in one.groups.items():
+            found.setdefault(group, set()).update(rank for rank in members if 0 <= rank < round_.world_size)
+    return {group: tuple(sorted(members)) for group, members in found.items()}
+
+
+def _hosts(round_: Round, ranks: Iterable[int]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(round_.host_of(rank).host for rank in ranks))
+
+
+def _standing(known: Mapping[int, RankEvidence], suspects: Iterable[int]) -> list[str]:
+    sentences = []
+    for rank in suspects:
+        one = known.get(rank)
+        if one is not None:
+            waits = ", waits in the kernel (D)" if one.process_state == "D" else ""
+            sentences.append(f"rank {rank} is at step {one.step}{_where(one)}{waits}")
+    return sentences
+
+
+def _where(one: RankEvidence) -> str:
+    return f" in {one.in_flight}" if one.in_flight else f" in phase {one.phase}" if one.phase else ""
+
+
+def _waiting(report: HangReport) -> list[str]:
+    return [
+        f"collective {missing.sequence} of {missing.group}: {len(missing.waiting)} wait, {len(missing.absent)} never "
+        f"entered it, {len(missing.silent)} silent"
+        for missing in report.missing
+    ]
+
+
+def _cut(sentences: list[str]) -> tuple[str, ...]:
+    kept = [sentence for sentence in dict.fromkeys(sentences) if sentence]
+    if len(kept) <= _MAX_SENTENCES:
+        return tuple(kept)
+    return (*kept[: _MAX_SENTENCES - 1], f"and {len(kept) - _MAX_SENTENCES + 1} more")

@@ -1,0 +1,148 @@
+"""Incident records: how one begins, what each state of the job adds to it, and what all of them cost. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from megatrain.contracts.host_records import HostStatus
+from megatrain.contracts.incident import Incident, IncidentKind, IncidentState, Moments
+from megatrain.contracts.rounds import Round
+from megatrain_launcher.driver.state import ClusterState
+
+EXIT_CODE_NOTE = "exit_code"
+"""Of a job that stops as somebody asked."""
+REQUEST_NOTE = "request"
+CHECK_NOTE = "check"
+MEDIAN_NOTE = "median_step_s"
+OVER_NOTE = "over_unix_s"
+
+
+def new_incident(
+    now: float, state: ClusterState, kind: IncidentKind, *, round_: Round, began: float, reason: str, action: str
+) -> Incident:
+    """Return an incident as it begins, with what the round's hosts say of their steps."""
+    median_s = median_step_s(state, round_)
+    return Incident(
+        incident_id=_new_id(now, state, round_.number),
+        kind=kind,
+        state=IncidentState.OPEN,
+        round=round_.number,
+        moments=Moments(began=min(began, now), detected=now, decided=now),
+        reason=reason,
+        action=action,
+        last_step=last_step(state, round_),
+        driver=state.observer,
+        notes={} if median_s is None else {MEDIAN_NOTE: f"{median_s:.6g}"},
+    )
+
+
+def _new_id(now: float, state: ClusterState, number: int) -> str:
+    """Return an id that sorts by time and that no incident has."""
+    while True:
+        moment = datetime.fromtimestamp(now, UTC)
+        found = f"{moment:%Y%m%d-%H%M%S}-{moment.microsecond // 1000:03d}-r{number}"
+        if found not in state.incidents:
+            return found
+        now += 0.001
+
+
+def history_of(state: ClusterState, before: str = "") -> tuple[Incident, ...]:
+    """Return the incidents of this launch of the job, the oldest first, up to but not `before`."""
+    begin = state.job.created_unix_s if state.job is not None else 0.0
+    found = (state.incidents[key] for key in sorted(state.incidents) if not before or key < before)
+    return tuple(incident for incident in found if incident.moments.detected >= begin)
+
+
+def statuses_in(state: ClusterState, round_: Round) -> tuple[HostStatus, ...]:
+    """Return what the hosts of a round said of it, those that are gone too."""
+    found = (state.status_of(part, round_.number) for part in round_.hosts)
+    return tuple(status for status in found if status is not None)
+
+
+def last_step(state: ClusterState, round_: Round) -> int | None:
+    """Return the last step that a round is known to have completed."""
+    steps = [status.min_step for status in statuses_in(state, round_) if status.min_step is not None]
+    return max(steps, default=None)
+
+
+def median_step_s(state: ClusterState, round_: Round) -> float | None:
+    medians = sorted(s.median_step_s for s in statuses_in(state, round_) if s.median_step_s is not None)
+    return medians[len(medians) // 2] if medians else None
+
+
+def followed(now: float, state: ClusterState, round_: Round) -> tuple[Incident, ...]:
+    """Return the open incidents that a live round brings further: joined, loaded, the first step done."""
+    found = statuses_in(state, round_)
+    is_whole = len(found) == len(round_.hosts)
+    changed: list[Incident] = []
+    for incident in state.open_incidents():
+        if incident.next_round is None or not is_whole:
+            continue
+        moments = replace(
+            incident.moments,
+            joined=_last(status.milestones.joined_unix_s for status in found),
+            loaded=_last(status.milestones.loaded_unix_s for status in found),
+            first_step=_last(status.milestones.first_step_unix_s for status in found),
+        )
+        resumed = [status.resumed_step for status in found if status.resumed_step is not None]
+        later = replace(
+            incident, moments=moments, next_round=round_.number, resumed_step=min(resumed, default=None)
+        )  # fmt: skip
+        if moments.first_step is not None:
+            later = _closed(now, state, later)
+        if later != incident:
+            changed.append(later)
+    return tuple(changed)
+
+
+def _last(times: Iterable[float | None]) -> float | None:
+    known = list(times)
+    return None if None in known else max((time for time in known if time is not None), default=None)
+
+
+def _closed(now: float, state: ClusterState, incident: Incident) -> Incident:
+    closed = replace(incident, state=IncidentState.RECOVERED)
+    others = [one for one in history_of(state) if one.incident_id != incident.incident_id]
+    first = state.rounds[min(state.rounds)].created_unix_s if state.rounds else now
+    begin = state.job.created_unix_s if state.job is not None else first
+    return replace(closed, effective_time_ratio=effective_time_ratio([*others, closed], begin, now))
+
+
+def effective_time_ratio(incidents: Sequence[Incident], begin: float, now: float) -> float | None:
+    """Return the part of the time since `begin` in which steps were done that counted.
+
+    Lost is the time from each failure to the next completed step, and that of the steps which were done again.
+    Overlapping recoveries count once. None before any time has passed.
+    """
+    if now <= begin:
+        return None
+    spans = sorted(
+        (max(one.moments.began, begin), now if one.moments.first_step is None else one.moments.first_step)
+        for one in incidents
+        if one.state is not IncidentState.HELD
+    )
+    lost_s, reached = 0.0, begin
+    for start, end in spans:
+        lost_s += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    lost_s += sum((one.steps_lost or 0) * _median_of(one) for one in _once_a_round(incidents))
+    return round(min(1.0, max(0.0, 1.0 - lost_s / (now - begin))), 6)
+
+
+def _once_a_round(incidents: Sequence[Incident]) -> list[Incident]:
+    """Return one incident for each round that was broken: its steps were lost once."""
+    return list({one.round: one for one in incidents if one.state is not IncidentState.HELD}.values())
+
+
+def _median_of(incident: Incident) -> float:
+    try:
+        return float(incident.notes.get(MEDIAN_NOTE, "0"))
+    except ValueError:
+        return 0.0
+
+
+def ended(incident: Incident, *, is_recovered: bool) -> Incident:
+    """Return an open incident as the job's end leaves it."""
+    return replace(incident, state=IncidentState.RECOVERED if is_recovered else IncidentState.STOPPED)

@@ -1,0 +1,231 @@
+"""From a halted round to the next one: wait until its workers are gone, judge what happened, form. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.host_records import HostPhase
+from megatrain.contracts.incident import Incident, IncidentKind
+from megatrain.contracts.rounds import Cordon, Halt, HostCommand, JobEnd, Round, RoundHost
+from megatrain_launcher.driver.actions import Action, CordonHost, Decision, EndJob, SendCommand, UpdateIncident
+from megatrain_launcher.driver.breaking import probes_for
+from megatrain_launcher.driver.forming import form
+from megatrain_launcher.driver.incidents import CHECK_NOTE, EXIT_CODE_NOTE, ended, history_of, last_step, statuses_in
+from megatrain_launcher.driver.policy import Policy
+from megatrain_launcher.driver.responses import REQUEUE, STOP, Facts, Response, respond
+from megatrain_launcher.driver.state import ClusterState
+
+
+@dataclass(frozen=True, slots=True)
+class Stopping:
+    """How far a halted round is. `fenced`: hosts that will not be waited for, by session, and why."""
+
+    pending: tuple[RoundHost, ...]
+    fenced: Mapping[str, str]
+    lost: Mapping[str, str]
+    """Hosts that are certainly gone, with the evidence."""
+    left_out: Mapping[str, str]
+
+
+def follow_halt(now: float, state: ClusterState, policy: Policy, round_: Round, halt: Halt) -> Decision:
+    """Return what to do now that a round is halted and no newer one is written."""
+    incident = state.incidents.get(halt.incident)
+    since = state.since(state.keys.halt(round_.number), now)
+    stopping = stopping_of(now, state, policy, round_, halt, since)
+    if stopping.pending:
+        names = ", ".join(part.host for part in stopping.pending[:8])
+        return Decision(
+            probes_for(now, state, stopping.pending), f"round {round_.number} is halted: waiting for {names} to stop"
+        )
+    done = _done_code(state, round_)
+    if done is not None:
+        return _end(now, state, incident, done, "training is done", round_, is_recovered=True)
+    if incident is None:
+        return form(
+            now, state, policy, previous=round_, fenced=tuple(stopping.fenced), left_out=stopping.left_out,
+            since=since, reason=halt.reason,
+        )  # fmt: skip
+    if incident.moments.halted is not None:
+        return _form(now, state, policy, round_, stopping, incident, since, ())
+    return _judge(now, state, policy, round_, stopping, incident, since)
+
+
+def stopping_of(now: float, state: ClusterState, policy: Policy, round_: Round, halt: Halt, since: float) -> Stopping:
+    """Return which hosts of a halted round are still waited for, and which are not and why."""
+    timeout_s = policy.stop_timeout_s + (policy.save_grace_s if halt.is_saving else 0.0)
+    pending: list[RoundHost] = []
+    fenced: dict[str, str] = {}
+    lost: dict[str, str] = {}
+    left_out: dict[str, str] = {}
+    for part in round_.hosts:
+        proof = state.proof_of_death(part)
+        if state.has_stopped(part, round_.number):
+            continue
+        if proof or not state.is_registered(part):
+            why = proof or f"{part.host} is not heard of; its lease is gone"
+            fenced[part.session] = lost[part.host] = left_out[part.host] = why
+        elif now - since > timeout_s:
+            fenced[part.session] = f"{part.host} did not stop its workers within {timeout_s:g} s"
+            left_out[part.host] = fenced[part.session]
+        else:
+            pending.append(part)
+    return Stopping(tuple(pending), fenced, lost, left_out)
+
+
+def _done_code(state: ClusterState, round_: Round) -> int | None:
+    """Return the job's exit code if all had finished their training when they were halted."""
+    found = statuses_in(state, round_)
+    is_done = len(found) == len(round_.hosts) and all(
+        status.phase is HostPhase.DONE and status.exit_code == ExitCode.OK for status in found
+    )
+    return int(ExitCode.OK) if is_done else None
+
+
+def _judge(
+    now: float,
+    state: ClusterState,
+    policy: Policy,
+    round_: Round,
+    stopping: Stopping,
+    incident: Incident,
+    since: float,
+) -> Decision:
+    """Decide what the incident means, now that all that can be known of it is known."""
+    incident = _completed(now, state, round_, incident)
+    if incident.kind is IncidentKind.REQUEST:
+        if incident.action == STOP:
+            return _end(now, state, incident, _code_of_saving(state, round_, incident), incident.reason, round_)
+        return _form(now, state, policy, round_, stopping, incident, since, (UpdateIncident(incident),))
+    facts = Facts(
+        kind=incident.kind,
+        round=round_.number,
+        failures=incident.failures,
+        host_of={rank: part.host for part in round_.hosts for rank in _ranks_of(part)},
+        lost={**dict.fromkeys(_lost_before(incident), "its lease is gone"), **stopping.lost},
+        accused=_accused(state, round_, incident),
+        accused_ranks=incident.culprit_ranks,
+        last_step=incident.last_step,
+    )
+    response = respond(facts, history_of(state, incident.incident_id), policy, now)
+    incident = _answered(incident, response, stopping)
+    if response.action in (STOP, REQUEUE):
+        return _end(now, state, incident, response.exit_code, response.reason, round_)
+    actions: tuple[Action, ...] = ()
+    if response.is_cordoned:
+        cordons = [
+            Cordon(host, response.reason, "driver", now, incident.incident_id) for host in response.culprit_hosts
+        ]
+        actions += tuple(map(CordonHost, cordons))
+        state = replace(state, cordons={**state.cordons, **{one.host: one for one in cordons}})
+    if response.is_checked:
+        incident = replace(incident, notes={**incident.notes, CHECK_NOTE: ",".join(response.culprit_hosts)})
+        number = max(state.commands, default=0) + 1
+        command = HostCommand(number, "check", response.culprit_hosts, incident.incident_id, created_unix_s=now)
+        actions += (SendCommand(command),)
+    state = replace(state, incidents={**state.incidents, incident.incident_id: incident})
+    return _form(now, state, policy, round_, stopping, incident, since, (UpdateIncident(incident), *actions))
+
+
+def _form(
+    now: float,
+    state: ClusterState,
+    policy: Policy,
+    round_: Round,
+    stopping: Stopping,
+    incident: Incident,
+    since: float,
+    actions: tuple[Action, ...],
+) -> Decision:
+    formed = form(
+        now, state, policy, previous=round_, fenced=tuple(stopping.fenced), left_out=stopping.left_out,
+        incident=incident, since=since, reason=incident.reason,
+    )  # fmt: skip
+    # an incident that forming brings further is written once
+    later = {one.incident.incident_id for one in formed.actions if isinstance(one, UpdateIncident)}
+    kept = (one for one in actions if not (isinstance(one, UpdateIncident) and one.incident.incident_id in later))
+    return Decision((*kept, *formed.actions), formed.reason)
+
+
+def _completed(now: float, state: ClusterState, round_: Round, incident: Incident) -> Incident:
+    """Return the incident with what came in while the round was stopping."""
+    failures = {failure.rank: failure for failure in incident.failures}
+    failures.update(state.failures.get(round_.number, {}))
+    known = sorted(
+        (one for one in failures.values() if 0 <= one.rank < round_.world_size), key=lambda one: one.at_unix_s
+    )  # fmt: skip
+    steps = [step for step in (incident.last_step, last_step(state, round_)) if step is not None]
+    return replace(
+        incident,
+        failures=tuple(known),
+        last_step=max(steps, default=None),
+        moments=replace(incident.moments, halted=now),
+    )
+
+
+def _lost_before(incident: Incident) -> tuple[str, ...]:
+    return incident.culprit_hosts if incident.kind is IncidentKind.HOST_LOST else ()
+
+
+def _accused(state: ClusterState, round_: Round, incident: Incident) -> tuple[str, ...]:
+    """Return whom a hang's evidence names, or to whom victims lost the connection."""
+    if incident.kind is IncidentKind.HANG:
+        return incident.culprit_hosts
+    by_address = {part.address: part.host for part in round_.hosts} | {part.host: part.host for part in round_.hosts}
+    victims = {
+        round_.host_of(failure.rank).host for failure in incident.failures if 0 <= failure.rank < round_.world_size
+    }  # fmt: skip
+    named = {
+        by_address[address]
+        for status in statuses_in(state, round_)
+        for address in status.lost_hosts
+        if address in by_address
+    }
+    return tuple(sorted(named - victims))
+
+
+def _answered(incident: Incident, response: Response, stopping: Stopping) -> Incident:
+    words = (response.reason, *incident.evidence, *stopping.lost.values(), *stopping.left_out.values())
+    kind = response.kind if incident.kind is IncidentKind.FAILURE else incident.kind
+    return replace(
+        incident,
+        kind=kind,
+        action=response.action,
+        reason=response.reason,
+        label=response.label,
+        culprit_hosts=response.culprit_hosts or incident.culprit_hosts,
+        culprit_ranks=response.culprit_ranks or incident.culprit_ranks,
+        evidence=tuple(dict.fromkeys(words))[:16],
+    )
+
+
+def _code_of_saving(state: ClusterState, round_: Round, incident: Incident) -> int:
+    """Return the exit code of a job that was asked to stop: the one asked for, unless workers failed meanwhile."""
+    codes = [failure.exit_code for failure in state.failures.get(round_.number, {}).values()]
+    bad = [code for code in codes if code not in (ExitCode.OK, ExitCode.SAVED_AND_STOPPED)]
+    if not bad:
+        asked = incident.notes.get(EXIT_CODE_NOTE, "")
+        return int(asked) if asked.isdigit() else int(ExitCode.OK)
+    return next((code for code in bad if code > 0), int(ExitCode.FAILURE))
+
+
+def _end(
+    now: float,
+    state: ClusterState,
+    incident: Incident | None,
+    code: int,
+    reason: str,
+    round_: Round,
+    *,
+    is_recovered: bool = False,
+) -> Decision:
+    open_ = {one.incident_id: one for one in state.open_incidents()}
+    if incident is not None and incident.incident_id in open_:
+        open_[incident.incident_id] = incident
+    closed = tuple(UpdateIncident(ended(one, is_recovered=is_recovered)) for one in open_.values())
+    return Decision((*closed, EndJob(JobEnd(code, reason, now, round_.number))), reason)
+
+
+def _ranks_of(part: RoundHost) -> range:
+    return range(part.first_rank, part.first_rank + part.num_workers)

@@ -1,0 +1,144 @@
+"""Hosts of a live round that are not registered: dead, cut off, or only unheard (decision 11). Pure.
+
+A vanished lease is no proof while steps are completed. Proof is a port that refuses, or another life of the executor;
+a second sign is a stall, a failure, or that no step is completed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from megatrain.contracts.host_records import HostPhase
+from megatrain.contracts.incident import Incident, IncidentKind, IncidentState
+from megatrain.contracts.rounds import Round, RoundHost
+from megatrain_launcher.driver.actions import Action, Alarm, Decision, OpenIncident
+from megatrain_launcher.driver.breaking import break_round, broken_incident, probes_for, stall_words, stalled_hosts
+from megatrain_launcher.driver.incidents import OVER_NOTE, median_step_s, new_incident
+from megatrain_launcher.driver.policy import Policy
+from megatrain_launcher.driver.probe import Vitality
+from megatrain_launcher.driver.responses import HOLD
+from megatrain_launcher.driver.state import ClusterState
+
+_SLOW_STEPS = 3
+"""A host without a lease is evicted when no step is completed for so many times the median step."""
+_TOLERATED_S = 1.0
+"""After an outage of etcd hosts register again one after the other: for so long that is no incident."""
+_LEAST_HOSTS = 3
+"""Of fewer hosts no fraction says anything about etcd."""
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """Hosts of a round that are not registered. `dead`: those of which that is proven, with the proof."""
+
+    gone: tuple[RoundHost, ...]
+    dead: Mapping[str, str]
+
+
+def absent_of(state: ClusterState, round_: Round) -> Absent:
+    """Return the hosts of a round that are not there, leaving out those that were done before they left."""
+    gone: list[RoundHost] = []
+    dead: dict[str, str] = {}
+    for part in round_.hosts:
+        status = state.status_of(part, round_.number)
+        if state.is_registered(part) or (status is not None and status.phase is HostPhase.DONE):
+            continue
+        proof = state.proof_of_death(part)
+        if proof:
+            dead[part.host] = proof
+        else:
+            gone.append(part)
+    return Absent(tuple(gone), dead)
+
+
+def answer_deaths(now: float, state: ClusterState, round_: Round, dead: Mapping[str, str]) -> Decision:
+    """Halt a round of which hosts are certainly dead."""
+    began = min(state.gone_since(part) for part in round_.hosts if part.host in dead)
+    incident = broken_incident(
+        now, state, round_, IncidentKind.HOST_LOST, began, tuple(dead.values()), hosts=tuple(dead)
+    )  # fmt: skip
+    return break_round(now, round_, incident)
+
+
+def answer_vanished(
+    now: float, state: ClusterState, policy: Policy, round_: Round, gone: tuple[RoundHost, ...]
+) -> Decision:
+    """Hosts are not registered, and nothing proves them dead: evict on a second sign, else hold or wait."""
+    names = tuple(part.host for part in gone)
+    began = min(state.gone_since(part) for part in gone)
+    probes = probes_for(now, state, gone)
+    sign = _second_sign(now, state, policy, round_, gone, began)
+    if sign:
+        evidence = (*(f"{name} is not heard of; its lease is gone" for name in names[:8]), *sign)
+        incident = broken_incident(now, state, round_, IncidentKind.HOST_LOST, began, evidence, hosts=names)
+        return break_round(now, round_, incident)
+    if now - began < _TOLERATED_S:
+        return Decision(probes, f"{', '.join(names[:8])}: lease gone a moment ago")
+    if _are_too_many(policy, round_, gone):
+        return _hold(now, state, round_, names, began, probes, "so many leases at once are etcd's or its network's")
+    if _advanced_at(state, round_, gone, began) > began + _TOLERATED_S or all(_is_alive(state, part) for part in gone):
+        return _hold(now, state, round_, names, began, probes, "training goes on without their leases")
+    return Decision(probes, f"{', '.join(names[:8])}: lease gone; waiting for a second sign before anybody is evicted")
+
+
+def _second_sign(
+    now: float, state: ClusterState, policy: Policy, round_: Round, gone: tuple[RoundHost, ...], began: float
+) -> tuple[str, ...]:
+    """Return what says, beside the lease, that the hosts are lost; nothing where they may well train."""
+    stalled = stalled_hosts(state, round_)
+    if stalled:
+        return tuple(stall_words(state, host) for host in stalled[:4])
+    if len(gone) == len(round_.hosts):
+        waited_s = now - began
+        return (f"none of the round is heard of for {waited_s:.0f} s",) if waited_s > policy.join_timeout_s else ()
+    if _are_too_many(policy, round_, gone) or all(_is_alive(state, part) for part in gone):
+        return ()
+    # statuses come at intervals: steps may go on for so long unheard
+    limit_s = policy.status_interval_s + max(policy.hang_floor_s, _SLOW_STEPS * (median_step_s(state, round_) or 0.0))
+    silent_s = now - _advanced_at(state, round_, gone, began)
+    return (f"no step was completed for {silent_s:.1f} s (limit {limit_s:.1f} s)",) if silent_s > limit_s else ()
+
+
+def _are_too_many(policy: Policy, round_: Round, gone: tuple[RoundHost, ...]) -> bool:
+    return len(round_.hosts) >= _LEAST_HOSTS and len(gone) > policy.max_vanished_fraction * len(round_.hosts)
+
+
+def _advanced_at(state: ClusterState, round_: Round, gone: tuple[RoundHost, ...], began: float) -> float:
+    """Return when one of the hosts that are left was last seen to complete a step."""
+    return max((state.advanced_at.get(part.host, began) for part in round_.hosts if part not in gone), default=began)
+
+
+def _is_alive(state: ClusterState, part: RoundHost) -> bool:
+    found = state.probes.get(part.host)
+    return found is not None and found.session == part.session and found.vitality is Vitality.ALIVE
+
+
+def _hold(
+    now: float,
+    state: ClusterState,
+    round_: Round,
+    names: tuple[str, ...],
+    began: float,
+    probes: tuple[Action, ...],
+    why: str,
+) -> Decision:
+    reason = f"held: {len(names)} of {len(round_.hosts)} hosts are not registered ({', '.join(names[:8])}), but {why}"
+    actions: tuple[Action, ...] = (*probes, Alarm("control-plane", reason))
+    if open_hold(state, round_) is None:
+        incident = new_incident(
+            now, state, IncidentKind.CONTROL_PLANE, round_=round_, began=began, reason=reason, action=HOLD
+        )  # fmt: skip
+        evidence = tuple(f"{name} is not heard of; its lease is gone" for name in names[:12])
+        held = replace(incident, state=IncidentState.HELD, culprit_hosts=names[:32], evidence=evidence)
+        actions = (OpenIncident(held), *actions)
+    return Decision(actions, reason)
+
+
+def open_hold(state: ClusterState, round_: Round) -> Incident | None:
+    """Return the hold of this round that is not over."""
+    for incident in state.incidents.values():
+        is_hold = incident.kind is IncidentKind.CONTROL_PLANE and incident.round == round_.number
+        if is_hold and OVER_NOTE not in incident.notes:
+            return incident
+    return None

@@ -1,0 +1,84 @@
+"""What the driver may do: the limits of [recovery], and the numbers of hosts that a job can train with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+from megatrain.config.config import Config
+
+LAST_CALL_S = 2.0
+"""How long a first round waits for more hosts after the least number is there."""
+EVIDENCE_S = 1.0
+"""How long a stuck round's hosts have to say where their ranks stand."""
+PROBE_AGAIN_S = 0.5
+HANG_GRACE_S = 2.0
+"""Beyond the lease's TTL: so long after it began a stall is answered although its suspects cannot be heard."""
+GROW_AFTER_S = 10.0
+"""A host must have been there for so long before a round that trains is ended to take it in."""
+CHECK_TIMEOUT_S = 90.0
+REQUEST_TIMEOUT_S = 600.0
+HOUR_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """The driver's rules. `feasible_counts`: numbers of hosts whose layout is possible, each within min and max."""
+
+    min_hosts: int
+    max_hosts: int
+    num_workers: int
+    feasible_counts: frozenset[int]
+    lease_ttl_s: float = 10.0
+    status_interval_s: float = 5.0
+    hang_floor_s: float = 5.0
+    restarts_per_hour: int = 20
+    restarts_without_progress: int = 3
+    network_failures: int = 2
+    network_window_s: float = 300.0
+    hangs_per_hour: int = 2
+    stop_timeout_s: float = 10.0
+    save_grace_s: float = 60.0
+    join_timeout_s: float = 600.0
+    shrink_after_s: float = 600.0
+    """How long a broken round's place is kept for a host before the job goes on with fewer."""
+    max_vanished_fraction: float = 0.3
+    has_health_checks: bool = True
+
+    def __post_init__(self) -> None:
+        wrong = sorted(count for count in self.feasible_counts if not self.min_hosts <= count <= self.max_hosts)
+        if not self.feasible_counts or wrong:
+            raise ValueError(
+                f"feasible_counts={wrong or 'empty'}; expected within {self.min_hosts} to {self.max_hosts}"
+            )
+
+    @classmethod
+    def of(
+        cls, config: Config, *, min_hosts: int, max_hosts: int, num_workers: int, feasible_counts: frozenset[int]
+    ) -> Self:
+        """Take the limits from a job's configuration."""
+        recovery = config.recovery
+        return cls(
+            min_hosts=min_hosts,
+            max_hosts=max_hosts,
+            num_workers=num_workers,
+            feasible_counts=feasible_counts,
+            lease_ttl_s=recovery.lease_ttl_s,
+            status_interval_s=recovery.status_interval_s,
+            hang_floor_s=recovery.hang_floor_s,
+            restarts_per_hour=recovery.restarts_per_hour,
+            restarts_without_progress=recovery.restarts_without_progress,
+            network_failures=recovery.network_failures,
+            network_window_s=recovery.network_window_s,
+            hangs_per_hour=recovery.hangs_per_hour,
+            stop_timeout_s=recovery.stop_timeout_s,
+            save_grace_s=config.runtime.save_grace_s,
+            join_timeout_s=recovery.join_timeout_s,
+            shrink_after_s=recovery.join_timeout_s,
+            max_vanished_fraction=recovery.max_vanished_fraction,
+            has_health_checks=recovery.has_health_checks,
+        )
+
+    def best_count(self, num_hosts: int) -> int:
+        """Return the largest possible number of hosts that needs no more than `num_hosts`; 0: there is none."""
+        return max((count for count in self.feasible_counts if count <= num_hosts), default=0)

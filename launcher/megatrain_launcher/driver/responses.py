@@ -1,0 +1,259 @@
+"""What a failure means: restart, evict or stop, from what is known when the broken round's workers are gone. Pure.
+
+Exit codes speak first, then the verdict on the log of the rank that failed first without being a victim. The limits on
+restarts come last and can turn every answer into a stop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.host_records import RankFailure
+from megatrain.contracts.incident import Incident, IncidentKind
+from megatrain.failures.verdict import ACTIONS, Action, Label
+from megatrain_launcher.driver.policy import HOUR_S, Policy
+
+_FATAL = {
+    ExitCode.CONFIG: "the configuration or the layout is wrong",
+    ExitCode.DATA: "an input file is missing or damaged",
+    ExitCode.CHECKPOINT: "there is no checkpoint that can be loaded",
+    ExitCode.NO_PERMISSION: "access was refused",
+}
+"""Restarting does not help."""
+_LABEL_OF_CODE = {ExitCode.NON_FINITE: Label.NUMERICS, ExitCode.SAVE_FAILED: Label.STORAGE}
+_ONE_RETRY = (Action.STOP_USER, Action.RETRY_THEN_STOP, Action.ROLLBACK)
+_SIGNS_OF_LOSS = ("", Label.NETWORK, Label.COLLECTIVE_TIMEOUT)
+"""What ranks die of when a host is gone, where their logs do not say more."""
+RESTART, EVICT, STOP, REQUEUE, HOLD = "restart", "evict", "stop", "requeue", "hold"
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known of a broken round."""
+
+    kind: IncidentKind
+    round: int
+    failures: tuple[RankFailure, ...]
+    host_of: Mapping[int, str]
+    """By rank."""
+    lost: Mapping[str, str]
+    """Hosts of the round that are gone, with the evidence."""
+    accused: tuple[str, ...]
+    """Hosts that victims lost the connection to, or that a hang's evidence points at."""
+    accused_ranks: tuple[int, ...] = ()
+    last_step: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """What to do. `exit_code` is the job's where `action` is stop or requeue."""
+
+    action: str
+    reason: str
+    label: str = ""
+    culprit_hosts: tuple[str, ...] = ()
+    culprit_ranks: tuple[int, ...] = ()
+    is_cordoned: bool = False
+    """The culprits may not come back by themselves."""
+    is_checked: bool = False
+    """The culprits must pass their health checks before they take part again."""
+    exit_code: int = 0
+    kind: IncidentKind = IncidentKind.FAILURE
+
+
+def respond(facts: Facts, history: Sequence[Incident], policy: Policy, now: float) -> Response:
+    """Return what to do about a broken round. `history`: the incidents before this one, the oldest first."""
+    response = _by_cause(facts, history, policy, now)
+    if response.action in (RESTART, EVICT):
+        return _brake(response, facts, history, policy, now)
+    return response
+
+
+def root_of(failures: Sequence[RankFailure]) -> RankFailure | None:
+    """Return the earliest failure that follows from no other; None where all are victims."""
+    roots = [failure for failure in failures if not _is_victim(failure)]
+    return min(roots, key=lambda failure: (failure.at_unix_s, failure.rank), default=None)
+
+
+def _is_victim(failure: RankFailure) -> bool:
+    return failure.is_cascade or failure.exit_code == ExitCode.COMMUNICATION
+
+
+def _by_cause(facts: Facts, history: Sequence[Incident], policy: Policy, now: float) -> Response:
+    if facts.kind is IncidentKind.HANG:
+        return _for_hang(facts, history, policy, now)
+    root = root_of(facts.failures)
+    if root is not None and not (facts.lost and root.label in _SIGNS_OF_LOSS):
+        return _for_root(root, facts, history, policy, now)
+    if facts.lost:
+        names = tuple(sorted(facts.lost))
+        reason = f"{_names(names)} {'is' if len(names) == 1 else 'are'} gone: {'; '.join(facts.lost.values())}"
+        return Response(EVICT, reason, culprit_hosts=names, kind=IncidentKind.HOST_LOST)
+    if facts.accused:
+        return _for_network(facts.accused, (), facts, history, policy, now)
+    if facts.failures:
+        first = min(facts.failures, key=lambda failure: (failure.at_unix_s, failure.rank))
+        return Response(RESTART, f"{_end_of(first, facts)}, a victim; whose, no log says", label=first.label)
+    return Response(RESTART, f"workers of round {facts.round} were stopped, and nobody said why")
+
+
+def _for_hang(facts: Facts, history: Sequence[Incident], policy: Policy, now: float) -> Response:
+    hosts, ranks = facts.accused, facts.accused_ranks
+    named = Response(
+        RESTART, "", culprit_hosts=hosts, culprit_ranks=ranks, label="hang", kind=IncidentKind.HANG
+    )  # fmt: skip
+    if not hosts:
+        return replace(named, reason="a hang without a culprit")
+    who = f"{_ranks(ranks)} on {_names(hosts)}" if ranks else _names(hosts)
+    for host in hosts:
+        times = 1 + _num_before(host, history, now - HOUR_S, lambda one: one.kind is IncidentKind.HANG)
+        if times >= policy.hangs_per_hour:
+            reason = f"{who} held up all others; {host} for the {_nth(times)} time within an hour"
+            return replace(named, action=EVICT, reason=reason, is_cordoned=True)
+    return replace(named, reason=f"{who} held up all others")
+
+
+def _for_root(root: RankFailure, facts: Facts, history: Sequence[Incident], policy: Policy, now: float) -> Response:
+    label, action = _verdict_on(root)
+    host = facts.host_of.get(root.rank, "")
+    hosts = (host,) if host else ()
+    text = _end_of(root, facts)
+    named = Response(RESTART, text, label=label, culprit_hosts=hosts, culprit_ranks=(root.rank,))
+    if root.exit_code in _FATAL:
+        reason = f"{text}: {_FATAL[ExitCode(root.exit_code)]}, and a restart does not help"
+        return replace(named, action=STOP, reason=reason, exit_code=root.exit_code)
+    if action == Action.EVICT_HOST and hosts:
+        return replace(named, action=EVICT, reason=f"{text}: {host} is broken", is_cordoned=True)
+    if action == Action.TOLERATE_THEN_EVICT and hosts:
+        return _for_network(hosts, (root.rank,), facts, history, policy, now, text)
+    if action == Action.RESTART_THEN_CHECK and hosts and policy.has_health_checks:
+        return replace(named, reason=f"{text}; {host} must pass its checks", is_checked=True)
+    if action == Action.REQUEUE:
+        reason = f"{text}: this allocation is being taken away"
+        return replace(named, action=REQUEUE, reason=reason, exit_code=int(ExitCode.SAVED_AND_STOPPED))
+    if action in _ONE_RETRY and _is_again(label, facts, history):
+        reason = f"{text}, as before at the same step: a restart did not help"
+        return replace(named, action=STOP, reason=reason, exit_code=_exit_code_of(root))
+    return named
+
+
+def _for_network(
+    hosts: tuple[str, ...],
+    ranks: tuple[int, ...],
+    facts: Facts,
+    history: Sequence[Incident],
+    policy: Policy,
+    now: float,
+    text: str = "",
+) -> Response:
+    """Tolerate a host's first trouble with the network, and evict it when that comes again soon."""
+    text = text or f"victims lost the connection to {_names(hosts)}"
+    named = Response(RESTART, text, label=Label.NETWORK, culprit_hosts=hosts, culprit_ranks=ranks)
+    for host in hosts:
+        times = 1 + _num_before(host, history, now - policy.network_window_s, lambda one: one.label == Label.NETWORK)
+        if times >= policy.network_failures:
+            reason = f"{text}; {host} for the {_nth(times)} time within {policy.network_window_s:g} s"
+            return replace(named, action=EVICT, reason=reason, culprit_hosts=(host,), is_cordoned=True)
+    return named
+
+
+def _verdict_on(failure: RankFailure) -> tuple[str, str]:
+    """Return label and action; an exit code of megatrain's own says more than a log."""
+    by_code = _LABEL_OF_CODE.get(ExitCode(failure.exit_code)) if failure.exit_code in set(ExitCode) else None
+    if by_code is not None:
+        return by_code, ACTIONS[by_code]
+    if failure.action or failure.label not in set(Label):
+        return failure.label, failure.action
+    return failure.label, ACTIONS[Label(failure.label)]
+
+
+def _is_again(label: str, facts: Facts, history: Sequence[Incident]) -> bool:
+    """Say whether the failure before was of the same kind and no step beyond it was completed since."""
+    before = next((one for one in reversed(history) if is_automatic(one)), None)
+    if before is None or before.label != label:
+        return False
+    return _step(facts.last_step) <= _step(before.last_step)
+
+
+def is_automatic(incident: Incident) -> bool:
+    """Say whether the job was restarted without anybody having asked for it."""
+    if incident.kind in (IncidentKind.REQUEST, IncidentKind.CONTROL_PLANE):
+        return False
+    return incident.action in (RESTART, EVICT)
+
+
+def _brake(response: Response, facts: Facts, history: Sequence[Incident], policy: Policy, now: float) -> Response:
+    """Stop where there were too many restarts within an hour, or too many that led nowhere."""
+    restarts = [one for one in history if is_automatic(one)]
+    recent = [one for one in restarts if one.moments.began >= now - HOUR_S]
+    root = root_of(facts.failures)
+    code = int(ExitCode.FAILURE) if root is None else _exit_code_of(root)
+    if len(recent) >= policy.restarts_per_hour:
+        reason = (
+            f"{response.reason}; the {_nth(len(recent) + 1)} failure within an hour, "
+            f"recovery.restarts_per_hour={policy.restarts_per_hour} ({_ids(recent)})"
+        )
+        return replace(response, action=STOP, reason=reason, exit_code=code)
+    fruitless = _fruitless(restarts, facts.last_step)
+    if len(fruitless) >= policy.restarts_without_progress:
+        reason = (
+            f"{response.reason}; {len(fruitless)} restarts in a row completed no new step, "
+            f"recovery.restarts_without_progress={policy.restarts_without_progress} ({_ids(fruitless)})"
+        )
+        return replace(response, action=STOP, reason=reason, exit_code=code)
+    return response
+
+
+def _fruitless(restarts: Sequence[Incident], last_step: int | None) -> list[Incident]:
+    """Return the restarts in a row, up to now, after which no step was completed that had not been before."""
+    best, streak = -1, list[Incident]()
+    for incident in restarts:
+        step = _step(incident.last_step)
+        if step > best:
+            best, streak = step, []
+        streak.append(incident)
+    return [] if _step(last_step) > best else streak
+
+
+def _step(step: int | None) -> int:
+    return -1 if step is None else step
+
+
+def _num_before(host: str, history: Sequence[Incident], since: float, is_alike: Callable[[Incident], bool]) -> int:
+    return sum(1 for one in history if host in one.culprit_hosts and one.moments.began >= since and is_alike(one))
+
+
+def _exit_code_of(failure: RankFailure) -> int:
+    return failure.exit_code if failure.exit_code > 0 else int(ExitCode.FAILURE)
+
+
+def _end_of(failure: RankFailure, facts: Facts) -> str:
+    host = facts.host_of.get(failure.rank)
+    how = f"was ended by signal {-failure.exit_code}" if failure.exit_code < 0 else f"ended with {failure.exit_code}"
+    text = f"rank {failure.rank}{f' on {host}' if host else ''} {how}"
+    if failure.label:
+        text += f" ({failure.label})"
+    return f"{text}: {failure.line.strip()}" if failure.line else text
+
+
+def _ids(incidents: Sequence[Incident]) -> str:
+    shown = [incident.incident_id for incident in incidents[-5:]]
+    more = len(incidents) - len(shown)
+    return ", ".join(shown) + (f" and {more} before" if more else "")
+
+
+def _names(hosts: Sequence[str]) -> str:
+    return ", ".join(hosts[:8]) + (f" and {len(hosts) - 8} more" if len(hosts) > 8 else "")
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
+
+
+def _nth(number: int) -> str:
+    if 10 <= number % 100 <= 20:
+        return f"{number}th"
+    return f"{number}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th') }"

@@ -1,0 +1,78 @@
+"""A live round that makes no progress: gather evidence for a moment, name who holds up the others, halt. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from megatrain.contracts.host_records import HangEvidence
+from megatrain.contracts.incident import IncidentKind
+from megatrain.contracts.rounds import HostCommand, Round
+from megatrain_launcher.driver.actions import Decision, SendCommand
+from megatrain_launcher.driver.breaking import break_round, broken_incident, probes_for, stall_words
+from megatrain_launcher.driver.hangs import Accusation, accuse
+from megatrain_launcher.driver.policy import EVIDENCE_S, HANG_GRACE_S, Policy
+from megatrain_launcher.driver.state import ClusterState
+
+
+def answer_stall(now: float, state: ClusterState, policy: Policy, round_: Round, stalled: tuple[str, ...]) -> Decision:
+    """Return what to do about a round of which hosts complain of no progress."""
+    since = min(state.stalled_since.get(host, now) for host in stalled)
+    evidence = _fresh_evidence(state, round_, since)
+    unheard = tuple(part for part in round_.hosts if part.host not in evidence)
+    actions = probes_for(now, state, unheard)
+    if not _has_asked(state, round_, since):
+        actions = (_evidence_command(now, state, round_), *actions)
+    if unheard and now - since < EVIDENCE_S:
+        return Decision(actions, f"no progress on {', '.join(stalled[:8])}: waiting for evidence")
+    found = accuse(round_, evidence, (stall_words(state, host) for host in stalled[:4]))
+    silent = {part.host for part in unheard}
+    if found.hosts and silent.issuperset(found.hosts):
+        dead = {part.host: proof for part in unheard if (proof := state.proof_of_death(part))}
+        if now - since < policy.lease_ttl_s + HANG_GRACE_S and not dead:
+            return Decision(
+                actions, f"no progress, and {', '.join(found.hosts)} cannot be heard: waiting for the lease"
+            )
+        found = replace(found, sentences=(*dead.values(), *found.sentences))
+    began = min(_began(state, host, now) for host in stalled)
+    return _halt_hang(now, state, round_, found, began=began, detected=since)
+
+
+def _halt_hang(
+    now: float, state: ClusterState, round_: Round, found: Accusation, *, began: float, detected: float
+) -> Decision:
+    hosts, ranks = (found.hosts, found.ranks) if found.is_firm else ((), ())
+    incident = broken_incident(now, state, round_, IncidentKind.HANG, began, found.sentences, hosts=hosts)
+    moments = replace(incident.moments, detected=max(detected, incident.moments.began))
+    incident = replace(incident, culprit_ranks=ranks, confidence=found.confidence, label="hang", moments=moments)
+    return break_round(now, round_, incident)
+
+
+def _began(state: ClusterState, host: str, now: float) -> float:
+    stall = state.statuses[host].stall
+    return now if stall is None else stall.at_unix_s - stall.silent_s
+
+
+def _fresh_evidence(state: ClusterState, round_: Round, since: float) -> dict[str, HangEvidence]:
+    """Return what was written about this stall: evidence may come a moment before the status that tells of it."""
+    found: dict[str, HangEvidence] = {}
+    for part in round_.hosts:
+        one = state.evidence.get((round_.number, part.host))
+        seen = state.seen.get(state.keys.evidence(round_.number, part.host))
+        if one is not None and seen is not None and one.session == part.session and seen.changed >= since - EVIDENCE_S:
+            found[part.host] = one
+    return found
+
+
+def _has_asked(state: ClusterState, round_: Round, since: float) -> bool:
+    return any(
+        command.kind == "evidence"
+        and command.request == f"round-{round_.number}"
+        and state.since(state.keys.command(command.number), since) >= since
+        for command in state.commands.values()
+    )
+
+
+def _evidence_command(now: float, state: ClusterState, round_: Round) -> SendCommand:
+    hosts = tuple(part.host for part in round_.hosts)
+    number = max(state.commands, default=0) + 1
+    return SendCommand(HostCommand(number, "evidence", hosts, f"round-{round_.number}", created_unix_s=now))

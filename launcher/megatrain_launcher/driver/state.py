@@ -1,0 +1,139 @@
+"""What the driver knows: a frozen value of all that etcd holds about the job, and of when this driver saw it.
+
+Times are the observer's own: when a key appeared or a lease was gone, no other clock says. A new driver starts them
+anew, which only makes it more patient. `folding` makes the next value from what the watch tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from megatrain.contracts.host_records import CheckReport, HangEvidence, HostPhase, HostRecord, HostStatus, RankFailure
+from megatrain.contracts.incident import Incident, IncidentState
+from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.job_requests import Answer, JobRequest
+from megatrain.contracts.rounds import Cordon, Halt, HostCommand, JobEnd, JobRecord, Round, RoundHost
+from megatrain_launcher.driver.probe import ProbeResult, Vitality
+
+_STOPPED_PHASES = (HostPhase.STOPPED, HostPhase.PARKED, HostPhase.DONE)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A key as this driver saw it. `since`: when this life of the key appeared; `changed`: when its value did last."""
+
+    create_revision: int
+    mod_revision: int
+    since: float
+    changed: float
+
+
+@dataclass(frozen=True, slots=True)
+class Departed:
+    """A host whose registration is gone, and when that was seen."""
+
+    record: HostRecord
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterState:
+    """Everything `decide` looks at. `statuses` keeps the last word of hosts that are gone."""
+
+    keys: JobKeys
+    observer: str
+    began: float
+    """When this driver began to look."""
+    revision: int = 0
+    job: JobRecord | None = None
+    end: JobEnd | None = None
+    hosts: Mapping[str, HostRecord] = field(default_factory=dict)
+    statuses: Mapping[str, HostStatus] = field(default_factory=dict)
+    rounds: Mapping[int, Round] = field(default_factory=dict)
+    halts: Mapping[int, Halt] = field(default_factory=dict)
+    evidence: Mapping[tuple[int, str], HangEvidence] = field(default_factory=dict)
+    commands: Mapping[int, HostCommand] = field(default_factory=dict)
+    requests: Mapping[str, JobRequest] = field(default_factory=dict)
+    answers: Mapping[str, Answer] = field(default_factory=dict)
+    checks: Mapping[tuple[str, str], CheckReport] = field(default_factory=dict)
+    cordons: Mapping[str, Cordon] = field(default_factory=dict)
+    incidents: Mapping[str, Incident] = field(default_factory=dict)
+    damaged: Mapping[str, str] = field(default_factory=dict)
+    """Keys whose value cannot be read, with the error."""
+    seen: Mapping[str, Seen] = field(default_factory=dict)
+    departed: Mapping[str, Departed] = field(default_factory=dict)
+    stalled_since: Mapping[str, float] = field(default_factory=dict)
+    advanced_at: Mapping[str, float] = field(default_factory=dict)
+    """When a host was last seen to have completed more steps."""
+    failures: Mapping[int, Mapping[int, RankFailure]] = field(default_factory=dict)
+    """By round and rank, also of hosts that are gone."""
+    probes: Mapping[str, ProbeResult] = field(default_factory=dict)
+
+    @property
+    def round(self) -> Round | None:
+        """The newest round."""
+        return self.rounds[max(self.rounds)] if self.rounds else None
+
+    @property
+    def next_number(self) -> int:
+        return max([0, *self.rounds, *self.halts]) + 1
+
+    def since(self, key: str, default: float | None = None) -> float:
+        """Return since when a key has been there; the beginning where it is not."""
+        found = self.seen.get(key)
+        if found is not None:
+            return found.since
+        return self.began if default is None else default
+
+    def is_registered(self, part: RoundHost) -> bool:
+        """Say whether this life of a round's host is registered now."""
+        record = self.hosts.get(part.host)
+        return record is not None and record.session == part.session
+
+    def status_of(self, part: RoundHost, number: int) -> HostStatus | None:
+        """Return what this life of a host said of a round, None where that is nothing yet."""
+        status = self.statuses.get(part.host)
+        if status is None or status.session != part.session or status.round != number:
+            return None
+        return status
+
+    def has_stopped(self, part: RoundHost, number: int) -> bool:
+        """Say whether a host itself said that none of its workers of this round is left."""
+        status = self.status_of(part, number)
+        if status is None:
+            return False
+        return status.phase in _STOPPED_PHASES or (status.phase is HostPhase.FAILED and _is_none_alive(status))
+
+    def gone_since(self, part: RoundHost) -> float:
+        """Return since when a host is known to be gone."""
+        left = self.departed.get(part.host)
+        if left is not None and left.record.session == part.session:
+            return left.at
+        return self.began
+
+    def proof_of_death(self, part: RoundHost) -> str:
+        """Return why it is certain that this life of a host is over; empty where it is not."""
+        record = self.hosts.get(part.host)
+        if record is not None and record.session != part.session:
+            return f"{part.host} was started anew: its executor and workers of before are gone"
+        found = self.probes.get(part.host)
+        if found is not None and found.session == part.session and found.vitality is Vitality.DEAD:
+            return f"{part.host}: {found.detail}"
+        return ""
+
+    def open_incidents(self) -> tuple[Incident, ...]:
+        """Return the incidents that are not over, the oldest first."""
+        found = (self.incidents[key] for key in sorted(self.incidents))
+        return tuple(incident for incident in found if incident.state is IncidentState.OPEN)
+
+    def with_probes(self, results: tuple[ProbeResult, ...]) -> ClusterState:
+        """Return the state with the answers to probes."""
+        return replace(self, probes={**self.probes, **{result.host: result for result in results}})
+
+
+def _is_none_alive(status: HostStatus) -> bool:
+    try:
+        return int(status.alive_ranks or "0", 16) == 0
+    except ValueError:
+        return False

@@ -1,0 +1,112 @@
+"""What to do about a round that trains: nothing, hold, ask for evidence, end the job, or halt it. Pure.
+
+A broken round is halted at once and judged when its workers are gone, because then all that was said of it is known
+(`judging`). Only a hang is judged before: a process that is killed tells nothing more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.host_records import HostPhase, RankFailure
+from megatrain.contracts.incident import IncidentKind
+from megatrain.contracts.rounds import JobEnd, Round
+from megatrain_launcher.driver.actions import Decision, EndJob, UpdateIncident
+from megatrain_launcher.driver.breaking import break_round, broken_incident, halt, probes_for, stalled_hosts
+from megatrain_launcher.driver.forming import eligible
+from megatrain_launcher.driver.incidents import OVER_NOTE, ended, statuses_in
+from megatrain_launcher.driver.losses import absent_of, answer_deaths, answer_vanished, open_hold
+from megatrain_launcher.driver.policy import GROW_AFTER_S, Policy
+from megatrain_launcher.driver.stalls import answer_stall
+from megatrain_launcher.driver.state import ClusterState
+
+_BROKEN_PHASES = (HostPhase.FAILED, HostPhase.STOPPED, HostPhase.PARKED)
+_GOOD_ENDS = (ExitCode.OK, ExitCode.SAVED_AND_STOPPED)
+
+
+def supervise(now: float, state: ClusterState, policy: Policy, round_: Round) -> Decision:
+    """Return what to do now that a round is live."""
+    if _is_of_older_launch(state, round_):
+        reason = f"round {round_.number} is an older launch's"
+        return Decision((halt(now, round_, reason),), reason)
+    decision = _broken(now, state, round_) or _over(now, state, round_)
+    if decision is not None:
+        return decision
+    absent = absent_of(state, round_)
+    if absent.dead:
+        return answer_deaths(now, state, round_, absent.dead)
+    if absent.gone:
+        return answer_vanished(now, state, policy, round_, absent.gone)
+    stalled = stalled_hosts(state, round_)
+    if stalled:
+        return answer_stall(now, state, policy, round_, stalled)
+    return _steady(now, state, policy, round_)
+
+
+def failures_of(state: ClusterState, round_: Round) -> tuple[RankFailure, ...]:
+    """Return how ranks of a round ended, the earliest first."""
+    found = state.failures.get(round_.number, {}).values()
+    return tuple(sorted((one for one in found if 0 <= one.rank < round_.world_size), key=lambda one: one.at_unix_s))
+
+
+def _is_of_older_launch(state: ClusterState, round_: Round) -> bool:
+    """Say whether a round is left over from a launch of the same job that was killed whole."""
+    if state.job is None or round_.created_unix_s >= state.job.created_unix_s:
+        return False
+    return not any(state.is_registered(part) for part in round_.hosts)
+
+
+def _broken(now: float, state: ClusterState, round_: Round) -> Decision | None:
+    """Halt a round of which a host says that it does not train any more."""
+    failures = failures_of(state, round_)
+    idle = [
+        status.host
+        for status in statuses_in(state, round_)
+        if status.phase in _BROKEN_PHASES
+        or (status.phase is HostPhase.DONE and (status.exit_code or 0) not in _GOOD_ENDS)
+    ]
+    if not failures and not idle:
+        return None
+    evidence = tuple(f"rank {one.rank} ended with {one.exit_code} {one.label}".rstrip() for one in failures[:8])
+    evidence = evidence or tuple(f"{host} says that its workers are gone" for host in idle[:8])
+    began = failures[0].at_unix_s if failures else now
+    incident = broken_incident(now, state, round_, IncidentKind.FAILURE, began, evidence, failures=failures)
+    decision = break_round(now, round_, incident)
+    # who says nothing may be the one that began it: its executor can be dead long before its lease is
+    unheard = [part for part in round_.hosts if part.host not in idle]
+    return replace(decision, actions=(*decision.actions, *probes_for(now, state, unheard)))
+
+
+def _over(now: float, state: ClusterState, round_: Round) -> Decision | None:
+    """End the job when all hosts are done."""
+    found = statuses_in(state, round_)
+    if len(found) < len(round_.hosts) or any(status.phase is not HostPhase.DONE for status in found):
+        return None
+    is_saved = any(status.exit_code == ExitCode.SAVED_AND_STOPPED for status in found)
+    code = ExitCode.SAVED_AND_STOPPED if is_saved else ExitCode.OK
+    reason = "the workers were told to stop, and saved" if is_saved else "training is done"
+    closed = tuple(UpdateIncident(ended(one, is_recovered=True)) for one in state.open_incidents())
+    end = EndJob(JobEnd(int(code), reason, now, round_.number))
+    return Decision((*closed, halt(now, round_, reason), end), reason)
+
+
+def _steady(now: float, state: ClusterState, policy: Policy, round_: Round) -> Decision:
+    """All is well: end a hold, or take in hosts that are missing for the best layout."""
+    held = open_hold(state, round_)
+    over = () if held is None else (UpdateIncident(replace(held, notes={**held.notes, OVER_NOTE: f"{now:.3f}"})),)
+    num_running = sum(1 for status in statuses_in(state, round_) if status.phase is HostPhase.RUNNING)
+    text = f"round {round_.number}: {num_running} of {len(round_.hosts)} hosts train"
+    if num_running < len(round_.hosts) or len(round_.hosts) >= max(policy.feasible_counts):
+        return Decision(over, text)
+    names = {part.host for part in round_.hosts}
+    waiting = [
+        name
+        for name in eligible(now, state, policy, round_).available
+        if name not in names and now - state.since(state.keys.host(name), now) >= GROW_AFTER_S
+    ]
+    count = policy.best_count(len(round_.hosts) + len(waiting))
+    if count <= len(round_.hosts):
+        return Decision(over, text)
+    reason = f"{', '.join(sorted(waiting)[:8])} can take part: {len(round_.hosts)} -> {count} hosts"
+    return Decision((*over, halt(now, round_, reason, is_saving=True)), reason)

@@ -1,0 +1,1 @@
+"""The executor: one process a host that keeps workers, obeys the driver's rounds, and tells how its host is."""

@@ -1,0 +1,102 @@
+"""Health checks of this host: before it takes part and when asked, one at a time, in a thread of their own."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from megatrain.contracts.host_records import CheckOutcome, CheckReport, CheckResult
+from megatrain.contracts.rounds import HostCommand
+from megatrain_launcher.executor.membership import Membership
+
+_logger = logging.getLogger(__name__)
+JOIN_CHECK = "join"
+"""Id of the report of the checks that a host makes before it takes part."""
+
+
+class HealthChecks(Protocol):
+    """What can be checked. The calls may take minutes."""
+
+    def check(self, session: str, is_training: bool) -> CheckReport:
+        """Run all checks of this host; while it trains, nothing is timed."""
+
+    def check_pair(self, session: str, command: HostCommand) -> CheckReport:
+        """Run the timed all-reduce with the partner that a command names."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeskParts:
+    checks: HealthChecks
+    membership: Membership
+    publish: Callable[[str, CheckReport], None]
+    """Makes a report known, under the id of what asked for it."""
+    is_training: Callable[[], bool]
+
+
+class CheckDesk:
+    """Runs what is asked for, in order, until `close`."""
+
+    def __init__(self, parts: DeskParts) -> None:
+        self._parts = parts
+        self._jobs: queue.SimpleQueue[tuple[HostCommand | None, Callable[[], None]] | None] = queue.SimpleQueue()
+        # not waited for at the end: a check that hangs must not keep the host
+        self._thread = threading.Thread(target=self._run, name="check desk", daemon=True)
+        self._thread.start()
+
+    def check_before_joining(self) -> None:
+        """Run the checks and say whether the host is fit."""
+        self._jobs.put((None, lambda: None))
+
+    def obey(self, command: HostCommand, on_done: Callable[[], None]) -> None:
+        """Run what a command asks for; `on_done` is called when its report is out."""
+        self._jobs.put((command, on_done))
+
+    def close(self) -> None:
+        self._jobs.put(None)
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            command, on_done = job
+            if command is not None and command.partners:
+                self._parts.publish(command.request, self._report(partial(self._pair, command)))
+            else:
+                self._check(JOIN_CHECK if command is None else command.request)
+            on_done()
+
+    def _pair(self, command: HostCommand) -> CheckReport:
+        return self._parts.checks.check_pair(self._parts.membership.session, command)
+
+    def _all(self) -> CheckReport:
+        return self._parts.checks.check(self._parts.membership.session, self._parts.is_training())
+
+    def _report(self, check: Callable[[], CheckReport]) -> CheckReport:
+        """Return what checks report; checks that fail themselves are a failure of this host."""
+        began = time.time()
+        try:
+            return check()
+        except Exception as error:  # whatever it is: a host that cannot be checked must not train
+            _logger.exception("the health checks of this host failed themselves")
+            result = CheckResult(
+                "checks",
+                CheckOutcome.FAILED,
+                f"failed themselves: {type(error).__name__}: {error}",
+                time.time() - began,
+            )
+            record = self._parts.membership.record
+            return CheckReport(record.host, record.session, began, (result,))
+
+    def _check(self, check_id: str) -> None:
+        report = self._report(self._all)
+        self._parts.publish(check_id, report)
+        reason = "; ".join(f"{result.name}: {result.detail}" for result in report.failed)
+        record = self._parts.membership.record
+        if (record.is_fit, record.unfit_reason) != (report.is_fit, reason):
+            if reason:
+                _logger.error("this host is not fit to take part: %s", reason)
+            self._parts.membership.change(is_fit=report.is_fit, unfit_reason=reason)

@@ -1,0 +1,157 @@
+"""What a broken round leaves behind: its black boxes, kept in the run directory; memory given back at the end.
+
+A box is copied when its process is gone, by a thread of its own, so that the next round need not wait; then its memory
+is freed. Boxes of processes that died unseen (their executor was killed too) are found by their names when an executor
+begins and ends. Only boxes of this job's run and of dead processes of this machine are touched.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from megatrain.contracts.black_box import BlackBoxReader
+from megatrain.contracts.black_box_values import ClockBase
+from megatrain.contracts.errors import DataError
+from megatrain.contracts.host_records import HangEvidence
+from megatrain.contracts.lineage import MAIN_BRANCH
+from megatrain.contracts.record import encode
+from megatrain.contracts.run_directory import RunDirectory, black_box_path, safe_name
+from megatrain_launcher.executor.evidence import process_state
+
+_logger = logging.getLogger(__name__)
+_MAX_ROUNDS_KEPT = 20
+_MAX_BOXES_KEPT = 1280
+"""Of the newest rounds so many are kept on disk, but fewer of a large job; two at least."""
+_SAME_BOOT_NS = 2_000_000_000
+"""The system's clock may have been set by less than this since."""
+
+
+@dataclass(frozen=True, slots=True)
+class BoxPlaces:
+    """Where the ranks of a job leave their black boxes. `directory` is None where black boxes are off."""
+
+    directory: Path | None
+    job: str
+    run: RunDirectory
+
+    def paths(self, round_number: int, ranks: range) -> dict[int, Path]:
+        """Return the file of each rank's black box in a round; none where they are off."""
+        if self.directory is None:
+            return {}
+        return {
+            rank: black_box_path(self.directory, self.job, self.run.key, MAIN_BRANCH, round_number, rank)
+            for rank in ranks
+        }
+
+    def leftovers(self) -> list[Path]:
+        """Return the black boxes of this run, and what was left of unfinished ones."""
+        if self.directory is None:
+            return []
+        start = ".".join(("megatrain", safe_name(self.job), safe_name(self.run.key), safe_name(MAIN_BRANCH), ""))
+        found = []
+        with suppress(OSError):
+            found = [path for path in self.directory.iterdir() if path.name.lstrip(".").startswith(start)]
+        return sorted(found)
+
+
+class CrashEvidence:
+    """Keeps what broken rounds leave, from a thread of its own until `close`."""
+
+    def __init__(self, places: BoxPlaces, num_ranks: int) -> None:
+        """Keep the boxes of `places`; `num_ranks` is the job's size."""
+        self.places = places
+        self._max_rounds = max(2, min(_MAX_ROUNDS_KEPT, _MAX_BOXES_KEPT // max(1, num_ranks)))
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="crash evidence", daemon=True)
+        self._thread.start()
+
+    def directory(self, round_number: int) -> Path:
+        return self.places.run.incidents / f"round-{round_number:06d}"
+
+    def keep_positions(self, evidence: HangEvidence) -> None:
+        """Have it written down where the ranks stood, and how their processes were."""
+        self._jobs.put(lambda: self._write_positions(evidence))
+
+    def keep_boxes(self, round_number: int, paths: Mapping[int, Path]) -> None:
+        """Have the black boxes of a broken round copied and freed. Its processes must be gone."""
+        for rank, path in paths.items():
+            self._jobs.put(partial(self._keep, round_number, rank, path))
+        self._jobs.put(self._thin_out)
+
+    def sweep(self) -> None:
+        """Keep and free the boxes of this run whose processes are dead, whoever left them."""
+        for path in self.places.leftovers():
+            try:
+                with BlackBoxReader(path) as reader:
+                    identity, clock = reader.identity, reader.clock
+            except DataError:
+                _remove_old(path)
+                continue
+            if _is_of_this_machine(clock) and not _is_alive(identity.pid):
+                self.keep_boxes(identity.incarnation, {identity.rank: path})
+
+    def close(self) -> None:
+        """Finish what was asked for."""
+        self._jobs.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+
+    def _write_positions(self, evidence: HangEvidence) -> None:
+        try:
+            directory = self.directory(evidence.round)
+            directory.mkdir(parents=True, exist_ok=True)
+            (directory / f"{safe_name(evidence.host)}.json").write_bytes(encode(evidence) + b"\n")
+        except OSError as error:
+            _logger.warning("evidence of round %d is not kept: %s", evidence.round, error)
+
+    def _keep(self, round_number: int, rank: int, path: Path) -> None:
+        if not path.exists():
+            return
+        directory = self.directory(round_number)
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, directory / f"rank-{rank:05d}.blackbox")
+        except OSError as error:
+            # the disk is full or away; shared memory must not fill up as well
+            _logger.warning("black box of rank %d in round %d is not kept: %s", rank, round_number, error)
+        with suppress(OSError):
+            path.unlink()
+
+    def _thin_out(self) -> None:
+        with suppress(OSError):
+            kept = sorted(self.places.run.incidents.glob("round-[0-9]*"))
+            for directory in kept[: -self._max_rounds]:
+                shutil.rmtree(directory, ignore_errors=True)
+
+
+def _is_of_this_machine(clock: ClockBase) -> bool:
+    """Say whether a box was written here since the last boot: no two machines' monotonic clocks began together.
+
+    A directory may be one that several machines see; only of our own processes we know that they are dead.
+    """
+    began_ns = time.time_ns() - time.monotonic_ns()
+    return abs(clock.unix_ns - clock.monotonic_ns - began_ns) < _SAME_BOOT_NS
+
+
+def _is_alive(pid: int) -> bool:
+    """Say whether there is such a process that is not dead already, waiting for somebody to take its exit code."""
+    return process_state(pid) not in ("", "Z", "X")
+
+
+def _remove_old(path: Path) -> None:
+    """Remove a file that is no black box, unless it may be one that is just being made."""
+    with suppress(OSError):
+        if not path.name.startswith("."):
+            path.unlink()

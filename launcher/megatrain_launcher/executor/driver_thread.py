@@ -1,0 +1,50 @@
+"""This host's candidate for the driver, in a thread of its own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from megatrain.contracts.job_keys import JobKeys
+from megatrain.coordination.client import EtcdClient
+from megatrain.coordination.lease_keeper import LeaseKeeper
+from megatrain_launcher.driver.driver import Driver
+from megatrain_launcher.driver.policy import Policy
+from megatrain_launcher.executor.lasting_thread import LastingThread
+from megatrain_launcher.executor.settings import ExecutorSettings
+
+RunDriver = Callable[[threading.Event], None]
+"""Campaigns and drives until the event is set."""
+
+
+def driver_of(
+    settings: ExecutorSettings, client: EtcdClient, keys: JobKeys, keeper: Callable[[], LeaseKeeper]
+) -> RunDriver:
+    """Return what runs this host's driver, with whatever lease the host has at the moment."""
+    policy = Policy.of(
+        settings.config,
+        min_hosts=settings.min_hosts,
+        max_hosts=settings.max_hosts,
+        num_workers=settings.num_workers,
+        feasible_counts=settings.feasible_hosts,
+    )
+    incidents = settings.run_directory.incidents
+    return Driver(client, keys, keeper, settings.host, policy, incidents_directory=incidents).run
+
+
+class DriverThread:
+    """Runs the driver of this host until `close`."""
+
+    def __init__(self, run_driver: RunDriver) -> None:
+        self._stop = threading.Event()
+        self._thread = LastingThread("driver", lambda: run_driver(self._stop), self._stop)
+
+    @property
+    def trouble(self) -> str:
+        """What this host's driver stumbled over last; empty where nothing was."""
+        return self._thread.trouble
+
+    def close(self) -> None:
+        """Have it step down, and wait until it has."""
+        self._stop.set()
+        self._thread.join()

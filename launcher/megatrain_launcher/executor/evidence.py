@@ -1,0 +1,77 @@
+"""What this host knows about a stuck round: where its ranks stand in each group, and how their processes are.
+
+The groups' entries in the black boxes tell the last collective that a rank entered and left; /proc tells a process that
+was stopped, waits in the kernel or is dead. Which rank is to blame is decided elsewhere, from all hosts' evidence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from megatrain.contracts.black_box import BlackBoxReader
+from megatrain.contracts.black_box_values import Group
+from megatrain.contracts.errors import DataError
+from megatrain.contracts.host_records import HangEvidence, RankEvidence, RankPosition
+from megatrain_launcher.executor.progress import RankWatch
+
+_NS = 1_000_000_000
+_LOOK_BACK = 1024
+"""Records before the newest among which the open span is looked for."""
+
+
+def process_state(pid: int) -> str:
+    """Return the letter of a process's state, empty when there is none."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return ""
+    return stat.rpartition(")")[2].split()[0]
+
+
+def group_name(group: Group) -> str:
+    """Return a name that tells this group from all others of the job: "dp:0+4x2" has ranks 0, 2, 4 and 6."""
+    return f"{group.name}:{group.first_rank}+{group.num_ranks}x{group.stride}"
+
+
+def hang_evidence(
+    host: str, session: str, round_number: int, watches: Mapping[int, RankWatch], at_unix_s: float
+) -> HangEvidence:
+    """Return where the ranks of this host stand now. A rank without a readable black box is a silent one."""
+    members: dict[str, tuple[int, ...]] = {}
+    found: list[RankEvidence] = []
+    silent: list[int] = []
+    for rank, watch in sorted(watches.items()):
+        reader = watch.reader()
+        try:
+            if reader is None:
+                raise DataError(f"{watch.path}: no black box")
+            evidence, groups = _rank_evidence(rank, watch.pid, reader)
+        except DataError:
+            silent.append(rank)
+            continue
+        members |= groups
+        found.append(evidence)
+    return HangEvidence(host, session, round_number, at_unix_s, members, tuple(found), tuple(silent))
+
+
+def _rank_evidence(rank: int, pid: int, reader: BlackBoxReader) -> tuple[RankEvidence, dict[str, tuple[int, ...]]]:
+    progress, groups = reader.progress(), [group for group in reader.groups().values() if group.stride]
+    tail = reader.records_since(max(0, reader.cursor() - _LOOK_BACK)).records
+    newest_ns = max(
+        progress.phase_since_ns,
+        progress.step_started_ns or 0,
+        progress.completed_ns or 0,
+        *(record.start_ns + (record.duration_ns or 0) for record in tail),
+    )
+    open_spans = [record for record in tail if record.is_in_flight]
+    evidence = RankEvidence(
+        rank=rank,
+        positions={group_name(group): RankPosition(group.entered, group.left) for group in groups},
+        process_state=process_state(pid),
+        step=-1 if progress.current_step is None else progress.current_step,
+        phase=progress.phase.name.lower().replace("_", "-"),
+        newest_unix_s=reader.clock.unix_of(newest_ns) / _NS,
+        in_flight=open_spans[-1].operation if open_spans else "",
+    )
+    return evidence, {group_name(group): tuple(group.ranks) for group in groups}

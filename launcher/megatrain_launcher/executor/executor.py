@@ -1,0 +1,283 @@
+"""The executor: ties lease, orders, workers, their watch and this host's driver together, from start to end.
+
+`run_executor` returns the exit code that the job ended with. Whatever happens, it leaves no worker, no fork server and
+no black box of a round that is over. The agent runs in the calling thread, everything else in threads of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torch.distributed import Store
+
+from megatrain import __version__
+from megatrain.contracts.errors import CoordinationError
+from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.host_records import HostRecord, HostStatus
+from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.run_directory import safe_name
+from megatrain.coordination.client import EtcdClient
+from megatrain.coordination.lease_keeper import LeaseKeeper
+from megatrain.coordination.wire import KeyRange
+from megatrain_launcher.agent import AgentSettings, RoundAgent
+from megatrain_launcher.executor.caretaker import Caretaker, CaretakerParts
+from megatrain_launcher.executor.check_desk import CheckDesk, DeskParts, HealthChecks
+from megatrain_launcher.executor.crash_evidence import BoxPlaces, CrashEvidence
+from megatrain_launcher.executor.driver_thread import DriverThread, RunDriver, driver_of
+from megatrain_launcher.executor.hang_watch import Patience
+from megatrain_launcher.executor.host_checks import HostChecks
+from megatrain_launcher.executor.host_state import HostState
+from megatrain_launcher.executor.job_record import claim_job, leaving_error, record_of
+from megatrain_launcher.executor.liveness import LivenessPort
+from megatrain_launcher.executor.membership import LeaseTimes, Membership
+from megatrain_launcher.executor.orders import OrderBook
+from megatrain_launcher.executor.round_follower import FollowerParts, RoundFollower
+from megatrain_launcher.executor.settings import ExecutorSettings, new_session
+from megatrain_launcher.executor.signals import StopSignals
+from megatrain_launcher.executor.status_writer import StatusWriter
+from megatrain_launcher.executor.worker_events import EventParts, WorkerEvents
+from megatrain_launcher.standby.server import StandbyServer
+from megatrain_launcher.store import open_store
+from megatrain_launcher.worker_environment import server_environment
+from megatrain_launcher.worker_logs import WorkerLogs
+
+_logger = logging.getLogger(__name__)
+_LEAVING_S = 5.0
+"""Beyond their lease's life: so long the hosts of a launch that has ended are waited for."""
+_CHECKS_RUN = "its health checks are running"
+
+MakeChecks = Callable[[ExecutorSettings, EtcdClient, JobKeys], HealthChecks]
+MakeDriver = Callable[[ExecutorSettings, EtcdClient, JobKeys, Callable[[], LeaseKeeper]], RunDriver]
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorParts:
+    """What an executor uses and does not know."""
+
+    make_checks: MakeChecks = HostChecks
+    make_driver: MakeDriver = driver_of
+
+
+def run_executor(settings: ExecutorSettings, parts: ExecutorParts | None = None) -> int:
+    """Take part in the job until it ends, and return its exit code.
+
+    Raises: ConfigError or CoordinationError when this host cannot take part, or must leave.
+    """
+    keys = JobKeys(settings.config.job.name)
+    recovery = settings.config.recovery
+    with ExitStack() as closing:
+        signals = closing.enter_context(StopSignals())
+        client = closing.enter_context(EtcdClient(settings.etcd))
+        try:
+            settings.run_directory.create()
+            claim_job(client, keys, record_of(settings), recovery.lease_ttl_s + _LEAVING_S)
+            local = _open_local(settings, closing)
+            place = _take_place(settings, client, keys, local, closing)
+            return _take_part(settings, parts or ExecutorParts(), client, place, signals)
+        except CoordinationError as error:
+            raise leaving_error(settings.host, error) from error
+
+
+@dataclass(slots=True)
+class _Wakers:
+    """Whom to wake when something changed; filled in when the parts that wake one another are made."""
+
+    all: list[Callable[[], None]] = field(default_factory=list)
+
+    def wake(self) -> None:
+        for one in self.all:
+            one()
+
+
+@dataclass(frozen=True, slots=True)
+class _Local:
+    """What this host has before the job knows of it."""
+
+    wakers: _Wakers
+    state: HostState
+    crash: CrashEvidence
+    store: Store
+    store_port: int
+    environment: Mapping[str, str]
+    standby: StandbyServer
+    logs: WorkerLogs
+    liveness: LivenessPort
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """This host's place in the job."""
+
+    local: _Local
+    keys: JobKeys
+    membership: Membership
+    orders: OrderBook
+    seen_command: int
+
+
+def _open_local(settings: ExecutorSettings, closing: ExitStack) -> _Local:
+    wakers = _Wakers()
+    state = HostState(settings.host, wakers.wake)
+    # what is entered first is closed last
+    crash = CrashEvidence(_box_places(settings), settings.max_hosts * settings.num_workers)
+    closing.callback(crash.close)
+    closing.callback(crash.sweep)
+    crash.sweep()
+    store, store_port = open_store(settings.address)
+    environment = server_environment(settings.environment, settings.num_workers)
+    standby = closing.enter_context(StandbyServer(preload=tuple(settings.preload), environment=environment))
+    logs = WorkerLogs(settings.logs / safe_name(settings.host), tee=settings.tee, on_alarm=state.set_alarm)
+    closing.enter_context(logs)
+    liveness = LivenessPort(new_session(), settings.address)
+    closing.callback(liveness.close)
+    return _Local(wakers, state, crash, store, store_port, environment, standby, logs, liveness)
+
+
+def _take_place(
+    settings: ExecutorSettings, client: EtcdClient, keys: JobKeys, local: _Local, closing: ExitStack
+) -> _Place:
+    recovery, session = settings.config.recovery, local.liveness.session
+    times = LeaseTimes(recovery.lease_ttl_s, recovery.lease_renew_s)
+    membership = Membership(client, keys, times, local.wakers.wake)
+    seen_command = _newest_command(client, keys)
+    membership.register(_host_record(settings, local))
+    closing.callback(membership.close)
+    orders = OrderBook(keys, settings.host, session, local.wakers.wake)
+    closing.callback(orders.close)
+    return _Place(local, keys, membership, orders, seen_command)
+
+
+def _take_part(
+    settings: ExecutorSettings, parts: ExecutorParts, client: EtcdClient, place: _Place, signals: StopSignals
+) -> int:
+    """Start the threads, run the agent until the job is over, end the threads."""
+    local, orders, membership = place.local, place.orders, place.membership
+    with ExitStack() as closing:
+        driver = _start_driver(settings, parts, client, place)
+        if driver is not None:
+            closing.callback(driver.close)
+
+        def status() -> HostStatus:
+            view = orders.view()
+            troubles = (orders.trouble, membership.trouble, local.standby.trouble, local.logs.trouble)
+            trouble = "; ".join(one for one in (*troubles, driver.trouble if driver else "") if one)
+            return local.state.status(membership.session, view, trouble)
+
+        writer = StatusWriter(client, place.keys, membership, status, settings.config.recovery.status_interval_s)
+        closing.callback(writer.close)
+        desk = _start_desk(settings, parts, client, place, writer)
+        closing.callback(desk.close)
+        follower = _start_follower(settings, place, writer, desk)
+        closing.callback(follower.close)
+        events = EventParts(settings.host, local.state, local.crash.places, local.crash, lambda: membership.session)
+        rounds = RoundAgent(
+            _agent_settings(settings, local), orders, WorkerEvents(events), local.standby, local.logs, local.store
+        )
+        caretaker = Caretaker(
+            CaretakerParts(
+                client, place.keys, settings.host, orders, membership, local.liveness, local.state, rounds.wake
+            )
+        )
+        closing.callback(caretaker.close)
+        local.wakers.all += [writer.wake, rounds.wake, follower.wake, caretaker.wake]
+        signals.tell(caretaker)
+        orders.follow(client)
+        rounds.run()
+        return _exit_code(orders, caretaker, membership)
+
+
+def _exit_code(orders: OrderBook, caretaker: Caretaker, membership: Membership) -> int:
+    """Return the exit code of an executor whose agent has returned. Raises: CoordinationError when it was replaced."""
+    end = orders.view().end
+    if end is not None:
+        _logger.info("the job is over: %s", end.reason)
+        return end.exit_code
+    if membership.replaced:
+        raise CoordinationError(membership.replaced)
+    if caretaker.was_killed or not caretaker.stop_reason:
+        return ExitCode.FAILURE
+    return ExitCode.SAVED_AND_STOPPED
+
+
+def _start_driver(
+    settings: ExecutorSettings, parts: ExecutorParts, client: EtcdClient, place: _Place
+) -> DriverThread | None:
+    if not settings.is_driver_candidate:
+        return None
+    return DriverThread(parts.make_driver(settings, client, place.keys, lambda: place.membership.keeper))
+
+
+def _start_desk(
+    settings: ExecutorSettings, parts: ExecutorParts, client: EtcdClient, place: _Place, writer: StatusWriter
+) -> CheckDesk:
+    state = place.local.state
+    checks = parts.make_checks(settings, client, place.keys)
+    desk = CheckDesk(DeskParts(checks, place.membership, writer.add_report, lambda: state.running() is not None))
+    if settings.config.recovery.has_health_checks:
+        desk.check_before_joining()
+    return desk
+
+
+def _start_follower(settings: ExecutorSettings, place: _Place, writer: StatusWriter, desk: CheckDesk) -> RoundFollower:
+    parts = FollowerParts(
+        host=settings.host,
+        state=place.local.state,
+        orders=place.orders,
+        membership=place.membership,
+        places=place.local.crash.places,
+        patience=Patience.of(settings.config),
+        publish=writer.add_evidence,
+        check=desk.obey,
+    )
+    return RoundFollower(parts, place.seen_command)
+
+
+def _host_record(settings: ExecutorSettings, local: _Local) -> HostRecord:
+    has_checks = settings.config.recovery.has_health_checks
+    return HostRecord(
+        host=settings.host,
+        session=local.liveness.session,
+        pid=os.getpid(),
+        address=settings.address,
+        store_port=local.store_port,
+        liveness_port=local.liveness.port,
+        num_workers=settings.num_workers,
+        config_hash=settings.config_hash,
+        version=settings.version or __version__,
+        hardware=settings.hardware,
+        joined_unix_s=time.time(),
+        is_fit=not has_checks,
+        unfit_reason=_CHECKS_RUN if has_checks else "",
+        is_driver_candidate=settings.is_driver_candidate,
+        labels=dict(settings.labels),
+    )
+
+
+def _agent_settings(settings: ExecutorSettings, local: _Local) -> AgentSettings:
+    return AgentSettings(
+        job=settings.config.job.name,
+        num_workers=settings.num_workers,
+        module=settings.module,
+        arguments=tuple(settings.arguments),
+        environment=local.environment,
+        directory=Path.cwd(),
+        save_grace_s=settings.config.runtime.save_grace_s,
+    )
+
+
+def _box_places(settings: ExecutorSettings) -> BoxPlaces:
+    directory = settings.config.telemetry.black_box_directory
+    return BoxPlaces(Path(directory) if directory else None, settings.config.job.name, settings.run_directory)
+
+
+def _newest_command(client: EtcdClient, keys: JobKeys) -> int:
+    """Return the number of the newest command that was given before this executor came."""
+    items = client.read_all(KeyRange.prefix(keys.directory("commands")), has_values=False).items
+    names = [keys.parts(item.key.decode(errors="replace"))[-1] for item in items]
+    return max((int(name) for name in names if name.isdigit()), default=0)

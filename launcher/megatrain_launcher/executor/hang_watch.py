@@ -1,0 +1,86 @@
+"""Whether the ranks of a host still move: pure, from the progress words of their black boxes.
+
+Each phase has its own patience. A step's is learned: max(floor, factor x median step). Before a second step has been
+completed the first one's duration stands in for the median, and the first step itself has a stated limit. A rank is
+judged by the newest thing it did: entering a phase, beginning a step, completing one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from megatrain.config.config import Config
+from megatrain.contracts.black_box_values import Phase, Progress
+from megatrain.contracts.host_records import Stall
+
+_NS = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long each phase may go without a sign of life."""
+
+    init_s: float
+    first_step_s: float
+    checkpoint_s: float
+    evaluation_s: float
+    floor_s: float
+    factor: float
+
+    @classmethod
+    def of(cls, config: Config) -> Patience:
+        runtime, recovery = config.runtime, config.recovery
+        return cls(
+            init_s=runtime.init_timeout_s,
+            first_step_s=runtime.first_step_timeout_s,
+            checkpoint_s=runtime.checkpoint_timeout_s,
+            evaluation_s=runtime.evaluation_timeout_s,
+            floor_s=recovery.hang_floor_s,
+            factor=recovery.hang_factor,
+        )
+
+    def limit_s(self, progress: Progress) -> float:
+        """Return how long this rank may be silent now."""
+        match progress.phase:
+            case Phase.INIT:
+                return self.init_s
+            case Phase.FIRST_STEP:
+                return self.first_step_s
+            case Phase.STEP:
+                typical_ns = progress.median_step_ns or progress.last_step_ns
+                if typical_ns is None:
+                    return self.first_step_s
+                learned_s = max(self.floor_s, self.factor * typical_ns / _NS)
+                return learned_s if progress.median_step_ns else min(self.first_step_s, learned_s)
+            case Phase.EVALUATION:
+                return self.evaluation_s
+            case Phase.CHECKPOINT | Phase.STOPPING:
+                return self.checkpoint_s
+
+
+def silent_s(progress: Progress, now_ns: int) -> float:
+    """Return for how long a rank has done nothing that its black box tells."""
+    newest = max(progress.phase_since_ns, progress.step_started_ns or 0, progress.completed_ns or 0)
+    return max(0.0, (now_ns - newest) / _NS)
+
+
+def find_stall(ranks: Mapping[int, Progress], patience: Patience, now_ns: int, now_unix_s: float) -> Stall | None:
+    """Return what stands still: the ranks beyond their limit, described by the one that is silent for longest."""
+    over = {rank: silent for rank, silent in _silences(ranks, now_ns).items() if silent > patience.limit_s(ranks[rank])}
+    if not over:
+        return None
+    longest = max(over, key=lambda rank: (over[rank], -rank))
+    progress = ranks[longest]
+    return Stall(
+        phase=progress.phase.name.lower().replace("_", "-"),
+        step=-1 if progress.current_step is None else progress.current_step,
+        silent_s=round(over[longest], 3),
+        limit_s=round(patience.limit_s(progress), 3),
+        at_unix_s=now_unix_s,
+        ranks=tuple(sorted(over)),
+    )
+
+
+def _silences(ranks: Mapping[int, Progress], now_ns: int) -> dict[int, float]:
+    return {rank: silent_s(progress, now_ns) for rank, progress in ranks.items()}

@@ -1,0 +1,260 @@
+"""How this host is, put together from what its agent, its black boxes and its orders tell; read by the status writer.
+
+The agent's thread tells what becomes of workers, the progress thread what their black boxes say. `status` is the one
+place that makes a HostStatus of it: the phase follows from facts, it is never stored.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.host_records import HostPhase, HostStatus, Milestones, RankFailure, Stall
+from megatrain.failures.verdict import Verdict
+from megatrain_launcher.executor.orders import OrdersView
+from megatrain_launcher.executor.progress import HostProgress
+from megatrain_launcher.seams import Assignment, WorkerEnd
+
+_CLEAN = (int(ExitCode.OK), int(ExitCode.SAVED_AND_STOPPED))
+_MAX_FAILURES = 64
+_MAX_LINE = 400
+_PEER = "peer "
+
+
+@dataclass(slots=True)
+class _RoundState:
+    """What is known of the round that this host has workers of, or had last."""
+
+    assignment: Assignment
+    pids: dict[int, int] = field(default_factory=dict)
+    started_unix_s: float | None = None
+    ends: dict[int, WorkerEnd] = field(default_factory=dict)
+    """By local rank; only of workers that nobody killed."""
+    progress: HostProgress | None = None
+    stall: Stall | None = None
+    is_stopping: bool = False
+    is_stopped: bool = False
+    fenced: str = ""
+    alarm: str = ""
+    """A line of a rank that lives, which tells of a failure."""
+
+    @property
+    def number(self) -> int:
+        return self.assignment.round.number
+
+    @property
+    def failed(self) -> list[WorkerEnd]:
+        return sorted((end for end in self.ends.values() if end.exit_code not in _CLEAN), key=lambda end: end.at_unix_s)
+
+    @property
+    def is_done(self) -> bool:
+        return len(self.ends) == self.assignment.part.num_workers and not self.failed
+
+    def alive(self) -> list[int]:
+        """Return the local ranks that have a process."""
+        return [] if self.is_stopped else [rank for rank in self.pids if rank not in self.ends]
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """The workers that are running now: what the progress thread follows."""
+
+    assignment: Assignment
+    pids: Mapping[int, int]
+    started_unix_s: float
+
+
+class HostState:
+    """Implements the telling half of `seams.WorkerListener`. All methods may be called from any thread.
+
+    `on_change` is called after each change that others should hear of at once.
+    """
+
+    def __init__(self, host: str, on_change: Callable[[], None] = lambda: None) -> None:
+        self._host = host
+        self._on_change = on_change
+        self._lock = threading.Lock()
+        self._round: _RoundState | None = None
+        self._obeyed_command = 0
+
+    def begin_life(self) -> None:
+        """Forget what the session before did: nothing of it runs any more."""
+        with self._lock:
+            self._round = None
+        self._on_change()
+
+    def workers_started(self, assignment: Assignment, pids: Mapping[int, int]) -> None:
+        with self._lock:
+            self._round = _RoundState(assignment, dict(pids), time.time())
+        self._on_change()
+
+    def worker_ended(self, assignment: Assignment, end: WorkerEnd) -> None:
+        """Enter an end; a later one of the same worker, when its log has been read, takes the place of the first."""
+        with self._lock:
+            self._at(assignment).ends[end.local_rank] = end
+        self._on_change()
+
+    def workers_stopping(self, assignment: Assignment) -> None:
+        with self._lock:
+            self._at(assignment).is_stopping = True
+        self._on_change()
+
+    def workers_stopped(self, assignment: Assignment) -> None:
+        with self._lock:
+            self._at(assignment).is_stopped = True
+        self._on_change()
+
+    def set_progress(self, number: int, progress: HostProgress) -> None:
+        """Enter what the black boxes of a round tell; others hear of it at once only when a milestone was reached."""
+        with self._lock:
+            if self._round is None or self._round.number != number:
+                return
+            before, self._round.progress = self._round.progress, progress
+        if before is None or (before.milestones, before.has_stepped) != (progress.milestones, progress.has_stepped):
+            self._on_change()
+
+    def set_stall(self, number: int, stall: Stall | None) -> bool:
+        """Enter that a round stands still, or moves again; return whether that is news."""
+        with self._lock:
+            if self._round is None or self._round.number != number:
+                return False
+            before = self._round.stall
+            if (before is None) == (stall is None) and (stall is None or before is None or before.ranks == stall.ranks):
+                return False
+            self._round.stall = stall
+        self._on_change()
+        return True
+
+    def set_alarm(self, number: int, rank: int, verdict: Verdict) -> None:
+        """Enter what the log of a rank says that lives yet."""
+        with self._lock:
+            if self._round is not None and self._round.number == number:
+                self._round.alarm = f"rank {rank}: {verdict.line}"[:_MAX_LINE]
+        self._on_change()
+
+    def set_fenced(self, number: int, reason: str) -> None:
+        with self._lock:
+            if self._round is not None and self._round.number == number:
+                self._round.fenced = reason
+        self._on_change()
+
+    def set_obeyed(self, number: int) -> None:
+        with self._lock:
+            if number == self._obeyed_command:
+                return
+            self._obeyed_command = number
+        self._on_change()
+
+    def running(self) -> Running | None:
+        """Return the workers that run now; None when there are none, or they are being stopped."""
+        with self._lock:
+            known = self._round
+            if known is None or known.is_stopping or known.is_stopped or known.started_unix_s is None:
+                return None
+            return Running(known.assignment, dict(known.pids), known.started_unix_s)
+
+    def is_broken(self, number: int) -> bool:
+        """Say whether a round did not end as it should have: what it left is evidence."""
+        with self._lock:
+            known = self._round
+            return known is not None and known.number == number and not known.is_done
+
+    def status(self, session: str, orders: OrdersView, trouble: str) -> HostStatus:
+        """Return this host's status as of now. The orders must have been looked at before, not after."""
+        with self._lock:
+            known = self._round
+            if known is None or (orders.taken > known.number):
+                return self._idle_status(session, orders, trouble)
+            if known.is_stopped and orders.taken != known.number and orders.newest_halt > known.number:
+                return self._idle_status(session, orders, trouble)
+            return self._round_status(known, session, orders, trouble)
+
+    def _idle_status(self, session: str, orders: OrdersView, trouble: str) -> HostStatus:
+        """The status without workers: before the first round, between rounds, or just before workers start."""
+        phase, number = HostPhase.PARKED, orders.newest_halt
+        if orders.taken:
+            phase, number = HostPhase.STARTING, orders.taken
+        elif number and orders.named_in == number:
+            phase = HostPhase.STOPPED
+        return HostStatus(
+            self._host, session, phase, round=number, obeyed_command=self._obeyed_command, trouble=trouble
+        )
+
+    def _round_status(self, known: _RoundState, session: str, orders: OrdersView, trouble: str) -> HostStatus:
+        progress = known.progress or HostProgress(Milestones(started_unix_s=known.started_unix_s))
+        codes = [end.exit_code for end in known.ends.values()]
+        return HostStatus(
+            host=self._host,
+            session=session,
+            phase=_phase(known, progress, is_halted=orders.newest_halt >= known.number),
+            round=known.number,
+            alive_ranks=_bitmap(known.alive()),
+            min_step=progress.min_step,
+            max_step=progress.max_step,
+            resumed_step=progress.resumed_step,
+            last_step_unix_s=progress.last_step_unix_s,
+            median_step_s=progress.median_step_s,
+            step_phase=progress.step_phase,
+            exit_code=max(codes) if known.is_done else None,
+            milestones=progress.milestones,
+            failures=tuple(_failure(end) for end in known.failed[:_MAX_FAILURES]),
+            stall=known.stall,
+            obeyed_command=self._obeyed_command,
+            lost_hosts=_lost_hosts(known),
+            last_error=known.fenced or _last_error(known),
+            trouble=trouble,
+        )
+
+    def _at(self, assignment: Assignment) -> _RoundState:
+        """Return what is known of this round; a round whose workers never started is entered here."""
+        if self._round is None or self._round.number != assignment.round.number:
+            self._round = _RoundState(assignment)
+        return self._round
+
+
+def _phase(known: _RoundState, progress: HostProgress, *, is_halted: bool) -> HostPhase:
+    if known.is_stopped:
+        if known.is_done:
+            return HostPhase.DONE
+        return HostPhase.STOPPED if is_halted else HostPhase.FAILED
+    if known.is_done:
+        return HostPhase.DONE
+    if known.failed:
+        return HostPhase.FAILED
+    if known.is_stopping or known.fenced:
+        return HostPhase.STOPPING
+    return HostPhase.RUNNING if progress.has_stepped else HostPhase.STARTING
+
+
+def _bitmap(local_ranks: list[int]) -> str:
+    return f"{sum(1 << rank for rank in local_ranks):x}" if local_ranks else ""
+
+
+def _failure(end: WorkerEnd) -> RankFailure:
+    verdict = end.verdict
+    return RankFailure(
+        rank=end.rank,
+        exit_code=end.exit_code,
+        at_unix_s=end.at_unix_s,
+        label="" if verdict is None else verdict.label.value,
+        action="" if verdict is None else verdict.action.value,
+        is_cascade=verdict is not None and verdict.is_cascade,
+        culprit="" if verdict is None else verdict.culprit or "",
+        line=(end.line or ("" if verdict is None else verdict.line))[:_MAX_LINE],
+    )
+
+
+def _lost_hosts(known: _RoundState) -> tuple[str, ...]:
+    """Return the addresses of peers that the logs of cascades name."""
+    culprits = [end.verdict.culprit or "" for end in known.failed if end.verdict is not None and end.verdict.is_cascade]
+    return tuple(dict.fromkeys(text.removeprefix(_PEER) for text in culprits if text.startswith(_PEER)))
+
+
+def _last_error(known: _RoundState) -> str:
+    if not known.failed:
+        return known.alarm
+    roots = [end for end in known.failed if end.verdict is None or not end.verdict.is_cascade]
+    return _failure((roots or known.failed)[0]).line

@@ -1,0 +1,165 @@
+"""Whose job this name is: the first host writes the job's record, the others must fit it.
+
+A name is free when nobody has it, or when its job has ended (or was abandoned) and none of its hosts is registered any
+more. Then the new launch replaces the record and takes the old end away, in one transaction. Rounds stay: their numbers
+go on, so that nothing left by an old round can be taken for a new one's.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from megatrain.contracts.errors import ConfigError, CoordinationError
+from megatrain.contracts.host_records import HostRecord
+from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.record import decode, encode
+from megatrain.contracts.rounds import JobEnd, JobRecord
+from megatrain.coordination.client import EtcdClient
+from megatrain.coordination.wire import Compare, Delete, KeyRange, KeyValue, Operation, Put, Range
+from megatrain_launcher.executor.settings import ExecutorSettings
+
+_MAX_SHOWN_KEYS = 8
+_LOOK_S = 0.25
+_ABANDONED_S = 2.0
+"""So long after its record was seen without hosts, a job that has not ended counts as abandoned."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """What etcd says of a job's name at one moment."""
+
+    record: JobRecord | None
+    record_revision: int
+    end: JobEnd | None
+    end_revision: int
+    hosts: tuple[HostRecord, ...]
+
+
+def record_of(settings: ExecutorSettings) -> JobRecord:
+    """Return the record that this host would write as the first one."""
+    config = settings.config
+    return JobRecord(
+        job=config.job.name,
+        launch_id=settings.launch_id,
+        config_hash=settings.config_hash,
+        config=settings.config_values(),
+        min_hosts=settings.min_hosts,
+        max_hosts=settings.max_hosts,
+        num_workers=settings.num_workers,
+        run_directory=str(settings.run_directory.root.absolute()),
+        first_host=settings.host,
+        created_unix_s=time.time(),
+    )
+
+
+def claim_job(client: EtcdClient, keys: JobKeys, mine: JobRecord, patience_s: float) -> JobRecord:
+    """Make sure that the name is this launch's, and return the job's record as it stands.
+
+    `patience_s`: how long hosts of a launch that has ended are waited for. The caller registers its host at once: a
+    record without hosts counts as abandoned after a moment.
+    Raises: ConfigError naming host and key when the job is another one; CoordinationError.
+    """
+    began = time.monotonic()
+    while True:
+        view = read_job(client, keys)
+        waited_s = time.monotonic() - began
+        if view.record is None or (view.end is not None and not view.hosts):
+            _write(client, keys, view, mine)  # what stands then is read, whoever wrote it
+        elif view.end is not None and mine.launch_id and view.record.launch_id == mine.launch_id:
+            return view.record  # too late: this host leaves with the others
+        elif view.end is None and _is_same_launch(view.record, mine):
+            problems = _differences(view.record, mine)
+            if not problems:
+                return view.record
+            if view.hosts or waited_s > _ABANDONED_S:
+                raise ConfigError(problems)
+            time.sleep(_LOOK_S)
+        elif view.hosts and (view.end is None or waited_s > patience_s):
+            raise ConfigError([_another_launch(view.record, view, mine)])
+        elif view.end is None and not view.hosts and waited_s > _ABANDONED_S:
+            _write(client, keys, view, mine)
+        else:
+            # hosts of a launch that has ended are leaving, or the first host of another one is about to come
+            time.sleep(_LOOK_S)
+
+
+def read_job(client: EtcdClient, keys: JobKeys) -> JobView:
+    """Return what etcd says of the job now, as of one revision."""
+    ranges = [KeyRange.key(keys.record), KeyRange.key(keys.end), KeyRange.prefix(keys.directory("hosts"))]
+    answer = client.txn([], [Range(one) for one in ranges], is_repeatable=True)
+    records, ends, hosts = (answer.range_answer(number).items for number in range(len(ranges)))
+    record, end = (_only(items) for items in (records, ends))
+    return JobView(
+        record=None if record is None else decode(JobRecord, record.value, keys.record),
+        record_revision=0 if record is None else record.mod_revision,
+        end=None if end is None else decode(JobEnd, end.value, keys.end),
+        end_revision=0 if end is None else end.mod_revision,
+        hosts=tuple(decode(HostRecord, item.value, item.key.decode(errors="replace")) for item in hosts),
+    )
+
+
+def _only(items: tuple[KeyValue, ...]) -> KeyValue | None:
+    return items[0] if items else None
+
+
+def _is_same_launch(record: JobRecord, mine: JobRecord) -> bool:
+    """Say whether this host may belong to the launch that wrote the record."""
+    return not mine.launch_id or record.launch_id == mine.launch_id
+
+
+def _write(client: EtcdClient, keys: JobKeys, view: JobView, mine: JobRecord) -> None:
+    """Write our record over what was seen, unless somebody was faster."""
+    own = mine if mine.launch_id else replace(mine, launch_id=secrets.token_hex(8))
+    conditions = [
+        Compare.mod_revision(keys.record, view.record_revision),
+        Compare.mod_revision(keys.end, view.end_revision),
+    ]
+    then: list[Operation] = [Put(keys.record, encode(own)), Delete(KeyRange.key(keys.end))]
+    then += [Delete(KeyRange.prefix(keys.directory(name))) for name in ("requests", "commands")]
+    client.txn(conditions, then, is_repeatable=True)
+
+
+def _differences(record: JobRecord, mine: JobRecord) -> list[str]:
+    """Return in what this host was started for another job than the first one."""
+    first, here = record.first_host, mine.first_host
+    problems = [
+        f"{key}: {here} has {_shown(mine.config, key)}, but {first}, the first host of job {record.job!r}, has "
+        f"{_shown(record.config, key)}"
+        for key in sorted(record.config.keys() | mine.config.keys())
+        if record.config.get(key) != mine.config.get(key)
+    ]
+    if len(problems) > _MAX_SHOWN_KEYS:
+        problems[_MAX_SHOWN_KEYS:] = [f"... and {len(problems) - _MAX_SHOWN_KEYS} more keys"]
+    for name, flag in (("num_workers", "--nproc-per-node"), ("min_hosts", "--nnodes"), ("max_hosts", "--nnodes")):
+        found, expected = getattr(mine, name), getattr(record, name)
+        if found != expected:
+            problems.append(f"{flag}: {here} was started with {name}={found}, {first} with {expected}")
+    if not record.config and record.config_hash != mine.config_hash:
+        problems.append(f"config: {here} has hash {mine.config_hash[:12]}, {first} has {record.config_hash[:12]}")
+    way_out = "start all hosts with one configuration, or give this job another job.name"
+    return [f"{problem}; {way_out}" for problem in problems]
+
+
+def _shown(config: Mapping[str, str], key: str) -> str:
+    return config.get(key, "no such key")
+
+
+def _another_launch(record: JobRecord, view: JobView, mine: JobRecord) -> str:
+    names = ", ".join(sorted(host.host for host in view.hosts)[:4])
+    state = "has ended, but its hosts have not left" if view.end is not None else "is running"
+    own = mine.launch_id or "none"
+    return (
+        f"job.name={mine.job!r}: {mine.first_host} cannot launch it: another launch of this name {state} (begun by "
+        f"{record.first_host}, launch id {record.launch_id}, ours is {own}; hosts {names}; key of its record: job); "
+        "stop it with `megatrain job stop`, or give this one another job.name"
+    )
+
+
+def leaving_error(host: str, error: CoordinationError) -> CoordinationError:
+    """Return the same error with the host's name in front."""
+    return type(error)(
+        f"host {host}: {error}", endpoints=error.endpoints, key=error.key, may_have_applied=error.may_have_applied
+    )

@@ -1,0 +1,251 @@
+"""This host's place in the job: its lease, its record, and a new life when the job went on without the old one.
+
+A lost lease is answered with a new one and the same session: whether the job has gone on without this host, only its
+rounds say. The host's key is written only where nobody else holds it. A record left by an executor that is proven dead
+(nobody listens on its port, on this same machine) is replaced at once; any other is waited for until its lease is over.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from megatrain.contracts.errors import ConfigError, CoordinationError
+from megatrain.contracts.host_records import HostRecord
+from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.record import decode, encode
+from megatrain.coordination.client import EtcdClient
+from megatrain.coordination.errors import LeaseLostError
+from megatrain.coordination.lease_keeper import LeaseKeeper, LeaseState
+from megatrain.coordination.wire import Compare, KeyRange, KeyValue, Put, Range
+from megatrain_launcher.executor.fencing import LeaseView
+from megatrain_launcher.executor.lasting_thread import LastingThread
+from megatrain_launcher.executor.liveness import ask_session
+
+_logger = logging.getLogger(__name__)
+_LOOK_S = 0.25
+_PROBE_S = 1.0
+_AGAIN_S = 0.5
+"""Pause before the next try to register anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseTimes:
+    ttl_s: int
+    renew_s: float
+
+
+class ReplacedError(CoordinationError):
+    """Another executor has this host's name now: this one must leave."""
+
+
+class Membership:
+    """Keeps this host registered from `register` to `close`. Its methods may be called from any thread.
+
+    `on_change`: called when the lease or the session changed; quick, and must not raise.
+    """
+
+    def __init__(
+        self, client: EtcdClient, keys: JobKeys, times: LeaseTimes, on_change: Callable[[], None] = lambda: None
+    ) -> None:
+        self._client = client
+        self._keys = keys
+        self._times = times
+        self._on_change = on_change
+        self._lock = threading.RLock()
+        self._record: HostRecord | None = None
+        self._keeper: LeaseKeeper | None = None
+        self._is_registered = False
+        self._trouble = ""
+        self._replaced = ""
+        self._wake = threading.Event()
+        self._closed = threading.Event()
+        self._thread: LastingThread | None = None
+
+    def register(self, record: HostRecord) -> None:
+        """Take a lease and the host's key; keep both from now on.
+
+        Raises: ConfigError when another executor holds the host's name; CoordinationError.
+        """
+        deadline = time.monotonic() + self._times.ttl_s + 2.0
+        self._keeper = self._new_keeper()
+        self._record = record
+        try:
+            while (holder := self._claim(record)) is not None:
+                self._check_gone(holder, deadline)
+                time.sleep(_LOOK_S)
+        except BaseException:
+            self._keeper.close()
+            raise
+        self._is_registered = True
+        self._thread = LastingThread("membership", self._run, self._closed)
+
+    @property
+    def record(self) -> HostRecord:
+        """This host as it is, or wants to be, registered."""
+        with self._lock:
+            assert self._record is not None
+            return self._record
+
+    @property
+    def session(self) -> str:
+        return self.record.session
+
+    @property
+    def is_registered(self) -> bool:
+        """Whether the host's key stands, as far as this host knows."""
+        with self._lock:
+            return self._is_registered and self.keeper.state is not LeaseState.LOST
+
+    @property
+    def keeper(self) -> LeaseKeeper:
+        """The keeper of the lease at the moment; another one after a loss."""
+        with self._lock:
+            assert self._keeper is not None
+            return self._keeper
+
+    @property
+    def replaced(self) -> str:
+        """Why this executor must leave: another one has its name. Empty while that is not so."""
+        return self._replaced
+
+    @property
+    def trouble(self) -> str:
+        """What keeps this host from being registered; empty when all is well."""
+        return self._trouble
+
+    def lease(self) -> LeaseView:
+        """Return the lease as this host's own clock sees it."""
+        with self._lock:
+            is_held = self._is_registered
+            keeper = self.keeper
+        is_lost = keeper.state is LeaseState.LOST or not is_held
+        return LeaseView(valid_s=keeper.valid_s, is_lost=is_lost)
+
+    def change(self, *, session: str = "", is_fit: bool | None = None, unfit_reason: str = "") -> None:
+        """Say something new of this host: a new life, or what its checks found."""
+        with self._lock:
+            record = self.record
+            if session:
+                record = replace(record, session=session, joined_unix_s=time.time())
+            if is_fit is not None:
+                record = replace(record, is_fit=is_fit, unfit_reason=unfit_reason)
+            self._record = record
+            self._is_registered = False
+        self._wake.set()
+        self._on_change()
+
+    def close(self) -> None:
+        """Give up the host's key and its lease."""
+        self._closed.set()
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join()
+        if self._keeper is not None:
+            self._keeper.close()
+
+    def _new_keeper(self) -> LeaseKeeper:
+        def tell(state: LeaseState) -> None:
+            self._wake.set()
+            self._on_change()
+
+        return LeaseKeeper(self._client, ttl_s=self._times.ttl_s, period_s=self._times.renew_s, on_change=tell)
+
+    def _run(self) -> None:
+        """Register anew whenever it is needed, as long as it takes."""
+        pause_s: float | None = None
+        while not self._closed.is_set():
+            self._wake.wait(pause_s)
+            self._wake.clear()
+            if self._closed.is_set() or self._client.gateway.is_closed:
+                return
+            try:
+                self._renew_registration()
+                pause_s, self._trouble = None, ""
+            except ReplacedError as error:
+                self._replaced = str(error)
+                self._on_change()
+                return
+            except CoordinationError as error:
+                self._trouble = f"not registered: {error}"
+                pause_s = _AGAIN_S
+
+    def _renew_registration(self) -> None:
+        with self._lock:
+            keeper, is_registered, record = self.keeper, self._is_registered, self.record
+        if keeper.state is LeaseState.LOST:
+            fresh = self._new_keeper()
+            with self._lock:
+                self._keeper, self._is_registered, is_registered = fresh, False, False
+            keeper.close()
+        if is_registered:
+            return
+        holder = self._claim(record)
+        if holder is not None:
+            found = decode(HostRecord, holder.value, self._keys.host(record.host))
+            raise ReplacedError(
+                f"host {record.host}: another executor (process {found.pid} at {found.address}) registered under this "
+                "name while this one was away; this one leaves",
+                key=self._keys.host(record.host),
+            )
+        with self._lock:
+            # a change that came meanwhile is still to be written
+            self._is_registered = self._record == record
+            if not self._is_registered:
+                self._wake.set()
+        _logger.info("host %s is registered with session %s", record.host, record.session)
+        self._on_change()
+
+    def _claim(self, record: HostRecord) -> KeyValue | None:
+        """Write the host's key where it is free or ours; return what stands in the way.
+
+        Raises: CoordinationError.
+        """
+        key, keeper = self._keys.host(record.host), self.keeper
+        put = Put(key, encode(record), keeper.lease_id)
+        try:
+            answer = self._client.txn([Compare.is_absent(key)], [put], [Range(KeyRange.key(key))], is_repeatable=True)
+            if answer.is_met:
+                return None
+            item = answer.range_answer().items[0]
+            if item.lease_id == keeper.lease_id:
+                same = Compare.mod_revision(key, item.mod_revision)
+                return None if self._client.txn([same], [put], is_repeatable=True).is_met else item
+            if _is_dead_here(decode(HostRecord, item.value, key), record):
+                same = Compare.mod_revision(key, item.mod_revision)
+                return None if self._client.txn([same], [put], is_repeatable=True).is_met else item
+        except LeaseLostError as error:
+            raise CoordinationError(f"the new lease was lost at once: {error}", key=key) from error
+        return item
+
+    def _check_gone(self, holder: KeyValue, deadline: float) -> None:
+        """Raises: ConfigError when the holder of our name lives, or does not go in time."""
+        key = self._keys.host(self.record.host)
+        found = decode(HostRecord, holder.value, key)
+        is_alive = ask_session(found.address, found.liveness_port, _PROBE_S) == found.session
+        if is_alive or time.monotonic() > deadline:
+            problem = (
+                f"host {found.host!r}: job {self._keys.job!r} has a live executor of this name (process {found.pid} at "
+                f"{found.address}, key {key}); this is a second launch of a running job, or two hosts share one name: "
+                "stop the other one, or give this one another --host-id"
+            )
+            raise ConfigError([problem])
+
+
+def _is_dead_here(found: HostRecord, record: HostRecord) -> bool:
+    """Say whether an executor is proven dead: it was on this machine, and nobody listens on its port."""
+    if found.address != record.address and found.address not in _own_addresses():
+        return False
+    return ask_session(found.address, found.liveness_port, _PROBE_S) == ""
+
+
+def _own_addresses() -> Sequence[str]:
+    try:
+        found = socket.getaddrinfo(socket.gethostname(), None)
+    except OSError:
+        found = []
+    return ["127.0.0.1", "localhost", "::1", *(str(entry[4][0]) for entry in found)]

@@ -1,0 +1,287 @@
+"""What the driver orders, as this host hears it: rounds, halts, commands, the end of the job.
+
+Three watches (rounds, halts, and what lies from commands to the end) feed one book under one lock. The agent waits in
+`next_assignment`; from the moment it returns until the agent comes back, the round counts as taken, so that a host
+never says STOPPED of a round that it is about to start. Local reasons (this host was fenced, somebody stops the
+executor) are orders too.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from megatrain.contracts.errors import CoordinationError
+from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.record import decode
+from megatrain.contracts.rounds import Halt, HostCommand, JobEnd, Round
+from megatrain.coordination.client import EtcdClient
+from megatrain.coordination.watch import Change, ChangeKind, Changes, Snapshot, Watch, WatchEvent
+from megatrain.coordination.wire import KeyRange, KeyValue
+from megatrain_launcher.executor.fencing import needs_new_session
+from megatrain_launcher.seams import Assignment
+
+_logger = logging.getLogger(__name__)
+_PAUSE_S = 2.0
+"""After etcd refused to let us read, before we ask again."""
+
+
+@dataclass(frozen=True, slots=True)
+class OrdersView:
+    """The book at one moment. `taken` is the round that this host starts, runs or stops at the moment, 0 for none."""
+
+    taken: int
+    newest: Round | None
+    newest_halt: int
+    """The highest number of a round that was halted, 0 for none."""
+    named_in: int
+    """The newest round that named this life of the host, 0 for none."""
+    end: JobEnd | None
+
+
+class OrderBook:
+    """Follows the orders for one host. Implements `seams.Orders`; all methods may be called from any thread.
+
+    `on_change` is called after each change, by the threads that listen: it must be quick and must not raise.
+    """
+
+    def __init__(self, keys: JobKeys, host: str, session: str, on_change: Callable[[], None] = lambda: None) -> None:
+        self._keys = keys
+        self._host = host
+        self._session = session
+        self._on_change = on_change
+        self._changed = threading.Condition()
+        self._rounds: dict[int, Round] = {}
+        self._halts: dict[int, Halt] = {}
+        self._commands: dict[int, HostCommand] = {}
+        self._end: JobEnd | None = None
+        self._named = 0
+        """The newest round that named this session, 0 for none."""
+        self._taken = 0
+        self._must_leave = ""
+        self._local_stop: tuple[int, str] = (0, "")
+        self._must_save = ""
+        self._closed = threading.Event()
+        self._followers: list[_Follower] = []
+
+    def follow(self, client: EtcdClient) -> None:
+        """Begin to listen."""
+        keys = self._keys
+        rest = KeyRange(keys.directory("commands").encode(), keys.directory("evidence").encode())
+        ranges = [KeyRange.prefix(keys.directory("rounds")), KeyRange.prefix(keys.directory("halts")), rest]
+        self._followers = [_Follower(client, one, self.take) for one in ranges]
+
+    def close(self) -> None:
+        """Stop listening; whoever waits for an assignment is told to leave."""
+        self.leave(self._must_leave or "the executor ends")
+        for follower in self._followers:
+            follower.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def trouble(self) -> str:
+        """Why orders may not be heard at the moment; empty when all is well."""
+        return next((follower.trouble for follower in self._followers if follower.trouble), "")
+
+    def next_assignment(self, after: int) -> Assignment | None:
+        """Wait for a round with a number above `after` that names this host; None: leave, the job is over."""
+        with self._changed:
+            self._taken = 0
+            self._changed.notify_all()
+        self._on_change()
+        with self._changed:
+            while True:
+                if self._end is not None or self._must_leave:
+                    return None
+                assignment = self._offered(after)
+                if assignment is not None:
+                    self._taken = assignment.round.number
+                    break
+                self._changed.wait()
+        self._on_change()
+        return assignment
+
+    def must_stop(self, number: int) -> str:
+        """Return why the workers of a round must be stopped now; empty while they may run."""
+        with self._changed:
+            halt, (stopped, reason) = self._halts.get(number), self._local_stop
+            newest = max(self._rounds, default=0)
+            if stopped == number:
+                return reason
+            if halt is not None:
+                return halt.reason or f"round {number} was halted"
+            if self._end is not None:
+                return f"the job is over: {self._end.reason}"
+            if newest > number:
+                return f"round {newest} has begun"
+            return self._must_leave or self._must_save
+
+    def is_saving(self, number: int) -> bool:
+        """Say whether workers of that round shall be asked to save and stop, rather than be killed."""
+        with self._changed:
+            if self._end is not None or self._must_leave or self._local_stop[0] == number:
+                return False
+            halt = self._halts.get(number)
+            if halt is not None:
+                return halt.is_saving
+            return bool(self._must_save) and max(self._rounds, default=0) <= number
+
+    def view(self) -> OrdersView:
+        with self._changed:
+            newest = self._rounds[max(self._rounds)] if self._rounds else None
+            return OrdersView(self._taken, newest, max(self._halts, default=0), self._named, self._end)
+
+    def is_halted(self, number: int) -> bool:
+        with self._changed:
+            return number in self._halts
+
+    def commands_after(self, number: int) -> tuple[HostCommand, ...]:
+        """Return the commands to this host with higher numbers, in their order."""
+        with self._changed:
+            found = [command for command in self._commands.values() if command.number > number]
+        mine = [command for command in found if not command.hosts or self._host in command.hosts]
+        return tuple(sorted(mine, key=lambda command: command.number))
+
+    def begin_life(self, session: str) -> bool:
+        """Take a new session if the job went on without the old one and none of its workers is left here.
+
+        Return whether that was so; from then on only rounds that name the new session are ours.
+        """
+        with self._changed:
+            newest = self._rounds[max(self._rounds)] if self._rounds else None
+            if self._taken or not needs_new_session(self._host, self._session, self._named, newest):
+                return False
+            self._session, self._named = session, 0
+            return True
+
+    def stop_round(self, number: int, reason: str) -> None:
+        """Order the workers of one round to be killed, for a reason of this host's own."""
+        with self._changed:
+            self._local_stop = (number, reason)
+            self._changed.notify_all()
+
+    def save_and_stop(self, reason: str) -> None:
+        """Order the workers to save and stop although no driver said so."""
+        with self._changed:
+            self._must_save = reason
+            self._changed.notify_all()
+
+    def leave(self, reason: str) -> None:
+        """Order the workers to be killed and the agent to return."""
+        with self._changed:
+            self._must_leave = reason
+            self._changed.notify_all()
+        self._on_change()
+
+    def wait_for(self, is_met: Callable[[OrdersView], bool], timeout_s: float) -> bool:
+        """Wait until the book is so; return whether it came in time. `is_met` must be quick."""
+        with self._changed:
+            return self._changed.wait_for(lambda: is_met(self.view()), timeout_s)
+
+    def take(self, event: WatchEvent, keys: KeyRange) -> None:
+        """Enter what a watch of `keys` tells. What cannot be read is told in the log and passed over."""
+        with self._changed:
+            match event:
+                case Snapshot(items=items):
+                    self._forget(keys)
+                    for item in items:
+                        self._put(item)
+                case Changes(changes=changes):
+                    for change in changes:
+                        self._change(change)
+            self._changed.notify_all()
+        self._on_change()
+
+    def _offered(self, after: int) -> Assignment | None:
+        number = max(self._rounds, default=0)
+        if number <= after or number in self._halts or self._local_stop[0] == number or self._must_save:
+            return None
+        part = self._rounds[number].part_of(self._host, self._session)
+        return None if part is None else Assignment(self._rounds[number], part)
+
+    def _change(self, change: Change) -> None:
+        if change.kind is ChangeKind.PUT:
+            self._put(change.item)
+            return
+        match self._keys.parts(change.item.key.decode(errors="replace")):
+            case (name, number) if number.isdigit() and (table := self._tables().get(name)) is not None:
+                table.pop(int(number), None)
+            case ("end",):
+                self._end = None
+
+    def _put(self, item: KeyValue) -> None:
+        key = item.key.decode(errors="replace")
+        try:
+            match self._keys.parts(key):
+                case ("rounds", number) if number.isdigit():
+                    found = decode(Round, item.value, key)
+                    self._rounds[int(number)] = found
+                    if found.part_of(self._host, self._session) is not None:
+                        self._named = max(self._named, found.number)
+                case ("halts", number) if number.isdigit():
+                    self._halts[int(number)] = decode(Halt, item.value, key)
+                case ("commands", number) if number.isdigit():
+                    self._commands[int(number)] = decode(HostCommand, item.value, key)
+                case ("end",):
+                    self._end = decode(JobEnd, item.value, key)
+        except CoordinationError as error:
+            _logger.error("an order cannot be read: %s", error)
+
+    def _forget(self, keys: KeyRange) -> None:
+        """Forget what a snapshot of `keys` replaces."""
+        for name, table in self._tables().items():
+            if keys.start <= self._keys.directory(name).encode() < keys.end:
+                table.clear()
+        if keys.start <= self._keys.end.encode() < keys.end:
+            self._end = None
+
+    def _tables(self) -> dict[str, dict[int, Any]]:
+        return {"rounds": self._rounds, "halts": self._halts, "commands": self._commands}
+
+
+class _Follower:
+    """A thread that hands on what a watch tells, and watches anew when etcd refused for a while."""
+
+    def __init__(self, client: EtcdClient, keys: KeyRange, take: Callable[[WatchEvent, KeyRange], None]) -> None:
+        self._client = client
+        self._keys = keys
+        self._take = take
+        self._refused = ""
+        self._closed = threading.Event()
+        self._watch = Watch(client, keys)
+        self._thread = threading.Thread(target=self._run, name=f"orders {keys.start.decode()}", daemon=True)
+        self._thread.start()
+
+    @property
+    def trouble(self) -> str:
+        return self._refused or self._watch.trouble
+
+    def close(self) -> None:
+        self._closed.set()
+        self._watch.close()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._closed.is_set() and not self._client.gateway.is_closed:
+            try:
+                for event in self._watch:
+                    self._refused = ""
+                    self._take(event, self._keys)
+            except CoordinationError as error:
+                self._refused = str(error)
+                _logger.error("orders cannot be heard: %s", error)
+            if not self._closed.wait(_PAUSE_S):
+                self._watch.close()
+                self._watch = Watch(self._client, self._keys)
+        self._watch.close()  # one that was opened while `close` closed the one before

@@ -1,0 +1,219 @@
+"""How far the ranks of this host have come in their round, read from their black boxes ten times a second.
+
+A black box belongs to a rank of the round only when the process that wrote it is the one that was started: a file of
+the same name may be left from a launch of before. What a box said last stays known when its file goes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from megatrain.contracts.black_box import BlackBoxReader
+from megatrain.contracts.black_box_values import ClockBase, Phase, Progress, Record, RecordFlag
+from megatrain.contracts.errors import DataError
+from megatrain.contracts.host_records import Milestones
+from megatrain.contracts.operations import Operation
+
+_logger = logging.getLogger(__name__)
+_NS = 1_000_000_000
+_LOOK_RECORDS = 4096
+"""The moments of a start are looked for while a rank has written no more spans than this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moments:
+    """When one rank came so far, unix seconds; None: not yet, or not seen."""
+
+    joined: float | None = None
+    loaded: float | None = None
+    first_step: float | None = None
+    resumed_step: int | None = None
+    """Steps that were done when this rank began."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankProgress:
+    """One rank as its black box tells. `is_closed`: its process has written all it will."""
+
+    rank: int
+    progress: Progress
+    clock: ClockBase
+    moments: Moments
+    is_closed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class HostProgress:
+    """What a host's status says of its ranks together."""
+
+    milestones: Milestones
+    min_step: int | None = None
+    max_step: int | None = None
+    resumed_step: int | None = None
+    last_step_unix_s: float | None = None
+    median_step_s: float | None = None
+    step_phase: str = ""
+    obeyed_command: int = 0
+    has_stepped: bool = False
+    """Whether every rank has completed a step of this round."""
+
+
+def moments_of(records: Sequence[Record], progress: Progress, clock: ClockBase) -> Moments:
+    """Return the moments of a start, from the spans that tell them and, where one is lost, from the progress words."""
+
+    def end_of(operation: Operation) -> float | None:
+        for record in records:
+            is_span = not record.flags & RecordFlag.STEP_TOTAL
+            if record.operation == operation and is_span and record.duration_ns is not None:
+                return clock.unix_of(record.start_ns + record.duration_ns) / _NS
+        return None
+
+    has_begun, has_stepped = progress.current_step is not None, progress.completed_ns is not None
+    steps = [record.step for record in records if record.operation == Operation.STEP and record.step >= 0]
+    joined = end_of(Operation.INIT)
+    if joined is None and progress.phase is not Phase.INIT:
+        joined = clock.unix_of(progress.phase_since_ns) / _NS
+    loaded = end_of(Operation.CHECKPOINT_LOAD) if has_begun else None
+    if loaded is None and progress.step_started_ns is not None:
+        loaded = clock.unix_of(progress.step_started_ns) / _NS
+    first_step = end_of(Operation.STEP) if has_stepped else None
+    if first_step is None and progress.completed_ns is not None:
+        first_step = clock.unix_of(progress.completed_ns) / _NS
+    return Moments(joined, loaded, first_step, min(steps) if steps else progress.current_step)
+
+
+class RankWatch:
+    """Follows the black box of one rank of a round."""
+
+    def __init__(self, path: Path, rank: int, pid: int) -> None:
+        self.path = path
+        self.rank = rank
+        self.pid = pid
+        self.latest: RankProgress | None = None
+        self._reader: BlackBoxReader | None = None
+        self._moments = Moments()
+        self._has_warned = False
+
+    def look(self) -> RankProgress | None:
+        """Return what the rank's black box tells now; None before there is one."""
+        if self._reader is None and not self._open():
+            return self.latest
+        assert self._reader is not None
+        try:
+            progress = self._reader.progress()
+            if self._moments.first_step is None:
+                self._moments = self._find_moments(self._reader, progress)
+        except DataError as error:
+            self._warn(error)
+            return self.latest
+        is_closed = not self.path.exists()
+        self.latest = RankProgress(self.rank, progress, self._reader.clock, self._moments, is_closed)
+        return self.latest
+
+    def reader(self) -> BlackBoxReader | None:
+        """Return the open black box, None where there is none."""
+        return self._reader
+
+    def close(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+    def _open(self) -> bool:
+        if not self.path.exists():
+            return False
+        try:
+            reader = BlackBoxReader(self.path)
+        except DataError as error:
+            self._warn(error)
+            return False
+        if reader.identity.pid != self.pid:
+            reader.close()
+            return False
+        self._reader = reader
+        return True
+
+    def _find_moments(self, reader: BlackBoxReader, progress: Progress) -> Moments:
+        known = self._moments
+        is_early = reader.cursor() <= _LOOK_RECORDS
+        found = moments_of(reader.records_since(0).records if is_early else (), progress, reader.clock)
+        # a moment once seen stays: later looks may only estimate it
+        return Moments(
+            found.joined if known.joined is None else known.joined,
+            found.loaded if known.loaded is None else known.loaded,
+            found.first_step,
+            found.resumed_step if known.resumed_step is None else known.resumed_step,
+        )
+
+    def _warn(self, error: DataError) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            _logger.warning("rank %d is not watched: %s", self.rank, error)
+
+
+class RoundProgress:
+    """Follows all ranks of this host in one round. For one thread."""
+
+    def __init__(self, paths: Mapping[int, Path], pids: Mapping[int, int], started_unix_s: float) -> None:
+        """Follow the ranks of `paths`; `pids` holds the process of each."""
+        self.started_unix_s = started_unix_s
+        self.watches = {rank: RankWatch(path, rank, pids[rank]) for rank, path in sorted(paths.items())}
+
+    def look(self) -> dict[int, RankProgress]:
+        """Return what each rank's black box tells now; ranks without one are left out."""
+        found = {rank: watch.look() for rank, watch in self.watches.items()}
+        return {rank: progress for rank, progress in found.items() if progress is not None}
+
+    def close(self) -> None:
+        for watch in self.watches.values():
+            with suppress(OSError):
+                watch.close()
+
+
+def host_progress(ranks: Mapping[int, RankProgress], num_ranks: int, started_unix_s: float) -> HostProgress:
+    """Return what the ranks of a host amount to: its slowest rank counts."""
+    milestones = Milestones(started_unix_s=started_unix_s)
+    found = [ranks[rank] for rank in sorted(ranks)]
+    if not found:
+        return HostProgress(milestones)
+    has_all = len(found) == num_ranks
+    moments = [one.moments for one in found]
+    done = [one.progress.completed_step for one in found]
+    steps = [step + 1 for step in done if step is not None]
+    medians = [one.progress.median_step_ns for one in found if one.progress.median_step_ns is not None]
+    resumed = [one.resumed_step for one in moments if one.resumed_step is not None]
+    has_stepped = has_all and len(steps) == num_ranks
+    slowest = min(found, key=lambda one: (_rank_order(one.progress), one.rank))
+    completed_ns = slowest.progress.completed_ns
+    if has_all:
+        milestones = replace(
+            milestones,
+            joined_unix_s=_latest([one.joined for one in moments]),
+            loaded_unix_s=_latest([one.loaded for one in moments]),
+            first_step_unix_s=_latest([one.first_step for one in moments]),
+        )
+    return HostProgress(
+        milestones=milestones,
+        min_step=min(steps) if has_stepped else None,
+        max_step=max(steps, default=None),
+        resumed_step=min(resumed, default=None),
+        last_step_unix_s=None if completed_ns is None else slowest.clock.unix_of(completed_ns) / _NS,
+        median_step_s=max(medians) / _NS if medians else None,
+        step_phase=slowest.progress.phase.name.lower().replace("_", "-"),
+        obeyed_command=min(one.progress.obeyed_command for one in found) if has_all else 0,
+        has_stepped=has_stepped,
+    )
+
+
+def _rank_order(progress: Progress) -> tuple[int, int]:
+    step = -1 if progress.completed_step is None else progress.completed_step
+    return step, progress.completed_ns or progress.phase_since_ns
+
+
+def _latest(times: Sequence[float | None]) -> float | None:
+    known = [time for time in times if time is not None]
+    return max(known) if len(known) == len(times) else None

@@ -1,0 +1,72 @@
+"""What an executor is told when it starts."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from megatrain.config.config import Config
+from megatrain.config.serialize import config_hash
+from megatrain.config.wording import value_text
+from megatrain.contracts.run_directory import RunDirectory
+from megatrain.coordination.settings import EtcdSettings
+from megatrain_launcher.log_tee import TeeChoice
+
+
+def new_session() -> str:
+    """Return what tells one life of an executor from all others."""
+    return secrets.token_hex(8)
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorSettings:
+    """What an executor is told when it starts. `host` and `address`: its name, and where the other hosts reach it."""
+
+    config: Config
+    etcd: EtcdSettings
+    host: str
+    address: str
+    num_workers: int
+    min_hosts: int
+    max_hosts: int
+    feasible_hosts: frozenset[int]
+    """The numbers of hosts, between min and max, with which this configuration can train."""
+    launch_id: str = ""
+    """Shared by all hosts of one launch; empty: whatever the first host says."""
+    module: str = "megatrain.train"
+    arguments: Sequence[str] = ()
+    """Of the workers' module."""
+    environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    preload: Sequence[str] = ("megatrain.worker",)
+    """Modules that standby workers have loaded before they are needed."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    hardware: str = ""
+    version: str = ""
+    tee: TeeChoice = "first"
+    """Whose lines the executor repeats on its own output: none, first (rank 0 of the job), all."""
+    log_directory: Path | None = None
+    is_driver_candidate: bool = True
+
+    @property
+    def run_directory(self) -> RunDirectory:
+        return RunDirectory(Path(self.config.job.resolved_run_directory))
+
+    @property
+    def logs(self) -> Path:
+        return self.log_directory or self.run_directory.logs
+
+    @property
+    def config_hash(self) -> str:
+        return config_hash(self.config)
+
+    def config_values(self) -> dict[str, str]:
+        """Return section.key -> value as text, of every key."""
+        tables = self.config.to_dict()
+        return {
+            f"{section}.{name}": value_text(value)
+            for section, values in tables.items()
+            for name, value in values.items()
+        }

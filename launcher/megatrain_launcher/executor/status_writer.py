@@ -1,0 +1,142 @@
+"""Writes this host's status under its lease: at once when something happened, else every few seconds.
+
+What changes with every step (steps, their times, the phase of the slowest rank) is no event: it waits for its turn.
+Evidence is written by the same thread and before the status that mentions it, so that who sees a stall can have the
+evidence. While etcd is out of reach the newest status waits; nothing is queued.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from megatrain.contracts.errors import CoordinationError
+from megatrain.contracts.host_records import CheckReport, HangEvidence, HostStatus
+from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.record import encode
+from megatrain.coordination.client import EtcdClient
+from megatrain_launcher.executor.lasting_thread import LastingThread
+from megatrain_launcher.executor.membership import Membership
+
+_logger = logging.getLogger(__name__)
+_AGAIN_S = 0.25
+_WRITE_S = 3.0
+"""Longest try: a newer status may be more worth telling by then."""
+
+
+def is_news(before: HostStatus | None, now: HostStatus) -> bool:
+    """Say whether something happened between two statuses that others should hear of at once."""
+    return before is None or _without_routine(before) != _without_routine(now)
+
+
+def _without_routine(status: HostStatus) -> HostStatus:
+    return replace(
+        status, min_step=None, max_step=None, last_step_unix_s=None, median_step_s=None, step_phase="", trouble=""
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    status: HostStatus
+    lease_id: int
+    at: float
+
+
+class StatusWriter:
+    """A thread that writes status, evidence and check reports until `close`. `build` makes the status of now."""
+
+    def __init__(
+        self,
+        client: EtcdClient,
+        keys: JobKeys,
+        membership: Membership,
+        build: Callable[[], HostStatus],
+        interval_s: float,
+    ) -> None:
+        self._client = client
+        self._keys = keys
+        self._membership = membership
+        self._build = build
+        self._interval_s = interval_s
+        self._wake = threading.Event()
+        self._closed = threading.Event()
+        self._lock = threading.Lock()
+        self._evidence: dict[int, HangEvidence] = {}
+        self._reports: list[tuple[str, CheckReport]] = []
+        self._written: _Written | None = None
+        self._thread = LastingThread("status writer", self._run, self._closed)
+
+    def wake(self) -> None:
+        """Look whether something happened that is worth writing now."""
+        self._wake.set()
+
+    def add_evidence(self, evidence: HangEvidence) -> None:
+        """Write evidence, before the next status."""
+        with self._lock:
+            self._evidence[evidence.round] = evidence
+        self._wake.set()
+
+    def add_report(self, check_id: str, report: CheckReport) -> None:
+        """Write what health checks found, leased."""
+        with self._lock:
+            self._reports.append((check_id, report))
+        self._wake.set()
+
+    def close(self) -> None:
+        """Write a last time what is new, if etcd answers, and end."""
+        self._closed.set()
+        self._wake.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        pause_s = self._interval_s
+        while True:
+            self._wake.wait(pause_s)
+            self._wake.clear()
+            is_last = self._closed.is_set()
+            try:
+                self._write_pending()
+                pause_s = self._write_status()
+            except CoordinationError as error:
+                _logger.debug("status is not written: %s", error)
+                pause_s = _AGAIN_S
+            if is_last:
+                return
+
+    def _write_pending(self) -> None:
+        """Write what waits, each once. Raises: CoordinationError; what is not written waits on."""
+        for number, evidence in self._pending_evidence():
+            self._client.put(
+                self._keys.evidence(number, evidence.host), encode(evidence), deadline_s=_WRITE_S
+            )  # fmt: skip
+            with self._lock:
+                if self._evidence.get(number) is evidence:
+                    del self._evidence[number]
+        while self._reports:
+            check_id, report = self._reports[0]
+            lease_id = self._membership.keeper.lease_id
+            key = self._keys.check(check_id, report.host)
+            self._client.put(key, encode(report), lease_id=lease_id, deadline_s=_WRITE_S)
+            with self._lock:
+                self._reports.pop(0)
+
+    def _pending_evidence(self) -> list[tuple[int, HangEvidence]]:
+        with self._lock:
+            return sorted(self._evidence.items())
+
+    def _write_status(self) -> float:
+        """Write the status where it is time to; return when to look again. Raises: CoordinationError."""
+        if not self._membership.is_registered:
+            return _AGAIN_S
+        lease_id = self._membership.keeper.lease_id
+        status, written, now = self._build(), self._written, time.monotonic()
+        is_due = written is None or written.lease_id != lease_id or is_news(written.status, status)
+        left_s = 0.0 if written is None else written.at + self._interval_s - now
+        if not is_due and left_s > 0:
+            return left_s
+        self._client.put(self._keys.status(status.host), encode(status), lease_id=lease_id, deadline_s=_WRITE_S)
+        self._written = _Written(status, lease_id, now)
+        return self._interval_s

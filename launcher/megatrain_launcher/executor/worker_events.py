@@ -1,0 +1,66 @@
+"""What is done when the agent tells of workers: the state hears of it, and evidence is kept while there is some."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from megatrain_launcher.executor.crash_evidence import BoxPlaces, CrashEvidence
+from megatrain_launcher.executor.evidence import hang_evidence
+from megatrain_launcher.executor.host_state import HostState
+from megatrain_launcher.executor.progress import RoundProgress
+from megatrain_launcher.seams import Assignment, WorkerEnd
+
+
+@dataclass(frozen=True, slots=True)
+class EventParts:
+    host: str
+    state: HostState
+    places: BoxPlaces
+    crash: CrashEvidence
+    session: Callable[[], str]
+
+
+class WorkerEvents:
+    """Implements `seams.WorkerListener`, in the agent's thread: nothing here waits for a disk or for etcd."""
+
+    def __init__(self, parts: EventParts) -> None:
+        self._parts = parts
+        self._pids: dict[int, int] = {}
+
+    def workers_started(self, assignment: Assignment, pids: dict[int, int]) -> None:
+        self._pids = {assignment.part.first_rank + local_rank: pid for local_rank, pid in pids.items()}
+        self._parts.state.workers_started(assignment, pids)
+
+    def worker_ended(self, assignment: Assignment, end: WorkerEnd) -> None:
+        self._parts.state.worker_ended(assignment, end)
+
+    def workers_stopping(self, assignment: Assignment) -> None:
+        """Look where the ranks stand while their processes are still there, then say that they are being stopped."""
+        number = assignment.round.number
+        self._parts.state.workers_stopping(assignment)
+        if not self._parts.state.is_broken(number) or not self._pids:
+            return
+        progress = RoundProgress(self._paths(assignment), self._pids, time.time())
+        try:
+            progress.look()
+            session = self._parts.session()
+            evidence = hang_evidence(self._parts.host, session, number, progress.watches, time.time())
+        finally:
+            progress.close()
+        self._parts.crash.keep_positions(evidence)
+
+    def workers_stopped(self, assignment: Assignment) -> None:
+        is_broken = self._parts.state.is_broken(assignment.round.number)
+        self._parts.state.workers_stopped(assignment)
+        self._pids = {}
+        if is_broken:
+            self._parts.crash.keep_boxes(assignment.round.number, self._paths(assignment))
+
+    def _paths(self, assignment: Assignment) -> dict[int, Path]:
+        part = assignment.part
+        return self._parts.places.paths(
+            assignment.round.number, range(part.first_rank, part.first_rank + part.num_workers)
+        )

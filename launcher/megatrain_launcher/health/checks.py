@@ -1,0 +1,120 @@
+"""All health checks of a host: the list, and what runs each with a deadline of its own.
+
+Each check has a thread. One that hangs (a file system or driver that never answers) is left behind and counts as failed
+or as a warning, as the list says; the gate answers in time whatever it is.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from megatrain.contracts.errors import MegatrainError
+from megatrain.contracts.host_records import CheckOutcome, CheckReport, CheckResult
+from megatrain_launcher.health import clock, gpus, kernel_log, limits, memory, network, storage, timed
+from megatrain_launcher.health.context import HealthContext
+from megatrain_launcher.health.finding import Finding, warning
+from megatrain_launcher.health.history import History, read_history, write_history
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One check and the names of what it finds."""
+
+    names: tuple[str, ...]
+    run: Callable[[HealthContext, History], Sequence[Finding]]
+    deadline_s: float
+    is_needed: bool = True
+    """Whether a host that gives no answer to it is unfit."""
+
+
+CHECKS: tuple[Check, ...] = (
+    Check(gpus.NAMES, gpus.check_gpus, gpus.DEADLINE_S),
+    Check(kernel_log.NAMES, kernel_log.check_kernel_log, kernel_log.DEADLINE_S, is_needed=False),
+    Check(storage.DISK_NAMES, storage.check_disk, storage.DEADLINE_S),
+    Check(storage.SHARED_MEMORY_NAMES, storage.check_shared_memory, storage.DEADLINE_S),
+    Check(memory.NAMES, memory.check_memory, memory.DEADLINE_S, is_needed=False),
+    Check(limits.NAMES, limits.check_limits, limits.DEADLINE_S, is_needed=False),
+    Check(clock.NAMES, clock.check_clock, clock.DEADLINE_S, is_needed=False),
+    Check(network.NAMES, network.check_network, network.DEADLINE_S, is_needed=False),
+    Check(timed.NAMES, timed.check_speed, timed.DEADLINE_S),
+)
+
+
+def run_checks(context: HealthContext, checks: Sequence[Check] = CHECKS) -> CheckReport:
+    """Run all checks at the same time, remember what they measured, and return what they found, in the list's order."""
+    at_unix_s = time.time()
+    history, trouble = History(), ""
+    try:
+        history, trouble = read_history(context.history)
+    except OSError as error:
+        trouble = f"{context.history} cannot be read: {error.strerror}"
+    running = [_Running(check, context, history) for check in checks]
+    results = [result for one in running for result in one.results()]
+    trouble = _remember(context, history, [one.findings for one in running]) or trouble
+    if trouble:
+        results.append(CheckResult("history", CheckOutcome.WARNING, trouble, 0.0))
+    return CheckReport(context.host, context.session, at_unix_s, tuple(results))
+
+
+def unfit_reason(report: CheckReport) -> str:
+    """Return in one line why a host may not take part, empty when it may."""
+    return "; ".join(f"{result.name}: {result.detail}" for result in report.failed)
+
+
+def _remember(context: HealthContext, history: History, findings: Sequence[Sequence[Finding]]) -> str:
+    """Write the history with what was found; return what went wrong."""
+    newer = history.with_findings(finding for some in findings for finding in some)
+    if newer == history:
+        return ""
+    try:
+        write_history(context.history, newer)
+    except OSError as error:
+        return f"{context.history} cannot be written: {error.strerror}"
+    return ""
+
+
+class _Running:
+    """A check on its way."""
+
+    def __init__(self, check: Check, context: HealthContext, history: History) -> None:
+        self._check = check
+        self._began = time.monotonic()
+        self._ended: float | None = None
+        self._found: Sequence[Finding] | None = None
+        self.findings: Sequence[Finding] = ()
+        """What was found in time."""
+        name = f"health-{check.names[0]}"
+        self._thread = threading.Thread(target=self._run, args=(context, history), name=name, daemon=True)
+        self._thread.start()
+
+    def results(self) -> list[CheckResult]:
+        """Wait for the check, at most until its deadline, and return what it found."""
+        self._thread.join(max(0.0, self._began + self._check.deadline_s - time.monotonic()))
+        is_late = self._thread.is_alive()
+        found = self._found
+        if is_late or found is None:
+            outcome = CheckOutcome.FAILED if self._check.is_needed and is_late else CheckOutcome.WARNING
+            detail = f"no answer within {self._check.deadline_s:g} s" if is_late else "the check broke; see the log"
+            found = [Finding(name, outcome, detail) for name in self._check.names]
+        self.findings = found
+        taken_s = (self._ended or time.monotonic()) - self._began
+        return [
+            CheckResult(finding.name, finding.outcome, finding.detail, taken_s, finding.value, finding.unit)
+            for finding in found
+        ]
+
+    def _run(self, context: HealthContext, history: History) -> None:
+        try:
+            self._found = self._check.run(context, history)
+        except (OSError, ValueError, MegatrainError) as error:
+            # a check that cannot be made says nothing about the host
+            _logger.exception("health check %s of host %s", self._check.names[0], context.host)
+            self._found = [warning(name, f"could not be made: {error}") for name in self._check.names]
+        finally:
+            self._ended = time.monotonic()

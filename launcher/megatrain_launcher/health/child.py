@@ -1,0 +1,109 @@
+"""Runs a probe: a program of this package that may hang or crash, kept at arm's length.
+
+A child that hangs in the kernel cannot be killed. It is left behind then: whoever asked has its answer in time.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol
+
+_PACKAGE = "megatrain_launcher.health"
+_MAX_SHOWN = 300
+_KILLED_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeEnd:
+    """What became of a probe. `exit_code` is None when it did not end in time, negative for a signal."""
+
+    exit_code: int | None
+    output: str
+    errors: str
+    deadline_s: float
+
+    @property
+    def is_complete(self) -> bool:
+        return self.exit_code == 0
+
+    @property
+    def trouble(self) -> str:
+        """Say how it ended, and its last words."""
+        if self.exit_code is None:
+            return f"no end within {self.deadline_s:g} s"
+        how = f"exit code {self.exit_code}"
+        if self.exit_code < 0:
+            how = f"signal {-self.exit_code}"
+            with suppress(ValueError):
+                how = signal.Signals(-self.exit_code).name
+        lines = [line.strip() for line in self.errors.splitlines() if line.strip()]
+        return f"{how}: {lines[-1][:_MAX_SHOWN]}" if lines else how
+
+
+def device_environment(environment: Mapping[str, str], interface: str) -> dict[str, str]:
+    """Return the environment of a probe that uses devices, and the network through `interface` (empty: any)."""
+    more = {
+        # else torch asks CUDA how many devices there are, and no forked child could use CUDA any more
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+    }
+    if interface:
+        # the libraries read these names and offer no other way to choose an interface
+        more |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
+    return {**environment, **more}
+
+
+class ProbeRunner(Protocol):
+    """Runs the module `name` of this package as a program and returns what became of it."""
+
+    def __call__(
+        self, name: str, arguments: Sequence[str], *, environment: Mapping[str, str], deadline_s: float
+    ) -> ProbeEnd:
+        """Wait for the program's end, at most for the deadline; then it and all its children are killed."""
+
+
+def run_probe(name: str, arguments: Sequence[str], *, environment: Mapping[str, str], deadline_s: float) -> ProbeEnd:
+    """Run a probe in a Python of its own. Raises: OSError when no process can be started."""
+    words = [sys.executable, "-m", f"{_PACKAGE}.{name}", *arguments]
+    process = subprocess.Popen(
+        words,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**environment, "MEGATRAIN_PROBE_PARENT": str(os.getpid())},
+        start_new_session=True,
+        text=True,
+        errors="replace",
+    )
+    exit_code: int | None = None
+    try:
+        output, errors = process.communicate(timeout=deadline_s)
+        exit_code = process.returncode
+    except subprocess.TimeoutExpired:
+        output, errors = _kill(process)
+    except BaseException:
+        _kill(process)
+        raise
+    return ProbeEnd(exit_code, output, errors, deadline_s)
+
+
+def _kill(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """Kill a probe with its children and return what it had written; one stuck in the kernel is left behind."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    try:
+        return process.communicate(timeout=_KILLED_S)
+    except subprocess.TimeoutExpired as late:
+        for pipe in (process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()
+        return _text(late.stdout), _text(late.stderr)
+
+
+def _text(raw: bytes | str | None) -> str:
+    return raw.decode(errors="replace") if isinstance(raw, bytes) else raw or ""

@@ -1,0 +1,88 @@
+"""Everything the checks of one host depend on, so that a test can show them a machine of its own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from megatrain.config.config import Config
+from megatrain.config.recovery import RecoveryConfig
+from megatrain.contracts.black_box_layout import box_bytes
+from megatrain.contracts.run_directory import safe_name
+from megatrain.coordination.settings import EtcdSettings
+from megatrain_launcher.health.child import ProbeRunner, run_probe
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where the system tells of itself."""
+
+    proc: Path = Path("/proc")
+    sys: Path = Path("/sys")
+    kernel_log: Path = Path("/dev/kmsg")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthContext:
+    """What the checks of one host need to know."""
+
+    host: str
+    session: str
+    run_directory: Path
+    num_workers: int
+    history: Path
+    """The file with this host's own measurements of before."""
+    recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
+    device: str = "auto"
+    """As runtime.device: auto, cpu or cuda."""
+    network_interface: str = ""
+    shared_memory: Path | None = None
+    """Where black boxes go; None: nowhere."""
+    shared_memory_bytes: int = 0
+    """What all black boxes of this host take there."""
+    etcd: EtcdSettings | None = None
+    """Whose clock this host's is compared with."""
+    is_training: bool = False
+    """Workers are running: nothing is timed then, for both would disturb each other."""
+    places: Places = field(default_factory=Places)
+    environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    probe: ProbeRunner = run_probe
+    """What runs the programs which load torch or the GPU's driver."""
+
+
+def context_of(
+    config: Config,
+    *,
+    host: str,
+    session: str,
+    run_directory: Path,
+    num_workers: int,
+    etcd: EtcdSettings | None,
+    is_training: bool = False,
+    probe: ProbeRunner = run_probe,
+) -> HealthContext:
+    """Return the context of a host that runs `num_workers` workers with this configuration."""
+    telemetry = config.telemetry
+    shared_memory = Path(telemetry.black_box_directory) if telemetry.black_box_directory else None
+    return HealthContext(
+        host=host,
+        session=session,
+        run_directory=run_directory,
+        num_workers=num_workers,
+        history=history_path(run_directory, host),
+        recovery=config.recovery,
+        device=config.runtime.device,
+        network_interface=config.runtime.network_interface,
+        shared_memory=shared_memory,
+        shared_memory_bytes=num_workers * box_bytes(telemetry.black_box_records) if shared_memory else 0,
+        etcd=etcd,
+        is_training=is_training,
+        probe=probe,
+    )
+
+
+def history_path(run_directory: Path, host: str) -> Path:
+    """Return where a run keeps what it measured of a host."""
+    return run_directory / "hosts" / safe_name(host) / "health.json"

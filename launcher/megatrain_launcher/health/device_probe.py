@@ -1,0 +1,51 @@
+"""Run as a program: times each device of this host alone, then an all-reduce among them over the loopback interface.
+
+Prints a line of JSON for each measurement as soon as it is there, so that what worked is known though the rest hangs.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from megatrain_launcher.health.forked import run_part, say
+from megatrain_launcher.health.leash import end_with_parent
+
+_CPU_RANKS = 2
+
+
+def main(wanted: str, num_workers: int, part_s: float) -> None:
+    """Measure. Ends with exit code 1 where torch sees no device of the wanted kind."""
+    end_with_parent()
+    from megatrain_launcher.health.compute import hardware_name, measure_compute, resolve_device
+
+    try:
+        kind, num_devices = resolve_device(wanted)
+    except RuntimeError as error:
+        say(part="device", error=str(error))
+        sys.exit(1)
+    say(part="device", kind=kind, num_devices=num_devices, hardware=hardware_name(kind))
+    num_used = min(num_workers, num_devices)
+    run_part("compute", [partial(measure_compute, kind, index) for index in range(num_used)], part_s)
+    num_ranks = num_used if kind == "cuda" else _CPU_RANKS
+    with tempfile.TemporaryDirectory(prefix="megatrain-loopback-") as directory:
+        ranks = [partial(_loopback, kind, rank, num_ranks, Path(directory), part_s) for rank in range(num_ranks)]
+        run_part("loopback", ranks, part_s)
+
+
+def _loopback(kind: str, rank: int, num_ranks: int, directory: Path, part_s: float) -> dict[str, Any]:
+    from torch import distributed as dist
+
+    from megatrain_launcher.health.reduce import measure_all_reduce
+
+    def make_store() -> Any:
+        return dist.FileStore(str(directory / "store"), num_ranks)
+
+    return measure_all_reduce(kind, rank, rank, num_ranks, make_store, part_s)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]))

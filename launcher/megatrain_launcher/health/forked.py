@@ -1,0 +1,154 @@
+"""Runs functions in forked children of a probe, each line of JSON they print being one measurement.
+
+A crash or hang in one then takes nothing from the others, and torch is imported only once. Forking is safe here because
+a probe has one thread and has not touched the device yet.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from megatrain_launcher.health.leash import end_with_parent
+
+_POLL_S = 0.01
+_GRACE_S = 1.0
+"""What the others have, to say what they saw, after one failed."""
+_MAX_SHOWN = 300
+_STAT = Path("/proc/stat")
+
+
+def say(**fields: Any) -> None:
+    """Print one measurement. Shorter than a pipe's atomic size, so that lines of several children do not mix."""
+    sys.stdout.write(json.dumps(fields) + "\n")
+    sys.stdout.flush()
+
+
+def measurements(output: str) -> list[dict[str, Any]]:
+    """Return what a probe printed with `say`; what libraries print in between is passed over."""
+    found = []
+    for line in output.splitlines():
+        with suppress(ValueError):
+            value = json.loads(line)
+            if isinstance(value, dict) and isinstance(value.get("part"), str):
+                found.append(value)
+    return found
+
+
+def run_part(part: str, functions: Sequence[Callable[[], Mapping[str, Any]]], deadline_s: float) -> None:
+    """Run each function in a child of its own, which says what it returns; say it too when one ends otherwise."""
+    before = _Load.now()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    children = {_fork(part, number, function): number for number, function in enumerate(functions)}
+    for number, how in sorted(_wait(children, deadline_s).items()):
+        if how:
+            say(part=part, number=number, error=how)
+    say(part=f"{part}-load", others_busy=_Load.now().others_since(before))
+
+
+def _fork(part: str, number: int, function: Callable[[], Mapping[str, Any]]) -> int:
+    parent = os.getpid()
+    pid = os.fork()
+    if pid:
+        return pid
+    exit_code = 1
+    try:
+        end_with_parent(parent)
+        say(part=part, number=number, **function())
+        exit_code = 0
+    except (RuntimeError, OSError, ValueError) as error:  # torch's own errors are RuntimeErrors
+        say(part=part, number=number, error=f"{type(error).__name__}: {_first_line(error)}")
+    except BaseException:
+        traceback.print_exc()
+        raise
+    finally:
+        sys.stderr.flush()
+        os._exit(exit_code)  # never return into the probe's own code
+    raise AssertionError("a child never comes here")
+
+
+def _wait(children: dict[int, int], deadline_s: float) -> dict[int, str]:
+    """Wait for all, at most for the deadline; return how each ended, empty for those that spoke for themselves."""
+    ends: dict[int, str] = {}
+    left = dict(children)
+    deadline = time.monotonic() + deadline_s
+    has_failed = False
+    while left:
+        for pid in list(left):
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if not done:
+                continue
+            code = os.waitstatus_to_exitcode(status)
+            ends[left.pop(pid)] = f"ended by {_signal_name(-code)}" if code < 0 else ""
+            if code and not has_failed:
+                has_failed = True
+                deadline = min(deadline, time.monotonic() + _GRACE_S)
+        if left and time.monotonic() > deadline:
+            for pid, number in left.items():
+                os.kill(pid, signal.SIGKILL)
+                # those that wait for one that failed are not at fault
+                ends[number] = "" if has_failed else f"no end within {deadline_s:g} s"
+            _reap(left)
+            break
+        if left:
+            time.sleep(_POLL_S)
+    return ends
+
+
+def _reap(children: Mapping[int, int]) -> None:
+    """Reap killed children; one that is stuck in the kernel is left to it."""
+    deadline = time.monotonic() + _GRACE_S
+    left = set(children)
+    while left and time.monotonic() < deadline:
+        left = {pid for pid in left if os.waitpid(pid, os.WNOHANG)[0] == 0}
+        time.sleep(_POLL_S if left else 0)
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:_MAX_SHOWN] if lines else "no more is said"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Load:
+    """Processor time, in seconds, that the whole host and this process with its children had so far."""
+
+    at_s: float
+    host_s: float | None
+    own_s: float
+
+    @classmethod
+    def now(cls) -> _Load:
+        times = os.times()
+        own = times.user + times.system + times.children_user + times.children_system
+        host: float | None = None
+        with suppress(OSError, ValueError, IndexError):
+            # user nice system idle iowait irq softirq steal: stolen time is somebody else's too
+            ticks = [int(word) for word in _STAT.read_text().split("\n", 1)[0].split()[1:9]]
+            host = (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")
+        return cls(time.monotonic(), host, own)
+
+    def others_since(self, before: _Load) -> float | None:
+        """Return which part of all cores others used meanwhile; None where the system does not tell."""
+        span = (self.at_s - before.at_s) * (os.cpu_count() or 1)
+        if self.host_s is None or before.host_s is None or span <= 0:
+            return None
+        others = (self.host_s - before.host_s) - (self.own_s - before.own_s)
+        return min(1.0, max(0.0, others / span))

@@ -1,0 +1,25 @@
+"""Run as a program: asks the driver about the GPUs, prints a DriverReading.
+
+A program of its own because a call into a broken driver may never return, and then its process cannot even be killed.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from megatrain.contracts.record import encode
+from megatrain_launcher.health.gpu_readings import DriverReading
+from megatrain_launcher.health.leash import end_with_parent
+from megatrain_launcher.health.nvidia_smi import read_nvidia_smi
+from megatrain_launcher.health.nvml import read_nvml
+
+
+def main(deadline_s: float) -> None:
+    """Ask NVML, or nvidia-smi where there is no binding."""
+    end_with_parent()
+    reading = read_nvml() or read_nvidia_smi(deadline_s) or DriverReading("")
+    sys.stdout.write(encode(reading).decode() + "\n")
+
+
+if __name__ == "__main__":
+    main(float(sys.argv[1]))

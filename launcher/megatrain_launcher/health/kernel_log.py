@@ -1,0 +1,85 @@
+"""Checks the kernel's log for GPUs that broke lately: NVIDIA's Xid messages, which no later query tells of.
+
+The kernel keeps them with the time since boot. Where its log may not be read, nothing can be said.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from megatrain.failures.rules.xids import CLEAN_UP, PROGRAM_FAULT
+from megatrain_launcher.health.context import HealthContext
+from megatrain_launcher.health.finding import Finding, failed, passed, skipped, warning
+from megatrain_launcher.health.history import History
+
+NAMES = ("kernel-log",)
+DEADLINE_S = 10.0
+RECENT_S = 3600.0
+MENDED = frozenset({63, 92, 94, 121, 160})
+"""The driver has dealt with it: a row was remapped, an error corrected or kept to one program."""
+_MAX_BYTES = 32 << 20
+_XID = re.compile(rb"NVRM: Xid \((?P<gpu>[^)]*)\):? (?P<number>\d+)")
+_LINE = re.compile(rb"\d+,\d+,(?P<since_boot_us>\d+)[^;]*;(?P<text>.*)")
+_MAX_NAMED = 3
+
+
+def check_kernel_log(context: HealthContext, history: History) -> tuple[Finding, ...]:
+    """Read what the kernel has kept and judge its Xid messages."""
+    del history
+    if context.device == "cpu":
+        return (skipped(NAMES[0], "runtime.device is cpu"),)
+    path = context.places.kernel_log
+    try:
+        lines = read_kernel_log(path)
+    except OSError as error:
+        return (skipped(NAMES[0], f"{path} cannot be read ({error.strerror}): Xid errors are not seen"),)
+    return (judge_kernel_log(lines, time.clock_gettime(time.CLOCK_MONOTONIC)),)
+
+
+def read_kernel_log(path: Path) -> list[bytes]:
+    """Return the records that the kernel holds now; each read of its device gives one. Raises: OSError."""
+    records: list[bytes] = []
+    total = 0
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        while total < _MAX_BYTES:
+            try:
+                raw = os.read(descriptor, 1 << 16)
+            except BlockingIOError:
+                break
+            except BrokenPipeError:  # a record was overwritten before it was read; the next read goes on after it
+                continue
+            if not raw:
+                break
+            total += len(raw)
+            records += raw.splitlines()
+    finally:
+        os.close(descriptor)
+    return records
+
+
+def judge_kernel_log(lines: Iterable[bytes], now_s: float) -> Finding:
+    """Return what Xid messages mean for the host; `now_s` is the time since boot. Pure."""
+    broken: list[str] = []
+    mended: list[str] = []
+    for line in lines:
+        record = _LINE.match(line)
+        xid = _XID.search(record["text"]) if record else None
+        if record is None or xid is None:
+            continue
+        number = int(xid["number"])
+        age_s = max(0.0, now_s - int(record["since_boot_us"]) / 1e6)
+        if number in PROGRAM_FAULT | CLEAN_UP or age_s > RECENT_S:
+            continue
+        said = f"Xid {number} of GPU {xid['gpu'].decode(errors='replace')} {age_s:.0f} s ago"
+        (mended if number in MENDED else broken).append(said)
+    if broken:
+        named = ", ".join(broken[-_MAX_NAMED:])
+        return failed(NAMES[0], f"{len(broken)} hardware errors within the hour, the last: {named}; reset the GPU")
+    if mended:
+        return warning(NAMES[0], f"{len(mended)} errors that the driver mended, the last: {mended[-1]}")
+    return passed(NAMES[0], "no hardware error of a GPU within the hour")

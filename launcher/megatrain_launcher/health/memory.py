@@ -1,0 +1,82 @@
+"""Checks the host's memory: that it is all there, that some of it is free, and that its error counters stand still."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from megatrain_launcher.health.context import HealthContext
+from megatrain_launcher.health.finding import Finding, failed, passed, skipped, warning
+from megatrain_launcher.health.history import History
+
+NAMES = ("memory", "memory-errors")
+DEADLINE_S = 5.0
+GIB = 1 << 30
+MISSING_FRACTION = 0.02
+"""The kernel's own share differs a little from boot to boot; a lost module is at least one in 32."""
+LITTLE_FREE_FRACTION = 0.05
+_TOTAL = "memory_bytes"
+
+
+def check_memory(context: HealthContext, history: History) -> tuple[Finding, ...]:
+    """Read the system's counters of this host."""
+    sizes = read_sizes(context.places.proc / "meminfo")
+    controllers = sorted((context.places.sys / "devices/system/edac/mc").glob("mc[0-9]*"))
+    corrected = sum(_count(controller / "ce_count") for controller in controllers)
+    uncorrected = sum(_count(controller / "ue_count") for controller in controllers)
+    before = history.seen.get("memory_corrected_errors")
+    errors = (
+        judge_errors(corrected, uncorrected, before)
+        if controllers
+        else skipped(NAMES[1], "the system keeps no counters of memory errors (no EDAC driver)")
+    )
+    return judge_memory(sizes, history.seen.get(_TOTAL)), errors
+
+
+def read_sizes(meminfo: Path) -> tuple[int, int] | None:
+    """Return total and available bytes; None where the system does not say."""
+    try:
+        lines = meminfo.read_text().splitlines()
+    except OSError:
+        return None
+    fields = {key: value.split() for key, _, value in (line.partition(":") for line in lines)}
+    if not {"MemTotal", "MemAvailable"} <= fields.keys():
+        return None
+    return int(fields["MemTotal"][0]) * 1024, int(fields["MemAvailable"][0]) * 1024  # /proc counts KiB
+
+
+def judge_memory(sizes: tuple[int, int] | None, total_before: float | None) -> Finding:
+    """Return what the sizes mean. Pure."""
+    name = NAMES[0]
+    if sizes is None:
+        return skipped(name, "the system does not tell")
+    total, available = sizes
+    state = f"{available / GIB:.1f} of {total / GIB:.1f} GiB available"
+    if total_before is not None and total < total_before * (1 - MISSING_FRACTION):
+        problem = f"{state}; this host had {total_before / GIB:.1f} GiB before: a memory module may be lost"
+        finding = failed(name, f"{problem} (if it was taken out on purpose, remove this host's health.json)")
+    elif available < total * LITTLE_FREE_FRACTION:
+        finding = replace(warning(name, f"{state}: others take nearly all of it"), seen={_TOTAL: total})
+    else:
+        finding = replace(passed(name, state), seen={_TOTAL: total})
+    return replace(finding, value=available / GIB, unit="GiB")
+
+
+def judge_errors(corrected: int, uncorrected: int, corrected_before: float | None) -> Finding:
+    """Return what the error counters since boot mean. Pure."""
+    name = NAMES[1]
+    seen = {"memory_corrected_errors": float(corrected)}
+    if uncorrected:
+        return failed(name, f"{uncorrected} uncorrected memory errors since boot; replace the module")
+    if corrected_before is not None and corrected > corrected_before:
+        more = corrected - int(corrected_before)
+        return replace(warning(name, f"{more} more corrected memory errors than at the last check"), seen=seen)
+    return replace(passed(name, f"{corrected} corrected errors since boot"), seen=seen)
+
+
+def _count(path: Path) -> int:
+    try:
+        text = path.read_text().strip()
+    except OSError:
+        return 0
+    return int(text) if text.isdigit() else 0

@@ -1,0 +1,89 @@
+"""Reads the GPUs by the program nvidia-smi, where NVML's Python binding is not installed."""
+
+from __future__ import annotations
+
+import csv
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+
+from megatrain_launcher.health.gpu_readings import DriverReading, GpuReading
+
+_FIELDS = (
+    "index",
+    "uuid",
+    "name",
+    "driver_version",
+    "ecc.errors.uncorrected.volatile.total",
+    "retired_pages.pending",
+    "remapped_rows.pending",
+    "remapped_rows.failure",
+)
+_NEEDED = 4
+"""The first fields: every version of the program has them."""
+_UNKNOWN_FIELD = re.compile(r'Field "([^"]+)" is not a valid field')
+# What the program prints in place of a value when the GPU itself does not answer.
+_BROKEN = re.compile(r"gpu is lost|requires reset|unknown error|fallen off|\berr!", re.IGNORECASE)
+_MAX_SHOWN = 300
+
+
+def read_nvidia_smi(timeout_s: float) -> DriverReading | None:
+    """Return what nvidia-smi says, None where there is no such program."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return None
+    fields = list(_FIELDS)
+    while True:
+        words = [program, f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
+        try:
+            end = subprocess.run(
+                words, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=timeout_s
+            )
+        except subprocess.TimeoutExpired:
+            return DriverReading("nvidia-smi", error=f"no answer from nvidia-smi within {timeout_s:g} s")
+        except OSError as error:
+            return DriverReading("nvidia-smi", error=f"{program} cannot be run: {error.strerror}")
+        said = f"{end.stdout}\n{end.stderr}"
+        unknown = _UNKNOWN_FIELD.search(said)
+        if unknown and unknown[1] in fields[_NEEDED:]:  # an older program
+            fields.remove(unknown[1])
+            continue
+        return _reading(end.returncode, end.stdout, said, fields)
+
+
+def _reading(exit_code: int, output: str, said: str, fields: Sequence[str]) -> DriverReading:
+    if "no devices were found" in said.lower():
+        return DriverReading("nvidia-smi")
+    rows = [
+        dict(zip(fields, row, strict=True))
+        for row in csv.reader(output.splitlines(), skipinitialspace=True)
+        if len(row) == len(fields) and row[0].isdigit()
+    ]
+    # Without driver or with a wrong library there are no rows. One lost GPU ends the list with a line of words.
+    words = [line.strip() for line in said.splitlines() if line.strip() and not re.match(r"\d+, ", line)]
+    trouble = words[0][:_MAX_SHOWN] if words else f"exit code {exit_code}"
+    if not rows:
+        return DriverReading("nvidia-smi", error=trouble if words or exit_code else "it names no GPU")
+    error = trouble if exit_code else ""
+    return DriverReading("nvidia-smi", rows[0]["driver_version"], error, tuple(_gpu(row) for row in rows))
+
+
+def _gpu(row: dict[str, str]) -> GpuReading:
+    broken = next((value for value in row.values() if _BROKEN.search(value)), "")
+    errors = row.get("ecc.errors.uncorrected.volatile.total", "")
+    return GpuReading(
+        int(row["index"]),
+        row["uuid"],
+        row["name"],
+        uncorrected_errors=int(errors) if errors.isdigit() else None,
+        is_page_retirement_pending=_yes(row.get("retired_pages.pending", "")),
+        is_row_remap_pending=_yes(row.get("remapped_rows.pending", "")),
+        has_row_remap_failed=_yes(row.get("remapped_rows.failure", "")),
+        error=broken.strip("[]"),
+    )
+
+
+def _yes(value: str) -> bool | None:
+    """The program writes Yes and No, newer ones 1 and 0 or Enabled and Disabled, and [N/A]."""
+    return {"yes": True, "1": True, "enabled": True, "no": False, "0": False, "disabled": False}.get(value.lower())

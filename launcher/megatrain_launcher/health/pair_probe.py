@@ -1,0 +1,61 @@
+"""Run as a program: this host's side of the timed all-reduce with one partner. Prints a line of JSON for each rank."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+from megatrain_launcher.health.forked import run_part, say
+from megatrain_launcher.health.leash import end_with_parent
+
+COMPUTE_S = 30.0
+"""What a rank has before the time limit of meeting begins, and to say that it has passed."""
+
+
+def main(argv: list[str]) -> None:
+    """Measure with one rank for each device that workers use; on the processor one rank does."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--device", required=True)
+    parser.add_argument("--num-workers", type=int, required=True)
+    parser.add_argument("--side", type=int, choices=(0, 1), required=True)
+    parser.add_argument("--store-address", required=True)
+    parser.add_argument("--store-port", type=int, required=True)
+    parser.add_argument("--prefix", required=True)
+    parser.add_argument("--timeout-s", type=float, required=True)
+    args = parser.parse_args(argv)
+    end_with_parent()
+    from megatrain_launcher.health.compute import resolve_device
+
+    try:
+        kind, num_devices = resolve_device(args.device)
+    except RuntimeError as error:
+        say(part="pair", error=str(error))
+        sys.exit(1)
+    num_ranks = min(args.num_workers, num_devices)
+    ranks = [partial(_measure, args, kind, num_ranks, number) for number in range(num_ranks)]
+    run_part("pair", ranks, args.timeout_s + COMPUTE_S)
+
+
+def _measure(args: argparse.Namespace, kind: str, num_ranks: int, number: int) -> dict[str, Any]:
+    from torch import distributed as dist
+
+    from megatrain_launcher.health.compute import measure_matmul
+    from megatrain_launcher.health.reduce import measure_all_reduce
+
+    def make_store() -> Any:
+        store = dist.TCPStore(
+            args.store_address, args.store_port, is_master=False, timeout=timedelta(seconds=args.timeout_s)
+        )
+        return dist.PrefixStore(args.prefix, store)
+
+    # before the partner is met, and said at once: known also where the partner never comes
+    say(part="pair", number=number, compute_s=measure_matmul(kind, number))
+    rank = args.side * num_ranks + number
+    return measure_all_reduce(kind, number, rank, 2 * num_ranks, make_store, args.timeout_s)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,67 @@
+"""Times an all-reduce among a few ranks, apart from waiting for them. Loads torch; probes import it late.
+
+A collective takes as long as its slowest member, so both partners of a pair measure the same: what tells them apart is
+the time to meet, which says who came late, and each one's own computing beforehand.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+REPETITIONS = 7
+CPU_BYTES = 4 << 20
+GPU_BYTES = 64 << 20
+
+
+def measure_all_reduce(
+    kind: str, index: int, rank: int, world_size: int, make_store: Callable[[], Any], timeout_s: float
+) -> dict[str, float]:
+    """Return wait_s, until all ranks had met, and reduce_s, the best of some all-reduces.
+
+    Communication: all ranks of `make_store`'s store, gloo or NCCL; blocks up to the timeout.
+    Raises: RuntimeError when the ranks do not meet, one is lost, or a sum is wrong.
+    """
+    import torch
+    from torch import distributed as dist
+
+    device = torch.device(kind, index) if kind == "cuda" else torch.device("cpu")
+    if kind == "cuda":
+        torch.cuda.set_device(device)
+    began = time.perf_counter()
+    dist.init_process_group(
+        "nccl" if kind == "cuda" else "gloo",
+        store=make_store(),
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=timeout_s),
+        device_id=device if kind == "cuda" else None,
+    )
+    values = torch.empty((GPU_BYTES if kind == "cuda" else CPU_BYTES) // 4, device=device)
+    _all_reduce(values, rank, world_size)
+    wait_s = time.perf_counter() - began
+    reduce_s = min(_all_reduce(values, rank, world_size) for _ in range(REPETITIONS))
+    dist.destroy_process_group()  # not after an error: it may wait for a peer that is gone, and the process ends anyway
+    return {"wait_s": wait_s, "reduce_s": reduce_s}
+
+
+def _all_reduce(values: Any, rank: int, world_size: int) -> float:
+    """Sum over all ranks, return the seconds. Raises: RuntimeError when the sum is wrong."""
+    import torch
+    from torch import distributed as dist
+
+    values.fill_(rank + 1)
+    dist.barrier()  # so that no rank's filling is part of another's time
+    if values.is_cuda:
+        torch.cuda.synchronize(values.device)
+    began = time.perf_counter()
+    dist.all_reduce(values)
+    if values.is_cuda:
+        torch.cuda.synchronize(values.device)
+    taken_s = time.perf_counter() - began
+    expected = world_size * (world_size + 1) // 2  # small integers: exact in any order
+    if not bool((values == expected).all()):
+        raise RuntimeError(f"rank {rank}: a wrong sum came out of an all-reduce of {world_size} ranks")
+    return taken_s

@@ -1,0 +1,61 @@
+"""The address by which other hosts reach this one."""
+
+from __future__ import annotations
+
+import fcntl
+import ipaddress
+import socket
+import struct
+
+from megatrain.contracts.errors import ConfigError
+from megatrain.coordination.settings import Endpoint
+
+_SIOCGIFADDR = 0x8915
+_DISCARD_PORT = 9
+
+
+def interface_address(interface: str) -> str:
+    """Return the IPv4 address of a network interface. Raises: ConfigError when it has none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            found = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
+        except OSError as error:
+            raise ConfigError(
+                [
+                    (
+                        f'runtime.network_interface="{interface}": {error.strerror}; name one that `ip address` '
+                        "lists with an IPv4 address, or give --local-addr=ADDRESS"
+                    )
+                ]
+            ) from error
+    return socket.inet_ntoa(found[20:24])
+
+
+def address_towards(endpoint: Endpoint) -> str:
+    """Return the address from which this host reaches an endpoint. Sends nothing but a look-up of the name.
+
+    Raises: ConfigError when the name is unknown or there is no way to it.
+    """
+    try:
+        family, kind, protocol, _, target = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(target)
+            address: str = probe.getsockname()[0]
+    except OSError as error:
+        raise ConfigError(
+            [(f"--rdzv-endpoint: no way from here to {endpoint}: {error.strerror or error}; check the name, or give "
+             "--local-addr=ADDRESS")]
+        ) from error  # fmt: skip
+    return address
+
+
+def resolve(name: str) -> str:
+    """Return an IP address of this host's own name that others can use, an empty text when there is none."""
+    try:
+        found = {str(entry[4][0]) for entry in socket.getaddrinfo(name, _DISCARD_PORT, type=socket.SOCK_DGRAM)}
+    except OSError:
+        return ""
+    # a machine's own name often means loopback on that machine
+    usable = [text for text in found if not (ip := ipaddress.ip_address(text.partition("%")[0])).is_loopback
+              and not ip.is_link_local]  # fmt: skip
+    return min(usable, key=lambda text: (":" in text, text), default="")

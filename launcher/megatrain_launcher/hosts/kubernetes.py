@@ -1,0 +1,120 @@
+"""Kubernetes: one pod a node, made by a JobSet or a TrainJob; the pod's variables say who it is (see the templates).
+
+Eviction cordons the node, with the pod's service account where it has one, else by kubectl. The account needs the verb
+patch on nodes, and nothing else.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import shutil
+import ssl
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from megatrain_launcher.hosts.adapter import CordonError, HostFacts
+from megatrain_launcher.hosts.local import host_name
+
+ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+REASON_ANNOTATION = "megatrain/cordon-reason"
+_CALL_S = 10.0
+_COMMAND_S = 30.0
+
+
+def is_kubernetes_pod(environment: Mapping[str, str]) -> bool:
+    return "KUBERNETES_SERVICE_HOST" in environment
+
+
+class KubernetesPlatform:
+    """Implements HostAdapter in a pod."""
+
+    name = "kubernetes"
+
+    def __init__(self, environment: Mapping[str, str], account: Path = ACCOUNT) -> None:
+        self._environment = environment
+        self._account = account
+
+    def facts(self) -> HostFacts:
+        """Return who this host is: the node, so that a pod that comes to a cordoned node is refused too."""
+        get = self._environment.get
+        jobset, attempt = get("JOBSET_NAME", ""), get("JOBSET_RESTART_ATTEMPT", "0") or "0"
+        index = get("JOB_COMPLETION_INDEX", "0")
+        zone = get("NODE_TOPOLOGY", "")
+        return HostFacts(
+            host=get("NODE_NAME") or host_name(),
+            address=get("POD_IP", ""),
+            launch_id=f"{jobset}.{attempt}" if jobset else "",
+            index=int(index) if index.isascii() and index.isdigit() else 0,
+            labels={"switch": zone} if zone else {},
+        )
+
+    def cordon(self, host: str, reason: str) -> str:
+        """Mark a node as unschedulable, with the reason in an annotation. Raises: CordonError."""
+        if (self._account / "token").is_file() and is_kubernetes_pod(self._environment):
+            return self._cordon_by_account(host, reason)
+        return self._cordon_by_kubectl(host, reason)
+
+    def _cordon_by_account(self, host: str, reason: str) -> str:
+        address = self._environment["KUBERNETES_SERVICE_HOST"]
+        port = int(self._environment.get("KUBERNETES_SERVICE_PORT", "443"))
+        patch = {"metadata": {"annotations": {REASON_ANNOTATION: reason}}, "spec": {"unschedulable": True}}
+        try:
+            # read anew each time: tokens are replaced while a pod runs
+            token = (self._account / "token").read_text().strip()
+            context = ssl.create_default_context(cafile=str(self._account / "ca.crt"))
+            connection = http.client.HTTPSConnection(address, port, timeout=_CALL_S, context=context)
+            try:
+                connection.request(
+                    "PATCH",
+                    f"/api/v1/nodes/{host}",
+                    body=json.dumps(patch),
+                    headers={
+                        "Authorization": f"Bearer {token}",
+                        "Content-Type": "application/merge-patch+json",
+                        "Accept": "application/json",
+                    },
+                )
+                answer = connection.getresponse()
+                body = answer.read(65536)
+            finally:
+                connection.close()
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise CordonError(
+                f"node {host} was not cordoned: the API server {address}:{port} gave no answer: {error}"
+            ) from error
+        if answer.status != http.client.OK:
+            raise CordonError(f"node {host} was not cordoned: {_message(answer.status, body)}")
+        return f"node {host} is cordoned"
+
+    def _cordon_by_kubectl(self, host: str, reason: str) -> str:
+        program = shutil.which("kubectl", path=self._environment.get("PATH"))
+        if program is None:
+            raise CordonError(
+                f"node {host} was not cordoned: the pod has no service account, and no kubectl is on PATH"
+            )
+        self._kubectl(host, [program, "cordon", "--", host])
+        self._kubectl(host, [program, "annotate", "--overwrite", "node", host, f"{REASON_ANNOTATION}={reason}"])
+        return f"node {host} is cordoned"
+
+    def _kubectl(self, host: str, words: list[str]) -> None:
+        try:
+            done = subprocess.run(
+                words, capture_output=True, text=True, timeout=_COMMAND_S, check=False, env=dict(self._environment)
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise CordonError(f"node {host} was not cordoned: {error}") from error
+        if done.returncode != 0:
+            problem = (done.stderr or done.stdout).strip() or f"{words[0]} ended with {done.returncode}"
+            raise CordonError(f"node {host} was not cordoned: {problem}")
+
+
+def _message(status: int, body: bytes) -> str:
+    """Return what the API server says; a refusal with what the account lacks."""
+    try:
+        text = str(json.loads(body)["message"])
+    except (ValueError, KeyError, TypeError):
+        text = f"the API server answered {status}"
+    way_out = "; the service account needs the verb patch on nodes" if status in (401, 403) else ""
+    return f"{text}{way_out}"

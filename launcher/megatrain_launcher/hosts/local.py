@@ -1,0 +1,104 @@
+"""A machine that nobody schedules: who it is, and several executors on it that play as many hosts."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Self
+
+from megatrain_launcher.child_process import ChildProcess
+from megatrain_launcher.hosts.adapter import HostFacts
+
+_POLL_S = 0.05
+
+
+def host_name() -> str:
+    """Return this machine's name as a host id."""
+    return re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname()).lstrip("-._") or "host"
+
+
+class LocalPlatform:
+    """Implements HostAdapter where there is no cluster."""
+
+    name = "local"
+
+    def facts(self) -> HostFacts:
+        return HostFacts(host=host_name())
+
+    def cordon(self, host: str, reason: str) -> str:
+        return ""
+
+
+class LocalHosts:
+    """Executors host-1 to host-N on this machine, as a context: on leaving none of them is left.
+
+    `words` are the arguments of `megatrain launch` for one of them, without its name. One that is
+    killed is not replaced: that is for spares.
+    """
+
+    def __init__(
+        self,
+        words: Sequence[str],
+        count: int,
+        environment: Mapping[str, str],
+        tell: Callable[[str], None],
+        program: Sequence[str] = (sys.executable, "-m", "megatrain"),
+    ) -> None:
+        self._program = list(program)
+        self._words = list(words)
+        self._names = [f"host-{number}" for number in range(1, count + 1)]
+        self._environment = environment
+        self._tell = tell
+        self._running: dict[str, ChildProcess] = {}
+        self._held = ExitStack()
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """The executors that run, by host."""
+        return {name: child.pid for name, child in self._running.items()}
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            stack.callback(self._end)
+            for name in self._names:
+                words = [*self._program, "launch", f"--host-id={name}", *self._words]
+                self._running[name] = ChildProcess(words, environment=self._environment)
+            self._held = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._held.close()
+
+    def stop(self) -> None:
+        """Ask all of them to save and stop. May be called from a signal handler."""
+        for child in list(self._running.values()):
+            child.send(signal.SIGTERM)
+
+    def wait(self) -> list[int]:
+        """Wait until all have ended and return their exit codes, negative for signals; those that fail are told of."""
+        codes = []
+        while self._running:
+            for name, child in list(self._running.items()):
+                code = child.poll()
+                if code is None:
+                    continue
+                del self._running[name]
+                codes.append(code)
+                if code < 0:
+                    self._tell(f"{name}: its executor was ended by signal {-code}")
+            time.sleep(_POLL_S)
+        return codes
+
+    def _end(self) -> None:
+        """Kill what still runs: whoever leaves before `wait` returned has given up on an orderly end."""
+        for child in self._running.values():
+            child.kill()
+        self._running.clear()

@@ -1,0 +1,89 @@
+"""Slurm: one `srun` starts an executor on each host of the allocation; who they are is in SLURM_* variables."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Mapping
+
+from megatrain.contracts.errors import ConfigError
+from megatrain_launcher.hosts.adapter import CordonError, HostFacts
+from megatrain_launcher.hosts.local import host_name
+
+_COMMAND_S = 30.0
+
+
+def is_slurm_task(environment: Mapping[str, str]) -> bool:
+    """Say whether `srun` started this process. In a batch script, or a shell of salloc, it did not."""
+    return "SLURM_JOB_ID" in environment and "SLURM_PROCID" in environment and _step(environment) not in _NO_TASK
+
+
+_NO_TASK = ("batch", "extern", "interactive", "4294967291", "4294967292", "4294967294")
+
+
+def _step(environment: Mapping[str, str]) -> str:
+    """Return the step's number; those of the batch script and of salloc's shell are names or near 2^32."""
+    return environment.get("SLURM_STEP_ID", environment.get("SLURM_STEPID", "batch"))
+
+
+class SlurmPlatform:
+    """Implements HostAdapter under `srun`."""
+
+    name = "slurm"
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._environment = environment
+
+    def facts(self) -> HostFacts:
+        """Return who this host is. Raises: ConfigError when a host has more than one task, or a variable is missing."""
+        tasks = self._environment.get("SLURM_STEP_TASKS_PER_NODE", "1").split(",")
+        if any(task.partition("(")[0] != "1" for task in tasks):
+            raise ConfigError(
+                [
+                    (
+                        f"SLURM_STEP_TASKS_PER_NODE={','.join(tasks)}: one executor a host starts all its workers; use "
+                        "srun --ntasks-per-node=1 with --nproc-per-node"
+                    )
+                ]
+            )
+        host = self._environment.get("SLURMD_NODENAME") or host_name()
+        restarts = self._environment.get("SLURM_RESTART_COUNT", "0")
+        return HostFacts(
+            host=host,
+            address=host,
+            launch_id=f"slurm-{self._environment.get('SLURM_JOB_ID', '')}.{restarts}.{_step(self._environment)}",
+            num_hosts=self._number("SLURM_STEP_NUM_NODES", "SLURM_NNODES"),
+            index=self._number("SLURM_NODEID"),
+            labels=self._labels(),
+        )
+
+    def cordon(self, host: str, reason: str) -> str:
+        """Drain a node, which only Slurm's operators may. Raises: CordonError."""
+        program = shutil.which("scontrol", path=self._environment.get("PATH"))
+        if program is None:
+            raise CordonError(f"Slurm was not told to drain {host}: no scontrol on PATH; ask an operator to")
+        words = [program, "update", f"NodeName={host}", "State=DRAIN", f"Reason=megatrain: {reason}"[:200]]
+        try:
+            done = subprocess.run(words, capture_output=True, text=True, timeout=_COMMAND_S, check=False)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise CordonError(f"Slurm was not told to drain {host}: {error}; ask an operator to") from error
+        if done.returncode != 0:
+            problem = (done.stderr or done.stdout).strip() or f"scontrol ended with {done.returncode}"
+            raise CordonError(f"Slurm does not drain {host}: {problem}; ask an operator to")
+        return f"Slurm drains {host}"
+
+    def _number(self, *names: str) -> int:
+        for name in names:
+            text = self._environment.get(name, "")
+            if text.isascii() and text.isdigit() and len(text) < 8:
+                return int(text)
+        raise ConfigError([f"{names[0]} is not set, or is no number; start with srun, or say --platform=local"])
+
+    def _labels(self) -> dict[str, str]:
+        """Return the switch, from SLURM_TOPOLOGY_ADDR: s0.s3.node7, the nearest switch before the node."""
+        names = self._environment.get("SLURM_TOPOLOGY_ADDR", "").split(".")
+        pattern = self._environment.get("SLURM_TOPOLOGY_ADDR_PATTERN", "switch.node").split(".")
+        if len(names) < 2 or len(names) != len(pattern) or pattern[-2] != "switch":
+            return {}
+        # neighbours of a switch above come together too
+        return {"switch": ".".join(names[:-1])}

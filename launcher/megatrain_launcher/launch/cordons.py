@@ -1,0 +1,94 @@
+"""Hands the driver's cordons on to the cluster, so that no other job gets a host that this one evicted.
+
+Every candidate for the driver watches; the one that drives at that moment tells. People's own cordons are theirs to
+hand on. What the cluster refuses is told of and that is all: the job itself leaves the host out.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from megatrain.contracts.errors import CoordinationError
+from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.record import decode
+from megatrain.contracts.rounds import Cordon
+from megatrain.coordination.client import EtcdClient
+from megatrain.coordination.election import Election
+from megatrain.coordination.lease_keeper import LeaseKeeper
+from megatrain.coordination.watch import ChangeKind, Changes, Watch
+from megatrain.coordination.wire import KeyRange, KeyValue
+from megatrain_launcher.executor.driver_thread import RunDriver, driver_of
+from megatrain_launcher.executor.executor import ExecutorParts
+from megatrain_launcher.executor.settings import ExecutorSettings
+from megatrain_launcher.hosts.adapter import CordonError, HostAdapter
+
+_logger = logging.getLogger(__name__)
+_BY_DRIVER = "driver"
+
+
+class CordonWatch:
+    """Runs while it is entered."""
+
+    def __init__(self, client: EtcdClient, keys: JobKeys, host: str, platform: HostAdapter) -> None:
+        self._client = client
+        self._keys = keys
+        self._host = host
+        self._platform = platform
+        self._watch = Watch(client, KeyRange.prefix(keys.directory("cordons")))
+        self._thread = threading.Thread(target=self._run, name="cordons", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._watch.close()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            for event in self._watch:
+                # what a snapshot holds was told by whoever drove then
+                if isinstance(event, Changes):
+                    for change in event.changes:
+                        if change.kind is ChangeKind.PUT:
+                            self._hand_on(change.item)
+        except CoordinationError as error:
+            _logger.warning("cordons are not handed on to the cluster: %s", error)
+
+    def _hand_on(self, item: KeyValue) -> None:
+        try:
+            cordon = decode(Cordon, item.value, item.key.decode(errors="replace"))
+            leader = Election(self._client, self._keys.election).leader()
+            if cordon.by != _BY_DRIVER or leader is None or leader.value != self._host.encode():
+                return
+            done = self._platform.cordon(cordon.host, cordon.reason)
+        except (CordonError, CoordinationError) as error:
+            _logger.warning("%s", error)
+        else:
+            _logger.info("%s: %s", done, cordon.reason)
+
+
+def parts_with(platform: HostAdapter) -> ExecutorParts:
+    """Return the executor's parts with a driver that hands its cordons on."""
+    if platform.name == "local":
+        return ExecutorParts()
+
+    def make_driver(
+        settings: ExecutorSettings, client: EtcdClient, keys: JobKeys, keeper: Callable[[], LeaseKeeper]
+    ) -> RunDriver:
+        run_driver = driver_of(settings, client, keys, keeper)
+
+        def run(stop: threading.Event) -> None:
+            with CordonWatch(client, keys, settings.host, platform):
+                run_driver(stop)
+
+        return run
+
+    return ExecutorParts(make_driver=make_driver)

@@ -1,0 +1,93 @@
+"""One host's part of a launch over several machines."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+
+from megatrain.contracts.errors import ConfigError, CoordinationError
+from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.job_keys import JobKeys
+from megatrain.coordination.client import EtcdClient
+from megatrain.coordination.settings import EtcdSettings
+from megatrain.coordination.wire import KeyRange
+from megatrain_launcher.etcd_process import EtcdProcess
+from megatrain_launcher.hosts.address import interface_address, resolve
+from megatrain_launcher.launch.plan import LaunchPlan
+from megatrain_launcher.launch.standalone import Execute, forget_dead_hosts, run_standalone
+
+_LEFT_POLL_S = 0.25
+_LEAVE_S = 15.0
+
+
+def run_launch(plan: LaunchPlan, environment: Mapping[str, str], execute: Execute, tell: Callable[[str], None]) -> int:
+    """Start what the plan says and return the job's exit code. Raises: MegatrainError, KeyboardInterrupt."""
+    for note in plan.notes():
+        tell(note)
+    if plan.is_alone:
+        return run_standalone(plan, environment, execute, tell)
+    with _reached_etcd(plan, environment) as etcd:
+        launch_id = plan.flags.launch_id or plan.facts.launch_id
+        settings = plan.executor_settings(etcd, environment, launch_id=launch_id, address=plan.address(etcd))
+        code = execute(settings)
+        if plan.platform.name == "slurm" and code in (ExitCode.OK, ExitCode.SAVED_AND_STOPPED):
+            plan.files.tell_end(code)
+        return code
+
+
+@contextmanager
+def _reached_etcd(plan: LaunchPlan, environment: Mapping[str, str]) -> Iterator[EtcdSettings]:
+    """Have an etcd that all hosts reach: the one that is named, else the first host's.
+
+    Raises: ConfigError when none is named and the hosts do not know which of them is the first.
+    """
+    if plan.flags.etcd.endpoints:
+        yield plan.flags.etcd.settings(environment)
+        return
+    if plan.platform.name != "slurm":
+        raise ConfigError(
+            [
+                (
+                    f"--nnodes={plan.min_hosts}:{plan.max_hosts} without --rdzv-endpoint: hosts meet at etcd; name its "
+                    "members by --rdzv-endpoint=HOST:PORT, or add --standalone to have all hosts on this machine"
+                )
+            ]
+        )
+    launch_id = plan.flags.launch_id or plan.facts.launch_id
+    if plan.facts.index != 0:
+        yield plan.files.wait_for_endpoint(launch_id, plan.config.recovery.join_timeout_s)
+        return
+    with ExitStack() as stack:
+        credentials = plan.files.credentials()
+        etcd = stack.enter_context(
+            EtcdProcess(plan.files.directory, address=_listen_address(plan), credentials=credentials)
+        )
+        forget_dead_hosts(etcd.settings, JobKeys(plan.config.job.name))
+        stack.enter_context(plan.files.published(etcd.settings, plan.config.job.name, launch_id))
+        yield etcd.settings
+        _wait_until_alone(etcd.settings, JobKeys(plan.config.job.name))
+
+
+def _listen_address(plan: LaunchPlan) -> str:
+    """Return the IP address that the first host's etcd listens on. Raises: ConfigError."""
+    if plan.config.runtime.network_interface and not plan.flags.local_addr:
+        return interface_address(plan.config.runtime.network_interface)
+    name = plan.flags.local_addr or plan.facts.address
+    address = resolve(name)
+    if not address:
+        raise ConfigError(
+            [(f"{name}: the other hosts cannot reach this one by that name; give --local-addr=ADDRESS, set "
+             "runtime.network_interface, or name an etcd by --rdzv-endpoint=HOST:PORT")]
+        )  # fmt: skip
+    return address
+
+
+def _wait_until_alone(settings: EtcdSettings, keys: JobKeys) -> None:
+    """Keep etcd up until the other hosts have heard of the job's end."""
+    deadline = time.monotonic() + _LEAVE_S
+    with suppress(CoordinationError), EtcdClient(settings) as client:
+        while time.monotonic() < deadline:
+            if not client.read_all(KeyRange.prefix(keys.directory("hosts")), has_values=False).items:
+                return
+            time.sleep(_LEFT_POLL_S)

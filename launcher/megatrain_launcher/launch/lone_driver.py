@@ -1,0 +1,134 @@
+"""A driver that is no host: one more candidate, on a machine that outlives the ones that train.
+
+All that it must know of the job stands in the job's record: it needs no configuration of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from megatrain.config.config import Config
+from megatrain.contracts.errors import ConfigError, CoordinationError
+from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.record import decode
+from megatrain.contracts.rounds import JobEnd, JobRecord
+from megatrain.contracts.run_directory import RunDirectory
+from megatrain.coordination.client import EtcdClient
+from megatrain.coordination.lease_keeper import LeaseKeeper, LeaseState
+from megatrain_launcher.driver.driver import Driver
+from megatrain_launcher.driver.policy import Policy
+from megatrain_launcher.hosts.local import host_name
+from megatrain_launcher.launch.plan import count_hosts
+
+_LOOK_S = 0.5
+
+
+class RenewedLease:
+    """The lease of a candidate: taken anew when it is lost. As a context it is given back at the end."""
+
+    def __init__(self, client: EtcdClient, ttl_s: int, period_s: float) -> None:
+        self._client = client
+        self._ttl_s = ttl_s
+        self._period_s = period_s
+        self._keeper = self._take()
+
+    def __enter__(self) -> RenewedLease:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._keeper.close()
+
+    def __call__(self) -> LeaseKeeper:
+        """Return the keeper of now. Raises: CoordinationError when a new lease is needed and not granted."""
+        if self._keeper.state is LeaseState.LOST:
+            self._keeper.close()
+            self._keeper = self._take()
+        return self._keeper
+
+    def _take(self) -> LeaseKeeper:
+        return LeaseKeeper(self._client, ttl_s=self._ttl_s, period_s=self._period_s)
+
+
+def run_lone_driver(
+    client: EtcdClient, keys: JobKeys, stop: threading.Event, tell: Callable[[str], None]
+) -> int | None:
+    """Stand for the driver until the job has ended, and return its exit code; None when `stop` was set before.
+
+    Raises: ConfigError when the record is of no use; CoordinationError when etcd cannot be reached at the beginning.
+    """
+    record = _wait_for_record(client, keys, stop, tell)
+    if record is None:
+        return None
+    config = config_of(record)
+    name = f"driver-{host_name()}-{os.getpid()}"
+    run = RunDirectory(Path(record.run_directory))
+    recovery = config.recovery
+    is_over = threading.Event()
+    with RenewedLease(client, recovery.lease_ttl_s, recovery.lease_renew_s) as keeper:
+        driver = Driver(
+            client, keys, keeper, name, policy_of(record, config),
+            incidents_directory=run.incidents if run.root.is_dir() else None,
+        )  # fmt: skip
+        thread = threading.Thread(target=driver.run, args=(is_over,), name="driver", daemon=True)
+        thread.start()
+        tell(f"{name} stands for the driver of job {keys.job}")
+        try:
+            return _wait_for_end(client, keys, stop, thread)
+        finally:
+            is_over.set()
+            thread.join()
+
+
+def config_of(record: JobRecord) -> Config:
+    """Return the configuration that a job's record holds. Raises: ConfigError when it cannot be read."""
+    tables: dict[str, dict[str, Any]] = {}
+    for key, text in record.config.items():
+        section, _, name = key.partition(".")
+        try:
+            tables.setdefault(section, {})[name] = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError([f"{key} of job {record.job!r} is {text!r}, which is no value: {error}"]) from error
+    return Config.from_dict(tables)
+
+
+def policy_of(record: JobRecord, config: Config) -> Policy:
+    """Return the rules by which every driver of this job decides. Raises: ConfigError."""
+    feasible, _ = count_hosts(config, {}, record.min_hosts, record.max_hosts, record.num_workers)
+    return Policy.of(
+        config,
+        min_hosts=record.min_hosts,
+        max_hosts=record.max_hosts,
+        num_workers=record.num_workers,
+        feasible_counts=feasible,
+    )
+
+
+def _wait_for_record(
+    client: EtcdClient, keys: JobKeys, stop: threading.Event, tell: Callable[[str], None]
+) -> JobRecord | None:
+    has_told = False
+    while not stop.is_set():
+        item = client.get(keys.record)
+        if item is not None and client.get(keys.end) is None:
+            return decode(JobRecord, item.value, keys.record)
+        if not has_told:
+            tell(f"waiting for the first host of job {keys.job}")
+            has_told = True
+        stop.wait(_LOOK_S)
+    return None
+
+
+def _wait_for_end(client: EtcdClient, keys: JobKeys, stop: threading.Event, driver: threading.Thread) -> int | None:
+    while not stop.wait(_LOOK_S) and driver.is_alive():
+        try:
+            item = client.get(keys.end)
+        except CoordinationError:
+            continue  # the driver tells of it
+        if item is not None:
+            return decode(JobEnd, item.value, keys.end).exit_code
+    return None

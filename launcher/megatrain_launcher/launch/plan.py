@@ -1,0 +1,176 @@
+"""What a launch will do, as far as it follows from the command line, the configuration and the environment.
+
+The whole configuration is checked here, before anything is started: for every number of hosts from MIN to MAX that the
+driver might choose. Those that it cannot train with are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import megatrain
+from megatrain.config.checks import check
+from megatrain.config.config import Config
+from megatrain.config.load import load_config
+from megatrain.config.origin import Origin
+from megatrain.contracts.errors import ConfigError
+from megatrain.coordination.settings import EtcdSettings
+from megatrain_launcher.executor.settings import ExecutorSettings
+from megatrain_launcher.hosts.adapter import HostAdapter, HostFacts
+from megatrain_launcher.hosts.address import address_towards, interface_address
+from megatrain_launcher.hosts.kubernetes import KubernetesPlatform, is_kubernetes_pod
+from megatrain_launcher.hosts.local import LocalPlatform
+from megatrain_launcher.hosts.slurm import SlurmPlatform, is_slurm_task
+from megatrain_launcher.launch.flags import DEFAULT_MODULE, LaunchFlags, check_name
+from megatrain_launcher.launch.job_files import JobFiles
+from megatrain_launcher.launch.machine import hardware_text, num_workers
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchPlan:
+    """A launch that can be tried."""
+
+    flags: LaunchFlags
+    config: Config
+    facts: HostFacts
+    platform: HostAdapter
+    min_hosts: int
+    max_hosts: int
+    num_workers: int
+    feasible_hosts: frozenset[int]
+    unfit_counts: Mapping[int, tuple[str, ...]]
+    """Numbers of hosts that cannot train, with the reasons."""
+
+    @property
+    def is_alone(self) -> bool:
+        """All hosts are this machine, and etcd is the launch's own."""
+        return self.flags.is_standalone or (self.total_hosts == 1 and not self.flags.etcd.endpoints)
+
+    @property
+    def total_hosts(self) -> int:
+        return self.max_hosts + self.flags.spares
+
+    @property
+    def files(self) -> JobFiles:
+        return JobFiles.of(self.config)
+
+    def notes(self) -> list[str]:
+        """Return what somebody should know before it starts."""
+        if not self.unfit_counts:
+            return []
+        counts = ", ".join(map(str, sorted(self.unfit_counts)))
+        first = min(self.unfit_counts)
+        return [f"{counts} hosts cannot train with this configuration ({first}: {self.unfit_counts[first][0]})"]
+
+    def executor_settings(
+        self, etcd: EtcdSettings, environment: Mapping[str, str], *, launch_id: str, address: str
+    ) -> ExecutorSettings:
+        """Return what this host's executor is started with."""
+        return ExecutorSettings(
+            config=self.config,
+            etcd=etcd,
+            host=self.facts.host,
+            address=address,
+            num_workers=self.num_workers,
+            min_hosts=self.min_hosts,
+            max_hosts=self.max_hosts,
+            feasible_hosts=self.feasible_hosts,
+            launch_id=launch_id,
+            module=self.flags.module,
+            arguments=(str(self.flags.config), *self.flags.overrides),
+            environment=dict(environment),
+            preload=self.flags.preload,
+            labels=self.facts.labels,
+            hardware=hardware_text(environment),
+            version=megatrain.__version__,
+            tee=self.flags.tee,
+            is_driver_candidate=self.flags.is_driver_candidate,
+            log_directory=Path(self.flags.log_dir).absolute() if self.flags.log_dir else None,
+        )
+
+    def address(self, etcd: EtcdSettings) -> str:
+        """Return where the other hosts reach this one. Raises: ConfigError when that cannot be found out."""
+        if self.flags.local_addr:
+            return self.flags.local_addr
+        if self.config.runtime.network_interface:
+            return interface_address(self.config.runtime.network_interface)
+        if self.facts.address:
+            return self.facts.address
+        return address_towards(etcd.endpoints[0])
+
+
+def choose_platform(name: str, environment: Mapping[str, str]) -> HostAdapter:
+    """Return the platform that --platform or the environment says."""
+    if name == "slurm" or (name == "auto" and is_slurm_task(environment)):
+        return SlurmPlatform(environment)
+    if name == "kubernetes" or (name == "auto" and is_kubernetes_pod(environment)):
+        return KubernetesPlatform(environment)
+    return LocalPlatform()
+
+
+def make_plan(flags: LaunchFlags, environment: Mapping[str, str]) -> LaunchPlan:
+    """Check everything that can be checked without starting. Raises: ConfigError with all problems of the first kind
+    that has any: configuration, workers, hosts.
+    """
+    platform = choose_platform("local" if flags.is_standalone else flags.platform, environment)
+    facts = platform.facts()
+    smallest, largest = _host_range(flags, facts)
+    loaded = load_config(flags.config, flags.overrides, is_for_training=flags.module == DEFAULT_MODULE)
+    workers = num_workers(flags.workers, loaded.config.runtime.device, environment)
+    feasible, unfit = count_hosts(loaded.config, loaded.origins, smallest, largest, workers)
+    problems: list[str] = []
+    host = flags.host_id or facts.host
+    check_name("--host-id", host, problems)
+    if problems:
+        raise ConfigError(problems)
+    return LaunchPlan(
+        flags=flags,
+        config=loaded.config,
+        facts=replace(facts, host=host, labels={**facts.labels, **flags.labels}),
+        platform=platform,
+        min_hosts=smallest,
+        max_hosts=largest,
+        num_workers=workers,
+        feasible_hosts=feasible,
+        unfit_counts=unfit,
+    )
+
+
+def count_hosts(
+    config: Config, origins: Mapping[str, Origin], smallest: int, largest: int, workers: int
+) -> tuple[frozenset[int], dict[int, tuple[str, ...]]]:
+    """Return the numbers of hosts that can train, and the problems of the others.
+
+    Raises: ConfigError with those of `largest` when there is none.
+    """
+    unfit = {}
+    for count in range(smallest, largest + 1):
+        problems = check(config, origins, count * workers)
+        if problems:
+            unfit[count] = tuple(problems)
+    feasible = frozenset(range(smallest, largest + 1)) - unfit.keys()
+    if not feasible:
+        raise ConfigError(unfit[largest])
+    return feasible, unfit
+
+
+def _host_range(flags: LaunchFlags, facts: HostFacts) -> tuple[int, int]:
+    if flags.min_hosts is not None and flags.max_hosts is not None:
+        if facts.num_hosts and facts.num_hosts < flags.min_hosts:
+            raise ConfigError(
+                [
+                    (
+                        f"--nnodes={flags.min_hosts}:{flags.max_hosts}, but this launch has {facts.num_hosts} hosts; "
+                        "ask for more"
+                    )
+                ]
+            )
+        return flags.min_hosts, flags.max_hosts
+    if facts.num_hosts <= flags.spares and facts.num_hosts:
+        raise ConfigError(
+            [f"--spares={flags.spares} of {facts.num_hosts} hosts leave none to train; ask for more hosts"]
+        )
+    count = facts.num_hosts - flags.spares if facts.num_hosts else 1
+    return count, count

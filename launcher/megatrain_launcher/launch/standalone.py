@@ -1,0 +1,106 @@
+"""A whole job on one machine by one command: an etcd of its own, the diagnostics daemon where installed, and executors.
+
+One host is an executor in this process; several hosts are processes of their own (hosts.local). When the block of
+contexts is left, for whatever reason, no executor, worker or etcd is left; nor anything in memory, once all is saved.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+
+from megatrain.contracts.errors import CoordinationError
+from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.record import decode
+from megatrain.contracts.rounds import JobEnd
+from megatrain.contracts.run_directory import RunDirectory
+from megatrain.coordination.client import EtcdClient
+from megatrain.coordination.settings import EtcdSettings
+from megatrain.coordination.wire import KeyRange
+from megatrain_launcher.etcd_process import EtcdProcess
+from megatrain_launcher.executor.settings import ExecutorSettings
+from megatrain_launcher.hosts.local import LocalHosts
+from megatrain_launcher.launch.daemon import running_daemons
+from megatrain_launcher.launch.leftovers import find_snapshots, release_snapshots, remove_black_boxes
+from megatrain_launcher.launch.plan import LaunchPlan
+from megatrain_launcher.launch.stopping import StopOnSignal
+from megatrain_launcher.launch.templates import launch_words
+
+Execute = Callable[[ExecutorSettings], int]
+_LOOPBACK = "127.0.0.1"
+
+
+def run_standalone(
+    plan: LaunchPlan, environment: Mapping[str, str], execute: Execute, tell: Callable[[str], None]
+) -> int:
+    """Run the job and return its exit code. Raises: MegatrainError; KeyboardInterrupt when it was ended by force."""
+    keys, launch_id = JobKeys(plan.config.job.name), secrets.token_hex(8)
+    with _without_leftovers(plan, tell) as note, EtcdProcess(plan.files.directory) as etcd:
+        settings = etcd.settings
+        forget_dead_hosts(settings, keys)
+        with (
+            plan.files.published(settings, keys.job, launch_id),
+            running_daemons(plan.files.run, (etcd.url,), keys.job, environment, tell),
+        ):
+            if plan.total_hosts == 1:
+                own = plan.executor_settings(settings, environment, launch_id=launch_id, address=_LOOPBACK)
+                return note(execute(own))
+            words = [f"--rdzv-endpoint={etcd.url}", f"--launch-id={launch_id}", f"--local-addr={_LOOPBACK}",
+                     "--platform=local", *launch_words(plan.flags, plan.max_hosts)]  # fmt: skip
+            with LocalHosts(words, plan.total_hosts, environment, tell) as hosts:
+
+                def ask(signal_name: str) -> None:
+                    tell(f"{signal_name}: the hosts save and stop (a second Ctrl-C ends them without)")
+                    hosts.stop()
+
+                with StopOnSignal(ask):
+                    codes = hosts.wait()
+            return note(_exit_code(settings, keys, codes))
+
+
+def forget_dead_hosts(settings: EtcdSettings, keys: JobKeys) -> None:
+    """Remove what hosts of an earlier launch left in an etcd of the job's own that has just been started.
+
+    Nobody could reach it since, so whoever is in it was killed; its lease would keep this launch out for a while.
+    Raises: CoordinationError.
+    """
+    with EtcdClient(settings) as client:
+        for name in ("hosts", "status", "driver"):
+            client.delete(KeyRange.prefix(keys.directory(name)))
+
+
+def _exit_code(settings: EtcdSettings, keys: JobKeys, codes: list[int]) -> int:
+    """Return how the job ended: as the driver wrote, else as the hosts did."""
+    with suppress(CoordinationError), EtcdClient(settings) as client:
+        item = client.get(keys.end)
+        if item is not None:
+            return decode(JobEnd, item.value, keys.end).exit_code
+    told = [code for code in codes if code > 0]
+    return max(told) if told else int(ExitCode.FAILURE)
+
+
+@contextmanager
+def _without_leftovers(plan: LaunchPlan, tell: Callable[[str], None]) -> Iterator[Callable[[int], int]]:
+    """Take away what the job leaves in memory; the block passes its exit code through what it is given."""
+    codes: list[int] = []
+
+    def note(code: int) -> int:
+        codes.append(code)
+        return code
+
+    run = RunDirectory(plan.files.run)
+    try:
+        yield note
+    finally:
+        remove_black_boxes(plan.config, run)
+        if codes and codes[0] in (ExitCode.OK, ExitCode.SAVED_AND_STOPPED):
+            left = release_snapshots(plan.config, run)
+        else:
+            left = [arena.root for arena in find_snapshots(plan.config, run)]
+        if left:
+            tell(
+                f"snapshots of the last steps stay in {', '.join(map(str, left))} for checkpoint.keep_arena_s="
+                f"{plan.config.checkpoint.keep_arena_s:g} s; a launch within that time goes on from them"
+            )

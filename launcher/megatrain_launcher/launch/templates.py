@@ -1,0 +1,103 @@
+"""Files that start a launch on a cluster: an sbatch script, a JobSet, a TrainJob, filled in from the command line."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from importlib import resources
+
+from megatrain.config.config import Config
+from megatrain.contracts.errors import ConfigError
+from megatrain_launcher.launch.flags import DEFAULT_MODULE, LaunchFlags
+from megatrain_launcher.launch.job_files import JobFiles
+
+_FILES = {"slurm": "slurm.sbatch", "jobset": "jobset.yaml", "trainjob": "trainjob.yaml"}
+_BLANK = re.compile(r"\{\{(\w+)\}\}")
+_MOST_GRACE_S = 3600.0
+_LOWER = re.compile(r"[^a-z0-9]+")
+_LONGEST_NAME = 40
+"""A JobSet's pods are called NAME-host-0-INDEX-RANDOM, and such a name has 63 characters at most."""
+
+_POD_FACTS = {
+    "NODE_NAME": "spec.nodeName",
+    "POD_IP": "status.podIP",
+    "JOBSET_NAME": "metadata.labels['jobset.sigs.k8s.io/jobset-name']",
+    "JOBSET_RESTART_ATTEMPT": "metadata.labels['jobset.sigs.k8s.io/restart-attempt']",
+}
+
+
+def write_template(flags: LaunchFlags, config: Config, max_hosts: int) -> str:
+    """Return the filled-in file. Raises: ConfigError when a flag that it needs is missing."""
+    problems = []
+    if flags.template != "slurm" and not flags.etcd.endpoints:
+        problems.append("--write-template: pods meet at an etcd of the cluster's; name it by --rdzv-endpoint=HOST:PORT")
+    if flags.template != "slurm" and not flags.image:
+        problems.append("--write-template: name the container image by --image=IMAGE")
+    if flags.etcd.user and not flags.etcd.password_file:
+        problems.append(
+            "--write-template: name the password's file, as hosts will see it, by --etcd-password-file=FILE"
+        )
+    if problems:
+        raise ConfigError(problems)
+    text = resources.files("megatrain_launcher").joinpath("templates", _FILES[flags.template]).read_text("utf-8")
+    blanks = _blanks(flags, config, max_hosts)
+    return _BLANK.sub(lambda match: blanks[match.group(1)], text)
+
+
+def _blanks(flags: LaunchFlags, config: Config, max_hosts: int) -> dict[str, str]:
+    is_slurm = flags.template == "slurm"
+    words = ["megatrain", "launch", *launch_words(flags, max_hosts)]
+    gpus = flags.workers if flags.workers.isdigit() and config.runtime.device != "cpu" else ""
+    files = JobFiles.of(config)
+    grace_s = min(config.runtime.save_grace_s + config.runtime.checkpoint_timeout_s, _MOST_GRACE_S)
+    name = (_LOWER.sub("-", config.job.name.lower()).strip("-") or "megatrain")[:_LONGEST_NAME].rstrip("-")
+    indent = 20 if flags.template == "jobset" else 6
+    return {
+        "job": config.job.name,
+        "name": name,
+        "workers": flags.workers,
+        "hosts": str(max_hosts + flags.spares),
+        "gpus": f"#SBATCH --gpus-per-node={gpus}\n" if gpus else "",
+        "output": f"slurm-{config.job.name}-%j.out",
+        "exit_code_file": shlex.quote(str(files.exit_code)),
+        "command": shlex.join(words) if is_slurm else json.dumps(words),
+        "image": json.dumps(flags.image),
+        "grace_s": str(round(grace_s)),
+        "run_directory": json.dumps(str(files.run.absolute())),
+        "environment": _environment(indent),
+        "resources": _resources(flags.template, gpus),
+    }
+
+
+def launch_words(flags: LaunchFlags, max_hosts: int) -> list[str]:
+    """Return the arguments of `megatrain launch` that every host of this launch is started with."""
+    smallest = flags.min_hosts or max_hosts
+    words = [f"--nnodes={smallest}:{max_hosts}", f"--nproc-per-node={flags.workers}", *flags.etcd.words()]
+    if flags.spares:
+        words.append(f"--spares={flags.spares}")
+    if not flags.is_driver_candidate:
+        words.append("--no-driver")
+    if flags.log_dir:
+        words.append(f"--log-dir={flags.log_dir}")
+    if flags.tee != "first":
+        words.append(f"--tee={flags.tee}")
+    words += [f"--label={name}={value}" for name, value in flags.labels.items()]
+    if flags.module != DEFAULT_MODULE:
+        words += ["-m", flags.module]
+    return [*words, str(flags.config), *flags.overrides]
+
+
+def _environment(indent: int) -> str:
+    lines: list[str] = []
+    for name, path in _POD_FACTS.items():
+        lines += [f"- name: {name}", "  valueFrom:", "    fieldRef:", f'      fieldPath: "{path}"']
+    return "\n".join(" " * indent + line for line in lines)
+
+
+def _resources(template: str, gpus: str) -> str:
+    if not gpus:
+        return ""
+    key, indent = ("resources", 18) if template == "jobset" else ("resourcesPerNode", 4)
+    lines = [f"{key}:", "  limits:", f'    nvidia.com/gpu: "{gpus}"']
+    return "".join(" " * indent + line + "\n" for line in lines)

@@ -1,0 +1,59 @@
+"""torchrun's flags that mean nothing here: each is refused with what to use in its place."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+_LEAVE_OUT = "leave it out"
+
+REFUSED: Mapping[str, str] = {
+    "--max-restarts": "the driver restarts; set recovery.restarts_per_hour and recovery.restarts_without_progress",
+    "--monitor-interval": f"ends of workers are events, not polled for; {_LEAVE_OUT}",
+    "--start-method": f"workers are forked by a server that has torch loaded; {_LEAVE_OUT}",
+    "--event-log-handler": "incidents are records: see `megatrain incidents`",
+    "--role": f"all workers are alike; {_LEAVE_OUT}",
+    "--no-python": "workers are Python modules: name one by -m",
+    "--run-path": "workers are Python modules: name one by -m",
+    "--redirects": "every rank's output is in a file already; --log-dir says where, --tee which are shown too",
+    "--local-ranks-filter": "use --tee first or --tee all",
+    "--duplicate-stdout-filters": "see `megatrain logs classify` for the lines that matter",
+    "--duplicate-stderr-filters": "see `megatrain logs classify` for the lines that matter",
+    "--node-rank": "the driver gives out ranks; --host-id says which host this is",
+    "--master-addr": "hosts meet at etcd: use --rdzv-endpoint",
+    "--master-port": "hosts meet at etcd: use --rdzv-endpoint",
+    "--logs-specs": "every rank's output is in a file already; --log-dir says where",
+    "--numa-binding": "set runtime.cpu_binding",
+    "--signals-to-handle": f"SIGTERM, SIGINT, SIGHUP and SIGUSR1 all save and stop; {_LEAVE_OUT}",
+    "--shutdown-timeout": "set runtime.save_grace_s",
+    "--virtual-local-rank": f"workers choose their device by LOCAL_RANK; {_LEAVE_OUT}",
+}
+_SHORT = {"--redirects": "-r"}
+_WITHOUT_VALUE = {"--no-python", "--run-path", "--virtual-local-rank"}
+
+
+class _Refusal(argparse.Action):
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> NoReturn:
+        parser.error(f"torchrun's {option_string} is not used here: {REFUSED[self.option_strings[0]]}")
+
+
+def spellings(option: str) -> list[str]:
+    """Return an option as torchrun takes it: with hyphens and with underscores."""
+    name = option.removeprefix("--")
+    return list(dict.fromkeys([option, "--" + name.replace("-", "_")]))
+
+
+def add_refusals(parser: argparse.ArgumentParser) -> None:
+    """Make every flag of REFUSED a usage error of its own."""
+    for option in REFUSED:
+        names = [*spellings(option), *([_SHORT[option]] if option in _SHORT else [])]
+        parser.add_argument(
+            *names, action=_Refusal, nargs=0 if option in _WITHOUT_VALUE else "?", help=argparse.SUPPRESS
+        )

@@ -1,0 +1,100 @@
+"""A rank's log on disk, bounded in size: a file, and older ones with numbers appended.
+
+A full or failing disk loses lines, never the reader: what could not be written is counted, and said in the file when
+writing works again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+DEFAULT_MAX_BYTES: Final = 64 << 20
+DEFAULT_NUM_FILES: Final = 4
+
+
+@dataclass(slots=True)
+class RotatingFile:
+    """Appends to `path`; when that is full, it becomes `path`.1, which becomes `path`.2, until there are num_files."""
+
+    path: Path
+    max_bytes: int = DEFAULT_MAX_BYTES
+    num_files: int = DEFAULT_NUM_FILES
+    trouble: str = ""
+    """Why lines are being lost; empty: they are not."""
+    _fd: int = -1
+    _size: int = 0
+    _lost_bytes: int = 0
+
+    def write(self, chunk: bytes) -> None:
+        """Append bytes, as much of them as the disk takes."""
+        rest = memoryview(chunk)
+        try:
+            if self._fd < 0:
+                self._open()
+            if self._lost_bytes:
+                self._write_all(memoryview(self._note()))
+                self._lost_bytes = 0
+            while len(rest):
+                num_fitting = self._num_fitting(rest)
+                if num_fitting:
+                    rest = rest[self._write_all(rest[:num_fitting]) :]
+                else:
+                    self._rotate()
+        except OSError as error:
+            self._lost_bytes += len(rest)
+            self.trouble = f"{self.path} cannot be written ({error.strerror}); lines are lost, training goes on"
+            return
+        self.trouble = ""
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            with contextlib.suppress(OSError):  # of a write that was put off: nothing to be done about it here
+                os.close(self._fd)
+            self._fd = -1
+
+    def _num_fitting(self, rest: memoryview) -> int:
+        """Return how many bytes go into this file: whole lines, where one ends within the bound."""
+        room = max(self.max_bytes - self._size, 0)
+        if len(rest) <= room:
+            return len(rest)
+        end_of_line = bytes(rest[:room]).rfind(b"\n") + 1
+        return end_of_line or (0 if self._size else room)
+
+    def _write_all(self, part: memoryview) -> int:
+        written = 0
+        while written < len(part):
+            try:
+                count = os.write(self._fd, part[written:])
+            except OSError:
+                if written:
+                    return written  # the rest comes to the same error, and is counted then
+                raise
+            written += count
+            self._size += count
+        return written
+
+    def _note(self) -> bytes:
+        return f"[megatrain: {self._lost_bytes} bytes could not be written here]\n".encode()
+
+    def _open(self) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._size = os.fstat(self._fd).st_size
+
+    def _rotate(self) -> None:
+        self.close()
+        for number in range(self.num_files - 1, 0, -1):
+            older = self._numbered(number)
+            newer = self._numbered(number - 1)
+            if newer.exists():
+                newer.replace(older)
+        if self.num_files == 1:
+            self.path.unlink(missing_ok=True)
+        self._open()
+
+    def _numbered(self, number: int) -> Path:
+        return self.path if number == 0 else self.path.with_name(f"{self.path.name}.{number}")

@@ -1,0 +1,23 @@
+"""By which address other hosts reach this one: the one that it reaches etcd from, unless somebody says otherwise."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+
+from megatrain.coordination.settings import Endpoint
+
+
+def own_address(endpoints: Sequence[Endpoint]) -> str:
+    """Return the address of the interface that leads to the first endpoint which has a route. Sends nothing.
+
+    With etcd on loopback that is loopback: whoever shares it is on this machine. Without any route, the host's name.
+    """
+    for endpoint in endpoints:
+        with suppress(OSError):
+            for family, _, _, _, address in socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_DGRAM):
+                with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                    probe.connect(address)  # a datagram socket only chooses its route
+                    return str(probe.getsockname()[0])
+    return socket.getfqdn()

@@ -1,0 +1,299 @@
+"""The RendezvousHandler that torch's agent talks to: it asks, waits for a round, and hands out ranks and a store.
+
+Ranks here are those of agents; their workers' ranks torch works out itself, through the round's store. Each round has
+a new store server, on its first host: workers of torchrun share one store without a prefix, and would meet what a dead
+round left there.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib.metadata
+import logging
+import os
+import platform
+import secrets
+import socket
+import time
+from datetime import timedelta
+
+from torch.distributed import PrefixStore, TCPStore
+from torch.distributed.elastic.rendezvous import (
+    RendezvousConnectionError,
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStoreInfo,
+    RendezvousTimeoutError,
+)
+
+from megatrain.contracts.errors import CoordinationError
+from megatrain.contracts.host_records import HostRecord
+from megatrain.contracts.process import ROUND_VARIABLE
+from megatrain.contracts.rounds import Round
+from megatrain.coordination.client import EtcdClient
+from megatrain_launcher.rendezvous.address import own_address
+from megatrain_launcher.rendezvous.leader import Leader
+from megatrain_launcher.rendezvous.membership import NNODES_LABEL, Membership
+from megatrain_launcher.rendezvous.rule import still_stopping
+from megatrain_launcher.rendezvous.settings import RendezvousSettings, read_settings
+from megatrain_launcher.rendezvous.view import View
+
+_logger = logging.getLogger(__name__)
+BACKEND = "megatrain"
+_LOOK_S = 0.25
+"""How often a waiting agent looks at the clock, and lets Python handle signals."""
+_CONNECT_S = 10.0
+_STORE_S = 60.0
+_LINGER_S = 1.0
+"""How long the others' last look into the store of a round that is done may take."""
+
+
+def create_handler(parameters: RendezvousParameters) -> RendezvousHandler:
+    """Return a handler for what torchrun was told. Raises: ConfigError."""
+    settings = read_settings(
+        parameters.endpoint,
+        parameters.run_id,
+        parameters.min_nodes,
+        parameters.max_nodes,
+        parameters.config,
+        address=parameters.local_addr or "",
+        environment=os.environ,
+    )
+    return MegatrainRendezvous(settings)
+
+
+class MegatrainRendezvous(RendezvousHandler):  # type: ignore[misc]
+    """One agent's side of the rendezvous; etcd is asked from the first `next_rendezvous` on."""
+
+    def __init__(self, settings: RendezvousSettings) -> None:
+        self._settings = settings
+        self._client: EtcdClient | None = None
+        self._membership: Membership | None = None
+        self._leader: Leader | None = None
+        self._server: TCPStore | None = None
+        self._round: Round | None = None
+        self._is_shut_down = False
+        # after a signal torch does not call shutdown, for fear of closing the rendezvous for good
+        atexit.register(self.shutdown)
+
+    def get_backend(self) -> str:
+        return BACKEND
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Workers meet at the round's store."""
+        return True
+
+    def get_run_id(self) -> str:
+        return self._settings.run_id
+
+    def is_closed(self) -> bool:
+        return False
+
+    def set_closed(self) -> None:
+        """Do nothing: a later agent may begin a new round."""
+
+    def num_nodes_waiting(self) -> int:
+        """Return 1 when this agent's round is over, for the agent to restart its workers; asks nobody."""
+        if self._membership is None or self._round is None:
+            return 0
+        return int(self._membership.view.is_over(self._round.number))
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Wait for a round with this agent.
+
+        Raises: RendezvousConnectionError when etcd is out of reach or refuses us; RendezvousTimeoutError when too few
+            came; ConfigError.
+        """
+        try:
+            return self._next()
+        except CoordinationError as error:
+            raise RendezvousConnectionError(f"--rdzv-backend={BACKEND}: {error}") from error
+
+    def shutdown(self) -> bool:
+        """Leave. The others go on, or wait for one who takes this place."""
+        atexit.unregister(self.shutdown)
+        if not self._is_shut_down:
+            self._is_shut_down = True
+            if self._membership is not None:
+                self._membership.leave()
+                self._linger(self._membership)
+                if self._leader is not None:
+                    self._leader.close()
+                self._membership.close()
+            if self._client is not None:
+                self._client.close()
+            self._server = None
+        return True
+
+    def _next(self) -> RendezvousInfo:
+        membership = self._join()
+        deadline = time.monotonic() + self._settings.join_timeout_s
+        trouble = ""
+        after = 0 if self._round is None else self._round.number
+        self._round = None
+        while True:
+            self._server = _open_store()
+            membership.ask(self._server.port, after)
+            found, deadline = self._wait_for_round(membership, after, deadline, trouble)
+            store, trouble = self._enter(membership, found)
+            if store is not None:
+                break
+            _logger.warning("rendezvous: round %d did not come about: %s", found.number, trouble)
+            after = found.number
+            if time.monotonic() > deadline:
+                raise RendezvousTimeoutError(self._explain(membership.view, trouble))
+        part = found.part_of(membership.host, membership.session)
+        assert part is not None
+        self._round = found
+        # the restarts that torchrun counts differ between agents; this number does not
+        os.environ[ROUND_VARIABLE] = str(found.number)
+        return RendezvousInfo(
+            PrefixStore(f"{self._settings.run_id}/{found.number}", store),
+            part.first_rank,
+            found.world_size,
+            RendezvousStoreInfo(found.store_address, found.store_port),
+        )
+
+    def _join(self) -> Membership:
+        if self._membership is None:
+            client = self._client = EtcdClient(self._settings.etcd)
+            membership = Membership(client, self._settings, _describe(self._settings))
+            membership.open()
+            self._membership = membership
+            self._leader = Leader(membership)
+        return self._membership
+
+    def _wait_for_round(self, membership: Membership, after: int, deadline: float, trouble: str) -> tuple[Round, float]:
+        """Return the round that names this agent, and the time by which it must have come about."""
+
+        def is_ours(view: View) -> bool:
+            live = view.live_round
+            return (
+                live is not None
+                and live.number > after
+                and live.part_of(membership.host, membership.session) is not None
+            )
+
+        while True:
+            view = membership.wait(is_ours, _LOOK_S)
+            live = view.live_round
+            if live is not None and is_ours(view):
+                return live, deadline
+            if live is not None and live.number > after:
+                # others train: this agent is one too many, and waits for its turn
+                deadline = time.monotonic() + self._settings.join_timeout_s
+            if time.monotonic() > deadline:
+                raise RendezvousTimeoutError(self._explain(view, trouble))
+
+    def _enter(self, membership: Membership, found: Round) -> tuple[TCPStore | None, str]:
+        """Reach the round's store and wait until all others have; else return why not."""
+        is_first = found.hosts[0].session == membership.session
+        server = self._server
+        if not is_first:
+            self._server = server = None
+        deadline = time.monotonic() + _CONNECT_S
+        place = f"store of {found.hosts[0].host} at {found.store_address}:{found.store_port}"
+        try:
+            while server is None:
+                if membership.view.is_over(found.number):
+                    return None, _why_over(membership.view, found)
+                server = _connect(found, deadline)
+        except (OSError, RuntimeError) as error:
+            return None, f"{place} cannot be reached: {error}"
+        membership.arrive(found.number)
+
+        def is_settled(view: View) -> bool:
+            return view.is_over(found.number) or not _missing(view, found)
+
+        deadline = time.monotonic() + _CONNECT_S
+        view = membership.wait(is_settled, _LOOK_S)
+        while not is_settled(view) and time.monotonic() < deadline:
+            view = membership.wait(is_settled, _LOOK_S)
+        if view.is_over(found.number):
+            return None, _why_over(view, found)
+        missing = _missing(view, found)
+        return (None, f"{', '.join(missing)} did not reach the {place}") if missing else (server, "")
+
+    def _explain(self, view: View, trouble: str) -> str:
+        waiting = sorted(host for host in view.records if view.is_waiting(host))
+        stopping = still_stopping(view)
+        problem = f"; {', '.join(stopping)} stops its workers" if stopping else ""
+        return (
+            f"--rdzv-id={self._settings.run_id}: no round of --nnodes={self._settings.host_range} hosts came about "
+            f"within {self._settings.join_timeout_s:g} s: {', '.join(waiting) or 'nobody'} waits{problem}"
+            f"{'; ' + trouble if trouble else ''}. Start the agents that are missing, or allow fewer"
+        )
+
+    def _linger(self, membership: Membership) -> None:
+        """Keep the store a little, where it is here, for those who are just finishing too."""
+        found = self._round
+        if found is None or self._server is None:
+            return
+
+        def is_alone(view: View) -> bool:
+            return not any(view.is_present(part.host, part.session) for part in found.hosts)
+
+        try:
+            membership.wait(is_alone, _LINGER_S)
+        except CoordinationError as error:
+            _logger.debug("rendezvous: %s", error)
+
+
+def _missing(view: View, found: Round) -> tuple[str, ...]:
+    """Return the hosts of a round that have not reached its store."""
+
+    def has_arrived(host: str) -> bool:
+        status = view.statuses.get(host)
+        return status is not None and not view.is_waiting(host) and status.round >= found.number
+
+    return tuple(part.host for part in found.hosts if not has_arrived(part.host))
+
+
+def _why_over(view: View, found: Round) -> str:
+    halt = view.halts.get(found.number)
+    return halt.reason if halt is not None else "there is a newer one"
+
+
+def _open_store() -> TCPStore:
+    """Return a new store whose server is this process, at a port that the system chose."""
+    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    store.set_timeout(timedelta(seconds=_STORE_S))
+    return store
+
+
+def _connect(found: Round, deadline: float) -> TCPStore | None:
+    """Return a client of a round's store, None when nobody listens there yet. Raises: OSError, RuntimeError."""
+    try:
+        # torch's own client does not notice meanwhile that the round is over
+        socket.create_connection((found.store_address, found.store_port), _LOOK_S).close()
+    except OSError:
+        if time.monotonic() > deadline:
+            raise
+        time.sleep(_LOOK_S / 5)
+        return None
+    timeout = timedelta(seconds=_CONNECT_S)
+    store = TCPStore(found.store_address, found.store_port, is_master=False, wait_for_workers=False, timeout=timeout)
+    store.set_timeout(timedelta(seconds=_STORE_S))
+    return store
+
+
+def _describe(settings: RendezvousSettings) -> HostRecord:
+    session = secrets.token_hex(8)
+    return HostRecord(
+        # a machine may have several agents
+        host=f"{socket.gethostname()}-{os.getpid()}-{session[:4]}",
+        session=session,
+        pid=os.getpid(),
+        address=settings.address or own_address(settings.etcd.endpoints),
+        store_port=0,
+        liveness_port=0,
+        num_workers=1,
+        config_hash="",
+        version=importlib.metadata.version("megatrain"),
+        hardware=platform.machine(),
+        joined_unix_s=time.time(),
+        is_fit=True,
+        labels={NNODES_LABEL: settings.host_range},
+    )

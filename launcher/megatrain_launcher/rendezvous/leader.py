@@ -1,0 +1,151 @@
+"""The agent that writes rounds and halts: whichever was elected. All others only stand by.
+
+It decides from what it has seen, writes only while it leads, and does not decide again before it has seen what it
+wrote.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Sequence
+
+from megatrain.contracts.errors import CoordinationError
+from megatrain.contracts.record import encode
+from megatrain.contracts.rounds import Halt, Round, RoundHost
+from megatrain.coordination.election import Election, Leadership
+from megatrain.coordination.errors import LeadershipLostError, LeaseLostError, UnknownOutcomeError
+from megatrain.coordination.lease_keeper import LeaseKeeper, LeaseState
+from megatrain.coordination.maintenance import HistoryTrimmer
+from megatrain.coordination.wire import Compare, Delete, KeyRange, Operation, Put
+from megatrain_launcher.rendezvous.membership import Membership
+from megatrain_launcher.rendezvous.rule import BeginRound, EndRound, Policy, Since, decide
+from megatrain_launcher.rendezvous.view import View
+
+_logger = logging.getLogger(__name__)
+_TICK_S = 0.2
+_RETRY_S = 0.5
+_END_S = 2.0
+_NUM_KEPT = 50
+"""Rounds and halts that stay for people to read."""
+
+
+class Leader:
+    """A thread that stands for election until `close`."""
+
+    def __init__(self, membership: Membership) -> None:
+        self._membership = membership
+        self._keys = membership.keys
+        settings = membership.settings
+        self._policy = Policy(settings.min_hosts, settings.max_hosts, settings.last_call_s, settings.stop_timeout_s)
+        # etcd may have lost the leases of all at once: so long the others have to come back
+        self._hold_s = settings.ttl_s
+        self._doubt_s = -math.inf
+        self._trimmer = HistoryTrimmer(membership.client)
+        self._is_closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="rendezvous leader", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread. A leader's key goes with the lease of its membership."""
+        self._is_closed.set()
+        self._thread.join(_END_S)  # it may wait for an etcd that is away
+
+    @property
+    def _is_over(self) -> bool:
+        return self._is_closed.is_set() or self._membership.is_over
+
+    def _run(self) -> None:
+        election = Election(self._membership.client, self._keys.election)
+        while not self._is_over and not self._membership.has_failed:
+            keeper = self._membership.keeper
+            try:
+                if keeper is not None:
+                    self._stand(election, keeper)
+            except (LeaseLostError, LeadershipLostError) as error:
+                _logger.info("rendezvous: leads no more: %s", error)
+            except CoordinationError as error:
+                if not self._is_over:
+                    _logger.warning("rendezvous: %s; trying again", error)
+            self._is_closed.wait(_RETRY_S if keeper is not None else _TICK_S)
+
+    def _stand(self, election: Election, keeper: LeaseKeeper) -> None:
+        leadership = election.campaign(keeper, self._membership.host, is_cancelled=lambda: self._is_over)
+        if leadership is None:
+            return
+        try:
+            self._lead(leadership)
+        finally:
+            if self._membership.has_failed:  # somebody who sees may be better
+                leadership.resign()
+
+    def _lead(self, leadership: Leadership) -> None:
+        """Decide and write until this agent leaves. Raises: LeadershipLostError, CoordinationError."""
+        self._membership.refresh()  # with all that the leader before us wrote
+        view, since = self._membership.view, Since()
+        while not self._is_over:
+            decision, since = decide(
+                time.monotonic(), view, self._policy, since, is_absence_certain=self._is_absence_certain()
+            )
+            if decision is not None:
+                written = self._write(leadership, view, decision)
+                if self._membership.wait_beyond(written - 1, _RETRY_S).revision < written:
+                    self._membership.refresh()
+            else:
+                self._membership.wait_beyond(view.revision, _TICK_S)
+                self._trim()
+            view = self._membership.view
+
+    def _is_absence_certain(self) -> bool:
+        """Say whether the others have had the time to register again, should etcd have lost all leases.
+
+        Whoever could not renew for a TTL, or lost its lease, cannot expect that others did better.
+        """
+        keeper, now_s = self._membership.keeper, time.monotonic()
+        if keeper is None or keeper.state is not LeaseState.HELD:
+            self._doubt_s = now_s
+        return now_s - max(self._doubt_s, self._membership.lost_s) > self._hold_s
+
+    def _write(self, leadership: Leadership, view: View, decision: EndRound | BeginRound) -> int:
+        """Write a decision and return the revision at which it can be seen, or seen not to be there."""
+        key, operations = self._operations(view, decision)
+        try:
+            return leadership.txn(operations, [Compare.is_absent(key)]).revision
+        except UnknownOutcomeError:
+            self._membership.refresh()
+            return self._membership.view.revision
+
+    def _operations(self, view: View, decision: EndRound | BeginRound) -> tuple[str, Sequence[Operation]]:
+        number = decision.number
+        if isinstance(decision, EndRound):
+            _logger.info("rendezvous: round %d is over: %s", number, decision.reason)
+            halt = Halt(number, decision.reason, is_saving=False, created_unix_s=time.time())
+            return self._keys.halt(number), [Put(self._keys.halt(number), encode(halt))]
+        _logger.info("rendezvous: round %d: %s (%s)", number, ", ".join(decision.hosts), decision.reason)
+        records = [view.records[host] for host in decision.hosts]
+        round_ = Round(
+            number=number,
+            world_size=len(records),
+            hosts=tuple(RoundHost(one.host, one.session, one.address, rank, 1) for rank, one in enumerate(records)),
+            store_address=records[0].address,
+            store_port=records[0].store_port,
+            reason=decision.reason,
+            driver=self._membership.host,
+            created_unix_s=time.time(),
+        )
+        operations: list[Operation] = [Put(self._keys.round(number), encode(round_))]
+        if number > _NUM_KEPT:
+            operations += [
+                Delete(KeyRange(name(0).encode(), name(number - _NUM_KEPT).encode()))
+                for name in (self._keys.round, self._keys.halt)
+            ]
+        return self._keys.round(number), operations
+
+    def _trim(self) -> None:
+        try:
+            self._trimmer.tick(time.monotonic())
+        except CoordinationError as error:
+            # some users may not compact; etcd can do it by itself
+            _logger.debug("rendezvous: history was not trimmed: %s", error)

@@ -1,0 +1,221 @@
+"""One agent's place in the job: its leased keys, and what it knows of the others.
+
+The keys come back by themselves when etcd lost the lease. No trouble with etcd stops workers: whoever waits for a
+round hears of it, a running round goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from megatrain.contracts.errors import ConfigError, CoordinationError
+from megatrain.contracts.host_records import HostPhase, HostRecord, HostStatus
+from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.record import encode
+from megatrain.coordination.client import EtcdClient
+from megatrain.coordination.errors import LeaseLostError
+from megatrain.coordination.lease_keeper import LeaseKeeper, LeaseState
+from megatrain.coordination.watch import Snapshot, Watch, WatchEvent
+from megatrain.coordination.wire import KeyRange, Operation, Put
+from megatrain_launcher.rendezvous.settings import RendezvousSettings
+from megatrain_launcher.rendezvous.view import View
+
+_logger = logging.getLogger(__name__)
+NNODES_LABEL = "nnodes"
+_LOOK_S = 0.1
+_RETRY_S = 0.5
+_END_S = 2.0
+_MAX_TRIES = 5
+_GONE = (LeaseState.LOST, LeaseState.CLOSED)
+
+
+class Membership:
+    """Registered from the first `ask` until `leave`; knows the job from `open` until `close`. For many threads."""
+
+    def __init__(self, client: EtcdClient, settings: RendezvousSettings, me: HostRecord) -> None:
+        self.client = client
+        self.settings = settings
+        self.lost_s = -math.inf
+        """When a lost lease was replaced the last time, by the monotonic clock."""
+        self._record = me
+        self._status = HostStatus(me.host, me.session, HostPhase.PARKED)
+        self._view = View()
+        self._error: CoordinationError | None = None
+        self._changed = threading.Condition(threading.RLock())
+        self._writing = threading.Lock()
+        self._keeper: LeaseKeeper | None = None
+        self._is_over = threading.Event()
+        self._is_closed = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="rendezvous follower", daemon=True)
+
+    @property
+    def host(self) -> str:
+        return self._record.host
+
+    @property
+    def session(self) -> str:
+        return self._record.session
+
+    @property
+    def keys(self) -> JobKeys:
+        return self.settings.keys
+
+    @property
+    def view(self) -> View:
+        with self._changed:
+            return self._view
+
+    @property
+    def keeper(self) -> LeaseKeeper | None:
+        """Who keeps the lease; another one after a loss, None before registration."""
+        return self._keeper
+
+    @property
+    def is_over(self) -> bool:
+        """Whether this agent has left."""
+        return self._is_over.is_set()
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the view will never be newer."""
+        return self._error is not None
+
+    def open(self) -> None:
+        """Learn what the job looks like and follow it from then on. Raises: CoordinationError."""
+        self.refresh()
+        self._thread.start()
+
+    def ask(self, store_port: int, after: int) -> None:
+        """Register, if that is not done, and ask for a round newer than `after`, with a store for it at a port.
+
+        Raises: CoordinationError; ConfigError when another host was started with other --nnodes.
+        """
+        is_first = self._keeper is None
+        with self._writing:
+            self._record = replace(self._record, store_port=store_port)
+            self._status = replace(self._status, phase=HostPhase.PARKED, round=after)
+        self._publish()
+        if is_first:
+            self.refresh()
+            self._check_others()
+
+    def arrive(self, number: int) -> None:
+        """Say that this host takes part in a round and has reached its store. Raises: CoordinationError."""
+        with self._writing:
+            self._status = replace(self._status, phase=HostPhase.RUNNING, round=number)
+        self._publish()
+
+    def wait(self, is_met: Callable[[View], bool], timeout_s: float) -> View:
+        """Return the view as soon as it meets a condition, or when the time is over.
+
+        Raises: CoordinationError when it will never be newer.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._error is not None or is_met(self._view), timeout_s)
+            if self._error is not None:
+                raise self._error
+            return self._view
+
+    def wait_beyond(self, revision: int, timeout_s: float) -> View:
+        """Return the view as soon as it is newer than a revision, or when the time is over. Raises: as `wait`."""
+        return self.wait(lambda view: view.revision > revision, timeout_s)
+
+    def refresh(self) -> None:
+        """Read the job as it is now. Raises: CoordinationError."""
+        answer = self.client.read_all(KeyRange.prefix(self.keys.prefix))
+        with self._changed:
+            if answer.revision > self._view.revision:  # the watch may be faster
+                self._take(Snapshot(answer.revision, answer.items, "read"))
+
+    def leave(self) -> None:
+        """Take the keys away; etcd does it after a TTL where it cannot be reached. The view is still followed."""
+        self._is_over.set()
+        with self._writing:
+            if self._keeper is not None:
+                self._keeper.close()
+
+    def close(self) -> None:
+        """Leave, and end the thread."""
+        self.leave()
+        self._is_closed.set()
+        if self._thread.is_alive():
+            self._thread.join(_END_S)  # it may wait for an etcd that is away
+
+    def _publish(self) -> None:
+        """Write both keys, below a new lease where there is none or it was lost."""
+        for number in range(_MAX_TRIES):
+            with self._writing:
+                if self.is_over:
+                    return
+                try:
+                    self._write()
+                    return
+                except LeaseLostError:
+                    if number == _MAX_TRIES - 1:
+                        raise
+
+    def _write(self) -> None:
+        keeper = self._keeper
+        if keeper is None or keeper.state in _GONE:
+            new = LeaseKeeper(self.client, ttl_s=math.ceil(self.settings.ttl_s), period_s=self.settings.renew_s)
+            if keeper is not None:
+                keeper.close(is_revoked=False)
+                self.lost_s = time.monotonic()
+            keeper = self._keeper = new
+        puts: list[Operation] = [
+            Put(self.keys.host(self.host), encode(self._record), keeper.lease_id),
+            Put(self.keys.status(self.host), encode(self._status), keeper.lease_id),
+        ]
+        try:
+            self.client.txn([], puts, is_repeatable=True)
+        except LeaseLostError:
+            keeper.close(is_revoked=False)  # it has not noticed yet
+            raise
+
+    def _check_others(self) -> None:
+        """Raise unless this host is the first, or has the same --nnodes as those before it."""
+        own = self._record.labels[NNODES_LABEL]
+        for host, record in sorted(self.view.records.items()):
+            other = record.labels.get(NNODES_LABEL, own)
+            if other != own and (record.joined_unix_s, host) < (self._record.joined_unix_s, self.host):
+                problem = f"--nnodes={own} on this host, {other} on {host} (key {self.keys.host(host)!r})"
+                way_out = f"start all agents of --rdzv-id={self.settings.run_id} with the same, or choose another id"
+                raise ConfigError([f"{problem}; {way_out}"])
+
+    def _follow(self) -> None:
+        with Watch(self.client, KeyRange.prefix(self.keys.prefix), start_revision=self.view.revision + 1) as watch:
+            while not self._is_closed.is_set():
+                try:
+                    event = watch.next(_LOOK_S)
+                    if event is not None:
+                        self._take(event)
+                except CoordinationError as error:  # we may not read, or a key holds no record of ours
+                    return self._fail(error)
+                try:
+                    self._mend()
+                except CoordinationError as error:
+                    _logger.warning("rendezvous: %s; trying again", error)
+                    self._is_closed.wait(_RETRY_S)
+
+    def _mend(self) -> None:
+        """Register again when etcd lost the lease."""
+        keeper = self._keeper
+        if keeper is not None and keeper.state in _GONE and not self.is_over:
+            self._publish()
+            _logger.warning("rendezvous: %s is registered again", self.host)
+
+    def _take(self, event: WatchEvent) -> None:
+        with self._changed:
+            self._view = self._view.after(event, self.keys)
+            self._changed.notify_all()
+
+    def _fail(self, error: CoordinationError) -> None:
+        _logger.error("rendezvous: no more can be learned of the job: %s", error)
+        with self._changed:
+            self._error = error
+            self._changed.notify_all()

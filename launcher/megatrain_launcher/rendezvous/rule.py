@@ -1,0 +1,135 @@
+"""When a round ends and who is in the next one: the whole policy of this rendezvous, a pure function.
+
+How often workers may be restarted is torchrun's own rule (--max-restarts); here is only who trains together.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from megatrain.contracts.rounds import Round
+from megatrain_launcher.rendezvous.view import View
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The limits of RendezvousSettings that the rule needs."""
+
+    min_hosts: int
+    max_hosts: int
+    last_call_s: float
+    stop_timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Since:
+    """Since when, by the clock of whoever decides, what the rule waits for has been so. None: it is not so."""
+
+    halted: float | None = None
+    """No round is live."""
+    enough: float | None = None
+    """Enough hosts wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndRound:
+    """Halt a round."""
+
+    number: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class BeginRound:
+    """Write the next round, of these hosts in the order of their ranks."""
+
+    number: int
+    hosts: tuple[str, ...]
+    reason: str
+
+
+Decision = EndRound | BeginRound | None
+
+
+def decide(
+    now_s: float, view: View, policy: Policy, since: Since, *, is_absence_certain: bool = True
+) -> tuple[Decision, Since]:
+    """Return what to write now, if anything, and what to remember until the next call.
+
+    is_absence_certain: False while hosts may be missing only because etcd lost the leases of all for a while.
+    """
+    live = view.live_round
+    if live is not None:
+        reason = _why_over(view, live, policy, is_absence_certain)
+        return (EndRound(live.number, reason) if reason else None), Since()
+    waiting = sorted((host for host in view.records if view.is_waiting(host)), key=natural_order)
+    is_enough = len(waiting) >= policy.min_hosts
+    since = Since(
+        halted=now_s if since.halted is None else since.halted,
+        enough=(now_s if since.enough is None else since.enough) if is_enough else None,
+    )
+    if not is_enough or since.halted is None or since.enough is None:
+        return None, since
+    if still_stopping(view) and now_s - since.halted < policy.stop_timeout_s:
+        return None, since
+    last = view.newest_round
+    is_complete = last is not None and all(view.is_waiting(part.host) for part in last.hosts)
+    is_last_call_over = now_s - since.enough >= policy.last_call_s
+    if len(waiting) < policy.max_hosts and not is_complete and not is_last_call_over:
+        return None, since
+    hosts = in_rank_order(waiting, last, view, policy.max_hosts)
+    return BeginRound(view.newest_number + 1, hosts, _why_begun(view, last)), Since()
+
+
+def still_stopping(view: View) -> tuple[str, ...]:
+    """Return the hosts of the last round that are registered but do not wait yet: they stop their workers."""
+    last = view.newest_round
+    if last is None:
+        return ()
+    return tuple(
+        part.host for part in last.hosts if view.is_present(part.host, part.session) and not view.is_waiting(part.host)
+    )
+
+
+def in_rank_order(waiting: list[str], last: Round | None, view: View, max_hosts: int) -> tuple[str, ...]:
+    """Choose hosts and order them: who was in the last round comes first and keeps its rank where that exists."""
+    ranks: Mapping[str, int] = {}
+    if last is not None:
+        ranks = {part.host: part.first_rank for part in last.hosts}
+    by_time = sorted(waiting, key=lambda host: (host not in ranks, view.records[host].joined_unix_s))
+    chosen = sorted(by_time[:max_hosts], key=natural_order)
+    places: dict[int, str] = {}
+    for host in chosen:
+        if ranks.get(host, len(chosen)) < len(chosen):
+            places[ranks[host]] = host
+    others = iter(host for host in chosen if host not in places.values())
+    return tuple(places[rank] if rank in places else next(others) for rank in range(len(chosen)))
+
+
+def natural_order(host: str) -> tuple[tuple[int, str], ...]:
+    """Return a key that sorts host-2 before host-10."""
+    pieces = re.split(r"(\d+)", host)
+    return tuple((int(piece), "") if piece.isdecimal() else (-1, piece) for piece in pieces)
+
+
+def _why_over(view: View, live: Round, policy: Policy, is_absence_certain: bool) -> str:
+    names = {part.host for part in live.hosts}
+    for part in live.hosts:
+        status = view.statuses.get(part.host)
+        if not view.is_present(part.host, part.session):
+            if is_absence_certain:
+                return f"{part.host} is gone: its lease ended"
+        elif view.is_waiting(part.host) and status is not None and status.round >= live.number:
+            return f"{part.host} restarts its workers"
+    if len(live.hosts) < policy.max_hosts:
+        for host in sorted(view.records, key=natural_order):
+            if host not in names and view.is_waiting(host):
+                return f"{host} joins"
+    return ""
+
+
+def _why_begun(view: View, last: Round | None) -> str:
+    halt = view.halts.get(last.number) if last is not None else None
+    return halt.reason if halt is not None else "the first round"

@@ -1,0 +1,185 @@
+"""The standby server's loop: fork workers on request, tell when they end, kill their groups. One thread, no work.
+
+A worker that ended stays a zombie until its group is killed: so its number, which is the group's, is nobody else's as
+long as anybody may send it a signal. Orphans of workers become the server's children, so that it knows when the last
+process of a group is gone. What left the group, such as a checkpoint writer in a session of its own, lives on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import FrameType
+
+from megatrain_launcher.standby import messages
+from megatrain_launcher.standby.messages import Message, WorkerStart, receive_message, send_message
+from megatrain_launcher.standby.processes import adopt_orphans, children, signal_at_parents_death
+
+
+@dataclass(frozen=True, slots=True)
+class Forked:
+    """Tells the caller of `serve` that it runs in a new worker."""
+
+    start: WorkerStart
+    output: int
+    server_pid: int
+
+
+@dataclass(slots=True)
+class _Worker:
+    has_ended: bool = False
+    is_killed: bool = False
+
+
+@dataclass(slots=True)
+class ForkServer:
+    """Serves one executor over `channel` until the executor is gone."""
+
+    channel: socket.socket
+    executor_pid: int
+    _workers: dict[int, _Worker] = field(default_factory=dict)
+    _is_orphan: bool = False
+
+    def serve(self, problems: Sequence[str]) -> Forked | None:
+        """Say that the server is ready, and obey until the executor is gone. Returns in the server: None; in each
+        worker that it forks: what that one shall be, with all signals blocked and nothing of the server open.
+        """
+        adopt_orphans()
+        wakeup, wakeup_end = socket.socketpair()
+        wakeup.setblocking(False)
+        wakeup_end.setblocking(False)
+        signal.signal(signal.SIGCHLD, _do_nothing)
+        signal.signal(signal.SIGTERM, self._lose_executor)
+        signal.set_wakeup_fd(wakeup_end.fileno(), warn_on_full_buffer=False)
+        # A signal that can be handled, from here on: grandchildren have no other avenger when the executor is killed.
+        signal_at_parents_death(signal.SIGTERM)
+        if os.getppid() != self.executor_pid:
+            return None
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.channel, selectors.EVENT_READ)
+            selector.register(wakeup, selectors.EVENT_READ)
+            forked = self._loop(selector, wakeup, problems)
+        if forked is None:
+            self._end_all()
+        else:
+            signal.set_wakeup_fd(-1)
+            self.channel.close()
+        wakeup.close()
+        wakeup_end.close()
+        return forked
+
+    def _loop(self, selector: selectors.BaseSelector, wakeup: socket.socket, problems: Sequence[str]) -> Forked | None:
+        try:
+            send_message(self.channel, {"kind": messages.READY, "problems": list(problems)})
+            while not self._is_orphan:
+                ready = {key.fileobj for key, _ in selector.select()}
+                if wakeup in ready:
+                    with contextlib.suppress(BlockingIOError):
+                        wakeup.recv(4096)
+                    self._collect()
+                if self.channel in ready:
+                    received = receive_message(self.channel)
+                    if received is None:
+                        return None
+                    forked = self._obey(*received)
+                    if forked is not None:
+                        return forked
+        except ConnectionError:
+            return None
+        return None
+
+    def _lose_executor(self, _number: int, _frame: FrameType | None) -> None:
+        # anybody may send SIGTERM; the executor's death alone makes this process another one's child
+        self._is_orphan = os.getppid() != self.executor_pid
+
+    def _obey(self, message: Message, descriptor: int | None) -> Forked | None:
+        kind = message["kind"]
+        if kind == messages.START and descriptor is not None:
+            return self._start(WorkerStart.from_message(message), descriptor)
+        if kind == messages.SIGNAL:
+            for pid in message["pids"]:
+                if pid in self._workers:
+                    os.kill(pid, message["signal"])
+        elif kind == messages.KILL:
+            for pid in message["pids"]:
+                self._kill(pid)
+            send_message(self.channel, {"kind": messages.KILLED})
+            self._collect()
+        return None
+
+    def _start(self, start: WorkerStart, output: int) -> Forked | None:
+        server_pid = os.getpid()
+        # no handler of the server may run in the worker, which unblocks them when it has its own
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            pid = os.fork()
+        except OSError as error:
+            self._unblock()
+            os.close(output)
+            reason = f"the standby server cannot fork ({error.strerror}); look at the limits of processes and memory"
+            send_message(self.channel, {"kind": messages.REFUSED, "reason": reason})
+            return None
+        if pid == 0:
+            return Forked(start, output, server_pid)
+        self._unblock()
+        os.close(output)
+        # the worker does the same: whoever comes first, the group is there before anybody kills it
+        with contextlib.suppress(OSError):
+            os.setpgid(pid, pid)
+        self._workers[pid] = _Worker()
+        send_message(self.channel, {"kind": messages.STARTED, "pid": pid})
+        return None
+
+    def _unblock(self) -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
+
+    def _kill(self, pid: int) -> None:
+        worker = self._workers.get(pid)
+        if worker is not None:
+            worker.is_killed = True
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
+
+    def _collect(self) -> None:
+        """Tell of the workers that ended, and of the killed groups of which nothing is left."""
+        for pid, worker in list(self._workers.items()):
+            if not worker.has_ended:
+                # not taken away: the number must stay its own
+                found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                if found is not None:
+                    worker.has_ended = True
+                    code = found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+                    ended = {"kind": messages.ENDED, "pid": pid, "exit_code": code, "at_unix_s": time.time()}
+                    send_message(self.channel, ended)
+            if worker.is_killed and worker.has_ended and _is_group_gone(pid):
+                del self._workers[pid]
+                send_message(self.channel, {"kind": messages.GONE, "pid": pid})
+        for pid in children():
+            if pid not in self._workers:
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)
+
+    def _end_all(self) -> None:
+        """Kill what is left, as the executor is gone. Whatever ends later is collected by init."""
+        for pid in self._workers:
+            self._kill(pid)
+
+
+def _is_group_gone(group: int) -> bool:
+    """Take the dead of a killed group away; say whether that was all of it."""
+    try:
+        while os.waitpid(-group, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return True
+    return False
+
+
+def _do_nothing(_number: int, _frame: FrameType | None) -> None:
+    """Be a handler: only signals that have one wake the loop."""

@@ -1,0 +1,81 @@
+"""What Linux knows of processes: ties of life and death between them, names, children, members of a group."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+_PR_SET_PDEATHSIG: Final = 1
+_PR_SET_NAME: Final = 15
+_PR_SET_CHILD_SUBREAPER: Final = 36
+_PROC: Final = Path("/proc")
+_DEAD_STATES: Final = "ZX"
+
+# looked up once, before any fork: a forked child calls nothing that loads a library
+_prctl: Final[Callable[..., int]] = ctypes.CDLL(None, use_errno=True).prctl
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessStat:
+    """Some fields of /proc/<pid>/stat."""
+
+    pid: int
+    state: str
+    parent: int
+    group: int
+    session: int
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether it waits only for its parent to hear of its end."""
+        return self.state in _DEAD_STATES
+
+
+def signal_at_parents_death(number: signal.Signals) -> None:
+    """Ask Linux for a signal when the parent dies: exactly, when the thread ends that forked this process."""
+    _prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose own parent ends."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def set_process_name(name: str) -> None:
+    """Set what ps and top call this process; Linux keeps 15 bytes."""
+    _prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
+
+
+def children() -> list[int]:
+    """Return the pids of this thread's children; empty where Linux was built without that list."""
+    pid = os.getpid()
+    try:
+        return [int(word) for word in (_PROC / f"{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def process_stat(pid: int) -> ProcessStat | None:
+    """Return what a process is doing; None when there is no such process."""
+    try:
+        text = (_PROC / f"{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return None
+    # the name in parentheses may hold spaces and parentheses itself
+    state, parent, group, session = text.rpartition(")")[2].split()[:4]
+    return ProcessStat(pid, state, int(parent), int(group), int(session))
+
+
+def living_members(groups: set[int], session: int) -> list[ProcessStat]:
+    """Return the processes of these groups in this session that are not dead yet."""
+    found = []
+    for name in os.listdir(_PROC):
+        stat = process_stat(int(name)) if name.isdigit() else None
+        if stat is not None and stat.group in groups and stat.session == session and not stat.is_dead:
+            found.append(stat)
+    return found

@@ -1,0 +1,47 @@
+"""What a worker finds in its environment: torchrun's variables, so that its programs run, and its host's name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from megatrain_launcher.seams import Assignment
+
+HOST_VARIABLE: Final = "MEGATRAIN_HOST"
+MAX_RESTARTS: Final = 10**8
+"""The driver decides; torch wants a number."""
+ROLE: Final = "default"
+
+
+def server_environment(base: Mapping[str, str], num_workers: int) -> dict[str, str]:
+    """Return the environment of the process that workers are forked from: one thread each where there are several."""
+    environment = dict(base)
+    if num_workers > 1:
+        environment.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does it: else each takes all cores
+    return environment
+
+
+def worker_environment(base: Mapping[str, str], job: str, assignment: Assignment, local_rank: int) -> dict[str, str]:
+    """Return the whole environment of one worker of a round; its number is the incarnation."""
+    a_round, part = assignment.round, assignment.part
+    rank = part.first_rank + local_rank
+    return {
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        **base,
+        "RANK": str(rank),
+        "LOCAL_RANK": str(local_rank),
+        "WORLD_SIZE": str(a_round.world_size),
+        "LOCAL_WORLD_SIZE": str(part.num_workers),
+        "GROUP_RANK": str(a_round.hosts.index(part)),
+        "GROUP_WORLD_SIZE": str(len(a_round.hosts)),
+        "ROLE_NAME": ROLE,
+        "ROLE_RANK": str(rank),
+        "ROLE_WORLD_SIZE": str(a_round.world_size),
+        "MASTER_ADDR": a_round.store_address,
+        "MASTER_PORT": str(a_round.store_port),
+        "TORCHELASTIC_RUN_ID": job,
+        "TORCHELASTIC_RESTART_COUNT": str(a_round.number),
+        "TORCHELASTIC_MAX_RESTARTS": str(MAX_RESTARTS),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        HOST_VARIABLE: part.host,
+    }

@@ -1,0 +1,16 @@
+"""What the driver tells people of itself: what it waits for or watches, and what an operator should mend."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class DriverReport:
+    """The driver's newest decision in words. Written when it changes, not oftener than once a second."""
+
+    driver: str
+    reason: str
+    since_unix_s: float
+    alarms: tuple[str, ...] = ()
+    """A hold, records that cannot be read, an etcd that has no room."""

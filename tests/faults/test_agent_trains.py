@@ -1,0 +1,105 @@
+"""The real trainer on standby workers: nothing of the import is left to do, and a killed rank costs seconds."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from megatrain.contracts.rounds import Round, RoundHost
+from megatrain_launcher.agent import AgentSettings, RoundAgent
+from megatrain_launcher.seams import Assignment
+from megatrain_launcher.standby.server import StandbyServer
+from megatrain_launcher.store import open_store
+from megatrain_launcher.worker_environment import server_environment
+from megatrain_launcher.worker_logs import WorkerLogs, rank_log_path
+from tests.helpers.hand_given_orders import HandGivenOrders, Witness
+from tests.helpers.source_tree import ROOT
+from tests.helpers.standby_workers import Programs, wait_until_gone
+from tests.helpers.tiny_data import write_corpus
+from tests.helpers.train_process import Job, make_job
+from tests.helpers.training_case import on_layout
+from tests.helpers.waiting import wait_until
+
+DEADLINE_S = 50.0
+MOST_RESTART_S = 5.0
+
+
+@pytest.fixture(scope="module")
+def standby() -> Iterator[StandbyServer]:
+    environment = server_environment({**os.environ, "OMP_NUM_THREADS": "1"}, 2)
+    with StandbyServer(environment=environment, directory=ROOT) as server:
+        assert server.wait_ready(DEADLINE_S)
+        assert server.trouble == ""
+        yield server
+
+
+def newest_step(job: Job) -> int:
+    return max((record["step"] for record in job.records("step")), default=0)
+
+
+def test_worker_has_torch_and_one_thread(standby: StandbyServer, tmp_path: Path) -> None:
+    text, found = Programs(standby, tmp_path).run(
+        """
+        import os, sys
+        print("megatrain.worker" in sys.modules, len(os.listdir("/proc/self/task")))
+        import torch
+        print(torch.ones(3).sum().item(), torch.get_num_threads())
+        """
+    )
+    assert text.splitlines() == ["True 1", "3.0 1"]
+    assert found.exit_code == 0
+
+
+def test_killed_rank_costs_seconds_and_a_saving_halt_ends_with_75(standby: StandbyServer, tmp_path: Path) -> None:
+    prefix = write_corpus(tmp_path / "tokens" / "train", 4000, 90, seed=1)
+    endless = {
+        "train": {"steps": 10**6},
+        "checkpoint": {"interval": 10},
+        "log": {"interval": 1},
+        "data": {"train": str(prefix)},
+    }
+    job = make_job(tmp_path / "job", on_layout(1, 1, 2), endless)
+    store, port = open_store("127.0.0.1")
+    orders, witness = HandGivenOrders(), Witness()
+    part = RoundHost("host-1", "s1", "127.0.0.1", 0, 2)
+
+    def order(number: int) -> None:
+        orders.give(Assignment(Round(number, 2, (part,), "127.0.0.1", port, "a test", "host-1", 0.0), part))
+
+    with WorkerLogs(tmp_path / "logs", tee="none") as logs:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        settings = AgentSettings("job", 2, "megatrain.train", (str(job.config_file),), environment, ROOT, 20.0)
+        agent = RoundAgent(settings, orders, witness, standby, logs, store)
+        thread = threading.Thread(target=agent.run)
+        thread.start()
+        try:
+            order(1)
+            wait_until(lambda: newest_step(job) >= 12, "steps of round 1", DEADLINE_S)
+            os.kill(witness.pids[1], signal.SIGKILL)
+            killed_at = time.monotonic()
+            witness.wait_for("stopped")
+            step = newest_step(job)
+            order(2)
+            num_records = len(job.records("step"))
+            wait_until(lambda: len(job.records("step")) > num_records, "a step of round 2", DEADLINE_S)
+            restart_s = time.monotonic() - killed_at
+            assert witness.ends[0].exit_code == -signal.SIGKILL
+            assert restart_s < MOST_RESTART_S
+            wait_until(lambda: newest_step(job) > step, "progress in round 2", DEADLINE_S)
+            orders.halt(2, is_saving=True)
+            witness.wait_for("stopped", 2)
+            log = rank_log_path(tmp_path / "logs", 2, 0).read_text()
+            assert [end.exit_code for end in witness.ends[-2:]] == [75, 75], log
+        finally:
+            orders.leave()
+            agent.wake()
+            thread.join(DEADLINE_S)
+        wait_until_gone(*witness.pids)
+    assert not thread.is_alive()
+    print(f"restart took {restart_s:.2f} s")

@@ -1,0 +1,96 @@
+"""What an agent works with, in the hands of a test: orders that it gives, and a witness of what the agent tells."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from megatrain_launcher.seams import Assignment, WorkerEnd
+from tests.helpers.waiting import wait_until
+
+DEADLINE_S = 20.0
+
+
+@dataclass
+class HandGivenOrders:
+    """Orders that a test gives."""
+
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    assignments: list[Assignment] = field(default_factory=list)
+    halts: dict[int, str] = field(default_factory=dict)
+    saving: set[int] = field(default_factory=set)
+    is_over: bool = False
+
+    def next_assignment(self, after: int) -> Assignment | None:
+        with self.changed:
+            while not self.is_over:
+                for assignment in self.assignments:
+                    if assignment.round.number > after:
+                        return assignment
+                self.changed.wait()
+            return None
+
+    def must_stop(self, number: int) -> str:
+        with self.changed:
+            return self.halts.get(number, "the job is over" if self.is_over else "")
+
+    def is_saving(self, number: int) -> bool:
+        with self.changed:
+            return number in self.saving
+
+    def give(self, assignment: Assignment) -> None:
+        with self.changed:
+            self.assignments.append(assignment)
+            self.changed.notify_all()
+
+    def halt(self, number: int, *, is_saving: bool = False) -> None:
+        with self.changed:
+            self.halts[number] = "halted by the test"
+            if is_saving:
+                self.saving.add(number)
+
+    def leave(self) -> None:
+        with self.changed:
+            self.is_over = True
+            self.changed.notify_all()
+
+
+@dataclass
+class Witness:
+    """Keeps what the agent told, in order."""
+
+    heard: list[tuple[str, Any]] = field(default_factory=list)
+    at: dict[str, float] = field(default_factory=dict)
+
+    def workers_started(self, assignment: Assignment, pids: dict[int, int]) -> None:
+        self._hear("started", pids)
+
+    def worker_ended(self, assignment: Assignment, end: WorkerEnd) -> None:
+        self._hear("ended", end)
+
+    def workers_stopping(self, assignment: Assignment) -> None:
+        self._hear("stopping", assignment.round.number)
+
+    def workers_stopped(self, assignment: Assignment) -> None:
+        self._hear("stopped", assignment.round.number)
+
+    def _hear(self, kind: str, words: Any) -> None:
+        self.at.setdefault(kind, time.monotonic())
+        self.heard.append((kind, words))
+
+    @property
+    def kinds(self) -> list[str]:
+        return [kind for kind, _ in self.heard]
+
+    @property
+    def ends(self) -> list[WorkerEnd]:
+        return [words for kind, words in self.heard if kind == "ended"]
+
+    @property
+    def pids(self) -> list[int]:
+        return [pid for kind, words in self.heard if kind == "started" for pid in words.values()]
+
+    def wait_for(self, kind: str, count: int = 1) -> None:
+        wait_until(lambda: self.kinds.count(kind) >= count, f"{count} x {kind} in {self.heard}", DEADLINE_S)

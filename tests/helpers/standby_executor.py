@@ -1,0 +1,32 @@
+"""An executor's part that keeps a standby server, for tests that kill it: says what processes it has, and waits."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from pathlib import Path
+
+from tests.helpers.standby_workers import programs, read_line
+
+SOURCE = """
+    import os, subprocess, time
+    inside = subprocess.Popen(["sleep", "600"])
+    outside = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    print(os.getpid(), inside.pid, outside.pid)
+    time.sleep(600)
+"""
+
+
+def main(directory: Path) -> None:
+    """Start a worker with a child in its group and one outside, print the pids as JSON, and wait to be killed."""
+    with programs(directory) as made:
+        _, read_fd = made.start(SOURCE, PATH=os.environ["PATH"])
+        worker, inside, outside = map(int, read_line(read_fd).split())
+        print(json.dumps({"pids": [worker, inside, made.server.pid], "outside": outside}), flush=True)
+        threading.Event().wait()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

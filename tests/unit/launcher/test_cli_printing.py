@@ -1,0 +1,91 @@
+"""Numbers, names and sentences of the launcher's verbs."""
+
+from __future__ import annotations
+
+import pytest
+
+from megatrain.contracts.incident import IncidentState, Moments
+from megatrain_launcher.commands.incident_text import matching
+from megatrain_launcher.commands.printing import (
+    age_text,
+    count_text,
+    names_text,
+    ranges_text,
+    ranks_text,
+    seconds_text,
+    short,
+    time_text,
+)
+from megatrain_launcher.commands.words import cost_text, current_phase, exit_text, natural_order, rank_end_text
+from tests.helpers.launched_job import NOW_S, make_failure, make_incident
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (-1.0, "0 ms"), (0.0804, "80 ms"), (0.9994, "999 ms"), (0.9996, "1.0 s"), (3.21, "3.2 s"), (9.96, "10 s"),
+        (59.4, "59 s"), (59.6, "1 min"), (3569.0, "59 min"), (3600.0, "1 h 0 min"), (47.9 * 3600, "47 h 54 min"),
+        (50 * 3600, "2 d 2 h"),
+    ],
+)  # fmt: skip
+def test_durations_are_short(seconds: float, text: str) -> None:
+    assert seconds_text(seconds) == text
+
+
+def test_ages_have_whole_seconds_and_none_is_negative() -> None:
+    assert [age_text(NOW_S - age, NOW_S) for age in (-5.0, 0.4, 3.6, 59.9, 7200.0)] == [
+        "0 s", "0 s", "4 s", "1 min", "2 h 0 min",
+    ]  # fmt: skip
+
+
+def test_a_time_that_no_calendar_has_is_still_printed() -> None:
+    assert time_text(0.0) == "1970-01-01 00:00:00 UTC"
+    assert time_text(1e18).endswith("s after 1970")
+
+
+def test_counts_ranks_and_names() -> None:
+    assert (count_text(1, "host"), count_text(1250, "host")) == ("1 host", "1,250 hosts")
+    assert (ranks_text([]), ranks_text([3]), ranks_text([0, 1, 2, 6])) == ("", "rank 3", "ranks 0-2, 6")
+    assert ranges_text([4, 3, 3, 9]) == "3-4, 9"
+    assert [names_text(list(names)) for names in ("", "a", "ab", "abc")] == ["", "a", "a and b", "a, b and c"]
+    assert names_text([f"host-{number}" for number in range(1250)], most=3) == "host-0, host-1 and 1,248 more"
+    assert short("a\n  b\tc") == "a b c"
+    assert short("x" * 50, 10) == "xxxxxxx..."
+
+
+def test_hosts_are_in_the_order_of_their_numbers() -> None:
+    names = ["host-10", "host-2", "a", "host-1", "2", "10"]
+    assert sorted(names, key=natural_order) == ["2", "10", "a", "host-1", "host-2", "host-10"]
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "text"),
+    [(-9, "by SIGKILL"), (-99, "by signal 99"), (0, "with exit code 0"), (1, "with exit code 1"),
+     (66, "with exit code 66 (checkpoint)"), (69, "with exit code 69 (communication)"), (42, "with exit code 42")],
+)  # fmt: skip
+def test_ends_of_workers(exit_code: int, text: str) -> None:
+    assert exit_text(exit_code) == text
+
+
+def test_a_failure_tells_label_and_culprit() -> None:
+    failure = make_failure(exit_code=1, label="network", culprit="10.0.0.7")
+    assert rank_end_text(failure) == "rank 3 ended with exit code 1: network, which names 10.0.0.7"
+
+
+def test_what_an_incident_cost_as_far_as_it_is_known() -> None:
+    assert cost_text(make_incident()) == "3.2 s, 4 steps lost"
+    unclosed = make_incident(moments=Moments(NOW_S - 2, NOW_S - 1, NOW_S - 1), resumed_step=None)
+    assert (cost_text(unclosed), current_phase(unclosed), current_phase(make_incident())) == ("", "stop", "")
+
+
+def test_an_incident_is_found_by_the_beginning_of_its_id() -> None:
+    incidents = [make_incident("0001"), make_incident("0011"), make_incident("001", state=IncidentState.HELD)]
+
+    def names(wanted: str) -> list[str]:
+        return [one.incident_id for one in matching(incidents, wanted)]
+
+    assert names("20270115-0001") == ["20270115-0001"]
+    assert names("20270115-001") == ["20270115-001"]
+    assert len(names("2027")) == 3
+    assert names("last") == ["20270115-001"]
+    assert names("nothing") == []

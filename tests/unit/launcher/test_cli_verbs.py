@@ -1,0 +1,543 @@
+"""`megatrain status`, `host`, `job` and `incidents` against a real etcd that is filled with records."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import itertools
+import json
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megatrain.cli import main
+from megatrain.contracts.host_records import CheckOutcome, CheckReport, CheckResult
+from megatrain.contracts.incident import IncidentState
+from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.job_requests import Answer, JobRequest, RequestKind
+from megatrain.contracts.record import decode, encode
+from megatrain.contracts.rounds import Cordon, JobEnd
+from megatrain.coordination.client import EtcdClient
+from megatrain.coordination.settings import EtcdSettings
+from megatrain.coordination.wire import KeyRange, Range
+from megatrain_launcher.commands.asking import make_request, news_of, wait_for_answer
+from megatrain_launcher.commands.live_view import LiveView
+from megatrain_launcher.commands.place import add_job, opened_job
+from megatrain_launcher.commands.reader import list_jobs, read_job
+from tests.helpers.answering_driver import AnsweringDriver, Said, answer
+from tests.helpers.etcd_server import EtcdServers, enable_users, free_ports, post
+from tests.helpers.launched_job import make_cordon, make_failure, make_incident, make_round, make_snapshot
+from tests.helpers.source_tree import ROOT
+from tests.helpers.waiting import wait_until
+
+_numbers = itertools.count()
+Run = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServers]:
+    with EtcdServers(tmp_path_factory.mktemp("etcd")) as servers:
+        yield servers
+
+
+@pytest.fixture
+def client(etcd: EtcdServers) -> Iterator[EtcdClient]:
+    with EtcdClient(EtcdSettings.of(etcd.urls)) as one:
+        yield one
+
+
+@pytest.fixture
+def keys(client: EtcdClient) -> Iterator[JobKeys]:
+    """The keys of a job that is no other test's, filled by `fill`."""
+    found = JobKeys(f"demo-{next(_numbers)}")
+    yield found
+    client.delete(KeyRange.prefix(found.prefix))
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left() -> Iterator[None]:
+    yield
+    left = [thread.name for thread in threading.enumerate() if thread.name.startswith("etcd ")]
+    assert not left
+
+
+@pytest.fixture
+def run(tmp_path: Path, etcd: EtcdServers, keys: JobKeys, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run directory, runs/demo below the working directory, which says where etcd is."""
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "runs" / "demo" / "coordination" / "endpoint"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({"endpoints": etcd.urls, "job": keys.job}))
+    return path.parent.parent
+
+
+@pytest.fixture
+def megatrain(capfd: pytest.CaptureFixture[str], run: Path) -> Run:
+    """Run a command line; return its output, parsed where it is JSON. What it said beside that: `notes`."""
+
+    def call(*words: object, code: int = 0) -> Any:
+        capfd.readouterr()
+        found = main([str(word) for word in words])
+        captured = capfd.readouterr()
+        assert found == code, captured.err
+        call.notes = captured.err  # type: ignore[attr-defined]
+        return json.loads(captured.out) if "--json" in words and captured.out else captured.out
+
+    return call
+
+
+def fill(client: EtcdClient, keys: JobKeys, *, has_driver: bool = True, **changes: Any) -> None:
+    """Write a made-up job as its hosts and its driver would."""
+    snapshot = make_snapshot(**changes)
+    assert snapshot.record is not None
+    client.put(keys.record, encode(snapshot.record))
+    for host, record in snapshot.hosts.items():
+        client.put(keys.host(host), encode(record))
+    for host, status in snapshot.statuses.items():
+        client.put(keys.status(host), encode(status))
+    for number, one in snapshot.rounds.items():
+        client.put(keys.round(number), encode(one))
+    for number, halt in snapshot.halts.items():
+        client.put(keys.halt(number), encode(halt))
+    for incident in snapshot.incidents:
+        client.put(keys.incident(incident.incident_id), encode(incident))
+    if snapshot.end is not None:
+        client.put(keys.end, encode(snapshot.end))
+    if has_driver:
+        client.put(f"{keys.election}/1", "host-1")
+
+
+def test_what_was_written_is_read_at_one_revision(client: EtcdClient, keys: JobKeys) -> None:
+    fill(client, keys, incidents=tuple(make_incident(f"{number:04d}") for number in range(25)))
+    found = read_job(client, keys)
+
+    wanted = make_snapshot()
+    assert (found.record, found.hosts, found.statuses) == (wanted.record, wanted.hosts, wanted.statuses)
+    assert (found.rounds, found.halts, found.driver) == (wanted.rounds, wanted.halts, "host-1")
+    assert [one.incident_id for one in found.incidents][::19] == ["20270115-0005", "20270115-0024"]
+    assert len(read_job(client, keys, num_incidents=0).incidents) == 25
+    for number in range(3, 9):
+        client.put(keys.round(number), encode(make_round(number)))
+    client.put(f"{keys.election}/0", "host-2")  # a candidate that came later
+    later = read_job(client, keys)
+    assert (max(later.rounds), len(later.rounds), later.driver) == (8, 4, "host-1")
+    assert later.revision == client.put(keys.command(1), b"{}") - 1
+
+
+def test_an_earlier_launch_is_told_apart(client: EtcdClient, keys: JobKeys, megatrain: Run) -> None:
+    fill(client, keys)
+    record = make_snapshot().record
+    assert record is not None
+    client.put(keys.record, encode(record))  # launched again: what was there is of the launch before
+    found = read_job(client, keys)
+    assert (found.newest_round, found.incidents, len(found.earlier_incidents)) == (None, (), 1)
+    assert megatrain("status").startswith(f"{keys.job}: healthy, about to start: 3 hosts can be used")
+    assert megatrain("incidents").startswith(f"{keys.job}: 1 incident: 1 recovered")
+
+
+def test_an_etcd_without_room_is_reported(client: EtcdClient, keys: JobKeys, etcd: EtcdServers, megatrain: Run) -> None:
+    fill(client, keys)
+    member = post(etcd.urls[0], "/v3/maintenance/status", {})["header"]["member_id"]
+    alarm = {"memberID": member, "alarm": "NOSPACE"}
+    post(etcd.urls[0], "/v3/maintenance/alarm", {"action": "ACTIVATE", **alarm})
+    try:
+        text = megatrain("status")
+        assert text.startswith(f"{keys.job}: NOT HEALTHY, training: ")
+        assert "!! etcd raises NOSPACE: nothing can be decided until that is mended" in text
+    finally:
+        post(etcd.urls[0], "/v3/maintenance/alarm", {"action": "DEACTIVATE", **alarm})
+    assert megatrain("status", "--json")["is_healthy"] is True
+
+
+def test_a_record_of_somebody_else_hides_nothing(client: EtcdClient, keys: JobKeys, megatrain: Run) -> None:
+    fill(client, keys)
+    client.put(keys.host("host-8"), b"\x1b[2Jnonsense")
+    client.put(keys.incident("0"), b'{"schema_version": 7}')
+    client.put(f"{keys.election}/1", json.dumps({"host": "host-2", "session": "s2"}))
+
+    found = megatrain("status", "--json")
+    assert (found["state"], found["is_healthy"], found["driver"]) == ("training", True, "host-2")
+    assert len([one for one in found["problems"] if "left out" in one["text"]]) == 2
+    assert "hosts/host-8" in megatrain("status")
+
+
+@pytest.mark.parametrize("words", [(), ("demo",), ("runs/demo",), ("by endpoint",)])
+def test_status_finds_its_job(
+    client: EtcdClient, keys: JobKeys, etcd: EtcdServers, megatrain: Run, words: tuple[str, ...]
+) -> None:
+    fill(client, keys)
+    told = ("--rdzv_endpoint", etcd.urls[0].removeprefix("http://")) if words == ("by endpoint",) else words
+    text = megatrain("status", *told)  # the only job that this etcd knows
+
+    assert text.splitlines()[0].startswith(f"{keys.job}: healthy, training: step 1,240, 80 ms a step, 4 ranks on 2")
+    assert list_jobs(client) == (keys.job,)
+    assert megatrain("status", *told, "--json")["hosts"][1]["status"]["max_step"] == 1240
+
+
+def test_jobs_are_told_apart(client: EtcdClient, keys: JobKeys, etcd: EtcdServers, megatrain: Run) -> None:
+    others = [JobKeys(f"{keys.job}{end}") for end in ("-x", "0")]  # one before and one after it in the order of keys
+    for one in (keys, *others):
+        fill(client, one)
+    torchrun = JobKeys("rdzv-abc")
+    client.put(torchrun.host("h"), b"{}")
+    try:
+        assert set(list_jobs(client)) == {keys.job, *(one.job for one in others)}
+        megatrain("status", "--rdzv-endpoint", etcd.urls[0], code=2)
+        assert re.search(rf"which job\? etcd at http.* knows {keys.job}.* and .*; name one", megatrain.notes)
+        for one in others:
+            assert megatrain("status", one.job, "--rdzv-endpoint", etcd.urls[0]).startswith(f"{one.job}: ")
+    finally:
+        for one in (*others, torchrun):
+            client.delete(KeyRange.prefix(one.prefix))
+
+
+def test_places_that_say_nothing(keys: JobKeys, etcd: EtcdServers, megatrain: Run, run: Path) -> None:
+    megatrain("status", "nobody", code=2)
+    assert "job 'nobody': no run directory of that name" in megatrain.notes
+    megatrain("status", "runs/demo/coordination", code=2)
+    assert "no coordination/endpoint there" in megatrain.notes
+    megatrain("status", "a/b", "--rdzv-endpoint", etcd.urls[0], code=2)
+    megatrain("status", "runs/demo", code=68)
+    assert f"job '{keys.job}': etcd knows no job of this name" in megatrain.notes
+    megatrain("status", "--rdzv-endpoint", etcd.urls[0], code=68)
+    assert "no job is known to etcd at http://127.0.0.1" in megatrain.notes
+
+    (run / "coordination" / "exit-code").write_text("75\n")
+    endpoint = (run / "coordination" / "endpoint").rename(run / "away")
+    megatrain("status", "runs/demo", code=2)
+    assert "runs/demo: its last job ended with exit code 75; `megatrain incidents --job runs/demo`" in megatrain.notes
+    endpoint.rename(run / "coordination" / "endpoint")
+    (run.parent / "other" / "coordination").mkdir(parents=True)
+    (run.parent / "other" / "coordination" / "endpoint").write_text('{"endpoints": []}')
+    megatrain("status", code=2)
+    assert "There are runs/demo and runs/other; name one" in megatrain.notes
+    megatrain("status", "other", code=2)
+    assert 'other/coordination/endpoint: expected {"endpoints"' in megatrain.notes
+
+
+def test_a_job_whose_etcd_is_gone(megatrain: Run, run: Path) -> None:
+    url = f"http://127.0.0.1:{free_ports(1)[0]}"
+    (run / "coordination" / "endpoint").write_text(json.dumps({"endpoints": [url], "job": "demo"}))
+    (run / "incidents").mkdir()
+    (run / "incidents" / "1.json").write_bytes(encode(make_incident("0001")))
+    (run / "incidents" / "2.json").write_bytes(encode(make_incident("0002", state=IncidentState.STOPPED)))
+    (run / "incidents" / "3.json").write_bytes(b"torn")
+
+    done = in_a_process("status", "demo", at=run.parent.parent)
+    # one error, and nothing of the client's log
+    assert done.stderr.startswith("megatrain: error: the job of runs/demo does not run, or its etcd is out of reach: ")
+    assert done.stderr.endswith("`megatrain incidents --job runs/demo` reads what was recorded on disk\n")
+    assert (done.returncode, done.stderr.count("\n")) == (68, 2)
+    (run / "coordination" / "endpoint").unlink()
+    found = megatrain("incidents", "runs/demo", "--json")
+    assert [one["incident_id"] for one in found["incidents"]] == ["20270115-0002", "20270115-0001"]
+    assert "incidents/3.json: not JSON" in megatrain.notes
+    assert "etcd does not answer; this is from runs/demo/incidents" in megatrain.notes
+    assert megatrain("incidents", "last", "--job", "demo").startswith("20270115-0002 stopped: ")
+
+
+def test_incidents(client: EtcdClient, keys: JobKeys, megatrain: Run) -> None:
+    fill(
+        client,
+        keys,
+        incidents=(make_incident("0001"), make_incident("0002", failures=(make_failure(line="\x1b[31m"),))),
+    )
+    assert megatrain("incidents").startswith(f"{keys.job}: 2 incidents: 2 recovered; training time 99.1%")
+    story = megatrain("incidents", "20270115-0002")
+    assert "\\x1b[31m" in story
+    assert re.search(r"(?m)^  rendezvous +1\.50 +#+$", story)
+    found = megatrain("incidents", "last", "--json")["incident"]
+    assert (found["incident_id"], found["steps_lost"], found["phase_seconds"]["load"]) == (
+        "20270115-0002", 4, pytest.approx(0.4, abs=1e-3),
+    )  # fmt: skip
+    megatrain("incidents", "2027", code=65)
+    assert "the beginning of 2 incidents: 20270115-0002 and 20270115-0001" in megatrain.notes
+    megatrain("incidents", "x", "--job", "demo", code=65)
+    assert "has no incident 'x'" in megatrain.notes
+
+
+def test_cordons_are_written_directly(client: EtcdClient, keys: JobKeys, megatrain: Run) -> None:
+    megatrain("host", "cordon", "host-9", "--reason", "ECC")  # nothing runs yet
+    assert f"etcd knows no job '{keys.job}' yet" in megatrain.notes
+    fill(client, keys)
+    assert "host-2 is cordoned" in megatrain("host", "cordon", "host-2")
+    assert "host-2 stays in round 2 until that is over; `megatrain host evict host-2`" in megatrain.notes
+    item = client.get(keys.cordon("host-2"))
+    assert item is not None
+    assert re.fullmatch(r".+@.+", decode(Cordon, item.value, "").by)
+
+    again = megatrain("host", "cordon", "host-9", "--reason", "other", "--json")
+    assert (again["is_new"], again["cordon"]["reason"]) == (False, "ECC")
+    assert "no host host-9 is registered; there are host-1, host-2 and host-3" in megatrain.notes
+    listed = {one["host"]: one["state"] for one in megatrain("host", "ls", "demo", "--json")["hosts"]}
+    assert listed == {"host-1": "running", "host-2": "running", "host-3": "spare", "host-9": "gone"}
+    assert "cordoned by" in megatrain("host", "ls")
+
+    assert megatrain("host", "uncordon", "host-9", "--json")["was_cordoned"] is True
+    assert "was not cordoned" in megatrain("host", "uncordon", "host-9")
+    megatrain("host", "cordon", "a/b", code=2)
+
+
+@pytest.mark.parametrize("kind", ["checkpoint", "restart", "stop"])
+def test_a_request_waits_for_the_driver(client: EtcdClient, keys: JobKeys, megatrain: Run, kind: str) -> None:
+    def reply(request: JobRequest) -> list[Said]:
+        return [answer(request, "taken up", is_done=False), answer(request, f"{kind} at step 1,250")]
+
+    fill(client, keys, has_driver=False)
+    with AnsweringDriver(client, keys, reply) as driver:
+        assert megatrain("job", kind, "demo", "--reason", "because") == f"{keys.job}: {kind} at step 1,250\n"
+        assert "megatrain: taken up" in megatrain.notes
+    assert [(one.kind, one.reason) for one in driver.requests] == [(RequestKind(kind), "because")]
+    assert not client.read(Range(KeyRange.prefix(keys.directory("requests")))).items
+
+
+def test_an_accepted_request_stands_without_its_asker(client: EtcdClient, keys: JobKeys, megatrain: Run) -> None:
+    fill(client, keys, has_driver=False)
+    with AnsweringDriver(client, keys, lambda request: [answer(request, "taken up", is_done=False)]) as driver:
+        first = megatrain("job", "checkpoint", "--no-wait", "--json")
+        assert (first["is_done"], first["text"]) == (False, "taken up")
+        megatrain("job", "restart", "--timeout", "0.3", code=68)
+        assert "restart was asked for 300 ms ago and accepted, and is not done yet" in megatrain.notes
+    left = client.read(Range(KeyRange.prefix(keys.directory("requests")))).items
+    assert [(item.key.decode(), item.lease_id) for item in left] == [
+        (keys.request(request.request_id), 0) for request in driver.requests
+    ]
+
+
+def test_an_eviction_that_is_refused(client: EtcdClient, keys: JobKeys, megatrain: Run) -> None:
+    fill(client, keys, has_driver=False)
+
+    def reply(request: JobRequest) -> list[Said]:
+        return [answer(request, f"no spare could take the place of {request.host}", is_accepted=False)]
+
+    with AnsweringDriver(client, keys, reply) as driver:
+        megatrain("host", "evict", "host-2", code=1)
+        assert "the driver refused: no spare could take the place of host-2" in megatrain.notes
+        megatrain("host", "evict", "host-7", code=68)
+        assert "has no host 'host-7'; there are host-1, host-2 and host-3" in megatrain.notes
+    assert len(driver.requests) == 1
+
+
+def test_nobody_can_be_asked(client: EtcdClient, keys: JobKeys, megatrain: Run) -> None:
+    megatrain("job", "stop", code=68)
+    assert "etcd knows no job of this name" in megatrain.notes
+    fill(client, keys, has_driver=False)
+    megatrain("job", "restart", code=68)
+    assert "has no driver at the moment, so nobody would answer" in megatrain.notes
+    fill(client, keys, end=JobEnd(66, "no checkpoint", 1.0))
+    megatrain("job", "restart", code=68)
+    assert "is over (exit code 66): no checkpoint" in megatrain.notes
+
+
+def test_a_request_that_nobody_answers_is_taken_back(client: EtcdClient, keys: JobKeys, megatrain: Run) -> None:
+    fill(client, keys)
+    megatrain("job", "restart", "--timeout", "0.3", code=68)
+    assert "no driver took it up; the request is taken back" in megatrain.notes
+    assert not client.read(Range(KeyRange.prefix(keys.directory("requests")))).items
+
+
+def test_the_end_of_the_job_answers_a_stop(client: EtcdClient, keys: JobKeys, megatrain: Run) -> None:
+    fill(client, keys, has_driver=False)
+
+    def reply(request: JobRequest) -> list[Said]:
+        return [answer(request, "saving", is_done=False), JobEnd(75, "saved at step 1,260", time.time())]
+
+    with AnsweringDriver(client, keys, reply):
+        assert "the job has ended with exit code 75: saved at step 1,260" in megatrain("job", "stop")
+
+
+def test_an_etcd_that_ends_with_its_job_answers_a_stop(tmp_path: Path) -> None:
+    keys, request = JobKeys("demo"), make_request(RequestKind.STOP)
+    with EtcdServers(tmp_path) as servers:
+        settings = EtcdSettings.of(servers.urls, attempt_s=0.2, call_s=0.4)
+        with EtcdClient(settings) as client, EtcdClient(settings) as other:
+
+            def accept_and_end() -> None:
+                _accept(other, keys, request)
+                servers.members[0].kill()
+
+            thread = threading.Thread(target=accept_and_end, name="etcd accepting")
+            thread.start()
+            last = wait_for_answer(client, keys, request, timeout_s=30, gone_s=0.2)
+            thread.join()
+    assert last.is_done
+    assert last.text == "saving; the job's etcd is gone since, as that of a job which has ended"
+
+
+def test_what_is_accepted_in_time_may_take_longer(client: EtcdClient, keys: JobKeys) -> None:
+    request = make_request(RequestKind.CHECKPOINT)
+    thread = threading.Thread(target=_accept, args=(client, keys, request), name="etcd accepting")
+    thread.start()
+    with closing(news_of(client, keys, request, timeout_s=20, accept_s=0.3)) as news:
+        next(news)
+        ready_s = time.monotonic() + 0.35
+        wait_until(lambda: time.monotonic() > ready_s, "the time to accept to be over", 5)
+        client.put(keys.answer(request.request_id), encode(answer(request, "saved")))
+        last = next(news)
+    thread.join()
+    assert isinstance(last, Answer)
+    assert (last.text, last.is_done) == ("saved", True)
+
+
+def _accept(client: EtcdClient, keys: JobKeys, request: JobRequest) -> None:
+    """Accept a request as a driver would, and wait until the asker has heard of it."""
+    key = keys.request(request.request_id)
+    wait_until(lambda: client.get(key) is not None, "the request", 10)
+    client.put(keys.answer(request.request_id), encode(answer(request, "saving", is_done=False)))
+    wait_until(lambda: (item := client.get(key)) is not None and item.lease_id == 0, "the asker", 10)
+
+
+def make_report(host: str, outcome: CheckOutcome) -> CheckReport:
+    results = (CheckResult("disk", CheckOutcome.PASSED, "80 GB free", 0.1),
+               CheckResult("matmul", outcome, "2.1 x its own median", 0.5, 2.1, "x"))  # fmt: skip
+    return CheckReport(host, "s", time.time(), results)
+
+
+def test_checks_are_gathered(client: EtcdClient, keys: JobKeys, megatrain: Run) -> None:
+    fill(client, keys, has_driver=False)
+
+    def reply(request: JobRequest) -> list[Said]:
+        hosts = [request.host] if request.host else ["host-1", "host-2", "host-3"]
+        outcomes = {"host-2": CheckOutcome.FAILED, "host-3": CheckOutcome.WARNING}
+        reports = [make_report(host, outcomes.get(host, CheckOutcome.PASSED)) for host in hosts]
+        return [answer(request, "sent", is_done=False), *reports, answer(request, "checked")]
+
+    with AnsweringDriver(client, keys, reply):
+        assert megatrain("host", "check", "host-1") == "host-1: fit: 2 passed\n"
+        text = megatrain("host", "check", code=1)
+        assert text == (
+            "host-1: fit: 2 passed\nhost-2: NOT FIT: 1 passed, 1 failed\n  matmul  failed  2.1 x its own median\n"
+            "host-3: fit: 1 passed, 1 warning\n  matmul  warning  2.1 x its own median\n"
+        )
+        found = megatrain("host", "check", "host-3", "--json")
+    assert (found["is_fit"], found["missing"], found["reports"][0]["host"]) == (True, [], "host-3")
+
+
+@pytest.mark.parametrize("is_last", [True, False])
+def test_a_host_that_reports_nothing_is_named(client: EtcdClient, keys: JobKeys, megatrain: Run, is_last: bool) -> None:
+    fill(client, keys, has_driver=False)
+
+    def reply(request: JobRequest) -> list[Said]:
+        said: list[Said] = [answer(request, "sent", is_done=False), make_report("host-1", CheckOutcome.PASSED)]
+        return [*said, answer(request, "host-2 left; host-3 left")] if is_last else said
+
+    with AnsweringDriver(client, keys, reply):
+        found = megatrain("host", "check", "--timeout", "0.5", "--json", code=1)
+    assert (found["is_fit"], found["missing"]) == (False, ["host-2", "host-3"])
+    why = "host-2 left; host-3 left" if is_last else f"job '{keys.job}': check was asked for 500 ms ago and accepted"
+    assert f"no report from host-2 and host-3: {why}" in megatrain.notes
+
+
+class _Screen(io.StringIO):
+    def __init__(self, *, is_terminal: bool) -> None:
+        super().__init__()
+        self._is_terminal = is_terminal
+
+    def isatty(self) -> bool:
+        return self._is_terminal
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_watching_draws_changes_until_the_end(client: EtcdClient, keys: JobKeys, is_terminal: bool) -> None:
+    fill(client, keys)
+    screen = _Screen(is_terminal=is_terminal)
+    looks: list[float] = []
+
+    def now() -> float:
+        looks.append(time.time())
+        return looks[-1]
+
+    view = LiveView(client, keys, output=screen, now=now, redraw_s=0.05)
+    thread = threading.Thread(target=view.run, name="etcd view")
+    thread.start()
+    try:
+        wait_until(lambda: "healthy, training" in screen.getvalue(), "the first picture", 10)
+        num_looks = len(looks)
+        wait_until(lambda: len(looks) > num_looks + 4, "some more looks", 10)
+        client.delete(keys.host("host-2"))
+        wait_until(lambda: "NOT HEALTHY, training" in screen.getvalue(), "the lost host", 10)
+    finally:
+        client.put(keys.end, encode(JobEnd(0, "all steps are done", time.time())))
+        thread.join()
+    text = screen.getvalue()
+    assert f"{keys.job}: finished: all steps are done" in text
+    assert ("\x1b[H" in text) == is_terminal
+    if not is_terminal:
+        assert text.count(f"\n{keys.job}: ") == 3  # a picture for each change, none for a second that passes
+
+
+def test_watching_says_that_etcd_does_not_answer(tmp_path: Path) -> None:
+    with EtcdServers(tmp_path) as servers:
+        keys = JobKeys("demo")
+        with EtcdClient(EtcdSettings.of(servers.urls, attempt_s=0.2, call_s=0.4)) as client:
+            fill(client, keys)
+            screen = _Screen(is_terminal=False)
+            thread = threading.Thread(target=LiveView(client, keys, output=screen, redraw_s=0.2).run, name="etcd view")
+            thread.start()
+            wait_until(lambda: "healthy, training" in screen.getvalue(), "the first picture", 10)
+            member = servers.members[0]
+            member.kill()
+            wait_until(lambda: "etcd does not answer; this is what was known" in screen.getvalue(), "a word", 10)
+            member.start()
+            servers.wait_ready()
+            client.put(keys.end, encode(JobEnd(0, "all steps are done", time.time())))
+            thread.join(20)
+            assert not thread.is_alive()
+    assert "finished: all steps are done" in screen.getvalue()
+
+
+def test_a_password_comes_from_a_file(tmp_path: Path, megatrain: Run) -> None:
+    (tmp_path / "closed").mkdir()
+    with EtcdServers(tmp_path / "closed") as servers:
+        keys = JobKeys("demo")
+        with EtcdClient(EtcdSettings.of(servers.urls)) as client:
+            fill(client, keys)
+        enable_users(servers.urls[0], "root-word", {"ops": "ops-word"}, keys.prefix)
+        secret = tmp_path / "password"
+        secret.write_text("ops-word\n")
+        words = ("status", "demo", "--rdzv-endpoint", servers.urls[0], "--etcd-user", "ops")
+        told = {"endpoints": servers.urls, "job": "demo", "user": "ops", "password_file": str(secret)}
+        (tmp_path / "runs" / "demo" / "coordination" / "endpoint").write_text(json.dumps(told))
+        assert "healthy, training" in megatrain("status")
+        (tmp_path / "runs" / "demo" / "coordination" / "endpoint").unlink()
+        assert "healthy, training" in megatrain(*words, "--etcd-password-file", secret)
+        secret.write_text("wrong")
+        megatrain(*words, "--etcd-password-file", secret, code=77)
+        assert "wrong" not in megatrain.notes.replace("wrong user", "")
+
+
+def in_a_process(*words: str, at: Path, script: str = "") -> subprocess.CompletedProcess[str]:
+    """Run a command line, or a script, as a program of its own."""
+    program = ["-c", script] if script else ["-m", "megatrain", *words]
+    return subprocess.run([sys.executable, *program], capture_output=True, text=True, cwd=at, timeout=30, check=False,
+                          env={"PYTHONPATH": f"{ROOT}:{ROOT / 'launcher'}"})  # fmt: skip
+
+
+def test_who_stays_has_the_usual_time_limits(run: Path) -> None:
+    parser = argparse.ArgumentParser()
+    add_job(parser)
+    args = parser.parse_args(["demo"])
+    with opened_job(args) as job, opened_job(args, is_patient=True) as patient:
+        usual = EtcdSettings.of("x")
+        assert job.client.settings.call_s < patient.client.settings.call_s == usual.call_s
+        assert patient.client.settings.attempt_s == usual.attempt_s
+        assert patient.client.settings.endpoints == job.client.settings.endpoints
+
+
+def test_verbs_load_no_torch(client: EtcdClient, keys: JobKeys, run: Path) -> None:
+    fill(client, keys)
+    client.put(keys.cordon("host-3"), encode(make_cordon(3)))
+    script = (
+        "import sys\nfrom megatrain.cli import main\n"
+        "codes = [main(words) for words in (['status'], ['host', 'ls'], ['incidents'], ['job', '--help'])]\n"
+        "heavy = [name for name in ('torch', 'numpy') if name in sys.modules]\nprint(codes, heavy, file=sys.stderr)\n"
+    )
+    assert in_a_process(at=run.parent.parent, script=script).stderr.strip() == "[0, 0, 0, 0] []"

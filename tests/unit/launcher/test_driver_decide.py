@@ -1,0 +1,422 @@
+"""Decisions in whole stories: simulated hosts that obey, and a driver that sees everything at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from megatrain.contracts.driver_report import DriverReport
+from megatrain.contracts.host_records import (
+    CheckOutcome,
+    CheckReport,
+    CheckResult,
+    HangEvidence,
+    HostPhase,
+    RankEvidence,
+    RankPosition,
+    Stall,
+)
+from megatrain.contracts.incident import Incident, IncidentKind, IncidentState
+from megatrain.contracts.job_requests import Answer, JobRequest, RequestKind
+from megatrain.contracts.record import decode, encode
+from megatrain.contracts.rounds import Halt, HostCommand, JobEnd
+from megatrain_launcher.driver.decide import decide
+from megatrain_launcher.driver.policy import Policy
+from tests.helpers.simulated_job import KEYS, SimulatedJob
+
+POLICY = Policy(min_hosts=2, max_hosts=2, num_workers=2, feasible_counts=frozenset({2}), join_timeout_s=60.0)
+ELASTIC = replace(POLICY, min_hosts=1, feasible_counts=frozenset({1, 2}), shrink_after_s=30.0)
+
+
+def begin(policy: Policy = POLICY, num_hosts: int = 3, up: int | None = None) -> SimulatedJob:
+    """Return a job that trains, unless there are too few hosts."""
+    job = SimulatedJob(policy, num_hosts)
+    for host in list(job.hosts.values())[: num_hosts if up is None else up]:
+        host.start(job.now)
+    go_on(job, 3.0)
+    return job
+
+
+def go_on(job: SimulatedJob, seconds: float, *, step_s: float = 0.1) -> None:
+    end = job.now + seconds
+    while job.now < end:
+        job.now += step_s
+        for host in job.hosts.values():
+            host.hear(1000)
+            host.act(job.now)
+        job.driver.hear(1000, job.now)
+        job.probe(job.driver.decide(job.now))
+        job.check()
+
+
+def go_on_until(job: SimulatedJob, is_met: Callable[[], bool], limit_s: float) -> float:
+    begin_s = job.now
+    while not is_met():
+        assert job.now < begin_s + limit_s, job.driver.decide(job.now)
+        go_on(job, 0.1)
+    return job.now - begin_s
+
+
+def records_of(job: SimulatedJob, kind: type, directory: str) -> list:
+    prefix = KEYS.directory(directory)
+    return [decode(kind, job.etcd.items[key].value, key) for key in sorted(job.etcd.items) if key.startswith(prefix)]
+
+
+def incidents(job: SimulatedJob) -> list[Incident]:
+    return records_of(job, Incident, "incidents")
+
+
+def members(job: SimulatedJob, number: int) -> list[str]:
+    return [part.host for part in job.rounds()[number].hosts]
+
+
+def ended(job: SimulatedJob) -> JobEnd | None:
+    item = job.etcd.items.get(KEYS.end)
+    return None if item is None else decode(JobEnd, item.value, "end")
+
+
+def ask(job: SimulatedJob, kind: RequestKind, host: str = "") -> str:
+    request_id = f"q{len(job.etcd.log)}"
+    job.etcd.put(KEYS.request(request_id), encode(JobRequest(request_id, kind, "me@here", job.now, host)))
+    return request_id
+
+
+def answer(job: SimulatedJob, request_id: str) -> Answer:
+    return decode(Answer, job.etcd.items[KEYS.answer(request_id)].value, "answer")
+
+
+def test_first_round_waits_for_its_last_call_only() -> None:
+    job = SimulatedJob(ELASTIC, 2)
+    job.hosts["host-0"].start(job.now)
+    go_on(job, 1.5)
+    assert not job.rounds()
+    go_on(job, 1.0)
+    assert members(job, 1) == ["host-0"]
+    at_once = SimulatedJob(ELASTIC, 2)
+    for host in at_once.hosts.values():
+        host.start(at_once.now)
+    go_on(at_once, 0.2)
+    assert len(members(at_once, 1)) == 2
+
+
+def test_surplus_host_parks() -> None:
+    job = begin()
+    assert job.is_training()
+    assert len(members(job, 1)) == 2
+    (parked,) = set(job.hosts) - set(members(job, 1))
+    assert job.hosts[parked].phase is HostPhase.PARKED
+
+
+def test_killed_rank_restarts_everything_with_the_same_ranks() -> None:
+    job = begin()
+    job.hosts["host-0"].fail(job.now, is_cascade=False)
+    failed_at = job.now
+    took_s = go_on_until(job, lambda: 2 in job.rounds() and job.is_training(), 2.0)
+    assert took_s < 1.0
+    assert members(job, 2) == members(job, 1)
+    go_on(job, 0.3)
+    (incident,) = incidents(job)
+    assert (incident.kind, incident.state, incident.action) == ("failure", "recovered", "restart")
+    assert (incident.culprit_hosts, incident.next_round) == (("host-0",), 2)
+    moments = incident.moments
+    assert failed_at <= moments.detected <= moments.halted <= moments.round_written <= moments.first_step
+    assert incident.steps_lost is not None
+    assert incident.steps_lost > 0
+    assert 0 < incident.effective_time_ratio < 1
+
+
+def test_broken_host_is_evicted_and_the_spare_takes_its_ranks() -> None:
+    job = begin()
+    first = members(job, 1)
+    job.hosts[first[0]].fail(job.now, is_cascade=False, exit_code=1, label="gpu_hardware", action="evict_host")
+    go_on_until(job, lambda: 2 in job.rounds() and job.is_training(), 2.0)
+    (spare,) = set(job.hosts) - set(first)
+    assert members(job, 2) == [spare, first[1]]
+    assert KEYS.cordon(first[0]) in job.etcd.items
+
+
+def test_dead_executor_is_proven_by_its_port_long_before_its_lease() -> None:
+    job = begin()
+    first = members(job, 1)
+    job.hosts[first[1]].kill()
+    job.hosts[first[0]].fail(job.now, is_cascade=True, exit_code=69)
+    took_s = go_on_until(job, lambda: 2 in job.rounds() and job.is_training(), 3.0)
+    assert took_s < 1.5
+    assert first[1] not in members(job, 2)
+    go_on(job, 0.3)
+    (incident,) = incidents(job)
+    assert (incident.kind, incident.culprit_hosts) == ("host-lost", (first[1],))
+    assert any("probed" in sentence for sentence in incident.evidence)
+
+
+def test_vanished_lease_while_steps_advance_is_held() -> None:
+    job = begin()
+    lost = members(job, 1)[1]
+    job.hosts[lost].is_connected = False
+    job.hosts[lost].lose_lease()
+    go_on(job, 60.0)
+    assert list(job.rounds()) == [1]
+    (incident,) = incidents(job)
+    assert (incident.kind, incident.state, incident.culprit_hosts) == ("control-plane", "held", (lost,))
+    decision = job.driver.decide(job.now)
+    assert "held" in decision.reason
+    job.hosts[lost].is_connected = True
+    job.hosts[lost].register(job.now)
+    go_on(job, 1.0)
+    assert list(job.rounds()) == [1]
+    assert "over_unix_s" in incidents(job)[0].notes
+
+
+def test_vanished_lease_and_a_stall_is_a_lost_host() -> None:
+    job = begin()
+    first = members(job, 1)
+    job.hosts[first[1]].is_connected = False
+    job.hosts[first[1]].lose_lease()
+    stall(job, first[0])
+    go_on_until(job, lambda: 2 in job.rounds() and job.is_training(), 2.0)
+    assert first[1] not in members(job, 2)
+    session = job.hosts[first[1]].session
+    assert session in job.rounds()[2].fenced
+    job.hosts[first[1]].is_connected = True
+    job.hosts[first[1]].register(job.now)
+    go_on(job, 1.0)
+    assert job.hosts[first[1]].session != session
+
+
+def test_many_vanished_leases_are_the_control_planes_fault() -> None:
+    policy = replace(POLICY, min_hosts=4, max_hosts=4, feasible_counts=frozenset({4}))
+    job = begin(policy, 4)
+    for name in members(job, 1)[1:]:
+        job.hosts[name].is_connected = False
+        job.hosts[name].lose_lease()
+    survivor = job.hosts[members(job, 1)[0]]
+    survivor.stall, survivor.phase = None, HostPhase.RUNNING
+    for _ in range(300):
+        job.now += 0.2
+        job.driver.hear(1000, job.now)
+        job.probe(job.driver.decide(job.now))
+    assert list(job.rounds()) == [1]
+    assert not job.driver.decide(job.now).is_writing
+    stall(job, survivor.name)
+    go_on(job, 1.0)
+    assert KEYS.halt(1) in job.etcd.items
+
+
+def stall(job: SimulatedJob, *names: str) -> None:
+    for name in names:
+        host = job.hosts[name]
+        host.stall = Stall("step", host.step, 5.0, 5.0, job.now, (0,))
+        host.tell(job.now)
+
+
+def write_evidence(job: SimulatedJob, name: str, *entered: int) -> None:
+    host = job.hosts[name]
+    part = job.rounds()[host.running].part_of(name, host.session)
+    ranks = tuple(
+        RankEvidence(part.first_rank + local, {"dp": RankPosition(value, 4)}, "S", 7, "step", job.now)
+        for local, value in enumerate(entered)
+    )
+    found = HangEvidence(name, host.session, host.running, job.now, {"dp": (0, 1, 2, 3)}, ranks)
+    job.etcd.put(KEYS.evidence(host.running, name), encode(found))
+
+
+def test_hang_waits_for_evidence_names_the_culprit_and_evicts_it_the_second_time() -> None:
+    job = begin()
+    first = members(job, 1)
+    stall(job, *first)
+    go_on(job, 0.4)
+    assert KEYS.halt(1) not in job.etcd.items
+    (command,) = records_of(job, HostCommand, "commands")
+    assert (command.kind, set(command.hosts)) == ("evidence", set(first))
+    write_evidence(job, first[0], 5, 5)
+    write_evidence(job, first[1], 5, 4)
+    go_on_until(job, lambda: 2 in job.rounds() and job.is_training(), 1.0)
+    (incident,) = incidents(job)
+    assert (incident.kind, incident.culprit_ranks, incident.culprit_hosts) == ("hang", (3,), (first[1],))
+    assert incident.confidence == "certain"
+    assert members(job, 2) == first
+    stall(job, *first)
+    write_evidence(job, first[0], 5, 5)
+    write_evidence(job, first[1], 5, 4)
+    go_on_until(job, lambda: 3 in job.rounds() and job.is_training(), 2.0)
+    assert first[1] not in members(job, 3)
+    assert KEYS.cordon(first[1]) in job.etcd.items
+
+
+def test_hang_whose_suspect_cannot_be_heard_waits_for_the_lease() -> None:
+    job = begin()
+    first = members(job, 1)
+    job.hosts[first[1]].is_connected = False
+    stall(job, first[0])
+    write_evidence(job, first[0], 5, 5)
+    go_on(job, 9.0)
+    assert KEYS.halt(1) not in job.etcd.items
+    job.hosts[first[1]].lose_lease()
+    go_on_until(job, lambda: 2 in job.rounds() and job.is_training(), 1.0)
+    assert incidents(job)[0].kind is IncidentKind.HOST_LOST
+
+
+def test_host_that_does_not_stop_is_left_out_and_fenced() -> None:
+    job = begin()
+    first = members(job, 1)
+    stuck = job.hosts[first[1]]
+    stuck.is_connected = False  # its lease lives, and probes get no answer
+    job.hosts[first[0]].fail(job.now, is_cascade=False)
+    go_on(job, 9.0)
+    assert list(job.rounds()) == [1]
+    go_on_until(job, lambda: 2 in job.rounds(), 3.0)
+    assert first[1] not in members(job, 2)
+    assert stuck.session in job.rounds()[2].fenced
+    # even if it says at last that it has stopped, no later round takes this life of it
+    stuck.running, stuck.is_connected, stuck.phase, stuck.status_round = 0, True, HostPhase.STOPPED, 1
+    stuck.tell(job.now)
+    stuck.is_connected = False
+    for name in members(job, 2)[:1]:
+        job.hosts[name].hear(1000)
+        job.hosts[name].act(job.now)
+        job.hosts[name].kill()
+        job.hosts[name].lose_lease()
+    go_on(job, 20.0)
+    assert all(stuck.session not in [part.session for part in one.hosts] for n, one in job.rounds().items() if n > 1)
+
+
+def test_missing_hosts_are_named_then_the_job_ends() -> None:
+    job = begin(num_hosts=2)
+    lost = members(job, 1)[1]
+    job.hosts[lost].kill()
+    job.hosts[lost].lose_lease()
+    go_on(job, 20.0)
+    assert f"{lost} (gone since" in job.driver.decide(job.now).reason
+    assert "UTC" in job.driver.decide(job.now).reason
+    go_on(job, 45.0)
+    end = ended(job)
+    assert end is not None
+    assert end.exit_code == 1
+    assert lost in end.reason
+    assert "recovery.join_timeout_s=60" in end.reason
+
+
+def test_elastic_job_shrinks_after_a_while_and_grows_again() -> None:
+    job = begin(ELASTIC, 2)
+    lost = members(job, 1)[1]
+    job.hosts[lost].kill()
+    job.hosts[lost].lose_lease()
+    go_on(job, 25.0)
+    assert list(job.rounds()) == [1]
+    go_on_until(job, lambda: 2 in job.rounds() and job.is_training(), 30.0)
+    assert len(members(job, 2)) == 1
+    job.hosts[lost].start(job.now)
+    go_on(job, 9.0)
+    assert list(job.rounds()) == [1, 2]
+    go_on_until(job, lambda: 3 in job.rounds() and job.is_training(), 5.0)
+    assert len(members(job, 3)) == 2
+    assert decode(Halt, job.etcd.items[KEYS.halt(2)].value, "halt").is_saving
+
+
+def test_end_when_all_are_done() -> None:
+    job = begin()
+    for name in members(job, 1):
+        host = job.hosts[name]
+        host.running, host.phase = 0, HostPhase.DONE
+        host.tell(job.now)
+    for name in members(job, 1):  # the simulated status says no exit code
+        key = KEYS.status(name)
+        status = job.etcd.items[key].value.replace(b'"phase":"done"', b'"phase":"done","exit_code":75')
+        job.etcd.put(key, status)
+    job.driver.hear(1000, job.now)
+    job.driver.decide(job.now)
+    assert ended(job) == JobEnd(75, "the workers were told to stop, and saved", job.now, 1)
+    assert KEYS.halt(1) in job.etcd.items
+
+
+def test_wrong_configuration_stops_the_job_with_its_code() -> None:
+    job = begin()
+    job.hosts["host-0"].fail(job.now, is_cascade=False, exit_code=78)
+    go_on(job, 1.0)
+    end = ended(job)
+    assert end is not None
+    assert end.exit_code == 78
+    assert incidents(job)[0].state is IncidentState.STOPPED
+    assert not job.live_rounds()
+
+
+def test_host_must_pass_its_check() -> None:
+    job = begin(num_hosts=2)
+    name = members(job, 1)[0]
+    job.hosts[name].fail(job.now, is_cascade=False, exit_code=-11, label="segfault", action="restart_then_check")
+    go_on(job, 5.0)
+    assert list(job.rounds()) == [1]
+    (command,) = records_of(job, HostCommand, "commands")
+    assert (command.kind, command.hosts) == ("check", (name,))
+    result = CheckResult("matmul", CheckOutcome.PASSED, "fine", 0.1)
+    report = CheckReport(name, job.hosts[name].session, job.now, (result,))
+    job.etcd.put(KEYS.check(command.request, name), encode(report))
+    go_on(job, 0.5)
+    assert name in members(job, 2)
+
+
+@pytest.mark.parametrize("kind", [RequestKind.RESTART, RequestKind.EVICT])
+def test_person_asks_for_another_round(kind: RequestKind) -> None:
+    job = begin()
+    first = members(job, 1)
+    request_id = ask(job, kind, first[0])
+    go_on(job, 0.1)
+    assert decode(Halt, job.etcd.items[KEYS.halt(1)].value, "halt").is_saving
+    assert answer(job, request_id).is_accepted
+    go_on_until(job, lambda: 2 in job.rounds() and job.is_training(), 2.0)
+    go_on(job, 1.0)
+    assert answer(job, request_id).is_done
+    assert KEYS.request(request_id) not in job.etcd.items
+    assert (first[0] in members(job, 2)) is (kind is RequestKind.RESTART)
+    assert incidents(job)[0].kind is IncidentKind.REQUEST
+
+
+def test_person_stops_the_job() -> None:
+    job = begin()
+    request_id = ask(job, RequestKind.STOP)
+    go_on(job, 1.0)
+    assert ended(job).exit_code == 0
+    assert answer(job, request_id).is_done
+    late = ask(job, RequestKind.RESTART)
+    go_on(job, 0.3)
+    assert not answer(job, late).is_accepted
+
+
+def test_stop_by_the_system_ends_with_the_code_that_it_asks_for() -> None:
+    job = begin()
+    request = JobRequest("q", RequestKind.STOP, "slurm", job.now, exit_code=75)
+    job.etcd.put(KEYS.request("q"), encode(request))
+    go_on(job, 1.0)
+    assert ended(job).exit_code == 75
+
+
+def test_requests_that_lead_nowhere_are_refused() -> None:
+    job = begin(up=0)
+    for kind, host in [(RequestKind.CHECKPOINT, ""), (RequestKind.EVICT, "nobody"), (RequestKind.CHECK, "nobody")]:
+        request_id = ask(job, kind, host)
+        go_on(job, 0.2)
+        assert (answer(job, request_id).is_accepted, answer(job, request_id).is_done) == (False, True)
+        assert KEYS.request(request_id) not in job.etcd.items
+
+
+def test_damaged_keys_are_told_and_survived() -> None:
+    job = begin()
+    job.etcd.put(KEYS.host("host-9"), b"{")
+    job.etcd.put(KEYS.status("host-0"), b'{"schema_version":7}')
+    job.etcd.put(f"{KEYS.prefix}rounds/nonsense", b"{}")
+    job.etcd.put(f"{KEYS.prefix}evidence/1", b"{}")
+    job.etcd.put(KEYS.report, encode(DriverReport("x", "", 0.0)))
+    job.driver.hear(1000, job.now)
+    decision = job.driver.decide(job.now)
+    assert [action.topic for action in decision.actions if hasattr(action, "topic")] == ["damaged"]
+    assert not decision.is_writing
+    assert "train" in decision.reason
+
+
+def test_deciding_again_gives_the_same() -> None:
+    job = begin()
+    job.hosts["host-0"].fail(job.now, is_cascade=False)
+    job.driver.hear(1000, job.now)
+    assert decide(job.now, job.driver.state, POLICY) == decide(job.now, job.driver.state, POLICY)

@@ -1,0 +1,156 @@
+"""Real drivers on a real etcd: two candidates, one dies, the other goes on from what is written."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from megatrain.contracts.driver_report import DriverReport
+from megatrain.contracts.host_records import HostPhase, HostRecord, HostStatus, Milestones, RankFailure
+from megatrain.contracts.incident import Incident, IncidentState
+from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.job_requests import Answer, JobRequest, RequestKind
+from megatrain.contracts.record import RecordType, decode, encode
+from megatrain.contracts.rounds import Halt, JobEnd, Round
+from megatrain.coordination.client import EtcdClient
+from megatrain.coordination.lease_keeper import LeaseKeeper
+from megatrain.coordination.settings import EtcdSettings
+from megatrain.coordination.wire import Delete, KeyRange
+from megatrain_launcher.driver.driver import Driver
+from megatrain_launcher.driver.policy import Policy
+from megatrain_launcher.driver.writes import trims_of
+from tests.helpers.etcd_server import EtcdServers
+from tests.helpers.waiting import wait_until
+
+POLICY = Policy(min_hosts=2, max_hosts=2, num_workers=1, feasible_counts=frozenset({2}))
+KEYS = JobKeys("job")
+TTL_S = 2
+NOW = 1_700_000_000.0
+
+
+@pytest.fixture(scope="module")
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServers]:
+    with EtcdServers(tmp_path_factory.mktemp("etcd")) as servers:
+        yield servers
+
+
+class Candidate:
+    """A driver in a thread, with its own client and lease."""
+
+    def __init__(self, etcd: EtcdServers, name: str, incidents: Path) -> None:
+        self.name = name
+        self.client = EtcdClient(EtcdSettings.of(etcd.urls))
+        self.keeper = LeaseKeeper(self.client, ttl_s=TTL_S, period_s=0.5)
+        self.driver = Driver(self.client, KEYS, lambda: self.keeper, name, POLICY, incidents_directory=incidents)
+        self.stop = threading.Event()
+        self.thread = threading.Thread(target=self.driver.run, args=(self.stop,))
+        self.thread.start()
+
+    def die(self) -> None:
+        """End without a word to etcd, as a killed process does."""
+        self.client.close()
+        self.close()
+
+    def close(self) -> None:
+        self.stop.set()
+        self.thread.join()
+        self.keeper.close()
+        self.client.close()
+
+
+class Hosts:
+    """Two hosts that say what a test has them say."""
+
+    def __init__(self, client: EtcdClient) -> None:
+        self.client = client
+        self.records = [
+            HostRecord(f"host-{n}", f"s-{n}", 1, "127.0.0.1", 1, 1, 1, "", "", "", NOW, is_fit=True) for n in range(2)
+        ]
+        for record in self.records:
+            client.put(KEYS.host(record.host), encode(record))
+
+    def say(self, host: int, phase: HostPhase, number: int, **more: object) -> None:
+        record = self.records[host]
+        status = replace(HostStatus(record.host, record.session, phase, number), **more)
+        self.client.put(KEYS.status(record.host), encode(status))
+
+    def train(self, number: int) -> None:
+        for host in range(2):
+            milestones = Milestones(NOW, NOW, NOW, NOW)
+            self.say(host, HostPhase.RUNNING, number, min_step=10, resumed_step=5, milestones=milestones)
+
+    def read(self, kind: type[RecordType], key: str) -> RecordType | None:
+        item = self.client.get(key)
+        return None if item is None else decode(kind, item.value, key)
+
+    def wait_for(self, kind: type[RecordType], key: str, deadline_s: float = 5.0) -> RecordType:
+        wait_until(lambda: self.client.get(key) is not None, key, deadline_s)
+        found = self.read(kind, key)
+        assert found is not None
+        return found
+
+    def incident(self) -> Incident:
+        (item,) = self.client.read_all(KeyRange.prefix(KEYS.directory("incidents"))).items
+        return decode(Incident, item.value, "incident")
+
+
+def test_a_driver_dies_and_the_other_goes_on(etcd: EtcdServers, tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        client = stack.enter_context(EtcdClient(EtcdSettings.of(etcd.urls)))
+        candidates = [Candidate(etcd, name, tmp_path / "incidents") for name in ("one", "two")]
+        for one in candidates:
+            stack.callback(one.close)
+        hosts = Hosts(client)
+        first = hosts.wait_for(Round, KEYS.round(1))
+        assert [part.host for part in first.hosts] == ["host-0", "host-1"]
+        leader, other = sorted(candidates, key=lambda one: not one.driver.is_leading)
+        assert (leader.driver.is_leading, other.driver.is_leading) == (True, False)
+        assert first.driver == leader.name
+        hosts.train(1)
+        wait_until(lambda: "2 of 2 hosts train" in leader.driver.reason, "the driver to see it", 5.0)
+
+        leader.die()
+        hosts.say(0, HostPhase.FAILED, 1, min_step=12, failures=(RankFailure(0, -9, NOW),))
+        halt = hosts.wait_for(Halt, KEYS.halt(1), TTL_S + 4.0)
+        assert other.driver.is_leading
+        for host in range(2):
+            hosts.say(host, HostPhase.STOPPED, 1, min_step=12)
+        second = hosts.wait_for(Round, KEYS.round(2))
+        assert (second.driver, second.incident) == (other.name, halt.incident)
+        hosts.train(2)
+        wait_until(lambda: hosts.incident().state is IncidentState.RECOVERED, "the incident's end", 5.0)
+        assert (hosts.incident().last_step, hosts.incident().steps_lost) == (12, 7)
+        path = tmp_path / "incidents" / f"{halt.incident}.json"
+        wait_until(lambda: decode(Incident, path.read_bytes(), "file") == hosts.incident(), "the file", 5.0)
+        wait_until(
+            lambda: (found := hosts.read(DriverReport, KEYS.report)) is not None
+            and (found.driver, found.reason) == (other.name, "round 2: 2 of 2 hosts train"),
+            "the report",
+            5.0,
+        )  # fmt: skip
+
+        client.put(KEYS.request("q"), encode(JobRequest("q", RequestKind.STOP, "me@here", NOW)))
+        hosts.wait_for(Halt, KEYS.halt(2))
+        for host in range(2):
+            hosts.say(host, HostPhase.DONE, 2, exit_code=75)
+        assert hosts.wait_for(JobEnd, KEYS.end).exit_code == 0
+        assert hosts.wait_for(Answer, KEYS.answer("q")).is_done
+        assert client.get(KEYS.request("q")) is None
+
+
+def test_old_keys_are_trimmed() -> None:
+    present = [KEYS.round(n) for n in range(1, 61)] + [KEYS.halt(n) for n in range(1, 60)]
+    present += [KEYS.evidence(5, "host-1"), KEYS.evidence(60, "host-1"), KEYS.host("host-1"), KEYS.end, "/other/key"]
+    present += [KEYS.incident(f"{n:05d}") for n in range(205)]
+    deleted = {one.keys.start.decode() for one in trims_of(KEYS, present) if isinstance(one, Delete)}
+    assert deleted == {
+        *(KEYS.round(n) for n in range(1, 11)),
+        *(KEYS.halt(n) for n in range(1, 11)),
+        KEYS.evidence(5, "host-1"),
+        *(KEYS.incident(f"{n:05d}") for n in range(5)),
+    }

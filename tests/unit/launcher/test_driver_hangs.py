@@ -1,0 +1,57 @@
+"""Who holds up a stuck round, from what its hosts wrote."""
+
+from __future__ import annotations
+
+from megatrain.contracts.host_records import HangEvidence, RankEvidence, RankPosition
+from megatrain.contracts.rounds import Round, RoundHost
+from megatrain_launcher.driver.hangs import accuse
+
+ROUND = Round(
+    3, 4, (RoundHost("a", "a-1", "a", 0, 2), RoundHost("b", "b-1", "b", 2, 2)), "a", 1, "", "", 0.0
+)  # fmt: skip
+GROUP = {"dp:0+4x1": (0, 1, 2, 3)}
+
+
+def rank(number: int, entered: int, left: int, state: str = "S") -> RankEvidence:
+    return RankEvidence(number, {"dp:0+4x1": RankPosition(entered, left)}, state, 7, "step", 0.0, "dp-all-reduce")
+
+
+def evidence(host: str, *ranks: RankEvidence, silent: tuple[int, ...] = ()) -> HangEvidence:
+    return HangEvidence(host, f"{host}-1", 3, 0.0, GROUP, ranks, silent)
+
+
+WAITING = evidence("a", rank(0, 5, 4), rank(1, 5, 4))
+
+
+def test_the_rank_that_never_came_is_named() -> None:
+    found = accuse(ROUND, {"a": WAITING, "b": evidence("b", rank(2, 5, 4), rank(3, 4, 4))}, ("a complains",))
+    assert (found.ranks, found.hosts, found.confidence, found.is_firm) == ((3,), ("b",), "certain", True)
+    assert "rank 3 never entered collective 5" in found.sentences[0]
+    assert "a complains" in found.sentences
+
+
+def test_a_stopped_process_is_the_plainest_sign() -> None:
+    found = accuse(ROUND, {"a": WAITING, "b": evidence("b", rank(2, 4, 4, "T"), rank(3, 4, 4))})
+    assert (found.ranks, found.hosts, found.confidence) == ((2,), ("b",), "certain")
+    assert found.sentences[0] == "rank 2 is stopped (T) in dp-all-reduce"
+
+
+def test_a_silent_host_is_likely_and_named() -> None:
+    found = accuse(ROUND, {"a": WAITING})
+    assert (found.ranks, found.hosts, found.confidence) == ((2, 3), ("b",), "likely")
+    assert "b sent no evidence" in found.sentences
+
+
+def test_nothing_to_go_by() -> None:
+    found = accuse(ROUND, {})
+    assert (found.hosts, found.is_firm) == ((), False)
+    busy = accuse(
+        ROUND, {"a": evidence("a", rank(0, 4, 4), rank(1, 4, 4)), "b": evidence("b", rank(2, 4, 4), rank(3, 4, 4))}
+    )
+    assert (busy.hosts, busy.confidence) == ((), "insufficient")
+
+
+def test_ranks_that_the_round_has_not_are_nobodys() -> None:
+    strange = HangEvidence("b", "b-1", 3, 0.0, {"g": (0, 99)}, (rank(99, 0, 0, "T"), rank(2, 5, 4)), (77, 3))
+    found = accuse(ROUND, {"a": WAITING, "b": strange})
+    assert set(found.ranks) <= {0, 1, 2, 3}

@@ -1,0 +1,159 @@
+"""The driver against hosts that obey the protocol with any delay: what always holds, and that training comes back."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from megatrain.contracts.host_records import Stall
+from megatrain.contracts.job_requests import JobRequest, RequestKind
+from megatrain.contracts.record import encode
+from megatrain_launcher.driver.policy import Policy
+from tests.helpers.simulated_job import KEYS, SimulatedHost, SimulatedJob, quiet
+
+NUM_HOSTS = 4
+POLICY = quiet(
+    Policy(
+        min_hosts=1, max_hosts=3, num_workers=2, feasible_counts=frozenset({1, 3}), join_timeout_s=30.0,
+        shrink_after_s=20.0, save_grace_s=5.0,
+    )
+)  # fmt: skip
+SETTLE_S = 90.0
+"""Stop timeout, wait for missing hosts, a stall's wait for the lease, and some decisions."""
+HOSTS = st.integers(0, NUM_HOSTS - 1)
+
+
+class Interleavings(RuleBasedStateMachine):
+    """Each rule is one thing that can happen at any moment; hosts and driver read the log at their own pace."""
+
+    @initialize(up=st.sets(HOSTS))
+    def begin(self, up: set[int]) -> None:
+        self.job = SimulatedJob(POLICY, NUM_HOSTS)
+        self.requests = 0
+        for number in up:
+            self.host(number).start(self.job.now)
+
+    def host(self, number: int) -> SimulatedHost:
+        return self.job.hosts[f"host-{number}"]
+
+    @rule(seconds=st.sampled_from([0.05, 0.3, 2.0, 12.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.job.now += seconds
+
+    @rule(host=HOSTS, count=st.sampled_from([1, 3, 1000]), is_acting=st.booleans())
+    def host_hears(self, host: int, count: int, is_acting: bool) -> None:
+        self.host(host).hear(count)
+        if is_acting:
+            self.host(host).act(self.job.now)
+
+    @rule(count=st.sampled_from([0, 1, 3, 1000]), is_answer_lost=st.sampled_from([False, False, False, True]))
+    def driver_decides(self, count: int, is_answer_lost: bool) -> None:
+        self.job.driver.hear(count, self.job.now)
+        self.job.probe(self.job.driver.decide(self.job.now, is_answer_lost=is_answer_lost))
+
+    @rule()
+    def all_go_on(self) -> None:
+        for _ in range(3):
+            self.job.now += 0.2
+            for host in self.job.hosts.values():
+                host.hear(1000)
+                host.act(self.job.now)
+            self.job.driver.hear(1000, self.job.now)
+            self.job.probe(self.job.driver.decide(self.job.now))
+
+    @precondition(lambda self: self.job.driver.late)
+    @rule()
+    def late_transaction(self) -> None:
+        self.job.driver.apply_late()
+
+    @rule()
+    def driver_changes(self) -> None:
+        self.job.change_driver()
+
+    @precondition(lambda self: self.job.old_drivers)
+    @rule(count=st.sampled_from([0, 1000]))
+    def old_driver_decides(self, count: int) -> None:
+        old = self.job.old_drivers[-1]
+        revision = self.job.etcd.revision
+        if old.state is not None:
+            old.hear(count, self.job.now)
+            old.decide(self.job.now)
+        if old.late:
+            assert not old.apply_late()
+        assert self.job.etcd.revision == revision, "a driver that was replaced wrote"
+
+    @rule(host=HOSTS)
+    def executor_starts(self, host: int) -> None:
+        if not self.host(host).is_up:
+            self.host(host).start(self.job.now)
+
+    @rule(host=HOSTS)
+    def executor_dies(self, host: int) -> None:
+        self.host(host).kill()
+
+    @rule(host=HOSTS)
+    def host_is_cut_off(self, host: int) -> None:
+        self.host(host).is_connected = False
+
+    @rule(host=HOSTS)
+    def lease_runs_out(self, host: int) -> None:
+        one = self.host(host)
+        if not one.is_up or not one.is_connected:
+            one.lose_lease()
+
+    @rule(host=HOSTS, is_stopped=st.booleans())
+    def host_returns(self, host: int, is_stopped: bool) -> None:
+        one = self.host(host)
+        if is_stopped:
+            one.fence(self.job.now)
+        if not one.is_connected:
+            one.is_connected = True
+            if not one.is_registered:
+                one.register(self.job.now)
+            one.tell(self.job.now)
+
+    @rule(host=HOSTS, is_cascade=st.booleans())
+    def worker_dies(self, host: int, is_cascade: bool) -> None:
+        self.host(host).fail(self.job.now, is_cascade=is_cascade)
+
+    @rule(host=HOSTS)
+    def step_hangs(self, host: int) -> None:
+        one = self.host(host)
+        if one.running and one.can_write:
+            one.stall = Stall("step", one.step, 5.0, 5.0, self.job.now, (0,))
+            one.tell(self.job.now)
+
+    @rule(kind=st.sampled_from(list(RequestKind)), host=HOSTS)
+    def person_asks(self, kind: RequestKind, host: int) -> None:
+        if kind is RequestKind.STOP:
+            return
+        self.requests += 1
+        request = JobRequest(f"q{self.requests}", kind, "me@here", self.job.now, host=f"host-{host}")
+        self.job.etcd.put(KEYS.request(request.request_id), encode(request))
+
+    @rule()
+    def cordons_are_taken_away(self) -> None:
+        self.job.check()
+        self.job.etcd.delete([KEYS.cordon(f"host-{number}") for number in range(NUM_HOSTS)])
+        self.job.cordoned.clear()
+        # a decision made before may still name a host that was cordoned when it was written: hear of it first
+        self.job.driver.hear(1000, self.job.now)
+
+    @invariant()
+    def all_holds(self) -> None:
+        if hasattr(self, "job"):
+            self.job.check()
+
+    def teardown(self) -> None:
+        if not hasattr(self, "job") or KEYS.end in self.job.etcd.items:
+            return  # it waited for hosts in vain
+        self.cordons_are_taken_away()
+        self.job.etcd.delete([key for key in self.job.etcd.items if key.startswith(KEYS.directory("requests"))])
+        self.job.settle(SETTLE_S)
+
+
+Interleavings.TestCase.settings = settings(
+    max_examples=120, derandomize=True, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+)  # fmt: skip
+TestInterleavings = Interleavings.TestCase

@@ -1,0 +1,156 @@
+"""The table of responses: what a failure means, by exit code, label, history and limits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from megatrain.contracts.host_records import RankFailure
+from megatrain.contracts.incident import Incident, IncidentKind, IncidentState, Moments
+from megatrain.failures.verdict import ACTIONS, Label
+from megatrain_launcher.driver.policy import Policy
+from megatrain_launcher.driver.responses import Facts, respond, root_of
+
+NOW = 10_000.0
+POLICY = Policy(min_hosts=2, max_hosts=2, num_workers=2, feasible_counts=frozenset({2}))
+HOST_OF = {0: "a", 1: "a", 2: "b", 3: "b"}
+
+
+def failure(rank: int = 2, code: int = 1, label: str = "", **more: object) -> RankFailure:
+    action = ACTIONS[Label(label)] if label else ""
+    return replace(RankFailure(rank, code, NOW - 1, label, action, line="the line"), **more)
+
+
+def facts(*failures: RankFailure, kind: IncidentKind = IncidentKind.FAILURE, step: int | None = 24) -> Facts:
+    return Facts(kind, 3, failures, HOST_OF, {}, (), last_step=step)
+
+
+def past(
+    age_s: float, label: str = "", *, hosts: tuple[str, ...] = ("b",), step: int | None = 24,
+    kind: IncidentKind = IncidentKind.FAILURE, action: str = "restart",
+) -> Incident:  # fmt: skip
+    began = NOW - age_s
+    return Incident(
+        f"i-{10**6 - age_s:09.1f}", kind, IncidentState.RECOVERED, 1, Moments(began, began), "", action, hosts,
+        label=label, last_step=step,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("code", "label", "action", "is_cordoned", "is_checked"),
+    [
+        (-9, "", "restart", False, False),
+        (1, "user_code", "restart", False, False),
+        (1, "cuda_oom", "restart", False, False),
+        (1, "gpu_hardware", "evict", True, False),
+        (1, "network", "restart", False, False),
+        (-11, "segfault", "restart", False, True),
+        (1, "cuda_illegal_access", "restart", False, True),
+        (1, "preemption", "requeue", False, False),
+        (74, "", "restart", False, False),
+        (67, "", "restart", False, False),
+        (78, "", "stop", False, False),
+        (65, "gpu_hardware", "stop", False, False),
+        (66, "", "stop", False, False),
+        (77, "", "stop", False, False),
+    ],
+)
+def test_the_first_time(code: int, label: str, action: str, is_cordoned: bool, is_checked: bool) -> None:
+    found = respond(facts(failure(code=code, label=label)), (), POLICY, NOW)
+    assert (found.action, found.is_cordoned, found.is_checked) == (action, is_cordoned, is_checked)
+    assert found.culprit_hosts == ("b",)
+    assert found.culprit_ranks == (2,)
+    assert "rank 2 on b" in found.reason
+    assert "the line" in found.reason
+    if action == "stop":
+        assert found.exit_code == code
+
+
+@pytest.mark.parametrize(
+    "label", ["user_code", "data", "cuda_oom", "host_oom", "driver_software", "storage", "numerics"]
+)
+def test_the_same_again_at_the_same_step_stops(label: str) -> None:
+    again = respond(facts(failure(label=label)), (past(60, label),), POLICY, NOW)
+    assert (again.action, again.exit_code) == ("stop", 1)
+    assert "a restart did not help" in again.reason
+    assert respond(facts(failure(label=label), step=25), (past(60, label),), POLICY, NOW).action == "restart"
+    assert respond(facts(failure(label=label)), (past(60, "network"),), POLICY, NOW).action == "restart"
+
+
+def test_exit_codes_say_more_than_logs() -> None:
+    found = respond(facts(failure(code=67, label="user_code")), (past(60, "numerics"),), POLICY, NOW)
+    assert (found.label, found.action, found.exit_code) == ("numerics", "stop", 67)
+
+
+def test_network_is_tolerated_then_evicted() -> None:
+    flap = facts(failure(label="network"))
+    assert respond(flap, (past(400, "network"),), POLICY, NOW).action == "restart"
+    assert respond(flap, (past(200, "network", hosts=("a",)),), POLICY, NOW).action == "restart"
+    found = respond(flap, (past(200, "network"),), POLICY, NOW)
+    assert (found.action, found.culprit_hosts, found.is_cordoned) == ("evict", ("b",), True)
+    assert "2nd time within 300 s" in found.reason
+
+
+def test_hangs_of_one_host_evict_it() -> None:
+    hang = replace(facts(kind=IncidentKind.HANG), accused=("b",), accused_ranks=(3,))
+    first = respond(hang, (), POLICY, NOW)
+    assert (first.action, first.culprit_hosts, first.culprit_ranks) == ("restart", ("b",), (3,))
+    found = respond(hang, (past(60, "hang", kind=IncidentKind.HANG),), POLICY, NOW)
+    assert (found.action, found.is_cordoned) == ("evict", True)
+    assert respond(hang, (past(4000, "hang", kind=IncidentKind.HANG),), POLICY, NOW).action == "restart"
+    assert respond(replace(hang, accused=()), (), POLICY, NOW).culprit_hosts == ()
+
+
+def test_the_root_is_the_earliest_that_follows_from_no_other() -> None:
+    victims = [failure(0, 69, at_unix_s=NOW - 9), failure(1, 1, "network", is_cascade=True, at_unix_s=NOW - 8)]
+    roots = [failure(3, -9, at_unix_s=NOW - 2), failure(2, 1, "data", at_unix_s=NOW - 3)]
+    assert root_of([*victims, *roots]) == roots[1]
+    assert root_of(victims) is None
+    found = respond(facts(*victims, *roots), (), POLICY, NOW)
+    assert (found.label, found.culprit_ranks) == ("data", (2,))
+
+
+def test_victims_alone_point_at_who_is_gone() -> None:
+    victims = (failure(0, 69), failure(1, 69))
+    gone = replace(facts(*victims), lost={"b": "b refuses connections"})
+    found = respond(gone, (), POLICY, NOW)
+    assert (found.action, found.kind, found.culprit_hosts, found.is_cordoned) == (
+        "evict", IncidentKind.HOST_LOST, ("b",), False,
+    )  # fmt: skip
+    unlabelled = respond(replace(gone, failures=(failure(0, -6),)), (), POLICY, NOW)
+    assert unlabelled.kind is IncidentKind.HOST_LOST
+    assert respond(replace(gone, failures=(failure(0, 1, "data"),)), (), POLICY, NOW).label == "data"
+    accused = respond(replace(facts(*victims), accused=("b",)), (), POLICY, NOW)
+    assert (accused.action, accused.label, accused.culprit_hosts) == ("restart", "network", ("b",))
+    assert respond(facts(*victims), (), POLICY, NOW).action == "restart"
+    assert respond(facts(), (), POLICY, NOW).action == "restart"
+
+
+def test_brake_after_restarts_without_progress() -> None:
+    history = [past(50 - age, step=24) for age in range(3)]
+    found = respond(facts(failure(code=-9)), history, POLICY, NOW)
+    assert found.action == "stop"
+    assert "3 restarts in a row" in found.reason
+    assert all(one.incident_id in found.reason for one in history)
+    assert respond(facts(failure(code=-9)), history[1:], POLICY, NOW).action == "restart"
+    assert respond(facts(failure(code=-9), step=25), history, POLICY, NOW).action == "restart"
+    assert respond(facts(failure(code=-9), step=None), [past(9, step=None)] * 3, POLICY, NOW).action == "stop"
+    moved = [past(50, step=10), past(49, step=20), past(48, step=30)]
+    assert respond(facts(failure(code=-9), step=30), moved, POLICY, NOW).action == "restart"
+
+
+def test_brake_by_the_hour_counts_no_requests() -> None:
+    policy = replace(POLICY, restarts_per_hour=3)
+    history = [past(100 - age, step=age) for age in range(3)]
+    assert respond(facts(failure(code=-9)), history, policy, NOW).action == "stop"
+    asked = [past(50, kind=IncidentKind.REQUEST), past(49, kind=IncidentKind.CONTROL_PLANE, action="hold")]
+    assert respond(facts(failure(code=-9)), [*history[1:], *asked], policy, NOW).action == "restart"
+    assert respond(facts(failure(code=-9)), [past(3700, step=1), *history[1:]], policy, NOW).action == "restart"
+
+
+@pytest.mark.parametrize("label", ["", "no such label", *Label])
+def test_total(label: str) -> None:
+    for code in range(-64, 256):
+        ended = RankFailure(7, code, NOW, label, "", is_cascade=False)
+        assert respond(facts(ended), (past(5, label),), POLICY, NOW).action in ("restart", "evict", "stop", "requeue")

@@ -1,0 +1,370 @@
+"""A host's place in a job, on a real etcd: names that are taken, leases that are lost, jobs that are others'."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from megatrain.contracts.errors import ConfigError, CoordinationError, CoordinationRefusedError
+from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.host_records import HangEvidence, HostPhase, HostRecord, HostStatus
+from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.record import decode, encode
+from megatrain.contracts.rounds import JobEnd, JobRecord, Round, RoundHost
+from megatrain.coordination.client import EtcdClient
+from megatrain.coordination.settings import Credentials, EtcdSettings
+from megatrain_launcher.executor.host_state import HostState
+from megatrain_launcher.executor.job_record import claim_job, read_job
+from megatrain_launcher.executor.liveness import LivenessPort, ask_session
+from megatrain_launcher.executor.membership import LeaseTimes, Membership
+from megatrain_launcher.executor.orders import OrderBook
+from megatrain_launcher.executor.status_writer import StatusWriter
+from tests.helpers.etcd_server import EtcdServers, enable_users, free_ports
+from tests.helpers.waiting import wait_until
+
+DEADLINE_S = 10.0
+TIMES = LeaseTimes(ttl_s=10, renew_s=0.2)
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServers]:
+    with EtcdServers(tmp_path_factory.mktemp("etcd")) as servers:
+        yield servers
+
+
+@pytest.fixture
+def client(etcd: EtcdServers) -> Iterator[EtcdClient]:
+    with EtcdClient(EtcdSettings.of(etcd.urls, attempt_s=0.5)) as one:
+        yield one
+
+
+@pytest.fixture
+def keys() -> JobKeys:
+    return JobKeys(f"job-{next(_numbers)}")
+
+
+def a_host(host: str = "a", session: str = "1", **more: object) -> HostRecord:
+    record = HostRecord(
+        host=host,
+        session=session,
+        pid=os.getpid(),
+        address="127.0.0.1",
+        store_port=1,
+        liveness_port=1,
+        num_workers=2,
+        config_hash="c",
+        version="v",
+        hardware="",
+        joined_unix_s=0.0,
+        is_fit=True,
+    )
+    return replace(record, **more)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def member(client: EtcdClient, keys: JobKeys) -> Iterator[Callable[..., Membership]]:
+    opened: list[Membership] = []
+
+    def make(record: HostRecord, times: LeaseTimes = TIMES) -> Membership:
+        one = Membership(client, keys, times)
+        one.register(record)
+        opened.append(one)
+        return one
+
+    yield make
+    for one in opened:
+        one.close()
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith(("etcd lease", "membership"))]
+
+
+def registered(client: EtcdClient, keys: JobKeys, host: str = "a") -> HostRecord | None:
+    item = client.get(keys.host(host))
+    return None if item is None else decode(HostRecord, item.value, keys.host(host))
+
+
+def test_a_registered_host_is_there_until_it_closes(
+    client: EtcdClient, keys: JobKeys, member: Callable[..., Membership]
+) -> None:
+    one = member(a_host())
+    assert registered(client, keys) == a_host()
+    assert one.is_registered
+    one.change(is_fit=False, unfit_reason="no disk")
+    wait_until(lambda: registered(client, keys) == one.record, "the change", DEADLINE_S)
+    assert one.record.unfit_reason == "no disk"
+    one.close()
+    assert registered(client, keys) is None
+
+
+def test_a_lost_lease_is_replaced_under_the_same_session(
+    client: EtcdClient, keys: JobKeys, member: Callable[..., Membership]
+) -> None:
+    one = member(a_host())
+    lost = one.keeper
+    client.revoke_lease(lost.lease_id)
+    assert registered(client, keys) is None
+    wait_until(lambda: one.keeper is not lost and one.is_registered, "a new lease", DEADLINE_S)
+    assert registered(client, keys) == a_host()
+    assert not one.lease().is_gone
+
+
+def test_an_etcd_that_comes_back_finds_the_host_as_it_was(tmp_path: Path, keys: JobKeys) -> None:
+    with EtcdServers(tmp_path) as servers, EtcdClient(EtcdSettings.of(servers.urls, attempt_s=0.5, call_s=1.0)) as one:
+        membership = Membership(one, keys, LeaseTimes(2, 0.2))
+        membership.register(a_host())
+        servers.members[0].kill()
+        wait_until(lambda: membership.lease().is_gone, "the lease to be in doubt", DEADLINE_S)
+        servers.members[0].start()
+        servers.wait_ready()
+        wait_until(lambda: not membership.lease().is_gone, "the lease to be good again", DEADLINE_S)
+        assert registered(one, keys) == a_host()
+        membership.close()
+
+
+def test_a_second_executor_of_the_same_name_is_refused(keys: JobKeys, member: Callable[..., Membership]) -> None:
+    port = LivenessPort("1", "127.0.0.1")
+    member(a_host(liveness_port=port.port))
+    began = time.monotonic()
+    with pytest.raises(ConfigError, match=r"host 'a': job .* has a live executor .*hosts/a.* --host-id") as error:
+        member(a_host(session="2", liveness_port=1, pid=1))
+    assert str(os.getpid()) in str(error.value)
+    assert time.monotonic() - began < TIMES.ttl_s / 2  # at once: a lease's life need not be waited for
+    port.close()
+
+
+def test_the_place_of_a_dead_executor_of_this_machine_is_taken_at_once(
+    client: EtcdClient, keys: JobKeys, member: Callable[..., Membership]
+) -> None:
+    (nobody,) = free_ports(1)
+    lease = client.grant_lease(60)
+    client.put(keys.host("a"), encode(a_host(session="0", liveness_port=nobody, pid=1)), lease_id=lease.lease_id)
+    member(a_host())
+    assert registered(client, keys) == a_host()
+
+
+def test_the_place_of_a_silent_executor_elsewhere_is_waited_for(
+    client: EtcdClient, keys: JobKeys, member: Callable[..., Membership]
+) -> None:
+    far = a_host(session="0", address="192.0.2.1", pid=1)
+    lease = client.grant_lease(60)
+    client.put(keys.host("a"), encode(far), lease_id=lease.lease_id)
+    late = threading.Timer(0.3, client.revoke_lease, (lease.lease_id,))
+    late.start()
+    member(a_host())
+    assert registered(client, keys) == a_host()
+    late.join()
+
+
+def test_who_was_replaced_while_away_leaves(
+    client: EtcdClient, keys: JobKeys, member: Callable[..., Membership]
+) -> None:
+    one = member(a_host())
+    other = a_host(session="2", pid=1, liveness_port=7, address="192.0.2.1")
+    client.put(keys.host("a"), encode(other))
+    client.revoke_lease(one.keeper.lease_id)
+    wait_until(lambda: bool(one.replaced), "the host to notice", DEADLINE_S)
+    assert "another executor (process 1 at 192.0.2.1)" in one.replaced
+    assert registered(client, keys) == other
+
+
+def test_status_is_written_at_once_under_the_newest_lease_and_after_its_evidence(
+    client: EtcdClient, keys: JobKeys, member: Callable[..., Membership]
+) -> None:
+    one, state = member(a_host()), HostState("a")
+    orders = OrderBook(keys, "a", "1")
+    built: list[str] = []
+
+    def build() -> HostStatus:
+        built.append("" if client.get(keys.evidence(3, "a")) is None else "evidence")
+        return state.status("1", orders.view(), "")
+
+    def status() -> HostStatus | None:
+        item = client.get(keys.status("a"))
+        return None if item is None else decode(HostStatus, item.value, "status")
+
+    writer = StatusWriter(client, keys, one, build, 60.0)
+    writer.wake()
+    wait_until(lambda: status() is not None, "the first status", DEADLINE_S)
+    found = status()
+    assert found is not None
+    assert (found.phase, found.round) == (HostPhase.PARKED, 0)
+    state.set_obeyed(4)
+    writer.add_evidence(HangEvidence("a", "1", 3, 1.0, {}, ()))
+    wait_until(lambda: getattr(status(), "obeyed_command", 0) == 4, "the second one", DEADLINE_S)
+    assert built[-1] == "evidence"
+    lost = one.keeper
+    client.revoke_lease(lost.lease_id)
+    assert status() is None
+    wait_until(lambda: one.keeper is not lost and one.is_registered, "a new lease", DEADLINE_S)
+    writer.wake()
+    wait_until(lambda: status() is not None, "the status under it", DEADLINE_S)
+    writer.close()
+
+
+def test_orders_come_by_watch_and_a_fenced_host_begins_a_new_life(
+    client: EtcdClient, keys: JobKeys, member: Callable[..., Membership]
+) -> None:
+    one = member(a_host())
+    with OrderBook(keys, "a", "1") as orders:
+        orders.follow(client)
+        assignments: list[object] = []
+
+        def agent() -> None:
+            number = 0
+            while (assignment := orders.next_assignment(number)) is not None:
+                assignments.append(assignment)
+                number = assignment.round.number
+
+        thread = threading.Thread(target=agent)
+        thread.start()
+        parts = (RoundHost("a", "1", "127.0.0.1", 0, 2),)
+        client.put(keys.round(1), encode(Round(1, 2, parts, "127.0.0.1", 1, "begin", "d", 0.0)))
+        wait_until(lambda: len(assignments) == 1, "the first round", DEADLINE_S)
+        others = (RoundHost("b", "1", "127.0.0.1", 0, 2),)
+        client.put(keys.round(2), encode(Round(2, 2, others, "127.0.0.1", 1, "without a", "d", 0.0)))
+        wait_until(lambda: orders.begin_life("2"), "the new life", DEADLINE_S)
+        one.change(session="2")
+        wait_until(lambda: registered(client, keys) == one.record, "the new session", DEADLINE_S)
+        assert one.record.session == "2"
+        again = (RoundHost("a", "2", "127.0.0.1", 0, 2),)
+        client.put(keys.round(3), encode(Round(3, 2, again, "127.0.0.1", 1, "with a", "d", 0.0)))
+        wait_until(lambda: len(assignments) == 2, "the third round", DEADLINE_S)
+        client.put(keys.end, encode(JobEnd(0, "done", 0.0)))
+        thread.join(DEADLINE_S)
+        assert not thread.is_alive()
+        assert orders.trouble == ""
+
+
+def a_job(keys: JobKeys, host: str, launch_id: str = "", **config: str) -> JobRecord:
+    return JobRecord(
+        job=keys.job,
+        launch_id=launch_id,
+        config_hash=str(sorted(config.items())),
+        config=config,
+        min_hosts=1,
+        max_hosts=2,
+        num_workers=2,
+        run_directory="runs/j",
+        first_host=host,
+        created_unix_s=0.0,
+    )
+
+
+def test_all_hosts_of_a_launch_find_the_first_ones_record(client: EtcdClient, keys: JobKeys) -> None:
+    first = claim_job(client, keys, a_job(keys, "a", steps="5"), 1.0)
+    assert (first.first_host, bool(first.launch_id)) == ("a", True)
+    assert claim_job(client, keys, a_job(keys, "b", steps="5"), 1.0) == first
+
+
+def test_a_config_that_differs_is_refused_with_keys_hosts_and_both_values(
+    client: EtcdClient, keys: JobKeys, member: Callable[..., Membership]
+) -> None:
+    claim_job(client, keys, a_job(keys, "a", "L", **{"train.steps": "5", "train.seed": "1"}), 1.0)
+    member(a_host())
+    mine = replace(a_job(keys, "b", "L", **{"train.steps": "6", "train.seed": "1"}), num_workers=4)
+    with pytest.raises(ConfigError) as error:
+        claim_job(client, keys, mine, 1.0)
+    first, second = error.value.problems
+    assert first.startswith(f"train.steps: b has 6, but a, the first host of job '{keys.job}', has 5; ")
+    assert second.startswith("--nproc-per-node: b was started with num_workers=4, a with 2; ")
+
+
+def test_another_launch_of_a_running_job_is_refused(
+    client: EtcdClient, keys: JobKeys, member: Callable[..., Membership]
+) -> None:
+    claim_job(client, keys, a_job(keys, "a", "first"), 1.0)
+    member(a_host())
+    with pytest.raises(ConfigError, match=r"b cannot launch it: another launch .* is running \(begun by a, .*hosts a;"):
+        claim_job(client, keys, a_job(keys, "b", "second"), 1.0)
+
+
+def test_a_job_that_ended_can_be_launched_again_and_numbers_go_on(client: EtcdClient, keys: JobKeys) -> None:
+    claim_job(client, keys, a_job(keys, "a", "first", steps="5"), 1.0)
+    client.put(keys.round(1), encode(Round(1, 0, (), "127.0.0.1", 1, "r", "d", 0.0)))
+    client.put(keys.end, encode(JobEnd(75, "asked", 0.0)))
+    client.put(keys.request("old"), b"{}")
+    again = claim_job(client, keys, a_job(keys, "a", "second", steps="6"), 1.0)
+    assert again.config == {"steps": "6"}
+    view = read_job(client, keys)
+    assert (view.end, view.record) == (None, again)
+    assert client.get(keys.request("old")) is None
+    assert client.get(keys.round(1)) is not None
+
+
+def test_hosts_of_a_launch_that_ended_are_waited_for(
+    client: EtcdClient, keys: JobKeys, member: Callable[..., Membership]
+) -> None:
+    claim_job(client, keys, a_job(keys, "a", "first"), 1.0)
+    one = member(a_host())
+    client.put(keys.end, encode(JobEnd(0, "done", 0.0)))
+    with pytest.raises(ConfigError, match="has ended, but its hosts have not left"):
+        claim_job(client, keys, a_job(keys, "a", "second"), 0.3)
+    late = threading.Timer(0.3, one.close)
+    late.start()
+    assert claim_job(client, keys, a_job(keys, "a", "second"), DEADLINE_S).launch_id == "second"
+    late.join()
+
+
+def test_a_late_host_of_a_launch_that_ended_hears_of_the_end(
+    client: EtcdClient, keys: JobKeys, member: Callable[..., Membership]
+) -> None:
+    first = claim_job(client, keys, a_job(keys, "a", "L"), 1.0)
+    member(a_host())
+    client.put(keys.end, encode(JobEnd(0, "done", 0.0)))
+    assert claim_job(client, keys, a_job(keys, "b", "L"), 1.0) == first
+    assert read_job(client, keys).end is not None
+
+
+def test_of_two_launches_at_once_one_gets_the_name(client: EtcdClient, keys: JobKeys) -> None:
+    records: list[JobRecord | ConfigError] = []
+    memberships: list[Membership] = []
+
+    def launch(host: str) -> None:
+        try:
+            records.append(claim_job(client, keys, a_job(keys, host, f"launch of {host}"), 1.0))
+            membership = Membership(client, keys, TIMES)
+            membership.register(a_host(host))
+            memberships.append(membership)
+        except ConfigError as error:
+            records.append(error)
+
+    threads = [threading.Thread(target=launch, args=(host,)) for host in ("a", "b")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(DEADLINE_S)
+    assert sorted(type(record).__name__ for record in records) == ["ConfigError", "JobRecord"]
+    for membership in memberships:
+        membership.close()
+
+
+def test_wrong_credentials_and_an_unreachable_etcd_are_named(tmp_path: Path, keys: JobKeys) -> None:
+    with EtcdServers(tmp_path) as servers:
+        enable_users(servers.urls[0], "root's", {"trainer": "right"}, "/megatrain/")
+        wrong = EtcdSettings.of(servers.urls, credentials=Credentials("trainer", "wrong"))
+        with EtcdClient(wrong) as client, pytest.raises(CoordinationRefusedError, match="trainer") as refused:
+            claim_job(client, keys, a_job(keys, "a"), 1.0)
+        assert refused.value.exit_code is ExitCode.NO_PERMISSION
+        url = servers.urls[0]
+    away = EtcdSettings.of([url], attempt_s=0.2, call_s=0.5)
+    with EtcdClient(away) as client, pytest.raises(CoordinationError, match=url):
+        claim_job(client, keys, a_job(keys, "a"), 1.0)
+
+
+def test_a_liveness_port_tells_the_session_of_now() -> None:
+    port = LivenessPort("1", "127.0.0.1")
+    assert ask_session("127.0.0.1", port.port, 5.0) == "1"
+    port.session = "2"
+    with socket.create_connection(("127.0.0.1", port.port)):
+        pass  # who hangs up at once does no harm
+    assert ask_session("127.0.0.1", port.port, 5.0) == "2"
+    port.close()
+    assert ask_session("127.0.0.1", port.port, 5.0) == ""

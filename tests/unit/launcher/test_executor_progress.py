@@ -1,0 +1,265 @@
+"""What an executor reads from real black boxes: progress, milestones, evidence, commands; what it keeps of a crash."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from megatrain.contracts.black_box import read_black_box
+from megatrain.contracts.black_box_layout import box_bytes, encode_header
+from megatrain.contracts.black_box_values import ClockBase, Command, Identity, Phase
+from megatrain.contracts.host_records import HangEvidence
+from megatrain.contracts.layout import Layout
+from megatrain.contracts.operations import Operation
+from megatrain.contracts.record import decode
+from megatrain.contracts.run_directory import RunDirectory
+from megatrain.telemetry.recorder import Recorder, open_recorder
+from megatrain_launcher.executor.control_pages import ControlPages
+from megatrain_launcher.executor.crash_evidence import BoxPlaces, CrashEvidence
+from megatrain_launcher.executor.evidence import hang_evidence, process_state
+from megatrain_launcher.executor.progress import RankWatch, RoundProgress, host_progress
+
+NOBODY = 2**22 + 1
+"""Above the largest process number that Linux gives."""
+
+
+@dataclass
+class Boxes:
+    """The black boxes of a tiny job in which this process is every rank."""
+
+    places: BoxPlaces
+
+    def open(self, rank: int, round_number: int = 3, pid: int | None = None) -> Recorder:
+        assert self.places.directory is not None
+        identity = Identity(
+            self.places.job, "main", round_number, rank, Layout(dp_size=4), pid or os.getpid(), "host-1"
+        )
+        return open_recorder(
+            identity, directory=str(self.places.directory), run_key=self.places.run.key, num_records=256
+        )
+
+    def paths(self, round_number: int = 3, ranks: range = range(2, 4)) -> dict[int, Path]:
+        return self.places.paths(round_number, ranks)
+
+    def watch(self, rank: int) -> RankWatch:
+        return RankWatch(self.paths()[rank], rank, os.getpid())
+
+
+@pytest.fixture
+def boxes(tmp_path: Path) -> Boxes:
+    (tmp_path / "boxes").mkdir()
+    run = RunDirectory(tmp_path / "run")
+    run.create()
+    return Boxes(BoxPlaces(tmp_path / "boxes", "demo", run))
+
+
+@pytest.fixture
+def crash(boxes: Boxes) -> Iterator[Callable[..., CrashEvidence]]:
+    opened: list[CrashEvidence] = []
+
+    def make(num_ranks: int = 4) -> CrashEvidence:
+        opened.append(CrashEvidence(boxes.places, num_ranks))
+        return opened[-1]
+
+    yield make
+    for one in opened:
+        one.close()
+
+
+def take_steps(recorder: Recorder, *steps: int) -> None:
+    for step in steps:
+        recorder.set_step(step)
+        with recorder.span(Operation.STEP):
+            pass
+        recorder.complete_step()
+
+
+def load(recorder: Recorder) -> None:
+    with recorder.span(Operation.INIT):
+        pass
+    recorder.set_phase(Phase.CHECKPOINT)
+    with recorder.span(Operation.CHECKPOINT_LOAD):
+        pass
+
+
+def test_the_slowest_rank_counts_and_milestones_are_the_last_ranks(boxes: Boxes) -> None:
+    first, second = boxes.open(2), boxes.open(3)
+    round_progress = RoundProgress(boxes.paths(), {2: os.getpid(), 3: os.getpid()}, 100.0)
+
+    def look() -> object:
+        return host_progress(round_progress.look(), 2, 100.0)
+
+    began = time.time()
+    load(first)
+    found = host_progress(round_progress.look(), 2, 100.0)
+    assert found.milestones.joined_unix_s is None  # the other rank has not come so far
+    assert found.step_phase == "init"
+    load(second)
+    take_steps(first, 10, 11)
+    found = host_progress(round_progress.look(), 2, 100.0)
+    assert found.milestones.joined_unix_s is not None
+    assert began <= found.milestones.joined_unix_s <= time.time()
+    assert (found.milestones.started_unix_s, found.milestones.loaded_unix_s) == (100.0, None)
+    assert (found.min_step, found.max_step, found.resumed_step, found.has_stepped) == (None, 12, 10, False)
+    take_steps(second, 10)
+    found = host_progress(round_progress.look(), 2, 100.0)
+    milestones = found.milestones
+    assert milestones.loaded_unix_s is not None
+    assert milestones.first_step_unix_s is not None
+    assert milestones.joined_unix_s <= milestones.loaded_unix_s <= milestones.first_step_unix_s <= time.time()
+    assert (found.min_step, found.max_step, found.has_stepped, found.step_phase) == (11, 12, True, "first-step")
+    assert found.last_step_unix_s == pytest.approx(milestones.first_step_unix_s, abs=1.0)
+    take_steps(second, 11, 12)
+    found = host_progress(round_progress.look(), 2, 100.0)
+    assert (found.min_step, found.max_step, found.milestones) == (12, 13, milestones)
+    assert found.median_step_s is not None
+    second.set_obeyed_command(5)
+    assert host_progress(round_progress.look(), 2, 100.0).obeyed_command == 0
+    first.set_obeyed_command(7)
+    assert host_progress(round_progress.look(), 2, 100.0).obeyed_command == 5
+    first.close()
+    ended = round_progress.look()
+    assert (ended[2].is_closed, ended[3].is_closed) == (True, False)
+    assert ended[2].progress.completed_step == 11  # what it said last stays known
+    round_progress.close()
+    second.close()
+
+
+def test_moments_that_nobody_looked_at_are_found_in_the_spans(boxes: Boxes) -> None:
+    recorder = boxes.open(2)
+    load(recorder)
+    take_steps(recorder, 0, 1, 2, 3)
+    watch = boxes.watch(2)
+    found = watch.look()
+    assert found is not None
+    spans = read_black_box(watch.path)
+    first = next(record for record in spans.records if record.operation == Operation.STEP)
+    assert first.duration_ns is not None
+    assert found.moments.first_step == spans.clock.unix_of(first.start_ns + first.duration_ns) / 1_000_000_000
+    assert found.moments.resumed_step == 0
+    watch.close()
+    recorder.close()
+
+
+def test_a_box_of_another_process_is_not_this_ranks(boxes: Boxes) -> None:
+    left = boxes.open(2, pid=NOBODY)
+    watch = boxes.watch(2)
+    assert watch.look() is None
+    recorder = boxes.open(2)  # sets the other aside, as a worker does
+    found = watch.look()
+    assert found is not None
+    assert found.progress.phase is Phase.INIT
+    watch.close()
+    recorder.close()
+    left.close()
+
+
+def test_evidence_says_where_ranks_stand_and_how_their_processes_are(boxes: Boxes) -> None:
+    recorder = boxes.open(2)
+    group = recorder.add_group("dp", [0, 2])
+    recorder.add_group("odd", [0, 1, 5])
+    recorder.set_step(4)
+    recorder.begin(Operation.STEP)
+    with recorder.span(Operation.DP_ALL_REDUCE, group=group):
+        pass
+    recorder.begin(Operation.DP_ALL_REDUCE, group=group)
+    watches = {2: boxes.watch(2), 3: boxes.watch(3)}
+    for watch in watches.values():
+        watch.look()
+    found = hang_evidence("a", "1", 3, watches, 50.0)
+    assert (found.silent, dict(found.groups)) == ((3,), {"dp:0+2x2": (0, 2)})
+    (rank,) = found.ranks
+    assert (rank.rank, rank.step, rank.phase, rank.in_flight) == (2, 4, "first-step", "dp-all-reduce")
+    assert (rank.positions["dp:0+2x2"].entered, rank.positions["dp:0+2x2"].left) == (2, 1)
+    assert rank.process_state in ("R", "S")
+    assert rank.newest_unix_s <= time.time()
+    assert process_state(NOBODY) == ""
+    for watch in watches.values():
+        watch.close()
+    recorder.close()
+
+
+def test_control_pages_are_written_when_something_changed(boxes: Boxes) -> None:
+    recorder = boxes.open(2)
+    paths = {2: boxes.paths()[2]}
+    pages = ControlPages(3)
+    pages.write(paths, 10 * 10**9)
+    page = recorder.read_control()
+    assert (page.round, page.lease_ok_until_ns, page.command) == (3, 10 * 10**9, Command.NONE)
+    pages.write(paths, 10 * 10**9 + 1000)  # the same lease, as two looks at two clocks see it
+    assert recorder.read_control() is page
+    pages.command_checkpoint(4)
+    pages.write(paths, 10 * 10**9)
+    page = recorder.read_control()
+    assert (page.command, page.command_number) == (Command.CHECKPOINT, 4)
+    pages.write(paths, 13 * 10**9)
+    assert recorder.read_control().lease_ok_until_ns == 13 * 10**9
+    recorder.close()
+    pages.write(paths, 16 * 10**9)  # the rank has ended: nothing to tell
+
+
+def test_a_broken_rounds_boxes_are_kept_and_their_memory_freed(
+    boxes: Boxes, crash: Callable[..., CrashEvidence]
+) -> None:
+    recorder = boxes.open(2)
+    take_steps(recorder, 6)
+    recorder.close(keep=True, has_failed=True)
+    keeper = crash()
+    evidence = HangEvidence("host-1", "1", 3, 1.0, {}, ())
+    keeper.keep_positions(evidence)
+    keeper.keep_boxes(3, boxes.paths())  # rank 3 never had one
+    keeper.close()
+    directory = boxes.places.run.incidents / "round-000003"
+    assert sorted(path.name for path in directory.iterdir()) == ["host-1.json", "rank-00002.blackbox"]
+    assert read_black_box(directory / "rank-00002.blackbox").progress.completed_step == 6
+    assert decode(HangEvidence, (directory / "host-1.json").read_bytes(), "file") == evidence
+    assert list((boxes.places.directory or Path()).iterdir()) == []
+
+
+def test_boxes_of_dead_processes_are_swept_and_those_of_others_left(
+    boxes: Boxes, crash: Callable[..., CrashEvidence]
+) -> None:
+    assert boxes.places.directory is not None
+    living, dead = boxes.open(2), boxes.open(3, round_number=2, pid=NOBODY)
+    dead.close(keep=True)
+    foreign = boxes.places.directory / "megatrain.another.12345678.main.000001.rank-00000.blackbox"
+    foreign.write_bytes(b"not ours")
+    elsewhere = boxes.paths(1)[3]
+    other_boot = ClockBase(time.monotonic_ns() + 60 * 10**9, time.time_ns(), 0)
+    identity = Identity("demo", "main", 1, 3, Layout(dp_size=4), NOBODY, "host-2")
+    elsewhere.write_bytes(encode_header(identity, other_boot, 1).ljust(box_bytes(1), b"\0"))
+    damaged = boxes.paths(1)[2]
+    damaged.write_bytes(b"cut short")
+    keeper = crash()
+    keeper.sweep()
+    keeper.close()
+    assert sorted(boxes.places.directory.iterdir()) == sorted([foreign, elsewhere, boxes.paths()[2]])
+    assert (boxes.places.run.incidents / "round-000002" / "rank-00003.blackbox").exists()
+    living.close()
+
+
+@pytest.mark.parametrize(("num_ranks", "oldest"), [(4, 6), (128, 16), (12_288, 24)])
+def test_only_the_newest_broken_rounds_are_kept(
+    boxes: Boxes, crash: Callable[..., CrashEvidence], num_ranks: int, oldest: int
+) -> None:
+    for number in range(1, 25):
+        (boxes.places.run.incidents / f"round-{number:06d}").mkdir()
+    keeper = crash(num_ranks)
+    boxes.open(2, round_number=25, pid=NOBODY).close(keep=True)
+    keeper.keep_boxes(25, boxes.paths(25))
+    keeper.close()
+    kept = sorted(path.name for path in boxes.places.run.incidents.iterdir())
+    assert kept == [f"round-{number:06d}" for number in range(oldest, 26)]
+
+
+def test_without_black_boxes_nothing_is_known_and_nothing_is_wrong(tmp_path: Path) -> None:
+    places = BoxPlaces(None, "demo", RunDirectory(tmp_path))
+    assert places.paths(1, range(2)) == {}
+    assert places.leftovers() == []
+    found = host_progress({}, 2, 5.0)
+    assert (found.milestones.started_unix_s, found.min_step, found.has_stepped) == (5.0, None, False)

@@ -1,0 +1,184 @@
+"""The pure rules of an executor: patience, fencing, a new life, stopping, commands, what is worth telling at once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from megatrain.contracts.black_box_values import Phase, Progress
+from megatrain.contracts.host_records import HostPhase, HostStatus, Milestones, Stall
+from megatrain.contracts.rounds import HostCommand, Round, RoundHost
+from megatrain_launcher.executor.commands import CommandDesk
+from megatrain_launcher.executor.fencing import LeaseView, fence_reason, needs_new_session
+from megatrain_launcher.executor.hang_watch import Patience, find_stall
+from megatrain_launcher.executor.status_writer import is_news
+from megatrain_launcher.executor.stopping import StopStep, StopView, next_step
+
+S = 1_000_000_000
+PATIENCE = Patience(init_s=300, first_step_s=600, checkpoint_s=400, evaluation_s=500, floor_s=5, factor=10)
+STALL = Stall("step", 7, 6.0, 5.0, 1000.0, (0,))
+
+
+def progress(
+    phase: Phase = Phase.STEP, *, median_s: float | None = 0.1, last_s: float | None = 0.1, since_s: float = 0
+) -> Progress:
+    """Return the words of a rank that entered its phase and did nothing since."""
+
+    def ns(seconds: float | None) -> int | None:
+        return None if seconds is None else int(seconds * S)
+
+    return Progress(
+        phase=phase,
+        phase_since_ns=int(since_s * S),
+        current_step=7,
+        step_started_ns=None,
+        completed_step=6,
+        completed_ns=None,
+        last_step_ns=ns(last_s),
+        median_step_ns=ns(median_s),
+        obeyed_command=0,
+        num_lost_ends=0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "limit_s"),
+    [
+        (progress(), 5.0),  # ten times 0.1 s is below the floor
+        (progress(median_s=2.0), 20.0),
+        (progress(median_s=None, last_s=3.0), 30.0),  # the first step stands in for the median
+        (progress(median_s=None, last_s=90.0), 600.0),  # but no step may take longer than the first one may
+        (progress(median_s=None, last_s=None), 600.0),
+        (progress(Phase.INIT), 300.0),
+        (progress(Phase.FIRST_STEP), 600.0),
+        (progress(Phase.CHECKPOINT), 400.0),
+        (progress(Phase.EVALUATION), 500.0),
+        (progress(Phase.STOPPING), 400.0),
+    ],
+)
+def test_each_phase_has_its_own_patience(words: Progress, limit_s: float) -> None:
+    assert PATIENCE.limit_s(words) == limit_s
+    assert find_stall({3: words}, PATIENCE, int((limit_s - 0.01) * S), 1000.0) is None
+    stall = find_stall({3: words}, PATIENCE, int((limit_s + 0.01) * S), 1000.0)
+    assert stall is not None
+    assert (stall.ranks, stall.limit_s, stall.step, stall.at_unix_s) == ((3,), limit_s, 7, 1000.0)
+    assert stall.phase == words.phase.name.lower().replace("_", "-")
+
+
+@pytest.mark.parametrize("field", ["phase_since_ns", "step_started_ns", "completed_ns"])
+def test_whatever_a_rank_does_counts_as_a_sign_of_life(field: str) -> None:
+    words = replace(progress(), **{field: 50 * S})
+    assert find_stall({0: words}, PATIENCE, 54 * S, 0.0) is None
+    assert find_stall({0: words}, PATIENCE, 56 * S, 0.0) is not None
+
+
+def test_a_stall_names_all_ranks_beyond_their_limit_and_tells_of_the_longest() -> None:
+    ranks = {4: progress(since_s=3), 5: progress(since_s=1), 6: progress(since_s=9.5), 7: progress(Phase.CHECKPOINT)}
+    stall = find_stall(ranks, PATIENCE, 10 * S, 0.0)
+    assert stall is not None
+    assert (stall.ranks, stall.silent_s) == ((4, 5), 9.0)
+
+
+@pytest.mark.parametrize(
+    ("lease", "stall", "is_fenced"),
+    [
+        (LeaseView(5.0, is_lost=False), STALL, False),  # the driver will deal with it
+        (LeaseView(-1.0, is_lost=False), None, False),  # steps are proof of life, whatever etcd does
+        (LeaseView(-1.0, is_lost=True), None, False),
+        (LeaseView(0.0, is_lost=False), STALL, True),
+        (LeaseView(5.0, is_lost=True), STALL, True),
+    ],
+)
+def test_a_host_stops_itself_only_without_lease_and_without_steps(
+    lease: LeaseView, stall: Stall | None, is_fenced: bool
+) -> None:
+    assert bool(fence_reason(lease, stall)) == is_fenced
+
+
+def a_round(number: int, *hosts: tuple[str, str]) -> Round:
+    parts = tuple(RoundHost(host, session, "127.0.0.1", 2 * place, 2) for place, (host, session) in enumerate(hosts))
+    return Round(number, 2 * len(parts), parts, "127.0.0.1", 1, "a test", "d", 0.0)
+
+
+@pytest.mark.parametrize(
+    ("named_in", "newest", "is_needed"),
+    [
+        (0, None, False),
+        (0, a_round(4, ("b", "1")), False),  # a spare that was never used
+        (3, a_round(3, ("a", "1")), False),
+        (3, a_round(4, ("a", "1")), False),
+        (3, a_round(4, ("b", "1")), True),
+        (3, a_round(4, ("a", "2")), True),
+        (5, a_round(4, ("b", "1")), False),  # an etcd that was restored from a backup: round 5 will come again
+        (3, None, False),  # etcd lost everything: nobody has gone on
+    ],
+)
+def test_a_new_life_begins_when_the_job_went_on_without_the_old_one(
+    named_in: int, newest: Round | None, is_needed: bool
+) -> None:
+    assert needs_new_session("a", "1", named_in, newest) == is_needed
+
+
+TRAINS = StopView(
+    is_training=True,
+    has_trained=True,
+    is_halted=False,
+    asked_at_s=None,
+    saved_here_at_s=None,
+    idle_since_s=None,
+    now_s=0.0,
+)
+IDLE = replace(TRAINS, is_training=False, idle_since_s=0.0)
+
+
+@pytest.mark.parametrize(
+    ("view", "step"),
+    [
+        (replace(IDLE, has_trained=False), StopStep.LEAVE),
+        (TRAINS, StopStep.ASK_DRIVER),
+        (replace(TRAINS, asked_at_s=0.0, now_s=9.0), StopStep.WAIT),
+        (replace(TRAINS, asked_at_s=0.0, now_s=11.0), StopStep.SAVE_HERE),
+        (replace(TRAINS, asked_at_s=0.0, now_s=99.0, is_halted=True), StopStep.WAIT),
+        (replace(TRAINS, asked_at_s=0.0, saved_here_at_s=11.0, now_s=99.0), StopStep.WAIT),
+        (replace(IDLE, asked_at_s=0.0, now_s=19.0), StopStep.WAIT),  # for the job's end, which says the exit code
+        (replace(IDLE, asked_at_s=0.0, now_s=21.0), StopStep.LEAVE),
+        (replace(IDLE, asked_at_s=0.0, saved_here_at_s=11.0, now_s=12.0), StopStep.LEAVE),
+    ],
+)
+def test_a_signal_stops_the_job_by_way_of_the_driver_or_without_it(view: StopView, step: StopStep) -> None:
+    assert next_step(view) is step
+
+
+def test_commands_count_as_obeyed_in_their_order() -> None:
+    desk = CommandDesk(3)
+    assert desk.obeyed == 3
+    commands = [HostCommand(2, "check"), HostCommand(5, "checkpoint"), HostCommand(4, "check"), HostCommand(6, "dance")]
+    assert [command.number for command in desk.take(commands)] == [4, 5, 6]
+    assert (desk.seen, desk.obeyed) == (6, 3)
+    desk.settle_checkpoints(5)
+    assert desk.obeyed == 3  # the check before it still runs
+    desk.settle(4)
+    assert desk.obeyed == 6
+    assert desk.take(commands) == []
+
+
+STATUS = HostStatus("a", "1", HostPhase.RUNNING, round=3, alive_ranks="3", min_step=5, max_step=6)
+
+
+@pytest.mark.parametrize(
+    ("after", "is_worth_it"),
+    [
+        (STATUS, False),
+        (replace(STATUS, min_step=6, last_step_unix_s=5.0, median_step_s=0.1, step_phase="step"), False),
+        (replace(STATUS, trouble="etcd is slow"), False),
+        (replace(STATUS, alive_ranks="1"), True),
+        (replace(STATUS, phase=HostPhase.FAILED), True),
+        (replace(STATUS, stall=STALL), True),
+        (replace(STATUS, milestones=Milestones(1.0)), True),
+        (replace(STATUS, session="2"), True),
+    ],
+)
+def test_what_happened_is_told_at_once_and_steps_now_and_then(after: HostStatus, is_worth_it: bool) -> None:
+    assert is_news(STATUS, after) == is_worth_it
+    assert is_news(None, after)

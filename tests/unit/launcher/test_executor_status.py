@@ -1,0 +1,163 @@
+"""What a host says of itself: the phase follows from what is known of workers, halts and orders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from megatrain.contracts.host_records import HostPhase, HostStatus, Milestones, Stall
+from megatrain.contracts.rounds import Round, RoundHost
+from megatrain.failures.verdict import Action, Label, Verdict
+from megatrain_launcher.executor.host_state import HostState
+from megatrain_launcher.executor.orders import OrdersView
+from megatrain_launcher.executor.progress import HostProgress
+from megatrain_launcher.seams import Assignment, WorkerEnd
+
+PART = RoundHost("a", "1", "127.0.0.1", 4, 2)
+ASSIGNMENT = Assignment(Round(3, 8, (PART,), "127.0.0.1", 1, "a test", "d", 0.0), PART)
+ORDERS = OrdersView(taken=3, newest=ASSIGNMENT.round, newest_halt=2, named_in=3, end=None)
+IDLE = replace(ORDERS, taken=0)
+HALTED = replace(ORDERS, newest_halt=3)
+STALL = Stall("step", 7, 6.0, 5.0, 1000.0, (4,))
+NETWORK = Verdict(Label.NETWORK, Action.TOLERATE_THEN_EVICT, True, "peer 10.0.0.7", line="Connection reset by peer")
+USER = Verdict(Label.USER_CODE, Action.STOP_USER, False, None, line="RuntimeError: boom")
+
+
+def end(local_rank: int, exit_code: int, at: float = 10.0, verdict: Verdict | None = None) -> WorkerEnd:
+    return WorkerEnd(local_rank, 4 + local_rank, 100 + local_rank, exit_code, at, verdict)
+
+
+@pytest.fixture
+def state() -> HostState:
+    return HostState("a")
+
+
+@pytest.fixture
+def say(state: HostState) -> Callable[..., HostStatus]:
+    def build(orders: OrdersView = ORDERS) -> HostStatus:
+        return state.status("1", orders, "")
+
+    return build
+
+
+def start(state: HostState) -> None:
+    state.workers_started(ASSIGNMENT, {0: 100, 1: 101})
+
+
+@pytest.mark.parametrize(
+    ("orders", "phase", "number"),
+    [
+        (OrdersView(0, None, 0, 0, None), HostPhase.PARKED, 0),
+        (replace(IDLE, newest_halt=3, named_in=0), HostPhase.PARKED, 3),  # a spare
+        (replace(IDLE, newest_halt=3), HostPhase.STOPPED, 3),  # named, and halted before it could start
+        (IDLE, HostPhase.PARKED, 2),  # named by round 3, which it has not taken up
+        (ORDERS, HostPhase.STARTING, 3),
+    ],
+)
+def test_a_host_without_workers(
+    say: Callable[..., HostStatus], orders: OrdersView, phase: HostPhase, number: int
+) -> None:
+    found = say(orders)
+    assert (found.phase, found.round, found.alive_ranks, found.failures) == (phase, number, "", ())
+
+
+def test_from_start_to_end(state: HostState, say: Callable[..., HostStatus]) -> None:
+    start(state)
+    found = say()
+    assert (found.phase, found.round, found.alive_ranks) == (HostPhase.STARTING, 3, "3")
+    assert found.milestones.started_unix_s is not None
+    milestones = Milestones(1.0, 2.0, 3.0, 4.0)
+    state.set_progress(2, HostProgress(Milestones(), min_step=99))  # of another round
+    state.set_progress(3, HostProgress(milestones, 5, 6, 4, 9.0, 0.1, "step", has_stepped=True))
+    found = say()
+    assert (found.phase, found.min_step, found.max_step, found.resumed_step) == (HostPhase.RUNNING, 5, 6, 4)
+    assert (found.milestones, found.median_step_s, found.step_phase) == (milestones, 0.1, "step")
+    state.worker_ended(ASSIGNMENT, end(0, 0))
+    found = say()
+    assert (found.phase, found.alive_ranks, found.exit_code) == (HostPhase.RUNNING, "2", None)
+    state.worker_ended(ASSIGNMENT, end(1, 75))
+    state.workers_stopping(ASSIGNMENT)
+    state.workers_stopped(ASSIGNMENT)
+    for orders in (ORDERS, IDLE, HALTED):
+        found = say(orders)
+        assert (found.phase, found.round, found.exit_code, found.alive_ranks) == (HostPhase.DONE, 3, 75, "")
+    assert not state.is_broken(3)
+
+
+def test_a_failure_is_told_with_what_the_log_says(state: HostState, say: Callable[..., HostStatus]) -> None:
+    start(state)
+    state.worker_ended(ASSIGNMENT, end(1, 69, at=11.0, verdict=NETWORK))
+    found = say()
+    assert (found.phase, found.alive_ranks, found.lost_hosts) == (HostPhase.FAILED, "1", ("10.0.0.7",))
+    assert found.last_error == "Connection reset by peer"
+    state.worker_ended(ASSIGNMENT, end(0, 1, at=10.5))
+    state.worker_ended(ASSIGNMENT, end(0, 1, at=10.5, verdict=USER))  # its log has been read
+    found = say()
+    assert [(failure.rank, failure.label) for failure in found.failures] == [(4, "user_code"), (5, "network")]
+    assert found.last_error == "RuntimeError: boom"
+    state.workers_stopping(ASSIGNMENT)
+    assert say().phase is HostPhase.FAILED
+    state.workers_stopped(ASSIGNMENT)
+    assert (say().phase, say().alive_ranks) == (HostPhase.FAILED, "")
+    assert say(HALTED).phase is HostPhase.STOPPED
+    assert say(HALTED).failures == found.failures
+    assert state.is_broken(3)
+
+
+def test_a_halt_stops_workers(state: HostState, say: Callable[..., HostStatus]) -> None:
+    start(state)
+    state.workers_stopping(ASSIGNMENT)
+    assert (say(HALTED).phase, say(HALTED).alive_ranks) == (HostPhase.STOPPING, "3")
+    assert state.running() is None
+    state.workers_stopped(ASSIGNMENT)
+    assert (say(HALTED).phase, say(HALTED).alive_ranks) == (HostPhase.STOPPED, "")
+    later = say(replace(IDLE, newest_halt=4))
+    assert (later.phase, later.round) == (HostPhase.PARKED, 4)
+
+
+def test_a_host_that_fenced_itself_failed(state: HostState, say: Callable[..., HostStatus]) -> None:
+    start(state)
+    state.set_fenced(3, "fenced")
+    assert (say().phase, say().last_error) == (HostPhase.STOPPING, "fenced")
+    state.workers_stopped(ASSIGNMENT)
+    assert (say(IDLE).phase, say(IDLE).last_error) == (HostPhase.FAILED, "fenced")
+    state.begin_life()
+    assert say(replace(IDLE, newest_halt=3, named_in=0)).phase is HostPhase.PARKED
+
+
+def test_workers_that_could_not_be_started_are_a_failure(state: HostState, say: Callable[..., HostStatus]) -> None:
+    state.worker_ended(ASSIGNMENT, end(0, 1))
+    assert (say().phase, say().alive_ranks, len(say().failures)) == (HostPhase.FAILED, "", 1)
+
+
+def test_a_stall_is_news_when_it_begins_and_when_it_ends(state: HostState, say: Callable[..., HostStatus]) -> None:
+    start(state)
+    assert state.set_stall(3, STALL)
+    assert not state.set_stall(3, replace(STALL, silent_s=7.0))
+    assert say().stall == STALL
+    assert state.set_stall(3, replace(STALL, ranks=(4, 5)))
+    assert state.set_stall(3, None)
+    assert say().stall is None
+    assert not state.set_stall(4, STALL)
+
+
+def test_others_hear_of_milestones_at_once_and_of_steps_later() -> None:
+    told: list[int] = []
+    state = HostState("a", lambda: told.append(1))
+    start(state)
+    before = len(told)
+    state.set_progress(3, HostProgress(Milestones(1.0, 2.0)))
+    state.set_progress(3, HostProgress(Milestones(1.0, 2.0), max_step=4))
+    assert len(told) == before + 1
+    state.set_progress(3, HostProgress(Milestones(1.0, 2.0, 3.0, 4.0), 5, 5, has_stepped=True))
+    assert len(told) == before + 2
+
+
+def test_a_log_line_of_a_living_rank_is_shown_until_something_fails(
+    state: HostState, say: Callable[..., HostStatus]
+) -> None:
+    start(state)
+    state.set_alarm(3, 5, USER)
+    assert say().last_error == "rank 5: RuntimeError: boom"

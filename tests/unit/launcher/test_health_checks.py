@@ -1,0 +1,131 @@
+"""The gate: every check has its own deadline, and whatever one does, the report comes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from megatrain.config.load import load_config
+from megatrain.contracts.black_box_layout import box_bytes
+from megatrain.contracts.errors import DataError
+from megatrain.contracts.host_records import CheckOutcome, CheckReport
+from megatrain.contracts.record import decode, encode
+from megatrain_launcher.health.checks import CHECKS, Check, run_checks, unfit_reason
+from megatrain_launcher.health.child import ProbeEnd
+from megatrain_launcher.health.context import HealthContext, Places, context_of, history_path
+from megatrain_launcher.health.finding import Finding, failed, passed
+from megatrain_launcher.health.history import History, read_history
+from tests.helpers.source_tree import ROOT
+
+
+def context(tmp_path: Path, **changes) -> HealthContext:
+    fields = {"host": "h", "session": "s", "run_directory": tmp_path, "num_workers": 1, "history": tmp_path / "h.json"}
+    return HealthContext(**{**fields, **changes})
+
+
+def outcomes(report: CheckReport) -> dict[str, str]:
+    return {result.name: str(result.outcome) for result in report.results}
+
+
+def test_a_stuck_check_does_not_hold_the_gate(tmp_path: Path) -> None:
+    release = threading.Event()
+
+    def stuck(context: HealthContext, history: History) -> list[Finding]:
+        release.wait(30.0)
+        return [passed("one", ""), passed("two", "")]
+
+    try:
+        began = time.monotonic()
+        report = run_checks(
+            context(tmp_path),
+            [
+                Check(("one", "two"), stuck, 0.2),
+                Check(("minor",), stuck, 0.2, is_needed=False),
+                Check(("well",), lambda context, history: [passed("well", "fine")], 5.0),
+            ],
+        )
+        assert time.monotonic() - began < 5.0
+    finally:
+        release.set()
+    assert outcomes(report) == {"one": "failed", "two": "failed", "minor": "warning", "well": "passed"}
+    assert unfit_reason(report) == "one: no answer within 0.2 s; two: no answer within 0.2 s"
+    assert report.results[0].duration_s >= 0.2
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [(OSError("no"), "could not be made: no"), (DataError("x"), ": x"), (KeyError("bug"), "see the log")],
+)
+def test_a_check_that_breaks_says_nothing_about_the_host(tmp_path: Path, error: Exception, said: str) -> None:
+    def broken(context: HealthContext, history: History) -> list[Finding]:
+        raise error
+
+    report = run_checks(context(tmp_path), [Check(("one",), broken, 5.0)])
+    assert report.is_fit
+    assert report.results[0].outcome is CheckOutcome.WARNING
+    assert said in report.results[0].detail
+
+
+def test_what_is_found_is_remembered(tmp_path: Path) -> None:
+    seen = []
+
+    def measure(context: HealthContext, history: History) -> list[Finding]:
+        seen.append(history.samples.get("m", ()))
+        return [Finding("m", CheckOutcome.PASSED, "", 1.0, "ms", samples={"m": 1.0})]
+
+    one = context(tmp_path, history=history_path(tmp_path, "host/1"))
+    for _ in range(3):
+        assert run_checks(one, [Check(("m",), measure, 5.0)]).is_fit
+    assert seen == [(), (1.0,), (1.0, 1.0)]
+    assert read_history(one.history)[0].samples == {"m": (1.0, 1.0, 1.0)}
+
+
+def test_a_damaged_history_is_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "h.json").write_text("damage")
+    report = run_checks(context(tmp_path), [Check(("a",), lambda context, history: [failed("a", "bad")], 5.0)])
+    assert outcomes(report) == {"a": "failed", "history": "warning"}
+    assert "put aside" in report.results[-1].detail
+
+
+def test_a_history_that_cannot_be_written_is_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+
+    def measure(context: HealthContext, history: History) -> list[Finding]:
+        return [Finding("m", CheckOutcome.PASSED, "", samples={"m": 1.0})]
+
+    one = context(tmp_path, history=tmp_path / "file" / "h.json")
+    report = run_checks(one, [Check(("m",), measure, 5.0)])
+    assert report.is_fit
+    assert "cannot be written" in report.results[-1].detail
+
+
+def test_all_checks_of_a_host(tmp_path: Path) -> None:
+    """The whole list on this machine, with probes that answer at once; the report goes through etcd."""
+
+    def probe(name, arguments, *, environment, deadline_s):
+        return ProbeEnd(-6, "", "last words\n", deadline_s)
+
+    one = context(tmp_path, probe=probe, places=Places(proc=tmp_path, sys=tmp_path, kernel_log=tmp_path / "kmsg"))
+    report = run_checks(one)
+    names = [name for check in CHECKS for name in check.names]
+    assert list(outcomes(report)) == names
+    assert len(set(names)) == len(names)
+    assert decode(CheckReport, encode(report), "report") == report
+    # a probe that crashed: the disk was not seen to work, nor was a device
+    assert {name for name, outcome in outcomes(report).items() if outcome == "failed"} == {
+        "disk", "matmul", "memory-copy", "loopback",
+    }  # fmt: skip
+    assert "SIGABRT: last words" in unfit_reason(report)
+
+
+def test_context_of_a_configuration(tmp_path: Path) -> None:
+    config = load_config(next(iter(sorted((ROOT / "configs").glob("*.toml"))))).config
+    one = context_of(config, host="a/b", session="s", run_directory=tmp_path, num_workers=3, etcd=None)
+    assert one.recovery == config.recovery
+    assert one.device == config.runtime.device
+    assert one.shared_memory_bytes == 3 * box_bytes(config.telemetry.black_box_records)
+    assert one.history.parent.parent == tmp_path / "hosts"  # one name, whatever the host is called

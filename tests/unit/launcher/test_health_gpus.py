@@ -1,0 +1,341 @@
+"""GPU checks: what NVML and nvidia-smi say, what it means, and Xid messages in the kernel's log."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from megatrain.contracts.host_records import CheckOutcome
+from megatrain_launcher.health import gpus, kernel_log
+from megatrain_launcher.health.context import HealthContext, Places
+from megatrain_launcher.health.gpu_readings import DriverReading, GpuReading
+from megatrain_launcher.health.history import History
+from megatrain_launcher.health.nvidia_smi import read_nvidia_smi
+from megatrain_launcher.health.nvml import read_nvml
+
+GOOD = GpuReading(0, "GPU-aaaa", "H100", 0, False, False, False)
+OUTCOMES = tuple[str, str, str]
+
+
+def judged(reading: DriverReading, **changes):
+    arguments = {"device": "auto", "num_workers": 1, "visible": None, "num_before": 0, "kernel_module": ""}
+    return gpus.judge_gpus(reading, **{**arguments, **changes})
+
+
+def of(*readings: GpuReading, **changes) -> DriverReading:
+    return DriverReading("nvml", **{"version": "550.54.15", "gpus": readings, **changes})
+
+
+@pytest.mark.parametrize(
+    ("reading", "changes", "outcomes", "said"),
+    [
+        (of(GOOD), {}, ("passed", "passed", "passed"), "550.54.15"),
+        (DriverReading(""), {}, ("skipped", "skipped", "skipped"), "neither"),
+        (DriverReading(""), {"device": "cuda"}, ("failed", "failed", "skipped"), "no GPU"),
+        (DriverReading(""), {"num_before": 8}, ("failed", "failed", "skipped"), "had 8 before"),
+        (DriverReading(""), {"kernel_module": "535.1"}, ("passed", "skipped", "skipped"), "535.1 is loaded"),
+        (DriverReading("nvml", error="boom"), {}, ("warning", "skipped", "skipped"), "on the processor"),
+        (
+            DriverReading("nvml", error="version mismatch"),
+            {"device": "cuda"},
+            ("failed", "failed", "skipped"),
+            "reboot",
+        ),
+        (of(GOOD), {"kernel_module": "550.90.07"}, ("failed", "passed", "passed"), "550.90.07"),
+        (of(GOOD), {"kernel_module": "550.54.15"}, ("passed", "passed", "passed"), "550.54.15"),
+        (of(GOOD), {"num_workers": 2}, ("passed", "failed", "passed"), "for 2 workers"),
+        (of(GOOD), {"num_before": 2}, ("passed", "failed", "passed"), "had 2 before"),
+        (of(GOOD, replace(GOOD, index=1, error="GPU is lost")), {}, ("passed", "passed", "failed"), "GPU is lost"),
+        (of(GOOD, replace(GOOD, index=1, error="lost")), {"visible": "0"}, ("passed", "passed", "passed"), "1 by CUDA"),
+        (of(GOOD, replace(GOOD, index=1)), {"visible": "", "num_workers": 1}, ("passed", "failed", "passed"), "0 by"),
+        (of(replace(GOOD, is_row_remap_pending=True)), {}, ("passed", "passed", "failed"), "waits for a reset"),
+        (of(replace(GOOD, has_row_remap_failed=True)), {}, ("passed", "passed", "failed"), "remapping a row"),
+        (of(replace(GOOD, is_page_retirement_pending=True)), {}, ("passed", "passed", "failed"), "retirement"),
+        (of(replace(GOOD, recovery_action="gpu reset")), {}, ("passed", "passed", "failed"), "asks for gpu reset"),
+        (of(replace(GOOD, uncorrected_errors=3)), {}, ("passed", "passed", "warning"), "3 uncorrected"),
+        (of(GOOD, error="GPU 1 is lost"), {}, ("failed", "passed", "passed"), "GPU 1 is lost"),
+    ],
+)
+def test_what_a_reading_means(reading: DriverReading, changes: dict, outcomes: OUTCOMES, said: str) -> None:
+    findings = judged(reading, **changes)
+    assert tuple(finding.name for finding in findings) == gpus.NAMES
+    assert tuple(finding.outcome for finding in findings) == outcomes
+    assert said in " ".join(finding.detail for finding in findings)
+
+
+def test_a_lost_gpu_stays_missed() -> None:
+    """What is remembered is the number of before, so that the second check fails like the first."""
+    count = judged(of(GOOD), num_before=2)[1]
+    assert "num_gpus" not in count.seen
+    assert judged(of(GOOD))[1].seen == {"num_gpus": 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  Thu Oct 19 18:56:32 UTC 2023\n", "535.129.03"),
+        ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  545.23.08  Release Build\nGCC 12.3.0", "545.23.08"),
+        ("something else\n", ""),
+    ],
+)  # fmt: skip
+def test_version_of_the_kernel_module(tmp_path: Path, text: str, version: str) -> None:
+    (tmp_path / "driver/nvidia").mkdir(parents=True)
+    (tmp_path / "driver/nvidia/version").write_text(text)
+    assert gpus.kernel_module_version(tmp_path) == version
+    assert gpus.kernel_module_version(tmp_path / "nowhere") == ""
+
+
+# nvidia-smi
+
+
+def fake_program(directory: Path, script: str) -> Path:
+    path = directory / "nvidia-smi"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return path
+
+
+GOOD_ROW = "0, GPU-aaaa, NVIDIA H100 80GB HBM3, 550.54.15, 0, [N/A], No, No"
+FROM_GOOD_ROW = GpuReading(0, "GPU-aaaa", "NVIDIA H100 80GB HBM3", 0, None, False, False)
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        (
+            f"echo '{GOOD_ROW}'",
+            DriverReading("nvidia-smi", "550.54.15", "", (FROM_GOOD_ROW,)),
+        ),
+        (
+            f"echo '{GOOD_ROW}'; echo '1, GPU-bbbb, H100, 550.54.15, 2, Yes, Yes, [Unknown Error]'",
+            DriverReading(
+                "nvidia-smi", "550.54.15", "",
+                (
+                    FROM_GOOD_ROW,
+                    GpuReading(1, "GPU-bbbb", "H100", 2, True, True, None, error="Unknown Error"),
+                ),
+            ),
+        ),
+        ("echo 'No devices were found'; exit 6", DriverReading("nvidia-smi")),
+        (
+            "echo 'Failed to initialize NVML: Driver/library version mismatch'; exit 18",
+            DriverReading("nvidia-smi", error="Failed to initialize NVML: Driver/library version mismatch"),
+        ),
+        ("exit 9", DriverReading("nvidia-smi", error="exit code 9")),
+        ("true", DriverReading("nvidia-smi", error="it names no GPU")),
+    ],
+)  # fmt: skip
+def test_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, expected: DriverReading) -> None:
+    fake_program(tmp_path, script)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert read_nvidia_smi(5.0) == expected
+
+
+def test_an_older_nvidia_smi_is_asked_for_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_program(
+        tmp_path,
+        """
+        says() { echo "Field \\"$1\\" is not a valid field to query."; exit 2; }
+        case "$*" in
+            *remapped_rows.pending*) says remapped_rows.pending;;
+            *remapped_rows.failure*) says remapped_rows.failure;;
+            *) echo '0, GPU-aaaa, V100, 418.226.00, 0, Yes';;
+        esac
+        """,
+    )
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    reading = read_nvidia_smi(5.0)
+    assert reading == DriverReading(
+        "nvidia-smi", "418.226.00", "", (GpuReading(0, "GPU-aaaa", "V100", 0, is_page_retirement_pending=True),)
+    )
+
+
+def test_a_lost_gpu_ends_the_list_with_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = "Unable to determine the device handle for GPU 0000:3B:00.0: GPU is lost."
+    fake_program(tmp_path, f"echo '{GOOD_ROW}'; echo '{lost}'; exit 15")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    reading = read_nvidia_smi(5.0)
+    assert reading is not None
+    assert reading.error == lost
+    assert len(reading.gpus) == 1
+    assert judged(reading)[0].outcome is CheckOutcome.FAILED
+
+
+def test_nvidia_smi_that_hangs_or_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert read_nvidia_smi(5.0) is None
+    fake_program(tmp_path, "exec /bin/sleep 60")
+    reading = read_nvidia_smi(0.2)
+    assert reading is not None
+    assert "no answer from nvidia-smi within 0.2 s" in reading.error
+
+
+# NVML
+
+FAKE_NVML = """
+class NVMLError(Exception):
+    def __init__(self, value):
+        self.value = value
+    def __str__(self):
+        return {3: "Not Supported", 12: "Not Found", 15: "GPU is lost", 18: "RM version mismatch"}[self.value]
+
+NVML_ERROR_NOT_SUPPORTED, NVML_ERROR_LIBRARY_NOT_FOUND, NVML_ERROR_GPU_IS_LOST = 3, 12, 15
+NVML_ERROR_RESET_REQUIRED, NVML_ERROR_UNKNOWN = 16, 999
+NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC = 1, 0
+NVML_FI_DEV_GET_GPU_RECOVERY_ACTION = 230
+fail = {}  # function name -> error number, or (gpu, number)
+action = 0
+
+def _maybe(name, gpu=None):
+    found = fail.get(name)
+    if isinstance(found, tuple):
+        found = found[1] if found[0] == gpu else None
+    if found:
+        raise NVMLError(found)
+
+def nvmlInit(): _maybe("init")
+def nvmlShutdown(): pass
+def nvmlSystemGetDriverVersion(): return b"550.54.15"
+def nvmlDeviceGetCount(): return 2
+def nvmlDeviceGetHandleByIndex(index):
+    _maybe("handle", index)
+    return index
+def nvmlDeviceGetUUID(gpu): return "GPU-%d" % gpu
+def nvmlDeviceGetName(gpu): return b"H100"
+def nvmlDeviceGetRemappedRows(gpu):
+    _maybe("rows", gpu)
+    return (0, 1, 1 if gpu == 1 else 0, 0)
+def nvmlDeviceGetRetiredPagesPendingStatus(gpu): raise NVMLError(3)
+def nvmlDeviceGetTotalEccErrors(gpu, kind, counter):
+    assert (kind, counter) == (1, 0)
+    _maybe("ecc", gpu)
+    return 0
+class _Value: pass
+def nvmlDeviceGetFieldValues(gpu, fields):
+    assert fields == [230]
+    answer, answer.value = _Value(), _Value()
+    answer.nvmlReturn, answer.value.uiVal = 0, action
+    return [answer]
+"""
+
+
+@pytest.fixture
+def nvml(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    module = ModuleType("pynvml")
+    exec(FAKE_NVML, module.__dict__)
+    monkeypatch.setitem(sys.modules, "pynvml", module)
+    return module
+
+
+def test_nvml(nvml: ModuleType) -> None:
+    first = GpuReading(0, "GPU-0", "H100", 0, None, False, False)
+    second = GpuReading(1, "GPU-1", "H100", 0, None, True, False)
+    assert read_nvml() == DriverReading("nvml", "550.54.15", "", (first, second))
+
+
+def test_nvml_names_the_recovery_that_the_driver_asks_for(nvml: ModuleType) -> None:
+    nvml.action = 2
+    reading = read_nvml()
+    assert reading is not None
+    assert reading.gpus[0].recovery_action == "reboot of the host"
+    nvml.action = 99
+    reading = read_nvml()
+    assert reading is not None
+    assert reading.gpus[0].recovery_action == "recovery action 99"
+
+
+@pytest.mark.parametrize("where", ["handle", "rows", "ecc"])
+def test_nvml_with_a_lost_gpu(nvml: ModuleType, where: str) -> None:
+    nvml.fail[where] = (1, 15)
+    reading = read_nvml()
+    assert reading is not None
+    assert reading.gpus[0].error == ""
+    assert reading.gpus[1].error == "GPU is lost"
+
+
+def test_nvml_that_cannot_start(nvml: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml.fail["init"] = 18
+    assert read_nvml() == DriverReading("nvml", error="RM version mismatch")
+    nvml.fail["init"] = 12
+    assert read_nvml() is None  # nvidia-smi may know more
+    monkeypatch.setitem(sys.modules, "pynvml", None)  # as if it were not installed
+    assert read_nvml() is None
+
+
+# the check with its probe
+
+
+def context(tmp_path: Path, **changes) -> HealthContext:
+    fields = {"host": "h", "session": "s", "run_directory": tmp_path, "num_workers": 1, "history": tmp_path / "h.json"}
+    return HealthContext(**{**fields, "places": Places(proc=tmp_path, kernel_log=tmp_path / "kmsg"), **changes})
+
+
+def test_the_probe_asks_nvml_in_a_process_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "pynvml.py").write_text(FAKE_NVML)
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    findings = gpus.check_gpus(context(tmp_path, environment={"PYTHONPATH": path}), History())
+    assert [finding.outcome for finding in findings] == ["passed", "passed", "failed"]
+    assert "GPU 1 (GPU-1): the remapping" in findings[2].detail
+
+
+def test_a_driver_that_crashes_its_caller(tmp_path: Path) -> None:
+    (tmp_path / "pynvml.py").write_text("import os\nos.abort()\n")
+    environment = {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    findings = gpus.check_gpus(context(tmp_path, device="cuda", environment=environment), History())
+    assert [finding.outcome for finding in findings] == ["failed", "failed", "skipped"]
+    assert "SIGABRT" in findings[0].detail
+
+
+def test_on_the_processor_nobody_asks(tmp_path: Path) -> None:
+    def never(*arguments, **more):
+        raise AssertionError("asked")
+
+    findings = gpus.check_gpus(context(tmp_path, device="cpu", probe=never), History())
+    assert {finding.outcome for finding in findings} == {CheckOutcome.SKIPPED}
+
+
+def test_an_answer_that_is_none(tmp_path: Path) -> None:
+    def probe(*arguments, **more):
+        return SimpleNamespace(is_complete=True, output="what?", trouble="")
+
+    findings = gpus.check_gpus(context(tmp_path, device="cuda", probe=probe), History())
+    assert findings[0].outcome is CheckOutcome.FAILED
+    assert "not JSON" in findings[0].detail
+
+
+# the kernel's log
+
+
+def record(number: int, at_s: float, text: str = "pid=1234, name=python") -> bytes:
+    return f"4,100,{int(at_s * 1e6)},-;NVRM: Xid (PCI:0000:3b:00): {number}, {text}".encode()
+
+
+@pytest.mark.parametrize(
+    ("lines", "outcome", "said"),
+    [
+        ([b"6,1,100,-;usb 1-1: new device", b"no record"], "passed", "no hardware error"),
+        ([record(79, 9000.0)], "failed", "Xid 79 of GPU PCI:0000:3b:00 1000 s ago"),
+        ([record(79, 1000.0)], "passed", ""),
+        ([record(31, 9999.0), record(45, 9999.0)], "passed", ""),
+        ([record(94, 9999.0)], "warning", "mended"),
+        ([record(48, 9990.0), record(95, 9995.0), record(31, 9999.0)], "failed", "2 hardware errors"),
+    ],
+)
+def test_xid_messages(lines: list[bytes], outcome: str, said: str) -> None:
+    finding = kernel_log.judge_kernel_log(lines, now_s=10000.0)
+    assert finding.outcome == outcome
+    assert said in finding.detail
+
+
+def test_kernel_log_that_is_read_or_not(tmp_path: Path) -> None:
+    one = context(tmp_path)
+    (finding,) = kernel_log.check_kernel_log(one, History())
+    assert finding.outcome is CheckOutcome.SKIPPED
+    (tmp_path / "kmsg").write_bytes(record(79, 1e9))  # not yet happened: just now
+    (finding,) = kernel_log.check_kernel_log(one, History())
+    assert finding.outcome is CheckOutcome.FAILED

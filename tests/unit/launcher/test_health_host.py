@@ -1,0 +1,389 @@
+"""Disk, shared memory, memory, limits, network and clock: each check shown machines that are well and that are not."""
+
+from __future__ import annotations
+
+import json
+import resource
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from megatrain.contracts.host_records import CheckOutcome
+from megatrain.coordination.settings import EtcdSettings
+from megatrain_launcher.health import clock, limits, memory, network, storage
+from megatrain_launcher.health.child import ProbeEnd
+from megatrain_launcher.health.context import HealthContext, Places
+from megatrain_launcher.health.history import History
+from tests.helpers.etcd_server import EtcdServers, free_ports
+
+GB, MIB, GIB = 10**9, 1 << 20, 1 << 30
+EMPTY = History()
+
+
+def context(tmp_path: Path, **changes) -> HealthContext:
+    places = Places(proc=tmp_path / "proc", sys=tmp_path / "sys")
+    fields = {"host": "h", "session": "s", "run_directory": tmp_path, "num_workers": 1, "history": tmp_path / "h.json"}
+    return HealthContext(**{**fields, "places": places, **changes})
+
+
+def write_tree(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n")
+
+
+# disk
+
+
+@pytest.mark.parametrize(
+    ("changes", "outcome", "said"),
+    [
+        ({}, "passed", "100.0 of 200.0 GB"),
+        ({"free_bytes": 4 * GB}, "failed", "min_free_disk_gb=5"),
+        ({"free_files": 10}, "failed", "10 more files"),
+        ({"free_files": None}, "passed", ""),
+        ({"write_s": 9.0}, "warning", "9.0 s"),
+        ({"error": "Read-only file system"}, "failed", "Read-only"),
+    ],
+)
+def test_what_the_disk_says(changes: dict, outcome: str, said: str) -> None:
+    answer = {"free_bytes": 100 * GB, "total_bytes": 200 * GB, "free_files": 10**6, "write_s": 0.01, **changes}
+    finding = storage.judge_disk(answer, "run directory runs/x", 5.0)
+    assert finding.outcome == outcome
+    assert said in finding.detail
+
+
+def test_the_disk_is_written_and_left_as_it_was(tmp_path: Path) -> None:
+    directory = tmp_path / "runs" / "new"
+    (finding,) = storage.check_disk(context(tmp_path, run_directory=directory), History())
+    assert finding.outcome in ("passed", "failed")  # by the space that this machine has
+    assert finding.value is not None
+    assert list(directory.iterdir()) == []
+
+
+def test_a_run_directory_that_cannot_be(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (finding,) = storage.check_disk(context(tmp_path, run_directory=tmp_path / "file" / "run"), History())
+    assert finding.outcome is CheckOutcome.FAILED
+    assert "Not a directory" in finding.detail
+
+
+def test_a_disk_that_hangs(tmp_path: Path) -> None:
+    def probe(name, arguments, *, environment, deadline_s):
+        assert (name, arguments) == ("disk_probe", [str(tmp_path)])
+        return ProbeEnd(None, "", "", deadline_s)
+
+    (finding,) = storage.check_disk(context(tmp_path, probe=probe), History())
+    assert finding.outcome is CheckOutcome.FAILED
+    assert "no end within 15 s" in finding.detail
+
+
+# shared memory
+
+
+@pytest.mark.parametrize(
+    ("free", "outcome", "said"),
+    [
+        (500 * MIB, "passed", "500 MiB free"),
+        (130 * MIB, "warning", "NCCL"),
+        (99 * MIB, "failed", "--shm-size"),
+        ("No such file or directory", "failed", "black_box_directory"),
+    ],
+)
+def test_shared_memory(free: int | str, outcome: str, said: str) -> None:
+    finding = storage.judge_shared_memory(Path("/dev/shm"), 100 * MIB, free)
+    assert finding.outcome == outcome
+    assert said in finding.detail
+
+
+def test_shared_memory_of_this_machine(tmp_path: Path) -> None:
+    def check(**changes) -> CheckOutcome:
+        return storage.check_shared_memory(context(tmp_path, **changes), History())[0].outcome
+
+    assert check() is CheckOutcome.SKIPPED
+    assert check(shared_memory=tmp_path / "none") is CheckOutcome.FAILED
+    assert check(shared_memory=tmp_path, shared_memory_bytes=1 << 60) is CheckOutcome.FAILED
+    assert check(shared_memory=tmp_path, shared_memory_bytes=1) in (CheckOutcome.PASSED, CheckOutcome.WARNING)
+
+
+# memory
+
+
+def test_memory(tmp_path: Path) -> None:
+    def check(total_gib: int, available_gib: int, history: History = EMPTY):
+        kib = 1 << 20
+        meminfo = f"MemTotal: {total_gib * kib} kB\nMemFree: 1 kB\nMemAvailable: {available_gib * kib} kB"
+        write_tree(tmp_path, {"proc/meminfo": meminfo})
+        return memory.check_memory(context(tmp_path), history)[0]
+
+    first = check(512, 400)
+    assert first.outcome is CheckOutcome.PASSED
+    assert first.value == 400
+    history = History().with_findings([first])
+    assert check(511, 400, history).outcome is CheckOutcome.PASSED
+    lost = check(496, 400, history)
+    assert lost.outcome is CheckOutcome.FAILED
+    assert "had 512.0 GiB before" in lost.detail
+    assert history.with_findings([lost]) == history
+    assert check(512, 10).outcome is CheckOutcome.WARNING
+    (tmp_path / "proc/meminfo").write_text("nonsense")
+    assert memory.check_memory(context(tmp_path), history)[0].outcome is CheckOutcome.SKIPPED
+
+
+def test_memory_errors(tmp_path: Path) -> None:
+    def check(history: History = EMPTY):
+        return memory.check_memory(context(tmp_path), history)[1]
+
+    assert check().outcome is CheckOutcome.SKIPPED
+    mc = "sys/devices/system/edac/mc"
+    write_tree(tmp_path, {f"{mc}/mc0/ce_count": "3", f"{mc}/mc1/ce_count": "0", f"{mc}/mc0/ue_count": "0"})
+    first = check()
+    assert first.outcome is CheckOutcome.PASSED
+    history = History().with_findings([first])
+    assert check(history).outcome is CheckOutcome.PASSED
+    write_tree(tmp_path, {f"{mc}/mc1/ce_count": "5"})
+    more = check(history)
+    assert more.outcome is CheckOutcome.WARNING
+    assert "5 more corrected" in more.detail
+    write_tree(tmp_path, {f"{mc}/mc0/ue_count": "1"})
+    assert check(history).outcome is CheckOutcome.FAILED
+
+
+# limits
+
+
+@pytest.mark.parametrize(
+    ("limit", "outcome"), [(resource.RLIM_INFINITY, "passed"), (65536, "passed"), (1024, "warning"), (100, "failed")]
+)
+def test_open_files(limit: int, outcome: str) -> None:
+    assert limits.judge_open_files(limit).outcome == outcome
+
+
+@pytest.mark.parametrize(
+    ("limit", "has_rdma", "outcome"),
+    [
+        (65536, False, "skipped"),
+        (resource.RLIM_INFINITY, True, "passed"),
+        (65536, True, "failed"),
+        (64 * GIB, True, "warning"),
+    ],
+)
+def test_locked_memory(limit: int, has_rdma: bool, outcome: str) -> None:
+    assert limits.judge_locked_memory(limit, has_rdma).outcome == outcome
+
+
+def test_limits_of_this_process(tmp_path: Path) -> None:
+    findings = limits.check_limits(context(tmp_path), History())
+    assert [finding.name for finding in findings] == list(limits.NAMES)
+
+
+# network
+
+
+def interface(
+    name: str, state: str = "up", speed: str = "100000", changes: str = "2", *, is_real: bool = True
+) -> dict[str, str]:
+    base = f"sys/class/net/{name}"
+    files = {f"{base}/operstate": state, f"{base}/speed": speed, f"{base}/carrier_changes": changes}
+    return files | ({f"{base}/device/vendor": "0x15b3"} if is_real else {})
+
+
+def port(name: str, state: str = "4: ACTIVE", rate: str = "400 Gb/sec (4X NDR)", downs: str = "0") -> dict[str, str]:
+    base = f"sys/class/infiniband/{name}/ports/1"
+    return {
+        f"{base}/state": state,
+        f"{base}/phys_state": "5: LinkUp",
+        f"{base}/rate": rate,
+        f"{base}/counters/link_downed": downs,
+    }
+
+
+def network_findings(tmp_path: Path, files: dict[str, str], history: History, chosen: str = ""):
+    write_tree(tmp_path, files)
+    return network.check_network(context(tmp_path, network_interface=chosen), history)
+
+
+def test_no_network_at_all_is_a_single_host(tmp_path: Path) -> None:
+    first, second = network_findings(tmp_path, {"sys/class/net/lo/operstate": "unknown"}, History())
+    assert first.outcome is CheckOutcome.PASSED
+    assert second.outcome is CheckOutcome.SKIPPED
+
+
+@pytest.mark.parametrize(
+    ("files", "chosen", "outcome", "said"),
+    [
+        (interface("eth0"), "", "passed", "eth0 up 100 Gbit/s"),
+        (interface("eth0", speed="-1"), "eth0", "passed", "eth0 up"),
+        (interface("eth0"), "eth1", "failed", "'eth1' is not there; there are: eth0"),
+        (interface("eth0", "down"), "eth0", "failed", "is down"),
+        (interface("eth0", "down"), "", "warning", "no interface is up"),
+        (interface("eth0", "down") | interface("eth1"), "", "passed", "eth0 down"),
+        (interface("eth0", "down"), "lo", "passed", "one host"),
+        (interface("tun0", "unknown", "") | {"sys/class/net/tun0/carrier": "1"}, "tun0", "passed", "tun0 up"),
+    ],
+)
+def test_interfaces(tmp_path: Path, files: dict[str, str], chosen: str, outcome: str, said: str) -> None:
+    finding = network_findings(tmp_path, files, History(), chosen)[0]
+    assert finding.outcome == outcome
+    assert said in finding.detail
+
+
+@pytest.mark.parametrize(
+    ("now", "chosen", "outcome", "said"),
+    [
+        (interface("eth0"), "", "passed", ""),
+        (interface("eth0", speed="1000"), "", "warning", "at 1 Gbit/s, before at 100 Gbit/s"),
+        (interface("eth0", speed="1000"), "eth0", "failed", "at 1 Gbit/s, before at 100 Gbit/s"),
+        (interface("eth0", "down"), "", "warning", "it was up before"),
+        (interface("eth0", changes="5"), "", "passed", ""),
+        (interface("eth0", changes="6"), "", "warning", "4 changes"),
+        (interface("eth0", changes="0"), "", "passed", ""),
+    ],
+)
+def test_interfaces_against_before(tmp_path: Path, now: dict, chosen: str, outcome: str, said: str) -> None:
+    before = interface("eth0") | interface("eth1")
+    history = History().with_findings(network_findings(tmp_path, before, History()))
+    finding = network_findings(tmp_path, now, history, chosen)[0]
+    assert finding.outcome == outcome
+    assert said in finding.detail
+
+
+@pytest.mark.parametrize(
+    ("now", "outcome", "said"),
+    [
+        ({}, "passed", "mlx5_0:1 up 400 Gbit/s, mlx5_1:1 DOWN"),
+        (port("mlx5_0", "1: DOWN"), "failed", "mlx5_0:1 is DOWN"),
+        (port("mlx5_0", rate="100 Gb/sec (4X EDR)"), "failed", "100 Gbit/s, before at 400 Gbit/s"),
+        (port("mlx5_0", downs="9"), "warning", "9 changes"),
+        (port("mlx5_1", "4: ACTIVE"), "passed", "mlx5_1:1 up"),
+    ],
+)
+def test_rdma_ports(tmp_path: Path, now: dict[str, str], outcome: str, said: str) -> None:
+    """A port that never was up is nobody's; one that was is missed, until it is back."""
+    before = port("mlx5_0") | port("mlx5_1", "1: DOWN", "")
+    history = History().with_findings(network_findings(tmp_path, before, History()))
+    findings = network_findings(tmp_path, now, history)
+    assert findings[1].outcome == outcome
+    assert said in findings[1].detail
+    if outcome == "failed":
+        history = history.with_findings(findings)
+        assert network_findings(tmp_path, {}, history)[1].outcome == "failed"
+        assert network_findings(tmp_path, before, history)[1].outcome == "passed"
+
+
+# clock
+
+
+class Server:
+    """Answers with a Date that is off by some seconds; None: without one."""
+
+    def __init__(self, off_s: float | None) -> None:
+        server = self
+        self.num_asked = 0
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                server.num_asked += 1
+                self.send_response_only(200)
+                if off_s is not None:
+                    self.send_header("Date", formatdate(time.time() + off_s, usegmt=True))
+                self.send_header("Content-Length", "2")
+                self.end_headers()
+                self.wfile.write(b"{}")
+
+            def log_message(self, *arguments) -> None:
+                pass
+
+        self.http = HTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.http.server_port}"
+
+
+@contextmanager
+def servers(*off_s: float | None) -> Iterator[list[Server]]:
+    some = [Server(each) for each in off_s]
+    threads = [threading.Thread(target=server.http.serve_forever, args=(0.02,)) for server in some]
+    for thread in threads:
+        thread.start()
+    try:
+        yield some
+    finally:
+        for server in some:
+            server.http.shutdown()
+            server.http.server_close()
+        for thread in threads:
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    ("off_s", "outcome", "said"),
+    [
+        ((0.0,), "passed", "etcd, give or take"),
+        ((60.0,), "failed", "s behind etcd"),
+        ((-60.0,), "failed", "s ahead of etcd"),
+        ((0.0, 60.0, 0.0), "warning", "1 of 3"),
+        ((60.0, 60.0, 0.0), "failed", "max_clock_offset_s=2"),
+        ((None,), "warning", "not compared"),
+    ],
+)
+def test_clock(tmp_path: Path, off_s: tuple[float | None, ...], outcome: str, said: str) -> None:
+    with servers(*off_s) as some:
+        etcd = EtcdSettings.of([server.url for server in some])
+        (finding,) = clock.check_clock(context(tmp_path, etcd=etcd), History())
+        assert finding.outcome == outcome
+        assert said in finding.detail
+        assert [server.num_asked for server in some] == [1] * len(some)  # one answer makes it clear
+
+
+def test_clock_without_etcd_or_answer(tmp_path: Path) -> None:
+    (finding,) = clock.check_clock(context(tmp_path), History())
+    assert finding.outcome is CheckOutcome.SKIPPED
+    etcd = EtcdSettings.of(f"127.0.0.1:{free_ports(1)[0]}")
+    (finding,) = clock.check_clock(context(tmp_path, etcd=etcd), History())
+    assert finding.outcome is CheckOutcome.WARNING
+
+
+def test_clock_of_a_real_etcd(tmp_path: Path) -> None:
+    with EtcdServers(tmp_path) as etcd:
+        (finding,) = clock.check_clock(context(tmp_path, etcd=EtcdSettings.of(etcd.urls)), History())
+    assert finding.outcome is CheckOutcome.PASSED
+    assert finding.value is not None
+    assert abs(finding.value) < 0.8
+
+
+def test_the_bounds_hold_the_true_offset() -> None:
+    """Whatever the part of a second and the delay are, and however the true offset is."""
+    for true in (-3.0, -0.4, 0.0, 0.31, 2.7):
+        for start in range(0, 100, 7):
+            sent = 1000 + start / 100
+            for there, back in ((0.0, 0.0), (0.1, 0.02), (0.0, 0.4)):
+                date = int(sent + there + true)
+                offset = clock.offset_of(date, sent, sent + there + back)
+                assert offset.least - 1e-9 <= true <= offset.most + 1e-9
+                assert offset.error <= 0.5 + (there + back) / 2 + 1e-9
+
+
+def test_more_answers_make_an_unclear_offset_clear(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clock.time, "sleep", lambda seconds: None)
+    answers = iter([clock.Offset(1.5, 2.5), clock.Offset(1.2, 2.2), clock.Offset(0.9, 1.9)])
+    offset = clock.measured_offset(2.0, lambda: next(answers))
+    assert offset == clock.Offset(1.5, 1.9)
+    assert offset.is_within(2.0) is True
+    # one that stays unclear is taken by its middle, after a bounded number of answers
+    unclear = clock.measured_offset(2.0, lambda: clock.Offset(1.9, 2.3))
+    assert clock.judge_clock([unclear], 2.0).outcome is CheckOutcome.FAILED
+    # a clock that is set meanwhile leaves no overlap: the newer answer counts
+    answers = iter([clock.Offset(1.5, 2.5), clock.Offset(-0.5, 0.5)])
+    assert clock.measured_offset(2.0, lambda: next(answers)) == clock.Offset(-0.5, 0.5)
+
+
+def test_findings_are_json(tmp_path: Path) -> None:
+    """What is remembered goes into a file: names and plain numbers."""
+    findings = network_findings(tmp_path, interface("eth0") | port("mlx5_0"), History())
+    assert json.loads(json.dumps([dict(finding.seen) for finding in findings]))

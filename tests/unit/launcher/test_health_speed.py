@@ -1,0 +1,353 @@
+"""Timed checks against a host's own history, the file it is kept in, and the probe that measures."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from statistics import median
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from megatrain.contracts.host_records import CheckOutcome
+from megatrain_launcher.health import timed
+from megatrain_launcher.health.child import ProbeEnd, run_probe
+from megatrain_launcher.health.context import HealthContext
+from megatrain_launcher.health.finding import Finding
+from megatrain_launcher.health.forked import measurements
+from megatrain_launcher.health.history import MAX_NAMES, MAX_SAMPLES, History, read_history, write_history
+from tests.helpers.waiting import wait_until
+
+CPU = "cpu x4"
+
+
+def lines(matmul_s: float = 0.02, *, busy: float = 0.0, kind: str = "cpu", reduce_s: float = 0.003) -> list[dict]:
+    device = "cpu" if kind == "cpu" else "cuda:0"
+    return [
+        {"part": "device", "kind": kind, "num_devices": 1, "hardware": CPU},
+        {
+            "part": "compute",
+            "number": 0,
+            "device": device,
+            "name": "",
+            "matmul_s": matmul_s,
+            "copy_s": 0.03,
+            "is_repeatable": True,
+        },
+        {"part": "compute-load", "others_busy": busy},
+        {"part": "loopback", "number": 0, "wait_s": 0.1, "reduce_s": reduce_s},
+        {"part": "loopback", "number": 1, "wait_s": 0.1, "reduce_s": reduce_s / 2},
+        {"part": "loopback-load", "others_busy": busy},
+    ]
+
+
+def usual() -> History:
+    history = History()
+    for _ in range(3):
+        history = history.with_findings(timed.judge_speed(timed.timings_of(lines(), ""), history, 1.5)[0])
+    return history
+
+
+def outcomes(some: list[dict], history: History, trouble: str = "") -> tuple[list[str], bool, str]:
+    findings, is_slow = timed.judge_speed(timed.timings_of(some, trouble), history, 1.5)
+    assert tuple(finding.name for finding in findings) == timed.NAMES
+    return [finding.outcome for finding in findings], is_slow, "; ".join(finding.detail for finding in findings)
+
+
+def test_the_first_times_are_only_remembered() -> None:
+    history = History()
+    for matmul_s in (0.02, 0.08, 0.05):
+        found, is_slow, said = outcomes(lines(matmul_s), history)
+        assert found == ["passed"] * 3
+        assert not is_slow
+        assert "no history yet" in said
+        history = history.with_findings(timed.judge_speed(timed.timings_of(lines(matmul_s), ""), history, 1.5)[0])
+    assert history.usual(f"matmul/{CPU}/cpu") == 0.05
+    assert history.usual(f"loopback/{CPU}/all-reduce") == 0.003  # the slower of its ranks
+
+
+def test_slowness_against_the_own_history() -> None:
+    history = usual()
+    assert outcomes(lines(0.029), history)[:2] == (["passed"] * 3, False)
+    found, is_slow, said = outcomes(lines(0.031), history)
+    assert (found, is_slow) == (["failed", "passed", "passed"], True)
+    assert "cpu 31.00 ms, usually 20.00; recovery.max_slowdown=1.5" in said
+    assert outcomes(lines(reduce_s=0.006), history)[0] == ["passed", "passed", "failed"]
+    assert outcomes(lines(reduce_s=0.0048), history)[0] == ["passed"] * 3  # 1.6 times, but 1.8 ms are noise
+
+
+def test_others_on_the_processor_excuse_it_but_not_a_gpu() -> None:
+    history = usual()
+    found, is_slow, said = outcomes(lines(0.1, busy=0.5), history)
+    assert (found, is_slow) == (["warning", "passed", "passed"], False)
+    assert "others use 50%" in said
+    for _ in range(3):
+        history = history.with_findings(
+            timed.judge_speed(timed.timings_of(lines(kind="cuda"), ""), history, 1.5)[0],
+        )
+    assert outcomes(lines(0.1, busy=0.5, kind="cuda"), history)[0] == ["failed", "passed", "passed"]
+
+
+def test_slow_measurements_do_not_become_usual() -> None:
+    history = usual()
+    slow = timed.judge_speed(timed.timings_of(lines(0.1), ""), history, 1.5)[0]
+    assert history.with_findings(slow).usual(f"matmul/{CPU}/cpu") == 0.02
+
+
+def test_other_hardware_has_a_history_of_its_own() -> None:
+    some = lines(0.1)
+    some[0]["hardware"] = "cpu x1"
+    assert outcomes(some, usual())[0] == ["passed"] * 3
+
+
+def test_a_device_that_computes_wrong() -> None:
+    some = lines()
+    some[1]["is_repeatable"] = False
+    found, is_slow, said = outcomes(some, History())
+    assert (found, is_slow) == (["failed", "passed", "passed"], False)
+    assert "computes wrong" in said
+
+
+def test_a_gpu_that_torch_does_not_see_any_more() -> None:
+    findings = timed.judge_speed(timed.timings_of(lines(kind="cuda"), ""), History(), 1.5)[0]
+    history = History().with_findings(findings)
+    found, _, said = outcomes(lines(), history)
+    assert found == ["failed", "skipped", "skipped"]
+    assert "saw 1" in said
+
+
+@pytest.mark.parametrize(
+    ("some", "trouble", "expected", "said"),
+    [
+        ([], "SIGSEGV", ["failed"] * 3, "SIGSEGV"),
+        ([{"part": "device", "error": "torch sees no CUDA device"}], "", ["failed"] * 3, "no CUDA device"),
+        (lines()[:1], "no end within 140 s", ["failed"] * 3, "no end within"),
+        (lines()[:3], "no end within 140 s", ["passed", "passed", "failed"], "no end within"),
+        (
+            [*lines()[:3], {"part": "loopback", "number": 1, "error": "ended by SIGBUS"}],
+            "",
+            ["passed", "passed", "failed"],
+            "rank 1: ended by SIGBUS",
+        ),
+        (
+            [lines()[0], {"part": "compute", "number": 3, "error": "RuntimeError: ECC"}, *lines()[2:]],
+            "",
+            ["failed", "failed", "passed"],
+            "device 3: RuntimeError: ECC",
+        ),
+    ],
+)
+def test_what_broke_is_told_apart(some: list[dict], trouble: str, expected: list[str], said: str) -> None:
+    found, is_slow, text = outcomes(some, usual(), trouble)
+    assert found == expected
+    assert not is_slow  # measuring again is for slowness only
+    assert said in text
+
+
+def context(tmp_path: Path, **changes) -> HealthContext:
+    fields = {"host": "h", "session": "s", "run_directory": tmp_path, "num_workers": 2, "history": tmp_path / "h.json"}
+    return HealthContext(**{**fields, **changes})
+
+
+def probe_of(*answers: list[dict]):
+    left = list(answers)
+
+    def probe(name, arguments, *, environment, deadline_s):
+        assert name == "device_probe"
+        return ProbeEnd(0, "".join(json.dumps(line) + "\n" for line in left.pop(0)), "", deadline_s)
+
+    return probe, left
+
+
+def test_slowness_that_does_not_stay_is_none(tmp_path: Path) -> None:
+    probe, left = probe_of(lines(0.1), lines(0.02))
+    findings = timed.check_speed(context(tmp_path, probe=probe), usual())
+    assert [finding.outcome for finding in findings] == ["passed"] * 3
+    assert not left
+    probe, left = probe_of(lines(0.1), lines(0.09))
+    findings = timed.check_speed(context(tmp_path, probe=probe), usual())
+    assert [finding.outcome for finding in findings] == ["failed", "passed", "passed"]
+    assert not left
+
+
+def test_nothing_is_timed_beside_workers(tmp_path: Path) -> None:
+    probe, _ = probe_of()
+    findings = timed.check_speed(context(tmp_path, probe=probe, is_training=True), usual())
+    assert [finding.outcome for finding in findings] == ["skipped"] * 3
+
+
+def test_the_real_probe(tmp_path: Path) -> None:
+    findings = timed.check_speed(context(tmp_path, device="cpu"), History())
+    assert [(finding.name, finding.outcome) for finding in findings] == [(name, "passed") for name in timed.NAMES]
+    assert all(finding.value and finding.samples for finding in findings)
+
+
+def test_a_device_of_the_wrong_kind(tmp_path: Path) -> None:
+    fake = "__version__ = '2.13'\nclass version: cuda = '12.8'\nclass cuda: device_count = staticmethod(lambda: 0)\n"
+    (tmp_path / "torch.py").write_text(fake)
+    environment = {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    findings = timed.check_speed(context(tmp_path, device="cuda", environment=environment), History())
+    assert [finding.outcome for finding in findings] == ["failed"] * 3
+    assert "torch sees no CUDA device (torch 2.13 is built for CUDA 12.8)" in findings[0].detail
+
+
+def test_torch_that_cannot_be_loaded(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.12: cannot open shared object file')\n")
+    environment = {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    findings = timed.check_speed(context(tmp_path, environment=environment), History())
+    assert [finding.outcome for finding in findings] == ["failed"] * 3
+    assert "exit code 1: ImportError: libcudart.so.12" in findings[0].detail
+
+
+# parts of a probe in forked children
+
+FORKED = """
+import os, sys, time
+from megatrain_launcher.health import forked
+from megatrain_launcher.health.forked import run_part
+forked._GRACE_S = 0.1
+def good(): return {"value": 1}
+def bad(): raise RuntimeError("first line\\nsecond")
+def dead(): os.kill(os.getpid(), 11)
+def stuck(): time.sleep(60)
+run_part("mixed", [good, bad], 10.0)
+run_part("dead", [dead, stuck], 10.0)
+run_part("stuck", [good, stuck], 0.3)
+"""
+
+
+def test_one_broken_part_takes_nothing_from_the_others() -> None:
+    end = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=20, check=True)
+    found = measurements("noise\n[1]\n" + end.stdout)
+    told = {(line["part"], line.get("number")): line.get("error", "") for line in found}
+    assert {key: said for key, said in told.items() if key[1] is not None} == {
+        ("mixed", 0): "",
+        ("mixed", 1): "RuntimeError: first line",
+        ("dead", 0): "ended by SIGSEGV",  # and nothing of the one that waited for it
+        ("stuck", 0): "",
+        ("stuck", 1): "no end within 0.3 s",
+    }
+    loads = [line["others_busy"] for line in found if line["part"].endswith("-load")]
+    assert len(loads) == 3
+    assert all(load is None or 0 <= load <= 1 for load in loads)
+
+
+def test_a_probe_that_hangs_is_killed_with_its_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("megatrain_launcher.health.child._PACKAGE", "slow")
+    (tmp_path / "slow").mkdir()
+    (tmp_path / "slow/probe.py").write_text(
+        "import os, sys, time\n"
+        "pid = os.fork()\n"
+        "if pid: print(pid, flush=True)\n"
+        "time.sleep(60)\n"
+    )  # fmt: skip
+    end = run_probe("probe", [], environment={"PYTHONPATH": str(tmp_path)}, deadline_s=1.0)
+    assert end.exit_code is None
+    assert end.trouble == "no end within 1 s"
+    child = int(end.output)
+    wait_until(lambda: not Path(f"/proc/{child}").exists() or _state(child) == "Z", "the grandchild's end", 5.0)
+
+
+def _state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "Z"
+
+
+STARTER = """
+import os, subprocess, sys
+environment = {**os.environ, 'MEGATRAIN_PROBE_PARENT': str(os.getpid())}
+child = subprocess.Popen([sys.executable, '-c', sys.argv[1]], env=environment, stdout=subprocess.PIPE)
+child.stdout.readline()
+print(child.pid, flush=True)
+child.wait()
+"""
+
+
+def test_a_probe_ends_with_its_parent(tmp_path: Path) -> None:
+    script = (
+        "import sys\n"
+        "from megatrain_launcher.health.leash import end_with_parent\n"
+        "end_with_parent()\n"
+        "print('on the leash', flush=True)\n"
+        "import time; time.sleep(60)\n"
+    )
+    parent = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            STARTER,
+            script,
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    parent.send_signal(signal.SIGKILL)
+    parent.wait(10)
+    parent.stdout.close()
+    wait_until(lambda: _state(child) == "Z", "the probe's end", 5.0)
+
+
+# the file
+
+
+def test_history_round_trip(tmp_path: Path) -> None:
+    path = tmp_path / "hosts" / "h" / "health.json"
+    assert read_history(path) == (History(), "")
+    history = usual().with_findings([Finding("x", CheckOutcome.WARNING, "", samples={"a": 1.0}, seen={"gpus": 8.0})])
+    write_history(path, history)
+    assert read_history(path) == (history, "")
+    assert history.seen == {"gpus": 8.0}
+    assert "a" not in history.samples  # of a check that did not pass
+    assert [file.name for file in path.parent.iterdir()] == ["health.json"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"", b"{", b"[]", b"\xff\x00", b'{"schema_version": 2}', b'{"schema_version": 1, "samples": {"a": ["x"]}}',
+        b'{"schema_version": 1, "seen": {"a": null}}', b'{"schema_version": 1, "samples": {"a": [NaN]}}',
+        b"[" * 100_000,
+    ],
+)  # fmt: skip
+def test_a_damaged_history_is_put_aside(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "health.json"
+    path.write_bytes(content)
+    history, trouble = read_history(path)
+    assert history == History()
+    assert "put aside as health.damaged.json" in trouble
+    assert (tmp_path / "health.damaged.json").read_bytes() == content
+    assert read_history(path) == (History(), "")
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.floats(0.001, 10)), max_size=200))
+def test_history_is_bounded_and_its_usual_is_the_median(samples: list[tuple[int, float]]) -> None:
+    history = History()
+    model: dict[str, list[float]] = {}
+    for name, value in samples:
+        finding = Finding("x", CheckOutcome.PASSED, "", samples={str(name): value}, seen={str(name): value})
+        history = history.with_findings([finding])
+        model.setdefault(str(name), []).append(value)
+    for key, values in model.items():
+        kept = values[-MAX_SAMPLES:]
+        assert history.samples[key] == tuple(kept)
+        assert history.usual(key) == (median(kept) if len(kept) >= 3 else None)
+        assert history.seen[key] == values[-1]
+
+
+def test_history_forgets_names_that_are_met_no_more() -> None:
+    history = History()
+    for number in range(MAX_NAMES + 10):
+        seen = {f"link{number}": 1.0, "eth0": 2.0}
+        history = history.with_findings([Finding("x", CheckOutcome.PASSED, "", seen=seen, samples=seen)])
+    assert len(history.seen) == len(history.samples) == MAX_NAMES
+    assert "link0" not in history.seen
+    assert {"eth0", f"link{MAX_NAMES + 9}"} <= history.seen.keys()

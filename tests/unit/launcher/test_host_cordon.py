@@ -1,0 +1,148 @@
+"""Keeping a bad host from other jobs: a fake API server over TLS, and fakes of kubectl and scontrol that are run."""
+
+from __future__ import annotations
+
+import json
+import ssl
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megatrain_launcher.hosts.adapter import CordonError
+from megatrain_launcher.hosts.kubernetes import REASON_ANNOTATION, KubernetesPlatform
+from megatrain_launcher.hosts.slurm import SlurmPlatform
+from tests.helpers.certificates import Authority
+from tests.helpers.require import require_module
+
+TOKEN = "the-token"
+
+
+class ApiServer(HTTPServer):
+    """Knows the node "node-a", and one account."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.nodes: dict[str, dict[str, Any]] = {"node-a": {}}
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: ApiServer
+
+    def do_PATCH(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        node = self.path.removeprefix("/api/v1/nodes/")
+        if self.headers["Authorization"] != f"Bearer {TOKEN}":
+            self._answer(403, {"message": 'nodes is forbidden: User "x" cannot patch resource "nodes"'})
+        elif self.headers["Content-Type"] != "application/merge-patch+json":
+            self._answer(415, {"message": "the body of the request was in an unknown format"})
+        elif node not in self.server.nodes:
+            self._answer(404, {"message": f'nodes "{node}" not found'})
+        else:
+            self.server.nodes[node] |= json.loads(body)
+            self._answer(200, {"kind": "Node"})
+
+    def _answer(self, status: int, value: dict[str, Any]) -> None:
+        content = json.dumps(value).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    require_module("trustme")
+    return Authority.create(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture
+def api(authority: Authority) -> Iterator[ApiServer]:
+    files = authority.sign("api")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(files.certificate, files.key)
+    server = ApiServer()
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def account(directory: Path, certificate: Path, token: str = TOKEN) -> Path:
+    (directory / "token").write_text(token)
+    (directory / "ca.crt").write_bytes(certificate.read_bytes())
+    return directory
+
+
+def environment_of(port: int) -> dict[str, str]:
+    return {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(port), "PATH": ""}
+
+
+def test_a_node_is_cordoned_with_the_account(tmp_path: Path, api: ApiServer, authority: Authority) -> None:
+    platform = KubernetesPlatform(environment_of(api.server_port), account(tmp_path, authority.files.certificate))
+    assert platform.cordon("node-a", "two hangs") == "node node-a is cordoned"
+    assert api.nodes["node-a"] == {
+        "metadata": {"annotations": {REASON_ANNOTATION: "two hangs"}},
+        "spec": {"unschedulable": True},
+    }
+    with pytest.raises(CordonError, match='node-b was not cordoned: nodes "node-b" not found'):
+        platform.cordon("node-b", "")
+
+
+def test_an_account_without_the_right_says_which_it_needs(tmp_path: Path, api: ApiServer, authority: Authority) -> None:
+    files = account(tmp_path, authority.files.certificate, "another")
+    with pytest.raises(CordonError, match=r"forbidden.*; the service account needs the verb patch on nodes"):
+        KubernetesPlatform(environment_of(api.server_port), files).cordon("node-a", "")
+
+
+def test_another_authority_is_not_trusted(tmp_path: Path, api: ApiServer) -> None:
+    (tmp_path / "account").mkdir()
+    stranger = Authority.create(tmp_path, "stranger")
+    files = account(tmp_path / "account", stranger.files.certificate)
+    with pytest.raises(CordonError, match=r"gave no answer: .*CERTIFICATE_VERIFY_FAILED"):
+        KubernetesPlatform(environment_of(api.server_port), files).cordon("node-a", "")
+    assert api.nodes["node-a"] == {}
+
+
+def program(directory: Path, name: str, body: str) -> dict[str, str]:
+    """Make a program that writes its words to calls.txt, and return an environment that has it on PATH."""
+    path = directory / name
+    path.write_text(f'#!/bin/sh\nfor word in "$@"; do echo "$word"; done >>{directory}/calls.txt\n{body}\n')
+    path.chmod(0o755)
+    return {"PATH": str(directory)}
+
+
+def test_kubectl_is_used_where_there_is_no_account(tmp_path: Path) -> None:
+    environment = program(tmp_path, "kubectl", "exit 0")
+    assert KubernetesPlatform(environment, tmp_path / "none").cordon("node-a", "gpu lost") == "node node-a is cordoned"
+    words = (tmp_path / "calls.txt").read_text().splitlines()
+    assert words == ["cordon", "--", "node-a", "annotate", "--overwrite", "node", "node-a",
+                     f"{REASON_ANNOTATION}=gpu lost"]  # fmt: skip
+
+    environment = program(tmp_path, "kubectl", "echo 'no configuration' >&2; exit 1")
+    with pytest.raises(CordonError, match="node-a was not cordoned: no configuration"):
+        KubernetesPlatform(environment, tmp_path / "none").cordon("node-a", "")
+    with pytest.raises(CordonError, match="no service account, and no kubectl is on PATH"):
+        KubernetesPlatform({"PATH": ""}, tmp_path / "none").cordon("node-a", "")
+
+
+def test_slurm_drains_a_node_where_it_may(tmp_path: Path) -> None:
+    environment = program(tmp_path, "scontrol", "exit 0")
+    assert SlurmPlatform(environment).cordon("node7", "two hangs") == "Slurm drains node7"
+    words = (tmp_path / "calls.txt").read_text().splitlines()
+    assert words == ["update", "NodeName=node7", "State=DRAIN", "Reason=megatrain: two hangs"]
+
+    environment = program(tmp_path, "scontrol", "echo 'slurm_update error: Access/permission denied' >&2; exit 1")
+    with pytest.raises(CordonError, match=r"Access/permission denied; ask an operator to"):
+        SlurmPlatform(environment).cordon("node7", "")
+    with pytest.raises(CordonError, match="no scontrol on PATH"):
+        SlurmPlatform({"PATH": ""}).cordon("node7", "")

@@ -1,0 +1,50 @@
+"""`megatrain launch` as it is typed: templates on stdout, mistakes on stderr, and no torch before it is needed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from megatrain.cli import main
+from tests.helpers.launch_cases import write_config
+
+
+def test_a_template_is_printed_and_nothing_started(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = write_config(tmp_path)
+    assert main(["launch", "--write-template", "slurm", "--nnodes=2", str(config), "--train.steps=7"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("#!/bin/bash\n")
+    assert f"megatrain launch --nnodes=2:2 --nproc-per-node=1 {config} --train.steps=7 &" in text
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "expected"),
+    [
+        (["--nnodes=5"], 78, "batch.global_batch_size=12 must be divisible by"),
+        (["--train.stepz=3"], 78, "train.stepz"),
+        (["--nnodes=2"], 78, "--nnodes=2:2 without --rdzv-endpoint"),
+        (["--max-restarts=3"], 2, "torchrun's --max-restarts is not used here: the driver restarts"),
+        (["--rdzv_endpont=x"], 2, "did you mean '--rdzv_endpoint'?"),
+    ],
+)
+def test_mistakes_end_it_before_anything_is_started(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], code: int, expected: str
+) -> None:
+    assert main(["launch", "--platform=local", *words, str(write_config(tmp_path))]) == code
+    assert expected in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_no_torch_is_loaded_for_what_needs_none() -> None:
+    source = (
+        "import sys\n"
+        "import megatrain_launcher.commands.launch, megatrain_launcher.commands.driver\n"
+        "import megatrain_launcher.launch.host, megatrain_launcher.launch.lone_driver\n"
+        "print('torch' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

@@ -1,0 +1,134 @@
+"""The command line of `megatrain launch`: torchrun's names in both spellings, and what is refused with a way out."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from megatrain.contracts.errors import ConfigError
+from megatrain_launcher.launch.etcd_flags import PASSWORD_VARIABLE, EtcdFlags
+from megatrain_launcher.launch.flags import LaunchFlags, add_launch_arguments, launch_flags
+from megatrain_launcher.launch.torchrun_flags import REFUSED, spellings
+
+
+def parse(*words: str, overrides: tuple[str, ...] = ()) -> LaunchFlags:
+    parser = argparse.ArgumentParser(prog="megatrain launch", allow_abbrev=False)
+    add_launch_arguments(parser)
+    args = parser.parse_args([*words, "run.toml"])
+    args.overrides = list(overrides)
+    return launch_flags(args)
+
+
+def problems_of(*words: str, overrides: tuple[str, ...] = ()) -> tuple[str, ...]:
+    with pytest.raises(ConfigError) as caught:
+        parse(*words, overrides=overrides)
+    return caught.value.problems
+
+
+def test_a_bare_command_line() -> None:
+    assert parse() == LaunchFlags(config=Path("run.toml"))
+
+
+@pytest.mark.parametrize("is_underscored", [False, True])
+def test_torchruns_names_in_both_spellings(is_underscored: bool) -> None:
+    words = ["--nnodes=2:4", "--nproc-per-node=8", "--rdzv-endpoint=e1:1,e2:2", "--rdzv-id=big", "--log-dir=l",
+             "--local-addr=10.0.0.1", "--rdzv-conf=user=u,password_file=p,cacert=a,cert=c,key=k"]  # fmt: skip
+    if is_underscored:
+        words = [f"{name.replace('-', '_').replace('__', '--', 1)}={value}" for name, value in
+                 (word.split("=", 1) for word in words)]  # fmt: skip
+
+    flags = parse(*words, "-t", "3", "-m", "own.module", "--label", "switch=s1,rack=r2")
+
+    assert (flags.min_hosts, flags.max_hosts, flags.workers) == (2, 4, "8")
+    assert flags.etcd == EtcdFlags("e1:1,e2:2", "u", "p", "a", "c", "k")
+    assert flags.overrides == ("--job.name=big",)
+    assert (flags.log_dir, flags.local_addr, flags.tee, flags.module) == ("l", "10.0.0.1", "all", "own.module")
+    assert flags.labels == {"switch": "s1", "rack": "r2"}
+
+
+def test_one_number_of_hosts_is_both() -> None:
+    flags = parse("--nnodes=3", "--spares=1", "--standalone")
+    assert (flags.min_hosts, flags.max_hosts, flags.spares, flags.is_standalone) == (3, 3, 1, True)
+
+
+@pytest.mark.parametrize("option", sorted(REFUSED))
+def test_torchruns_other_flags_say_what_to_use(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for spelling in spellings(option):
+        with pytest.raises(SystemExit) as caught:
+            parse(spelling)
+        assert caught.value.code == 2
+        text = capsys.readouterr().err
+        assert f"torchrun's {spelling} is not used here: {REFUSED[option]}" in text
+
+
+def test_a_refused_flag_with_a_value_is_refused_too(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["--max-restarts", "3"], ["--max_restarts=3"], ["-r", "3"]):
+        with pytest.raises(SystemExit):
+            parse(*words)
+    assert capsys.readouterr().err.count("is not used here") == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--nnodes=0"], "--nnodes=0: expected a number of hosts, or MIN:MAX"),
+        (["--nnodes=4:2"], "--nnodes=4:2: expected"),
+        (["--nnodes=two"], "--nnodes=two: expected"),
+        (["--spares=-1"], "--spares=-1: expected a number of hosts"),
+        (["--tee=0:3"], "--tee=0:3: expected none, first"),
+        (["--host-id=a/b"], "--host-id='a/b': expected letters"),
+        (["--label", "switch"], "--label switch: expected NAME=VALUE"),
+        (["--label=switch=a", "--label=switch=b"], "a host is in one place"),
+        (["--standalone", "--rdzv-endpoint=e:1"], "--standalone brings its own etcd"),
+        (["--rdzv-backend=c10d"], "--rdzv-backend=c10d: hosts meet at etcd here"),
+        (["--rdzv-conf=ttl=5"], "--rdzv-conf ttl: set recovery.lease_ttl_s"),
+        (["--rdzv-conf=password=x"], "other users of the machine would see it; use password_file=FILE"),
+        (["--rdzv-conf=colour=red"], "--rdzv-conf colour is not known; use user, password_file"),
+        (["--rdzv-conf=user"], "--rdzv-conf user has no value"),
+        (["--rdzv-conf=user=a", "--etcd-user=b"], "--rdzv-conf user=a and --etcd-user=b differ"),
+    ],
+)
+def test_wrong_values_are_named(words: list[str], expected: str) -> None:
+    (problem,) = problems_of(*words)
+    assert expected in problem
+
+
+def test_all_mistakes_at_once() -> None:
+    assert len(problems_of("--nnodes=x", "--tee=x", "--rdzv-conf=a=b,c=d")) == 4
+
+
+def test_two_names_for_one_job() -> None:
+    (problem,) = problems_of("--rdzv-id=a", overrides=("--job.name=b",))
+    assert problem == "--rdzv-id=a and --job.name=b name two jobs; give one of them"
+
+
+def test_a_password_comes_from_the_environment_or_from_a_file(tmp_path: Path) -> None:
+    (tmp_path / "password").write_text("from file\n")
+    flags = EtcdFlags("e:1", "u", str(tmp_path / "password"))
+
+    settings = flags.settings({PASSWORD_VARIABLE: "from environment"})
+    assert settings.credentials is not None
+    assert settings.credentials.password == "from file"
+
+    settings = EtcdFlags("https://e:1", "u").settings({PASSWORD_VARIABLE: "from environment"})
+    assert settings.credentials is not None
+    assert settings.credentials.password == "from environment"
+    assert EtcdFlags("e:1").settings({}).credentials is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (EtcdFlags("e:1", "u"), f"--etcd-user=u without a password: set {PASSWORD_VARIABLE}"),
+        (EtcdFlags("e:1", "", "/p"), "without a user: add --etcd-user"),
+        (EtcdFlags("e:1", "u", "/no/such/file"), "/no/such/file cannot be read: No such file"),
+        (EtcdFlags("e:1", certificate="/c"), "a client certificate and its key go together"),
+        (EtcdFlags("e:1", ca="/no/such/file"), "cannot use /no/such/file as authority"),
+        (EtcdFlags("e:x"), "etcd endpoint 'e:x'"),
+    ],
+)
+def test_what_cannot_reach_etcd_is_named(flags: EtcdFlags, expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected.replace(":", ".")):
+        flags.settings({})

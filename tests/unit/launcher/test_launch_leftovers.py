@@ -1,0 +1,57 @@
+"""What a job leaves in memory: taken away where all is saved, kept and told of where it is not, another job's never."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from megatrain.contracts.arena import join_arena
+from megatrain.contracts.run_directory import RunDirectory
+from megatrain_launcher.launch.host import run_launch
+from megatrain_launcher.launch.leftovers import find_snapshots, release_snapshots
+from megatrain_launcher.launch.plan import LaunchPlan, make_plan
+from tests.helpers.arena_snapshots import host_plan, make_arena
+from tests.helpers.etcd_server import etcd_program
+from tests.helpers.launch_cases import small_flags
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> LaunchPlan:
+    arenas = tmp_path / "arenas"
+    arenas.mkdir()
+    return make_plan(small_flags(tmp_path, overrides=(f"--checkpoint.arena_directory={arenas}",)), {})
+
+
+def arena_of(plan: LaunchPlan, name: str, **changes: str) -> Path:
+    told = replace(host_plan(str(plan.files.run / "checkpoints")), **({"job": "small"} | changes))
+    directory = Path(plan.config.checkpoint.arena_directory)
+    return make_arena(directory / f"megatrain-arena1.{name}", told).root
+
+
+def test_snapshots_of_this_run_are_found_and_released(plan: LaunchPlan) -> None:
+    run = RunDirectory(plan.files.run)
+    own = [arena_of(plan, "small.h1"), arena_of(plan, "small.h2")]
+    others = [arena_of(plan, "other", job="other"), arena_of(plan, "else", checkpoints="/elsewhere")]
+    assert [arena.root for arena in find_snapshots(plan.config, run)] == own
+
+    _, lock = join_arena(own[1])
+    with lock:
+        assert release_snapshots(plan.config, run, timeout_s=0.1) == [own[1]]
+    assert release_snapshots(plan.config, run) == []
+    assert not any(path.exists() for path in own)
+    assert all(path.exists() for path in others)
+
+
+@pytest.mark.parametrize(("code", "is_kept"), [(0, False), (75, False), (1, True)])
+def test_a_launch_keeps_snapshots_only_where_something_may_not_be_saved(
+    plan: LaunchPlan, code: int, is_kept: bool
+) -> None:
+    etcd_program()
+    arena = arena_of(plan, "small.h1")
+    told: list[str] = []
+    assert run_launch(plan, {}, lambda _: code, told.append) == code
+    assert arena.exists() is is_kept
+    expected = f"snapshots of the last steps stay in {arena} for checkpoint.keep_arena_s=1800 s"
+    assert [text[: len(expected)] for text in told] == ([expected] if is_kept else [])

@@ -1,0 +1,238 @@
+"""Manifests as Kubernetes would take them, checked against the fields that the public definitions have."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megatrain.config.load import load_config
+from megatrain.contracts.errors import ConfigError
+from megatrain_launcher.launch.etcd_flags import EtcdFlags
+from megatrain_launcher.launch.templates import write_template
+from tests.helpers.launch_cases import small_flags
+from tests.helpers.require import require_module
+
+# A schema: a type, a list of one schema, a mapping of names to schemas ("*": any name), or a tuple of allowed values.
+# A name that ends with "!" is required. An unknown name is an error, as `kubectl apply --validate=strict` has it.
+Schema = Any
+_NAMES = {"*": str}
+_META = {"name!": str, "namespace": str, "labels": _NAMES, "annotations": _NAMES}
+_ENV = [{"name!": str, "value": str, "valueFrom": {"fieldRef": {"fieldPath!": str, "apiVersion": str}}}]
+_LIMITS = {"limits": {"*": str}, "requests": {"*": str}}
+_CONTAINER = {
+    "name!": str, "image!": str, "command": [str], "args": [str], "env": _ENV, "resources": _LIMITS,
+    "volumeMounts": [{"name!": str, "mountPath!": str, "readOnly": bool}],
+}  # fmt: skip
+_AFFINITY = {
+    "podAntiAffinity": {
+        "requiredDuringSchedulingIgnoredDuringExecution": [
+            {"topologyKey!": str, "labelSelector": {"matchLabels": _NAMES}}
+        ]
+    }
+}
+_VOLUME = {
+    "name!": str,
+    "emptyDir": {"medium": ("", "Memory"), "sizeLimit": str},
+    "persistentVolumeClaim": {"claimName!": str},
+}
+_POD = {
+    "metadata": {"labels": _NAMES, "annotations": _NAMES},
+    "spec!": {
+        "containers!": [_CONTAINER], "restartPolicy": ("Never", "OnFailure"), "serviceAccountName": str,
+        "terminationGracePeriodSeconds": int, "affinity": _AFFINITY, "volumes": [_VOLUME],
+    },
+}  # fmt: skip
+_POD_FAILURE_RULE = {
+    "action!": ("FailJob", "FailIndex", "Ignore", "Count"),
+    "onExitCodes": {"containerName": str, "operator!": ("In", "NotIn"), "values!": [int]},
+    "onPodConditions": [{"type!": str, "status": ("True", "False", "Unknown")}],
+}
+_JOB = {
+    "parallelism": int, "completions": int, "completionMode": ("Indexed", "NonIndexed"), "backoffLimit": int,
+    "backoffLimitPerIndex": int, "maxFailedIndexes": int, "podFailurePolicy": {"rules!": [_POD_FAILURE_RULE]},
+    "template!": _POD,
+}  # fmt: skip
+_JOB_FAILURES = ("BackoffLimitExceeded", "DeadlineExceeded", "FailedIndexes", "MaxFailedIndexesExceeded",
+                 "PodFailurePolicy")  # fmt: skip
+_JOBSET = {
+    "apiVersion!": ("jobset.x-k8s.io/v1alpha2",), "kind!": ("JobSet",), "metadata!": _META,
+    "spec!": {
+        "network": {"enableDNSHostnames": bool, "subdomain": str, "publishNotReadyAddresses": bool},
+        "successPolicy": {"operator!": ("All", "Any"), "targetReplicatedJobs": [str]},
+        "failurePolicy": {
+            "maxRestarts": int,
+            "rules": [{
+                "name!": str, "action!": ("FailJobSet", "RestartJobSet", "RestartJobSetAndIgnoreMaxRestarts"),
+                "onJobFailureReasons": [_JOB_FAILURES], "targetReplicatedJobs": [str],
+            }],
+        },
+        "replicatedJobs!": [
+            {"name!": str, "replicas": int, "template!": {"metadata": {"labels": _NAMES}, "spec!": _JOB}}
+        ],
+        "suspend": bool, "ttlSecondsAfterFinished": int,
+    },
+}  # fmt: skip
+_TRAINJOB = {
+    "apiVersion!": ("trainer.kubeflow.org/v1alpha1",), "kind!": ("TrainJob",), "metadata!": _META,
+    "spec!": {
+        "runtimeRef!": {"apiGroup": str, "kind": ("TrainingRuntime", "ClusterTrainingRuntime"), "name!": str},
+        "trainer": {
+            "image": str, "command": [str], "args": [str], "env": _ENV, "numNodes": int, "numProcPerNode": int,
+            "resourcesPerNode": _LIMITS,
+        },
+        "suspend": bool, "labels": _NAMES, "annotations": _NAMES,
+    },
+}  # fmt: skip
+_OTHERS: Mapping[str, Schema] = {
+    "ServiceAccount": {"apiVersion!": ("v1",), "kind!": str, "metadata!": _META},
+    "ClusterRole": {
+        "apiVersion!": ("rbac.authorization.k8s.io/v1",), "kind!": str, "metadata!": _META,
+        "rules": [{"apiGroups!": [str], "resources!": [str], "verbs!": [str]}],
+    },
+    "ClusterRoleBinding": {
+        "apiVersion!": ("rbac.authorization.k8s.io/v1",), "kind!": str, "metadata!": _META,
+        "roleRef!": {"apiGroup!": str, "kind!": ("ClusterRole",), "name!": str},
+        "subjects": [{"kind!": str, "name!": str, "namespace": str}],
+    },
+    "JobSet": _JOBSET,
+    "TrainJob": _TRAINJOB,
+}  # fmt: skip
+
+
+def wrongs(schema: Schema, value: Any, place: str = "") -> list[str]:
+    """Return in what a value does not fit."""
+    if isinstance(schema, Mapping):
+        if not isinstance(value, dict):
+            return [f"{place}: not an object"]
+        known = {name.rstrip("!"): inner for name, inner in schema.items()}
+        found = [f"{place}.{name[:-1]} is missing" for name in schema if name[-1] == "!" and name[:-1] not in value]
+        for name, item in value.items():
+            inner = known.get(name, known.get("*"))
+            found += [f"{place}.{name} is unknown"] if inner is None else wrongs(inner, item, f"{place}.{name}")
+        return found
+    if isinstance(schema, list):
+        if not isinstance(value, list) or not value:
+            return [f"{place}: not a list, or empty"]
+        return [text for number, item in enumerate(value) for text in wrongs(schema[0], item, f"{place}[{number}]")]
+    if isinstance(schema, tuple):
+        return [] if value in schema else [f"{place}: {value!r} is none of {schema}"]
+    return [] if type(value) is schema else [f"{place}: {value!r} is no {schema.__name__}"]
+
+
+def written(directory: Path, template: str, **changes: Any) -> str:
+    given: dict[str, Any] = {
+        "min_hosts": 2, "max_hosts": 3, "spares": 1, "workers": "8", "etcd": EtcdFlags("e1:2379"), "image": "repo/x:1",
+        "overrides": ("--runtime.device=cuda", '--job.name="Small.Job"'),
+    }  # fmt: skip
+    flags = small_flags(directory, template=template, **(given | changes))
+    return write_template(flags, load_config(flags.config, flags.overrides).config, flags.max_hosts or 1)
+
+
+def documents(text: str) -> dict[str, Any]:
+    yaml = require_module("yaml")
+    return {one["kind"]: one for one in yaml.safe_load_all(text)}
+
+
+@pytest.mark.parametrize("template", ["jobset", "trainjob"])
+@pytest.mark.parametrize("workers", ["8", "gpu"])
+def test_manifests_fit_the_definitions(tmp_path: Path, template: str, workers: str) -> None:
+    found = documents(written(tmp_path, template, workers=workers))
+    for kind, one in found.items():
+        assert wrongs(_OTHERS[kind], one, kind) == []
+    assert ("JobSet" if template == "jobset" else "TrainJob") in found
+
+
+def test_the_check_of_manifests_sees_mistakes(tmp_path: Path) -> None:
+    jobset = documents(written(tmp_path, "jobset"))["JobSet"]
+    jobset["spec"]["replicas"] = 3
+    job = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]
+    job["parallelism"], job["completionMode"] = "4", "indexed"
+    del jobset["metadata"]["name"]
+    assert len(wrongs(_JOBSET, jobset)) == 4
+
+
+def test_a_jobset_has_a_pod_for_each_host_and_spare(tmp_path: Path) -> None:
+    found = documents(written(tmp_path, "jobset"))
+    jobset, name = found["JobSet"], "small-job"
+    job = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]
+    pod = job["template"]["spec"]
+    (container,) = pod["containers"]
+
+    assert jobset["metadata"]["name"] == name
+    assert (job["parallelism"], job["completions"]) == (4, 4)
+    assert container["command"][:2] == ["megatrain", "launch"]
+    assert {"--nnodes=2:3", "--nproc-per-node=8", "--spares=1", "--rdzv-endpoint=e1:2379"} < set(container["command"])
+    assert container["command"][-3:] == [
+        str(tmp_path / "small.toml"),
+        "--runtime.device=cuda",
+        '--job.name="Small.Job"',
+    ]
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": "8"}
+    assert {mount["mountPath"] for mount in container["volumeMounts"]} == {"/dev/shm", str(tmp_path / "run")}
+    assert {volume["name"] for volume in pod["volumes"]} == {mount["name"] for mount in container["volumeMounts"]}
+    names = {one["name"]: one["valueFrom"]["fieldRef"]["fieldPath"] for one in container["env"]}
+    assert names["NODE_NAME"] == "spec.nodeName"
+    assert pod["terminationGracePeriodSeconds"] == 660
+    assert found["ClusterRole"]["rules"] == [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["patch"]}]
+    assert found["ClusterRoleBinding"]["subjects"][0]["name"] == found["ServiceAccount"]["metadata"]["name"] == name
+
+
+def test_a_jobset_goes_on_after_75_and_ends_after_other_codes(tmp_path: Path) -> None:
+    jobset = documents(written(tmp_path, "jobset"))["JobSet"]
+    job = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]
+    by_code = {
+        code: rule["action"]
+        for rule in job["podFailurePolicy"]["rules"] if "onExitCodes" in rule
+        for code in rule["onExitCodes"]["values"]
+    }  # fmt: skip
+    reactions = {
+        reason: rule["action"] for rule in jobset["spec"]["failurePolicy"]["rules"]
+        for reason in rule["onJobFailureReasons"]
+    }  # fmt: skip
+    reason_of = {"FailJob": "PodFailurePolicy", "FailIndex": "MaxFailedIndexesExceeded"}
+
+    assert reactions[reason_of[by_code[75]]] == "RestartJobSetAndIgnoreMaxRestarts"
+    for code in (1, 2, 65, 66, 67, 77, 78):
+        assert reactions[reason_of[by_code[code]]] == "FailJobSet"
+    # etcd out of reach, and signals: the pod comes again
+    assert not {68, 137, 139, 143} & by_code.keys()
+    assert job["maxFailedIndexes"] == 0
+
+
+def test_a_trainjob_has_a_node_for_each_host_and_spare(tmp_path: Path) -> None:
+    trainer = documents(written(tmp_path, "trainjob"))["TrainJob"]["spec"]["trainer"]
+    assert trainer["numNodes"] == 4
+    assert trainer["resourcesPerNode"]["limits"] == {"nvidia.com/gpu": "8"}
+    assert trainer["command"][:2] == ["megatrain", "launch"]
+
+
+def test_what_a_template_needs_is_asked_for_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        written(tmp_path, "jobset", etcd=EtcdFlags(user="u"), image="")
+    assert len(caught.value.problems) == 3
+    written(tmp_path, "slurm", etcd=EtcdFlags(), image="")
+
+
+@pytest.mark.parametrize("template", ["jobset", "trainjob", "slurm"])
+def test_no_blank_is_left_and_all_is_ascii(tmp_path: Path, template: str) -> None:
+    text = written(tmp_path, template)
+    assert "{{" not in text
+    assert "}}" not in text
+    assert text.isascii()
+    assert text.endswith("\n")
+
+
+def test_the_script_is_bash(tmp_path: Path) -> None:
+    flags = small_flags(tmp_path, template="slurm", min_hosts=2, max_hosts=3, spares=1, workers="8",
+                        overrides=("--runtime.device=cuda", "--job.name=a b'c"))  # fmt: skip
+    config = load_config(flags.config, flags.overrides[:1]).config
+    text = write_template(flags, config, 3)
+    assert "#SBATCH --nodes=4\n" in text
+    assert "#SBATCH --gpus-per-node=8\n" in text
+    assert """'--job.name=a b'"'"'c'""" in text
+    done = subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,0 +1,122 @@
+"""`megatrain driver`, which knows the job by its record alone, and the driver's cordons on their way to the cluster."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from megatrain.contracts.errors import ConfigError
+from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.record import encode
+from megatrain.contracts.rounds import Cordon, JobEnd
+from megatrain.coordination.client import EtcdClient
+from megatrain.coordination.election import Election
+from megatrain.coordination.lease_keeper import LeaseKeeper
+from megatrain.coordination.settings import EtcdSettings
+from megatrain_launcher.executor.job_record import record_of
+from megatrain_launcher.executor.settings import ExecutorSettings
+from megatrain_launcher.hosts.adapter import CordonError, HostFacts
+from megatrain_launcher.launch.cordons import CordonWatch, parts_with
+from megatrain_launcher.launch.lone_driver import config_of, policy_of, run_lone_driver
+from megatrain_launcher.launch.plan import LaunchPlan, choose_platform, make_plan
+from tests.helpers.etcd_server import EtcdServers
+from tests.helpers.launch_cases import small_flags
+from tests.helpers.waiting import wait_until
+
+SOON_S = 15.0
+KEYS = JobKeys("small")
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[EtcdClient]:
+    with EtcdServers(tmp_path) as servers, EtcdClient(EtcdSettings.of(servers.urls)) as one:
+        yield one
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> LaunchPlan:
+    return make_plan(small_flags(tmp_path, min_hosts=1, max_hosts=5, workers="1", host_id="h1"), {})
+
+
+def settings_of(plan: LaunchPlan) -> ExecutorSettings:
+    return plan.executor_settings(EtcdSettings.of("127.0.0.1:1"), {}, launch_id="one", address="127.0.0.1")
+
+
+def test_the_record_is_all_that_a_driver_needs(plan: LaunchPlan) -> None:
+    record = record_of(settings_of(plan))
+    config = config_of(record)
+    assert config == plan.config
+    assert policy_of(record, config).feasible_counts == plan.feasible_hosts == {1, 2, 3, 4}
+    with pytest.raises(ConfigError, match=r"model\.seq_len of job 'small' is '=', which is no value"):
+        config_of(replace(record, config={**record.config, "model.seq_len": "="}))
+
+
+def test_it_waits_for_the_job_drives_it_and_ends_with_it(client: EtcdClient, plan: LaunchPlan) -> None:
+    told: list[str] = []
+    codes: list[int | None] = []
+    stop = threading.Event()
+    thread = threading.Thread(
+        target=lambda: codes.append(run_lone_driver(client, KEYS, stop, told.append)), daemon=True
+    )
+    thread.start()
+    wait_until(lambda: bool(told), "the note", SOON_S)
+    client.put(KEYS.record, encode(record_of(settings_of(plan))))
+
+    election = Election(client, KEYS.election)
+    wait_until(lambda: election.leader() is not None, "the election", SOON_S)
+    leader = election.leader()
+    assert leader is not None
+    assert leader.value.startswith(b"driver-")
+
+    client.put(KEYS.end, encode(JobEnd(75, "asked to", 0.0)))
+    thread.join(SOON_S)
+    stop.set()
+    assert codes == [75]
+    assert told[0] == "waiting for the first host of job small"
+    assert election.leader() is None
+
+
+class Cluster:
+    """An adapter that remembers, and refuses one host."""
+
+    name = "cluster"
+
+    def __init__(self) -> None:
+        self.cordoned: list[tuple[str, str]] = []
+
+    def facts(self) -> HostFacts:
+        return HostFacts("h1")
+
+    def cordon(self, host: str, reason: str) -> str:
+        self.cordoned.append((host, reason))
+        if host == "refused":
+            raise CordonError("no right to")
+        return f"{host} is cordoned"
+
+
+def test_the_host_that_drives_hands_its_cordons_on(client: EtcdClient) -> None:
+    def put(host: str, by: str) -> None:
+        client.put(KEYS.cordon(host), encode(Cordon(host, "two hangs", by, 0.0)))
+
+    leading, other = Cluster(), Cluster()
+    put("from before", "driver")
+    with LeaseKeeper(client) as keeper:
+        assert Election(client, KEYS.election).campaign(keeper, "h1") is not None
+        with CordonWatch(client, KEYS, "h1", leading), CordonWatch(client, KEYS, "h2", other):
+            # until the watch has begun, a cordon is one from before
+            wait_until(lambda: bool(leading.cordoned) or put("refused", "driver") is not None, "the watch", SOON_S)
+            put("by-hand", "somebody@machine")
+            client.delete(KEYS.cordon("refused"))
+            put("host-7", "driver")
+            wait_until(lambda: leading.cordoned[-1] == ("host-7", "two hangs"), "the cordon", SOON_S)
+    assert {host for host, _ in leading.cordoned} == {"refused", "host-7"}
+    assert other.cordoned == []
+
+
+def test_a_machine_of_its_own_hands_nothing_on() -> None:
+    assert parts_with(choose_platform("local", {})) == parts_with(choose_platform("auto", {}))
+    assert parts_with(Cluster()) != parts_with(choose_platform("local", {}))

@@ -1,0 +1,101 @@
+"""What torchrun passes on: endpoints, ids, --rdzv-conf; all mistakes at once, and never a password in sight."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from megatrain.contracts.errors import ConfigError
+from megatrain.coordination.settings import Endpoint
+from megatrain_launcher.rendezvous import torchrun_handler
+from megatrain_launcher.rendezvous.address import own_address
+from megatrain_launcher.rendezvous.settings import PASSWORD_VARIABLE, RendezvousSettings, read_settings
+
+SECRET = "battery staple"
+
+
+def read(
+    options: dict[str, object],
+    endpoint: str = "h1:1,h2:2",
+    run_id: str = "job",
+    environment: dict[str, str] | None = None,
+) -> RendezvousSettings:
+    return read_settings(endpoint, run_id, 1, 2, options, environment=environment or {})
+
+
+def test_what_torchrun_gives_without_options() -> None:
+    settings = read({"timeout": 900})
+    assert [str(endpoint) for endpoint in settings.etcd.endpoints] == ["http://h1:1", "http://h2:2"]
+    assert settings.etcd.credentials is None
+    assert (settings.ttl_s, settings.renew_s, settings.join_timeout_s, settings.last_call_s) == (10, 3, 900, 2)
+    assert settings.keys.prefix == "/megatrain/rdzv-job/"
+    assert settings.host_range == "1:2"
+
+
+def test_options(tmp_path: Path) -> None:
+    (tmp_path / "password").write_text(f"{SECRET}\n")
+    settings = read(
+        {"ttl": "4", "renew": "1.5", "timeout": 900, "join_timeout": "30", "user": "bob", "cacert": "/ca.pem"}
+        | {"password_file": str(tmp_path / "password"), "last_call_timeout": "0", "stop_timeout": "5"}
+    )
+    assert (settings.ttl_s, settings.renew_s, settings.join_timeout_s) == (4, 1.5, 30)
+    assert (settings.last_call_s, settings.stop_timeout_s) == (0, 5)
+    assert settings.etcd.endpoints[0].scheme == "https"
+    assert settings.etcd.tls.ca == Path("/ca.pem")
+    assert settings.etcd.credentials is not None
+    assert settings.etcd.credentials.password == SECRET
+    assert SECRET not in repr(settings)
+
+
+def test_a_password_from_the_environment() -> None:
+    settings = read({"user": "bob"}, environment={PASSWORD_VARIABLE: SECRET})
+    assert settings.etcd.credentials is not None
+    assert settings.etcd.credentials.password == SECRET
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"colour": "blue"}, r"--rdzv-conf colour: no such key; there are cacert, cert, join_timeout"),
+        ({"password": SECRET}, r"--rdzv-conf password: everybody sees command lines.*password_file=PATH"),
+        ({"user": "bob"}, rf"user=bob without a password; add password_file=PATH or set {PASSWORD_VARIABLE}"),
+        ({"password_file": "/nowhere"}, r"password_file=/nowhere without user"),
+        ({"user": "bob", "password_file": "/nowhere"}, r"password_file=/nowhere: .*No such file"),
+        ({"ttl": "1"}, r"ttl='1' must be a number of seconds from 2"),
+        ({"ttl": "soon"}, r"ttl='soon' must be a number"),
+        ({"stop_timeout": "nan"}, r"stop_timeout='nan' must be a number"),
+        ({"ttl": "4"}, r"renew=3 must be at most half of ttl=4"),
+    ],
+)
+def test_a_wrong_option_is_named(options: dict[str, object], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem) as caught:
+        read(options)
+    assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize("run_id", ["none", "", "a/b", "a\nb"])
+def test_an_id_that_cannot_be_the_jobs_own(run_id: str) -> None:
+    with pytest.raises(ConfigError, match=r"--rdzv-id=.*: give the job a name of its own"):
+        read({}, run_id=run_id)
+
+
+def test_all_problems_are_told_together() -> None:
+    with pytest.raises(ConfigError) as caught:
+        read({"ttl": "x", "colour": "blue"}, endpoint=" ", run_id="none")
+    assert len(caught.value.problems) == 4
+
+
+def test_an_endpoint_that_is_none() -> None:
+    with pytest.raises(ConfigError, match="etcd endpoint 'a b': "):
+        read({}, endpoint="a b")
+
+
+def test_the_entry_point_returns_the_same_creator_each_time() -> None:
+    """torch refuses a name whose creator changes."""
+    assert torchrun_handler() is torchrun_handler()
+
+
+def test_own_address_is_that_towards_etcd() -> None:
+    assert own_address([Endpoint("http", "name.invalid", 1), Endpoint("http", "127.0.0.1", 2379)]) == "127.0.0.1"
+    assert own_address([Endpoint("http", "name.invalid", 1)])

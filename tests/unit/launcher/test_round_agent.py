@@ -1,0 +1,297 @@
+"""An agent runs the rounds that it is ordered to: real workers, orders and listener of the test."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from torch.distributed import HashStore
+
+from megatrain.contracts.process import process_from_environment
+from megatrain.contracts.rounds import Round, RoundHost
+from megatrain.failures.verdict import Label
+from megatrain_launcher.agent import AgentSettings, RoundAgent
+from megatrain_launcher.seams import Assignment
+from megatrain_launcher.standby.server import StandbyServer
+from megatrain_launcher.worker_environment import server_environment, worker_environment
+from megatrain_launcher.worker_logs import WorkerLogs, rank_log_path
+from tests.helpers.hand_given_orders import HandGivenOrders, Witness
+from tests.helpers.standby_workers import DEADLINE_S, wait_until_gone
+from tests.helpers.waiting import wait_until
+
+PROGRAM = """
+import ctypes, os, signal, subprocess, sys, time
+from pathlib import Path
+
+rank, number = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+
+def save(*_):
+    print("saved")
+    sys.exit(75)
+
+def serve():
+    Path(f"up-{number}-{rank}").touch()
+    while True:
+        time.sleep(600)
+
+def fail():
+    serve_until_up()
+    raise ValueError("rank %d is broken" % rank)
+
+def serve_until_up():
+    Path(f"up-{number}-{rank}").touch()
+    while len(list(Path(".").glob(f"up-{number}-*"))) < 2:
+        time.sleep(0.01)
+
+def end(code):
+    serve_until_up()
+    sys.exit(code)
+
+def lose_peer():
+    while not Path("go").exists():
+        time.sleep(0.01)
+    print("RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:12345")
+    sys.exit(69)
+
+def fail_late():
+    while not Path("go").exists():
+        time.sleep(0.01)
+    time.sleep(0.2)
+    raise ValueError("the cause")
+
+signal.signal(signal.SIGTERM, save)
+"""
+"""Each test adds what its workers do."""
+
+
+def assignment_of(number: int, num_workers: int) -> Assignment:
+    parts = (
+        RoundHost("host-1", "s1", "10.0.0.1", 0, num_workers),
+        RoundHost("host-2", "s2", "10.0.0.2", num_workers, num_workers),
+    )
+    a_round = Round(number, 2 * num_workers, parts, "10.0.0.1", 4711, "a test", "host-1", 0.0)
+    return Assignment(a_round, parts[1])
+
+
+@dataclass
+class Bench:
+    """An agent in a thread, and all that it works with."""
+
+    orders: HandGivenOrders
+    witness: Witness
+    logs: WorkerLogs
+    standby: StandbyServer
+    agent: RoundAgent
+    directory: Path
+    thread: threading.Thread
+
+    def wait_up(self, number: int, *ranks: int) -> None:
+        paths = [self.directory / f"up-{number}-{rank}" for rank in ranks]
+        wait_until(lambda: all(path.exists() for path in paths), f"{paths}", DEADLINE_S)
+
+
+@pytest.fixture(scope="module")
+def standby() -> Iterator[StandbyServer]:
+    with StandbyServer(preload=()) as server:
+        yield server
+
+
+@contextmanager
+def running_agent(standby: StandbyServer, directory: Path, behaviour: str, grace_s: float = 20.0) -> Iterator[Bench]:
+    """Run an agent of host-2 whose workers (ranks 2 and 3 of a round with two workers a host) do `behaviour`."""
+    module = f"agent_program_{directory.name}"
+    (directory / f"{module}.py").write_text(PROGRAM + behaviour)
+    orders, witness = HandGivenOrders(), Witness()
+    with WorkerLogs(directory / "logs", tee="none") as logs:
+        settings = AgentSettings("job-1", 2, module, (), dict(os.environ), directory, grace_s)
+        agent = RoundAgent(settings, orders, witness, standby, logs, HashStore())
+        thread = threading.Thread(target=agent.run)
+        thread.start()
+        try:
+            yield Bench(orders, witness, logs, standby, agent, directory, thread)
+        finally:
+            orders.leave()
+            agent.wake()
+            thread.join(DEADLINE_S)
+            assert not thread.is_alive()
+            wait_until_gone(*witness.pids)
+
+
+def test_done_round_is_told_and_the_agent_waits_for_the_next(standby: StandbyServer, tmp_path: Path) -> None:
+    with running_agent(standby, tmp_path, "end(0)") as bench:
+        bench.orders.give(assignment_of(1, 2))
+        bench.witness.wait_for("stopped")
+        assert bench.witness.kinds == ["started", "ended", "ended", "stopping", "stopped"]
+        assert sorted((end.rank, end.local_rank, end.exit_code, end.verdict) for end in bench.witness.ends) == [
+            (2, 0, 0, None),
+            (3, 1, 0, None),
+        ]
+        bench.orders.give(assignment_of(2, 2))
+        bench.witness.wait_for("stopped", 2)
+        bench.orders.leave()
+        bench.thread.join(DEADLINE_S)
+        assert not bench.thread.is_alive()
+
+
+def test_exception_is_told_with_its_cause_and_the_next_round_comes_at_once(
+    standby: StandbyServer, tmp_path: Path
+) -> None:
+    with running_agent(standby, tmp_path, "fail() if rank == 3 and number == 1 else serve()") as bench:
+        bench.orders.give(assignment_of(1, 2))
+        bench.witness.wait_for("stopped")
+        (end,) = bench.witness.ends
+        assert (end.rank, end.exit_code) == (3, 1)
+        assert end.verdict is not None
+        assert end.verdict.label is Label.USER_CODE
+        assert end.line == "ValueError: rank 3 is broken"
+        assert bench.witness.kinds == ["started", "ended", "stopping", "stopped"]
+        assert bench.witness.at["stopped"] - bench.witness.at["ended"] < 0.4
+        wait_until_gone(*bench.witness.pids)
+        log = rank_log_path(tmp_path / "logs", 1, 3)
+        assert log.read_text().endswith("ValueError: rank 3 is broken\n")
+        bench.orders.give(assignment_of(2, 2))
+        bench.wait_up(2, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("fault", "exit_code"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
+        ("os.abort()", -signal.SIGABRT),
+        ("ctypes.string_at(0)", -signal.SIGSEGV),
+    ],
+)
+def test_signal_is_told_at_once(standby: StandbyServer, tmp_path: Path, fault: str, exit_code: int) -> None:
+    behaviour = f"(serve_until_up(), {fault}) if rank == 2 else serve()"
+    with running_agent(standby, tmp_path, behaviour) as bench:
+        bench.orders.give(assignment_of(1, 2))
+        bench.witness.wait_for("stopped")
+        (end,) = bench.witness.ends
+        assert (end.rank, end.exit_code) == (2, exit_code)
+        assert time.time() - end.at_unix_s < DEADLINE_S
+        assert bench.witness.at["stopped"] - bench.witness.at["ended"] < 0.4
+
+
+def test_consequence_waits_for_its_cause_on_this_host(standby: StandbyServer, tmp_path: Path) -> None:
+    with running_agent(standby, tmp_path, "lose_peer() if rank == 2 else fail_late()") as bench:
+        bench.orders.give(assignment_of(1, 2))
+        bench.witness.wait_for("started")
+        (tmp_path / "go").touch()
+        bench.witness.wait_for("stopped")
+        first, second = bench.witness.ends
+        assert first.rank == 2
+        assert first.verdict is not None
+        assert first.verdict.is_cascade
+        assert second.line == "ValueError: the cause"
+
+
+def test_consequence_alone_ends_the_round_soon(standby: StandbyServer, tmp_path: Path) -> None:
+    with running_agent(standby, tmp_path, "lose_peer() if rank == 2 else serve()") as bench:
+        bench.orders.give(assignment_of(1, 2))
+        bench.wait_up(1, 3)
+        (tmp_path / "go").touch()
+        bench.witness.wait_for("stopped")
+        assert [end.rank for end in bench.witness.ends] == [2]
+        assert bench.witness.at["stopping"] - bench.witness.at["ended"] < 2
+
+
+def test_halt_kills_what_is_stopped_and_what_ignores_signals(standby: StandbyServer, tmp_path: Path) -> None:
+    behaviour = """
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+subprocess.Popen(["sleep", "600"])
+Path(f"up-{number}-{rank}").touch()
+os.kill(os.getpid(), signal.SIGSTOP) if rank == 2 else ctypes.PyDLL(None).sleep(600)
+"""
+    with running_agent(standby, tmp_path, behaviour) as bench:
+        bench.orders.give(assignment_of(1, 2))
+        bench.wait_up(1, 2, 3)
+        bench.orders.halt(1)
+        bench.witness.wait_for("stopped")
+        assert bench.witness.kinds == ["started", "stopping", "stopped"]
+
+
+def test_saving_halt_lets_workers_save(standby: StandbyServer, tmp_path: Path) -> None:
+    with running_agent(standby, tmp_path, "serve()") as bench:
+        bench.orders.give(assignment_of(1, 2))
+        bench.wait_up(1, 2, 3)
+        bench.orders.halt(1, is_saving=True)
+        bench.agent.wake()
+        bench.witness.wait_for("stopped")
+        assert [end.exit_code for end in bench.witness.ends] == [75, 75]
+        assert rank_log_path(tmp_path / "logs", 1, 2).read_text() == "saved\n"
+
+
+def test_saving_halt_has_an_end(standby: StandbyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("megatrain_launcher.agent._GRACE_SLACK_S", 0.2)
+    behaviour = "rank == 2 and signal.signal(signal.SIGTERM, signal.SIG_IGN)\nserve()"
+    with running_agent(standby, tmp_path, behaviour, grace_s=0.1) as bench:
+        bench.orders.give(assignment_of(1, 2))
+        bench.wait_up(1, 2, 3)
+        bench.orders.halt(1, is_saving=True)
+        bench.witness.wait_for("stopped")
+        assert [(end.rank, end.exit_code) for end in bench.witness.ends] == [(3, 75)]
+
+
+def test_dead_standby_server_breaks_the_round_and_the_next_one_runs(standby: StandbyServer, tmp_path: Path) -> None:
+    with running_agent(standby, tmp_path, "serve()") as bench:
+        bench.orders.give(assignment_of(1, 2))
+        bench.wait_up(1, 2, 3)
+        assert standby.pid is not None
+        os.kill(standby.pid, signal.SIGKILL)
+        bench.witness.wait_for("stopped")
+        assert {end.exit_code for end in bench.witness.ends} == {-signal.SIGKILL}
+        assert {end.line for end in bench.witness.ends} == {"its standby server died, and every worker with it"}
+        bench.orders.give(assignment_of(2, 2))
+        bench.wait_up(2, 2, 3)
+
+
+def test_halt_while_the_server_is_not_ready_starts_nothing(tmp_path: Path) -> None:
+    (tmp_path / "endless_preload.py").write_text("import time; time.sleep(600)\n")
+    with (
+        StandbyServer(preload=("endless_preload",), directory=tmp_path) as standby,
+        running_agent(standby, tmp_path, "serve()") as bench,
+    ):
+        bench.orders.give(assignment_of(1, 2))
+        bench.orders.halt(1)
+        bench.witness.wait_for("stopped")
+        assert bench.witness.kinds == ["stopping", "stopped"]
+
+
+def test_workers_that_cannot_be_started_are_a_failure(
+    standby: StandbyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> int:
+        raise OSError(24, "Too many open files")
+
+    with running_agent(standby, tmp_path, "serve()") as bench:
+        monkeypatch.setattr(bench.logs, "open_rank", fail)
+        bench.orders.give(assignment_of(1, 2))
+        bench.witness.wait_for("stopped")
+        (end,) = bench.witness.ends
+        assert (end.pid, end.exit_code) == (0, 1)
+        assert "Too many open files" in end.line
+
+
+def test_environment_is_what_the_trainer_reads() -> None:
+    assignment = assignment_of(7, 2)
+    environment = worker_environment({"PATH": "/bin", "RANK": "99"}, "job-1", assignment, 1)
+    process = process_from_environment(environment)
+    assert (process.rank, process.world_size, process.local_rank, process.local_world_size) == (3, 4, 1, 2)
+    assert (process.incarnation, process.store) == (7, "10.0.0.1:4711")
+    assert environment["GROUP_RANK"] == "1"
+    assert environment["MEGATRAIN_HOST"] == "host-2"
+    assert environment["TORCHELASTIC_RUN_ID"] == "job-1"
+    assert environment["PATH"] == "/bin"
+
+
+def test_threads_are_one_where_there_are_several_workers() -> None:
+    assert server_environment({}, 2) == {"OMP_NUM_THREADS": "1"}
+    assert server_environment({"OMP_NUM_THREADS": "3"}, 2) == {"OMP_NUM_THREADS": "3"}
+    assert server_environment({}, 1) == {}

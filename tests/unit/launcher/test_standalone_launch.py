@@ -1,0 +1,291 @@
+"""A job on one machine by one command, with stand-ins for executors: its etcd, its files, signals, and nothing left."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megatrain.contracts.errors import ConfigError
+from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.record import encode
+from megatrain.contracts.rounds import JobEnd
+from megatrain.contracts.run_directory import RunDirectory, black_box_path
+from megatrain.coordination.client import EtcdClient
+from megatrain_launcher.executor.settings import ExecutorSettings
+from megatrain_launcher.hosts.local import LocalHosts
+from megatrain_launcher.launch import daemon
+from megatrain_launcher.launch.host import run_launch
+from megatrain_launcher.launch.plan import LaunchPlan, make_plan
+from megatrain_launcher.launch.stopping import StopOnSignal
+from tests.helpers.etcd_server import etcd_program
+from tests.helpers.launch_cases import small_flags
+from tests.helpers.waiting import wait_until
+
+SOON_S = 20.0
+
+EXECUTOR = """
+import signal, sys, time
+from pathlib import Path
+directory, code = Path(sys.argv[1]), int(sys.argv[2])
+host = next(word.partition("=")[2] for word in sys.argv if word.startswith("--host-id="))
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(code))
+(directory / f"{host}.started").write_text(" ".join(sys.argv[3:]))
+if code >= 0:
+    time.sleep(60)
+"""
+"""A program in place of `megatrain`: says that it runs, and ends with a code of its own when it is asked to."""
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@pytest.fixture(autouse=True)
+def needs_etcd() -> None:
+    etcd_program()
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> LaunchPlan:
+    return make_plan(small_flags(tmp_path), {})
+
+
+def test_one_host_is_an_executor_in_this_process(plan: LaunchPlan) -> None:
+    seen: dict[str, Any] = {}
+    box = black_box_path(
+        Path(plan.config.telemetry.black_box_directory), "small", RunDirectory(plan.files.run).key, "main", 3, 0
+    )
+    foreign = box.with_name(box.name.replace(RunDirectory(plan.files.run).key, "00000000"))
+
+    def execute(settings: ExecutorSettings) -> int:
+        seen["endpoint"] = json.loads(plan.files.endpoint.read_text())
+        seen["settings"] = settings
+        box.touch()
+        foreign.touch()
+        with EtcdClient(settings.etcd) as client:
+            client.put("key", "value")
+        return 75
+
+    told: list[str] = []
+    assert run_launch(plan, {}, execute, told.append) == 75
+
+    settings = seen["settings"]
+    assert seen["endpoint"] == {
+        "endpoints": [str(settings.etcd.endpoints[0])], "job": "small", "launch_id": settings.launch_id
+    }  # fmt: skip
+    assert settings.address == "127.0.0.1"
+    assert len(settings.launch_id) == 16
+    assert not plan.files.endpoint.exists()
+    assert not box.exists()
+    assert foreign.exists()
+    assert told == []
+
+
+def test_hosts_of_a_launch_that_was_killed_do_not_keep_the_next_one_out(plan: LaunchPlan) -> None:
+    keys = JobKeys("small")
+    left = [keys.host("h1"), keys.status("h1"), f"{keys.election}/1"]
+
+    def register(settings: ExecutorSettings) -> int:
+        with EtcdClient(settings.etcd) as client:
+            for key in (*left, keys.round(1)):
+                client.put(key, "from before")
+        return 137
+
+    def look(settings: ExecutorSettings) -> int:
+        with EtcdClient(settings.etcd) as client:
+            assert [client.get(key) for key in left] == [None, None, None]
+            assert client.get(keys.round(1)) is not None
+        return 0
+
+    assert run_launch(plan, {}, register, lambda _: None) == 137
+    assert run_launch(plan, {}, look, lambda _: None) == 0
+
+
+def test_what_ends_the_executor_ends_etcd_too(plan: LaunchPlan) -> None:
+    pids: list[int] = []
+
+    def execute(settings: ExecutorSettings) -> int:
+        pids.extend(int(line) for line in children())
+        with pytest.raises(ConfigError, match="has launched a job there that still runs"):
+            run_launch(plan, {}, lambda _: 0, lambda _: None)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_launch(plan, {}, execute, lambda _: None)
+    assert len(pids) == 1
+    assert not is_alive(pids[0])
+    assert not plan.files.endpoint.exists()
+
+
+def children() -> list[str]:
+    found = []
+    for thread in Path("/proc/self/task").iterdir():
+        found += (thread / "children").read_text().split()
+    return found
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[LocalHosts]:
+    with make_hosts(tmp_path, code=75) as running:
+        wait_for(tmp_path, 3)
+        yield running
+
+
+def make_hosts(directory: Path, code: int, told: list[str] | None = None) -> LocalHosts:
+    program = [sys.executable, "-S", "-c", EXECUTOR, str(directory), str(code)]
+    return LocalHosts(["CONFIG"], 3, {}, [].append if told is None else told.append, program)
+
+
+def wait_for(directory: Path, count: int) -> None:
+    wait_until(lambda: len(list(directory.glob("host-*.started"))) == count, "all hosts to start", SOON_S)
+
+
+def test_hosts_are_asked_to_stop_by_the_first_signal(tmp_path: Path, hosts: LocalHosts) -> None:
+    asked: list[str] = []
+
+    def ask(name: str) -> None:
+        asked.append(name)
+        hosts.stop()
+
+    with StopOnSignal(ask):
+        os.kill(os.getpid(), signal.SIGUSR1)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert hosts.wait() == [75, 75, 75]
+    assert asked == ["SIGUSR1"]
+    assert (tmp_path / "host-2.started").read_text() == "launch --host-id=host-2 CONFIG"
+
+
+def test_the_second_interrupt_leaves_no_host(tmp_path: Path) -> None:
+    asked: list[str] = []
+    running = make_hosts(tmp_path, 75)
+    with pytest.raises(KeyboardInterrupt), StopOnSignal(asked.append), running:
+        wait_for(tmp_path, 3)
+        pids = list(running.pids.values())
+        os.kill(os.getpid(), signal.SIGINT)
+        assert asked == ["SIGINT"]
+        os.kill(os.getpid(), signal.SIGINT)
+        running.wait()
+    assert not any(is_alive(pid) for pid in pids)
+
+
+def test_signals_go_back_to_whom_they_belonged() -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)]
+    with StopOnSignal(lambda _: None):
+        pass
+    assert before == [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)]
+
+
+def test_a_lost_host_is_told_of_and_the_others_go_on(tmp_path: Path) -> None:
+    told: list[str] = []
+    with make_hosts(tmp_path, 0, told) as running:
+        wait_for(tmp_path, 3)
+        os.kill(running.pids["host-2"], signal.SIGKILL)
+        wait_until(lambda: not is_alive(running_pid(running)), "the kill", SOON_S)
+        running.stop()
+        assert sorted(running.wait()) == [-9, 0, 0]
+    assert told == ["host-2: its executor was ended by signal 9"]
+
+
+def running_pid(hosts: LocalHosts) -> int:
+    return hosts.pids.get("host-2", 0)
+
+
+def test_hosts_die_with_the_launch(tmp_path: Path) -> None:
+    """kill -9 of the launch leaves nothing."""
+    source = (
+        "import sys\n"
+        "from megatrain_launcher.hosts.local import LocalHosts\n"
+        "with LocalHosts([], 2, {}, print, sys.argv[1:]) as hosts:\n"
+        "    print(*hosts.pids.values(), flush=True)\n"
+        "    hosts.wait()\n"
+    )
+    words = [sys.executable, "-c", source, sys.executable, "-S", "-c", EXECUTOR, str(tmp_path), "0"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment) as launch:
+        assert launch.stdout is not None
+        pids = [int(word) for word in launch.stdout.readline().split()]
+        assert len(pids) == 2
+        launch.kill()
+    wait_until(lambda: not any(is_alive(pid) for pid in pids), "the executors to die", SOON_S)
+
+
+@pytest.mark.parametrize("has_end", [True, False])
+def test_several_hosts_end_as_the_driver_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_end: bool) -> None:
+    plan = make_plan(small_flags(tmp_path, is_standalone=True, min_hosts=2, max_hosts=2, spares=1), {})
+    started: list[Sequence[str]] = []
+
+    class Hosts(LocalHosts):
+        def __init__(self, words: Sequence[str], count: int, environment: Any, tell: Any) -> None:
+            started.append(words)
+            super().__init__(words, count, environment, tell, [sys.executable, "-S", "-c", "raise SystemExit(68)"])
+
+        def wait(self) -> list[int]:
+            codes = super().wait()
+            if has_end:
+                endpoint = started[0][0].partition("=")[2]
+                with EtcdClient(settings_of(endpoint)) as client:
+                    client.put(JobKeys("small").end, encode(JobEnd(75, "asked to", 0.0)))
+            return codes
+
+    monkeypatch.setattr("megatrain_launcher.launch.standalone.LocalHosts", Hosts)
+
+    assert run_launch(plan, {}, lambda _: 1, lambda _: None) == (75 if has_end else 68)
+
+    (words,) = started
+    assert words[-1] == str(tmp_path / "small.toml")
+    assert {"--nnodes=2:2", "--spares=1", "--nproc-per-node=1", "--platform=local"} < set(words)
+
+
+def settings_of(endpoint: str) -> Any:
+    from megatrain.coordination.settings import EtcdSettings
+
+    return EtcdSettings.of(endpoint)
+
+
+def test_an_installed_daemon_runs_beside_the_job(
+    tmp_path: Path, plan: LaunchPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Entry:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def load(self) -> Any:
+            if self.name == "broken":
+                raise ImportError("no duckdb")
+            source = "import sys, time; open(sys.argv[1], 'w').write(' '.join(sys.argv[2:])); time.sleep(60)"
+            return lambda run, endpoints, job: [sys.executable, "-S", "-c", source, run / "told", *endpoints, job]
+
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [Entry("broken"), Entry("diagnostics")])
+    assert daemon.ENTRY_POINT_GROUP == "megatrain.daemon"
+    seen: list[Any] = []
+
+    def execute(settings: ExecutorSettings) -> int:
+        told_by_daemon = plan.files.run / "told"
+        wait_until(lambda: told_by_daemon.exists() and bool(told_by_daemon.read_text()), "the daemon", SOON_S)
+        seen.extend([told_by_daemon.read_text(), f"{settings.etcd.endpoints[0]} small", children()])
+        return 0
+
+    told: list[str] = []
+    assert run_launch(plan, {}, execute, told.append) == 0
+    assert seen[0] == seen[1]
+    assert len(seen[2]) == 2
+    assert not any(is_alive(int(pid)) for pid in seen[2])
+    assert told == ["broken cannot be started: ImportError: no duckdb; the job runs without it"]
+
+
+def test_many_hosts_without_an_endpoint_are_told_what_to_give(tmp_path: Path) -> None:
+    plan = make_plan(small_flags(tmp_path, min_hosts=2, max_hosts=2), {})
+    with pytest.raises(ConfigError, match=r"--nnodes=2:2 without --rdzv-endpoint: .* or add --standalone"):
+        run_launch(plan, {}, lambda _: 0, lambda _: None)

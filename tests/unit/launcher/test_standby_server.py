@@ -1,0 +1,356 @@
+"""Workers forked from a standby server look and end like programs of their own, and nothing outlives its parent."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from megatrain_launcher.standby.messages import WorkerStart
+from megatrain_launcher.standby.processes import process_stat
+from megatrain_launcher.standby.server import StandbyError, StandbyServer
+from tests.helpers.source_tree import ROOT
+from tests.helpers.standby_workers import DEADLINE_S, Programs, is_running, programs, read_line, wait_until_gone
+from tests.helpers.waiting import wait_until
+
+SLEEP = "import time; print('up'); time.sleep(600)"
+WITH_GRANDCHILD = """
+    import os, subprocess, time
+    inside = subprocess.Popen(["sleep", "600"])
+    outside = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    print(inside.pid, outside.pid)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Programs]:
+    """One server for all tests that leave it as it was."""
+    with programs(tmp_path_factory.mktemp("programs")) as made:
+        yield made
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[Programs]:
+    with programs(tmp_path / "own") as made:
+        yield made
+
+
+def test_worker_has_its_own_arguments_environment_directory_and_name(shared: Programs) -> None:
+    text, found = shared.run(
+        """
+        import json, os, sys
+        words = {
+            "arguments": sys.argv[1:], "program": sys.argv[0], "environment": dict(os.environ), "name": __name__,
+            "directory": os.getcwd(), "comm": open("/proc/self/comm").read().strip(),
+            "group": os.getpgrp() == os.getpid(), "main": sys.modules["__main__"].__dict__ is globals(),
+        }
+        print(json.dumps(words))
+        """,
+        "--a",
+        "b c",
+        rank=12345,
+        A="1",
+        ODD="\udcff=\n",
+    )
+    words = json.loads(text)
+    assert words["arguments"] == ["--a", "b c"]
+    assert Path(words["program"]).parent == shared.directory
+    assert words["environment"] == {"A": "1", "ODD": "\udcff=\n"}
+    assert Path(words["directory"]) == shared.directory
+    assert (words["name"], words["comm"], words["group"], words["main"]) == ("__main__", "mt-rank-12345", True, True)
+    assert found.exit_code == 0
+
+
+def test_worker_holds_no_descriptor_but_its_own(shared: Programs) -> None:
+    sleeper, sleeper_output = shared.start(SLEEP)
+    text, _ = shared.run(
+        """
+        import os
+        for name in sorted(os.listdir("/proc/self/fd"), key=int):
+            try:
+                print(name, os.readlink("/proc/self/fd/" + name))
+            except FileNotFoundError:
+                pass  # of the listing itself
+        """
+    )
+    shared.server.kill([sleeper])
+    os.close(sleeper_output)
+    (stdin, stdout, stderr) = text.splitlines()
+    assert stdin == "0 /dev/null"
+    assert stdout.startswith("1 pipe:")
+    assert stderr == stdout.replace("1 ", "2 ", 1)
+
+
+def test_signals_are_as_in_a_new_interpreter(shared: Programs) -> None:
+    source = """
+        import signal
+        print(sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())))
+        print([signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGPIPE)])
+        print(signal.set_wakeup_fd(-1), [line for line in open("/proc/self/status") if line.startswith("Sig")])
+    """
+    text, _ = shared.run(source)
+    fresh = subprocess.run([sys.executable, "-m", shared.write(source)], cwd=shared.directory, capture_output=True)
+    ours, theirs = (re.sub(r" at 0x\w+|SigQ:[^']*", "", words) for words in (text, fresh.stdout.decode()))
+    assert ours == theirs
+
+
+def test_output_keeps_its_order_and_lines_come_at_once(shared: Programs) -> None:
+    pid, read_fd = shared.start(
+        """
+        import sys, time
+        print("one")
+        print("two", file=sys.stderr)
+        print("three")
+        time.sleep(600)
+        """
+    )
+    assert [read_line(read_fd) for _ in range(3)] == ["one", "two", "three"]
+    shared.server.kill([pid])
+    os.close(read_fd)
+
+
+@pytest.mark.parametrize(
+    ("source", "exit_code"),
+    [
+        ("pass", 0),
+        ("raise SystemExit(75)", 75),
+        ("raise SystemExit('words')", 1),
+        ("raise SystemExit(None)", 0),
+        ("import os; os._exit(7)", 7),
+        ("raise ValueError('no')", 1),
+        ("import os; os.abort()", -signal.SIGABRT),
+        ("import ctypes; ctypes.string_at(0)", -signal.SIGSEGV),
+        ("import os; os.kill(os.getpid(), 9)", -signal.SIGKILL),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM),
+        ("raise KeyboardInterrupt", -signal.SIGINT),
+        ("import sys, threading; threading.Thread(target=lambda: print('late')).start(); sys.exit(3)", 3),
+    ],
+)
+def test_exit_codes_are_those_of_the_program(shared: Programs, source: str, exit_code: int) -> None:
+    assert shared.run(source)[1].exit_code == exit_code
+
+
+def test_traceback_shows_the_program_only(shared: Programs) -> None:
+    text, _ = shared.run(
+        """
+        def fail():
+            raise ValueError("no such thing")
+        fail()
+        """
+    )
+    assert text.startswith("Traceback (most recent call last):\n")
+    assert text.endswith("ValueError: no such thing\n")
+    assert text.count('  File "') == 2
+    assert "megatrain_launcher" not in text
+
+
+def test_module_that_is_not_there_is_said_in_its_log(shared: Programs, tmp_path: Path) -> None:
+    read_fd, write_fd = os.pipe()
+    (pid,) = shared.server.start_workers([WorkerStart(0, "no_such_module", (), {}, str(tmp_path))], [write_fd])
+    os.close(write_fd)
+    with open(read_fd) as output:
+        assert "No module named no_such_module" in output.read()
+    assert shared.exit_of(pid).exit_code == 1
+
+
+def test_ended_worker_keeps_its_number_until_its_group_is_killed(shared: Programs) -> None:
+    _, found = shared.run("pass")
+    stat = process_stat(found.pid)
+    assert stat is not None
+    assert stat.state == "Z"
+    shared.server.kill_all()
+    assert shared.server.wait_gone(DEADLINE_S)
+    assert process_stat(found.pid) is None
+
+
+def test_kill_takes_the_whole_group_and_no_more(own: Programs) -> None:
+    pid, read_fd = own.start(WITH_GRANDCHILD, PATH=os.environ["PATH"])
+    inside, outside = map(int, read_line(read_fd).split())
+    own.server.kill_all()
+    assert own.server.wait_gone(DEADLINE_S)
+    assert process_stat(pid) is None
+    assert process_stat(inside) is None  # the server collected the orphan
+    assert is_running(outside)
+    os.kill(outside, signal.SIGKILL)
+    wait_until(lambda: process_stat(outside) is None, "the server to collect the orphan", DEADLINE_S)
+    os.close(read_fd)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import os, signal; print('up'); os.kill(os.getpid(), signal.SIGSTOP)",
+        # a C call that never gives the interpreter lock back
+        "import ctypes; print('up'); ctypes.PyDLL(None).sleep(600)",
+        "import signal, time; [signal.signal(n, signal.SIG_IGN) for n in (1, 2, 15)]; print('up'); time.sleep(600)",
+    ],
+)
+def test_stuck_worker_is_killed(own: Programs, source: str) -> None:
+    pid, read_fd = own.start(source)
+    assert read_line(read_fd) == "up"
+    own.server.signal_workers([pid], signal.SIGTERM)
+    assert own.server.living == {pid}
+    own.server.kill_all()
+    assert own.server.wait_gone(DEADLINE_S)
+    os.close(read_fd)
+
+
+def test_signal_reaches_the_worker_alone(own: Programs) -> None:
+    pid, read_fd = own.start(WITH_GRANDCHILD, PATH=os.environ["PATH"])
+    inside, outside = map(int, read_line(read_fd).split())
+    own.server.signal_workers([pid, 1], signal.SIGTERM)
+    assert own.exit_of(pid).exit_code == -signal.SIGTERM
+    assert is_running(inside)
+    os.kill(outside, signal.SIGKILL)
+    os.close(read_fd)
+
+
+def test_dead_server_is_noticed_and_replaced(own: Programs) -> None:
+    changes = threading.Event()
+    own.server.notify(changes.set)
+    pid, read_fd = own.start(WITH_GRANDCHILD, PATH=os.environ["PATH"])
+    inside, outside = map(int, read_line(read_fd).split())
+    server_pid = own.server.pid
+    assert server_pid is not None
+    os.kill(server_pid, signal.SIGKILL)
+    found = own.exit_of(pid)
+    assert found.exit_code == -signal.SIGKILL
+    assert "standby server died" in found.note
+    assert changes.is_set()
+    assert own.server.wait_gone(DEADLINE_S)
+    wait_until_gone(pid, inside)
+    assert own.run("print('again')")[0] == "again\n"
+    assert own.server.pid != server_pid
+    os.kill(outside, signal.SIGKILL)
+    os.close(read_fd)
+
+
+def test_executor_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
+    executor = subprocess.Popen(
+        [sys.executable, "-m", "tests.helpers.standby_executor", str(tmp_path)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        text=True,
+    )
+    assert executor.stdout is not None
+    words = json.loads(executor.stdout.readline())
+    executor.kill()
+    executor.wait()
+    try:
+        wait_until_gone(*words["pids"])
+    finally:
+        os.kill(words["outside"], signal.SIGKILL)
+        executor.stdout.close()
+
+
+def test_preload_that_writes_into_a_file_leaves_the_streams_of_workers_whole(tmp_path: Path) -> None:
+    (tmp_path / "loud_preload.py").write_text("import sys\nfor s in (sys.stdout, sys.stderr): print('loud', file=s)\n")
+    saved = os.dup(2)
+    with open(tmp_path / "stderr", "wb") as file:
+        os.dup2(file.fileno(), 2)
+    try:
+        with StandbyServer(preload=("loud_preload",), directory=tmp_path) as server:
+            made = Programs(server, tmp_path)
+            text, _ = made.run("import sys; print('one'); print('\u00e4', file=sys.__stderr__); print('two')")
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+    assert text == "one\n\u00e4\ntwo\n"
+    assert (tmp_path / "stderr").read_text() == "loud\nloud\n"
+
+
+def test_worker_dies_with_its_server_although_nobody_else_acts(tmp_path: Path) -> None:
+    executor = subprocess.Popen(
+        [sys.executable, "-m", "tests.helpers.standby_executor", str(tmp_path)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        text=True,
+    )
+    assert executor.stdout is not None
+    words = json.loads(executor.stdout.readline())
+    worker, inside, server = words["pids"]
+    try:
+        executor.send_signal(signal.SIGSTOP)
+        os.kill(server, signal.SIGKILL)
+        wait_until_gone(worker)
+        executor.send_signal(signal.SIGCONT)
+        wait_until_gone(inside)  # the executor swept it up
+    finally:
+        executor.kill()
+        executor.wait()
+        executor.stdout.close()
+        os.kill(words["outside"], signal.SIGKILL)
+
+
+def test_preload_that_fails_is_told_and_does_no_harm(tmp_path: Path) -> None:
+    (tmp_path / "bad_preload.py").write_text("raise RuntimeError('not today')\n")
+    (tmp_path / "good.py").write_text("print('fine')\n")
+    with StandbyServer(preload=("bad_preload",), directory=tmp_path) as server:
+        assert server.wait_ready(DEADLINE_S)
+        assert "bad_preload cannot be imported beforehand (RuntimeError: not today)" in server.trouble
+        made = Programs(server, tmp_path)
+        assert made.run("print('fine')")[0] == "fine\n"
+
+
+def test_preload_that_kills_the_server_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "deadly_preload.py").write_text("import os; os.abort()\n")
+    with StandbyServer(preload=("deadly_preload",), directory=tmp_path) as server:
+        made = Programs(server, tmp_path)
+        assert made.run("print('fine')")[0] == "fine\n"
+        assert "imports deadly_preload dies" in server.trouble
+
+
+def test_request_before_the_server_is_ready_waits(tmp_path: Path) -> None:
+    (tmp_path / "slow_preload.py").write_text("import time; time.sleep(0.3)\nvalue = 42\n")
+    with StandbyServer(preload=("slow_preload",), directory=tmp_path) as server:
+        assert not server.wait_ready(0.0)
+        text, _ = Programs(server, tmp_path).run("import sys; print(sys.modules['slow_preload'].value)")
+        assert text == "42\n"
+
+
+def test_stopped_server_is_killed_when_it_does_not_answer(own: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("megatrain_launcher.standby.server._KILL_TIMEOUT_S", 0.2)
+    pid, read_fd = own.start(SLEEP)
+    assert own.server.pid is not None
+    os.kill(own.server.pid, signal.SIGSTOP)
+    own.server.kill_all()
+    assert own.server.wait_gone(DEADLINE_S)
+    wait_until_gone(pid)
+    os.close(read_fd)
+
+
+def test_closed_server_starts_nothing(tmp_path: Path) -> None:
+    server = StandbyServer(preload=())
+    assert server.wait_ready(DEADLINE_S)
+    pid = server.pid
+    assert pid is not None
+    server.close()
+    server.close()
+    assert process_stat(pid) is None
+    with pytest.raises(StandbyError):
+        server.start_workers([WorkerStart(0, "good", (), {}, str(tmp_path))], [2])
+
+
+def test_large_environment_and_many_workers_arrive(shared: Programs) -> None:
+    large = {f"NAME_{number}": "x" * 100_000 for number in range(10)}
+    module = shared.write("import os; print(sum(map(len, os.environ.values())))")
+    starts = [WorkerStart(rank, module, (), large, str(shared.directory)) for rank in range(8)]
+    pipes = [os.pipe() for _ in starts]
+    pids = shared.server.start_workers(starts, [write_fd for _, write_fd in pipes])
+    assert len(set(pids)) == 8
+    for read_fd, write_fd in pipes:
+        os.close(write_fd)
+        with open(read_fd) as output:
+            assert output.read() == "1000000\n"
+    assert {shared.exit_of(pid).exit_code for pid in pids} == {0}
