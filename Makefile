@@ -11,10 +11,10 @@ BENCH_ARGS ?=
 TEST_ARGS  ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test check bench ci-deps clean
+.PHONY: help venv demo demo-fault test test-faults check bench ci-deps clean
 
 help:  ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /\t/' | sort | awk -F '\t' '{ printf "make %-10s %s\n", $$1, $$2 }'
+	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /\t/' | sort | awk -F '\t' '{ printf "make %-11s %s\n", $$1, $$2 }'
 
 venv: $(STAMP)  ## create .venv and install megatrain with everything that tests and checks use
 
@@ -35,8 +35,14 @@ $(STAMP): pyproject.toml setup.py constraints.txt
 demo: venv  ## train a small GPT on real text with 8 CPU processes, evaluate it and sample from it
 	@$(VENV_PY) -m megatrain.demo $(DEMO_ARGS)
 
+demo-fault: venv  ## the same training, with a process killed in the middle; shows the recovery
+	@$(VENV_PY) -m megatrain.demo_fault $(DEMO_ARGS)
+
 test: venv  ## run the tests (no GPU, no root, no network)
 	@$(VENV_PY) -m pytest tests/unit tests/dist tests/docs $(TEST_ARGS)
+
+test-faults: venv  ## break launched jobs in every way (minutes; as root also with networks that are cut)
+	@$(VENV_PY) -m pytest tests/faults $(TEST_ARGS)
 
 check: venv  ## format, lint, types, layers and spelling
 	@$(VENV)/bin/ruff format --check --quiet .

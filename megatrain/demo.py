@@ -1,6 +1,6 @@
 """`make demo`: from raw text to a sampled sentence, through every axis of parallelism, on 8 CPU processes.
 
-It calls the same commands that a user would, and prints each: build data, train under torchrun, sample. Then it
+It calls the same commands that a user would, and prints each: build data, launch the training, sample. Then it
 compares the loss on held-out files with the entropy of their token frequencies, which a model that learned no context
 would reach.
 """
@@ -37,22 +37,13 @@ PROMPT = "def "
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the demonstration; return 0 when the model learned more than token frequencies."""
-    args = _parser().parse_args(argv)
+    args = demo_parser("python -m megatrain.demo", "train a small GPT on 8 CPU processes").parse_args(argv)
     started = time.monotonic()
     load_config(args.config)
     run = RunDirectory(args.output / "run")
     remove_earlier_run(run)
-    meta = _build_data(args)
-    overrides = [
-        f"--job.run_directory={run.root}",
-        f"--model.vocab_size={meta.vocab_size}",
-        f"--data.train={args.output / 'data' / 'train'}",
-        f"--data.validation={args.output / 'data' / 'validation'}",
-        f"--data.tokenizer={args.output / 'data' / 'tokenizer.json'}",
-        *args.overrides,
-    ]
-    torchrun = ["torch.distributed.run", "--standalone", f"--nproc-per-node={NUM_PROCESSES}"]
-    _call("train", [*torchrun, "-m", "megatrain.train", str(args.config), *overrides])
+    meta = build_data(args)
+    _call("train", launch_words(args, run, meta))
     found = candidates(LocalLocation(run.checkpoints))
     if not found:
         print(f"demo: training ended without a checkpoint in {run.checkpoints}", file=sys.stderr)
@@ -72,6 +63,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0 if has_learned else 1
 
 
+def launch_words(args: argparse.Namespace, run: RunDirectory, meta: DataMeta) -> list[str]:
+    """Return the command that trains on the token files of `meta`."""
+    return [
+        *("megatrain", "launch", "--standalone", f"--nproc-per-node={NUM_PROCESSES}", str(args.config)),
+        f"--job.run_directory={run.root}",
+        f"--model.vocab_size={meta.vocab_size}",
+        f"--data.train={args.output / 'data' / 'train'}",
+        f"--data.validation={args.output / 'data' / 'validation'}",
+        f"--data.tokenizer={args.output / 'data' / 'tokenizer.json'}",
+        *args.overrides,
+    ]
+
+
 def remove_earlier_run(run: RunDirectory) -> None:
     """Remove what an earlier demo trained, and nothing else.
 
@@ -86,10 +90,9 @@ def remove_earlier_run(run: RunDirectory) -> None:
     shutil.rmtree(run.root)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m megatrain.demo", description="train a small GPT on 8 CPU processes"
-    )
+def demo_parser(program: str, description: str) -> argparse.ArgumentParser:
+    """Return what reads the words of a demonstration."""
+    parser = argparse.ArgumentParser(prog=program, description=description)
     parser.add_argument(
         "--input",
         nargs="+",
@@ -106,7 +109,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _build_data(args: argparse.Namespace) -> DataMeta:
+def build_data(args: argparse.Namespace) -> DataMeta:
     """Build the token files, unless the very same ones are there."""
     directory = args.output / "data"
     meta = read_meta(directory / META_NAME) if directory.exists() else None

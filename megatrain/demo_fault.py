@@ -1,0 +1,89 @@
+"""`make demo-fault`: the demonstration's training, with one of its processes killed in the middle.
+
+Nobody restarts anything by hand: the launcher notices, stops the others, starts all anew from the newest snapshot, and
+keeps a record of it, which is shown at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from megatrain.cli import run_and_report
+from megatrain.config.load import load_config
+from megatrain.contracts.black_box import BlackBoxReader
+from megatrain.contracts.errors import DataError
+from megatrain.contracts.lineage import MAIN_BRANCH
+from megatrain.contracts.run_directory import RunDirectory, black_box_path
+from megatrain.demo import build_data, demo_parser, launch_words, remove_earlier_run
+
+STEPS = 60
+CHECKPOINT_INTERVAL = 10
+FAULT_STEP = 25
+RANK = 5
+_LOOK_S = 0.1
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the demonstration; return 0 when training went on by itself and came to its end."""
+    parser = demo_parser("python -m megatrain.demo_fault", "train on 8 CPU processes, and kill one of them")
+    args = parser.parse_args(argv)
+    args.overrides = [
+        *(f"--train.steps={STEPS}", f"--checkpoint.interval={CHECKPOINT_INTERVAL}", "--job.name=demo-fault"),
+        *args.overrides,
+    ]
+    run = RunDirectory(args.output / "fault")
+    remove_earlier_run(run)
+    words = launch_words(args, run, build_data(args))
+    print(f"\n== train, and lose rank {RANK} at step {FAULT_STEP}\n$ python -m {shlex.join(words)}", flush=True)
+    launch = subprocess.Popen([sys.executable, "-m", *words])
+    try:
+        _kill_a_rank(args, run, launch)
+        code = launch.wait()
+    except BaseException:
+        launch.terminate()
+        launch.wait()
+        raise
+    if code != 0:
+        return code
+    show = ["megatrain", "incidents", "last", f"--job={run.root}"]
+    print(f"\n== what happened\n$ python -m {shlex.join(show)}", flush=True)
+    return subprocess.run([sys.executable, "-m", *show], check=False).returncode
+
+
+def _kill_a_rank(args: argparse.Namespace, run: RunDirectory, launch: subprocess.Popen[bytes]) -> None:
+    """Wait for the step, and kill the process; do nothing when training ends before."""
+    config = load_config(args.config).config
+    box = black_box_path(
+        Path(config.telemetry.black_box_directory), "demo-fault", run.key, MAIN_BRANCH, incarnation=1, rank=RANK
+    )
+    while launch.poll() is None and steps_done(run.metrics / "metrics.jsonl") < FAULT_STEP:
+        time.sleep(_LOOK_S)
+    try:
+        with BlackBoxReader(box) as reader:
+            pid = reader.identity.pid
+    except DataError:
+        return
+    print(f"\n== kill -9 {pid}, which is rank {RANK}\n", flush=True)
+    os.kill(pid, signal.SIGKILL)
+
+
+def steps_done(metrics: Path) -> int:
+    """Return the newest step of a metrics file, 0 before there is one."""
+    if not metrics.exists():
+        return 0
+    # the last line may be half written
+    lines = metrics.read_text().rpartition("\n")[0].splitlines()
+    return int(json.loads(lines[-1])["step"]) if lines else 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_and_report(main))
