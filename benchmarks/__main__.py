@@ -16,6 +16,7 @@ NAMES = (
     "checkpoint",
     "log_classification",
     "recovery",
+    "recovery_network",
     "heartbeats",
 )
 

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Protocol
 
 from megatrain.contracts.incident import IncidentState, phase_seconds
-from tests.helpers.etcd_server import EtcdServers, free_ports
+from megatrain_launcher.etcd_process import free_ports
+from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.job_under_launch import JobView, LaunchedJob, make_launched_job
 from tests.helpers.source_tree import ROOT
 from tests.helpers.step_faults import FaultDirectory

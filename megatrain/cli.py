@@ -48,6 +48,7 @@ _OVERRIDE = re.compile(r"--\w[\w-]*\.[^=\s]+(=.*)?", re.DOTALL)
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
+    _open_standard_files()
     if isinstance(sys.stdout, io.TextIOWrapper):
         # what a terminal of another encoding cannot show is no reason to fail; stderr is like this from the start
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -55,6 +56,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         return run_and_report(lambda: _dispatch(words))
     except SystemExit as stop:  # argparse ends --help and usage errors this way
         return stop.code if isinstance(stop.code, int) else int(ExitCode.FAILURE)
+
+
+def _open_standard_files() -> None:
+    """Put /dev/null where the shell closed 0, 1 or 2: else the next file or socket is taken for our output."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+            os.set_inheritable(number, True)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
 
 
 def run_and_report(action: Callable[[], int]) -> int:
@@ -185,7 +198,8 @@ def _option_names(parser: argparse.ArgumentParser) -> list[str]:
 
 
 def _suggest(word: str, known: Iterable[str]) -> str:
-    matches = difflib.get_close_matches(word, list(known), n=1)
+    # an option of another part of the verb is known by the very same name
+    matches = difflib.get_close_matches(word, [name for name in known if name != word], n=1)
     return f"; did you mean {matches[0]!r}?" if matches else ""
 
 

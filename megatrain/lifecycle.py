@@ -3,7 +3,8 @@
 A rank that waits in a collective, or in C code that holds the interpreter lock, never runs a Python signal handler. So
 the watchdog is a child process, forked while the worker is still small. CPython's own C-level handler writes the number
 of each signal into the watchdog's pipe (`signal.set_wakeup_fd`), lock or no lock; the watchdog counts the grace period
-down and kills. Source: DESIGN decision 12. Left out: agreeing on the step and saving, which is the trainer's part.
+down and kills. It also ends a worker whose executor is frozen while its job may have gone on: see self_fence.py.
+Source: DESIGN decisions 11 and 12. Left out: agreeing on the step and saving, which is the trainer's part.
 Standard library only, because this is loaded before torch.
 """
 
@@ -23,24 +24,32 @@ import time
 import traceback
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, NoReturn, Self
+
+from megatrain.contracts.errors import DataError
+from megatrain.failures.patience import Patience
+from megatrain.self_fence import SelfFence
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
 
 _logger = logging.getLogger(__name__)
 
 # The pipe carries two kinds of messages. A signal is one byte, 1 to 64, written by the C-level handler. A command is
-# one of these bytes and a little-endian double, written at once: a pipe never mixes two writes of so few bytes.
+# one of these bytes, a little-endian double and the length of a text that follows, written at once: a pipe never mixes
+# two writes of up to PIPE_BUF bytes.
 _EXTEND = 0x81
 _DISARM = 0x82
-_COMMAND = struct.Struct("<Bd")
+_FOLLOW = 0x83
+_COMMAND = struct.Struct("<BdH")
 
 # Sent to a whole process group they mean the worker, and would end the watchdog and forked children before it.
 _GROUP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGQUIT)
 _PR_SET_PDEATHSIG = 1
 _PIPE_FD = 3
 _LONGEST_WAIT_S = 3600.0  # select takes no infinity
+_LOOK_S = 1.0
 
 
 class StopSignals:
@@ -116,6 +125,11 @@ class Watchdog:
         """Forget the signals that have come; the next one starts a grace period anew."""
         self._send(_DISARM, 0.0)
 
+    def follow(self, black_box: Path | None) -> None:
+        """Tell where the worker's black box is, for the look whether it must end itself; None where there is none."""
+        if black_box is not None:
+            self._send(_FOLLOW, 0.0, os.fsencode(black_box.absolute()))
+
     def close(self) -> None:
         """End the watchdog and wait until it is gone. Calling it again does nothing."""
         if self._pipe_fd < 0:
@@ -133,11 +147,11 @@ class Watchdog:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def _send(self, command: int, value: float) -> None:
+    def _send(self, command: int, value: float, text: bytes = b"") -> None:
         if self._pipe_fd < 0:
             raise RuntimeError("the watchdog is closed")
         try:
-            os.write(self._pipe_fd, _COMMAND.pack(command, value))
+            os.write(self._pipe_fd, _COMMAND.pack(command, value, len(text)) + text)
         except OSError as error:
             # Training is worth more than its watchdog; whoever signals will see the worker live on and can kill it.
             _logger.warning("watchdog process %d does not listen (%s): nothing ends a stuck worker", self.pid, error)
@@ -150,11 +164,12 @@ class Watchdog:
             self._pipe_fd = -1
 
 
-def start_watchdog(grace_s: float, rank: int | None = None) -> Watchdog:
+def start_watchdog(grace_s: float, rank: int | None = None, patience: Patience | None = None) -> Watchdog:
     """Fork the process that kills this one `grace_s` after a stop signal, unless this one has ended by then.
 
     Call it in the main thread before torch is imported: the child stays small, and no lock of a library is copied.
     It notices those signals that have a Python handler: see StopSignals. `rank` is for the message; None: torchrun's.
+    With `patience` it also ends a worker that stands still and whose executor does not answer for it: see `follow`.
     """
     rank_text = os.environ.get("RANK", "0") if rank is None else str(rank)
     worker_pid = os.getpid()
@@ -166,26 +181,26 @@ def start_watchdog(grace_s: float, rank: int | None = None) -> Watchdog:
     try:
         pid = os.fork()
         if pid == 0:
-            _be_watchdog(read_fd, worker_pid, grace_s, rank_text)
+            _be_watchdog(read_fd, worker_pid, grace_s, rank_text, patience)
         os.close(read_fd)
         return Watchdog(pid, write_fd)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
 
 
-def _be_watchdog(read_fd: int, worker_pid: int, grace_s: float, rank_text: str) -> NoReturn:
+def _be_watchdog(read_fd: int, worker_pid: int, grace_s: float, rank_text: str, patience: Patience | None) -> NoReturn:
     """Live the life of the forked child. Nothing of the worker's Python may run on in here, whatever happens."""
     try:
         _leave_the_worker_behind(read_fd)
         # the pipe does not end while a child of the worker holds it open
         _signal_at_parents_death(signal.SIGKILL)
-        signal_name = _wait_for_deadline(worker_pid, grace_s)
+        watch = _Watch(worker_pid, grace_s, patience, f"rank {rank_text} (process {worker_pid})")
+        reason = watch.wait()
         # Still our parent, so its number has not passed to another process.
-        if signal_name and os.getppid() == worker_pid:
-            _write_stderr(
-                f"megatrain: rank {rank_text} (process {worker_pid}) got {signal_name}, but came to no step boundary "
-                f"within runtime.save_grace_s={grace_s:g}; killing it without a save\n"
-            )
+        if reason and os.getppid() == worker_pid:
+            _write_stderr(f"megatrain: {reason}\n")
+            if watch.has_fenced and os.getpgid(worker_pid) == worker_pid:
+                os.killpg(worker_pid, signal.SIGKILL)
             os.kill(worker_pid, signal.SIGKILL)
         os._exit(0)
     except BaseException:  # noqa: BLE001 -- raised on, it would run the worker's code in the child
@@ -230,6 +245,8 @@ class GraceClock:
     def __init__(self, grace_s: float) -> None:
         self.signal_name = ""
         """Of the stop signal whose grace period runs; empty: none."""
+        self.black_box: Path | None = None
+        """Of the worker; None: it has not told."""
         self._grace_s = grace_s
         self._signalled_at = 0.0
         self._busy_until = -math.inf
@@ -249,12 +266,15 @@ class GraceClock:
             if data[position] < _EXTEND:
                 self._take_signal(data[position], now)
                 position += 1
-            elif position + _COMMAND.size <= len(data):
-                command, value = _COMMAND.unpack_from(data, position)
-                self._take_command(command, value, now)
-                position += _COMMAND.size
-            else:
+                continue
+            if position + _COMMAND.size > len(data):
                 break
+            command, value, num_bytes = _COMMAND.unpack_from(data, position)
+            end = position + _COMMAND.size + num_bytes
+            if end > len(data):
+                break
+            self._take_command(command, value, data[end - num_bytes : end], now)
+            position = end
         self._rest = data[position:]
 
     def _take_signal(self, number: int, now: float) -> None:
@@ -263,32 +283,79 @@ class GraceClock:
             self.signal_name = signal.Signals(number).name
             self._signalled_at = now
 
-    def _take_command(self, command: int, value: float, now: float) -> None:
+    def _take_command(self, command: int, value: float, text: bytes, now: float) -> None:
         if command == _EXTEND:
             self._busy_until = now + value
+        elif command == _FOLLOW:
+            self.black_box = Path(os.fsdecode(text))
         else:
             self.signal_name = ""
 
 
-def _wait_for_deadline(worker_pid: int, grace_s: float) -> str:
-    """Return the signal when the worker's time is up, or "" when it has gone by itself."""
-    clock = GraceClock(grace_s)
-    # Had the worker died before prctl, and a child of its kept the pipe open, nothing else would tell us.
-    while os.getppid() == worker_pid:
-        remaining_s = clock.deadline - time.monotonic()
-        if remaining_s <= 0:
-            return clock.signal_name
-        if select.select([_PIPE_FD], [], [], min(remaining_s, _LONGEST_WAIT_S))[0]:
-            data = os.read(_PIPE_FD, 4096)
-            if not data:
-                return ""
-            clock.feed(data, time.monotonic())
-    return ""
+class _Watch:
+    """What the watchdog process does all its life."""
+
+    def __init__(self, worker_pid: int, grace_s: float, patience: Patience | None, worker: str) -> None:
+        self._worker_pid = worker_pid
+        self._grace_s = grace_s
+        self._patience = patience
+        self._worker = worker
+        self._clock = GraceClock(grace_s)
+        self._fence: SelfFence | None = None
+        self._look_at = math.inf
+        self.has_fenced = False
+        """Whether the worker must go because its job may have gone on without it: so must all that it started."""
+
+    def wait(self) -> str:
+        """Return why the worker must be killed, or "" when it has gone by itself."""
+        clock = self._clock
+        # Had the worker died before prctl, and a child of its kept the pipe open, nothing else would tell us.
+        while os.getppid() == self._worker_pid:
+            now = time.monotonic()
+            if now >= clock.deadline:
+                return (
+                    f"{self._worker} got {clock.signal_name}, but came to no step boundary within "
+                    f"runtime.save_grace_s={self._grace_s:g}; killing it without a save"
+                )
+            if now >= self._look_at and (reason := self._look()):
+                self.has_fenced = True
+                return f"{self._worker} is ended by its watchdog: {reason}"
+            wait_s = min(clock.deadline, self._look_at) - time.monotonic()
+            if select.select([_PIPE_FD], [], [], min(max(0.0, wait_s), _LONGEST_WAIT_S))[0]:
+                data = os.read(_PIPE_FD, 4096)
+                if not data:
+                    return ""
+                clock.feed(data, time.monotonic())
+                self._begin_to_look()
+        return ""
+
+    def _begin_to_look(self) -> None:
+        if self._patience is None or self._clock.black_box is None or self._fence is not None:
+            return
+        try:
+            self._fence = SelfFence(self._clock.black_box, self._patience)
+            self._look_at = time.monotonic() + _LOOK_S
+        except DataError as error:
+            self._stop_looking(error)
+
+    def _look(self) -> str:
+        self._look_at = time.monotonic() + _LOOK_S
+        try:
+            return self._fence.look() if self._fence is not None else ""
+        except DataError as error:
+            self._stop_looking(error)
+            return ""
+
+    def _stop_looking(self, error: DataError) -> None:
+        self._patience, self._look_at = None, math.inf
+        _write_stderr(f"megatrain: {self._worker} would not be ended by its watchdog if its executor froze: {error}\n")
 
 
 def _write_stderr(text: str) -> None:
-    with contextlib.suppress(OSError):  # its reader may be gone, and the kill must not fail for that
-        os.write(2, text.encode())
+    # The reader may be gone, or frozen with the pipe full: neither may keep the kill from happening.
+    with contextlib.suppress(OSError):
+        if select.select([], [2], [], 0)[1]:
+            os.write(2, text.encode())
 
 
 def _call_in_forked_children(method: Callable[[], Any]) -> None:

@@ -30,7 +30,8 @@ def train(path: Path, overrides: Sequence[str]) -> ExitCode:
     if problems:
         raise ConfigError(problems)
     # the watchdog is a fork: it must come before torch and its threads
-    with start_watchdog(config.runtime.save_grace_s, process.rank) as watchdog, StopSignals() as signals:
+    watch = start_watchdog(config.runtime.save_grace_s, process.rank, config.patience)
+    with watch as watchdog, StopSignals() as signals:
         if process.init_method is not None and not process.host:
             # our own launcher has its workers killed when it dies: without it they may be of a round that is over
             stop_with_launcher(launcher_pid)

@@ -55,6 +55,7 @@ def run_worker(config: Config, process: Process, signals: StopSignals, watchdog:
             closing.enter_context(run_directory.held())
             closing.enter_context(checkpoints_held(config.checkpoint.directory))
         recorder = _open_recorder(config, process, run_directory, device)
+        watchdog.follow(recorder.path)
         try:
             mesh = _join(config, process, device, recorder)
             reporter = None

@@ -227,7 +227,8 @@ class RoundAgent(LocalElasticAgent):  # type: ignore[misc]
                 "processes of round %d cannot be killed: they wait in the kernel, for a disk or a device that is away",
                 running.assignment.round.number,
             )
-        self._standby.take_exits()  # of those that were killed
+        # the cause of it all may have ended unseen, while victims elsewhere were quicker to have the round halted
+        self._report_ends(running)
         self._logs.close_round()
         self._listener.workers_stopped(running.assignment)
 
@@ -270,7 +271,7 @@ class RoundAgent(LocalElasticAgent):  # type: ignore[misc]
     def _report_ends(self, running: _Running) -> None:
         local_ranks = {pid: local_rank for local_rank, pid in running.pids.items()}
         for found in self._standby.take_exits():
-            if found.pid in local_ranks:
+            if found.pid in local_ranks and not found.is_killed:
                 self._report_end(running, local_ranks[found.pid], found)
 
     def _report_end(self, running: _Running, local_rank: int, found: WorkerExit) -> None:

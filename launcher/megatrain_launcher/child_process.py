@@ -6,18 +6,17 @@ a job save. Start children from a thread that lives as long as they shall.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None)
+from megatrain_launcher.processes import end_with_parent
 
 
 class ChildProcess:
@@ -42,7 +41,7 @@ class ChildProcess:
                 stderr=output,
                 env=None if environment is None else dict(environment),
                 start_new_session=True,
-                preexec_fn=_end_with(os.getpid()),
+                preexec_fn=partial(end_with_parent, os.getpid()),
             )
         finally:
             if output is not None:
@@ -88,14 +87,3 @@ class ChildProcess:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
-
-
-def _end_with(parent: int) -> Callable[[], None]:
-    """Return what the child does between fork and exec."""
-
-    def prepare() -> None:
-        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:  # it died before the line above
-            os._exit(1)
-
-    return prepare

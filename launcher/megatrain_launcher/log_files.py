@@ -82,7 +82,9 @@ class RotatingFile:
 
     def _open(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        # neither a link to somewhere else nor a pipe that blocks all ranks: --log-dir may be where others write too
+        flags = os.O_NOFOLLOW | os.O_NONBLOCK
+        self._fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | flags, 0o644)
         self._size = os.fstat(self._fd).st_size
 
     def _rotate(self) -> None:

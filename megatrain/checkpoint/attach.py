@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from typing import Any
 from megatrain.checkpoint.arena_slots import SnapshotPlan
 from megatrain.checkpoint.peers import MemoryPoint, newest_in_memory
 from megatrain.checkpoint.snapshot_offer import PlannedSlot
+from megatrain.checkpoint.url_location import open_location
+from megatrain.checkpoint.write_marks import WritingMark, claim, write_failed
 from megatrain.checkpoint.writer import call_writer
 from megatrain.comm.host_groups import HostGroups
 from megatrain.contracts.arena import Arena, SealedSnapshot, join_arena
@@ -23,9 +26,14 @@ from megatrain.contracts.arena_layout import Persist, SlotState
 from megatrain.contracts.arena_locks import HeldLock
 from megatrain.contracts.arena_plans import HostPlan
 from megatrain.contracts.arena_slot import SlotReader
+from megatrain.contracts.checkpoint_files import step_directory_name
 from megatrain.contracts.errors import CheckpointError
+from megatrain.contracts.location import Location
 
 _POLL_S = 0.01
+_LOOK_AT_STORAGE_S = 0.1
+_QUIET_S = 3.0
+"""A lost host's writer may have outlived its workers: it counts as gone when storage shows no change for so long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +127,20 @@ def to_settle(reports: Sequence[HostReport]) -> set[SealedSnapshot]:
     return found
 
 
+def may_settle(reports: Sequence[HostReport], *, newer_than: int) -> set[SealedSnapshot]:
+    """Return the snapshots after step `newer_than` that storage gets if the writers of lost hosts have outlived them.
+
+    Every host of their round that is still there has all of it.
+    """
+    certain = to_settle(reports)
+    found = set()
+    for snapshot in {one.snapshot for report in reports for one in report.held if one.is_wanted}:
+        involved = [report for report in reports if report.last_ranks and report.last_round >= snapshot.round]
+        if snapshot.step > newer_than and involved and all(_has_all_of(report, snapshot) for report in involved):
+            found.add(snapshot)
+    return found - certain
+
+
 def _has_all_of(report: HostReport, snapshot: SealedSnapshot) -> bool:
     return set(report.last_ranks) <= {one.owner for one in report.held if one.snapshot == snapshot and not one.is_copy}
 
@@ -148,6 +170,8 @@ class Attachment:
     informed_rank: int
     plans: tuple[PlannedSlot, ...]
     """What a slot of each rank is, by rank."""
+    may_have_stored: bool = False
+    """Writers were waited for: storage may have a newer checkpoint than before."""
 
     def ranks_of_host(self, rank: int) -> tuple[int, ...]:
         return tuple(other for other, host in enumerate(self.hosts) if host == self.hosts[rank])
@@ -164,12 +188,14 @@ def attach(
     may_fetch: bool,
     log: Path,
     settle_s: float,
+    stored_step: int = -1,
 ) -> Attachment:
     """Enter the arena at `path`, which is made when it is not there.
 
-    Snapshots in it that nobody can go back to any more, because the layout is another now, are brought to storage
-    first: up to `settle_s` are waited for that.
+    Snapshots in it that nobody can go back to any more, because the layout is another now or a host is lost, are
+    brought to storage first: up to `settle_s` are waited for that, while there is hope.
     num_slots, may_fetch: how many slots a rank is to have, and whether its snapshot may come from another host.
+    stored_step: of the newest checkpoint in storage.
     Communication: one gather and one broadcast.
     Raises: CheckpointError, on every rank.
     """
@@ -194,10 +220,11 @@ def attach(
     gathered = host.gather_json(rank, report.to_json())
     reports = [HostReport.from_json(raw) for raw in host.broadcast_json(gathered)]
     memory = memory_point(reports, may_fetch=may_fetch)
-    wanted = to_settle(reports) if memory is None else set()
-    if wanted:
-        if local_rank == 0:
-            _settle(arena, num_slots, wanted, log, settle_s)
+    certain = to_settle(reports) if memory is None else set()
+    hoped_for = may_settle(reports, newer_than=max(stored_step, -1 if memory is None else memory.snapshot.step))
+    if certain or hoped_for:
+        if last is not None:
+            _settle(arena, num_slots, last, certain, hoped_for, log, settle_s)
         host.all_agree(True)
     return Attachment(
         arena=arena,
@@ -209,6 +236,7 @@ def attach(
         missing=() if memory is None else missing_ranks(reports, memory.snapshot),
         informed_rank=informed_rank(reports),
         plans=tuple(PlannedSlot(owner, each.image_bytes, each.plan_digest) for owner, each in enumerate(reports)),
+        may_have_stored=bool(certain or hoped_for),
     )
 
 
@@ -242,11 +270,68 @@ def _held(arena: Arena, num_slots: int) -> list[Held]:
     return held
 
 
-def _settle(arena: Arena, num_slots: int, wanted: set[SealedSnapshot], log: Path, settle_s: float) -> None:
-    """Let the writer bring to storage what is wanted there; what it cannot in that time is lost with its slots."""
+def _settle(
+    arena: Arena,
+    num_slots: int,
+    plan: HostPlan,
+    certain: set[SealedSnapshot],
+    hoped_for: set[SealedSnapshot],
+    log: Path,
+    settle_s: float,
+) -> None:
+    """Let the writer bring to storage what is wanted there; what it cannot in that time is lost with its slots.
+
+    hoped_for: what needs the writer of a lost host, which is waited for only as long as storage shows that it works.
+    """
     deadline = time.monotonic() + settle_s
     call_writer(arena, log)
+    progress = _StorageProgress(plan)
+    left = certain | hoped_for
     while time.monotonic() < deadline:
-        if not any(one.is_wanted and one.snapshot in wanted for one in _held(arena, num_slots)):
+        left &= {one.snapshot for one in _held(arena, num_slots) if one.is_wanted}
+        if not left or (left <= hoped_for and progress.quiet_s(left) > _QUIET_S):
             break
         time.sleep(_POLL_S)
+    give_up(plan, left)
+
+
+def give_up(plan: HostPlan, snapshots: Iterable[SealedSnapshot]) -> None:
+    """Tell the writers of other hosts not to wait for what was in this host's slots, where that is not stored."""
+    for snapshot in snapshots:
+        with suppress(CheckpointError):
+            directory = _directory_of(snapshot, plan)
+            # without WRITING a checkpoint looks as if it had lost its COMMIT, and stops the job
+            claim(directory, WritingMark(snapshot.round, plan.job, time.time()))
+            write_failed(directory, snapshot, plan.host_index, "a newer start of the job goes on without it")
+
+
+def _directory_of(snapshot: SealedSnapshot, plan: HostPlan) -> Location:
+    """Return where a snapshot becomes a checkpoint."""
+    return open_location(plan.checkpoints) / plan.branch / step_directory_name(snapshot.step)
+
+
+class _StorageProgress:
+    """What happens in the directories of checkpoints that are being made."""
+
+    def __init__(self, plan: HostPlan) -> None:
+        self._plan = plan
+        self._seen: list[tuple[str, int | None]] | None = None
+        self._changed_at = self._looked_at = time.monotonic()
+
+    def quiet_s(self, snapshots: Iterable[SealedSnapshot]) -> float:
+        """Return for how long nothing has changed in their directories."""
+        now = time.monotonic()
+        if self._seen is None or now - self._looked_at > _LOOK_AT_STORAGE_S:
+            found = self._look(sorted(snapshots))
+            self._looked_at = time.monotonic()
+            if found != self._seen:
+                self._seen, self._changed_at = found, self._looked_at
+        return self._looked_at - self._changed_at
+
+    def _look(self, snapshots: Sequence[SealedSnapshot]) -> list[tuple[str, int | None]]:
+        found = []
+        for snapshot in snapshots:
+            # what cannot be read changes nothing
+            with suppress(CheckpointError):
+                found += [(str(entry), entry.size()) for entry in _directory_of(snapshot, self._plan).entries()]
+        return sorted(found, key=lambda one: one[0])

@@ -105,10 +105,10 @@ class JobCheckpoints:
     def _restore(self) -> Restored | None:
         host, settings = self._mesh.host, self._config.checkpoint
         start = read_storage(self._checkpoints, settings, self._mesh.rank, host)
-        attachment = self._attach(start.branch, start.branch_created_unix_s)
+        attachment = self._attach(start.branch, start.branch_created_unix_s, start.newest_step)
         memory = attachment.memory
-        if memory is None:
-            # what an earlier layout had in memory may have come to storage meanwhile
+        if memory is None or attachment.may_have_stored:
+            # what an earlier layout, or a host that is lost, had in memory may have come to storage meanwhile
             start = read_storage(self._checkpoints, settings, self._mesh.rank, host)
         self._round = max(self._round, attachment.last_round + 1, start.last_round + 1)
         has_memory = memory is not None and settings.resume and memory.snapshot.step >= start.newest_step
@@ -205,7 +205,7 @@ class JobCheckpoints:
         """Where the checkpoints of the current branch are."""
         return str(self._checkpoints / self._branch)
 
-    def _attach(self, branch: str, created_unix_s: float) -> Attachment:
+    def _attach(self, branch: str, created_unix_s: float, stored_step: int = -1) -> Attachment:
         self._branch = branch
         # by its birth as well: what a run that was removed since has in memory is none of ours
         place = f"{self._checkpoints}@{created_unix_s!r}"
@@ -220,7 +220,9 @@ class JobCheckpoints:
             num_slots=self._config.checkpoint.slots,
             may_fetch=self._peers.are_wanted,
             log=self._log,
-            settle_s=self._config.runtime.checkpoint_timeout_s,
+            # the others wait for this host in a collective meanwhile, and a watcher for all of them
+            settle_s=self._config.runtime.checkpoint_timeout_s / 2,
+            stored_step=stored_step,
         )
         self._peers.choose(self._attachment.hosts)
         return self._attachment

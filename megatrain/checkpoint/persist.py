@@ -220,6 +220,8 @@ class Persistence:
 
         def look() -> bool:
             names = self._names()
+            if COMMIT_NAME in names:
+                raise CheckpointError(f"{self._directory}: committed by a newer round; this writer was left behind")
             for index in others:
                 if index not in marks and done_name(self._snapshot.round, index) in names:
                     mark = DoneMark.read(self._directory, self._snapshot, index)
@@ -251,6 +253,12 @@ class Persistence:
         for pause_s in pauses_s():
             if is_met():
                 return
+            newer = WritingMark.read(self._directory)
+            if newer is not None and newer.round > self._snapshot.round:
+                raise CheckpointError(
+                    f"{self._directory}: round {newer.round} makes this checkpoint; gave up {awaited()}, for which"
+                    f" round {self._snapshot.round} waited"
+                )
             if self._is_superseded():
                 raise CheckpointError(f"{self._directory}: a newer round wants a checkpoint; gave up {awaited()}")
             if time.monotonic() >= deadline:
@@ -286,7 +294,8 @@ class Persistence:
                 names = [self._file_name(slot.rank) for slot in self._slots]
                 for name in (done_name(self._snapshot.round, self._plan.host_index), *names):
                     (self._directory / name).remove()
-            write_failed(self._directory, self._snapshot, self._plan.host_index, problem)
+            if not is_committed(self._directory):
+                write_failed(self._directory, self._snapshot, self._plan.host_index, problem)
         except CheckpointError as error:
             return [str(error)]
         return []

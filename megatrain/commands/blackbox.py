@@ -150,7 +150,10 @@ def _control(page: ControlPage | None, now_ns: int) -> str:
     if page is None:
         return "half written: the executor died while it wrote the page"
     mask = "all operations" if page.span_mask == ALL_OPERATIONS else f"operations {page.span_mask:#x}"
-    lease = f"lease ends in {_seconds(page.lease_ok_until_ns - now_ns)}" if page.lease_ok_until_ns else "no lease"
+    lease = "no lease"
+    if page.lease_ok_until_ns:
+        left_ns = page.lease_ok_until_ns - now_ns
+        lease = f"lease ends in {_seconds(left_ns)}" if left_ns > 0 else "lease is over"
     writer = f"written {_seconds(now_ns - page.written_ns)} ago" if page.written_ns else "never written"
     command = f"command {page.command} (number {page.command_number}, argument {page.argument})"
     return f"{writer}; round {page.round}, {command}, {mask}, recorded every {page.sample_period} steps, {lease}"

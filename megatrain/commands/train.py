@@ -6,6 +6,8 @@ import argparse
 import os
 import sys
 import time
+import traceback
+from contextlib import suppress
 from pathlib import Path
 
 from megatrain.cli import run_and_report
@@ -27,13 +29,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    code = run_and_report(lambda: _train(args))
+    try:
+        code = run_and_report(lambda: _train(args))
+    except BaseException as error:
+        if "torch" not in sys.modules:
+            raise
+        code = _report_unforeseen(error)
     if code not in (ExitCode.OK, ExitCode.SAVED_AND_STOPPED) and "torch" in sys.modules:
         # Groups whose peers may be gone are not torn down: the interpreter's own end would wait for their threads, or
         # abort because of them.
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):  # nobody reads it any more, or it is closed
+                stream.flush()
         os._exit(code)
     return code
+
+
+def _report_unforeseen(error: BaseException) -> int:
+    """Print what the interpreter would have printed at its end, and return the exit code that it would have had."""
+    if isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):
+        return error.code or ExitCode.OK
+    with suppress(OSError, ValueError):
+        if isinstance(error, SystemExit):
+            print(error.code, file=sys.stderr)
+        else:
+            traceback.print_exception(error)
+    return ExitCode.FAILURE
 
 
 def _train(args: argparse.Namespace) -> int:

@@ -25,6 +25,9 @@ from megatrain.config.telemetry import TelemetryConfig
 from megatrain.config.train import TrainConfig
 from megatrain.contracts.errors import ConfigError, TopologyError
 from megatrain.contracts.layout import Layout
+from megatrain.failures.patience import Patience
+
+_PART_OF_TIMEOUT = 0.9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +56,21 @@ class Config:
     @property
     def resolved_data_seed(self) -> int:
         return self.data.seed or self.train.seed
+
+    @property
+    def patience(self) -> Patience:
+        """How long the ranks of this run may stand still.
+
+        Before their collectives give up: then who is silent can still be told from who waits.
+        """
+        return Patience(
+            init_s=_PART_OF_TIMEOUT * self.runtime.init_timeout_s,
+            first_step_s=_PART_OF_TIMEOUT * self.runtime.first_step_timeout_s,
+            checkpoint_s=_PART_OF_TIMEOUT * self.runtime.checkpoint_timeout_s,
+            evaluation_s=_PART_OF_TIMEOUT * self.runtime.evaluation_timeout_s,
+            floor_s=self.recovery.hang_floor_s,
+            factor=self.recovery.hang_factor,
+        )
 
     def layout(self, world_size: int | None) -> Layout:
         """Return the sizes of the mesh; without a world size, an open dp_size counts as 1.

@@ -144,7 +144,8 @@ class ControlPage:
 
     `command` is a number of `Command`; one that the worker does not know it leaves alone. `command_number` grows with
     each command and each number is obeyed once; command 0 is none. A step is recorded in full when it is a multiple of
-    `sample_period`, else only summed. `lease_ok_until_ns` (monotonic) is 0 where nobody holds a lease for this worker.
+    `sample_period`, else only summed. `lease_ok_until_ns` (monotonic) is 0 where nobody holds a lease for this worker,
+    and 1 where that lease is lost.
     `written_ns` is when the executor last wrote, 0 when none ever did.
     """
 

@@ -25,6 +25,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 ROOT = "/megatrain/"
+_MAX_DIGITS = 18
+
+
+def key_number(text: str) -> int | None:
+    """Return the number that a part of a key is; None where it is none that we write."""
+    # isdigit alone takes digits of all scripts, also such as int refuses
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,7 +103,10 @@ def _read(wanted: Any, value: Any, place: str) -> Any:
     if origin is not None and issubclass(origin, Mapping):
         if not isinstance(value, dict):
             raise _wrong(place, value, "an object")
-        return {key: _read(get_args(wanted)[1], item, f"{place}.{key}") for key, item in value.items()}
+        return {
+            _read_scalar(str, key, place): _read(get_args(wanted)[1], item, f"{place}.{key}")
+            for key, item in value.items()
+        }
     if is_dataclass(wanted):
         if not isinstance(value, dict):
             raise _wrong(place, value, "an object")
@@ -118,14 +121,27 @@ def _read_scalar(wanted: Any, value: Any, place: str) -> Any:
         return float(value)
     if wanted is int and is_number and isinstance(value, int) and -_TOO_LARGE < value < _TOO_LARGE:
         return value
-    if wanted in (bool, str) and isinstance(value, wanted):
+    if wanted is bool and isinstance(value, bool):
         return value
+    if wanted is str and isinstance(value, str):
+        if _is_text(value):
+            return value
+        raise _wrong(place, value, "text: it holds a half of a surrogate pair, which nobody can write")
     if isinstance(wanted, type) and issubclass(wanted, StrEnum):
         try:
             return wanted(value)
         except ValueError:
             raise _wrong(place, value, f"one of {', '.join(wanted)}") from None
     raise _wrong(place, value, {float: "a number", int: "an integer", bool: "true or false"}.get(wanted, "a string"))
+
+
+def _is_text(value: str) -> bool:
+    """JSON may say what no encoding can; in a key, a file name or on a terminal that would be a surprise."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _wrong(place: str, value: Any, rule: str) -> CoordinationError:

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+_MAX_WORKERS = 1 << 16
+_MAX_RANKS = 1 << 24
+"""Far beyond what there is: whoever counts ranks one by one must not be made to count without end."""
+
 
 @dataclass(frozen=True, slots=True)
 class JobRecord:
@@ -36,6 +40,13 @@ class RoundHost:
     num_workers: int
     liveness_port: int = 0
     """As in its HostRecord, so that a driver that never saw that record can ask; 0: not known."""
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.num_workers <= _MAX_WORKERS and 0 <= self.first_rank <= _MAX_RANKS):
+            raise ValueError(
+                f"first_rank={self.first_rank} and num_workers={self.num_workers} of {self.host!r}; expected "
+                f"0 to {_MAX_RANKS} and 0 to {_MAX_WORKERS}"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from itertools import count, pairwise
+from pathlib import Path
 from time import monotonic_ns
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -302,6 +303,11 @@ class Recorder:
             # A watcher between these two stores sees the old phase as just begun, never the new one as old.
             self._words[Word.PHASE_SINCE_NS] = monotonic_ns()
             self._words[Word.PHASE] = phase
+
+    @property
+    def path(self) -> Path | None:
+        """Where the black box is; None where there is none."""
+        return self._writer.path
 
     def read_control(self) -> ControlPage:
         """Return what the executor says now. Cheap when nothing has changed."""

@@ -18,6 +18,7 @@ from megatrain.contracts.exit_codes import ExitCode
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.executor_process import executor_process
 from tests.helpers.job_under_launch import JobView, make_launched_job
+from tests.helpers.processes import is_running
 from tests.helpers.step_faults import FaultDirectory
 from tests.helpers.train_process import Job, descendants
 from tests.helpers.training_case import make_config
@@ -101,6 +102,26 @@ def test_a_host_without_etcd_trains_on_and_stops_itself_only_when_it_hangs(
     assert job.boxes == []
 
 
+def test_workers_end_themselves_when_their_executor_is_frozen_and_they_hang(
+    tmp_path: Path, etcd: EtcdServers, faults: FaultDirectory, start: StartExecutor
+) -> None:
+    job = make_launched_job(tmp_path / "frozen", 60, SHORT_LEASE, {"log": {"interval": 1}})
+    faults.fail_at(1, 20, "stop")
+    with start(job, "a") as executor:
+        wait_until(has_stepped(job, 5), "training", DEADLINE_S)
+        family = workers(executor)
+        executor.send_signal(signal.SIGSTOP)
+        wait_until(lambda: faults.struck_unix_s() is not None, "the hang", DEADLINE_S)
+        wait_until(lambda: not any(is_running(pid) for pid in family), "the workers to end themselves", 15.0)
+        executor.send_signal(signal.SIGCONT)
+        assert executor.wait(DEADLINE_S) == 0
+    logs = "".join(path.read_text() for path in job.files.logs.rglob("round-000001/*.log"))
+    # the first to go may well be noticed by the other, which then ends in its own way
+    assert "is ended by its watchdog: this host fenced itself: " in logs
+    assert job.records("step")[-1]["step"] == 60
+    assert job.boxes == []
+
+
 def test_nothing_of_a_killed_executor_lives_on_and_the_next_one_tidies_up(
     tmp_path: Path, etcd: EtcdServers, faults: FaultDirectory, start: StartExecutor
 ) -> None:
@@ -118,13 +139,6 @@ def test_nothing_of_a_killed_executor_lives_on_and_the_next_one_tidies_up(
     assert job.records("step")[-1]["step"] == 60
     assert job.boxes == []
     assert len(list((job.files.incidents / "round-000001").glob("*.blackbox"))) == 2
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
 
 
 def test_a_signal_has_the_job_saved_and_stopped(

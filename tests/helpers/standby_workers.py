@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from megatrain_launcher.standby.messages import WorkerStart
-from megatrain_launcher.standby.processes import process_stat
 from megatrain_launcher.standby.server import StandbyServer, WorkerExit
+from tests.helpers.processes import is_running
 from tests.helpers.waiting import wait_until
 
 DEADLINE_S = 20.0
@@ -66,12 +66,6 @@ def programs(directory: Path) -> Iterator[Programs]:
     directory.mkdir(parents=True, exist_ok=True)
     with StandbyServer(preload=()) as server:
         yield Programs(server, directory)
-
-
-def is_running(pid: int) -> bool:
-    """Say whether a process is there that is not just waiting for its parent to hear of its end."""
-    stat = process_stat(pid)
-    return stat is not None and not stat.is_dead
 
 
 def wait_until_gone(*pids: int) -> None:

@@ -1,4 +1,4 @@
-"""A small language of faults in training workers: `fail_at(rank, step, kind)`.
+"""A small language of faults in training workers: `fail_at(rank, step, kind, place)`.
 
 `python -m tests.helpers.step_faults CONFIG ...` is `megatrain.train` whose workers obey the faults that are ordered in
 a directory (environment variable MEGATRAIN_FAULTS). A fault strikes once, in the first incarnation that comes to its
@@ -16,22 +16,29 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from megatrain.contracts.exit_codes import ExitCode
+
 VARIABLE = "MEGATRAIN_FAULTS"
+PLACES = ("step", "snapshot", "evaluation", "load")
+"""Where in a rank's life: as a step begins, in the middle of a snapshot, before an evaluation, as a load ends."""
 _PACE = "pace.json"
 
 
 @dataclass(frozen=True, slots=True)
 class StepFault:
-    """What happens to a rank when it begins a step."""
+    """What happens to a rank at some moment."""
 
     kind: str
     rank: int
     step: int
-    """Steps that are done by then."""
+    """Steps that are done by then; of a load, the incarnation."""
+    place: str = "step"
+    """One of PLACES."""
 
 
 def _hold_the_interpreter_lock() -> None:
@@ -72,6 +79,8 @@ KINDS: Mapping[str, Callable[[], None]] = {
     "stop": _by(signal.SIGSTOP),
     "interpreter-lock": _hold_the_interpreter_lock,
     "exit": lambda: os._exit(3),
+    "exit-of-bad-config": lambda: os._exit(int(ExitCode.CONFIG)),
+    "exit-of-bad-data": lambda: os._exit(int(ExitCode.DATA)),
     "terminate": _by(signal.SIGTERM),
     "interrupt": _by(signal.SIGINT),
     "sleep": lambda: _pause(3600.0),
@@ -91,10 +100,11 @@ class FaultDirectory:
     def environment(self) -> dict[str, str]:
         return {VARIABLE: str(self.root)}
 
-    def fail_at(self, rank: int, step: int, kind: str) -> StepFault:
+    def fail_at(self, rank: int, step: int, kind: str, place: str = "step") -> StepFault:
         """Order a fault."""
         assert kind in KINDS
-        fault = StepFault(kind, rank, step)
+        assert place in PLACES
+        fault = StepFault(kind, rank, step, place)
         temporary = self.root / f".{self._num:02d}"
         temporary.write_text(json.dumps(asdict(fault)))
         temporary.rename(self.root / f"{self._num:02d}.json")
@@ -109,7 +119,11 @@ class FaultDirectory:
 
 def ordered(root: Path) -> dict[Path, StepFault]:
     """Return the faults that have not struck."""
-    return {path: StepFault(**json.loads(path.read_text())) for path in sorted(root.glob("[0-9]*.json"))}
+    found = {}
+    for path in sorted(root.glob("[0-9]*.json")):
+        with suppress(FileNotFoundError):  # another rank takes it just now
+            found[path] = StepFault(**json.loads(path.read_text()))
+    return found
 
 
 def strike(path: Path, fault: StepFault) -> None:
@@ -127,24 +141,49 @@ def strike(path: Path, fault: StepFault) -> None:
 
 def main() -> int:
     """Train as `megatrain.train` does, with faults."""
+    from megatrain.checkpoint.arena_slots import ArenaSlot
+    from megatrain.checkpoint.job import JobCheckpoints
     from megatrain.cli import main as cli_main
     from megatrain.trainer import Trainer
 
     root = Path(os.environ[VARIABLE])
     rank = int(os.environ.get("RANK", "0"))
+    incarnation = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     pace_s = float(json.loads((root / _PACE).read_text()))
+
+    def obey(place: str, step: int) -> None:
+        for path, fault in ordered(root).items():
+            if (fault.place, fault.rank, fault.step) == (place, rank, step):
+                strike(path, fault)
+
     train_step: Any = Trainer._train_step
+    evaluate: Any = Trainer._maybe_evaluate
+    publish: Any = JobCheckpoints._publish
+    copy_out: Any = ArenaSlot.copy_out
 
     def faulty_train_step(trainer: Trainer, batch: Any) -> Any:
         started = time.monotonic()
-        for path, fault in ordered(root).items():
-            if (fault.rank, fault.step) == (rank, trainer.step):
-                strike(path, fault)
+        obey("step", trainer.step)
         outcome = train_step(trainer, batch)
         _pause(pace_s - (time.monotonic() - started))
         return outcome
 
+    def faulty_evaluate(trainer: Trainer) -> None:
+        obey("evaluation", trainer.step)
+        evaluate(trainer)
+
+    def faulty_publish(checkpoints: JobCheckpoints, slots: Any) -> None:
+        obey("load", incarnation)
+        publish(checkpoints, slots)
+
+    def faulty_copy_out(slot: ArenaSlot) -> None:
+        obey("snapshot", slot.words().step)
+        copy_out(slot)
+
     Trainer._train_step = faulty_train_step  # type: ignore[method-assign]
+    Trainer._maybe_evaluate = faulty_evaluate  # type: ignore[method-assign]
+    JobCheckpoints._publish = faulty_publish  # type: ignore[method-assign]
+    ArenaSlot.copy_out = faulty_copy_out  # type: ignore[method-assign]
     return cli_main(["train", *sys.argv[1:]])
 
 

@@ -11,9 +11,10 @@ from megatrain.contracts.host_records import HostPhase
 from megatrain.contracts.incident import Incident, IncidentState
 from megatrain.contracts.rounds import Halt, JobEnd, Round
 from megatrain_launcher.commands.host_view import HostState, HostView, host_views
-from megatrain_launcher.commands.printing import age_text, count_text, names_text, ranks_text, seconds_text
+from megatrain_launcher.commands.printing import age_text, seconds_text
 from megatrain_launcher.commands.reader import JobSnapshot
 from megatrain_launcher.commands.words import current_phase, rank_end_text
+from megatrain_launcher.texts import count_text, names_text, ranks_text
 
 _LATE_S = 30.0
 _LATE_STATUSES = 3.0
@@ -239,8 +240,16 @@ def _problems(
     if held is not None and newest is not None and held.state is IncidentState.HELD and held.round == newest.number:
         found.append(Problem(False, f"held {age_text(held.moments.detected, now_s)} ago, nobody evicted: {held.reason}",
                              held.culprit_hosts, held.culprit_ranks))  # fmt: skip
+    found += _driver_alarms(snapshot, [problem.text for problem in found])
     found += [Problem(False, f"left out of this answer: {text}") for text in snapshot.unreadable]
     return tuple(sorted(found, key=lambda problem: not problem.is_error))
+
+
+def _driver_alarms(snapshot: JobSnapshot, told: Sequence[str]) -> list[Problem]:
+    """Return what the driver complains of, unless it is told already."""
+    alarms = () if snapshot.report is None else snapshot.report.alarms
+    own = [text for text in alarms if not any(name in text for name in snapshot.etcd_alarms)]
+    return [Problem(False, f"the driver says: {text}") for text in own if not any(text in one for one in told)]
 
 
 def _host_problems(view: HostView, *, is_live: bool) -> list[Problem]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import signal
-import sys
 import threading
 
 from megatrain_launcher.commands.place import add_job, opened_job
 from megatrain_launcher.commands.printing import print_note
+from megatrain_launcher.program_log import log_to_stderr
 
 SUMMARY = "drive a job from a machine that does not train; hosts drive it too, unless launched with --no-driver"
 
@@ -21,11 +20,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from megatrain_launcher.launch.lone_driver import run_lone_driver
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    log_to_stderr()
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, lambda *_: stop.set())
-    with opened_job(args) as job:
+    with opened_job(args, is_patient=True) as job:
         code = run_lone_driver(job.client, job.keys, stop, print_note)
     return 0 if code is None else code

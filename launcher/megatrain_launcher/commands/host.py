@@ -31,11 +31,11 @@ from megatrain_launcher.commands.host_table import check_document, check_lines, 
 from megatrain_launcher.commands.host_view import host_views
 from megatrain_launcher.commands.job import print_answer
 from megatrain_launcher.commands.place import OpenJob, add_job, add_job_option, opened_job, utf8_text
-from megatrain_launcher.commands.printing import age_text, names_text, print_json, print_lines, print_note
+from megatrain_launcher.commands.printing import age_text, print_json, print_lines, print_note
 from megatrain_launcher.commands.reader import JobSnapshot, read_job
 from megatrain_launcher.commands.status import known
 from megatrain_launcher.commands.waiting_time import add_waiting
-from megatrain_launcher.commands.words import natural_order
+from megatrain_launcher.texts import names_text, natural_order
 
 SUMMARY = "list the hosts of a job; check, cordon and evict them"
 

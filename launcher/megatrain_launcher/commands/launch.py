@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import sys
 from typing import TYPE_CHECKING
 
 from megatrain.config.load import load_config
+from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.printable import printable
 from megatrain_launcher.launch.flags import DEFAULT_MODULE, LaunchFlags, add_launch_arguments, launch_flags
+from megatrain_launcher.program_log import log_to_stderr
 
 if TYPE_CHECKING:
     from megatrain_launcher.executor.settings import ExecutorSettings
@@ -30,19 +31,29 @@ def run(args: argparse.Namespace) -> int:
         return 0
     from megatrain_launcher.launch.host import run_launch
     from megatrain_launcher.launch.plan import make_plan
+    from megatrain_launcher.launch.stopping import EarlyStop, StoppedEarly
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    log_to_stderr()
     environment = dict(os.environ)
-    plan = make_plan(flags, environment)
+    early = EarlyStop()
 
     def execute(settings: ExecutorSettings) -> int:
         # here: both load torch, which takes seconds and is for nothing where several executors are started
         from megatrain_launcher.executor.executor import run_executor
         from megatrain_launcher.launch.cordons import parts_with
 
-        return run_executor(settings, parts_with(plan.platform))
+        early.check()
+        code = run_executor(settings, parts_with(plan.platform))
+        early.job_is_over()
+        return code
 
-    return run_launch(plan, environment, execute, _tell)
+    try:
+        with early:
+            plan = make_plan(flags, environment)
+            return run_launch(plan, environment, execute, _tell, on_job_over=early.job_is_over)
+    except StoppedEarly as stop:
+        _tell(f"{stop}: stopped before anything was trained")
+        return ExitCode.SAVED_AND_STOPPED
 
 
 def _template(flags: LaunchFlags) -> str:

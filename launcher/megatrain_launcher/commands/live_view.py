@@ -6,6 +6,7 @@ terminal, a picture follows the other only when its first lines differ.
 
 from __future__ import annotations
 
+import select
 import shutil
 import sys
 import time
@@ -51,7 +52,10 @@ class LiveView:
         self._told: object = None
 
     def run(self) -> None:
-        """Draw until the job is over, or somebody interrupts. Raises: CoordinationError, CoordinationRefusedError."""
+        """Draw until the job is over, or somebody interrupts.
+
+        Raises: CoordinationError, CoordinationRefusedError; BrokenPipeError when nobody reads any more.
+        """
         snapshot = read_job(self._client, self._keys)
         keys = KeyRange.prefix(self._keys.prefix)
         try:
@@ -85,6 +89,8 @@ class LiveView:
         return True
 
     def _draw(self, snapshot: JobSnapshot, known_s: float, trouble: str) -> None:
+        if not self._is_terminal and _is_left(self._output):
+            raise BrokenPipeError  # the next change, and with it the next write, may be hours away
         now_s = self._now()
         if not snapshot.exists:
             lines: Sequence[str] = [f"job {snapshot.job!r}: etcd knows no job of this name yet"]
@@ -112,6 +118,17 @@ class LiveView:
         # each line is overwritten, and its rest wiped, so that nothing flickers
         self._output.write(first + "\x1b[H" + "".join(f"{line}\x1b[K\n" for line in shown) + "\x1b[J")
         self._output.flush()
+
+
+def _is_left(output: TextIO) -> bool:
+    """Say whether the reader of a pipe has gone."""
+    try:
+        number = output.fileno()
+    except OSError:  # no file: a test's
+        return False
+    poll = select.poll()
+    poll.register(number, 0)
+    return any(events & select.POLLERR for _, events in poll.poll(0))
 
 
 def _gist(answer: Assessment) -> tuple[object, ...]:

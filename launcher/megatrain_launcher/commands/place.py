@@ -21,9 +21,9 @@ from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.settings import EtcdSettings
-from megatrain_launcher.commands.printing import names_text
 from megatrain_launcher.commands.reader import list_jobs
 from megatrain_launcher.launch.etcd_flags import EtcdFlags, add_etcd_arguments, etcd_flags
+from megatrain_launcher.texts import names_text
 
 RUNS = Path("runs")
 ENDPOINT_FILE = Path("coordination") / "endpoint"

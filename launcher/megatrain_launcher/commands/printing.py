@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -56,35 +56,6 @@ def time_text(unix_s: float) -> str:
         return f"{datetime.fromtimestamp(unix_s, UTC):%Y-%m-%d %H:%M:%S} UTC"
     except (ValueError, OverflowError, OSError):  # some host's clock is out of its mind
         return f"{unix_s:.0f} s after 1970"
-
-
-def count_text(number: int, one: str, many: str = "") -> str:
-    """Return "1 host" or "1,250 hosts"."""
-    return f"{number:,} {one if number == 1 else many or one + 's'}"
-
-
-def ranks_text(ranks: Iterable[int]) -> str:
-    """Return "rank 3" or "ranks 0-3, 6"; empty for none."""
-    ordered = sorted(set(ranks))
-    return f"{'rank' if len(ordered) == 1 else 'ranks'} {ranges_text(ordered)}" if ordered else ""
-
-
-def ranges_text(numbers: Iterable[int]) -> str:
-    """Return "0-3, 6"."""
-    spans: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if spans and number == spans[-1][1] + 1:
-            spans[-1][1] = number
-        else:
-            spans.append([number, number])
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
-
-
-def names_text(names: Sequence[str], most: int = 8) -> str:
-    """Return "a, b and c", or the first of many with the number of the others."""
-    if len(names) > most:
-        return f"{', '.join(names[: most - 1])} and {len(names) - most + 1:,} more"
-    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)
 
 
 def short(text: str, longest: int = _MAX_LINE) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+from megatrain.contracts.driver_report import DriverReport
 from megatrain.contracts.errors import CoordinationError, CoordinationRefusedError
 from megatrain.contracts.host_records import HostRecord, HostStatus
 from megatrain.contracts.incident import Incident
@@ -21,7 +22,7 @@ from megatrain.contracts.rounds import Cordon, Halt, JobEnd, JobRecord, Round
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.maintenance import alarms
 from megatrain.coordination.wire import KeyRange, KeyValue, Range, shown
-from megatrain_launcher.commands.words import natural_order
+from megatrain_launcher.texts import natural_order
 
 RecordType = TypeVar("RecordType")
 
@@ -48,6 +49,8 @@ class JobSnapshot:
     """Of launches before this one."""
     end: JobEnd | None = None
     driver: str = ""
+    report: DriverReport | None = None
+    """What the driver of now said last."""
     etcd_alarms: tuple[str, ...] = ()
     """What etcd complains of, where this user may ask it: NOSPACE, for instance."""
     unreadable: tuple[str, ...] = ()
@@ -84,6 +87,7 @@ def read_job(client: EtcdClient, keys: JobKeys, *, num_incidents: int = NUM_INCI
             Range(KeyRange.key(keys.record)),
             Range(KeyRange.key(keys.end)),
             Range(KeyRange.prefix(f"{keys.election}/")),
+            Range(KeyRange.key(keys.report)),
             Range(KeyRange.prefix(keys.directory("hosts"))),
             Range(KeyRange.prefix(keys.directory("status"))),
             Range(KeyRange.prefix(keys.directory("rounds")), limit=_NUM_ROUNDS, is_newest_first=True),
@@ -106,17 +110,20 @@ def _etcd_alarms(client: EtcdClient) -> tuple[str, ...]:
 
 def snapshot_of(keys: JobKeys, revision: int, parts: Sequence[Sequence[KeyValue]]) -> JobSnapshot:
     """Return what the ranges of `read_job` hold, in their order."""
-    record, end, driver, hosts, statuses, rounds, halts, cordons, incidents = parts
+    record, end, driver, report, hosts, statuses, rounds, halts, cordons, incidents = parts
     unreadable: list[str] = []
     began = record[0].mod_revision if record else 0
     rounds, halts = ([item for item in items if item.create_revision > began] for items in (rounds, halts))
+    leader = _leader(driver)
+    reports = _decoded(DriverReport, (item for item in report if item.mod_revision > began), unreadable)
     old, new = ([one for one in incidents if (one.create_revision > began) is is_new] for is_new in (False, True))
     return JobSnapshot(
         job=keys.job,
         revision=revision,
         record=next(iter(_decoded(JobRecord, record, unreadable)), None),
         end=next(iter(_decoded(JobEnd, end, unreadable)), None),
-        driver=_leader(driver),
+        driver=leader,
+        report=next((one for one in reports if one.driver == leader), None),
         hosts={one.host: one for one in _decoded(HostRecord, hosts, unreadable)},
         statuses={one.host: one for one in _decoded(HostStatus, statuses, unreadable)},
         rounds={one.number: one for one in _decoded(Round, rounds, unreadable)},

@@ -11,9 +11,10 @@ from megatrain_launcher.commands.assessment import OVER, Assessment, open_incide
 from megatrain_launcher.commands.host_table import host_document, host_lines
 from megatrain_launcher.commands.host_view import HostState, HostView
 from megatrain_launcher.commands.incident_text import incident_document
-from megatrain_launcher.commands.printing import age_text, facts, names_text, short
+from megatrain_launcher.commands.printing import age_text, facts, short
 from megatrain_launcher.commands.reader import JobSnapshot
 from megatrain_launcher.commands.words import cost_text, current_phase
+from megatrain_launcher.texts import names_text
 
 _MANY_HOSTS = 16
 _MANY_PROBLEMS = 10
@@ -56,6 +57,7 @@ def status_document(snapshot: JobSnapshot, answer: Assessment, now_s: float) -> 
         "last_step_unix_s": progress.last_step_unix_s,
         "median_step_s": progress.median_step_s,
         "driver": snapshot.driver or None,
+        "driver_report": None if snapshot.report is None else to_plain(snapshot.report),
         "run_directory": None if snapshot.record is None else snapshot.record.run_directory,
         "min_hosts": None if snapshot.record is None else snapshot.record.min_hosts,
         "max_hosts": None if snapshot.record is None else snapshot.record.max_hosts,
@@ -84,7 +86,7 @@ def _facts(snapshot: JobSnapshot, answer: Assessment, now_s: float) -> list[tupl
         text = f"{newest.number}, {over}began {age_text(newest.created_unix_s, now_s)} ago: {short(newest.reason)}"
         found.append(("round", text))
     if snapshot.hosts:
-        found.append(("driver", snapshot.driver or "none"))
+        found.append(("driver", _driver_fact(snapshot, now_s)))
     spares = [view.host for view in answer.hosts if view.state == HostState.SPARE]
     if spares:
         found.append(("spares", names_text(spares)))
@@ -96,6 +98,13 @@ def _facts(snapshot: JobSnapshot, answer: Assessment, now_s: float) -> list[tupl
     if snapshot.record is not None:
         found.append(("run", snapshot.record.run_directory))
     return found or [("hosts", "none")]
+
+
+def _driver_fact(snapshot: JobSnapshot, now_s: float) -> str:
+    report = snapshot.report
+    if report is None:
+        return snapshot.driver or "none"
+    return f"{report.driver}, for {age_text(report.since_unix_s, now_s)}: {short(report.reason, 400)}"
 
 
 def _incident_fact(incident: Incident, now_s: float) -> tuple[str, str]:

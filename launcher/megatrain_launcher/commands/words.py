@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import signal
 
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.host_records import RankFailure
 from megatrain.contracts.incident import Incident, IncidentKind, phase_seconds
-from megatrain_launcher.commands.printing import count_text, names_text, ranks_text, seconds_text
-
-_NUMBER = re.compile(r"([0-9]+)")
+from megatrain_launcher.commands.printing import seconds_text
+from megatrain_launcher.texts import count_text, names_text, ranks_text
 
 KIND_TEXTS = {
     IncidentKind.FAILURE: "a worker ended",
@@ -19,12 +17,6 @@ KIND_TEXTS = {
     IncidentKind.REQUEST: "somebody asked for it",
     IncidentKind.CONTROL_PLANE: "leases vanished while training went on",
 }
-
-
-def natural_order(name: str) -> tuple[tuple[str, int], ...]:
-    """Return what names are sorted by, so that host-2 comes before host-10."""
-    parts = _NUMBER.split(name)
-    return tuple(zip(parts[::2], (*(int(number) for number in parts[1::2]), -1), strict=True))
 
 
 def exit_text(exit_code: int) -> str:

@@ -66,3 +66,9 @@ def stall_words(state: ClusterState, host: str) -> str:
         f"{host}: {stall.phase} after step {stall.step} has not moved for {stall.silent_s:.1f} s "
         f"(limit {stall.limit_s:.1f} s)"
     )
+
+
+def stall_began(state: ClusterState, host: str, now: float) -> float:
+    """Return when a stalled host's ranks did something last, `now` where it does not complain."""
+    stall = state.statuses[host].stall
+    return now if stall is None else stall.at_unix_s - stall.silent_s

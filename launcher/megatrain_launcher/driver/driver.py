@@ -28,6 +28,7 @@ from megatrain.coordination.wire import Compare, KeyRange, Operation, Put
 from megatrain_launcher.driver.actions import AnswerRequest, Decision, OpenIncident, Probe, UpdateIncident
 from megatrain_launcher.driver.alarm_book import AlarmBook
 from megatrain_launcher.driver.decide import decide
+from megatrain_launcher.driver.decision_log import DecisionLog
 from megatrain_launcher.driver.folding import fold
 from megatrain_launcher.driver.incident_files import IncidentFiles
 from megatrain_launcher.driver.policy import Policy
@@ -164,6 +165,7 @@ class _Term:
         self._prober = Prober(clock)
         self._trimmer = HistoryTrimmer(client)
         self._alarms = AlarmBook()
+        self._log = DecisionLog()
         self._state = ClusterState(keys=keys, observer=host, began=clock())
         self._mark = 0
         """The revision of our election key as we wrote it last, or found it."""
@@ -235,12 +237,14 @@ class _Term:
             if isinstance(action, Probe):
                 self._prober.start(action)
         self._alarms.ring(decision)
+        line = self._log.line(decision, self._clock())
+        if line:
+            _logger.info("%s", line)
         lease_id = 0
         if any(isinstance(action, AnswerRequest) for action in decision.actions):
             lease_id = self._client.grant_lease(_ANSWER_TTL_S).lease_id
         writes = writes_of(decision.actions, self._keys, answer_lease_id=lease_id)
         if writes.operations:
-            _logger.info("driver: %s", decision.reason)
             if self._write(writes.operations, writes.conditions):
                 for action in decision.actions:
                     if isinstance(action, OpenIncident | UpdateIncident):

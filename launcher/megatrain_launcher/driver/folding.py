@@ -12,6 +12,7 @@ from typing import Any
 from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.host_records import CheckReport, HangEvidence, HostRecord, HostStatus, RankFailure
 from megatrain.contracts.incident import Incident
+from megatrain.contracts.job_keys import key_number
 from megatrain.contracts.job_requests import Answer, JobRequest
 from megatrain.contracts.record import decode
 from megatrain.contracts.rounds import Cordon, Halt, HostCommand, JobEnd, JobRecord, Round
@@ -28,13 +29,16 @@ def _text(parts: tuple[str, ...]) -> Any:
 
 
 def _number(parts: tuple[str, ...]) -> Any:
-    (number,) = parts
-    return int(number)
+    (text,) = parts
+    number = key_number(text)
+    if number is None:
+        raise ValueError(f"{text!r} is no number of a key")
+    return number
 
 
 def _number_and_host(parts: tuple[str, ...]) -> Any:
-    number, host = parts
-    return int(number), host
+    text, host = parts
+    return _number((text,)), host
 
 
 def _pair(parts: tuple[str, ...]) -> Any:
@@ -56,6 +60,19 @@ _TABLES: Mapping[str, tuple[str, type[Any], Callable[[tuple[str, ...]], Any]]] =
     "incidents": ("incidents", Incident, _text),
 }
 """By the first part of a key: attribute of the state, record class, and how the rest of the key names the entry."""
+_OWN_NAMES: Mapping[str, tuple[str, ...]] = {
+    "hosts": ("host",),
+    "status": ("host",),
+    "rounds": ("number",),
+    "halts": ("number",),
+    "evidence": ("round", "host"),
+    "commands": ("number",),
+    "requests": ("request_id",),
+    "answers": ("request_id",),
+    "cordons": ("host",),
+    "incidents": ("incident_id",),
+}
+"""What in a record says the same as its key. A record under another's key would be answered, or halted, elsewhere."""
 _SINGLE: Mapping[str, type[Any]] = {"job": JobRecord, "end": JobEnd}
 
 
@@ -134,9 +151,11 @@ class _Draft:
         name, record_type, entry_of = _TABLES[kind]
         entry = entry_of(rest)
         record = decode(record_type, value, key)
-        owner = getattr(record, "host", None) if kind in ("hosts", "status") else None
-        if owner is not None and owner != entry:
-            raise CoordinationError(f"{key}: host={owner!r}; expected {entry!r}")
+        names = _OWN_NAMES.get(kind, ())
+        own = tuple(getattr(record, name) for name in names)
+        if names and own != (entry if isinstance(entry, tuple) else (entry,)):
+            said = ", ".join(f"{part}={value!r}" for part, value in zip(names, own, strict=True))
+            raise CoordinationError(f"{key}: {said}; expected {entry!r}")
         table = self._table(name)
         before = table.get(entry)
         if isinstance(record, HostRecord):

@@ -13,8 +13,9 @@ from megatrain.contracts.rounds import JobEnd, Round
 from megatrain_launcher.driver.actions import Decision, EndJob, UpdateIncident, WriteRound
 from megatrain_launcher.driver.incidents import CHECK_NOTE, ended
 from megatrain_launcher.driver.policy import CHECK_TIMEOUT_S, LAST_CALL_S, Policy
-from megatrain_launcher.driver.ranks import choose, natural_key, parts_of
+from megatrain_launcher.driver.ranks import choose, parts_of
 from megatrain_launcher.driver.state import ClusterState
+from megatrain_launcher.texts import count_text, natural_order
 
 _MAX_FENCED = 512
 
@@ -34,7 +35,7 @@ def eligible(now: float, state: ClusterState, policy: Policy, previous: Round | 
     newest = {part.session: number for number in sorted(state.rounds) for part in state.rounds[number].hosts}
     available: dict[str, HostRecord] = {}
     refused: dict[str, str] = {}
-    for host in sorted(state.hosts, key=natural_key):
+    for host in sorted(state.hosts, key=natural_order):
         record = state.hosts[host]
         reason = _refusal(now, state, policy, record)
         if not reason and record.session in fenced:
@@ -175,7 +176,7 @@ def _write(
         UpdateIncident(replace(one, next_round=number, moments=replace(one.moments, round_written=now)))
         for one in _open_with(state, incident)
     )
-    return Decision((*updates, WriteRound(round_)), f"round {number} with {count} hosts: {reason}")
+    return Decision((*updates, WriteRound(round_)), f"round {number} with {count_text(count, 'host')}: {reason}")
 
 
 def _open_with(state: ClusterState, incident: Incident | None) -> tuple[Incident, ...]:
@@ -200,7 +201,7 @@ def _missing(
             told[part.host] = f"gone since {_clock(state.gone_since(part))}"
         elif part.host in left_out and part.host not in available:
             told[part.host] = left_out[part.host]
-    names = sorted(told, key=natural_key)
+    names = sorted(told, key=natural_order)
     shown = [f"{host} ({told[host]})" for host in names[:8]]
     return ", ".join(shown) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
 

@@ -13,7 +13,14 @@ from megatrain.contracts.host_records import HostPhase
 from megatrain.contracts.incident import Incident, IncidentKind, IncidentState
 from megatrain.contracts.rounds import Round, RoundHost
 from megatrain_launcher.driver.actions import Action, Alarm, Decision, OpenIncident
-from megatrain_launcher.driver.breaking import break_round, broken_incident, probes_for, stall_words, stalled_hosts
+from megatrain_launcher.driver.breaking import (
+    break_round,
+    broken_incident,
+    probes_for,
+    stall_began,
+    stall_words,
+    stalled_hosts,
+)
 from megatrain_launcher.driver.incidents import OVER_NOTE, median_step_s, new_incident
 from megatrain_launcher.driver.policy import Policy
 from megatrain_launcher.driver.probe import Vitality
@@ -71,6 +78,8 @@ def answer_vanished(
     sign = _second_sign(now, state, policy, round_, gone, began)
     if sign:
         evidence = (*(f"{name} is not heard of; its lease is gone" for name in names[:8]), *sign)
+        # a host that is cut off stops the others' steps long before its lease is over
+        began = min((began, *(stall_began(state, host, now) for host in stalled_hosts(state, round_))))
         incident = broken_incident(now, state, round_, IncidentKind.HOST_LOST, began, evidence, hosts=names)
         return break_round(now, round_, incident)
     if now - began < _TOLERATED_S:
@@ -133,6 +142,54 @@ def _hold(
         held = replace(incident, state=IncidentState.HELD, culprit_hosts=names[:32], evidence=evidence)
         actions = (OpenIncident(held), *actions)
     return Decision(actions, reason)
+
+
+def hold_of_returned(now: float, state: ClusterState, round_: Round) -> tuple[OpenIncident, ...]:
+    """Return an incident for leases that were lost and taken anew while nobody could open one: no loss goes untold."""
+    names = _returned(state, round_)
+    if not names:
+        return ()
+    reason = (
+        f"held: {len(names)} of {len(round_.hosts)} hosts lost their leases ({', '.join(names[:8])}) and registered "
+        "again; training went on"
+    )
+    incident = new_incident(
+        now, state, IncidentKind.CONTROL_PLANE, round_=round_, began=now, reason=reason, action=HOLD
+    )  # fmt: skip
+    evidence = tuple(f"{name} is registered anew with the session of before" for name in names[:12])
+    return (
+        OpenIncident(
+            replace(
+                incident,
+                state=IncidentState.HELD,
+                culprit_hosts=names[:32],
+                evidence=evidence,
+                notes={**incident.notes, OVER_NOTE: f"{now:.3f}"},
+            )
+        ),
+    )
+
+
+def _returned(state: ClusterState, round_: Round) -> tuple[str, ...]:
+    """Return the hosts whose key is younger than their round, and than the last word of any hold of it."""
+    keys = state.keys
+    written = state.seen.get(keys.round(round_.number))
+    if written is None:
+        return ()
+    holds = (
+        state.seen[key].mod_revision
+        for one in state.incidents.values()
+        if one.kind is IncidentKind.CONTROL_PLANE and one.round == round_.number
+        if (key := keys.incident(one.incident_id)) in state.seen
+    )
+    told = max((written.create_revision, *holds))
+    return tuple(
+        part.host
+        for part in round_.hosts
+        if state.is_registered(part)
+        and (seen := state.seen.get(keys.host(part.host))) is not None
+        and seen.create_revision > told
+    )
 
 
 def open_hold(state: ClusterState, round_: Round) -> Incident | None:

@@ -7,29 +7,21 @@ neighbouring ranks (dp next to tp: MegaScale sec. 3.5).
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 
 from megatrain.contracts.host_records import HostRecord
 from megatrain.contracts.rounds import Round, RoundHost
+from megatrain_launcher.texts import NaturalKey, natural_order
 
 _FIRST_LABEL = "switch"
-_PART = re.compile(r"(\d+)")
-
-NaturalKey = tuple[tuple[int, int, str], ...]
-
-
-def natural_key(text: str) -> NaturalKey:
-    """Return a sort key under which host-2 comes before host-10."""
-    return tuple((0, int(part), part) if part.isdecimal() else (1, 0, part) for part in _PART.split(text) if part)
 
 
 def topology_key(record: HostRecord) -> tuple[tuple[tuple[int, str, NaturalKey], ...], NaturalKey]:
     """Return a sort key: the switch, then the other labels, then the host's name."""
     names = sorted(record.labels, key=lambda name: (name != _FIRST_LABEL, name))
-    return tuple((int(name != _FIRST_LABEL), name, natural_key(record.labels[name])) for name in names), natural_key(
-        record.host
-    )
+    return tuple(
+        (int(name != _FIRST_LABEL), name, natural_order(record.labels[name])) for name in names
+    ), natural_order(record.host)
 
 
 def choose(available: Mapping[str, HostRecord], previous: Round | None, count: int) -> tuple[HostRecord, ...]:

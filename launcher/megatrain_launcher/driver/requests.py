@@ -23,9 +23,9 @@ from megatrain_launcher.driver.actions import (
 from megatrain_launcher.driver.breaking import halt
 from megatrain_launcher.driver.incidents import EXIT_CODE_NOTE, REQUEST_NOTE, ended, new_incident
 from megatrain_launcher.driver.policy import REQUEST_TIMEOUT_S
-from megatrain_launcher.driver.ranks import natural_key
 from megatrain_launcher.driver.responses import EVICT, RESTART, STOP
 from megatrain_launcher.driver.state import ClusterState
+from megatrain_launcher.texts import natural_order
 
 
 def answer_requests(now: float, state: ClusterState, *, is_quiet: bool) -> tuple[Action, ...]:
@@ -139,7 +139,7 @@ def _command(now: float, state: ClusterState, kind: str, hosts: tuple[str, ...],
 def _check(now: float, state: ClusterState, request: JobRequest) -> tuple[Action, ...]:
     if request.host and request.host not in state.hosts:
         return (_answer(now, request, _unknown(state, request.host), is_accepted=False, is_done=True),)
-    hosts = (request.host,) if request.host else tuple(sorted(state.hosts, key=natural_key))
+    hosts = (request.host,) if request.host else tuple(sorted(state.hosts, key=natural_order))
     command = _command(now, state, "check", hosts, request)
     return (SendCommand(command), _answer(now, request, f"asked {len(hosts)} hosts to run their checks"))
 
@@ -173,5 +173,5 @@ def _halt_for(
 
 
 def _unknown(state: ClusterState, host: str) -> str:
-    known = ", ".join(sorted(state.hosts, key=natural_key)[:16]) or "none"
+    known = ", ".join(sorted(state.hosts, key=natural_order)[:16]) or "none"
     return f"no host {host!r} is registered; registered: {known}"

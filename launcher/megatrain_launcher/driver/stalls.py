@@ -8,7 +8,7 @@ from megatrain.contracts.host_records import HangEvidence
 from megatrain.contracts.incident import IncidentKind
 from megatrain.contracts.rounds import HostCommand, Round
 from megatrain_launcher.driver.actions import Decision, SendCommand
-from megatrain_launcher.driver.breaking import break_round, broken_incident, probes_for, stall_words
+from megatrain_launcher.driver.breaking import break_round, broken_incident, probes_for, stall_began, stall_words
 from megatrain_launcher.driver.hangs import Accusation, accuse
 from megatrain_launcher.driver.policy import EVIDENCE_S, HANG_GRACE_S, Policy
 from megatrain_launcher.driver.state import ClusterState
@@ -33,7 +33,7 @@ def answer_stall(now: float, state: ClusterState, policy: Policy, round_: Round,
                 actions, f"no progress, and {', '.join(found.hosts)} cannot be heard: waiting for the lease"
             )
         found = replace(found, sentences=(*dead.values(), *found.sentences))
-    began = min(_began(state, host, now) for host in stalled)
+    began = min(stall_began(state, host, now) for host in stalled)
     return _halt_hang(now, state, round_, found, began=began, detected=since)
 
 
@@ -45,11 +45,6 @@ def _halt_hang(
     moments = replace(incident.moments, detected=max(detected, incident.moments.began))
     incident = replace(incident, culprit_ranks=ranks, confidence=found.confidence, label="hang", moments=moments)
     return break_round(now, round_, incident)
-
-
-def _began(state: ClusterState, host: str, now: float) -> float:
-    stall = state.statuses[host].stall
-    return now if stall is None else stall.at_unix_s - stall.silent_s
 
 
 def _fresh_evidence(state: ClusterState, round_: Round, since: float) -> dict[str, HangEvidence]:

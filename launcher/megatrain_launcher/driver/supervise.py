@@ -12,14 +12,15 @@ from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.host_records import HostPhase, RankFailure
 from megatrain.contracts.incident import IncidentKind
 from megatrain.contracts.rounds import JobEnd, Round
-from megatrain_launcher.driver.actions import Decision, EndJob, UpdateIncident
+from megatrain_launcher.driver.actions import Action, Decision, EndJob, UpdateIncident
 from megatrain_launcher.driver.breaking import break_round, broken_incident, halt, probes_for, stalled_hosts
 from megatrain_launcher.driver.forming import eligible
 from megatrain_launcher.driver.incidents import OVER_NOTE, ended, statuses_in
-from megatrain_launcher.driver.losses import absent_of, answer_deaths, answer_vanished, open_hold
+from megatrain_launcher.driver.losses import absent_of, answer_deaths, answer_vanished, hold_of_returned, open_hold
 from megatrain_launcher.driver.policy import GROW_AFTER_S, Policy
 from megatrain_launcher.driver.stalls import answer_stall
 from megatrain_launcher.driver.state import ClusterState
+from megatrain_launcher.texts import count_text
 
 _BROKEN_PHASES = (HostPhase.FAILED, HostPhase.STOPPED, HostPhase.PARKED)
 _GOOD_ENDS = (ExitCode.OK, ExitCode.SAVED_AND_STOPPED)
@@ -94,9 +95,13 @@ def _over(now: float, state: ClusterState, round_: Round) -> Decision | None:
 def _steady(now: float, state: ClusterState, policy: Policy, round_: Round) -> Decision:
     """All is well: end a hold, or take in hosts that are missing for the best layout."""
     held = open_hold(state, round_)
-    over = () if held is None else (UpdateIncident(replace(held, notes={**held.notes, OVER_NOTE: f"{now:.3f}"})),)
+    over: tuple[Action, ...] = hold_of_returned(now, state, round_)
+    if held is not None:
+        over = (UpdateIncident(replace(held, notes={**held.notes, OVER_NOTE: f"{now:.3f}"})),)
     num_running = sum(1 for status in statuses_in(state, round_) if status.phase is HostPhase.RUNNING)
-    text = f"round {round_.number}: {num_running} of {len(round_.hosts)} hosts train"
+    text = f"round {round_.number} trains on {count_text(len(round_.hosts), 'host')}"
+    if num_running < len(round_.hosts):
+        text = f"round {round_.number} begins: {num_running} of {len(round_.hosts)} hosts train"
     if num_running < len(round_.hosts) or len(round_.hosts) >= max(policy.feasible_counts):
         return Decision(over, text)
     names = {part.host for part in round_.hosts}

@@ -112,7 +112,9 @@ class CrashEvidence:
         try:
             directory = self.directory(evidence.round)
             directory.mkdir(parents=True, exist_ok=True)
-            (directory / f"{safe_name(evidence.host)}.json").write_bytes(encode(evidence) + b"\n")
+            place = directory / f"{safe_name(evidence.host)}.json"
+            place.unlink(missing_ok=True)  # what is there may be a link to somewhere else
+            place.write_bytes(encode(evidence) + b"\n")
         except OSError as error:
             _logger.warning("evidence of round %d is not kept: %s", evidence.round, error)
 
@@ -122,7 +124,10 @@ class CrashEvidence:
         directory = self.directory(round_number)
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, directory / f"rank-{rank:05d}.blackbox")
+            place = directory / f"rank-{rank:05d}.blackbox"
+            place.unlink(missing_ok=True)
+            if not path.is_symlink():  # /dev/shm is everybody's: a link is no black box of ours
+                shutil.copyfile(path, place)
         except OSError as error:
             # the disk is full or away; shared memory must not fill up as well
             _logger.warning("black box of rank %d in round %d is not kept: %s", rank, round_number, error)

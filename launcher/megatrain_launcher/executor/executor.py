@@ -20,7 +20,7 @@ from megatrain import __version__
 from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.host_records import HostRecord, HostStatus
-from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.job_keys import JobKeys, key_number
 from megatrain.contracts.run_directory import safe_name
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.lease_keeper import LeaseKeeper
@@ -30,7 +30,6 @@ from megatrain_launcher.executor.caretaker import Caretaker, CaretakerParts
 from megatrain_launcher.executor.check_desk import CheckDesk, DeskParts, HealthChecks
 from megatrain_launcher.executor.crash_evidence import BoxPlaces, CrashEvidence
 from megatrain_launcher.executor.driver_thread import DriverThread, RunDriver, driver_of
-from megatrain_launcher.executor.hang_watch import Patience
 from megatrain_launcher.executor.host_checks import HostChecks
 from megatrain_launcher.executor.host_state import HostState
 from megatrain_launcher.executor.job_record import claim_job, leaving_error, record_of
@@ -231,7 +230,7 @@ def _start_follower(settings: ExecutorSettings, place: _Place, writer: StatusWri
         orders=place.orders,
         membership=place.membership,
         places=place.local.crash.places,
-        patience=Patience.of(settings.config),
+        patience=settings.config.patience,
         publish=writer.add_evidence,
         check=desk.obey,
     )
@@ -280,4 +279,4 @@ def _newest_command(client: EtcdClient, keys: JobKeys) -> int:
     """Return the number of the newest command that was given before this executor came."""
     items = client.read_all(KeyRange.prefix(keys.directory("commands")), has_values=False).items
     names = [keys.parts(item.key.decode(errors="replace"))[-1] for item in items]
-    return max((int(name) for name in names if name.isdigit()), default=0)
+    return max((key_number(name) or 0 for name in names), default=0)

@@ -22,7 +22,7 @@ from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.errors import LeaseLostError
 from megatrain.coordination.lease_keeper import LeaseKeeper, LeaseState
 from megatrain.coordination.wire import Compare, KeyRange, KeyValue, Put, Range
-from megatrain_launcher.executor.fencing import LeaseView
+from megatrain.failures.patience import LeaseView
 from megatrain_launcher.executor.lasting_thread import LastingThread
 from megatrain_launcher.executor.liveness import ask_session
 

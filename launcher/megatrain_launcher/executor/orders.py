@@ -13,10 +13,10 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from megatrain.contracts.errors import CoordinationError
-from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.job_keys import JobKeys, key_number
 from megatrain.contracts.record import decode
 from megatrain.contracts.rounds import Halt, HostCommand, JobEnd, Round
 from megatrain.coordination.client import EtcdClient
@@ -215,8 +215,8 @@ class OrderBook:
             self._put(change.item)
             return
         match self._keys.parts(change.item.key.decode(errors="replace")):
-            case (name, number) if number.isdigit() and (table := self._tables().get(name)) is not None:
-                table.pop(int(number), None)
+            case (name, text) if (number := key_number(text)) is not None and name in self._tables():
+                self._tables()[name].pop(number, None)
             case ("end",):
                 self._end = None
 
@@ -224,15 +224,17 @@ class OrderBook:
         key = item.key.decode(errors="replace")
         try:
             match self._keys.parts(key):
-                case ("rounds", number) if number.isdigit():
-                    found = decode(Round, item.value, key)
-                    self._rounds[int(number)] = found
+                case ("rounds", text):
+                    found = _of_its_key(decode(Round, item.value, key), text, key)
+                    self._rounds[found.number] = found
                     if found.part_of(self._host, self._session) is not None:
                         self._named = max(self._named, found.number)
-                case ("halts", number) if number.isdigit():
-                    self._halts[int(number)] = decode(Halt, item.value, key)
-                case ("commands", number) if number.isdigit():
-                    self._commands[int(number)] = decode(HostCommand, item.value, key)
+                case ("halts", text):
+                    halt = _of_its_key(decode(Halt, item.value, key), text, key)
+                    self._halts[halt.number] = halt
+                case ("commands", text):
+                    command = _of_its_key(decode(HostCommand, item.value, key), text, key)
+                    self._commands[command.number] = command
                 case ("end",):
                     self._end = decode(JobEnd, item.value, key)
         except CoordinationError as error:
@@ -248,6 +250,16 @@ class OrderBook:
 
     def _tables(self) -> dict[str, dict[int, Any]]:
         return {"rounds": self._rounds, "halts": self._halts, "commands": self._commands}
+
+
+_Numbered = TypeVar("_Numbered", Round, Halt, HostCommand)
+
+
+def _of_its_key(record: _Numbered, text: str, key: str) -> _Numbered:
+    """Return a record whose number is that of its key. Raises: CoordinationError for any other."""
+    if record.number != key_number(text):
+        raise CoordinationError(f"{key}: number={record.number}; expected that of the key")
+    return record
 
 
 class _Follower:

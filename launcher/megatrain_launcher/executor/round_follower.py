@@ -15,12 +15,11 @@ from dataclasses import dataclass
 
 from megatrain.contracts.host_records import HangEvidence, Stall
 from megatrain.contracts.rounds import HostCommand
+from megatrain.failures.patience import Patience, fence_reason, find_stall
 from megatrain_launcher.executor.commands import CommandDesk, CommandKind
 from megatrain_launcher.executor.control_pages import ControlPages
 from megatrain_launcher.executor.crash_evidence import BoxPlaces
 from megatrain_launcher.executor.evidence import hang_evidence
-from megatrain_launcher.executor.fencing import fence_reason
-from megatrain_launcher.executor.hang_watch import Patience, find_stall
 from megatrain_launcher.executor.host_state import HostState, Running
 from megatrain_launcher.executor.lasting_thread import LastingThread
 from megatrain_launcher.executor.membership import Membership
@@ -142,10 +141,11 @@ class RoundFollower:
 
     def _write_pages(self, followed: _Followed) -> None:
         lease = self._parts.membership.lease()
-        valid_until_ns = 0 if lease.is_lost else time.monotonic_ns() + int(lease.valid_s * _NS)
+        # a lost lease is over since long ago: 0 would say that nobody holds one
+        valid_until_ns = 1 if lease.is_lost else time.monotonic_ns() + int(lease.valid_s * _NS)
         watches = followed.progress.watches
         paths = {rank: watch.path for rank, watch in watches.items() if watch.reader() is not None}
-        followed.pages.write(paths, max(0, valid_until_ns))
+        followed.pages.write(paths, max(1, valid_until_ns))
 
     def _obey_new_commands(self) -> None:
         with self._desk_lock:

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from megatrain_launcher.health.forked import run_part, say
-from megatrain_launcher.health.leash import end_with_parent
+from megatrain_launcher.health.leash import end_with_starter
 
 _CPU_RANKS = 2
 
 
 def main(wanted: str, num_workers: int, part_s: float) -> None:
     """Measure. Ends with exit code 1 where torch sees no device of the wanted kind."""
-    end_with_parent()
+    end_with_starter()
     from megatrain_launcher.health.compute import hardware_name, measure_compute, resolve_device
 
     try:

@@ -13,14 +13,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from megatrain.contracts.whole_files import temporary_name
-from megatrain_launcher.health.leash import end_with_parent
+from megatrain_launcher.health.leash import end_with_starter
 
 _PROBE_BYTES = 1 << 16
 
 
 def main(directory: Path) -> None:
     """Print free_bytes, total_bytes, free_files and write_s, or error."""
-    end_with_parent()
+    end_with_starter()
     try:
         directory.mkdir(parents=True, exist_ok=True)
         space = os.statvfs(directory)

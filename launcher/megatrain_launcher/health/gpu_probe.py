@@ -9,14 +9,14 @@ import sys
 
 from megatrain.contracts.record import encode
 from megatrain_launcher.health.gpu_readings import DriverReading
-from megatrain_launcher.health.leash import end_with_parent
+from megatrain_launcher.health.leash import end_with_starter
 from megatrain_launcher.health.nvidia_smi import read_nvidia_smi
 from megatrain_launcher.health.nvml import read_nvml
 
 
 def main(deadline_s: float) -> None:
     """Ask NVML, or nvidia-smi where there is no binding."""
-    end_with_parent()
+    end_with_starter()
     reading = read_nvml() or read_nvidia_smi(deadline_s) or DriverReading("")
     sys.stdout.write(encode(reading).decode() + "\n")
 

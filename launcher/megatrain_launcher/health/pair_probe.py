@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from megatrain_launcher.health.forked import run_part, say
-from megatrain_launcher.health.leash import end_with_parent
+from megatrain_launcher.health.leash import end_with_starter
 
 COMPUTE_S = 30.0
 """What a rank has before the time limit of meeting begins, and to say that it has passed."""
@@ -26,7 +26,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--prefix", required=True)
     parser.add_argument("--timeout-s", type=float, required=True)
     args = parser.parse_args(argv)
-    end_with_parent()
+    end_with_starter()
     from megatrain_launcher.health.compute import resolve_device
 
     try:

@@ -21,12 +21,21 @@ _LEFT_POLL_S = 0.25
 _LEAVE_S = 15.0
 
 
-def run_launch(plan: LaunchPlan, environment: Mapping[str, str], execute: Execute, tell: Callable[[str], None]) -> int:
-    """Start what the plan says and return the job's exit code. Raises: MegatrainError, KeyboardInterrupt."""
+def run_launch(
+    plan: LaunchPlan,
+    environment: Mapping[str, str],
+    execute: Execute,
+    tell: Callable[[str], None],
+    on_job_over: Callable[[], None] = lambda: None,
+) -> int:
+    """Start what the plan says and return the job's exit code. Raises: MegatrainError, KeyboardInterrupt.
+
+    `on_job_over`: called when the last of several executors has ended, before anything is cleaned up.
+    """
     for note in plan.notes():
         tell(note)
     if plan.is_alone:
-        return run_standalone(plan, environment, execute, tell)
+        return run_standalone(plan, environment, execute, tell, on_job_over)
     with _reached_etcd(plan, environment) as etcd:
         launch_id = plan.flags.launch_id or plan.facts.launch_id
         settings = plan.executor_settings(etcd, environment, launch_id=launch_id, address=plan.address(etcd))

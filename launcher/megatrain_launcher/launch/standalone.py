@@ -7,6 +7,7 @@ contexts is left, for whatever reason, no executor, worker or etcd is left; nor 
 from __future__ import annotations
 
 import secrets
+import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
@@ -33,7 +34,11 @@ _LOOPBACK = "127.0.0.1"
 
 
 def run_standalone(
-    plan: LaunchPlan, environment: Mapping[str, str], execute: Execute, tell: Callable[[str], None]
+    plan: LaunchPlan,
+    environment: Mapping[str, str],
+    execute: Execute,
+    tell: Callable[[str], None],
+    on_job_over: Callable[[], None] = lambda: None,
 ) -> int:
     """Run the job and return its exit code. Raises: MegatrainError; KeyboardInterrupt when it was ended by force."""
     keys, launch_id = JobKeys(plan.config.job.name), secrets.token_hex(8)
@@ -55,9 +60,10 @@ def run_standalone(
                     tell(f"{signal_name}: the hosts save and stop (a second Ctrl-C ends them without)")
                     hosts.stop()
 
-                with StopOnSignal(ask):
+                with StopOnSignal(ask) as stop:
                     codes = hosts.wait()
-            return note(_exit_code(settings, keys, codes))
+                    on_job_over()
+            return note(_exit_code(settings, keys, codes, is_asked=stop.is_asked))
 
 
 def forget_dead_hosts(settings: EtcdSettings, keys: JobKeys) -> None:
@@ -71,12 +77,17 @@ def forget_dead_hosts(settings: EtcdSettings, keys: JobKeys) -> None:
             client.delete(KeyRange.prefix(keys.directory(name)))
 
 
-def _exit_code(settings: EtcdSettings, keys: JobKeys, codes: list[int]) -> int:
-    """Return how the job ended: as the driver wrote, else as the hosts did."""
+def _exit_code(settings: EtcdSettings, keys: JobKeys, codes: list[int], *, is_asked: bool) -> int:
+    """Return how the job ended: as the driver wrote, else as the hosts did.
+
+    `is_asked`: they were told to stop; so early, perhaps, that they did not yet listen.
+    """
     with suppress(CoordinationError), EtcdClient(settings) as client:
         item = client.get(keys.end)
         if item is not None:
             return decode(JobEnd, item.value, keys.end).exit_code
+    if is_asked and all(code in (-signal.SIGTERM, ExitCode.SAVED_AND_STOPPED) for code in codes):
+        return ExitCode.SAVED_AND_STOPPED
     told = [code for code in codes if code > 0]
     return max(told) if told else int(ExitCode.FAILURE)
 

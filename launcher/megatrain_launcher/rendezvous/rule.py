@@ -5,12 +5,12 @@ How often workers may be restarted is torchrun's own rule (--max-restarts); here
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from megatrain.contracts.rounds import Round
 from megatrain_launcher.rendezvous.view import View
+from megatrain_launcher.texts import natural_order
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +106,6 @@ def in_rank_order(waiting: list[str], last: Round | None, view: View, max_hosts:
             places[ranks[host]] = host
     others = iter(host for host in chosen if host not in places.values())
     return tuple(places[rank] if rank in places else next(others) for rank in range(len(chosen)))
-
-
-def natural_order(host: str) -> tuple[tuple[int, str], ...]:
-    """Return a key that sorts host-2 before host-10."""
-    pieces = re.split(r"(\d+)", host)
-    return tuple((int(piece), "") if piece.isdecimal() else (-1, piece) for piece in pieces)
 
 
 def _why_over(view: View, live: Round, policy: Policy, is_absence_certain: bool) -> str:

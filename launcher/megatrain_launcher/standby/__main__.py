@@ -5,23 +5,20 @@ from __future__ import annotations
 import gc
 import importlib
 import os
-import signal
 import socket
 import sys
 import threading
 from collections.abc import Sequence
 
+from megatrain_launcher.processes import end_with_parent, set_process_name
 from megatrain_launcher.standby.fork_server import Forked, ForkServer
-from megatrain_launcher.standby.processes import set_process_name, signal_at_parents_death
 from megatrain_launcher.standby.worker_process import become_worker
 
 
 def main(arguments: Sequence[str]) -> None:
     """Be the standby server, and later each of its workers."""
     channel_fd, executor_pid, preload = int(arguments[0]), int(arguments[1]), arguments[2:]
-    signal_at_parents_death(signal.SIGKILL)
-    if os.getppid() != executor_pid:
-        return
+    end_with_parent(executor_pid)
     set_process_name("mt-standby")
     forked = _serve(socket.socket(fileno=channel_fd), executor_pid, preload)
     if forked is not None:

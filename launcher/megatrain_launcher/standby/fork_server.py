@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 
+from megatrain_launcher.processes import adopt_orphans, children, signal_at_parents_death
 from megatrain_launcher.standby import messages
 from megatrain_launcher.standby.messages import Message, WorkerStart, receive_message, send_message
-from megatrain_launcher.standby.processes import adopt_orphans, children, signal_at_parents_death
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,19 +56,20 @@ class ForkServer:
         wakeup_end.setblocking(False)
         signal.signal(signal.SIGCHLD, _do_nothing)
         signal.signal(signal.SIGTERM, self._lose_executor)
-        signal.set_wakeup_fd(wakeup_end.fileno(), warn_on_full_buffer=False)
         # A signal that can be handled, from here on: grandchildren have no other avenger when the executor is killed.
         signal_at_parents_death(signal.SIGTERM)
         if os.getppid() != self.executor_pid:
             return None
+        signal.set_wakeup_fd(wakeup_end.fileno(), warn_on_full_buffer=False)
         with selectors.DefaultSelector() as selector:
             selector.register(self.channel, selectors.EVENT_READ)
             selector.register(wakeup, selectors.EVENT_READ)
             forked = self._loop(selector, wakeup, problems)
+        # before anybody dies: a signal must not be written to a descriptor that is closed
+        signal.set_wakeup_fd(-1)
         if forked is None:
             self._end_all()
         else:
-            signal.set_wakeup_fd(-1)
             self.channel.close()
         wakeup.close()
         wakeup_end.close()
@@ -107,6 +108,7 @@ class ForkServer:
                 if pid in self._workers:
                     os.kill(pid, message["signal"])
         elif kind == messages.KILL:
+            self._collect()  # who is dead already was not killed by us
             for pid in message["pids"]:
                 self._kill(pid)
             send_message(self.channel, {"kind": messages.KILLED})
@@ -155,8 +157,10 @@ class ForkServer:
                 if found is not None:
                     worker.has_ended = True
                     code = found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+                    # killed in the middle of its own end, of writing a core for instance, it keeps its own code
+                    is_killed = worker.is_killed and code == -signal.SIGKILL
                     ended = {"kind": messages.ENDED, "pid": pid, "exit_code": code, "at_unix_s": time.time()}
-                    send_message(self.channel, ended)
+                    send_message(self.channel, {**ended, "is_killed": is_killed})
             if worker.is_killed and worker.has_ended and _is_group_gone(pid):
                 del self._workers[pid]
                 send_message(self.channel, {"kind": messages.GONE, "pid": pid})

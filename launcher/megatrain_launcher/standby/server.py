@@ -23,9 +23,9 @@ from types import TracebackType
 from typing import Final, Self
 
 from megatrain.contracts.errors import MegatrainError
+from megatrain_launcher.processes import living_members
 from megatrain_launcher.standby import messages
 from megatrain_launcher.standby.messages import Message, WorkerStart, receive_message, send_message
-from megatrain_launcher.standby.processes import living_members
 
 _logger = logging.getLogger(__name__)
 
@@ -52,6 +52,8 @@ class WorkerExit:
     exit_code: int
     at_unix_s: float
     note: str = ""
+    is_killed: bool = False
+    """By the server, as it was told to."""
 
 
 @dataclass(slots=True)
@@ -309,7 +311,10 @@ class StandbyServer:
                     state.answers.append(message)
                 case messages.ENDED:
                     state.living[message["pid"]] = False
-                    state.exits.append(WorkerExit(message["pid"], message["exit_code"], message["at_unix_s"]))
+                    found = WorkerExit(
+                        message["pid"], message["exit_code"], message["at_unix_s"], is_killed=message["is_killed"]
+                    )
+                    state.exits.append(found)
                 case messages.KILLED:
                     state.num_killed_answers += 1
                 case messages.GONE:

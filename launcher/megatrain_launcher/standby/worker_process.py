@@ -12,8 +12,8 @@ import signal
 import sys
 from types import TracebackType
 
+from megatrain_launcher.processes import set_process_name, signal_at_parents_death
 from megatrain_launcher.standby.fork_server import Forked
-from megatrain_launcher.standby.processes import set_process_name, signal_at_parents_death
 
 _IGNORED = (signal.SIGPIPE, signal.SIGXFSZ)
 

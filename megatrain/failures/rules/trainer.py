@@ -14,6 +14,11 @@ RULES: tuple[Rule, ...] = (
         "| skipped & norm inf & data wait",
         is_silencer=True, names_own_rank=False,
     ),
+    rule(
+        # training goes on; whatever ends this process later has a reason of its own
+        "checkpoint-tried-again", Label.BENIGN, NOISE, "a checkpoint failed and is tried again at the next",
+        is_silencer=True, names_own_rank=False,
+    ),
     rule("too-many-skipped-steps", Label.NUMERICS, SPECIFIC, "train.max_skipped_steps & in a row"),
     rule(
         "exchange-failed", Label.NETWORK, LOST_PEER, "an exchange of this phase may take",

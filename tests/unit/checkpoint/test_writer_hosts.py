@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from megatrain.checkpoint.data_file import verify_checkpoint
-from megatrain.checkpoint.write_marks import DoneMark
+from megatrain.checkpoint.write_marks import DoneMark, WritingMark
 from megatrain.contracts.arena import SealedSnapshot, wake_writer
 from megatrain.contracts.arena_layout import Persist
 from megatrain.contracts.arena_plans import HostPlan
@@ -176,6 +176,17 @@ def test_a_newer_round_that_wants_a_checkpoint_ends_the_wait(tmp_path: Path) -> 
         wait_for(coordinator, failures=1, persisted=1)
     assert is_committed(job.step(15))
     assert not is_committed(job.step(10))
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_writer_whose_host_is_left_behind_waits_no_longer(tmp_path: Path, index: int) -> None:
+    """A newer round makes the same checkpoint with other hosts; the lost one's writer knows only what storage shows."""
+    job = make_job(tmp_path, 2, commit_timeout_s=1000.0)
+    job.put_snapshot(step=10, snapshot=4)
+    with writer_thread(job.arenas[index]):
+        wait_until(lambda: DoneMark.read(job.step(10), SNAPSHOT, index) is not None, "done", DEADLINE_S)
+        WritingMark(3, "demo", 0.0).write(job.step(10))
+        assert "round 3 makes this checkpoint" in wait_for(job.arenas[index], failures=1).last_error
 
 
 @pytest.mark.timeout(180)

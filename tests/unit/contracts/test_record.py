@@ -77,6 +77,7 @@ def test_field_of_a_later_version_is_passed_over() -> None:
         ({"stall": 3}, r"^/k: stall=3; expected an object$"),
         ({"schema_version": 2}, r"^/k: schema_version=2, this program reads 1; use one version on all hosts$"),
         ({"host": None}, r"^/k: host=None; expected a string$"),
+        ({"host": "\ud800"}, r"^/k: host='\\ud800'; expected text: "),
     ],
 )
 def test_wrong_field_is_named(change: dict[str, Any], message: str) -> None:
@@ -97,6 +98,14 @@ def test_parts_of_a_round() -> None:
     assert ROUND.host_of(1).host == "host-1"
     with pytest.raises(LookupError, match="round 3 has no rank 2"):
         ROUND.host_of(2)
+
+
+@pytest.mark.parametrize("change", [{"num_workers": 2**40}, {"first_rank": -1}, {"first_rank": 2**40}])
+def test_a_part_that_nobody_could_count_is_refused(change: dict[str, int]) -> None:
+    value = to_plain(ROUND)
+    value["hosts"][0] |= change
+    with pytest.raises(CoordinationError, match=r"^/k: hosts\[0\]: first_rank=.* and num_workers=.* of 'host-1'"):
+        decode(Round, json.dumps({**value, "schema_version": 1}), "/k")
 
 
 def test_seconds_of_a_recovery() -> None:

@@ -35,7 +35,8 @@ from megatrain.coordination.wire import (
     Range,
     Relation,
 )
-from tests.helpers.etcd_server import EtcdServers, free_ports, post
+from megatrain_launcher.etcd_process import free_ports
+from tests.helpers.etcd_server import EtcdServers, post
 
 _NO_SUCH_LEASE = 12345
 

@@ -95,3 +95,20 @@ def test_the_first_of_equal_exit_codes_decides() -> None:
 
 def test_the_first_of_equal_causes_decides() -> None:
     assert classify("KeyError: 'a'\nValueError: b\n").line == "KeyError: 'a'"
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "/s/step-000000020/rank-00002.slot-1: cannot be written: No space left on device",
+        "/s/step-000000020: waited 600 s for the data files of host 1; see the writer's log there",
+        "/s/step-000000020: a newer round wants a checkpoint; gave up the data files of host 1",
+    ],
+)
+def test_a_checkpoint_that_is_tried_again_is_not_what_ended_the_rank(reason: str) -> None:
+    line = f"a checkpoint FAILED and is tried again at the next interval: step 20: not saved: {reason}"
+    trace = 'Traceback (most recent call last):\n  File "/app/step.py", line 4, in step\nRuntimeError: it is wrong\n'
+
+    assert classify(line).label == "benign"
+    assert classify(f"{line}\n{trace}").label == "user_code"
+    assert classify(f"{trace}{line}\n").label == "user_code"

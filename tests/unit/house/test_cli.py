@@ -186,6 +186,34 @@ def test_closed_pipe_ends_quietly() -> None:
     assert errors == b""
 
 
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_closed_standard_files_are_nobody_elses(number: int) -> None:
+    """Else the next file or socket gets the number, and with it what is printed."""
+    source = "import os; from megatrain.cli import main; main(['--version']); assert os.open('/', 0) > 2"
+    command = f'exec "$0" -c "$1" {number}{"<" if number == 0 else ">"}&-'
+    done = subprocess.run(["sh", "-c", command, sys.executable, source], cwd=ROOT, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_an_option_of_another_place_is_not_suggested_to_itself(
+    add_verb: AddVerb, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add_verb(
+        "nest",
+        """
+SUMMARY = "has a verb within"
+def add_arguments(parser):
+    parser.add_subparsers(required=True).add_parser("inner", allow_abbrev=False).add_argument("--depth")
+def run(args):
+    return 0
+""",
+    )
+    assert cli.main(["nest", "inner", "--dept", "3"]) == 2
+    assert "did you mean '--depth'?" in capsys.readouterr().err
+    assert cli.main(["nest", "--depth=3", "inner"]) == 2
+    assert "unknown argument '--depth=3'\n" in capsys.readouterr().err
+
+
 def test_run_and_report_is_what_other_programs_use(capsys: pytest.CaptureFixture[str]) -> None:
     def fail() -> int:
         raise ConfigError(["only one"])

@@ -36,7 +36,18 @@ def test_doctor_says_that_this_machine_can_train(capsys: pytest.CaptureFixture[s
     assert document["can_train"] is True
     states = {finding["name"]: finding["level"] for finding in document["findings"]}
     assert states["torch"] == states["python"] == states["numpy"] == states["gloo"] == "ok"
-    assert {"compiler", "nvcc", "gpu driver", "etcd", "tokenizers", "apex (NVIDIA)", "cores", "memory"} <= set(states)
+    assert {
+        "compiler",
+        "nvcc",
+        "gpu driver",
+        "etcd",
+        "launcher",
+        "nvidia-ml-py",
+        "tokenizers",
+        "apex (NVIDIA)",
+        "cores",
+        "memory",
+    } <= set(states)
 
 
 def test_table_marks_what_is_fatal_and_exit_code_is_1(
@@ -131,8 +142,22 @@ def test_programs_on_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
         program.chmod(0o755)
 
     assert software.compiler_finding().state == f"c++ 12.2 ({tmp_path}/c++)"
-    assert software.etcd_finding().state == f"etcd Version: 3.6.4 ({tmp_path}/etcd)"
+    assert software.etcd_finding(None).state == f"etcd Version: 3.6.4 ({tmp_path}/etcd)"
     assert software.nvcc_finding().state == f"13.0 ({tmp_path}/nvcc)"
+
+
+def test_launcher_and_etcd(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert software.launcher_finding(tmp_path) == Finding("launcher", str(tmp_path))
+    for absent in (software.launcher_finding(None), software.etcd_finding(None), software.etcd_finding(tmp_path)):
+        assert absent.level is Level.ABSENT
+        assert "torchrun" in absent.consequence
+
+    program = tmp_path / "etcdbin" / "etcd"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\necho 'etcd Version: 3.5.1'\n")
+    program.chmod(0o755)
+    assert software.etcd_finding(tmp_path).state == f"etcd Version: 3.5.1 ({program})"
 
 
 def test_container_limits_are_shown(tmp_path: Path) -> None:

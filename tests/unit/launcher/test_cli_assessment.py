@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from megatrain.contracts.driver_report import DriverReport
 from megatrain.contracts.host_records import HostPhase, HostStatus
 from megatrain.contracts.incident import IncidentKind, IncidentState, Moments
 from megatrain.contracts.rounds import JobEnd
@@ -198,6 +199,25 @@ def test_warnings_do_not_make_a_job_unhealthy() -> None:
     ]
     assert states(answer)["host-7"] == HostState.GONE
     assert texts(answer_of(incidents=(replace(held, round=1),))) == []
+
+
+def test_the_driver_tells_what_it_is_about_and_what_is_to_be_mended() -> None:
+    held = make_incident("0009", state=IncidentState.HELD, round=2, action="hold", reason="2 leases vanished")
+    alarms = ("2 leases vanished", "etcd member 8e9 raises NOSPACE", "rounds/3 cannot be read")
+    report = DriverReport("host-1", "round 2 trains on 2 hosts", NOW_S - 12, alarms)
+    snapshot = make_snapshot(report=report, incidents=(held,), etcd_alarms=("NOSPACE",))
+    answer = assess(snapshot, NOW_S)
+
+    # nothing is said twice
+    assert texts(answer) == [
+        "etcd raises NOSPACE: nothing can be decided until that is mended",
+        "held 12 min ago, nobody evicted: 2 leases vanished",
+        "the driver says: rounds/3 cannot be read",
+    ]
+    lines = status_lines(snapshot, answer, NOW_S)
+    assert "driver         host-1, for 12 s: round 2 trains on 2 hosts" in lines
+    told = status_document(snapshot, answer, NOW_S)["driver_report"]
+    assert (told["reason"], told["alarms"]) == ("round 2 trains on 2 hosts", list(alarms))
 
 
 HEALTHY = """\

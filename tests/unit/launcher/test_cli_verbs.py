@@ -6,6 +6,7 @@ import argparse
 import io
 import itertools
 import json
+import os
 import re
 import subprocess
 import sys
@@ -13,12 +14,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from megatrain.cli import main
+from megatrain.contracts.driver_report import DriverReport
 from megatrain.contracts.host_records import CheckOutcome, CheckReport, CheckResult
 from megatrain.contracts.incident import IncidentState
 from megatrain.contracts.job_keys import JobKeys
@@ -32,8 +35,9 @@ from megatrain_launcher.commands.asking import make_request, news_of, wait_for_a
 from megatrain_launcher.commands.live_view import LiveView
 from megatrain_launcher.commands.place import add_job, opened_job
 from megatrain_launcher.commands.reader import list_jobs, read_job
+from megatrain_launcher.etcd_process import free_ports
 from tests.helpers.answering_driver import AnsweringDriver, Said, answer
-from tests.helpers.etcd_server import EtcdServers, enable_users, free_ports, post
+from tests.helpers.etcd_server import EtcdServers, enable_users, post
 from tests.helpers.launched_job import make_cordon, make_failure, make_incident, make_round, make_snapshot
 from tests.helpers.source_tree import ROOT
 from tests.helpers.waiting import wait_until
@@ -127,6 +131,13 @@ def test_what_was_written_is_read_at_one_revision(client: EtcdClient, keys: JobK
     for number in range(3, 9):
         client.put(keys.round(number), encode(make_round(number)))
     client.put(f"{keys.election}/0", "host-2")  # a candidate that came later
+    report = DriverReport("host-1", "round 8 trains on 2 hosts", 7.0, ("etcd has no room",))
+    client.put(keys.report, encode(report))
+    later = read_job(client, keys)
+    assert later.report == report
+    client.put(keys.report, encode(replace(report, driver="host-2")))
+    assert read_job(client, keys).report is None  # of a driver that is no more
+    client.put(keys.report, encode(report))
     later = read_job(client, keys)
     assert (max(later.rounds), len(later.rounds), later.driver) == (8, 4, "host-1")
     assert later.revision == client.put(keys.command(1), b"{}") - 1
@@ -472,6 +483,28 @@ def test_watching_draws_changes_until_the_end(client: EtcdClient, keys: JobKeys,
     assert ("\x1b[H" in text) == is_terminal
     if not is_terminal:
         assert text.count(f"\n{keys.job}: ") == 3  # a picture for each change, none for a second that passes
+
+
+def test_watching_ends_when_nobody_reads_any_more(client: EtcdClient, keys: JobKeys) -> None:
+    fill(client, keys)
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "w") as output:
+        view = LiveView(client, keys, output=output, redraw_s=0.05)
+        errors: list[BaseException] = []
+
+        def watch() -> None:
+            try:
+                view.run()
+            except BrokenPipeError as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=watch, name="etcd view")
+        thread.start()
+        assert os.read(reading, 100)
+        os.close(reading)  # as `head` does, and nothing changes from now on
+        thread.join(10)
+        assert not thread.is_alive()
+    assert len(errors) == 1
 
 
 def test_watching_says_that_etcd_does_not_answer(tmp_path: Path) -> None:

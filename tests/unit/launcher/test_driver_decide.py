@@ -166,7 +166,38 @@ def test_vanished_lease_while_steps_advance_is_held() -> None:
     job.hosts[lost].register(job.now)
     go_on(job, 1.0)
     assert list(job.rounds()) == [1]
-    assert "over_unix_s" in incidents(job)[0].notes
+    (incident,) = incidents(job)
+    assert "over_unix_s" in incident.notes
+
+
+def test_leases_lost_and_taken_anew_while_nobody_drove_are_told_once() -> None:
+    job = begin()
+    both = members(job, 1)
+    for name in both:
+        job.hosts[name].lose_lease()
+        job.hosts[name].register(job.now)
+    job.change_driver()
+    go_on(job, 5.0)
+    assert list(job.rounds()) == [1]
+    (incident,) = incidents(job)
+    assert (incident.kind, incident.state, incident.action) == ("control-plane", "held", "hold")
+    assert sorted(incident.culprit_hosts) == sorted(both)
+    job.change_driver()
+    go_on(job, 5.0)
+    assert len(incidents(job)) == 1
+    job.hosts[both[0]].lose_lease()
+    job.hosts[both[0]].register(job.now)
+    go_on(job, 5.0)
+    assert [one.culprit_hosts for one in incidents(job)[1:]] == [(both[0],)]
+
+
+def test_spares_may_lose_their_leases_untold() -> None:
+    job = begin()
+    (spare,) = set(job.hosts) - set(members(job, 1))
+    job.hosts[spare].lose_lease()
+    job.hosts[spare].register(job.now)
+    go_on(job, 5.0)
+    assert incidents(job) == []
 
 
 def test_vanished_lease_and_a_stall_is_a_lost_host() -> None:
@@ -175,8 +206,11 @@ def test_vanished_lease_and_a_stall_is_a_lost_host() -> None:
     job.hosts[first[1]].is_connected = False
     job.hosts[first[1]].lose_lease()
     stall(job, first[0])
+    stalled_at = job.now
     go_on_until(job, lambda: 2 in job.rounds() and job.is_training(), 2.0)
     assert first[1] not in members(job, 2)
+    # the steps stopped 5 s before anybody complained
+    assert incidents(job)[0].moments.began == pytest.approx(stalled_at - 5.0)
     session = job.hosts[first[1]].session
     assert session in job.rounds()[2].fenced
     job.hosts[first[1]].is_connected = True

@@ -112,7 +112,7 @@ def test_a_driver_dies_and_the_other_goes_on(etcd: EtcdServers, tmp_path: Path) 
         assert (leader.driver.is_leading, other.driver.is_leading) == (True, False)
         assert first.driver == leader.name
         hosts.train(1)
-        wait_until(lambda: "2 of 2 hosts train" in leader.driver.reason, "the driver to see it", 5.0)
+        wait_until(lambda: "round 1 trains on 2 hosts" in leader.driver.reason, "the driver to see it", 5.0)
 
         leader.die()
         hosts.say(0, HostPhase.FAILED, 1, min_step=12, failures=(RankFailure(0, -9, NOW),))
@@ -129,7 +129,7 @@ def test_a_driver_dies_and_the_other_goes_on(etcd: EtcdServers, tmp_path: Path) 
         wait_until(lambda: decode(Incident, path.read_bytes(), "file") == hosts.incident(), "the file", 5.0)
         wait_until(
             lambda: (found := hosts.read(DriverReport, KEYS.report)) is not None
-            and (found.driver, found.reason) == (other.name, "round 2: 2 of 2 hosts train"),
+            and (found.driver, found.reason) == (other.name, "round 2 trains on 2 hosts"),
             "the report",
             5.0,
         )  # fmt: skip

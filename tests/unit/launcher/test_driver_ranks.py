@@ -7,7 +7,8 @@ from hypothesis import given, settings
 
 from megatrain.contracts.host_records import HostRecord
 from megatrain.contracts.rounds import Round
-from megatrain_launcher.driver.ranks import choose, natural_key, parts_of
+from megatrain_launcher.driver.ranks import choose, parts_of
+from megatrain_launcher.texts import natural_order
 
 
 def record(name: str, switch: str = "") -> HostRecord:
@@ -28,7 +29,7 @@ def names(chosen: tuple[HostRecord, ...]) -> list[str]:
 
 
 def test_natural_order() -> None:
-    assert sorted(["host-10", "host-2", "a", "host", "10", "9"], key=natural_key) == [
+    assert sorted(["host-10", "host-2", "a", "host", "10", "9"], key=natural_order) == [
         "9", "10", "a", "host", "host-2", "host-10",
     ]  # fmt: skip
 

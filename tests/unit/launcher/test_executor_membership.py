@@ -21,13 +21,14 @@ from megatrain.contracts.record import decode, encode
 from megatrain.contracts.rounds import JobEnd, JobRecord, Round, RoundHost
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.settings import Credentials, EtcdSettings
+from megatrain_launcher.etcd_process import free_ports
 from megatrain_launcher.executor.host_state import HostState
 from megatrain_launcher.executor.job_record import claim_job, read_job
 from megatrain_launcher.executor.liveness import LivenessPort, ask_session
 from megatrain_launcher.executor.membership import LeaseTimes, Membership
 from megatrain_launcher.executor.orders import OrderBook
 from megatrain_launcher.executor.status_writer import StatusWriter
-from tests.helpers.etcd_server import EtcdServers, enable_users, free_ports
+from tests.helpers.etcd_server import EtcdServers, enable_users
 from tests.helpers.waiting import wait_until
 
 DEADLINE_S = 10.0

@@ -243,6 +243,26 @@ def test_boxes_of_dead_processes_are_swept_and_those_of_others_left(
     living.close()
 
 
+def test_links_lead_evidence_nowhere_else(boxes: Boxes, crash: Callable[..., CrashEvidence], tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.write_text("precious")
+    boxes.paths()[2].symlink_to(mine)  # shared memory is everybody's
+    boxes.open(3).close(keep=True)
+    directory = boxes.places.run.incidents / "round-000003"
+    directory.mkdir()
+    for name in ("rank-00003.blackbox", "host-1.json"):
+        (directory / name).symlink_to(mine)
+    keeper = crash()
+    keeper.keep_positions(HangEvidence("host-1", "1", 3, 1.0, {}, ()))
+    keeper.keep_boxes(3, boxes.paths())
+    keeper.close()
+    assert mine.read_text() == "precious"
+    assert [(path.name, path.is_symlink()) for path in sorted(directory.iterdir())] == [
+        ("host-1.json", False),
+        ("rank-00003.blackbox", False),
+    ]
+
+
 @pytest.mark.parametrize(("num_ranks", "oldest"), [(4, 6), (128, 16), (12_288, 24)])
 def test_only_the_newest_broken_rounds_are_kept(
     boxes: Boxes, crash: Callable[..., CrashEvidence], num_ranks: int, oldest: int

@@ -21,6 +21,7 @@ from megatrain_launcher.health.context import HealthContext
 from megatrain_launcher.health.finding import Finding
 from megatrain_launcher.health.forked import measurements
 from megatrain_launcher.health.history import MAX_NAMES, MAX_SAMPLES, History, read_history, write_history
+from tests.helpers.processes import is_running
 from tests.helpers.waiting import wait_until
 
 CPU = "cpu x4"
@@ -250,14 +251,7 @@ def test_a_probe_that_hangs_is_killed_with_its_children(tmp_path: Path, monkeypa
     assert end.exit_code is None
     assert end.trouble == "no end within 1 s"
     child = int(end.output)
-    wait_until(lambda: not Path(f"/proc/{child}").exists() or _state(child) == "Z", "the grandchild's end", 5.0)
-
-
-def _state(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return "Z"
+    wait_until(lambda: not is_running(child), "the grandchild's end", 5.0)
 
 
 STARTER = """
@@ -273,8 +267,8 @@ child.wait()
 def test_a_probe_ends_with_its_parent(tmp_path: Path) -> None:
     script = (
         "import sys\n"
-        "from megatrain_launcher.health.leash import end_with_parent\n"
-        "end_with_parent()\n"
+        "from megatrain_launcher.health.leash import end_with_starter\n"
+        "end_with_starter()\n"
         "print('on the leash', flush=True)\n"
         "import time; time.sleep(60)\n"
     )
@@ -293,7 +287,7 @@ def test_a_probe_ends_with_its_parent(tmp_path: Path) -> None:
     parent.send_signal(signal.SIGKILL)
     parent.wait(10)
     parent.stdout.close()
-    wait_until(lambda: _state(child) == "Z", "the probe's end", 5.0)
+    wait_until(lambda: not is_running(child), "the probe's end", 5.0)
 
 
 # the file

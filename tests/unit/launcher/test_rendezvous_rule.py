@@ -19,10 +19,10 @@ from megatrain_launcher.rendezvous.rule import (
     Since,
     decide,
     in_rank_order,
-    natural_order,
     still_stopping,
 )
 from megatrain_launcher.rendezvous.view import View
+from megatrain_launcher.texts import natural_order
 
 POLICY = Policy(min_hosts=2, max_hosts=3, last_call_s=2.0, stop_timeout_s=60.0)
 PARKED, RUNNING = HostPhase.PARKED, HostPhase.RUNNING

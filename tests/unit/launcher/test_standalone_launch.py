@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from megatrain_launcher.hosts.local import LocalHosts
 from megatrain_launcher.launch import daemon
 from megatrain_launcher.launch.host import run_launch
 from megatrain_launcher.launch.plan import LaunchPlan, make_plan
-from megatrain_launcher.launch.stopping import StopOnSignal
+from megatrain_launcher.launch.stopping import EarlyStop, StopOnSignal, StoppedEarly
 from tests.helpers.etcd_server import etcd_program
 from tests.helpers.launch_cases import small_flags
 from tests.helpers.waiting import wait_until
@@ -165,6 +166,45 @@ def test_hosts_are_asked_to_stop_by_the_first_signal(tmp_path: Path, hosts: Loca
         assert hosts.wait() == [75, 75, 75]
     assert asked == ["SIGUSR1"]
     assert (tmp_path / "host-2.started").read_text() == "launch --host-id=host-2 CONFIG"
+
+
+def test_a_signal_before_the_job_ends_the_preparations_in_order() -> None:
+    early, closed = EarlyStop(), []
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(StoppedEarly, match="SIGTERM"), early, ExitStack() as stack:
+        stack.callback(closed.append, "etcd")
+        os.kill(os.getpid(), signal.SIGTERM)
+        pytest.fail("the signal was not taken")
+    assert (closed, signal.getsignal(signal.SIGTERM)) == (["etcd"], before)
+    with pytest.raises(StoppedEarly):  # where an import swallowed it
+        early.check()
+
+
+def test_a_signal_after_the_job_changes_nothing() -> None:
+    with EarlyStop() as early:
+        early.check()
+        early.job_is_over()
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        early.check()
+
+
+def test_hosts_that_were_stopped_before_they_listened_count_as_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = make_plan(small_flags(tmp_path, is_standalone=True, min_hosts=2, max_hosts=2), {})
+
+    class Hosts(LocalHosts):
+        def __init__(self, words: Sequence[str], count: int, environment: Any, tell: Any) -> None:
+            program = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
+            super().__init__(words, count, environment, tell, program)
+
+        def wait(self) -> list[int]:
+            os.kill(os.getpid(), signal.SIGTERM)
+            return super().wait()
+
+    monkeypatch.setattr("megatrain_launcher.launch.standalone.LocalHosts", Hosts)
+    assert run_launch(plan, {}, lambda _: 1, lambda _: None) == 75
 
 
 def test_the_second_interrupt_leaves_no_host(tmp_path: Path) -> None:

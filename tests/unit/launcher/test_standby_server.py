@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -14,11 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from megatrain_launcher.standby.messages import WorkerStart
-from megatrain_launcher.standby.processes import process_stat
+from megatrain_launcher.processes import process_stat
+from megatrain_launcher.standby.messages import READY, WorkerStart, receive_message, send_message
 from megatrain_launcher.standby.server import StandbyError, StandbyServer
+from tests.helpers.processes import is_running
 from tests.helpers.source_tree import ROOT
-from tests.helpers.standby_workers import DEADLINE_S, Programs, is_running, programs, read_line, wait_until_gone
+from tests.helpers.standby_workers import DEADLINE_S, Programs, programs, read_line, wait_until_gone
 from tests.helpers.waiting import wait_until
 
 SLEEP = "import time; print('up'); time.sleep(600)"
@@ -137,6 +139,29 @@ def test_output_keeps_its_order_and_lines_come_at_once(shared: Programs) -> None
 )
 def test_exit_codes_are_those_of_the_program(shared: Programs, source: str, exit_code: int) -> None:
     assert shared.run(source)[1].exit_code == exit_code
+
+
+def test_who_ended_before_it_could_be_killed_was_not_killed(own: Programs) -> None:
+    """The server is slow: the order to kill comes before it has seen the end."""
+    waits = "import os, signal; signal.signal(signal.SIGUSR1, lambda *_: os._exit(9)); print('up'); signal.pause()"
+    dying, read_fd = own.start(waits, rank=1)
+    sleeping, other_fd = own.start(SLEEP, rank=2)
+    assert (read_line(read_fd), read_line(other_fd)) == ("up", "up")
+    server = own.server.pid
+    assert server is not None
+    os.kill(server, signal.SIGSTOP)
+    killing = threading.Thread(target=own.server.kill_all)
+    try:
+        os.kill(dying, signal.SIGUSR1)
+        wait_until(lambda: not is_running(dying), "the worker's end", DEADLINE_S)
+        killing.start()
+    finally:
+        os.kill(server, signal.SIGCONT)
+    killing.join(DEADLINE_S)
+    found = own.exit_of(dying)
+    assert (found.exit_code, found.is_killed) == (9, False)
+    found = own.exit_of(sleeping)
+    assert (found.exit_code, found.is_killed) == (-signal.SIGKILL, True)
 
 
 def test_traceback_shows_the_program_only(shared: Programs) -> None:
@@ -354,3 +379,23 @@ def test_large_environment_and_many_workers_arrive(shared: Programs) -> None:
         with open(read_fd) as output:
             assert output.read() == "1000000\n"
     assert {shared.exit_of(pid).exit_code for pid in pids} == {0}
+
+
+def test_a_server_whose_executor_is_gone_ends_its_workers_without_a_word(tmp_path: Path) -> None:
+    ours, theirs = socket.socketpair()
+    (tmp_path / "sleeper.py").write_text(SLEEP)
+    command = [sys.executable, "-m", "megatrain_launcher.standby", str(theirs.fileno()), str(os.getpid())]
+    server = subprocess.Popen(command, stderr=subprocess.PIPE, pass_fds=[theirs.fileno()], cwd=ROOT)
+    theirs.close()
+    assert receive_message(ours) == ({"kind": READY, "problems": []}, None)
+    read_fd, write_fd = os.pipe()
+    start = WorkerStart(0, "sleeper", (), {}, str(tmp_path)).to_message()
+    for _ in range(8):
+        send_message(ours, start, write_fd)
+    os.close(write_fd)
+    pids = [message[0]["pid"] for _ in range(8) if (message := receive_message(ours)) is not None]
+    ours.close()
+    _, errors = server.communicate(timeout=DEADLINE_S)
+    assert (server.returncode, errors) == (0, b"")
+    os.close(read_fd)
+    wait_until_gone(*pids)

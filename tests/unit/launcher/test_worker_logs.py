@@ -67,6 +67,17 @@ class TestRotatingFile:
         file.close()
         assert [(tmp_path / name).stat().st_size for name in ("rank.log.2", "rank.log.1", "rank.log")] == [10, 10, 5]
 
+    def test_what_others_put_in_its_place_is_not_written_to(self, tmp_path: Path) -> None:
+        """A link would lead anywhere; a pipe without a reader would keep all ranks waiting."""
+        (tmp_path / "link.log").symlink_to(tmp_path / "elsewhere")
+        os.mkfifo(tmp_path / "pipe.log")
+        for name in ("link.log", "pipe.log"):
+            file = RotatingFile(tmp_path / name)
+            file.write(b"a line\n")
+            assert f"{name} cannot be written" in file.trouble
+            file.close()
+        assert not (tmp_path / "elsewhere").exists()
+
     def test_one_file_starts_anew(self, tmp_path: Path) -> None:
         file = RotatingFile(tmp_path / "rank.log", max_bytes=10, num_files=1)
         file.write(b"first\nsecond\n")

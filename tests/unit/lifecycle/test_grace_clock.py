@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import signal
 import struct
+from pathlib import Path
 
 import pytest
 
@@ -15,11 +16,11 @@ USR1 = bytes([signal.SIGUSR1])
 INT = bytes([signal.SIGINT])
 CHILD = bytes([signal.SIGCHLD])
 LAST_SIGNAL = bytes([64])
-DISARM = struct.pack("<Bd", 0x82, 0.0)
+DISARM = struct.pack("<BdH", 0x82, 0.0, 0)
 
 
 def extend(seconds: float) -> bytes:
-    return struct.pack("<Bd", 0x81, seconds)
+    return struct.pack("<BdH", 0x81, seconds, 0)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +57,10 @@ def test_deadline(messages: list[tuple[float, bytes]], deadline: float, name: st
 
 def test_bytes_may_come_in_any_pieces() -> None:
     # The double 2.5000000000000018 holds bytes that would be signals by themselves.
-    data = CHILD + extend(struct.unpack("<d", b"\x0a\x0f\x02\x00\x00\x00\x04\x40")[0]) + TERM + DISARM + USR1
+    # So does the path.
+    busy = extend(struct.unpack("<d", b"\x0a\x0f\x02\x00\x00\x00\x04\x40")[0])
+    follow = struct.pack("<BdH", 0x83, 0.0, 4) + b"/\x0f\x82\x02"
+    data = CHILD + busy + TERM + follow + DISARM + USR1
     whole = GraceClock(grace_s=10)
     whole.feed(data, 5)
     for cut in range(len(data)):
@@ -64,3 +68,4 @@ def test_bytes_may_come_in_any_pieces() -> None:
         clock.feed(data[:cut], 5)
         clock.feed(data[cut:], 5)
         assert (clock.deadline, clock.signal_name) == (whole.deadline, "SIGUSR1")
+        assert clock.black_box == Path("/\x0f\udc82\x02")

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.processes import is_running
 from tests.helpers.source_tree import ROOT
 
 DEADLINE_S = 20.0
@@ -82,7 +83,7 @@ def worker(body: str, grace_s: float = LONG_S, environment: dict[str, str] | Non
         if started.process.poll() is None:
             started.process.kill()
         started.process.communicate()
-        wait_until(lambda: is_dead(started.watchdog_pid))
+        wait_until(lambda: not is_running(started.watchdog_pid))
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -90,19 +91,6 @@ def wait_until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         os.sched_yield()
-
-
-def state_of(pid: int) -> str:
-    """Return the letter of a process's state, empty when it is gone."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
-
-
-def is_dead(pid: int) -> bool:
-    # A zombie here waits for the container's first process: the worker, its parent, is gone.
-    return state_of(pid) in {"", "Z"}
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
@@ -137,7 +125,7 @@ def test_a_stuck_worker_that_nobody_signals_is_left_alone() -> None:
         os.kill(stuck.watchdog_pid, signal.SIGTERM)
         with pytest.raises(subprocess.TimeoutExpired):
             stuck.process.wait(0.1)
-        assert not is_dead(stuck.watchdog_pid)
+        assert is_running(stuck.watchdog_pid)
 
 
 def test_signals_to_the_group_leave_the_watchdog_in_office() -> None:
@@ -155,7 +143,7 @@ def test_a_kill_of_the_group_takes_the_watchdog_along() -> None:
     with worker("get_stuck()") as stuck:
         os.killpg(stuck.pid, signal.SIGKILL)
         assert stuck.end() == (-signal.SIGKILL, "")
-        wait_until(lambda: is_dead(stuck.watchdog_pid))
+        wait_until(lambda: not is_running(stuck.watchdog_pid))
 
 
 @pytest.mark.parametrize(
@@ -165,7 +153,7 @@ def test_a_kill_of_the_group_takes_the_watchdog_along() -> None:
 def test_the_watchdog_ends_with_its_worker(body: str, status: int) -> None:
     with worker(body) as ended:
         assert ended.end() == (status, "")
-        wait_until(lambda: is_dead(ended.watchdog_pid))
+        wait_until(lambda: not is_running(ended.watchdog_pid))
 
 
 def test_the_watchdog_ends_with_its_worker_although_a_child_holds_the_pipe() -> None:
@@ -183,8 +171,8 @@ os._exit(0)
         child = int(ended.line())
         try:
             assert ended.end() == (0, "")
-            wait_until(lambda: is_dead(ended.watchdog_pid))
-            assert not is_dead(child)
+            wait_until(lambda: not is_running(ended.watchdog_pid))
+            assert is_running(child)
         finally:
             os.kill(child, signal.SIGKILL)
 

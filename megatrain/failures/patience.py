@@ -1,8 +1,11 @@
-"""Whether the ranks of a host still move: pure, from the progress words of their black boxes.
+"""Whether ranks still move, and whether their host must stop them on its own (decision 11): pure.
 
 Each phase has its own patience. A step's is learned: max(floor, factor x median step). Before a second step has been
 completed the first one's duration stands in for the median, and the first step itself has a stated limit. A rank is
 judged by the newest thing it did: entering a phase, beginning a step, completing one.
+
+Step progress is proof of life: ranks that complete steps do so with all their peers, so nobody has replaced their host.
+Only when the lease is gone by this host's own clock AND nothing moves, it must assume that it was replaced.
 """
 
 from __future__ import annotations
@@ -10,14 +13,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from megatrain.config.config import Config
 from megatrain.contracts.black_box_values import Phase, Progress
 from megatrain.contracts.host_records import Stall
 
 _NS = 1_000_000_000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
     """How long each phase may go without a sign of life."""
 
@@ -27,18 +29,6 @@ class Patience:
     evaluation_s: float
     floor_s: float
     factor: float
-
-    @classmethod
-    def of(cls, config: Config) -> Patience:
-        runtime, recovery = config.runtime, config.recovery
-        return cls(
-            init_s=runtime.init_timeout_s,
-            first_step_s=runtime.first_step_timeout_s,
-            checkpoint_s=runtime.checkpoint_timeout_s,
-            evaluation_s=runtime.evaluation_timeout_s,
-            floor_s=recovery.hang_floor_s,
-            factor=recovery.hang_factor,
-        )
 
     def limit_s(self, progress: Progress) -> float:
         """Return how long this rank may be silent now."""
@@ -59,6 +49,19 @@ class Patience:
                 return self.checkpoint_s
 
 
+@dataclass(frozen=True, slots=True)
+class LeaseView:
+    """`valid_s`: for how long etcd has promised to keep the lease; not above 0 when that time is over."""
+
+    valid_s: float
+    is_lost: bool = False
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether others may by now believe this host dead."""
+        return self.is_lost or self.valid_s <= 0
+
+
 def silent_s(progress: Progress, now_ns: int) -> float:
     """Return for how long a rank has done nothing that its black box tells."""
     newest = max(progress.phase_since_ns, progress.step_started_ns or 0, progress.completed_ns or 0)
@@ -67,7 +70,8 @@ def silent_s(progress: Progress, now_ns: int) -> float:
 
 def find_stall(ranks: Mapping[int, Progress], patience: Patience, now_ns: int, now_unix_s: float) -> Stall | None:
     """Return what stands still: the ranks beyond their limit, described by the one that is silent for longest."""
-    over = {rank: silent for rank, silent in _silences(ranks, now_ns).items() if silent > patience.limit_s(ranks[rank])}
+    silences = {rank: silent_s(progress, now_ns) for rank, progress in ranks.items()}
+    over = {rank: silence for rank, silence in silences.items() if silence > patience.limit_s(ranks[rank])}
     if not over:
         return None
     longest = max(over, key=lambda rank: (over[rank], -rank))
@@ -82,5 +86,12 @@ def find_stall(ranks: Mapping[int, Progress], patience: Patience, now_ns: int, n
     )
 
 
-def _silences(ranks: Mapping[int, Progress], now_ns: int) -> dict[int, float]:
-    return {rank: silent_s(progress, now_ns) for rank, progress in ranks.items()}
+def fence_reason(lease: LeaseView, stall: Stall | None) -> str:
+    """Return why the workers must be stopped although nobody ordered it; empty while they may go on."""
+    if not lease.is_gone or stall is None:
+        return ""
+    doubt = "etcd says that its lease is lost" if lease.is_lost else "its lease was not renewed in time"
+    return (
+        f"this host fenced itself: {doubt}, and {stall.phase} has not moved for {stall.silent_s:.1f} s "
+        f"(limit {stall.limit_s:.1f} s)"
+    )

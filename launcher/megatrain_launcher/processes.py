@@ -16,8 +16,14 @@ _PR_SET_CHILD_SUBREAPER: Final = 36
 _PROC: Final = Path("/proc")
 _DEAD_STATES: Final = "ZX"
 
+
+def _no_prctl(*_: object) -> int:
+    """Elsewhere than on Linux there are no such ties."""
+    return -1
+
+
 # looked up once, before any fork: a forked child calls nothing that loads a library
-_prctl: Final[Callable[..., int]] = ctypes.CDLL(None, use_errno=True).prctl
+_prctl: Final[Callable[..., int]] = getattr(ctypes.CDLL(None, use_errno=True), "prctl", _no_prctl)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +45,13 @@ class ProcessStat:
 def signal_at_parents_death(number: signal.Signals) -> None:
     """Ask Linux for a signal when the parent dies: exactly, when the thread ends that forked this process."""
     _prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
+
+
+def end_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when its parent ends; leave at once where `parent` has ended already."""
+    signal_at_parents_death(signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def adopt_orphans() -> None:

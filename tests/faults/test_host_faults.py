@@ -1,0 +1,183 @@
+"""What befalls hosts: executors killed or stopped, with a spare and without, all workers at once, the fork server."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from megatrain.contracts.host_records import HostPhase
+from megatrain.contracts.incident import Incident, IncidentKind, IncidentState
+from tests.helpers.recovery_checks import BROKEN, HOST_KILLED, HOSTS, SLACK, STEPS, Bounds, Running, running_job
+from tests.helpers.waiting import wait_until
+
+pytestmark = pytest.mark.timeout(300)
+
+SPARE = "host-2"
+TTL_S = 4
+DRIVER_KILLED = Bounds(TTL_S + 2.0, TTL_S + 15.0)
+SHORT_LEASE = {"recovery": {"lease_ttl_s": TTL_S, "lease_renew_s": 1.0}}
+DEADLINE_S = 90.0
+
+
+def finish_living(running: Running) -> None:
+    living = [host for host, process in running.launched.executors.items() if process.poll() is None]
+    assert running.finish(living) == 0
+
+
+def check_all(running: Running, undisturbed_losses: dict[int, float]) -> None:
+    assert running.launched.losses() == undisturbed_losses
+    assert len(undisturbed_losses) == STEPS
+    running.check_nothing_left()
+
+
+def saved_step(running: Running) -> int:
+    """Return the step of the newest snapshot that all ranks have sealed, as the trainer tells."""
+    text = "".join(running.launched.log(host) for host in HOSTS)
+    return max(step for step in range(0, STEPS, 10) if step == 0 or f"snapshot of step {step} taken" in text)
+
+
+@pytest.mark.parametrize("is_driver", [False, True])
+def test_an_executor_that_is_killed_is_replaced_by_the_spare(
+    tmp_path: Path, is_driver: bool, undisturbed_losses: dict[int, float]
+) -> None:
+    with running_job(tmp_path, SHORT_LEASE, spare=SPARE) as running:
+        running.launched.wait_for_step(24, DEADLINE_S)
+        host = running.view.driver() if is_driver else running.other_than_driver()
+        saved = saved_step(running)
+        struck = running.kill_host(host)
+        finish_living(running)
+        (incident,) = running.view.incidents()
+        assert incident.kind is IncidentKind.HOST_LOST
+        assert (incident.action, incident.culprit_hosts) == ("evict", (host,))
+        running.check_bounds(incident, struck, DRIVER_KILLED if is_driver else HOST_KILLED)
+        # its writer has outlived it, so that nothing is lost that was sealed
+        assert incident.resumed_step == saved >= 20
+        assert SPARE in [part.host for part in running.view.rounds()[-1].hosts]
+        check_all(running, undisturbed_losses)
+
+
+def test_nobody_waits_long_for_the_snapshots_of_a_machine_that_is_gone(
+    tmp_path: Path, undisturbed_losses: dict[int, float]
+) -> None:
+    """Its writer is gone with it, in the middle of a checkpoint that the others have written their part of."""
+    with running_job(tmp_path, spare=SPARE) as running:
+        running.launched.wait_for_step(20, DEADLINE_S)
+        host = running.other_than_driver()
+        arena = next(running.job.root.glob(f"megatrain-arena*.{host}"))
+        for pid in writers_of(running, arena):
+            os.kill(pid, signal.SIGKILL)
+        struck = running.kill_host(host)
+        finish_living(running)
+        (incident,) = running.view.incidents()
+        assert (incident.kind, incident.culprit_hosts) == (IncidentKind.HOST_LOST, (host,))
+        assert incident.moments.first_step is not None
+        assert incident.moments.first_step - struck <= SLACK * HOST_KILLED.next_step_s
+        assert running.launched.losses() == undisturbed_losses
+
+
+def writers_of(running: Running, arena: Path) -> list[int]:
+    found = []
+    for pid in running.launched.processes():
+        with suppress(OSError):
+            if str(arena).encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+                found.append(pid)
+    return found
+
+
+def test_without_a_spare_the_job_shrinks_and_grows_again(tmp_path: Path, undisturbed_losses: dict[int, float]) -> None:
+    with running_job(tmp_path, {"recovery": {"join_timeout_s": 1.0}}, nnodes="1:2") as running:
+        running.launched.wait_for_step(14, DEADLINE_S)
+        host = running.other_than_driver()
+        running.kill_host(host)
+        (other,) = set(HOSTS) - {host}
+        running.finish([other])
+        (incident,) = running.view.incidents()
+        assert (incident.kind, incident.culprit_hosts) == (IncidentKind.HOST_LOST, (host,))
+        assert incident.state is IncidentState.RECOVERED
+        last = running.view.rounds()[-1]
+        assert ([part.host for part in last.hosts], last.world_size) == ([other], 2)
+        # the layout is another one, the numbers are the same but for rounding
+        assert running.launched.losses() == pytest.approx(undisturbed_losses, rel=1e-9)
+        running.check_nothing_left()
+
+
+def test_all_workers_of_both_hosts_at_once(tmp_path: Path, undisturbed_losses: dict[int, float]) -> None:
+    with running_job(tmp_path) as running:
+        running.launched.wait_for_step(24, DEADLINE_S)
+        workers = [pid for rank in range(4) for pid in running.pids(f"mt-rank-{rank}")]
+        assert len(workers) == 4
+        struck = time.time()
+        for pid in workers:
+            os.kill(pid, signal.SIGKILL)
+        assert running.finish() == 0
+        (incident,) = running.view.incidents()
+        assert incident.action == "restart"
+        assert {one.exit_code for one in incident.failures} == {-9}
+        running.check_bounds(incident, struck, BROKEN)
+        check_all(running, undisturbed_losses)
+
+
+@pytest.mark.parametrize("is_busy", [True, False])
+def test_the_fork_server_is_started_anew(tmp_path: Path, is_busy: bool, undisturbed_losses: dict[int, float]) -> None:
+    """With workers, which die with it, and as a spare without any."""
+    with running_job(tmp_path, spare=SPARE) as running:
+        running.launched.wait_for_step(14, DEADLINE_S)
+        host = HOSTS[1] if is_busy else SPARE
+        (server,) = running.pids("mt-standby", host)
+        struck = time.time()
+        os.kill(server, signal.SIGKILL)
+        wait_until(lambda: running.pids("mt-standby", host) not in ([], [server]), "another fork server", DEADLINE_S)
+        if is_busy:
+            incident = wait_for_incident(running, lambda one: one.state is not IncidentState.OPEN)
+            assert set(incident.culprit_ranks) <= {2, 3}
+            assert incident.culprit_hosts == (host,)
+            assert incident.moments.detected - struck <= SLACK * BROKEN.detected_s
+        finish_living(running)
+        assert len(running.view.incidents()) == int(is_busy)
+        check_all(running, undisturbed_losses)
+
+
+def test_an_executor_that_is_stopped_is_held_while_steps_advance_and_left_out_when_they_do_not(
+    tmp_path: Path, undisturbed_losses: dict[int, float]
+) -> None:
+    with running_job(tmp_path, SHORT_LEASE, {"recovery": {"stop_timeout_s": 2.0}}, spare=SPARE, pace_s=0.5) as running:
+        running.launched.wait_for_step(4, DEADLINE_S)
+        host = running.other_than_driver()
+        before = running.view.hosts()[host].session
+        executor = running.launched.executors[host]
+        executor.send_signal(signal.SIGSTOP)
+        try:
+            held = wait_for_incident(running, lambda one: one.state is IncidentState.HELD)
+            assert (held.kind, held.culprit_hosts) == (IncidentKind.CONTROL_PLANE, (host,))
+            step = max(running.launched.losses())
+            running.launched.wait_for_step(step + 8, DEADLINE_S)
+            assert len(running.view.rounds()) == 1
+            # now its workers stop as well, and nobody is there to say so
+            for pid in [pid for rank in range(4) for pid in running.pids(f"mt-rank-{rank}", host)]:
+                os.kill(pid, signal.SIGKILL)
+            lost = wait_for_incident(running, lambda one: one.kind is IncidentKind.HOST_LOST)
+            assert host in lost.culprit_hosts
+            wait_until(lambda: len(running.view.rounds()) == 2, "the next round", DEADLINE_S)
+            assert host not in [part.host for part in running.view.rounds()[-1].hosts]
+        finally:
+            executor.send_signal(signal.SIGCONT)
+        # the stale host comes back as a spare, in another life
+        wait_until(
+            lambda: host in running.view.hosts() and running.view.hosts()[host].session != before,
+            "the stale host's new session", DEADLINE_S,
+        )  # fmt: skip
+        wait_until(lambda: running.view.statuses()[host].phase is HostPhase.PARKED, "it to be parked", DEADLINE_S)
+        finish_living(running)
+        assert len(running.view.rounds()) == 2
+        check_all(running, undisturbed_losses)
+
+
+def wait_for_incident(running: Running, is_wanted: Callable[[Incident], bool]) -> Incident:
+    wait_until(lambda: any(map(is_wanted, running.view.incidents())), "the incident", DEADLINE_S)
+    return next(filter(is_wanted, running.view.incidents()))

@@ -1,0 +1,135 @@
+"""Every way in which a rank can fail, in every place: named, noticed and over in time, and the losses are the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.incident import IncidentKind, IncidentState
+from tests.helpers.recovery_checks import BROKEN, HUNG, STEPS, Running, running_job
+from tests.helpers.tiny_data import write_corpus
+
+pytestmark = pytest.mark.timeout(300)
+
+ENDS = {
+    "exception": 1, "abort": -6, "abort-in-thread": -6, "segfault": -11, "kill": -9, "exit": 3,
+}  # fmt: skip
+"""Kind of fault -> the rank's exit code."""
+HANGS = ("stop", "interpreter-lock", "sleep")
+MANY_RESTARTS = {"recovery": {"restarts_per_hour": 100, "hangs_per_hour": 100}}
+
+
+def check_undisturbed(running: Running, undisturbed_losses: dict[int, float]) -> None:
+    assert running.launched.losses() == undisturbed_losses
+    assert len(undisturbed_losses) == STEPS
+    running.check_nothing_left()
+
+
+@pytest.mark.parametrize("rank", [3, 0])
+def test_every_end_of_a_rank(tmp_path: Path, rank: int, undisturbed_losses: dict[int, float]) -> None:
+    orders = [(rank, 6 + 8 * number, kind) for number, kind in enumerate(ENDS)]
+    with running_job(tmp_path, MANY_RESTARTS, orders=orders) as running:
+        assert running.finish() == 0
+        incidents = running.view.incidents()
+        assert len(incidents) == len(ENDS), incidents
+        for number, (incident, (kind, code)) in enumerate(zip(incidents, ENDS.items(), strict=True)):
+            assert incident.kind is IncidentKind.FAILURE, kind
+            assert incident.culprit_ranks == (rank,), kind
+            assert incident.culprit_hosts == (f"host-{rank // 2}",), kind
+            assert incident.action == "restart", kind
+            assert code in [one.exit_code for one in incident.failures if one.rank == rank], kind
+            running.check_bounds(incident, running.struck_unix_s(number), BROKEN)
+        assert "an injected fault in user code" in incidents[0].reason
+        check_undisturbed(running, undisturbed_losses)
+
+
+@pytest.mark.parametrize("rank", [3, 0])
+def test_every_hang_of_a_rank(tmp_path: Path, rank: int, undisturbed_losses: dict[int, float]) -> None:
+    orders = [(rank, 14 + 15 * number, kind) for number, kind in enumerate(HANGS)]
+    with running_job(tmp_path, MANY_RESTARTS, orders=orders) as running:
+        assert running.finish() == 0
+        incidents = running.view.incidents()
+        assert len(incidents) == len(HANGS), incidents
+        for number, (incident, kind) in enumerate(zip(incidents, HANGS, strict=True)):
+            assert incident.kind is IncidentKind.HANG, kind
+            assert incident.culprit_ranks == (rank,), kind
+            assert incident.culprit_hosts == (f"host-{rank // 2}",), kind
+            running.check_bounds(incident, running.struck_unix_s(number), HUNG)
+        check_undisturbed(running, undisturbed_losses)
+
+
+def test_a_host_that_hangs_twice_within_an_hour_is_evicted(
+    tmp_path: Path, undisturbed_losses: dict[int, float]
+) -> None:
+    orders = [(2, 14, "stop"), (3, 29, "stop")]
+    with running_job(tmp_path, orders=orders, spare="host-2") as running:
+        assert running.finish(("host-0", "host-2")) == 0
+        first, second = running.view.incidents()
+        assert (first.action, first.culprit_ranks) == ("restart", (2,))
+        assert (second.action, second.culprit_ranks, second.culprit_hosts) == ("evict", (3,), ("host-1",))
+        assert [part.host for part in running.view.rounds()[-1].hosts] == ["host-0", "host-2"]
+        check_undisturbed(running, undisturbed_losses)
+
+
+@pytest.mark.parametrize("kind", ["kill", "stop"])
+def test_before_any_step_in_a_snapshot_in_an_evaluation_and_in_a_load(
+    tmp_path: Path, kind: str, undisturbed_losses: dict[int, float]
+) -> None:
+    validation = write_corpus(tmp_path / "data" / "validation", 2_000, 61, seed=1)
+    timeouts = {
+        "runtime": {"first_step_timeout_s": 12.0, "checkpoint_timeout_s": 12.0, "evaluation_timeout_s": 12.0},
+        "data": {"train": str(tmp_path / "data" / "train"), "validation": str(validation)},
+        "evaluation": {"interval": 15, "num_samples": 16},
+    }
+    orders: list[tuple[Any, ...]] = [(2, 0, kind), (3, 2, kind, "load"), (1, 20, kind, "snapshot")]
+    orders.append((0, 45, kind, "evaluation"))
+    with running_job(tmp_path, MANY_RESTARTS, timeouts, orders=orders) as running:
+        assert running.finish() == 0
+        incidents = running.view.incidents()
+        assert [incident.culprit_ranks for incident in incidents] == [(2,), (3,), (1,), (0,)], incidents
+        for number, incident in enumerate(incidents):
+            assert incident.kind is (IncidentKind.FAILURE if kind == "kill" else IncidentKind.HANG)
+            detected_s = incident.moments.detected - running.struck_unix_s(number)
+            assert detected_s < (2.0 if kind == "kill" else 20.0), incident
+        check_undisturbed(running, undisturbed_losses)
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"), [("exit-of-bad-config", ExitCode.CONFIG), ("exit-of-bad-data", ExitCode.DATA)]
+)
+def test_an_exit_code_that_no_restart_mends(tmp_path: Path, kind: str, code: ExitCode) -> None:
+    with running_job(tmp_path, orders=[(2, 6, kind)]) as running:
+        assert running.finish() == code
+        (incident,) = running.view.incidents()
+        assert (incident.state, incident.action) == (IncidentState.STOPPED, "stop")
+        assert incident.culprit_ranks == (2,)
+        assert "a restart does not help" in incident.reason
+        assert len(running.view.rounds()) == 1
+        running.check_nothing_left()
+
+
+def test_a_mistake_in_user_code_that_comes_again_stops_the_job(tmp_path: Path) -> None:
+    with running_job(tmp_path, orders=[(2, 13, "exception")] * 2) as running:
+        assert running.finish() == 1
+        first, second = running.view.incidents()
+        assert (first.action, first.label, second.action, second.label) == ("restart", "user_code", "stop", "user_code")
+        assert "as before at the same step" in second.reason
+        assert len(running.view.rounds()) == 2
+        running.check_nothing_left()
+
+
+def test_restarts_without_progress_stop_the_job(tmp_path: Path) -> None:
+    with running_job(tmp_path, orders=[(1, 13, "kill")] * 5) as running:
+        assert running.finish() == 1
+        *before, last = running.view.incidents()
+        assert [incident.action for incident in before] == ["restart"] * 3
+        assert last.action == "stop"
+        assert "restarts in a row completed no new step" in last.reason
+        assert all(incident.incident_id in last.reason for incident in before)
+        end = running.view.end()
+        assert end is not None
+        assert end.reason == last.reason
+        running.check_nothing_left()

@@ -1,0 +1,220 @@
+"""A job of two hosts and a spare whose network or etcd a test takes away, and what it shows of that."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.host_records import HostPhase
+from megatrain.contracts.incident import Incident, IncidentKind, IncidentState
+from megatrain.contracts.rounds import Round
+from tests.helpers.etcd_server import EtcdServers
+from tests.helpers.job_under_launch import WORKERS, JobView, LaunchedJob, make_launched_job
+from tests.helpers.namespaces import HostNetwork
+from tests.helpers.step_faults import FaultDirectory
+from tests.helpers.train_process import descendants
+from tests.helpers.waiting import wait_until
+
+HOSTS = ("host-0", "host-1", "host-2")
+SPARE = "host-2"
+TRAIN, MANAGEMENT = "train", "mgmt"
+PACE_S = 0.08
+_START_S = 90.0
+_END_S = 60.0
+_GONE_S = 30.0
+"""Snapshots of a host that is lost stay for keep_arena_s, in the care of its writer."""
+_ENDLESS = 100_000
+
+
+@dataclass
+class OutageJob:
+    """A running job. Times are unix seconds."""
+
+    launched: LaunchedJob
+    view: JobView
+    etcd: EtcdServers
+    network: HostNetwork | None
+    stopped_unix_s: float | None = None
+    """When a host that was cut off had no workers any more; None while nobody looked."""
+
+    def cut(self, hosts: Sequence[str], *networks: str) -> float:
+        """Cut hosts off networks; return when."""
+        assert self.network is not None
+        began = time.time()
+        for host in hosts:
+            for network in networks:
+                self.network.cut(HOSTS.index(host), network)
+        return began
+
+    def mend(self, hosts: Sequence[str], *networks: str) -> float:
+        assert self.network is not None
+        for host in hosts:
+            for network in networks:
+                self.network.mend(HOSTS.index(host), network)
+        return time.time()
+
+    def workers_of(self, host: str) -> list[int]:
+        """Return the live processes that train for a host, its fork server not among them."""
+        found = []
+        for pid in descendants(self.launched.executors[host].pid):
+            with suppress(OSError):
+                stat = Path(f"/proc/{pid}/stat").read_text()
+                is_worker = stat.partition("(")[2].startswith("mt-rank-")
+                if is_worker and stat.rpartition(")")[2].split()[0] != "Z":
+                    found.append(pid)
+        return found
+
+    def wait_until_stopped(self, host: str, deadline_s: float) -> float:
+        """Wait until no worker of a host is left; return when that was."""
+        wait_until(lambda: not self.workers_of(host), f"{host} to stop its workers", deadline_s)
+        self.stopped_unix_s = time.time()
+        return self.stopped_unix_s
+
+    def wait_seconds(self, since: float, seconds: float) -> None:
+        """Let an outage last. It is the clock that is waited for: nothing else ends it."""
+        wait_until(lambda: time.time() >= since + seconds, "the clock", seconds + 5.0)
+
+    def newest_step(self) -> int:
+        return max((record["step"] for record in self.launched.step_records()), default=0)
+
+    def wait_for_more_steps(self, count: int, deadline_s: float = 30.0) -> int:
+        """Wait until the job has come `count` steps further; return how far it is."""
+        wanted = self.newest_step() + count
+        self.launched.wait_for_step(wanted, deadline_s)
+        return self.newest_step()
+
+    def first_step_of_round(self, number: int) -> float | None:
+        """Return when a round completed its first step."""
+        written = next((one.created_unix_s for one in self.view.rounds() if one.number == number), None)
+        times = [record["unix_time_s"] for record in self.launched.step_records()]
+        return None if written is None else next((time_s for time_s in times if time_s > written), None)
+
+    def wait_for_round(self, number: int, deadline_s: float) -> Round:
+        wait_until(lambda: self.first_step_of_round(number) is not None, f"a step of round {number}", deadline_s)
+        return self.view.rounds()[number - 1]
+
+    def step_times(self, since: float) -> tuple[float, float]:
+        """Return the median time of a step, and the longest of those that ended after `since`.
+
+        A step's time begins where the one before ended. After a save it is its own duration only: what a save waits
+        for is the disk.
+        """
+        saves = {
+            int(path.name.rpartition("-")[2]) for path in self.launched.job.files.checkpoints.glob("*/step-*[0-9]")
+        }
+        interval = self.launched.job.config.checkpoint.interval
+        times: list[tuple[float, float]] = []
+        for before, after in itertools.pairwise(self.launched.step_records()):
+            is_after_save = before["step"] % interval == 0 or before["step"] in saves
+            whole_s = after["unix_time_s"] - before["unix_time_s"]
+            times.append((after["unix_time_s"], after["duration_s"] if is_after_save else whole_s))
+        return statistics.median(time_s for _, time_s in times), max(time_s for end, time_s in times if end > since)
+
+    def phase_of(self, host: str) -> HostPhase | None:
+        status = self.view.statuses().get(host)
+        return None if status is None else status.phase
+
+    def sessions(self) -> dict[str, str]:
+        return {host: record.session for host, record in self.view.hosts().items()}
+
+    def is_registered_as(self, sessions: Mapping[str, str]) -> Callable[[], bool]:
+        return lambda: self.sessions() == dict(sessions)
+
+    def repeated_losses_differ(self) -> list[int]:
+        """Return the steps that were done more than once, and not with the same loss, bit by bit."""
+        known: dict[int, float] = {}
+        records = self.launched.step_records()
+        return [one["step"] for one in records if known.setdefault(one["step"], one["loss"]) != one["loss"]]
+
+    def end(self) -> None:
+        """Have the job save and stop; see that all leave in order and nothing stays."""
+        codes = self.stop()
+        assert set(codes.values()) == {int(ExitCode.SAVED_AND_STOPPED)}, codes
+        assert self.left_behind() == []
+        assert self.repeated_losses_differ() == []
+
+    def stop(self) -> dict[str, int]:
+        """Have the job save and stop as a scheduler would; return the exit codes of the executors that lived."""
+        living = {host: each for host, each in self.launched.executors.items() if each.poll() is None}
+        trainer = next(host for host in living if self.phase_of(host) is not HostPhase.PARKED)
+        living[trainer].send_signal(signal.SIGTERM)
+        return {host: self.launched.finish(host, _END_S) for host in living}
+
+    def left_behind(self) -> list[str]:
+        """Return the processes and the files in memory that are there although all has ended."""
+
+        def left() -> list[str]:
+            return [*map(str, self.launched.processes()), *self.memory_files()]
+
+        with suppress(TimeoutError):
+            wait_until(lambda: not left(), "the end of all", _GONE_S)
+        return left()
+
+    def memory_files(self) -> list[str]:
+        root = self.launched.job.root
+        return sorted(path.name for path in [*(root / "boxes").iterdir(), *root.glob("megatrain-arena*")])
+
+    def recoveries(self) -> list[Incident]:
+        """Return the incidents for which something was done."""
+        return [one for one in self.view.incidents() if one.kind is not IncidentKind.CONTROL_PLANE]
+
+    def holds(self) -> list[Incident]:
+        found = [one for one in self.view.incidents() if one.kind is IncidentKind.CONTROL_PLANE]
+        assert all(one.state is IncidentState.HELD and one.action == "hold" for one in found)
+        return found
+
+    def kill_a_rank(self, rank: int) -> float:
+        """Order that a rank is killed in a moment; return when it was."""
+        number = len(list(self.launched.faults.root.glob("[0-9]*.struck")))
+        self.launched.faults.fail_at(rank, self.newest_step() + 4, "kill")
+        wait_until(lambda: self.launched.faults.struck_unix_s(number) is not None, "the fault", 30.0)
+        struck = self.launched.faults.struck_unix_s(number)
+        assert struck is not None
+        return struck
+
+
+@contextmanager
+def outage_job(
+    root: Path,
+    *changes: Mapping[str, Mapping[str, Any]],
+    num_members: int = 1,
+    has_network: bool = False,
+    hosts: Sequence[str] = HOSTS,
+    steps: int = _ENDLESS,
+) -> Iterator[OutageJob]:
+    """Start etcd, two hosts, and what other `hosts` there are as spares; wait until all train, or wait.
+
+    `has_network`: each host is in a network namespace of its own, on a network for training and one for etcd.
+    """
+    interface = {"runtime": {"network_interface": TRAIN}} if has_network else {}
+    quiet = {"runtime": {"step_timeout_s": 120.0, "save_grace_s": 5.0}, "log": {"interval": 1000}}
+    job = make_launched_job(root, steps, quiet, interface, *changes)
+    directory = root / "etcd"
+    directory.mkdir()
+    with ExitStack() as stack:
+        network = stack.enter_context(HostNetwork(len(HOSTS), (TRAIN, MANAGEMENT))) if has_network else None
+        addresses = [] if network is None else [network.own_address(MANAGEMENT)]
+        etcd = stack.enter_context(EtcdServers(directory, num_members, addresses=addresses))
+        urls = etcd.urls if network is None else [each.replace("127.0.0.1", addresses[0]) for each in etcd.urls]
+        words = ("--nnodes", "2", "--spares", str(len(hosts) - 2), "--nproc-per-node", str(WORKERS))
+        launched = stack.enter_context(LaunchedJob(job, urls, FaultDirectory(root / "faults", PACE_S), words))
+        view = JobView.of(job, etcd.urls)
+        stack.callback(view.client.close)
+        running = OutageJob(launched, view, etcd, network)
+        for number, host in enumerate(hosts):
+            address = "127.0.0.1" if network is None else network.address(TRAIN, number)
+            enter = [] if network is None else network.enter(number)
+            launched.start(host, "--local-addr", address, enter=enter)
+            if number == 1:
+                wait_until(lambda: len(view.rounds()) > 0, "the first round", _START_S)
+        launched.wait_for_step(24, _START_S)
+        wait_until(lambda: set(view.hosts()) == set(hosts), "all hosts", _START_S)
+        yield running

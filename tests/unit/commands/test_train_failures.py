@@ -1,0 +1,54 @@
+"""How `megatrain train` ends on what nobody foresaw: said, and at once, whatever threads of torch are still there."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.helpers.source_tree import ROOT
+
+_PROGRAM = """
+import argparse, sys, threading, types
+from megatrain.commands import train
+if {has_torch}:
+    sys.modules["torch"] = types.ModuleType("torch")  # whether it is loaded is all that is asked
+    threading.Thread(target=threading.Event().wait).start()  # the interpreter's own end would wait for it
+def fail(args):
+    print("a last word", end="")
+    {statement}
+train._train = fail
+sys.exit(train.run(argparse.Namespace()))
+"""
+
+
+def end_of(statement: str, *, has_torch: bool = True) -> tuple[int, str, str]:
+    program = _PROGRAM.format(statement=statement, has_torch=has_torch)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=30, check=False
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("has_torch", [True, False])
+def test_a_mistake_in_the_program(has_torch: bool) -> None:
+    code, output, errors = end_of("raise RuntimeError('nobody foresaw this')", has_torch=has_torch)
+    assert code == 1
+    assert output == "a last word"
+    assert errors.startswith("Traceback (most recent call last):\n")
+    assert errors.endswith("RuntimeError: nobody foresaw this\n")
+
+
+@pytest.mark.parametrize(
+    ("statement", "code", "said"),
+    [
+        ("sys.exit(7)", 7, ""),
+        ("sys.exit('no more')", 1, "no more\n"),
+        ("raise KeyboardInterrupt", 130, "megatrain: interrupted\n"),
+        ("from megatrain.contracts.errors import DataError; raise DataError('no file')", 65,
+         "megatrain: error: no file\n"),
+    ],
+)  # fmt: skip
+def test_the_exit_code_is_what_it_would_have_been(statement: str, code: int, said: str) -> None:
+    assert end_of(statement) == (code, "a last word", said)

@@ -1,0 +1,54 @@
+"""What the driver's log says of its decisions: few lines, each of them news."""
+
+from __future__ import annotations
+
+import pytest
+
+from megatrain.contracts.incident import Incident
+from megatrain.contracts.rounds import Halt
+from megatrain_launcher.driver.actions import Action, Decision, HaltRound, UpdateIncident
+from megatrain_launcher.driver.decision_log import DecisionLog
+from tests.helpers.launched_job import make_incident
+
+INCIDENT: Incident = make_incident()
+MILESTONE = UpdateIncident(INCIDENT)
+HALT = HaltRound(Halt(1, "a rank died", False, 0.0, ""))
+
+
+def said(*decisions: tuple[float, str, tuple[Action, ...]]) -> list[str]:
+    log = DecisionLog()
+    lines = (log.line(Decision(actions, reason), now) for now, reason, actions in decisions)
+    return [line for line in lines if line]
+
+
+def test_an_act_is_said_at_once_and_only_once_while_it_is_tried_again() -> None:
+    assert said((0, "a rank died", (HALT,)), (0.1, "a rank died", (HALT,))) == ["a rank died"]
+
+
+def test_what_lasts_is_said_once_and_what_does_not_never() -> None:
+    waits = "round 1 is halted: waiting for host-1 to stop"
+    assert said((0, waits, ()), (0.9, waits, ())) == []
+    assert said((0, waits, ()), (1, waits, ()), (2, waits, ()), (60, waits, ())) == [waits]
+
+
+def test_other_numbers_are_no_news() -> None:
+    texts = [f"round 2 begins: {number} of 1000 hosts train" for number in range(5)]
+    assert said(*((float(now), text, (MILESTONE,)) for now, text in enumerate(texts))) == [texts[1]]
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("waiting for host-1 to stop", "waiting for host-2 to stop"),
+        ("waiting for node3.rack-2 to stop", "waiting for node4.rack-2 to stop"),
+        ("round 2 begins: 0 of 2 hosts train", "round 2 trains on 2 hosts"),
+    ],
+)
+def test_another_host_or_another_word_is_news(first: str, second: str) -> None:
+    assert said((0, first, ()), (1, first, ()), (2, second, ()), (3, second, ())) == [first, second]
+
+
+def test_the_same_wait_is_news_again_after_an_act() -> None:
+    waits = "waiting for 1 of 2 hosts"
+    told = said((0, waits, ()), (1, waits, ()), (2, "round 2", (HALT,)), (3, waits, ()), (4, waits, ()))
+    assert told == [waits, "round 2", waits]

@@ -1,0 +1,215 @@
+"""Whatever somebody wrote under a job's keys: driver, executors and command line outlast it, and obey none of it.
+
+Records of every kind are made from their own type hints, with values at the edge of what the codec takes: names that
+are no names, halves of surrogate pairs, terminal escapes, numbers without bounds, keys that say something else.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import types
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from enum import StrEnum
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+import pytest
+
+from megatrain.contracts.driver_report import DriverReport
+from megatrain.contracts.host_records import CheckReport, HangEvidence, HostRecord, HostStatus
+from megatrain.contracts.incident import Incident
+from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.job_requests import Answer, JobRequest, RequestKind
+from megatrain.contracts.printable import printable
+from megatrain.contracts.record import encode
+from megatrain.contracts.rounds import Cordon, Halt, HostCommand, JobEnd, JobRecord, Round
+from megatrain.coordination.watch import Change, ChangeKind, Changes, Snapshot
+from megatrain.coordination.wire import KeyRange, KeyValue
+from megatrain_launcher.commands.assessment import assess
+from megatrain_launcher.commands.host_table import host_document, host_lines
+from megatrain_launcher.commands.host_view import host_views
+from megatrain_launcher.commands.incident_text import incident_document, incident_lines, incidents_lines
+from megatrain_launcher.commands.reader import read_job
+from megatrain_launcher.commands.status_text import status_document, status_lines
+from megatrain_launcher.driver.decide import decide
+from megatrain_launcher.driver.folding import fold
+from megatrain_launcher.driver.policy import Policy
+from megatrain_launcher.driver.state import ClusterState
+from megatrain_launcher.driver.writes import trims_of, writes_of
+from megatrain_launcher.executor.orders import OrderBook
+
+KEYS = JobKeys("j")
+ALL = KeyRange.prefix(KEYS.prefix)
+NOW_S = 1.7e9
+POLICY = Policy(min_hosts=1, max_hosts=2, num_workers=1, feasible_counts=frozenset({1, 2}))
+
+_KINDS: Mapping[str, tuple[type[Any], tuple[str, ...]]] = {
+    "hosts": (HostRecord, ("host",)),
+    "status": (HostStatus, ("host",)),
+    "rounds": (Round, ("number",)),
+    "halts": (Halt, ("number",)),
+    "evidence": (HangEvidence, ("round", "host")),
+    "commands": (HostCommand, ("number",)),
+    "requests": (JobRequest, ("request_id",)),
+    "answers": (Answer, ("request_id",)),
+    "checks": (CheckReport, ("host", "session")),
+    "cordons": (Cordon, ("host",)),
+    "incidents": (Incident, ("incident_id",)),
+    "job": (JobRecord, ()),
+    "end": (JobEnd, ()),
+    "report": (DriverReport, ()),
+}
+"""Record class, and the fields that its key is made of."""
+_TEXTS = ("", "host-1", "host-2", "s1", "s2", "\xb2", "\x1b[31mX", "y" * 300, "\ud800", "a/b", "9" * 30, "restart",
+          "evict", "user_code", "127.0.0.1", "request", "exit_code", "ff", "-1")  # fmt: skip
+_INTEGERS = (0, 1, 2, 3, -1, 2**62, -(2**62), 100_000, 65_536, 75)
+_NUMBERS = (0.0, 1.0, -1.0, 9e18, -9e18, 1e9, NOW_S, 1e-300)
+_OTHER_NAMES = ("host-1", "\xb2", "00000001", "00000002", "+5", "a b", "1_0", "9" * 23, "9" * 5000, "1/host-1/x")
+_NO_RECORDS = (b"", b"null", b"[]", b"{", b"\xff\xfe", b"[" * 100_000, b'{"schema_version":1e999}', b"1" * 5000)
+
+
+class Scribe:
+    """Writes what is hostile, from a seed."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self._revision = 0
+
+    def item(self) -> KeyValue:
+        self._revision += 1
+        kind = self.random.choice((*_KINDS, "hosts", "status", "rounds"))
+        record_class, names = _KINDS[kind]
+        value = {**self._record(record_class), "schema_version": 1}
+        self._make_plausible(kind, value)
+        parts = [f"{value[name]:08d}" if isinstance(value[name], int) else value[name] for name in names]
+        if names and self._is(0.2):
+            parts = [self.random.choice(_OTHER_NAMES)]
+        key = "/".join([f"{KEYS.prefix}{kind}", *parts]).encode(errors="replace")
+        raw = self.random.choice(_NO_RECORDS) if self._is(0.05) else json.dumps(value).encode()
+        return KeyValue(key, raw, self._revision, self._revision, 1, 0)
+
+    def _make_plausible(self, kind: str, value: dict[str, Any]) -> None:
+        """Have some of it agree, so that it comes far."""
+        if kind in ("hosts", "status") and self._is(0.8):
+            number = self.random.choice("12")
+            value |= {"host": f"host-{number}", "session": f"s{number}"}
+        if kind in ("rounds", "halts") and self._is(0.8):
+            value["number"] = self.random.choice((1, 2, 3))
+        if kind == "rounds" and self._is(0.7):
+            value["world_size"] = 2
+            value["hosts"] = [
+                {"host": f"host-{rank + 1}", "session": f"s{rank + 1}", "address": self.random.choice(_TEXTS),
+                 "first_rank": rank, "num_workers": 1, "liveness_port": self.random.choice((0, 1, 70_000))}
+                for rank in range(2)
+            ]  # fmt: skip
+
+    def _record(self, kind: type[Any]) -> dict[str, Any]:
+        hints = get_type_hints(kind)
+        needed = {field.name for field in fields(kind) if field.default is field.default_factory is MISSING}
+        return {name: self._value(hint) for name, hint in hints.items() if name in needed or self._is(0.7)}
+
+    def _value(self, hint: Any) -> Any:
+        origin = get_origin(hint)
+        if origin in (Union, types.UnionType):
+            return None if self._is(0.4) else self._value(get_args(hint)[0])
+        if origin is tuple:
+            return [self._value(get_args(hint)[0]) for _ in range(self.random.choice((0, 0, 1, 2, 3)))]
+        if origin is not None and issubclass(origin, Mapping):
+            return {self._value(str): self._value(get_args(hint)[1]) for _ in range(self.random.choice((0, 1, 3)))}
+        if is_dataclass(hint):
+            record_class: Any = hint
+            return self._record(record_class)
+        if issubclass(hint, StrEnum):
+            return str(self.random.choice(list(hint)))
+        return self.random.choice({str: _TEXTS, int: _INTEGERS, float: _NUMBERS, bool: (True, False)}[hint])
+
+    def items(self) -> tuple[KeyValue, ...]:
+        found = [self.item() for _ in range(self.random.choice((1, 3, 8, 20)))]
+        return tuple({item.key: item for item in found}.values())
+
+    def changes(self, revision: int) -> Changes:
+        kind = ChangeKind.PUT if self._is(0.8) else ChangeKind.DELETE
+        return Changes(revision, tuple(Change(kind, self.item()) for _ in range(2)))
+
+    def _is(self, chance: float) -> bool:
+        return self.random.random() < chance
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_driver_decides_whatever_it_reads(seed: int) -> None:
+    scribe, now = Scribe(seed), NOW_S
+    state = fold(ClusterState(KEYS, "host-1", now), Snapshot(100, scribe.items(), "asked"), now)
+    for revision in range(101, 106):
+        writes_of(decide(now, state, POLICY).actions, KEYS, answer_lease_id=1)
+        trims_of(KEYS, state.seen)
+        now += scribe.random.choice((0.1, 5.0, 700.0))
+        state = fold(state, scribe.changes(revision), now)
+
+
+class _Etcd:
+    """Answers one transaction of reads from a few items."""
+
+    def __init__(self, items: tuple[KeyValue, ...]) -> None:
+        self.items = items
+        self.revision = 100
+        self.answers: list[tuple[KeyValue, ...]] = []
+
+    def txn(self, _conditions: Any, then: Any, **_: Any) -> _Etcd:
+        keys = [one.keys for one in then]
+        self.answers = [tuple(i for i in self.items if one.start <= i.key < one.end) for one in keys]
+        return self
+
+    def range_answer(self, index: int) -> Any:
+        return types.SimpleNamespace(items=self.answers[index])
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_command_line_shows_whatever_it_reads(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("megatrain_launcher.commands.reader._etcd_alarms", lambda _: ())
+    election = KeyValue(f"{KEYS.election}/1".encode(), b"\xff\x1b[31m", 1, 1, 1, 0)
+    client: Any = _Etcd((*Scribe(seed).items(), election))
+    snapshot = read_job(client, KEYS)
+    answer = assess(snapshot, NOW_S)
+    views = host_views(snapshot)
+    texts = [*status_lines(snapshot, answer, NOW_S, is_all=True), *host_lines(views, NOW_S)]
+    documents = [status_document(snapshot, answer, NOW_S), *map(host_document, views)]
+    texts += incidents_lines("j", snapshot.incidents, NOW_S)
+    for incident in snapshot.incidents:
+        texts += incident_lines(incident, NOW_S)
+        documents.append(incident_document(incident))
+    json.dumps(documents, allow_nan=False)
+    assert b"\x1b" not in printable("\n".join(texts)).encode()
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_host_hears_its_orders_whatever_else_is_there(seed: int, caplog: pytest.LogCaptureFixture) -> None:
+    items, book = Scribe(seed).items(), OrderBook(KEYS, "host-1", "s1")
+    book.take(Snapshot(1, items, "asked"), ALL)
+    book.take(Changes(2, tuple(Change(ChangeKind.DELETE, item) for item in items)), ALL)
+    book.take(Changes(3, (Change(ChangeKind.PUT, _item(KEYS.end, JobEnd(7, "over", NOW_S))),)), ALL)
+    assert book.next_assignment(0) is None
+
+
+def _item(key: str, record: Any) -> KeyValue:
+    return KeyValue(key.encode(), encode(record), 1, 1, 1, 0)
+
+
+def test_a_request_under_another_ones_key_is_told_of_and_not_answered() -> None:
+    """Its answer would take away another key, and so be given again and again."""
+    request = JobRequest("b", RequestKind.CHECKPOINT, "ops", NOW_S)
+    item = _item(KEYS.request("a"), request)
+    state = fold(ClusterState(KEYS, "host-1", NOW_S), Snapshot(1, (item,), "asked"), NOW_S)
+    assert state.requests == {}
+    assert state.damaged == {KEYS.request("a"): "/megatrain/j/requests/a: request_id='b'; expected 'a'"}
+
+
+@pytest.mark.parametrize("name", ["\xb2", "9" * 5000, "+1", "1_0", "00000002"])
+def test_a_round_under_another_number_is_no_round(name: str) -> None:
+    one = Round(1, 0, (), "127.0.0.1", 1, "a test", "d", NOW_S)
+    item = _item(f"{KEYS.directory('rounds')}{name}", one)
+    state = fold(ClusterState(KEYS, "host-1", NOW_S), Snapshot(1, (item,), "asked"), NOW_S)
+    assert (dict(state.rounds), len(state.damaged)) == ({}, 1)
+    book = OrderBook(KEYS, "host-1", "s1")
+    book.take(Snapshot(1, (item,), "asked"), ALL)
+    assert book.view().newest is None

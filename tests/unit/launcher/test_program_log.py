@@ -1,0 +1,15 @@
+"""What the launcher tells of itself: a terminal obeys none of what ranks and keys brought into it."""
+
+from __future__ import annotations
+
+import logging
+
+from megatrain_launcher.program_log import PrintableFormatter
+
+
+def test_what_a_rank_wrote_is_shown_and_not_obeyed() -> None:
+    formatter = PrintableFormatter("%(levelname)s %(message)s")
+    record = logging.LogRecord(
+        "megatrain", logging.INFO, "", 1, "rank %d: %s", (3, "a\x1b]0;title\x07\x9b31m b\r"), None
+    )
+    assert formatter.format(record) == "INFO rank 3: a\\x1b]0;title\\x07\\x9b31m b\\r"
