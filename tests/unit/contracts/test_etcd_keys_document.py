@@ -33,7 +33,7 @@ def field_tables() -> dict[str, list[tuple[str, str]]]:
     return {name: re.findall(r"^\| `(\w+)` \| (.+?) \|", text, re.MULTILINE) for name, text in pairs if name in RECORDS}
 
 
-def annotations(kind: Any) -> list[tuple[str, str]]:
+def coded_fields(kind: Any) -> list[tuple[str, str]]:
     return [(field.name, ast.unparse(ast.parse(str(field.type))).replace("|", "or")) for field in fields(kind)]
 
 
@@ -60,4 +60,4 @@ def test_each_value_has_a_table() -> None:
 
 @pytest.mark.parametrize("name", sorted(RECORDS))
 def test_the_fields_are_those_of_the_record(name: str) -> None:
-    assert field_tables()[name] == annotations(RECORDS[name])
+    assert field_tables()[name] == coded_fields(RECORDS[name])
