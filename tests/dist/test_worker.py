@@ -47,7 +47,7 @@ def work(context: RankContext, config: Config) -> Ended:
     process = Process(rank, world_size, rank, world_size, 0, context.init_method)
     graces: list[float] = []
     signals: Any = SimpleNamespace(is_requested=False, name="")
-    watchdog: Any = SimpleNamespace(extend=graces.append)
+    watchdog: Any = SimpleNamespace(extend=graces.append, follow=lambda path: None)
     close, printed = Recorder.close, io.StringIO()
 
     def close_and_keep(self: Recorder, *, keep: bool = False, has_failed: bool = False) -> None:

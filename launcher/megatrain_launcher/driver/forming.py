@@ -103,7 +103,7 @@ def form(
     `fenced`: sessions of the round before that did not stop in order; `left_out`: hosts and why they are missing.
     """
     found = eligible(now, state, policy, previous)
-    is_first = previous is None or (state.job is not None and previous.created_unix_s < state.job.created_unix_s)
+    is_first = previous is None or state.is_of_older_launch(previous)
     if is_first:
         previous, since = None, state.began
     available = {host: record for host, record in found.available.items() if record.session not in fenced}

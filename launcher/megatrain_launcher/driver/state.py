@@ -79,6 +79,11 @@ class ClusterState:
     def next_number(self) -> int:
         return max([0, *self.rounds, *self.halts]) + 1
 
+    def is_of_older_launch(self, round_: Round) -> bool:
+        """Say whether a round was written before the job was launched anew. By revisions: clocks of hosts differ."""
+        job, own = self.seen.get(self.keys.record), self.seen.get(self.keys.round(round_.number))
+        return job is not None and own is not None and own.create_revision < job.mod_revision
+
     def since(self, key: str, default: float | None = None) -> float:
         """Return since when a key has been there; the beginning where it is not."""
         found = self.seen.get(key)

@@ -53,9 +53,7 @@ def failures_of(state: ClusterState, round_: Round) -> tuple[RankFailure, ...]:
 
 def _is_of_older_launch(state: ClusterState, round_: Round) -> bool:
     """Say whether a round is left over from a launch of the same job that was killed whole."""
-    if state.job is None or round_.created_unix_s >= state.job.created_unix_s:
-        return False
-    return not any(state.is_registered(part) for part in round_.hosts)
+    return state.is_of_older_launch(round_) and not any(state.is_registered(part) for part in round_.hosts)
 
 
 def _broken(now: float, state: ClusterState, round_: Round) -> Decision | None:

@@ -48,6 +48,7 @@ class ControlPages:
             try:
                 write_control(path, page)
             except DataError as error:
-                # the rank has ended, or its file was taken away: training needs no page
+                # the rank has ended, or its file was taken away; should it still be there, the next look writes
                 _logger.debug("rank %d: %s", rank, error)
+                continue
             self._written[rank] = page

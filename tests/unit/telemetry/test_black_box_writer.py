@@ -109,7 +109,8 @@ def test_records_are_whole_beside_the_writer_and_after_kill_9(spinner, num_recor
     assert box.num_torn <= 1
     numbers = sorted([record.sequence for record in box.records] + [total.sequence for total in box.totals])
     assert numbers[-1] >= box.cursor - 1
-    assert len(numbers) == num_records - box.num_torn
+    # a slot that it died in may still be all zeros, as one that was never used
+    assert num_records - 1 <= len(numbers) + box.num_torn <= num_records
     for record in box.records:
         assert_whole(record)
     assert box.progress.current_step is not None
