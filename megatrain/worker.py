@@ -16,7 +16,8 @@ import torch
 from megatrain.assembly import build_replica
 from megatrain.binding import bind_process, gpu_pci_address, set_threads
 from megatrain.checkpoint.job import JobCheckpoints
-from megatrain.comm import Mesh, create_mesh, join, leave
+from megatrain.comm import Mesh, create_mesh, join, leave, meet
+from megatrain.comm.incarnation import Meeting
 from megatrain.config.config import Config
 from megatrain.config.serialize import to_toml
 from megatrain.contracts.black_box_values import Identity
@@ -54,10 +55,12 @@ def run_worker(config: Config, process: Process, signals: StopSignals, watchdog:
         if process.rank == 0:
             closing.enter_context(run_directory.held())
             closing.enter_context(checkpoints_held(config.checkpoint.directory))
+        meeting = meet(process, job=config.job.name, timeout_s=config.runtime.init_timeout_s)
+        process = process if meeting is None else meeting.process
         recorder = _open_recorder(config, process, run_directory, device)
         watchdog.follow(recorder.path)
         try:
-            mesh = _join(config, process, device, recorder)
+            mesh = _join(config, process, meeting, device, recorder)
             reporter = None
             if process.rank == 0:
                 reporter = closing.enter_context(Reporter(config, mesh.layout, device, run_directory))
@@ -144,16 +147,10 @@ def _open_recorder(config: Config, process: Process, run_directory: RunDirectory
     )
 
 
-def _join(config: Config, process: Process, device: torch.device, recorder: Recorder) -> Mesh:
+def _join(config: Config, process: Process, meeting: Meeting | None, device: torch.device, recorder: Recorder) -> Mesh:
     timeout_s = config.runtime.init_timeout_s
     with recorder.span(Operation.INIT):
-        join(
-            process,
-            device,
-            job=config.job.name,
-            timeout_s=timeout_s,
-            network_interface=config.runtime.network_interface,
-        )
+        join(meeting, device, timeout_s=timeout_s, network_interface=config.runtime.network_interface)
         return create_mesh(
             config.layout(process.world_size),
             process.rank,

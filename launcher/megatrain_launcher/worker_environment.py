@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from megatrain.contracts.process import HOST_VARIABLE, ROUND_VARIABLE
 from megatrain_launcher.seams import Assignment
 
-HOST_VARIABLE: Final = "MEGATRAIN_HOST"
 MAX_RESTARTS: Final = 10**8
 """The driver decides; torch wants a number."""
 ROLE: Final = "default"
@@ -44,4 +44,5 @@ def worker_environment(base: Mapping[str, str], job: str, assignment: Assignment
         "TORCHELASTIC_MAX_RESTARTS": str(MAX_RESTARTS),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         HOST_VARIABLE: part.host,
+        ROUND_VARIABLE: str(a_round.number),
     }

@@ -8,6 +8,6 @@ from megatrain.comm.channel import Channel
 from megatrain.comm.dry_mesh import dry_mesh
 from megatrain.comm.group import Group, Pending
 from megatrain.comm.mesh import Mesh, create_mesh
-from megatrain.comm.process import join, leave
+from megatrain.comm.process import join, leave, meet
 
-__all__ = ["Channel", "Group", "Mesh", "Pending", "create_mesh", "dry_mesh", "join", "leave"]
+__all__ = ["Channel", "Group", "Mesh", "Pending", "create_mesh", "dry_mesh", "join", "leave", "meet"]

@@ -12,41 +12,55 @@ from datetime import timedelta
 import torch
 from torch import distributed as dist
 
-from megatrain.contracts.errors import CommunicationError
+from megatrain.comm.incarnation import Meeting, agree_on_incarnation, could_not_meet
 from megatrain.contracts.process import Process
 
 
-def join(process: Process, device: torch.device, *, job: str, timeout_s: float, network_interface: str = "") -> None:
+def meet(process: Process, *, job: str, timeout_s: float) -> Meeting | None:
+    """Go to the store where the workers meet, and agree there on the incarnation if they do not know it.
+
+    Returns None when the process is alone.
+    Communication: connects to the store; see agree_on_incarnation. Blocks up to `timeout_s`.
+    Raises: CommunicationError naming the store and the ranks awaited.
+    """
+    if process.init_method is None:
+        return None
+    timeout = timedelta(seconds=timeout_s)
+    try:
+        store, _, _ = next(
+            iter(dist.rendezvous(process.init_method, process.rank, process.world_size, timeout=timeout))
+        )
+        store.set_timeout(timeout)
+        if not process.is_incarnation_common:
+            return agree_on_incarnation(process, store, job=job, timeout_s=timeout_s)
+    except (RuntimeError, ValueError) as error:
+        raise could_not_meet(process, timeout_s, error) from error
+    return Meeting(process, store, f"{job}/{process.incarnation}")
+
+
+def join(meeting: Meeting | None, device: torch.device, *, timeout_s: float, network_interface: str = "") -> None:
     """Create the world group: NCCL on CUDA devices, gloo on CPUs. Nothing when the process is alone.
 
     Communication: rendezvous of all ranks at the store; blocks up to `timeout_s`.
     Raises: CommunicationError naming the store and the ranks awaited.
     """
-    if process.init_method is None:
+    if meeting is None:
         return
+    process = meeting.process
     if network_interface:
         # the libraries read these names and offer no other way to choose a NIC
         os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = network_interface
-    timeout = timedelta(seconds=timeout_s)
     try:
-        store, rank, world_size = next(
-            iter(dist.rendezvous(process.init_method, process.rank, process.world_size, timeout=timeout))
-        )
-        store.set_timeout(timeout)
         dist.init_process_group(
             "nccl" if device.type == "cuda" else "gloo",
-            store=dist.PrefixStore(f"{job}/{process.incarnation}", store),
-            rank=rank,
-            world_size=world_size,
-            timeout=timeout,
+            store=dist.PrefixStore(meeting.prefix, meeting.store),
+            rank=process.rank,
+            world_size=process.world_size,
+            timeout=timedelta(seconds=timeout_s),
             device_id=device if device.type == "cuda" else None,
         )
     except (RuntimeError, ValueError) as error:
-        place = process.store or process.init_method
-        raise CommunicationError(
-            f"rank {process.rank} could not meet all {process.world_size} ranks at {place} "
-            f"within runtime.init_timeout_s={timeout_s:g}: {error}"
-        ) from error
+        raise could_not_meet(process, timeout_s, error) from error
 
 
 def join_fake(rank: int, world_size: int) -> None:

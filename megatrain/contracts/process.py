@@ -12,7 +12,8 @@ _MOST_RESTARTS = 10**8
 HOST_VARIABLE = "MEGATRAIN_HOST"
 """Set by `megatrain launch` for its workers: a machine may be several hosts."""
 ROUND_VARIABLE = "MEGATRAIN_ROUND"
-"""Set by our rendezvous under torchrun, whose own count of restarts differs between agents."""
+"""Set by `megatrain launch` and by our rendezvous under torchrun: the same for all workers of a round."""
+_COUNT_VARIABLE = "TORCHELASTIC_RESTART_COUNT"
 _REQUIRED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -30,6 +31,8 @@ class Process:
     """Where the workers meet, for messages."""
     host: str = ""
     """What the launcher calls this host; empty where none gave it a name: under torchrun, or alone."""
+    is_incarnation_common: bool = True
+    """Every rank knows the same one. torchrun's agents count restarts, each from when it came."""
 
 
 def process_from_environment(environment: Mapping[str, str]) -> Process:
@@ -49,18 +52,18 @@ def process_from_environment(environment: Mapping[str, str]) -> Process:
     world_size = _number(environment, "WORLD_SIZE", 1, _MOST_RANKS)
     local_rank = _number(environment, "LOCAL_RANK", 0, world_size - 1)
     _number(environment, "MASTER_PORT", 1, 65535)
+    local_world_size = _number(environment, "LOCAL_WORLD_SIZE", local_rank + 1, world_size, default=local_rank + 1)
+    has_round = bool(environment.get(ROUND_VARIABLE))
+    has_own_count = not has_round and bool(environment.get(_COUNT_VARIABLE)) and local_world_size < world_size
     return Process(
         rank=_number(environment, "RANK", 0, world_size - 1),
         world_size=world_size,
         local_rank=local_rank,
-        local_world_size=_number(environment, "LOCAL_WORLD_SIZE", local_rank + 1, world_size, default=local_rank + 1),
+        local_world_size=local_world_size,
         incarnation=_number(
-            environment,
-            ROUND_VARIABLE if environment.get(ROUND_VARIABLE) else "TORCHELASTIC_RESTART_COUNT",
-            0,
-            _MOST_RESTARTS,
-            default=0,
+            environment, ROUND_VARIABLE if has_round else _COUNT_VARIABLE, 0, _MOST_RESTARTS, default=0
         ),
+        is_incarnation_common=not has_own_count,
         init_method="env://",
         store=f"{environment['MASTER_ADDR']}:{environment['MASTER_PORT']}",
         host=environment.get(HOST_VARIABLE, ""),

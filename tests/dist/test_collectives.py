@@ -13,6 +13,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from megatrain.comm import Mesh, create_mesh, join
+from megatrain.comm import meet as meet_at_store
 from megatrain.contracts.black_box_values import Identity
 from megatrain.contracts.errors import CommunicationError
 from megatrain.contracts.layout import Layout
@@ -42,7 +43,7 @@ class Answers:
 def meet(context: RankContext, layout: Layout, boxes: str = "", *, has_wrap_links: bool = False) -> Mesh:
     rank, world_size = context.rank, layout.world_size
     process = Process(rank, world_size, rank, world_size, 0, context.init_method)
-    join(process, CPU, job="collectives", timeout_s=20)
+    join(meet_at_store(process, job="collectives", timeout_s=20), CPU, timeout_s=20)
     identity = Identity("collectives", "main", 0, rank, layout, os.getpid(), "host")
     recorder = open_recorder(identity, directory=boxes, run_key="key", num_records=256)
     return create_mesh(layout, rank, CPU, recorder, has_wrap_links=has_wrap_links, timeout_s=20)

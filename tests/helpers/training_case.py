@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from megatrain.assembly import Replica, build_replica
 from megatrain.checkpoint.job import JobCheckpoints
-from megatrain.comm import Mesh, create_mesh, join
+from megatrain.comm import Mesh, create_mesh, join, meet
 from megatrain.config.checks import check
 from megatrain.config.config import Config
 from megatrain.contracts.black_box_values import Identity
@@ -268,7 +268,8 @@ def _join(context: RankContext, config: Config) -> tuple[Mesh, Recorder]:
     rank, world_size = context.rank, context.world_size
     if world_size > 1:
         process = Process(rank, world_size, rank, world_size, 0, context.init_method)
-        join(process, device, job=config.job.name, timeout_s=config.runtime.init_timeout_s)
+        timeout_s = config.runtime.init_timeout_s
+        join(meet(process, job=config.job.name, timeout_s=timeout_s), device, timeout_s=timeout_s)
     recorder = open_recorder(
         Identity(config.job.name, "main", 0, rank, layout, os.getpid(), "host"),
         directory=config.telemetry.black_box_directory,

@@ -23,12 +23,26 @@ def test_alone_without_a_launcher() -> None:
 
 
 def test_what_torchrun_says() -> None:
-    assert process_from_environment(GOOD) == Process(5, 8, 1, 4, 2, "env://", "node-0:29500")
+    assert process_from_environment(GOOD) == Process(
+        5, 8, 1, 4, 2, "env://", "node-0:29500", is_incarnation_common=False
+    )
 
 
 def test_a_launcher_of_ours_names_the_host() -> None:
     assert process_from_environment(GOOD).host == ""
     assert process_from_environment(GOOD | {"MEGATRAIN_HOST": "host-3"}).host == "host-3"
+
+
+@pytest.mark.parametrize(
+    "known",
+    [
+        pytest.param({"MEGATRAIN_ROUND": "7"}, id="our launcher counts for all"),
+        pytest.param({"LOCAL_RANK": "5", "LOCAL_WORLD_SIZE": "8"}, id="one agent has all workers"),
+        pytest.param({"TORCHELASTIC_RESTART_COUNT": ""}, id="nobody counts"),
+    ],
+)
+def test_where_all_ranks_know_the_same_incarnation(known: dict[str, str]) -> None:
+    assert process_from_environment(GOOD | known).is_incarnation_common
 
 
 def test_our_rendezvous_counts_rounds_where_torchrun_counts_an_agents_restarts() -> None:
