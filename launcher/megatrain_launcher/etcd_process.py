@@ -8,6 +8,7 @@ loss of any one of them has an etcd of its own elsewhere (--rdzv-endpoint).
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import importlib.util
 import ipaddress
@@ -30,6 +31,7 @@ from megatrain.contracts.errors import ConfigError, CoordinationError
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.settings import Credentials, EtcdSettings
 from megatrain_launcher.child_process import ChildProcess
+from megatrain_launcher.etcd_log import lack_of_room, last_words
 
 _logger = logging.getLogger(__name__)
 _LOOPBACK = "127.0.0.1"
@@ -156,8 +158,11 @@ class EtcdProcess:
         """Be the thread that all its processes belong to: when it ends, so do they."""
         try:
             self._start_first()
-        except (ConfigError, CoordinationError, OSError) as error:
+        except (ConfigError, CoordinationError) as error:
             self._failure = error
+            return
+        except OSError as error:
+            self._failure = ConfigError([_why_not_started(self._directory, error)])
             return
         finally:
             self._is_up.set()
@@ -211,7 +216,8 @@ class EtcdProcess:
             self._end_child()
             text = self.log.read_bytes()[log_size:].decode(errors="replace")
             if self._closing.is_set() or "address already in use" not in text or number == _NUM_PORT_TRIES - 1:
-                raise CoordinationError(f"etcd in {self._directory} {problem}; the end of {self.log}:\n{text[-2000:]}")
+                why = "; ".join(filter(None, (problem, lack_of_room(self._directory))))
+                raise CoordinationError(f"etcd in {self._directory} {why}; {self.log}:\n{last_words(text)}")
 
     def _wait_until_ready(self, url: str) -> str:
         """Return what is wrong, nothing once it serves."""
@@ -291,6 +297,16 @@ def _is_healthy(url: str) -> bool:
         return False
 
 
+def _why_not_started(directory: Path, error: OSError) -> str:
+    if error.errno == errno.EADDRNOTAVAIL:
+        return "an etcd cannot listen there: give --local-addr an address of this host"
+    place = f"{error.filename}: " if error.filename else ""
+    return (
+        f"no etcd can be started in {directory}: {place}{error.strerror or error}; set job.run_directory, or name an "
+        "etcd by --rdzv-endpoint=HOST:PORT"
+    )
+
+
 def _is_script(path: Path) -> bool:
     try:
         with path.open("rb") as file:
@@ -316,11 +332,13 @@ def _held_alone(directory: Path) -> Iterator[None]:
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except BlockingIOError as error:
             holder = (directory / "lock").read_text(errors="replace").strip() or "another process"
             raise ConfigError(
                 [f"{directory}: {holder} has launched a job there that still runs; stop it, or set job.run_directory"]
             ) from error
+        except OSError as error:  # not every network file system has locks
+            raise ConfigError([_why_not_started(directory, error)]) from error
         with suppress(OSError):  # who has it is for messages, and the disk may be full
             file.truncate(0)
             file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())

@@ -35,9 +35,7 @@ class RotatingFile:
         try:
             if self._fd < 0:
                 self._open()
-            if self._lost_bytes:
-                self._write_all(memoryview(self._note()))
-                self._lost_bytes = 0
+            self._tell_losses()
             while len(rest):
                 num_fitting = self._num_fitting(rest)
                 if num_fitting:
@@ -50,8 +48,14 @@ class RotatingFile:
             return
         self.trouble = ""
 
+    def lose(self, num_bytes: int) -> None:
+        """Count bytes that were left out here."""
+        self._lost_bytes += num_bytes
+
     def close(self) -> None:
         if self._fd >= 0:
+            with contextlib.suppress(OSError):
+                self._tell_losses()
             with contextlib.suppress(OSError):  # of a write that was put off: nothing to be done about it here
                 os.close(self._fd)
             self._fd = -1
@@ -77,8 +81,11 @@ class RotatingFile:
             self._size += count
         return written
 
-    def _note(self) -> bytes:
-        return f"[megatrain: {self._lost_bytes} bytes could not be written here]\n".encode()
+    def _tell_losses(self) -> None:
+        if self._lost_bytes:
+            note = f"[megatrain: {self._lost_bytes} bytes could not be written here]\n"
+            self._write_all(memoryview(note.encode()))
+            self._lost_bytes = 0
 
     def _open(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)

@@ -3,7 +3,7 @@
     <logs>/<host>/round-000001/rank-00003.log      stdout and stderr of rank 3, in the order in which it wrote them
 
 A worker's two streams are one pipe. The thread reads whatever comes at once and keeps nothing but what has bounds, so
-that no worker ever waits for a disk or for a reader of the executor's output.
+that no worker ever waits for a disk, which has a thread of its own, or for a reader of the executor's output.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from megatrain.failures.verdict import Verdict
+from megatrain_launcher.log_disk import LogDisk
 from megatrain_launcher.log_files import DEFAULT_MAX_BYTES, DEFAULT_NUM_FILES, RotatingFile
 from megatrain_launcher.log_tee import Tee, TeeChoice, is_shown
 from megatrain_launcher.log_watch import LogWatch
@@ -86,6 +87,7 @@ class WorkerLogs:
         self._host_logs = host_logs
         self._tee_choice = tee
         self._tee = Tee(tee_fd)
+        self._disk = LogDisk()
         self._max_bytes = max_bytes
         self._num_files = num_files
         self._on_alarm = on_alarm
@@ -102,7 +104,7 @@ class WorkerLogs:
     def trouble(self) -> str:
         """Return why lines are lost or not classified; empty: they are not."""
         with self._shared.lock:
-            found = {source.trouble for source in self._shared.sources.values()} - {""}
+            found = {self._disk.trouble, *(source.trouble for source in self._shared.sources.values())} - {""}
         return "; ".join(sorted(found))
 
     def open_rank(self, round_number: int, rank: int) -> int:
@@ -160,6 +162,7 @@ class WorkerLogs:
             self._shared.is_closing = True
         self._wake()
         self._pump.join(_TEE_CLOSE_S + DRAIN_TIMEOUT_S)
+        self._disk.close(DRAIN_TIMEOUT_S)
 
     def __enter__(self) -> Self:
         return self
@@ -206,9 +209,9 @@ class WorkerLogs:
         for source in old:
             self._drain(source)
             self._close_source(source)
-            source.file.close()
+            self._disk.close_file(source.file)
         for event in closed:
-            event.set()
+            self._disk.tell(event)
 
     def _drain(self, source: _Source) -> None:
         """Read all that is in a pipe now. Another process that goes on writing does not make this last."""
@@ -235,7 +238,7 @@ class WorkerLogs:
         if not chunk:
             self._close_source(source)
             return 0
-        source.file.write(chunk)
+        self._disk.write(source.file, chunk)
         verdict = source.watch.feed(chunk)
         if source.is_shown:
             self._tee.feed(source.rank, chunk)

@@ -47,7 +47,7 @@ def place_in_memory(attachment: Attachment) -> str:
     """Return where the snapshot of the ranks is, for messages."""
     assert attachment.memory is not None
     holders = {attachment.hosts[holder] for holder in attachment.memory.holder_of}
-    place = f"the memory of {len(holders)} hosts"
+    place = f"the memory of {len(holders)} host{'' if len(holders) == 1 else 's'}"
     if attachment.missing:
         place += f" ({len(attachment.missing)} of {len(attachment.hosts)} ranks by a copy at a peer)"
     return place

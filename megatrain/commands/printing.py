@@ -1,4 +1,4 @@
-"""Numbers, times and tables as the verbs of the launcher print them; they look like those of `megatrain ckpt`."""
+"""Numbers, times and tables, as all verbs of `megatrain` print them."""
 
 from __future__ import annotations
 
@@ -20,13 +20,23 @@ def print_json(values: Mapping[str, Any]) -> None:
 
 
 def print_lines(lines: Sequence[str]) -> None:
-    """Print text that may hold what hosts say of themselves."""
+    """Print text that may hold what files and hosts say of themselves."""
     print(printable("\n".join(lines)), flush=True)
 
 
 def print_note(text: str) -> None:
     """Print to stderr what is beside the result."""
     print(f"megatrain: {printable(text)}", file=sys.stderr, flush=True)
+
+
+def bytes_text(num_bytes: int) -> str:
+    """Return "1.23 GB"; units are powers of 1000, as those of disks."""
+    size = float(num_bytes)
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if size < 999.5:
+            return f"{num_bytes} B" if unit == "B" else f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.4g} PB"
 
 
 def seconds_text(seconds: float) -> str:

@@ -21,7 +21,13 @@ class RecoveryConfig:
         ),
     )
     lease_renew_s: float = field(
-        default=3.0, metadata=option("How often an executor renews its lease.", unit="s", above=0, maximum=200)
+        default=3.0,
+        metadata=option(
+            "How often an executor renews its lease; never later than a third of lease_ttl_s.",
+            unit="s",
+            above=0,
+            maximum=200,
+        ),
     )
     status_interval_s: float = field(
         default=5.0,
@@ -59,6 +65,14 @@ class RecoveryConfig:
     hangs_per_hour: int = field(
         default=2, metadata=option("So many hangs of one host within an hour evict it.", minimum=1)
     )
+    host_failures_per_hour: int = field(
+        default=3,
+        metadata=option(
+            "So many failures of one host within an hour evict it where the job can go on without it: its executor was "
+            "lost, or a worker on it was the first to die and neither code nor data are to blame.",
+            minimum=1,
+        ),
+    )
     stop_timeout_s: float = field(
         default=10.0,
         metadata=option(
@@ -69,7 +83,11 @@ class RecoveryConfig:
     )
     join_timeout_s: float = field(
         default=600.0,
-        metadata=option("How long a job waits for hosts that are missing before it stops.", unit="s", above=0),
+        metadata=option(
+            "How long a job waits for hosts that are missing before it goes on with fewer, or stops where it cannot.",
+            unit="s",
+            above=0,
+        ),
     )
     max_vanished_fraction: float = field(
         default=0.3,
@@ -81,11 +99,18 @@ class RecoveryConfig:
         ),
     )
     has_health_checks: bool = field(default=True, metadata=option("Whether hosts are checked before they take part."))
+    has_pair_checks: bool = field(
+        default=True,
+        metadata=option(
+            "Whether hosts time an all-reduce with two neighbours before the first round, and after a failure that "
+            "names no host. Needs has_health_checks, and seconds: torch is loaded for each turn."
+        ),
+    )
     min_free_disk_gb: float = field(
         default=5.0, metadata=option("Free space that the run directory's disk must have.", unit="GB", minimum=0)
     )
     max_clock_offset_s: float = field(
-        default=2.0, metadata=option("How far a host's clock may be from etcd's and the driver's.", unit="s", above=0)
+        default=2.0, metadata=option("How far a host's clock may be from etcd's.", unit="s", above=0)
     )
     max_slowdown: float = field(
         default=1.5,

@@ -1,4 +1,4 @@
-"""Exit codes of every megatrain program. A launcher decides by code, never by reading a log.
+"""Exit codes of every megatrain program. A launcher decides by code first: a code of these says more than a log.
 
 Numbers follow BSD sysexits where one fits (65, 66, 68, 69, 74, 75, 77, 78).
 """

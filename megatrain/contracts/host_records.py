@@ -161,7 +161,7 @@ class HangEvidence:
     round: int
     at_unix_s: float
     groups: Mapping[str, tuple[int, ...]]
-    """The members of each group, by a name that tells groups apart: "dp:0+4x2"."""
+    """First rank, number of ranks and stride of each group, by a name that tells groups apart: "dp:0+4x2"."""
     ranks: tuple[RankEvidence, ...]
     silent: tuple[int, ...] = ()
 

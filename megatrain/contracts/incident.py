@@ -62,7 +62,7 @@ class Incident:
     reason: str
     """The driver's decision in a sentence."""
     action: str
-    """restart, evict, stop or hold."""
+    """restart, evict, stop, requeue or hold."""
     culprit_hosts: tuple[str, ...] = ()
     culprit_ranks: tuple[int, ...] = ()
     confidence: str = ""

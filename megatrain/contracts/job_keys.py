@@ -31,7 +31,13 @@ _MAX_DIGITS = 18
 def key_number(text: str) -> int | None:
     """Return the number that a part of a key is; None where it is none that we write."""
     # isdigit alone takes digits of all scripts, also such as int refuses
-    return int(text) if text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS else None
+    number = int(text) if text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS else None
+    return number if number is not None and text == number_text(number) else None
+
+
+def number_text(number: int) -> str:
+    """Return how a number stands in a key: with leading zeros, so that the order of keys is theirs."""
+    return f"{number:08d}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,16 +78,16 @@ class JobKeys:
         return f"{self.prefix}status/{host}"
 
     def round(self, number: int) -> str:
-        return f"{self.prefix}rounds/{number:08d}"
+        return f"{self.prefix}rounds/{number_text(number)}"
 
     def halt(self, number: int) -> str:
-        return f"{self.prefix}halts/{number:08d}"
+        return f"{self.prefix}halts/{number_text(number)}"
 
     def evidence(self, number: int, host: str) -> str:
-        return f"{self.prefix}evidence/{number:08d}/{host}"
+        return f"{self.prefix}evidence/{number_text(number)}/{host}"
 
     def command(self, number: int) -> str:
-        return f"{self.prefix}commands/{number:08d}"
+        return f"{self.prefix}commands/{number_text(number)}"
 
     def request(self, request_id: str) -> str:
         return f"{self.prefix}requests/{request_id}"

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 _MAX_WORKERS = 1 << 16
 _MAX_RANKS = 1 << 24
 """Far beyond what there is: whoever counts ranks one by one must not be made to count without end."""
+TURN_MARK = ".turn-"
+"""In what a "pairs" command asks its reports for: between what the pair tests are for and the number of the turn."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,12 @@
 As etcd's own elections: a candidate's key lives with its lease below a common prefix, the oldest key leads, and each
 candidate watches only the one before it, so that a leader's end wakes one host and not a thousand. A leader's token is
 its key's create revision: later leaders have higher ones, and a guarded transaction is applied only while that key
-stands.
+stands. A key without a lease is nobody's candidacy: it would never go, and is passed over.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -32,6 +33,7 @@ from megatrain.coordination.wire import (
     shown,
 )
 
+_logger = logging.getLogger(__name__)
 _LOOK_S = 0.25
 """How often a waiting candidate looks whether it should stop; what it waits for wakes it at once."""
 
@@ -128,14 +130,24 @@ class Election:
         def must_stop() -> bool:
             return is_cancelled() or (deadline is not None and deadline.left_s <= 0)
 
-        before_us = Range(KeyRange.prefix(self._prefix), limit=1, max_create_revision=token - 1, is_newest_first=True)
+        strays: set[bytes] = set()
+        newest = token - 1
         while not must_stop():
+            before_us = Range(KeyRange.prefix(self._prefix), limit=1, max_create_revision=newest, is_newest_first=True)
             answer = self._client.read(before_us)
             if not answer.items:
                 # an empty read does not say that our own key stands
                 self._check_stands(key, token)
                 return leadership
-            self._wait_for_end(answer.items[0].key, answer.revision + 1, keeper, must_stop)
+            (item,) = answer.items
+            if item.lease_id:
+                self._wait_for_end(item.key, answer.revision + 1, keeper, must_stop)
+                newest = token - 1
+                continue
+            newest = item.create_revision - 1
+            if item.key not in strays:
+                strays.add(item.key)
+                _logger.warning("key %s has no lease: it is nobody's candidacy, and is passed over", shown(item.key))
         leadership.resign()
         return None
 
@@ -151,7 +163,7 @@ class Election:
         if answer.is_met:
             return answer.revision
         item = answer.range_answer(0).items[0]
-        if item.value != as_bytes(value):
+        if item.value != as_bytes(value) or item.lease_id != keeper.lease_id:
             self._client.txn([Compare.create_revision(key, item.create_revision)], [put], is_repeatable=True)
         return item.create_revision
 
@@ -235,4 +247,5 @@ class LeaderWatch:
 
 
 def _oldest_of(items: Sequence[KeyValue]) -> KeyValue | None:
-    return min(items, key=lambda item: item.create_revision, default=None)
+    """Return the key that leads: the oldest of those that a candidate keeps."""
+    return min((item for item in items if item.lease_id), key=lambda item: item.create_revision, default=None)

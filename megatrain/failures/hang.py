@@ -75,17 +75,15 @@ def hang_suspects(
         for group in sorted(groups)
         for found in _missing(group, sorted(set(groups[group])), positions, mute)
     )  # fmt: skip
-    waits_for: dict[int, set[int]] = {}
-    for entry in missing:
-        for rank in entry.waiting:
-            waits_for.setdefault(rank, set()).update(entry.absent, entry.silent)
+    waits_for = _waits_for(missing)
     suspects, confidence, reason = _suspects(missing, waits_for, mute)
+    ordered = {others: tuple(sorted(others)) for others in set(waits_for.values())}
     return HangReport(
         suspects=tuple(sorted(suspects)),
         confidence=confidence,
         reason=reason,
         missing=missing,
-        waits_for={rank: tuple(sorted(others)) for rank, others in sorted(waits_for.items())},
+        waits_for={rank: ordered[waits_for[rank]] for rank in sorted(waits_for)},
         silent=tuple(sorted(mute)),
     )
 
@@ -104,14 +102,24 @@ def _missing(
     return found
 
 
+def _waits_for(missing: Iterable[Missing]) -> dict[int, frozenset[int]]:
+    """Return for each waiting rank whom it waits for. Those who wait in one collective share a set: there are many."""
+    found: dict[int, frozenset[int]] = {}
+    for entry in missing:
+        others = frozenset((*entry.absent, *entry.silent))
+        for rank in entry.waiting:
+            found[rank] = found[rank] | others if rank in found else others
+    return found
+
+
 def _suspects(
-    missing: tuple[Missing, ...], waits_for: Mapping[int, set[int]], mute: set[int]
+    missing: tuple[Missing, ...], waits_for: Mapping[int, frozenset[int]], mute: set[int]
 ) -> tuple[set[int], Confidence, str]:
     if not missing:
         if mute:
             return set(), Confidence.INSUFFICIENT, f"nobody waits in a collective; {_log_nothing(mute)}"
         return set(), Confidence.INSUFFICIENT, "nobody waits in a collective"
-    blocked_on = {rank for others in waits_for.values() for rank in others}
+    blocked_on: set[int] = set().union(*set(waits_for.values()))
     if not blocked_on:
         first = missing[0]
         return set(), Confidence.WEAK, (
@@ -147,7 +155,7 @@ def _log_nothing(ranks: set[int]) -> str:
     return f"{_ranks(ranks)} {'logs' if len(ranks) == 1 else 'log'} nothing"
 
 
-def _circle(waits_for: Mapping[int, set[int]]) -> set[int]:
+def _circle(waits_for: Mapping[int, frozenset[int]]) -> set[int]:
     """Return the ranks that are left when all who only wait for others of the circle are taken away."""
     left = set(waits_for)
     while True:

@@ -15,16 +15,16 @@ from collections.abc import Generator, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
 
+from megatrain.commands.printing import print_note, seconds_text
 from megatrain.contracts.errors import CoordinationError, MegatrainError
 from megatrain.contracts.host_records import CheckReport
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.job_requests import Answer, JobRequest, RequestKind
 from megatrain.contracts.record import decode, encode
-from megatrain.contracts.rounds import JobEnd
+from megatrain.contracts.rounds import TURN_MARK, JobEnd
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.watch import Change, ChangeKind, Changes, Snapshot, Watch
 from megatrain.coordination.wire import Compare, KeyRange, KeyValue, Put, shown
-from megatrain_launcher.commands.printing import print_note, seconds_text
 from megatrain_launcher.commands.reader import JobSnapshot
 
 ACCEPT_S = 20.0
@@ -167,7 +167,7 @@ def _read(keys: JobKeys, request: JobRequest, event: Changes | Snapshot | None) 
         match keys.parts(item.key.decode(errors="replace")):
             case ("answers", request_id) if request_id == request.request_id:
                 yield decode(Answer, item.value, place)
-            case ("checks", request_id, _) if request_id == request.request_id:
+            case ("checks", check_id, _) if check_id.partition(TURN_MARK)[0] == request.request_id:
                 yield decode(CheckReport, item.value, place)
             case ("end",):
                 yield decode(JobEnd, item.value, place)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import threading
 
+from megatrain.commands.printing import print_note
 from megatrain_launcher.commands.place import add_job, opened_job
-from megatrain_launcher.commands.printing import print_note
+from megatrain_launcher.launch.flags import PLATFORMS
 from megatrain_launcher.program_log import log_to_stderr
 
 SUMMARY = "drive a job from a machine that does not train; hosts drive it too, unless launched with --no-driver"
@@ -15,10 +17,17 @@ SUMMARY = "drive a job from a machine that does not train; hosts drive it too, u
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_job(parser)
+    parser.add_argument(
+        "--platform",
+        choices=PLATFORMS,
+        default="auto",
+        help="whom to tell of evicted hosts (default: as the environment says)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     from megatrain_launcher.launch.lone_driver import run_lone_driver
+    from megatrain_launcher.launch.plan import choose_platform
 
     log_to_stderr()
     stop = threading.Event()
@@ -26,5 +35,5 @@ def run(args: argparse.Namespace) -> int:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, lambda *_: stop.set())
     with opened_job(args, is_patient=True) as job:
-        code = run_lone_driver(job.client, job.keys, stop, print_note)
+        code = run_lone_driver(job.client, job.keys, stop, print_note, choose_platform(args.platform, os.environ))
     return 0 if code is None else code

@@ -9,11 +9,13 @@ import argparse
 import time
 from collections.abc import Iterable
 from contextlib import closing
+from dataclasses import replace
 from typing import TypeAlias
 
+from megatrain.commands.printing import age_text, print_json, print_lines, print_note
 from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.host_records import CheckReport
+from megatrain.contracts.host_records import CheckOutcome, CheckReport, CheckResult
 from megatrain.contracts.job_requests import Answer, RequestKind
 from megatrain.contracts.record import decode, encode, to_plain
 from megatrain.contracts.rounds import Cordon, JobEnd
@@ -31,7 +33,6 @@ from megatrain_launcher.commands.host_table import check_document, check_lines, 
 from megatrain_launcher.commands.host_view import host_views
 from megatrain_launcher.commands.job import print_answer
 from megatrain_launcher.commands.place import OpenJob, add_job, add_job_option, opened_job, utf8_text
-from megatrain_launcher.commands.printing import age_text, print_json, print_lines, print_note
 from megatrain_launcher.commands.reader import JobSnapshot, read_job
 from megatrain_launcher.commands.status import known
 from megatrain_launcher.commands.waiting_time import add_waiting
@@ -192,7 +193,7 @@ def _check(job: OpenJob, args: argparse.Namespace) -> int:
         with closing(news_of(job.client, job.keys, request, timeout_s=args.timeout_s)) as all_news:
             for news in all_news:
                 if isinstance(news, CheckReport):
-                    reports[news.host] = news
+                    reports[news.host] = _joined(reports.get(news.host), news)
                 elif isinstance(news, Answer):
                     answer = checked(news)
                 elif isinstance(news, JobEnd):
@@ -209,6 +210,18 @@ def _check(job: OpenJob, args: argparse.Namespace) -> int:
     return _print_checks(job, expected, reports, answer, problem, is_json=args.is_json)
 
 
+def _results(reports: Iterable[CheckReport]) -> Iterable[CheckResult]:
+    return (result for report in reports for result in report.results)
+
+
+def _joined(before: CheckReport | None, news: CheckReport) -> CheckReport:
+    """Return all that a host reported: its own checks, and one report for each neighbour that it met."""
+    if before is None or before.session != news.session:
+        return news
+    known = {(result.name, result.partner): result for result in (*before.results, *news.results)}
+    return replace(news, results=tuple(known.values()))
+
+
 def _print_checks(
     job: OpenJob,
     expected: Iterable[str],
@@ -220,7 +233,8 @@ def _print_checks(
 ) -> int:
     told = [reports[host] for host in sorted(reports, key=natural_order)]
     missing = sorted(set(expected) - set(reports), key=natural_order)
-    is_fit = not missing and all(report.is_fit for report in told)
+    has_bad_pair = any(result.partner and result.outcome is not CheckOutcome.PASSED for result in _results(told))
+    is_fit = not missing and not has_bad_pair and all(report.is_fit for report in told)
     if is_json:
         print_json({
             "job": job.keys.job, "is_fit": is_fit, "reports": [check_document(report) for report in told],
@@ -228,6 +242,8 @@ def _print_checks(
         })  # fmt: skip
     else:
         print_lines(check_lines(told) or ["no host has reported"])
+        if answer is not None and answer.is_done:
+            print_lines([answer.text])
     if missing:
         why = problem or ("" if answer is None else answer.text)
         print_note(f"no report from {names_text(missing)}" + (f": {why}" if why else ""))

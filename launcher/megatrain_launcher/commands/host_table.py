@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from megatrain.commands.printing import age_text, seconds_text, short, table
 from megatrain.contracts.host_records import CheckOutcome, CheckReport
 from megatrain.contracts.record import to_plain
 from megatrain_launcher.commands.host_view import HostView
-from megatrain_launcher.commands.printing import age_text, seconds_text, short, table
 from megatrain_launcher.texts import ranges_text
 
 _COLUMNS = ("host", "state", "ranks", "step", "step time", "last step", "")

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from megatrain.commands.printing import age_text, facts, seconds_text, short, table, time_text
 from megatrain.contracts.host_records import RankFailure
 from megatrain.contracts.incident import Incident, IncidentState, phase_seconds
 from megatrain.contracts.record import to_plain
-from megatrain_launcher.commands.printing import age_text, facts, seconds_text, short, table, time_text
 from megatrain_launcher.commands.words import KIND_TEXTS, down_s, exit_text, phase_text, where_text
 from megatrain_launcher.texts import count_text, names_text
 

@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from megatrain.commands.printing import print_json, print_lines, print_note
 from megatrain.contracts.errors import (
     CoordinationError,
     CoordinationRefusedError,
@@ -28,7 +29,6 @@ from megatrain_launcher.commands.incident_text import (
     matching,
 )
 from megatrain_launcher.commands.place import PlaceError, add_job_option, opened_job, run_at, utf8_text
-from megatrain_launcher.commands.printing import print_json, print_lines, print_note
 from megatrain_launcher.commands.reader import read_job
 
 SUMMARY = "what went wrong in a job, what was done about it, and what it cost"

@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     def execute(settings: ExecutorSettings) -> int:
         # here: both load torch, which takes seconds and is for nothing where several executors are started
         from megatrain_launcher.executor.executor import run_executor
-        from megatrain_launcher.launch.cordons import parts_with
+        from megatrain_launcher.launch.executor_parts import parts_with
 
         early.check()
         code = run_executor(settings, parts_with(plan.platform))

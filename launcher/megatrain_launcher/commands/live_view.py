@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TextIO
 
+from megatrain.commands.printing import age_text, short, time_text
 from megatrain.contracts.errors import CoordinationError, CoordinationRefusedError
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.printable import printable
@@ -20,7 +21,6 @@ from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.watch import Watch
 from megatrain.coordination.wire import KeyRange
 from megatrain_launcher.commands.assessment import Assessment, assess
-from megatrain_launcher.commands.printing import age_text, short, time_text
 from megatrain_launcher.commands.reader import JobSnapshot, read_job
 from megatrain_launcher.commands.status_text import status_lines
 

@@ -28,6 +28,7 @@ from megatrain_launcher.texts import names_text
 RUNS = Path("runs")
 ENDPOINT_FILE = Path("coordination") / "endpoint"
 EXIT_CODE_FILE = Path("coordination") / "exit-code"
+_JOB_HELP = "a run directory or a job's name (default: the only job that there is)"
 _ATTEMPT_S = 2.0
 _CALL_S = 4.0
 _OWN_CALL_S = 1.0
@@ -60,27 +61,24 @@ class OpenJob:
 
 def add_job(parser: argparse.ArgumentParser) -> None:
     """Declare [JOB], and where etcd is."""
-    parser.add_argument(
-        "job",
-        nargs="?",
-        default="",
-        type=utf8_text,
-        metavar="JOB",
-        help="a run directory or a job's name (default: the only job that there is)",
-    )
+    parser.add_argument("job", nargs="?", default="", type=utf8_text, metavar="JOB", help=_JOB_HELP)
+    parser.add_argument("--job", dest="job_option", default="", type=utf8_text, metavar="JOB", help="the same as JOB")
     add_etcd_arguments(parser)
 
 
 def add_job_option(parser: argparse.ArgumentParser) -> None:
     """Declare --job, for verbs whose arguments are something else, and where etcd is."""
-    parser.add_argument(
-        "--job",
-        default="",
-        type=utf8_text,
-        metavar="JOB",
-        help="a run directory or a job's name (default: the only job that there is)",
-    )
+    parser.add_argument("--job", default="", type=utf8_text, metavar="JOB", help=_JOB_HELP)
     add_etcd_arguments(parser)
+
+
+def told_job(args: argparse.Namespace) -> str:
+    """Return what the command line says of the job, in either spelling. Raises: PlaceError where they differ."""
+    job: str = args.job
+    option: str = getattr(args, "job_option", "")
+    if job and option and job != option:
+        raise PlaceError(f"JOB is {job!r} and --job={option}: two jobs; give one of them")
+    return job or option
 
 
 def utf8_text(text: str) -> str:
@@ -130,15 +128,16 @@ def _quiet() -> Iterator[None]:
 
 def job_place(args: argparse.Namespace) -> JobPlace:
     """Return where the job is told of. Raises: PlaceError naming what is missing."""
-    run = run_directory(args.job)
+    told_name = told_job(args)
+    run = run_directory(told_name)
     flags = etcd_flags(args)
     if flags.endpoints:
-        job = args.job if run is None else _read_endpoint(run).job
+        job = told_name if run is None else _read_endpoint(run).job
         _check_name(job)
         return JobPlace(_settings([flags.endpoints], flags, _CALL_S), job, run)
-    if run is None and args.job:
+    if run is None and told_name:
         raise PlaceError(
-            f"job {args.job!r}: no run directory of that name (looked for {RUNS / args.job / ENDPOINT_FILE}); "
+            f"job {told_name!r}: no run directory of that name (looked for {RUNS / told_name / ENDPOINT_FILE}); "
             "say where etcd is with --rdzv-endpoint HOST:PORT, or name the run directory"
         )
     told = _read_endpoint(run or _only_run())

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import signal
 
+from megatrain.commands.printing import seconds_text
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.host_records import RankFailure
 from megatrain.contracts.incident import Incident, IncidentKind, phase_seconds
-from megatrain_launcher.commands.printing import seconds_text
 from megatrain_launcher.texts import count_text, names_text, ranks_text
 
 KIND_TEXTS = {

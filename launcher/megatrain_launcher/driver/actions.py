@@ -20,6 +20,22 @@ class WriteRound:
 
 
 @dataclass(frozen=True, slots=True)
+class SkipRound:
+    """Give up the number of a round that nobody can read, written at `revision`."""
+
+    halt: Halt
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class DropKey:
+    """Take away a key that means nothing, if it is still the one that was written at `revision`."""
+
+    key: str
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
 class EndJob:
     end: JobEnd
 
@@ -72,6 +88,8 @@ class Alarm:
 Action = (
     HaltRound
     | WriteRound
+    | SkipRound
+    | DropKey
     | EndJob
     | SendCommand
     | OpenIncident

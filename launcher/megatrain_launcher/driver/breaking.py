@@ -9,10 +9,13 @@ from megatrain.contracts.host_records import RankFailure
 from megatrain.contracts.incident import Incident, IncidentKind
 from megatrain.contracts.rounds import Halt, Round, RoundHost
 from megatrain_launcher.driver.actions import Action, Decision, HaltRound, OpenIncident, Probe
+from megatrain_launcher.driver.folding import believed
 from megatrain_launcher.driver.incidents import new_incident, statuses_in
 from megatrain_launcher.driver.policy import PROBE_AGAIN_S
-from megatrain_launcher.driver.responses import RESTART
+from megatrain_launcher.driver.responses import RESTART, is_victim
 from megatrain_launcher.driver.state import ClusterState
+
+_MAX_FAILURES = 32
 
 
 def broken_incident(
@@ -29,7 +32,13 @@ def broken_incident(
     """Return the incident of a round that broke; what to do about it is judged when its workers are gone."""
     reason = f"round {round_.number} is broken: {evidence[0] if evidence else kind}"
     incident = new_incident(now, state, kind, round_=round_, began=began, reason=reason, action=RESTART)
-    return replace(incident, culprit_hosts=hosts, evidence=evidence, failures=failures)
+    return replace(incident, culprit_hosts=hosts, evidence=evidence, failures=telling(failures))
+
+
+def telling(failures: Iterable[RankFailure]) -> tuple[RankFailure, ...]:
+    """Return the failures that an incident keeps, the earliest first: etcd takes no record of ten thousand victims."""
+    ordered = sorted(failures, key=lambda one: (is_victim(one), one.at_unix_s, one.rank))
+    return tuple(sorted(ordered[:_MAX_FAILURES], key=lambda one: (one.at_unix_s, one.rank)))
 
 
 def break_round(now: float, round_: Round, incident: Incident) -> Decision:
@@ -71,4 +80,6 @@ def stall_words(state: ClusterState, host: str) -> str:
 def stall_began(state: ClusterState, host: str, now: float) -> float:
     """Return when a stalled host's ranks did something last, `now` where it does not complain."""
     stall = state.statuses[host].stall
-    return now if stall is None else stall.at_unix_s - stall.silent_s
+    if stall is None:
+        return now
+    return believed(stall.at_unix_s, state.stalled_since.get(host, now), now) - stall.silent_s

@@ -8,9 +8,12 @@ from megatrain_launcher.driver.actions import (
     EndJob,
     HaltRound,
     OpenIncident,
+    SendCommand,
+    SkipRound,
     UpdateIncident,
     WriteRound,
 )
+from megatrain_launcher.driver.blockers import drop_strays, skip_unreadable
 from megatrain_launcher.driver.breaking import halt
 from megatrain_launcher.driver.forming import form
 from megatrain_launcher.driver.incidents import followed
@@ -28,25 +31,27 @@ def decide(now: float, state: ClusterState, policy: Policy) -> Decision:
     """
     if state.end is not None:
         reason = f"the job is over: {state.end.reason}"
-        return Decision(refuse_all(now, state, reason), reason)
+        return Decision((*refuse_all(now, state, reason), *drop_strays(state)), reason)
     decision = _of_rounds(now, state, policy)
     is_quiet = not any(
-        isinstance(action, HaltRound | WriteRound | EndJob | OpenIncident | UpdateIncident)
+        isinstance(action, HaltRound | WriteRound | SkipRound | EndJob | OpenIncident | UpdateIncident | SendCommand)
         for action in decision.actions
     )
     end = next((action.end for action in decision.actions if isinstance(action, EndJob)), None)
     if end is None:
-        asked = answer_requests(now, state, is_quiet=is_quiet)
+        asked = answer_requests(now, state, policy, is_quiet=is_quiet)
     else:
         asked = refuse_all(now, state, f"the job is over: {end.reason}")
-    alarms = _alarms(state)
-    return Decision(
-        (*decision.actions, *asked, *_halt_at_end(now, state, (*decision.actions, *asked)), *alarms), decision.reason
-    )
+    halts = _halt_at_end(now, state, (*decision.actions, *asked))
+    return Decision((*decision.actions, *asked, *halts, *drop_strays(state), *_alarms(state)), decision.reason)
 
 
 def _of_rounds(now: float, state: ClusterState, policy: Policy) -> Decision:
     round_ = state.round
+    is_live = round_ is not None and round_.number not in state.halts
+    unreadable = None if is_live else skip_unreadable(now, state)
+    if unreadable is not None:
+        return unreadable
     if round_ is None:
         return form(now, state, policy, previous=None, since=state.began, reason="the job begins")
     halted = state.halts.get(round_.number)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from megatrain_launcher.driver.actions import Decision, EndJob, HaltRound, OpenIncident, WriteRound
+from megatrain_launcher.driver.actions import Decision, EndJob, HaltRound, OpenIncident, SkipRound, WriteRound
 
 _LASTING_S = 1.0
 # a number by itself, which counts or measures; not that of a host's name
@@ -21,7 +21,8 @@ class DecisionLog:
 
     def line(self, decision: Decision, now: float) -> str:
         """Return what is to be said now, empty when that is nothing new: other numbers are not."""
-        is_act = any(isinstance(one, HaltRound | WriteRound | EndJob | OpenIncident) for one in decision.actions)
+        acts = HaltRound | WriteRound | SkipRound | EndJob | OpenIncident
+        is_act = any(isinstance(one, acts) for one in decision.actions)
         gist = decision.reason if is_act else _NUMBER.sub("#", decision.reason)
         if gist != self._pending:
             self._pending, self._pending_since = gist, now

@@ -23,14 +23,15 @@ from megatrain.coordination.election import Election, Leadership
 from megatrain.coordination.errors import LeadershipLostError, LeaseLostError, NoSpaceError, UnknownOutcomeError
 from megatrain.coordination.lease_keeper import LeaseKeeper, LeaseState
 from megatrain.coordination.maintenance import HistoryTrimmer, alarms
-from megatrain.coordination.watch import Watch, WatchEvent
+from megatrain.coordination.watch import Snapshot, Watch, WatchEvent
 from megatrain.coordination.wire import Compare, KeyRange, Operation, Put
 from megatrain_launcher.driver.actions import AnswerRequest, Decision, OpenIncident, Probe, UpdateIncident
 from megatrain_launcher.driver.alarm_book import AlarmBook
 from megatrain_launcher.driver.decide import decide
 from megatrain_launcher.driver.decision_log import DecisionLog
-from megatrain_launcher.driver.folding import fold
+from megatrain_launcher.driver.folding import fold_all
 from megatrain_launcher.driver.incident_files import IncidentFiles
+from megatrain_launcher.driver.pace import Pace
 from megatrain_launcher.driver.policy import Policy
 from megatrain_launcher.driver.probe import Prober
 from megatrain_launcher.driver.state import ClusterState
@@ -43,8 +44,8 @@ _ANSWER_TTL_S = 60
 _MAINTENANCE_S = 60.0
 _PAUSE_S = 0.5
 _REPORT_S = 1.0
-_LEAST_PAUSE_PART = 4
-"""A decision that took long is followed by a pause of so many times less than it: events meanwhile come in one go."""
+_MAX_EVENTS = 4096
+"""Between two decisions."""
 
 
 class SteadyClock:
@@ -96,6 +97,10 @@ class Driver:
 
     def run(self, stop: threading.Event) -> None:
         """Campaign and drive until `stop` is set. Errors of etcd are told in the log and outlasted."""
+        with self._files:
+            self._run(stop)
+
+    def _run(self, stop: threading.Event) -> None:
         while not stop.is_set() and not self._client.gateway.is_closed:
             try:
                 self._campaign(stop)
@@ -121,19 +126,20 @@ class Driver:
             return
         _logger.info("host %s drives job %s", self._host, self._keys.job)
         self._is_leading.set()
-        is_our_own_mistake = True
+        is_given_up = True
         try:
             with _Term(
                 self._client, self._keys, self._host, self._policy, leadership, self._files, self._clock
             ) as term:
                 term.lead(stop, self._note)
-            is_our_own_mistake = False
-        except CoordinationError:
-            is_our_own_mistake = False
+            is_given_up = False
+        except CoordinationError as error:
+            # who may not read or write what a driver must is no driver; another host may be
+            is_given_up = isinstance(error, CoordinationRefusedError)
             raise
         finally:
             self._is_leading.clear()
-            if is_our_own_mistake or stop.is_set():
+            if is_given_up or stop.is_set():
                 # the lease lives on: without this nobody would drive the job
                 with suppress(CoordinationError):
                     leadership.resign()
@@ -203,34 +209,48 @@ class _Term:
     def _follow(self, watch: Watch, stop: threading.Event, note: Callable[[str], None]) -> None:
         """Decide on what a watch tells, until it is broken: nothing is decided on what was heard before a gap."""
         is_first = True
+        pace = Pace(time.monotonic())
         while not stop.is_set() and self._leadership.is_certain and watch.is_open and not watch.trouble:
             event = watch.next(_PROBING_TICK_S if self._prober.is_busy else _TICK_S)
-            self._take(event, watch)
-            if self._state.revision < max(self._awaited, 1):
-                continue  # our own last write is still to come back
+            began = time.monotonic()
+            held_up_s = pace.look(began)
+            if held_up_s and not is_first:
+                text = "this driver was held up for %.1f s, by etcd or by its machine; what is new comes first"
+                _logger.warning(text, held_up_s)
+            if not self._take(event, watch):
+                _logger.warning("etcd was set back to an older state; everything is read anew")
+                return
+            if self._state.revision < max(self._awaited, 1) or not pace.may_decide(began):
+                continue  # our own last write, or what others wrote meanwhile, is still to come
             if is_first:
                 is_first = False
                 for incident in self._state.incidents.values():
                     self._files.write(incident)
-            began = time.monotonic()
             decision = decide(self._clock(), self._state, self._policy)
             note(decision.reason)
+            thinking_s = time.monotonic() - began
             try:
                 self._carry_out(decision)
-                self._maintain()
             except NoSpaceError as error:  # the job trains on; only decisions wait for room
                 self._alarms.note_refusal(str(error))
-                stop.wait(_REPORT_S)
-            stop.wait((time.monotonic() - began) / _LEAST_PAUSE_PART)
+                stop.wait(_REPORT_S / 2)
+            self._maintain()
+            stop.wait(pace.rest_s(thinking_s))
 
-    def _take(self, event: WatchEvent | None, watch: Watch) -> None:
-        """Fold an event, and all that wait behind it."""
+    def _take(self, event: WatchEvent | None, watch: Watch) -> bool:
+        """Fold an event, and all that wait behind it; return False when history went back behind our own last write."""
+        events: list[WatchEvent] = []
         while event is not None:
-            self._state = fold(self._state, event, self._clock())
-            event = watch.next(0.0)
+            if isinstance(event, Snapshot) and event.revision < self._awaited:
+                return False
+            events.append(event)
+            event = watch.next(0.0) if len(events) < _MAX_EVENTS else None
+        if events:
+            self._state = fold_all(self._state, events, self._clock())
         results = self._prober.take()
         if results:
             self._state = self._state.with_probes(results)
+        return True
 
     def _carry_out(self, decision: Decision) -> None:
         for action in decision.actions:
@@ -243,7 +263,8 @@ class _Term:
         lease_id = 0
         if any(isinstance(action, AnswerRequest) for action in decision.actions):
             lease_id = self._client.grant_lease(_ANSWER_TTL_S).lease_id
-        writes = writes_of(decision.actions, self._keys, answer_lease_id=lease_id)
+        damaged = self._state.damaged_revisions
+        writes = writes_of(decision.actions, self._keys, answer_lease_id=lease_id, damaged=damaged)
         if writes.operations:
             if self._write(writes.operations, writes.conditions):
                 for action in decision.actions:
@@ -292,4 +313,7 @@ class _Term:
             _logger.warning("etcd's history was not trimmed: %s", error)
         trims = trims_of(self._keys, self._state.seen)
         if trims:
-            self._write(tuple(trims))
+            try:
+                self._write(tuple(trims))
+            except NoSpaceError as error:
+                self._alarms.note_refusal(str(error))

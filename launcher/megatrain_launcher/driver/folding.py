@@ -1,11 +1,12 @@
 """The next state from what the watch tells. Pure: the same events at the same times give the same state.
 
-A value that cannot be read is kept out of the state and named in `damaged`; it must not stop the driver.
+A value that cannot be read is kept out of the state and named in `damaged`; it must not stop the driver. The clock of
+another host is believed when it says nearly what the observer's own says, else the observer's own time stands.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +22,9 @@ from megatrain.coordination.wire import KeyValue
 from megatrain_launcher.driver.state import ClusterState, Departed, Seen
 
 _KEPT_FAILURE_ROUNDS = 2
+_BELIEVED_S = 60.0
+"""A failure may be told so long after it happened, where etcd was away or a driver had to be elected."""
+_ELECTION = "driver"
 
 
 def _text(parts: tuple[str, ...]) -> Any:
@@ -78,21 +82,20 @@ _SINGLE: Mapping[str, type[Any]] = {"job": JobRecord, "end": JobEnd}
 
 def fold(state: ClusterState, event: WatchEvent, now: float) -> ClusterState:
     """Return the state after an event that came at `now`."""
+    return fold_all(state, (event,), now)
+
+
+def fold_all(state: ClusterState, events: Iterable[WatchEvent], now: float) -> ClusterState:
+    """Return the state after events that were taken together at `now`: each table is copied once for all of them."""
     draft = _Draft(state, now)
-    match event:
-        case Snapshot(items=items):
-            present = {_name(item.key) for item in items}
-            for key in [key for key in state.seen if key not in present]:
-                draft.delete(key)
-            for item in items:
-                draft.put(item)
-        case Changes(changes=changes):
-            for change in changes:
-                if change.kind is ChangeKind.PUT:
-                    draft.put(change.item)
-                else:
-                    draft.delete(_name(change.item.key))
-    return draft.finish(max(state.revision, event.revision) if isinstance(event, Changes) else event.revision)
+    for event in events:
+        draft.take(event)
+    return draft.finish()
+
+
+def believed(told: float, heard: float, now: float) -> float:
+    """Return the time that a host tells of what was first heard of at `heard`; that one where its clock is wrong."""
+    return told if heard - _BELIEVED_S <= told <= now else heard
 
 
 def _name(key: bytes) -> str:
@@ -105,10 +108,28 @@ class _Draft:
     def __init__(self, state: ClusterState, now: float) -> None:
         self._state = state
         self._now = now
+        self._revision = state.revision
         self._changed: dict[str, Any] = {}
 
-    def finish(self, revision: int) -> ClusterState:
-        return replace(self._state, revision=revision, **self._changed)
+    def finish(self) -> ClusterState:
+        return replace(self._state, revision=self._revision, **self._changed)
+
+    def take(self, event: WatchEvent) -> None:
+        match event:
+            case Snapshot(revision=revision, items=items):
+                present = {_name(item.key) for item in items}
+                for key in [key for key in self._table("seen") if key not in present]:
+                    self.delete(key)
+                for item in items:
+                    self.put(item)
+                self._revision = revision
+            case Changes(revision=revision, changes=changes):
+                for change in changes:
+                    if change.kind is ChangeKind.PUT:
+                        self.put(change.item)
+                    else:
+                        self.delete(_name(change.item.key))
+                self._revision = max(self._revision, revision)
 
     def _table(self, name: str) -> dict[Any, Any]:
         if name not in self._changed:
@@ -126,6 +147,8 @@ class _Draft:
         self._table("seen")[key] = Seen(item.create_revision, item.mod_revision, since, self._now)
         kind, *rest = self._state.keys.parts(key) or ("",)
         try:
+            if kind == _ELECTION and not item.lease_id:
+                raise CoordinationError(f"{key}: no lease keeps this candidacy, so it is nobody's")
             if kind in _SINGLE and not rest:
                 self._changed[kind] = decode(_SINGLE[kind], item.value, key)
             elif kind in _TABLES:
@@ -206,7 +229,8 @@ class _Draft:
             known = ranks.get(failure.rank)
             # a later word with a label says more than an early one without
             if known is None or failure.label or not known.label:
-                ranks[failure.rank] = failure
+                at = believed(failure.at_unix_s, self._now, self._now) if known is None else known.at_unix_s
+                ranks[failure.rank] = replace(failure, at_unix_s=at)
         rounds[status.round] = ranks
         for number in sorted(rounds)[:-_KEPT_FAILURE_ROUNDS]:
             del rounds[number]

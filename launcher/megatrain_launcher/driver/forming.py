@@ -7,17 +7,21 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.host_records import HostRecord
-from megatrain.contracts.incident import Incident
-from megatrain.contracts.rounds import JobEnd, Round
-from megatrain_launcher.driver.actions import Decision, EndJob, UpdateIncident, WriteRound
-from megatrain_launcher.driver.incidents import CHECK_NOTE, ended
+from megatrain.contracts.host_records import HostPhase, HostRecord
+from megatrain.contracts.incident import Incident, IncidentState
+from megatrain.contracts.job_requests import RequestKind
+from megatrain.contracts.rounds import Cordon, JobEnd, Round
+from megatrain_launcher.driver.actions import CordonHost, Decision, EndJob, UpdateIncident, WriteRound
+from megatrain_launcher.driver.incidents import CHECK_NOTE, PAIRS_NOTE, ended, no_earlier
+from megatrain_launcher.driver.pair_checks import PairCheck, follow_pairs, verdict_text
 from megatrain_launcher.driver.policy import CHECK_TIMEOUT_S, LAST_CALL_S, Policy
 from megatrain_launcher.driver.ranks import choose, parts_of
+from megatrain_launcher.driver.responses import EVICT
 from megatrain_launcher.driver.state import ClusterState
 from megatrain_launcher.texts import count_text, natural_order
 
 _MAX_FENCED = 512
+_BUSY_PHASES = (HostPhase.STARTING, HostPhase.RUNNING, HostPhase.STOPPING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,16 +37,19 @@ def eligible(now: float, state: ClusterState, policy: Policy, previous: Round | 
     fenced = {session for one in state.rounds.values() for session in one.fenced}
     members = {part.session for part in previous.hosts} if previous is not None else set()
     newest = {part.session: number for number in sorted(state.rounds) for part in state.rounds[number].hosts}
+    checked = _checks_pending(now, state)
+    evicted = {one.host: one.by for one in state.requests.values() if one.kind is RequestKind.EVICT}
     available: dict[str, HostRecord] = {}
     refused: dict[str, str] = {}
     for host in sorted(state.hosts, key=natural_order):
         record = state.hosts[host]
-        reason = _refusal(now, state, policy, record)
+        reason = _refusal(state, policy, record) or checked.get(host, "")
+        if not reason and host in evicted:
+            reason = f"{evicted[host]} asked to evict it"
         if not reason and record.session in fenced:
             reason = "it did not say that its workers of an older round are gone; its executor must start anew"
-        named = 0 if record.session in members else newest.get(record.session, 0)
-        if not reason and named and not _is_idle(state, record, named):
-            reason = "it may still have workers of an older round"
+        if not reason and record.session not in members:
+            reason = _busy_with(state, record, newest.get(record.session, 0))
         if reason:
             refused[host] = reason
         else:
@@ -50,7 +57,7 @@ def eligible(now: float, state: ClusterState, policy: Policy, previous: Round | 
     return Eligible(available, refused)
 
 
-def _refusal(now: float, state: ClusterState, policy: Policy, record: HostRecord) -> str:
+def _refusal(state: ClusterState, policy: Policy, record: HostRecord) -> str:
     if not record.is_fit:
         return f"it is unfit: {record.unfit_reason or 'its checks failed'}"
     if record.host in state.cordons:
@@ -59,31 +66,42 @@ def _refusal(now: float, state: ClusterState, policy: Policy, record: HostRecord
         return f"it has {record.num_workers} workers, the job {policy.num_workers} a host"
     if state.job is not None and record.config_hash != state.job.config_hash:
         return "its configuration differs from the job's"
-    return _check_pending(now, state, record)
-
-
-def _check_pending(now: float, state: ClusterState, record: HostRecord) -> str:
-    """Return why a host that must pass its checks may not take part yet."""
-    for incident_id in sorted(state.incidents, reverse=True):
-        incident = state.incidents[incident_id]
-        if record.host not in incident.notes.get(CHECK_NOTE, "").split(","):
-            continue
-        report = state.checks.get((incident_id, record.host))
-        if report is not None and report.failed:
-            return f"it failed its check: {report.failed[0].name}: {report.failed[0].detail}"
-        is_over = incident.next_round is not None or report is not None
-        asked_s = now - (incident.moments.halted or now)
-        return "" if is_over or asked_s > CHECK_TIMEOUT_S else f"its check after incident {incident_id} is under way"
     return ""
 
 
-def _is_idle(state: ClusterState, record: HostRecord, named: int) -> bool:
-    """Say whether a host has said that it has no workers since a round that named it, which later ones did not."""
+def _checks_pending(now: float, state: ClusterState) -> dict[str, str]:
+    """Return why hosts that must pass their checks may not take part yet; the newest incident that says so counts."""
+    found: dict[str, str] = {}
+    asking = [incident for incident in state.incidents.values() if incident.notes.get(CHECK_NOTE)]
+    for incident in sorted(asking, key=state.created, reverse=True):
+        for host in incident.notes[CHECK_NOTE].split(","):
+            found.setdefault(host, _check_pending(now, state, incident, host))
+    return found
+
+
+def _check_pending(now: float, state: ClusterState, incident: Incident, host: str) -> str:
+    report = state.checks.get((incident.incident_id, host))
+    if report is not None and report.failed:
+        return f"it failed its check: {report.failed[0].name}: {report.failed[0].detail}"
+    is_over = incident.next_round is not None or report is not None or incident.state is not IncidentState.OPEN
+    # since this driver saw the halt: the moments of an incident may be of another clock
+    asked_s = now - state.since(state.keys.halt(incident.round))
+    if is_over or asked_s > CHECK_TIMEOUT_S:
+        return ""
+    return f"its check after incident {incident.incident_id} is under way"
+
+
+def _busy_with(state: ClusterState, record: HostRecord, named: int) -> str:
+    """Return why a host may still have workers; `named`: the newest round that can be read and names it."""
     status = state.statuses.get(record.host)
-    part = state.rounds[named].part_of(record.host, record.session)
-    if status is None or part is None or status.round < named:
-        return False
-    return state.has_stopped(part, status.round)
+    is_told = status is not None and status.session == record.session
+    if named:
+        part = state.rounds[named].part_of(record.host, record.session)
+        is_idle = part is not None and state.is_past(part, named)
+        return "" if is_idle else "it may still have workers of an older round"
+    if status is not None and is_told and status.phase in _BUSY_PHASES:
+        return f"it has workers of round {status.round}"
+    return ""
 
 
 def form(
@@ -111,23 +129,55 @@ def form(
     wanted = max(policy.feasible_counts) if previous is None else policy.best_count(len(previous.hosts))
     wanted = wanted or min(policy.feasible_counts)
     if count and (count >= wanted or _is_last_call_over(now, state, policy, previous, available, since)):
-        why = reason if count >= wanted else f"{reason}, with {count} of {wanted} hosts"
+        why = reason if count >= wanted else f"{reason}, with {count} of {count_text(wanted, 'host')}"
+        tests = PairCheck()
+        if policy.has_pair_checks and _are_pairs_due(previous, available, incident):
+            tests = follow_pairs(now, state, policy, f"round-{state.next_number}", available.values())
+            accused = {host: text for host, text in tests.verdict.guilty.items() if host in available}
+            if tests.waiting or accused:
+                return _after_pairs(now, tests, accused, incident)
+        found_text = verdict_text(tests.verdict)
+        why = f"{why}; pair tests: {found_text}" if found_text else why
         return _write(now, state, policy, available, count, previous, fenced, incident, why)
     missing = _missing(state, found, left_out or {}, previous, available)
     waited_s = now - since
-    text = f"waiting for {wanted - len(available)} of {wanted} hosts since {_clock(since)}"
+    text = f"waiting for {wanted - len(available)} of {count_text(wanted, 'host')} since {_clock(since)}"
     text = f"{text}: {missing}" if missing else text
     if not count and waited_s > policy.join_timeout_s:
         least = min(policy.feasible_counts)
         why = (
-            f"{len(available)} hosts can take part, {least} must (waited {waited_s:.0f} s, recovery.join_timeout_s="
-            f"{policy.join_timeout_s:g})"
+            f"{count_text(len(available), 'host')} can take part, {least} must (waited {waited_s:.0f} s, "
+            f"recovery.join_timeout_s={policy.join_timeout_s:g})"
         )
         why = f"{why}: {missing}" if missing else why
         number = previous.number if previous is not None else 0
         closed = tuple(UpdateIncident(ended(one, is_recovered=False)) for one in _open_with(state, incident))
         return Decision((*closed, EndJob(JobEnd(int(ExitCode.FAILURE), why, now, number))), why)
     return Decision((), text)
+
+
+def _are_pairs_due(previous: Round | None, available: Mapping[str, HostRecord], incident: Incident | None) -> bool:
+    """Say whether hosts meet in pairs first: not where a failure names who is to blame, and every second counts."""
+    if incident is not None:
+        return PAIRS_NOTE in incident.notes
+    return previous is None or not available.keys() <= {part.host for part in previous.hosts}
+
+
+def _after_pairs(now: float, tests: PairCheck, accused: Mapping[str, str], incident: Incident | None) -> Decision:
+    """Go on with pair tests, or cordon the hosts that they accuse: another decision forms a round without these."""
+    if tests.waiting:
+        return Decision(tests.actions, tests.waiting)
+    text = f"pair tests: {verdict_text(tests.verdict)}"
+    incident_id = "" if incident is None else incident.incident_id
+    cordons = [
+        CordonHost(Cordon(host, f"pair tests: {why}", "driver", now, incident_id)) for host, why in accused.items()
+    ]
+    if incident is None:
+        return Decision(tuple(cordons), text)
+    named = replace(
+        incident, culprit_hosts=tuple(accused), action=EVICT, reason=text, evidence=(text, *incident.evidence)[:16]
+    )
+    return Decision((UpdateIncident(named), *cordons), text)
 
 
 def _is_last_call_over(
@@ -172,11 +222,18 @@ def _write(
         incident="" if incident is None else incident.incident_id,
         fenced=all_fenced,
     )
-    updates = tuple(
-        UpdateIncident(replace(one, next_round=number, moments=replace(one.moments, round_written=now)))
-        for one in _open_with(state, incident)
+    updates = tuple(UpdateIncident(_with_round(now, one, number)) for one in _open_with(state, incident))
+    abandoned = tuple(UpdateIncident(ended(one, is_recovered=False)) for one in state.abandoned_incidents())
+    return Decision(
+        (*updates, *abandoned, WriteRound(round_)), f"round {number} with {count_text(count, 'host')}: {reason}"
     )
-    return Decision((*updates, WriteRound(round_)), f"round {number} with {count_text(count, 'host')}: {reason}")
+
+
+def _with_round(now: float, incident: Incident, number: int) -> Incident:
+    """Return an incident whose recovery goes on, or begins anew, with a round."""
+    written = no_earlier(now, incident.moments)
+    moments = replace(incident.moments, round_written=written, joined=None, loaded=None, first_step=None)
+    return replace(incident, next_round=number, moments=moments)
 
 
 def _open_with(state: ClusterState, incident: Incident | None) -> tuple[Incident, ...]:

@@ -10,11 +10,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from megatrain.contracts.host_records import HangEvidence, RankEvidence
-from megatrain.contracts.rounds import Round
+from megatrain.contracts.rounds import Round, RoundHost
 from megatrain.failures.hang import Confidence, HangReport, Position, hang_suspects
 
 _DEAD_STATES = {"T": "is stopped (T)", "t": "is stopped by a debugger (t)", "Z": "is dead (Z)", "": "has no process"}
 _MAX_SENTENCES = 12
+_RANGE = 3
+"""First rank, number of ranks, stride."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +64,23 @@ def _positions(known: Mapping[int, RankEvidence]) -> dict[int, dict[str, Positio
 
 def _groups(evidence: Mapping[str, HangEvidence], round_: Round) -> dict[str, tuple[int, ...]]:
     """Return the groups' members as all hosts together know them; a rank that the round has not is nobody's."""
-    found: dict[str, set[int]] = {}
-    for one in evidence.values():
-        for group, members in one.groups.items():
-            found.setdefault(group, set()).update(rank for rank in members if 0 <= rank < round_.world_size)
-    return {group: tuple(sorted(members)) for group, members in found.items()}
+    num_ranks = min(round_.world_size, sum(part.num_workers for part in round_.hosts))
+    ranges = {group: told for one in evidence.values() for group, told in one.groups.items()}
+    return {
+        group: tuple(rank for rank in sorted(range(first, first + count * stride, stride)) if 0 <= rank < num_ranks)
+        for group, (first, count, stride) in ((group, told) for group, told in ranges.items() if len(told) == _RANGE)
+        if stride and 0 < count <= num_ranks
+    }
 
 
 def _hosts(round_: Round, ranks: Iterable[int]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(round_.host_of(rank).host for rank in ranks))
+    wanted = set(ranks)
+    parts = (part for part in round_.hosts if _has_any(part, wanted))
+    return tuple(dict.fromkeys(part.host for part in sorted(parts, key=lambda part: part.first_rank)))
+
+
+def _has_any(part: RoundHost, ranks: set[int]) -> bool:
+    return any(rank in ranks for rank in range(part.first_rank, part.first_rank + part.num_workers))
 
 
 def _standing(known: Mapping[int, RankEvidence], suspects: Iterable[int]) -> list[str]:

@@ -1,41 +1,103 @@
-"""Incidents as JSON files in the run directory: what is left to read when etcd is gone."""
+"""Incidents as JSON files in the run directory: what is left to read when etcd is gone.
+
+Written by a thread of its own: the driver must go on deciding while the run directory's storage is away.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
+import threading
+import time
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 from megatrain.contracts.incident import Incident
 from megatrain.contracts.record import encode
 from megatrain.contracts.whole_files import temporary_name
 
 _logger = logging.getLogger(__name__)
+_SLOW_S = 10.0
+_END_S = 5.0
 
 
 class IncidentFiles:
-    """Writes <directory>/<incident id>.json. Trouble with the disk is told and never stops the driver."""
+    """Writes <directory>/<incident id>.json while it is entered. Trouble with the disk is told and stops nobody."""
 
     def __init__(self, directory: Path | None) -> None:
         self._directory = directory
-        self.trouble = ""
+        self._trouble = ""
+        self._changed = threading.Condition()
+        self._waiting: dict[str, Incident] = {}
+        self._busy_since: float | None = None
+        self._is_closed = False
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Self:
+        if self._directory is not None:
+            self._is_closed = False
+            self._thread = threading.Thread(target=self._run, args=(self._directory,), name="incidents", daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join(_END_S)  # storage that is away keeps nobody
+
+    @property
+    def trouble(self) -> str:
+        """What keeps incidents from being written; empty where nothing does."""
+        with self._changed:
+            since = self._busy_since
+            if since is not None and time.monotonic() - since > _SLOW_S:
+                return f"incidents cannot be written to {self._directory}: it does not answer"
+            return self._trouble
 
     def write(self, incident: Incident) -> None:
-        """Write an incident, or write it anew, as a whole."""
-        if self._directory is None:
-            return
-        path = self._directory / f"{incident.incident_id}.json"
+        """Have an incident written, or written anew, as a whole; of one that waits the newest counts."""
+        if self._directory is not None:
+            with self._changed:
+                self._waiting[incident.incident_id] = incident
+                self._changed.notify_all()
+
+    def _run(self, directory: Path) -> None:
+        while True:
+            with self._changed:
+                self._busy_since = None
+                self._changed.wait_for(lambda: self._waiting or self._is_closed)
+                if not self._waiting:
+                    return
+                incident = self._waiting.pop(next(iter(self._waiting)))
+                self._busy_since = time.monotonic()
+            trouble = _write(directory, incident)
+            with self._changed:
+                self._trouble = trouble
+
+
+def _write(directory: Path, incident: Incident) -> str:
+    """Write one file; return why it could not be."""
+    path = directory / f"{incident.incident_id}.json"
+    raw = encode(incident) + b"\n"
+    try:
         draft = path.with_name(temporary_name(path.name))
-        raw = encode(incident) + b"\n"
+        if path.is_file() and path.read_bytes() == raw:
+            return ""
+        directory.mkdir(parents=True, exist_ok=True)
         try:
-            if path.is_file() and path.read_bytes() == raw:
-                return
-            self._directory.mkdir(parents=True, exist_ok=True)
             draft.write_bytes(raw)
             os.replace(draft, path)
-        except OSError as error:
+        except OSError:
             draft.unlink(missing_ok=True)
-            self.trouble = f"incident {incident.incident_id} cannot be written to {self._directory}: {error.strerror}"
-            _logger.warning("%s", self.trouble)
-        else:
-            self.trouble = ""
+            raise
+    except (OSError, ValueError) as error:  # an id may be no name of a file
+        why = getattr(error, "strerror", None) or error
+        trouble = f"incident {incident.incident_id!r} cannot be written to {directory}: {why}"
+        _logger.warning("%s", trouble)
+        return trouble
+    return ""

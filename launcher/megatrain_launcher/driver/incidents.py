@@ -15,6 +15,8 @@ EXIT_CODE_NOTE = "exit_code"
 """Of a job that stops as somebody asked."""
 REQUEST_NOTE = "request"
 CHECK_NOTE = "check"
+PAIRS_NOTE = "pairs"
+"""All hosts are to meet their neighbours before the next round, for nobody is named."""
 MEDIAN_NOTE = "median_step_s"
 OVER_NOTE = "over_unix_s"
 
@@ -48,11 +50,15 @@ def _new_id(now: float, state: ClusterState, number: int) -> str:
         now += 0.001
 
 
-def history_of(state: ClusterState, before: str = "") -> tuple[Incident, ...]:
-    """Return the incidents of this launch of the job, the oldest first, up to but not `before`."""
-    begin = state.job.created_unix_s if state.job is not None else 0.0
-    found = (state.incidents[key] for key in sorted(state.incidents) if not before or key < before)
-    return tuple(incident for incident in found if incident.moments.detected >= begin)
+def history_of(state: ClusterState, before: Incident | None = None) -> tuple[Incident, ...]:
+    """Return the incidents of this launch of the job, the oldest first, up to but not `before`.
+
+    By revisions: an id tells the time of the clock of whoever drove then.
+    """
+    end = state.revision + 1 if before is None else state.created(before)
+    found = [(state.created(one), one) for one in state.incidents.values() if state.is_of_this_launch(one)]
+    found = [pair for pair in found if before is None or (pair[0] < end and pair[1].incident_id != before.incident_id)]
+    return tuple(one for _, one in sorted(found, key=lambda pair: (pair[0], pair[1].incident_id)))
 
 
 def statuses_in(state: ClusterState, round_: Round) -> tuple[HostStatus, ...]:
@@ -80,21 +86,45 @@ def followed(now: float, state: ClusterState, round_: Round) -> tuple[Incident, 
     for incident in state.open_incidents():
         if incident.next_round is None or not is_whole:
             continue
-        moments = replace(
-            incident.moments,
-            joined=_last(status.milestones.joined_unix_s for status in found),
-            loaded=_last(status.milestones.loaded_unix_s for status in found),
-            first_step=_last(status.milestones.first_step_unix_s for status in found),
-        )
         resumed = [status.resumed_step for status in found if status.resumed_step is not None]
         later = replace(
-            incident, moments=moments, next_round=round_.number, resumed_step=min(resumed, default=None)
-        )  # fmt: skip
-        if moments.first_step is not None:
+            incident,
+            moments=_reached(incident.moments, found, now),
+            next_round=round_.number,
+            resumed_step=min(resumed, default=None),
+        )
+        if later.moments.first_step is not None:
             later = _closed(now, state, later)
         if later != incident:
             changed.append(later)
     return tuple(changed)
+
+
+def _reached(moments: Moments, found: Sequence[HostStatus], now: float) -> Moments:
+    """Return how far a recovery is. What was once entered stays: no moment is before the one that it follows."""
+    joined, loaded, first_step = moments.joined, moments.loaded, moments.first_step
+    least = no_earlier(moments.round_written or moments.detected, moments)
+    if joined is None:
+        joined = _within(_last(status.milestones.joined_unix_s for status in found), least, now)
+    if loaded is None:
+        loaded = _within(_last(status.milestones.loaded_unix_s for status in found), joined or least, now)
+    if first_step is None:
+        told = _last(status.milestones.first_step_unix_s for status in found)
+        first_step = _within(told, loaded or joined or least, now)
+    return replace(moments, joined=joined, loaded=loaded, first_step=first_step)
+
+
+def no_earlier(now: float, moments: Moments) -> float:
+    """Return `now`, or the newest moment of the driver's where that is later: another clock wrote it."""
+    told = (moments.detected, moments.decided, moments.halted, moments.round_written)
+    return max(now, *(moment for moment in told if moment is not None))
+
+
+def _within(told: float | None, least: float, now: float) -> float | None:
+    """Return a moment as hosts told it; where their clocks cannot be right, the time at which it is heard of."""
+    if told is None:
+        return None
+    return told if least <= told <= now else max(least, now)
 
 
 def _last(times: Iterable[float | None]) -> float | None:

@@ -6,14 +6,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.host_records import HostPhase
+from megatrain.contracts.host_records import HostPhase, RankFailure
 from megatrain.contracts.incident import Incident, IncidentKind
 from megatrain.contracts.rounds import Cordon, Halt, HostCommand, JobEnd, Round, RoundHost
 from megatrain_launcher.driver.actions import Action, CordonHost, Decision, EndJob, SendCommand, UpdateIncident
-from megatrain_launcher.driver.breaking import probes_for
-from megatrain_launcher.driver.forming import form
-from megatrain_launcher.driver.incidents import CHECK_NOTE, EXIT_CODE_NOTE, ended, history_of, last_step, statuses_in
+from megatrain_launcher.driver.breaking import probes_for, telling
+from megatrain_launcher.driver.forming import eligible, form
+from megatrain_launcher.driver.incidents import (
+    CHECK_NOTE,
+    EXIT_CODE_NOTE,
+    PAIRS_NOTE,
+    ended,
+    history_of,
+    last_step,
+    no_earlier,
+    statuses_in,
+)
 from megatrain_launcher.driver.policy import Policy
+from megatrain_launcher.driver.requests import asked_to_stop
 from megatrain_launcher.driver.responses import REQUEUE, STOP, Facts, Response, respond
 from megatrain_launcher.driver.state import ClusterState
 
@@ -31,7 +41,8 @@ class Stopping:
 
 def follow_halt(now: float, state: ClusterState, policy: Policy, round_: Round, halt: Halt) -> Decision:
     """Return what to do now that a round is halted and no newer one is written."""
-    incident = state.incidents.get(halt.incident)
+    is_old = state.is_of_older_launch(round_)  # what broke that launch says nothing of this one
+    incident = None if is_old else state.incidents.get(halt.incident)
     since = state.since(state.keys.halt(round_.number), now)
     stopping = stopping_of(now, state, policy, round_, halt, since)
     if stopping.pending:
@@ -39,13 +50,18 @@ def follow_halt(now: float, state: ClusterState, policy: Policy, round_: Round, 
         return Decision(
             probes_for(now, state, stopping.pending), f"round {round_.number} is halted: waiting for {names} to stop"
         )
-    done = _done_code(state, round_)
+    done = None if is_old else _done_code(state, round_)
     if done is not None:
         return _end(now, state, incident, done, "training is done", round_, is_recovered=True)
+    is_stopping_job = incident is not None and incident.kind is IncidentKind.REQUEST and incident.action == STOP
+    asked = None if is_stopping_job else asked_to_stop(state)
+    if asked is not None:
+        known = _completed(now, state, round_, incident) if incident is not None else None
+        return _end(now, state, known, asked.exit_code, f"{asked.by} asked for {asked.kind}", round_)
     if incident is None:
         return form(
             now, state, policy, previous=round_, fenced=tuple(stopping.fenced), left_out=stopping.left_out,
-            since=since, reason=halt.reason,
+            since=since, reason="the job begins" if is_old else halt.reason,
         )  # fmt: skip
     if incident.moments.halted is not None:
         return _form(now, state, policy, round_, stopping, incident, since, ())
@@ -61,7 +77,7 @@ def stopping_of(now: float, state: ClusterState, policy: Policy, round_: Round, 
     left_out: dict[str, str] = {}
     for part in round_.hosts:
         proof = state.proof_of_death(part)
-        if state.has_stopped(part, round_.number):
+        if state.is_past(part, round_.number):
             continue
         if proof or not state.is_registered(part):
             why = proof or f"{part.host} is not heard of; its lease is gone"
@@ -93,36 +109,41 @@ def _judge(
     since: float,
 ) -> Decision:
     """Decide what the incident means, now that all that can be known of it is known."""
+    failures = _failures_of(state, round_, incident)
     incident = _completed(now, state, round_, incident)
     if incident.kind is IncidentKind.REQUEST:
         if incident.action == STOP:
             return _end(now, state, incident, _code_of_saving(state, round_, incident), incident.reason, round_)
         return _form(now, state, policy, round_, stopping, incident, since, (UpdateIncident(incident),))
+    host_of = {rank: part.host for part in round_.hosts for rank in _ranks_of(part)}
+    fit = eligible(now, state, policy, round_).available
     facts = Facts(
         kind=incident.kind,
         round=round_.number,
-        failures=incident.failures,
-        host_of={rank: part.host for part in round_.hosts for rank in _ranks_of(part)},
+        failures=failures,
+        host_of=host_of,
         lost={**dict.fromkeys(_lost_before(incident), "its lease is gone"), **stopping.lost},
-        accused=_accused(state, round_, incident),
+        accused=_accused(state, round_, incident, {host_of[one.rank] for one in failures if one.rank in host_of}),
         accused_ranks=incident.culprit_ranks,
         last_step=incident.last_step,
+        fit=frozenset(host for host, record in fit.items() if record.session not in stopping.fenced),
     )
-    response = respond(facts, history_of(state, incident.incident_id), policy, now)
-    incident = _answered(incident, response, stopping)
+    response = respond(facts, history_of(state, incident), policy, now)
+    incident = _answered(incident, response, stopping, len(failures))
     if response.action in (STOP, REQUEUE):
         return _end(now, state, incident, response.exit_code, response.reason, round_)
     actions: tuple[Action, ...] = ()
     if response.is_cordoned:
-        cordons = [
-            Cordon(host, response.reason, "driver", now, incident.incident_id) for host in response.culprit_hosts
-        ]
+        cordons = [Cordon(host, response.reason, "driver", now, incident.incident_id) for host in response.cordoned]
         actions += tuple(map(CordonHost, cordons))
         state = replace(state, cordons={**state.cordons, **{one.host: one for one in cordons}})
+    if response.is_paired and policy.has_pair_checks:
+        incident = replace(incident, notes={**incident.notes, PAIRS_NOTE: "yes"})
     if response.is_checked:
         incident = replace(incident, notes={**incident.notes, CHECK_NOTE: ",".join(response.culprit_hosts)})
-        number = max(state.commands, default=0) + 1
-        command = HostCommand(number, "check", response.culprit_hosts, incident.incident_id, created_unix_s=now)
+        command = HostCommand(
+            state.next_command, "check", response.culprit_hosts, incident.incident_id, created_unix_s=now
+        )
         actions += (SendCommand(command),)
     state = replace(state, incidents={**state.incidents, incident.incident_id: incident})
     return _form(now, state, policy, round_, stopping, incident, since, (UpdateIncident(incident), *actions))
@@ -148,19 +169,24 @@ def _form(
     return Decision((*kept, *formed.actions), formed.reason)
 
 
-def _completed(now: float, state: ClusterState, round_: Round, incident: Incident) -> Incident:
-    """Return the incident with what came in while the round was stopping."""
+def _failures_of(state: ClusterState, round_: Round, incident: Incident) -> tuple[RankFailure, ...]:
+    """Return how ranks of a round ended, the earliest first, with what came in while the round was stopping."""
     failures = {failure.rank: failure for failure in incident.failures}
     failures.update(state.failures.get(round_.number, {}))
-    known = sorted(
-        (one for one in failures.values() if 0 <= one.rank < round_.world_size), key=lambda one: one.at_unix_s
-    )  # fmt: skip
+    known = (one for one in failures.values() if 0 <= one.rank < round_.world_size)
+    return tuple(sorted(known, key=lambda one: one.at_unix_s))
+
+
+def _completed(now: float, state: ClusterState, round_: Round, incident: Incident) -> Incident:
+    """Return the incident with what came in while the round was stopping; one that was judged before is as it was."""
+    if incident.moments.halted is not None:
+        return incident
     steps = [step for step in (incident.last_step, last_step(state, round_)) if step is not None]
     return replace(
         incident,
-        failures=tuple(known),
+        failures=telling(_failures_of(state, round_, incident)),
         last_step=max(steps, default=None),
-        moments=replace(incident.moments, halted=now),
+        moments=replace(incident.moments, halted=no_earlier(now, incident.moments)),
     )
 
 
@@ -168,14 +194,11 @@ def _lost_before(incident: Incident) -> tuple[str, ...]:
     return incident.culprit_hosts if incident.kind is IncidentKind.HOST_LOST else ()
 
 
-def _accused(state: ClusterState, round_: Round, incident: Incident) -> tuple[str, ...]:
-    """Return whom a hang's evidence names, or to whom victims lost the connection."""
+def _accused(state: ClusterState, round_: Round, incident: Incident, victims: set[str]) -> tuple[str, ...]:
+    """Return whom a hang's evidence names, or to whom victims lost the connection. `victims`: hosts by name."""
     if incident.kind is IncidentKind.HANG:
         return incident.culprit_hosts
     by_address = {part.address: part.host for part in round_.hosts} | {part.host: part.host for part in round_.hosts}
-    victims = {
-        round_.host_of(failure.rank).host for failure in incident.failures if 0 <= failure.rank < round_.world_size
-    }  # fmt: skip
     named = {
         by_address[address]
         for status in statuses_in(state, round_)
@@ -185,8 +208,10 @@ def _accused(state: ClusterState, round_: Round, incident: Incident) -> tuple[st
     return tuple(sorted(named - victims))
 
 
-def _answered(incident: Incident, response: Response, stopping: Stopping) -> Incident:
-    words = (response.reason, *incident.evidence, *stopping.lost.values(), *stopping.left_out.values())
+def _answered(incident: Incident, response: Response, stopping: Stopping, num_failures: int) -> Incident:
+    words = [response.reason, *incident.evidence, *stopping.lost.values(), *stopping.left_out.values()]
+    if num_failures > len(incident.failures):
+        words.insert(1, f"{num_failures} workers ended; these {len(incident.failures)} tell most")
     kind = response.kind if incident.kind is IncidentKind.FAILURE else incident.kind
     return replace(
         incident,

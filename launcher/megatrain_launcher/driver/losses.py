@@ -26,6 +26,7 @@ from megatrain_launcher.driver.policy import Policy
 from megatrain_launcher.driver.probe import Vitality
 from megatrain_launcher.driver.responses import HOLD
 from megatrain_launcher.driver.state import ClusterState
+from megatrain_launcher.texts import count_text
 
 _SLOW_STEPS = 3
 """A host without a lease is evicted when no step is completed for so many times the median step."""
@@ -33,6 +34,10 @@ _TOLERATED_S = 1.0
 """After an outage of etcd hosts register again one after the other: for so long that is no incident."""
 _LEAST_HOSTS = 3
 """Of fewer hosts no fraction says anything about etcd."""
+_MANY = 2
+"""One host alone is lost by itself, however few there are."""
+_MAX_HOLDS = 20
+"""So many holds of a round are incidents of their own; later ones are only told: a lease may come and go for days."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +53,7 @@ def absent_of(state: ClusterState, round_: Round) -> Absent:
     gone: list[RoundHost] = []
     dead: dict[str, str] = {}
     for part in round_.hosts:
-        status = state.status_of(part, round_.number)
-        if state.is_registered(part) or (status is not None and status.phase is HostPhase.DONE):
+        if state.is_registered(part) or _is_done(state, round_, part):
             continue
         proof = state.proof_of_death(part)
         if proof:
@@ -98,11 +102,14 @@ def _second_sign(
     stalled = stalled_hosts(state, round_)
     if stalled:
         return tuple(stall_words(state, host) for host in stalled[:4])
+    waited_s = now - began
     if len(gone) == len(round_.hosts):
-        waited_s = now - began
         return (f"none of the round is heard of for {waited_s:.0f} s",) if waited_s > policy.join_timeout_s else ()
     if _are_too_many(policy, round_, gone) or all(_is_alive(state, part) for part in gone):
-        return ()
+        # who is done with its work complains of nothing any more
+        is_waiting = all(_is_done(state, round_, part) for part in _others(round_, gone))
+        is_over = is_waiting and waited_s > policy.join_timeout_s
+        return (f"all others are done and wait for {waited_s:.0f} s",) if is_over else ()
     # statuses come at intervals: steps may go on for so long unheard
     limit_s = policy.status_interval_s + max(policy.hang_floor_s, _SLOW_STEPS * (median_step_s(state, round_) or 0.0))
     silent_s = now - _advanced_at(state, round_, gone, began)
@@ -110,12 +117,23 @@ def _second_sign(
 
 
 def _are_too_many(policy: Policy, round_: Round, gone: tuple[RoundHost, ...]) -> bool:
-    return len(round_.hosts) >= _LEAST_HOSTS and len(gone) > policy.max_vanished_fraction * len(round_.hosts)
+    most = policy.max_vanished_fraction * len(round_.hosts)
+    return len(round_.hosts) >= _LEAST_HOSTS and len(gone) >= _MANY and len(gone) > most
 
 
 def _advanced_at(state: ClusterState, round_: Round, gone: tuple[RoundHost, ...], began: float) -> float:
     """Return when one of the hosts that are left was last seen to complete a step."""
-    return max((state.advanced_at.get(part.host, began) for part in round_.hosts if part not in gone), default=began)
+    return max((state.advanced_at.get(part.host, began) for part in _others(round_, gone)), default=began)
+
+
+def _others(round_: Round, gone: tuple[RoundHost, ...]) -> list[RoundHost]:
+    names = {part.host for part in gone}
+    return [part for part in round_.hosts if part.host not in names]
+
+
+def _is_done(state: ClusterState, round_: Round, part: RoundHost) -> bool:
+    status = state.status_of(part, round_.number)
+    return status is not None and status.phase is HostPhase.DONE
 
 
 def _is_alive(state: ClusterState, part: RoundHost) -> bool:
@@ -132,9 +150,10 @@ def _hold(
     probes: tuple[Action, ...],
     why: str,
 ) -> Decision:
-    reason = f"held: {len(names)} of {len(round_.hosts)} hosts are not registered ({', '.join(names[:8])}), but {why}"
+    gone = f"{_part_of(names, round_)} {'is' if len(names) == 1 else 'are'} not registered"
+    reason = f"held: {gone} ({', '.join(names[:8])}), but {why}"
     actions: tuple[Action, ...] = (*probes, Alarm("control-plane", reason))
-    if open_hold(state, round_) is None:
+    if open_hold(state, round_) is None and len(_holds(state, round_)) < _MAX_HOLDS:
         incident = new_incident(
             now, state, IncidentKind.CONTROL_PLANE, round_=round_, began=began, reason=reason, action=HOLD
         )  # fmt: skip
@@ -144,15 +163,17 @@ def _hold(
     return Decision(actions, reason)
 
 
+def _part_of(names: tuple[str, ...], round_: Round) -> str:
+    return f"{len(names)} of {count_text(len(round_.hosts), 'host')}"
+
+
 def hold_of_returned(now: float, state: ClusterState, round_: Round) -> tuple[OpenIncident, ...]:
     """Return an incident for leases that were lost and taken anew while nobody could open one: no loss goes untold."""
     names = _returned(state, round_)
-    if not names:
+    if not names or len(_holds(state, round_)) >= _MAX_HOLDS:
         return ()
-    reason = (
-        f"held: {len(names)} of {len(round_.hosts)} hosts lost their leases ({', '.join(names[:8])}) and registered "
-        "again; training went on"
-    )
+    lost = f"{_part_of(names, round_)} lost {'its lease' if len(names) == 1 else 'their leases'}"
+    reason = f"held: {lost} ({', '.join(names[:8])}) and registered again; training went on"
     incident = new_incident(
         now, state, IncidentKind.CONTROL_PLANE, round_=round_, began=now, reason=reason, action=HOLD
     )  # fmt: skip
@@ -178,8 +199,7 @@ def _returned(state: ClusterState, round_: Round) -> tuple[str, ...]:
         return ()
     holds = (
         state.seen[key].mod_revision
-        for one in state.incidents.values()
-        if one.kind is IncidentKind.CONTROL_PLANE and one.round == round_.number
+        for one in _holds(state, round_)
         if (key := keys.incident(one.incident_id)) in state.seen
     )
     told = max((written.create_revision, *holds))
@@ -194,8 +214,9 @@ def _returned(state: ClusterState, round_: Round) -> tuple[str, ...]:
 
 def open_hold(state: ClusterState, round_: Round) -> Incident | None:
     """Return the hold of this round that is not over."""
-    for incident in state.incidents.values():
-        is_hold = incident.kind is IncidentKind.CONTROL_PLANE and incident.round == round_.number
-        if is_hold and OVER_NOTE not in incident.notes:
-            return incident
-    return None
+    return next((incident for incident in _holds(state, round_) if OVER_NOTE not in incident.notes), None)
+
+
+def _holds(state: ClusterState, round_: Round) -> list[Incident]:
+    kind, number = IncidentKind.CONTROL_PLANE, round_.number
+    return [incident for incident in state.incidents.values() if incident.kind is kind and incident.round == number]

@@ -17,6 +17,8 @@ HANG_GRACE_S = 2.0
 GROW_AFTER_S = 10.0
 """A host must have been there for so long before a round that trains is ended to take it in."""
 CHECK_TIMEOUT_S = 90.0
+PAIRS_TIMEOUT_S = 150.0
+"""Of one turn of pair tests: loading torch, meeting the partner, measuring."""
 REQUEST_TIMEOUT_S = 600.0
 HOUR_S = 3600.0
 
@@ -37,6 +39,7 @@ class Policy:
     network_failures: int = 2
     network_window_s: float = 300.0
     hangs_per_hour: int = 2
+    host_failures_per_hour: int = 3
     stop_timeout_s: float = 10.0
     save_grace_s: float = 60.0
     join_timeout_s: float = 600.0
@@ -44,6 +47,9 @@ class Policy:
     """How long a broken round's place is kept for a host before the job goes on with fewer."""
     max_vanished_fraction: float = 0.3
     has_health_checks: bool = True
+    has_pair_checks: bool = False
+    """Hosts meet in timed all-reduces before the first round, and after a failure that names no host."""
+    max_slowdown: float = 1.5
 
     def __post_init__(self) -> None:
         wrong = sorted(count for count in self.feasible_counts if not self.min_hosts <= count <= self.max_hosts)
@@ -71,12 +77,15 @@ class Policy:
             network_failures=recovery.network_failures,
             network_window_s=recovery.network_window_s,
             hangs_per_hour=recovery.hangs_per_hour,
+            host_failures_per_hour=recovery.host_failures_per_hour,
             stop_timeout_s=recovery.stop_timeout_s,
             save_grace_s=config.runtime.save_grace_s,
             join_timeout_s=recovery.join_timeout_s,
             shrink_after_s=recovery.join_timeout_s,
             max_vanished_fraction=recovery.max_vanished_fraction,
             has_health_checks=recovery.has_health_checks,
+            has_pair_checks=recovery.has_health_checks and recovery.has_pair_checks,
+            max_slowdown=recovery.max_slowdown,
         )
 
     def best_count(self, num_hosts: int) -> int:

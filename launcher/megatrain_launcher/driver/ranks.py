@@ -7,6 +7,7 @@ neighbouring ranks (dp next to tp: MegaScale sec. 3.5).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from megatrain.contracts.host_records import HostRecord
@@ -34,16 +35,12 @@ def choose(available: Mapping[str, HostRecord], previous: Round | None, count: i
     spares = [record for name, record in available.items() if name not in slots]
     chosen = members[:count]
     if len(chosen) < count:
-        anchors = chosen or spares
-        spares.sort(key=lambda one: (-_num_shared(one, anchors), topology_key(one)))
+        shared = Counter(item for anchor in chosen or spares for item in anchor.labels.items())
+        spares.sort(key=lambda one: (-sum(shared[item] for item in one.labels.items()), topology_key(one)))
         chosen += spares[: count - len(chosen)]
     if previous is None:
         return tuple(sorted(chosen, key=topology_key))
     return _seat(chosen, slots, count)
-
-
-def _num_shared(record: HostRecord, others: Sequence[HostRecord]) -> int:
-    return sum(1 for other in others for item in record.labels.items() if item in other.labels.items())
 
 
 def _seat(chosen: Sequence[HostRecord], slots: Mapping[str, int], count: int) -> tuple[HostRecord, ...]:

@@ -1,13 +1,15 @@
 """What people asked for: answers, and the halts, cordons and commands that follow. Pure.
 
 A request stays in etcd until its last answer, so that whoever drives can go on with it. What is under way is known from
-what it left: a command or an incident that names it.
+what it left: a command or an incident that names it, or a first answer while a round is being stopped. A round that was
+written after a request is what that asked for.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from megatrain.contracts.host_records import HostPhase, HostRecord
 from megatrain.contracts.incident import Incident, IncidentKind, IncidentState
 from megatrain.contracts.job_requests import Answer, JobRequest, RequestKind
 from megatrain.contracts.rounds import Cordon, HostCommand, JobEnd, Round
@@ -21,26 +23,32 @@ from megatrain_launcher.driver.actions import (
     UpdateIncident,
 )
 from megatrain_launcher.driver.breaking import halt
-from megatrain_launcher.driver.incidents import EXIT_CODE_NOTE, REQUEST_NOTE, ended, new_incident
-from megatrain_launcher.driver.policy import REQUEST_TIMEOUT_S
+from megatrain_launcher.driver.incidents import EXIT_CODE_NOTE, REQUEST_NOTE, ended, new_incident, statuses_in
+from megatrain_launcher.driver.pair_checks import PairCheck, follow_pairs, verdict_text
+from megatrain_launcher.driver.policy import REQUEST_TIMEOUT_S, Policy
+from megatrain_launcher.driver.ranks import topology_key
 from megatrain_launcher.driver.responses import EVICT, RESTART, STOP
 from megatrain_launcher.driver.state import ClusterState
-from megatrain_launcher.texts import natural_order
+from megatrain_launcher.texts import count_text, names_text, natural_order
 
 
-def answer_requests(now: float, state: ClusterState, *, is_quiet: bool) -> tuple[Action, ...]:
+def answer_requests(now: float, state: ClusterState, policy: Policy, *, is_quiet: bool) -> tuple[Action, ...]:
     """Return what follows from the oldest request that something can be done about.
 
     `is_quiet`: nothing else is decided at this moment; only then a request may change anything.
     """
-    for request_id in sorted(state.requests, key=lambda one: (state.requests[one].created_unix_s, one)):
-        request = state.requests[request_id]
-        actions = _follow(now, state, request)
+    for request in _by_age(state):
+        actions = _follow(now, state, policy, request, is_quiet=is_quiet)
         if actions is None and is_quiet:
             actions = _begin(now, state, request)
         if actions:
             return actions
     return ()
+
+
+def asked_to_stop(state: ClusterState) -> JobRequest | None:
+    """Return the oldest request to stop the job; None where nobody asks for that."""
+    return next((request for request in _by_age(state) if request.kind is RequestKind.STOP), None)
 
 
 def refuse_all(now: float, state: ClusterState, reason: str) -> tuple[Action, ...]:
@@ -51,13 +59,29 @@ def refuse_all(now: float, state: ClusterState, reason: str) -> tuple[Action, ..
     )  # fmt: skip
 
 
+def _by_age(state: ClusterState) -> list[JobRequest]:
+    """Return the requests, the oldest first: by revisions, for clocks of machines differ."""
+
+    def revision(request_id: str) -> int:
+        found = state.seen.get(state.keys.request(request_id))
+        return state.revision if found is None else found.create_revision
+
+    return [state.requests[one] for one in sorted(state.requests, key=lambda one: (revision(one), one))]
+
+
 def _answer(
     now: float, request: JobRequest, text: str, *, is_accepted: bool = True, is_done: bool = False
 ) -> AnswerRequest:
     return AnswerRequest(Answer(request.request_id, is_accepted, is_done, text, now))
 
 
-def _follow(now: float, state: ClusterState, request: JobRequest) -> tuple[Action, ...] | None:
+def _refuse(now: float, request: JobRequest, text: str) -> tuple[Action, ...]:
+    return (_answer(now, request, text, is_accepted=False, is_done=True),)
+
+
+def _follow(
+    now: float, state: ClusterState, policy: Policy, request: JobRequest, *, is_quiet: bool
+) -> tuple[Action, ...] | None:
     """Go on with a request that was begun; None: it was not."""
     command = next((one for one in state.commands.values() if one.request == request.request_id), None)
     incident = next(
@@ -70,11 +94,43 @@ def _follow(now: float, state: ClusterState, request: JobRequest) -> tuple[Actio
     else:
         assert incident is not None
         text = _incident_result(incident)
+    if text and command is not None and request.kind is RequestKind.CHECK and policy.has_pair_checks:
+        tests = follow_pairs(now, state, policy, request.request_id, _paired(state, request))
+        if tests.waiting and not _is_overdue(now, state, request):
+            return tests.actions if is_quiet else ()
+        text = f"{text}; {_pairs_result(tests)}"
     if text:
         return (_answer(now, request, text, is_done=True),)
-    if now - state.since(state.keys.request(request.request_id), now) > REQUEST_TIMEOUT_S:
+    if _is_overdue(now, state, request):
         return (_answer(now, request, f"nothing came of it within {REQUEST_TIMEOUT_S:g} s", is_done=True),)
     return ()
+
+
+def _paired(state: ClusterState, request: JobRequest) -> list[HostRecord]:
+    """Return the hosts that a check lets meet: idle ones, and of one host only it and its two neighbours."""
+    live = state.round if state.round is not None and state.round.number not in state.halts else None
+    training = {part.host for part in live.hosts} if live is not None else set()
+    idle = sorted((one for host, one in state.hosts.items() if host not in training), key=topology_key)
+    names = [record.host for record in idle]
+    if not request.host:
+        return idle
+    if request.host not in names:
+        return []
+    place = names.index(request.host)
+    near = {(place + step) % len(idle) for step in (-1, 0, 1)}
+    return [record for number, record in enumerate(idle) if number in near]
+
+
+def _pairs_result(tests: PairCheck) -> str:
+    if tests.waiting:
+        return f"pair tests did not end: {tests.waiting}"
+    if not tests.num_pairs:
+        return "no pair tests: fewer than two hosts are idle"
+    return verdict_text(tests.verdict) or f"{count_text(tests.num_pairs, 'pair')} of idle hosts met and passed"
+
+
+def _is_overdue(now: float, state: ClusterState, request: JobRequest) -> bool:
+    return now - state.since(state.keys.request(request.request_id), now) > REQUEST_TIMEOUT_S
 
 
 def _command_result(state: ClusterState, request: JobRequest, command: HostCommand) -> str:
@@ -89,7 +145,7 @@ def _command_result(state: ClusterState, request: JobRequest, command: HostComma
             if one and one.failed
         ]
         gone = [f"{host} left" for host, one in reports.items() if one is None]
-        return "; ".join((*failed, *gone)) or f"all checks passed on {', '.join(command.hosts)}"
+        return "; ".join((*failed, *gone)) or f"all checks passed on {names_text(command.hosts, most=8)}"
     waiting = [
         host
         for host in command.hosts
@@ -108,51 +164,108 @@ def _incident_result(incident: Incident) -> str:
 
 def _begin(now: float, state: ClusterState, request: JobRequest) -> tuple[Action, ...]:
     round_ = state.round
-    live = round_ if round_ is not None and round_.number not in state.halts else None
+    if request.kind is RequestKind.EVICT:
+        return _evict(now, state, request)
+    if request.kind is RequestKind.CHECK:
+        return _check(now, state, request)
+    if round_ is None:
+        return _without_round(now, state, request)
+    if round_.number in state.halts:
+        return _while_stopping(now, state, request, round_)
     match request.kind:
-        case RequestKind.EVICT:
-            return _evict(now, state, request, live)
-        case RequestKind.CHECK:
-            return _check(now, state, request)
-        case RequestKind.STOP if live is None:
-            closed = tuple(UpdateIncident(ended(one, is_recovered=False)) for one in state.open_incidents())
-            end = EndJob(JobEnd(request.exit_code, f"{request.by} stopped the job", now, 0))
-            return (*closed, end, _answer(now, request, "the job is over; nothing was training", is_done=True))
-        case _ if live is None:
-            text = "nothing trains at the moment: there is nothing to save or to restart"
-            return (_answer(now, request, text, is_accepted=False, is_done=True),)
         case RequestKind.CHECKPOINT:
-            hosts = tuple(part.host for part in live.hosts)
+            hosts = tuple(part.host for part in round_.hosts)
             command = SendCommand(_command(now, state, "checkpoint", hosts, request))
             return (command, _answer(now, request, "asked all hosts to save"))
+        case RequestKind.RESTART if _is_newer(state, round_, request):
+            return _await_training(now, state, request, round_)
         case RequestKind.RESTART:
-            return _halt_for(now, state, request, live, RESTART, "saving, then a new round begins")
+            return _halt_for(now, state, request, round_, RESTART, "saving, then a new round begins")
+        case _:
+            return _halt_for(now, state, request, round_, STOP, "saving, then the job ends")
+
+
+def _without_round(now: float, state: ClusterState, request: JobRequest) -> tuple[Action, ...]:
+    if request.kind is not RequestKind.STOP:
+        return _refuse(now, request, "nothing trains at the moment: there is nothing to save or to restart")
+    closed = tuple(UpdateIncident(ended(one, is_recovered=False)) for one in state.open_incidents())
+    end = EndJob(JobEnd(request.exit_code, f"{request.by} stopped the job", now, 0))
+    return (*closed, end, _answer(now, request, "the job is over; nothing was training", is_done=True))
+
+
+def _while_stopping(now: float, state: ClusterState, request: JobRequest, round_: Round) -> tuple[Action, ...]:
+    """Say what a request means for a round that is halted; the next round, or the end, is what it waits for."""
+    number, is_saving = round_.number, state.halts[round_.number].is_saving
+    doing = "saves and stops" if is_saving else "is being stopped"
+    match request.kind:
+        case RequestKind.RESTART:
+            return _wait(now, state, request, f"round {number} {doing} already; then a new one begins")
         case RequestKind.STOP:
-            return _halt_for(now, state, request, live, STOP, "saving, then the job ends")
+            return _wait(now, state, request, f"round {number} {doing}; then the job ends")
+        case _ if is_saving:
+            text = f"round {number} saves and stops already; the next round can be asked to save when it trains"
+            return (_answer(now, request, text, is_done=True),)
+        case _:
+            text = f"round {number} is being stopped: there is nothing to save before the next one trains"
+            return _refuse(now, request, text)
+
+
+def _wait(now: float, state: ClusterState, request: JobRequest, text: str) -> tuple[Action, ...]:
+    """Say once what a request waits for; the answer that stands says that this was said."""
+    if _is_overdue(now, state, request):
+        return (_answer(now, request, f"nothing came of it within {REQUEST_TIMEOUT_S:g} s: {text}", is_done=True),)
+    return () if request.request_id in state.answers else (_answer(now, request, text),)
+
+
+def _is_newer(state: ClusterState, round_: Round, request: JobRequest) -> bool:
+    """Say whether a round was written after somebody had asked for one."""
+    own, asked = (
+        state.seen.get(key) for key in (state.keys.round(round_.number), state.keys.request(request.request_id))
+    )
+    return own is not None and asked is not None and own.create_revision > asked.create_revision
+
+
+def _await_training(now: float, state: ClusterState, request: JobRequest, round_: Round) -> tuple[Action, ...]:
+    found = statuses_in(state, round_)
+    if len(found) == len(round_.hosts) and all(status.phase is HostPhase.RUNNING for status in found):
+        text = f"done: round {round_.number} trains; it began after this was asked for"
+        return (_answer(now, request, text, is_done=True),)
+    return _wait(now, state, request, f"round {round_.number} begins")
 
 
 def _command(now: float, state: ClusterState, kind: str, hosts: tuple[str, ...], request: JobRequest) -> HostCommand:
-    number = max(state.commands, default=0) + 1
-    return HostCommand(number, kind, hosts, request.request_id, created_unix_s=now)
+    return HostCommand(state.next_command, kind, hosts, request.request_id, created_unix_s=now)
 
 
 def _check(now: float, state: ClusterState, request: JobRequest) -> tuple[Action, ...]:
     if request.host and request.host not in state.hosts:
-        return (_answer(now, request, _unknown(state, request.host), is_accepted=False, is_done=True),)
+        return _refuse(now, request, _unknown(state, request.host))
     hosts = (request.host,) if request.host else tuple(sorted(state.hosts, key=natural_order))
     command = _command(now, state, "check", hosts, request)
-    return (SendCommand(command), _answer(now, request, f"asked {len(hosts)} hosts to run their checks"))
+    text = f"asked {count_text(len(hosts), 'host')} to run {'its' if len(hosts) == 1 else 'their'} checks"
+    return (SendCommand(command), _answer(now, request, text))
 
 
-def _evict(now: float, state: ClusterState, request: JobRequest, live: Round | None) -> tuple[Action, ...]:
-    is_member = live is not None and any(part.host == request.host for part in live.hosts)
-    if not request.host or (request.host not in state.hosts and not is_member):
-        return (_answer(now, request, _unknown(state, request.host), is_accepted=False, is_done=True),)
+def _evict(now: float, state: ClusterState, request: JobRequest) -> tuple[Action, ...]:
+    """Cordon a host, and see that no round has it any more."""
+    host, round_ = request.host, state.round
+    is_member = round_ is not None and any(part.host == host for part in round_.hosts)
+    if not host or (host not in state.hosts and not is_member and host not in state.cordons):
+        return _refuse(now, request, _unknown(state, host))
     reason = request.reason or f"evicted by {request.by}"
-    cordon = CordonHost(Cordon(request.host, reason, request.by, now))
-    if live is None or not is_member:
-        return (cordon, _answer(now, request, f"{request.host} is cordoned; it was not training", is_done=True))
-    return (cordon, *_halt_for(now, state, request, live, EVICT, f"saving, then a round without {request.host}"))
+    cordon: tuple[Action, ...] = ()
+    if host not in state.cordons or request.request_id not in state.answers:
+        cordon = (CordonHost(Cordon(host, reason, request.by, now)),)
+    if round_ is None or not is_member:
+        text = f"{host} is cordoned; it was not training"
+        if round_ is not None and _is_newer(state, round_, request):
+            text = f"done: {host} is cordoned, and round {round_.number} began without it"
+        return (*cordon, _answer(now, request, text, is_done=True))
+    if round_.number in state.halts:
+        doing = "saves and stops" if state.halts[round_.number].is_saving else "is being stopped"
+        text = f"{host} is cordoned; round {round_.number} {doing} already, and the next one begins without it"
+        return (*cordon, *_wait(now, state, request, text))
+    return (*cordon, *_halt_for(now, state, request, round_, EVICT, f"saving, then a round without {host}"))
 
 
 def _halt_for(

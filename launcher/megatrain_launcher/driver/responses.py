@@ -6,7 +6,7 @@ restarts come last and can turn every answer into a stop.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from megatrain.contracts.exit_codes import ExitCode
@@ -24,6 +24,11 @@ _FATAL = {
 """Restarting does not help."""
 _LABEL_OF_CODE = {ExitCode.NON_FINITE: Label.NUMERICS, ExitCode.SAVE_FAILED: Label.STORAGE}
 _ONE_RETRY = (Action.STOP_USER, Action.RETRY_THEN_STOP, Action.ROLLBACK)
+_BLAMELESS = (
+    Label.COLLECTIVE_TIMEOUT, Label.CUDA_OOM, Label.HOST_OOM, Label.USER_CODE, Label.DATA, Label.STORAGE,
+    Label.NUMERICS, Label.PREEMPTION, Label.DRIVER_SOFTWARE,
+)  # fmt: skip
+"""Failures that would have come on any other host, too."""
 _SIGNS_OF_LOSS = ("", Label.NETWORK, Label.COLLECTIVE_TIMEOUT)
 """What ranks die of when a host is gone, where their logs do not say more."""
 RESTART, EVICT, STOP, REQUEUE, HOLD = "restart", "evict", "stop", "requeue", "hold"
@@ -44,6 +49,8 @@ class Facts:
     """Hosts that victims lost the connection to, or that a hang's evidence points at."""
     accused_ranks: tuple[int, ...] = ()
     last_step: int | None = None
+    fit: frozenset[str] = frozenset()
+    """Hosts that may take part in the next round, as far as nothing of this answer keeps them out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,29 +62,35 @@ class Response:
     label: str = ""
     culprit_hosts: tuple[str, ...] = ()
     culprit_ranks: tuple[int, ...] = ()
-    is_cordoned: bool = False
-    """The culprits may not come back by themselves."""
+    cordoned: tuple[str, ...] = ()
+    """Those of the culprits that may not come back by themselves."""
     is_checked: bool = False
     """The culprits must pass their health checks before they take part again."""
+    is_paired: bool = False
+    """Nobody is named: pair tests of all hosts come before the next round."""
     exit_code: int = 0
     kind: IncidentKind = IncidentKind.FAILURE
+
+    @property
+    def is_cordoned(self) -> bool:
+        return bool(self.cordoned)
 
 
 def respond(facts: Facts, history: Sequence[Incident], policy: Policy, now: float) -> Response:
     """Return what to do about a broken round. `history`: the incidents before this one, the oldest first."""
     response = _by_cause(facts, history, policy, now)
     if response.action in (RESTART, EVICT):
-        return _brake(response, facts, history, policy, now)
+        return _brake(_again_and_again(response, facts, history, policy, now), facts, history, policy, now)
     return response
 
 
 def root_of(failures: Sequence[RankFailure]) -> RankFailure | None:
     """Return the earliest failure that follows from no other; None where all are victims."""
-    roots = [failure for failure in failures if not _is_victim(failure)]
+    roots = [failure for failure in failures if not is_victim(failure)]
     return min(roots, key=lambda failure: (failure.at_unix_s, failure.rank), default=None)
 
 
-def _is_victim(failure: RankFailure) -> bool:
+def is_victim(failure: RankFailure) -> bool:
     return failure.is_cascade or failure.exit_code == ExitCode.COMMUNICATION
 
 
@@ -95,7 +108,8 @@ def _by_cause(facts: Facts, history: Sequence[Incident], policy: Policy, now: fl
         return _for_network(facts.accused, (), facts, history, policy, now)
     if facts.failures:
         first = min(facts.failures, key=lambda failure: (failure.at_unix_s, failure.rank))
-        return Response(RESTART, f"{_end_of(first, facts)}, a victim; whose, no log says", label=first.label)
+        reason = f"{_end_of(first, facts)}, a victim; whose, no log says"
+        return Response(RESTART, reason, label=first.label, is_paired=True)
     return Response(RESTART, f"workers of round {facts.round} were stopped, and nobody said why")
 
 
@@ -105,14 +119,15 @@ def _for_hang(facts: Facts, history: Sequence[Incident], policy: Policy, now: fl
         RESTART, "", culprit_hosts=hosts, culprit_ranks=ranks, label="hang", kind=IncidentKind.HANG
     )  # fmt: skip
     if not hosts:
-        return replace(named, reason="a hang without a culprit")
+        return replace(named, reason="a hang without a culprit", is_paired=True)
     who = f"{_ranks(ranks)} on {_names(hosts)}" if ranks else _names(hosts)
-    for host in hosts:
-        times = 1 + _num_before(host, history, now - HOUR_S, lambda one: one.kind is IncidentKind.HANG)
-        if times >= policy.hangs_per_hour:
-            reason = f"{who} held up all others; {host} for the {_nth(times)} time within an hour"
-            return replace(named, action=EVICT, reason=reason, is_cordoned=True)
-    return replace(named, reason=f"{who} held up all others")
+    reason = f"{who} held up all others"
+    times = _times(hosts, [one for one in _since(history, now - HOUR_S) if one.kind is IncidentKind.HANG])
+    cordoned = tuple(host for host in hosts if times[host] >= policy.hangs_per_hour)
+    if cordoned:
+        reason = f"{reason}; {_names_of_times(cordoned, times)} within an hour"
+        return replace(named, action=EVICT, reason=reason, cordoned=cordoned)
+    return replace(named, reason=reason)
 
 
 def _for_root(root: RankFailure, facts: Facts, history: Sequence[Incident], policy: Policy, now: float) -> Response:
@@ -125,7 +140,7 @@ def _for_root(root: RankFailure, facts: Facts, history: Sequence[Incident], poli
         reason = f"{text}: {_FATAL[ExitCode(root.exit_code)]}, and a restart does not help"
         return replace(named, action=STOP, reason=reason, exit_code=root.exit_code)
     if action == Action.EVICT_HOST and hosts:
-        return replace(named, action=EVICT, reason=f"{text}: {host} is broken", is_cordoned=True)
+        return replace(named, action=EVICT, reason=f"{text}: {host} is broken", cordoned=hosts)
     if action == Action.TOLERATE_THEN_EVICT and hosts:
         return _for_network(hosts, (root.rank,), facts, history, policy, now, text)
     if action == Action.RESTART_THEN_CHECK and hosts and policy.has_health_checks:
@@ -151,12 +166,40 @@ def _for_network(
     """Tolerate a host's first trouble with the network, and evict it when that comes again soon."""
     text = text or f"victims lost the connection to {_names(hosts)}"
     named = Response(RESTART, text, label=Label.NETWORK, culprit_hosts=hosts, culprit_ranks=ranks)
-    for host in hosts:
-        times = 1 + _num_before(host, history, now - policy.network_window_s, lambda one: one.label == Label.NETWORK)
-        if times >= policy.network_failures:
-            reason = f"{text}; {host} for the {_nth(times)} time within {policy.network_window_s:g} s"
-            return replace(named, action=EVICT, reason=reason, culprit_hosts=(host,), is_cordoned=True)
+    recent = _since(history, now - policy.network_window_s)
+    times = _times(hosts, [one for one in recent if one.label == Label.NETWORK])
+    cordoned = tuple(host for host in hosts if times[host] >= policy.network_failures)
+    if cordoned:
+        reason = f"{text}; {_names_of_times(cordoned, times)} within {policy.network_window_s:g} s"
+        return replace(named, action=EVICT, reason=reason, culprit_hosts=cordoned, cordoned=cordoned)
     return named
+
+
+def _again_and_again(
+    response: Response, facts: Facts, history: Sequence[Incident], policy: Policy, now: float
+) -> Response:
+    """Give up hosts that failed too often, whatever it was each time, where the job can go on without them."""
+    most = max(1.0, policy.max_vanished_fraction * len(set(facts.host_of.values())))
+
+    def is_of_hosts(kind: IncidentKind, label: str, num_culprits: int) -> bool:
+        is_its_own = kind is IncidentKind.HOST_LOST or (kind is IncidentKind.FAILURE and label not in _BLAMELESS)
+        return is_its_own and num_culprits <= most  # many at once are not to blame, but what they share
+
+    if not is_of_hosts(response.kind, response.label, len(response.culprit_hosts)):
+        return response
+    recent = _since(history, now - HOUR_S)
+    alike = [one for one in recent if is_of_hosts(one.kind, one.label, len(one.culprit_hosts))]
+    hosts, ranks = set(response.culprit_hosts), set(response.culprit_ranks)
+    if any(ranks.intersection(one.culprit_ranks) and hosts.isdisjoint(one.culprit_hosts) for one in alike):
+        return response  # it goes with the rank, not with the host
+    times = _times(response.culprit_hosts, alike)
+    often = tuple(host for host in response.culprit_hosts if times[host] >= policy.host_failures_per_hour)
+    if not often or set(often) <= set(response.cordoned):
+        return response
+    reason = f"{response.reason}; {_names_of_times(often, times)} within an hour"
+    if not policy.best_count(len(facts.fit - set(often))):
+        return replace(response, reason=f"{reason}, and the job cannot go on without it")
+    return replace(response, action=EVICT, reason=reason, cordoned=tuple(dict.fromkeys((*response.cordoned, *often))))
 
 
 def _verdict_on(failure: RankFailure) -> tuple[str, str]:
@@ -187,7 +230,7 @@ def is_automatic(incident: Incident) -> bool:
 def _brake(response: Response, facts: Facts, history: Sequence[Incident], policy: Policy, now: float) -> Response:
     """Stop where there were too many restarts within an hour, or too many that led nowhere."""
     restarts = [one for one in history if is_automatic(one)]
-    recent = [one for one in restarts if one.moments.began >= now - HOUR_S]
+    recent = _since(restarts, now - HOUR_S)
     root = root_of(facts.failures)
     code = int(ExitCode.FAILURE) if root is None else _exit_code_of(root)
     if len(recent) >= policy.restarts_per_hour:
@@ -221,8 +264,20 @@ def _step(step: int | None) -> int:
     return -1 if step is None else step
 
 
-def _num_before(host: str, history: Sequence[Incident], since: float, is_alike: Callable[[Incident], bool]) -> int:
-    return sum(1 for one in history if host in one.culprit_hosts and one.moments.began >= since and is_alike(one))
+def _since(incidents: Sequence[Incident], moment: float) -> list[Incident]:
+    """Return the incidents since a moment, by the clocks of drivers: those of hosts may be wrong."""
+    return [one for one in incidents if one.moments.detected >= moment]
+
+
+def _times(hosts: Sequence[str], alike: Sequence[Incident]) -> dict[str, int]:
+    """Return for each host the number of times with this one."""
+    return {host: 1 + sum(1 for one in alike if host in one.culprit_hosts) for host in hosts}
+
+
+def _names_of_times(hosts: Sequence[str], times: Mapping[str, int]) -> str:
+    """Return "host-1 for the 3rd time", with the number of the others where there are many."""
+    shown = ", ".join(f"{host} for the {_nth(times[host])} time" for host in hosts[:4])
+    return shown + (f" and {len(hosts) - 4} more" if len(hosts) > 4 else "")
 
 
 def _exit_code_of(failure: RankFailure) -> int:

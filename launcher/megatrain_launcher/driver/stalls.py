@@ -69,5 +69,5 @@ def _has_asked(state: ClusterState, round_: Round, since: float) -> bool:
 
 def _evidence_command(now: float, state: ClusterState, round_: Round) -> SendCommand:
     hosts = tuple(part.host for part in round_.hosts)
-    number = max(state.commands, default=0) + 1
-    return SendCommand(HostCommand(number, "evidence", hosts, f"round-{round_.number}", created_unix_s=now))
+    request = f"round-{round_.number}"
+    return SendCommand(HostCommand(state.next_command, "evidence", hosts, request, created_unix_s=now))

@@ -79,10 +79,33 @@ class ClusterState:
     def next_number(self) -> int:
         return max([0, *self.rounds, *self.halts]) + 1
 
+    @property
+    def next_command(self) -> int:
+        """The next number for a command; one that nobody can read is not in its way."""
+        number = max(self.commands, default=0) + 1
+        while self.keys.command(number) in self.damaged:
+            number += 1
+        return number
+
+    @property
+    def damaged_revisions(self) -> Mapping[str, int]:
+        """For each key whose value cannot be read, the revision at which that was written."""
+        return {key: self.seen[key].mod_revision for key in self.damaged if key in self.seen}
+
     def is_of_older_launch(self, round_: Round) -> bool:
         """Say whether a round was written before the job was launched anew. By revisions: clocks of hosts differ."""
         job, own = self.seen.get(self.keys.record), self.seen.get(self.keys.round(round_.number))
         return job is not None and own is not None and own.create_revision < job.mod_revision
+
+    def created(self, incident: Incident) -> int:
+        """Return the revision at which an incident was opened: the order of time that no clock can spoil."""
+        found = self.seen.get(self.keys.incident(incident.incident_id))
+        return self.revision + 1 if found is None else found.create_revision
+
+    def is_of_this_launch(self, incident: Incident) -> bool:
+        """Say whether an incident happened since the job was launched. By revisions: clocks of hosts differ."""
+        job = self.seen.get(self.keys.record)
+        return job is None or self.created(incident) > job.mod_revision
 
     def since(self, key: str, default: float | None = None) -> float:
         """Return since when a key has been there; the beginning where it is not."""
@@ -110,6 +133,12 @@ class ClusterState:
             return False
         return status.phase in _STOPPED_PHASES or (status.phase is HostPhase.FAILED and _is_none_alive(status))
 
+    def is_past(self, part: RoundHost, number: int) -> bool:
+        """Say whether a host itself said that no worker of this round is left, of this one or of a later one."""
+        status = self.statuses.get(part.host)
+        is_told = status is not None and status.session == part.session and status.round >= number
+        return is_told and status is not None and self.has_stopped(part, status.round)
+
     def gone_since(self, part: RoundHost) -> float:
         """Return since when a host is known to be gone."""
         left = self.departed.get(part.host)
@@ -128,9 +157,16 @@ class ClusterState:
         return ""
 
     def open_incidents(self) -> tuple[Incident, ...]:
-        """Return the incidents that are not over, the oldest first."""
+        """Return the incidents of this launch that are not over, in the order of their ids."""
+        return tuple(incident for incident in self._unclosed() if self.is_of_this_launch(incident))
+
+    def abandoned_incidents(self) -> tuple[Incident, ...]:
+        """Return the incidents that ended an earlier launch: nobody was left to say so."""
+        return tuple(incident for incident in self._unclosed() if not self.is_of_this_launch(incident))
+
+    def _unclosed(self) -> list[Incident]:
         found = (self.incidents[key] for key in sorted(self.incidents))
-        return tuple(incident for incident in found if incident.state is IncidentState.OPEN)
+        return [incident for incident in found if incident.state is IncidentState.OPEN]
 
     def with_probes(self, results: tuple[ProbeResult, ...]) -> ClusterState:
         """Return the state with the answers to probes."""

@@ -99,7 +99,7 @@ def _steady(now: float, state: ClusterState, policy: Policy, round_: Round) -> D
     num_running = sum(1 for status in statuses_in(state, round_) if status.phase is HostPhase.RUNNING)
     text = f"round {round_.number} trains on {count_text(len(round_.hosts), 'host')}"
     if num_running < len(round_.hosts):
-        text = f"round {round_.number} begins: {num_running} of {len(round_.hosts)} hosts train"
+        text = f"round {round_.number} begins: {num_running} of {count_text(len(round_.hosts), 'host')} in training"
     if num_running < len(round_.hosts) or len(round_.hosts) >= max(policy.feasible_counts):
         return Decision(over, text)
     names = {part.host for part in round_.hosts}

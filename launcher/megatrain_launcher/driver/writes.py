@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.job_keys import JobKeys, key_number
 from megatrain.contracts.record import encode
 from megatrain.coordination.wire import Compare, Delete, KeyRange, Operation, Put, as_bytes
 from megatrain_launcher.driver.actions import (
     Action,
     AnswerRequest,
     CordonHost,
+    DropKey,
     EndJob,
     HaltRound,
     OpenIncident,
     SendCommand,
+    SkipRound,
     UpdateIncident,
     WriteRound,
 )
+from megatrain_launcher.driver.state import Seen
 
 _MAX_OPERATIONS = 100
 """etcd takes 128 in one transaction unless it is told otherwise."""
+_FIRST = (HaltRound, WriteRound, SkipRound, EndJob, OpenIncident, SendCommand)
+_SECOND = (UpdateIncident, CordonHost)
+_NUMBERED = ("rounds", "halts", "evidence", "commands")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,17 +36,25 @@ class Writes:
     operations: tuple[Operation, ...]
 
 
-def writes_of(actions: Iterable[Action], keys: JobKeys, *, answer_lease_id: int = 0) -> Writes:
+def writes_of(
+    actions: Iterable[Action],
+    keys: JobKeys,
+    *,
+    answer_lease_id: int = 0,
+    damaged: Mapping[str, int] | None = None,
+) -> Writes:
     """Return what a decision writes. Rounds, halts, commands and the end are only ever created, never changed.
 
     What does not fit into one transaction is left to the next decision: halts and rounds come first.
+    `damaged`: keys that hold nothing readable, by the revision at which that was written. A halt or an end takes the
+    place of such a one, a round never does.
     """
     conditions: list[Compare] = []
     operations: list[Operation] = []
     for action in sorted(actions, key=_urgency):
         if len(operations) >= _MAX_OPERATIONS:
             break
-        _add(action, keys, answer_lease_id, conditions, operations)
+        _add(action, keys, answer_lease_id, damaged or {}, conditions, operations)
     # etcd refuses a transaction that puts a key twice: the last word counts
     puts = {as_bytes(one.key): one for one in operations if isinstance(one, Put)}
     rest = (one for one in operations if not isinstance(one, Put))
@@ -48,25 +62,36 @@ def writes_of(actions: Iterable[Action], keys: JobKeys, *, answer_lease_id: int 
 
 
 def _urgency(action: Action) -> int:
-    return 0 if isinstance(action, HaltRound | WriteRound | EndJob | OpenIncident | CordonHost | SendCommand) else 1
+    if isinstance(action, _FIRST):
+        return 0
+    return 1 if isinstance(action, _SECOND) else 2
 
 
 def _add(
-    action: Action, keys: JobKeys, answer_lease_id: int, conditions: list[Compare], operations: list[Operation]
+    action: Action,
+    keys: JobKeys,
+    answer_lease_id: int,
+    damaged: Mapping[str, int],
+    conditions: list[Compare],
+    operations: list[Operation],
 ) -> None:
     match action:
         case HaltRound(halt=halt):
             key = keys.halt(halt.number)
-            conditions += [Compare.is_absent(key), Compare.is_absent(keys.round(halt.number + 1))]
+            conditions += [_is_free(key, damaged), _is_free(keys.round(halt.number + 1), damaged)]
             operations.append(Put(key, encode(halt)))
         case WriteRound(round=round_):
             key = keys.round(round_.number)
-            conditions += [Compare.is_absent(key), Compare.is_absent(keys.end)]
+            conditions += [Compare.is_absent(key), _is_free(keys.end, damaged)]
             if round_.number > 1:
                 conditions.append(Compare.is_present(keys.halt(round_.number - 1)))
             operations.append(Put(key, encode(round_)))
+        case SkipRound(halt=halt, revision=revision):
+            key = keys.halt(halt.number)
+            conditions += [_is_free(key, damaged), Compare.mod_revision(keys.round(halt.number), revision)]
+            operations.append(Put(key, encode(halt)))
         case EndJob(end=end):
-            conditions.append(Compare.is_absent(keys.end))
+            conditions.append(_is_free(keys.end, damaged))
             operations.append(Put(keys.end, encode(end)))
         case SendCommand(command=command):
             key = keys.command(command.number)
@@ -80,25 +105,39 @@ def _add(
             operations.append(Put(keys.answer(answer.request_id), encode(answer), answer_lease_id))
             if answer.is_done:
                 operations.append(Delete(KeyRange.key(keys.request(answer.request_id))))
+        case DropKey(key=key, revision=revision):
+            conditions.append(Compare.mod_revision(key, revision))
+            operations.append(Delete(KeyRange.key(key)))
         case _:
             pass  # probes and alarms write nothing
 
 
+def _is_free(key: str, damaged: Mapping[str, int]) -> Compare:
+    """Return the condition that a key is not there, or still holds what nobody can read."""
+    return Compare.mod_revision(key, damaged[key]) if key in damaged else Compare.is_absent(key)
+
+
 def trims_of(
-    keys: JobKeys, present: Iterable[str], *, num_rounds: int = 50, num_incidents: int = 200
+    keys: JobKeys, present: Mapping[str, Seen], *, num_rounds: int = 50, num_incidents: int = 500
 ) -> Sequence[Delete]:
-    """Return deletions of all but the newest rounds with what belongs to them, commands, and incidents."""
-    by_kind: dict[str, list[tuple[str, str]]] = {}
+    """Return deletions of all but the newest rounds with what belongs to them, commands, and incidents.
+
+    Evidence of a round goes in one, however many hosts gave some. Names that are not ours are left to people.
+    """
+    numbers: dict[str, set[int]] = {kind: set() for kind in _NUMBERED}
+    incidents: list[str] = []
     for key in present:
         kind, *rest = keys.parts(key) or ("",)
-        if kind in ("rounds", "halts", "evidence", "commands", "incidents") and rest:
-            by_kind.setdefault(kind, []).append((rest[0], key))
-    numbers = {number for kind in ("rounds", "halts") for number, _ in by_kind.get(kind, [])}
-    kept = set(sorted(numbers)[-num_rounds:])
-    commands = {number for number, _ in by_kind.get("commands", [])}
-    kept_commands = set(sorted(commands)[-num_rounds:])
-    ids = {number for number, _ in by_kind.get("incidents", [])}
-    kept_ids = set(sorted(ids)[-num_incidents:])
-    keep = {"rounds": kept, "halts": kept, "evidence": kept, "commands": kept_commands, "incidents": kept_ids}
-    stale = sorted(key for kind, found in by_kind.items() for name, key in found if name not in keep[kind])
-    return [Delete(KeyRange.key(key)) for key in stale[:_MAX_OPERATIONS]]
+        if kind in _NUMBERED and rest and (number := key_number(rest[0])) is not None:
+            numbers[kind].add(number)
+        elif kind == "incidents" and len(rest) == 1:
+            incidents.append(key)
+    kept = set(sorted(numbers["rounds"] | numbers["halts"])[-num_rounds:])
+    stale = [keys.round(number) for number in sorted(numbers["rounds"] - kept)]
+    stale += [keys.halt(number) for number in sorted(numbers["halts"] - kept)]
+    stale += [keys.command(number) for number in sorted(numbers["commands"])[:-num_rounds]]
+    # not by id: that is of some driver's clock
+    stale += sorted(incidents, key=lambda key: present[key].create_revision)[:-num_incidents]
+    evidence = [KeyRange.prefix(keys.evidence(number, "")) for number in sorted(numbers["evidence"] - kept)]
+    ranges = (*evidence, *(KeyRange.key(key) for key in stale))
+    return [Delete(one) for one in ranges[:_MAX_OPERATIONS]]

@@ -18,6 +18,8 @@ from megatrain_launcher.executor.membership import Membership
 _logger = logging.getLogger(__name__)
 JOIN_CHECK = "join"
 """Id of the report of the checks that a host makes before it takes part."""
+_AGAIN_S = 300.0
+"""A host that is not fit and does not train is checked again after so long: clocks are set, disks are emptied."""
 
 
 class HealthChecks(Protocol):
@@ -42,8 +44,9 @@ class DeskParts:
 class CheckDesk:
     """Runs what is asked for, in order, until `close`."""
 
-    def __init__(self, parts: DeskParts) -> None:
+    def __init__(self, parts: DeskParts, *, again_s: float = _AGAIN_S) -> None:
         self._parts = parts
+        self._again_s = again_s
         self._jobs: queue.SimpleQueue[tuple[HostCommand | None, Callable[[], None]] | None] = queue.SimpleQueue()
         # not waited for at the end: a check that hangs must not keep the host
         self._thread = threading.Thread(target=self._run, name="check desk", daemon=True)
@@ -61,13 +64,22 @@ class CheckDesk:
         self._jobs.put(None)
 
     def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
+        while (job := self._next()) is not None:
             command, on_done = job
             if command is not None and command.partners:
                 self._parts.publish(command.request, self._report(partial(self._pair, command)))
             else:
                 self._check(JOIN_CHECK if command is None else command.request)
             on_done()
+
+    def _next(self) -> tuple[HostCommand | None, Callable[[], None]] | None:
+        """Wait for what is asked for; return the checks of before where they failed and nobody asks for long."""
+        while True:
+            try:
+                return self._jobs.get(timeout=self._again_s)
+            except queue.Empty:
+                if not self._parts.membership.record.is_fit and not self._parts.is_training():
+                    return None, lambda: None
 
     def _pair(self, command: HostCommand) -> CheckReport:
         return self._parts.checks.check_pair(self._parts.membership.session, command)
@@ -99,4 +111,6 @@ class CheckDesk:
         if (record.is_fit, record.unfit_reason) != (report.is_fit, reason):
             if reason:
                 _logger.error("this host is not fit to take part: %s", reason)
+            else:
+                _logger.info("this host is fit to take part")
             self._parts.membership.change(is_fit=report.is_fit, unfit_reason=reason)

@@ -25,7 +25,7 @@ from megatrain.contracts.host_records import HangEvidence
 from megatrain.contracts.lineage import MAIN_BRANCH
 from megatrain.contracts.record import encode
 from megatrain.contracts.run_directory import RunDirectory, black_box_path, safe_name
-from megatrain_launcher.executor.evidence import process_state
+from megatrain_launcher.executor.evidence import is_running
 
 _logger = logging.getLogger(__name__)
 _MAX_ROUNDS_KEPT = 20
@@ -96,7 +96,7 @@ class CrashEvidence:
             except DataError:
                 _remove_old(path)
                 continue
-            if _is_of_this_machine(clock) and not _is_alive(identity.pid):
+            if _is_of_this_machine(clock) and not is_running(identity.pid):
                 self.keep_boxes(identity.incarnation, {identity.rank: path})
 
     def close(self) -> None:
@@ -148,11 +148,6 @@ def _is_of_this_machine(clock: ClockBase) -> bool:
     """
     began_ns = time.time_ns() - time.monotonic_ns()
     return abs(clock.unix_ns - clock.monotonic_ns - began_ns) < _SAME_BOOT_NS
-
-
-def _is_alive(pid: int) -> bool:
-    """Say whether there is such a process that is not dead already, waiting for somebody to take its exit code."""
-    return process_state(pid) not in ("", "Z", "X")
 
 
 def _remove_old(path: Path) -> None:

@@ -29,6 +29,11 @@ def process_state(pid: int) -> str:
     return stat.rpartition(")")[2].split()[0]
 
 
+def is_running(pid: int) -> bool:
+    """Say whether there is such a process that is not dead already, waiting for somebody to take its exit code."""
+    return process_state(pid) not in ("", "Z", "X")
+
+
 def group_name(group: Group) -> str:
     """Return a name that tells this group from all others of the job: "dp:0+4x2" has ranks 0, 2, 4 and 6."""
     return f"{group.name}:{group.first_rank}+{group.num_ranks}x{group.stride}"
@@ -74,4 +79,4 @@ def _rank_evidence(rank: int, pid: int, reader: BlackBoxReader) -> tuple[RankEvi
         newest_unix_s=reader.clock.unix_of(newest_ns) / _NS,
         in_flight=open_spans[-1].operation if open_spans else "",
     )
-    return evidence, {group_name(group): tuple(group.ranks) for group in groups}
+    return evidence, {group_name(group): (group.first_rank, group.num_ranks, group.stride) for group in groups}

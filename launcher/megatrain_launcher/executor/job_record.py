@@ -7,9 +7,11 @@ go on, so that nothing left by an old round can be taken for a new one's.
 
 from __future__ import annotations
 
+import itertools
+import logging
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from megatrain.contracts.errors import ConfigError, CoordinationError
@@ -19,9 +21,15 @@ from megatrain.contracts.record import decode, encode
 from megatrain.contracts.rounds import JobEnd, JobRecord
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.wire import Compare, Delete, KeyRange, KeyValue, Operation, Put, Range
+from megatrain_launcher.executor.liveness import ask_session
 from megatrain_launcher.executor.settings import ExecutorSettings
 
+_logger = logging.getLogger(__name__)
 _MAX_SHOWN_KEYS = 8
+_MAX_HOSTS_READ = 64
+"""Whether there are hosts, and some of their names, is all that is needed: a thousand may ask at once."""
+_MAX_ASKED = 4
+_ANSWER_S = 1.0
 _LOOK_S = 0.25
 _ABANDONED_S = 2.0
 """So long after its record was seen without hosts, a job that has not ended counts as abandoned."""
@@ -58,8 +66,8 @@ def record_of(settings: ExecutorSettings) -> JobRecord:
 def claim_job(client: EtcdClient, keys: JobKeys, mine: JobRecord, patience_s: float) -> JobRecord:
     """Make sure that the name is this launch's, and return the job's record as it stands.
 
-    `patience_s`: how long hosts of a launch that has ended are waited for. The caller registers its host at once: a
-    record without hosts counts as abandoned after a moment.
+    `patience_s`: how long hosts of a launch that has ended, or of which nobody answers, are waited for. The caller
+    registers its host at once: a record without hosts counts as abandoned after a moment.
     Raises: ConfigError naming host and key when the job is another one; CoordinationError.
     """
     began = time.monotonic()
@@ -77,19 +85,24 @@ def claim_job(client: EtcdClient, keys: JobKeys, mine: JobRecord, patience_s: fl
             if view.hosts or waited_s > _ABANDONED_S:
                 raise ConfigError(problems)
             time.sleep(_LOOK_S)
-        elif view.hosts and (view.end is None or waited_s > patience_s):
+        elif view.hosts and (waited_s > patience_s or (view.end is None and _is_any_alive(view.hosts))):
             raise ConfigError([_another_launch(view.record, view, mine)])
         elif view.end is None and not view.hosts and waited_s > _ABANDONED_S:
             _write(client, keys, view, mine)
         else:
-            # hosts of a launch that has ended are leaving, or the first host of another one is about to come
+            # hosts of a launch that has ended are leaving, the leases of one that was killed run out, or the first
+            # host of another one is about to come
             time.sleep(_LOOK_S)
 
 
 def read_job(client: EtcdClient, keys: JobKeys) -> JobView:
-    """Return what etcd says of the job now, as of one revision."""
-    ranges = [KeyRange.key(keys.record), KeyRange.key(keys.end), KeyRange.prefix(keys.directory("hosts"))]
-    answer = client.txn([], [Range(one) for one in ranges], is_repeatable=True)
+    """Return what etcd says of the job now, as of one revision, with no more hosts than somebody could look at.
+
+    Raises: CoordinationError; also when a record cannot be read, unless it is a host's that no lease keeps.
+    """
+    hosts_range = Range(KeyRange.prefix(keys.directory("hosts")), limit=_MAX_HOSTS_READ, is_newest_first=True)
+    ranges = [Range(KeyRange.key(keys.record)), Range(KeyRange.key(keys.end)), hosts_range]
+    answer = client.txn([], ranges, is_repeatable=True)
     records, ends, hosts = (answer.range_answer(number).items for number in range(len(ranges)))
     record, end = (_only(items) for items in (records, ends))
     return JobView(
@@ -97,12 +110,30 @@ def read_job(client: EtcdClient, keys: JobKeys) -> JobView:
         record_revision=0 if record is None else record.mod_revision,
         end=None if end is None else decode(JobEnd, end.value, keys.end),
         end_revision=0 if end is None else end.mod_revision,
-        hosts=tuple(decode(HostRecord, item.value, item.key.decode(errors="replace")) for item in hosts),
+        hosts=tuple(found for item in hosts if (found := _host_of(item)) is not None),
     )
+
+
+def _host_of(item: KeyValue) -> HostRecord | None:
+    """Return a registered host; None for what somebody left there: an executor's own key has a lease."""
+    key = item.key.decode(errors="replace")
+    try:
+        return decode(HostRecord, item.value, key)
+    except CoordinationError as error:
+        if item.lease_id:
+            raise
+        _logger.warning("no host, and passed over: %s", error)
+        return None
 
 
 def _only(items: tuple[KeyValue, ...]) -> KeyValue | None:
     return items[0] if items else None
+
+
+def _is_any_alive(hosts: Iterable[HostRecord]) -> bool:
+    """Ask a few of the registered hosts; one that lives is enough to know that their launch runs."""
+    few = itertools.islice(hosts, _MAX_ASKED)
+    return any(ask_session(one.address, one.liveness_port, _ANSWER_S) == one.session for one in few)
 
 
 def _is_same_launch(record: JobRecord, mine: JobRecord) -> bool:

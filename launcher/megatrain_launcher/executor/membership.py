@@ -187,6 +187,9 @@ class Membership:
         holder = self._claim(record)
         if holder is not None:
             found = decode(HostRecord, holder.value, self._keys.host(record.host))
+            if _is_same_executor(found, record):
+                # our own key of before, below a lease that etcd is about to end
+                raise CoordinationError("our key below the lost lease is still there", key=self._keys.host(record.host))
             raise ReplacedError(
                 f"host {record.host}: another executor (process {found.pid} at {found.address}) registered under this "
                 "name while this one was away; this one leaves",
@@ -234,6 +237,11 @@ class Membership:
                 "stop the other one, or give this one another --host-id"
             )
             raise ConfigError([problem])
+
+
+def _is_same_executor(found: HostRecord, record: HostRecord) -> bool:
+    """Say whether two records are of one executor, whatever its sessions: nobody else has its port."""
+    return (found.pid, found.address, found.liveness_port) == (record.pid, record.address, record.liveness_port)
 
 
 def _is_dead_here(found: HostRecord, record: HostRecord) -> bool:

@@ -11,15 +11,16 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from megatrain.contracts.black_box_values import Phase, Progress
 from megatrain.contracts.host_records import HangEvidence, Stall
 from megatrain.contracts.rounds import HostCommand
 from megatrain.failures.patience import Patience, fence_reason, find_stall
 from megatrain_launcher.executor.commands import CommandDesk, CommandKind
 from megatrain_launcher.executor.control_pages import ControlPages
 from megatrain_launcher.executor.crash_evidence import BoxPlaces
-from megatrain_launcher.executor.evidence import hang_evidence
+from megatrain_launcher.executor.evidence import hang_evidence, is_running
 from megatrain_launcher.executor.host_state import HostState, Running
 from megatrain_launcher.executor.lasting_thread import LastingThread
 from megatrain_launcher.executor.membership import Membership
@@ -60,6 +61,17 @@ class _Followed:
         self.progress = RoundProgress(paths, pids, running.started_unix_s)
         self.pages = ControlPages(self.number)
         self.suspected: Stall | None = None
+
+
+def unfinished(ranks: Mapping[int, RankProgress], progress: RoundProgress) -> dict[int, Progress]:
+    """Return the ranks that must move or end: a process that is done with its black box may yet hang at its end."""
+    found: dict[int, Progress] = {}
+    for rank, one in ranks.items():
+        if not one.is_closed:
+            found[rank] = one.progress
+        elif is_running(progress.watches[rank].pid):
+            found[rank] = replace(one.progress, phase=Phase.STOPPING)
+    return found
 
 
 class RoundFollower:
@@ -117,8 +129,7 @@ class RoundFollower:
         self._write_pages(followed)
 
     def _watch_for_stall(self, followed: _Followed, ranks: Mapping[int, RankProgress]) -> None:
-        open_ranks = {rank: one.progress for rank, one in ranks.items() if not one.is_closed}
-        stall = find_stall(open_ranks, self._parts.patience, time.monotonic_ns(), time.time())
+        stall = find_stall(unfinished(ranks, followed.progress), self._parts.patience, time.monotonic_ns(), time.time())
         is_sure = stall is None or followed.suspected is not None
         followed.suspected = stall
         if not is_sure:

@@ -67,6 +67,7 @@ class StatusWriter:
         self._evidence: dict[int, HangEvidence] = {}
         self._reports: list[tuple[str, CheckReport]] = []
         self._written: _Written | None = None
+        self._told_trouble = ""
         self._thread = LastingThread("status writer", self._run, self._closed)
 
     def wake(self) -> None:
@@ -97,14 +98,29 @@ class StatusWriter:
             self._wake.wait(pause_s)
             self._wake.clear()
             is_last = self._closed.is_set()
-            try:
-                self._write_pending()
-                pause_s = self._write_status()
-            except CoordinationError as error:
-                _logger.debug("status is not written: %s", error)
-                pause_s = _AGAIN_S
+            pause_s = self._write_all()
             if is_last:
                 return
+
+    def _write_all(self) -> float:
+        """Write what is new; return when to look again. What etcd does not take must not keep the status back."""
+        try:
+            self._write_pending()
+            is_all_written = True
+        except CoordinationError as error:
+            self._tell_trouble(f"evidence or a report is not written: {error}")
+            is_all_written = False
+        try:
+            pause_s = self._write_status()
+        except CoordinationError as error:
+            _logger.debug("status is not written: %s", error)
+            return _AGAIN_S
+        return pause_s if is_all_written else min(pause_s, _AGAIN_S)
+
+    def _tell_trouble(self, trouble: str) -> None:
+        level = logging.DEBUG if trouble == self._told_trouble else logging.WARNING
+        self._told_trouble = trouble
+        _logger.log(level, "%s", trouble)
 
     def _write_pending(self) -> None:
         """Write what waits, each once. Raises: CoordinationError; what is not written waits on."""

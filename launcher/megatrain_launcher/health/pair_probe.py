@@ -52,7 +52,7 @@ def _measure(args: argparse.Namespace, kind: str, num_ranks: int, number: int) -
         return dist.PrefixStore(args.prefix, store)
 
     # before the partner is met, and said at once: known also where the partner never comes
-    say(part="pair", number=number, compute_s=measure_matmul(kind, number))
+    say(part="pair", number=number, kind=kind, compute_s=measure_matmul(kind, number))
     rank = args.side * num_ranks + number
     return measure_all_reduce(kind, number, rank, 2 * num_ranks, make_store, args.timeout_s)
 

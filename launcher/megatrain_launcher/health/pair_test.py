@@ -66,8 +66,13 @@ def pair_task(
 
 
 def run_pair(task: PairTask, environment: Mapping[str, str], probe: ProbeRunner = run_probe) -> CheckResult:
-    """Meet the partner, measure and return the result; blocks up to the time limit and START_S."""
+    """Meet the partner, measure and return the result; blocks up to the time limit and START_S.
+
+    On a processor the result has no unit: others use it meanwhile, the partner itself perhaps, so its times are not
+    to be judged.
+    """
     began = time.monotonic()
+    unit = ""
     arguments = [
         f"--device={task.device}",
         f"--num-workers={task.num_workers}",
@@ -90,13 +95,14 @@ def run_pair(task: PairTask, environment: Mapping[str, str], probe: ProbeRunner 
     else:
         lines = [line for line in measurements(end.output) if line["part"] == NAME]
         parts, reason = _parts(lines, "" if end.is_complete else end.trouble)
+        unit = "ms" if any(line.get("kind") == "cuda" for line in lines) else ""
     taken_s = time.monotonic() - began
     if reason:
         detail = f"all-reduce with {task.partner} failed: {reason}"
-        return CheckResult(NAME, CheckOutcome.WARNING, detail, taken_s, partner=task.partner, parts_s=parts)
+        return CheckResult(NAME, CheckOutcome.WARNING, detail, taken_s, None, unit, task.partner, parts)
     value = parts["reduce"] * 1000
     detail = f"all-reduce with {task.partner}: {value:.2f} ms; own matrix product {parts['compute'] * 1000:.2f} ms"
-    return CheckResult(NAME, CheckOutcome.PASSED, detail, taken_s, value, "ms", partner=task.partner, parts_s=parts)
+    return CheckResult(NAME, CheckOutcome.PASSED, detail, taken_s, value, unit, task.partner, parts)
 
 
 def pair_results(report: CheckReport) -> tuple[PairResult, ...]:
@@ -109,6 +115,7 @@ def pair_results(report: CheckReport) -> tuple[PairResult, ...]:
             result.parts_s.get("wait"),
             result.parts_s.get("reduce"),
             "" if "reduce" in result.parts_s else result.detail,
+            is_timed=bool(result.unit),
         )
         for result in report.results
         if result.name == NAME and result.partner

@@ -59,6 +59,8 @@ class PairResult:
     wait_s: float | None = None
     reduce_s: float | None = None
     reason: str = ""
+    is_timed: bool = True
+    """On a processor, which others use too, only whether it works counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +130,7 @@ def _bad_pairs(schedule: Sequence[Pair], found: Mapping[Pair, PairResult], max_s
         ]
         if reasons:
             bad[pair] = ", ".join(reasons)
-        else:
+        elif all(side is not None and side.is_timed for side in sides):
             times[pair] = max(side.reduce_s or 0.0 for side in sides if side is not None)
     if times:
         usual = median_low(times.values())
@@ -142,7 +144,7 @@ def _slow_computers(results: Sequence[PairResult], max_slowdown: float, hardware
     """Return the hosts that compute slower than others of their kind in every turn, and why."""
     best: dict[str, float] = {}
     for result in results:
-        if result.compute_s is not None:
+        if result.compute_s is not None and result.is_timed:
             best[result.host] = min(best.get(result.host, result.compute_s), result.compute_s)
     slow: dict[str, str] = {}
     for host, taken_s in best.items():

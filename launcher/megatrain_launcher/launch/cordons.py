@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -18,12 +17,8 @@ from megatrain.contracts.record import decode
 from megatrain.contracts.rounds import Cordon
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.election import Election
-from megatrain.coordination.lease_keeper import LeaseKeeper
 from megatrain.coordination.watch import ChangeKind, Changes, Watch
 from megatrain.coordination.wire import KeyRange, KeyValue
-from megatrain_launcher.executor.driver_thread import RunDriver, driver_of
-from megatrain_launcher.executor.executor import ExecutorParts
-from megatrain_launcher.executor.settings import ExecutorSettings
 from megatrain_launcher.hosts.adapter import CordonError, HostAdapter
 
 _logger = logging.getLogger(__name__)
@@ -73,22 +68,3 @@ class CordonWatch:
             _logger.warning("%s", error)
         else:
             _logger.info("%s: %s", done, cordon.reason)
-
-
-def parts_with(platform: HostAdapter) -> ExecutorParts:
-    """Return the executor's parts with a driver that hands its cordons on."""
-    if platform.name == "local":
-        return ExecutorParts()
-
-    def make_driver(
-        settings: ExecutorSettings, client: EtcdClient, keys: JobKeys, keeper: Callable[[], LeaseKeeper]
-    ) -> RunDriver:
-        run_driver = driver_of(settings, client, keys, keeper)
-
-        def run(stop: threading.Event) -> None:
-            with CordonWatch(client, keys, settings.host, platform):
-                run_driver(stop)
-
-        return run
-
-    return ExecutorParts(make_driver=make_driver)

@@ -5,15 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 
 from megatrain.contracts.errors import ConfigError, CoordinationError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.run_directory import RunDirectory
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.settings import EtcdSettings
 from megatrain.coordination.wire import KeyRange
 from megatrain_launcher.etcd_process import EtcdProcess
 from megatrain_launcher.hosts.address import interface_address, resolve
+from megatrain_launcher.launch.job_files import why_not_written
 from megatrain_launcher.launch.plan import LaunchPlan
 from megatrain_launcher.launch.standalone import Execute, forget_dead_hosts, run_standalone
 
@@ -35,14 +38,26 @@ def run_launch(
     for note in plan.notes():
         tell(note)
     if plan.is_alone:
+        _check_logs(plan)
         return run_standalone(plan, environment, execute, tell, on_job_over)
     with _reached_etcd(plan, environment) as etcd:
+        _check_logs(plan)
         launch_id = plan.flags.launch_id or plan.facts.launch_id
         settings = plan.executor_settings(etcd, environment, launch_id=launch_id, address=plan.address(etcd))
         code = execute(settings)
         if plan.platform.name == "slurm" and code in (ExitCode.OK, ExitCode.SAVED_AND_STOPPED):
             plan.files.tell_end(code)
         return code
+
+
+def _check_logs(plan: LaunchPlan) -> None:
+    """Raise ConfigError where the ranks' lines would be lost."""
+    told = plan.flags.log_dir
+    directory = Path(told) if told else RunDirectory(plan.files.run).logs
+    why_not = why_not_written(directory)
+    if why_not:
+        option = f"--log-dir={told}" if told else f"{directory} (job.run_directory)"
+        raise ConfigError([f"{option}: {why_not}, and the ranks' logs go there; give --log-dir=DIR"])
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -102,6 +103,16 @@ class JobFiles:
         with suppress(OSError):
             self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             _write_whole(self.exit_code, f"{exit_code}\n")
+
+
+def why_not_written(directory: Path) -> str:
+    """Make a directory and try it; return why nothing can be written there, empty where it can."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):
+            return ""
+    except OSError as error:
+        return f"cannot be written ({error.strerror})"
 
 
 def _write_whole(path: Path, text: str, *, is_new: bool = False) -> None:

@@ -9,6 +9,7 @@ import os
 import threading
 import tomllib
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,9 @@ from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.lease_keeper import LeaseKeeper, LeaseState
 from megatrain_launcher.driver.driver import Driver
 from megatrain_launcher.driver.policy import Policy
+from megatrain_launcher.hosts.adapter import HostAdapter
 from megatrain_launcher.hosts.local import host_name
+from megatrain_launcher.launch.cordons import CordonWatch
 from megatrain_launcher.launch.plan import count_hosts
 
 _LOOK_S = 0.5
@@ -55,9 +58,11 @@ class RenewedLease:
 
 
 def run_lone_driver(
-    client: EtcdClient, keys: JobKeys, stop: threading.Event, tell: Callable[[str], None]
+    client: EtcdClient, keys: JobKeys, stop: threading.Event, tell: Callable[[str], None], platform: HostAdapter
 ) -> int | None:
     """Stand for the driver until the job has ended, and return its exit code; None when `stop` was set before.
+
+    `platform` hears of the hosts that this driver evicts.
 
     Raises: ConfigError when the record is of no use; CoordinationError when etcd cannot be reached at the beginning.
     """
@@ -69,7 +74,10 @@ def run_lone_driver(
     run = RunDirectory(Path(record.run_directory))
     recovery = config.recovery
     is_over = threading.Event()
-    with RenewedLease(client, recovery.lease_ttl_s, recovery.lease_renew_s) as keeper:
+    with ExitStack() as closing:
+        keeper = closing.enter_context(RenewedLease(client, recovery.lease_ttl_s, recovery.lease_renew_s))
+        if platform.name != "local":
+            closing.enter_context(CordonWatch(client, keys, name, platform))
         driver = Driver(
             client, keys, keeper, name, policy_of(record, config),
             incidents_directory=run.incidents if run.root.is_dir() else None,

@@ -26,6 +26,7 @@ from megatrain_launcher.hosts.slurm import SlurmPlatform, is_slurm_task
 from megatrain_launcher.launch.flags import DEFAULT_MODULE, LaunchFlags, check_name
 from megatrain_launcher.launch.job_files import JobFiles
 from megatrain_launcher.launch.machine import hardware_text, num_workers
+from megatrain_launcher.launch.modules import why_not_run
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +124,8 @@ def make_plan(flags: LaunchFlags, environment: Mapping[str, str]) -> LaunchPlan:
     problems: list[str] = []
     host = flags.host_id or facts.host
     check_name("--host-id", host, problems)
+    if flags.module != DEFAULT_MODULE and (why_not := why_not_run(flags.module, Path.cwd())):
+        problems.append(f"-m {flags.module}: {why_not}")
     if problems:
         raise ConfigError(problems)
     return LaunchPlan(

@@ -44,7 +44,7 @@ def run_standalone(
     keys, launch_id = JobKeys(plan.config.job.name), secrets.token_hex(8)
     with _without_leftovers(plan, tell) as note, EtcdProcess(plan.files.directory) as etcd:
         settings = etcd.settings
-        forget_dead_hosts(settings, keys)
+        began = forget_dead_hosts(settings, keys)
         with (
             plan.files.published(settings, keys.job, launch_id),
             running_daemons(plan.files.run, (etcd.url,), keys.job, environment, tell),
@@ -57,35 +57,40 @@ def run_standalone(
             with LocalHosts(words, plan.total_hosts, environment, tell) as hosts:
 
                 def ask(signal_name: str) -> None:
-                    tell(f"{signal_name}: the hosts save and stop (a second Ctrl-C ends them without)")
                     hosts.stop()
+                    tell(f"{signal_name}: the hosts save and stop (a second Ctrl-C ends them without)")
 
                 with StopOnSignal(ask) as stop:
                     codes = hosts.wait()
                     on_job_over()
-            return note(_exit_code(settings, keys, codes, is_asked=stop.is_asked))
+            return note(_exit_code(settings, keys, began, codes, is_asked=stop.is_asked))
 
 
-def forget_dead_hosts(settings: EtcdSettings, keys: JobKeys) -> None:
-    """Remove what hosts of an earlier launch left in an etcd of the job's own that has just been started.
+def forget_dead_hosts(settings: EtcdSettings, keys: JobKeys) -> int:
+    """Remove what hosts of an earlier launch left in an etcd of the job's own that has just been started; return the
+    newest revision that is of then.
 
     Nobody could reach it since, so whoever is in it was killed; its lease would keep this launch out for a while.
     Raises: CoordinationError.
     """
     with EtcdClient(settings) as client:
-        for name in ("hosts", "status", "driver"):
-            client.delete(KeyRange.prefix(keys.directory(name)))
+        return max(
+            client.delete(KeyRange.prefix(keys.directory(name))).revision for name in ("hosts", "status", "driver")
+        )
 
 
-def _exit_code(settings: EtcdSettings, keys: JobKeys, codes: list[int], *, is_asked: bool) -> int:
-    """Return how the job ended: as the driver wrote, else as the hosts did.
+def _exit_code(settings: EtcdSettings, keys: JobKeys, began: int, codes: list[int], *, is_asked: bool) -> int:
+    """Return how the job ended: as the driver wrote after revision `began`, else as the hosts did.
 
     `is_asked`: they were told to stop; so early, perhaps, that they did not yet listen.
     """
     with suppress(CoordinationError), EtcdClient(settings) as client:
         item = client.get(keys.end)
-        if item is not None:
+        # hosts that failed before they took part leave the end of the launch before
+        if item is not None and item.mod_revision > began:
             return decode(JobEnd, item.value, keys.end).exit_code
+    if ExitCode.OK in codes:  # a host has heard of the end that etcd, gone now, held
+        return ExitCode.OK
     if is_asked and all(code in (-signal.SIGTERM, ExitCode.SAVED_AND_STOPPED) for code in codes):
         return ExitCode.SAVED_AND_STOPPED
     told = [code for code in codes if code > 0]

@@ -9,7 +9,7 @@ from importlib import resources
 
 from megatrain.config.config import Config
 from megatrain.contracts.errors import ConfigError
-from megatrain_launcher.launch.flags import DEFAULT_MODULE, LaunchFlags
+from megatrain_launcher.launch.flags import DEFAULT_MODULE, DEFAULT_PRELOAD, LaunchFlags
 from megatrain_launcher.launch.job_files import JobFiles
 
 _FILES = {"slurm": "slurm.sbatch", "jobset": "jobset.yaml", "trainjob": "trainjob.yaml"}
@@ -85,6 +85,8 @@ def launch_words(flags: LaunchFlags, max_hosts: int) -> list[str]:
     words += [f"--label={name}={value}" for name, value in flags.labels.items()]
     if flags.module != DEFAULT_MODULE:
         words += ["-m", flags.module]
+    if flags.preload != (DEFAULT_PRELOAD,):
+        words.append(f"--preload={','.join(flags.preload)}")
     return [*words, str(flags.config), *flags.overrides]
 
 

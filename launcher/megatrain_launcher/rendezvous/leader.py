@@ -69,16 +69,23 @@ class Leader:
             except CoordinationError as error:
                 if not self._is_over:
                     _logger.warning("rendezvous: %s; trying again", error)
+            except Exception:  # a mistake of ours: another agent leads, and this one stands again
+                _logger.exception("rendezvous: this leader failed")
             self._is_closed.wait(_RETRY_S if keeper is not None else _TICK_S)
 
     def _stand(self, election: Election, keeper: LeaseKeeper) -> None:
         leadership = election.campaign(keeper, self._membership.host, is_cancelled=lambda: self._is_over)
         if leadership is None:
             return
+        is_fit = False
         try:
             self._lead(leadership)
+            is_fit = True
+        except CoordinationError:
+            is_fit = True
+            raise
         finally:
-            if self._membership.has_failed:  # somebody who sees may be better
+            if self._membership.has_failed or not is_fit:  # somebody who sees may be better
                 leadership.resign()
 
     def _lead(self, leadership: Leadership) -> None:

@@ -179,10 +179,11 @@ class Membership:
 
     def _check_others(self) -> None:
         """Raise unless this host is the first, or has the same --nnodes as those before it."""
-        own = self._record.labels[NNODES_LABEL]
-        for host, record in sorted(self.view.records.items()):
+        own, view = self._record.labels[NNODES_LABEL], self.view
+        for host, record in sorted(view.records.items()):
             other = record.labels.get(NNODES_LABEL, own)
-            if other != own and (record.joined_unix_s, host) < (self._record.joined_unix_s, self.host):
+            # by revisions: clocks of hosts differ
+            if other != own and view.since[host] < view.since.get(self.host, view.revision):
                 problem = f"--nnodes={own} on this host, {other} on {host} (key {self.keys.host(host)!r})"
                 way_out = f"start all agents of --rdzv-id={self.settings.run_id} with the same, or choose another id"
                 raise ConfigError([f"{problem}; {way_out}"])
@@ -194,7 +195,7 @@ class Membership:
                     event = watch.next(_LOOK_S)
                     if event is not None:
                         self._take(event)
-                except CoordinationError as error:  # we may not read, or a key holds no record of ours
+                except CoordinationError as error:  # we may not read
                     return self._fail(error)
                 try:
                     self._mend()
@@ -211,8 +212,11 @@ class Membership:
 
     def _take(self, event: WatchEvent) -> None:
         with self._changed:
-            self._view = self._view.after(event, self.keys)
+            known, self._view = self._view.damaged, self._view.after(event, self.keys)
+            fresh = [why for key, why in self._view.damaged.items() if known.get(key) != why]
             self._changed.notify_all()
+        for why in fresh:
+            _logger.error("rendezvous: a key is passed over: %s", why)
 
     def _fail(self, error: CoordinationError) -> None:
         _logger.error("rendezvous: no more can be learned of the job: %s", error)

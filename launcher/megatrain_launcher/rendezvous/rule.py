@@ -80,7 +80,7 @@ def decide(
     if len(waiting) < policy.max_hosts and not is_complete and not is_last_call_over:
         return None, since
     hosts = in_rank_order(waiting, last, view, policy.max_hosts)
-    return BeginRound(view.newest_number + 1, hosts, _why_begun(view, last)), Since()
+    return BeginRound(view.next_number, hosts, _why_begun(view, last)), Since()
 
 
 def still_stopping(view: View) -> tuple[str, ...]:
@@ -98,7 +98,7 @@ def in_rank_order(waiting: list[str], last: Round | None, view: View, max_hosts:
     ranks: Mapping[str, int] = {}
     if last is not None:
         ranks = {part.host: part.first_rank for part in last.hosts}
-    by_time = sorted(waiting, key=lambda host: (host not in ranks, view.records[host].joined_unix_s))
+    by_time = sorted(waiting, key=lambda host: (host not in ranks, view.since.get(host, 0)))
     chosen = sorted(by_time[:max_hosts], key=natural_order)
     places: dict[int, str] = {}
     for host in chosen:

@@ -1,4 +1,7 @@
-"""What one agent knows of the job: a fold of the watch over its keys. Values only, so that rules about it are pure."""
+"""What one agent knows of the job: a fold of the watch over its keys. Values only, so that rules about it are pure.
+
+A key that holds no record of ours is left out and named in `damaged`: one such key must not end every agent.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.host_records import HostPhase, HostRecord, HostStatus
-from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.job_keys import JobKeys, key_number
 from megatrain.contracts.record import decode
 from megatrain.contracts.rounds import Halt, Round
 from megatrain.coordination.watch import Change, ChangeKind, Changes, Snapshot, WatchEvent
-from megatrain.coordination.wire import KeyValue
 
 _KINDS: dict[str, tuple[str, type[Any]]] = {
     "hosts": ("records", HostRecord),
@@ -24,18 +27,32 @@ _KINDS: dict[str, tuple[str, type[Any]]] = {
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The job at a revision. `rounds` and `halts` are by number."""
+    """The job at a revision. `rounds` and `halts` are by number.
+
+    `since`: the revision at which a host came, for no two hosts' clocks agree. `damaged`: by key, why it is left out.
+    """
 
     revision: int = 0
     records: Mapping[str, HostRecord] = field(default_factory=dict)
     statuses: Mapping[str, HostStatus] = field(default_factory=dict)
     rounds: Mapping[int, Round] = field(default_factory=dict)
     halts: Mapping[int, Halt] = field(default_factory=dict)
+    since: Mapping[str, int] = field(default_factory=dict)
+    damaged: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def newest_number(self) -> int:
         """The highest number that a round or a halt has had; 0: there was none."""
         return max([0, *self.rounds, *self.halts])
+
+    @property
+    def next_number(self) -> int:
+        """The number of the next round: what cannot be read is not in its way."""
+        damaged = {key_number(key.rpartition("/")[2]) for key in self.damaged if "/rounds/" in key}
+        number = self.newest_number + 1
+        while number in damaged:
+            number += 1
+        return number
 
     @property
     def newest_round(self) -> Round | None:
@@ -67,10 +84,7 @@ class View:
         )
 
     def after(self, event: WatchEvent, keys: JobKeys) -> View:
-        """Return the view after an event; changes that it already contains change nothing.
-
-        Raises: CoordinationError naming a key whose value is no record of ours.
-        """
+        """Return the view after an event; changes that it already contains change nothing."""
         match event:
             case Snapshot(revision=revision, items=items):
                 changes = tuple(Change(ChangeKind.PUT, item) for item in items)
@@ -80,19 +94,34 @@ class View:
 
     def _changed(self, revision: int, changes: tuple[Change, ...], keys: JobKeys) -> View:
         fields: dict[str, dict[Any, Any]] = {}
+
+        def table(name: str) -> dict[Any, Any]:
+            if name not in fields:
+                fields[name] = dict(getattr(self, name))
+            return fields[name]
+
         for change in changes:
-            parts = keys.parts(change.item.key.decode("utf-8", "backslashreplace"))
+            key = change.item.key.decode("utf-8", "backslashreplace")
+            parts = keys.parts(key)
             if len(parts) != 2 or parts[0] not in _KINDS:
                 continue
             name, kind = _KINDS[parts[0]]
-            found = fields.setdefault(name, dict(getattr(self, name)))
-            index: Any = int(parts[1]) if name in ("rounds", "halts") and parts[1].isdecimal() else parts[1]
+            index: Any = key_number(parts[1]) if name in ("rounds", "halts") else parts[1]
+            table(name).pop(index, None)
+            table("damaged").pop(key, None)
+            if name == "records":
+                table("since").pop(index, None)
             if change.kind is ChangeKind.DELETE:
-                found.pop(index, None)
+                continue
+            try:
+                if index is None:
+                    raise CoordinationError(f"{key}: no number of a round")
+                table(name)[index] = decode(kind, change.item.value, key)
+            except CoordinationError as error:
+                table("damaged")[key] = str(error)
+                if name == "halts" and index is not None:  # whatever it says, nobody else can halt that round
+                    table(name)[index] = Halt(index, str(error), is_saving=False, created_unix_s=0.0)
             else:
-                found[index] = _read(kind, change.item)
+                if name == "records":
+                    table("since")[index] = change.item.create_revision
         return replace(self, revision=revision, **fields)
-
-
-def _read(kind: type[Any], item: KeyValue) -> Any:
-    return decode(kind, item.value, item.key.decode("utf-8", "backslashreplace"))

@@ -20,7 +20,7 @@ from megatrain.checkpoint.difference import (
 from megatrain.checkpoint.find import find_checkpoint
 from megatrain.commands.argument_types import utf8_text
 from megatrain.commands.ckpt.arguments import Verbs, add_json
-from megatrain.commands.ckpt.printing import print_json, print_lines, time_text
+from megatrain.commands.printing import print_json, print_lines, time_text
 from megatrain.contracts.exit_codes import ExitCode
 
 if TYPE_CHECKING:

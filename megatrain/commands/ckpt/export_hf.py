@@ -9,8 +9,8 @@ from pathlib import Path
 from megatrain.commands.argument_types import utf8_path
 from megatrain.commands.checkpoint_choice import add_checkpoint, chosen_checkpoint, reading
 from megatrain.commands.ckpt.arguments import Verbs, add_json
-from megatrain.commands.ckpt.printing import bytes_text, print_json, print_lines, print_note
 from megatrain.commands.orderly_end import orderly_end
+from megatrain.commands.printing import bytes_text, print_json, print_lines, print_note
 from megatrain.contracts.exit_codes import ExitCode
 
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}

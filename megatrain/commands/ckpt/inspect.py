@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import time
 from dataclasses import asdict
 from typing import Any
 
@@ -10,7 +11,7 @@ from megatrain.checkpoint.metadata_reader import StoredTensor, StoredTensors, lo
 from megatrain.checkpoint.survey import stored_bytes
 from megatrain.commands.checkpoint_choice import add_checkpoint, chosen_checkpoint
 from megatrain.commands.ckpt.arguments import Verbs, add_json
-from megatrain.commands.ckpt.printing import age_text, bytes_text, facts, print_json, print_lines, table, time_text
+from megatrain.commands.printing import age_text, bytes_text, facts, print_json, print_lines, table, time_text
 from megatrain.contracts.checkpoint_files import pin_reason, read_manifest
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.location import Location
@@ -95,7 +96,7 @@ def _facts(manifest: Manifest, document: dict[str, Any]) -> list[tuple[str, str]
         ("job", f"{manifest.job}, branch {manifest.branch}, round {manifest.incarnation}"),
         ("step", f"{manifest.step} ({manifest.num_updates} updates{skipped})"),
         ("tokens", f"{manifest.consumed_tokens:,} in {manifest.consumed_samples:,} samples"),
-        ("written", f"{time_text(manifest.written_unix_s)} ({age_text(manifest.written_unix_s)} ago)"),
+        ("written", f"{time_text(manifest.written_unix_s)} ({age_text(manifest.written_unix_s, time.time())} ago)"),
         ("parameters", f"{document['num_parameters']:,}, {moments}"),
         ("mesh", f"tp {mesh.tp_size}, pp {mesh.pp_size}, dp {mesh.dp_size}{chunks}"),
         ("shards", shards),

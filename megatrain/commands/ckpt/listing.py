@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from megatrain.checkpoint.find import name_place
 from megatrain.checkpoint.survey import CheckpointState, FoundCheckpoint, Survey, survey
 from megatrain.commands.ckpt.arguments import Verbs, add_json, add_run
-from megatrain.commands.ckpt.printing import age_text, bytes_text, print_json, print_lines, table
+from megatrain.commands.printing import age_text, bytes_text, print_json, print_lines, table
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.lineage import Branch
@@ -101,7 +102,7 @@ def _lines(place: str, found: Survey, branches: Sequence[Branch], shown: Sequenc
 def _branch_line(branch: Branch, *, is_current: bool) -> str:
     origin = f"from step {branch.parent_step} of {branch.parent}, " if branch.parent else ""
     current = " (current)" if is_current else ""
-    return f"{branch.name}{current}: {origin}opened {age_text(branch.created_unix_s)} ago: {branch.reason}"
+    return f"{branch.name}{current}: {origin}opened {age_text(branch.created_unix_s, time.time())} ago: {branch.reason}"
 
 
 def _row(found: Survey, one: FoundCheckpoint) -> tuple[str, ...]:
@@ -120,7 +121,7 @@ def _row(found: Survey, one: FoundCheckpoint) -> tuple[str, ...]:
         "->" if _is_resume_point(found, one) else "",
         str(one.step),
         one.state.value,
-        "-" if one.written_unix_s is None else age_text(one.written_unix_s),
+        "-" if one.written_unix_s is None else age_text(one.written_unix_s, time.time()),
         bytes_text(one.num_bytes),
         "-" if one.consumed_tokens is None else f"{one.consumed_tokens:,}",
         "-" if one.incarnation is None else str(one.incarnation),

@@ -9,7 +9,7 @@ from megatrain.checkpoint.find import name_place
 from megatrain.commands.argument_types import utf8_text
 from megatrain.commands.checkpoint_choice import add_checkpoint, chosen_checkpoint
 from megatrain.commands.ckpt.arguments import Verbs, add_json
-from megatrain.commands.ckpt.printing import print_json, print_lines, print_note
+from megatrain.commands.printing import print_json, print_lines, print_note
 from megatrain.contracts.checkpoint_files import is_pinned, pin, read_manifest, unpin
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.exit_codes import ExitCode

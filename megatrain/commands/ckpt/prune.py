@@ -17,7 +17,7 @@ from megatrain.checkpoint.find import name_place, no_checkpoint
 from megatrain.checkpoint.survey import CheckpointState, FoundCheckpoint, size_problem, survey
 from megatrain.commands.argument_types import whole_number
 from megatrain.commands.ckpt.arguments import Verbs, add_json, add_run
-from megatrain.commands.ckpt.printing import bytes_text, print_json, print_lines
+from megatrain.commands.printing import bytes_text, print_json, print_lines
 from megatrain.contracts.checkpoint_files import is_pinned, lacks_only_commit, read_manifest, remove_checkpoint
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.exit_codes import ExitCode

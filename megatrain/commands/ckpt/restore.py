@@ -14,7 +14,7 @@ from megatrain.checkpoint.data_file import verify_checkpoint
 from megatrain.checkpoint.find import find_step, name_place
 from megatrain.commands.argument_types import utf8_text, whole_number
 from megatrain.commands.ckpt.arguments import Verbs, add_json, add_run
-from megatrain.commands.ckpt.printing import print_json, print_lines, print_note
+from megatrain.commands.printing import print_json, print_lines, print_note
 from megatrain.contracts.checkpoint_files import step_of
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.exit_codes import ExitCode

@@ -14,7 +14,7 @@ from megatrain.checkpoint.survey import resume_point
 from megatrain.commands.argument_types import utf8_text
 from megatrain.commands.checkpoint_choice import add_checkpoint
 from megatrain.commands.ckpt.arguments import Verbs, add_json
-from megatrain.commands.ckpt.printing import print_json, print_lines
+from megatrain.commands.printing import print_json, print_lines
 from megatrain.contracts.checkpoint_files import (
     committed_steps,
     is_unfinished,

@@ -1,0 +1,34 @@
+"""What an executor is made of on each platform. Loads torch's elastic agent."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from megatrain.contracts.job_keys import JobKeys
+from megatrain.coordination.client import EtcdClient
+from megatrain.coordination.lease_keeper import LeaseKeeper
+from megatrain_launcher.executor.driver_thread import RunDriver, driver_of
+from megatrain_launcher.executor.executor import ExecutorParts
+from megatrain_launcher.executor.settings import ExecutorSettings
+from megatrain_launcher.hosts.adapter import HostAdapter
+from megatrain_launcher.launch.cordons import CordonWatch
+
+
+def parts_with(platform: HostAdapter) -> ExecutorParts:
+    """Return the executor's parts with a driver that hands its cordons on."""
+    if platform.name == "local":
+        return ExecutorParts()
+
+    def make_driver(
+        settings: ExecutorSettings, client: EtcdClient, keys: JobKeys, keeper: Callable[[], LeaseKeeper]
+    ) -> RunDriver:
+        run_driver = driver_of(settings, client, keys, keeper)
+
+        def run(stop: threading.Event) -> None:
+            with CordonWatch(client, keys, settings.host, platform):
+                run_driver(stop)
+
+        return run
+
+    return ExecutorParts(make_driver=make_driver)

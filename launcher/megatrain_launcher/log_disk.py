@@ -1,0 +1,133 @@
+"""Writing of the logs of a host's ranks, on a thread of its own: a file system that hangs costs lines, never a step.
+
+What waits has a bound. Beyond it bytes are left out, and counted in the file once it can be written again.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+from megatrain_launcher.log_files import RotatingFile
+
+MAX_WAITING_BYTES: Final = 16 << 20
+STUCK_S: Final = 5.0
+"""Whatever takes longer is told as trouble; a disk that is only busy takes less."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Bytes:
+    file: RotatingFile
+    chunk: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Lost:
+    file: RotatingFile
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Close:
+    file: RotatingFile
+
+
+_Order: TypeAlias = _Bytes | _Lost | _Close | threading.Event
+"""An event is set when all that was ordered before it is done."""
+
+
+@dataclass(slots=True)
+class _Shared:
+    """Guarded by the condition."""
+
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    orders: deque[_Order] = field(default_factory=deque)
+    waiting_bytes: int = 0
+    lost: dict[int, _Lost] = field(default_factory=dict)
+    """By the file's identity: what was left out since its last bytes that were taken."""
+    busy_since: float | None = None
+    is_closing: bool = False
+
+
+class LogDisk:
+    """Writes to files in the order of the calls, which never wait."""
+
+    def __init__(self, max_waiting_bytes: int = MAX_WAITING_BYTES) -> None:
+        self._max_waiting_bytes = max_waiting_bytes
+        self._shared = _Shared()
+        self._thread = threading.Thread(target=self._run, name="log-disk", daemon=True)
+        self._thread.start()
+
+    @property
+    def trouble(self) -> str:
+        """Return why lines may be lost soon; empty when the file system takes them."""
+        with self._shared.changed:
+            since = self._shared.busy_since
+        if since is None or (stuck_s := time.monotonic() - since) < STUCK_S:
+            return ""
+        return f"the file system of the ranks' logs has not answered for {stuck_s:.0f} s; training goes on"
+
+    def write(self, file: RotatingFile, chunk: bytes) -> None:
+        """Append bytes to a file, or leave them out when too much is waiting."""
+        shared = self._shared
+        with shared.changed:
+            lost = shared.lost.get(id(file))
+            if shared.waiting_bytes + len(chunk) > self._max_waiting_bytes:
+                shared.lost[id(file)] = _Lost(file, len(chunk) + (lost.num_bytes if lost else 0))
+                return
+            if lost is not None:
+                shared.orders.append(shared.lost.pop(id(file)))
+            shared.orders.append(_Bytes(file, chunk))
+            shared.waiting_bytes += len(chunk)
+            shared.changed.notify()
+
+    def close_file(self, file: RotatingFile) -> None:
+        """Close a file after all that was written to it."""
+        with self._shared.changed:
+            if id(file) in self._shared.lost:
+                self._shared.orders.append(self._shared.lost.pop(id(file)))
+            self._shared.orders.append(_Close(file))
+            self._shared.changed.notify()
+
+    def tell(self, done: threading.Event) -> None:
+        """Set an event once all that was ordered until now is on the files."""
+        with self._shared.changed:
+            self._shared.orders.append(done)
+            self._shared.changed.notify()
+
+    def close(self, timeout_s: float) -> None:
+        """Do what was ordered, for so long at most, and end the thread."""
+        with self._shared.changed:
+            self._shared.is_closing = True
+            self._shared.changed.notify()
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        shared = self._shared
+        while True:
+            with shared.changed:
+                shared.changed.wait_for(lambda: shared.orders or shared.is_closing)
+                if not shared.orders:
+                    return
+                order = shared.orders.popleft()
+                shared.busy_since = time.monotonic()
+            _carry_out(order)
+            with shared.changed:
+                shared.busy_since = None
+                if isinstance(order, _Bytes):
+                    shared.waiting_bytes -= len(order.chunk)
+
+
+def _carry_out(order: _Order) -> None:
+    match order:
+        case _Bytes(file, chunk):
+            file.write(chunk)
+        case _Lost(file, num_bytes):
+            file.lose(num_bytes)
+        case _Close(file):
+            file.close()
+        case threading.Event():
+            order.set()
