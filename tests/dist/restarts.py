@@ -70,7 +70,7 @@ def steps_that_are_whole(checkpoints: Path, branch: str = "main") -> list[int]:
 
 
 def source_of(run: Run) -> str:
-    """Return what the run says it has resumed from: "step 2 from the memory of 1 hosts"; "" for a fresh start."""
+    """Return what the run says it has resumed from: "step 2 from the memory of 1 host"; "" for a fresh start."""
     notes = [note for note in run.ranks[0].notes if note.startswith("resumed at ")]
     return notes[0].removeprefix("resumed at ").rpartition(" in ")[0] if notes else ""
 

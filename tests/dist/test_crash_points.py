@@ -31,7 +31,7 @@ from tests.helpers.training_case import Orders, make_config, on_layout
 LAYOUT = on_layout(1, 1, 2)
 STEPS = 5
 OPTIONS: Tables = {"train": {"steps": STEPS}, "checkpoint": {"interval": 2, "keep_arena_s": 60.0}}
-MEMORY = "from the memory of 1 hosts"
+MEMORY = "from the memory of 1 host"
 
 
 def never_stopped(jobs: TrainingJobs, train_data: Tables, steps: int = STEPS) -> Run:

@@ -19,7 +19,9 @@ from megatrain.contracts.location import LocalLocation
 from tests.dist.restarts import (
     assert_goes_on_as_if_never_stopped,
     crash,
+    kill_writers,
     place,
+    the_arena,
     wait_for_commit,
     wait_for_the_end_of_writers,
 )
@@ -48,7 +50,7 @@ def test_after_a_crash_of_workers_the_job_goes_on_from_memory(
     after = jobs.run(make_config(*tables))
     straight = jobs.remembered(make_config(train_data, OPTIONS, LAYOUT, {"checkpoint": {"interval": 0}}))
     (note,) = (note for note in after.ranks[0].notes if note.startswith("resumed"))
-    assert re.fullmatch(r"resumed at step 2 from the memory of 1 hosts in \d+\.\d\d s \(0 GB read by rank 0\)", note)
+    assert re.fullmatch(r"resumed at step 2 from the memory of 1 host in \d+\.\d\d s \(0 GB read by rank 0\)", note)
     assert_goes_on_as_if_never_stopped(after, straight, 2)
     wait_for_the_end_of_writers(tmp_path)
 
@@ -150,11 +152,15 @@ def test_a_run_that_was_removed_does_not_come_back_from_memory(
 ) -> None:
     run_directory = tmp_path / "run"
     run_directory.mkdir()
-    tables = (train_data, OPTIONS, {"checkpoint": {"interval": INTERVAL, "keep_arena_s": 3.0}}, LAYOUT)
-    crash(rank_pool, *tables, place(run_directory), orders=Orders(die_at=(5, 3)))
+    tables = (train_data, OPTIONS, KEPT, LAYOUT, place(run_directory))
+    crash(rank_pool, *tables, orders=Orders(die_at=(5, 3)))
     wait_for_commit(run_directory, 2)
     shutil.rmtree(run_directory / "checkpoints")
+    memory = the_arena(run_directory)
 
-    after = jobs.run(make_config(*tables, place(run_directory), {"train": {"steps": 4}}))
+    after = jobs.run(make_config(*tables, {"train": {"steps": 4}}))
     assert [report.step for report in after.steps] == [1, 2, 3, 4]
+    assert memory.exists()
+    kill_writers(memory)
+    shutil.rmtree(memory)
     wait_for_the_end_of_writers(run_directory)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shutil
 import signal
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from megatrain.contracts.location import LocalLocation
 from tests.dist.restarts import kill_writers, steps_that_are_whole, the_arena
 from tests.dist.training_jobs import Tables
 from tests.helpers.small_disk import SmallDisk, small_disk
-from tests.helpers.train_process import DEADLINE_S, Job, finish, make_job, started
+from tests.helpers.train_process import DEADLINE_S, Job, TrainProcess, finish, forked, make_job
 from tests.helpers.waiting import wait_until
 
 FAILED = "a checkpoint FAILED and is tried again at the next interval: step"
@@ -36,7 +35,7 @@ ENDLESS: Tables = {
 class Said:
     """What a process says, piece by piece."""
 
-    def __init__(self, process: subprocess.Popen[str], path: Path) -> None:
+    def __init__(self, process: TrainProcess, path: Path) -> None:
         self._process = process
         self._path = path
         self._at = 0
@@ -59,7 +58,7 @@ class Said:
         return found[0]
 
 
-def stop(process: subprocess.Popen[str]) -> int:
+def stop(process: TrainProcess) -> int:
     process.send_signal(signal.SIGTERM)
     return finish(process)[0]
 
@@ -88,7 +87,7 @@ def test_a_disk_that_is_full(train_data: Tables, tmp_path: Path) -> None:
 def train_on_a_full_disk(job: Job, disk: SmallDisk, directory: Path) -> int:
     """Be killed when the disk is full; return the step that storage has then."""
     checkpoints, output = disk.seen / "run" / "checkpoints", directory / "first.txt"
-    with started(["megatrain.train", str(job.config_file)], output=output, enter=disk.enter) as process:
+    with forked(["megatrain.train", str(job.config_file)], output=output, prepare=[disk.join]) as process:
         said = Said(process, output)
         # not one checkpoint fits, and not the next one
         for _ in range(2):
@@ -115,7 +114,7 @@ def train_on_a_full_disk(job: Job, disk: SmallDisk, directory: Path) -> int:
 
 def go_on_from_what_it_left(job: Job, disk: SmallDisk, directory: Path, step: int) -> None:
     checkpoints, output = disk.seen / "run" / "checkpoints", directory / "second.txt"
-    with started(["megatrain.train", str(job.config_file)], output=output, enter=disk.enter) as process:
+    with forked(["megatrain.train", str(job.config_file)], output=output, prepare=[disk.join]) as process:
         said = Said(process, output)
         said.next(f"resumed at step {step} from {disk.path}/run/checkpoints/main/{step_directory_name(step)} ")
         said.next(FAILED)
@@ -140,7 +139,7 @@ def test_a_directory_without_permission(train_data: Tables, tmp_path: Path) -> N
     words = ["megatrain.train", str(job.config_file)]
 
     # a run that could never save is not begun
-    with started(words) as process:
+    with forked(words) as process:
         code, _, stderr = finish(process)
     assert code == ExitCode.CHECKPOINT
     assert f"{main}/BRANCH: cannot be written: Permission denied" in stderr
@@ -148,7 +147,7 @@ def test_a_directory_without_permission(train_data: Tables, tmp_path: Path) -> N
 
     # one that was begun goes on, and says what is wrong
     store.chmod(0o755)
-    with started(words, output=tmp_path / "first.txt") as process:
+    with forked(words, output=tmp_path / "first.txt") as process:
         said = Said(process, tmp_path / "first.txt")
         said.next(STORED)
         main.chmod(0o555)
@@ -160,7 +159,7 @@ def test_a_directory_without_permission(train_data: Tables, tmp_path: Path) -> N
 
     # also one that is begun again; it says so before the first checkpoint does
     main.chmod(0o555)
-    with started(words, output=tmp_path / "second.txt") as process:
+    with forked(words, output=tmp_path / "second.txt") as process:
         said = Said(process, tmp_path / "second.txt")
         said.next(f"WARNING: {main} cannot be written, so no checkpoint will get to storage")
         said.next(f"resumed at step {step} from")

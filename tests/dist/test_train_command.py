@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import re
 import signal
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from torch.distributed import TCPStore
 
 from megatrain.contracts.black_box import read_black_box
 from megatrain.contracts.checkpoint_files import committed_steps, read_manifest, step_directory_name
@@ -15,12 +18,13 @@ from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.location import LocalLocation
 from megatrain.contracts.run_directory import checkpoints_held
 from tests.dist.training_jobs import Tables, TrainingJobs
-from tests.helpers.train_process import DEADLINE_S, finish, make_job, started
+from tests.helpers.forked_program import ForkedProgram
+from tests.helpers.train_process import DEADLINE_S, Job, finish, forked, make_job, started
 from tests.helpers.training_case import make_config, on_layout
 from tests.helpers.waiting import wait_until
 
-STEPS = 40
-"""Seconds of training: long enough for a signal to come in the middle."""
+STEPS = 24
+"""More than a second of training: long enough for a signal to come in the middle."""
 GLOBAL_BATCH_SIZE = 4
 SIGNALLED_RANK = 2
 
@@ -68,9 +72,11 @@ def test_stopped_by_a_signal_and_started_again_it_is_the_run_that_was_never_stop
     assert job.records("evaluation") == []
     assert job.boxes == []
 
-    with started(torchrun(job.config_file)) as process:
-        code, stdout, stderr = finish(process)
-    assert code == 0, stderr
+    # what torchrun's second start would start: how torchrun starts workers was seen above
+    with four_workers(job) as workers:
+        ends = [finish(worker) for worker in workers]
+    assert [code for code, _, _ in ends] == [0, 0, 0, 0], ends
+    stdout = ends[0][1]
     assert f"resumed at step {saved} from " in stdout
     assert f"step {STEPS}/{STEPS} | loss" in stdout
     # bit by bit: JSON keeps every digit
@@ -83,16 +89,30 @@ def test_stopped_by_a_signal_and_started_again_it_is_the_run_that_was_never_stop
     assert job.boxes == []
 
 
-def worker_environment(local_rank: int) -> dict[str, str]:
-    """Return what torchrun would say to one of 4 workers, with a store at a port where nobody listens."""
+def worker_environment(local_rank: int, store_port: int = 1) -> dict[str, str]:
+    """Return what torchrun would say to one of 4 workers; the store is at a port where nobody listens by default."""
     return {
         "RANK": str(local_rank),
         "LOCAL_RANK": str(local_rank),
         "WORLD_SIZE": "4",
         "LOCAL_WORLD_SIZE": "4",
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "1",
+        "MASTER_PORT": str(store_port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
+
+
+@contextmanager
+def four_workers(job: Job) -> Iterator[list[ForkedProgram]]:
+    """Start the workers that torchrun would start, and be the agent who has the store."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    with ExitStack() as stack:
+        yield [
+            stack.enter_context(
+                forked(["megatrain.train", str(job.config_file)], worker_environment(local_rank, store.port))
+            )
+            for local_rank in range(4)
+        ]
 
 
 def bad_config(root: Path, train_data: Tables) -> Path:
@@ -111,7 +131,7 @@ PROBLEMS = (
 
 
 def test_a_bad_configuration_is_told_once_by_all_workers_together(train_data: Tables, tmp_path: Path) -> None:
-    with started(torchrun(bad_config(tmp_path / "job", train_data))) as process:
+    with forked(torchrun(bad_config(tmp_path / "job", train_data))) as process:
         code, stdout, stderr = finish(process)
 
     assert code != 0
@@ -127,8 +147,9 @@ def test_a_bad_configuration_is_found_before_any_process_group(
     local_rank: int, train_data: Tables, tmp_path: Path
 ) -> None:
     config_file = bad_config(tmp_path / "job", train_data)
-    # the store could not be reached: a worker that tried would fail in another way
-    with started(["megatrain.train", str(config_file)], worker_environment(local_rank)) as process:
+    # the store could not be reached: a worker that tried would fail in another way. A later one waits for the first
+    program = "megatrain.train" if local_rank == 0 else "tests.helpers.hasty_train"
+    with started([program, str(config_file)], worker_environment(local_rank)) as process:
         code, stdout, stderr = finish(process)
 
     # alone with its error, a later worker tells of it too
@@ -145,7 +166,7 @@ def test_truncated_tokens_are_found_before_the_ranks_meet(train_data: Tables, tm
         file.truncate(7001)
     job = make_job(tmp_path / "job", {"data": {"train": str(prefix)}}, on_layout(2, 2, 1))
 
-    with started(["megatrain.train", str(job.config_file)], worker_environment(0)) as process:
+    with forked(["megatrain.train", str(job.config_file)], worker_environment(0)) as process:
         code, _, stderr = finish(process)
 
     assert code == ExitCode.DATA
@@ -157,7 +178,7 @@ def test_two_runs_do_not_save_in_one_place(train_data: Tables, tmp_path: Path) -
     """Each has a run directory of its own, but both name the same checkpoint.directory."""
     place = tmp_path / "checkpoints"
     job = make_job(tmp_path / "job", train_data, {"checkpoint": {"directory": str(place)}})
-    with checkpoints_held(str(place)), started(["megatrain.train", str(job.config_file)]) as process:
+    with checkpoints_held(str(place)), forked(["megatrain.train", str(job.config_file)]) as process:
         code, _, stderr = finish(process)
     assert code == ExitCode.CONFIG
     assert f"checkpoint.directory='{place}': process {os.getpid()} on " in stderr
@@ -172,7 +193,7 @@ def test_checkpoints_without_a_complete_one_are_an_error_and_the_black_box_tells
     junk.mkdir(parents=True)
     (junk / "manifest.json").write_text("{")
 
-    with started(["megatrain.train", str(job.config_file)]) as process:
+    with forked(["megatrain.train", str(job.config_file)]) as process:
         code, _, stderr = finish(process)
 
     assert code == ExitCode.CHECKPOINT

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
+from megatrain.checkpoint import attach
+from megatrain.config.config import Config
 from megatrain.contracts.checkpoint_files import read_manifest
 from megatrain.contracts.location import LocalLocation
 from tests.dist.restarts import (
@@ -24,7 +27,8 @@ from tests.dist.restarts import (
 from tests.dist.training_jobs import Tables, TrainingJobs
 from tests.helpers.faults import RankFault, WriterFault, WriterFaults
 from tests.helpers.rank_pool import RankPool
-from tests.helpers.training_case import Orders, make_config, on_layout
+from tests.helpers.rank_protocol import RankContext
+from tests.helpers.training_case import Orders, RankRecord, make_config, on_layout, train_on_rank
 
 LAYOUT = on_layout(1, 1, 2)
 STEPS = 7
@@ -58,6 +62,12 @@ def test_a_writer_of_either_host_that_is_killed_is_replaced(
         assert [entry.name for entry in directory.entries()] == sorted([*files, "COMMIT", "manifest.json"])
 
 
+def train_and_wait_less(context: RankContext, config: Config, orders: Orders) -> RankRecord:
+    """Be a worker that takes a writer for gone as soon as storage shows no change for a moment."""
+    with mock.patch.object(attach, "_QUIET_S", 0.3):
+        return train_on_rank(context, config, orders)
+
+
 @pytest.mark.parametrize("is_lost", [False, True], ids=["both-come-back", "one-is-lost"])
 def test_all_ranks_of_both_hosts_are_killed(
     is_lost: bool, rank_pool: RankPool, jobs: TrainingJobs, train_data: Tables, tmp_path: Path
@@ -78,7 +88,7 @@ def test_all_ranks_of_both_hosts_are_killed(
     if is_lost:
         shutil.rmtree(second)
 
-    after = jobs.run(make_config(*tables), Orders(num_hosts=2))
+    after = jobs.run(make_config(*tables), Orders(num_hosts=2), worker=train_and_wait_less)
 
     step, source = (2, str(step_place(run, 2))) if is_lost else (4, "the memory of 2 hosts")
     assert source_of(after) == f"step {step} from {source}"

@@ -7,6 +7,8 @@ earlier one made. What cannot run here says why in a comment before the block: `
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -14,13 +16,22 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.forked_program import run_forked
 from tests.helpers.markdown import Block, anchors, fenced_blocks, link_targets
 from tests.helpers.source_tree import ROOT, documents, relative
 
 RUNNABLE = ("megatrain ", "python ", "make help")
 BLOCK_TIMEOUT_S = 120
+# One document's commands are started as users start them; those of the others need not load torch first.
+STARTED_AS_BY_USERS = ROOT / "README.md"
+COMMAND = "import sys; from megatrain.cli import main; sys.exit(main())"
+SHELL = re.compile(r"[^\w\s=.,:/@%+'\"-]")
 # What a checkout has; build products, environments and runs stay behind.
 COPIED = ("Makefile", "pyproject.toml", "setup.py", "constraints.txt", "README.md", "megatrain", "configs", "docs")
+
+# The demo is to learn something: its steps are long, and a document's need only to be taken.
+DEMO = "configs/demo.toml"
+SMALLER = {"micro_batch_size = 8": "micro_batch_size = 2", "global_batch_size = 32": "global_batch_size = 8"}
 
 
 def runnable_blocks(path: Path) -> list[Block]:
@@ -36,18 +47,37 @@ def copy_repository(destination: Path) -> None:
             shutil.copytree(source, destination / name, ignore=shutil.ignore_patterns("__pycache__"))
         elif source.exists():
             shutil.copy2(source, destination / name)
+    text = (destination / DEMO).read_text(encoding="utf-8")
+    for told, smaller in SMALLER.items():
+        assert told in text
+        text = text.replace(told, smaller)
+    (destination / DEMO).write_text(text, encoding="utf-8")
 
 
 def run(command: list[str], directory: Path, where: str, text: str) -> None:
-    environment = {
-        **os.environ,
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "OMP_NUM_THREADS": "1",
-    }
-    done = subprocess.run(
-        command, capture_output=True, text=True, cwd=directory, env=environment, timeout=BLOCK_TIMEOUT_S, check=False
-    )
+    options = {"cwd": directory, "env": environment(), "timeout": BLOCK_TIMEOUT_S}
+    check(subprocess.run(command, capture_output=True, text=True, check=False, **options), where, text)
+
+
+def run_fork(words: list[str], directory: Path, where: str, text: str) -> None:
+    """Run a Python program that need not load torch first."""
+    done = run_forked(words, directory=directory, environment=environment(), timeout_s=BLOCK_TIMEOUT_S)
+    check(done, where, text)
+
+
+def environment() -> dict[str, str]:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"}
+
+
+def check(done: subprocess.CompletedProcess[str], where: str, text: str) -> None:
     assert done.returncode == 0, f"{where}: exit code {done.returncode}\n{text}\n{done.stdout}{done.stderr}"
+
+
+def own_words(command: str) -> list[str] | None:
+    """Return the words of a `megatrain` command that a shell would do no more with than to split it; else None."""
+    words = shlex.split(command)
+    return words[1:] if words[0] == "megatrain" and not SHELL.search(command) else None
 
 
 @pytest.mark.timeout(4 * BLOCK_TIMEOUT_S)
@@ -57,12 +87,16 @@ def test_blocks_run(path: Path, tmp_path: Path) -> None:
     for block in runnable_blocks(path):
         where = f"{relative(path)}:{block.line}"
         if block.language == "python":
-            run([sys.executable, "-c", block.text], tmp_path, where, block.text)
+            run_fork(["-c", block.text], tmp_path, where, block.text)
         for command in block.commands:
             assert f"{command} ".startswith(RUNNABLE), (
                 f"{where}: say why it is not run, `<!-- not run: ... -->`: {command}"
             )
-            run(["bash", "-c", command], tmp_path, where, command)
+            words = own_words(command)
+            if words is None or path == STARTED_AS_BY_USERS:
+                run(["bash", "-c", command], tmp_path, where, command)
+            else:
+                run_fork(["-c", COMMAND, *words], tmp_path, where, command)
 
 
 @pytest.mark.parametrize("path", documents(), ids=relative)

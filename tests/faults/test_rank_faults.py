@@ -19,7 +19,7 @@ ENDS = {
 }  # fmt: skip
 """Kind of fault -> the rank's exit code."""
 HANGS = ("stop", "interpreter-lock", "sleep")
-MANY_RESTARTS = {"recovery": {"restarts_per_hour": 100, "hangs_per_hour": 100}}
+MANY_RESTARTS = {"recovery": {"restarts_per_hour": 100, "hangs_per_hour": 100, "host_failures_per_hour": 100}}
 
 
 def check_undisturbed(running: Running, undisturbed_losses: dict[int, float]) -> None:

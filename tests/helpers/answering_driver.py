@@ -12,7 +12,7 @@ from megatrain.contracts.host_records import CheckReport
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.job_requests import Answer, JobRequest
 from megatrain.contracts.record import decode, encode
-from megatrain.contracts.rounds import JobEnd
+from megatrain.contracts.rounds import TURN_MARK, JobEnd
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.watch import ChangeKind, Changes, Watch
 from megatrain.coordination.wire import Delete, KeyRange, Put
@@ -62,7 +62,8 @@ class AnsweringDriver:
             case Answer():
                 key = keys.answer(request.request_id)
             case CheckReport():
-                key = keys.check(request.request_id, said.host)
+                is_of_pair = any(result.partner for result in said.results)
+                key = keys.check(request.request_id + (f"{TURN_MARK}0" if is_of_pair else ""), said.host)
             case JobEnd():
                 key = keys.end
         put = Put(key, encode(said), lease_id=0 if isinstance(said, JobEnd) else self._lease.lease_id)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,7 @@ from megatrain.contracts.checkpoint_files import step_directory_name, write_comm
 from megatrain.contracts.lineage import candidates
 from megatrain.contracts.location import Location
 from megatrain.contracts.manifest import CheckpointMesh, CheckpointVersions, FileEntry, Manifest, SampleStream
-from tests.helpers.source_tree import ROOT
+from tests.helpers.forked_program import run_forked
 
 
 def make_manifest(**changes: Any) -> Manifest:
@@ -121,6 +119,6 @@ def crash_at(number: int, preparation: str, action: str) -> bool:
     Return whether it came so far; False when the action was done before.
     """
     script = _CRASH.format(number=number, crashed=CRASHED, preparation=preparation, action=action)
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, timeout=30, check=False, capture_output=True)
-    assert done.returncode in (0, CRASHED), done.stderr.decode()
+    done = run_forked(["-c", script], timeout_s=30.0)
+    assert done.returncode in (0, CRASHED), done.stderr
     return done.returncode == CRASHED

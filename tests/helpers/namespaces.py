@@ -45,6 +45,10 @@ class HostNetwork:
         """Pull the plug: nothing arrives and nothing is refused."""
         self._run("netns", "exec", self._switch, "ip", "link", "set", "dev", f"p{host}", "down", network=network)
 
+    def mute(self, host: int, network: str) -> None:
+        """Let nothing through between a host and the others, although its link is up."""
+        self._inside(network, "link", "set", "dev", f"p{host}", "nomaster")
+
     def mend(self, host: int, network: str) -> None:
         self._run("netns", "exec", self._switch, "ip", "link", "set", "dev", f"p{host}", "up", network=network)
 

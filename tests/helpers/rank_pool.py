@@ -1,36 +1,32 @@
 """One shared pool of rank processes for all tests that need several ranks.
 
-The idea: a multiprocessing fork server loads torch once, so that 8 ranks start in about 2 s, once a session, instead
-of 10 s in each test. A rank waits for a function, runs it with a rendezvous of its own, and waits for the next; every
+The idea: ranks are forks of the session's fork server, which has loaded torch and the trainer: 8 of them start at once,
+not within 10 s. A rank waits for a function, runs it with a rendezvous of its own, and waits for the next; every
 run starts from the same state (seed, default dtype, environment, no process group).
 
 What goes wrong is reported by rank: a raised error with its traceback, a dead process with its exit code, a stuck rank
-with its stack. After anything but plain errors the processes are killed and new ones start with the next run. A rank
+with its stack. After anything but plain errors the processes are killed and others take their places. A rank
 also ends by itself at the deadline of its run and when the test session vanishes, so nothing outlives the tests.
 """
 
 from __future__ import annotations
 
-import contextlib
-import multiprocessing
-import os
 import pickle
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from multiprocessing import connection, forkserver
+from multiprocessing import connection
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from tests.helpers.fork_server import fork_context
 from tests.helpers.rank_protocol import Job, RankContext, RankFailure
 
-# What ranks import anyway. torch._dynamo is what optimizers and checkpointing load on first use (half a second a rank).
-PRELOADED_MODULES = ["numpy", "pytest", "torch", "torch.distributed", "torch._dynamo"]
 START_TIMEOUT_S = 60.0
 # After a first error the other ranks see their peer's closed connections and fail too; one that does not is stuck.
 AFTER_ERROR_S = 5.0
@@ -62,8 +58,6 @@ class RankPool:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(PRELOADED_MODULES)
         self._directory = tempfile.TemporaryDirectory(prefix="megatrain-ranks-")
         self._ranks: list[_Rank] = []
         self._num_runs = 0
@@ -98,27 +92,26 @@ class RankPool:
             self._send(function, world_size, args, timeout_s)
             results, failures, is_clean = self._collect(world_size, timeout_s)
         except BaseException:  # also a test's own timeout or Ctrl-C: the ranks are in the middle of something
-            self._kill()
+            self._kill(world_size)
             raise
         if not is_clean:
-            self._kill()
+            self._kill(world_size)
         if failures:
             raise RankError(function.__qualname__, world_size, failures)
         return results
 
     def close(self) -> None:
         """End every process."""
-        self._kill()
+        self._kill(self.size)
         self._directory.cleanup()
 
     def _start(self, world_size: int) -> None:
         """Start the ranks that are missing."""
         new_ranks = []
-        with _single_threaded_environment():
-            forkserver.ensure_running()
+        context = fork_context()
         for rank in range(len(self._ranks), world_size):
-            ours, theirs = self._context.Pipe()
-            process = self._context.Process(target=_serve, args=(theirs,), name=f"rank-{rank}", daemon=True)
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(theirs,), name=f"rank-{rank}", daemon=True)
             process.start()
             theirs.close()
             new_ranks.append(_Rank(process, ours))
@@ -126,7 +119,7 @@ class RankPool:
         deadline_s = time.monotonic() + START_TIMEOUT_S
         for new_rank in new_ranks:
             if not new_rank.link.poll(max(0.0, deadline_s - time.monotonic())):
-                self._kill()
+                self._kill(world_size)
                 raise TimeoutError(f"{new_rank.process.name} did not start within {START_TIMEOUT_S} s")
             new_rank.link.recv_bytes()
 
@@ -166,6 +159,10 @@ class RankPool:
                     deadline_s = min(deadline_s, time.monotonic() + AFTER_ERROR_S)
                 else:
                     results[rank] = outcome
+            if not is_clean:
+                # as a worker that fails ends, with its connections: peers that wait for it hear of it then
+                for failure in failures:
+                    self._ranks[failure.rank].process.kill()
         limit = f"{AFTER_ERROR_S} s after that" if failures else f"{timeout_s} s"
         for rank in waiting.values():
             failures.append(RankFailure(rank, time.monotonic_ns(), f"did not answer within {limit}"))
@@ -183,27 +180,14 @@ class RankPool:
     def _stack_file(self, rank: int) -> Path:
         return Path(self._directory.name, f"stack-{self._num_runs}-{rank}")
 
-    def _kill(self) -> None:
-        for rank in self._ranks:
+    def _kill(self, world_size: int) -> None:
+        """End the ranks of a run. Others took no part, and go on with what they have loaded."""
+        killed, self._ranks = self._ranks[:world_size], self._ranks[world_size:]
+        for rank in killed:
             rank.process.kill()
-        for rank in self._ranks:
+        for rank in killed:
             rank.process.join()
             rank.link.close()
-        self._ranks = []
-
-
-@contextlib.contextmanager
-def _single_threaded_environment() -> Iterator[None]:
-    """Let the fork server start with one OpenMP thread: eight ranks share the machine's cores."""
-    saved = os.environ.get("OMP_NUM_THREADS")
-    os.environ["OMP_NUM_THREADS"] = "1"
-    try:
-        yield
-    finally:
-        if saved is None:
-            del os.environ["OMP_NUM_THREADS"]
-        else:
-            os.environ["OMP_NUM_THREADS"] = saved
 
 
 def _serve(link: Connection) -> None:

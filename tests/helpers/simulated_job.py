@@ -7,8 +7,10 @@ any moment is checked by `check`, after each change.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
+from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.host_records import HostPhase, HostRecord, HostStatus, Milestones, RankFailure, Stall
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import decode, encode
@@ -40,35 +42,37 @@ class SimulatedEtcd:
     def delete(self, keys: Iterable[str]) -> None:
         present = [key for key in keys if key in self.items]
         if present:
-            self._apply([(key, None) for key in present])
+            self._apply([(key, None, 0) for key in present])
 
     def txn(self, conditions: Sequence[Compare], operations: Sequence[Operation]) -> bool:
         """Apply all operations if all conditions hold; return whether they did."""
         if not all(self._is_met(condition) for condition in conditions):
             return False
-        changes: list[tuple[str, bytes | None]] = []
+        changes: list[tuple[str, bytes | None, int]] = []
         for one in operations:
             if isinstance(one, Put):
-                changes.append((as_bytes(one.key).decode(), as_bytes(one.value)))
+                key = as_bytes(one.key).decode()
+                lease_id = self.items[key].lease_id if one.is_lease_kept else one.lease_id
+                changes.append((key, as_bytes(one.value), lease_id))
             elif isinstance(one, Delete) and one.keys.start.decode() in self.items:
-                changes.append((one.keys.start.decode(), None))
-        assert len({key for key, _ in changes}) == len(changes), "etcd refuses a key that is put twice"
+                changes.append((one.keys.start.decode(), None, 0))
+        assert len({key for key, _, _ in changes}) == len(changes), "etcd refuses a key that is put twice"
         self._apply(changes)
         return True
 
     def snapshot(self) -> Snapshot:
         return Snapshot(self.revision, tuple(self.items.values()), "asked")
 
-    def _apply(self, changes: Sequence[tuple[str, bytes | None]]) -> None:
+    def _apply(self, changes: Sequence[tuple[str, bytes | None, int]]) -> None:
         self.revision += 1
         told: list[Change] = []
-        for key, value in changes:
+        for key, value, lease_id in changes:
             before = self.items.pop(key, None)
             if value is None:
                 told.append(Change(ChangeKind.DELETE, KeyValue(key.encode(), b"", 0, self.revision, 0, 0)))
                 continue
             created = self.revision if before is None else before.create_revision
-            self.items[key] = KeyValue(key.encode(), value, created, self.revision, 1, 0)
+            self.items[key] = KeyValue(key.encode(), value, created, self.revision, 1, lease_id)
             told.append(Change(ChangeKind.PUT, self.items[key]))
         self.log.append(Changes(self.revision, tuple(told)))
 
@@ -159,15 +163,19 @@ class SimulatedHost:
             return
         for changes in self.etcd.log[self.place : self.place + count]:
             for change in changes.changes:
-                key = change.item.key.decode()
-                match KEYS.parts(key), change.kind:
-                    case ("rounds", number), ChangeKind.PUT:
-                        self.rounds[int(number)] = decode(Round, change.item.value, key)
-                    case ("halts", number), ChangeKind.PUT:
-                        self.halts[int(number)] = decode(Halt, change.item.value, key)
-                    case ("end",), ChangeKind.PUT:
-                        self.end = decode(JobEnd, change.item.value, key)
+                with suppress(CoordinationError):  # what cannot be read is passed over
+                    self._note(change)
         self.place = min(self.place + count, len(self.etcd.log))
+
+    def _note(self, change: Change) -> None:
+        key = change.item.key.decode()
+        match KEYS.parts(key), change.kind:
+            case ("rounds", number), ChangeKind.PUT:
+                self.rounds[int(number)] = decode(Round, change.item.value, key)
+            case ("halts", number), ChangeKind.PUT:
+                self.halts[int(number)] = decode(Halt, change.item.value, key)
+            case ("end",), ChangeKind.PUT:
+                self.end = decode(JobEnd, change.item.value, key)
 
     def act(self, now: float) -> None:
         """Obey what was heard: stop, start, or complete a step."""
@@ -248,7 +256,7 @@ class SimulatedDriver:
     def take_over(self, now: float) -> None:
         """Win the election: the leader before loses its key."""
         self.etcd.delete([key for key in self.etcd.items if key.startswith(f"{KEYS.election}/")])
-        self.etcd.put(self.key, b"")
+        assert self.etcd.txn((), (Put(self.key, b"", lease_id=1),))
         self.token = self.etcd.items[self.key].create_revision
         self.read_anew(now)
 
@@ -271,7 +279,7 @@ class SimulatedDriver:
         if self.state is None or self.state.revision < self.awaited:
             return None
         decision = decide(now, self.state, self.policy)
-        writes = writes_of(decision.actions, KEYS)
+        writes = writes_of(decision.actions, KEYS, damaged=self.state.damaged_revisions)
         if not writes.operations:
             return decision
         guards = (
@@ -279,7 +287,7 @@ class SimulatedDriver:
             Compare.mod_revision(self.key, self.mark),
             *writes.conditions,
         )
-        operations = (*writes.operations, Put(self.key, b""))
+        operations = (*writes.operations, Put(self.key, b"", is_lease_kept=True))
         if is_answer_lost:
             self.late.append((guards, operations))
             self.read_anew(now)
@@ -372,11 +380,12 @@ class SimulatedJob:
 
     def rounds(self) -> dict[int, Round]:
         prefix = KEYS.directory("rounds")
-        return {
-            int(key.removeprefix(prefix)): decode(Round, item.value, key)
-            for key, item in self.etcd.items.items()
-            if key.startswith(prefix)
-        }
+        found: dict[int, Round] = {}
+        for key, item in self.etcd.items.items():
+            with suppress(CoordinationError):
+                if key.startswith(prefix):
+                    found[int(key.removeprefix(prefix))] = decode(Round, item.value, key)
+        return found
 
     def live_rounds(self) -> list[Round]:
         return [one for number, one in self.rounds().items() if KEYS.halt(number) not in self.etcd.items]
@@ -386,7 +395,8 @@ class SimulatedJob:
         for changes in self.etcd.log[self.checked :]:
             for change in changes.changes:
                 if change.kind is ChangeKind.PUT:
-                    self._check_write(change.item)
+                    with suppress(CoordinationError):
+                        self._check_write(change.item)
         self.checked = len(self.etcd.log)
         live = self.live_rounds()
         assert len(live) <= 1, "two live rounds"
@@ -401,8 +411,8 @@ class SimulatedJob:
             case ("cordons", name):
                 self.cordoned.add(name)
             case ("rounds", number):
-                assert self.seen_rounds.setdefault(int(number), item.value) == item.value, "a round was changed"
                 round_ = decode(Round, item.value, key)
+                assert self.seen_rounds.setdefault(int(number), item.value) == item.value, "a round was changed"
                 self._check_round(round_)
                 self.fenced.update(round_.fenced)
 
@@ -420,4 +430,10 @@ class SimulatedJob:
 
 def quiet(policy: Policy) -> Policy:
     """Return a policy whose limits on restarts are never reached."""
-    return replace(policy, restarts_per_hour=10**6, restarts_without_progress=10**6, hangs_per_hour=10**6)
+    return replace(
+        policy,
+        restarts_per_hour=10**6,
+        restarts_without_progress=10**6,
+        hangs_per_hour=10**6,
+        host_failures_per_hour=10**6,
+    )

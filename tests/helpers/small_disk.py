@@ -6,6 +6,7 @@ nothing else on the machine sees it, and it is gone with its last process.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import shutil
@@ -19,6 +20,8 @@ from tests.helpers.require import require
 
 _KEEPER = 'mount -t tmpfs -o size="$1",mode=755 tmpfs "$2" && echo ready && exec cat'
 """Keeps the namespaces until its input ends."""
+_CLONE_NEWNS = 0x00020000
+_CLONE_NEWUSER = 0x10000000
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,16 @@ class SmallDisk:
         # the working directory is given up on the way
         return ["nsenter", f"--target={self.keeper}", "--mount", *user, "--",
                 "sh", "-c", 'cd "$1" && shift && exec "$@"', "sh", os.getcwd(), *words]  # fmt: skip
+
+    def join(self) -> None:
+        """Have this process, which has one thread, see it. Its working directory is the root then."""
+        library = ctypes.CDLL(None, use_errno=True)
+        kinds = {"mnt": _CLONE_NEWNS} if os.geteuid() == 0 else {"user": _CLONE_NEWUSER, "mnt": _CLONE_NEWNS}
+        for kind, flag in kinds.items():
+            with open(f"/proc/{self.keeper}/ns/{kind}") as namespace:
+                if library.setns(namespace.fileno(), flag) != 0:
+                    number = ctypes.get_errno()
+                    raise OSError(number, f"setns: {os.strerror(number)}")
 
     def resize(self, num_bytes: int) -> None:
         # told all that it is: what the mount table says of a user namespace is not accepted there

@@ -1,15 +1,17 @@
-"""`megatrain train` as its users start it: processes of its own, and what a run of them leaves in a directory."""
+"""`megatrain train` as its users start it: processes of its own, and what a run of them leaves in a directory.
+
+A test of how a process starts starts one; others have a fork, which need not load torch first.
+"""
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,13 +19,12 @@ from typing import Any
 from megatrain.config.config import Config
 from megatrain.config.serialize import to_toml
 from megatrain.contracts.run_directory import RunDirectory
+from tests.helpers.forked_program import ForkedProgram, forked_program
+from tests.helpers.permissions import heed_permissions
 from tests.helpers.source_tree import ROOT
 from tests.helpers.training_case import make_config
 
 DEADLINE_S = 50.0
-_PR_CAPBSET_DROP = 24
-_CAPABILITIES_TO_PASS_PERMISSIONS = (1, 2)
-"""CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,45 +68,66 @@ def make_job(root: Path, *changes: Mapping[str, Mapping[str, Any]]) -> Job:
     return job
 
 
+TrainProcess = subprocess.Popen[str] | ForkedProgram
+
+
 @contextmanager
 def started(
-    words: Sequence[str],
-    environment: Mapping[str, str] | None = None,
-    *,
-    output: Path | None = None,
-    enter: Callable[..., list[str]] = lambda *words: list(words),
+    words: Sequence[str], environment: Mapping[str, str] | None = None, *, output: Path | None = None
 ) -> Iterator[subprocess.Popen[str]]:
     """Start `python -m WORDS`; at the end nothing of it is alive.
 
-    output: a file that takes all that it says, in place of pipes. enter: makes a command one that runs elsewhere.
-    Whoever runs the tests, permissions hold for it.
+    output: a file that takes all that it says, in place of pipes. Whoever runs the tests, permissions hold for it.
     """
     file = output.open("ab") if output is not None else None
     process = subprocess.Popen(
-        enter(sys.executable, "-m", *words),
+        [sys.executable, "-m", *words],
         cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
+        env=_environment(environment),
         stdout=subprocess.PIPE if file is None else file,
         stderr=subprocess.PIPE if file is None else subprocess.STDOUT,
         text=True,
-        preexec_fn=_heed_permissions if os.geteuid() == 0 else None,
+        preexec_fn=heed_permissions,
     )
     try:
         yield process
     finally:
-        # torchrun gives each worker a session of its own, so no group has them all
-        for pid in [process.pid, *descendants(process.pid)] if process.poll() is None else []:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        _end(process)
         process.communicate()
         if file is not None:
             file.close()
 
 
-def _heed_permissions() -> None:
-    """Let root be refused what its owner forbids, from the next program on."""
-    for capability in _CAPABILITIES_TO_PASS_PERMISSIONS:
-        ctypes.CDLL(None).prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)
+@contextmanager
+def forked(
+    words: Sequence[str],
+    environment: Mapping[str, str] | None = None,
+    *,
+    output: Path | None = None,
+    prepare: Sequence[Callable[[], object]] = (),
+) -> Iterator[ForkedProgram]:
+    """Do as `started` does, with a process that has torch from the start. prepare: what it does before all else."""
+    with ExitStack() as stack:
+        program = forked_program(
+            ["-m", *words],
+            environment=_environment(environment),
+            output=stack.enter_context(output.open("ab")) if output is not None else None,
+            prepare=(*prepare, heed_permissions),
+        )
+        process = stack.enter_context(program)
+        stack.callback(_end, process)
+        yield process
+
+
+def _environment(changes: Mapping[str, str] | None) -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", **(changes or {})}
+
+
+def _end(process: TrainProcess) -> None:
+    # torchrun gives each worker a session of its own, so no group has them all
+    for pid in [process.pid, *descendants(process.pid)] if process.poll() is None else []:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def descendants(pid: int) -> list[int]:
@@ -121,7 +143,7 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+def finish(process: TrainProcess) -> tuple[int, str, str]:
     """Wait for the end and return exit code, stdout and stderr."""
     stdout, stderr = process.communicate(timeout=DEADLINE_S)
     return process.returncode, stdout, stderr

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -19,8 +17,8 @@ from megatrain.contracts.arena_plans import WriterStatus
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.location import LocalLocation, Location
 from tests.helpers.checkpoint_tree import CRASHED
+from tests.helpers.forked_program import run_forked
 from tests.helpers.hooked_location import Hook, HookedLocation
-from tests.helpers.source_tree import ROOT
 from tests.helpers.waiting import wait_until
 
 DEADLINE_S = 50.0
@@ -117,10 +115,7 @@ def writer_thread(
 def drain(arena: Arena, preparation: str = "") -> str:
     """Run a writer process until it ends by itself, and return what it said. Nobody else is in the arena."""
     script = f"import sys\nfrom megatrain.checkpoint.writer import main\n{preparation}\nsys.exit(main(sys.argv[1:]))"
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(arena.root)],
-        cwd=ROOT, timeout=DEADLINE_S, check=False, capture_output=True, text=True,
-    )  # fmt: skip
+    done = run_forked(["-c", script, str(arena.root)], timeout_s=DEADLINE_S)
     assert done.returncode == 0, done.stderr
     return done.stderr
 
@@ -132,8 +127,8 @@ from megatrain.checkpoint import writer
 from megatrain.contracts.arena import open_arena
 from megatrain.contracts.arena_locks import hold_alone
 from megatrain.contracts.location import LocalLocation
+from tests.helpers.forked_program import run_forked
 from tests.helpers.hooked_location import HookedLocation
-
 left, after, lock, say_persist = int(sys.argv[2]), sys.argv[3], threading.Lock(), writer.write_persist
 
 def crash(action, path):
@@ -168,9 +163,8 @@ def crash_writer(arena: Arena, number: int, after: str = "") -> str | None:
     Changes up to the one called `after` do not count. Return what it was about to do, such as "write COMMIT"; None when
     it was done with everything before.
     """
-    done = subprocess.run(
-        [sys.executable, "-c", _CRASHING.format(crashed=CRASHED), str(arena.root), str(number), after],
-        cwd=ROOT, timeout=DEADLINE_S, check=False, capture_output=True, text=True,
-    )  # fmt: skip
+    done = run_forked(
+        ["-c", _CRASHING.format(crashed=CRASHED), str(arena.root), str(number), after], timeout_s=DEADLINE_S
+    )
     assert done.returncode in (0, CRASHED), done.stderr
     return done.stdout.strip() if done.returncode == CRASHED else None

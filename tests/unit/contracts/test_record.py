@@ -37,7 +37,7 @@ EVIDENCE = HangEvidence(
     "s1",
     3,
     9.5,
-    {"dp:0+2x1": (0, 1)},
+    {"dp:0+2x1": (0, 2, 1)},
     (RankEvidence(0, {"dp:0+2x1": RankPosition(4, 3)}, "T", 7, "step", 9.25),),
     silent=(1,),
 )

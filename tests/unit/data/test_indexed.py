@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import struct
-import subprocess
-import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,6 +18,7 @@ from megatrain.contracts.errors import DataError
 from megatrain.data import indexed as indexed_module
 from megatrain.data.indexed import IndexedDataset, IndexedWriter, token_dtype
 from megatrain.data.summary import summarize
+from tests.helpers.forked_program import run_forked
 from tests.helpers.require import require
 
 DOCUMENTS = [[5, 6, 7], [300], [0, 65499]]
@@ -69,22 +68,26 @@ def test_documents_of_several_sequences_are_read(tmp_path: Path) -> None:
 
 def test_megatron_core_reads_our_files_and_writes_the_same(write_tokens: Callable[..., Path], tmp_path: Path) -> None:
     require("megatron-core", find_spec("megatron") is not None, "its data set is the oracle of the file format")
-    for vocab_size in (4096, 128_256):
-        prefix = write_tokens(DOCUMENTS, f"ours{vocab_size}", vocab_size)
-        other = tmp_path / f"theirs{vocab_size}"
-        # In a process of its own: importing it changes much of torch and takes seconds.
-        script = f"""
+    sizes = (4096, 128_256)
+    ours = [str(write_tokens(DOCUMENTS, f"ours{size}", size)) for size in sizes]
+    theirs = [str(tmp_path / f"theirs{size}") for size in sizes]
+    # In a process of its own: importing it changes much of torch and takes seconds.
+    script = f"""
 import json, torch
 from megatron.core.datasets.indexed_dataset import DType, IndexedDataset, IndexedDatasetBuilder
-dataset = IndexedDataset({str(prefix)!r})
-builder = IndexedDatasetBuilder({f"{other}.bin"!r}, dtype=DType.optimal_dtype({vocab_size}))
-for document in {DOCUMENTS!r}:
-    builder.add_document(torch.tensor(document), [len(document)])
-builder.finalize({f"{other}.idx"!r})
-print(json.dumps([dataset[number].tolist() for number in range(len(dataset))]))
+for vocab_size, prefix, other in zip({sizes!r}, {ours!r}, {theirs!r}):
+    dataset = IndexedDataset(prefix)
+    builder = IndexedDatasetBuilder(other + ".bin", dtype=DType.optimal_dtype(vocab_size))
+    for document in {DOCUMENTS!r}:
+        builder.add_document(torch.tensor(document), [len(document)])
+    builder.finalize(other + ".idx")
+    print(json.dumps([dataset[number].tolist() for number in range(len(dataset))]))
 """
-        result = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, timeout=60)
-        assert json.loads(result.stdout.splitlines()[-1]) == DOCUMENTS
+    result = run_forked(["-c", script], timeout_s=50.0)
+    assert result.returncode == 0, result.stderr
+    read = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("[[")]
+    assert read == [DOCUMENTS, DOCUMENTS]
+    for prefix, other in zip(ours, theirs, strict=True):
         for suffix in (".bin", ".idx"):
             assert Path(f"{prefix}{suffix}").read_bytes() == Path(f"{other}{suffix}").read_bytes()
 

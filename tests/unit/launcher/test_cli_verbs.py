@@ -422,14 +422,35 @@ def test_checks_are_gathered(client: EtcdClient, keys: JobKeys, megatrain: Run) 
         return [answer(request, "sent", is_done=False), *reports, answer(request, "checked")]
 
     with AnsweringDriver(client, keys, reply):
-        assert megatrain("host", "check", "host-1") == "host-1: fit: 2 passed\n"
+        assert megatrain("host", "check", "host-1") == "host-1: fit: 2 passed\nchecked\n"
         text = megatrain("host", "check", code=1)
         assert text == (
             "host-1: fit: 2 passed\nhost-2: NOT FIT: 1 passed, 1 failed\n  matmul  failed  2.1 x its own median\n"
             "host-3: fit: 1 passed, 1 warning\n  matmul  warning  2.1 x its own median\n"
+            "checked\n"
         )
         found = megatrain("host", "check", "host-3", "--json")
     assert (found["is_fit"], found["missing"], found["reports"][0]["host"]) == (True, [], "host-3")
+
+
+@pytest.mark.parametrize("is_good", [True, False])
+def test_pairs_of_hosts_are_part_of_their_reports(
+    client: EtcdClient, keys: JobKeys, megatrain: Run, is_good: bool
+) -> None:
+    fill(client, keys, has_driver=False)
+
+    def met(host: str, partner: str) -> CheckReport:
+        outcome = CheckOutcome.PASSED if is_good else CheckOutcome.WARNING
+        return CheckReport(host, "s", time.time(), (CheckResult("pair", outcome, "met", 1.0, partner=partner),))
+
+    def reply(request: JobRequest) -> list[Said]:
+        own = [make_report(host, CheckOutcome.PASSED) for host in ("host-1", "host-2", "host-3")]
+        return [*own, met("host-1", "host-2"), met("host-2", "host-1"), answer(request, "1 pair met")]
+
+    with AnsweringDriver(client, keys, reply):
+        text = megatrain("host", "check", code=0 if is_good else 1)
+    told = "3 passed\n" if is_good else "2 passed, 1 warning\n  pair  warning  met\n"
+    assert text == f"host-1: fit: {told}host-2: fit: {told}host-3: fit: 2 passed\n1 pair met\n"
 
 
 @pytest.mark.parametrize("is_last", [True, False])

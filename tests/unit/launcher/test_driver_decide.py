@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -16,75 +15,27 @@ from megatrain.contracts.host_records import (
     HostPhase,
     RankEvidence,
     RankPosition,
-    Stall,
 )
-from megatrain.contracts.incident import Incident, IncidentKind, IncidentState
-from megatrain.contracts.job_requests import Answer, JobRequest, RequestKind
+from megatrain.contracts.incident import IncidentKind, IncidentState
+from megatrain.contracts.job_requests import JobRequest, RequestKind
 from megatrain.contracts.record import decode, encode
 from megatrain.contracts.rounds import Halt, HostCommand, JobEnd
 from megatrain_launcher.driver.decide import decide
-from megatrain_launcher.driver.policy import Policy
+from tests.helpers.driver_story import (
+    ELASTIC,
+    POLICY,
+    answer,
+    ask,
+    begin,
+    ended,
+    go_on,
+    go_on_until,
+    incidents,
+    members,
+    records_of,
+    stall,
+)
 from tests.helpers.simulated_job import KEYS, SimulatedJob
-
-POLICY = Policy(min_hosts=2, max_hosts=2, num_workers=2, feasible_counts=frozenset({2}), join_timeout_s=60.0)
-ELASTIC = replace(POLICY, min_hosts=1, feasible_counts=frozenset({1, 2}), shrink_after_s=30.0)
-
-
-def begin(policy: Policy = POLICY, num_hosts: int = 3, up: int | None = None) -> SimulatedJob:
-    """Return a job that trains, unless there are too few hosts."""
-    job = SimulatedJob(policy, num_hosts)
-    for host in list(job.hosts.values())[: num_hosts if up is None else up]:
-        host.start(job.now)
-    go_on(job, 3.0)
-    return job
-
-
-def go_on(job: SimulatedJob, seconds: float, *, step_s: float = 0.1) -> None:
-    end = job.now + seconds
-    while job.now < end:
-        job.now += step_s
-        for host in job.hosts.values():
-            host.hear(1000)
-            host.act(job.now)
-        job.driver.hear(1000, job.now)
-        job.probe(job.driver.decide(job.now))
-        job.check()
-
-
-def go_on_until(job: SimulatedJob, is_met: Callable[[], bool], limit_s: float) -> float:
-    begin_s = job.now
-    while not is_met():
-        assert job.now < begin_s + limit_s, job.driver.decide(job.now)
-        go_on(job, 0.1)
-    return job.now - begin_s
-
-
-def records_of(job: SimulatedJob, kind: type, directory: str) -> list:
-    prefix = KEYS.directory(directory)
-    return [decode(kind, job.etcd.items[key].value, key) for key in sorted(job.etcd.items) if key.startswith(prefix)]
-
-
-def incidents(job: SimulatedJob) -> list[Incident]:
-    return records_of(job, Incident, "incidents")
-
-
-def members(job: SimulatedJob, number: int) -> list[str]:
-    return [part.host for part in job.rounds()[number].hosts]
-
-
-def ended(job: SimulatedJob) -> JobEnd | None:
-    item = job.etcd.items.get(KEYS.end)
-    return None if item is None else decode(JobEnd, item.value, "end")
-
-
-def ask(job: SimulatedJob, kind: RequestKind, host: str = "") -> str:
-    request_id = f"q{len(job.etcd.log)}"
-    job.etcd.put(KEYS.request(request_id), encode(JobRequest(request_id, kind, "me@here", job.now, host)))
-    return request_id
-
-
-def answer(job: SimulatedJob, request_id: str) -> Answer:
-    return decode(Answer, job.etcd.items[KEYS.answer(request_id)].value, "answer")
 
 
 def test_first_round_waits_for_its_last_call_only() -> None:
@@ -238,13 +189,6 @@ def test_many_vanished_leases_are_the_control_planes_fault() -> None:
     assert KEYS.halt(1) in job.etcd.items
 
 
-def stall(job: SimulatedJob, *names: str) -> None:
-    for name in names:
-        host = job.hosts[name]
-        host.stall = Stall("step", host.step, 5.0, 5.0, job.now, (0,))
-        host.tell(job.now)
-
-
 def write_evidence(job: SimulatedJob, name: str, *entered: int) -> None:
     host = job.hosts[name]
     part = job.rounds()[host.running].part_of(name, host.session)
@@ -252,7 +196,7 @@ def write_evidence(job: SimulatedJob, name: str, *entered: int) -> None:
         RankEvidence(part.first_rank + local, {"dp": RankPosition(value, 4)}, "S", 7, "step", job.now)
         for local, value in enumerate(entered)
     )
-    found = HangEvidence(name, host.session, host.running, job.now, {"dp": (0, 1, 2, 3)}, ranks)
+    found = HangEvidence(name, host.session, host.running, job.now, {"dp": (0, 4, 1)}, ranks)
     job.etcd.put(KEYS.evidence(host.running, name), encode(found))
 
 

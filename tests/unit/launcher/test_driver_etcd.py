@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from megatrain.contracts.driver_report import DriverReport
+from megatrain.contracts.errors import CoordinationRefusedError
 from megatrain.contracts.host_records import HostPhase, HostRecord, HostStatus, Milestones, RankFailure
 from megatrain.contracts.incident import Incident, IncidentState
 from megatrain.contracts.job_keys import JobKeys
@@ -20,9 +22,13 @@ from megatrain.contracts.rounds import Halt, JobEnd, Round
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.lease_keeper import LeaseKeeper
 from megatrain.coordination.settings import EtcdSettings
-from megatrain.coordination.wire import Delete, KeyRange
+from megatrain.coordination.watch import Snapshot
+from megatrain.coordination.wire import KeyRange
+from megatrain_launcher.driver import driver as driver_module
 from megatrain_launcher.driver.driver import Driver
+from megatrain_launcher.driver.incident_files import IncidentFiles
 from megatrain_launcher.driver.policy import Policy
+from megatrain_launcher.driver.state import Seen
 from megatrain_launcher.driver.writes import trims_of
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.waiting import wait_until
@@ -31,12 +37,6 @@ POLICY = Policy(min_hosts=2, max_hosts=2, num_workers=1, feasible_counts=frozens
 KEYS = JobKeys("job")
 TTL_S = 2
 NOW = 1_700_000_000.0
-
-
-@pytest.fixture(scope="module")
-def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServers]:
-    with EtcdServers(tmp_path_factory.mktemp("etcd")) as servers:
-        yield servers
 
 
 class Candidate:
@@ -115,6 +115,8 @@ def test_a_driver_dies_and_the_other_goes_on(etcd: EtcdServers, tmp_path: Path) 
         wait_until(lambda: "round 1 trains on 2 hosts" in leader.driver.reason, "the driver to see it", 5.0)
 
         leader.die()
+        # as etcd does when the time of a lease is over, which need not be waited for
+        client.revoke_lease(leader.keeper.lease_id)
         hosts.say(0, HostPhase.FAILED, 1, min_step=12, failures=(RankFailure(0, -9, NOW),))
         halt = hosts.wait_for(Halt, KEYS.halt(1), TTL_S + 4.0)
         assert other.driver.is_leading
@@ -144,13 +146,58 @@ def test_a_driver_dies_and_the_other_goes_on(etcd: EtcdServers, tmp_path: Path) 
 
 
 def test_old_keys_are_trimmed() -> None:
-    present = [KEYS.round(n) for n in range(1, 61)] + [KEYS.halt(n) for n in range(1, 60)]
-    present += [KEYS.evidence(5, "host-1"), KEYS.evidence(60, "host-1"), KEYS.host("host-1"), KEYS.end, "/other/key"]
-    present += [KEYS.incident(f"{n:05d}") for n in range(205)]
-    deleted = {one.keys.start.decode() for one in trims_of(KEYS, present) if isinstance(one, Delete)}
+    names = [KEYS.round(n) for n in range(1, 61)] + [KEYS.halt(n) for n in range(1, 60)]
+    names += [KEYS.evidence(5, f"host-{n}") for n in range(1250)]
+    names += [KEYS.evidence(60, "host-1"), KEYS.host("host-1"), KEYS.end, "/other/key"]
+    names += [KEYS.command(n) for n in range(1, 53)]
+    # the driver of the newest ones had a clock that was slow: their ids come first
+    names += [KEYS.incident(f"2026-{n:05d}") for n in range(505)] + [KEYS.incident(f"1970-{n}") for n in range(2)]
+    # names that are not ours, and would be the newest
+    names += [f"{KEYS.directory('rounds')}zz{n}" for n in range(60)] + [f"{KEYS.directory('commands')}9"]
+    present = {name: Seen(revision, revision, 0.0, 0.0) for revision, name in enumerate(names, 1)}
+    deleted = {one.keys.start.decode() for one in trims_of(KEYS, present)}
     assert deleted == {
         *(KEYS.round(n) for n in range(1, 11)),
         *(KEYS.halt(n) for n in range(1, 11)),
-        KEYS.evidence(5, "host-1"),
-        *(KEYS.incident(f"{n:05d}") for n in range(5)),
+        KEYS.evidence(5, ""),
+        *(KEYS.command(n) for n in (1, 2)),
+        *(KEYS.incident(f"2026-{n:05d}") for n in range(7)),
     }
+
+
+def test_a_candidacy_without_a_lease_keeps_nobody_from_driving(etcd: EtcdServers, tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        client = stack.enter_context(EtcdClient(EtcdSettings.of(etcd.urls)))
+        strays = [f"{KEYS.election}/{name}" for name in ("0", "ffff", "")]
+        for stray in strays:
+            client.put(stray, "nobody")
+        one = Candidate(etcd, "one", tmp_path)
+        stack.callback(one.close)
+        wait_until(lambda: one.driver.is_leading, "a driver", TTL_S + 4.0)
+        wait_until(lambda: all(client.get(stray) is None for stray in strays), "the strays' end", 5.0)
+        assert one.driver.is_leading
+
+
+def test_who_is_refused_lets_another_drive(etcd: EtcdServers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lead = driver_module._Term.lead
+
+    def lead_if_allowed(term: Any, stop: threading.Event, note: Any) -> None:
+        if term._host == "one":
+            raise CoordinationRefusedError("permission denied")
+        lead(term, stop, note)
+
+    monkeypatch.setattr(driver_module._Term, "lead", lead_if_allowed)
+    with ExitStack() as stack:
+        for name in ("one", "two"):
+            candidate = Candidate(etcd, name, tmp_path)
+            stack.callback(candidate.close)
+        wait_until(lambda: candidate.driver.is_leading, "the other one to drive", 5.0)
+
+
+def test_history_that_went_back_is_noticed() -> None:
+    watch: Any = SimpleNamespace(next=lambda timeout_s: None)
+    nothing: Any = None
+    term = driver_module._Term(nothing, KEYS, "h", POLICY, nothing, IncidentFiles(None), lambda: 0.0)
+    term._awaited = 50
+    assert term._take(Snapshot(60, (), "compacted"), watch)
+    assert not term._take(Snapshot(40, (), "restored"), watch)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from megatrain.contracts.host_records import HangEvidence, RankEvidence, RankPosition
+from megatrain.contracts.record import encode
 from megatrain.contracts.rounds import Round, RoundHost
 from megatrain_launcher.driver.hangs import accuse
 
 ROUND = Round(
     3, 4, (RoundHost("a", "a-1", "a", 0, 2), RoundHost("b", "b-1", "b", 2, 2)), "a", 1, "", "", 0.0
 )  # fmt: skip
-GROUP = {"dp:0+4x1": (0, 1, 2, 3)}
+GROUP = {"dp:0+4x1": (0, 4, 1)}
 
 
 def rank(number: int, entered: int, left: int, state: str = "S") -> RankEvidence:
@@ -40,6 +41,29 @@ def test_a_silent_host_is_likely_and_named() -> None:
     found = accuse(ROUND, {"a": WAITING})
     assert (found.ranks, found.hosts, found.confidence) == ((2, 3), ("b",), "likely")
     assert "b sent no evidence" in found.sentences
+
+
+def test_every_host_of_a_job_of_thousands_says_what_it_knows_in_few_bytes() -> None:
+    hosts = 1250
+    parts = tuple(RoundHost(f"h{n}", "s", "a", 8 * n, 8) for n in range(hosts))
+    round_ = Round(3, 8 * hosts, parts, "a", 1, "", "", 0.0)
+    told = {}
+    for number in range(hosts - 1):
+        ranks, groups = [], {}
+        for rank in range(8 * number, 8 * number + 8):
+            name = f"dp:{rank % 8}+{hosts}x8"
+            groups[name] = (rank % 8, hosts, 8)
+            ranks.append(RankEvidence(rank, {name: RankPosition(5, 4)}, "S", 7, "step", 0.0, "dp-all-reduce"))
+        told[f"h{number}"] = HangEvidence(f"h{number}", "s", 3, 0.0, groups, tuple(ranks))
+    assert max(len(encode(one)) for one in told.values()) < 4096
+    found = accuse(round_, told)
+    assert (found.hosts, len(found.ranks), found.confidence) == ((f"h{hosts - 1}",), 8, "likely")
+
+
+def test_groups_that_cannot_be_are_nobodys() -> None:
+    groups = {"a": (0, 2**62, 1), "b": (0, 0, 1), "c": (0, 4, 0), "d": (1, 2), "e": (-1, 4, -1), "dp": (3, 4, -1)}
+    strange = HangEvidence("b", "b-1", 3, 0.0, groups, (rank(2, 5, 4), rank(3, 4, 4)))
+    assert accuse(ROUND, {"a": WAITING, "b": strange}).ranks == (3,)
 
 
 def test_nothing_to_go_by() -> None:

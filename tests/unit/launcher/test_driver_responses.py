@@ -102,6 +102,72 @@ def test_hangs_of_one_host_evict_it() -> None:
     assert respond(replace(hang, accused=()), (), POLICY, NOW).culprit_hosts == ()
 
 
+def test_only_the_host_that_hangs_again_is_given_up() -> None:
+    hang = replace(facts(kind=IncidentKind.HANG), accused=("a", "b"), accused_ranks=(1, 3))
+    found = respond(hang, (past(60, "hang", kind=IncidentKind.HANG),), POLICY, NOW)
+    assert (found.action, found.culprit_hosts, found.cordoned) == ("evict", ("a", "b"), ("b",))
+
+
+THRICE = [past(600, hosts=("b",), step=1), past(300, kind=IncidentKind.HOST_LOST, hosts=("b",), step=2, action="evict")]
+
+
+def test_a_host_that_fails_again_and_again_is_given_up() -> None:
+    fit = frozenset({"a", "b", "c"})
+    killed = replace(facts(failure(code=-9)), fit=fit)
+    found = respond(killed, THRICE, POLICY, NOW)
+    assert (found.action, found.cordoned, found.kind) == ("evict", ("b",), IncidentKind.FAILURE)
+    assert found.reason.endswith("b for the 3rd time within an hour")
+    gone = replace(facts(failure(0, 69)), lost={"b": "b refuses connections"}, fit=fit - {"b"})
+    found = respond(gone, THRICE, POLICY, NOW)
+    assert (found.action, found.cordoned, found.kind) == ("evict", ("b",), IncidentKind.HOST_LOST)
+    assert respond(killed, THRICE[1:], POLICY, NOW).cordoned == ()
+    assert respond(killed, THRICE, replace(POLICY, host_failures_per_hour=4), NOW).cordoned == ()
+    old = [replace(one, moments=replace(one.moments, detected=NOW - 4000)) for one in THRICE]
+    assert respond(killed, old, POLICY, NOW).cordoned == ()
+
+
+def test_a_host_that_the_job_needs_is_not_given_up_for_failing_often() -> None:
+    killed = replace(facts(failure(code=-9)), fit=frozenset({"a", "b"}))
+    found = respond(killed, THRICE, POLICY, NOW)
+    assert (found.action, found.cordoned) == ("restart", ())
+    assert "b for the 3rd time within an hour, and the job cannot go on without it" in found.reason
+    elastic = replace(POLICY, min_hosts=1, feasible_counts=frozenset({1, 2}))
+    assert respond(killed, THRICE, elastic, NOW).cordoned == ("b",)
+
+
+@pytest.mark.parametrize(
+    "history",
+    [
+        [past(600, "user_code", step=1), past(300, "data", step=2)],  # on any host
+        [past(600, kind=IncidentKind.CONTROL_PLANE, action="hold"), past(300, kind=IncidentKind.REQUEST)],
+        [past(600, kind=IncidentKind.HANG, step=1), past(300, kind=IncidentKind.HANG, step=2)],  # has its own limit
+        [past(age, kind=IncidentKind.HOST_LOST, hosts=("a", "b"), step=1, action="evict") for age in (600, 300)],
+        [past(600, hosts=("a",), step=1), past(300, hosts=("c",), step=2)],
+    ],
+    ids=["code", "held and asked for", "hangs", "many at once", "others"],
+)
+def test_what_does_not_count_against_a_host(history: list[Incident]) -> None:
+    killed = replace(facts(failure(code=-9)), fit=frozenset({"a", "b", "c"}))
+    assert respond(killed, history, POLICY, NOW).cordoned == ()
+
+
+def test_what_goes_with_a_rank_costs_no_second_host() -> None:
+    history = [replace(one, culprit_ranks=(2,)) for one in THRICE]
+    elsewhere = replace(past(2000, hosts=("old",), step=0), culprit_ranks=(2,))
+    killed = replace(facts(failure(code=-11)), fit=frozenset({"a", "b", "c"}))
+    assert respond(killed, history, POLICY, NOW).cordoned == ("b",)
+    assert respond(killed, [elsewhere, *history], POLICY, NOW).cordoned == ()
+
+
+def test_limits_go_by_the_drivers_clock() -> None:
+    policy = replace(POLICY, restarts_per_hour=1)
+    slow = past(60, step=1)
+    slow = replace(slow, moments=replace(slow.moments, began=NOW - 7200))  # as its host told
+    assert respond(facts(failure(code=-9)), [slow], policy, NOW).action == "stop"
+    flap = replace(past(200, "network"), moments=replace(past(200).moments, began=NOW - 7200))
+    assert respond(facts(failure(label="network")), [flap], POLICY, NOW).cordoned == ("b",)
+
+
 def test_the_root_is_the_earliest_that_follows_from_no_other() -> None:
     victims = [failure(0, 69, at_unix_s=NOW - 9), failure(1, 1, "network", is_cascade=True, at_unix_s=NOW - 8)]
     roots = [failure(3, -9, at_unix_s=NOW - 2), failure(2, 1, "data", at_unix_s=NOW - 3)]

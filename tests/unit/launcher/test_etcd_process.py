@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import shutil
 import signal
@@ -82,6 +84,38 @@ def test_an_etcd_that_does_not_come_up_says_why(tmp_path: Path) -> None:
     with (
         pytest.raises(CoordinationError, match=r"ended with 3 before it served; .*\n.*the disk is on fire"),
         EtcdProcess(tmp_path / "data", program=broken),
+    ):
+        pass
+
+
+def test_a_directory_that_is_of_no_use_is_named(tmp_path: Path, program: Path) -> None:
+    (tmp_path / "etcd.log").mkdir()
+    with (
+        pytest.raises(ConfigError, match=r"etcd\.log: Is a directory; set job\.run_directory"),
+        EtcdProcess(tmp_path, program=program),
+    ):
+        pass
+
+
+def test_a_file_system_without_locks_is_not_taken_for_another_launch(
+    tmp_path: Path, program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with (
+        pytest.raises(ConfigError, match=r"Function not implemented; set job\.run_directory"),
+        EtcdProcess(tmp_path, program=program),
+    ):
+        pass
+
+
+def test_an_address_of_another_machine_is_refused(tmp_path: Path, program: Path) -> None:
+    credentials = Credentials("megatrain", "secret")
+    with (
+        pytest.raises(ConfigError, match="--local-addr an address of this host"),
+        EtcdProcess(tmp_path, address="192.0.2.1", credentials=credentials, program=program),
     ):
         pass
 

@@ -21,6 +21,7 @@ from megatrain.contracts.record import decode, encode
 from megatrain.contracts.rounds import JobEnd, JobRecord, Round, RoundHost
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.settings import Credentials, EtcdSettings
+from megatrain.coordination.wire import Put
 from megatrain_launcher.etcd_process import free_ports
 from megatrain_launcher.executor.host_state import HostState
 from megatrain_launcher.executor.job_record import claim_job, read_job
@@ -34,12 +35,6 @@ from tests.helpers.waiting import wait_until
 DEADLINE_S = 10.0
 TIMES = LeaseTimes(ttl_s=10, renew_s=0.2)
 _numbers = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServers]:
-    with EtcdServers(tmp_path_factory.mktemp("etcd")) as servers:
-        yield servers
 
 
 @pytest.fixture
@@ -176,6 +171,44 @@ def test_who_was_replaced_while_away_leaves(
     assert registered(client, keys) == other
 
 
+def test_its_own_key_below_a_lease_that_is_ending_replaces_nobody(
+    client: EtcdClient, keys: JobKeys, member: Callable[..., Membership]
+) -> None:
+    port = LivenessPort("1", "127.0.0.1")
+    one = member(a_host(liveness_port=port.port))
+    lost = one.keeper
+    # as if etcd said that the lease is lost a moment before its keys are gone
+    client.put(keys.host("a"), encode(one.record))
+    client.revoke_lease(lost.lease_id)
+    wait_until(lambda: "our key below the lost lease" in one.trouble, "the host to notice", DEADLINE_S)
+    assert one.replaced == ""
+    client.delete(keys.host("a"))
+    wait_until(lambda: one.is_registered, "the host to be there again", DEADLINE_S)
+    assert registered(client, keys) == one.record
+    port.close()
+
+
+def test_status_is_written_although_evidence_is_refused(
+    client: EtcdClient, keys: JobKeys, member: Callable[..., Membership], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put = client.put
+
+    def refuse_evidence(key: str, *args: object, **more: object) -> int:
+        if "/evidence/" in key:
+            raise CoordinationError("etcdserver: request is too large")
+        return put(key, *args, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(client, "put", refuse_evidence)
+    one, state = member(a_host()), HostState("a")
+    orders = OrderBook(keys, "a", "1")
+    writer = StatusWriter(client, keys, one, lambda: state.status("1", orders.view(), ""), 60.0)
+    writer.add_evidence(HangEvidence("a", "1", 3, 1.0, {}, ()))
+    wait_until(lambda: client.get(keys.status("a")) is not None, "the status", DEADLINE_S)
+    monkeypatch.undo()
+    wait_until(lambda: client.get(keys.evidence(3, "a")) is not None, "the evidence, at last", DEADLINE_S)
+    writer.close()
+
+
 def test_status_is_written_at_once_under_the_newest_lease_and_after_its_evidence(
     client: EtcdClient, keys: JobKeys, member: Callable[..., Membership]
 ) -> None:
@@ -287,6 +320,33 @@ def test_another_launch_of_a_running_job_is_refused(
         claim_job(client, keys, a_job(keys, "b", "second"), 1.0)
 
 
+def test_a_host_that_lives_is_proof_enough_that_its_launch_runs(
+    client: EtcdClient, keys: JobKeys, member: Callable[..., Membership]
+) -> None:
+    claim_job(client, keys, a_job(keys, "a", "first"), 1.0)
+    liveness = LivenessPort("1", "127.0.0.1")
+    try:
+        member(a_host(liveness_port=liveness.port))
+        began = time.monotonic()
+        with pytest.raises(ConfigError, match="another launch of this name is running"):
+            claim_job(client, keys, a_job(keys, "b", "second"), 60.0)
+    finally:
+        liveness.close()
+    assert time.monotonic() - began < 30.0
+
+
+def test_the_name_of_a_launch_that_was_killed_is_free_when_its_leases_are_over(
+    client: EtcdClient, keys: JobKeys, member: Callable[..., Membership]
+) -> None:
+    claim_job(client, keys, a_job(keys, "a", "first", steps="5"), 1.0)
+    killed = member(a_host())
+    over = threading.Timer(0.5, killed.close)
+    over.start()
+    again = claim_job(client, keys, a_job(keys, "b", "second", steps="6"), 20.0)
+    over.join()
+    assert (again.launch_id, again.config) == ("second", {"steps": "6"})
+
+
 def test_a_job_that_ended_can_be_launched_again_and_numbers_go_on(client: EtcdClient, keys: JobKeys) -> None:
     claim_job(client, keys, a_job(keys, "a", "first", steps="5"), 1.0)
     client.put(keys.round(1), encode(Round(1, 0, (), "127.0.0.1", 1, "r", "d", 0.0)))
@@ -322,6 +382,22 @@ def test_a_late_host_of_a_launch_that_ended_hears_of_the_end(
     client.put(keys.end, encode(JobEnd(0, "done", 0.0)))
     assert claim_job(client, keys, a_job(keys, "b", "L"), 1.0) == first
     assert read_job(client, keys).end is not None
+
+
+def test_what_somebody_left_among_the_hosts_keeps_nobody_out(client: EtcdClient, keys: JobKeys) -> None:
+    client.put(keys.host("junk"), b"{")
+    first = claim_job(client, keys, a_job(keys, "a", "L"), 1.0)
+    assert claim_job(client, keys, a_job(keys, "b", "L"), 1.0) == first
+    assert read_job(client, keys).hosts == ()
+    lease = client.grant_lease(60)
+    client.put(keys.host("newer"), b'{"schema_version": 2}', lease_id=lease.lease_id)  # somebody keeps it
+    with pytest.raises(CoordinationError, match=r"hosts/newer: schema_version=2"):
+        claim_job(client, keys, a_job(keys, "b", "L"), 1.0)
+
+
+def test_a_thousand_hosts_that_start_do_not_read_a_thousand_hosts_each(client: EtcdClient, keys: JobKeys) -> None:
+    client.txn([], [Put(keys.host(f"h{number}"), encode(a_host(f"h{number}"))) for number in range(70)])
+    assert len(read_job(client, keys).hosts) == 64
 
 
 def test_of_two_launches_at_once_one_gets_the_name(client: EtcdClient, keys: JobKeys) -> None:

@@ -135,6 +135,12 @@ def test_what_cannot_be_read_is_passed_over(book: OrderBook) -> None:
     assert book.next_assignment(0) is not None
 
 
+@pytest.mark.parametrize("name", ["3", "003", "0000000003"])
+def test_a_number_that_nobody_writes_so_is_no_number(book: OrderBook, name: str) -> None:
+    put(book, f"{KEYS.directory('rounds')}{name}", a_round(3, "a"))
+    assert book.view().newest is None
+
+
 def test_commands_to_others_are_not_ours(book: OrderBook) -> None:
     for number, hosts in ((1, ()), (2, ("b",)), (3, ("a", "b"))):
         put(book, KEYS.command(number), HostCommand(number, "check", hosts))

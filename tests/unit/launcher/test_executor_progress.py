@@ -16,13 +16,15 @@ from megatrain.contracts.black_box_values import ClockBase, Command, Identity, P
 from megatrain.contracts.host_records import HangEvidence
 from megatrain.contracts.layout import Layout
 from megatrain.contracts.operations import Operation
-from megatrain.contracts.record import decode
+from megatrain.contracts.record import decode, encode
 from megatrain.contracts.run_directory import RunDirectory
+from megatrain.failures.patience import Patience, find_stall
 from megatrain.telemetry.recorder import Recorder, open_recorder
 from megatrain_launcher.executor.control_pages import ControlPages
 from megatrain_launcher.executor.crash_evidence import BoxPlaces, CrashEvidence
 from megatrain_launcher.executor.evidence import hang_evidence, process_state
 from megatrain_launcher.executor.progress import RankWatch, RoundProgress, host_progress
+from megatrain_launcher.executor.round_follower import unfinished
 
 NOBODY = 2**22 + 1
 """Above the largest process number that Linux gives."""
@@ -172,7 +174,7 @@ def test_evidence_says_where_ranks_stand_and_how_their_processes_are(boxes: Boxe
     for watch in watches.values():
         watch.look()
     found = hang_evidence("a", "1", 3, watches, 50.0)
-    assert (found.silent, dict(found.groups)) == ((3,), {"dp:0+2x2": (0, 2)})
+    assert (found.silent, dict(found.groups)) == ((3,), {"dp:0+2x2": (0, 2, 2)})
     (rank,) = found.ranks
     assert (rank.rank, rank.step, rank.phase, rank.in_flight) == (2, 4, "first-step", "dp-all-reduce")
     assert (rank.positions["dp:0+2x2"].entered, rank.positions["dp:0+2x2"].left) == (2, 1)
@@ -182,6 +184,38 @@ def test_evidence_says_where_ranks_stand_and_how_their_processes_are(boxes: Boxe
     for watch in watches.values():
         watch.close()
     recorder.close()
+
+
+def test_evidence_of_a_group_of_thousands_is_small(boxes: Boxes) -> None:
+    recorder = boxes.open(2)
+    recorder.add_group("dp", list(range(2, 80_002, 8)))
+    watch = boxes.watch(2)
+    watch.look()
+    found = hang_evidence("a", "1", 3, {2: watch}, 50.0)
+    assert dict(found.groups) == {"dp:2+10000x8": (2, 10_000, 8)}
+    assert len(encode(found)) < 1000  # each host writes one, and the driver keeps those of all
+    watch.close()
+    recorder.close()
+
+
+def test_a_process_that_is_done_with_its_box_may_yet_hang_at_its_end(boxes: Boxes) -> None:
+    recorder = boxes.open(2)
+    take_steps(recorder, 0, 1, 2)
+    progress = RoundProgress({2: boxes.paths()[2]}, {2: os.getpid()}, 100.0)
+    ranks = progress.look()
+    assert unfinished(ranks, progress) == {2: ranks[2].progress}
+    recorder.close()
+    ranks = progress.look()
+    assert ranks[2].is_closed
+    (left,) = unfinished(ranks, progress).values()
+    assert left.phase is Phase.STOPPING
+    patience = Patience(init_s=1, first_step_s=1, checkpoint_s=60, evaluation_s=1, floor_s=1, factor=2)
+    now_ns = time.monotonic_ns()
+    assert find_stall({2: left}, patience, now_ns + 50 * 10**9, 0.0) is None
+    assert find_stall({2: left}, patience, now_ns + 70 * 10**9, 0.0) is not None
+    progress.watches[2].pid = NOBODY
+    assert unfinished(ranks, progress) == {}
+    progress.close()
 
 
 def test_control_pages_are_written_when_something_changed(boxes: Boxes) -> None:

@@ -350,9 +350,8 @@ def test_clock_without_etcd_or_answer(tmp_path: Path) -> None:
     assert finding.outcome is CheckOutcome.WARNING
 
 
-def test_clock_of_a_real_etcd(tmp_path: Path) -> None:
-    with EtcdServers(tmp_path) as etcd:
-        (finding,) = clock.check_clock(context(tmp_path, etcd=EtcdSettings.of(etcd.urls)), History())
+def test_clock_of_a_real_etcd(etcd: EtcdServers, tmp_path: Path) -> None:
+    (finding,) = clock.check_clock(context(tmp_path, etcd=EtcdSettings.of(etcd.urls)), History())
     assert finding.outcome is CheckOutcome.PASSED
     assert finding.value is not None
     assert abs(finding.value) < 0.8

@@ -57,7 +57,33 @@ def test_data_are_asked_for_only_where_the_trainer_runs(tmp_path: Path) -> None:
     without_data = ("--data.train=",)
     with pytest.raises(ConfigError, match=r"data\.train"):
         make_plan(small_flags(tmp_path, overrides=without_data), {})
-    make_plan(small_flags(tmp_path, overrides=without_data, module="own.module"), {})
+    make_plan(small_flags(tmp_path, overrides=without_data, module="json.tool"), {})
+
+
+@pytest.mark.parametrize(
+    ("module", "why_not"),
+    [
+        ("nosuchmodule", "there is no module nosuchmodule in .* or where Python looks"),
+        ("json.nosuchmodule", r"there is no module json\.nosuchmodule"),
+        ("json.tool.deeper", r"there is no module json\.tool\.deeper"),
+        ("json", r"is a package without a __main__\.py"),
+        ("../train", "there is no module"),
+    ],
+)
+def test_a_module_that_workers_would_not_find_is_refused_before_they_start(
+    module: str, why_not: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=f"-m {module}: {why_not}"):
+        make_plan(small_flags(tmp_path, module=module), {})
+
+
+def test_modules_are_found_where_workers_find_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own").mkdir()
+    for name in ("own_train.py", "own/__init__.py", "own/__main__.py", "own/train.py"):
+        (tmp_path / name).write_text("raise SystemExit('never run to look for it')\n")
+    monkeypatch.chdir(tmp_path)
+    for module in ("own_train", "own", "own.train", "tests.helpers.step_faults", "timeit"):
+        make_plan(small_flags(tmp_path, module=module), {})
 
 
 def test_one_host_without_an_endpoint_brings_its_own_etcd(tmp_path: Path) -> None:

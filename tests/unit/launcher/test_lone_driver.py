@@ -17,10 +17,12 @@ from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.election import Election
 from megatrain.coordination.lease_keeper import LeaseKeeper
 from megatrain.coordination.settings import EtcdSettings
+from megatrain.coordination.wire import KeyRange
 from megatrain_launcher.executor.job_record import record_of
 from megatrain_launcher.executor.settings import ExecutorSettings
 from megatrain_launcher.hosts.adapter import CordonError, HostFacts
-from megatrain_launcher.launch.cordons import CordonWatch, parts_with
+from megatrain_launcher.launch.cordons import CordonWatch
+from megatrain_launcher.launch.executor_parts import parts_with
 from megatrain_launcher.launch.lone_driver import config_of, policy_of, run_lone_driver
 from megatrain_launcher.launch.plan import LaunchPlan, choose_platform, make_plan
 from tests.helpers.etcd_server import EtcdServers
@@ -32,9 +34,10 @@ KEYS = JobKeys("small")
 
 
 @pytest.fixture
-def client(tmp_path: Path) -> Iterator[EtcdClient]:
-    with EtcdServers(tmp_path) as servers, EtcdClient(EtcdSettings.of(servers.urls)) as one:
+def client(etcd: EtcdServers) -> Iterator[EtcdClient]:
+    with EtcdClient(EtcdSettings.of(etcd.urls)) as one:
         yield one
+        one.delete(KeyRange.prefix(KEYS.prefix))
 
 
 @pytest.fixture
@@ -59,8 +62,9 @@ def test_it_waits_for_the_job_drives_it_and_ends_with_it(client: EtcdClient, pla
     told: list[str] = []
     codes: list[int | None] = []
     stop = threading.Event()
+    cluster = Cluster()
     thread = threading.Thread(
-        target=lambda: codes.append(run_lone_driver(client, KEYS, stop, told.append)), daemon=True
+        target=lambda: codes.append(run_lone_driver(client, KEYS, stop, told.append, cluster)), daemon=True
     )
     thread.start()
     wait_until(lambda: bool(told), "the note", SOON_S)
@@ -71,6 +75,15 @@ def test_it_waits_for_the_job_drives_it_and_ends_with_it(client: EtcdClient, pla
     leader = election.leader()
     assert leader is not None
     assert leader.value.startswith(b"driver-")
+    key = KEYS.cordon("host-7")
+
+    def is_told() -> bool:
+        client.delete(key)  # until its watch has begun, a cordon is one from before
+        client.put(key, encode(Cordon("host-7", "two hangs", "driver", 0.0)))
+        return bool(cluster.cordoned)
+
+    wait_until(is_told, "the cordon", SOON_S)
+    assert cluster.cordoned[0] == ("host-7", "two hangs")
 
     client.put(KEYS.end, encode(JobEnd(75, "asked to", 0.0)))
     thread.join(SOON_S)

@@ -29,7 +29,7 @@ from megatrain.coordination.lease_keeper import LeaseKeeper
 from megatrain.coordination.settings import EtcdSettings
 from megatrain.coordination.wire import Delete, KeyRange
 from megatrain_launcher.etcd_process import free_ports
-from megatrain_launcher.rendezvous import torchrun_handler
+from megatrain_launcher.rendezvous import leader, torchrun_handler
 from megatrain_launcher.rendezvous.handler import MegatrainRendezvous
 from megatrain_launcher.rendezvous.settings import read_settings
 from tests.helpers.etcd_server import EtcdServers, enable_users
@@ -37,12 +37,6 @@ from tests.helpers.waiting import wait_until
 
 DEADLINE_S = 20.0
 _numbers = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServers]:
-    with EtcdServers(tmp_path_factory.mktemp("etcd")) as servers:
-        yield servers
 
 
 @pytest.fixture
@@ -288,12 +282,39 @@ def test_other_nnodes_are_refused(etcd: EtcdServers, run_id: str) -> None:
         assert {info.rank, waiting.result(DEADLINE_S).rank} == {0, 1}
 
 
-def test_a_key_that_somebody_else_wrote(etcd: EtcdServers, run_id: str) -> None:
-    key = JobKeys(f"rdzv-{run_id}").round(1)
+def test_keys_that_nobody_can_read_are_told_and_passed_over(
+    etcd: EtcdServers, run_id: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys = JobKeys(f"rdzv-{run_id}")
     with agents(etcd, run_id, 1, 1) as job, EtcdClient(EtcdSettings.of(etcd.urls)) as client:
-        client.put(key, "garbage")
-        with pytest.raises(RendezvousConnectionError, match=f"{key}: not JSON"):
-            job.new().next_rendezvous()
+        for key in (keys.round(1), keys.host("x"), f"{keys.directory('rounds')}{'9' * 5000}", f"{keys.election}/0"):
+            client.put(key, "garbage")
+        one = job.new()
+        job.meet(one)
+        assert os.environ[ROUND_VARIABLE] == "2"
+        client.put(keys.halt(2), "garbage")  # who can say what it was
+        wait_until(is_over(one), "the end of the round", DEADLINE_S)
+        job.meet(one)
+        assert os.environ[ROUND_VARIABLE] == "3"
+    assert f"{keys.round(1)}: not JSON" in caplog.text
+    assert f"{keys.host('x')}: not JSON" in caplog.text
+
+
+def test_a_mistake_of_a_leader_does_not_leave_the_job_without_one(
+    etcd: EtcdServers, run_id: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    decide, calls = leader.decide, itertools.count()
+
+    def mistaken(*args: object, **more: object) -> object:
+        if next(calls) == 0:
+            raise KeyError("a mistake")
+        return decide(*args, **more)
+
+    monkeypatch.setattr(leader, "decide", mistaken)
+    with agents(etcd, run_id, 1, 1) as job:
+        (info,) = job.meet(job.new())
+    assert info.world_size == 1
+    assert "this leader failed" in caplog.text
 
 
 def test_etcd_that_is_not_there(run_id: str) -> None:

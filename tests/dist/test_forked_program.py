@@ -1,0 +1,90 @@
+"""Programs that are forks instead of new interpreters: what they see is what a new one would see."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.forked_program import forked_program, run_forked
+from tests.helpers.permissions import heed_permissions
+from tests.helpers.processes import is_running
+from tests.helpers.waiting import wait_until
+
+DEADLINE_S = 20.0
+SEEN = """
+import json, os, signal, sys
+print(json.dumps({
+    "arguments": sys.argv, "directory": os.getcwd(), "environment": dict(os.environ), "name": __name__,
+    "is_main": sys.modules["__main__"].__dict__ is globals(), "stdin": sys.stdin.read(),
+    "signals": [str(signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)],
+    "path": sys.path[0], "encodings": [stream.encoding for stream in (sys.stdout, sys.stderr)],
+}))
+"""
+
+
+@pytest.mark.parametrize("kind", ["-c", "-m"])
+def test_it_sees_what_a_new_interpreter_sees(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "seen.py").write_text(SEEN)
+    words = [kind, SEEN if kind == "-c" else "seen", "--a", "b c"]
+    environment = {"PATH": os.environ["PATH"], "ODD": "=x", "LC_CTYPE": "C.UTF-8"}
+    new = subprocess.run(
+        [sys.executable, *words],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        cwd=tmp_path,
+        env=environment,
+        check=True,
+    )
+    fork = run_forked(words, timeout_s=DEADLINE_S, environment=environment, directory=tmp_path)
+    assert fork.returncode == 0, fork.stderr
+    expected, found = json.loads(new.stdout), json.loads(fork.stdout)
+    if kind == "-m":
+        # the interpreter gives the whole path
+        assert Path(expected["arguments"][0]).samefile(found["arguments"][0])
+        expected["arguments"][0] = found["arguments"][0]
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("source", "exit_code", "said"),
+    [
+        ("pass", 0, ""),
+        ("raise SystemExit(75)", 75, ""),
+        ("raise SystemExit('words')", 1, "words\n"),
+        ("import os; os._exit(7)", 7, ""),
+        ("raise ValueError('no')", 1, "ValueError: no\n"),
+        ("import os; os.kill(os.getpid(), 9)", -signal.SIGKILL, ""),
+        ("import threading, time; threading.Thread(target=lambda: print('late')).start()", 0, ""),
+    ],
+)
+def test_it_ends_as_a_new_interpreter_does(source: str, exit_code: int, said: str) -> None:
+    done = run_forked(["-c", source], timeout_s=DEADLINE_S)
+    assert (done.returncode, done.stdout) == (exit_code, "late\n" if "late" in source else "")
+    assert done.stderr.endswith(said)
+
+
+def test_its_output_goes_where_it_is_told_and_nothing_of_it_is_left(tmp_path: Path) -> None:
+    source = "import sys, threading; print('one', flush=True); print('two', file=sys.stderr); threading.Event().wait()"
+    with (tmp_path / "said").open("ab") as file, forked_program(["-c", source], output=file) as program:
+        wait_until(lambda: (tmp_path / "said").read_text() == "one\ntwo\n", "all that it says", DEADLINE_S)
+        assert program.poll() is None
+        with pytest.raises(subprocess.TimeoutExpired):
+            program.communicate(0.01)
+    assert not is_running(program.pid)
+
+
+def test_permissions_hold_for_it_and_for_what_it_starts(tmp_path: Path) -> None:
+    (tmp_path / "closed").mkdir(mode=0o555)
+    source = (
+        "import os, subprocess, sys\n"
+        "print(os.access('closed', os.W_OK), end=' ', flush=True)\n"
+        "subprocess.run([sys.executable, '-c', \"import os; print(os.access('closed', os.W_OK))\"], check=True)\n"
+    )
+    done = run_forked(["-c", source], timeout_s=DEADLINE_S, directory=tmp_path, prepare=[heed_permissions])
+    assert (done.stdout, done.stderr) == ("False False\n", "")

@@ -1,0 +1,70 @@
+"""A host whose training network is dead although its link is up and etcd hears it: only its neighbours can tell."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.incident import IncidentKind
+from megatrain.contracts.record import decode
+from megatrain.contracts.rounds import Cordon
+from tests.helpers.etcd_server import EtcdServers
+from tests.helpers.job_under_launch import JobView, LaunchedJob, make_launched_job
+from tests.helpers.namespaces import HostNetwork
+from tests.helpers.step_faults import FaultDirectory
+from tests.helpers.waiting import wait_until
+
+TRAIN, MANAGEMENT = "train", "mgmt"
+HOSTS = ("host-0", "host-1", "host-2", "host-3")
+VICTIM = 1
+CHANGES = {
+    "recovery": {"has_health_checks": True, "has_pair_checks": True, "min_free_disk_gb": 0.1},
+    "runtime": {"network_interface": TRAIN},
+    "batch": {"global_batch_size": 6},
+}
+PACE_S = 0.08
+ENDLESS = 100_000
+
+
+@pytest.mark.timeout(400)
+def test_the_host_that_reaches_no_neighbour_is_cordoned_before_the_first_round(tmp_path: Path) -> None:
+    job = make_launched_job(tmp_path, ENDLESS, CHANGES)
+    (tmp_path / "etcd").mkdir()
+    with HostNetwork(len(HOSTS), (TRAIN, MANAGEMENT)) as network:
+        own = network.own_address(MANAGEMENT)
+        network.mute(VICTIM, TRAIN)
+        with EtcdServers(tmp_path / "etcd", 1, addresses=[own]) as etcd:
+            urls = [each.replace("127.0.0.1", own) for each in etcd.urls]
+            words = ("--nnodes", "3", "--spares", "1", "--nproc-per-node", "1")
+            with LaunchedJob(job, urls, FaultDirectory(tmp_path / "faults", PACE_S), words) as launched:
+                view = JobView.of(job, etcd.urls)
+                try:
+                    check_launch(launched, view, network)
+                finally:
+                    view.client.close()
+
+
+def check_launch(launched: LaunchedJob, view: JobView, network: HostNetwork) -> None:
+    victim = HOSTS[VICTIM]
+    for number in (VICTIM, 0, 2):
+        launched.start(HOSTS[number], "--local-addr", network.address(TRAIN, number), enter=network.enter(number))
+    key = view.keys.cordon(victim)
+    # two of the three turns wait out the minute in which a partner may come
+    wait_until(lambda: view.client.get(key) is not None, "the cordon", 240.0)
+    item = view.client.get(key)
+    assert item is not None
+    cordon = decode(Cordon, item.value, key)
+    assert (cordon.host, cordon.by) == (victim, "driver")
+    assert cordon.reason.startswith("pair tests: with host-")
+    assert view.hosts()[victim].is_fit, "none of its own checks finds it"
+
+    launched.start(HOSTS[3], "--local-addr", network.address(TRAIN, 3), enter=network.enter(3))
+    launched.wait_for_step(3, 90.0)
+    (only,) = view.rounds()
+    assert [part.host for part in only.hosts] == ["host-0", "host-2", "host-3"]
+    launched.executors["host-0"].send_signal(signal.SIGTERM)
+    assert launched.finish("host-0", 60.0) == ExitCode.SAVED_AND_STOPPED
+    assert all(one.kind is IncidentKind.REQUEST for one in view.incidents())

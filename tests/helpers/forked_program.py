@@ -1,0 +1,165 @@
+"""Python programs that have torch from the start: forks of the session's fork server, in place of cold interpreters.
+
+A fork becomes what `python -m MODULE WORDS` or `python -c SOURCE WORDS` would be: arguments, environment, directory,
+streams, main module and exit code are its own. What is read at an interpreter's start only (PYTHONHASHSEED) is as the
+server has it, and there is no atexit. For a test of what a program loads, or of its very start, start Python.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import runpy
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from multiprocessing import reduction
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from types import ModuleType
+from typing import IO, Any
+
+from tests.helpers.fork_server import fork_context
+from tests.helpers.source_tree import ROOT
+
+
+class ForkedProgram:
+    """One that runs, or ran: what subprocess.Popen has of it."""
+
+    def __init__(self, words: Sequence[str], process: BaseProcess, said: Sequence[IO[bytes]]) -> None:
+        assert process.pid is not None
+        self.pid = process.pid
+        self._words = words
+        self._process = process
+        self._said = said
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Raises: subprocess.TimeoutExpired."""
+        self._process.join(timeout)
+        if self.returncode is None:
+            raise subprocess.TimeoutExpired(self._words, timeout or 0.0)
+        return self.returncode
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """Wait for the end and return stdout and stderr, "" for what went to a file of the caller's."""
+        self.wait(timeout)
+        texts = []
+        for file in self._said:
+            file.seek(0)
+            texts.append(file.read().decode())
+        return (texts[0], texts[1]) if texts else ("", "")
+
+
+@contextmanager
+def forked_program(
+    words: Sequence[str],
+    *,
+    environment: Mapping[str, str] | None = None,
+    directory: Path = ROOT,
+    output: IO[bytes] | None = None,
+    prepare: Sequence[Callable[[], object]] = (),
+) -> Iterator[ForkedProgram]:
+    """Start what `python WORDS` would be; at the end the process (alone) is dead.
+
+    words: those after `python`, with -m or -c first. environment: all of it; that of this process by default.
+    output: a file that takes all that it says. prepare: what it does before all else, each a function of a module, or
+    of an object that can be pickled.
+    """
+    with ExitStack() as stack:
+        said = [] if output is not None else [stack.enter_context(tempfile.TemporaryFile()) for _ in range(2)]
+        descriptors = [_Descriptor(file.fileno()) for file in (said or [output, output]) if file is not None]
+        program = (
+            tuple(words),
+            dict(os.environ if environment is None else environment),
+            str(directory),
+            tuple(prepare),
+        )
+        process = fork_context().Process(target=_become, args=(*descriptors, *program))
+        process.start()
+        try:
+            yield ForkedProgram(words, process, said)
+        finally:
+            if process.exitcode is None:
+                process.kill()
+            process.join()
+            process.close()
+
+
+def run_forked(words: Sequence[str], *, timeout_s: float, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end, with the options of `forked_program`, and return what subprocess.run would."""
+    with forked_program(words, **options) as program:
+        stdout, stderr = program.communicate(timeout_s)
+        assert program.returncode is not None
+        return subprocess.CompletedProcess(list(words), program.returncode, stdout, stderr)
+
+
+class _Descriptor:
+    """A file descriptor that travels to the fork: what is received there is a number."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _received, (reduction.DupFd(self._number),)
+
+
+def _received(descriptor: Any) -> int:
+    number: int = descriptor.detach()
+    return number
+
+
+def _become(
+    stdout: int,
+    stderr: int,
+    words: Sequence[str],
+    environment: Mapping[str, str],
+    directory: str,
+    prepare: Sequence[Callable[[], object]],
+) -> None:
+    _take_streams(stdout, stderr)
+    # what the program starts by multiprocessing is its own
+    multiprocessing.set_start_method(None, force=True)
+    os.environ.clear()
+    os.environ.update(environment)
+    for action in prepare:
+        action()
+    os.chdir(directory)
+    kind, what, *arguments = words
+    if kind == "-m":
+        sys.path.insert(0, directory)
+        sys.argv = [what, *arguments]
+        runpy.run_module(what, run_name="__main__", alter_sys=True)
+    else:
+        assert kind == "-c", kind
+        sys.path.insert(0, "")
+        sys.argv = ["-c", *arguments]
+        main = sys.modules["__main__"] = ModuleType("__main__")
+        exec(compile(what, "<string>", "exec"), main.__dict__)
+
+
+def _take_streams(stdout: int, stderr: int) -> None:
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for number, own in enumerate((nothing, stdout, stderr)):
+        os.dup2(own, number)
+    for own in {nothing, stdout, stderr} - {0, 1, 2}:
+        os.close(own)
+    encoding = sys.stdout.encoding
+    sys.stdin = sys.__stdin__ = open(0, encoding=encoding, closefd=False)  # type: ignore[misc]  # noqa: SIM115
+    sys.stdout = sys.__stdout__ = open(1, "w", encoding=encoding, closefd=False)  # type: ignore[misc]  # noqa: SIM115
+    sys.stderr = sys.__stderr__ = open(2, "w", 1, encoding, "backslashreplace", closefd=False)  # type: ignore[misc]  # noqa: SIM115

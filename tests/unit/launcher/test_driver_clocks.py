@@ -1,0 +1,192 @@
+"""Clocks that are minutes wrong, of hosts or of drivers: limits count on, and records stay in order."""
+
+from __future__ import annotations
+
+from dataclasses import astuple, replace
+
+import pytest
+
+from megatrain.contracts.host_records import HostStatus, Milestones, RankFailure, Stall
+from megatrain.contracts.incident import Incident, phase_seconds
+from megatrain.contracts.record import decode, encode
+from megatrain.contracts.rounds import JobRecord
+from megatrain_launcher.driver.breaking import stall_began, telling
+from megatrain_launcher.driver.incidents import history_of
+from tests.helpers.driver_story import (
+    ELASTIC,
+    POLICY,
+    begin,
+    drive,
+    ended,
+    go_on,
+    go_on_until,
+    incidents,
+    members,
+    stall,
+)
+from tests.helpers.simulated_job import KEYS, SimulatedJob
+
+ONE_RESTART = replace(POLICY, restarts_per_hour=1)
+
+
+def in_order(incident: Incident) -> bool:
+    """Say whether no moment is before the one that it follows."""
+    moments = astuple(incident.moments)
+    return None not in moments and list(moments) == sorted(moments)
+
+
+def recover(job: SimulatedJob, number: int, skew_s: float) -> None:
+    """Let the job go on with hosts whose clocks are wrong, until a round trains."""
+    for _ in range(30):
+        job.now += 0.1
+        for host in job.hosts.values():
+            host.hear(1000)
+            host.act(job.now + skew_s)
+        drive(job)
+    assert number in job.rounds()
+    assert job.is_training()
+
+
+@pytest.mark.parametrize("skew_s", [-600.0, -0.05, 0.0, 0.05, 600.0])
+def test_moments_are_in_order_whatever_the_clocks_of_hosts_say(skew_s: float) -> None:
+    job = begin()
+    failed_at = job.now
+    job.hosts["host-0"].fail(job.now + skew_s, is_cascade=False)
+    recover(job, 2, skew_s)
+    (incident,) = incidents(job)
+    assert in_order(incident), incident.moments
+    assert failed_at - 1.0 <= incident.moments.began
+    assert incident.moments.first_step <= failed_at + 3.0
+    assert all(seconds >= 0 for seconds in phase_seconds(incident.moments).values())
+    assert incident.effective_time_ratio is not None
+    assert 0.02 < incident.effective_time_ratio < 0.1, "what is trained again counts as lost, and nothing else"
+
+
+@pytest.mark.parametrize("jump_s", [-300.0, 300.0])
+def test_moments_are_in_order_when_another_driver_goes_on(jump_s: float) -> None:
+    job = begin()
+    job.hosts["host-0"].fail(job.now, is_cascade=False)
+    drive(job)
+    job.now += jump_s  # the next driver's clock
+    job.change_driver()
+    recover(job, 2, 0.0)
+    (incident,) = incidents(job)
+    assert in_order(incident), incident.moments
+
+
+def test_a_recovery_that_breaks_again_is_timed_to_its_end() -> None:
+    job = begin()
+    job.hosts["host-0"].fail(job.now, is_cascade=False)
+    drive(job)
+    for host in job.hosts.values():
+        host.hear(1000)
+        host.act(job.now)
+    drive(job)
+    for host in job.hosts.values():
+        host.hear(1000)
+        host.act(job.now)
+    for name in members(job, 2):  # all have joined, and none has loaded
+        key = KEYS.status(name)
+        status = decode(HostStatus, job.etcd.items[key].value, key)
+        job.etcd.put(key, encode(replace(status, milestones=Milestones(job.now, job.now))))
+    drive(job)
+    (incident,) = incidents(job)
+    assert (incident.moments.joined, incident.moments.loaded) == (job.now, None)
+    job.hosts["host-0"].fail(job.now, is_cascade=False)
+    job.now += 5.0
+    recover(job, 3, 0.0)
+    first, second = incidents(job)
+    assert in_order(first)
+    assert in_order(second)
+    assert first.next_round == second.next_round == 3
+    assert first.moments.joined >= second.moments.round_written
+
+
+def test_the_budget_counts_on_when_the_next_drivers_clock_is_slow() -> None:
+    job = begin(ONE_RESTART)
+    job.hosts["host-0"].fail(job.now, is_cascade=False)
+    go_on_until(job, lambda: 2 in job.rounds() and job.is_training(), 2.0)
+    job.now -= 300.0
+    job.change_driver()
+    go_on(job, 1.0)
+    job.hosts["host-0"].fail(job.now, is_cascade=False)
+    go_on(job, 1.0)
+    end = ended(job)
+    assert end is not None
+    assert "recovery.restarts_per_hour=1" in end.reason
+    ids = [one.incident_id for one in history_of(job.driver.state)]
+    assert len(ids) == 2
+    assert ids != sorted(ids), "the ids tell the times of two clocks"
+
+
+@pytest.mark.parametrize("skew_s", [-7200.0, 7200.0])
+def test_the_budget_counts_whatever_the_clock_of_the_first_host_or_the_failing_one(skew_s: float) -> None:
+    job = SimulatedJob(ONE_RESTART, 2)
+    record = JobRecord("sim", "l", "", {}, 2, 2, 2, "runs/sim", "host-0", job.now + skew_s)
+    job.etcd.put(KEYS.record, encode(record))
+    for host in job.hosts.values():
+        host.start(job.now)
+    go_on(job, 3.0)
+    for _ in range(2):
+        job.hosts["host-0"].fail(job.now - abs(skew_s), is_cascade=False)
+        go_on(job, 3.0)
+    end = ended(job)
+    assert end is not None
+    assert "recovery.restarts_per_hour=1" in end.reason
+
+
+def test_a_check_is_waited_for_by_the_clock_of_whoever_drives() -> None:
+    job = begin(num_hosts=2)
+    name = members(job, 1)[0]
+    job.hosts[name].fail(job.now, is_cascade=False, exit_code=-11, label="segfault", action="restart_then_check")
+    go_on(job, 2.0)
+    assert list(job.rounds()) == [1]
+    job.now += 1000.0
+    job.change_driver()
+    go_on(job, 5.0)
+    assert list(job.rounds()) == [1], "the check is under way since 7 s"
+
+
+def test_failures_are_believed_when_clocks_nearly_agree() -> None:
+    job = begin()
+    for skew_s, rank in ((-30.0, 0), (-600.0, 1), (600.0, 2)):
+        host = job.hosts[members(job, 1)[rank // 2]]
+        host.failures = (*host.failures, RankFailure(rank, 1, job.now + skew_s))
+        host.tell(job.now)
+    job.driver.hear(1000, job.now)
+    told = job.driver.state.failures[1]
+    assert [told[rank].at_unix_s for rank in range(3)] == [job.now - 30.0, job.now, job.now]
+
+
+def test_a_stall_began_before_it_was_told_by_the_drivers_clock() -> None:
+    job = begin()
+    name = members(job, 1)[0]
+    host = job.hosts[name]
+    host.stall = Stall("step", 7, 5.0, 5.0, job.now - 600.0, (0,))
+    host.tell(job.now)
+    job.driver.hear(1000, job.now)
+    assert stall_began(job.driver.state, name, job.now + 3.0) == pytest.approx(job.now - 5.0)
+    stall(job, name)
+    job.driver.hear(1000, job.now)
+    assert stall_began(job.driver.state, name, job.now + 3.0) == pytest.approx(job.now - 5.0)
+
+
+def test_an_incident_keeps_what_tells_most_of_thousands_that_ended() -> None:
+    victims = [RankFailure(rank, 69, 100.0 + rank / 1000, "network", is_cascade=True) for rank in range(9999)]
+    root = RankFailure(9999, -9, 200.0)
+    kept = telling([*victims, root])
+    assert len(kept) == 32
+    assert kept[-1] == root
+    assert list(kept[:-1]) == victims[:31]
+
+
+def test_an_elastic_job_that_shrank_is_one_recovery() -> None:
+    job = begin(ELASTIC, 2)
+    lost = members(job, 1)[1]
+    job.hosts[lost].kill()
+    job.hosts[lost].lose_lease()
+    go_on_until(job, lambda: 2 in job.rounds() and job.is_training(), 60.0)
+    go_on(job, 1.0)
+    (incident,) = incidents(job)
+    assert in_order(incident)
+    assert phase_seconds(incident.moments)["rendezvous"] > ELASTIC.shrink_after_s

@@ -1,0 +1,142 @@
+"""Keys that nobody can read, where the driver must write: told, got past, and nothing that trains is harmed."""
+
+from __future__ import annotations
+
+from megatrain.contracts.host_records import HostPhase
+from megatrain.contracts.incident import IncidentState
+from megatrain.contracts.job_requests import RequestKind
+from megatrain.contracts.record import encode
+from megatrain.contracts.rounds import HostCommand, JobRecord
+from megatrain_launcher.driver.actions import Alarm
+from tests.helpers.driver_story import (
+    POLICY,
+    ask,
+    begin,
+    drive,
+    ended,
+    go_on,
+    go_on_until,
+    halted,
+    incidents,
+    members,
+    records_of,
+)
+from tests.helpers.simulated_job import KEYS, SimulatedJob
+
+JUNK = b"{"
+
+
+def alarms(job: SimulatedJob) -> list[str]:
+    job.driver.hear(1000, job.now)
+    decision = job.driver.decide(job.now)
+    assert decision is not None
+    return [action.text for action in decision.actions if isinstance(action, Alarm)]
+
+
+def test_a_round_that_cannot_be_read_is_not_in_the_way_of_the_next() -> None:
+    job = begin()
+    job.etcd.put(KEYS.round(2), JUNK)
+    job.etcd.put(KEYS.round(3), JUNK)
+    assert any(KEYS.round(2) in text for text in alarms(job))
+    go_on(job, 1.0)
+    assert KEYS.halt(1) not in job.etcd.items, "it trains on"
+    job.hosts["host-0"].fail(job.now, is_cascade=False)
+    go_on_until(job, lambda: 4 in job.rounds() and job.is_training(), 2.0)
+    assert members(job, 4) == members(job, 1)
+    assert halted(job, 2).reason.startswith("round 2 cannot be read, and another one takes its place: ")
+    assert job.etcd.items[KEYS.round(2)].value == JUNK, "left for people to look at"
+
+
+def test_a_host_that_says_that_it_is_past_a_later_number_is_waited_for_no_longer() -> None:
+    job = begin(num_hosts=2)
+    job.etcd.put(KEYS.round(2), JUNK)
+    job.hosts["host-0"].fail(job.now, is_cascade=False)
+    drive(job)
+    for host in job.hosts.values():  # as executors that have seen the halts of 1 and of 2 say it
+        host.hear(1000)
+        host.running, host.phase, host.status_round = 0, HostPhase.PARKED, 2
+        host.tell(job.now)
+    drive(job)
+    drive(job)
+    assert list(job.rounds()) == [1, 3]
+
+
+def test_a_first_round_that_cannot_be_read() -> None:
+    job = SimulatedJob(POLICY, 2)
+    job.etcd.put(KEYS.round(1), JUNK)
+    job.driver.read_anew(job.now)
+    for host in job.hosts.values():
+        host.start(job.now)
+    go_on_until(job, lambda: 2 in job.rounds() and job.is_training(), 5.0)
+
+
+def test_a_live_round_that_somebody_wrote_over_is_ended_before_the_next_begins() -> None:
+    job = begin()
+    job.etcd.put(KEYS.round(1), JUNK)
+    drive(job)
+    assert halted(job, 1).reason.startswith("round 1 cannot be read")
+    for _ in range(5):
+        drive(job)  # who was in it cannot be known: nobody who runs something is taken
+    assert list(job.rounds()) == []
+    go_on_until(job, lambda: 2 in job.rounds() and job.is_training(), 5.0)
+
+
+def test_a_halt_that_cannot_be_read_keeps_no_round_alive() -> None:
+    job = begin()
+    job.etcd.put(KEYS.halt(1), JUNK)
+    go_on(job, 1.0)
+    assert job.etcd.items[KEYS.halt(1)].value == JUNK
+    job.hosts["host-0"].fail(job.now, is_cascade=False)
+    go_on_until(job, lambda: 2 in job.rounds() and job.is_training(), 2.0)
+    assert halted(job, 1).incident
+
+
+def test_a_command_that_cannot_be_read_is_passed_by() -> None:
+    job = begin()
+    job.etcd.put(KEYS.command(1), JUNK)
+    ask(job, RequestKind.CHECKPOINT)
+    go_on(job, 0.3)
+    del job.etcd.items[KEYS.command(1)]
+    (command,) = records_of(job, HostCommand, "commands")
+    assert (command.number, command.kind) == (2, "checkpoint")
+
+
+def test_an_end_that_cannot_be_read_ends_nothing_and_stops_nothing() -> None:
+    job = begin()
+    job.etcd.put(KEYS.end, JUNK)
+    job.hosts["host-0"].fail(job.now, is_cascade=False)
+    go_on_until(job, lambda: 2 in job.rounds() and job.is_training(), 2.0)
+    ask(job, RequestKind.STOP)
+    go_on(job, 1.0)
+    end = ended(job)
+    assert end is not None
+    assert end.exit_code == 0
+
+
+def test_a_candidacy_without_a_lease_is_told_and_taken_away() -> None:
+    job = begin()
+    stray = f"{KEYS.election}/stray"
+    job.etcd.put(stray, b"me")
+    assert any(f"{stray}: no lease keeps this candidacy" in text for text in alarms(job))
+    assert stray not in job.etcd.items
+    assert job.driver.key in job.etcd.items
+    assert not alarms(job)
+
+
+def test_what_broke_an_older_launch_says_nothing_of_this_one() -> None:
+    job = begin()
+    job.hosts["host-0"].fail(job.now, is_cascade=False, exit_code=78, label="user_code")  # a wrong configuration
+    drive(job)
+    for host in job.hosts.values():  # and all is gone before anybody judged it
+        host.kill()
+        host.lose_lease()
+    record = JobRecord("sim", "again", "", {}, 2, 2, 2, "runs/sim", "host-0", job.now)
+    job.etcd.put(KEYS.record, encode(record))
+    job.change_driver()
+    for host in job.hosts.values():
+        host.start(job.now)
+    go_on_until(job, lambda: 2 in job.rounds() and job.is_training(), 5.0)
+    go_on(job, 1.0)
+    assert ended(job) is None
+    (incident,) = incidents(job)
+    assert (incident.state, incident.next_round) == (IncidentState.STOPPED, None)

@@ -1,0 +1,71 @@
+"""Hosts whose leases are gone: what must not be held for ever, what is held, and how often that is told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from megatrain.contracts.incident import IncidentKind
+from tests.helpers.driver_story import POLICY, begin, drive, go_on, incidents, members, say_done
+from tests.helpers.simulated_job import KEYS, SimulatedJob
+
+THREE = replace(POLICY, min_hosts=3, max_hosts=3, feasible_counts=frozenset({3}))
+FOUR = replace(POLICY, min_hosts=4, max_hosts=4, feasible_counts=frozenset({4}))
+
+
+def cut_off(job: SimulatedJob, *names: str) -> None:
+    for name in names:
+        job.hosts[name].is_connected = False
+        job.hosts[name].lose_lease()
+
+
+def wait(job: SimulatedJob, seconds: float) -> None:
+    """Let time pass in which no host says anything."""
+    end = job.now + seconds
+    while job.now < end:
+        job.now += 0.5
+        drive(job)
+
+
+def test_one_of_three_hosts_is_not_many() -> None:
+    job = begin(THREE, 4)
+    lost = members(job, 1)[1]
+    cut_off(job, lost)
+    wait(job, 8.0)
+    assert KEYS.halt(1) not in job.etcd.items
+    wait(job, 4.0)  # no step for 10 s
+    assert KEYS.halt(1) in job.etcd.items
+    assert [(one.kind, one.culprit_hosts) for one in incidents(job)] == [(IncidentKind.HOST_LOST, (lost,))]
+
+
+def test_many_are_held_while_others_could_complain() -> None:
+    job = begin(FOUR, 4)
+    cut_off(job, *members(job, 1)[2:])
+    wait(job, 100.0)
+    assert KEYS.halt(1) not in job.etcd.items
+    assert [one.kind for one in incidents(job)] == [IncidentKind.CONTROL_PLANE]
+
+
+def test_many_are_not_held_for_ever_when_all_others_are_done() -> None:
+    job = begin(FOUR, 4)
+    hosts = members(job, 1)
+    cut_off(job, *hosts[2:])
+    say_done(job, *hosts[:2])
+    wait(job, POLICY.join_timeout_s - 5.0)
+    assert KEYS.halt(1) not in job.etcd.items
+    wait(job, 10.0)
+    assert KEYS.halt(1) in job.etcd.items
+    (lost,) = [one for one in incidents(job) if one.kind is IncidentKind.HOST_LOST]
+    assert lost.culprit_hosts == tuple(hosts[2:])
+
+
+def test_a_lease_that_comes_and_goes_fills_no_history() -> None:
+    job = begin()
+    host = job.hosts[members(job, 1)[0]]
+    for _ in range(40):
+        host.lose_lease()
+        host.register(job.now)
+        go_on(job, 0.2)
+    assert list(job.rounds()) == [1]
+    assert len(incidents(job)) == 20
+    assert "20 hosts" not in incidents(job)[0].reason
+    assert incidents(job)[0].reason.startswith("held: 1 of 2 hosts lost its lease (")

@@ -1,0 +1,304 @@
+"""Pair tests as the driver orders them: turn by turn around the ring, by any driver, and whom they accuse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from megatrain.contracts.host_records import CheckOutcome, CheckReport, CheckResult, HostRecord
+from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.job_requests import Answer as JobAnswer
+from megatrain.contracts.job_requests import JobRequest, RequestKind
+from megatrain.contracts.record import decode, encode
+from megatrain.contracts.rounds import HostCommand
+from megatrain_launcher.driver.actions import SendCommand
+from megatrain_launcher.driver.pair_checks import PairCheck, follow_pairs, verdict_text
+from megatrain_launcher.driver.policy import PAIRS_TIMEOUT_S, Policy
+from megatrain_launcher.driver.state import ClusterState, Seen
+from tests.helpers.simulated_job import KEYS as SIMULATED_KEYS
+from tests.helpers.simulated_job import SimulatedJob
+
+KEYS = JobKeys("pairs")
+POLICY = Policy(min_hosts=1, max_hosts=8, num_workers=2, feasible_counts=frozenset(range(1, 9)), has_pair_checks=True)
+CAMPAIGN = "round-1"
+Answer = Callable[[str, str], CheckResult]
+
+
+def record(number: int, switch: str = "s1") -> HostRecord:
+    return HostRecord(
+        f"host-{number}", f"session-{number}", 1, "127.0.0.1", 1, 2, 2, "", "", "8 x GPU", 0.0, True,
+        labels={"switch": switch},
+    )  # fmt: skip
+
+
+def cluster(*records: HostRecord) -> ClusterState:
+    return ClusterState(KEYS, "driver", 0.0, hosts={one.host: one for one in records})
+
+
+def good(_: str, partner: str) -> CheckResult:
+    parts = {"compute": 0.02, "wait": 0.1, "reduce": 0.01}
+    return CheckResult("pair", CheckOutcome.PASSED, "", 1.0, 10.0, "ms", partner, parts)
+
+
+def without(*broken: str) -> Answer:
+    """Return answers of hosts of which some reach nobody."""
+
+    def answer(host: str, partner: str) -> CheckResult:
+        if broken and {host, partner} & set(broken):
+            return CheckResult("pair", CheckOutcome.WARNING, "timed out", 1.0, None, "ms", partner, {"compute": 0.02})
+        return good(host, partner)
+
+    return answer
+
+
+def ordered(state: ClusterState, check: PairCheck, now: float) -> tuple[ClusterState, HostCommand]:
+    """Return the state once etcd has the turn that a check orders."""
+    (action,) = check.actions
+    assert isinstance(action, SendCommand)
+    command = action.command
+    seen = Seen(len(state.commands) + 10, len(state.commands) + 10, now, now)
+    return replace(
+        state,
+        commands={**state.commands, command.number: command},
+        seen={**state.seen, KEYS.command(command.number): seen},
+    ), command
+
+
+def answered(state: ClusterState, command: HostCommand, answer: Answer, *but: str) -> ClusterState:
+    reports = {
+        (command.request, host): CheckReport(host, state.hosts[host].session, 0.0, (answer(host, partner),))
+        for host, partner in command.partners.items()
+        if host not in but and host in state.hosts
+    }
+    return replace(state, checks={**state.checks, **reports})
+
+
+def whole_campaign(state: ClusterState, answer: Answer) -> tuple[PairCheck, list[HostCommand]]:
+    now, commands = 0.0, list[HostCommand]()
+    while True:
+        check = follow_pairs(now, state, POLICY, CAMPAIGN, state.hosts.values())
+        if not check.waiting:
+            return check, commands
+        state, command = ordered(state, check, now)
+        commands.append(command)
+        waiting = follow_pairs(now, state, POLICY, CAMPAIGN, ()).waiting
+        assert all(host in waiting for host in command.partners)
+        state = answered(state, command, answer)
+        now += 1.0
+
+
+@pytest.mark.parametrize(("count", "turns"), [(0, 0), (1, 0), (2, 1), (3, 3), (4, 2)])
+def test_every_host_meets_its_neighbours(count: int, turns: int) -> None:
+    check, commands = whole_campaign(cluster(*map(record, range(count))), good)
+    assert len(commands) == turns
+    assert check.verdict.guilty == {}
+    assert verdict_text(check.verdict) == ""
+    met = {frozenset(pair) for command in commands for pair in command.partners.items()}
+    assert len(met) == check.num_pairs == (count if count > 2 else max(0, count - 1))
+
+
+def test_neighbours_are_those_of_one_switch() -> None:
+    records = [record(0, "s2"), record(1, "s1"), record(2, "s2"), record(3, "s1")]
+    _, commands = whole_campaign(cluster(*records), good)
+    assert commands[0].hosts == ("host-1", "host-3", "host-0", "host-2")
+    assert commands[0].partners == {"host-1": "host-3", "host-3": "host-1", "host-0": "host-2", "host-2": "host-0"}
+
+
+def test_a_host_that_reaches_nobody_is_at_fault_and_no_partner_of_it() -> None:
+    check, _ = whole_campaign(cluster(*map(record, range(4))), without("host-2"))
+    assert list(check.verdict.guilty) == ["host-2"]
+    assert verdict_text(check.verdict).startswith("host-2 is at fault: with host-3: ")
+
+
+def test_two_hosts_accuse_nobody() -> None:
+    check, _ = whole_campaign(cluster(record(0), record(1)), without("host-1"))
+    assert check.verdict.guilty == {}
+    assert verdict_text(check.verdict).startswith("host-0 could not be cleared: with host-1: ")
+
+
+def test_a_host_that_never_answers_is_waited_for_and_then_at_fault() -> None:
+    state, now = cluster(*map(record, range(4))), 0.0
+    for _ in range(2):
+        state, command = ordered(state, follow_pairs(now, state, POLICY, CAMPAIGN, state.hosts.values()), now)
+        state = answered(state, command, without("host-1"), "host-1")
+        assert follow_pairs(now + PAIRS_TIMEOUT_S, state, POLICY, CAMPAIGN, ()).waiting.endswith("waiting for host-1")
+        now += PAIRS_TIMEOUT_S + 1.0
+    check = follow_pairs(now, state, POLICY, CAMPAIGN, ())
+    assert list(check.verdict.guilty) == ["host-1"]
+    assert "host-1 did not answer" in verdict_text(check.verdict)
+
+
+def test_who_leaves_in_the_middle_says_nothing_about_a_partner() -> None:
+    state = cluster(*map(record, range(3)))
+    state, command = ordered(state, follow_pairs(0.0, state, POLICY, CAMPAIGN, state.hosts.values()), 0.0)
+    state = answered(state, command, without("host-0"), "host-0")
+    state = replace(state, hosts={host: one for host, one in state.hosts.items() if host != "host-0"})
+    second = follow_pairs(1.0, state, POLICY, CAMPAIGN, state.hosts.values())
+    state, command = ordered(state, second, 1.0)
+    assert command.partners == {"host-1": "host-2", "host-2": "host-1"}
+    state = answered(state, command, good)
+    check = follow_pairs(3.0, state, POLICY, CAMPAIGN, ())
+    assert (check.waiting, check.num_pairs, verdict_text(check.verdict)) == ("", 1, "")
+
+
+def test_a_new_life_of_a_host_did_not_answer() -> None:
+    state = cluster(record(0), record(1))
+    state, command = ordered(state, follow_pairs(0.0, state, POLICY, CAMPAIGN, state.hosts.values()), 0.0)
+    state = answered(state, command, good)
+    assert not follow_pairs(0.0, state, POLICY, CAMPAIGN, ()).waiting
+    state = replace(state, hosts={**state.hosts, "host-1": replace(record(1), session="another")})
+    assert follow_pairs(0.0, state, POLICY, CAMPAIGN, ()).waiting.endswith("waiting for host-1")
+
+
+def test_what_an_earlier_launch_ordered_is_ordered_anew() -> None:
+    state = cluster(record(0), record(1))
+    state, command = ordered(state, follow_pairs(0.0, state, POLICY, CAMPAIGN, state.hosts.values()), 0.0)
+    state = answered(state, command, good)
+    state = replace(state, seen={**state.seen, KEYS.record: Seen(1, 99, 0.0, 0.0)})
+    check = follow_pairs(0.0, state, POLICY, CAMPAIGN, state.hosts.values())
+    assert [type(action) for action in check.actions] == [SendCommand]
+
+
+STORY = Policy(
+    min_hosts=2, max_hosts=3, num_workers=2, feasible_counts=frozenset({2, 3}), join_timeout_s=60.0,
+    has_pair_checks=True,
+)  # fmt: skip
+
+
+def commands_of(job: SimulatedJob) -> list[HostCommand]:
+    prefix = SIMULATED_KEYS.directory("commands")
+    return [decode(HostCommand, item.value, key) for key, item in job.etcd.items.items() if key.startswith(prefix)]
+
+
+def go_on_until(job: SimulatedJob, is_met: Callable[[], bool], answer: Answer, *, limit_s: float = 60.0) -> None:
+    """Let time pass; idle hosts do what "pairs" commands say."""
+    end = job.now + limit_s
+    while not is_met():
+        assert job.now < end, job.driver.decide(job.now)
+        job.now += 0.1
+        for host in job.hosts.values():
+            host.hear(1000)
+            host.act(job.now)
+        for command in commands_of(job):
+            for host, partner in command.partners.items():
+                key = SIMULATED_KEYS.check(command.request, host)
+                if key not in job.etcd.items and job.hosts[host].can_write:
+                    assert not job.hosts[host].running, "pairs disturb nobody's training"
+                    report = CheckReport(host, job.hosts[host].session, job.now, (answer(host, partner),))
+                    job.etcd.put(key, encode(report))
+        job.driver.hear(1000, job.now)
+        job.probe(job.driver.decide(job.now))
+        job.check()
+
+
+def begin(num_hosts: int, answer: Answer, policy: Policy = STORY) -> SimulatedJob:
+    job = SimulatedJob(policy, num_hosts)
+    for host in job.hosts.values():
+        host.start(job.now)
+    go_on_until(job, lambda: rounds(job) == [1], answer)
+    return job
+
+
+def rounds(job: SimulatedJob) -> list[int]:
+    state = job.driver.state
+    assert state is not None
+    return sorted(state.rounds)
+
+
+def members(job: SimulatedJob, number: int) -> set[str]:
+    state = job.driver.state
+    assert state is not None
+    return {part.host for part in state.rounds[number].hosts}
+
+
+def test_the_first_round_waits_for_pair_tests() -> None:
+    job = begin(3, good)
+    assert [len(command.partners) for command in commands_of(job)] == [2, 2, 2]
+    assert members(job, 1) == {"host-0", "host-1", "host-2"}
+
+
+def test_another_driver_goes_on_with_them() -> None:
+    job = SimulatedJob(STORY, 3)
+    for host in job.hosts.values():
+        host.start(job.now)
+    go_on_until(job, lambda: len(commands_of(job)) == 2, good)
+    job.change_driver()
+    go_on_until(job, lambda: rounds(job) == [1], good)
+    assert len(commands_of(job)) == 3
+
+
+def test_an_accused_host_is_cordoned_and_left_out() -> None:
+    job = begin(4, without("host-1"))
+    assert members(job, 1) == {"host-0", "host-2", "host-3"}
+    state = job.driver.state
+    assert state is not None
+    assert state.cordons["host-1"].reason.startswith("pair tests: with host-")
+    assert state.cordons["host-1"].by == "driver"
+
+
+def test_what_nobody_can_be_blamed_for_is_told_and_tried() -> None:
+    job = begin(2, without("host-1"), replace(STORY, max_hosts=2, feasible_counts=frozenset({2})))
+    state = job.driver.state
+    assert state is not None
+    assert "pair tests: host-0 could not be cleared" in state.rounds[1].reason
+
+
+def test_a_failure_that_names_a_host_waits_for_nothing() -> None:
+    job = begin(3, good)
+    job.hosts["host-1"].fail(job.now, is_cascade=False)
+    go_on_until(job, lambda: rounds(job) == [1, 2], good, limit_s=2.0)
+    assert len(commands_of(job)) == 3
+
+
+def test_victims_that_name_nobody_are_paired_and_the_incident_says_who() -> None:
+    job = begin(4, good)
+    for host in members(job, 1):
+        job.hosts[host].fail(job.now, is_cascade=True, exit_code=69)
+    go_on_until(job, lambda: rounds(job) == [1, 2], without("host-0"))
+    assert members(job, 2) == {"host-1", "host-2", "host-3"}
+    state = job.driver.state
+    assert state is not None
+    (incident,) = state.incidents.values()
+    assert incident.culprit_hosts == ("host-0",)
+    assert incident.reason.startswith("pair tests: host-0 is at fault")
+    assert state.cordons["host-0"].incident == incident.incident_id
+
+
+def test_without_pair_tests_nothing_is_ordered() -> None:
+    job = begin(3, good, replace(STORY, has_pair_checks=False))
+    assert commands_of(job) == []
+
+
+@pytest.mark.parametrize(
+    ("host", "text"),
+    [
+        ("", "3 pairs of idle hosts met and passed"),
+        ("host-4", "3 pairs of idle hosts met and passed"),
+        ("host-0", "no pair tests: fewer than two hosts are idle"),
+    ],
+)
+def test_on_demand_idle_hosts_meet(host: str, text: str) -> None:
+    """host-0 trains; of five hosts two do."""
+    policy = replace(STORY, max_hosts=2, feasible_counts=frozenset({2}))
+    job = begin(5, good, policy)
+    before = len(commands_of(job))
+    request = JobRequest("asked", RequestKind.CHECK, "me@here", job.now, host)
+    job.etcd.put(SIMULATED_KEYS.request("asked"), encode(request))
+    key = SIMULATED_KEYS.answer("asked")
+
+    def is_done() -> bool:
+        for command in commands_of(job):
+            for name in command.hosts if command.kind == "check" else ():
+                own = SIMULATED_KEYS.check("asked", name)
+                if own not in job.etcd.items:
+                    report = CheckReport(name, job.hosts[name].session, job.now, ())
+                    job.etcd.put(own, encode(report))
+        item = job.etcd.items.get(key)
+        return item is not None and decode(JobAnswer, item.value, key).is_done
+
+    go_on_until(job, is_done, good)
+    answer = decode(JobAnswer, job.etcd.items[key].value, key)
+    assert answer.text.endswith(f"; {text}")
+    assert len(commands_of(job)) == before + (4 if "pairs of" in text else 1)

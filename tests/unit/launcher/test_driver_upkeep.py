@@ -1,0 +1,91 @@
+"""What keeps a driver going: not on stale news, not without a pause, and not with storage that is away."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from megatrain.contracts.incident import Incident, IncidentKind, IncidentState, Moments
+from megatrain.contracts.record import decode
+from megatrain_launcher.driver import incident_files
+from megatrain_launcher.driver.incident_files import IncidentFiles
+from megatrain_launcher.driver.pace import Pace
+from tests.helpers.waiting import wait_until
+
+
+def incident(incident_id: str, reason: str = "because") -> Incident:
+    return Incident(incident_id, IncidentKind.FAILURE, IncidentState.OPEN, 1, Moments(1.0, 2.0), reason, "restart")
+
+
+def test_a_driver_that_was_held_up_hears_before_it_decides() -> None:
+    pace = Pace(100.0)
+    assert pace.look(100.2) == 0.0
+    assert pace.may_decide(100.2)
+    assert pace.look(109.0) == pytest.approx(8.8)
+    assert not pace.may_decide(109.0)
+    assert pace.look(109.2) == 0.0
+    assert not pace.may_decide(109.2)
+    assert pace.may_decide(109.5)
+
+
+def test_a_driver_rests_in_proportion_to_its_thinking() -> None:
+    assert Pace.rest_s(0.0001) == pytest.approx(0.0004)
+    assert Pace.rest_s(0.004) == pytest.approx(0.016)
+    assert Pace.rest_s(3.0) == 0.1
+
+
+def test_incidents_are_written_as_files_and_the_newest_word_counts(tmp_path: Path) -> None:
+    directory = tmp_path / "incidents"
+    with IncidentFiles(directory) as files:
+        for reason in ("first", "last"):
+            files.write(incident("a", reason))
+        files.write(incident("b"))
+    assert sorted(path.name for path in directory.iterdir()) == ["a.json", "b.json"]
+    assert decode(Incident, (directory / "a.json").read_bytes(), "file") == incident("a", "last")
+    assert files.trouble == ""
+
+
+def test_storage_that_is_away_is_told_and_keeps_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    is_back, begun = threading.Event(), threading.Event()
+    write = incident_files._write
+
+    def wait_and_write(directory: Path, found: Incident) -> str:
+        begun.set()
+        is_back.wait(10.0)
+        return write(directory, found)
+
+    monkeypatch.setattr(incident_files, "_write", wait_and_write)
+    monkeypatch.setattr(incident_files, "_SLOW_S", 0.05)
+    monkeypatch.setattr(incident_files, "_END_S", 0.05)
+    with IncidentFiles(tmp_path) as files:
+        files.write(incident("a"))
+        assert begun.wait(10.0)
+        files.write(incident("b", "first"))
+        files.write(incident("b", "last"))
+        wait_until(lambda: "it does not answer" in files.trouble, "the trouble", 5.0)
+    assert not list(tmp_path.iterdir()), "left without waiting"
+    is_back.set()
+    wait_until(lambda: (tmp_path / "b.json").exists(), "what waited", 5.0)
+    assert decode(Incident, (tmp_path / "b.json").read_bytes(), "file").reason == "last"
+
+
+def test_a_file_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with IncidentFiles(tmp_path / "file") as files:
+        files.write(incident("a"))
+        wait_until(lambda: bool(files.trouble), "the trouble", 5.0)
+    assert "incident 'a' cannot be written to" in files.trouble
+    with IncidentFiles(tmp_path) as files:
+        files.write(incident("nul\0"))
+        wait_until(lambda: bool(files.trouble), "the trouble", 5.0)
+        files.write(incident("b"))
+        wait_until(lambda: (tmp_path / "b.json").exists(), "the next one", 5.0)
+
+
+def test_without_a_directory_nothing_is_written() -> None:
+    before = threading.active_count()
+    with IncidentFiles(None) as files:
+        files.write(incident("a"))
+        assert threading.active_count() == before

@@ -1,0 +1,51 @@
+"""What is left of an etcd's log when it did not come up: the complaint, not the stacks of a Go program."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from megatrain_launcher.etcd_log import lack_of_room, last_words
+
+WARNING = json.dumps({"level": "warn", "msg": "simple token is not cryptographically signed"})
+PANIC = json.dumps({"level": "panic", "msg": "failed to create WAL", "error": "no space left", "stacktrace": "raft.go"})
+
+
+def test_the_complaint_is_found_before_the_stacks() -> None:
+    assert last_words(f"{WARNING}\n{PANIC}\npanic: failed\n\ngoroutine 1 [running]:\n") == (
+        "failed to create WAL: no space left"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "(it is empty)"),
+        (f"{WARNING}\n", WARNING),
+        ("{\n[1]\nan older etcd is on fire\n", "{\n[1]\nan older etcd is on fire"),
+        (f"{PANIC[:-1]}\n", PANIC[:-1]),
+        ("x" * 3000, "x" * 2000),
+    ],
+)
+def test_what_is_no_complaint_is_told_as_it_is(text: str, expected: str) -> None:
+    assert last_words(text) == expected
+
+
+def test_many_complaints_are_cut_to_the_last() -> None:
+    lines = [json.dumps({"level": "error", "msg": f"trouble {number}"}) for number in range(9)]
+    assert last_words("\n".join(lines)) == "trouble 6\ntrouble 7\ntrouble 8"
+
+
+def test_a_disk_without_room_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for free, expected in ((2**30, ""), (3 * 2**20, "its disk has 3 MiB left, and etcd begins with 64")):
+        monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: SimpleNamespace(free=free))
+        assert lack_of_room(tmp_path).startswith(expected)
+        assert bool(lack_of_room(tmp_path)) is bool(expected)
+
+
+def test_a_disk_that_is_away_is_not_judged(tmp_path: Path) -> None:
+    assert lack_of_room(tmp_path / "missing") == ""

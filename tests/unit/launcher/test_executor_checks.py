@@ -1,0 +1,69 @@
+"""When an executor checks its host: before it takes part, when asked, and again while it is not fit."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from megatrain.contracts.host_records import CheckOutcome, CheckReport, CheckResult, HostRecord
+from megatrain_launcher.executor.check_desk import JOIN_CHECK, CheckDesk, DeskParts
+from tests.helpers.waiting import wait_until
+
+RECORD = HostRecord("a", "1", 1, "a", 1, 1, 1, "", "", "", 0.0, is_fit=False, unfit_reason="its checks are running")
+
+
+@dataclass
+class Host:
+    """A host whose disk is full until a test says otherwise."""
+
+    record: HostRecord = RECORD
+    is_full: bool = True
+    is_training: bool = False
+    num_checks: int = 0
+    reports: list[str] = field(default_factory=list)
+    is_checked: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def session(self) -> str:
+        return self.record.session
+
+    def change(self, *, is_fit: bool, unfit_reason: str) -> None:
+        self.record = replace(self.record, is_fit=is_fit, unfit_reason=unfit_reason)
+
+    def check(self, session: str, is_training: bool) -> CheckReport:
+        self.num_checks += 1
+        outcome = CheckOutcome.FAILED if self.is_full else CheckOutcome.PASSED
+        return CheckReport("a", session, 0.0, (CheckResult("disk", outcome, "full", 0.0),))
+
+    def publish(self, check_id: str, _report: CheckReport) -> None:
+        self.reports.append(check_id)
+
+
+def desk_of(host: Any) -> CheckDesk:
+    return CheckDesk(DeskParts(host, host, host.publish, lambda: host.is_training), again_s=0.02)
+
+
+def test_a_host_that_is_not_fit_is_checked_again_until_it_is() -> None:
+    host = Host()
+    desk = desk_of(host)
+    desk.check_before_joining()
+    wait_until(lambda: host.num_checks >= 3, "some checks", 5.0)
+    assert host.record.unfit_reason == "disk: full"
+    host.is_full = False
+    wait_until(lambda: host.record.is_fit, "the host to be fit", 5.0)
+    told = host.num_checks
+    threading.Event().wait(0.1)
+    assert host.num_checks == told, "who is fit is left alone"
+    assert set(host.reports) == {JOIN_CHECK}
+    desk.close()
+
+
+def test_a_host_that_trains_is_left_alone() -> None:
+    host = Host(is_training=True)
+    desk = desk_of(host)
+    threading.Event().wait(0.1)
+    assert host.num_checks == 0
+    host.is_training = False
+    wait_until(lambda: host.num_checks > 0, "a check", 5.0)
+    desk.close()

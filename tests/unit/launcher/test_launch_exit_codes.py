@@ -1,0 +1,104 @@
+"""How a launch of several hosts on one machine ends: what the driver wrote in this launch, or what hosts heard."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.record import encode
+from megatrain.contracts.rounds import JobEnd
+from megatrain.coordination.client import EtcdClient
+from megatrain.coordination.settings import EtcdSettings
+from megatrain_launcher.hosts.local import LocalHosts
+from megatrain_launcher.launch.host import run_launch
+from megatrain_launcher.launch.plan import LaunchPlan, make_plan
+from tests.helpers.etcd_server import etcd_program
+from tests.helpers.launch_cases import small_flags
+from tests.helpers.waiting import wait_until
+
+SOON_S = 20.0
+SAVES = """
+import signal, sys, time
+from pathlib import Path
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+host = next(word.partition("=")[2] for word in sys.argv if word.startswith("--host-id="))
+Path(sys.argv[1], f"{host}.started").touch()
+time.sleep(60)
+"""
+"""A host that saves and stops when it is asked to."""
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> LaunchPlan:
+    etcd_program()
+    return make_plan(small_flags(tmp_path, is_standalone=True, min_hosts=2, max_hosts=2), {})
+
+
+def end_with(monkeypatch: pytest.MonkeyPatch, *program: str, end: JobEnd | None = None) -> None:
+    """Have hosts run a program in place of `megatrain`, and the driver say how the job ended."""
+
+    class Hosts(LocalHosts):
+        def __init__(self, words: Sequence[str], count: int, environment: Any, tell: Any) -> None:
+            self._endpoint = words[0].partition("=")[2]
+            super().__init__(words, count, environment, tell, [sys.executable, "-S", "-c", *program])
+
+        def wait(self) -> list[int]:
+            codes = super().wait()
+            if end is not None:
+                with EtcdClient(EtcdSettings.of(self._endpoint)) as client:
+                    client.put(JobKeys("small").end, encode(end))
+            return codes
+
+    monkeypatch.setattr("megatrain_launcher.launch.standalone.LocalHosts", Hosts)
+
+
+def test_the_end_of_the_launch_before_is_not_that_of_hosts_that_fail_early(
+    plan: LaunchPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end_with(monkeypatch, "", end=JobEnd(0, "training is done", 0.0))
+    assert run_launch(plan, {}, lambda _: 1, lambda _: None) == 0
+
+    end_with(monkeypatch, "raise SystemExit(78)")
+    assert run_launch(plan, {}, lambda _: 1, lambda _: None) == 78
+
+
+def test_a_host_that_heard_of_the_end_speaks_for_an_etcd_that_does_not(
+    plan: LaunchPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end_with(monkeypatch, "")
+    assert run_launch(plan, {}, lambda _: 1, lambda _: None) == 0
+
+
+def test_hosts_are_asked_to_save_before_anybody_is_told(
+    plan: LaunchPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who is told may be a terminal that is gone."""
+    asked: list[str] = []
+    stop = LocalHosts.stop
+
+    def note_stop(hosts: LocalHosts) -> None:
+        wait_until(lambda: len(list(tmp_path.glob("*.started"))) == 2, "the hosts", SOON_S)
+        asked.append("hosts")
+        stop(hosts)
+
+    def tell(text: str) -> None:
+        asked.append(text.partition(":")[0])
+
+    end_with(monkeypatch, SAVES, str(tmp_path))
+    monkeypatch.setattr(LocalHosts, "stop", note_stop)
+    wait = LocalHosts.wait
+
+    def signal_and_wait(hosts: LocalHosts) -> list[int]:
+        os.kill(os.getpid(), signal.SIGHUP)
+        return wait(hosts)
+
+    monkeypatch.setattr(LocalHosts, "wait", signal_and_wait)
+    assert run_launch(plan, {}, lambda _: 1, tell) == 75
+    assert asked == ["hosts", "SIGHUP"]

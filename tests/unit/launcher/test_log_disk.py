@@ -1,0 +1,82 @@
+"""Logs on a file system that hangs: ranks go on, what is left out is bounded, counted and told."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from megatrain.failures.verdict import Label
+from megatrain_launcher import log_disk
+from megatrain_launcher.log_disk import LogDisk
+from megatrain_launcher.log_files import RotatingFile
+from megatrain_launcher.worker_logs import WorkerLogs, rank_log_path
+
+DEADLINE_S = 20.0
+LINE = b"nothing to see, nothing to see\n"
+
+
+@pytest.fixture
+def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """A file system on which nothing is opened until the event is set."""
+    answers = threading.Event()
+    open_file = RotatingFile._open
+
+    def hang(file: RotatingFile) -> None:
+        answers.wait(DEADLINE_S)
+        open_file(file)
+
+    monkeypatch.setattr(RotatingFile, "_open", hang)
+    yield answers
+    answers.set()
+
+
+def test_ranks_go_on_and_their_failures_are_named(hanging: threading.Event, tmp_path: Path) -> None:
+    with WorkerLogs(tmp_path, tee="none") as logs:
+        fd = logs.open_rank(1, 0)
+        left = LINE * (2 * log_disk.MAX_WAITING_BYTES // len(LINE)) + b"torch.OutOfMemoryError: CUDA out of memory."
+        num_bytes = len(left)
+        while left:
+            left = left[os.write(fd, left) :]
+        os.close(fd)
+        verdict = logs.verdict_at_end(0, DEADLINE_S)
+        assert verdict is not None
+        assert verdict.label is Label.CUDA_OOM
+        hanging.set()
+        logs.close_round(DEADLINE_S)
+
+    text = rank_log_path(tmp_path, 1, 0).read_bytes()
+    note = re.search(rb"\[megatrain: (\d+) bytes could not be written here\]\n$", text)
+    assert note is not None
+    assert len(text) - len(note[0]) + int(note[1]) == num_bytes
+    assert text.startswith(LINE * 1000)
+
+
+def test_a_hang_is_told_while_it_lasts(
+    hanging: threading.Event, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_disk, "STUCK_S", 0.0)
+    disk, done = LogDisk(), threading.Event()
+    file = RotatingFile(tmp_path / "rank.log")
+    disk.write(file, LINE)
+    while not disk.trouble:
+        assert not done.wait(0.01)
+    assert "has not answered for 0 s" in disk.trouble
+    disk.tell(done)
+    hanging.set()
+    assert done.wait(DEADLINE_S)
+    disk.close_file(file)
+    disk.close(DEADLINE_S)
+    assert disk.trouble == ""
+    assert file.path.read_bytes() == LINE
+
+
+def test_the_end_does_not_wait_for_it(hanging: threading.Event, tmp_path: Path) -> None:
+    disk = LogDisk()
+    disk.write(RotatingFile(tmp_path / "rank.log"), LINE)
+    disk.close(0.01)
+    assert not hanging.is_set()
