@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.host_records import HostPhase, HostRecord
-from megatrain.contracts.incident import Incident, IncidentState
+from megatrain.contracts.incident import Incident
 from megatrain.contracts.job_requests import RequestKind
 from megatrain.contracts.rounds import Cordon, JobEnd, Round
 from megatrain_launcher.driver.actions import CordonHost, Decision, EndJob, UpdateIncident, WriteRound
@@ -83,10 +83,9 @@ def _check_pending(now: float, state: ClusterState, incident: Incident, host: st
     report = state.checks.get((incident.incident_id, host))
     if report is not None and report.failed:
         return f"it failed its check: {report.failed[0].name}: {report.failed[0].detail}"
-    is_over = incident.next_round is not None or report is not None or incident.state is not IncidentState.OPEN
     # since this driver saw the halt: the moments of an incident may be of another clock
     asked_s = now - state.since(state.keys.halt(incident.round))
-    if is_over or asked_s > CHECK_TIMEOUT_S:
+    if report is not None or asked_s > CHECK_TIMEOUT_S or not state.is_of_this_launch(incident):
         return ""
     return f"its check after incident {incident.incident_id} is under way"
 

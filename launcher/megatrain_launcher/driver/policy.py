@@ -16,7 +16,8 @@ HANG_GRACE_S = 2.0
 """Beyond the lease's TTL: so long after it began a stall is answered although its suspects cannot be heard."""
 GROW_AFTER_S = 10.0
 """A host must have been there for so long before a round that trains is ended to take it in."""
-CHECK_TIMEOUT_S = 90.0
+CHECK_TIMEOUT_S = 320.0
+"""Of a suspect's health checks: the timed ones may take 300 s."""
 PAIRS_TIMEOUT_S = 150.0
 """Of one turn of pair tests: loading torch, meeting the partner, measuring."""
 REQUEST_TIMEOUT_S = 600.0

@@ -102,7 +102,7 @@ def _follow(
     if text:
         return (_answer(now, request, text, is_done=True),)
     if _is_overdue(now, state, request):
-        return (_answer(now, request, f"nothing came of it within {REQUEST_TIMEOUT_S:g} s", is_done=True),)
+        return _refuse(now, request, f"nothing came of it within {REQUEST_TIMEOUT_S:g} s")
     return ()
 
 
@@ -213,7 +213,7 @@ def _while_stopping(now: float, state: ClusterState, request: JobRequest, round_
 def _wait(now: float, state: ClusterState, request: JobRequest, text: str) -> tuple[Action, ...]:
     """Say once what a request waits for; the answer that stands says that this was said."""
     if _is_overdue(now, state, request):
-        return (_answer(now, request, f"nothing came of it within {REQUEST_TIMEOUT_S:g} s: {text}", is_done=True),)
+        return _refuse(now, request, f"nothing came of it within {REQUEST_TIMEOUT_S:g} s: {text}")
     return () if request.request_id in state.answers else (_answer(now, request, text),)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.host_records import HostPhase, HostStatus, Milestones, RankFailure, Stall
@@ -112,9 +112,23 @@ class HostState:
         with self._lock:
             if self._round is None or self._round.number != number:
                 return
-            before, self._round.progress = self._round.progress, progress
+            before = self._round.progress
+            self._round.progress = progress = _with_steps(progress, before)
         if before is None or (before.milestones, before.has_stepped) != (progress.milestones, progress.has_stepped):
             self._on_change()
+
+    def set_last_steps(self, number: int, progress: HostProgress) -> None:
+        """Enter how far the ranks had come when nobody writes to their black boxes any more.
+
+        The look before may have been a step ago, and how far a round came decides whether the next one was in vain.
+        """
+        with self._lock:
+            known = self._round
+            if known is None or known.number != number:
+                return
+            before = known.progress or HostProgress(Milestones(started_unix_s=known.started_unix_s))
+            resumed = progress.resumed_step if before.resumed_step is None else before.resumed_step
+            known.progress = replace(_with_steps(before, progress), resumed_step=resumed)
 
     def set_stall(self, number: int, stall: Stall | None) -> bool:
         """Enter that a round stands still, or moves again; return whether that is news."""
@@ -227,6 +241,21 @@ def _phase(known: _RoundState, progress: HostProgress, *, is_halted: bool) -> Ho
     if known.is_stopping or known.fenced:
         return HostPhase.STOPPING
     return HostPhase.RUNNING if progress.has_stepped else HostPhase.STARTING
+
+
+def _with_steps(progress: HostProgress, other: HostProgress | None) -> HostProgress:
+    """Return progress with the steps of another look where that one saw more: steps of a round never go back."""
+    if other is None:
+        return progress
+    return replace(
+        progress,
+        min_step=_later(progress.min_step, other.min_step),
+        max_step=_later(progress.max_step, other.max_step),
+    )
+
+
+def _later(one: int | None, other: int | None) -> int | None:
+    return max((step for step in (one, other) if step is not None), default=None)
 
 
 def _bitmap(local_ranks: list[int]) -> str:

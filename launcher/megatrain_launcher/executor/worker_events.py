@@ -10,7 +10,7 @@ from pathlib import Path
 from megatrain_launcher.executor.crash_evidence import BoxPlaces, CrashEvidence
 from megatrain_launcher.executor.evidence import hang_evidence
 from megatrain_launcher.executor.host_state import HostState
-from megatrain_launcher.executor.progress import RoundProgress
+from megatrain_launcher.executor.progress import RoundProgress, host_progress
 from megatrain_launcher.seams import Assignment, WorkerEnd
 
 
@@ -54,10 +54,20 @@ class WorkerEvents:
 
     def workers_stopped(self, assignment: Assignment) -> None:
         is_broken = self._parts.state.is_broken(assignment.round.number)
+        if is_broken and self._pids:
+            self._look_last(assignment)
         self._parts.state.workers_stopped(assignment)
         self._pids = {}
         if is_broken:
             self._parts.crash.keep_boxes(assignment.round.number, self._paths(assignment))
+
+    def _look_last(self, assignment: Assignment) -> None:
+        progress = RoundProgress(self._paths(assignment), self._pids, time.time())
+        try:
+            found = host_progress(progress.look(), assignment.part.num_workers, progress.started_unix_s)
+        finally:
+            progress.close()
+        self._parts.state.set_last_steps(assignment.round.number, found)
 
     def _paths(self, assignment: Assignment) -> dict[int, Path]:
         part = assignment.part

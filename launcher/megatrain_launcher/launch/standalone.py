@@ -42,7 +42,8 @@ def run_standalone(
 ) -> int:
     """Run the job and return its exit code. Raises: MegatrainError; KeyboardInterrupt when it was ended by force."""
     keys, launch_id = JobKeys(plan.config.job.name), secrets.token_hex(8)
-    with _without_leftovers(plan, tell) as note, EtcdProcess(plan.files.directory) as etcd:
+    # in this order: whoever does not get the directory has nothing of it to take away
+    with EtcdProcess(plan.files.directory) as etcd, _without_leftovers(plan, tell) as note:
         settings = etcd.settings
         began = forget_dead_hosts(settings, keys)
         with (
@@ -110,13 +111,19 @@ def _without_leftovers(plan: LaunchPlan, tell: Callable[[str], None]) -> Iterato
     try:
         yield note
     finally:
-        remove_black_boxes(plan.config, run)
-        if codes and codes[0] in (ExitCode.OK, ExitCode.SAVED_AND_STOPPED):
-            left = release_snapshots(plan.config, run)
-        else:
-            left = [arena.root for arena in find_snapshots(plan.config, run)]
-        if left:
-            tell(
-                f"snapshots of the last steps stay in {', '.join(map(str, left))} for checkpoint.keep_arena_s="
-                f"{plan.config.checkpoint.keep_arena_s:g} s; a launch within that time goes on from them"
-            )
+        if run.holder() is None:  # else a job that has its etcd elsewhere trains in this run, and kept us out
+            is_saved = bool(codes) and codes[0] in (ExitCode.OK, ExitCode.SAVED_AND_STOPPED)
+            _remove_leftovers(plan, run, tell, is_saved=is_saved)
+
+
+def _remove_leftovers(plan: LaunchPlan, run: RunDirectory, tell: Callable[[str], None], *, is_saved: bool) -> None:
+    remove_black_boxes(plan.config, run)
+    if is_saved:
+        left = release_snapshots(plan.config, run)
+    else:
+        left = [arena.root for arena in find_snapshots(plan.config, run)]
+    if left:
+        tell(
+            f"snapshots of the last steps stay in {', '.join(map(str, left))} for checkpoint.keep_arena_s="
+            f"{plan.config.checkpoint.keep_arena_s:g} s; a launch within that time goes on from them"
+        )

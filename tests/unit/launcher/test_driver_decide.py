@@ -335,6 +335,26 @@ def test_host_must_pass_its_check() -> None:
     assert name in members(job, 2)
 
 
+def test_host_must_pass_its_check_also_where_a_spare_goes_on() -> None:
+    """Else it would be back in the round after that, unchecked."""
+    job = begin(num_hosts=3)
+    name = members(job, 1)[0]
+    job.hosts[name].fail(job.now, is_cascade=False, exit_code=-11, label="segfault", action="restart_then_check")
+    go_on_until(job, lambda: len(job.rounds()) == 2, 20.0)
+    assert name not in members(job, 2)
+    other = next(one for one in members(job, 2) if one in members(job, 1))
+    go_on(job, 5.0)
+    job.hosts[other].kill()
+    job.hosts[other].lose_lease()
+    go_on(job, 30.0)
+    assert list(job.rounds()) == [1, 2], "nobody else is there, and this host is not known to be fit"
+    (command,) = records_of(job, HostCommand, "commands")
+    report = CheckReport(name, job.hosts[name].session, job.now, ())
+    job.etcd.put(KEYS.check(command.request, name), encode(report))
+    go_on(job, 0.5)
+    assert name in members(job, 3)
+
+
 @pytest.mark.parametrize("kind", [RequestKind.RESTART, RequestKind.EVICT])
 def test_person_asks_for_another_round(kind: RequestKind) -> None:
     job = begin()

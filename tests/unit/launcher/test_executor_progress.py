@@ -17,14 +17,19 @@ from megatrain.contracts.host_records import HangEvidence
 from megatrain.contracts.layout import Layout
 from megatrain.contracts.operations import Operation
 from megatrain.contracts.record import decode, encode
+from megatrain.contracts.rounds import Round, RoundHost
 from megatrain.contracts.run_directory import RunDirectory
 from megatrain.failures.patience import Patience, find_stall
 from megatrain.telemetry.recorder import Recorder, open_recorder
 from megatrain_launcher.executor.control_pages import ControlPages
 from megatrain_launcher.executor.crash_evidence import BoxPlaces, CrashEvidence
 from megatrain_launcher.executor.evidence import hang_evidence, process_state
+from megatrain_launcher.executor.host_state import HostState
+from megatrain_launcher.executor.orders import OrdersView
 from megatrain_launcher.executor.progress import RankWatch, RoundProgress, host_progress
 from megatrain_launcher.executor.round_follower import unfinished
+from megatrain_launcher.executor.worker_events import EventParts, WorkerEvents
+from megatrain_launcher.seams import Assignment, WorkerEnd
 
 NOBODY = 2**22 + 1
 """Above the largest process number that Linux gives."""
@@ -216,6 +221,25 @@ def test_a_process_that_is_done_with_its_box_may_yet_hang_at_its_end(boxes: Boxe
     progress.watches[2].pid = NOBODY
     assert unfinished(ranks, progress) == {}
     progress.close()
+
+
+def test_steps_of_the_last_moment_are_told_when_the_workers_are_gone(
+    boxes: Boxes, crash: Callable[..., CrashEvidence]
+) -> None:
+    parts = (RoundHost("host-1", "1", "127.0.0.1", 2, 2),)
+    assignment = Assignment(Round(3, 4, parts, "127.0.0.1", 1, "a test", "d", 0.0), parts[0])
+    state, recorders = HostState("host-1"), [boxes.open(2), boxes.open(3)]
+    events = WorkerEvents(EventParts("host-1", state, boxes.places, crash(), lambda: "1"))
+    events.workers_started(assignment, {0: os.getpid(), 1: os.getpid()})
+    events.worker_ended(assignment, WorkerEnd(0, 2, os.getpid(), -9, time.time(), None))
+    events.workers_stopping(assignment)
+    for recorder in recorders:  # before they are killed
+        take_steps(recorder, 0, 1, 2)
+    events.workers_stopped(assignment)
+    found = state.status("1", OrdersView(3, assignment.round, 3, 3, None), "")
+    assert (found.min_step, found.max_step) == (3, 3)
+    for recorder in recorders:
+        recorder.close()
 
 
 def test_control_pages_are_written_when_something_changed(boxes: Boxes) -> None:
