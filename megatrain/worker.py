@@ -6,6 +6,7 @@ hide the error.
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 from contextlib import ExitStack
@@ -17,9 +18,9 @@ from megatrain.assembly import build_replica
 from megatrain.binding import bind_process, gpu_pci_address, set_threads
 from megatrain.checkpoint.job import JobCheckpoints
 from megatrain.comm import Mesh, create_mesh, join, leave, meet
-from megatrain.comm.incarnation import Meeting
+from megatrain.comm.incarnation import Meeting, told_by_rank_0
 from megatrain.config.config import Config
-from megatrain.config.serialize import to_toml
+from megatrain.config.serialize import config_values, to_toml
 from megatrain.contracts.black_box_values import Identity
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.exit_codes import ExitCode
@@ -56,7 +57,9 @@ def run_worker(config: Config, process: Process, signals: StopSignals, watchdog:
             closing.enter_context(run_directory.held())
             closing.enter_context(checkpoints_held(config.checkpoint.directory))
         meeting = meet(process, job=config.job.name, timeout_s=config.runtime.init_timeout_s)
-        process = process if meeting is None else meeting.process
+        if meeting is not None:
+            process = meeting.process
+            _check_same_config(config, meeting)
         recorder = _open_recorder(config, process, run_directory, device)
         watchdog.follow(recorder.path)
         try:
@@ -159,6 +162,25 @@ def _join(config: Config, process: Process, meeting: Meeting | None, device: tor
             has_wrap_links=config.parallel.num_chunks > 1,
             timeout_s=timeout_s,
         )
+
+
+def _check_same_config(config: Config, meeting: Meeting) -> None:
+    """Raise ConfigError naming host and keys where this rank was started with another configuration than rank 0.
+
+    `megatrain launch` looks at that before it starts workers; under torchrun nobody else does.
+    """
+    process, own = meeting.process, config_values(config)
+    first = json.loads(told_by_rank_0(meeting, "config", json.dumps(own)))
+    if first == own:
+        return
+    host = process.host or socket.gethostname()
+    problems = [
+        f"{key}: rank {process.rank} on {host} has {own.get(key, 'no such key')}, rank 0 has "
+        f"{first.get(key, 'no such key')}; start all workers with one configuration"
+        for key in sorted(own.keys() | first.keys())
+        if own.get(key) != first.get(key)
+    ]
+    raise ConfigError(problems)
 
 
 def _open_reader(config: Config) -> BatchReader:

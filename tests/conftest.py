@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 from collections.abc import Iterator
 
@@ -14,6 +15,15 @@ def pytest_configure() -> None:
     """Take interrupts, also where a shell that runs the suite in the background has its children ignore them."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # until all is collected: imported modules and thousands of tests, of which nothing is garbage
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage from here on; what is there already stays, and need not be walked each time."""
+    gc.enable()
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

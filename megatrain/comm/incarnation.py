@@ -30,6 +30,24 @@ class Meeting:
     prefix: str
 
 
+def told_by_rank_0(meeting: Meeting, name: str, value: str) -> str:
+    """Return rank 0's `value` of that name.
+
+    Communication: rank 0 writes a key of the store, the others wait for it, within the store's time limit.
+    Raises: CommunicationError when rank 0 does not say.
+    """
+    process, key = meeting.process, f"{meeting.prefix}/told/{name}"
+    try:
+        if process.rank == 0:
+            meeting.store.set(key, value)
+            return value
+        return meeting.store.get(key).decode()
+    except RuntimeError as error:
+        raise CommunicationError(
+            f"rank {process.rank} at {process.store or process.init_method}: rank 0 does not say its {name}: {error}"
+        ) from error
+
+
 def agree_on_incarnation(process: Process, store: dist.Store, *, job: str, timeout_s: float) -> Meeting:
     """Return the meeting that rank 0 calls, with its incarnation: of the meetings at this store and the restarts that
     rank 0 has counted, the greater number.

@@ -30,6 +30,14 @@ def section_toml(section: str, values: Mapping[str, Value]) -> str:
     return "\n".join([f"[{section}]", *(f"{name} = {value_text(value)}" for name, value in values.items())])
 
 
+def config_values(config: Config) -> dict[str, str]:
+    """Return section.key -> value as text, of every key."""
+    tables = config.to_dict()
+    return {
+        f"{section}.{name}": value_text(value) for section, values in tables.items() for name, value in values.items()
+    }
+
+
 def config_hash(config: Config) -> str:
     """Return the SHA-256 of the canonical JSON of all keys, names and directories of the run included."""
     canonical = json.dumps(config.to_dict(), sort_keys=True, separators=(",", ":"))

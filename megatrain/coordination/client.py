@@ -166,7 +166,7 @@ class EtcdClient:
             "transaction on",
             keys,
             deadline_s,
-            is_write=True,
+            is_write=not all(isinstance(operation, Range) for operation in (*then, *otherwise)),
             is_repeatable=is_repeatable,
         )
 

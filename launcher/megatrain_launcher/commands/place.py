@@ -1,7 +1,8 @@
 """Which job a command line means: a run directory, or a job's name and where etcd is.
 
 A job that has its own etcd (`megatrain launch --standalone`) says in <run>/coordination/endpoint where that is, so that
-`megatrain status runs/demo`, or `demo`, is all that anybody has to write. A password never comes from the command line.
+`megatrain status runs/demo`, or `demo`, is all that anybody has to write. A password never comes from the command line,
+and never because of a file that is somebody else's.
 """
 
 from __future__ import annotations
@@ -181,6 +182,7 @@ def _read_endpoint(run: Path) -> _Told:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
         endpoints, words = value["endpoints"], (value["job"], value.get("user", ""), value.get("password_file", ""))
+        is_own = path.stat().st_uid == os.geteuid()
         is_list = isinstance(endpoints, list) and bool(endpoints)
         if not is_list or not all(isinstance(one, str) for one in [*endpoints, *words]):
             raise TypeError("not endpoints and a job")
@@ -192,7 +194,8 @@ def _read_endpoint(run: Path) -> _Told:
         rule = 'expected {"endpoints": ["http://127.0.0.1:2379"], "job": "NAME"}'
         raise PlaceError(f"{path}: {rule}; say --rdzv-endpoint HOST:PORT instead") from error
     job, user, password_file = words
-    return _Told(tuple(endpoints), job, run, user, password_file)
+    # whoever owns another's run directory chooses the server: what is sent there is not for that file to choose
+    return _Told(tuple(endpoints), job, run, user, password_file) if is_own else _Told(tuple(endpoints), job, run)
 
 
 def _why_nothing_is_told(run: Path) -> str:

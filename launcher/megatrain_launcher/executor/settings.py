@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from megatrain.config.config import Config
-from megatrain.config.serialize import config_hash
-from megatrain.config.wording import value_text
+from megatrain.config.serialize import config_hash, config_values
 from megatrain.contracts.run_directory import RunDirectory
 from megatrain.coordination.settings import EtcdSettings
 from megatrain_launcher.log_tee import TeeChoice
@@ -64,9 +63,4 @@ class ExecutorSettings:
 
     def config_values(self) -> dict[str, str]:
         """Return section.key -> value as text, of every key."""
-        tables = self.config.to_dict()
-        return {
-            f"{section}.{name}": value_text(value)
-            for section, values in tables.items()
-            for name, value in values.items()
-        }
+        return config_values(self.config)

@@ -35,6 +35,7 @@ def run_launch(
 
     `on_job_over`: called when the last of several executors has ended, before anything is cleaned up.
     """
+    tell = _to_nobody_too(tell)
     for note in plan.notes():
         tell(note)
     if plan.is_alone:
@@ -56,8 +57,20 @@ def _check_logs(plan: LaunchPlan) -> None:
     directory = Path(told) if told else RunDirectory(plan.files.run).logs
     why_not = why_not_written(directory)
     if why_not:
-        option = f"--log-dir={told}" if told else f"{directory} (job.run_directory)"
-        raise ConfigError([f"{option}: {why_not}, and the ranks' logs go there; give --log-dir=DIR"])
+        option, way_out = f"--log-dir={told}", "name another directory"
+        if not told:
+            option, way_out = f"{directory}", "set job.run_directory to a place where everything may be written"
+        raise ConfigError([f"{option}: {why_not}, and the ranks' logs go there; {way_out}"])
+
+
+def _to_nobody_too(tell: Callable[[str], None]) -> Callable[[str], None]:
+    """Return the same for a listener that may be gone, such as a terminal: nothing is stopped or lost for that."""
+
+    def told(text: str) -> None:
+        with suppress(OSError):
+            tell(text)
+
+    return told
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -76,10 +77,10 @@ def test_a_host_that_heard_of_the_end_speaks_for_an_etcd_that_does_not(
     assert run_launch(plan, {}, lambda _: 1, lambda _: None) == 0
 
 
-def test_hosts_are_asked_to_save_before_anybody_is_told(
+def test_a_terminal_that_is_gone_costs_nobody_a_save(
     plan: LaunchPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who is told may be a terminal that is gone."""
+    """SIGHUP comes when it goes, and what is written to it is an error."""
     asked: list[str] = []
     stop = LocalHosts.stop
 
@@ -90,6 +91,7 @@ def test_hosts_are_asked_to_save_before_anybody_is_told(
 
     def tell(text: str) -> None:
         asked.append(text.partition(":")[0])
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     end_with(monkeypatch, SAVES, str(tmp_path))
     monkeypatch.setattr(LocalHosts, "stop", note_stop)

@@ -27,5 +27,5 @@ def test_a_log_directory_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
 def test_so_is_that_of_a_run_directory(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "logs").write_text("a file")
-    with pytest.raises(ConfigError, match=r"run/logs \(job\.run_directory\): cannot be written .File exists."):
+    with pytest.raises(ConfigError, match=r"run/logs: cannot be written .File exists., and .* set job\.run_directory"):
         launch(tmp_path)
