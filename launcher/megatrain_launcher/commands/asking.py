@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from megatrain.commands.printing import print_note, seconds_text
 from megatrain.contracts.errors import CoordinationError, MegatrainError
+from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.host_records import CheckReport
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.job_requests import Answer, JobRequest, RequestKind
@@ -33,6 +34,9 @@ _LEASE_MARGIN_S = 10
 _LOOK_S = 0.5
 GONE_S = 5.0
 """etcd is started again, or elects a leader, in less."""
+
+
+_GOOD_ENDS = (ExitCode.OK, ExitCode.SAVED_AND_STOPPED)
 
 
 class RefusedError(MegatrainError):
@@ -145,6 +149,8 @@ def wait_for_answer(
                 print_note(news.text)
             elif isinstance(news, JobEnd):
                 text = f"the job has ended with exit code {news.exit_code}: {news.reason}"
+                if request.kind is not RequestKind.STOP or news.exit_code not in _GOOD_ENDS:
+                    raise RefusedError(text)
                 return Answer(request.request_id, True, True, text, news.created_unix_s)
             elif isinstance(news, Gone):
                 if request.kind is RequestKind.STOP and answer is not None:

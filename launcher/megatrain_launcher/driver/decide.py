@@ -19,7 +19,7 @@ from megatrain_launcher.driver.forming import form
 from megatrain_launcher.driver.incidents import followed
 from megatrain_launcher.driver.judging import follow_halt
 from megatrain_launcher.driver.policy import Policy
-from megatrain_launcher.driver.requests import answer_requests, refuse_all
+from megatrain_launcher.driver.requests import answer_all, answer_requests
 from megatrain_launcher.driver.state import ClusterState
 from megatrain_launcher.driver.supervise import supervise
 
@@ -30,8 +30,8 @@ def decide(now: float, state: ClusterState, policy: Policy) -> Decision:
     A decision's actions are meant to be written as one transaction, and nothing is to be decided before it is seen.
     """
     if state.end is not None:
-        reason = f"the job is over: {state.end.reason}"
-        return Decision((*refuse_all(now, state, reason), *drop_strays(state)), reason)
+        answers = answer_all(now, state, state.end)
+        return Decision((*answers, *drop_strays(state)), f"the job is over: {state.end.reason}")
     decision = _of_rounds(now, state, policy)
     is_quiet = not any(
         isinstance(action, HaltRound | WriteRound | SkipRound | EndJob | OpenIncident | UpdateIncident | SendCommand)
@@ -41,7 +41,7 @@ def decide(now: float, state: ClusterState, policy: Policy) -> Decision:
     if end is None:
         asked = answer_requests(now, state, policy, is_quiet=is_quiet)
     else:
-        asked = refuse_all(now, state, f"the job is over: {end.reason}")
+        asked = answer_all(now, state, end)
     halts = _halt_at_end(now, state, (*decision.actions, *asked))
     return Decision((*decision.actions, *asked, *halts, *drop_strays(state), *_alarms(state)), decision.reason)
 

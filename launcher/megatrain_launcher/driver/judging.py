@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from megatrain.contracts.exit_codes import ExitCode
@@ -24,7 +24,7 @@ from megatrain_launcher.driver.incidents import (
 )
 from megatrain_launcher.driver.policy import Policy
 from megatrain_launcher.driver.requests import asked_to_stop
-from megatrain_launcher.driver.responses import REQUEUE, STOP, Facts, Response, respond
+from megatrain_launcher.driver.responses import REQUEUE, STOP, Facts, Response, is_victim, respond
 from megatrain_launcher.driver.state import ClusterState
 
 
@@ -113,6 +113,10 @@ def _judge(
     incident = _completed(now, state, round_, incident)
     if incident.kind is IncidentKind.REQUEST:
         if incident.action == STOP:
+            unsaved = _unsaved(failures)
+            if unsaved:
+                reason = f"{incident.reason}, but not all workers saved: {unsaved[0]}"
+                incident = replace(incident, reason=reason, evidence=(*incident.evidence, *unsaved)[:16])
             return _end(now, state, incident, _code_of_saving(state, round_, incident), incident.reason, round_)
         return _form(now, state, policy, round_, stopping, incident, since, (UpdateIncident(incident),))
     host_of = {rank: part.host for part in round_.hosts for rank in _ranks_of(part)}
@@ -222,6 +226,15 @@ def _answered(incident: Incident, response: Response, stopping: Stopping, num_fa
         culprit_hosts=response.culprit_hosts or incident.culprit_hosts,
         culprit_ranks=response.culprit_ranks or incident.culprit_ranks,
         evidence=tuple(dict.fromkeys(words))[:16],
+    )
+
+
+def _unsaved(failures: Sequence[RankFailure]) -> tuple[str, ...]:
+    """Return how workers ended that were asked to save and did not, the likely cause first."""
+    bad = [one for one in failures if one.exit_code not in (ExitCode.OK, ExitCode.SAVED_AND_STOPPED)]
+    ordered = sorted(bad, key=lambda one: (is_victim(one), one.at_unix_s, one.rank))
+    return tuple(
+        f"rank {one.rank} ended with {one.exit_code}{f': {one.line.strip()}' if one.line else ''}" for one in ordered
     )
 
 

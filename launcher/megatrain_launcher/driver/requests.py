@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.host_records import HostPhase, HostRecord
 from megatrain.contracts.incident import Incident, IncidentKind, IncidentState
 from megatrain.contracts.job_requests import Answer, JobRequest, RequestKind
@@ -51,12 +52,14 @@ def asked_to_stop(state: ClusterState) -> JobRequest | None:
     return next((request for request in _by_age(state) if request.kind is RequestKind.STOP), None)
 
 
-def refuse_all(now: float, state: ClusterState, reason: str) -> tuple[Action, ...]:
-    """Return answers to all requests of a job that is over."""
-    found = state.requests.values()
+def answer_all(now: float, state: ClusterState, end: JobEnd) -> tuple[Action, ...]:
+    """Return answers to all requests of a job that is over: only a stop was granted, where that saved and stopped."""
+    text = f"the job is over: {end.reason}"
+    is_good = end.exit_code in (ExitCode.OK, ExitCode.SAVED_AND_STOPPED)
     return tuple(
-        _answer(now, one, reason, is_accepted=one.kind is RequestKind.STOP, is_done=True) for one in found
-    )  # fmt: skip
+        _answer(now, one, text, is_accepted=is_good and one.kind is RequestKind.STOP, is_done=True)
+        for one in state.requests.values()
+    )
 
 
 def _by_age(state: ClusterState) -> list[JobRequest]:

@@ -382,6 +382,21 @@ def test_person_stops_the_job() -> None:
     assert not answer(job, late).is_accepted
 
 
+def test_a_stop_that_could_not_save_says_so() -> None:
+    job = begin()
+    request_id = ask(job, RequestKind.STOP)
+    job.etcd.put(KEYS.request("later"), encode(JobRequest("later", RequestKind.STOP, "me", job.now)))
+    go_on(job, 0.1)
+    job.hosts[members(job, 1)[0]].fail(job.now, is_cascade=False, exit_code=74)
+    go_on(job, 1.0)
+    end = ended(job)
+    assert end is not None
+    assert end.exit_code == 74
+    assert "asked for stop, but not all workers saved: rank 0 ended with 74" in end.reason
+    assert not answer(job, request_id).is_accepted
+    assert incidents(job)[-1].evidence == ("rank 0 ended with 74",)
+
+
 def test_stop_by_the_system_ends_with_the_code_that_it_asks_for() -> None:
     job = begin()
     request = JobRequest("q", RequestKind.STOP, "slurm", job.now, exit_code=75)
