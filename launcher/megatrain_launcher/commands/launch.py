@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from megatrain.config.load import load_config
+from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.printable import printable
 from megatrain_launcher.launch.flags import DEFAULT_MODULE, LaunchFlags, add_launch_arguments, launch_flags
@@ -34,6 +36,7 @@ def run(args: argparse.Namespace) -> int:
     from megatrain_launcher.launch.stopping import EarlyStop, StoppedEarly
 
     log_to_stderr()
+    _check_directory()
     environment = dict(os.environ)
     early = EarlyStop()
 
@@ -52,8 +55,17 @@ def run(args: argparse.Namespace) -> int:
             plan = make_plan(flags, environment)
             return run_launch(plan, environment, execute, _tell, on_job_over=early.job_is_over)
     except StoppedEarly as stop:
-        _tell(f"{stop}: stopped before anything was trained")
+        with suppress(OSError):  # nobody reads any more
+            _tell(f"{stop}: stopped before anything was trained")
         return ExitCode.SAVED_AND_STOPPED
+
+
+def _check_directory() -> None:
+    """Raise ConfigError in a directory that is gone: relative names mean nothing there."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise ConfigError(["the directory that this was started in is not there any more; go to one that is"]) from None
 
 
 def _template(flags: LaunchFlags) -> str:

@@ -168,6 +168,11 @@ def _differences(record: JobRecord, mine: JobRecord) -> list[str]:
         found, expected = getattr(mine, name), getattr(record, name)
         if found != expected:
             problems.append(f"{flag}: {here} was started with {name}={found}, {first} with {expected}")
+    if not problems and record.run_directory and mine.run_directory != record.run_directory:
+        problems.append(
+            f"job.run_directory: {here} writes to {mine.run_directory}, {first} to {record.run_directory}: it begins "
+            "where each was started"
+        )
     if not record.config and record.config_hash != mine.config_hash:
         problems.append(f"config: {here} has hash {mine.config_hash[:12]}, {first} has {record.config_hash[:12]}")
     way_out = "start all hosts with one configuration, or give this job another job.name"

@@ -59,11 +59,19 @@ class LaunchPlan:
 
     def notes(self) -> list[str]:
         """Return what somebody should know before it starts."""
-        if not self.unfit_counts:
-            return []
-        counts = ", ".join(map(str, sorted(self.unfit_counts)))
-        first = min(self.unfit_counts)
-        return [f"{counts} hosts cannot train with this configuration ({first}: {self.unfit_counts[first][0]})"]
+        found = []
+        if self.unfit_counts:
+            counts = ", ".join(map(str, sorted(self.unfit_counts)))
+            first = min(self.unfit_counts)
+            why = self.unfit_counts[first][0]
+            found.append(f"{counts} hosts cannot train with this configuration ({first}: {why})")
+        if not self.config.telemetry.black_box_directory:
+            most = self.config.recovery.restarts_without_progress
+            found.append(
+                'telemetry.black_box_directory="": without black boxes no hang is noticed, no step is seen, and '
+                f"recovery.restarts_without_progress={most} restarts in a row stop the job"
+            )
+        return found
 
     def executor_settings(
         self, etcd: EtcdSettings, environment: Mapping[str, str], *, launch_id: str, address: str

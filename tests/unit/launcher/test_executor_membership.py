@@ -311,6 +311,15 @@ def test_a_config_that_differs_is_refused_with_keys_hosts_and_both_values(
     assert second.startswith("--nproc-per-node: b was started with num_workers=4, a with 2; ")
 
 
+def test_relative_run_directories_that_begin_elsewhere_are_refused(
+    client: EtcdClient, keys: JobKeys, member: Callable[..., Membership]
+) -> None:
+    claim_job(client, keys, replace(a_job(keys, "a", "L"), run_directory="/one/runs/j"), 1.0)
+    member(a_host())
+    with pytest.raises(ConfigError, match="run_directory: b writes to /two/runs/j, a to /one/runs/j: it begins where"):
+        claim_job(client, keys, replace(a_job(keys, "b", "L"), run_directory="/two/runs/j"), 1.0)
+
+
 def test_another_launch_of_a_running_job_is_refused(
     client: EtcdClient, keys: JobKeys, member: Callable[..., Membership]
 ) -> None:

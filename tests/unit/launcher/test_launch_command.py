@@ -39,6 +39,18 @@ def test_mistakes_end_it_before_anything_is_started(
     assert not (tmp_path / "run").exists()
 
 
+def test_a_directory_that_is_gone_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = write_config(tmp_path)
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert main(["launch", str(config)]) == 78
+    assert "the directory that this was started in is not there any more" in capsys.readouterr().err
+
+
 def test_no_torch_is_loaded_for_what_needs_none() -> None:
     source = (
         "import sys\n"

@@ -40,6 +40,12 @@ def test_counts_that_cannot_train_are_left_out(tmp_path: Path) -> None:
     assert note.startswith("5, 7 hosts cannot train with this configuration (5: batch.global_batch_size=12")
 
 
+def test_what_is_lost_without_black_boxes_is_told(tmp_path: Path) -> None:
+    (note,) = make_plan(small_flags(tmp_path, overrides=('--telemetry.black_box_directory=""',)), {}).notes()
+    assert "no hang is noticed" in note
+    assert make_plan(small_flags(tmp_path), {}).notes() == []
+
+
 def test_all_counts_impossible_is_an_error_with_the_reasons(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="global_batch_size=12 must be divisible") as caught:
         make_plan(small_flags(tmp_path, min_hosts=5, max_hosts=7, workers="5"), {})
