@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.host_records import HostPhase, HostRecord
+from megatrain.contracts.host_records import CheckReport, HostPhase, HostRecord
 from megatrain.contracts.incident import Incident
 from megatrain.contracts.job_requests import RequestKind
 from megatrain.contracts.rounds import Cordon, JobEnd, Round
@@ -81,13 +81,22 @@ def _checks_pending(now: float, state: ClusterState) -> dict[str, str]:
 
 def _check_pending(now: float, state: ClusterState, incident: Incident, host: str) -> str:
     report = state.checks.get((incident.incident_id, host))
-    if report is not None and report.failed:
+    if report is not None and report.failed and not _has_passed_since(state, host, report):
         return f"it failed its check: {report.failed[0].name}: {report.failed[0].detail}"
     # since this driver saw the halt: the moments of an incident may be of another clock
     asked_s = now - state.since(state.keys.halt(incident.round))
     if report is not None or asked_s > CHECK_TIMEOUT_S or not state.is_of_this_launch(incident):
         return ""
     return f"its check after incident {incident.incident_id} is under way"
+
+
+def _has_passed_since(state: ClusterState, host: str, failed: CheckReport) -> bool:
+    """Say whether a later check of a host passed, as people ask for when they have mended it."""
+    return any(
+        report.is_fit and report.at_unix_s > failed.at_unix_s
+        for (_, name), report in state.checks.items()
+        if name == host and not any(result.partner for result in report.results)
+    )
 
 
 def _busy_with(state: ClusterState, record: HostRecord, named: int) -> str:

@@ -335,6 +335,22 @@ def test_host_must_pass_its_check() -> None:
     assert name in members(job, 2)
 
 
+def test_host_that_failed_its_check_may_come_back_when_a_later_one_passes() -> None:
+    job = begin(num_hosts=2)
+    name = members(job, 1)[0]
+    job.hosts[name].fail(job.now, is_cascade=False, exit_code=-11, label="segfault", action="restart_then_check")
+    go_on(job, 5.0)
+    (command,) = records_of(job, HostCommand, "commands")
+    result = CheckResult("matmul", CheckOutcome.FAILED, "slow", 0.1)
+    report = CheckReport(name, job.hosts[name].session, job.now, (result,))
+    job.etcd.put(KEYS.check(command.request, name), encode(report))
+    go_on(job, 5.0)
+    assert list(job.rounds()) == [1]
+    job.etcd.put(KEYS.check("asked", name), encode(replace(report, at_unix_s=job.now, results=())))
+    go_on(job, 0.5)
+    assert name in members(job, 2)
+
+
 def test_host_must_pass_its_check_also_where_a_spare_goes_on() -> None:
     """Else it would be back in the round after that, unchecked."""
     job = begin(num_hosts=3)
