@@ -12,9 +12,12 @@ from tests.helpers.rank_pool import RankPool
 
 
 def pytest_configure() -> None:
-    """Take interrupts, also where a shell that runs the suite in the background has its children ignore them."""
+    """Take signals that are ignored where the suite runs in the background, or under nohup: tests send them."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        # still nothing to this process, but what it starts is born with the usual disposition
+        signal.signal(signal.SIGHUP, lambda *_: None)
     # until all is collected: imported modules and thousands of tests, of which nothing is garbage
     gc.disable()
 
