@@ -15,9 +15,10 @@ def pytest_configure() -> None:
     """Take signals that are ignored where the suite runs in the background, or under nohup: tests send them."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
-        # still nothing to this process, but what it starts is born with the usual disposition
-        signal.signal(signal.SIGHUP, lambda *_: None)
+    for number in (signal.SIGHUP, signal.SIGQUIT):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            # still nothing to this process, but what it starts is born with the usual disposition
+            signal.signal(number, lambda *_: None)
     # until all is collected: imported modules and thousands of tests, of which nothing is garbage
     gc.disable()
 
