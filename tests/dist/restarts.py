@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import Sequence
 from contextlib import suppress
@@ -95,3 +96,13 @@ def kill_writers(arena: Path) -> None:
             if str(arena).encode() in command.read_bytes().split(b"\0"):
                 os.kill(int(command.parent.name), signal.SIGKILL)
     wait_until(lambda: not is_held(Arena(arena).writer_lock), "the end of the writers", DEADLINE_S)
+
+
+def remove_memory(directory: Path) -> None:
+    """Have the memory of a host gone, as if it went down; a writer without work may be about to remove it itself."""
+
+    def raise_unless_gone(function: object, path: str, failure: tuple[type, BaseException, object]) -> None:
+        if not isinstance(failure[1], FileNotFoundError):
+            raise failure[1]
+
+    shutil.rmtree(directory, onerror=raise_unless_gone)

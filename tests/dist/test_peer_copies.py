@@ -28,6 +28,7 @@ from megatrain.contracts.errors import CommunicationError
 from tests.dist.restarts import (
     assert_goes_on_as_if_never_stopped,
     place,
+    remove_memory,
     source_of,
     step_place,
     steps_that_are_whole,
@@ -106,7 +107,7 @@ def lose(run_directory: Path, hosts: tuple[int, ...]) -> None:
     """End what still runs on these hosts, and have their memory gone."""
     for host in hosts:
         os.kill(WriterStatus.read(host_arena(run_directory, host).writer_status).pid, signal.SIGKILL)
-        shutil.rmtree(run_directory / f"host-{host}")
+        remove_memory(run_directory / f"host-{host}")
 
 
 def persist_words(run_directory: Path) -> set[Persist]:

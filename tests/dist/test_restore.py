@@ -21,6 +21,7 @@ from tests.dist.restarts import (
     crash,
     kill_writers,
     place,
+    remove_memory,
     the_arena,
     wait_for_commit,
     wait_for_the_end_of_writers,
@@ -162,5 +163,5 @@ def test_a_run_that_was_removed_does_not_come_back_from_memory(
     assert [report.step for report in after.steps] == [1, 2, 3, 4]
     assert memory.exists()
     kill_writers(memory)
-    shutil.rmtree(memory)
+    remove_memory(memory)
     wait_for_the_end_of_writers(run_directory)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,7 @@ from megatrain.checkpoint.data_file import verify_checkpoint
 from megatrain.contracts.checkpoint_files import committed_steps, step_directory_name
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.location import LocalLocation
-from tests.dist.restarts import kill_writers, steps_that_are_whole, the_arena
+from tests.dist.restarts import kill_writers, remove_memory, steps_that_are_whole, the_arena
 from tests.dist.training_jobs import Tables
 from tests.helpers.small_disk import SmallDisk, small_disk
 from tests.helpers.train_process import DEADLINE_S, Job, TrainProcess, finish, forked, make_job
@@ -107,7 +106,7 @@ def train_on_a_full_disk(job: Job, disk: SmallDisk, directory: Path) -> int:
         process.kill()
         process.wait()
         kill_writers(arena)
-        shutil.rmtree(arena)
+        remove_memory(arena)
     disk.fill()
     return steps[-1]
 

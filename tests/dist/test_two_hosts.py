@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from unittest import mock
 
@@ -18,6 +17,7 @@ from tests.dist.restarts import (
     crash,
     kill_writers,
     place,
+    remove_memory,
     source_of,
     step_place,
     steps_that_are_whole,
@@ -86,7 +86,7 @@ def test_all_ranks_of_both_hosts_are_killed(
     _, second = arenas(run)
     kill_writers(second)
     if is_lost:
-        shutil.rmtree(second)
+        remove_memory(second)
 
     after = jobs.run(make_config(*tables), Orders(num_hosts=2), worker=train_and_wait_less)
 
