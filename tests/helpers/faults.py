@@ -39,7 +39,8 @@ class RankFault:
     """Kills a rank, None: all of them, in its save number `save`, counted from 1.
 
     begin: before it touches the slot. copy: half-way through the copy. agree: after the copy. seal: when all have
-    agreed. call: when all have sealed, and before a writer is called. `when`: it lives until there is such a file.
+    agreed. call: when all have sealed, and before a writer is called. `when`: it lives until there is such a file,
+    which a writer makes: one that has nothing left to do is woken for that at "call".
     """
 
     rank: int | None
@@ -71,7 +72,7 @@ def faulty_rank(fault: RankFault, host_ranks: Sequence[int]) -> Iterator[None]:
 
     from megatrain.checkpoint.arena_slots import ArenaSlot
     from megatrain.checkpoint.image import BoundImage
-    from megatrain.contracts.arena import Arena, sealed_steps
+    from megatrain.contracts.arena import Arena, sealed_steps, wake_writer
 
     begin, copy_part, copy_out, seal = ArenaSlot.begin, BoundImage.copy_out, ArenaSlot.copy_out, ArenaSlot.seal
     saves = 0
@@ -103,6 +104,8 @@ def faulty_rank(fault: RankFault, host_ranks: Sequence[int]) -> Iterator[None]:
         if (saves, fault.point) == (fault.save, "call"):
             step, arena = slot.words().step, Arena(slot.path.parent)
             wait_until(lambda: step in sealed_steps(arena, host_ranks), "the seals of all", DEADLINE_S)
+            if fault.when:
+                wake_writer(arena)
         die_at("call")
 
     with pytest.MonkeyPatch.context() as patch:
