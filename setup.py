@@ -17,11 +17,15 @@ HOST_COPY = Extension(
 PACKAGES = [
     *find_packages(include=["megatrain", "megatrain.*"]),
     *find_packages("launcher", include=["megatrain_launcher", "megatrain_launcher.*"]),
+    *find_packages("diagnostics", include=["megatrain_diagnostics", "megatrain_diagnostics.*"]),
 ]
 
 setup(
     packages=PACKAGES,
-    package_dir={"megatrain_launcher": "launcher/megatrain_launcher"},
+    package_dir={
+        "megatrain_launcher": "launcher/megatrain_launcher",
+        "megatrain_diagnostics": "diagnostics/megatrain_diagnostics",
+    },
     package_data={"megatrain_launcher": ["templates/*"]},
     ext_modules=[HOST_COPY],
 )

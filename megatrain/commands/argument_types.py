@@ -63,6 +63,12 @@ def utf8_path(text: str) -> Path:
     return Path(utf8_text(text))
 
 
+def spellings(option: str) -> list[str]:
+    """Return an option as torchrun takes it: with hyphens and with underscores."""
+    name = option.removeprefix("--")
+    return list(dict.fromkeys([option, "--" + name.replace("-", "_")]))
+
+
 def _integer(text: str) -> int | None:
     try:
         return int(text)

@@ -10,6 +10,7 @@ from typing import Any, get_type_hints
 from megatrain.config.batch import BatchConfig
 from megatrain.config.checkpoint import CheckpointConfig
 from megatrain.config.data import DataConfig
+from megatrain.config.diagnostics import DiagnosticsConfig
 from megatrain.config.evaluation import EvaluationConfig
 from megatrain.config.job import JobConfig
 from megatrain.config.log import LogConfig
@@ -48,6 +49,7 @@ class Config:
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
     telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
     recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
+    diagnostics: DiagnosticsConfig = field(default_factory=DiagnosticsConfig)
 
     @property
     def resolved_lr_decay_steps(self) -> int:

@@ -15,9 +15,13 @@
     /megatrain/<job>/incidents/<id>          Incident       what happened, and what it cost
     /megatrain/<job>/end                     JobEnd         executors leave with this exit code
     /megatrain/<job>/report                  DriverReport   what the driver is about, and what it complains of
+    /megatrain/<job>/diag/settings           DiagSettings   what ranks record
+    /megatrain/<job>/diag/daemon             DaemonRecord   leased: where the diagnostics daemon listens
+    /megatrain/<job>/verdicts/<id>           HostVerdict    what the diagnosis says
+    /megatrain/<job>/outcomes/<id>           VerdictOutcome what the driver made of that
 
-Everything that the driver alone writes (rounds, halts, commands, answers, incidents, end, report) it writes in
-transactions guarded by its election. Numbers in keys have leading zeros, so that the order of keys is theirs.
+Everything that the driver alone writes (rounds, halts, commands, answers, incidents, end, report, outcomes) it writes
+in transactions guarded by its election. Numbers in keys have leading zeros, so that the order of keys is theirs.
 """
 
 from __future__ import annotations
@@ -103,6 +107,20 @@ class JobKeys:
 
     def incident(self, incident_id: str) -> str:
         return f"{self.prefix}incidents/{incident_id}"
+
+    @property
+    def diag_settings(self) -> str:
+        return f"{self.prefix}diag/settings"
+
+    @property
+    def daemon(self) -> str:
+        return f"{self.prefix}diag/daemon"
+
+    def verdict(self, verdict_id: str) -> str:
+        return f"{self.prefix}verdicts/{verdict_id}"
+
+    def outcome(self, verdict_id: str) -> str:
+        return f"{self.prefix}outcomes/{verdict_id}"
 
     def parts(self, key: str) -> tuple[str, ...]:
         """Return what follows the job's prefix, cut at slashes: ("hosts", "host-3"); empty for another job's key."""

@@ -15,6 +15,10 @@ class RequestKind(StrEnum):
     """Take `host` out of the round and cordon it."""
     CHECK = "check"
     """Run the health checks of `host`, or of all hosts where it is empty."""
+    APPROVE = "approve"
+    """Do what `verdict` calls for, which waits for a person."""
+    DISMISS = "dismiss"
+    """Let `verdict` be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +31,8 @@ class JobRequest:
     created_unix_s: float
     host: str = ""
     reason: str = ""
+    verdict: str = ""
+    """Of an approval or a dismissal."""
     exit_code: int = 0
     """Of a job that stops as asked: 75 where a signal asked, so that whoever started the job starts it again."""
 

@@ -7,8 +7,8 @@ import os
 import signal
 import threading
 
+from megatrain.commands.job_place import add_job, opened_job
 from megatrain.commands.printing import print_note
-from megatrain_launcher.commands.place import add_job, opened_job
 from megatrain_launcher.launch.flags import PLATFORMS
 from megatrain_launcher.program_log import log_to_stderr
 

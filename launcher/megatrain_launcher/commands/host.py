@@ -12,6 +12,8 @@ from contextlib import closing
 from dataclasses import replace
 from typing import TypeAlias
 
+from megatrain.commands.argument_types import utf8_text
+from megatrain.commands.job_place import OpenJob, add_job, add_job_option, opened_job
 from megatrain.commands.printing import age_text, print_json, print_lines, print_note
 from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.exit_codes import ExitCode
@@ -19,6 +21,7 @@ from megatrain.contracts.host_records import CheckOutcome, CheckReport, CheckRes
 from megatrain.contracts.job_requests import Answer, RequestKind
 from megatrain.contracts.record import decode, encode, to_plain
 from megatrain.contracts.rounds import Cordon, JobEnd
+from megatrain.contracts.texts import names_text, natural_order
 from megatrain.coordination.wire import Compare, KeyRange, Put, Range
 from megatrain_launcher.commands.asking import (
     Gone,
@@ -32,11 +35,9 @@ from megatrain_launcher.commands.asking import (
 from megatrain_launcher.commands.host_table import check_document, check_lines, host_document, host_lines
 from megatrain_launcher.commands.host_view import host_views
 from megatrain_launcher.commands.job import print_answer
-from megatrain_launcher.commands.place import OpenJob, add_job, add_job_option, opened_job, utf8_text
 from megatrain_launcher.commands.reader import JobSnapshot, read_job
 from megatrain_launcher.commands.status import known
 from megatrain_launcher.commands.waiting_time import add_waiting
-from megatrain_launcher.texts import names_text, natural_order
 
 SUMMARY = "list the hosts of a job; check, cordon and evict them"
 

@@ -8,8 +8,8 @@ from typing import Any
 from megatrain.commands.printing import age_text, seconds_text, short, table
 from megatrain.contracts.host_records import CheckOutcome, CheckReport
 from megatrain.contracts.record import to_plain
+from megatrain.contracts.texts import ranges_text
 from megatrain_launcher.commands.host_view import HostView
-from megatrain_launcher.texts import ranges_text
 
 _COLUMNS = ("host", "state", "ranks", "step", "step time", "last step", "")
 _LONGEST_REMARK = 160

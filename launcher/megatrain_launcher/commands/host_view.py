@@ -9,9 +9,9 @@ from enum import StrEnum
 from megatrain.commands.printing import seconds_text
 from megatrain.contracts.host_records import HostPhase, HostRecord, HostStatus, Stall
 from megatrain.contracts.rounds import Cordon, RoundHost
+from megatrain.contracts.texts import natural_order, ranks_text
 from megatrain_launcher.commands.reader import JobSnapshot
 from megatrain_launcher.commands.words import rank_end_text
-from megatrain_launcher.texts import natural_order, ranks_text
 
 
 class HostState(StrEnum):

@@ -10,8 +10,8 @@ from megatrain.commands.printing import age_text, facts, seconds_text, short, ta
 from megatrain.contracts.host_records import RankFailure
 from megatrain.contracts.incident import Incident, IncidentState, phase_seconds
 from megatrain.contracts.record import to_plain
+from megatrain.contracts.texts import count_text, names_text
 from megatrain_launcher.commands.words import KIND_TEXTS, down_s, exit_text, phase_text, where_text
-from megatrain_launcher.texts import count_text, names_text
 
 _COLUMNS = ("id", "ago", "kind", "state", "where", "did", "down", "steps lost", "why")
 _LONGEST_REASON = 100

@@ -10,6 +10,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from megatrain.commands.argument_types import utf8_text
+from megatrain.commands.job_place import PlaceError, add_job_option, opened_job, run_at
 from megatrain.commands.printing import print_json, print_lines, print_note
 from megatrain.contracts.errors import (
     CoordinationError,
@@ -28,7 +30,6 @@ from megatrain_launcher.commands.incident_text import (
     incidents_lines,
     matching,
 )
-from megatrain_launcher.commands.place import PlaceError, add_job_option, opened_job, run_at, utf8_text
 from megatrain_launcher.commands.reader import read_job
 
 SUMMARY = "what went wrong in a job, what was done about it, and what it cost"

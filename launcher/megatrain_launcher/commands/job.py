@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 from typing import TypeAlias
 
+from megatrain.commands.argument_types import utf8_text
+from megatrain.commands.job_place import add_job, opened_job
 from megatrain.commands.printing import print_json, print_lines
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.job_requests import Answer, JobRequest, RequestKind
 from megatrain_launcher.commands.asking import check_can_be_asked, make_request, wait_for_answer
-from megatrain_launcher.commands.place import add_job, opened_job, utf8_text
 from megatrain_launcher.commands.reader import read_job
 from megatrain_launcher.commands.waiting_time import add_waiting
 

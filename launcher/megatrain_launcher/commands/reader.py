@@ -16,19 +16,17 @@ from megatrain.contracts.driver_report import DriverReport
 from megatrain.contracts.errors import CoordinationError, CoordinationRefusedError
 from megatrain.contracts.host_records import HostRecord, HostStatus
 from megatrain.contracts.incident import Incident
-from megatrain.contracts.job_keys import ROOT, JobKeys
+from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import decode
 from megatrain.contracts.rounds import Cordon, Halt, JobEnd, JobRecord, Round
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.maintenance import alarms
 from megatrain.coordination.wire import KeyRange, KeyValue, Range, shown
-from megatrain_launcher.texts import natural_order
 
 RecordType = TypeVar("RecordType")
 
 NUM_INCIDENTS = 20
 _NUM_ROUNDS = 4
-_MAX_JOBS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,20 +158,3 @@ def _leader(candidates: Sequence[KeyValue]) -> str:
         told = None
     name = told.get("host", "") if isinstance(told, dict) else value
     return name if isinstance(name, str) and name else "unnamed"
-
-
-def list_jobs(client: EtcdClient) -> tuple[str, ...]:
-    """Return the names of the jobs that one etcd has a record of. Raises: CoordinationError."""
-    names: list[str] = []
-    end = KeyRange.prefix(ROOT).end
-    start = ROOT.encode()
-    while len(names) < _MAX_JOBS:
-        items = client.read(Range(KeyRange(start, end), limit=1, has_values=False)).items
-        if not items:
-            break
-        name = items[0].key.removeprefix(ROOT.encode()).partition(b"/")[0]
-        keys = JobKeys(name.decode(errors="replace"))
-        if client.read(Range(KeyRange.key(keys.record), has_values=False)).items:
-            names.append(keys.job)
-        start = ROOT.encode() + name + b"0"  # the character after the slash
-    return tuple(sorted(names, key=natural_order))

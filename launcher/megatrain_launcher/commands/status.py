@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import time
 
+from megatrain.commands.job_place import add_job, opened_job
 from megatrain.commands.printing import print_json, print_lines
 from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain_launcher.commands.assessment import assess
 from megatrain_launcher.commands.live_view import LiveView
-from megatrain_launcher.commands.place import add_job, opened_job
 from megatrain_launcher.commands.reader import JobSnapshot, read_job
 from megatrain_launcher.commands.status_text import status_document, status_lines
 

@@ -8,13 +8,13 @@ from typing import Any
 from megatrain.commands.printing import age_text, facts, short
 from megatrain.contracts.incident import Incident, IncidentState
 from megatrain.contracts.record import to_plain
+from megatrain.contracts.texts import names_text
 from megatrain_launcher.commands.assessment import OVER, Assessment, open_incident
 from megatrain_launcher.commands.host_table import host_document, host_lines
 from megatrain_launcher.commands.host_view import HostState, HostView
 from megatrain_launcher.commands.incident_text import incident_document
 from megatrain_launcher.commands.reader import JobSnapshot
 from megatrain_launcher.commands.words import cost_text, current_phase
-from megatrain_launcher.texts import names_text
 
 _MANY_HOSTS = 16
 _MANY_PROBLEMS = 10

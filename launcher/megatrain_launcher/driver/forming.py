@@ -11,6 +11,7 @@ from megatrain.contracts.host_records import CheckReport, HostPhase, HostRecord
 from megatrain.contracts.incident import Incident
 from megatrain.contracts.job_requests import RequestKind
 from megatrain.contracts.rounds import Cordon, JobEnd, Round
+from megatrain.contracts.texts import count_text, natural_order
 from megatrain_launcher.driver.actions import CordonHost, Decision, EndJob, UpdateIncident, WriteRound
 from megatrain_launcher.driver.incidents import CHECK_NOTE, PAIRS_NOTE, ended, no_earlier
 from megatrain_launcher.driver.pair_checks import PairCheck, follow_pairs, verdict_text
@@ -18,7 +19,6 @@ from megatrain_launcher.driver.policy import CHECK_TIMEOUT_S, LAST_CALL_S, Polic
 from megatrain_launcher.driver.ranks import choose, parts_of
 from megatrain_launcher.driver.responses import EVICT
 from megatrain_launcher.driver.state import ClusterState
-from megatrain_launcher.texts import count_text, natural_order
 
 _MAX_FENCED = 512
 _BUSY_PHASES = (HostPhase.STARTING, HostPhase.RUNNING, HostPhase.STOPPING)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from megatrain.contracts.host_records import HostPhase
 from megatrain.contracts.incident import Incident, IncidentKind, IncidentState
 from megatrain.contracts.rounds import Round, RoundHost
+from megatrain.contracts.texts import count_text
 from megatrain_launcher.driver.actions import Action, Alarm, Decision, OpenIncident
 from megatrain_launcher.driver.breaking import (
     break_round,
@@ -26,7 +27,6 @@ from megatrain_launcher.driver.policy import Policy
 from megatrain_launcher.driver.probe import Vitality
 from megatrain_launcher.driver.responses import HOLD
 from megatrain_launcher.driver.state import ClusterState
-from megatrain_launcher.texts import count_text
 
 _SLOW_STEPS = 3
 """A host without a lease is evicted when no step is completed for so many times the median step."""

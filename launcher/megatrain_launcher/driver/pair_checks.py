@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 
 from megatrain.contracts.host_records import CheckReport, HostRecord
 from megatrain.contracts.rounds import TURN_MARK, HostCommand
+from megatrain.contracts.texts import names_text
 from megatrain_launcher.driver.actions import Action, SendCommand
 from megatrain_launcher.driver.policy import PAIRS_TIMEOUT_S, Policy
 from megatrain_launcher.driver.ranks import topology_key
 from megatrain_launcher.driver.state import ClusterState
 from megatrain_launcher.health.pair_test import pair_results
 from megatrain_launcher.health.pairs import Pair, PairResult, PairVerdict, judge_pairs, num_turns, pairs, partners
-from megatrain_launcher.texts import names_text
 
 _KIND = "pairs"
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from megatrain.contracts.host_records import HostRecord
 from megatrain.contracts.rounds import Round, RoundHost
-from megatrain_launcher.texts import NaturalKey, natural_order
+from megatrain.contracts.texts import NaturalKey, natural_order
 
 _FIRST_LABEL = "switch"
 

@@ -14,6 +14,7 @@ from megatrain.contracts.host_records import HostPhase, HostRecord
 from megatrain.contracts.incident import Incident, IncidentKind, IncidentState
 from megatrain.contracts.job_requests import Answer, JobRequest, RequestKind
 from megatrain.contracts.rounds import Cordon, HostCommand, JobEnd, Round
+from megatrain.contracts.texts import count_text, names_text, natural_order
 from megatrain_launcher.driver.actions import (
     Action,
     AnswerRequest,
@@ -30,7 +31,6 @@ from megatrain_launcher.driver.policy import REQUEST_TIMEOUT_S, Policy
 from megatrain_launcher.driver.ranks import topology_key
 from megatrain_launcher.driver.responses import EVICT, RESTART, STOP
 from megatrain_launcher.driver.state import ClusterState
-from megatrain_launcher.texts import count_text, names_text, natural_order
 
 
 def answer_requests(now: float, state: ClusterState, policy: Policy, *, is_quiet: bool) -> tuple[Action, ...]:

@@ -12,6 +12,7 @@ from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.host_records import HostPhase, RankFailure
 from megatrain.contracts.incident import IncidentKind
 from megatrain.contracts.rounds import JobEnd, Round
+from megatrain.contracts.texts import count_text
 from megatrain_launcher.driver.actions import Action, Decision, EndJob, UpdateIncident
 from megatrain_launcher.driver.breaking import break_round, broken_incident, halt, probes_for, stalled_hosts
 from megatrain_launcher.driver.forming import eligible
@@ -20,7 +21,6 @@ from megatrain_launcher.driver.losses import absent_of, answer_deaths, answer_va
 from megatrain_launcher.driver.policy import GROW_AFTER_S, Policy
 from megatrain_launcher.driver.stalls import answer_stall
 from megatrain_launcher.driver.state import ClusterState
-from megatrain_launcher.texts import count_text
 
 _BROKEN_PHASES = (HostPhase.FAILED, HostPhase.STOPPED, HostPhase.PARKED)
 _GOOD_ENDS = (ExitCode.OK, ExitCode.SAVED_AND_STOPPED)

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from megatrain.commands.argument_types import spellings
+from megatrain.commands.etcd_flags import EtcdFlags, add_etcd_arguments, etcd_flags
 from megatrain.contracts.errors import ConfigError
-from megatrain_launcher.launch.etcd_flags import EtcdFlags, add_etcd_arguments, etcd_flags
-from megatrain_launcher.launch.torchrun_flags import add_refusals, spellings
+from megatrain_launcher.launch.torchrun_flags import add_refusals
 
 DEFAULT_MODULE = "megatrain.train"
 DEFAULT_PRELOAD = "megatrain.worker"

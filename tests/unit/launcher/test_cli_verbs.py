@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 from megatrain.cli import main
+from megatrain.commands.job_place import add_job, list_jobs, opened_job
 from megatrain.contracts.driver_report import DriverReport
 from megatrain.contracts.host_records import CheckOutcome, CheckReport, CheckResult
 from megatrain.contracts.incident import IncidentState
@@ -33,8 +34,7 @@ from megatrain.coordination.settings import EtcdSettings
 from megatrain.coordination.wire import KeyRange, Range
 from megatrain_launcher.commands.asking import make_request, news_of, wait_for_answer
 from megatrain_launcher.commands.live_view import LiveView
-from megatrain_launcher.commands.place import add_job, opened_job
-from megatrain_launcher.commands.reader import list_jobs, read_job
+from megatrain_launcher.commands.reader import read_job
 from megatrain_launcher.etcd_process import free_ports
 from tests.helpers.answering_driver import AnsweringDriver, Said, answer
 from tests.helpers.etcd_server import EtcdServers, enable_users, post

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 
 from megatrain.contracts.host_records import HostRecord
 from megatrain.contracts.rounds import Round
+from megatrain.contracts.texts import natural_order
 from megatrain_launcher.driver.ranks import choose, parts_of
-from megatrain_launcher.texts import natural_order
 
 
 def record(name: str, switch: str = "") -> HostRecord:

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from megatrain.commands.etcd_flags import EtcdFlags
 from megatrain.contracts.errors import ConfigError
 from megatrain.coordination.settings import EtcdSettings
 from megatrain_launcher.hosts.address import interface_address, resolve
 from megatrain_launcher.hosts.kubernetes import KubernetesPlatform
 from megatrain_launcher.hosts.local import LocalPlatform, host_name
 from megatrain_launcher.hosts.slurm import SlurmPlatform, is_slurm_task
-from megatrain_launcher.launch.etcd_flags import EtcdFlags
 from megatrain_launcher.launch.machine import hardware_text, num_gpus, num_workers
 from megatrain_launcher.launch.plan import choose_platform, make_plan
 from tests.helpers.launch_cases import small_flags

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from megatrain.contracts.host_records import HostPhase, HostRecord, HostStatus
 from megatrain.contracts.rounds import Halt, Round, RoundHost
+from megatrain.contracts.texts import natural_order
 from megatrain_launcher.rendezvous.rule import (
     BeginRound,
     Decision,
@@ -22,7 +23,6 @@ from megatrain_launcher.rendezvous.rule import (
     still_stopping,
 )
 from megatrain_launcher.rendezvous.view import View
-from megatrain_launcher.texts import natural_order
 
 POLICY = Policy(min_hosts=2, max_hosts=3, last_call_s=2.0, stop_timeout_s=60.0)
 PARKED, RUNNING = HostPhase.PARKED, HostPhase.RUNNING

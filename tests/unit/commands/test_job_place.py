@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from megatrain.commands.job_place import PlaceError, add_job, job_place
 from megatrain.coordination.settings import Credentials
-from megatrain_launcher.commands.place import PlaceError, add_job, job_place
 
 
 @pytest.fixture

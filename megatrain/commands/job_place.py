@@ -17,14 +17,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from megatrain.commands.argument_types import utf8_text
+from megatrain.commands.etcd_flags import EtcdFlags, add_etcd_arguments, etcd_flags
 from megatrain.contracts.errors import CoordinationError, CoordinationRefusedError, MegatrainError
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.job_keys import ROOT, JobKeys
+from megatrain.contracts.texts import names_text, natural_order
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.settings import EtcdSettings
-from megatrain_launcher.commands.reader import list_jobs
-from megatrain_launcher.launch.etcd_flags import EtcdFlags, add_etcd_arguments, etcd_flags
-from megatrain_launcher.texts import names_text
+from megatrain.coordination.wire import KeyRange, Range
 
 RUNS = Path("runs")
 ENDPOINT_FILE = Path("coordination") / "endpoint"
@@ -32,6 +33,7 @@ EXIT_CODE_FILE = Path("coordination") / "exit-code"
 _JOB_HELP = "a run directory or a job's name (default: the only job that there is)"
 _ATTEMPT_S = 2.0
 _CALL_S = 4.0
+_MAX_JOBS = 1000
 _OWN_CALL_S = 1.0
 """A job's own etcd has one member, on this machine: when it does not answer at once, it is not there."""
 
@@ -80,15 +82,6 @@ def told_job(args: argparse.Namespace) -> str:
     if job and option and job != option:
         raise PlaceError(f"JOB is {job!r} and --job={option}: two jobs; give one of them")
     return job or option
-
-
-def utf8_text(text: str) -> str:
-    """Return `text`, unless it holds bytes that are no text."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise argparse.ArgumentTypeError("holds bytes that are not UTF-8") from None
-    return text
 
 
 @contextmanager
@@ -235,6 +228,23 @@ def _only_job(client: EtcdClient) -> str:
     if len(found) > 1:
         raise PlaceError(f"which job? etcd at {where} knows {names_text(found)}; name one of them")
     return found[0]
+
+
+def list_jobs(client: EtcdClient) -> tuple[str, ...]:
+    """Return the names of the jobs that one etcd has a record of. Raises: CoordinationError."""
+    names: list[str] = []
+    end = KeyRange.prefix(ROOT).end
+    start = ROOT.encode()
+    while len(names) < _MAX_JOBS:
+        items = client.read(Range(KeyRange(start, end), limit=1, has_values=False)).items
+        if not items:
+            break
+        name = items[0].key.removeprefix(ROOT.encode()).partition(b"/")[0]
+        keys = JobKeys(name.decode(errors="replace"))
+        if client.read(Range(KeyRange.key(keys.record), has_values=False)).items:
+            names.append(keys.job)
+        start = ROOT.encode() + name + b"0"  # the character after the slash
+    return tuple(sorted(names, key=natural_order))
 
 
 def _check_name(job: str) -> None:

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from megatrain.commands.argument_types import spellings
 from megatrain.contracts.errors import ConfigError
 from megatrain.coordination.settings import Credentials, EtcdSettings, TlsFiles
-from megatrain_launcher.launch.torchrun_flags import spellings
 
 PASSWORD_VARIABLE = "MEGATRAIN_ETCD_PASSWORD"
 

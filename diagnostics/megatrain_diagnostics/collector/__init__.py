@@ -1,0 +1,1 @@
+"""The daemon's ear: streams in, acknowledged when they are on disk."""

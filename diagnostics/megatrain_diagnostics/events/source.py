@@ -1,0 +1,93 @@
+"""Where analyses get their events: a protocol that stores fulfil, and events in memory that do too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from megatrain_diagnostics.events.tables import Selection, Table, TableType, columns_of, from_columns, num_rows, select
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """Which rows. None: all. A condition on a column that a table does not have does not hold it back."""
+
+    incarnations: tuple[int, ...] | None = None
+    first_step: int | None = None
+    last_step: int | None = None
+    """Inclusive."""
+    ranks: tuple[int, ...] | None = None
+    operations: tuple[int, ...] | None = None
+    """Numbers."""
+    hosts: tuple[str, ...] | None = None
+    first_ns: int | None = None
+    last_ns: int | None = None
+    """Bounds of `at_ns` or `start_ns`, unix ns, inclusive."""
+
+
+class EventSource(Protocol):
+    """Anything that holds events."""
+
+    def read(self, kind: type[TableType], where: Where = Where()) -> TableType:
+        """Return the rows, each once, ordered by (incarnation, rank, sequence) where the table has these.
+
+        Raises: DataError when nothing can be read at all; what is damaged is left out and told of by `problems`.
+        """
+
+    def problems(self) -> tuple[str, ...]:
+        """Return what was found damaged or foreign so far, a sentence each."""
+
+
+class MemoryEvents:
+    """Events that were made or read elsewhere."""
+
+    def __init__(self, tables: Mapping[type[Table], Table]) -> None:
+        self._tables = dict(tables)
+
+    def read(self, kind: type[TableType], where: Where = Where()) -> TableType:
+        table = self._tables.get(kind)
+        if table is None:
+            return from_columns(kind, {name: [] for name in columns_of(kind)})
+        assert isinstance(table, kind)
+        return in_order(select(table, matching(table, where)))
+
+    def problems(self) -> tuple[str, ...]:
+        return ()
+
+
+def matching(table: Table, where: Where) -> Selection:
+    """Return the mask of the rows that fulfil all conditions."""
+    chosen = np.ones(num_rows(table), dtype=bool)
+    has = columns_of(type(table))
+
+    def keep_in(name: str, values: tuple[Any, ...] | None) -> None:
+        if values is not None and name in has:
+            chosen[~np.isin(getattr(table, name), values)] = False
+
+    keep_in("incarnation", where.incarnations)
+    keep_in("rank", where.ranks)
+    keep_in("operation", where.operations)
+    keep_in("host", where.hosts)
+    time = "start_ns" if "start_ns" in has else "at_ns"
+    for name, least, most in (("step", where.first_step, where.last_step), (time, where.first_ns, where.last_ns)):
+        if name in has and least is not None:
+            chosen &= getattr(table, name) >= least
+        if name in has and most is not None:
+            chosen &= getattr(table, name) <= most
+    return chosen
+
+
+def in_order(table: TableType) -> TableType:
+    """Return the rows by (incarnation, rank, sequence), each of these keys once."""
+    has = columns_of(type(table))
+    keys = [name for name in ("sequence", "rank", "incarnation") if name in has]
+    if "sequence" not in keys or not num_rows(table):
+        return table
+    order = np.lexsort([getattr(table, name) for name in keys])
+    ordered = select(table, order)
+    is_new = np.ones(len(order), dtype=bool)
+    is_new[1:] = np.any([np.diff(getattr(ordered, name)) != 0 for name in keys], axis=0)
+    return ordered if is_new.all() else select(ordered, is_new)

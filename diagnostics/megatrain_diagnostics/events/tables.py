@@ -1,0 +1,208 @@
+"""The tables of events, one class each; a column is a numpy array, all of one length.
+
+Keys: a row of a rank is (incarnation, rank, sequence), the sequence number being that of its record in the rank's black
+box; what arrives twice is known by it. Times are unix ns of the rank's host (one clock base a host); `clocks` has each
+host's offset from the daemon, and `clocks.align` moves times to the daemon's clock. Text columns are arrays of str.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import Field, dataclass, field, fields
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+Int8 = NDArray[np.uint8]
+Int16 = NDArray[np.int16]
+Int32 = NDArray[np.int32]
+Int64 = NDArray[np.int64]
+Float64 = NDArray[np.float64]
+Texts = NDArray[np.object_]
+Selection = NDArray[np.bool_] | NDArray[np.int64]
+
+NO_DURATION = -1
+"""In `duration_ns`: the span is open."""
+
+
+def column(dtype: str, doc: str) -> Any:
+    """Declare a column: a numpy dtype, or "text"."""
+    return field(metadata={"dtype": dtype, "doc": doc})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Spans:
+    """Whole spans: the second tier, for sampled steps, on demand, and around incidents."""
+
+    NAME: ClassVar[str] = "spans"
+
+    incarnation: Int32 = column("i4", "round of the job")
+    rank: Int32 = column("i4", "")
+    sequence: Int64 = column("i8", "number of the record in the rank's black box")
+    step: Int32 = column("i4", "-1: before the first")
+    operation: Int8 = column("u1", "number of the Operation; stored by name")
+    microbatch: Int32 = column("i4", "-1: none")
+    chunk: Int16 = column("i2", "of the stage; -1: none")
+    group: Int16 = column("i2", "number of the group in this rank's table of groups; 0: none")
+    collective: Int64 = column("i8", "which of the group's calls this is, from 1; 0: none")
+    start_ns: Int64 = column("i8", "unix ns by the host's clock")
+    duration_ns: Int64 = column("i8", "-1: it has not ended")
+    launch_ns: Int64 = column("i8", "when the host launched it, unix ns by the host's clock")
+    num_bytes: Int64 = column("i8", "that this rank sends or receives")
+    flags: Int16 = column("i2", "RecordFlag")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepTotals:
+    """Sums by operation: the first tier, at most 16 rows a rank and step, always."""
+
+    NAME: ClassVar[str] = "totals"
+
+    incarnation: Int32 = column("i4", "round of the job")
+    rank: Int32 = column("i4", "")
+    sequence: Int64 = column("i8", "number of the record in the rank's black box")
+    step: Int32 = column("i4", "")
+    operation: Int8 = column("u1", "number of the Operation; stored by name")
+    start_ns: Int64 = column("i8", "begin of the step, unix ns by the host's clock")
+    sum_ns: Int64 = column("i8", "of the durations")
+    max_ns: Int64 = column("i8", "the longest")
+    count: Int32 = column("i4", "spans")
+    num_bytes: Int64 = column("i8", "")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Values:
+    """Numbers that steps came to: loss, gradient norm, tokens."""
+
+    NAME: ClassVar[str] = "values"
+
+    incarnation: Int32 = column("i4", "round of the job")
+    rank: Int32 = column("i4", "")
+    sequence: Int64 = column("i8", "number of the record in the rank's black box")
+    step: Int32 = column("i4", "")
+    kind: Int8 = column("u1", "StepValue")
+    at_ns: Int64 = column("i8", "unix ns by the host's clock")
+    value: Float64 = column("f8", "may be infinite or no number: then that is the news")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ranks:
+    """Who is who: a row for each rank of each incarnation."""
+
+    NAME: ClassVar[str] = "ranks"
+
+    incarnation: Int32 = column("i4", "round of the job")
+    rank: Int32 = column("i4", "")
+    dp_rank: Int32 = column("i4", "")
+    pp_rank: Int32 = column("i4", "the stage")
+    tp_rank: Int32 = column("i4", "")
+    dp_size: Int32 = column("i4", "")
+    pp_size: Int32 = column("i4", "")
+    tp_size: Int32 = column("i4", "")
+    pid: Int64 = column("i8", "")
+    at_ns: Int64 = column("i8", "when its black box was opened, unix ns by the host's clock")
+    host: Texts = column("text", "name of the host in the job")
+    branch: Texts = column("text", "of checkpoints")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Groups:
+    """The process groups of each rank. Rows of two ranks with equal name and members are the same group."""
+
+    NAME: ClassVar[str] = "groups"
+
+    incarnation: Int32 = column("i4", "round of the job")
+    rank: Int32 = column("i4", "")
+    group: Int16 = column("i2", "number in this rank's table")
+    first_rank: Int32 = column("i4", "")
+    stride: Int32 = column("i4", "0: members not known")
+    num_ranks: Int32 = column("i4", "")
+    name: Texts = column("text", "")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Clocks:
+    """How far each host's clock is ahead of the daemon's, measured as NTP does."""
+
+    NAME: ClassVar[str] = "clocks"
+
+    at_ns: Int64 = column("i8", "unix ns by the host's clock")
+    offset_ns: Int64 = column("i8", "host minus daemon")
+    error_ns: Int64 = column("i8", "the offset is that exact: half of the round trip")
+    host: Texts = column("text", "")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LogLines:
+    """Lines of the workers' output."""
+
+    NAME: ClassVar[str] = "logs"
+
+    incarnation: Int32 = column("i4", "round of the job")
+    rank: Int32 = column("i4", "")
+    sequence: Int64 = column("i8", "offset of the line's end in the rank's log of that incarnation, in bytes")
+    at_ns: Int64 = column("i8", "when it was read, unix ns by the host's clock")
+    host: Texts = column("text", "")
+    line: Texts = column("text", "without the end of line")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stacks:
+    """Python stacks of processes, dumped around a hang or on demand."""
+
+    NAME: ClassVar[str] = "stacks"
+
+    incarnation: Int32 = column("i4", "round of the job")
+    rank: Int32 = column("i4", "")
+    sequence: Int64 = column("i8", "number of the dump on its host")
+    at_ns: Int64 = column("i8", "unix ns by the host's clock")
+    pid: Int64 = column("i8", "")
+    host: Texts = column("text", "")
+    thread: Texts = column("text", "name of the thread; the main one is MainThread")
+    stack: Texts = column("text", "frames, outermost first, one a line: file:line function")
+
+
+TABLES = (Spans, StepTotals, Values, Ranks, Groups, Clocks, LogLines, Stacks)
+Table = Spans | StepTotals | Values | Ranks | Groups | Clocks | LogLines | Stacks
+TableType = TypeVar("TableType", Spans, StepTotals, Values, Ranks, Groups, Clocks, LogLines, Stacks)
+
+
+def columns_of(kind: type[Table]) -> dict[str, str]:
+    """Return column -> numpy dtype, or "text", in their order."""
+    return {one.name: _dtype(one) for one in fields(kind)}
+
+
+def num_rows(table: Table) -> int:
+    return len(getattr(table, fields(table)[0].name))
+
+
+def select(table: TableType, rows: Selection) -> TableType:
+    """Return the rows that a mask, or indices, choose."""
+    return type(table)(*(getattr(table, one.name)[rows] for one in fields(table)))
+
+
+def joined(kind: type[TableType], parts: Sequence[TableType]) -> TableType:
+    """Return the rows of all parts, one part after the other; of none, a table without rows."""
+    if not parts:
+        return from_columns(kind, {name: [] for name in columns_of(kind)})
+    return kind(*(np.concatenate([getattr(part, one.name) for part in parts]) for one in fields(kind)))
+
+
+def from_columns(kind: type[TableType], columns: dict[str, Any]) -> TableType:
+    """Return a table of lists or arrays, converted to the columns' types.
+
+    Raises: ValueError for missing or unknown columns, and for lengths that differ.
+    """
+    wanted = columns_of(kind)
+    if set(columns) != set(wanted):
+        raise ValueError(f"{kind.NAME}: columns {sorted(columns)}; expected {sorted(wanted)}")
+    arrays = [np.asarray(columns[name], dtype=object if kind_ == "text" else kind_) for name, kind_ in wanted.items()]
+    if len({len(array) for array in arrays}) > 1:
+        raise ValueError(f"{kind.NAME}: columns of different lengths {sorted({len(array) for array in arrays})}")
+    return kind(*arrays)
+
+
+def _dtype(one: Field[Any]) -> str:
+    dtype: str = one.metadata["dtype"]
+    return dtype

@@ -1,0 +1,1 @@
+"""Prometheus metrics of a host and of the daemon."""

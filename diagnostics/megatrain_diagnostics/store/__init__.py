@@ -1,0 +1,1 @@
+"""The event store: Parquet segments that DuckDB reads, and a ring of the newest steps in memory."""

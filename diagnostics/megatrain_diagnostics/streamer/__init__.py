@@ -1,0 +1,1 @@
+"""The program beside each executor: reads black boxes and logs, streams them, answers scrapes."""

@@ -1,0 +1,55 @@
+"""What the diagnosis says through etcd: who listens, and what ranks shall record."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from megatrain.contracts.operations import Operation
+
+SAMPLE_PERIOD = 10
+"""Of so many steps one is streamed with all its spans, unless somebody says otherwise (DESIGN decision 15)."""
+
+
+@dataclass(frozen=True, slots=True)
+class DiagSettings:
+    """What ranks record, for all of a job. Written by whoever uses `megatrain diag on|off|set`, or by the daemon."""
+
+    is_on: bool = True
+    """False: no span is timed; progress is still seen."""
+    sample_period: int = SAMPLE_PERIOD
+    """A step is recorded in full when it is a multiple of this, else only summed."""
+    off_operations: tuple[str, ...] = ()
+    """Operations that are not timed, by name."""
+    full_until_unix_s: float = 0.0
+    """Until then every step is recorded in full: around incidents, or on demand."""
+    by: str = ""
+    reason: str = ""
+    at_unix_s: float = 0.0
+
+    def span_mask(self) -> int:
+        """Return the mask of the control page: a bit for each operation that is timed. Names not known say nothing."""
+        if not self.is_on:
+            return 0
+        off = {operation.number for operation in Operation if operation.value in self.off_operations}
+        return (2**64 - 1) & ~sum(1 << number for number in off)
+
+    def period_at(self, unix_s: float) -> int:
+        """Return the sample period that holds at a moment."""
+        return 1 if unix_s < self.full_until_unix_s else max(1, self.sample_period)
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonRecord:
+    """Where the diagnostics daemon of a job listens. Leased: it is there while the daemon lives."""
+
+    host: str
+    session: str
+    """New with every life of the daemon."""
+    address: str
+    port: int
+    token: str
+    """Whoever may read this key may stream events: proved by a challenge, never sent."""
+    metrics_port: int = 0
+    """Of its own /metrics; 0: it has none."""
+    started_unix_s: float = 0.0
+    version: str = ""
