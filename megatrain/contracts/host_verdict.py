@@ -27,7 +27,7 @@ class Cause(StrEnum):
     NETWORK = "network"
     DATA = "data"
     GC = "gc"
-    SEQUENCE_LENGTH = "sequence-length"
+    LENGTHS = "sequence-length"
     STAGE = "stage"
     """The partition of the model: all ranks of a stage are slow."""
     UNKNOWN = "unknown"

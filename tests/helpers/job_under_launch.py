@@ -57,6 +57,9 @@ class LaunchedJob:
     faults: FaultDirectory
     arguments: Sequence[str]
     """Of `megatrain launch`, the same for all hosts."""
+    module: str = "tests.helpers.step_faults"
+    """What workers run; it takes the words of `megatrain train`."""
+    environment: Mapping[str, str] = field(default_factory=dict)
     executors: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def start(self, host: str, *more: str, enter: Sequence[str] = ()) -> subprocess.Popen[bytes]:
@@ -64,13 +67,13 @@ class LaunchedJob:
         command = [
             *enter, sys.executable, "-m", "megatrain", "launch", "--rdzv-endpoint", ",".join(self.endpoints),
             "--host-id", host, *self.arguments, *more,
-            "-m", "tests.helpers.step_faults", str(self.job.config_file),
+            "-m", self.module, str(self.job.config_file),
         ]  # fmt: skip
         with (self.job.root / f"{host}.log").open("ab") as log:
             process = subprocess.Popen(
                 command,
                 cwd=ROOT,
-                env={**os.environ, "OMP_NUM_THREADS": "1", **self.faults.environment},
+                env={**os.environ, "OMP_NUM_THREADS": "1", **self.faults.environment, **self.environment},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
