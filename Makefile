@@ -55,8 +55,16 @@ check: venv  ## format, lint, types, layers and spelling
 bench: venv  ## measure side by side; results go to docs/benchmarks
 	@$(VENV_PY) -m benchmarks $(BENCH_ARGS)
 
-ci-deps:  ## install the Debian packages that tests use (none yet)
-	@echo "make: no test needs a Debian package yet"
+ci-deps:  ## install the Debian packages that tests use (prometheus)
+	@if command -v prometheus >/dev/null && command -v promtool >/dev/null; then \
+	  echo "make: the programs that tests use are here"; \
+	else \
+	  sudo=; [ "$$(id -u)" = 0 ] || sudo=sudo; \
+	  echo "make: installing prometheus (Debian and Ubuntu)"; \
+	  $$sudo apt-get update -qq && \
+	  $$sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends prometheus >/dev/null || { \
+	    echo "make: prometheus cannot be installed; tests that use it are skipped, or fail under MEGATRAIN_REQUIRE=all" >&2; exit 1; }; \
+	fi
 
 clean:  ## remove caches and build leftovers (keeps .venv, runs and data)
 	@rm -rf build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -50,6 +50,7 @@ class _Checkpoints:
     """Takes the place of JobCheckpoints. `restored` is what `restore` returns."""
 
     directory = "nowhere"
+    skipped = ()
 
     def __init__(self, notes: list[Note]) -> None:
         self._notes = notes

@@ -22,8 +22,8 @@ class HostNetwork:
     """Hosts 0 to num_hosts - 1 on each of `networks`; as a context it leaves nothing behind."""
 
     def __init__(self, num_hosts: int, networks: Sequence[str] = ("train",)) -> None:
-        is_possible = os.geteuid() == 0 and shutil.which("ip") is not None
-        require("network namespaces", found=is_possible, reason="they need root and the program ip")
+        is_possible = os.geteuid() == 0 and None not in (shutil.which("ip"), shutil.which("tc"))
+        require("network namespaces", found=is_possible, reason="they need root and the programs ip and tc")
         self.networks = tuple(networks)
         self.num_hosts = num_hosts
         # names of interfaces have at most 15 characters
@@ -48,6 +48,12 @@ class HostNetwork:
     def mute(self, host: int, network: str) -> None:
         """Let nothing through between a host and the others, although its link is up."""
         self._inside(network, "link", "set", "dev", f"p{host}", "nomaster")
+
+    def slow_down(self, host: int, network: str, rate: str) -> None:
+        """Let no more than `rate` through to and from a host, "20mbit" for instance."""
+        for space, device in ((self._switch, f"p{host}"), (self._host(host), network)):
+            command = ["netns", "exec", space, "tc", "qdisc", "replace", "dev", device, "root", "tbf"]
+            self._run(*command, "rate", rate, "burst", "64kb", "latency", "400ms", network=network)
 
     def mend(self, host: int, network: str) -> None:
         self._run("netns", "exec", self._switch, "ip", "link", "set", "dev", f"p{host}", "up", network=network)

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from megatrain.contracts.exit_codes import ExitCode
+from tests.helpers.hang_sites import is_site, sites_in
 
 VARIABLE = "MEGATRAIN_FAULTS"
 PLACES = ("step", "snapshot", "evaluation", "load")
@@ -38,7 +39,7 @@ class StepFault:
     step: int
     """Steps that are done by then; of a load, the incarnation."""
     place: str = "step"
-    """One of PLACES."""
+    """One of PLACES, "read", or "before" or "in" and the name of an operation: see hang_sites.py."""
 
 
 def _hold_the_interpreter_lock() -> None:
@@ -103,7 +104,7 @@ class FaultDirectory:
     def fail_at(self, rank: int, step: int, kind: str, place: str = "step") -> StepFault:
         """Order a fault."""
         assert kind in KINDS
-        assert place in PLACES
+        assert place in PLACES or is_site(place)
         fault = StepFault(kind, rank, step, place)
         temporary = self.root / f".{self._num:02d}"
         temporary.write_text(json.dumps(asdict(fault)))
@@ -139,6 +140,20 @@ def strike(path: Path, fault: StepFault) -> None:
     KINDS[fault.kind]()
 
 
+def obey_in_spans(root: Path, rank: int) -> None:
+    """Have this rank's faults strike at sites within a step."""
+    orders = {path: fault for path, fault in ordered(root).items() if fault.rank == rank and is_site(fault.place)}
+
+    def strike_at(site: str, step: int) -> None:
+        for path, fault in list(orders.items()):
+            if (fault.place, fault.step) == (site, step):
+                del orders[path]
+                strike(path, fault)
+
+    if orders:
+        sites_in(strike_at)
+
+
 def main() -> int:
     """Train as `megatrain.train` does, with faults."""
     from megatrain.checkpoint.arena_slots import ArenaSlot
@@ -155,6 +170,8 @@ def main() -> int:
         for path, fault in ordered(root).items():
             if (fault.place, fault.rank, fault.step) == (place, rank, step):
                 strike(path, fault)
+
+    obey_in_spans(root, rank)
 
     train_step: Any = Trainer._train_step
     evaluate: Any = Trainer._maybe_evaluate

@@ -27,6 +27,7 @@ from megatrain.contracts.layout import Coordinate
 from megatrain.contracts.manifest import SampleStream
 from megatrain.contracts.process import Process
 from megatrain.contracts.run_directory import RunDirectory
+from megatrain.contracts.sample_ranges import SampleRanges
 from megatrain.data.dataset import open_dataset
 from megatrain.data.order import SampleOrder
 from megatrain.data.reader import BatchReader, StepBatch
@@ -161,9 +162,15 @@ class _NotingReader:
         self.samples: dict[int, list[int]] = {}
 
     def read_step(
-        self, cursor: int, global_batch_size: int, dp_rank: int, dp_size: int, micro_batch_size: int
+        self,
+        cursor: int,
+        global_batch_size: int,
+        dp_rank: int,
+        dp_size: int,
+        micro_batch_size: int,
+        skipped: SampleRanges = (),
     ) -> StepBatch:
-        batch = self._reader.read_step(cursor, global_batch_size, dp_rank, dp_size, micro_batch_size)
+        batch = self._reader.read_step(cursor, global_batch_size, dp_rank, dp_size, micro_batch_size, skipped)
         self.samples[cursor] = torch.cat([micro.sample_B for micro in batch.microbatches]).tolist()
         return batch
 

@@ -1,0 +1,189 @@
+"""Readings as Prometheus metrics: names, units and labels by Prometheus' own rules (one prefix, base units, _total).
+
+A label is bounded: rank is one on nine gauges and on `megatrain_rank_info`, the metric to join others with (DCGM by
+gpu_uuid); step, incarnation, process and error text never are. What is not known has no sample, never a NaN of ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from megatrain_diagnostics.metrics.readings import (
+    MAX_SCORES,
+    STEP_BUCKETS_S,
+    HostReading,
+    JobReading,
+    RankReading,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _RankGauge:
+    name: str
+    text: str
+    value: Callable[[RankReading], float | None]
+
+
+_RANK_GAUGES = (
+    _RankGauge("megatrain_rank_step", "Steps that the rank has completed.", lambda one: one.step),
+    _RankGauge(
+        "megatrain_rank_last_step_timestamp_seconds", "When it completed the last.", lambda one: one.last_step_unix_s
+    ),
+    _RankGauge(
+        "megatrain_rank_last_sign_timestamp_seconds", "When it last recorded a span.", lambda one: one.last_sign_unix_s
+    ),
+    _RankGauge("megatrain_rank_step_duration_seconds", "Of the last step.", lambda one: one.step_s),
+    _RankGauge("megatrain_rank_compute_seconds", "Of the last step: forward to optimizer.", lambda one: one.compute_s),
+    _RankGauge(
+        "megatrain_rank_communication_seconds",
+        "Of the last step: collectives, sends, receives, with the waiting in them.",
+        lambda one: one.collective_s,
+    ),
+    _RankGauge("megatrain_rank_data_wait_seconds", "Of the last step: waiting for data.", lambda one: one.data_wait_s),
+    _RankGauge("megatrain_rank_gc_seconds", "Of the last step: Python's garbage collection.", lambda one: one.gc_s),
+)
+
+
+def _info(version: str) -> Metric:
+    info = InfoMetricFamily("megatrain_build", "What runs here.")
+    info.add_metric([], {"version": version})
+    return info
+
+
+def _gauge(name: str, text: str, labels: dict[str, str], value: float | None) -> Iterator[Metric]:
+    """Yield a gauge with one sample; nothing where the value is not known."""
+    if value is not None:
+        family = GaugeMetricFamily(name, text, labels=list(labels))
+        family.add_metric(list(labels.values()), value)
+        yield family
+
+
+def _counter(name: str, text: str, labels: dict[str, str], by: str, values: dict[str, int]) -> Metric:
+    family = CounterMetricFamily(name, text, labels=[*labels, *([by] if by else [])])
+    for key, value in sorted(values.items()):
+        family.add_metric([*labels.values(), *([key] if by else [])], value)
+    return family
+
+
+class HostCollector(Collector):
+    """The metrics of a host. `read` returns the newest reading; it is called at each scrape."""
+
+    def __init__(self, read: Callable[[], HostReading]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterator[Metric]:
+        host = self._read()
+        labels = {"job_name": host.job, "host": host.host}
+        yield _info(host.version)
+        yield self._rank_info(host)
+        for gauge in _RANK_GAUGES:
+            family = GaugeMetricFamily(gauge.name, gauge.text, labels=[*labels, "rank"])
+            for one in host.ranks:
+                value = gauge.value(one)
+                if value is not None:
+                    family.add_metric([*labels.values(), str(one.rank)], value)
+            yield family
+        yield from _gauge("megatrain_host_median_step_seconds", "Typical step.", labels, host.median_step_s)
+        yield from _gauge(
+            "megatrain_host_silent_ranks", "Ranks without a sign for longer than they may.", labels, host.silent_ranks
+        )
+        yield _counter("megatrain_events_sent", "Rows given to the daemon.", labels, "table", dict(host.rows_sent))
+        yield _counter("megatrain_events_dropped", "Rows lost here.", labels, "reason", dict(host.rows_dropped))
+        yield from _gauge("megatrain_spool_bytes", "Waiting on disk for the daemon.", labels, host.spool_bytes)
+        yield from _gauge("megatrain_streamer_connected", "1: the daemon hears this host.", labels, host.is_connected)
+        yield from _gauge(
+            "megatrain_clock_offset_seconds", "This clock minus the daemon's.", labels, host.clock_offset_s
+        )
+        yield from _gauge("megatrain_clock_error_seconds", "The offset is that exact.", labels, host.clock_error_s)
+
+    def _rank_info(self, host: HostReading) -> Metric:
+        names = ["job_name", "host", "rank", "dp", "pp", "tp", "gpu_uuid"]
+        family = GaugeMetricFamily("megatrain_rank_info", "Who a rank is: 1, to be joined with.", labels=names)
+        for one in host.ranks:
+            place = [str(one.dp_rank), str(one.pp_rank), str(one.tp_rank)]
+            family.add_metric([host.job, host.host, str(one.rank), *place, one.gpu_uuid], 1)
+        return family
+
+
+class JobCollector(Collector):
+    """The metrics of a job. `read` returns the newest reading; it is called at each scrape."""
+
+    def __init__(self, read: Callable[[], JobReading]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterator[Metric]:
+        job = self._read()
+        labels = {"job_name": job.job}
+        yield _info(job.version)
+        for name, text, value in (
+            ("megatrain_step", "Newest step that all ranks have completed.", job.step),
+            ("megatrain_loss", "Of the newest step; NaN when it is no number.", job.loss),
+            ("megatrain_grad_norm", "Of the newest step, before clipping.", job.grad_norm),
+            ("megatrain_last_step_timestamp_seconds", "When the newest step was completed.", job.last_step_unix_s),
+            ("megatrain_mfu_ratio", "Model FLOPs utilization of the newest step.", job.mfu),
+            ("megatrain_effective_time_ratio", "Time in steps that count, of all time.", job.effective_time_ratio),
+            ("megatrain_checkpoint_last_success_timestamp_seconds", "When storage got the newest.", job.saved_unix_s),
+            ("megatrain_checkpoint_step", "Step of the newest checkpoint in storage.", job.saved_step),
+            ("megatrain_streamers_connected", "Hosts whose events arrive.", job.connected_hosts),
+            ("megatrain_silent_ranks", "Ranks of the round that have sent nothing.", job.silent_ranks),
+            ("megatrain_events_segment_bytes", "Of all segments on disk.", job.segment_bytes),
+        ):
+            yield from _gauge(name, text, labels, value)
+        yield self._step_durations(job)
+        yield self._scores(job)
+        for name, text, count in (
+            ("megatrain_tokens", "Trained on, since the daemon began.", job.tokens),
+            ("megatrain_rounds", "Starts of the workers.", job.rounds),
+            ("megatrain_checkpoint_failures", "Checkpoints that storage did not take.", job.save_failures),
+            ("megatrain_events_lost", "Rows that hosts say they lost.", job.rows_dropped),
+        ):
+            yield _counter(name, text, labels, "", {"": count})
+        yield _counter("megatrain_incidents", "Incidents.", labels, "kind", dict(job.incidents))
+        yield _counter("megatrain_events_stored", "Rows on disk.", labels, "table", dict(job.rows_stored))
+        yield _counter("megatrain_events_rejected", "Rows not taken.", labels, "reason", dict(job.rows_rejected))
+        yield self._verdicts(job)
+
+    def _step_durations(self, job: JobReading) -> Metric:
+        bounds = [*(f"{bound:g}" for bound in STEP_BUCKETS_S), "+Inf"]
+        family = HistogramMetricFamily(
+            "megatrain_step_duration_seconds", "Steps of the job by their time.", labels=["job_name"]
+        )
+        family.add_metric(
+            [job.job], list(zip(bounds, accumulate(job.step_buckets), strict=True)), sum_value=job.step_sum_s
+        )
+        return family
+
+    def _scores(self, job: JobReading) -> Metric:
+        family = GaugeMetricFamily(
+            "megatrain_straggler_score", "Robust z-score of the slowest hosts.", labels=["job_name", "host"]
+        )
+        worst = sorted(job.straggler_scores.items(), key=lambda one: -one[1])[:MAX_SCORES]
+        for host, score in worst:
+            family.add_metric([job.job, host], score)
+        return family
+
+    def _verdicts(self, job: JobReading) -> Metric:
+        names = ["job_name", "kind", "cause", "confidence"]
+        family = CounterMetricFamily("megatrain_verdicts", "What the diagnosis said.", labels=names)
+        for (kind, cause, confidence), count in sorted(job.verdicts.items()):
+            family.add_metric([job.job, kind, cause, confidence], count)
+        return family
+
+
+def registry_of(collector: Collector) -> CollectorRegistry:
+    """Return a registry of its own with this collector only."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(collector)
+    return registry

@@ -1,0 +1,98 @@
+"""What a host, and the daemon, know at a moment: plain values, which metrics are made from.
+
+Bounded on purpose: no field grows with steps, incarnations or processes (cardinality: a host has its ranks, the daemon
+a few worst hosts).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class RankReading:
+    """One rank of this host, in the newest incarnation. None: not known yet. Unix seconds and seconds."""
+
+    rank: int
+    dp_rank: int
+    pp_rank: int
+    tp_rank: int
+    gpu_uuid: str = ""
+    step: int | None = None
+    """Completed."""
+    last_step_unix_s: float | None = None
+    last_sign_unix_s: float | None = None
+    """When it wrote to its black box last."""
+    step_s: float | None = None
+    compute_s: float | None = None
+    """Of the last completed step: forward, backward, clip and optimizer."""
+    collective_s: float | None = None
+    """In collectives and in sends and receives, waiting included."""
+    data_wait_s: float | None = None
+    gc_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HostReading:
+    """A host of a job, as its streamer knows it. Counts are since the streamer began."""
+
+    job: str
+    host: str
+    version: str
+    ranks: tuple[RankReading, ...] = ()
+    median_step_s: float | None = None
+    rows_sent: Mapping[str, int] = field(default_factory=dict)
+    """By table."""
+    rows_dropped: Mapping[str, int] = field(default_factory=dict)
+    """By reason: spool-full, overwritten, ..."""
+    spool_bytes: int = 0
+    is_connected: bool = False
+    clock_offset_s: float | None = None
+    clock_error_s: float | None = None
+    silent_ranks: int = 0
+    """Ranks of this host that have written nothing for longer than their phase may take."""
+
+
+STEP_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
+
+
+@dataclass(frozen=True, slots=True)
+class JobReading:
+    """A job, as its daemon knows it. Counts are since the daemon began, unless they say otherwise."""
+
+    job: str
+    version: str
+    step: int | None = None
+    loss: float | None = None
+    """May be no number: then that is the news."""
+    grad_norm: float | None = None
+    tokens: int = 0
+    last_step_unix_s: float | None = None
+    mfu: float | None = None
+    step_buckets: tuple[int, ...] = (0,) * (len(STEP_BUCKETS_S) + 1)
+    """Steps that took no longer than each of STEP_BUCKETS_S, and longer than the bound before; the last: longer."""
+    step_sum_s: float = 0.0
+    rounds: int = 0
+    """That the job has had."""
+    incidents: Mapping[str, int] = field(default_factory=dict)
+    """By kind, of all that etcd still holds."""
+    effective_time_ratio: float | None = None
+    saved_step: int | None = None
+    saved_unix_s: float | None = None
+    save_failures: int = 0
+    straggler_scores: Mapping[str, float] = field(default_factory=dict)
+    """Of the worst hosts, at most MAX_SCORES."""
+    verdicts: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
+    """By kind, cause and confidence."""
+    rows_stored: Mapping[str, int] = field(default_factory=dict)
+    rows_rejected: Mapping[str, int] = field(default_factory=dict)
+    """By reason."""
+    rows_dropped: int = 0
+    """By hosts, as they say."""
+    connected_hosts: int = 0
+    silent_ranks: int = 0
+    segment_bytes: int = 0
+
+
+MAX_SCORES = 10

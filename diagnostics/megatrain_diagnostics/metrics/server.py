@@ -1,0 +1,123 @@
+"""The port that Prometheus scrapes: /metrics and /healthz, on loopback, or with a bearer token.
+
+One request at a time a connection, with a time limit, so that a scanner that says nothing holds nothing up.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+
+from megatrain.contracts.errors import ConfigError
+
+_REQUEST_S = 10.0
+_MAX_TOKEN_BYTES = 4096
+
+
+def read_token(path: str) -> str:
+    """Return the token in a file; "" for no file. Raises: ConfigError naming the key and the file."""
+    if not path:
+        return ""
+    try:
+        token = Path(path).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise ConfigError([f"diagnostics.metrics_token_file={path!r} cannot be read: {reason}"]) from error
+    if not token or len(token) > _MAX_TOKEN_BYTES:
+        raise ConfigError([f"diagnostics.metrics_token_file={path!r} holds {len(token)} characters; write one token"])
+    return token
+
+
+def is_loopback(address: str) -> bool:
+    """Say whether only this machine reaches an address."""
+    if address == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False
+
+
+class MetricsServer:
+    """Answers scrapes from a thread of its own until it is closed.
+
+    Raises: ConfigError for a port that cannot be had, and for an address beyond this machine without a token.
+    """
+
+    def __init__(self, registry: CollectorRegistry, address: str, port: int, token: str = "") -> None:
+        if not token and not is_loopback(address):
+            problem = f"diagnostics.metrics_address={address!r} is reached from elsewhere and asks for no token"
+            raise ConfigError([f"{problem}; set diagnostics.metrics_token_file, or listen at 127.0.0.1"])
+
+        class Handler(_Handler):
+            pass
+
+        Handler.registry, Handler.token = registry, token
+        try:
+            self._server = _Server((address, port), Handler)
+        except OSError as error:
+            problem = f"diagnostics.metrics_port={port}: cannot listen at {address}: {error.strerror or error}"
+            raise ConfigError([f"{problem}; name another port, or 0 for any that is free"]) from error
+        self.port: int = self._server.server_address[1]
+        self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Let go of the port."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing: a scraper that went away is no error of ours."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    registry: CollectorRegistry
+    token: str
+    timeout = _REQUEST_S
+    server_version = "megatrain"
+    sys_version = ""
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        if path == "/healthz":
+            self._answer(200, "text/plain; charset=utf-8", b"ok\n")
+        elif path != "/metrics":
+            self._answer(404, "text/plain; charset=utf-8", b"only /metrics and /healthz are here\n")
+        elif not self._is_allowed():
+            self._answer(
+                401, "text/plain; charset=utf-8", b"a bearer token is needed\n", ("WWW-Authenticate", "Bearer")
+            )
+        else:
+            encode, content_type = choose_encoder(self.headers.get("Accept", ""))
+            self._answer(200, content_type, encode(self.registry))
+
+    def _is_allowed(self) -> bool:
+        if not self.token:
+            return True
+        scheme, _, given = self.headers.get("Authorization", "").partition(" ")
+        is_right = hmac.compare_digest(given.strip().encode(errors="replace"), self.token.encode())
+        return scheme.lower() == "bearer" and is_right
+
+    def _answer(self, code: int, content_type: str, body: bytes, *headers: tuple[str, str]) -> None:
+        self.send_response(code)
+        for name, value in (("Content-Type", content_type), ("Content-Length", str(len(body))), *headers):
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing: a scrape comes every few seconds."""

@@ -1,0 +1,146 @@
+"""A paced job of two hosts with two ranks each and a spare, with the diagnostics daemon beside it: the whole loop."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from megatrain.contracts.host_verdict import HostVerdict, VerdictConfidence, VerdictOutcome
+from megatrain.contracts.incident import Incident, IncidentKind
+from tests.helpers.etcd_server import EtcdServers
+from tests.helpers.job_under_launch import WORKERS, JobView, LaunchedJob, make_launched_job
+from tests.helpers.namespaces import HostNetwork
+from tests.helpers.paced_train import Pace, PaceDirectory
+from tests.helpers.source_tree import ROOT
+from tests.helpers.step_faults import FaultDirectory
+from tests.helpers.waiting import wait_until
+
+HOSTS = ("host-0", "host-1", "host-2")
+SPARE = "host-2"
+TRAIN, MANAGEMENT = "train", "mgmt"
+START_S = 120.0
+_ENDLESS = 100_000
+_DAEMON_ENDS_S = 20.0
+
+
+@dataclass
+class ClosedLoop:
+    """A running job with its daemon."""
+
+    launched: LaunchedJob
+    view: JobView
+    pace: PaceDirectory
+    daemon: subprocess.Popen[bytes]
+    network: HostNetwork | None = None
+
+    def newest_step(self) -> int:
+        return max((record["step"] for record in self.launched.step_records()), default=0)
+
+    def wait_for_more_steps(self, count: int, deadline_s: float) -> int:
+        """Wait until the job has come `count` steps further; return how far it is."""
+        wanted = self.newest_step() + count
+        self.launched.wait_for_step(wanted, deadline_s)
+        return self.newest_step()
+
+    def verdicts(self, confidence: VerdictConfidence = VerdictConfidence.HIGH) -> list[HostVerdict]:
+        return [one for one in self.view.all("verdicts", HostVerdict) if one.confidence is confidence]
+
+    def outcomes(self) -> dict[str, VerdictOutcome]:
+        return {one.verdict_id: one for one in self.view.all("outcomes", VerdictOutcome)}
+
+    def wait_for_verdict(self, deadline_s: float) -> HostVerdict:
+        """Return the first verdict of high confidence."""
+        wait_until(lambda: bool(self.verdicts()), "a verdict", deadline_s)
+        return self.verdicts()[0]
+
+    def evictions(self) -> list[Incident]:
+        return [one for one in self.view.incidents() if one.kind is IncidentKind.STRAGGLER]
+
+    def step_time_s(self, first: int, last: int) -> float:
+        """Return the median time of the steps from `first` to `last`; of a step that was done twice the later one."""
+        times = {one["step"]: one["duration_s"] for one in self.launched.step_records()}
+        found = [duration for step, duration in times.items() if first <= step <= last]
+        return statistics.median(found)
+
+    def daemon_log(self) -> str:
+        return (self.launched.job.root / "daemon.log").read_text(errors="replace")
+
+
+@contextmanager
+def closed_loop(
+    root: Path,
+    *changes: Mapping[str, Mapping[str, Any]],
+    pace: Pace | None = None,
+    has_network: bool = False,
+    hosts: Sequence[str] = HOSTS,
+) -> Iterator[ClosedLoop]:
+    """Start etcd, the daemon, two hosts and what other `hosts` there are as spares; wait until the job trains.
+
+    `has_network`: each host is in a network namespace of its own, on a network for training and one for the rest.
+    """
+    interface = {"runtime": {"network_interface": TRAIN}} if has_network else {}
+    quiet = {"runtime": {"save_grace_s": 15.0}, "log": {"interval": 1000}, "train": {"gc_interval": 0}}
+    job = make_launched_job(root, _ENDLESS, quiet, interface, *changes)
+    directory = root / "etcd"
+    directory.mkdir()
+    with ExitStack() as stack:
+        network = stack.enter_context(HostNetwork(len(HOSTS), (TRAIN, MANAGEMENT))) if has_network else None
+        addresses = [] if network is None else [network.own_address(MANAGEMENT)]
+        etcd = stack.enter_context(EtcdServers(directory, 1, addresses=addresses))
+        urls = etcd.urls if network is None else [each.replace("127.0.0.1", addresses[0]) for each in etcd.urls]
+        words = ("--nnodes", "2", "--spares", str(len(hosts) - 2), "--nproc-per-node", str(WORKERS))
+        paced = PaceDirectory(root / "pace", pace or Pace())
+        launched = stack.enter_context(
+            LaunchedJob(
+                job,
+                urls,
+                FaultDirectory(root / "faults"),
+                words,
+                module="tests.helpers.paced_train",
+                environment=paced.environment,
+            )
+        )
+        view = JobView.of(job, etcd.urls)
+        stack.callback(view.client.close)
+        listen = () if network is None else ("--address", addresses[0])
+        for number, host in enumerate(hosts):
+            address = "127.0.0.1" if network is None else network.address(TRAIN, number)
+            enter = [] if network is None else network.enter(number)
+            launched.start(host, "--local-addr", address, enter=enter)
+            if number == 1:
+                wait_until(lambda: len(view.rounds()) > 0, "the first round", START_S)
+        daemon = stack.enter_context(running_daemon(root, job.files.root, job.config.job.name, urls, *listen))
+        launched.wait_for_step(8, START_S)
+        wait_until(lambda: set(view.hosts()) == set(hosts), "all hosts", START_S)
+        yield ClosedLoop(launched, view, paced, daemon, network)
+
+
+@contextmanager
+def running_daemon(
+    root: Path, run: Path, job: str, urls: Sequence[str], *more: str
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Have the diagnostics daemon of a job run."""
+    command = [
+        sys.executable, "-m", "megatrain_diagnostics.daemon",
+        "--run", str(run), "--job", job, "--rdzv-endpoint", ",".join(urls), *more,
+    ]  # fmt: skip
+    with (root / "daemon.log").open("ab") as log:
+        daemon = subprocess.Popen(
+            command, cwd=ROOT, env={**os.environ}, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+        )
+    try:
+        yield daemon
+    finally:
+        daemon.terminate()
+        try:
+            daemon.wait(_DAEMON_ENDS_S)
+        except subprocess.TimeoutExpired:
+            daemon.kill()
+            daemon.wait()

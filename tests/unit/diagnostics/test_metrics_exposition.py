@@ -1,0 +1,150 @@
+"""What a scraper reads: names, labels and values, by Prometheus' own parser."""
+
+from __future__ import annotations
+
+import math
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from prometheus_client.core import Metric
+from prometheus_client.exposition import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+
+from megatrain.contracts.errors import ConfigError
+from megatrain_diagnostics.metrics.exposition import HostCollector, JobCollector, registry_of
+from megatrain_diagnostics.metrics.readings import MAX_SCORES
+from megatrain_diagnostics.metrics.server import MetricsServer, read_token
+from tests.helpers.metric_readings import make_host_reading, make_job_reading, make_rank_reading
+
+LABELS_ALLOWED = {
+    *("job_name", "host", "rank", "dp", "pp", "tp", "gpu_uuid"),
+    *("table", "reason", "kind", "cause", "confidence", "version", "le"),
+}
+MAX_RANK_GAUGES = 10
+
+
+def families(collector: Collector) -> dict[str, Metric]:
+    text = generate_latest(registry_of(collector)).decode()
+    return {family.name: family for family in text_string_to_metric_families(text)}
+
+
+def both() -> dict[str, Metric]:
+    return families(HostCollector(make_host_reading)) | families(JobCollector(make_job_reading))
+
+
+def test_every_name_and_label_follows_the_rules() -> None:
+    for name, family in both().items():
+        assert name.startswith("megatrain_")
+        assert family.documentation
+        for sample in family.samples:
+            assert set(sample.labels) <= LABELS_ALLOWED, sample
+            if family.type == "counter":
+                assert sample.name.endswith("_total")
+
+
+def test_rank_is_a_label_of_few_gauges_and_of_nothing_else() -> None:
+    of_ranks = [family for family in both().values() if any("rank" in one.labels for one in family.samples)]
+    assert all(family.type == "gauge" for family in of_ranks)
+    assert len(of_ranks) <= MAX_RANK_GAUGES
+
+
+def test_what_is_not_known_has_no_sample() -> None:
+    silent = make_rank_reading(7)
+    silent = replace(silent, step=None, last_step_unix_s=None, step_s=None)
+    found = families(HostCollector(lambda: replace(make_host_reading(), ranks=(silent,), clock_offset_s=None)))
+    assert [one.labels["rank"] for one in found["megatrain_rank_info"].samples] == ["7"]
+    assert found["megatrain_rank_step"].samples == []
+    assert "megatrain_clock_offset_seconds" not in found
+
+
+def test_a_restart_mints_no_series() -> None:
+    def series(reading_step: int) -> set[str]:
+        ranks = tuple(replace(one, step=reading_step) for one in make_host_reading().ranks)
+        text = generate_latest(registry_of(HostCollector(lambda: replace(make_host_reading(), ranks=ranks)))).decode()
+        return {line.rpartition(" ")[0] for line in text.splitlines() if not line.startswith("#")}
+
+    assert series(10) == series(500)
+
+
+def test_a_loss_that_is_no_number_is_the_news() -> None:
+    found = families(JobCollector(lambda: replace(make_job_reading(), loss=math.nan)))
+    assert math.isnan(found["megatrain_loss"].samples[0].value)
+
+
+def test_only_the_worst_hosts_have_a_score() -> None:
+    scores = {f"host-{number}": float(number) for number in range(50)}
+    found = families(JobCollector(lambda: replace(make_job_reading(), straggler_scores=scores)))
+    shown = {one.labels["host"]: one.value for one in found["megatrain_straggler_score"].samples}
+    assert shown == {f"host-{number}": float(number) for number in range(50 - MAX_SCORES, 50)}
+
+
+def test_the_histogram_counts_up_to_all_steps() -> None:
+    reading = make_job_reading()
+    samples = families(JobCollector(lambda: reading))["megatrain_step_duration_seconds"].samples
+    buckets = [one.value for one in samples if one.name.endswith("_bucket")]
+    assert buckets == sorted(buckets)
+    assert buckets[-1] == sum(reading.step_buckets)
+
+
+@contextmanager
+def server(token: str = "", address: str = "127.0.0.1") -> Iterator[MetricsServer]:
+    listening = MetricsServer(registry_of(HostCollector(make_host_reading)), address, 0, token)
+    try:
+        yield listening
+    finally:
+        listening.close()
+
+
+def get(port: int, path: str, token: str | None = None) -> tuple[int, bytes]:
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read()
+
+
+def test_a_scraper_without_the_token_is_told_nothing() -> None:
+    with server("s3cret") as listening:
+        assert get(listening.port, "/metrics")[0] == 401
+        assert get(listening.port, "/metrics", "wrong")[0] == 401
+        assert get(listening.port, "/metrics", "s3cret-and-more")[0] == 401
+        code, body = get(listening.port, "/metrics", "s3cret")
+        assert code == 200
+        assert b"megatrain_rank_info{" in body
+        assert get(listening.port, "/healthz") == (200, b"ok\n")
+        assert get(listening.port, "/etc/passwd", "s3cret")[0] == 404
+
+
+def test_beyond_the_machine_a_token_is_needed() -> None:
+    with (
+        pytest.raises(ConfigError, match=r"metrics_address='0.0.0.0' .*metrics_token_file"),
+        server(address="0.0.0.0"),
+    ):
+        pass
+    with server("s3cret", address="0.0.0.0") as listening:
+        assert get(listening.port, "/metrics")[0] == 401
+
+
+def test_a_port_that_is_taken_is_named() -> None:
+    with server() as first, pytest.raises(ConfigError, match=f"metrics_port={first.port}: cannot listen"):
+        MetricsServer(registry_of(HostCollector(make_host_reading)), "127.0.0.1", first.port)
+
+
+def test_a_token_file_must_hold_a_token(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_token(str(path))
+    path.write_text("\n")
+    with pytest.raises(ConfigError, match="write one token"):
+        read_token(str(path))
+    path.write_text("abc\n")
+    assert read_token(str(path)) == "abc"
+    assert read_token("") == ""
