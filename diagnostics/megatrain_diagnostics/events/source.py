@@ -8,7 +8,16 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from megatrain_diagnostics.events.tables import Selection, Table, TableType, columns_of, from_columns, num_rows, select
+from megatrain_diagnostics.events.tables import (
+    NO_DURATION,
+    Selection,
+    Table,
+    TableType,
+    columns_of,
+    from_columns,
+    num_rows,
+    select,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +95,11 @@ def in_order(table: TableType) -> TableType:
     keys = [name for name in ("sequence", "rank", "incarnation") if name in has]
     if "sequence" not in keys or not num_rows(table):
         return table
-    order = np.lexsort([getattr(table, name) for name in keys])
+    columns: list[Any] = [getattr(table, name) for name in keys]
+    duration = "duration_ns"
+    if duration in has:  # of a span that was told of when it was open and when it had ended, the end counts
+        columns.insert(0, getattr(table, duration) == NO_DURATION)
+    order = np.lexsort(columns)
     ordered = select(table, order)
     is_new = np.ones(len(order), dtype=bool)
     is_new[1:] = np.any([np.diff(getattr(ordered, name)) != 0 for name in keys], axis=0)

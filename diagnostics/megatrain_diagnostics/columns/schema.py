@@ -1,0 +1,179 @@
+"""The Arrow schema of each table of events, and the way from numpy to Arrow and back.
+
+Two forms. On the wire an operation is its number: nothing to look up a million times a second. In files it is its name,
+as text with a dictionary, and so is the kind of a value: strangers with no more than a Parquet reader can use them, and
+need no list of numbers. Both say which table they are, and of which version.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from megatrain.contracts.errors import DataError
+from megatrain.contracts.operations import operation_name
+from megatrain.contracts.step_values import StepValue
+from megatrain_diagnostics.events.tables import TABLES, Int8, Table, TableType, columns_of, from_columns
+
+SCHEMA_VERSION = 1
+TABLE_KEY = b"megatrain_table"
+VERSION_KEY = b"megatrain_schema_version"
+NOT_KNOWN = 0
+"""Number of an operation, or of a value's kind, whose name is from a newer program. No one is ever given it."""
+
+_ARROW_TYPES = {
+    "u1": pa.uint8(),
+    "i2": pa.int16(),
+    "i4": pa.int32(),
+    "i8": pa.int64(),
+    "f8": pa.float64(),
+    "text": pa.string(),
+}
+_NAME_TYPE = pa.dictionary(pa.uint8(), pa.string())
+_NUM_NUMBERS = 256  # of a byte
+_KINDS: dict[str, type[Table]] = {kind.NAME: kind for kind in TABLES}
+_VALUE_NAMES = {value.value: value.text for value in StepValue}
+_NAMES = {
+    "operation": tuple(operation_name(number) for number in range(_NUM_NUMBERS)),
+    "kind": tuple(_VALUE_NAMES.get(number, f"value-{number}") for number in range(_NUM_NUMBERS)),
+}
+_NUMBERS = {column: {name: number for number, name in enumerate(names)} for column, names in _NAMES.items()}
+
+
+def table_named(name: str) -> type[Table] | None:
+    """Return the table of this name; None: there is none."""
+    return _KINDS.get(name)
+
+
+def names_of(column: str) -> tuple[str, ...] | None:
+    """Return the names of a column's numbers, 0 to 255, as files have them; None: the column holds no such numbers."""
+    return _NAMES.get(column)
+
+
+def time_column(kind: type[Table]) -> str | None:
+    """Return the column that says when a row happened; None: the table has none."""
+    return next((name for name in ("start_ns", "at_ns") if name in columns_of(kind)), None)
+
+
+def arrow_schema(kind: type[Table]) -> pa.Schema:
+    """Return the schema of a table on the wire."""
+    fields = [pa.field(name, _ARROW_TYPES[dtype], nullable=False) for name, dtype in columns_of(kind).items()]
+    return pa.schema(fields, metadata=_metadata(kind))
+
+
+def stored_schema(kind: type[Table]) -> pa.Schema:
+    """Return the schema of a table in files."""
+    fields = [
+        pa.field(name, _NAME_TYPE if name in _NAMES else _ARROW_TYPES[dtype], nullable=False)
+        for name, dtype in columns_of(kind).items()
+    ]
+    return pa.schema(fields, metadata=_metadata(kind))
+
+
+def kind_of(schema: pa.Schema) -> type[Table]:
+    """Return which table a schema says it is. Raises: DataError when it says nothing, or what we do not understand."""
+    metadata = schema.metadata or {}
+    if TABLE_KEY not in metadata:
+        raise DataError("it does not say which table of events it is; not a file or stream of ours")
+    name = metadata[TABLE_KEY].decode(errors="replace")
+    kind = table_named(name)
+    if kind is None:
+        raise DataError(f"table {name!r} is not known; there are {', '.join(_KINDS)}")
+    version = metadata.get(VERSION_KEY, b"").decode(errors="replace")
+    if version != str(SCHEMA_VERSION):
+        raise DataError(f"table {name} of version {version!r}; this program reads version {SCHEMA_VERSION}")
+    return kind
+
+
+def to_arrow(table: Table) -> pa.RecordBatch:
+    """Return a table in its form on the wire. Numbers are not copied; text that is not Unicode is mended."""
+    kind = type(table)
+    arrays = [
+        _text_array(getattr(table, name)) if dtype == "text" else pa.array(getattr(table, name), _ARROW_TYPES[dtype])
+        for name, dtype in columns_of(kind).items()
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(kind))
+
+
+def from_arrow(kind: type[TableType], data: pa.RecordBatch | pa.Table) -> TableType:
+    """Return the numpy table of either form. Arrays of one chunk are not copied, and cannot be written to.
+
+    Raises: DataError naming a column that is missing, too much, of another type, or that holds nulls.
+    """
+    check_columns(kind, data.schema)
+    columns: dict[str, Any] = {}
+    for name, dtype in columns_of(kind).items():
+        array = _one_chunk(data.column(name))
+        if array.null_count:
+            raise DataError(f"{kind.NAME}.{name}: {array.null_count} rows without a value")
+        if name in _NAMES and array.type != pa.uint8():
+            columns[name] = _numbers(name, array)
+        else:
+            columns[name] = array.to_numpy(zero_copy_only=dtype != "text")
+    return from_columns(kind, columns)
+
+
+def check_columns(kind: type[Table], schema: pa.Schema) -> None:
+    """Raise DataError unless a schema has the table's columns, in their order and of their types, in either form."""
+    wanted = columns_of(kind)
+    if schema.names != list(wanted):
+        raise DataError(f"{kind.NAME}: columns {schema.names}; expected {list(wanted)}")
+    for name, dtype in wanted.items():
+        found = schema.field(name).type
+        is_name = name in _NAMES and (
+            pa.types.is_string(found) or (pa.types.is_dictionary(found) and pa.types.is_string(found.value_type))
+        )
+        if found != _ARROW_TYPES[dtype] and not is_name:
+            raise DataError(f"{kind.NAME}.{name}: type {found}; expected {_ARROW_TYPES[dtype]}")
+
+
+def to_stored(kind: type[Table], data: pa.RecordBatch | pa.Table) -> pa.Table:
+    """Return rows in the form that files have, of rows on the wire."""
+    table = pa.Table.from_batches([data]) if isinstance(data, pa.RecordBatch) else data
+    arrays = [
+        _named(name, table.column(name)) if name in _NAMES else table.column(name) for name in stored_schema(kind).names
+    ]
+    return pa.Table.from_arrays(arrays, schema=stored_schema(kind))
+
+
+def _metadata(kind: type[Table]) -> dict[bytes, bytes]:
+    return {TABLE_KEY: kind.NAME.encode(), VERSION_KEY: str(SCHEMA_VERSION).encode()}
+
+
+def _text_array(texts: Any) -> pa.Array:
+    try:
+        return pa.array(texts, pa.string())
+    except UnicodeEncodeError:  # lone surrogates: bytes of a log that were no text
+        return pa.array([str(text).encode(errors="replace").decode() for text in texts], pa.string())
+
+
+def _one_chunk(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+    if not isinstance(column, pa.ChunkedArray):
+        return column
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    if pa.types.is_dictionary(column.type):
+        column = column.unify_dictionaries()
+    return column.combine_chunks()
+
+
+def _numbers(column: str, names: pa.Array) -> Int8:
+    """Return the numbers of names."""
+    encoded = names if pa.types.is_dictionary(names.type) else names.dictionary_encode()
+    numbers = _NUMBERS[column]
+    by_index = [numbers.get(name, NOT_KNOWN) for name in encoded.dictionary.to_pylist()]
+    indices = encoded.indices.to_numpy(zero_copy_only=True)
+    found: Int8 = np.array(by_index or [NOT_KNOWN], dtype=np.uint8)[indices]
+    return found
+
+
+def _named(column: str, numbers: pa.ChunkedArray) -> pa.Array:
+    """Return names for numbers; the dictionary has those that occur, so that a file's statistics are true."""
+    values = _one_chunk(numbers).to_numpy(zero_copy_only=True)
+    used = np.flatnonzero(np.bincount(values, minlength=_NUM_NUMBERS))
+    index_of = np.zeros(_NUM_NUMBERS, dtype=np.uint8)
+    index_of[used] = np.arange(len(used), dtype=np.uint8)
+    names = pa.array([_NAMES[column][number] for number in used], pa.string())
+    return pa.DictionaryArray.from_arrays(pa.array(index_of[values]), names)

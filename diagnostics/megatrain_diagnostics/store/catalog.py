@@ -1,0 +1,185 @@
+"""Which segments a directory has, as a reader finds them: new ones come, old ones go, some are damaged.
+
+Footers are read once a file. What cannot be used is set aside with the reason; nothing else is lost.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+from megatrain.contracts.errors import DataError
+from megatrain.contracts.printable import printable
+from megatrain_diagnostics.columns.schema import table_named
+from megatrain_diagnostics.events.source import Where
+from megatrain_diagnostics.events.tables import Table, columns_of
+from megatrain_diagnostics.store.segments import (
+    DAMAGED_SUFFIX,
+    SUFFIX,
+    Segment,
+    is_intact,
+    not_superseded,
+    read_footer,
+)
+
+MOST_AHEAD_NS = 3600 * 10**9
+"""Rows that are further ahead of the daemon's clock are told of: a host's clock, or the daemon's, is wrong."""
+
+
+class Catalog:
+    """The segments below a directory. For any threads."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._lock = threading.Lock()
+        self._footers: dict[Path, Segment | None] = {}
+        """None: set aside."""
+        self._checked: set[Path] = set()
+        self._problems: dict[str, None] = {}
+
+    def segments(self, kind: type[Table], where: Where) -> list[Segment]:
+        """Return the segments of a table which may have rows that are wanted.
+
+        Raises: DataError when the directory cannot be listed.
+        """
+        paths, damaged = self._list(kind)
+        with self._lock:
+            for path in damaged:
+                self._note(f"{path}: was found damaged by the daemon; its events are missing")
+            found = [footer for path in not_superseded(paths) if (footer := self._footer(path)) is not None]
+            mine = [segment for segment in found if segment.kind is kind]
+            for segment in found:
+                if segment.ahead_ns > MOST_AHEAD_NS:
+                    hours = segment.ahead_ns / MOST_AHEAD_NS
+                    self._note(f"{segment.path}: has events from the future, up to {hours:.1f} h ahead of the daemon")
+                if segment.kind is not kind and kind.NAME in segment.path.relative_to(self.directory.parent).parts:
+                    self._note(f"{segment.path}: holds the table {segment.kind.NAME}; it was set aside")
+        return [segment for segment in mine if may_have(segment, where)]
+
+    def intact(self, segments: Sequence[Segment]) -> list[Segment]:
+        """Return the segments whose bytes are as they were written; the others are set aside.
+
+        Raises: FileNotFoundError when one is there no more.
+        """
+        with self._lock:
+            fresh = [segment.path for segment in segments if segment.path not in self._checked]
+        if fresh:
+            with ThreadPoolExecutor(min(len(fresh), 4)) as pool:
+                self._judge(fresh, list(pool.map(_fault, fresh)))
+        with self._lock:
+            return [segment for segment in segments if self._footers.get(segment.path) is not None]
+
+    def set_aside(self, path: Path, reason: str) -> None:
+        """Use a segment no more."""
+        with self._lock:
+            self._footers[path] = None
+            self._note(f"{path}: {reason}")
+
+    def note(self, problem: str) -> None:
+        """Keep a sentence for `problems`."""
+        with self._lock:
+            self._note(problem)
+
+    def problems(self) -> tuple[str, ...]:
+        with self._lock:
+            return tuple(self._problems)
+
+    def is_empty(self) -> bool:
+        """Say whether no file below the directory looks like a segment. Raises: DataError."""
+        return next(_walk(self.directory, None), None) is None
+
+    def _list(self, kind: type[Table]) -> tuple[list[Path], list[Path]]:
+        paths: list[Path] = []
+        damaged: list[Path] = []
+        for path in _walk(self.directory, kind):
+            (damaged if path.name.endswith(DAMAGED_SUFFIX) else paths).append(path)
+        return sorted(paths), sorted(damaged)
+
+    def _footer(self, path: Path) -> Segment | None:
+        if path not in self._footers:
+            try:
+                self._footers[path] = read_footer(path)
+            except FileNotFoundError:  # merged or removed since the directory was listed
+                return None
+            except DataError as error:
+                self._footers[path] = None
+                self._note(f"{error}; it was set aside")
+        return self._footers[path]
+
+    def _judge(self, paths: Sequence[Path], faults: Sequence[str]) -> None:
+        for path, fault in zip(paths, faults, strict=True):
+            if fault:
+                self.set_aside(path, f"{fault}; it was set aside")
+            else:
+                with self._lock:
+                    self._checked.add(path)
+
+    def _note(self, problem: str) -> None:
+        self._problems[printable(problem)] = None
+
+
+def may_have(segment: Segment, where: Where) -> bool:
+    """Say whether the bounds of a segment leave room for rows that are wanted."""
+    bounds = segment.bounds
+
+    def overlaps(column: str, first: int | None, last: int | None) -> bool:
+        if column not in bounds:
+            return True
+        least, most = bounds[column]
+        return (first is None or most >= first) and (last is None or least <= last)
+
+    def includes(column: str, values: tuple[int, ...] | None) -> bool:
+        if values is None or column not in bounds:
+            return True
+        least, most = bounds[column]
+        return any(least <= value <= most for value in values)
+
+    time = "start_ns" if "start_ns" in columns_of(segment.kind) else "at_ns"
+    return (
+        overlaps("step", where.first_step, where.last_step)
+        and overlaps(time, where.first_ns, where.last_ns)
+        and includes("incarnation", where.incarnations)
+        and includes("rank", where.ranks)
+    )
+
+
+def _fault(path: Path) -> str:
+    try:
+        return "" if is_intact(path) else "its bytes are not those that were written"
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+
+
+def _walk(directory: Path, kind: type[Table] | None) -> Iterator[Path]:
+    """Yield the segments below a directory, but not those in directories that are named for other tables.
+
+    Raises: DataError when the directory itself cannot be listed.
+    """
+    try:
+        entries = _entries(directory)
+    except OSError as error:
+        raise DataError(f"{directory}: cannot be listed: {error.strerror}") from error
+    for entry in entries:
+        other = table_named(entry.name)
+        if kind is None or other is None or other is kind:
+            yield from _segments_at(entry)
+
+
+def _segments_at(entry: os.DirEntry[str]) -> Iterator[Path]:
+    if entry.is_dir(follow_symlinks=False):
+        with suppress(OSError):  # it has expired meanwhile
+            for below in _entries(Path(entry.path)):
+                yield from _segments_at(below)
+    elif entry.name.endswith((SUFFIX, DAMAGED_SUFFIX)) and entry.is_file():  # no FIFO: it would hold us up for ever
+        yield Path(entry.path)
+
+
+def _entries(directory: Path) -> list[os.DirEntry[str]]:
+    with os.scandir(directory) as entries:
+        return [entry for entry in entries if not entry.name.startswith(".")]

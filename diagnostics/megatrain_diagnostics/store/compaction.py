@@ -1,0 +1,178 @@
+"""Many small segments become few: a daemon writes one a table and second, and each costs every reader a footer.
+
+Within an hour's directory, neighbours by number are merged, sorted by step and rank so that a question about either
+passes over most row groups, and freed of rows that came twice. The new file's name takes the old ones out at once; they
+are deleted when nobody can still be about to open them. Memory is bounded by the size of what is merged at a time.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from megatrain.contracts.errors import DataError
+from megatrain_diagnostics.columns.schema import from_arrow, to_arrow, to_stored
+from megatrain_diagnostics.events.source import in_order
+from megatrain_diagnostics.events.tables import TABLES, Table, columns_of, joined, select
+from megatrain_diagnostics.store.segments import (
+    SUFFIX,
+    Segment,
+    SegmentName,
+    end_of_hour_ns,
+    is_intact,
+    not_superseded,
+    parse_name,
+    read_footer,
+    write_segment,
+)
+
+MOST_BYTES = 16 * 2**20
+"""Of a merged file, compressed: some 1.5 million rows, which take 300 MB to sort."""
+MOST_SMALL_FILES = 64
+"""In an hour that is not over: beyond this they are merged before it is."""
+HOUR_IS_OVER_NS = 120 * 10**9
+"""After its end: a commit that began in it is done."""
+GRACE_S = 60.0
+"""Files that were merged live on for so long, for readers that have listed but not opened them."""
+
+
+@dataclass(frozen=True, slots=True)
+class SmallFile:
+    """A file that may be merged."""
+
+    path: Path
+    name: SegmentName
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Compaction:
+    """What was done."""
+
+    num_merged: int = 0
+    num_written: int = 0
+    num_removed: int = 0
+    damaged: tuple[str, ...] = ()
+    """What was found damaged, a sentence each."""
+
+    def __add__(self, other: Compaction) -> Compaction:
+        return Compaction(
+            self.num_merged + other.num_merged,
+            self.num_written + other.num_written,
+            self.num_removed + other.num_removed,
+            self.damaged + other.damaged,
+        )
+
+
+def compact(directory: Path, now_ns: int) -> Compaction:
+    """Merge what can be merged in a directory that this process writes. Raises: StoreError on a full disk."""
+    done = Compaction()
+    for kind in TABLES:
+        for hour, end_ns in hour_directories(directory / kind.NAME):
+            done += _compact_hour(kind, hour, is_over=now_ns > end_ns + HOUR_IS_OVER_NS)
+    return done
+
+
+def hour_directories(table_directory: Path) -> Iterator[tuple[Path, int]]:
+    """Yield the directories of a table's hours, the oldest first, and when each is over, in unix ns."""
+    for path in sorted(table_directory.glob("*-*-*/*")):
+        end_ns = end_of_hour_ns(path)
+        if end_ns is not None and path.is_dir():
+            yield path, end_ns
+
+
+def plan_merges(files: Sequence[SmallFile], *, is_over: bool) -> list[tuple[SmallFile, ...]]:
+    """Return which files of an hour become one; each is a run of neighbours by number.
+
+    A file of half the size that is allowed is as good as merged and left alone.
+    """
+    runs: list[list[SmallFile]] = [[]]
+    for file in sorted(files, key=lambda file: file.name.first):
+        if 2 * file.num_bytes >= MOST_BYTES:
+            runs.append([])
+        elif sum(one.num_bytes for one in runs[-1]) + file.num_bytes > MOST_BYTES:
+            runs.append([file])
+        else:
+            runs[-1].append(file)
+    return [tuple(run) for run in runs if len(run) > 1 and (is_over or _is_worth_it(run))]
+
+
+def _is_worth_it(run: Sequence[SmallFile]) -> bool:
+    return len(run) >= MOST_SMALL_FILES or 2 * sum(file.num_bytes for file in run) >= MOST_BYTES
+
+
+def _compact_hour(kind: type[Table], hour: Path, *, is_over: bool) -> Compaction:
+    paths = [path for path in hour.glob(f"[!.]*{SUFFIX}") if parse_name(path.name) is not None]
+    valid = not_superseded(paths)
+    num_removed = _remove_superseded(set(paths) - set(valid), valid)
+    done = Compaction(num_removed=num_removed)
+    for run in plan_merges([_small_file(path) for path in valid], is_over=is_over):
+        done += _merge(kind, hour, run)
+    return done
+
+
+def _small_file(path: Path) -> SmallFile:
+    name = parse_name(path.name)
+    assert name is not None, path
+    return SmallFile(path, name, path.stat().st_size)
+
+
+def _remove_superseded(superseded: set[Path], valid: Sequence[Path]) -> int:
+    """Remove files that a merged one stands for, once that has been there for a while."""
+    num_removed = 0
+    for path in superseded:
+        name = parse_name(path.name)
+        assert name is not None, path
+        covers = [one for one in valid if (other := parse_name(one.name)) is not None and other.covers(name)]
+        with suppress(OSError):
+            if any(time.time() - one.stat().st_mtime > GRACE_S for one in covers):
+                path.unlink()
+                num_removed += 1
+    return num_removed
+
+
+def _merge(kind: Any, hour: Path, run: Sequence[SmallFile]) -> Compaction:
+    parts: list[Any] = []
+    damaged: list[str] = []
+    ahead_ns = 0
+    for file in run:
+        try:
+            segment = read_footer(file.path)
+            parts.append(_rows(kind, segment))
+            ahead_ns = max(ahead_ns, segment.ahead_ns)
+        except (DataError, pa.ArrowException) as error:
+            os.replace(file.path, file.path.with_name(file.path.name + ".damaged"))
+            damaged.append(f"{error}; it was set aside")
+    if damaged:  # the next time it is planned without them
+        return Compaction(damaged=tuple(damaged))
+    rows = by_step(in_order(joined(kind, parts)))
+    write_segment(hour, run[0].name.first, run[-1].name.last, to_stored(kind, to_arrow(rows)), ahead_ns)
+    return Compaction(num_merged=len(run), num_written=1)
+
+
+def _rows(kind: Any, segment: Segment) -> Any:
+    """Return a segment's rows. Raises: DataError where it is not whole, or of another table."""
+    if segment.kind.NAME != kind.NAME:
+        raise DataError(f"{segment.path}: holds the table {segment.kind.NAME}")
+    if not is_intact(segment.path):
+        raise DataError(f"{segment.path}: its bytes are not those that were written")
+    try:
+        return from_arrow(kind, pq.read_table(segment.path))
+    except DataError as error:
+        raise DataError(f"{segment.path}: {error}") from error
+
+
+def by_step(table: Any) -> Any:
+    """Return rows that are in order by rank, in order by step and rank."""
+    if "step" not in columns_of(type(table)):
+        return table
+    return select(table, np.lexsort([table.step, table.incarnation]))

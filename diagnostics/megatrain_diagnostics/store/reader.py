@@ -1,0 +1,187 @@
+"""Events of a directory of segments, read by DuckDB: the EventSource that every verb of `megatrain diag` has.
+
+DuckDB holds nothing of its own: its database is in memory and empty, and each question names the files that it is
+about. So any number of processes read beside the daemon, and none needs it. A file that vanishes meanwhile was merged
+or has expired: the question is asked again of what is there now.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from megatrain.contracts.errors import DataError
+from megatrain_diagnostics.columns.schema import NOT_KNOWN, from_arrow, names_of, time_column
+from megatrain_diagnostics.events.source import Where, in_order
+from megatrain_diagnostics.events.tables import Table, TableType, columns_of, from_columns
+from megatrain_diagnostics.store.catalog import Catalog
+from megatrain_diagnostics.store.heat import HeatMap, HeatQuestion, heat_map, heat_sql
+from megatrain_diagnostics.store.segments import Segment
+
+MEMORY_LIMIT_BYTES = 2 * 10**9
+ALL = Where()
+_NUM_TRIES = 8
+"""Segments that vanish or break while they are read: more in a row than any compaction explains."""
+
+_GLOB = re.compile(r"[*?\[]")
+"""Has a meaning in the names of files that DuckDB is given; in brackets it stands for itself."""
+
+
+class StoredEvents:
+    """The events below a directory. For any threads."""
+
+    def __init__(
+        self, directory: Path, *, num_threads: int | None = None, memory_limit_bytes: int = MEMORY_LIMIT_BYTES
+    ) -> None:
+        self._catalog = Catalog(directory)
+        self._connection = duckdb.connect(
+            ":memory:",
+            config={
+                "threads": num_threads or os.cpu_count() or 1,
+                "memory_limit": f"{memory_limit_bytes}B",
+                # nothing is downloaded, and nothing is written anywhere
+                "autoinstall_known_extensions": False,
+                "autoload_known_extensions": False,
+                "temp_directory": "",
+            },
+        )
+        self._lock = threading.Lock()
+        self._connection.execute("SET parquet_metadata_cache = true")
+        self._connection.execute("SET enable_progress_bar = false")  # it would be drawn into what verbs print
+        for column in ("operation", "kind"):
+            names = ", ".join(f"'{name}'" for name in names_of(column) or ())
+            self._connection.execute(f"CREATE TYPE {column}_name AS ENUM ({names})")
+
+    @property
+    def directory(self) -> Path:
+        return self._catalog.directory
+
+    def check_not_empty(self) -> None:
+        """Raise DataError when there is no segment at all."""
+        if self._catalog.is_empty():
+            raise DataError(f"{self.directory}: no segments of events below it; was anything streamed?")
+
+    def read(self, kind: type[TableType], where: Where = ALL) -> TableType:
+        """Return the rows, each once, ordered by (incarnation, rank, sequence) where the table has these.
+
+        Raises: DataError when nothing can be read at all; what is damaged is left out and told of by `problems`.
+        """
+        columns = ", ".join(_selected(name) for name in columns_of(kind))
+        conditions, values = sql_conditions(kind, where)
+        found = self.query(kind, where, f"SELECT {columns} FROM segments WHERE {conditions}", values)
+        if found is None:
+            return from_columns(kind, {name: [] for name in columns_of(kind)})
+        table = from_arrow(kind, found)
+        for name in columns_of(kind):
+            if names_of(name) is not None and np.any(getattr(table, name) == NOT_KNOWN):
+                self._catalog.note(f"{kind.NAME}: has rows of a newer program, whose {name} this one does not know")
+        return in_order(table)
+
+    def heat(self, question: HeatQuestion) -> HeatMap:
+        """Return the greatest value in each cell of ranks x steps, and where it is. Raises: DataError."""
+        kind, where = question.kind, question.where
+        conditions, values = sql_conditions(kind, where)
+        return heat_map(question, self.query(kind, where, heat_sql(question, conditions), values))
+
+    def problems(self) -> tuple[str, ...]:
+        """Return what was found damaged or foreign so far, a sentence each."""
+        return self._catalog.problems()
+
+    def query(self, kind: type[Table], where: Where, sql: str, values: Sequence[Any] = ()) -> pa.Table | None:
+        """Ask something of `segments`, the rows of a table in those files which may have what `where` wants.
+
+        `values` stand for $1, $2, ... of the question. None: there are no such files.
+        Raises: DataError.
+        """
+        for _ in range(_NUM_TRIES):
+            try:
+                segments = self._catalog.intact(self._catalog.segments(kind, where))
+            except FileNotFoundError:
+                continue
+            if not segments:
+                return None
+            files = [_GLOB.sub(r"[\g<0>]", str(segment.path)) for segment in segments]
+            source = f"read_parquet(${len(values) + 1}, hive_partitioning = false)"
+            question = f"WITH segments AS (SELECT * FROM {source}) {sql}"
+            try:
+                with self._lock:
+                    cursor = self._connection.cursor()
+                with cursor:
+                    return cursor.sql(question, params=[*values, files]).to_arrow_table()
+            except duckdb.Error as error:
+                self._explain(segments, error)
+        raise DataError(f"{self.directory}: segments of {kind.NAME} come and go faster than they can be read")
+
+    def _explain(self, segments: Sequence[Segment], error: duckdb.Error) -> None:
+        """Set aside what cannot be read. Raises: DataError when it is not the files' fault."""
+        gone = [segment for segment in segments if not segment.path.exists()]
+        broken = [] if gone else [segment for segment in segments if not _can_be_read(segment.path)]
+        for segment in broken:
+            self._catalog.set_aside(segment.path, "cannot be read whole; it was set aside")
+        if not gone and not broken:
+            raise DataError(f"{self.directory}: events cannot be read: {error}") from error
+
+
+def sql_conditions(kind: type[Table], where: Where) -> tuple[str, list[Any]]:
+    """Return what rows must fulfil, as SQL with $1, $2, ... and what these stand for."""
+    has = columns_of(kind)
+    parts: list[str] = []
+    values: list[Any] = []
+    for column, wanted in (("incarnation", where.incarnations), ("rank", where.ranks)):
+        if wanted is not None and column in has:
+            parts.append(_among(column, wanted))
+    for column, texts in (("operation", _operation_names(where)), ("host", where.hosts)):
+        if texts is not None and column in has:
+            places = [f"${len(values) + number}" for number in range(1, len(texts) + 1)]
+            parts.append(f"{column} IN ({', '.join(places)})" if texts else "1 = 0")
+            values.extend(texts)
+    time = time_column(kind)
+    for name, least, most in (("step", where.first_step, where.last_step), (time, where.first_ns, where.last_ns)):
+        if name in has and least is not None:
+            parts.append(f"{name} >= {int(least)}")
+        if name in has and most is not None:
+            parts.append(f"{name} <= {int(most)}")
+    return " AND ".join(parts) or "1 = 1", values
+
+
+def _among(column: str, wanted: tuple[int, ...]) -> str:
+    chosen = sorted({int(value) for value in wanted})
+    if not chosen:
+        return "1 = 0"
+    bounds = f"{column} BETWEEN {chosen[0]} AND {chosen[-1]}"  # what statistics of row groups can tell
+    if chosen[-1] - chosen[0] + 1 == len(chosen):
+        return bounds
+    return f"{bounds} AND {column} IN ({', '.join(map(str, chosen))})"
+
+
+def _operation_names(where: Where) -> tuple[str, ...] | None:
+    names = names_of("operation")
+    assert names is not None
+    if where.operations is None:
+        return None
+    return tuple(names[number] for number in where.operations if 0 <= number < len(names))
+
+
+def _selected(column: str) -> str:
+    """Return a column as it is read: names as an enumeration, which comes back as numbers and not as text."""
+    names = names_of(column)
+    if names is None:
+        return f'"{column}"'
+    return f"coalesce(TRY_CAST({column} AS {column}_name), '{names[NOT_KNOWN]}'::{column}_name) AS {column}"
+
+
+def _can_be_read(path: Path) -> bool:
+    try:
+        pq.read_table(path)
+    except (pa.ArrowException, OSError, ValueError):
+        return False
+    return True

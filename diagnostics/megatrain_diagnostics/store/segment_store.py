@@ -1,0 +1,147 @@
+"""The writer of a directory of segments: rows in, files out; what `commit` has returned for is on disk.
+
+One process writes a directory: it holds <events>/lock. Any number read beside it and need no lock.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import pyarrow as pa
+
+from megatrain.contracts.errors import DataError
+from megatrain.contracts.whole_files import is_temporary_name
+from megatrain_diagnostics.columns.schema import arrow_schema, to_stored
+from megatrain_diagnostics.events.tables import TABLES, Table
+from megatrain_diagnostics.store.segments import StoreError, ahead_of, hour_directory, parse_name, write_segment
+
+LOCK_NAME = "lock"
+
+
+class SegmentStore:
+    """Buffers rows of any table and writes them as segments. For any threads."""
+
+    def __init__(self, directory: Path, *, now_ns: Callable[[], int] = time.time_ns) -> None:
+        """Take the directory. Raises: StoreError when another process writes it, or when it cannot be written."""
+        self.directory = directory
+        self._now_ns = now_ns
+        self._pending: dict[type[Table], list[pa.RecordBatch]] = {}
+        self._pending_lock = threading.Lock()
+        self._commit_lock = threading.Lock()
+        self._lock_file = _take(directory)
+        _remove_unfinished(directory)
+        self._last = {kind: _last_number(directory / kind.NAME) for kind in TABLES}
+
+    def append(self, kind: type[Table], batch: pa.RecordBatch) -> None:
+        """Hold rows, in the form that they have on the wire, for the next commit.
+
+        Raises: DataError for a batch of another form: it would spoil what others sent.
+        """
+        wanted = arrow_schema(kind)
+        if batch.schema.names != wanted.names or batch.schema.types != wanted.types:
+            raise DataError(f"{kind.NAME}: columns {_schema_text(batch.schema)}; expected {_schema_text(wanted)}")
+        try:
+            batch.validate(full=True)
+        except pa.ArrowInvalid as error:
+            raise DataError(f"{kind.NAME}: {error}") from error
+        if any(column.null_count for column in batch.columns):
+            raise DataError(f"{kind.NAME}: rows without a value")
+        if batch.num_rows:
+            plain = pa.RecordBatch.from_arrays(batch.columns, schema=wanted)
+            with self._pending_lock:
+                self._pending.setdefault(kind, []).append(plain)
+
+    @property
+    def num_pending_rows(self) -> int:
+        """Return how many rows wait for a commit, those of a commit that failed among them."""
+        with self._pending_lock:
+            return sum(batch.num_rows for batches in self._pending.values() for batch in batches)
+
+    def commit(self) -> int:
+        """Write everything that was appended; return the number of rows once a power failure takes none of them back.
+
+        Raises: StoreError when that fails, as on a full disk: what is not written is held for the next commit.
+        """
+        with self._commit_lock:
+            with self._pending_lock:
+                taken, self._pending = self._pending, {}
+            num_rows = 0
+            try:
+                for kind in list(taken):
+                    num_rows += self._write(kind, taken[kind])
+                    del taken[kind]
+            finally:
+                self._put_back(taken)
+            return num_rows
+
+    def close(self) -> None:
+        """Let go of the directory. What was not committed is gone."""
+        with self._commit_lock, suppress(OSError):
+            os.close(self._lock_file)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _write(self, kind: type[Table], batches: list[pa.RecordBatch]) -> int:
+        rows = pa.Table.from_batches(batches)
+        written_ns = self._now_ns()
+        directory = hour_directory(self.directory / kind.NAME, written_ns)
+        number = self._last[kind] + 1
+        write_segment(directory, number, number, to_stored(kind, rows), ahead_of(kind, rows, written_ns))
+        self._last[kind] = number
+        return sum(int(batch.num_rows) for batch in batches)
+
+    def _put_back(self, batches: dict[type[Table], list[pa.RecordBatch]]) -> None:
+        with self._pending_lock:
+            for kind, held in batches.items():
+                self._pending[kind] = held + self._pending.get(kind, [])
+
+
+def _take(directory: Path) -> int:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        file = os.open(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        raise StoreError(f"{directory}: events cannot be written there: {error.strerror}") from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(file, 100, 0).decode(errors="replace").strip() or "another process"
+        os.close(file)
+        raise StoreError(f"{directory}: {holder} writes events there; one daemon a job") from None
+    with suppress(OSError):  # who holds it is for messages, and the disk may be full
+        os.ftruncate(file, 0)
+        os.pwrite(file, f"process {os.getpid()}\n".encode(), 0)
+    return file
+
+
+def _remove_unfinished(directory: Path) -> None:
+    """Remove what a writer that was killed had not put in place."""
+    for kind in TABLES:
+        for path in (directory / kind.NAME).rglob(".*.tmp"):
+            if is_temporary_name(path.name):
+                with suppress(OSError):
+                    path.unlink()
+
+
+def _last_number(directory: Path) -> int:
+    """Return the greatest number that a segment of a table has, or had before it was found damaged."""
+    names = (parse_name(path.name.removesuffix(".damaged")) for path in directory.rglob("*.parquet*"))
+    return max((name.last for name in names if name is not None), default=0)
+
+
+def _schema_text(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name} {field.type}" for field in schema)

@@ -1,0 +1,123 @@
+"""What is kept: so many hours and bytes, and who the ranks are for as long as anything of them is left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from megatrain_diagnostics.columns.schema import to_arrow
+from megatrain_diagnostics.events.tables import Ranks, StepTotals, columns_of, from_columns
+from megatrain_diagnostics.store.event_store import ParquetEventStore
+from megatrain_diagnostics.store.retention import Retention, expire
+from tests.helpers.stored_events import START_NS, segment_paths, step_totals
+
+HOUR_NS = 3600 * 10**9
+NO_LIMIT = 1e18
+
+
+def ranks(incarnation: int) -> Ranks:
+    columns = {name: ["h0"] if dtype == "text" else [1] for name, dtype in columns_of(Ranks).items()}
+    return from_columns(Ranks, {**columns, "incarnation": [incarnation]})
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ParquetEventStore:
+    """Return a store with ten hours of a step each; incarnation 2 begins with hour 5, and each says who it is."""
+    now_ns = START_NS
+    with ParquetEventStore(tmp_path / "events", now_ns=lambda: now_ns) as store:
+        for hour in range(10):
+            now_ns = START_NS + hour * HOUR_NS
+            incarnation = 1 if hour < 5 else 2
+            if hour in (0, 5):
+                store.append(Ranks, to_arrow(ranks(incarnation)))
+            store.append(StepTotals, to_arrow(step_totals(range(200), range(hour, hour + 1), incarnation=incarnation)))
+            store.commit()
+    return store
+
+
+def kept(store: ParquetEventStore) -> tuple[list[int], list[int]]:
+    """Return which steps and incarnations are told of."""
+    return (
+        np.unique(store.read(StepTotals).step).tolist(),
+        store.read(Ranks).incarnation.tolist(),
+    )
+
+
+NOW_NS = START_NS + 9 * HOUR_NS
+
+
+def test_nothing_goes_while_there_is_room_and_time(store: ParquetEventStore) -> None:
+    assert expire(store.directory, Retention(hours=48, num_bytes=NO_LIMIT), NOW_NS).num_files == 0
+    assert kept(store) == (list(range(10)), [1, 2])
+
+
+@pytest.mark.parametrize(
+    ("hours", "first_kept", "incarnations"), [(6.5, 2, [1, 2]), (4.5, 4, [1, 2]), (3.5, 5, [2]), (2.5, 6, [2])]
+)
+def test_hours_that_are_too_old_go(
+    store: ParquetEventStore, hours: float, first_kept: int, incarnations: list[int]
+) -> None:
+    # START_NS is 13 minutes into an hour: the directory of step n ends 47 minutes after it was written
+    done = expire(store.directory, Retention(hours=hours, num_bytes=NO_LIMIT), NOW_NS)
+
+    assert kept(store) == (list(range(first_kept, 10)), incarnations)
+    assert done.num_files == first_kept + (incarnations == [2])
+    assert len([path for path in store.directory.glob("totals/*/*") if path.is_dir()]) == 10 - first_kept
+
+
+def test_newest_incarnation_is_known_when_all_its_events_are_gone(store: ParquetEventStore) -> None:
+    expire(store.directory, Retention(hours=1, num_bytes=NO_LIMIT), NOW_NS + 1000 * HOUR_NS)
+
+    assert kept(store) == ([], [2])
+
+
+def test_oldest_go_beyond_the_size(store: ParquetEventStore) -> None:
+    sizes = [path.stat().st_size for path in segment_paths(store.directory)]
+    limit = sum(sizes) - 3 * min(sizes)
+
+    done = expire(store.directory, Retention(hours=48, num_bytes=limit), NOW_NS)
+
+    steps, incarnations = kept(store)
+    assert steps == list(range(done.num_files, 10))
+    assert incarnations == [1, 2]
+    assert sum(path.stat().st_size for path in segment_paths(store.directory)) <= limit
+    assert sum(path.stat().st_size for path in segment_paths(store.directory)) > limit - max(sizes)
+
+
+def test_strangers_files_stay(store: ParquetEventStore) -> None:
+    hour = segment_paths(store.directory)[0].parent
+    note = hour / "note.txt"
+    note.write_text("mine")
+
+    expire(store.directory, Retention(hours=1, num_bytes=NO_LIMIT), NOW_NS)
+
+    assert note.read_text() == "mine"
+
+
+def test_damaged_files_expire_too(store: ParquetEventStore) -> None:
+    victim = segment_paths(store.directory / "totals")[0]
+    victim.rename(victim.with_name(victim.name + ".damaged"))
+    assert any("found damaged" in problem for problem in (store.read(StepTotals), store.problems())[1])
+
+    expire(store.directory, Retention(hours=1, num_bytes=NO_LIMIT), NOW_NS)
+
+    assert not list(store.directory.rglob("*.damaged"))
+
+
+def test_store_removes_first_and_merges_then(tmp_path: Path) -> None:
+    now_ns = START_NS
+    with ParquetEventStore(tmp_path, now_ns=lambda: now_ns) as store:
+        for step in range(4):
+            now_ns = START_NS + (step // 2) * 5 * HOUR_NS
+            store.append(StepTotals, to_arrow(step_totals(range(4), range(step, step + 1))))
+            store.commit()
+        now_ns += 2 * HOUR_NS
+
+        done = store.maintain(Retention(hours=3, num_bytes=NO_LIMIT))
+
+        assert done.expiry.num_files == 2
+        assert done.expiry.num_bytes > 0
+        assert (done.compaction.num_merged, done.compaction.num_written) == (2, 1)
+        np.testing.assert_array_equal(store.read(StepTotals).sum_ns, step_totals(range(4), range(2, 4)).sum_ns)
