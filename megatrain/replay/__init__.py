@@ -9,5 +9,14 @@ from __future__ import annotations
 from megatrain.replay.build import build_graph
 from megatrain.replay.evaluation import Times, evaluate
 from megatrain.replay.graph import Graph
+from megatrain.replay.replicas import ReplicaGraph, build_replica_graph, evaluate_replicas
 
-__all__ = ["Graph", "Times", "build_graph", "evaluate"]
+__all__ = [
+    "Graph",
+    "ReplicaGraph",
+    "Times",
+    "build_graph",
+    "build_replica_graph",
+    "evaluate",
+    "evaluate_replicas",
+]

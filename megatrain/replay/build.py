@@ -35,7 +35,7 @@ def build_graph(
     if len(edge_array) and (edge_array.min() < 0 or edge_array.max() >= num_operations):
         raise ValueError(f"edges name operations outside 0 to {num_operations - 1}")
     delay_array = _delay_array(delays, len(edge_array))
-    node_of = _nodes(start_groups, num_operations)
+    node_of = node_numbers(start_groups, num_operations)
     num_nodes = int(node_of.max()) + 1 if num_operations else 0
 
     before, after = _stream_edges(stream_of)
@@ -47,7 +47,7 @@ def build_graph(
     levels = topological_levels(num_nodes, sources, targets)
     if len(levels.values) < num_nodes:
         cycle = find_cycle(levels.values, num_nodes, sources, targets)
-        raise TopologyError(_describe_cycle(cycle, before, after, describe))
+        raise TopologyError(describe_cycle(cycle, before, after, describe))
     return compile_graph(node_of, levels, before, targets, delay_array)
 
 
@@ -71,7 +71,7 @@ def _delay_array(delays: ArrayLike | None, num_edges: int) -> Numbers:
     return array.astype(np.int64 if np.issubdtype(array.dtype, np.integer) else np.float64)
 
 
-def _nodes(start_groups: ArrayLike | None, num_operations: int) -> Index:
+def node_numbers(start_groups: ArrayLike | None, num_operations: int) -> Index:
     """Return each operation's node: its own, or the one of its group."""
     if start_groups is None:
         return np.arange(num_operations)
@@ -94,7 +94,8 @@ def _stream_edges(stream_of: Index) -> tuple[Index, Index]:
     return before[is_same], after[is_same]
 
 
-def _describe_cycle(cycle: list[int], before: Index, after: Index, describe: Callable[[int], str]) -> str:
+def describe_cycle(cycle: list[int], before: Index, after: Index, describe: Callable[[int], str]) -> str:
+    """Say in words which operations wait for each other; `cycle` are places in the edges `before` -> `after`."""
     links = []
     for edge, following in zip(cycle, [*cycle[1:], cycle[0]], strict=True):
         waiting, next_source = int(after[edge]), int(before[following])

@@ -1,0 +1,123 @@
+"""Many replicas of one graph at once: equal dependencies, different durations, some operations in common.
+
+The one idea: data-parallel replicas and steps repeat the same graph, so it is compiled once, and an operation's times
+are one small matrix [replica, column] that stays in the cache. An operation that is shared waits for all replicas of
+its column. Columns never meet: steps, or scenarios. Unlike `evaluate`, durations are asked for operation by operation,
+so that a scenario need not copy millions of them to change a few.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from megatrain.contracts.errors import TopologyError
+from megatrain.replay.build import describe_cycle, node_numbers
+from megatrain.replay.levels import find_cycle, topological_levels
+
+Matrix = NDArray[np.float64]
+Durations = Callable[[int], Matrix | float]
+"""What an operation takes, as anything that fits [replica, column]. May be negative: clocks disagree."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """Operations that start together, and what each of them waits for."""
+
+    operations: tuple[int, ...]
+    waits: tuple[tuple[int, ...], ...]
+    all_waits: tuple[int, ...]
+    is_shared: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReplicaGraph:
+    """One replica's operations: nodes in an order in which they can be evaluated."""
+
+    num_operations: int
+    nodes: tuple[Node, ...]
+
+
+def build_replica_graph(
+    num_operations: int,
+    edges: ArrayLike,
+    *,
+    start_groups: ArrayLike,
+    is_shared: ArrayLike,
+    describe: Callable[[int], str] = "operation {}".format,
+) -> ReplicaGraph:
+    """Compile the operations 0 to N - 1 of one replica.
+
+    edges [E, 2]: (a, b): b starts after a has ended. start_groups [N]: operations of one group start together;
+    -1 = in none. is_shared [N]: it, and so its group, starts when it can in every replica. describe: names an
+    operation in messages.
+    Raises: TopologyError naming the operations of a cycle.
+    """
+    pairs = np.unique(np.asarray(edges, dtype=np.int64).reshape(-1, 2), axis=0)
+    node_of = node_numbers(np.asarray(start_groups, dtype=np.int64), num_operations)
+    num_nodes = int(node_of.max()) + 1 if num_operations else 0
+    before, after = pairs[:, 0], pairs[:, 1]
+    sources, targets = node_of[before], node_of[after]
+    levels = topological_levels(num_nodes, sources, targets)
+    if len(levels.values) < num_nodes:
+        cycle = find_cycle(levels.values, num_nodes, sources, targets)
+        raise TopologyError(describe_cycle(cycle, before, after, describe))
+    members: list[list[int]] = [[] for _ in range(num_nodes)]
+    for operation, node in enumerate(node_of.tolist()):
+        members[node].append(operation)
+    waits: list[list[int]] = [[] for _ in range(num_operations)]
+    for earlier, later in pairs.tolist():
+        waits[later].append(earlier)
+    shared = np.asarray(is_shared, dtype=bool).tolist()
+    nodes = tuple(
+        Node(
+            operations=tuple(members[node]),
+            waits=tuple(tuple(waits[operation]) for operation in members[node]),
+            all_waits=tuple(sorted({wait for operation in members[node] for wait in waits[operation]})),
+            is_shared=any(shared[operation] for operation in members[node]),
+        )
+        for node in levels.values.tolist()
+    )
+    return ReplicaGraph(num_operations, nodes)
+
+
+def evaluate_replicas(
+    graph: ReplicaGraph, num_replicas: int, num_columns: int, durations: Durations, delays: Durations | None = None
+) -> Matrix:
+    """Return when each operation ends; time 0 is when the first ones can start.
+
+    delays: how much later than it could an operation is ready to start.
+    Shapes: the result is [operation, replica, column].
+    """
+    end = np.empty((graph.num_operations, num_replicas, num_columns))
+    buffer = np.empty((num_replicas, num_columns))
+    for node in graph.nodes:
+        if delays is None:
+            start = _latest(end, node.all_waits, buffer)
+        else:
+            ready = [
+                _latest(end, waits, buffer) + delays(operation)
+                for operation, waits in zip(node.operations, node.waits, strict=True)
+            ]
+            start = ready[0] if len(ready) == 1 else np.maximum.reduce(np.broadcast_arrays(*ready))
+        if node.is_shared and num_replicas > 1 and isinstance(start, np.ndarray) and start.ndim == 2:
+            start = start.max(axis=0, keepdims=True)
+        for operation in node.operations:
+            np.add(start, durations(operation), out=end[operation])
+    return end
+
+
+def _latest(end: Matrix, waits: tuple[int, ...], buffer: Matrix) -> Matrix | float:
+    """Return when all of `waits` have ended; the result may be `buffer`, or a view of `end`."""
+    if not waits:
+        return 0.0
+    if len(waits) == 1:
+        alone: Matrix = end[waits[0]]
+        return alone
+    np.maximum(end[waits[0]], end[waits[1]], out=buffer)
+    for wait in waits[2:]:
+        np.maximum(buffer, end[wait], out=buffer)
+    return buffer
