@@ -1,0 +1,14 @@
+"""What would the job's step time be without its stragglers? The dependency graph, replayed with other durations.
+
+`make_model` takes the operations of some steps, `what_if` returns all figures, `gain_without` what evicting ranks
+brings.
+Method: "Understanding Stragglers in Large Model Training Using What-if Analysis" (OSDI'25); the implementation is ours.
+"""
+
+from __future__ import annotations
+
+from megatrain_diagnostics.analysis.whatif.metrics import WhatIf, gain_without, what_if
+from megatrain_diagnostics.analysis.whatif.model import ReplayModel, make_model
+from megatrain_diagnostics.analysis.whatif.operations import JobShape, OperationTable
+
+__all__ = ["JobShape", "OperationTable", "ReplayModel", "WhatIf", "gain_without", "make_model", "what_if"]

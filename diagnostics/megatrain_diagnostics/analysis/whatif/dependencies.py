@@ -1,0 +1,152 @@
+"""What waits for what in a step, for the operations of one data-parallel rank.
+
+A rank computes one thing at a time; messages of a kind go one after the other; a compute waits for what it receives and
+a send for what computes it; parameters are gathered before their first forward; what comes after the last backward
+follows in a fixed order. Messages and collectives start when all who take part have come. The order is read from one
+step; all steps and data-parallel ranks share it.
+Source: OSDI'25 sec. 3.2 for the streams and dependencies, the public traces for what is recorded.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from megatrain.contracts.errors import DataError, TopologyError
+from megatrain.replay import ReplicaGraph, build_replica_graph
+from megatrain_diagnostics.analysis.whatif import kinds
+from megatrain_diagnostics.analysis.whatif.lanes import OperationKey
+from megatrain_diagnostics.analysis.whatif.messages import Edges, add_messages
+
+
+@dataclass(frozen=True, slots=True)
+class Dependencies:
+    """A pipeline's operations and what each waits for, by its own dependencies only; `graph` knows of groups too."""
+
+    graph: ReplicaGraph
+    is_joint: tuple[bool, ...]
+    """The operation starts together with others: what it takes is the time of transfer, without waiting."""
+    group: tuple[int, ...]
+    """Which operations of a pipeline start together; -1: none."""
+    waits: tuple[tuple[int, ...], ...]
+
+
+class Step:
+    """One step of one data-parallel rank: operations as numbers, with the times that their order is read from."""
+
+    def __init__(self, keys: Sequence[OperationKey], start_s: Sequence[float], end_s: Sequence[float]) -> None:
+        self.keys, self.start_s, self.end_s = keys, start_s, end_s
+        self.num_stages = max(key.stage for key in keys) + 1
+        self.num_model_chunks = (max(key.chunk for key in keys) + 1) * self.num_stages
+        self._by_kind: dict[tuple[int, str], list[int]] = defaultdict(list)
+        for number in sorted(range(len(keys)), key=lambda number: keys[number].sequence):
+            self._by_kind[keys[number].stage, keys[number].kind].append(number)
+
+    def of(self, stage: int, *names: str) -> list[int]:
+        """Return a stage's operations of these kinds, kind after kind, by their sequence numbers."""
+        return [number for name in names for number in self._by_kind.get((stage, name), [])]
+
+    def by_start(self, numbers: Sequence[int]) -> list[int]:
+        return sorted(numbers, key=lambda number: (self.start_s[number], self.keys[number].sequence))
+
+
+def find_dependencies(keys: Sequence[OperationKey], start_s: Sequence[float], end_s: Sequence[float]) -> Dependencies:
+    """Return what waits for what, by a step's times. Raises: DataError where the step makes no sense."""
+    step = Step(keys, start_s, end_s)
+    edges: Edges = []
+    groups: list[list[int]] = []
+    add_messages(step, edges, groups)
+    for stage in range(step.num_stages):
+        computes = step.by_start(step.of(stage, kinds.FORWARD, kinds.BACKWARD))
+        _chain(edges, computes)
+        _add_backward_channels(step, stage, computes, edges)
+        _chain(edges, step.by_start(step.of(stage, kinds.PARAMS_GATHER, kinds.GRADS_SCATTER)))
+        _add_gathers(step, stage, edges)
+        _add_ending(step, stage, computes, edges)
+    groups += _collective_groups(step)
+    group_of = [-1] * len(keys)
+    for group, members in enumerate(groups):
+        for member in members:
+            group_of[member] = group
+    is_joint = tuple(key.kind in kinds.MESSAGES or key.kind in kinds.COLLECTIVES for key in keys)
+    try:
+        graph = build_replica_graph(
+            len(keys),
+            edges,
+            start_groups=group_of,
+            is_shared=[key.kind in kinds.SHARED for key in keys],
+            describe=lambda number: str(keys[number]),
+        )
+    except TopologyError as error:
+        raise DataError(f"the order of the operations makes no sense: {error}") from error
+    waits: list[set[int]] = [set() for _ in keys]
+    for before, after in edges:
+        waits[after].add(before)
+    return Dependencies(graph, is_joint, tuple(group_of), tuple(tuple(sorted(wait)) for wait in waits))
+
+
+def _chain(edges: Edges, numbers: Sequence[int]) -> None:
+    edges.extend(pairwise(numbers))
+
+
+def _add_backward_channels(step: Step, stage: int, computes: Sequence[int], edges: Edges) -> None:
+    """The first messages of the way back are posted when the last forward but one before a backward has ended."""
+    first = next((at for at, number in enumerate(computes) if step.keys[number].kind == kinds.BACKWARD), 0)
+    if first < 2:
+        return
+    for kind in (kinds.BACKWARD_RECV, kinds.BACKWARD_SEND):
+        edges += [(computes[first - 2], number) for number in step.of(stage, kind)[:1]]
+
+
+def _add_gathers(step: Step, stage: int, edges: Edges) -> None:
+    """A chunk's first forward waits for the chunk's last gather."""
+    forwards = step.by_start(step.of(stage, kinds.FORWARD))
+    first_of = {step.keys[number].chunk: number for number in reversed(forwards)}
+    last_gather = {step.keys[number].chunk: number for number in step.of(stage, kinds.PARAMS_GATHER)}
+    edges += [(gather, first_of[chunk]) for chunk, gather in last_gather.items() if chunk in first_of]
+
+
+def _add_ending(step: Step, stage: int, computes: Sequence[int], edges: Edges) -> None:
+    """What comes after the last backward, in the two orders that jobs have it in."""
+    scatters = step.of(stage, kinds.GRADS_SCATTER)
+    is_overlapped = any(key.kind == kinds.SEPARATE_REDUCE for key in step.keys)
+    begin = step.of(stage, kinds.GC)
+    if computes:
+        last = max(computes, key=lambda number: (step.end_s[number], -computes.index(number)))
+        _chain(edges, [last, *begin])
+        begin = begin[-1:] or [last]
+    middle = step.of(stage, kinds.NORM_REDUCE, kinds.EMBEDDING_REDUCE)
+    if is_overlapped:
+        middle += step.of(stage, kinds.SEPARATE_REDUCE)
+        begin = [*begin, *scatters[-1:]]
+        _add_scatters(step, stage, scatters, edges)
+    else:
+        middle += scatters
+    ending = [*middle, *step.of(stage, kinds.CLIP, kinds.OPTIMIZER)]
+    edges += [(number, ending[0]) for number in begin if ending]
+    _chain(edges, ending)
+
+
+def _add_scatters(step: Step, stage: int, scatters: Sequence[int], edges: Edges) -> None:
+    """A chunk's first reduce-scatter waits for the chunk's last backward."""
+    last_of: dict[int, int] = {}
+    for number in step.of(stage, kinds.BACKWARD):
+        chunk = step.keys[number].chunk
+        if chunk not in last_of or step.end_s[number] > step.end_s[last_of[chunk]]:
+            last_of[chunk] = number
+    first_scatter = {step.keys[number].chunk: number for number in reversed(scatters)}
+    edges += [(last_of[chunk], scatter) for chunk, scatter in first_scatter.items() if chunk in last_of]
+
+
+def _collective_groups(step: Step) -> list[list[int]]:
+    """Both ends of the pipeline sum the embedding's gradients; all stages clip together."""
+    ends = sorted({0, step.num_stages - 1})
+    pairs = [step.of(stage, kinds.EMBEDDING_REDUCE) for stage in ends]
+    clips = [step.of(stage, kinds.CLIP) for stage in range(step.num_stages)]
+    for what, lists in ((kinds.EMBEDDING_REDUCE, pairs), (kinds.CLIP, clips)):
+        if len({len(numbers) for numbers in lists}) > 1:
+            counts = [len(numbers) for numbers in lists]
+            raise DataError(f"the stages have different numbers of {what} in a step: {counts}")
+    return [list(members) for lists in (pairs, clips) for members in zip(*lists, strict=True)]

@@ -1,0 +1,82 @@
+"""The figures under the names that the public tool gives them, and in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from megatrain_diagnostics.analysis.whatif.metrics import DECOMPOSED_FROM, Decomposition, Explained, Parts, WhatIf
+from megatrain_diagnostics.analysis.whatif.operations import JobShape
+
+STRAGGLING_FROM = 1.1
+"""A job is called straggling from this slowdown on (OSDI'25 sec. 4)."""
+MOST_OF_IT = 0.5
+"""A cause that explains at least this share of the slowdown is named."""
+_WAYS = (("dp_rank", "by_dp_rank"), ("stage", "by_stage"), ("optype", "by_optype"))
+
+
+def public_figures(result: WhatIf, shape: JobShape) -> dict[str, Any]:
+    """Return all figures with the field names of the public tool's three result files.
+
+    Names that two of them share are in "mw" and "ms"; parts of a slowdown below 3 % are null, as there.
+    """
+    blocking = result.parts if result.slowdown >= DECOMPOSED_FROM else None
+    figures: dict[str, Any] = {
+        "job_meta": asdict(shape),
+        "step_t_base": _texts(result.measured_s),
+        "step_t_nodelay": _texts(result.without_gaps_s),
+        "step_t_noblk": _texts(result.ideal_s),
+        "launch_slowdown": result.launch_slowdown,
+        "blocking_slowdown": result.slowdown,
+        "blocking_step_slowdown": _texts(result.slowdown_by_step),
+        "launch_step_slowdown": _texts(result.launch_slowdown_by_step),
+    }
+    for suffix, is_overall in (("", True), ("_per_step", False)):
+        for way, attribute in _WAYS:
+            for cause, parts in (("blocking", blocking), ("launch", result.launch_parts)):
+                figures[f"{cause}_decompose_by_{way}{suffix}"] = _part_figures(parts, attribute, is_overall)
+    workers, last_stage = _explained(result.workers), _explained(result.last_stage)
+    return {
+        **figures,
+        "mw": {**workers, "Mw": result.workers.rem},
+        "ms": {**last_stage, "Ms": result.last_stage.rem},
+        "Mw": result.workers.rem,
+        "Ms": result.last_stage.rem,
+        "waste": result.waste,
+        "worst_ranks": list(result.worst_ranks),
+        "notes": list(result.notes),
+    }
+
+
+def advice(result: WhatIf) -> str:
+    """Say in a sentence what the figures ask for."""
+    if result.slowdown < STRAGGLING_FROM:
+        return f"Stragglers cost less than {STRAGGLING_FROM - 1:.0%} of a step: nothing to do."
+    if result.workers.rem >= MOST_OF_IT:
+        ranks = ", ".join(map(str, result.worst_ranks[:8])) + (" ..." if len(result.worst_ranks) > 8 else "")
+        return f"A few workers explain most of it (ranks {ranks}): check their hosts, or evict them."
+    if result.last_stage.rem >= MOST_OF_IT:
+        return "The last stage explains most of it: give it fewer layers, since it computes the loss too."
+    worst = next(iter(result.parts.by_optype.overall), "")
+    if worst.endswith("-compute"):
+        return (
+            "Computes differ, but neither by worker nor by stage: sequences of uneven length or pauses of the host; "
+            "`megatrain diag stragglers` tells them apart."
+        )
+    return f"Most of it is {worst}: look at the network with `megatrain diag comm`."
+
+
+def _part_figures(parts: Decomposition | None, attribute: str, is_overall: bool) -> dict[str, Any] | None:
+    if parts is None:
+        return None
+    chosen: Parts = getattr(parts, attribute)
+    return dict(chosen.overall) if is_overall else {str(step): row for step, row in chosen.per_step.items()}
+
+
+def _explained(part: Explained) -> dict[str, float]:
+    return {name: getattr(part, name) for name in ("trem", "tadd", "tori", "tideal", "rem", "add")}
+
+
+def _texts(figures: Mapping[int, float]) -> dict[str, float]:
+    return {str(step): value for step, value in figures.items()}

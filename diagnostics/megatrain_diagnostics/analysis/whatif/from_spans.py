@@ -1,0 +1,178 @@
+"""Our own spans as the operations that what-if analysis knows.
+
+Tensor-parallel ranks become one row: for computes from the first start to the last end, for messages and collectives
+from the last start to the last end. What public traces hold and our spans do not becomes a row without duration:
+readers of the format expect it. A step runs from one optimizer to the next: gathers that a step starts behind its
+optimizer overlap with the next step, which need not be recorded in full, so they stand at the step's own begin.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megatrain.contracts.errors import DataError
+from megatrain.contracts.operations import Operation
+from megatrain_diagnostics.analysis.whatif import kinds
+from megatrain_diagnostics.analysis.whatif.operations import Ints, JobShape, OperationTable
+from megatrain_diagnostics.analysis.whatif.span_fillers import add_missing_rows
+from megatrain_diagnostics.analysis.whatif.span_rows import KINDS, NUMBER_OF, Cells, Rows
+from megatrain_diagnostics.events.roster import Roster
+from megatrain_diagnostics.events.tables import Spans, select
+
+_OF_A_MICROBATCH = {
+    Operation.FORWARD_COMPUTE: kinds.FORWARD,
+    Operation.BACKWARD_COMPUTE: kinds.BACKWARD,
+    Operation.FORWARD_SEND: kinds.FORWARD_SEND,
+    Operation.FORWARD_RECV: kinds.FORWARD_RECV,
+    Operation.BACKWARD_SEND: kinds.BACKWARD_SEND,
+    Operation.BACKWARD_RECV: kinds.BACKWARD_RECV,
+}
+_KIND_OF = {
+    **_OF_A_MICROBATCH,
+    Operation.PARAMS_ALL_GATHER: kinds.PARAMS_GATHER,
+    Operation.GRADS_REDUCE_SCATTER: kinds.GRADS_SCATTER,
+    Operation.TP_ALL_REDUCE: kinds.NORM_REDUCE,
+    Operation.EMBEDDING_ALL_REDUCE: kinds.EMBEDDING_REDUCE,
+    Operation.CLIP: kinds.CLIP,
+    Operation.OPTIMIZER: kinds.OPTIMIZER,
+}
+SPAN_OPERATIONS = tuple(operation.number for operation in (*_KIND_OF, Operation.DATA_WAIT))
+"""Numbers of the spans that are of use here."""
+_NS_PER_S = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class _Bounds:
+    """By cell: when things begin and end, ns."""
+
+    last_backward: Ints
+    clip: Ints
+    optimizer: Ints
+    begin: Ints
+    """Of the step, the same for all cells of a step."""
+
+
+def operations_of(spans: Spans, roster: Roster, job: str) -> tuple[OperationTable, JobShape]:
+    """Return the operations of the steps that were recorded in full, and who ran them.
+
+    spans: of the roster's incarnation, times by one clock. Raises: DataError where no step was recorded in full.
+    """
+    spans = select(spans, _is_usable(spans, roster))
+    forward = spans.operation == Operation.FORWARD_COMPUTE.number
+    if not forward.any():
+        raise DataError(
+            f"incarnation {roster.incarnation}: no step was recorded in full; one in ten is, and `megatrain diag set` "
+            "records all of them for a while"
+        )
+    steps = np.unique(spans.step[forward])
+    spans = select(spans, np.isin(spans.step, steps))
+    cells = Cells(roster.layout, steps, num_chunks=int(spans.chunk.max(initial=0)) + 1)
+    bounds = _bounds(spans, cells)
+    rows = _reduced_over_tp(_rows(spans, cells, bounds), roster.layout.tp_size)
+    rows = add_missing_rows(rows, cells)
+    return _table(rows, cells), _shape(roster, job, cells)
+
+
+def _is_usable(spans: Spans, roster: Roster) -> NDArray[np.bool_]:
+    """Choose ended spans of ranks and computes that can be."""
+    is_numbered = (spans.microbatch >= 0) & (spans.chunk >= 0)
+    needs_number = np.isin(spans.operation, [operation.number for operation in _OF_A_MICROBATCH])
+    usable: NDArray[np.bool_] = (
+        (spans.incarnation == roster.incarnation)
+        & np.isin(spans.operation, SPAN_OPERATIONS)
+        & (spans.duration_ns >= 0)
+        & (spans.step >= 0)
+        & (spans.rank >= 0)
+        & (spans.rank < roster.layout.world_size)
+        & (is_numbered | ~needs_number)
+    )
+    return usable
+
+
+def _bounds(spans: Spans, cells: Cells) -> _Bounds:
+    cell = cells.of_ranks(spans.rank, spans.step)
+    end = spans.start_ns + spans.duration_ns
+    clip = spans.operation == Operation.CLIP.number
+    optimizer = spans.operation == Operation.OPTIMIZER.number
+    is_front = ~optimizer & (spans.operation != Operation.PARAMS_ALL_GATHER.number)
+    first = np.full(len(cells.steps), np.iinfo(np.int64).max)
+    np.minimum.at(first, cell[is_front] % len(cells.steps), spans.start_ns[is_front])
+    return _Bounds(
+        last_backward=cells.latest(cell, end, spans.operation == Operation.BACKWARD_COMPUTE.number),
+        clip=cells.latest(cell, spans.start_ns, clip),
+        optimizer=cells.latest(cell, end, optimizer),
+        begin=np.tile(first, cells.num_pipelines),
+    )
+
+
+def _rows(spans: Spans, cells: Cells, bounds: _Bounds) -> Rows:
+    """Return one row a span that has a place in the model."""
+    kind_of = np.full(256, -1, dtype=np.int64)
+    for operation, name in _KIND_OF.items():
+        kind_of[operation.number] = NUMBER_OF[name]
+    kind, cell = kind_of[spans.operation], cells.of_ranks(spans.rank, spans.step)
+    start, end = spans.start_ns.copy(), spans.start_ns + spans.duration_ns
+    is_summed = np.isin(kind, [NUMBER_OF[kinds.NORM_REDUCE], NUMBER_OF[kinds.EMBEDDING_REDUCE]])
+    # sums inside a forward, or of an optimizer's own norms, are part of these
+    has_place = (kind >= 0) & (~is_summed | ((start >= bounds.last_backward[cell]) & (start < bounds.clip[cell])))
+    # an evaluation's forwards bear the number of the step before it
+    is_after = (start >= bounds.optimizer[cell]) & (bounds.optimizer[cell] > 0)
+    has_place &= ~is_after | (kind == NUMBER_OF[kinds.PARAMS_GATHER])
+    is_behind = (kind == NUMBER_OF[kinds.PARAMS_GATHER]) & (start >= bounds.clip[cell]) & (bounds.clip[cell] > 0)
+    shift = np.where(is_behind, bounds.optimizer[cell] - bounds.begin[cell], 0)
+    tp_rank = spans.rank.astype(np.int64) % cells.layout.tp_size
+    rows = Rows(kind, cell, tp_rank, start - shift, end - shift, np.zeros_like(cell), spans.chunk, spans.microbatch)
+    return cells.numbered(rows.where(has_place))
+
+
+def _reduced_over_tp(rows: Rows, tp_size: int) -> Rows:
+    """Return one row for each operation that all tensor-parallel ranks have; a lone one is left out."""
+    order = np.lexsort((rows.tp_rank, rows.sequence, rows.kind, rows.cell))
+    rows = rows.where(order)
+    is_first = np.ones(len(order), dtype=bool)
+    is_first[1:] = (np.diff(rows.cell) != 0) | (np.diff(rows.kind) != 0) | (np.diff(rows.sequence) != 0)
+    firsts = np.flatnonzero(is_first)
+    counts = np.diff(np.append(firsts, len(order)))
+    reduced = rows.where(firsts)
+    is_compute = np.isin(reduced.kind, [NUMBER_OF[kind] for kind in kinds.KNOWN_KINDS - kinds.MEDIAN_KINDS])
+    earliest, latest = np.minimum.reduceat(rows.start, firsts), np.maximum.reduceat(rows.start, firsts)
+    start = np.where(is_compute, earliest, latest)
+    end = np.maximum.reduceat(rows.end, firsts)
+    return replace(reduced, start=start, end=end).where(counts == tp_size)
+
+
+def _table(rows: Rows, cells: Cells) -> OperationTable:
+    dp_rank, stage, step = cells.places(rows.cell)
+    begin = np.full(len(cells.steps), np.iinfo(np.int64).max)
+    np.minimum.at(begin, step, rows.start)
+    is_compute = np.isin(rows.kind, [NUMBER_OF[kinds.FORWARD], NUMBER_OF[kinds.BACKWARD]])
+    return OperationTable(
+        kinds=KINDS,
+        dp_rank=dp_rank,
+        stage=stage,
+        rank=(stage * cells.layout.dp_size + dp_rank) * cells.layout.tp_size,
+        step=cells.steps[step].astype(np.int64),
+        kind=rows.kind,
+        start_s=(rows.start - begin[step]) / _NS_PER_S,
+        duration_s=(rows.end - rows.start) / _NS_PER_S,
+        sequence=rows.sequence,
+        chunk=rows.chunk.astype(np.int64),
+        model_chunk=np.where(is_compute, rows.chunk * cells.layout.pp_size + stage, -1).astype(np.int64),
+        microbatch=np.where(is_compute, rows.microbatch, -1).astype(np.int64),
+    )
+
+
+def _shape(roster: Roster, job: str, cells: Cells) -> JobShape:
+    layout = roster.layout
+    return JobShape(
+        trial_name=job,
+        run_id=roster.incarnation,
+        dp_size=layout.dp_size,
+        pp_size=layout.pp_size,
+        tp_size=layout.tp_size,
+        vpp_size=cells.num_chunks,
+        world_size=layout.world_size,
+    )

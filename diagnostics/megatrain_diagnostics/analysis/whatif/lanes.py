@@ -1,0 +1,237 @@
+"""From rows to lanes: each operation of the pipeline has a matrix of times [dp rank, step].
+
+All steps and data-parallel ranks must have the same operations. A step that does not, or whose times cannot be used, is
+left out and told of: one bad rank or clock costs the steps it is in, not the analysis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megatrain.contracts.errors import DataError
+from megatrain_diagnostics.analysis.whatif.kinds import KNOWN_KINDS
+from megatrain_diagnostics.analysis.whatif.operations import Floats, Ints, JobShape, OperationTable
+
+Mask = NDArray[np.bool_]
+
+LONGEST_STEP_S = 6 * 3600.0
+"""Longer than any step: such a spread of times within one is a clock that jumped, or times without meaning."""
+CLOCK_JUMP_S = 60.0
+"""A step this much longer than the median of the steps AND ten times as long has a clock that jumped in it."""
+MAX_CELLS = 1 << 28
+"""Operations x lanes: the largest table that is made. Traces of 12,288 ranks x 10 steps have 2^24."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperationKey:
+    """One operation of a pipeline."""
+
+    kind: str
+    sequence: int
+    stage: int
+    chunk: int
+    model_chunk: int
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.sequence} of stage {self.stage}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lanes:
+    """Shapes: start_s, duration_s [operation, dp rank, step]; steps [step]; ranks [dp rank, stage]."""
+
+    keys: tuple[OperationKey, ...]
+    start_s: Floats
+    """From the step's first start."""
+    duration_s: Floats
+    steps: Ints
+    ranks: Ints
+    """Global rank, or the first of those that a row stands for."""
+    notes: tuple[str, ...]
+    """What was left out, a sentence each."""
+
+    @property
+    def num_stages(self) -> int:
+        return int(self.ranks.shape[1])
+
+
+def make_lanes(table: OperationTable, shape: JobShape) -> Lanes:
+    """Arrange rows by operation, data-parallel rank and step.
+
+    Raises: DataError where no step is whole, or rows name ranks or numbers that cannot be.
+    """
+    notes: list[str] = []
+    table = _known_rows(table, notes)
+    _check_numbers(table, shape)
+    num_stages, num_dp = int(table.stage.max()) + 1, int(table.dp_rank.max()) + 1
+    if num_dp < shape.dp_size or num_stages < shape.pp_size:
+        notes.append(
+            f"the trace has {num_dp} of {shape.dp_size} data-parallel ranks and {num_stages} of {shape.pp_size} stages"
+        )
+    steps = np.unique(table.step)
+    place = _places(table, steps, num_stages, num_dp)
+    whole = _whole_steps(table, steps, place, num_dp, notes)
+    start_s, duration_s = place.fill(table.start_s), place.fill(table.duration_s)
+    start_s, duration_s = start_s[place.is_usual][:, :, whole], duration_s[place.is_usual][:, :, whole]
+    start_s -= start_s.min(axis=(0, 1))
+    chosen = _without_jumps(start_s, duration_s, steps[whole], notes)
+    if not chosen.any():
+        raise DataError("no step can be used: " + "; ".join(notes))
+    return Lanes(
+        keys=_keys(table, place, num_dp),
+        start_s=start_s if chosen.all() else start_s[:, :, chosen],
+        duration_s=duration_s if chosen.all() else duration_s[:, :, chosen],
+        steps=steps[whole][chosen],
+        ranks=_ranks(table, num_dp, num_stages),
+        notes=tuple(notes),
+    )
+
+
+def median(values: Floats) -> float:
+    """Return the median of all values. numpy's own first loads masked arrays, a tenth of this program's time."""
+    middle = values.size // 2
+    lower = middle - 1 + values.size % 2
+    parted = np.partition(values, (lower, middle), axis=None)
+    return float(parted[lower] + parted[middle]) / 2.0
+
+
+@dataclass(slots=True, eq=False)
+class _Places:
+    """Where each row goes: `cell` counts operation, dp rank and step; `operations` are codes in order."""
+
+    cell: Ints
+    operations: Ints
+    operation_of: Ints
+    step_of: Ints
+    shape: tuple[int, int, int]
+    is_usual: Mask
+    """Which operations the steps are expected to have."""
+
+    def fill(self, column: Floats) -> Floats:
+        filled = np.zeros(self.shape)
+        filled.reshape(-1)[self.cell] = column
+        return filled
+
+
+def _known_rows(table: OperationTable, notes: list[str]) -> OperationTable:
+    if not table.num_rows:
+        raise DataError("the trace holds no operation")
+    combined = [kind for kind in table.kinds if kind.startswith(("forward-send-", "backward-send-"))]
+    if combined:
+        raise DataError(f"messages sent and received in one operation are not understood: {', '.join(combined)}")
+    unknown = [number for number, kind in enumerate(table.kinds) if kind not in KNOWN_KINDS]
+    if not unknown:
+        return table
+    is_known = ~np.isin(table.kind, unknown)
+    if not is_known.all():
+        names = ", ".join(repr(table.kinds[number]) for number in unknown if (table.kind == number).any())
+        notes.append(f"operations that the model has no place for are left out: {names}")
+    if not is_known.any():
+        raise DataError(f"the trace holds no operation that is known; {notes[-1]}")
+    return table.where(is_known)
+
+
+def _check_numbers(table: OperationTable, shape: JobShape) -> None:
+    limits = {
+        "dp_rank": (table.dp_rank, shape.dp_size),
+        "stage": (table.stage, shape.pp_size),
+        "seq_id": (table.sequence, table.num_rows),
+    }
+    for name, (column, limit) in limits.items():
+        least, most = int(column.min()), int(column.max())
+        if least < 0 or most >= limit:
+            raise DataError(f"{name} is from {least} to {most}; it must be from 0 to {limit - 1}")
+
+
+def _places(table: OperationTable, steps: Ints, num_stages: int, num_dp: int) -> _Places:
+    num_sequences = int(table.sequence.max()) + 1
+    num_codes = num_stages * len(table.kinds) * num_sequences
+    if num_codes > MAX_CELLS:
+        raise DataError(f"seq_id goes up to {num_sequences - 1}: too much for {table.num_rows} operations")
+    code = (table.stage * len(table.kinds) + table.kind) * num_sequences + table.sequence
+    is_there = np.zeros(num_codes, dtype=bool)
+    is_there[code] = True
+    operations = np.flatnonzero(is_there)
+    number_of = np.zeros(num_codes, dtype=np.int64)
+    number_of[operations] = np.arange(len(operations))
+    num_lanes = num_dp * len(steps)
+    if len(operations) * num_lanes > MAX_CELLS:
+        raise DataError(
+            f"{len(operations)} operations, {num_dp} data-parallel ranks and {len(steps)} steps are too much for "
+            f"{table.num_rows} rows; choose fewer steps"
+        )
+    operation_of, step_of = number_of[code], np.searchsorted(steps, table.step)
+    cell = (operation_of * num_dp + table.dp_rank) * len(steps) + step_of
+    every = np.ones(len(operations), dtype=bool)
+    return _Places(cell, operations, operation_of, step_of, (len(operations), num_dp, len(steps)), every)
+
+
+def _whole_steps(table: OperationTable, steps: Ints, place: _Places, num_dp: int, notes: list[str]) -> Mask:
+    """Return which steps have each usual operation once on each rank, no others, and times that are numbers."""
+    counts = np.bincount(place.cell, minlength=int(np.prod(place.shape))).reshape(place.shape)
+    place.is_usual = (counts > 0).sum(axis=(1, 2)) * 2 > num_dp * len(steps)
+    usual = place.is_usual[:, np.newaxis, np.newaxis]
+    is_bad_row = ~(np.isfinite(table.start_s) & np.isfinite(table.duration_s) & (table.duration_s >= 0.0))
+    num_bad = np.bincount(place.step_of[is_bad_row], minlength=len(steps))
+    num_missing = ((counts == 0) & usual).sum(axis=(0, 1))
+    num_surplus = (counts * ~usual).sum(axis=(0, 1)) + (np.maximum(counts - 1, 0) * usual).sum(axis=(0, 1))
+    for index in np.flatnonzero(num_bad + num_missing + num_surplus).tolist():
+        reasons = [
+            f"{number} operations {what}"
+            for number, what in (
+                (int(num_missing[index]), f"missing ({_who_lacks(counts[:, :, index], usual[:, :, 0])})"),
+                (int(num_surplus[index]), "that most steps do not have"),
+                (int(num_bad[index]), "with a time that is negative or no number"),
+            )
+            if number
+        ]
+        notes.append(f"step {steps[index]} is left out: {', '.join(reasons)}")
+    whole: Mask = num_bad + num_missing + num_surplus == 0
+    if not whole.any() or not place.is_usual.any():
+        raise DataError("no step has all operations of all ranks: " + "; ".join(notes[:3]))
+    return whole
+
+
+def _who_lacks(counts: Ints, usual: Mask) -> str:
+    lacking = np.flatnonzero(((counts == 0) & usual).any(axis=0)).tolist()
+    shown = ", ".join(map(str, lacking[:4]))
+    return f"of dp rank {shown}{' and others' if len(lacking) > 4 else ''}"
+
+
+def _without_jumps(start_s: Floats, duration_s: Floats, steps: Ints, notes: list[str]) -> Mask:
+    spread = (start_s + duration_s).max(axis=(0, 1))
+    usual = median(spread)
+    longest = min(LONGEST_STEP_S, max(10.0 * usual, usual + CLOCK_JUMP_S))
+    fits: Mask = spread <= longest
+    for index in np.flatnonzero(~fits).tolist():
+        notes.append(f"step {steps[index]} is left out: its times span {spread[index]:.0f} s; a clock has jumped")
+    return fits
+
+
+def _keys(table: OperationTable, place: _Places, num_dp: int) -> tuple[OperationKey, ...]:
+    """Describe the usual operations; chunks are those that the first data-parallel rank tells of."""
+    row_of = np.full(len(place.operations), -1, dtype=np.int64)
+    for rows in _rows_of_last_choice(table):
+        row_of[place.operation_of[rows]] = rows
+    rows = row_of[place.is_usual]
+    columns = zip(
+        table.kind[rows].tolist(), table.sequence[rows].tolist(), table.stage[rows].tolist(),
+        table.chunk[rows].tolist(), table.model_chunk[rows].tolist(), strict=True,
+    )  # fmt: skip
+    return tuple(OperationKey(table.kinds[kind], *numbers) for kind, *numbers in columns)
+
+
+def _rows_of_last_choice(table: OperationTable) -> Iterator[Ints]:
+    """Yield all rows, then those of data-parallel rank 0: what comes later counts."""
+    yield np.arange(table.num_rows)
+    yield np.flatnonzero(table.dp_rank == 0)
+
+
+def _ranks(table: OperationTable, num_dp: int, num_stages: int) -> Ints:
+    ranks = np.full((num_dp, num_stages), -1, dtype=np.int64)
+    ranks[table.dp_rank, table.stage] = table.rank
+    return ranks

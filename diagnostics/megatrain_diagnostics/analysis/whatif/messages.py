@@ -1,0 +1,106 @@
+"""Messages between stages: which compute each belongs to, and which send meets which receive.
+
+Traces do not say it: the n-th receive of a direction belongs to its n-th compute. Traces hold messages that were never
+sent: at the step's rim (a receive posted after the last compute started, a send that ended before the first one did),
+and, where stages have several chunks, those of the model's input and loss. What is left pairs in order of start.
+Source: the README of the public traces (OSDI'25 artifact); which messages are there was seen in its traces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Protocol
+
+from megatrain.contracts.errors import DataError
+from megatrain_diagnostics.analysis.whatif import kinds
+from megatrain_diagnostics.analysis.whatif.lanes import OperationKey
+
+Edges = list[tuple[int, int]]
+
+CLOCK_ERROR_S = 5e-5
+"""Clocks of a host and its devices differ by less."""
+
+_DIRECTIONS = (
+    (kinds.FORWARD, kinds.FORWARD_SEND, kinds.FORWARD_RECV, 1),
+    (kinds.BACKWARD, kinds.BACKWARD_SEND, kinds.BACKWARD_RECV, -1),
+)
+"""Compute, its send, its receive, and how far along the model the send goes."""
+
+
+class StepOfOperations(Protocol):
+    """What is asked of a step here."""
+
+    keys: Sequence[OperationKey]
+    start_s: Sequence[float]
+    end_s: Sequence[float]
+    num_stages: int
+    num_model_chunks: int
+
+    def of(self, stage: int, *names: str) -> list[int]: ...
+
+    def by_start(self, numbers: Sequence[int]) -> list[int]: ...
+
+
+def add_messages(step: StepOfOperations, edges: Edges, groups: list[list[int]]) -> None:
+    """Add what messages wait for, what waits for them, and who meets whom.
+
+    Raises: DataError where messages and computes, or sends and receives, do not match in number.
+    """
+    for compute_kind, send_kind, receive_kind, towards in _DIRECTIONS:
+        sends: list[list[int]] = []
+        receives: list[list[int]] = []
+        for stage in range(step.num_stages):
+            computes = step.of(stage, compute_kind)
+            posted = step.by_start(step.of(stage, send_kind))
+            awaited = step.by_start(step.of(stage, receive_kind))
+            edges += pairwise(posted)
+            edges += pairwise(awaited)
+            sends.append(_sends(step, computes, posted, towards, edges))
+            receives.append(_receives(step, computes, awaited, towards, edges))
+        for stage in range(step.num_stages):
+            peer = (stage + towards) % step.num_stages
+            if len(sends[stage]) != len(receives[peer]):
+                raise DataError(
+                    f"stage {stage} has {len(sends[stage])} {send_kind} and stage {peer} {len(receives[peer])} "
+                    f"{receive_kind} in a step; they must be as many"
+                )
+            groups += ([send, receive] for send, receive in zip(sends[stage], receives[peer], strict=True))
+
+
+def _sends(
+    step: StepOfOperations, computes: Sequence[int], posted: Sequence[int], towards: int, edges: Edges
+) -> list[int]:
+    """Let each send wait for its compute; return the sends that somebody receives."""
+    first_end = min((step.end_s[number] for number in computes), default=0.0)
+    sent = [number for number in posted if step.end_s[number] >= first_end - CLOCK_ERROR_S]
+    _check_number(step, computes, sent)
+    matched = list(zip(computes, sent, strict=False))
+    edges += matched
+    return [send for compute, send in matched if _has_peer(step, compute, towards)]
+
+
+def _receives(
+    step: StepOfOperations, computes: Sequence[int], awaited: Sequence[int], towards: int, edges: Edges
+) -> list[int]:
+    """Let each compute wait for its receive, and that for the compute before; return those that somebody sends."""
+    last_start = max((step.start_s[number] for number in computes), default=0.0)
+    received = [number for number in awaited if step.start_s[number] <= last_start + CLOCK_ERROR_S]
+    _check_number(step, computes, received)
+    first = 1 if len(received) + 1 == len(computes) else 0  # the first compute's is the one that may not be there
+    matched = list(zip(computes[first:], received, strict=False))
+    edges += ((receive, compute) for compute, receive in matched)
+    edges += ((computes[at - 1], receive) for at, (_, receive) in enumerate(matched, first) if at)
+    return [receive for compute, receive in matched if _has_peer(step, compute, -towards)]
+
+
+def _check_number(step: StepOfOperations, computes: Sequence[int], messages: Sequence[int]) -> None:
+    if len(messages) not in (0, len(computes) - 1, len(computes)):
+        raise DataError(
+            f"stage {step.keys[messages[0]].stage} has {len(messages)} {step.keys[messages[0]].kind} for "
+            f"{len(computes)} computes in a step; there must be one each, at most one less, or none"
+        )
+
+
+def _has_peer(step: StepOfOperations, compute: int, towards: int) -> bool:
+    return 0 <= step.keys[compute].model_chunk + towards < step.num_model_chunks

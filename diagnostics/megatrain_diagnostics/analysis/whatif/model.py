@@ -1,0 +1,162 @@
+"""A job's steps as a model that can be replayed with other durations.
+
+What an operation takes is its duration, for messages and collectives the time from the latest start of all who take
+part to its own end, so that waiting is not counted. Its ideal is the mean, for communication the median, of its kind
+over all steps, stages and data-parallel ranks. A replay with what was measured is the job without gaps; a replay with
+ideals is the job without stragglers; both are simulated, so that the simulator's error cancels in their ratio.
+Source: OSDI'25 sec. 3.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megatrain.replay import evaluate_replicas
+from megatrain_diagnostics.analysis.whatif import kinds
+from megatrain_diagnostics.analysis.whatif.dependencies import Dependencies, find_dependencies
+from megatrain_diagnostics.analysis.whatif.lanes import Lanes, OperationKey, make_lanes, median
+from megatrain_diagnostics.analysis.whatif.operations import Floats, JobShape, OperationTable
+
+CLOCK_TOLERANCE_S = 0.01
+"""By so much clocks may disagree; what is more negative than that counts as nothing."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReplayModel:
+    """Steps that can be replayed. Shapes: taken_s, late_s [operation, dp rank, step]; ideal_s [operation]."""
+
+    shape: JobShape
+    lanes: Lanes
+    dependencies: Dependencies
+    taken_s: Floats
+    ideal_s: Floats
+    late_s: Floats
+    """How long after all that it waits for in its own rank an operation started: what the host did meanwhile."""
+
+    @property
+    def keys(self) -> tuple[OperationKey, ...]:
+        return self.lanes.keys
+
+    @property
+    def num_dp(self) -> int:
+        return int(self.taken_s.shape[1])
+
+    @property
+    def num_steps(self) -> int:
+        return int(self.taken_s.shape[2])
+
+    def measured_s(self) -> Floats:
+        """Return how long each step took, by its own times."""
+        ends: Floats = (self.lanes.start_s + self.lanes.duration_s).max(axis=(0, 1))
+        return ends
+
+    def choose(self, is_measured: Callable[[OperationKey], bool]) -> Floats:
+        """Return the ends of all operations when those chosen take what was measured, the others their ideal."""
+        chosen = [is_measured(key) for key in self.keys]
+        return self._replay(lambda number: self.taken_s[number] if chosen[number] else self.ideal_s[number])
+
+    def choose_cells(self, is_measured: NDArray[np.bool_]) -> Floats:
+        """Return the ends when the ranks chosen, as [dp rank, stage], take what was measured, the others the ideal."""
+
+        def durations(number: int) -> Floats | float:
+            cells = is_measured[:, self.keys[number].stage]
+            taken: Floats = self.taken_s[number]
+            ideal = float(self.ideal_s[number])
+            if cells.all():
+                return taken
+            return np.where(cells[:, np.newaxis], taken, ideal) if cells.any() else ideal
+
+        return self._replay(durations)
+
+    def with_lateness(self, is_late: Callable[[int], Floats | float]) -> Floats:
+        """Return the ends when operations take what was measured and start as much late as they are told to."""
+        return evaluate_replicas(
+            self.dependencies.graph, self.num_dp, self.num_steps, lambda number: self.taken_s[number], is_late
+        )
+
+    def ideal_ends(self) -> Floats:
+        """Return the ends when everything is ideal, shape [operation, 1, 1]: all ranks and steps are the same."""
+        return evaluate_replicas(self.dependencies.graph, 1, 1, lambda number: self.ideal_s[number])
+
+    def one_rank_ends(self) -> Floats:
+        """Return the ends of as many scenarios as there are dp ranks: in each one is as measured, the others ideal.
+
+        Shapes: [operation, 2, dp rank * step]. All ideal ranks are the same, so one stands for all of them.
+        """
+        num_replicas = min(2, self.num_dp)
+        num_columns = self.num_dp * self.num_steps
+        mixed = np.empty((num_replicas, num_columns))
+
+        def durations(number: int) -> Floats:
+            mixed[0] = self.taken_s[number].reshape(-1)
+            mixed[1:] = self.ideal_s[number]
+            return mixed
+
+        return evaluate_replicas(self.dependencies.graph, num_replicas, num_columns, durations)
+
+    def last_ends(self, ends: Floats) -> Floats:
+        """Return when the last optimizer has ended, by step; of all operations where a trace has no optimizer."""
+        numbers = [number for number, key in enumerate(self.keys) if key.kind == kinds.OPTIMIZER]
+        last: Floats = (ends[numbers] if numbers else ends).max(axis=(0, 1))
+        return last
+
+    def _replay(self, durations: Callable[[int], Floats | float]) -> Floats:
+        return evaluate_replicas(self.dependencies.graph, self.num_dp, self.num_steps, durations)
+
+
+def make_model(table: OperationTable, shape: JobShape) -> ReplayModel:
+    """Return the model of the steps in a table. Raises: DataError where no step can be used."""
+    lanes = make_lanes(table, shape)
+    first_start = lanes.start_s[:, 0, 0]
+    first_end = first_start + lanes.duration_s[:, 0, 0]
+    dependencies = find_dependencies(lanes.keys, first_start.tolist(), first_end.tolist())
+    taken_s = _taken(lanes, dependencies)
+    return ReplayModel(shape, lanes, dependencies, taken_s, _ideal(lanes.keys, taken_s), _lateness(lanes, dependencies))
+
+
+def _taken(lanes: Lanes, dependencies: Dependencies) -> Floats:
+    """Return what operations take without waiting for others."""
+    taken = lanes.duration_s.copy()
+    members: dict[int, list[int]] = defaultdict(list)
+    for number, group in enumerate(dependencies.group):
+        if dependencies.is_joint[number]:
+            members[group if group >= 0 else -1 - number].append(number)
+    for numbers in members.values():
+        latest = lanes.start_s[numbers[0]]
+        for number in numbers[1:]:
+            latest = np.maximum(latest, lanes.start_s[number])
+        if any(lanes.keys[number].kind in kinds.SHARED for number in numbers):
+            latest = latest.max(axis=0, keepdims=True)
+        for number in numbers:
+            transfer = lanes.start_s[number] + lanes.duration_s[number] - latest
+            transfer[transfer <= -CLOCK_TOLERANCE_S] = 0.0
+            taken[number] = transfer
+    return taken
+
+
+def _lateness(lanes: Lanes, dependencies: Dependencies) -> Floats:
+    late = lanes.start_s.copy()
+    for number, waits in enumerate(dependencies.waits):
+        if waits:
+            ready = lanes.start_s[waits[0]] + lanes.duration_s[waits[0]]
+            for wait in waits[1:]:
+                np.maximum(ready, lanes.start_s[wait] + lanes.duration_s[wait], out=ready)
+            late[number] -= ready
+    late[late <= -CLOCK_TOLERANCE_S] = 0.0
+    return late
+
+
+def _ideal(keys: Collection[OperationKey], taken_s: Floats) -> Floats:
+    ideal = np.empty(len(keys))
+    numbers_of: dict[str, list[int]] = defaultdict(list)
+    for number, key in enumerate(keys):
+        numbers_of[key.kind].append(number)
+    for kind, numbers in numbers_of.items():
+        values = taken_s[numbers]
+        ideal[numbers] = median(values) if kind in kinds.MEDIAN_KINDS else values.mean()
+    return ideal

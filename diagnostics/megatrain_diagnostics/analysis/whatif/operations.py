@@ -1,0 +1,89 @@
+"""The input of what-if analysis: the operations of some steps, reduced over tensor parallelism, as flat columns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megatrain.contracts.errors import DataError
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class JobShape:
+    """Who ran the steps. The public format keeps it beside the trace.
+
+    Raises: DataError for sizes that do not fit together.
+    """
+
+    trial_name: str
+    run_id: int = 0
+    dp_size: int = 1
+    pp_size: int = 1
+    tp_size: int = 1
+    dsp_size: int = 1
+    """Ranks that share a data-parallel rank's sequences (context parallelism): one row stands for all of them."""
+    vpp_size: int = 1
+    """Model chunks a stage."""
+    world_size: int = 1
+
+    def __post_init__(self) -> None:
+        sizes = {name: getattr(self, name) for name in ("dp_size", "pp_size", "tp_size", "dsp_size", "vpp_size")}
+        for name, size in sizes.items():
+            if size < 1:
+                raise DataError(f"{name}={size} of job {self.trial_name!r} must be at least 1")
+        ranks = self.dp_size * self.pp_size * self.tp_size * self.dsp_size
+        if ranks != self.world_size:
+            raise DataError(
+                f"world_size={self.world_size} of job {self.trial_name!r} must be "
+                f"dp_size * pp_size * tp_size * dsp_size = {ranks}"
+            )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OperationTable:
+    """One row an operation of a (data-parallel rank, stage). Shapes: all columns [rows]; times in seconds.
+
+    Times need a common zero within a step only. -1 stands for a chunk or micro-batch that an operation does not have.
+    """
+
+    kinds: tuple[str, ...]
+    """Names that `kind` counts in."""
+    dp_rank: Ints
+    stage: Ints
+    rank: Ints
+    step: Ints
+    kind: Ints
+    start_s: Floats
+    duration_s: Floats
+    sequence: Ints
+    """Place among the operations of this kind in this step of this rank, by start, from 0."""
+    chunk: Ints
+    """Model chunk on the stage."""
+    model_chunk: Ints
+    """Model chunk in the model."""
+    microbatch: Ints
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.step)
+
+    def where(self, chosen: NDArray[np.bool_]) -> OperationTable:
+        """Return the rows that a mask chooses."""
+        columns = {one.name: getattr(self, one.name)[chosen] for one in fields(self) if one.name != "kinds"}
+        return OperationTable(kinds=self.kinds, **columns)
+
+    def between(self, first_step: int | None, last_step: int | None) -> OperationTable:
+        """Return the rows of some steps, both ends included; None: no bound."""
+        if first_step is None and last_step is None:
+            return self
+        chosen = np.ones(self.num_rows, dtype=bool)
+        if first_step is not None:
+            chosen &= self.step >= first_step
+        if last_step is not None:
+            chosen &= self.step <= last_step
+        return self.where(chosen)

@@ -1,0 +1,111 @@
+"""What public traces have and our spans do not: chunks of collectives, messages never sent, empty operations."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megatrain_diagnostics.analysis.whatif import kinds
+from megatrain_diagnostics.analysis.whatif.operations import Ints
+from megatrain_diagnostics.analysis.whatif.span_rows import NUMBER_OF, Cells, Rows
+
+
+def add_missing_rows(rows: Rows, cells: Cells) -> Rows:
+    """Return the rows, chunks of gathers and reduce-scatters filled in, with all that readers of the format expect."""
+    rows = replace(rows, chunk=_chunks(rows, cells))
+    if cells.num_chunks > 1:
+        rows = rows.and_also(*_unsent_messages(rows, cells))
+    rows = _in_order(rows, cells)
+    return rows.and_also(*_empty_operations(rows, cells))
+
+
+def _chunks(rows: Rows, cells: Cells) -> Ints:
+    """Deal the collectives of a cell to its chunks: gathers from the first on, reduce-scatters from the last."""
+    chunk = rows.chunk.astype(np.int64)
+    for kind, is_reversed in ((kinds.PARAMS_GATHER, False), (kinds.GRADS_SCATTER, True)):
+        chosen = rows.of(kind)
+        counts = np.bincount(rows.cell[chosen], minlength=cells.num_cells)[rows.cell[chosen]]
+        each = np.maximum(counts // cells.num_chunks, 1)
+        dealt = rows.sequence[chosen] // each
+        dealt = cells.num_chunks - 1 - dealt if is_reversed else dealt
+        # where they cannot be dealt evenly, all wait for the first chunk, which is gathered first and reduced last
+        chunk[chosen] = np.where(counts % cells.num_chunks == 0, dealt, 0)
+    return chunk
+
+
+def _unsent_messages(rows: Rows, cells: Cells) -> list[Rows]:
+    """Where stages have several chunks, traces hold messages of the model's input and loss too, without duration."""
+    _, stage, _ = cells.places(rows.cell)
+    last_stage, last_chunk = cells.layout.pp_size - 1, cells.num_chunks - 1
+    is_input = (stage == 0) & (rows.chunk == 0)
+    is_loss = (stage == last_stage) & (rows.chunk == last_chunk)
+    forward, backward = rows.of(kinds.FORWARD), rows.of(kinds.BACKWARD)
+    return [
+        _without_duration(rows.where(chosen), kind, at_end)
+        for kind, chosen, at_end in (
+            (kinds.FORWARD_RECV, forward & is_input, False),
+            (kinds.FORWARD_SEND, forward & is_loss, True),
+            (kinds.BACKWARD_RECV, backward & is_loss, False),
+            (kinds.BACKWARD_SEND, backward & is_input, True),
+        )
+    ]
+
+
+def _without_duration(computes: Rows, kind: str, at_end: bool) -> Rows:
+    time = computes.end if at_end else computes.start
+    return replace(computes, kind=np.full_like(computes.kind, NUMBER_OF[kind]), start=time, end=time)
+
+
+def _in_order(rows: Rows, cells: Cells) -> Rows:
+    """Let the messages of a kind begin in the order of their computes, as those of one channel do."""
+    order = np.lexsort((rows.sequence, rows.kind, rows.cell))
+    rows = rows.where(order)
+    line = rows.cell * (len(NUMBER_OF) + 1) + rows.kind
+    is_message = rows.of(*kinds.MESSAGES)
+    # a receive that nobody sends begins as its compute does, the next one is posted just before: move that up to it
+    start = rows.start.copy()
+    times, place = np.unique(start, return_inverse=True)
+    offset = np.cumsum(np.append(0, np.diff(line) != 0))[: len(line)] * len(times)
+    lifted = times[np.maximum.accumulate(place + offset) - offset]
+    start[is_message] = lifted[is_message]
+    return replace(rows, start=start, end=np.maximum(rows.end, start))
+
+
+def _empty_operations(rows: Rows, cells: Cells) -> list[Rows]:
+    """Return one row a cell for each kind that this job does not have; joint ones end where the last of them begins."""
+    backward_end = cells.latest(rows.cell, rows.end, rows.of(*kinds.COMPUTES))
+    ready = np.maximum(backward_end, cells.latest(rows.cell, rows.end, rows.of(kinds.GRADS_SCATTER)))
+    clip = np.maximum(ready, cells.latest(rows.cell, rows.start, rows.of(kinds.CLIP)))
+    present = np.flatnonzero(backward_end)
+    _, stage, _ = cells.places(present)
+    is_end = (stage == 0) | (stage == cells.layout.pp_size - 1)
+    made = [_rows_at(kinds.GC, present, backward_end, backward_end, chunk=0)]
+    if not rows.of(kinds.NORM_REDUCE).any():
+        made.append(_rows_at(kinds.NORM_REDUCE, present, ready, ready))
+    if not rows.of(kinds.EMBEDDING_REDUCE).any():
+        made.append(_rows_at(kinds.EMBEDDING_REDUCE, present[is_end], ready, _latest_of_ends(ready, cells)))
+    if rows.of(kinds.GRADS_SCATTER).any():
+        made.append(_rows_at(kinds.SEPARATE_REDUCE, present, clip, _latest_of_replicas(clip, cells)))
+    return made
+
+
+def _latest_of_ends(times: Ints, cells: Cells) -> Ints:
+    """Return, for all cells of a pipeline, the later time of its first and last stage."""
+    shaped = times.reshape(cells.layout.dp_size, cells.layout.pp_size, len(cells.steps))
+    latest = shaped[:, [0, -1]].max(axis=1, keepdims=True)
+    return np.broadcast_to(latest, shaped.shape).reshape(-1)
+
+
+def _latest_of_replicas(times: Ints, cells: Cells) -> Ints:
+    """Return, for all cells of a stage, the latest time of its data-parallel ranks."""
+    shaped = times.reshape(cells.layout.dp_size, cells.layout.pp_size, len(cells.steps))
+    return np.broadcast_to(shaped.max(axis=0, keepdims=True), shaped.shape).reshape(-1)
+
+
+def _rows_at(kind: str, cell: Ints, start: Ints, end: Ints, chunk: int = -1) -> Rows:
+    def every(value: int) -> NDArray[np.int64]:
+        return np.full(len(cell), value, dtype=np.int64)
+
+    return Rows(every(NUMBER_OF[kind]), cell, every(0), start[cell], end[cell], every(0), every(chunk), every(-1))

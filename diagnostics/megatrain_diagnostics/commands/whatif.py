@@ -1,0 +1,135 @@
+"""`megatrain diag whatif`: what stragglers cost, and who they are, by replaying steps with other durations."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from megatrain.commands.argument_types import utf8_path, utf8_text
+from megatrain.commands.printing import facts, print_json, print_lines, print_note, table
+from megatrain.contracts.errors import DataError
+
+if TYPE_CHECKING:
+    from megatrain_diagnostics.analysis.whatif import JobShape, OperationTable, WhatIf
+    from megatrain_diagnostics.analysis.whatif.metrics import Parts
+    from megatrain_diagnostics.commands.arguments import Verbs
+
+_SHOWN_PARTS = 8
+_SHOWN_NOTES = 10
+
+
+def add_verb(verbs: Verbs) -> None:
+    """Declare `whatif`."""
+    from megatrain_diagnostics.commands.arguments import add_incarnation, add_json, add_steps
+
+    parser = verbs.add_parser("whatif", help="what stragglers cost, and who they are, by replaying recorded steps")
+    parser.add_argument(
+        "place", type=utf8_text, nargs="?", metavar="PLACE", help="a run, or a directory of events; or use --trace"
+    )
+    parser.add_argument("--trace", type=utf8_path, metavar="FILE", help="analyse a trace in the public Parquet format")
+    parser.add_argument("--meta", type=utf8_path, metavar="FILE", help="its metadata (default: FILE.yaml beside it)")
+    parser.add_argument(
+        "--export-trace",
+        type=utf8_path,
+        metavar="FILE",
+        help="also write the steps in the public format, and FILE.yaml",
+    )
+    add_steps(parser)
+    add_incarnation(parser)
+    add_json(parser)
+    parser.set_defaults(run_verb=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Analyse a trace or a job's own events. Raises: DataError."""
+    from megatrain_diagnostics.analysis.whatif import make_model, what_if
+    from megatrain_diagnostics.analysis.whatif.figures import public_figures
+
+    if (args.trace is None) == (args.place is None):
+        raise DataError("name either PLACE or --trace FILE: the events of a job, or a trace in the public format")
+    operations, shape = _from_trace(args) if args.trace is not None else _from_events(args)
+    if args.export_trace is not None:
+        _export(args.export_trace, operations, shape)
+    result = what_if(make_model(operations, shape))
+    if args.is_json:
+        print_json(public_figures(result, shape))
+    else:
+        print_lines(_summary(result, shape))
+    return 0
+
+
+def _from_trace(args: argparse.Namespace) -> tuple[OperationTable, JobShape]:
+    from megatrain_diagnostics.store.public_trace import read_meta, read_trace
+
+    if args.incarnation is not None:
+        raise DataError("--incarnation: a trace holds one run only")
+    meta = args.meta or args.trace.with_suffix(".yaml")
+    return read_trace(args.trace).between(*args.steps), read_meta(meta)
+
+
+def _from_events(args: argparse.Namespace) -> tuple[OperationTable, JobShape]:
+    from megatrain_diagnostics.analysis.whatif.from_spans import SPAN_OPERATIONS, operations_of
+    from megatrain_diagnostics.commands.arguments import chosen_incarnation, open_source, tell_problems
+    from megatrain_diagnostics.events.clocks import align
+    from megatrain_diagnostics.events.roster import make_roster
+    from megatrain_diagnostics.events.source import Where
+    from megatrain_diagnostics.events.tables import Clocks, Groups, Ranks, Spans
+
+    if args.meta is not None:
+        raise DataError("--meta belongs to --trace; a job's events say themselves who ran")
+    source = open_source(args)
+    incarnation = chosen_incarnation(args, source)
+    where = Where(incarnations=(incarnation,))
+    roster = make_roster(source.read(Ranks, where), source.read(Groups, where), incarnation)
+    first, last = args.steps
+    spans = source.read(Spans, Where((incarnation,), first, last, operations=SPAN_OPERATIONS))
+    spans = align(spans, source.read(Clocks), roster.hosts)
+    tell_problems(source)
+    return operations_of(spans, roster, args.place)
+
+
+def _export(path: Path, operations: OperationTable, shape: JobShape) -> None:
+    from megatrain_diagnostics.store.public_trace import write_meta, write_trace
+
+    write_trace(path, operations)
+    meta = path.with_suffix(".yaml")
+    write_meta(meta, shape)
+    print_note(f"wrote {path} and {meta}")
+
+
+def _summary(result: WhatIf, shape: JobShape) -> list[str]:
+    from megatrain_diagnostics.analysis.whatif.figures import advice
+
+    steps = list(result.measured_s)
+    measured = sum(result.measured_s.values()) / len(steps)
+    lines = facts(
+        [
+            ("job", f"{shape.trial_name}, {shape.world_size} ranks (dp {shape.dp_size}, pp {shape.pp_size})"),
+            ("steps", f"{len(steps)}, from {min(steps)} to {max(steps)}; {measured:.3f} s on average"),
+            ("S", f"{result.slowdown:.3f} times as long as without stragglers; {result.waste:.1%} of the time wasted"),
+            ("gaps", f"{result.launch_slowdown:.3f} times as long as without gaps between operations"),
+            ("M_W", f"{result.workers.rem:.1%} of the slowdown goes with the slowest 3 % of the workers"),
+            ("M_S", f"{result.last_stage.rem:.1%} of the slowdown goes with the last stage"),
+        ]
+    )
+    for title, parts in (
+        ("operation", result.parts.by_optype),
+        ("dp rank", result.parts.by_dp_rank),
+        ("stage", result.parts.by_stage),
+    ):
+        lines += ["", *_slowest(title, parts)]
+    lines += ["", advice(result)]
+    lines += [f"note: {note}" for note in result.notes[:_SHOWN_NOTES]]
+    if len(result.notes) > _SHOWN_NOTES:
+        lines.append(f"note: and {len(result.notes) - _SHOWN_NOTES} more of the kind")
+    return lines
+
+
+def _slowest(title: str, parts: Parts) -> list[str]:
+    """Return the slowest parts: how long a step would take if all but this one were ideal."""
+    shown = list(parts.overall.items())[:_SHOWN_PARTS]
+    rows = [(title, "slowdown"), *((name, f"{slowdown:.3f}") for name, slowdown in shown)]
+    lines = table(rows, left=(0,))
+    left = len(parts.overall) - len(shown)
+    return [*lines, f"({left} more, less slow)"] if left else lines

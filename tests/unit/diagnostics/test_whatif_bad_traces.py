@@ -1,0 +1,230 @@
+"""Traces that are damaged, foreign or lie: refused in words, or their bad steps left out; and never a NaN."""
+
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from megatrain.contracts.errors import DataError
+from megatrain_diagnostics.analysis.whatif import JobShape, OperationTable, make_model, what_if
+from megatrain_diagnostics.analysis.whatif.figures import public_figures
+from megatrain_diagnostics.store.public_trace import read_meta, read_trace, write_meta, write_trace
+from tests.helpers.pipeline_job import PipelineJob
+
+JOB = PipelineJob(pp_size=2, dp_size=3, noise=0.2, steps=(10, 20, 30, 40))
+TABLE = JOB.run()
+META = "trial_name: made\nrun_id: 0\ndp_size: 3\ndsp_size: 1\npp_size: 2\ntp_size: 1\nvpp_size: 1\nworld_size: 6\n"
+
+
+def changed(rows: Any, **columns: Any) -> OperationTable:
+    """Return the table with other values in some rows."""
+    arrays = {}
+    for name, value in columns.items():
+        array = getattr(TABLE, name).copy()
+        array[rows] = value
+        arrays[name] = array
+    return replace(TABLE, **arrays)
+
+
+def in_step(step: int, kind: str = "forward-compute", dp_rank: int = 1) -> Any:
+    return np.flatnonzero((TABLE.step == step) & (TABLE.kind == TABLE.kinds.index(kind)) & (TABLE.dp_rank == dp_rank))
+
+
+def steps_used(table: OperationTable, shape: JobShape = JOB.shape) -> tuple[list[int], str]:
+    result = what_if(make_model(table, shape))
+    assert_all_numbers(public_figures(result, shape))
+    return list(result.measured_s), "; ".join(result.notes)
+
+
+def assert_all_numbers(value: Any) -> None:
+    if isinstance(value, dict):
+        for one in value.values():
+            assert_all_numbers(one)
+    elif isinstance(value, float):
+        assert math.isfinite(value)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -1.0])
+def test_step_with_a_duration_that_cannot_be_is_left_out(bad: float) -> None:
+    used, notes = steps_used(changed(in_step(20)[:1], duration_s=bad))
+    assert used == [10, 30, 40]
+    assert "step 20 is left out: 1 operations with a time that is negative or no number" in notes
+
+
+def test_step_in_which_a_rank_is_missing_is_left_out() -> None:
+    used, notes = steps_used(TABLE.where(~((TABLE.step == 30) & (TABLE.dp_rank == 2))))
+    assert used == [10, 20, 40]
+    assert "step 30 is left out" in notes
+    assert "of dp rank 2" in notes
+
+
+def test_step_with_an_operation_twice_is_left_out() -> None:
+    twice = np.concatenate([np.arange(TABLE.num_rows), in_step(10)[:1]])
+    table = OperationTable(
+        kinds=TABLE.kinds, **{one.name: getattr(TABLE, one.name)[twice] for one in fields(TABLE) if one.name != "kinds"}
+    )
+    used, notes = steps_used(table)
+    assert used == [20, 30, 40]
+    assert "1 operations that most steps do not have" in notes
+
+
+def test_first_step_may_be_the_bad_one() -> None:
+    used, _ = steps_used(TABLE.where(~((TABLE.step == 10) & (TABLE.dp_rank == 0))))
+    assert used == [20, 30, 40]
+
+
+def test_clock_that_jumps_by_an_hour_costs_its_step() -> None:
+    rows = (TABLE.step == 40) & (TABLE.dp_rank == 1) & (TABLE.start_s > 0.5)
+    used, notes = steps_used(changed(rows, start_s=TABLE.start_s[rows] + 3600.0))
+    assert used == [10, 20, 30]
+    assert "step 40 is left out: its times span 36" in notes
+
+
+def test_times_of_a_step_may_count_from_anywhere() -> None:
+    moved = replace(TABLE, start_s=TABLE.start_s + TABLE.step * 1000.0 + 1.78e9)
+    there, here = what_if(make_model(moved, JOB.shape)), what_if(make_model(TABLE, JOB.shape))
+    assert there.slowdown == pytest.approx(here.slowdown, rel=1e-5)
+
+
+def test_unknown_operations_are_left_out_and_named() -> None:
+    used, notes = steps_used(replace(TABLE, kinds=tuple("prophecy" if kind == "gc" else kind for kind in TABLE.kinds)))
+    assert used == [10, 20, 30, 40]
+    assert "'prophecy'" in notes
+
+
+def test_job_where_nothing_takes_time_has_no_slowdown() -> None:
+    still = replace(TABLE, start_s=np.zeros_like(TABLE.start_s), duration_s=np.zeros_like(TABLE.duration_s))
+    result = what_if(make_model(still, JOB.shape))
+    assert (result.slowdown, result.waste, result.workers.rem) == (1.0, 0.0, 0.0)
+    assert_all_numbers(public_figures(result, JOB.shape))
+
+
+def test_fewer_ranks_than_told_are_told() -> None:
+    _, notes = steps_used(TABLE.where(TABLE.dp_rank < 2))
+    assert "2 of 3 data-parallel ranks" in notes
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        (TABLE.where(np.zeros(TABLE.num_rows, dtype=bool)), "holds no operation"),
+        (changed([0], dp_rank=3), "dp_rank is from 0 to 3; it must be from 0 to 2"),
+        (changed([0], stage=-1), "stage is from -1"),
+        (changed([0], sequence=10**12), "seq_id is from 0 to 1000000000000"),
+        (replace(TABLE, duration_s=np.full(TABLE.num_rows, np.nan)), "no step has all operations"),
+        (replace(TABLE, kinds=tuple("x" + kind for kind in TABLE.kinds)), "no operation that is known"),
+        (replace(TABLE, kinds=("forward-send-backward-recv", *TABLE.kinds[1:])), "are not understood"),
+        (
+            TABLE.where((TABLE.kind != TABLE.kinds.index("forward-recv")) | (TABLE.sequence > 0)),
+            "stage 0 has 4 forward-send and stage 1 3 forward-recv",
+        ),
+    ],
+)
+def test_traces_without_sense_are_refused(table: OperationTable, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        make_model(table, JOB.shape)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    data=st.data(),
+    column=st.sampled_from(["dp_rank", "stage", "rank", "step", "kind", "start_s", "duration_s", "sequence", "chunk"]),
+)
+def test_any_few_values_changed_give_figures_or_a_refusal(data: st.DataObject, column: str) -> None:
+    rows = data.draw(st.lists(st.integers(0, TABLE.num_rows - 1), min_size=1, max_size=4))
+    if column.endswith("_s"):
+        value = data.draw(st.floats(allow_nan=True, allow_infinity=True))
+    elif column == "kind":
+        value = data.draw(st.integers(0, len(TABLE.kinds) - 1))
+    else:
+        value = data.draw(st.integers(-3, 2**40))
+    with suppress(DataError):
+        used, notes = steps_used(changed(rows, **{column: value}))
+        assert set(used) <= {10, 20, 30, 40}
+        assert len(used) == 4 or "is left out" in notes
+
+
+def test_trace_file_keeps_every_column(tmp_path: Path) -> None:
+    write_trace(tmp_path / "t.parquet", TABLE)
+    again = read_trace(tmp_path / "t.parquet")
+    names = [np.array(table.kinds)[table.kind].tolist() for table in (TABLE, again)]
+    assert names[0] == names[1]
+    for one in fields(TABLE):
+        if one.name not in ("kinds", "kind"):
+            assert np.array_equal(getattr(TABLE, one.name), getattr(again, one.name))
+
+
+def test_optype_may_be_plain_text_and_chunks_null(tmp_path: Path) -> None:
+    write_trace(tmp_path / "t.parquet", TABLE)
+    table = pq.read_table(tmp_path / "t.parquet")
+    table = table.set_column(table.schema.get_field_index("optype"), "optype", table["optype"].cast(pa.string()))
+    mc = pa.array([None if value < 0 else value for value in table["mc"].to_pylist()], pa.int8())
+    pq.write_table(table.set_column(table.schema.get_field_index("mc"), "mc", mc), tmp_path / "u.parquet")
+    assert np.array_equal(read_trace(tmp_path / "u.parquet").chunk, TABLE.chunk)
+
+
+def test_damaged_and_foreign_files_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    write_trace(path, TABLE)
+    whole = path.read_bytes()
+    for content in (b"", b"not parquet at all", whole[: len(whole) // 2], whole[4:]):
+        path.write_bytes(content)
+        with pytest.raises(DataError, match="cannot be read as a Parquet file"):
+            read_trace(path)
+    with pytest.raises(DataError, match="cannot be read"):
+        read_trace(tmp_path / "none.parquet")
+    pq.write_table(pa.table({"step": [1], "optype": ["gc"]}), path)
+    with pytest.raises(DataError, match="no column dp_rank, stage"):
+        read_trace(path)
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "message"),
+    [
+        ("step", pa.array([None], pa.int64()), "step is missing in 1 rows"),
+        ("dp_rank", pa.array(["0"]), "dp_rank must be whole numbers, found string"),
+        ("start_ts", pa.array(["now"]), "start_ts must be seconds, found string"),
+        ("optype", pa.array([None], pa.string()), "optype must be text"),
+        ("optype", pa.array([7]), "optype must be text"),
+    ],
+)
+def test_columns_of_another_type_are_refused(tmp_path: Path, column: str, values: pa.Array, message: str) -> None:
+    write_trace(tmp_path / "t.parquet", TABLE.where(np.arange(TABLE.num_rows) < 1))
+    table = pq.read_table(tmp_path / "t.parquet")
+    pq.write_table(table.set_column(table.schema.get_field_index(column), column, values), tmp_path / "u.parquet")
+    with pytest.raises(DataError, match=message):
+        read_trace(tmp_path / "u.parquet")
+
+
+def test_metadata_comes_back(tmp_path: Path) -> None:
+    write_meta(tmp_path / "m.yaml", JOB.shape)
+    assert read_meta(tmp_path / "m.yaml") == JOB.shape
+    (tmp_path / "m.yaml").write_text("---\n# a comment\n" + META.replace("made", "'made'  # its name") + "extra: yes\n")
+    assert read_meta(tmp_path / "m.yaml") == JOB.shape
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (META.replace("trial_name: made\n", ""), "no trial_name"),
+        (META.replace("dp_size: 3", "dp_size: three"), "dp_size: 'three' is not a whole number"),
+        (META.replace("dp_size: 3", "dp_size: 4"), "world_size=6 of job 'made' must be .* = 8"),
+        (META.replace("pp_size: 2", "pp_size: 0"), "pp_size=0 of job 'made' must be at least 1"),
+        ("trial_name: x\nsizes:\n  - 3\n", "m.yaml:3: '- 3' is not a line"),
+        ("\x00\xff" * 9, "is not a line|cannot be read"),
+    ],
+)
+def test_metadata_without_sense_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "m.yaml").write_text(text)
+    with pytest.raises(DataError, match=message):
+        read_meta(tmp_path / "m.yaml")

@@ -1,0 +1,107 @@
+"""What-if analysis of jobs whose story is known: who is slow, by how much, and what would change without them."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+
+from megatrain_diagnostics.analysis.whatif import gain_without, make_model, what_if
+from megatrain_diagnostics.analysis.whatif.figures import advice, public_figures
+from tests.helpers.pipeline_job import PipelineJob
+
+SHAPES = [
+    PipelineJob(pp_size=1, dp_size=3),
+    PipelineJob(pp_size=4, dp_size=1, num_microbatches=6),
+    PipelineJob(pp_size=3, dp_size=2, num_microbatches=5, is_overlapped=True),
+    PipelineJob(pp_size=2, dp_size=2, num_chunks=3, num_microbatches=4),
+    PipelineJob(pp_size=4, dp_size=3, num_chunks=2, num_microbatches=8, is_overlapped=True),
+]
+
+
+def analysed(job: PipelineJob):
+    return what_if(make_model(job.run(), job.shape))
+
+
+@pytest.mark.parametrize("job", SHAPES, ids=lambda job: f"pp{job.pp_size}-dp{job.dp_size}-chunks{job.num_chunks}")
+def test_replay_with_measured_durations_is_the_job(job: PipelineJob) -> None:
+    result = analysed(replace(job, noise=0.3))
+    for step, measured_s in result.measured_s.items():
+        assert result.without_gaps_s[step] == pytest.approx(measured_s, rel=1e-9)
+    assert result.launch_slowdown == pytest.approx(1.0, rel=1e-9)
+    assert result.launch_parts is None
+
+
+@pytest.mark.parametrize("job", SHAPES, ids=lambda job: f"pp{job.pp_size}-dp{job.dp_size}-chunks{job.num_chunks}")
+def test_job_without_stragglers_has_no_slowdown(job: PipelineJob) -> None:
+    result = analysed(job)
+    assert result.slowdown == pytest.approx(1.0, rel=1e-9)
+    assert result.waste == pytest.approx(0.0, abs=1e-9)
+    assert max(result.parts.by_dp_rank.overall.values()) == pytest.approx(1.0, rel=1e-9)
+    assert "nothing to do" in advice(result)
+
+
+def test_slow_worker_is_found_and_its_gain_is_what_the_job_without_it_takes() -> None:
+    slow = PipelineJob(pp_size=2, dp_size=8, num_microbatches=8, slow_cells={(5, 0): 1.6})
+    model = make_model(slow.run(), slow.shape)
+    result = what_if(model)
+
+    assert result.worst_ranks == (5,)
+    assert result.workers.rem > 0.95
+    assert abs(result.last_stage.rem) < 0.05
+    assert "ranks 5" in advice(result)
+    healthy = analysed(replace(slow, slow_cells={}))
+    gain_s = np.mean(list(result.measured_s.values())) - np.mean(list(healthy.measured_s.values()))
+    # its ideal is the mean of all 16 cells, one of which is itself
+    assert gain_without(model, [5]) == pytest.approx(gain_s, rel=0.1)
+    assert gain_without(model, [2]) == pytest.approx(0.0, abs=0.02 * gain_s)
+    assert gain_without(model, []) == 0.0
+    assert gain_without(model, [999]) == 0.0
+
+
+def test_ranks_of_a_tensor_parallel_group_are_one_worker() -> None:
+    slow = PipelineJob(pp_size=2, dp_size=8, tp_size=4, num_microbatches=8, slow_cells={(5, 0): 1.6})
+    model = make_model(slow.run(), slow.shape)
+    assert gain_without(model, [22]) == gain_without(model, [20]) > 0.1
+    assert gain_without(model, [24]) < 0.1 * gain_without(model, [22])
+
+
+def test_slow_last_stage_is_told_from_slow_workers() -> None:
+    result = analysed(PipelineJob(pp_size=4, dp_size=8, num_microbatches=8, slow_stages={3: 1.5}))
+    assert result.slowdown > 1.15
+    assert result.last_stage.rem > 0.9
+    assert result.workers.rem < 0.3
+    assert next(iter(result.parts.by_stage.overall)) == "3"
+    assert "last stage" in advice(result)
+
+
+def test_slowness_that_moves_around_is_neither() -> None:
+    result = analysed(PipelineJob(pp_size=2, dp_size=12, num_microbatches=8, noise=0.5, steps=tuple(range(6))))
+    assert result.slowdown > 1.2
+    assert result.workers.rem < 0.5
+    assert "sequences of uneven length" in advice(result)
+
+
+def test_gaps_are_told_apart_from_slow_computes() -> None:
+    job = PipelineJob(pp_size=2, dp_size=3, num_microbatches=6, gaps=0.6)
+    result = analysed(job)
+    assert result.launch_slowdown > 1.2
+    assert result.slowdown == pytest.approx(1.0, abs=1e-6)
+    assert result.launch_parts is not None
+    assert next(iter(result.launch_parts.by_optype.overall)) in ("forward-compute", "backward-compute")
+    assert "first-op" in result.launch_parts.by_optype.overall
+    figures = public_figures(result, job.shape)
+    assert figures["blocking_decompose_by_stage"] is None
+    assert set(figures["launch_decompose_by_stage"]) == {"0", "1"}
+
+
+def test_steps_differ_and_each_is_told_of() -> None:
+    steady, slow = PipelineJob(steps=(1, 2)), PipelineJob(steps=(7,), slow_dp_ranks={1: 2.0})
+    tables = steady.run(), slow.run()
+    names = [one.name for one in fields(tables[0]) if one.name != "kinds"]
+    columns = {name: np.concatenate([getattr(table, name) for table in tables]) for name in names}
+    result = what_if(make_model(replace(tables[0], **columns), steady.shape))
+    assert next(iter(result.slowdown_by_step)) == 7
+    assert result.slowdown_by_step[7] > result.slowdown > result.slowdown_by_step[1]
+    assert next(iter(result.parts.by_dp_rank.per_step[7])) == "1"

@@ -1,0 +1,169 @@
+"""What-if analysis of our own spans: the same figures as of the steps they were made from, and a trace of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from megatrain.cli import main
+from megatrain.contracts.errors import DataError
+from megatrain.contracts.operations import Operation
+from megatrain_diagnostics.analysis.whatif import OperationTable, WhatIf, make_model, what_if
+from megatrain_diagnostics.analysis.whatif.from_spans import operations_of
+from megatrain_diagnostics.columns.schema import to_arrow
+from megatrain_diagnostics.events.roster import make_roster
+from megatrain_diagnostics.events.tables import Ranks, Spans, joined, select
+from megatrain_diagnostics.store.segment_store import SegmentStore
+from tests.helpers.pipeline_job import PipelineJob
+from tests.helpers.recorded_spans import INCARNATION, no_groups, recorded_spans, who_ran
+from tests.helpers.whatif_figures import differences, figures_printed
+
+JOBS = {
+    "1f1b": PipelineJob(pp_size=3, dp_size=2, num_microbatches=5, slow_cells={(1, 1): 1.5}),
+    "interleaved": PipelineJob(
+        pp_size=4, dp_size=3, tp_size=2, num_chunks=2, num_microbatches=8, slow_cells={(1, 2): 1.5}
+    ),
+    "gaps": PipelineJob(pp_size=2, dp_size=3, num_chunks=3, num_microbatches=6, gaps=0.4, slow_stages={1: 1.3}),
+    "no pipeline": PipelineJob(pp_size=1, dp_size=6, slow_dp_ranks={4: 1.4}),
+    "no data parallel": PipelineJob(pp_size=3, dp_size=1, num_microbatches=6, slow_stages={2: 1.4}),
+}
+
+
+def recorded(job: PipelineJob) -> tuple[OperationTable, PipelineJob]:
+    """Return what really ran: a job that has nothing our spans cannot tell of."""
+    exact = replace(job, is_overlapped=True, separate_s=0.0, noise=0.1)
+    return exact.run(), exact
+
+
+def of_spans(spans: Spans, job: PipelineJob) -> WhatIf:
+    roster = make_roster(who_ran(job.shape), no_groups(), INCARNATION)
+    return what_if(make_model(*operations_of(spans, roster, "job")))
+
+
+@pytest.mark.parametrize("name", list(JOBS))
+def test_spans_give_the_figures_of_what_they_record(name: str) -> None:
+    table, job = recorded(JOBS[name])
+    expected = what_if(make_model(table, job.shape))
+    found = of_spans(recorded_spans(table, job.shape), job)
+
+    assert found.slowdown == pytest.approx(expected.slowdown, rel=2e-3)
+    assert found.launch_slowdown == pytest.approx(expected.launch_slowdown, rel=0.02)
+    assert found.worst_ranks == expected.worst_ranks
+    assert found.workers.rem == pytest.approx(expected.workers.rem, abs=0.02)
+    assert found.last_stage.rem == pytest.approx(expected.last_stage.rem, abs=0.02)
+    for way in ("by_dp_rank", "by_stage"):
+        parts, told = getattr(found.parts, way).overall, getattr(expected.parts, way).overall
+        assert parts == pytest.approx(told, rel=2e-3)
+    for kind in ("forward-compute", "backward-compute", "forward-pp-comm", "optimizer", "params-all-gather"):
+        told = expected.parts.by_optype.overall.get(kind)
+        assert found.parts.by_optype.overall.get(kind) == (told if told is None else pytest.approx(told, rel=2e-3))
+    assert list(found.measured_s) == list(job.steps)
+    assert found.notes == ()
+
+
+def test_slowest_tensor_parallel_rank_counts() -> None:
+    table, job = recorded(PipelineJob(pp_size=1, dp_size=3, tp_size=2))
+    spans = recorded_spans(table, job.shape)
+    is_slow = (spans.rank == 3) & (spans.operation == Operation.FORWARD_COMPUTE.number)
+    slowed = replace(spans, duration_ns=np.where(is_slow, spans.duration_ns * 2, spans.duration_ns))
+    assert of_spans(slowed, job).worst_ranks == (2,)
+    assert (
+        of_spans(slowed, job).parts.by_dp_rank.overall["1"] > of_spans(spans, job).parts.by_dp_rank.overall["1"] + 0.1
+    )
+
+
+def test_rank_that_says_nothing_costs_the_step_it_is_silent_in() -> None:
+    table, job = recorded(JOBS["interleaved"])
+    spans = recorded_spans(table, job.shape)
+    silent = select(spans, ~((spans.rank == 11) & (spans.step == 20)))
+    found = of_spans(silent, job)
+    assert list(found.measured_s) == [10, 30]
+    assert "step 20 is left out" in found.notes[0]
+    assert "dp rank 2" in found.notes[0]
+
+
+def test_evaluation_after_a_step_is_no_part_of_it() -> None:
+    table, job = recorded(JOBS["1f1b"])
+    spans = recorded_spans(table, job.shape)
+    forward = select(spans, spans.operation == Operation.FORWARD_COMPUTE.number)
+    evaluation = replace(forward, start_ns=forward.start_ns + 30_000_000_000, sequence=forward.sequence + 100_000)
+    both = of_spans(joined(Spans, [spans, evaluation]), job)
+    assert both.measured_s == of_spans(spans, job).measured_s
+    assert both.notes == ()
+
+
+def test_garbage_spans_cost_no_more_than_themselves() -> None:
+    table, job = recorded(JOBS["1f1b"])
+    spans = recorded_spans(table, job.shape)
+    few = select(spans, np.arange(6))
+    garbage = [
+        replace(few, rank=few.rank + 10_000),
+        replace(few, duration_ns=np.full_like(few.duration_ns, -5)),
+        replace(few, step=np.full_like(few.step, -1)),
+        replace(few, operation=np.full_like(few.operation, 200)),
+        replace(few, incarnation=few.incarnation + 1),
+        replace(few, chunk=np.full_like(few.chunk, -1), microbatch=np.full_like(few.microbatch, -1)),
+    ]
+    only_computes = np.isin(few.operation, list(range(3, 9)))
+    garbage[-1] = select(garbage[-1], only_computes)
+    assert of_spans(joined(Spans, [spans, *garbage]), job) == of_spans(spans, job)
+
+
+def test_without_a_full_step_the_way_to_one_is_told() -> None:
+    table, job = recorded(JOBS["1f1b"])
+    spans = recorded_spans(table, job.shape)
+    optimizers = select(spans, spans.operation == Operation.OPTIMIZER.number)
+    with pytest.raises(DataError, match=r"no step was recorded in full; .*megatrain diag set"):
+        of_spans(optimizers, job)
+
+
+@pytest.fixture
+def run_directory(tmp_path: Path) -> Path:
+    table, job = recorded(JOBS["interleaved"])
+    (tmp_path / "run" / "events").mkdir(parents=True)
+    with SegmentStore(tmp_path / "run" / "events") as store:
+        store.append(Spans, to_arrow(recorded_spans(table, job.shape)))
+        store.append(Ranks, to_arrow(who_ran(job.shape)))
+        store.commit()
+    return tmp_path / "run"
+
+
+def test_exported_trace_has_the_same_figures(run_directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    exported = run_directory.parent / "exported.parquet"
+    own = figures_printed(capsys, str(run_directory), "--export-trace", str(exported))
+    again = figures_printed(capsys, "--trace", str(exported))
+
+    assert own["blocking_slowdown"] > 1.1
+    assert own["job_meta"]["world_size"] == 24
+    assert not list(differences(own, again, 1e-9))
+
+
+def test_summary_for_people(run_directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diag", "whatif", str(run_directory), "--steps", "10:20"]) == 0
+    printed = capsys.readouterr().out
+    assert "24 ranks (dp 3, pp 4)" in printed
+    assert "2, from 10 to 20" in printed
+    assert "(ranks 14): check their hosts" in printed
+    assert "backward-compute" in printed
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "name either PLACE or --trace FILE"),
+        (["--trace", "a.parquet", "RUN"], "name either PLACE or --trace FILE"),
+        (["RUN", "--meta", "a.yaml"], "--meta belongs to --trace"),
+        (["--trace", "a.parquet", "--incarnation", "3"], "a trace holds one run only"),
+        (["RUN", "--incarnation", "9"], "incarnation"),
+        (["RUN", "--steps", "500:600"], "no step was recorded in full"),
+    ],
+)
+def test_refusals_say_what_to_do(
+    words: list[str], message: str, run_directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = main(["diag", "whatif", *(str(run_directory) if word == "RUN" else word for word in words)])
+    assert code != 0
+    assert message in capsys.readouterr().err
