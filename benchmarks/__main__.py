@@ -13,11 +13,16 @@ NAMES = (
     "throughput_ranks",
     "memory",
     "span_overhead",
+    "telemetry_overhead",
     "checkpoint",
     "log_classification",
     "recovery",
     "recovery_network",
     "heartbeats",
+    "live_detection",
+    "event_store",
+    "event_ingest",
+    "whatif",
 )
 
 
@@ -31,12 +36,16 @@ def main() -> int:
     parser.add_argument("--storage", default="", help="checkpoint: directory on the disk that is measured")
     parser.add_argument("--hosts", type=int, default=1250, help="heartbeats: simulated hosts (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=120.0, help="heartbeats: for how long (default: %(default)s)")
+    parser.add_argument(
+        "--ingest-seconds", type=float, default=60.0, help="event_ingest: for how long (default: %(default)s)"
+    )
     args = parser.parse_args()
     unknown = set(args.names) - set(NAMES)
     if unknown:
         parser.error(f"no benchmark {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
     options = {
         "checkpoint": {"size_gb": args.size_gb, "storage": args.storage},
+        "event_ingest": {"seconds": args.ingest_seconds},
         "heartbeats": {"num_hosts": args.hosts, "seconds": args.seconds},
     }
     for name in args.names or NAMES:

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 
 from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.host_records import HostPhase, HostRecord, HostStatus, Milestones, RankFailure, Stall
+from megatrain.contracts.host_verdict import HostVerdict, OutcomeKind, VerdictOutcome
+from megatrain.contracts.incident import Incident, IncidentKind, IncidentState
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import decode, encode
 from megatrain.contracts.rounds import Halt, JobEnd, Round
@@ -322,6 +324,9 @@ class SimulatedJob:
         self.fenced: set[str] = set()
         self.cordoned: set[str] = set()
         self.seen_rounds: dict[int, bytes] = {}
+        self.outcomes: dict[str, VerdictOutcome] = {}
+        self.evictions: dict[str, tuple[float, int]] = {}
+        """For slowness, by incident: when, and how many hosts."""
 
     def new_driver(self) -> SimulatedDriver:
         self.num_drivers += 1
@@ -397,6 +402,8 @@ class SimulatedJob:
                 if change.kind is ChangeKind.PUT:
                     with suppress(CoordinationError):
                         self._check_write(change.item)
+                elif KEYS.parts(change.item.key.decode())[:1] == ("cordons",):
+                    self.cordoned.discard(KEYS.parts(change.item.key.decode())[-1])
         self.checked = len(self.etcd.log)
         live = self.live_rounds()
         assert len(live) <= 1, "two live rounds"
@@ -410,11 +417,43 @@ class SimulatedJob:
         match KEYS.parts(key):
             case ("cordons", name):
                 self.cordoned.add(name)
+            case ("outcomes", verdict_id):
+                self._check_outcome(verdict_id, decode(VerdictOutcome, item.value, key))
+            case ("incidents", _):
+                self._check_incident(decode(Incident, item.value, key))
             case ("rounds", number):
                 round_ = decode(Round, item.value, key)
                 assert self.seen_rounds.setdefault(int(number), item.value) == item.value, "a round was changed"
                 self._check_round(round_)
                 self.fenced.update(round_.fenced)
+
+    def _check_outcome(self, verdict_id: str, outcome: VerdictOutcome) -> None:
+        before = self.outcomes.get(verdict_id)
+        assert before is None or before.kind is OutcomeKind.WAITING, "two final outcomes of a verdict"
+        assert before is None or outcome.kind is not OutcomeKind.WAITING, "it waits for the second time"
+        self.outcomes[verdict_id] = outcome
+        if outcome.kind is OutcomeKind.ACTED:
+            incident = decode(Incident, self.etcd.items[KEYS.incident(outcome.incident)].value, "incident")
+            assert incident.verdict == verdict_id
+            item = self.etcd.items.get(KEYS.verdict(verdict_id))
+            assert item is not None
+            assert decode(HostVerdict, item.value, "verdict").round == incident.round, "a verdict on another round"
+            is_by_itself = incident.kind in (IncidentKind.STRAGGLER, IncidentKind.NUMERICS)
+            assert not is_by_itself or self.policy.eviction == "automatic" or outcome.by, "nobody approved it"
+            assert not is_by_itself or self.policy.eviction != "dry-run"
+
+    def _check_incident(self, incident: Incident) -> None:
+        if incident.kind is IncidentKind.STRAGGLER and incident.incident_id not in self.evictions:
+            self.evictions[incident.incident_id] = (incident.moments.detected, len(incident.culprit_hosts))
+            recent = [num for at, num in self.evictions.values() if at >= incident.moments.detected - 3600.0]
+            assert sum(recent) <= self.policy.evictions_per_hour, "more evictions than allowed"
+            others = [decode(Incident, item.value, key) for key, item in self.etcd.items.items()
+                      if key.startswith(KEYS.directory("incidents"))]  # fmt: skip
+            assert not [
+                one for one in others
+                if one.state is IncidentState.OPEN and one.incident_id != incident.incident_id
+                and one.next_round is not None
+            ], "evicted while another recovery goes on"  # fmt: skip
 
     def _check_round(self, round_: Round) -> None:
         names = [part.host for part in round_.hosts]

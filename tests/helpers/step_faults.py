@@ -43,7 +43,8 @@ class StepFault:
 
 
 def _hold_the_interpreter_lock() -> None:
-    ctypes.PyDLL(None).poll(None, 0, 3_600_000)  # a call by PyDLL keeps the lock
+    # a call by PyDLL keeps the lock; no signal that is handled ends this wait
+    ctypes.PyDLL(None).sem_wait(ctypes.create_string_buffer(64))
 
 
 def _raise_in_a_thread() -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 
@@ -26,6 +27,7 @@ from megatrain.contracts.black_box_values import Identity
 from megatrain.contracts.layout import Coordinate
 from megatrain.contracts.manifest import SampleStream
 from megatrain.contracts.process import Process
+from megatrain.contracts.rounds import Rollback
 from megatrain.contracts.run_directory import RunDirectory
 from megatrain.contracts.sample_ranges import SampleRanges
 from megatrain.data.dataset import open_dataset
@@ -117,6 +119,9 @@ class Orders:
     num_hosts: int = 1
     diary: str = ""
     poison: Poison | None = None
+    rollback: Rollback | None = None
+    hidden: tuple[int, int] = (0, 0)
+    """Samples, from the first up to but not the second, that the order never had: the next ones take their numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +210,8 @@ def train_on_rank(context: RankContext, config: Config, orders: Orders) -> RankR
     mesh, recorder = _join(context, config)
     replica = build_replica(config, mesh, recorder, mesh.device)
     dataset = open_dataset(Path(config.data.train), config.model.vocab_size)
-    order = SampleOrder(dataset.num_tokens, config.model.seq_len, config.resolved_data_seed)
+    order_kind = type("Order", (_OrderWithout,), {"hidden": orders.hidden})
+    order = order_kind(dataset.num_tokens, config.model.seq_len, config.resolved_data_seed)
     reader = _NotingReader(BatchReader(dataset, order, config.data.has_document_mask))
     reporter = _NotingReporter(replica)
     # a test that saves names a run directory; others get one that nobody looks at
@@ -226,6 +232,7 @@ def train_on_rank(context: RankContext, config: Config, orders: Orders) -> RankR
         incarnation=0,
         directory=str(run.checkpoints),
         logs=run.logs,
+        rollback=orders.rollback,
     )
     trainer = Trainer(
         TrainerParts(
@@ -296,6 +303,16 @@ def _obey(context: RankContext, orders: Orders, step: int) -> bool:
         peers = context.world_size - 1
         wait_until(lambda: len(list(Path(orders.diary).glob("rank-*"))) == peers, "the errors of the peers", 30.0)
     return orders.stop_at == here
+
+
+class _OrderWithout(SampleOrder):
+    """The order as it would be had it never had some samples."""
+
+    hidden = (0, 0)
+
+    def window_starts(self, cursors: NDArray[np.int64]) -> NDArray[np.int64]:
+        first, end = self.hidden
+        return super().window_starts(np.where(cursors >= first, cursors + (end - first), cursors))
 
 
 def _parameters(replica: Replica) -> list[Piece]:

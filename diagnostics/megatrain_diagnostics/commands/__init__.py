@@ -1,24 +1,85 @@
 """`megatrain diag`: what a job's events say; the daemon; and what is recorded.
 
 Every analysis reads the segments in <run>/events, of a job that runs as of one that is over: the daemon need not live.
+The one idea, as in megatrain.cli: only the verb that runs is imported, so that none waits for what others need.
 """
 
 from __future__ import annotations
 
 import argparse
-from types import ModuleType
+import importlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    _Action = argparse._SubParsersAction[argparse.ArgumentParser]
+else:
+    _Action = argparse._SubParsersAction
 
 SUMMARY = "stragglers, hangs, timelines and what-if from the events of all ranks; the daemon; what is recorded"
 
-_VERBS: tuple[ModuleType, ...] = ()
-"""Modules with `add_verb(verbs)`, which sets the default `run_verb`."""
+_VERBS = {
+    "comm": "comm",
+    "daemon": "daemon",
+    "drift": "drift",
+    "explain": "explain",
+    "hang": "hang",
+    "logs": "logs",
+    "off": "switch",
+    "on": "switch",
+    "set": "switch",
+    "stragglers": "stragglers",
+    "timeline": "timeline",
+    "verdicts": "verdicts",
+    "whatif": "whatif",
+}
+"""Verb -> the module of this package whose `add_verb(verbs)` declares it and sets the default `run_verb`."""
+
+
+class _Parsers(dict[str, argparse.ArgumentParser]):
+    """The verbs' parsers. A verb is declared when it is asked for, all are when they are listed."""
+
+    def __init__(self, action: _Action) -> None:
+        super().__init__()
+        self._action = action
+        self._loaded: set[str] = set()
+
+    def __contains__(self, name: object) -> bool:
+        if isinstance(name, str) and name in _VERBS:
+            self._load(_VERBS[name])
+        return super().__contains__(name)
+
+    def __iter__(self) -> Iterator[str]:
+        self.load_all()
+        return super().__iter__()
+
+    def load_all(self) -> None:
+        for module in dict.fromkeys(_VERBS.values()):
+            self._load(module)
+
+    def _load(self, module: str) -> None:
+        if module not in self._loaded:
+            self._loaded.add(module)
+            importlib.import_module(f"{__name__}.{module}").add_verb(self._action)
+
+
+class _VerbsAction(_Action):
+    """Sub-parsers that are declared late."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._parsers = _Parsers(self)
+        self.choices = self._name_parser_map = self._parsers
+
+    def _get_subactions(self) -> list[argparse.Action]:
+        """Return what the help text lists."""
+        self._parsers.load_all()
+        return super()._get_subactions()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the verbs and their options."""
-    verbs = parser.add_subparsers(dest="diag_verb", required=True, metavar="VERB")
-    for module in _VERBS:
-        module.add_verb(verbs)
+    parser.add_subparsers(dest="diag_verb", required=True, metavar="VERB", action=_VerbsAction)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,1 +1,1 @@
-"""The program beside each executor: reads black boxes and logs, streams them, answers scrapes."""
+"""One process a host, without torch: from the ranks' black boxes and logs to the daemon's stream."""

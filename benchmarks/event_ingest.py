@@ -1,0 +1,157 @@
+"""A million events a second for a minute, from hosts through Flight into the store, acknowledged when they are on disk.
+
+The daemon is the real one, with its checks, beside etcd and one process for all hosts, whose rows are made beforehand.
+The peer is the least that one can do with the same libraries: a Flight DoPut of bare batches, written to Parquet and
+synced, without a token, a check, a number or a bound.
+
+Run alone on the machine: python -m benchmarks event_ingest [--write] [--ingest-seconds S]
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow.dataset
+
+from benchmarks.event_ingest_hosts import RANKS_A_HOST, Orders
+from benchmarks.result import Result
+from megatrain.contracts.job_keys import JobKeys
+from megatrain.coordination.client import EtcdClient
+from megatrain.coordination.settings import EtcdSettings
+from megatrain_launcher.etcd_process import EtcdProcess
+
+SECONDS = 60.0
+RATE = 1_000_000
+HOSTS = 16
+JOB = "ingest"
+_READY_S = 60.0
+_END_S = 200.0
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def run(seconds: float = SECONDS) -> Result:
+    """Measure the steady rate with two sizes of batches, then the greatest, ours and the peer's."""
+    rows = [
+        _ours("steady, 8,192 rows a batch", seconds, 8192, RATE),
+        _ours("steady, 1,024 rows a batch", seconds / 4, 1024, RATE),
+        _ours("as fast as acknowledged", seconds / 4, 8192, 0),
+        _peer("peer: bare Flight to Parquet", seconds / 4, 8192),
+    ]
+    return Result(
+        name="event-ingest",
+        title=f"Events from {HOSTS} hosts into the store",
+        command="python -m benchmarks event_ingest --write",
+        rows=rows,
+        notes=[
+            "million rows/s: rows over the time from the first one sent to the last acknowledgement, of what is synced",
+            "stored: rows counted in the Parquet files afterwards, by another library's reader",
+            "lag: time from the last row sent to the last acknowledgement",
+            "cores: of the daemon, and of the process that plays all hosts, on the same machine",
+            f"{HOSTS} streams of {RANKS_A_HOST} ranks each, rows of 14 columns (spans); the peer has one stream",
+        ],
+        settings={"seconds": seconds, "rows_per_s": RATE},
+    )
+
+
+def _ours(side: str, seconds: float, batch_rows: int, rate: float) -> dict[str, object]:
+    with tempfile.TemporaryDirectory() as directory, EtcdProcess(Path(directory) / "etcd") as etcd:
+        place = Path(directory)
+        with _daemon(place / "run", etcd.url) as daemon:
+            _wait_for_record(etcd.settings)
+            orders = Orders(
+                endpoint=etcd.url, job=JOB, directory=str(place / "spools"), num_hosts=HOSTS, batch_rows=batch_rows,
+                rows_per_s=rate, seconds=seconds,
+            )  # fmt: skip
+            before = _cpu_s(daemon.pid)
+            found = _hosts("benchmarks.event_ingest_hosts", orders)
+            daemon_cpu_s = _cpu_s(daemon.pid) - before
+        stored = _num_stored(place / "run" / "events" / "spans")
+        if not found["is_all_acknowledged"]:
+            raise RuntimeError(f"{side}: not everything was acknowledged: {found}")
+    return _row(side, found, daemon_cpu_s, stored)
+
+
+def _peer(side: str, seconds: float, batch_rows: int) -> dict[str, object]:
+    with tempfile.TemporaryDirectory() as directory:
+        found = _hosts(
+            "benchmarks.event_ingest_peer", {"directory": directory, "batch_rows": batch_rows, "seconds": seconds}
+        )
+        return _row(side, found, found["server_cpu_s"], _num_stored(Path(directory)))
+
+
+def _row(side: str, found: dict[str, Any], daemon_cpu_s: float, stored: int) -> dict[str, object]:
+    seconds = found["acknowledged_s"]
+    return {
+        "side": side,
+        "s": seconds,
+        "million rows/s": found["rows"] / seconds / 1e6,
+        "rows": found["rows"],
+        "stored": stored,
+        "dropped": found["dropped_rows"],
+        "batches/s": found["batches"] / seconds,
+        "lag s": seconds - found["sent_s"],
+        "daemon cores": daemon_cpu_s / seconds,
+        "hosts cores": found["cpu_s"] / seconds,
+    }
+
+
+@contextmanager
+def _daemon(run: Path, endpoint: str) -> Iterator[subprocess.Popen[bytes]]:
+    run.mkdir()
+    words = ["--run", str(run), "--job", JOB, "--rdzv-endpoint", endpoint]
+    with (run / "daemon.log").open("wb") as log:
+        process = subprocess.Popen([sys.executable, "-m", "megatrain_diagnostics.daemon", *words], stderr=log)
+    try:
+        yield process
+        process.send_signal(signal.SIGTERM)
+        process.wait(_READY_S)
+    finally:
+        process.kill()
+        process.wait()
+        sys.stderr.write((run / "daemon.log").read_text())
+
+
+def _wait_for_record(settings: EtcdSettings) -> None:
+    with EtcdClient(settings) as client:
+        never = threading.Event()
+        while client.get(JobKeys(JOB).daemon) is None:
+            never.wait(0.1)
+
+
+def _hosts(module: str, orders: Any) -> dict[str, Any]:
+    process = subprocess.Popen([sys.executable, "-m", module], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    timer = threading.Timer(orders["seconds"] + _END_S, process.kill)
+    timer.start()
+    try:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        print(json.dumps(orders), file=process.stdin, flush=True)
+        if process.stdout.readline().strip() != "ready":
+            raise RuntimeError(f"{module} did not start")
+        print("go", file=process.stdin, flush=True)
+        found: dict[str, Any] = json.loads(process.stdout.readline())
+        return found
+    finally:
+        timer.cancel()
+        process.kill()
+        process.communicate()
+
+
+def _num_stored(directory: Path) -> int:
+    files = [str(path) for path in directory.rglob("*.parquet")]
+    return int(pyarrow.dataset.dataset(files, format="parquet").count_rows())
+
+
+def _cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS

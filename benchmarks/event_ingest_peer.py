@@ -1,0 +1,115 @@
+"""The peer of the ingest benchmark: a bare Flight DoPut whose batches go to Parquet, a synced file each million rows.
+
+Two processes, as ours: this one serves, a child sends as fast as it is acknowledged. Reads its orders as one line of
+JSON, says when it is ready, starts at the next line, and writes what came of it.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.flight as flight
+import pyarrow.parquet as pq
+
+from benchmarks.event_ingest_hosts import made_rows
+from megatrain_diagnostics.columns.schema import to_arrow
+
+_FILE_ROWS = 1_000_000
+_IN_FLIGHT = 256
+"""Batches: as many bytes as all of our hosts' windows."""
+
+
+class _Server(flight.FlightServerBase):
+    def __init__(self, directory: Path) -> None:
+        super().__init__("grpc://127.0.0.1:0")
+        self._directory, self._num_files = directory, 0
+
+    def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        held: list[pa.RecordBatch] = []
+        num_rows = 0
+        while True:
+            try:
+                chunk = reader.read_chunk()
+            except StopIteration:
+                self._write(held, writer)
+                return
+            held.append(chunk.data)
+            num_rows += chunk.data.num_rows
+            if num_rows >= _FILE_ROWS:
+                self._write(held, writer)
+                held, num_rows = [], 0
+
+    def _write(self, batches: list[pa.RecordBatch], writer: Any) -> None:
+        if not batches:
+            return
+        path = self._directory / f"{self._num_files}.parquet"
+        self._num_files += 1
+        with path.open("wb") as file:
+            pq.write_table(pa.Table.from_batches(batches), file, compression="zstd")
+            file.flush()
+            os.fsync(file.fileno())
+        writer.write(pa.py_buffer(str(len(batches)).encode()))
+
+
+def _send(port: int, batch_rows: int, seconds: float, answers: Any) -> None:
+    batch = to_arrow(made_rows(0, batch_rows))
+    client = flight.connect(f"grpc://127.0.0.1:{port}")
+    answers.put("ready")
+    writer, reader = client.do_put(flight.FlightDescriptor.for_command(b"peer"), batch.schema)
+    room = threading.Semaphore(_IN_FLIGHT)
+    done = threading.Event()
+
+    def listen() -> None:
+        while (answer := reader.read()) is not None:
+            room.release(int(answer.to_pybytes()))
+        done.set()
+
+    threading.Thread(target=listen, daemon=True).start()
+    began, cpu, num_batches = time.monotonic(), time.process_time(), 0
+    while time.monotonic() - began < seconds:
+        room.acquire()
+        writer.write_batch(batch)
+        num_batches += 1
+    sent_s = time.monotonic() - began
+    writer.done_writing()
+    done.wait()
+    answers.put(
+        {
+            "rows": num_batches * batch_rows,
+            "batches": num_batches,
+            "sent_s": sent_s,
+            "acknowledged_s": time.monotonic() - began,
+            "dropped_rows": 0,
+            "cpu_s": time.process_time() - cpu,
+        }
+    )
+
+
+def main() -> int:
+    orders = json.loads(sys.stdin.readline())
+    server = _Server(Path(orders["directory"]))
+    context = multiprocessing.get_context("spawn")
+    answers = context.Queue()
+    print("ready", flush=True)
+    sys.stdin.readline()
+    child = context.Process(target=_send, args=(server.port, orders["batch_rows"], orders["seconds"], answers))
+    child.start()
+    answers.get()
+    cpu = time.process_time()
+    found = answers.get()
+    print(json.dumps(found | {"server_cpu_s": time.process_time() - cpu}), flush=True)
+    child.join()
+    server.shutdown()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,205 @@
+"""When the level of a noisy series changed: Bayesian online change-point detection, verified by the size of the shift.
+
+Detection is that of Adams and MacKay (2007) for Gaussian data of unknown mean and variance: a posterior over how many
+points ago the level began. Alone it gives many false alarms, so a change counts only where its posterior is above 0.9
+AND the means before and after differ by 10 % (Greyhound, ATC'25). Single outliers are pulled in first, for one slow
+step is no change of level; the shift is measured against the level that was last told of, so that a decline in small
+steps is seen too.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from megatrain_diagnostics.events.tables import Float64
+
+POSTERIOR = 0.9
+SHIFT = 0.1
+LEAST_POINTS = 6
+"""A level holds so long before it is one: also the delay with which a change is told."""
+_HAZARD = 1.0 / 250.0
+"""Changes are expected once in so many points; the result hardly depends on it."""
+_LOG_HAZARD = math.log(_HAZARD)
+_LOG_NO_HAZARD = math.log1p(-_HAZARD)
+_MOST_RUN_LENGTHS = 60
+"""Ages that are kept: the likeliest, whenever there are twice as many."""
+_OUTLIER_SPREADS = 3.0
+_CERTAIN = 4.0
+"""Standard errors of a level that a shift must exceed."""
+_NEIGHBOURS = 4
+"""On each side of a point, by which it is judged: up to that many slow steps in a row are no new level."""
+_CLOSE_LOOK = 40
+"""Points that say how noisy a level is."""
+_LEAST_SPREAD = 0.005
+"""Of the level: a series quieter than that is not looked at more closely."""
+_MEMORY = 200
+"""Points of a level that its mean is taken over, the newest."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChangePoint:
+    """A change of level. `place` is the index of the first point of the new level."""
+
+    place: int
+    posterior: float
+    before: float
+    """Mean of the level before, outliers pulled in."""
+    after: float
+    """Median of the level that begins here."""
+    first_after: int
+    """Index of the point at which the change was seen."""
+
+    @property
+    def shift(self) -> float:
+        """Return the change relative to the level before: 0.1 is 10 % more."""
+        return self.after / self.before - 1.0
+
+
+def change_points(values: Float64, *, shift: float = SHIFT, posterior: float = POSTERIOR) -> tuple[ChangePoint, ...]:
+    """Return the changes of level of a positive series, oldest first.
+
+    Raises: ValueError for values that are not finite and positive.
+    """
+    if not (np.isfinite(values).all() and (values > 0).all()):
+        raise ValueError("change points are sought in finite, positive values")
+    calm = _without_outliers(values)
+    seen: list[tuple[int, float, int]] = []
+    begin = 0
+    while len(calm) - begin >= 2 * LEAST_POINTS:
+        change = _first_change(calm[begin:], posterior)
+        if change is None:
+            break
+        seen.append((begin + change[0], change[1], begin + change[2]))
+        begin = seen[-1][0]
+    bounds = [0, *(place for place, _, _ in seen), len(calm)]
+    levels = [_level(calm[first:last]) for first, last in pairwise(bounds)] if len(calm) else []
+    found: list[ChangePoint] = []
+    told = levels[0] if levels else 0.0
+    noise = _noise(calm) if len(calm) else 0.0
+    for (place, probability, at), level, last in zip(seen, levels[1:], bounds[2:], strict=True):
+        error = noise / math.sqrt(min(last - place, _MEMORY))
+        if abs(level / told - 1.0) >= shift and abs(level - told) > _CERTAIN * error:
+            found.append(ChangePoint(place, probability, told, level, at))
+            told = level
+    return _measured(calm, found, shift)
+
+
+def _measured(calm: Float64, found: list[ChangePoint], shift: float) -> tuple[ChangePoint, ...]:
+    """Measure each new level by all of its points up to the next change; what was not to last is no change."""
+    ends = [*(one.place for one in found), len(calm)][1:]
+    measured = [
+        replace(one, after=float(np.median(calm[one.place : end][:_MEMORY])))
+        for one, end in zip(found, ends, strict=True)
+    ]
+    return tuple(one for one in measured if abs(one.shift) >= shift)
+
+
+def _first_change(values: Float64, posterior: float) -> tuple[int, float, int] | None:
+    """Return (index of the new level's first point, posterior, index at which it was seen), None: no change."""
+    scale = _level(values[: 2 * LEAST_POINTS])
+    run = _RunLengths(_noise(values[:_CLOSE_LOOK]) / scale)
+    for index, value in enumerate((values / scale).tolist()):
+        run.add(value)
+        age = run.likeliest_age()
+        place = index + 1 - age
+        if age < LEAST_POINTS or place < LEAST_POINTS:
+            continue
+        # that it began at about the likeliest place: neighbours can hardly be told apart
+        probability = run.probability_up_to(age + LEAST_POINTS - 1)
+        if probability > posterior:
+            return place, probability, index
+    return None
+
+
+class _RunLengths:
+    """The posterior over the age of the present level, with normal-inverse-gamma beliefs about each."""
+
+    def __init__(self, spread: float) -> None:
+        self._prior = (1.0, 0.1, 2.0, 2.0 * spread * spread)  # mean, its weight, shape and scale of the variance
+        self._log_weights = np.zeros(1)
+        self._ages = np.zeros(1, dtype=np.int64)
+        self._mean, self._weight, self._shape, self._scale = (np.array([value]) for value in self._prior)
+
+    def add(self, value: float) -> None:
+        """Take the next point in."""
+        degrees = 2.0 * self._shape
+        variance = self._scale * (self._weight + 1.0) / (self._shape * self._weight)
+        distance = (value - self._mean) ** 2 / (variance * degrees)
+        log_predicted = _log_gamma_ratio(self._shape) - 0.5 * np.log(np.pi * degrees * variance)
+        log_predicted = log_predicted - (self._shape + 0.5) * np.log1p(distance)
+        joint = self._log_weights + log_predicted
+        joint -= _log_sum(joint)
+        weights = np.concatenate(([_LOG_HAZARD], joint + _LOG_NO_HAZARD))
+        distance_weight = 0.5 * self._weight / (self._weight + 1.0)
+        mean = (self._weight * self._mean + value) / (self._weight + 1.0)
+        scale = self._scale + distance_weight * (value - self._mean) ** 2
+        priors = self._prior
+        self._mean = np.concatenate(([priors[0]], mean))
+        self._weight = np.concatenate(([priors[1]], self._weight + 1.0))
+        self._shape = np.concatenate(([priors[2]], self._shape + 0.5))
+        self._scale = np.concatenate(([priors[3]], scale))
+        self._ages = np.concatenate(([0], self._ages + 1))
+        self._log_weights = weights
+        if len(weights) > 2 * _MOST_RUN_LENGTHS:
+            self._forget()
+
+    def _forget(self) -> None:
+        """Drop the least likely ages, but never that of the first point: it says that nothing has changed."""
+        keep = np.sort(np.argsort(self._log_weights[:-1])[-_MOST_RUN_LENGTHS:])
+        keep = np.append(keep, len(self._log_weights) - 1)
+        for name in ("_log_weights", "_ages", "_mean", "_weight", "_shape", "_scale"):
+            setattr(self, name, getattr(self, name)[keep])
+        self._log_weights -= _log_sum(self._log_weights)
+
+    def likeliest_age(self) -> int:
+        """Return how many points the present level most likely has."""
+        return int(self._ages[int(np.argmax(self._log_weights))])
+
+    def probability_up_to(self, age: int) -> float:
+        """Return how likely the present level has no more points than this."""
+        return float(np.exp(self._log_weights[self._ages <= age]).sum())
+
+
+def _log_sum(logs: Float64) -> float:
+    """Return the logarithm of the sum of exponentials."""
+    most = float(logs.max())
+    return most + math.log(float(np.exp(logs - most).sum()))
+
+
+def _log_gamma_ratio(shape: Float64) -> Float64:
+    """Return log(gamma(shape + 1/2) / gamma(shape)), by its series for large arguments: numpy has no log-gamma."""
+    inverse = 1.0 / shape
+    # exact to 1e-5 from 2 on, where shapes begin
+    ratio: Float64 = 0.5 * np.log(shape) - inverse / 8.0 + inverse**3 / 192.0 - inverse**5 / 640.0
+    return ratio
+
+
+def _without_outliers(values: Float64) -> Float64:
+    """Return the values, those far from the median of their neighbours on both sides pulled in to the edge of noise.
+
+    A median keeps the edges of a change of level, so its place stays where it is.
+    """
+    if len(values) < 2 * _NEIGHBOURS + 1:
+        return values
+    padded = np.pad(values, _NEIGHBOURS, mode="reflect")
+    middle = np.median(np.lib.stride_tricks.sliding_window_view(padded, 2 * _NEIGHBOURS + 1), axis=1)
+    limit = _OUTLIER_SPREADS * max(_noise(values), _LEAST_SPREAD * float(np.median(values)))
+    calm: Float64 = np.clip(values, middle - limit, middle + limit)
+    return calm
+
+
+def _level(values: Float64) -> float:
+    """Return the mean of a level's newest points."""
+    return float(values[-_MEMORY:].mean())
+
+
+def _noise(values: Float64) -> float:
+    """Return the standard deviation of the noise: from differences, which a change of level hardly moves."""
+    differences = np.abs(np.diff(values))
+    # the median of |a - b| of two normal values is 0.954 standard deviations
+    noise = float(np.median(differences)) / 0.954 if len(differences) else 0.0
+    return max(noise, _LEAST_SPREAD * float(np.median(values)))

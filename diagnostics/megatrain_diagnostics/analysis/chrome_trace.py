@@ -1,0 +1,137 @@
+"""A timeline as Chrome's JSON trace format, which Perfetto and chrome://tracing open.
+
+Times are microseconds with three decimals, exact to the ns; a base is subtracted, because a double holds unix time only
+to a quarter of a microsecond, and stands in `otherData`. Complete events (X), flows from a send (s) to its receive
+(f, binding the slice that encloses it), counters (C), and metadata (M). Written in pieces: the whole may be large.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from megatrain.contracts.black_box_values import RecordFlag
+from megatrain.contracts.operations import MAX_OPERATIONS, operation_name
+from megatrain.contracts.printable import printable
+from megatrain_diagnostics.analysis.timeline import LANES, Timeline, counter_names, rank_name
+from megatrain_diagnostics.events.tables import NO_DURATION
+
+_PIECE = 10_000
+_FLOW_NAME = "pipeline"
+
+
+def chrome_trace(timeline: Timeline) -> Iterator[str]:
+    """Yield the text of the file in pieces."""
+    yield '{"displayTimeUnit":"ns","otherData":' + json.dumps(_other_data(timeline)) + ',"traceEvents":[\n'
+    # metadata come first and there is always one, so that commas need no thought
+    yield ",\n".join(_encoded(event) for event in _metadata(timeline))
+    pending: list[str] = []
+    for line in _lines(timeline):
+        pending.append(line)
+        if len(pending) == _PIECE:
+            yield ",\n" + ",\n".join(pending)
+            pending.clear()
+    if pending:
+        yield ",\n" + ",\n".join(pending)
+    yield "\n]}\n"
+
+
+def _other_data(timeline: Timeline) -> dict[str, Any]:
+    return {
+        # as text: readers in JavaScript have no integers of 64 bits
+        "base_unix_ns": str(timeline.base_ns),
+        "incarnation": timeline.roster.incarnation,
+        "layout": str(timeline.roster.layout),
+        "num_slices": timeline.num_slices,
+        "num_flows": len(timeline.flows),
+        "left_out": list(timeline.left_out),
+        "notes": list(timeline.notes),
+    }
+
+
+def _metadata(timeline: Timeline) -> Iterator[dict[str, Any]]:
+    yield {"ph": "M", "name": "trace_name", "pid": 0, "tid": 0, "args": {"name": "megatrain"}}
+    for rank in dict.fromkeys(track.rank for track in timeline.tracks):
+        at = timeline.roster.coordinate(rank)
+        name = printable(rank_name(timeline.roster, rank))
+        yield {"ph": "M", "name": "process_name", "pid": rank, "args": {"name": name}}
+        yield {"ph": "M", "name": "process_labels", "pid": rank, "args": {"labels": f"stage {at.pp}"}}
+        yield {"ph": "M", "name": "process_sort_index", "pid": rank, "args": {"sort_index": rank}}
+    for track in timeline.tracks:
+        of_track = {"ph": "M", "pid": track.rank, "tid": track.number}
+        place = LANES.index(track.lane) * 100 + track.overflow
+        yield {**of_track, "name": "thread_name", "args": {"name": track.name}}
+        yield {**of_track, "name": "thread_sort_index", "args": {"sort_index": place}}
+
+
+def _encoded(event: dict[str, Any]) -> str:
+    return json.dumps(event, separators=(",", ":"), allow_nan=False)
+
+
+def _lines(timeline: Timeline) -> Iterator[str]:
+    yield from _slices(timeline)
+    yield from _flows(timeline)
+    yield from _counters(timeline)
+
+
+def _slices(timeline: Timeline) -> Iterator[str]:
+    spans = timeline.spans
+    names = [json.dumps(operation_name(number)) for number in range(MAX_OPERATIONS * 4)]
+    tracks = [(track.rank, track.number) for track in timeline.tracks]
+    group_names = {
+        key: json.dumps(printable(members.name)) for key, members in timeline.roster.groups.items() if members.name
+    }
+    columns = zip(
+        *(spans.operation.tolist(), timeline.begin_ns.tolist(), timeline.length_ns.tolist()),
+        *(timeline.track_of.tolist(), spans.step.tolist(), spans.microbatch.tolist(), spans.chunk.tolist()),
+        *(spans.group.tolist(), spans.collective.tolist(), spans.num_bytes.tolist(), spans.flags.tolist()),
+        *(spans.duration_ns.tolist(), (spans.start_ns - spans.launch_ns).tolist()),
+        strict=True,
+    )
+    for number, begin, length, track, step, micro, chunk, group, place, num_bytes, flags, duration, waited in columns:
+        rank, tid = tracks[track]
+        args = f'"step":{step}'
+        if micro >= 0:
+            args += f',"microbatch":{micro}'
+        if chunk >= 0:
+            args += f',"chunk":{chunk}'
+        if group:
+            args += f',"group":{group_names.get((rank, group), group)},"collective":{place}'
+        if num_bytes:
+            args += f',"bytes":{num_bytes}'
+        if flags & RecordFlag.DEVICE_CLOCK:
+            args += f',"issue_us":{_us(max(0, waited))}'
+        if flags & RecordFlag.FAILED:
+            args += ',"has_failed":true'
+        if duration == NO_DURATION:
+            args += ',"is_open":true'
+        yield (
+            f'{{"ph":"X","name":{names[number]},"pid":{rank},"tid":{tid},"ts":{_us(begin)},'
+            f'"dur":{_us(length)},"args":{{{args}}}}}'
+        )
+
+
+def _flows(timeline: Timeline) -> Iterator[str]:
+    begin, length, track_of = timeline.begin_ns, timeline.length_ns, timeline.track_of
+    for number, (send, receive) in enumerate(timeline.flows.tolist(), start=1):
+        start, finish = timeline.tracks[track_of[send]], timeline.tracks[track_of[receive]]
+        same = f'"cat":"{_FLOW_NAME}","name":"{_FLOW_NAME}","id":{number}'
+        yield f'{{"ph":"s",{same},"pid":{start.rank},"tid":{start.number},"ts":{_us(int(begin[send]))}}}'
+        # inside the slice: its end is already the next one's
+        arrived = int(begin[receive] + length[receive]) - 1
+        yield f'{{"ph":"f","bp":"e",{same},"pid":{finish.rank},"tid":{finish.number},"ts":{_us(arrived)}}}'
+
+
+def _counters(timeline: Timeline) -> Iterator[str]:
+    values = timeline.values
+    names = counter_names(values)
+    at = (values.at_ns - timeline.base_ns).tolist()
+    for name, rank, when, value in zip(names, values.rank.tolist(), at, values.value.tolist(), strict=True):
+        counted = {"ph": "C", "name": name, "pid": rank, "args": {name: value}}
+        yield f'{_encoded(counted)[:-1]},"ts":{_us(when)}}}'
+
+
+def _us(ns: int) -> str:
+    """Return microseconds with three decimals, without going through a float."""
+    return f"{ns // 1000}.{ns % 1000:03d}"

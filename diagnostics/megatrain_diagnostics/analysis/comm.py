@@ -1,0 +1,255 @@
+"""How fast communication is, where it is slow, and how much of it compute hides.
+
+Transfer time of an exchange is from the latest start among its peers to the first end: waiting for a late peer is not
+slowness of a network (OSDI'25). Where hosts time the work an end is when the host looked, so only ends count that a
+host was waiting for: what compute hid has no transfer time. Bandwidths are those of nccl-tests (doc/PERFORMANCE.md):
+algorithm bandwidth is the size of the whole vector over time; bus bandwidth multiplies by what each link must carry,
+2(n-1)/n of it in an all-reduce, (n-1)/n in an all-gather or reduce-scatter, all of it from rank to rank. Groups and
+links more than 10 % slower than the median of their kind are told (Greyhound).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megatrain.contracts.black_box_values import RecordFlag
+from megatrain.contracts.operations import Operation, operation_name
+from megatrain_diagnostics.analysis.exchanges import Exchanges, end_ns, find_exchanges
+from megatrain_diagnostics.analysis.exposure import COMMUNICATION, Category, expose
+from megatrain_diagnostics.analysis.slow_links import SlowLinks, find_slow_links
+from megatrain_diagnostics.analysis.step_windows import StepEvents, step_windows
+from megatrain_diagnostics.events.tables import Float64, Int64, Spans
+
+_LIMITS_BYTES = (4 * 2**10, 64 * 2**10, 2**20, 16 * 2**20, 256 * 2**20)
+_BUCKETS = ("< 4 KiB", "4-64 KiB", "64 KiB-1 MiB", "1-16 MiB", "16-256 MiB", ">= 256 MiB")
+_GATHERS = (Operation.PARAMS_ALL_GATHER, Operation.TP_ALL_GATHER)
+_SCATTERS = (Operation.GRADS_REDUCE_SCATTER, Operation.TP_REDUCE_SCATTER)
+_SUMS = (Operation.TP_ALL_REDUCE, Operation.DP_ALL_REDUCE, Operation.PP_ALL_REDUCE, Operation.EMBEDDING_ALL_REDUCE)
+_LINKS = (Operation.FORWARD_SEND, Operation.BACKWARD_SEND)
+_HELD_UP = 0.1
+"""Part of the transfer time that a host must have waited: less is the time that it takes to look."""
+_KNOWN = (*_GATHERS, *_SCATTERS, *_SUMS, *_LINKS)
+
+
+@dataclass(frozen=True, slots=True)
+class Bandwidth:
+    """Exchanges of one kind of group, operation and size. Units: bytes a second; seconds; medians unless said."""
+
+    group: str
+    operation: str
+    size: str
+    num_ranks: int
+    """Members of the largest of the groups."""
+    count: int
+    median_bytes: int
+    """Of the whole vector."""
+    transfer_s: float
+    transfer_p90_s: float
+    wait_s: float
+    """Mean over the members, from the own start to the last peer's."""
+    algorithm_bandwidth: float
+    bus_bandwidth: float
+    bus_bandwidth_p10: float
+    is_device_clock: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """How much of one operation compute hides. Units: s a rank and step, means."""
+
+    operation: str
+    count: float
+    total_s: float
+    exposed_s: float
+    waiting_s: float
+    """The part of it in which the last peer had not begun."""
+    overlapped_s: float
+
+    @property
+    def exposed_percent(self) -> float:
+        return 100.0 * self.exposed_s / self.total_s if self.total_s > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Communication:
+    """What is known of the communication of some steps."""
+
+    steps: tuple[int, ...]
+    num_ranks: int
+    bandwidths: tuple[Bandwidth, ...]
+    overlaps: tuple[Overlap, ...]
+    exposed_percent: float
+    """Of the steps' time, waiting for communication, without the bubble."""
+    bubble_percent: float
+    slow: SlowLinks
+    num_exchanges: int
+    num_incomplete: int
+    """Exchanges of which some member's span is missing: their transfer time is not known."""
+    num_too_short: int
+    """Over before the last member began, by clocks that do not agree well enough."""
+    num_hidden: int
+    """Timed by hosts none of which waited for its end: their transfer time is not known."""
+    notes: tuple[str, ...]
+
+
+def analyse_communication(events: StepEvents, first_step: int, last_step: int) -> Communication:
+    """Return bandwidths, slow links and overlap of the full steps in this range, both ends included."""
+    spans = events.spans
+    windows = step_windows(spans, events.totals, first_step, last_step)
+    exchanges = find_exchanges(spans, events.roster)
+    exposure = expose(spans, exchanges, windows)
+    in_range = (exchanges.step >= first_step) & (exchanges.step <= last_step)
+    is_known = in_range & np.isin(exchanges.operation, [operation.number for operation in _KNOWN])
+    has_end, transfer_ns = transfer_times(spans, exchanges, exposure.exposed_ns - exposure.span_waiting_ns)
+    is_ended = is_known & exchanges.is_whole & has_end
+    is_timed = is_ended & (transfer_ns > 0)
+    chosen = np.flatnonzero(is_timed)
+    spent = exposure.spent_ns.sum(axis=0)
+    total = max(1, int(spent.sum()))
+    names = list(Category)
+    exposed = sum(int(spent[names.index(category)]) for category in COMMUNICATION)
+    notes = list(events.notes)
+    notes += exchanges.problems()
+    if not len(windows):
+        notes.append("no step of these was recorded span by span: nothing can be said of communication")
+    in_windows = np.isin(spans.step, np.unique(windows.step)) & np.isin(spans.rank, np.unique(windows.rank))
+    return Communication(
+        steps=tuple(np.unique(windows.step).tolist()),
+        num_ranks=len(np.unique(windows.rank)),
+        bandwidths=tuple(_bandwidths(spans, exchanges, chosen, transfer_ns)),
+        overlaps=tuple(
+            _overlaps(spans, np.flatnonzero(in_windows), exposure.exposed_ns, exposure.span_waiting_ns, len(windows))
+        ),
+        exposed_percent=100.0 * exposed / total,
+        bubble_percent=100.0 * int(spent[names.index(Category.BUBBLE)]) / total,
+        slow=find_slow_links(
+            spans, exchanges, chosen, transfer_ns[chosen] / 1e9, classes_of(spans, exchanges, chosen), events.roster
+        ),
+        num_exchanges=int(is_known.sum()),
+        num_incomplete=int((is_known & ~exchanges.is_whole).sum()),
+        num_too_short=int((is_ended & (transfer_ns <= 0)).sum()),
+        num_hidden=int((is_known & exchanges.is_whole & ~has_end).sum()),
+        notes=tuple(notes),
+    )
+
+
+def transfer_times(spans: Spans, exchanges: Exchanges, held_up_ns: Int64) -> tuple[NDArray[np.bool_], Int64]:
+    """Return of each exchange whether some member knows its end, and the time from the latest start to the first such.
+
+    `held_up_ns` says of each span how long its host did nothing but wait for it while the data moved.
+    """
+    if not len(exchanges):
+        return np.zeros(0, dtype=bool), np.zeros(0, dtype=np.int64)
+    parts = exchanges.parts
+    after_ns = end_ns(spans)[parts] - np.repeat(exchanges.latest_start_ns, exchanges.num_parts)
+    is_of_device = (spans.flags[parts] & int(RecordFlag.DEVICE_CLOCK)) != 0
+    was_awaited = (held_up_ns[parts] > _HELD_UP * np.maximum(after_ns, 0)) | (after_ns <= 0)
+    knows = is_of_device | was_awaited
+    first = np.minimum.reduceat(np.where(knows, after_ns, np.iinfo(np.int64).max), exchanges.first[:-1])
+    has_end: NDArray[np.bool_] = np.logical_or.reduceat(knows, exchanges.first[:-1])
+    return has_end, np.where(has_end, first, 0)
+
+
+def whole_bytes(spans: Spans, exchanges: Exchanges, chosen: Int64) -> Int64:
+    """Return the size of each exchange's whole vector: all shards of a gather, else what one member gives."""
+    given = (
+        np.maximum.reduceat(spans.num_bytes[exchanges.parts], exchanges.first[:-1])[chosen] if len(chosen) else chosen
+    )
+    is_gather = np.isin(exchanges.operation[chosen], [operation.number for operation in _GATHERS])
+    sizes: Int64 = np.where(is_gather, given * _group_sizes(exchanges, chosen), given)
+    return sizes
+
+
+def bus_factor(operation: int, num_ranks: int) -> float:
+    """Return what part of the vector each link carries, by nccl-tests' doc/PERFORMANCE.md."""
+    if operation in [one.number for one in _SUMS]:
+        return 2.0 * (num_ranks - 1) / num_ranks
+    if operation in [one.number for one in (*_GATHERS, *_SCATTERS)]:
+        return (num_ranks - 1) / num_ranks
+    return 1.0
+
+
+def classes_of(spans: Spans, exchanges: Exchanges, chosen: Int64) -> Int64:
+    """Return a number for each exchange: equal for those of equal kind of group, members, operation and size."""
+    names = {name: place for place, name in enumerate(sorted({group.name for group in exchanges.groups}))}
+    of_group = np.array([names[group.name] for group in exchanges.groups], dtype=np.int64)
+    size = np.digitize(whole_bytes(spans, exchanges, chosen), _LIMITS_BYTES)
+    keys = np.stack([
+        of_group[exchanges.group_of[chosen]] if len(chosen) else chosen,
+        exchanges.operation[chosen].astype(np.int64),
+        size.astype(np.int64),
+    ], axis=1)  # fmt: skip
+    return np.unique(keys, axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64) if len(chosen) else chosen
+
+
+def _group_sizes(exchanges: Exchanges, chosen: Int64) -> Int64:
+    sizes = np.array([group.num_ranks for group in exchanges.groups], dtype=np.int64)
+    return sizes[exchanges.group_of[chosen]] if len(chosen) else chosen
+
+
+def _bandwidths(spans: Spans, exchanges: Exchanges, chosen: Int64, transfer_ns: Int64) -> Sequence[Bandwidth]:
+    if not len(chosen):
+        return []
+    sizes = _group_sizes(exchanges, chosen)
+    num_bytes = whole_bytes(spans, exchanges, chosen)
+    waits = _mean_waits(spans, exchanges)[chosen]
+    classes = classes_of(spans, exchanges, chosen)
+    on_device = (spans.flags[exchanges.parts[exchanges.first[chosen]]] & int(RecordFlag.DEVICE_CLOCK)) != 0
+    found = []
+    for number in range(int(classes.max()) + 1):
+        own = np.flatnonzero(classes == number)
+        example = chosen[own[0]]
+        seconds = transfer_ns[chosen[own]] / 1e9
+        rates = num_bytes[own] / seconds
+        factors = np.array([bus_factor(int(exchanges.operation[example]), size) for size in sizes[own].tolist()])
+        found.append(
+            Bandwidth(
+                group=exchanges.groups[exchanges.group_of[example]].name,
+                operation=operation_name(int(exchanges.operation[example])),
+                size=_BUCKETS[int(np.digitize(num_bytes[own[0]], _LIMITS_BYTES))],
+                num_ranks=int(sizes[own].max()),
+                count=len(own),
+                median_bytes=int(np.median(num_bytes[own])),
+                transfer_s=float(np.median(seconds)),
+                transfer_p90_s=float(np.percentile(seconds, 90)),
+                wait_s=float(waits[own].mean() / 1e9),
+                algorithm_bandwidth=float(np.median(rates)),
+                bus_bandwidth=float(np.median(rates * factors)),
+                bus_bandwidth_p10=float(np.percentile(rates * factors, 10)),
+                is_device_clock=bool(on_device[own].all()),
+            )
+        )
+    return sorted(found, key=lambda one: -one.transfer_s * one.count)
+
+
+def _mean_waits(spans: Spans, exchanges: Exchanges) -> Float64:
+    """Return for each exchange how long its members waited for the last of them, on average. Units: ns."""
+    waits = np.repeat(exchanges.latest_start_ns, exchanges.num_parts) - spans.start_ns[exchanges.parts]
+    sums: NDArray[np.float64] = np.add.reduceat(waits, exchanges.first[:-1]) / exchanges.num_parts
+    return sums
+
+
+def _overlaps(spans: Spans, rows: Int64, exposed_ns: Int64, waiting_ns: Int64, num_windows: int) -> Sequence[Overlap]:
+    found = []
+    for operation in Operation:
+        own = rows[spans.operation[rows] == operation.number]
+        is_communication = (operation.is_collective or operation.is_point_to_point) and operation.is_on_device
+        if not is_communication or not len(own) or not num_windows:
+            continue
+        total = int(np.maximum(spans.duration_ns[own], 0).sum())
+        exposed = int(exposed_ns[own].sum())
+        found.append(
+            Overlap(
+                operation=operation.value,
+                count=len(own) / num_windows,
+                total_s=total / 1e9 / num_windows,
+                exposed_s=exposed / 1e9 / num_windows,
+                waiting_s=int(waiting_ns[own].sum()) / 1e9 / num_windows,
+                overlapped_s=(total - exposed) / 1e9 / num_windows,
+            )
+        )
+    return sorted(found, key=lambda one: -one.exposed_s)

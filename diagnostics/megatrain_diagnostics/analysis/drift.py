@@ -1,0 +1,237 @@
+"""How the pace of a job changes with time: sudden changes of level, slow trends, and what moved with them.
+
+Reads in stages, for all events of a long job would fill the memory: the pace from the sums of a few ranks, the causes
+of each change from the sums of all ranks around it, and launch stagger, issue latency and void from a few sampled
+steps. Sources: Greyhound (change points), MegaScale sec. 5.1 (stagger), XPUTimer (issue latency, void).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from megatrain.contracts.errors import DataError
+from megatrain.contracts.operations import Operation
+from megatrain_diagnostics.analysis.change_points import ChangePoint, change_points
+from megatrain_diagnostics.analysis.drift_causes import Moved, moved_operations
+from megatrain_diagnostics.analysis.hours import Hours, hours_of_day
+from megatrain_diagnostics.analysis.launching import (
+    IssueLatency,
+    LaunchSample,
+    Stagger,
+    latencies_of,
+    sample_step,
+    stagger_of,
+)
+from megatrain_diagnostics.analysis.step_series import SERIES_OPERATIONS, StepSeries, step_series
+from megatrain_diagnostics.analysis.step_windows import fit_spans, full_steps, read_step_events
+from megatrain_diagnostics.analysis.trends import Trend, trend
+from megatrain_diagnostics.events.roster import Roster, make_roster
+from megatrain_diagnostics.events.source import EventSource, Where
+from megatrain_diagnostics.events.tables import Groups, Ranks, Spans, StepTotals, Values, select
+
+_NUM_PACE_RANKS = 16
+_NUM_SAMPLED_STEPS = 40
+_AROUND = 50
+"""Steps before and after a change that are compared."""
+_SAME_PLACE = 5
+
+
+@dataclass(frozen=True, slots=True)
+class LevelChange:
+    """The pace changed for good. Units: s, unix s."""
+
+    step: int
+    seen_at_step: int
+    at_unix_s: float
+    posterior: float
+    before_s: float
+    after_s: float
+    work_shift: float
+    """Change of the work of a step, relative: a step that does more takes longer, and nothing is wrong."""
+    moved: tuple[Moved, ...]
+    """What moved with it, likeliest cause first."""
+
+    @property
+    def shift(self) -> float:
+        return self.after_s / self.before_s - 1.0
+
+    @property
+    def is_of_work(self) -> bool:
+        """Whether the change of the step's work is at least half of it."""
+        return abs(self.work_shift) >= 0.5 * abs(self.shift) and self.work_shift * self.shift > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """How the pace changed. Units: s; shares are parts of 1."""
+
+    incarnation: int
+    first_step: int
+    last_step: int
+    num_steps: int
+    num_left_out: int
+    step_s: float
+    """Median."""
+    step_trend: Trend | None
+    changes: tuple[LevelChange, ...]
+    rate: float
+    """Work a second and rank, median; 0: not known."""
+    rate_name: str
+    """"FLOP/s of a rank" or "tokens/s"."""
+    rate_trend: Trend | None
+    rate_changes: tuple[LevelChange, ...]
+    """Changes of the rate at which work is done: those of MFU, whose peak is a constant. In s for the median work."""
+    gc_share: float
+    gc_trend: Trend | None
+    stagger: Stagger | None
+    void: float
+    """Mean over the sampled steps; -1: not known."""
+    void_trend: Trend | None
+    latencies: tuple[IssueLatency, ...]
+    hours: Hours | None
+    num_sampled: int
+    notes: tuple[str, ...]
+
+
+def analyse_drift(
+    source: EventSource, incarnation: int, first_step: int | None = None, last_step: int | None = None
+) -> Drift:
+    """Return how the pace of an incarnation changed over its steps, or over those given (both ends included).
+
+    Raises: DataError where no step's time is known.
+    """
+    whole = Where(incarnations=(incarnation,), first_step=first_step, last_step=last_step)
+    of_incarnation = Where(incarnations=(incarnation,))
+    roster = make_roster(source.read(Ranks, of_incarnation), source.read(Groups, of_incarnation), incarnation)
+    ranks = _spread_out(tuple(sorted(roster.hosts)), _NUM_PACE_RANKS)
+    some = replace(whole, ranks=ranks)
+    series = step_series(
+        source.read(StepTotals, replace(some, operations=SERIES_OPERATIONS)), source.read(Values, some)
+    )
+    if not len(series):
+        raise DataError(
+            f"incarnation {incarnation} has no step whose time is known"
+            + (f", but for {series.num_left_out} of warm-up or after checkpoints" if series.num_left_out else "")
+        )
+    rate = np.where(series.work > 0, series.work / series.seconds, 0.0)
+    has_rate = bool(series.work_name)
+    median_work = float(np.median(series.work)) if has_rate else 0.0
+    samples, notes = _samples(source, roster, some)
+    known_void = [sample for sample in samples if sample.void >= 0]
+    changes = _changes(source, series, roster)
+    return Drift(
+        incarnation=incarnation,
+        first_step=int(series.step[0]),
+        last_step=int(series.step[-1]),
+        num_steps=len(series),
+        num_left_out=series.num_left_out,
+        step_s=float(np.median(series.seconds)),
+        step_trend=trend(series.step.astype(float), series.seconds),
+        changes=changes,
+        rate=float(np.median(rate)),
+        rate_name={"FLOP": "FLOP/s of a rank", "tokens": "tokens/s"}.get(series.work_name, ""),
+        rate_trend=trend(series.step.astype(float), rate) if has_rate else None,
+        rate_changes=_rate_changes(source, series, median_work, changes, roster) if has_rate else (),
+        gc_share=float(series.gc_seconds.sum() / series.seconds.sum()),
+        gc_trend=trend(series.step[series.gc_seconds > 0].astype(float), series.gc_seconds[series.gc_seconds > 0]),
+        stagger=stagger_of(samples, roster),
+        void=float(np.mean([sample.void for sample in known_void])) if known_void else -1.0,
+        void_trend=trend(
+            np.array([float(sample.step) for sample in known_void]), np.array([sample.void for sample in known_void])
+        ),
+        latencies=latencies_of(samples),
+        hours=hours_of_day(series.at_ns, series.seconds),
+        num_sampled=len(samples),
+        notes=notes,
+    )
+
+
+def _spread_out(numbers: tuple[int, ...], most: int) -> tuple[int, ...]:
+    """Return at most so many of the numbers, evenly spread, the ends included."""
+    if len(numbers) <= most:
+        return numbers
+    return tuple(numbers[place] for place in np.linspace(0, len(numbers) - 1, most).astype(int).tolist())
+
+
+def _changes(source: EventSource, series: StepSeries, roster: Roster) -> tuple[LevelChange, ...]:
+    """Return the changes of level, each with what moved between the levels before and after it."""
+    found = change_points(series.seconds)
+    bounds = [0, *(one.place for one in found), len(series)]
+    return tuple(
+        _change(source, series, one, (bounds[number], bounds[number + 2]), roster) for number, one in enumerate(found)
+    )
+
+
+def _change(
+    source: EventSource, series: StepSeries, point: ChangePoint, bounds: tuple[int, int], roster: Roster
+) -> LevelChange:
+    place = point.place
+    before = slice(max(bounds[0], place - _AROUND), place)
+    after = slice(place, min(bounds[1], place + _AROUND))
+    old, new = (_totals(source, series, part, roster) for part in (before, after))
+    work = series.work
+    work_shift = float(np.median(work[after]) / np.median(work[before]) - 1.0) if series.work_name else 0.0
+    return LevelChange(
+        step=int(series.step[place]),
+        seen_at_step=int(series.step[point.first_after]),
+        at_unix_s=float(series.at_ns[place] / 1e9),
+        posterior=point.posterior,
+        before_s=point.before,
+        after_s=point.after,
+        work_shift=work_shift,
+        moved=moved_operations(
+            old, new, roster, float(np.median(series.seconds[after]) - np.median(series.seconds[before]))
+        ),
+    )
+
+
+def _totals(source: EventSource, series: StepSeries, part: slice, roster: Roster) -> StepTotals:
+    """Read the sums of all ranks for the steps of one side of a change."""
+    steps = series.step[part]
+    where = Where(incarnations=(roster.incarnation,), first_step=int(steps[0]), last_step=int(steps[-1]))
+    found = source.read(StepTotals, where)
+    is_fit = np.isin(found.step, steps) & (found.rank >= 0) & (found.rank < roster.layout.world_size)
+    return select(found, is_fit & (found.sum_ns >= 0))
+
+
+def _rate_changes(
+    source: EventSource,
+    series: StepSeries,
+    median_work: float,
+    changes: tuple[LevelChange, ...],
+    roster: Roster,
+) -> tuple[LevelChange, ...]:
+    """Return changes of the time that the same work takes, those apart that the step time shows as well."""
+    same_work_s = series.seconds / series.work * median_work
+    known = [np.searchsorted(series.step, change.step) for change in changes if not change.is_of_work]
+    found = _changes(source, replace(series, seconds=same_work_s), roster)
+    return tuple(
+        one
+        for one in found
+        if all(abs(np.searchsorted(series.step, one.step) - place) > _SAME_PLACE for place in known)
+    )
+
+
+def _samples(source: EventSource, roster: Roster, some: Where) -> tuple[list[LaunchSample], tuple[str, ...]]:
+    """Look at a few of the steps that were recorded in full: their reduce-scatters, and all of some ranks."""
+    steps = full_steps(source.read(Spans, replace(some, operations=(Operation.STEP.number,))))
+    notes: list[str] = []
+    if not len(steps):
+        notes.append("no step was recorded span by span: launch stagger, issue latency and void time are not known")
+    found = []
+    for step in _spread_out(tuple(steps.tolist()), _NUM_SAMPLED_STEPS):
+        everything = read_step_events(source, roster.incarnation, step, step, some.ranks)
+        scatters = source.read(
+            Spans,
+            Where(
+                incarnations=(roster.incarnation,),
+                first_step=step,
+                last_step=step,
+                operations=(Operation.GRADS_REDUCE_SCATTER.number,),
+            ),
+        )
+        found.append(sample_step(fit_spans(source, roster, scatters)[0], everything, step))
+        notes += [note for note in everything.notes if note not in notes]
+    return found, tuple(notes)

@@ -1,0 +1,160 @@
+"""Which operation's time moved when the level of the step time changed.
+
+A rank that computes longer makes all others wait in their collectives, so the longest sums are the victims'. Therefore
+work that a rank does alone is judged by the rank where it grew the most, and communication by the member of each group
+that waits least. Own work explains a change first, then collectives, then the pipeline's links; where none does, ranks
+begin at different moments from step to step (MegaScale sec. 5.1: irregular garbage collection and slow operators).
+Left out is what hosts look at long after it has ended: sends, and the small all-reduces of counts and norms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from megatrain.contracts.operations import Operation
+from megatrain_diagnostics.events.roster import Roster
+from megatrain_diagnostics.events.tables import Float64, Int64, StepTotals
+
+EXPLAINS = 0.4
+"""Part of the change of the step time that an operation must account for to be its cause."""
+COMPUTE = "forward-compute and backward-compute"
+"""Named where neither alone explains a change, and both may."""
+_OWN_WORK = (
+    *(Operation.FORWARD_COMPUTE, Operation.BACKWARD_COMPUTE, Operation.DATA_WAIT, Operation.GC),
+    Operation.OPTIMIZER,
+)
+_COMPUTE = (Operation.FORWARD_COMPUTE, Operation.BACKWARD_COMPUTE)
+_OF_TP = (Operation.TP_ALL_GATHER, Operation.TP_REDUCE_SCATTER, Operation.TP_ALL_REDUCE)
+_OF_DP = (Operation.GRADS_REDUCE_SCATTER, Operation.PARAMS_ALL_GATHER)
+_OF_PP = (Operation.FORWARD_RECV, Operation.BACKWARD_RECV, Operation.EMBEDDING_ALL_REDUCE)
+_MOST_RANKS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """An operation whose time changed. Units: s a step."""
+
+    operation: str
+    before_s: float
+    after_s: float
+    explained: float
+    """Part of the change of the step time."""
+    ranks: tuple[int, ...]
+    """Where it changed, 16 at most."""
+    num_ranks: int
+    hosts: tuple[str, ...]
+
+    @property
+    def delta_s(self) -> float:
+        return self.after_s - self.before_s
+
+
+def moved_operations(before: StepTotals, after: StepTotals, roster: Roster, delta_s: float) -> tuple[Moved, ...]:
+    """Return the operations that moved with the step time, likeliest cause first.
+
+    Units: `delta_s` is the change of the step time, negative where steps became shorter.
+    """
+    world_size = roster.layout.world_size
+    sums = {
+        operation: (_rank_medians(before, operation, world_size), _rank_medians(after, operation, world_size))
+        for operation in (*_OWN_WORK, *_OF_TP, *_OF_DP, *_OF_PP)
+    }
+    changes = {operation: new - old for operation, (old, new) in sums.items()}
+    for operation in changes:
+        if operation not in _OWN_WORK:
+            changes[operation] = _of_groups(changes[operation], _groups_of(operation, roster), delta_s)
+    _take_tp_out(changes)
+    found = [
+        (_order(operation), _moved(operation.value, sums[operation][0], change, roster, delta_s))
+        for operation, change in changes.items()
+        if np.isfinite(change).any()
+    ]
+    forward, backward = _COMPUTE
+    both = changes[forward] + changes[backward]
+    if np.isfinite(both).any() and all(one.explained < EXPLAINS for order, one in found if order == 0):
+        # a device that slows down slows both
+        found.append((0, _moved(COMPUTE, sums[forward][0] + sums[backward][0], both, roster, delta_s)))
+    likely = sorted(
+        (one for one in found if one[1].explained > 0.05),
+        key=lambda one: (one[1].explained < EXPLAINS, one[0] if one[1].explained >= EXPLAINS else 0, -one[1].explained),
+    )
+    return tuple(one for _, one in likely)
+
+
+def _take_tp_out(changes: dict[Operation, Float64]) -> None:
+    """Take the collectives of tp, which lie inside compute, out of its change."""
+    of_tp = sum(np.nan_to_num(changes[operation]) for operation in _OF_TP)
+    total = sum(np.nan_to_num(changes[operation]) for operation in _COMPUTE)
+    for operation in _COMPUTE:
+        change = changes[operation]
+        share = np.divide(np.nan_to_num(change), total, out=np.zeros(len(change)), where=np.abs(total) > 0)
+        changes[operation] = change - np.clip(share, 0.0, 1.0) * of_tp
+
+
+def _order(operation: Operation) -> int:
+    """Return how early an operation is believed to be the cause of others' waiting."""
+    return 0 if operation in _OWN_WORK else 1 if operation not in _OF_PP else 2
+
+
+def _rank_medians(totals: StepTotals, operation: Operation, world_size: int) -> Float64:
+    """Return each rank's median sum a step in s; 0 for the steps in which it did none, NaN for a rank not seen."""
+    ranks = np.unique(totals.rank)
+    steps = np.unique(totals.step)
+    found = np.full(world_size, np.nan)
+    if not len(ranks):
+        return found
+    sums = np.zeros((len(ranks), len(steps)))
+    rows = totals.operation == operation.number
+    np.add.at(
+        sums,
+        (np.searchsorted(ranks, totals.rank[rows]), np.searchsorted(steps, totals.step[rows])),
+        totals.sum_ns[rows] / 1e9,
+    )
+    # collections and other things that do not come every step would have a median of 0
+    found[ranks] = sums.mean(axis=1) if operation is Operation.GC else np.median(sums, axis=1)
+    return found
+
+
+def _groups_of(operation: Operation, roster: Roster) -> Int64:
+    """Return a number for each rank: equal for those who exchange by this operation."""
+    layout, ranks = roster.layout, np.arange(roster.layout.world_size)
+    tp, rest = ranks % layout.tp_size, ranks // layout.tp_size
+    dp, pp = rest % layout.dp_size, rest // layout.dp_size
+    if operation in _OF_TP:
+        return pp * layout.dp_size + dp
+    return pp * layout.tp_size + tp if operation in _OF_DP else dp * layout.tp_size + tp
+
+
+def _of_groups(change: Float64, groups: Int64, delta_s: float) -> Float64:
+    """Return for each rank the change of that member of its group which waits least."""
+    sign = 1.0 if delta_s >= 0 else -1.0
+    least = np.full(int(groups.max()) + 1, np.inf)
+    known = np.isfinite(change)
+    np.minimum.at(least, groups[known], sign * change[known])
+    of_rank = least[groups]
+    result: Float64 = np.where(np.isfinite(of_rank), sign * of_rank, np.nan)
+    return result
+
+
+def _moved(name: str, old: Float64, change: Float64, roster: Roster, delta_s: float) -> Moved:
+    sign = 1.0 if delta_s >= 0 else -1.0
+    along = np.where(np.isfinite(change), sign * change, -np.inf)
+    worst = int(np.argmax(along))
+    most = float(along[worst])
+    ranks = np.flatnonzero(along >= 0.5 * most) if most > 0 else np.zeros(0, dtype=np.int64)
+    return Moved(
+        operation=name,
+        before_s=float(old[worst]),
+        after_s=float(old[worst] + change[worst]),
+        explained=max(0.0, most / abs(delta_s)) if delta_s else 0.0,
+        ranks=tuple(ranks[:_MOST_RANKS].tolist()),
+        num_ranks=len(ranks),
+        hosts=_hosts(ranks.tolist(), roster),
+    )
+
+
+def _hosts(ranks: Sequence[int], roster: Roster) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(host for host in map(roster.host_of, ranks) if host))[:_MOST_RANKS]

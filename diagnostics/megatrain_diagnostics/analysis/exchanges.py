@@ -1,0 +1,192 @@
+"""Which spans of different ranks are parts of one exchange: a collective's members, a send and its receive.
+
+The parts of an exchange have one group (by name and members) and one number in that group's order. From the moment the
+last of them arrived the data moves; what a rank spent before it waited for a peer ("Understanding Stragglers", OSDI'25:
+transfer time is the own end minus the latest start among the peers). Numbers may drift apart where recording was
+switched while ranks ran, so parts that contradict each other make no exchange and are counted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megatrain.contracts.operations import MAX_OPERATIONS, Operation
+from megatrain_diagnostics.events.roster import GroupMembers, Roster
+from megatrain_diagnostics.events.tables import NO_DURATION, Int8, Int32, Int64, Spans
+
+_SENDS = (Operation.FORWARD_SEND, Operation.BACKWARD_SEND)
+_RECEIVES = (Operation.FORWARD_RECV, Operation.BACKWARD_RECV)
+_NO_EXCHANGE = -1
+_UNKNOWN = -2
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Exchanges:
+    """Exchanges of spans. `parts[first[i] : first[i + 1]]` are the rows of exchange i in the table of spans."""
+
+    parts: Int64
+    first: Int64
+    groups: tuple[GroupMembers, ...]
+    group_of: Int64
+    """Of each exchange, its index in `groups`."""
+    operation: Int8
+    """Of each exchange its number; of a send and its receive that of the send."""
+    step: Int32
+    num_parts: Int64
+    is_whole: NDArray[np.bool_]
+    """Every member of the group is there, and all parts have ended."""
+    latest_start_ns: Int64
+    last_part: Int64
+    """The row that began last."""
+    exchange_of: Int64
+    """Of each row of the table of spans its exchange, -1: none."""
+    num_contradicting: int
+    """Rows of exchanges whose parts do not fit together."""
+    num_unknown: int
+    """Rows whose group nobody told of."""
+
+    def __len__(self) -> int:
+        return len(self.group_of)
+
+    def problems(self) -> tuple[str, ...]:
+        """Return in sentences what could not be joined."""
+        found = []
+        if self.num_contradicting:
+            found.append(
+                f"{self.num_contradicting} spans of communication fit no peer's: who waited there is not known"
+            )
+        if self.num_unknown:
+            found.append(f"{self.num_unknown} spans of groups that nobody told of: who waited there is not known")
+        return tuple(found)
+
+    def arrived_ns(self, spans: Spans) -> Int64:
+        """Return for each span when the last of its peers had begun too; its own start where no peer is known."""
+        arrived = spans.start_ns.copy()
+        has = np.flatnonzero(self.exchange_of >= 0)
+        arrived[has] = self.latest_start_ns[self.exchange_of[has]]
+        return arrived
+
+
+def end_ns(spans: Spans) -> Int64:
+    """Return when each span ended; its start where it has not."""
+    return spans.start_ns + np.maximum(spans.duration_ns, 0)
+
+
+def find_exchanges(spans: Spans, roster: Roster) -> Exchanges:
+    """Return the exchanges among spans of one incarnation, whose times are of one clock."""
+    groups, group_of_span = _identify_groups(spans, roster)
+    rows = np.flatnonzero((group_of_span >= 0) & (spans.collective > 0))
+    rows = rows[np.lexsort((spans.rank[rows], spans.collective[rows], group_of_span[rows]))]
+    first = _boundaries(group_of_span[rows], spans.collective[rows])
+    fits = _fitting(spans, rows, first, groups, group_of_span)
+    counts = np.diff(first)
+    num_contradicting = int(counts[~fits].sum())
+    rows = rows[np.repeat(fits, counts)]
+    first = np.concatenate(([0], np.cumsum(counts[fits])))
+    num_unknown = int(((group_of_span == _UNKNOWN) & (spans.collective > 0)).sum())
+    return _summarise(spans, rows, first, groups, group_of_span, (num_contradicting, num_unknown))
+
+
+def _identify_groups(spans: Spans, roster: Roster) -> tuple[tuple[GroupMembers, ...], Int64]:
+    """Return the distinct groups, and for each span which of them it is in; negative: none, or none that is known."""
+    index: dict[GroupMembers, int] = {}
+    # one look-up for each pair of rank and group number that occurs, not for each span
+    pairs, of_span = np.unique(spans.rank.astype(np.int64) << 16 | spans.group, return_inverse=True)
+    found = np.full(len(pairs), _NO_EXCHANGE, dtype=np.int64)
+    for place, pair in enumerate(pairs.tolist()):
+        if not pair & 0xFFFF:
+            continue
+        members = roster.groups.get((pair >> 16, pair & 0xFFFF))
+        if members is None:
+            found[place] = _UNKNOWN
+        elif members.num_ranks > 1:
+            found[place] = index.setdefault(members, len(index))
+    return tuple(index), found[of_span.reshape(-1)]
+
+
+def _boundaries(*keys: Int64) -> Int64:
+    """Return where each run of equal keys begins, and the end of all."""
+    length = len(keys[0])
+    is_new = np.ones(length, dtype=bool)
+    if length:
+        is_new[1:] = np.any([np.diff(key) != 0 for key in keys], axis=0)
+    return np.concatenate((np.flatnonzero(is_new), [length]))
+
+
+def _fitting(
+    spans: Spans, rows: Int64, first: Int64, groups: tuple[GroupMembers, ...], group_of_span: Int64
+) -> NDArray[np.bool_]:
+    """Say which runs of rows are one exchange: one step, one operation, each rank once and no more than members."""
+    num = len(first) - 1
+    if not num:
+        return np.zeros(0, dtype=bool)
+    kind = _exchange_operation()[np.minimum(spans.operation[rows], MAX_OPERATIONS - 1)]
+    begins = first[:-1]
+    fits = np.ones(num, dtype=bool)
+    for column in (kind, spans.step[rows]):
+        fits &= np.maximum.reduceat(column, begins) == np.minimum.reduceat(column, begins)
+    twice = np.zeros(len(rows), dtype=bool)
+    run = np.repeat(np.arange(num), np.diff(first))
+    twice[1:] = (np.diff(spans.rank[rows]) == 0) & (np.diff(run) == 0)
+    fits &= ~np.logical_or.reduceat(twice, begins)
+    sizes = np.array([group.num_ranks for group in groups], dtype=np.int64)
+    fits &= np.diff(first) <= sizes[group_of_span[rows[begins]]]
+    # a link carries one way: two sends, or two receives, are of different exchanges
+    is_send = np.isin(spans.operation[rows], [operation.number for operation in _SENDS])
+    is_receive = np.isin(spans.operation[rows], [operation.number for operation in _RECEIVES])
+    for side in (is_send, is_receive):
+        fits &= np.add.reduceat(side.astype(np.int64), begins) <= 1
+    return fits
+
+
+def _exchange_operation() -> Int8:
+    """Return the table that maps an operation's number to the one its exchange is known by."""
+    table = np.arange(MAX_OPERATIONS, dtype=np.uint8)
+    for send, receive in zip(_SENDS, _RECEIVES, strict=True):
+        table[receive.number] = send.number
+    return table
+
+
+def _summarise(
+    spans: Spans,
+    rows: Int64,
+    first: Int64,
+    groups: tuple[GroupMembers, ...],
+    group_of_span: Int64,
+    not_joined: tuple[int, int],
+) -> Exchanges:
+    num = len(first) - 1
+    exchange_of = np.full(len(spans.rank), _NO_EXCHANGE, dtype=np.int64)
+    exchange_of[rows] = np.repeat(np.arange(num), np.diff(first))
+    begins = first[:-1]
+    starts = spans.start_ns[rows]
+    is_open = spans.duration_ns[rows] == NO_DURATION
+    if num:
+        latest = np.maximum.reduceat(starts, begins)
+        any_open = np.logical_or.reduceat(is_open, begins)
+        # by (exchange, start): the last row of each run is the one that began last
+        by_start = rows[np.lexsort((starts, np.repeat(np.arange(num), np.diff(first))))]
+        last_part = by_start[first[1:] - 1]
+    else:
+        latest = last_part = np.zeros(0, dtype=np.int64)
+        any_open = np.zeros(0, dtype=bool)
+    group_of = group_of_span[rows[begins]] if num else np.zeros(0, dtype=np.int64)
+    sizes = np.array([group.num_ranks for group in groups], dtype=np.int64)
+    return Exchanges(
+        parts=rows,
+        first=first,
+        groups=groups,
+        group_of=group_of,
+        operation=_exchange_operation()[np.minimum(spans.operation[rows[begins]], MAX_OPERATIONS - 1)],
+        step=spans.step[rows[begins]],
+        num_parts=np.diff(first),
+        is_whole=(np.diff(first) == sizes[group_of]) & ~any_open if num else np.zeros(0, dtype=bool),
+        latest_start_ns=latest,
+        last_part=last_part,
+        exchange_of=exchange_of,
+        num_contradicting=not_joined[0],
+        num_unknown=not_joined[1],
+    )

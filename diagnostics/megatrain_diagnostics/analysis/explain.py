@@ -1,0 +1,225 @@
+"""Where a step went: compute, communication that was waited for, bubble, data and the rest, adding up to 100 %.
+
+For a step of which all spans are there this is exact (exposure.py). Of other steps only sums by operation are known:
+what overlaps cannot be told, so communication, bubble and what nobody timed remain together as "not-split".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from megatrain.contracts.errors import DataError
+from megatrain.contracts.operations import Operation
+from megatrain_diagnostics.analysis.exchanges import Exchanges, find_exchanges
+from megatrain_diagnostics.analysis.exposure import CATEGORIES, Category, Exposure, expose
+from megatrain_diagnostics.analysis.step_windows import StepEvents, step_windows
+from megatrain_diagnostics.events.roster import Roster
+from megatrain_diagnostics.events.tables import Int64, Spans, StepTotals, select
+
+NOT_SPLIT = "not-split"
+_MOST_LATE = 10
+_LINKS = tuple(operation.number for operation in Operation if operation.is_point_to_point)
+
+
+@dataclass(frozen=True, slots=True)
+class Breakdown:
+    """Where the time of some ranks' step went. Units: ns, summed over the ranks."""
+
+    name: str
+    num_ranks: int
+    wall_ns: int
+    spent_ns: Mapping[str, int]
+    """By category; the sum is `wall_ns`."""
+    waiting_ns: Mapping[str, int]
+    """The part of a category in which a peer had not begun yet; for the bubble all of it is."""
+
+    @property
+    def percent(self) -> dict[str, float]:
+        """Return the shares in hundredths of a percent, rounded so that they add up to 100."""
+        return shares(self.spent_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class LastArrival:
+    """How long others waited for a rank that came last to their collectives."""
+
+    rank: int
+    host: str
+    num_collectives: int
+    waited_ns: int
+    """Summed over those who waited."""
+    operation: str
+    """Where the most of it was waited."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepExplanation:
+    """Where one step went."""
+
+    step: int
+    is_full: bool
+    """Whether it is known span by span; else only sums are."""
+    wall_ns: int
+    """Median over the ranks."""
+    job: Breakdown
+    stages: tuple[Breakdown, ...]
+    ranks: tuple[Breakdown, ...]
+    num_missing: int
+    """Ranks of the layout of which nothing of this step is known."""
+    last: tuple[LastArrival, ...]
+    """Whom the others waited for, the worst first."""
+    notes: tuple[str, ...]
+
+
+def explain_step(events: StepEvents, step: int) -> StepExplanation:
+    """Return where `step` went, by all of its spans where they are there, else by its sums.
+
+    Raises: DataError when nothing of this step is known.
+    """
+    windows = step_windows(events.spans, events.totals, step, step)
+    if len(windows):
+        exchanges = find_exchanges(events.spans, events.roster)
+        exposure = expose(events.spans, exchanges, windows)
+        notes = list(events.notes)
+        notes += exchanges.problems()
+        last = last_arrivals(events.spans, exchanges, exposure, events.roster)
+        ranks = [_of_window(exposure, place) for place in range(len(windows))]
+        return _explanation(events.roster, step, ranks, [int(rank) for rank in windows.rank], True, last, notes)
+    totals = select(events.totals, events.totals.step == step)
+    if not len(totals.rank):
+        raise DataError(f"step {step} is not among the events of incarnation {events.roster.incarnation}")
+    notes = [*events.notes, f"step {step} was not recorded span by span: what overlapped is not known"]
+    after = select(events.totals, events.totals.step == step + 1)
+    numbers = sorted(set(totals.rank.tolist()))
+    found = [_of_totals(rank, totals, after) for rank in numbers]
+    whole = [(rank, one) for rank, one in zip(numbers, found, strict=True) if one.wall_ns > 0]
+    if not whole:
+        raise DataError(f"step {step}: its sums tell no duration: the operations step and data-wait are not recorded")
+    return _explanation(events.roster, step, [one for _, one in whole], [rank for rank, _ in whole], False, (), notes)
+
+
+def _explanation(
+    roster: Roster,
+    step: int,
+    found: Sequence[Breakdown],
+    numbers: Sequence[int],
+    is_full: bool,
+    last: tuple[LastArrival, ...],
+    notes: Iterable[str],
+) -> StepExplanation:
+    stages = [int(roster.stage_of[rank]) for rank in numbers]
+    return StepExplanation(
+        step=step,
+        is_full=is_full,
+        wall_ns=int(np.median([one.wall_ns for one in found])),
+        job=summed("job", found),
+        stages=tuple(
+            summed(f"stage {stage}", [one for one, its in zip(found, stages, strict=True) if its == stage])
+            for stage in sorted(set(stages))
+        ),
+        ranks=tuple(found),
+        num_missing=roster.layout.world_size - len(found),
+        last=last,
+        notes=tuple(notes),
+    )
+
+
+def summed(name: str, parts: Sequence[Breakdown]) -> Breakdown:
+    """Return the sum of some ranks' breakdowns."""
+    names = list(dict.fromkeys(category for part in parts for category in part.spent_ns))
+    waited = list(dict.fromkeys(category for part in parts for category in part.waiting_ns))
+    return Breakdown(
+        name=name,
+        num_ranks=sum(part.num_ranks for part in parts),
+        wall_ns=sum(part.wall_ns for part in parts),
+        spent_ns={category: sum(part.spent_ns.get(category, 0) for part in parts) for category in names},
+        waiting_ns={category: sum(part.waiting_ns.get(category, 0) for part in parts) for category in waited},
+    )
+
+
+def shares(amounts: Mapping[str, int]) -> dict[str, float]:
+    """Return the percentages with two decimals, by largest remainder: they add up to 100.00 as they are printed."""
+    total = sum(amounts.values())
+    if total <= 0:
+        return dict.fromkeys(amounts, 0.0)
+    hundredths = {name: amount * 10_000 // total for name, amount in amounts.items()}
+    remainders = sorted(amounts, key=lambda name: amounts[name] * 10_000 % total, reverse=True)
+    for name in remainders[: 10_000 - sum(hundredths.values())]:
+        hundredths[name] += 1
+    return {name: count / 100 for name, count in hundredths.items()}
+
+
+def _of_window(exposure: Exposure, place: int) -> Breakdown:
+    spent, waiting = exposure.spent_ns[place].tolist(), exposure.waiting_ns[place].tolist()
+    named = dict(zip((category.value for category in CATEGORIES), spent, strict=True))
+    return Breakdown(
+        name=f"rank {int(exposure.windows.rank[place])}",
+        num_ranks=1,
+        wall_ns=sum(spent),
+        spent_ns=named,
+        waiting_ns={category.value: amount for category, amount in zip(CATEGORIES, waiting, strict=True) if amount},
+    )
+
+
+def _of_totals(rank: int, totals: StepTotals, after: StepTotals) -> Breakdown:
+    """Return what sums allow: `after` holds what came between this step and the next, and when that began."""
+    own, later = _sums(rank, totals), _sums(rank, after)
+    step_ns = own.get(Operation.STEP.number, 0) + own.get(Operation.DATA_WAIT.number, 0)
+    begin, end = totals.start_ns[totals.rank == rank], after.start_ns[after.rank == rank]
+    between = max(0, int(end[0] - begin[0]) - step_ns) if len(begin) and len(end) else 0
+    left = {"step": step_ns, "between": between}
+
+    def taken(place: str, wanted_ns: int) -> int:
+        """No more than there is: evaluation computes too, and collections in a step are told with those after it."""
+        amount = min(left[place], wanted_ns)
+        left[place] -= amount
+        return amount
+
+    def of(*operations: Operation) -> int:
+        return sum(own.get(operation.number, 0) for operation in operations)
+
+    spent = {
+        Category.DATA.value: taken("step", of(Operation.DATA_WAIT)),
+        Category.COMPUTE.value: taken("step", of(Operation.FORWARD_COMPUTE, Operation.BACKWARD_COMPUTE)),
+        Category.OPTIMIZER.value: taken("step", of(Operation.CLIP, Operation.OPTIMIZER)),
+        Category.CHECKPOINT.value: taken("between", later.get(Operation.CHECKPOINT.number, 0)),
+        Category.EVALUATION.value: taken("between", later.get(Operation.EVALUATION.number, 0)),
+        Category.GC.value: taken("between", later.get(Operation.GC.number, 0)),
+    }
+    return Breakdown(f"rank {rank}", 1, step_ns + between, {**spent, NOT_SPLIT: sum(left.values())}, {})
+
+
+def _sums(rank: int, totals: StepTotals) -> dict[int, int]:
+    rows = np.flatnonzero(totals.rank == rank)
+    return {int(totals.operation[row]): max(0, int(totals.sum_ns[row])) for row in rows}
+
+
+def last_arrivals(spans: Spans, exchanges: Exchanges, exposure: Exposure, roster: Roster) -> tuple[LastArrival, ...]:
+    """Return whom the others waited for in collectives: only waits that held somebody up count."""
+    is_link = np.isin(spans.operation, _LINKS)
+    waited = np.flatnonzero((exposure.span_waiting_ns > 0) & (exchanges.exchange_of >= 0) & ~is_link)
+    exchange = exchanges.exchange_of[waited]
+    culprit = spans.rank[exchanges.last_part[exchange]]
+    found = []
+    for rank in np.unique(culprit).tolist():
+        own = culprit == rank
+        found.append(_arrival(rank, spans, waited[own], exchange[own], exposure.span_waiting_ns, roster))
+    return tuple(sorted(found, key=lambda one: -one.waited_ns)[:_MOST_LATE])
+
+
+def _arrival(rank: int, spans: Spans, rows: Int64, exchange: Int64, waiting_ns: Int64, roster: Roster) -> LastArrival:
+    by_operation = {
+        number: int(waiting_ns[rows[spans.operation[rows] == number]].sum())
+        for number in np.unique(spans.operation[rows]).tolist()
+    }
+    worst = max(by_operation, key=lambda number: by_operation[number])
+    return LastArrival(
+        rank=rank,
+        host=roster.host_of(rank),
+        num_collectives=len(np.unique(exchange)),
+        waited_ns=sum(by_operation.values()),
+        operation=next(operation.value for operation in Operation if operation.number == worst),
+    )

@@ -1,0 +1,296 @@
+"""Where the time of steps went: every moment of a rank's step belongs to exactly one category.
+
+A rank's window of a step is cut where anything begins or ends; the pieces are given away in layers: collector and
+checkpoint over data, data over compute, compute over clip and optimizer, and what is left to the communication that was
+waited for. Communication is waited for (exposed) where nothing else ran and it ended before something else began; of
+several the one that ended first held the rank up. Inside compute only tensor-parallel collectives are waited for, and
+inside clip and optimizer the all-reduces. All times are integers, so the parts of a window add up to it exactly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megatrain.contracts.operations import MAX_OPERATIONS, Operation
+from megatrain_diagnostics.analysis.exchanges import Exchanges, end_ns
+from megatrain_diagnostics.events.tables import NO_DURATION, Int32, Int64, Spans
+
+
+class Category(StrEnum):
+    """What a moment of a step was spent on."""
+
+    COMPUTE = "compute"
+    REDUCE_SCATTER = "dp-reduce-scatter"
+    ALL_GATHER = "dp-all-gather"
+    TP = "tp"
+    PP = "pp"
+    OTHER_COMMUNICATION = "other-communication"
+    """All-reduces of counts and norms, embeddings, barriers."""
+    BUBBLE = "bubble"
+    """Waiting for a neighbour stage that had nothing to send yet, or could not yet take what was sent."""
+    DATA = "data"
+    OPTIMIZER = "optimizer"
+    GC = "gc"
+    CHECKPOINT = "checkpoint"
+    EVALUATION = "evaluation"
+    OTHER = "other"
+    """Nothing that is timed ran, or nothing that was waited for."""
+
+
+CATEGORIES = tuple(Category)
+_INDEX = {category: index for index, category in enumerate(CATEGORIES)}
+COMMUNICATION = (
+    Category.REDUCE_SCATTER,
+    Category.ALL_GATHER,
+    Category.TP,
+    Category.PP,
+    Category.OTHER_COMMUNICATION,
+)
+
+# from the lowest to the highest layer
+_LAYERS: tuple[tuple[Category, tuple[Operation, ...]], ...] = (
+    (Category.OPTIMIZER, (Operation.CLIP, Operation.OPTIMIZER)),
+    (Category.COMPUTE, (Operation.FORWARD_COMPUTE, Operation.BACKWARD_COMPUTE)),
+    (Category.DATA, (Operation.DATA_WAIT,)),
+    (Category.EVALUATION, (Operation.EVALUATION,)),
+    (Category.CHECKPOINT, (Operation.CHECKPOINT, Operation.CHECKPOINT_LOAD, Operation.CHECKPOINT_EXCHANGE)),
+    (Category.GC, (Operation.GC,)),
+)
+_COMMUNICATION_OF: dict[Operation, Category] = {
+    Operation.GRADS_REDUCE_SCATTER: Category.REDUCE_SCATTER,
+    Operation.PARAMS_ALL_GATHER: Category.ALL_GATHER,
+    Operation.TP_ALL_GATHER: Category.TP,
+    Operation.TP_REDUCE_SCATTER: Category.TP,
+    Operation.TP_ALL_REDUCE: Category.TP,
+    Operation.FORWARD_SEND: Category.PP,
+    Operation.FORWARD_RECV: Category.PP,
+    Operation.BACKWARD_SEND: Category.PP,
+    Operation.BACKWARD_RECV: Category.PP,
+    Operation.DP_ALL_REDUCE: Category.OTHER_COMMUNICATION,
+    Operation.PP_ALL_REDUCE: Category.OTHER_COMMUNICATION,
+    Operation.EMBEDDING_ALL_REDUCE: Category.OTHER_COMMUNICATION,
+    Operation.BARRIER: Category.OTHER_COMMUNICATION,
+}
+_IN_COMPUTE = (Operation.TP_ALL_GATHER, Operation.TP_REDUCE_SCATTER, Operation.TP_ALL_REDUCE)
+_IN_OPTIMIZER = (Operation.TP_ALL_REDUCE, Operation.DP_ALL_REDUCE, Operation.PP_ALL_REDUCE)
+_NOBODY = -1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Windows:
+    """The windows of steps, ordered by (rank, begin), those of one rank apart."""
+
+    rank: Int32
+    step: Int32
+    begin_ns: Int64
+    end_ns: Int64
+
+    def __len__(self) -> int:
+        return len(self.rank)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Exposure:
+    """Where the windows' time went. Units: ns."""
+
+    windows: Windows
+    spent_ns: Int64
+    """[windows, CATEGORIES]; a row adds up to its window."""
+    waiting_ns: Int64
+    """[windows, CATEGORIES]: the part of exposed communication in which a peer had not begun yet."""
+    exposed_ns: Int64
+    """Of each span: how much of it was waited for."""
+    span_waiting_ns: Int64
+    """Of each span: how much of that passed before the last peer had begun; of links it is in the bubble."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Grid:
+    """The windows' time, cut where anything changes: all ranks one after the other on one axis."""
+
+    begin: Int64
+    length: Int64
+    window: Int64
+    """Of each piece."""
+    rank_ranks: Int64
+    """The ranks that have windows, ascending."""
+    rank_base: Int64
+    rank_limit: Int64
+    rank_offset: Int64
+    """Place of each rank's base on the axis."""
+
+
+def expose(spans: Spans, exchanges: Exchanges, windows: Windows) -> Exposure:
+    """Return where the time of the windows went, by the spans of their ranks, whatever step these are of."""
+    num = len(CATEGORIES)
+    if not len(windows):
+        none = np.zeros((0, num), dtype=np.int64)
+        return Exposure(windows, none, none, np.zeros_like(spans.start_ns), np.zeros_like(spans.start_ns))
+    arrived = exchanges.arrived_ns(spans)
+    lane = _lanes(spans, windows)
+    grid = _cut(spans, arrived, lane, windows)
+    low, high = _pieces(spans, lane, grid)
+    owner = _paint_layers(spans, low, high, len(grid.begin))
+    blamed = _held_up_by(spans, low, high, owner, grid, lane)
+    category = _categories(spans, owner, blamed)
+    at_ns = _piece_times(grid)
+    exposed = np.flatnonzero(blamed != _NOBODY)
+    waits = exposed[at_ns[exposed] < arrived[blamed[exposed]]]
+    # a neighbour stage that is not there yet is the bubble; what a collective's members wait for is told beside it
+    span_waiting_ns = _totals(blamed[waits], grid.length[waits], len(spans.rank))
+    is_link = category[waits] == _INDEX[Category.PP]
+    category[waits[is_link]] = _INDEX[Category.BUBBLE]
+    waits = waits[~is_link]
+
+    def summed(pieces: NDArray[np.int64]) -> Int64:
+        cells = grid.window[pieces] * num + category[pieces]
+        return _totals(cells, grid.length[pieces], len(windows) * num).reshape(-1, num)
+
+    return Exposure(
+        windows=windows,
+        spent_ns=summed(np.flatnonzero(grid.window != _NOBODY)),
+        waiting_ns=summed(waits),
+        exposed_ns=_totals(blamed[exposed], grid.length[exposed], len(spans.rank)),
+        span_waiting_ns=span_waiting_ns,
+    )
+
+
+def _totals(cells: Int64, amounts: Int64, num_cells: int) -> Int64:
+    """Sum amounts by cell, exactly: bincount would go through floats."""
+    found = np.zeros(num_cells, dtype=np.int64)
+    np.add.at(found, cells, amounts)
+    return found
+
+
+def _lanes(spans: Spans, windows: Windows) -> Int64:
+    """Return for each span the place of its rank among those with windows, -1: none."""
+    ranks = np.unique(windows.rank)
+    place = np.minimum(np.searchsorted(ranks, spans.rank), len(ranks) - 1)
+    return np.where(ranks[place] == spans.rank, place, _NOBODY)
+
+
+def _cut(spans: Spans, arrived_ns: Int64, lane: Int64, windows: Windows) -> _Grid:
+    ranks, first = np.unique(windows.rank, return_index=True)
+    base = windows.begin_ns[first]
+    limit = np.maximum.reduceat(windows.end_ns, first)
+    offset = np.concatenate(([0], np.cumsum(limit - base + 1)))[:-1]
+    of_window = np.searchsorted(ranks, windows.rank)
+
+    def on_axis(times_ns: Int64, place: Int64) -> Int64:
+        placed: Int64 = offset[place] + np.clip(times_ns, base[place], limit[place]) - base[place]
+        return placed
+
+    has = np.flatnonzero(lane != _NOBODY)
+    shift = offset[of_window] - base[of_window]
+    begins, ends = windows.begin_ns + shift, windows.end_ns + shift
+    marks = [
+        begins,
+        ends,
+        on_axis(spans.start_ns[has], lane[has]),
+        on_axis(end_ns(spans)[has], lane[has]),
+        on_axis(arrived_ns[has], lane[has]),
+    ]
+    cuts = np.unique(np.concatenate(marks))
+    begin, length = cuts[:-1], np.diff(cuts)
+    window = np.searchsorted(begins, begin, side="right") - 1
+    window[begin >= ends[window]] = _NOBODY  # between two windows, or between two ranks
+    return _Grid(begin, length, window, ranks.astype(np.int64), base, limit, offset)
+
+
+def _pieces(spans: Spans, lane: Int64, grid: _Grid) -> tuple[Int64, Int64]:
+    """Return which pieces each span covers: from the first to before the second; none for those without a window."""
+    place = np.maximum(lane, 0)
+    base, limit, offset = grid.rank_base[place], grid.rank_limit[place], grid.rank_offset[place]
+    low = np.searchsorted(grid.begin, offset + np.clip(spans.start_ns, base, limit) - base)
+    # an open span lasts, as far as anybody knows, to the end of its window
+    last = np.where(spans.duration_ns == NO_DURATION, limit, end_ns(spans))
+    high = np.searchsorted(grid.begin, offset + np.clip(last, base, limit) - base)
+    high[lane == _NOBODY] = 0
+    low[lane == _NOBODY] = 0
+    return low.astype(np.int64), high.astype(np.int64)
+
+
+def _paint_layers(spans: Spans, low: Int64, high: Int64, num_pieces: int) -> NDArray[np.int8]:
+    """Return the category of each piece before communication is looked at."""
+    owner = np.full(num_pieces, _INDEX[Category.OTHER], dtype=np.int8)
+    for category, operations in _LAYERS:
+        rows = np.flatnonzero(np.isin(spans.operation, [operation.number for operation in operations]) & (high > low))
+        for begin, end in zip(low[rows].tolist(), high[rows].tolist(), strict=True):
+            owner[begin:end] = _INDEX[category]
+    return owner
+
+
+def _held_up_by(
+    spans: Spans, low: Int64, high: Int64, owner: NDArray[np.int8], grid: _Grid, lane: Int64
+) -> NDArray[np.int64]:
+    """Return for each piece the span of communication that was waited for, -1: none."""
+    is_communication = np.isin(spans.operation, [operation.number for operation in _COMMUNICATION_OF])
+    rows = np.flatnonzero(is_communication & (high > low) & (spans.duration_ns != NO_DURATION))
+    last = end_ns(spans)
+    rows = rows[np.argsort(-last[rows], kind="stable")]
+    in_gaps = _painted(rows, low, high, len(owner))
+    gap_end = _gap_ends(owner, grid)
+    open_there = np.flatnonzero((owner == _INDEX[Category.OTHER]) & (in_gaps != _NOBODY))
+    ends_within = last[in_gaps[open_there]] <= gap_end[open_there]
+    blamed = np.full(len(owner), _NOBODY, dtype=np.int64)
+    blamed[open_there[ends_within]] = in_gaps[open_there[ends_within]]
+    for category, operations in ((Category.COMPUTE, _IN_COMPUTE), (Category.OPTIMIZER, _IN_OPTIMIZER)):
+        nested = rows[np.isin(spans.operation[rows], [operation.number for operation in operations])]
+        index = _INDEX[category]
+        # what began before it, or goes on after it, was not waited for inside it
+        is_inside = (owner[low[nested]] == index) & (owner[high[nested] - 1] == index)
+        inside = _painted(nested[is_inside], low, high, len(owner))
+        chosen = np.flatnonzero((owner == index) & (inside != _NOBODY))
+        blamed[chosen] = inside[chosen]
+    return blamed
+
+
+def _painted(rows: Int64, low: Int64, high: Int64, num_pieces: int) -> NDArray[np.int64]:
+    """Return for each piece the last of the rows that covers it: of rows by falling end, that which ends first."""
+    found = np.full(num_pieces, _NOBODY, dtype=np.int64)
+    for row, begin, end in zip(rows.tolist(), low[rows].tolist(), high[rows].tolist(), strict=True):
+        found[begin:end] = row
+    return found
+
+
+def _gap_ends(owner: NDArray[np.int8], grid: _Grid) -> Int64:
+    """Return for each piece when the run of pieces of its owner and rank ends, in ns of its rank.
+
+    A run ends with a window that no other follows at once: what comes after it is not known.
+    """
+    rank = _piece_ranks(grid)
+    is_outside = grid.window == _NOBODY
+    changes = np.flatnonzero((np.diff(owner) != 0) | (np.diff(rank) != 0) | np.diff(is_outside)) + 1
+    last = np.concatenate((changes, [len(owner)])) - 1
+    lengths = np.diff(np.concatenate(([0], changes, [len(owner)])))
+    ends = _piece_times(grid)[last] + grid.length[last]
+    return np.repeat(np.minimum(ends, grid.rank_limit[rank[last]]), lengths)
+
+
+def _piece_ranks(grid: _Grid) -> Int64:
+    found: Int64 = np.searchsorted(grid.rank_offset, grid.begin, side="right") - 1
+    return found
+
+
+def _piece_times(grid: _Grid) -> Int64:
+    """Return when each piece begins, in ns of its rank."""
+    rank = _piece_ranks(grid)
+    times: Int64 = grid.begin - grid.rank_offset[rank] + grid.rank_base[rank]
+    return times
+
+
+def _categories(spans: Spans, owner: NDArray[np.int8], blamed: NDArray[np.int64]) -> NDArray[np.int8]:
+    of_operation = np.full(MAX_OPERATIONS, _INDEX[Category.OTHER_COMMUNICATION], dtype=np.int8)
+    for operation, of_it in _COMMUNICATION_OF.items():
+        of_operation[operation.number] = _INDEX[of_it]
+    category = owner.copy()
+    held = np.flatnonzero(blamed != _NOBODY)
+    category[held] = of_operation[spans.operation[blamed[held]]]
+    # the norm of the gradients is summed over tp, pp and dp: no tensor parallelism of layers
+    in_optimizer = held[owner[held] == _INDEX[Category.OPTIMIZER]]
+    category[in_optimizer] = _INDEX[Category.OTHER_COMMUNICATION]
+    return category

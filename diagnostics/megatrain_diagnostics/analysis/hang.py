@@ -1,0 +1,174 @@
+"""Who holds up a job that stands still, from what is known of each rank: who never entered which collective.
+
+The rule is megatrain.failures.hang's, which the driver acts by, too. Here it is fed from spans, black boxes or Flight
+Recorder dumps alike, and told with hosts and coordinates. Spans say less than black boxes: not which of several open
+exchanges a rank waits for; so it matters there what rank computes. Source: MegaScale sec. 5.2 and fig. 8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from megatrain.contracts.operations import operation_name
+from megatrain.failures.hang import Confidence, HangReport, Position, closest, hang_suspects, is_own_work
+from megatrain_diagnostics.events.roster import Roster
+from megatrain_diagnostics.events.tables import NO_DURATION, Selection, Spans
+
+
+@dataclass(frozen=True, slots=True)
+class RankStanding:
+    """Where one rank stands. `positions`: by the group's name that is unique in the job, as "dp:0+4x2"."""
+
+    rank: int
+    positions: Mapping[str, Position]
+    in_flight: str = ""
+    """The operation that it is in, innermost."""
+    step: int = -1
+    phase: str = ""
+    process_state: str = ""
+    """Of /proc, where somebody looked: T is stopped, Z is dead."""
+    is_busy: bool = False
+    """It was in a computation that began after all exchanges that are open."""
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """One rank that is to blame, as far as the evidence goes."""
+
+    rank: int
+    host: str
+    dp: int
+    pp: int
+    tp: int
+    step: int
+    doing: str
+    evidence: str
+
+
+@dataclass(frozen=True, slots=True)
+class HangFinding:
+    """Suspects, how sure that is, and for each rank whether it waits."""
+
+    report: HangReport
+    suspects: tuple[Suspect, ...]
+    hosts: tuple[str, ...]
+    waiting: frozenset[int]
+    silent: frozenset[int]
+    in_flight: Mapping[int, str]
+    """By rank, what it is in; none where that is not known."""
+
+
+def group_key(name: str, first_rank: int, num_ranks: int, stride: int) -> str:
+    """Return the name that tells a group from all others of the job, as executors write it: "dp:0+4x2"."""
+    return f"{name}:{first_rank}+{num_ranks}x{stride}"
+
+
+def roster_groups(roster: Roster) -> dict[str, tuple[int, ...]]:
+    """Return the members of all groups that ranks told of, in order of rank."""
+    told = {
+        group_key(one.name, one.first_rank, one.num_ranks, one.stride): one
+        for one in set(roster.groups.values())
+        if one.stride
+    }
+    world_size = roster.layout.world_size
+    return {key: tuple(rank for rank in sorted(one.ranks) if 0 <= rank < world_size) for key, one in told.items()}
+
+
+def standings_of_spans(spans: Spans, roster: Roster) -> dict[int, RankStanding]:
+    """Return where the ranks stand by their spans: the newest exchange of each group that was begun, and ended."""
+    rows = np.flatnonzero((spans.incarnation == roster.incarnation) & (spans.group > 0))
+    positions: dict[int, dict[str, Position]] = {int(rank): {} for rank in np.unique(spans.rank)}
+    for rank, group, entered, finished in _newest_places(spans, rows):
+        members = roster.groups.get((rank, group))
+        if members is not None and members.stride:
+            key = group_key(members.name, members.first_rank, members.num_ranks, members.stride)
+            positions[rank][key] = Position(entered, finished)
+    busy = _innermost(spans, roster.incarnation)
+    return {
+        rank: RankStanding(
+            rank,
+            found,
+            in_flight=operation_name(int(spans.operation[busy[rank]])) if rank in busy else "",
+            step=int(spans.step[busy[rank]]) if rank in busy else -1,
+            is_busy=rank in busy and is_own_work(operation_name(int(spans.operation[busy[rank]]))),
+        )
+        for rank, found in positions.items()
+    }
+
+
+def find_hang(
+    standings: Mapping[int, RankStanding],
+    groups: Mapping[str, Sequence[int]],
+    roster: Roster,
+    silent: Iterable[int] = (),
+) -> HangFinding:
+    """Return who holds up the job. `silent`: ranks without data beside those that are in no standing."""
+    world = range(roster.layout.world_size)
+    mute = {*silent, *(rank for rank in world if rank not in standings)}
+    report = _dead(standings) or hang_suspects(
+        {rank: one.positions for rank, one in standings.items()},
+        groups,
+        mute,
+        [rank for rank, one in standings.items() if one.is_busy],
+    )
+    suspects = tuple(_suspect(rank, standings, report, roster) for rank in report.suspects if rank in world)
+    return HangFinding(
+        report=report,
+        suspects=suspects,
+        hosts=tuple(dict.fromkeys(one.host for one in suspects if one.host)),
+        waiting=frozenset(report.waits_for),
+        silent=frozenset(rank for rank in report.silent if rank in world),
+        in_flight={rank: one.in_flight for rank, one in sorted(standings.items()) if one.in_flight},
+    )
+
+
+def _newest_places(spans: Spans, rows: Selection) -> Iterable[tuple[int, int, int, int]]:
+    """Yield (rank, group, newest exchange begun, the last one before the first that is open)."""
+    if not len(rows):
+        return
+    rank, group = spans.rank[rows].astype(np.int64), spans.group[rows].astype(np.int64)
+    place = spans.collective[rows].astype(np.int64)
+    # of those before an open one none may have been streamed: that it is open is what counts
+    ended = np.where(spans.duration_ns[rows] != NO_DURATION, np.iinfo(np.int64).max, place - 1)
+    order = np.lexsort((group, rank))
+    rank, group, place, ended = rank[order], group[order], place[order], ended[order]
+    starts = np.flatnonzero(np.r_[True, (np.diff(rank) != 0) | (np.diff(group) != 0)])
+    entered = np.maximum.reduceat(place, starts)
+    finished = np.minimum(entered, np.minimum.reduceat(ended, starts))
+    yield from zip(rank[starts].tolist(), group[starts].tolist(), entered.tolist(), finished.tolist(), strict=True)
+
+
+def _innermost(spans: Spans, incarnation: int) -> dict[int, int]:
+    """Return for each rank the row of the open span that began last."""
+    rows = np.flatnonzero((spans.incarnation == incarnation) & (spans.duration_ns == NO_DURATION))
+    if not len(rows):
+        return {}
+    rows = rows[np.lexsort((spans.sequence[rows], spans.rank[rows]))]
+    is_last = np.r_[np.diff(spans.rank[rows]) != 0, True]
+    return {int(spans.rank[row]): int(row) for row in rows[is_last]}
+
+
+def _dead(standings: Mapping[int, RankStanding]) -> HangReport | None:
+    """Return the report on processes that cannot move: the plainest sign."""
+    dead = tuple(sorted(rank for rank, one in standings.items() if one.process_state in ("T", "t", "Z", "X")))
+    if not dead:
+        return None
+    words = ", ".join(f"rank {rank} ({standings[rank].process_state})" for rank in dead[:8])
+    return HangReport(dead, Confidence.CERTAIN, f"stopped or dead by /proc: {words}", (), {}, ())
+
+
+def _suspect(rank: int, standings: Mapping[int, RankStanding], report: HangReport, roster: Roster) -> Suspect:
+    at, one = roster.coordinate(rank), standings.get(rank)
+    missed = closest(entry for entry in report.missing if rank in entry.held_up_by)
+    if one is None or rank in report.silent:
+        evidence = "logs nothing"
+    elif missed is None:
+        evidence = report.reason
+    else:
+        verb = "never entered" if rank in missed.absent else "does not wait for the end of"
+        evidence = f"{verb} collective {missed.sequence} of {missed.group}; {len(missed.waiting)} wait in it"
+    doing = "" if one is None else one.in_flight or one.phase
+    return Suspect(rank, roster.host_of(rank), at.dp, at.pp, at.tp, -1 if one is None else one.step, doing, evidence)

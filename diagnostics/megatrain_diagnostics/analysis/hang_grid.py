@@ -1,0 +1,58 @@
+"""All ranks of a job drawn as letters on the tp x pp x dp grid: who waits, who is suspected, who says nothing.
+
+A line is one replica (dp), a block one stage, a letter one tp rank (MegaScale fig. 8). Lines that look alike are drawn
+once: of 12,288 ranks few are news.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from megatrain.contracts.layout import Layout
+
+SUSPECT, OUTLIER, SILENT, WAITING, OTHER = "X", "o", "?", "w", "."
+LEGEND = (
+    f"{SUSPECT} suspect, {OUTLIER} its stack is not like the others', {SILENT} silent, {WAITING} waits, {OTHER} other"
+)
+
+
+def rank_letters(
+    layout: Layout,
+    suspects: Collection[int],
+    outliers: Collection[int],
+    silent: Collection[int],
+    waiting: Collection[int],
+) -> str:
+    """Return a letter for each rank, in order of rank; the worst that is true of it."""
+    letters = [OTHER] * layout.world_size
+    for letter, ranks in ((WAITING, waiting), (SILENT, silent), (OUTLIER, outliers), (SUSPECT, suspects)):
+        for rank in ranks:
+            if 0 <= rank < layout.world_size:
+                letters[rank] = letter
+    return "".join(letters)
+
+
+def grid_lines(layout: Layout, letters: str) -> list[str]:
+    """Return the drawing: a heading, then replicas, those in a row that look alike as one line."""
+    tp, dp, pp = layout.tp_size, layout.dp_size, layout.pp_size
+    rows = [
+        [letters[(stage * dp + replica) * tp : (stage * dp + replica + 1) * tp] for stage in range(pp)]
+        for replica in range(dp)
+    ]
+    names: list[str] = []
+    drawn: list[list[str]] = []
+    first = 0
+    for replica in range(1, dp + 1):
+        if replica < dp and rows[replica] == rows[first]:
+            continue
+        names.append(f"dp {first}" if replica == first + 1 else f"dp {first}-{replica - 1}")
+        drawn.append(rows[first])
+        first = replica
+    heads = [f"pp {stage}" for stage in range(pp)]
+    width, cell = max(map(len, names)), max(tp, max(map(len, heads)))
+    lines = [" " * width + "  " + "  ".join(head.ljust(cell) for head in heads).rstrip()]
+    lines += [
+        f"{name:<{width}}  " + "  ".join(c.ljust(cell) for c in row).rstrip()
+        for name, row in zip(names, drawn, strict=True)
+    ]
+    return lines

@@ -1,0 +1,146 @@
+"""Whether the network is slow although everybody had arrived.
+
+The rank of a group that waits least in its collectives came last, and what it takes is nearly the transfer alone;
+this needs no clock. A group is slow against groups of the same kind and bytes, and against its own past. Where no group
+tells (pipeline links show only in receives), the network is what is left when steps became longer and nobody computes,
+loads or collects longer. A host is named where it is in all slow groups and in no other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from megatrain_diagnostics.analysis.findings import Thresholds
+from megatrain_diagnostics.analysis.history import Window
+from megatrain_diagnostics.analysis.own_time import Aspect
+from megatrain_diagnostics.analysis.peers import Floats, Peers
+from megatrain_diagnostics.events.roster import Roster
+
+_TIMES = 1.5
+"""A transfer is slow that takes so many times what it did, or what that of its peers does."""
+_LEAST_PAST = 4
+"""Steps that make a past."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlowNetwork:
+    """Units: seconds a step."""
+
+    kind: str
+    """"data-parallel", "tensor-parallel", or "waiting": by elimination."""
+    hosts: tuple[str, ...]
+    """That it may be: one, where that can be told."""
+    ranks: tuple[int, ...]
+    excess_s: float
+    now_s: float
+    before_s: float
+    """Or what peers take, where there is no past."""
+    is_against_peers: bool
+    is_against_past: bool
+
+
+def slow_groups(
+    window: Window, past: Window, bytes_of: dict[str, Floats], peers: Peers, roster: Roster, thresholds: Thresholds
+) -> tuple[SlowNetwork, ...]:
+    """Return the kinds of groups of which some are slow. `bytes_of`: of a kind, the bytes of each rank a step."""
+    layout = roster.layout
+    grid = np.arange(layout.world_size).reshape(layout.pp_size, layout.dp_size, layout.tp_size)
+    stage_scale = np.median(window.scale, axis=0)[grid[:, 0, 0]].astype(np.float64)
+    found = []
+    for kind, now, before, members in (
+        ("data-parallel", window.dp_transfer_s, past.dp_transfer_s, grid.transpose(0, 2, 1)),
+        ("tensor-parallel", window.tp_transfer_s, past.tp_transfer_s, grid),
+    ):
+        if members.shape[2] < 2 or not len(window.steps):
+            continue
+        if not _has_step_risen(window, past, thresholds):
+            before = before[:0]  # whatever takes longer than at first, it is hidden behind something else
+        one = _slow_kind(kind, now, before, members, bytes_of[kind], stage_scale, roster, thresholds)
+        if one is not None:
+            found.append(one)
+    return tuple(found)
+
+
+def _has_step_risen(window: Window, past: Window, thresholds: Thresholds) -> bool:
+    if len(past.steps) < _LEAST_PAST:
+        return False
+    return bool(np.median(window.step_s) >= (1.0 + thresholds.excess) * np.median(past.step_s))
+
+
+def _slow_kind(
+    kind: str,
+    now: Floats,
+    before: Floats,
+    members: np.ndarray,
+    bytes_of: Floats,
+    stage_scale: Floats,
+    roster: Roster,
+    thresholds: Thresholds,
+) -> SlowNetwork | None:
+    seconds = np.median(now, axis=0)
+    least = thresholds.excess * stage_scale[:, None]
+    is_seen = (now >= least).mean(axis=0) >= 0.5
+    usual = np.median(before, axis=0) if len(before) >= _LEAST_PAST else seconds
+    against_past = (seconds - usual >= least) & (seconds >= _TIMES * usual) & is_seen
+    expected = _expected(seconds, bytes_of[members[:, :, 0]])
+    against_peers = (seconds - expected >= least) & (seconds >= _TIMES * expected) & is_seen
+    is_slow = against_past | against_peers
+    if not is_slow.any():
+        return None
+    excess = np.where(against_past, seconds - usual, seconds - expected) * is_slow
+    worst = np.unravel_index(int(np.argmax(excess)), excess.shape)
+    slow = [tuple(sorted({roster.host_of(rank) for rank in ranks})) for ranks in members[is_slow].tolist()]
+    sound = [{roster.host_of(rank) for rank in ranks} for ranks in members[~is_slow].tolist()]
+    return SlowNetwork(
+        kind=kind,
+        hosts=_suspects(slow, sound),
+        ranks=tuple(sorted(members[is_slow].ravel().tolist())),
+        excess_s=float(excess[worst]),
+        now_s=float(seconds[worst]),
+        before_s=float((usual if against_past[worst] else expected)[worst]),
+        is_against_peers=bool(against_peers[worst]),
+        is_against_past=bool(against_past[worst]),
+    )
+
+
+def _expected(seconds: Floats, num_bytes: Floats) -> Floats:
+    """Return what each group would take at the typical speed of the OTHER groups; its own time where there are none."""
+    speed = np.where(num_bytes > 0.0, seconds / np.maximum(num_bytes, 1.0), 0.0).ravel()
+    known = np.flatnonzero(num_bytes.ravel() > 0.0)
+    expected = seconds.ravel().copy()
+    for place in known.tolist():
+        others = known[known != place]
+        if len(others) >= 2:
+            expected[place] = np.median(speed[others]) * num_bytes.ravel()[place]
+    return expected.reshape(seconds.shape)
+
+
+def _suspects(slow: list[tuple[str, ...]], sound: list[set[str]]) -> tuple[str, ...]:
+    """Return the hosts that all slow groups have and no sound one; where that is nobody, all of the slow groups."""
+    everywhere = set(slow[0]).intersection(*slow[1:])
+    guilty = everywhere.difference(*sound)
+    return tuple(sorted(guilty or everywhere or set().union(*slow)))
+
+
+def by_elimination(window: Window, past: Window, peers: Peers, thresholds: Thresholds) -> SlowNetwork | None:
+    """Return what is left when steps became longer and no rank computes, loads or collects longer."""
+    if len(past.steps) < _LEAST_PAST or not len(window.steps):
+        return None
+    now_s, before_s = float(np.median(window.step_s)), float(np.median(past.step_s))
+    excess_s = now_s - before_s
+    is_long = window.step_s >= before_s + thresholds.excess * before_s
+    if before_s <= 0.0 or excess_s < thresholds.excess * before_s or is_long.mean() < 0.5:
+        return None
+    risen = np.median(window.own, axis=0) - np.median(past.own, axis=0)
+    risen[Aspect.GC] = window.own[:, Aspect.GC].mean(axis=0) - past.own[:, Aspect.GC].mean(axis=0)
+    risen[Aspect.DATA] = window.own[:, Aspect.DATA].mean(axis=0) - past.own[:, Aspect.DATA].mean(axis=0)
+    own = risen[[Aspect.COMPUTE, Aspect.DATA, Aspect.GC]].clip(min=0.0).sum(axis=0)
+    if own.max() >= 0.5 * excess_s or np.median(risen[Aspect.WAIT]) < 0.5 * excess_s:
+        return None
+    waiting = np.flatnonzero(risen[Aspect.WAIT] >= 0.5 * excess_s)
+    return SlowNetwork(
+        kind="waiting", hosts=(), ranks=tuple(waiting[: peers.num_ranks].tolist()), excess_s=excess_s, now_s=now_s,
+        before_s=before_s, is_against_peers=False, is_against_past=True,
+    )  # fmt: skip

@@ -1,0 +1,80 @@
+"""What of a step is a rank's own doing, and what is waiting: operations summed to a few aspects.
+
+A pass of the model holds the tensor-parallel collectives inside, which wait for the neighbours in the same layer: they
+are taken out of own compute. Waiting is all that ends only when others have come: collectives and receives.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import numpy as np
+
+from megatrain.contracts.operations import Operation
+from megatrain_diagnostics.analysis.peers import Floats, Indices
+from megatrain_diagnostics.analysis.step_ring import OVERLAPPED, StepRow
+
+
+class Aspect(IntEnum):
+    """Rows of `aspects`."""
+
+    COMPUTE = 0
+    DATA = 1
+    GC = 2
+    WAIT = 3
+
+
+_PASSES = (Operation.FORWARD_COMPUTE.number, Operation.BACKWARD_COMPUTE.number)
+_INSIDE_PASSES = (
+    Operation.TP_ALL_GATHER.number,
+    Operation.TP_REDUCE_SCATTER.number,
+    Operation.TP_ALL_REDUCE.number,
+)
+_WAITS = tuple(
+    operation.number
+    for operation in Operation
+    if (operation.is_collective or operation in (Operation.FORWARD_RECV, Operation.BACKWARD_RECV))
+    and operation not in (*OVERLAPPED, Operation.CHECKPOINT_EXCHANGE)
+)
+NO_TRAINING = tuple(
+    operation.number
+    for operation in (Operation.CHECKPOINT, Operation.CHECKPOINT_LOAD, Operation.EVALUATION, Operation.INIT)
+)
+"""A step whose sums hold one of these is not compared: sums count what ended since the step before."""
+
+_LEAST_SCALE_S = 1e-9
+
+
+def aspects(row: StepRow) -> Floats:
+    """Return seconds by aspect, 0 where nobody came. Shapes: [aspects, ranks]."""
+    passes = row.sum_of(_PASSES)
+    inside = np.minimum(row.sum_of(_INSIDE_PASSES), passes)
+    found = np.stack([
+        passes - inside + row.of(Operation.OPTIMIZER.number),
+        row.of(Operation.DATA_WAIT.number),
+        row.of(Operation.GC.number),
+        row.sum_of(_WAITS) + row.longest.sum(axis=0),
+    ])  # fmt: skip
+    found[:, ~row.has_come] = 0.0
+    return found
+
+
+def is_only_training(row: StepRow) -> bool:
+    """Return whether no rank saved, evaluated or loaded since the step before."""
+    return not row.sum_of(NO_TRAINING).any()
+
+
+def typical_step_s(row: StepRow) -> float:
+    """Return the median duration of the step over the ranks that came; 0 where nobody did."""
+    found = row.of(Operation.STEP.number)[row.has_come]
+    return float(np.median(found)) if len(found) else 0.0
+
+
+def scale_of(stage_medians: Floats, stage_of: Indices, step_s: float) -> Floats:
+    """Return what excesses are parts of: the typical own compute of each rank's stage, else the step. Shapes: [ranks].
+
+    Never 0, so that no quotient is without a value.
+    """
+    typical = np.where(stage_medians > 0.0, stage_medians, step_s)
+    scale: Floats = np.maximum(typical, _LEAST_SCALE_S)[stage_of]
+    return scale

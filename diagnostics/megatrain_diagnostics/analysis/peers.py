@@ -1,0 +1,106 @@
+"""Who does the same work as a rank, and how far it is from them.
+
+Peers are the ranks of the same stage (a stage's chunks are the same on all of them). In a job of few hosts a rank is
+compared with the peers on OTHER hosts, because a slow host may hold half of a stage and would shift the median; among
+many hosts the median over all of them stands anyway. Spread is the median absolute deviation, and never less than a
+floor: peers that agree to the microsecond would make a straggler of whoever is two microseconds late.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megatrain_diagnostics.events.roster import Roster
+
+Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+Indices = NDArray[np.int64]
+
+MAD_TO_SIGMA = 1.4826
+"""Of a normal distribution."""
+_FEW_HOSTS = 8
+"""With more hosts in a stage than this, one of them cannot shift the median of all by much."""
+_FEW_RANKS = 16
+_MIN_ELSEWHERE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """These ranks are compared with those."""
+
+    members: Indices
+    references: Indices
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reference:
+    """What peers come to. Shapes: median and spread [k, ranks]; num_peers [ranks]."""
+
+    median: Floats
+    spread: Floats
+    num_peers: Indices
+
+
+class Peers:
+    """The comparisons of one incarnation."""
+
+    def __init__(self, roster: Roster) -> None:
+        self.num_ranks = roster.layout.world_size
+        self.stage_of: Indices = roster.stage_of.astype(np.int64)
+        self.num_stages = roster.layout.pp_size
+        hosts = [roster.host_of(rank) for rank in range(self.num_ranks)]
+        self.comparisons: list[Comparison] = []
+        for stage in range(self.num_stages):
+            self.comparisons += _comparisons(np.flatnonzero(self.stage_of == stage), hosts)
+        everybody = np.ones(self.num_ranks, dtype=bool)
+        self.num_peers = self.reference(np.zeros((1, self.num_ranks)), everybody).num_peers
+        """Of each rank, if everybody comes."""
+
+    def reference(self, values: Floats, has_come: Flags) -> Reference:
+        """Return what the peers of each rank come to, those left out that did not come.
+
+        A rank without peers is its own reference. Shapes: values [k, ranks], has_come [ranks].
+        """
+        median, spread = values.copy(), np.zeros_like(values)
+        num_peers = np.zeros(self.num_ranks, dtype=np.int64)
+        is_whole = bool(has_come.all())
+        for one in self.comparisons:
+            others = one.references if is_whole else one.references[has_come[one.references]]
+            if not len(others):
+                continue
+            found = values[:, others]
+            middle = np.median(found, axis=1, keepdims=True)
+            median[:, one.members] = middle
+            spread[:, one.members] = np.median(np.abs(found - middle), axis=1, keepdims=True)
+            num_peers[one.members] = len(others) - (one.members is one.references)
+        return Reference(median, MAD_TO_SIGMA * spread, num_peers)
+
+    def stage_medians(self, values: Floats, has_come: Flags) -> Floats:
+        """Return the median of each stage, 0 where nobody came. Shapes: values [ranks]; result [stages]."""
+        medians = np.zeros(self.num_stages)
+        for stage in range(self.num_stages):
+            found = values[(self.stage_of == stage) & has_come]
+            medians[stage] = np.median(found) if len(found) else 0.0
+        return medians
+
+
+def _comparisons(ranks: Indices, hosts: list[str]) -> list[Comparison]:
+    """Return the comparisons within one stage."""
+    by_host: dict[str, list[int]] = {}
+    for rank in ranks.tolist():
+        by_host.setdefault(hosts[rank], []).append(rank)
+    if len(by_host) > _FEW_HOSTS or (len(by_host) == 1 and len(ranks) > _FEW_RANKS):
+        return [Comparison(ranks, ranks)]
+    found = []
+    for own in by_host.values():
+        elsewhere = np.setdiff1d(ranks, own)
+        if len(elsewhere) >= _MIN_ELSEWHERE:
+            found.append(Comparison(np.array(own, dtype=np.int64), elsewhere))
+        elif len(ranks) <= _FEW_RANKS:
+            found += [Comparison(np.array([rank], dtype=np.int64), ranks[ranks != rank]) for rank in own]
+        else:
+            found.append(Comparison(np.array(own, dtype=np.int64), ranks))
+    return found

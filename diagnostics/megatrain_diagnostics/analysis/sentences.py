@@ -1,0 +1,123 @@
+"""Findings in words: each sentence holds the figures that it rests on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from megatrain.contracts.host_verdict import Cause, VerdictConfidence
+from megatrain_diagnostics.analysis.candidates import Candidates
+from megatrain_diagnostics.analysis.findings import Finding
+from megatrain_diagnostics.analysis.network import SlowNetwork
+from megatrain_diagnostics.analysis.own_time import Aspect
+from megatrain_diagnostics.events.roster import Roster
+
+_DOES = {
+    Aspect.COMPUTE: "computes",
+    Aspect.DATA: "waits for data",
+    Aspect.GC: "collects garbage",
+}
+_MEANS = {
+    Cause.LENGTHS: "its compute follows the squared lengths of its documents: the samples, not the host",
+    Cause.GC: "garbage collection: plan it for all ranks at once (train.gc_interval), another host does the same",
+    Cause.DATA: "its data comes late: look at the storage or the loader of that host",
+}
+
+
+def place_of(rank: int, roster: Roster) -> str:
+    """Return "rank 5 (dp 1, stage 0, tp 0) on host-2"."""
+    at = roster.coordinate(rank)
+    host = roster.host_of(rank) or "a host that is not known"
+    return f"rank {rank} (dp {at.dp}, stage {at.pp}, tp {at.tp}) on {host}"
+
+
+def rank_sentences(finding: Finding, one: Candidates, roster: Roster) -> Finding:
+    """Return the finding with its evidence in words."""
+    worst = finding.ranks[0]
+    peers = "its only peer" if finding.num_peers == 1 else f"its {finding.num_peers} peers"
+    first = (
+        f"{place_of(worst, roster)} {_DOES[one.aspect]} {_ms(finding.excess_s)} a step longer than {peers}: "
+        f"{100 * finding.excess:.0f} % of the stage's compute, score {finding.score:.1f}, "
+        f"in {finding.num_seen} of {finding.num_steps} steps"
+    )
+    said = [first]
+    if one.agrees(worst):
+        said.append(f"the others wait for it: it waits {_ms(finding.wait_deficit_s)} a step less than {peers}")
+    else:
+        said.append(
+            f"the second signal does not agree: it waits only {_ms(max(0.0, finding.wait_deficit_s))} a step less "
+            f"than {peers}"
+        )
+    said += _of_hosts(finding, roster)
+    if finding.cause in _MEANS:
+        said.append(_MEANS[finding.cause])
+    if finding.confidence is VerdictConfidence.LOW and one.agrees(worst) and finding.num_peers == 1:
+        said.append("with one peer only its own past could tell which of the two is at fault, and that does not")
+    return replace(finding, evidence=tuple(said))
+
+
+def _of_hosts(finding: Finding, roster: Roster) -> list[str]:
+    said = []
+    for host in finding.hosts:
+        own = roster.ranks_on(host)
+        slow = [rank for rank in finding.ranks if roster.host_of(rank) == host]
+        if len(own) > 1:
+            said.append(f"of the {len(own)} ranks of {host} {'all are' if len(slow) == len(own) else _are(slow)} slow")
+    return said
+
+
+def _are(ranks: list[int]) -> str:
+    shown = ", ".join(map(str, ranks[:8]))
+    return f"rank {shown} is" if len(ranks) == 1 else f"ranks {shown} are"
+
+
+def stage_sentences(finding: Finding, num_stages: int, has_risen: bool) -> Finding:
+    """Return the finding of a slow stage with its evidence in words."""
+    last = ", the last one with the loss" if finding.stage == num_stages - 1 else ""
+    first = (
+        f"all {len(finding.ranks)} ranks of stage {finding.stage}{last} compute {_ms(finding.excess_s)} a step longer "
+        f"than the other stages: {100 * finding.excess:.0f} %, in {finding.num_seen} of {finding.num_steps} steps"
+    )
+    said = [first]
+    if has_risen:
+        hosts = ", ".join(finding.hosts) or "its hosts"
+        said.append(f"it was not so at first, and the partition has not changed: look at {hosts}")
+    else:
+        said.append("the model is cut unevenly: another parallel.pp_size or num_chunks may cut it better")
+    return replace(finding, evidence=tuple(said))
+
+
+def rotating_sentence(cause: Cause, num_ranks: int, excess_s: float, scale: float, correlation: float) -> str:
+    """Return what is said of a slowness that is another rank's each step."""
+    share = f"{_ms(excess_s)} a step, {100 * excess_s / scale:.0f} % of a stage's compute, in turn on {num_ranks} ranks"
+    if cause is Cause.GC:
+        return f"ranks collect garbage at different moments: {share}; plan it for all at once (train.gc_interval)"
+    return (
+        f"the slowest rank is another one each step: {share}; compute follows the samples (Pearson {correlation:.2f})"
+    )
+
+
+def network_sentences(one: SlowNetwork) -> tuple[str, ...]:
+    """Return the evidence of a slow network in words."""
+    if one.kind == "waiting":
+        waiting = f"{len(one.ranks)} ranks wait {_ms(one.excess_s)} longer for what is sent"
+        return (
+            f"steps take {_ms(one.now_s)}, at first {_ms(one.before_s)}",
+            f"no rank computes, loads or collects longer: {waiting}",
+        )
+    against = " and ".join(
+        text
+        for text, holds in (("at first", one.is_against_past), ("in groups like it", one.is_against_peers))
+        if holds
+    )
+    said = [
+        f"{one.kind} transfers take {_ms(one.now_s)} a step when everybody has arrived, {_ms(one.before_s)} {against}"
+    ]
+    if len(one.hosts) == 1:
+        said.append(f"all slow groups have {one.hosts[0]}, and no other group has it")
+    else:
+        said.append(f"which of {len(one.hosts)} hosts it is cannot be told from groups that all of them are in")
+    return tuple(said)
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1.0 else f"{1e3 * seconds:.1f} ms"

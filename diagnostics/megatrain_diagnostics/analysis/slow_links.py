@@ -1,0 +1,212 @@
+"""Which groups, links and hosts are slower than their like, and which single exchanges were hot spots.
+
+Compared are exchanges of equal kind, operation and size; a group or link is slow when its median transfer time is more
+than 10 % above the median over the groups of its kind (Greyhound), of which there must be three at least. A host is
+suspected when the most of its groups and links are slow, by more than those of the hosts beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from megatrain.contracts.operations import operation_name
+from megatrain_diagnostics.analysis.exchanges import Exchanges
+from megatrain_diagnostics.events.roster import GroupMembers, Roster
+from megatrain_diagnostics.events.tables import Float64, Int64, Spans
+
+SLOW_EXCESS = 0.1
+_LEAST_GROUPS = 3
+_LEAST_EXCHANGES = 3
+_MOST_SLOW = 20
+_MOST_HOT = 10
+_MOST_UNEQUAL = 10
+_UNEQUAL_BYTES = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class SlowGroup:
+    """A group, or a link of two, whose transfers take longer than those of its like."""
+
+    group: str
+    operation: str
+    ranks: tuple[int, ...]
+    hosts: tuple[str, ...]
+    count: int
+    transfer_s: float
+    expected_s: float
+    """The median over the groups of its kind."""
+
+    @property
+    def excess(self) -> float:
+        """Return how much longer, 0.1: 10 %."""
+        return self.transfer_s / self.expected_s - 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class SlowHost:
+    """A host whose groups and links are slow. `excess` is the mean over the slow ones."""
+
+    host: str
+    num_slow: int
+    num_groups: int
+    excess: float
+
+
+@dataclass(frozen=True, slots=True)
+class HotSpot:
+    """One exchange that took far longer than its like."""
+
+    step: int
+    group: str
+    operation: str
+    ranks: tuple[int, ...]
+    num_bytes: int
+    transfer_s: float
+    expected_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class UnequalLoad:
+    """A member that gives or takes much more than the others of its group: a hot expert, an unequal cut."""
+
+    rank: int
+    group: str
+    operation: str
+    num_bytes: int
+    mean_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SlowLinks:
+    """What stands out."""
+
+    groups: tuple[SlowGroup, ...]
+    hosts: tuple[SlowHost, ...]
+    hot_spots: tuple[HotSpot, ...]
+    unequal: tuple[UnequalLoad, ...]
+    num_compared: int
+    """Groups and links that have enough of their like to be compared with."""
+
+
+def find_slow_links(
+    spans: Spans, exchanges: Exchanges, chosen: Int64, transfer_s: Float64, classes: Int64, roster: Roster
+) -> SlowLinks:
+    """Return what stands out among the chosen exchanges; `classes` says of each which are its like."""
+    slow: list[SlowGroup] = []
+    compared: list[GroupMembers] = []
+    hot: list[HotSpot] = []
+    for number in np.unique(classes).tolist():
+        own = np.flatnonzero(classes == number)
+        median = float(np.median(transfer_s[own]))
+        hot += _hot_spots(exchanges, chosen[own], transfer_s[own], median, spans)
+        by_group = _medians(exchanges.group_of[chosen[own]], transfer_s[own])
+        if len(by_group) < _LEAST_GROUPS:
+            continue
+        expected = float(np.median([seconds for seconds, _ in by_group.values()]))
+        for group, (seconds, count) in by_group.items():
+            members = exchanges.groups[group]
+            compared.append(members)
+            if seconds > expected * (1.0 + SLOW_EXCESS):
+                operation = operation_name(int(exchanges.operation[chosen[own[0]]]))
+                hosts = _hosts(members, roster)
+                slow.append(SlowGroup(members.name, operation, _shown(members), hosts, count, seconds, expected))
+    slow.sort(key=lambda one: -one.excess)
+    return SlowLinks(
+        groups=tuple(slow[:_MOST_SLOW]),
+        hosts=tuple(_slow_hosts(slow, compared, roster)),
+        hot_spots=tuple(sorted(hot, key=lambda one: one.expected_s - one.transfer_s)[:_MOST_HOT]),
+        unequal=tuple(_unequal_loads(spans, exchanges, chosen)),
+        num_compared=len(compared),
+    )
+
+
+def _medians(group_of: Int64, transfer_s: Float64) -> dict[int, tuple[float, int]]:
+    """Return the median transfer time and the number of exchanges of each group that has enough."""
+    order = np.argsort(group_of, kind="stable")
+    groups, first = np.unique(group_of[order], return_index=True)
+    parts = np.split(transfer_s[order], first[1:])
+    return {
+        int(group): (float(np.median(part)), len(part))
+        for group, part in zip(groups, parts, strict=True)
+        if len(part) >= _LEAST_EXCHANGES
+    }
+
+
+def _hot_spots(
+    exchanges: Exchanges, chosen: Int64, transfer_s: Float64, median: float, spans: Spans
+) -> Sequence[HotSpot]:
+    """Return the exchanges far off: twice the median, and as far from it as no noise of their like is."""
+    spread = float(np.median(np.abs(transfer_s - median)))
+    limit = median + max(median, 10.0 * spread)
+    places = np.flatnonzero(transfer_s > limit)
+    worst = places[np.argsort(-transfer_s[places])][:_MOST_HOT]
+    found = []
+    for place in worst.tolist():
+        number = int(chosen[place])
+        members = exchanges.groups[int(exchanges.group_of[number])]
+        found.append(
+            HotSpot(
+                step=int(exchanges.step[number]),
+                group=members.name,
+                operation=operation_name(int(exchanges.operation[number])),
+                ranks=_shown(members),
+                num_bytes=int(spans.num_bytes[exchanges.parts[exchanges.first[number]]]),
+                transfer_s=float(transfer_s[place]),
+                expected_s=median,
+            )
+        )
+    return found
+
+
+def _slow_hosts(slow: Sequence[SlowGroup], compared: Sequence[GroupMembers], roster: Roster) -> Sequence[SlowHost]:
+    num_groups: dict[str, int] = {}
+    for members in compared:
+        for host in _hosts(members, roster):
+            num_groups[host] = num_groups.get(host, 0) + 1
+    excesses: dict[str, list[float]] = {}
+    for one in slow:
+        for host in one.hosts:
+            excesses.setdefault(host, []).append(one.excess)
+    shares = {host: len(found) / num_groups[host] for host, found in excesses.items()}
+    # a slow host slows the links to it too: their other ends share some slow ones, it alone has most of its own slow
+    worst = max(shares.values(), default=0.0)
+    found = [
+        SlowHost(host, len(its), num_groups[host], float(np.mean(its)))
+        for host, its in excesses.items()
+        if shares[host] >= max(0.5, worst)
+    ]
+    return sorted(found, key=lambda one: -one.excess)
+
+
+def _unequal_loads(spans: Spans, exchanges: Exchanges, chosen: Int64) -> Sequence[UnequalLoad]:
+    is_chosen = np.zeros(len(exchanges), dtype=bool)
+    is_chosen[chosen] = True
+    group_sizes = np.array([group.num_ranks for group in exchanges.groups], dtype=np.int64)
+    rows = exchanges.parts[np.repeat(is_chosen, exchanges.num_parts)]
+    if not len(rows):
+        return []
+    group = exchanges.group_of[exchanges.exchange_of[rows]]
+    rows, group = rows[group_sizes[group] > 2], group[group_sizes[group] > 2]  # a link has one load
+    keys = np.stack([group, exchanges.operation[exchanges.exchange_of[rows]], spans.rank[rows]], axis=1)
+    members, of_row = np.unique(keys, axis=0, return_inverse=True)
+    loads = np.bincount(of_row.reshape(-1), weights=spans.num_bytes[rows], minlength=len(members))
+    found = []
+    _, of_member = np.unique(members[:, :2], axis=0, return_inverse=True)
+    means = np.bincount(of_member.reshape(-1), weights=loads) / np.bincount(of_member.reshape(-1))
+    for place in np.flatnonzero(loads > means[of_member.reshape(-1)] * (1.0 + _UNEQUAL_BYTES)).tolist():
+        mean = means[of_member.reshape(-1)[place]]
+        group_index, operation, rank = members[place].tolist()
+        name = exchanges.groups[group_index].name
+        found.append(UnequalLoad(rank, name, operation_name(operation), int(loads[place]), int(mean)))
+    return sorted(found, key=lambda one: one.mean_bytes - one.num_bytes)[:_MOST_UNEQUAL]
+
+
+def _hosts(members: GroupMembers, roster: Roster) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(host for host in map(roster.host_of, members.ranks) if host))
+
+
+def _shown(members: GroupMembers) -> tuple[int, ...]:
+    return tuple(members.ranks)

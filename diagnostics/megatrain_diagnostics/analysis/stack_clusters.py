@@ -1,0 +1,171 @@
+"""Stacks of many ranks as a few groups: the large ones are healthy, what is left points at the culprit.
+
+Stacks are made alike (no line numbers, no paths above the package, no numbers), grouped by equality, then groups of
+nearly the same frames are put together. Ranks that wait in an exchange are victims; the others, if they are few, are
+the outliers; where all wait, or none, the small groups are. A rank that has no dump is an outlier too: it could not
+even write one. The smallest parallel group that holds all outliers is what one would evict (ByteRobust sec. 5, stack
+aggregation and over-eviction).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+
+from megatrain_diagnostics.events.roster import Roster
+from megatrain_diagnostics.events.tables import Stacks
+
+MAIN_THREAD = "MainThread"
+_ALIKE = 0.9
+"""Part of the frames that two stacks must share to be one group: waits differ in how deep the library is."""
+_DOMINANT = 0.5
+"""A group of more than this part of the largest one is healthy where waiting does not tell."""
+_MAX_DISTINCT = 512
+"""Stacks that are compared for likeness: beyond it the rarest stay groups of their own."""
+_LINE = re.compile(r"^(?P<file>.+?):\d+ (?P<name>.+)$")
+_NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+")
+_WAITS = re.compile(r"(comm/(group|channel|host_groups)\.py|distributed/distributed_c10d\.py|threading\.py) ")
+_OF_COMMUNICATION = re.compile(r"(comm/(group|channel|host_groups)\.py|distributed/distributed_c10d\.py) ")
+
+
+@dataclass(frozen=True, slots=True)
+class StackCluster:
+    """Ranks with one kind of stack. `frames`: of the most common one, outermost first, as "comm/group.py wait"."""
+
+    ranks: tuple[int, ...]
+    frames: tuple[str, ...]
+    is_waiting: bool
+    """The innermost frames wait for other ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedGroup:
+    """The smallest parallel group that holds some ranks. `kind`: rank, host, tp, pp, dp, replica or stage."""
+
+    kind: str
+    name: str
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StackFinding:
+    """Groups, the largest first; outliers; what they share, None where only the whole job holds them."""
+
+    clusters: tuple[StackCluster, ...]
+    outliers: tuple[int, ...]
+    undumped: tuple[int, ...]
+    """Ranks without a dump, of which others have one."""
+    shared: SharedGroup | None
+    reason: str
+
+
+def normalised(stack: str) -> tuple[str, ...]:
+    """Return the frames of a stack ("file:line function" a line) without what differs between equal ranks."""
+    frames = []
+    for line in stack.splitlines():
+        match = _LINE.match(line.strip())
+        if match is None:
+            if line.strip():
+                frames.append(_NUMBERS.sub("#", line.strip()))
+            continue
+        file = "/".join(match["file"].replace("\\", "/").split("/")[-2:])
+        frames.append(f"{file} {match['name']}")
+    return tuple(frames)
+
+
+def newest_main_stacks(stacks: Stacks, incarnation: int) -> dict[int, str]:
+    """Return by rank the newest stack of its main thread, or of its first thread where none has that name."""
+    found: dict[int, tuple[tuple[int, bool], str]] = {}
+    for row in range(len(stacks.rank)):
+        if stacks.incarnation[row] != incarnation:
+            continue
+        rank, order = int(stacks.rank[row]), (int(stacks.at_ns[row]), stacks.thread[row] == MAIN_THREAD)
+        if rank not in found or order > found[rank][0]:
+            found[rank] = (order, str(stacks.stack[row]))
+    return {rank: text for rank, (_, text) in found.items()}
+
+
+def find_outliers(stacks: Mapping[int, str], roster: Roster, asked: Iterable[int] | None = None) -> StackFinding:
+    """Return the groups of the ranks' main stacks, and who is not where the others are.
+
+    `asked`: the ranks that ought to have a stack; None: all, where any has one.
+    """
+    clusters = cluster(stacks)
+    expected = range(roster.layout.world_size) if asked is None else sorted(asked)
+    undumped = tuple(rank for rank in expected if rank not in stacks) if stacks else ()
+    odd, reason = _odd_ones(clusters)
+    outliers = tuple(sorted({*odd, *undumped}))
+    if undumped:
+        reason = f"{reason}; {len(undumped)} without a dump" if odd else f"{len(undumped)} ranks have no dump"
+    shared = smallest_group(outliers, roster) if outliers else None
+    return StackFinding(clusters, outliers, undumped, shared, reason)
+
+
+def cluster(stacks: Mapping[int, str]) -> tuple[StackCluster, ...]:
+    """Return the groups of alike stacks, the largest first."""
+    by_text: dict[str, list[int]] = {}
+    for rank in sorted(stacks):
+        by_text.setdefault(stacks[rank], []).append(rank)
+    equal: dict[tuple[str, ...], list[int]] = {}
+    for text, ranks in by_text.items():
+        equal.setdefault(normalised(text), []).extend(ranks)
+    merged: list[tuple[tuple[str, ...], list[int]]] = []
+    for place, (frames, ranks) in enumerate(sorted(equal.items(), key=lambda item: (-len(item[1]), item[1]))):
+        like = next((one for one in merged if _are_alike(one[0], frames)), None) if place < _MAX_DISTINCT else None
+        if like is None:
+            merged.append((frames, list(ranks)))
+        else:
+            like[1].extend(ranks)
+    found = [StackCluster(tuple(sorted(ranks)), frames, is_waiting(frames)) for frames, ranks in merged]
+    return tuple(sorted(found, key=lambda one: (-len(one.ranks), one.ranks)))
+
+
+def is_waiting(frames: tuple[str, ...]) -> bool:
+    """Say whether a stack ends in a wait for other ranks: in the files of communication, or a lock below them."""
+    if not frames or not _WAITS.match(frames[-1]):
+        return False
+    return any(_OF_COMMUNICATION.match(frame) for frame in frames[-4:])
+
+
+def smallest_group(ranks: Iterable[int], roster: Roster) -> SharedGroup | None:
+    """Return the smallest parallel group that holds all these ranks, None where there is none but the whole job."""
+    wanted = set(ranks)
+    first = min(wanted)
+    layout, at = roster.layout, roster.coordinate(first)
+    world = range(layout.world_size)
+    candidates = [SharedGroup("rank", f"rank {first}", (first,))]
+    if host := roster.host_of(first):
+        candidates.append(SharedGroup("host", host, roster.ranks_on(host)))
+    candidates += [
+        SharedGroup("tp", f"tp group of dp {at.dp}, stage {at.pp}", tuple(layout.tp_ranks(first))),
+        SharedGroup("pp", f"pipeline of dp {at.dp}, tp {at.tp}", tuple(layout.pp_ranks(first))),
+        SharedGroup("dp", f"dp group of stage {at.pp}, tp {at.tp}", tuple(layout.dp_ranks(first))),
+        SharedGroup("replica", f"dp {at.dp}", tuple(r for r in world if roster.coordinate(r).dp == at.dp)),
+        SharedGroup("stage", f"stage {at.pp}", tuple(r for r in world if roster.coordinate(r).pp == at.pp)),
+    ]
+    holding = [one for one in candidates if wanted <= set(one.ranks) and len(one.ranks) < max(2, layout.world_size)]
+    return min(holding, key=lambda one: len(one.ranks), default=None)
+
+
+def _are_alike(left: tuple[str, ...], right: tuple[str, ...]) -> bool:
+    if is_waiting(left) != is_waiting(right):
+        return False
+    shared = sum((Counter(left) & Counter(right)).values())
+    if 2 * shared < _ALIKE * (len(left) + len(right)):  # a bound of the ratio, and much cheaper
+        return False
+    return SequenceMatcher(None, left, right, autojunk=False).ratio() >= _ALIKE
+
+
+def _odd_ones(clusters: tuple[StackCluster, ...]) -> tuple[set[int], str]:
+    waiting = sum(len(one.ranks) for one in clusters if one.is_waiting)
+    working = {rank for one in clusters if not one.is_waiting for rank in one.ranks}
+    if waiting and working and len(working) <= waiting:
+        return working, f"{waiting} ranks wait in an exchange, {len(working)} do not"
+    sizes = [len(one.ranks) for one in clusters]
+    small = {rank for one in clusters if len(one.ranks) < _DOMINANT * max(sizes) for rank in one.ranks}
+    if small:
+        return small, f"{len(small)} ranks are not where most are"
+    return set(), "no stack stands out"

@@ -1,0 +1,180 @@
+"""When each rank's steps began and ended, and what of its events is fit to be looked at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megatrain.contracts.operations import Operation
+from megatrain_diagnostics.analysis.exchanges import end_ns
+from megatrain_diagnostics.analysis.exposure import Windows
+from megatrain_diagnostics.events.clocks import align
+from megatrain_diagnostics.events.roster import Roster, make_roster
+from megatrain_diagnostics.events.source import EventSource, Where
+from megatrain_diagnostics.events.tables import (
+    NO_DURATION,
+    Clocks,
+    Groups,
+    Int64,
+    Ranks,
+    Spans,
+    StepTotals,
+    select,
+)
+
+_FARTHEST_NS = 3600 * 10**9
+"""A span so far from the others of its step was timed by a clock that jumped."""
+_MOST_NAMED = 12
+_LONGEST_NS = 24 * 3600 * 10**9
+_PROVES_FULL = (Operation.STEP, Operation.FORWARD_COMPUTE, Operation.BACKWARD_COMPUTE)
+# what the thread of the step loop does itself: communication may go on into the next step
+_OF_THE_LOOP = (
+    *(*_PROVES_FULL, Operation.DATA_WAIT, Operation.CLIP, Operation.OPTIMIZER, Operation.GC),
+    *(Operation.CHECKPOINT, Operation.CHECKPOINT_LOAD, Operation.EVALUATION, Operation.BARRIER),
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepEvents:
+    """Events of some steps of one incarnation, by the daemon's clock."""
+
+    roster: Roster
+    spans: Spans
+    totals: StepTotals
+    notes: tuple[str, ...]
+    """What was left out, a sentence each."""
+
+
+def read_step_events(
+    source: EventSource,
+    incarnation: int,
+    first_step: int | None,
+    last_step: int | None,
+    ranks: tuple[int, ...] | None = None,
+) -> StepEvents:
+    """Read spans and totals of steps, and of the steps before and after, which overlap with them.
+
+    Raises: DataError for an incarnation without ranks, and as the source does.
+    """
+    of_incarnation = Where(incarnations=(incarnation,))
+    roster = make_roster(source.read(Ranks, of_incarnation), source.read(Groups, of_incarnation), incarnation)
+    where = Where(
+        incarnations=(incarnation,),
+        first_step=None if first_step is None else first_step - 1,
+        last_step=None if last_step is None else last_step + 1,
+        ranks=ranks,
+    )
+    spans, notes = fit_spans(source, roster, source.read(Spans, where))
+    totals = align(source.read(StepTotals, where), source.read(Clocks), roster.hosts)
+    is_known = (totals.rank >= 0) & (totals.rank < roster.layout.world_size)
+    return StepEvents(roster, spans, select(totals, is_known), notes)
+
+
+def fit_spans(source: EventSource, roster: Roster, spans: Spans) -> tuple[Spans, tuple[str, ...]]:
+    """Return the spans that can be true, by the daemon's clock, and what was left out, a sentence each."""
+    return _fit(align(spans, source.read(Clocks), roster.hosts), roster)
+
+
+def _fit(spans: Spans, roster: Roster) -> tuple[Spans, tuple[str, ...]]:
+    """Return the rows that can be true, and what is said of the others."""
+    notes: list[str] = []
+    is_known = (spans.rank >= 0) & (spans.rank < roster.layout.world_size)
+    is_known &= (spans.duration_ns >= NO_DURATION) & (spans.duration_ns < _LONGEST_NS)
+    if not is_known.all():
+        notes.append(f"{int((~is_known).sum())} spans of no rank of the layout, or of no possible duration, left out")
+        spans = select(spans, is_known)
+    steps, of_step = np.unique(spans.step, return_inverse=True)
+    of_step = of_step.reshape(-1)
+    order = np.lexsort((spans.start_ns, of_step))
+    first = np.searchsorted(of_step[order], np.arange(len(steps)))
+    counts = np.diff(np.concatenate((first, [len(order)])))
+    middle = spans.start_ns[order[first + counts // 2]] if len(steps) else np.zeros(0, dtype=np.int64)
+    # step -1 is all that was before the first
+    is_near = (np.abs(spans.start_ns - middle[of_step]) < _FARTHEST_NS) | (spans.step < 0)
+    if not is_near.all():
+        ranks = sorted(set(spans.rank[~is_near].tolist()))
+        notes.append(
+            f"{int((~is_near).sum())} spans more than an hour from the others of their step left out: the clock of "
+            f"rank {', '.join(map(str, ranks[:8]))}{', ...' if len(ranks) > 8 else ''} jumped"
+        )
+        spans = select(spans, is_near)
+    return spans, tuple(notes)
+
+
+def known_steps(source: EventSource, incarnation: int) -> str:
+    """Return in words which steps the events tell of."""
+    where = Where(incarnations=(incarnation,), operations=(Operation.STEP.number,))
+    full, summed = (
+        full_steps(source.read(Spans, where)).tolist(),
+        np.unique(source.read(StepTotals, where).step).tolist(),
+    )
+    parts = []
+    for what, steps in (("all spans of", full), ("sums of", summed)):
+        shown = ", ".join(map(str, steps[-_MOST_NAMED:]))
+        parts.append(f"{what} steps {'..., ' if len(steps) > _MOST_NAMED else ''}{shown}" if steps else f"{what} none")
+    return "; ".join(parts)
+
+
+def full_steps(spans: Spans) -> Int64:
+    """Return the steps that some rank recorded with all their spans, ascending."""
+    proof = _is_any(spans, _PROVES_FULL) & (spans.duration_ns >= 0) & (spans.step >= 0)
+    return np.unique(spans.step[proof]).astype(np.int64)
+
+
+def step_windows(spans: Spans, totals: StepTotals, first_step: int, last_step: int) -> Windows:
+    """Return the windows of the steps that ranks recorded in full: each from its step's begin to that of the next.
+
+    Where the next step's begin is not known the window ends with the last thing that the step loop did itself.
+    """
+    begin_key, begin_ns = _first_times(totals)
+    is_full = _is_any(spans, _PROVES_FULL) & (spans.duration_ns >= 0)
+    is_full &= (spans.step >= max(0, first_step)) & (spans.step <= last_step)
+    keys = np.unique(_key(spans.rank[is_full], spans.step[is_full]))
+    of_loop = select(spans, _is_any(spans, _OF_THE_LOOP) & (spans.step >= 0))
+    earliest, latest = _extent(of_loop, keys)
+    known, begin = _look_up(begin_key, begin_ns, keys)
+    begin = np.where(known, begin, earliest)
+    is_next_known, next_begin = _look_up(begin_key, begin_ns, keys + 1)
+    end = np.where(is_next_known, next_begin, latest)
+    rank, step = (keys >> 32).astype(np.int32), (keys & 0xFFFFFFFF).astype(np.int32)
+    order = np.lexsort((begin, rank))
+    rank, step, begin, end = rank[order], step[order], begin[order], end[order]
+    # windows of one rank stay apart
+    same_rank = rank[1:] == rank[:-1]
+    end[:-1] = np.where(same_rank, np.minimum(end[:-1], begin[1:]), end[:-1])
+    is_fit = (end > begin) & (end - begin < _LONGEST_NS)
+    return Windows(rank[is_fit], step[is_fit], begin[is_fit], end[is_fit])
+
+
+def _is_any(spans: Spans, operations: tuple[Operation, ...]) -> NDArray[np.bool_]:
+    found: NDArray[np.bool_] = np.isin(spans.operation, [operation.number for operation in operations])
+    return found
+
+
+def _key(rank: NDArray[np.int32], step: NDArray[np.int32]) -> Int64:
+    return rank.astype(np.int64) << 32 | step.astype(np.int64)
+
+
+def _first_times(totals: StepTotals) -> tuple[Int64, Int64]:
+    """Return (rank, step) as keys, ascending, and when each of these steps began."""
+    keys, first = np.unique(_key(totals.rank, totals.step), return_index=True)
+    return keys, totals.start_ns[first]
+
+
+def _look_up(keys: Int64, values: Int64, wanted: Int64) -> tuple[NDArray[np.bool_], Int64]:
+    if not len(keys):
+        return np.zeros(len(wanted), dtype=bool), np.zeros(len(wanted), dtype=np.int64)
+    place = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+    return keys[place] == wanted, values[place]
+
+
+def _extent(spans: Spans, keys: Int64) -> tuple[Int64, Int64]:
+    """Return when the first span of each (rank, step) began and the last ended."""
+    earliest = np.full(len(keys), np.iinfo(np.int64).max)
+    latest = np.full(len(keys), np.iinfo(np.int64).min)
+    is_known, place = _look_up(keys, np.arange(len(keys)), _key(spans.rank, spans.step))
+    np.minimum.at(earliest, place[is_known], spans.start_ns[is_known])
+    np.maximum.at(latest, place[is_known], end_ns(spans)[is_known])
+    return earliest, latest

@@ -1,0 +1,105 @@
+"""What live detection would have said of stored steps, from the first to the last."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from megatrain.contracts.host_verdict import Cause, VerdictConfidence
+from megatrain_diagnostics.analysis.findings import Assessment, Finding, Thresholds
+from megatrain_diagnostics.analysis.live import LiveDetection
+from megatrain_diagnostics.analysis.workload import FOLLOWS, pass_correlations
+from megatrain_diagnostics.events.roster import Roster
+from megatrain_diagnostics.events.tables import Spans, StepTotals, Values, num_rows, select
+
+STEPS_AT_ONCE = 16
+_FOREVER_S = 1e18
+
+
+@dataclass(frozen=True, slots=True)
+class StragglerHistory:
+    """`findings`: those that held for long enough at any time, each with the first and last step it was seen at."""
+
+    findings: tuple[Finding, ...]
+    ended: frozenset[str]
+    """Keys of those that no longer hold at the end."""
+    assessment: Assessment
+    """At the end."""
+    num_compared: int
+    num_wrong: int
+    """Rows that were passed over: no such rank, or a duration that cannot be."""
+
+
+Steps = Iterable[tuple[StepTotals, Values]]
+
+
+def straggler_history(
+    roster: Roster, thresholds: Thresholds, steps: Callable[[], Steps], spans_of: Callable[[tuple[int, ...]], Spans]
+) -> StragglerHistory:
+    """Return who made the job slow. `steps` yields parts in the order of steps, and may be asked twice.
+
+    `spans_of` returns the passes of some ranks, as far as whole spans of them are there: a rank whose forward and
+    backward agree is slow by its samples, which only then is known.
+    """
+    found = _run(roster, thresholds, steps(), np.zeros(roster.layout.world_size))
+    suspects = tuple(sorted({rank for one in found.findings if one.cause is Cause.COMPUTE for rank in one.ranks}))
+    if not suspects:
+        return found
+    correlations = pass_correlations(spans_of(suspects), roster.layout.world_size)
+    return _run(roster, thresholds, steps(), correlations) if (correlations >= FOLLOWS).any() else found
+
+
+def _run(roster: Roster, thresholds: Thresholds, steps: Steps, correlations: np.ndarray) -> StragglerHistory:
+    live = LiveDetection(roster, thresholds, deadline_s=1.0)
+    live.correlations = correlations
+    seen: dict[str, Finding] = {}
+    for totals, values in steps:
+        for part, worth in _by_steps(totals, values):
+            live.add_totals(part, 0.0)
+            live.add_values(worth)
+            while live.advance(0.0, at_most=1):
+                _note(seen, live.assessment, thresholds)
+    while live.advance(_FOREVER_S, at_most=1):
+        _note(seen, live.assessment, thresholds)
+    live.assess()
+    _note(seen, live.assessment, thresholds)
+    now = {one.key for one in live.assessment.findings}
+    return StragglerHistory(
+        findings=tuple(
+            sorted(seen.values(), key=lambda one: (one.confidence is not VerdictConfidence.HIGH, -one.gain_s))
+        ),
+        ended=frozenset(set(seen) - now),
+        assessment=replace(live.assessment, silent_ranks=live.silent_ranks()),
+        num_compared=live.num_compared,
+        num_wrong=live.ring.counters.num_wrong,
+    )
+
+
+def _by_steps(totals: StepTotals, values: Values) -> Iterable[tuple[StepTotals, Values]]:
+    """Cut into parts of a few steps: the ring holds no more than so many."""
+    if not num_rows(totals):
+        return
+    first, last = int(totals.step.min()), int(totals.step.max())
+    if last - first < STEPS_AT_ONCE:
+        yield totals, values
+        return
+    for number in np.unique(totals.step // STEPS_AT_ONCE).tolist():
+        yield (
+            select(totals, totals.step // STEPS_AT_ONCE == number),
+            select(values, values.step // STEPS_AT_ONCE == number),
+        )
+
+
+def _note(seen: dict[str, Finding], assessment: Assessment, thresholds: Thresholds) -> None:
+    for one in assessment.findings:
+        is_high = one.confidence is VerdictConfidence.HIGH
+        if not is_high and one.num_seen < 2 * thresholds.num_steps:
+            continue
+        before = seen.get(one.key)
+        if before is not None and before.confidence is VerdictConfidence.HIGH and not is_high:
+            seen[one.key] = replace(before, last_step=one.last_step)
+        else:
+            first = one.first_step if before is None else min(before.first_step, one.first_step)
+            seen[one.key] = replace(one, first_step=first)

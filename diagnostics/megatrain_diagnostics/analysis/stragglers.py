@@ -1,0 +1,330 @@
+"""Who makes a job slow, and why: findings from a window of compared steps (DESIGN decision 14).
+
+A culprit of own compute has two signals: it is long against peers that do the same work, and others wait for it. Ranks
+that wait are victims. Then the cause: samples, garbage collection, data, the host itself; and where no rank stands
+out, the partition of the model, samples that make another rank slow each step, or the network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from megatrain.contracts.host_verdict import Cause, VerdictConfidence
+from megatrain_diagnostics.analysis.candidates import Candidates, candidates, first_seen
+from megatrain_diagnostics.analysis.findings import Finding, Thresholds
+from megatrain_diagnostics.analysis.history import History, Window
+from megatrain_diagnostics.analysis.network import SlowNetwork, by_elimination, slow_groups
+from megatrain_diagnostics.analysis.own_time import Aspect
+from megatrain_diagnostics.analysis.peers import Floats, Indices, Peers
+from megatrain_diagnostics.analysis.sentences import (
+    network_sentences,
+    rank_sentences,
+    rotating_sentence,
+    stage_sentences,
+)
+from megatrain_diagnostics.analysis.workload import FOLLOWS, is_explained, work_correlation
+from megatrain_diagnostics.events.roster import Roster
+
+_MAX_NAMED = 16
+"""Victims, and ranks of rotating findings, that are named."""
+_SHARE_OF_WORST = 0.3
+"""Who has so much of the excess of the worst is named beside it."""
+_VICTIM = 0.5
+_MOSTLY_ONE = 0.6
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Evidence:
+    """What findings are made of."""
+
+    window: Window
+    """The newest `Thresholds.num_steps` compared steps."""
+    long_window: Window
+    """Twice as many: what comes now and then."""
+    history: History
+    """All that is kept: since when."""
+    past: Window
+    """How it was at first; no steps where that is not known."""
+    peers: Peers
+    roster: Roster
+    thresholds: Thresholds
+    bytes_of: dict[str, Floats] = field(default_factory=dict)
+    """By kind of group: bytes of each rank a step."""
+    correlations: Floats | None = None
+    """From whole spans: how forward and backward of a micro-batch agree. Shapes: [ranks]."""
+
+
+def find_stragglers(evidence: Evidence) -> tuple[Finding, ...]:
+    """Return what makes the job slow, the greatest gain first; nothing before half of the wanted steps are there."""
+    if len(evidence.window.steps) < max(2, evidence.thresholds.num_steps // 2):
+        return ()
+    found = [*_of_ranks(evidence)]
+    if not found:
+        found += _rotating(evidence)
+    found += _of_stages(evidence, {rank for one in found for rank in one.ranks})
+    if not any(one.cause is not Cause.STAGE for one in found):
+        found += _of_network(evidence)
+    return tuple(sorted(found, key=lambda one: -one.gain_s))
+
+
+def _of_ranks(evidence: Evidence) -> Iterator[Finding]:
+    window, peers, thresholds = evidence.window, evidence.peers, evidence.thresholds
+    compute = candidates(window, Aspect.COMPUTE, peers, thresholds)
+    late = [candidates(evidence.long_window, aspect, peers, thresholds) for aspect in (Aspect.GC, Aspect.DATA)]
+    collecting = late[0]
+    causes: dict[tuple[Cause, VerdictConfidence], list[int]] = {}
+    for rank in compute.ranks.tolist():
+        cause = _cause(evidence, compute, collecting, rank)
+        if cause is not None:
+            causes.setdefault((cause, _confidence(evidence, compute, rank)), []).append(rank)
+    for (cause, confidence), ranks in causes.items():
+        yield _finding(evidence, compute, cause, confidence, ranks)
+    for cause, one in ((Cause.GC, late[0]), (Cause.DATA, late[1])):
+        ranks = one.ranks.tolist()
+        if ranks:
+            named = [rank for rank in ranks if one.excess_s[rank] >= _SHARE_OF_WORST * one.excess_s[ranks[0]]]
+            yield _finding(evidence, one, cause, _confidence(evidence, one, named[0]), named)
+
+
+def _cause(evidence: Evidence, compute: Candidates, collecting: Candidates, rank: int) -> Cause | None:
+    """Return why a rank computes long; None where that is told of by another aspect."""
+    window, thresholds = evidence.window, evidence.thresholds
+    collected_s = float(window.excess[:, Aspect.GC, rank].mean())
+    mean_s = float(window.excess[:, Aspect.COMPUTE, rank].mean())
+    if collecting.is_slow[rank] and mean_s - collected_s < thresholds.excess * compute.scale_s[rank]:
+        return None  # collections within passes are all of it
+    own_stage = np.flatnonzero(evidence.peers.stage_of == evidence.peers.stage_of[rank])
+    if is_explained(window, rank, own_stage[own_stage != rank], float(compute.excess_s[rank] / compute.scale_s[rank])):
+        return Cause.LENGTHS
+    if evidence.correlations is not None and evidence.correlations[rank] >= FOLLOWS:
+        return Cause.LENGTHS
+    return Cause.COMPUTE
+
+
+def _confidence(evidence: Evidence, one: Candidates, rank: int) -> VerdictConfidence:
+    """Return HIGH where two signals agree for long enough; with a single peer its own past has to agree too."""
+    _, _, num_seen = first_seen(evidence.history.trace(one.aspect, rank), one.aspect, evidence.thresholds)
+    is_long = num_seen >= (evidence.thresholds.num_steps if one.aspect is Aspect.COMPUTE else 2)
+    if not is_long or not one.agrees(rank):
+        return VerdictConfidence.LOW
+    if one.num_peers[rank] >= 2 or one.aspect is not Aspect.COMPUTE:
+        return VerdictConfidence.HIGH
+    return VerdictConfidence.HIGH if has_risen_alone(evidence, rank) else VerdictConfidence.LOW
+
+
+def has_risen_alone(evidence: Evidence, rank: int) -> bool:
+    """Return whether a rank became slower than it was, and its peers did not."""
+    if not len(evidence.past.steps):
+        return False
+    now, before = (np.median(one.own[:, Aspect.COMPUTE], axis=0) for one in (evidence.window, evidence.past))
+    least = evidence.thresholds.excess
+    others = np.flatnonzero((evidence.peers.stage_of == evidence.peers.stage_of[rank]) & (before > 0.0))
+    others = others[others != rank]
+    if before[rank] <= 0.0 or not len(others):
+        return False
+    return bool(now[rank] / before[rank] - 1.0 >= least and np.median(now[others] / before[others]) - 1.0 < least / 2)
+
+
+def _finding(
+    evidence: Evidence, one: Candidates, cause: Cause, confidence: VerdictConfidence, ranks: list[int]
+) -> Finding:
+    worst = ranks[0]
+    first_step, num_steps, num_seen = first_seen(
+        evidence.history.trace(one.aspect, worst), one.aspect, evidence.thresholds
+    )
+    by_host: dict[str, float] = {}
+    for rank in ranks:
+        host = evidence.roster.host_of(rank)
+        if host:
+            by_host[host] = max(by_host.get(host, 0.0), float(one.score[rank]))
+    victims = _victims(evidence.window, worst, float(one.excess_s[worst]))
+    shown = evidence.window if one.aspect is Aspect.COMPUTE else evidence.long_window
+    finding = Finding(
+        cause=cause,
+        confidence=confidence,
+        ranks=tuple(ranks),
+        hosts=tuple(by_host),
+        first_step=first_step,
+        last_step=int(evidence.window.steps[-1]),
+        num_steps=num_steps,
+        num_seen=num_seen,
+        excess=float(one.excess_s[worst] / one.scale_s[worst]),
+        excess_s=float(one.excess_s[worst]),
+        score=float(one.score[worst]),
+        wait_deficit_s=float(one.deficit_s[worst]),
+        num_peers=int(one.num_peers[worst]),
+        victims=tuple(victims[:_MAX_NAMED].tolist()),
+        num_victims=len(victims),
+        step_s=float(np.median(evidence.window.step_s)),
+        gain_s=_gain(shown, one, ranks),
+        evidence=(),
+        scores=by_host,
+    )
+    return rank_sentences(finding, one, evidence.roster)
+
+
+def _gain(window: Window, one: Candidates, ranks: list[int]) -> float:
+    """Return the seconds a step that the slowest of these has over the slowest of all others of its stage.
+
+    No more than others wait for it: what overlaps costs nobody anything. An upper bound, where no replay is at hand.
+    """
+    excess = one.excess_s.copy()
+    others = np.ones(len(excess), dtype=bool)
+    others[ranks] = False
+    next_worst = max(0.0, float(excess[others].max())) if others.any() else 0.0
+    bound = max(0.0, float(excess[ranks[0]]) - next_worst)
+    if one.agrees(ranks[0]):
+        bound = min(bound, max(0.0, float(one.deficit_s[ranks[0]])))
+    return min(bound, float(np.median(window.step_s)))
+
+
+def _victims(window: Window, culprit: int, excess_s: float) -> Indices:
+    """Return who waits for the culprit: at least half of its excess longer than it does, the worst off first."""
+    waits = np.median(window.own[:, Aspect.WAIT], axis=0)
+    longer = waits - waits[culprit]
+    longer[~window.anybody_came] = 0.0
+    longer[culprit] = 0.0
+    found = np.flatnonzero(longer >= max(_VICTIM * excess_s, 1e-9))
+    return found[np.argsort(-longer[found], kind="stable")]
+
+
+def _rotating(evidence: Evidence) -> Iterator[Finding]:
+    """Yield the slowness that is another rank's each step: samples of many lengths, or collections at odd times."""
+    window, thresholds = evidence.long_window, evidence.thresholds
+    scale = float(np.median(window.scale))
+    for aspect, cause in ((Aspect.COMPUTE, Cause.LENGTHS), (Aspect.GC, Cause.GC)):
+        excess = window.excess[:, aspect].astype(np.float64)
+        worst = excess.max(axis=1)
+        is_seen = worst >= thresholds.excess * scale
+        if worst.mean() < thresholds.excess * scale or is_seen.mean() < 0.25:
+            continue
+        correlation = work_correlation(window, np.arange(evidence.peers.num_ranks)) if aspect is Aspect.COMPUTE else 0.0
+        if aspect is Aspect.COMPUTE and correlation < FOLLOWS:
+            continue
+        culprits, times = np.unique(excess.argmax(axis=1)[is_seen], return_counts=True)
+        ranks = culprits[np.argsort(-times, kind="stable")].tolist()
+        if times.max() > _MOSTLY_ONE * is_seen.sum():
+            continue  # that is a slow rank, and needs what a slow rank needs to be called so
+        yield Finding(
+            cause=cause,
+            confidence=VerdictConfidence.LOW if aspect is Aspect.GC else VerdictConfidence.HIGH,
+            ranks=tuple(ranks[:_MAX_NAMED]),
+            hosts=(),
+            first_step=int(window.steps[np.flatnonzero(is_seen)[0]]),
+            last_step=int(window.steps[-1]),
+            num_steps=len(window.steps),
+            num_seen=int(is_seen.sum()),
+            excess=float(worst.mean()) / scale,
+            excess_s=float(worst.mean()),
+            score=0.0,
+            wait_deficit_s=0.0,
+            num_peers=evidence.peers.num_ranks - 1,
+            victims=(),
+            num_victims=0,
+            step_s=float(np.median(window.step_s)),
+            gain_s=float(worst.mean()),
+            evidence=(rotating_sentence(cause, len(ranks), float(worst.mean()), scale, correlation),),
+        )
+
+
+def _of_stages(evidence: Evidence, known: set[int]) -> Iterator[Finding]:
+    """Yield the stages whose ranks all compute longer than those of other stages."""
+    window, peers, thresholds = evidence.window, evidence.peers, evidence.thresholds
+    if peers.num_stages < 2:
+        return
+    came = window.anybody_came
+    by_step = np.stack([peers.stage_medians(own.astype(np.float64), came) for own in window.own[:, Aspect.COMPUTE]])
+    typical = np.median(by_step, axis=0)
+    for stage in range(peers.num_stages):
+        others = np.delete(by_step, stage, axis=1)
+        usual = np.median(others, axis=1)
+        if (usual <= 0.0).any():
+            continue
+        excess_s = float(np.median(by_step[:, stage] - usual))
+        scale = float(np.median(usual))
+        num_seen = int((by_step[:, stage] - usual >= thresholds.excess * usual).sum())
+        ranks = np.flatnonzero(peers.stage_of == stage)
+        if excess_s < thresholds.excess * scale or num_seen < 0.625 * len(by_step):
+            continue
+        if known & set(ranks.tolist()) and len(ranks) <= 2 * len(known & set(ranks.tolist())):
+            continue  # the stage is slow by its slow ranks
+        next_worst = float(np.delete(typical, stage).max())
+        finding = Finding(
+            cause=Cause.STAGE,
+            confidence=VerdictConfidence.HIGH if num_seen >= thresholds.num_steps else VerdictConfidence.LOW,
+            ranks=tuple(ranks.tolist()),
+            hosts=tuple(sorted({host for rank in ranks.tolist() if (host := evidence.roster.host_of(rank))})),
+            first_step=int(window.steps[0]),
+            last_step=int(window.steps[-1]),
+            num_steps=len(by_step),
+            num_seen=num_seen,
+            excess=excess_s / scale,
+            excess_s=excess_s,
+            score=0.0,
+            wait_deficit_s=0.0,
+            num_peers=peers.num_ranks - len(ranks),
+            victims=(),
+            num_victims=0,
+            step_s=float(np.median(window.step_s)),
+            gain_s=max(0.0, float(typical[stage]) - next_worst),
+            evidence=(),
+            stage=stage,
+        )
+        yield stage_sentences(finding, peers.num_stages, _has_stage_risen(evidence, stage))
+
+
+def _has_stage_risen(evidence: Evidence, stage: int) -> bool:
+    """Return whether a stage became slower than it was at first: the partition of the model cannot have done that."""
+    if not len(evidence.past.steps):
+        return False
+    ranks = evidence.peers.stage_of == stage
+    now, before = (np.median(one.own[:, Aspect.COMPUTE], axis=0) for one in (evidence.window, evidence.past))
+    if not (before > 0.0).all():
+        return False
+    rise = now / before - 1.0
+    least = evidence.thresholds.excess
+    return bool(np.median(rise[ranks]) >= least and np.median(rise[~ranks]) < least / 2)
+
+
+def _of_network(evidence: Evidence) -> Iterator[Finding]:
+    found: list[SlowNetwork] = list(
+        slow_groups(
+            evidence.window, evidence.past, evidence.bytes_of, evidence.peers, evidence.roster, evidence.thresholds
+        )
+    )
+    if not found:
+        rest = by_elimination(evidence.window, evidence.past, evidence.peers, evidence.thresholds)
+        found = [] if rest is None else [rest]
+    window = evidence.window
+    scale = float(np.median(window.scale))
+    for one in found:
+        is_high = one.is_against_peers and one.is_against_past and len(one.hosts) == 1
+        yield Finding(
+            cause=Cause.NETWORK,
+            confidence=VerdictConfidence.HIGH if is_high else VerdictConfidence.LOW,
+            ranks=one.ranks[:_MAX_NAMED],
+            hosts=one.hosts,
+            first_step=int(window.steps[0]),
+            last_step=int(window.steps[-1]),
+            num_steps=len(window.steps),
+            num_seen=len(window.steps),
+            excess=one.excess_s / scale,
+            excess_s=one.excess_s,
+            score=0.0,
+            wait_deficit_s=0.0,
+            num_peers=0,
+            victims=(),
+            num_victims=len(one.ranks),
+            step_s=float(np.median(window.step_s)),
+            gain_s=min(one.excess_s, _exposed(evidence)),
+            evidence=network_sentences(one),
+        )
+
+
+def _exposed(evidence: Evidence) -> float:
+    """Return by how much steps became longer; where that is not known, all that they take."""
+    now_s = float(np.median(evidence.window.step_s))
+    return max(0.0, now_s - float(np.median(evidence.past.step_s))) if len(evidence.past.steps) else now_s

@@ -1,0 +1,65 @@
+"""Whether a series rises or falls, told apart from noise: the slope of Theil and Sen, the test of Mann and Kendall."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from megatrain_diagnostics.events.tables import Float64
+
+_MOST_POINTS = 400
+"""Longer series are taken in medians of neighbours: every pair of points is looked at."""
+_LEAST_POINTS = 8
+_CERTAIN = 3.0
+"""Standard deviations of Mann and Kendall's statistic: one series in 370 without a trend goes so far by chance."""
+_LEAST_CHANGE = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Trend:
+    """A straight line through a series. Units: of the series; `first` and `last` are its ends on the line."""
+
+    num_points: int
+    first: float
+    last: float
+    per_1000: float
+    """Change in 1000 of the places."""
+    certainty: float
+    """Standard deviations from no trend, negative for a fall."""
+
+    @property
+    def is_rising(self) -> bool:
+        return self.certainty > _CERTAIN and self.last - self.first > _LEAST_CHANGE * abs(self.first)
+
+    @property
+    def is_falling(self) -> bool:
+        return self.certainty < -_CERTAIN and self.first - self.last > _LEAST_CHANGE * abs(self.first)
+
+
+def trend(places: Float64, values: Float64) -> Trend | None:
+    """Return the trend of finite values over ascending places; None of fewer than 8."""
+    if len(values) < _LEAST_POINTS:
+        return None
+    if len(values) > _MOST_POINTS:
+        parts = np.array_split(np.arange(len(values)), _MOST_POINTS)
+        places = np.array([np.median(places[part]) for part in parts])
+        values = np.array([np.median(values[part]) for part in parts])
+    earlier, later = np.triu_indices(len(values), k=1)
+    apart = places[later] - places[earlier]
+    differences = (values[later] - values[earlier])[apart > 0]
+    if not len(differences):
+        return None
+    slope = float(np.median(differences / apart[apart > 0]))
+    middle = float(np.median(values - slope * places))
+    num = len(values)
+    score = float(np.sign(differences).sum())
+    deviation = math.sqrt(num * (num - 1) * (2 * num + 5) / 18.0)
+    return Trend(
+        num_points=num,
+        first=middle + slope * float(places[0]),
+        last=middle + slope * float(places[-1]),
+        per_1000=1000.0 * slope,
+        certainty=score / deviation,
+    )

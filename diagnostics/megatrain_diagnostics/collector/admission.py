@@ -1,0 +1,196 @@
+"""Which rows of a batch are events: what cannot be is left out, counted by reason, and harms no other row.
+
+What is checked here nobody checks again: rows in the store have ranks that exist, and durations and counts that add up
+without an overflow. Rows of an incarnation that is over are stored, and never judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from megatrain.contracts.errors import DataError
+from megatrain.contracts.operations import MAX_OPERATIONS
+from megatrain_diagnostics.collector.counters import Reason
+from megatrain_diagnostics.collector.flood import FloodGate
+from megatrain_diagnostics.collector.rounds_known import MAX_RANKS, KnownRounds
+from megatrain_diagnostics.columns.schema import table_named, time_column, to_arrow
+from megatrain_diagnostics.events.tables import Ranks, Table, columns_of, num_rows, select
+from megatrain_diagnostics.wire.messages import BatchHeader, read_batch
+
+_FUTURE_NS = 3_600 * 10**9
+_LONGEST_NS = 2**60
+_LAST_NS = 2**62
+_LARGE = 2**62
+_BOUNDS: Mapping[str, tuple[int, int]] = {
+    "incarnation": (0, 2**31 - 1),
+    "rank": (0, MAX_RANKS - 1),
+    "sequence": (0, _LARGE),
+    "step": (-1, 2**31 - 1),
+    "microbatch": (-1, 2**31 - 1),
+    "chunk": (-1, 2**15 - 1),
+    "group": (0, 2**15 - 1),
+    "collective": (0, _LARGE),
+    "start_ns": (0, _LAST_NS),
+    "at_ns": (0, _LAST_NS),
+    "launch_ns": (0, _LAST_NS),
+    "duration_ns": (-1, _LONGEST_NS),
+    "sum_ns": (0, _LONGEST_NS),
+    "max_ns": (0, _LONGEST_NS),
+    "count": (0, 2**31 - 1),
+    "num_bytes": (0, _LARGE),
+    "flags": (0, 2**15 - 1),
+    "pid": (0, _LARGE),
+    "dp_rank": (0, MAX_RANKS - 1),
+    "pp_rank": (0, MAX_RANKS - 1),
+    "tp_rank": (0, MAX_RANKS - 1),
+    "dp_size": (1, MAX_RANKS),
+    "pp_size": (1, MAX_RANKS),
+    "tp_size": (1, MAX_RANKS),
+    "first_rank": (0, MAX_RANKS - 1),
+    "stride": (-MAX_RANKS, MAX_RANKS),
+    "num_ranks": (0, MAX_RANKS),
+    "error_ns": (0, _LARGE),
+    "offset_ns": (-_LARGE, _LARGE),
+}
+"""Of each column of integers, inclusive."""
+
+Mask = NDArray[np.bool_]
+
+
+class RefusedBatchError(Exception):
+    """A batch of which nothing can be taken."""
+
+    def __init__(self, reason: Reason, text: str) -> None:
+        super().__init__(text)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """What a batch holds that is fit for the store, and what of that is to be judged."""
+
+    kind: type[Table]
+    stored: pa.RecordBatch
+    live: Table
+    """The rows that are not of an incarnation that is over."""
+    refused: Mapping[Reason, int]
+    old_rows: int
+
+
+class Admission:
+    """Judges batches. For one thread at a time."""
+
+    def __init__(self, rounds: KnownRounds, flood: FloodGate) -> None:
+        self._rounds, self._flood = rounds, flood
+
+    def admit(self, host: str, header: BatchHeader, content: pa.Buffer) -> Admitted:
+        """Return what can be taken of a batch. Raises: RefusedBatchError when nothing can be read of it."""
+        kind: Any = table_named(header.table)
+        if kind is None:
+            raise RefusedBatchError(Reason.UNKNOWN_TABLE, f"table {header.table[:40]!r}")
+        try:
+            batch, table = read_batch(kind, content)
+        except DataError as error:
+            raise RefusedBatchError(Reason.NO_BATCH, str(error)[:300]) from error
+        masks = {
+            Reason.FOREIGN_HOST: _of_host(table, host),
+            Reason.OUT_OF_RANGE: self._in_range(table),
+            Reason.FROM_THE_FUTURE: _at_most(table, time_column(kind), header.made_unix_ns + _FUTURE_NS),
+            Reason.UNKNOWN_INCARNATION: _at_most(table, "incarnation", self._rounds.latest_possible),
+        }
+        kept = np.ones(num_rows(table), dtype=bool)
+        refused: dict[Reason, int] = {}
+        for reason, mask in masks.items():
+            _narrow(kept, mask, reason, refused)
+        if "rank" in columns_of(kind):
+            _narrow(kept, self._not_flooding(host, table, kept, header), Reason.FLOOD, refused)
+        if refused:
+            table = _selected(table, kept)
+            batch = to_arrow(table)
+        live = self._live(table)
+        return Admitted(kind, batch, live, refused, num_rows(table) - num_rows(live))
+
+    def _in_range(self, table: Table) -> Mask:
+        good = np.ones(num_rows(table), dtype=bool)
+        for name in columns_of(type(table)):
+            if name in _BOUNDS:
+                values = _column(table, name)
+                least, most = _BOUNDS[name]
+                # most batches are good: one look at the extremes is cheaper than a mask a column
+                if len(values) and (values.min() < least or values.max() > most):
+                    good &= (values >= least) & (values <= most)
+        if "operation" in columns_of(type(table)):
+            good &= _column(table, "operation") < MAX_OPERATIONS
+        if "rank" in columns_of(type(table)):
+            self._check_ranks(table, good)
+        return good
+
+    def _check_ranks(self, table: Table, good: Mask) -> None:
+        """Narrow to ranks that their round has, and to layouts that are as large as it."""
+        incarnations, ranks = _column(table, "incarnation"), _column(table, "rank")
+        sizes = self._rounds.world_sizes()
+        for incarnation in np.unique(incarnations):
+            size = sizes.get(int(incarnation))
+            if size is not None:
+                good &= (incarnations != incarnation) | (ranks < size)
+                if isinstance(table, Ranks):
+                    told = table.dp_size.astype(np.int64) * table.pp_size * table.tp_size
+                    good &= (incarnations != incarnation) | (told == size)
+        if isinstance(table, Ranks):
+            for axis in ("dp", "pp", "tp"):
+                good &= _column(table, f"{axis}_rank") < _column(table, f"{axis}_size")
+
+    def _not_flooding(self, host: str, table: Table, kept: Mask, header: BatchHeader) -> Mask | None:
+        rows = np.flatnonzero(kept)
+        passed = self._flood.let_through(host, _column(table, "rank")[rows], header.made_unix_ns)
+        if passed is None:
+            return None
+        mask = np.ones(len(kept), dtype=bool)
+        mask[rows[~passed]] = False
+        return mask
+
+    def _live(self, table: Table) -> Table:
+        if "incarnation" not in columns_of(type(table)):
+            return table
+        if isinstance(table, Ranks):
+            self._rounds.note_ranks(table)
+        is_live = _column(table, "incarnation") >= self._rounds.newest
+        return table if is_live.all() else _selected(table, is_live)
+
+
+def _of_host(table: Table, host: str) -> Mask | None:
+    if "host" not in columns_of(type(table)):
+        return None
+    return np.asarray(getattr(table, "host") == host, dtype=bool)  # noqa: B009 -- not every table has it
+
+
+def _at_most(table: Table, column: str | None, most: int) -> Mask | None:
+    if column is None or column not in columns_of(type(table)):
+        return None
+    return np.asarray(_column(table, column) <= most, dtype=bool)
+
+
+def _selected(table: Any, rows: Mask) -> Table:
+    chosen: Table = select(table, rows)
+    return chosen
+
+
+def _narrow(kept: Mask, mask: Mask | None, reason: Reason, refused: dict[Reason, int]) -> None:
+    """Take the rows that break a rule out of those that are kept, and count those that broke no other before."""
+    if mask is None:
+        return
+    lost = int(np.count_nonzero(kept & ~mask))
+    if lost:
+        refused[reason] = lost
+        kept &= mask
+
+
+def _column(table: Table, name: str) -> NDArray[np.int64]:
+    values: NDArray[np.int64] = getattr(table, name)
+    return values

@@ -1,0 +1,97 @@
+"""Handing committed rows to those who judge them while the job runs, in a thread of their own: they delay nothing."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Protocol
+
+from megatrain_diagnostics.collector.counters import Ledger
+from megatrain_diagnostics.events.tables import Table, num_rows
+
+_logger = logging.getLogger(__name__)
+_TICK_S = 1.0
+_MAX_ROWS = 4_000_000
+_COMPLAINT_S = 60.0
+
+
+class Consumer(Protocol):
+    """Judges rows as they come. Both methods are called from one thread, and their errors are logged."""
+
+    def consume(self, kind: type[Table], table: Table) -> None:
+        """Take rows that are on disk, of an incarnation that is not over."""
+
+    def tick(self, now_s: float) -> None:
+        """Be called about once a second, with the unix time, whether or not rows came."""
+
+
+class ConsumerThread:
+    """Runs consumers until `close`. When they are too slow the oldest rows are passed over, and counted."""
+
+    def __init__(
+        self, consumers: Sequence[Consumer], ledger: Ledger, *, tick_s: float = _TICK_S, max_rows: int = _MAX_ROWS
+    ) -> None:
+        self._consumers, self._ledger, self._tick_s, self._max_rows = tuple(consumers), ledger, tick_s, max_rows
+        self._changed = threading.Condition()
+        self._waiting: deque[tuple[type[Table], Table]] = deque()
+        self._num_rows = 0
+        self._is_closed = False
+        self._next_complaint_s = float("-inf")
+        self._thread = threading.Thread(target=self._run, name="consumers of events", daemon=True)
+        self._thread.start()
+
+    def put(self, kind: type[Table], table: Table) -> None:
+        """Have rows judged. Never waits."""
+        if not self._consumers or not num_rows(table):
+            return
+        with self._changed:
+            self._waiting.append((kind, table))
+            self._num_rows += num_rows(table)
+            while self._num_rows > self._max_rows and len(self._waiting) > 1:
+                _, passed_over = self._waiting.popleft()
+                self._num_rows -= num_rows(passed_over)
+                self._ledger.note_unjudged_rows(num_rows(passed_over))
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Judge what waits, and end."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        next_tick_s = time.monotonic() + self._tick_s
+        while True:
+            with self._changed:
+                self._changed.wait_for(
+                    lambda: self._waiting or self._is_closed, max(0.0, next_tick_s - time.monotonic())
+                )
+                rows = list(self._waiting)
+                self._waiting.clear()
+                self._num_rows = 0
+                is_last = self._is_closed
+            for kind, table in rows:
+                for consumer in self._consumers:
+                    self._guarded(consumer, kind, table)
+            if time.monotonic() >= next_tick_s:
+                for consumer in self._consumers:
+                    self._guarded(consumer, None, None)
+                next_tick_s = time.monotonic() + self._tick_s
+            if is_last:
+                return
+
+    def _guarded(self, consumer: Consumer, kind: type[Table] | None, table: Table | None) -> None:
+        try:
+            if kind is None or table is None:
+                consumer.tick(time.time())
+            else:
+                consumer.consume(kind, table)
+        except Exception:
+            # a judge that fails must not end the stream of events, and says so without filling the disk
+            if time.monotonic() >= self._next_complaint_s:
+                self._next_complaint_s = time.monotonic() + _COMPLAINT_S
+                _logger.exception("%s failed; events are stored all the same", type(consumer).__name__)

@@ -1,0 +1,265 @@
+"""From batches to the disk: each once, in order, acknowledged when a commit has made it durable.
+
+Streams only put batches in a list. One thread appends the list to the store and commits, so that all streams share one
+fsync: at most `commit_interval_s` after a batch came, earlier when there are many rows.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import pyarrow as pa
+
+from megatrain.contracts.errors import CoordinationError, DataError, MegatrainError
+from megatrain.contracts.printable import printable
+from megatrain.contracts.record import decode
+from megatrain_diagnostics.collector.admission import Admission, Admitted, RefusedBatchError
+from megatrain_diagnostics.collector.consumers import ConsumerThread
+from megatrain_diagnostics.collector.counters import Ledger, Reason
+from megatrain_diagnostics.events.tables import Table
+from megatrain_diagnostics.wire.authentication import SenderName
+from megatrain_diagnostics.wire.messages import BatchHeader, content_of
+
+_logger = logging.getLogger(__name__)
+_MAX_SESSIONS = 20_000
+_RETRY_S = 1.0
+_COMPLAINT_S = 60.0
+
+
+class Store(Protocol):
+    """Where rows become durable."""
+
+    def append(self, kind: type[Table], batch: pa.RecordBatch) -> None:
+        """Hold rows for the next commit. Raises: DataError."""
+
+    def commit(self) -> int:
+        """Make all that was appended durable. Raises: MegatrainError; what was appended is then held."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IngestLimits:
+    """When to commit, and how much may wait for that."""
+
+    commit_interval_s: float = 0.5
+    commit_rows: int = 1_000_000
+    pending_bytes: int = 256 << 20
+    """Beyond it streams are not read, and wait in their hosts' spools."""
+
+
+class Session:
+    """One life of a host's sender, over all its streams."""
+
+    def __init__(self, name: SenderName) -> None:
+        self.name = name
+        self.lock = threading.Lock()
+        """Held from the look at a number until the batch is in the list: two streams of a session keep their order."""
+        self.received = -1
+        self._acknowledged = -1
+        self._changed = threading.Condition()
+
+    @property
+    def acknowledged(self) -> int:
+        return self._acknowledged
+
+    def acknowledge(self, through: int) -> None:
+        with self._changed:
+            self._acknowledged = max(self._acknowledged, through)
+            self._changed.notify_all()
+
+    def wait(self, told: int, timeout_s: float, over: Sequence[threading.Event] = ()) -> None:
+        """Return when more than `told` is acknowledged, one of `over` is set and `wake` called, or after the time."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._acknowledged > told or any(event.is_set() for event in over), timeout_s
+            )
+
+    def wake(self) -> None:
+        """Let all who wait look again."""
+        with self._changed:
+            self._changed.notify_all()
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    session: Session
+    number: int
+    num_bytes: int
+    admitted: Admitted | None
+    """None: there was nothing to take, and the host is to forget the batch."""
+
+
+class Ingest:
+    """Takes batches from any thread until `close`."""
+
+    def __init__(
+        self,
+        store: Store,
+        admission: Admission,
+        ledger: Ledger,
+        consumers: ConsumerThread,
+        limits: IngestLimits = IngestLimits(),
+    ) -> None:
+        self._store, self._admission, self.ledger, self._consumers = store, admission, ledger, consumers
+        self._limits = limits
+        self._admission_lock = threading.Lock()
+        self._sessions_lock = threading.Lock()
+        self._sessions: OrderedDict[SenderName, Session] = OrderedDict()
+        self._changed = threading.Condition()
+        self._pending: list[_Pending] = []
+        self._pending_rows = self._pending_bytes = 0
+        self._oldest_s = 0.0
+        self._is_closed = False
+        self._next_complaint_s = float("-inf")
+        self.trouble = ""
+        """Why nothing can be committed; empty when all is well."""
+        self._thread = threading.Thread(target=self._run, name="commits of events", daemon=True)
+        self._thread.start()
+
+    def session(self, name: SenderName) -> Session:
+        """Return what is known of a sender's life."""
+        with self._sessions_lock:
+            session = self._sessions.setdefault(name, Session(name))
+            self._sessions.move_to_end(name)
+            while len(self._sessions) > _MAX_SESSIONS:
+                self._sessions.popitem(last=False)
+            return session
+
+    def wake_sessions(self) -> None:
+        """Let the threads of all streams look whether there is something to tell."""
+        with self._sessions_lock:
+            sessions = list(self._sessions.values())
+        for session in sessions:
+            session.wake()
+
+    def take(self, session: Session, metadata: bytes, frame: pa.RecordBatch | None) -> None:
+        """Take one message of a stream, whatever it is. Waits while too much waits to be committed."""
+        host = session.name.host
+        try:
+            header = decode(BatchHeader, metadata, "header of a batch")
+            if header.number < 0:
+                raise CoordinationError(f"header of a batch: number={header.number}; expected at least 0")
+        except CoordinationError as error:
+            self.ledger.note_refused_batch(Reason.BAD_HEADER, host, str(error))
+            return
+        self.ledger.note_dropped(host, session.name.session, header.dropped_rows)
+        with session.lock:
+            num_bytes = 0 if frame is None else frame.nbytes
+            is_duplicate = header.number <= session.received
+            self.ledger.note_batch(num_bytes, is_duplicate=is_duplicate)
+            if not is_duplicate and self._put(
+                _Pending(session, header.number, num_bytes, self._admit(host, header, frame))
+            ):
+                session.received = header.number
+
+    def close(self) -> None:
+        """Commit and acknowledge what came, and end. What comes later is not taken."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _admit(self, host: str, header: BatchHeader, frame: pa.RecordBatch | None) -> Admitted | None:
+        try:
+            content = content_of(frame)
+            with self._admission_lock:
+                admitted = self._admission.admit(host, header, content)
+        except DataError as error:
+            self.ledger.note_refused_batch(Reason.NO_BATCH, host, str(error))
+            return None
+        except RefusedBatchError as error:
+            self.ledger.note_refused_batch(error.reason, host, str(error))
+            return None
+        except Exception as error:
+            # a defect of ours: the host would send this batch again and again, and nothing behind it
+            _logger.exception("a batch of host %s could not be judged", printable(host))
+            self.ledger.note_refused_batch(Reason.NO_BATCH, host, f"{type(error).__name__}: {error}")
+            return None
+        for reason, num_rows in admitted.refused.items():
+            self.ledger.note_refused_rows(reason, host, num_rows)
+        if admitted.old_rows:
+            self.ledger.note_old_rows(admitted.old_rows)
+        return admitted
+
+    def _put(self, pending: _Pending) -> bool:
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_closed or self._pending_bytes < self._limits.pending_bytes)
+            if self._is_closed:
+                return False
+            if not self._pending:
+                self._oldest_s = time.monotonic()
+            self._pending.append(pending)
+            self._pending_bytes += pending.num_bytes
+            self._pending_rows += 0 if pending.admitted is None else pending.admitted.stored.num_rows
+            if len(self._pending) == 1 or self._pending_rows >= self._limits.commit_rows:
+                self._changed.notify_all()
+            return True
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_closed or self._pending)
+                due_s = self._oldest_s + self._limits.commit_interval_s
+                self._changed.wait_for(self._is_due, max(0.0, due_s - time.monotonic()))
+                taken, self._pending = self._pending, []
+                self._pending_rows = 0
+            if taken and not self._commit(taken):
+                return
+            with self._changed:
+                self._pending_bytes -= sum(one.num_bytes for one in taken)
+                self._changed.notify_all()
+                if self._is_closed and not self._pending:
+                    return
+
+    def _is_due(self) -> bool:
+        return self._is_closed or self._pending_rows >= self._limits.commit_rows
+
+    def _commit(self, taken: list[_Pending]) -> bool:
+        """Make batches durable, however often that fails, and acknowledge them; False: closed before that succeeded."""
+        rows: Counter[str] = Counter()
+        for one in taken:
+            if one.admitted is not None:
+                self._append(one.session.name.host, one.admitted, rows)
+        began_s = time.monotonic()
+        while not self._try_commit():
+            with self._changed:
+                if self._changed.wait_for(lambda: self._is_closed, _RETRY_S):
+                    break
+        if self.trouble and not self._try_commit():
+            return False
+        self.ledger.note_commit(rows, time.monotonic() - began_s)
+        through: dict[Session, int] = {}
+        for one in taken:
+            through[one.session] = max(one.number, through.get(one.session, -1))
+            if one.admitted is not None:
+                self._consumers.put(one.admitted.kind, one.admitted.live)
+        for session, number in through.items():
+            session.acknowledge(number)
+        return True
+
+    def _append(self, host: str, admitted: Admitted, rows: Counter[str]) -> None:
+        try:
+            self._store.append(admitted.kind, admitted.stored)
+            rows[admitted.kind.NAME] += admitted.stored.num_rows
+        except DataError as error:
+            self.ledger.note_refused_batch(Reason.NO_BATCH, host, str(error))
+
+    def _try_commit(self) -> bool:
+        try:
+            self._store.commit()
+        except (MegatrainError, OSError) as error:
+            self.ledger.note_failed_commit()
+            self.trouble = str(error)
+            if time.monotonic() >= self._next_complaint_s:
+                self._next_complaint_s = time.monotonic() + _COMPLAINT_S
+                _logger.error("events cannot be stored, hosts keep them in their spools: %s", error)
+            return False
+        if self.trouble:
+            _logger.warning("events are stored again")
+        self.trouble = ""
+        return True

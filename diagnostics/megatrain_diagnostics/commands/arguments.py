@@ -1,0 +1,137 @@
+"""Arguments that several verbs of `megatrain diag` take: where the events are, and which of them."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TypeAlias
+
+from megatrain.commands.argument_types import utf8_text, whole_number
+from megatrain.commands.printing import print_note
+from megatrain.contracts.errors import DataError
+from megatrain.contracts.run_directory import RunDirectory
+from megatrain_diagnostics.events.source import EventSource
+from megatrain_diagnostics.events.tables import Ranks
+
+Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+_MOST_NUMBERS = 1_000_000
+"""Ranks that one argument may name: more is a mistake, and would only fill memory."""
+
+
+def add_place(parser: argparse.ArgumentParser) -> None:
+    """Declare PLACE, where the events are."""
+    parser.add_argument(
+        "place",
+        type=utf8_text,
+        metavar="PLACE",
+        help="a run directory, a job's name (runs/NAME), or any directory with segments of events",
+    )
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", dest="is_json", help="print one JSON object")
+
+
+def add_incarnation(parser: argparse.ArgumentParser) -> None:
+    """Declare --incarnation, which `chosen_incarnation` reads."""
+    parser.add_argument(
+        "--incarnation",
+        type=whole_number(0),
+        default=None,
+        metavar="N",
+        help="which round of the job (default: the newest)",
+    )
+
+
+def add_steps(parser: argparse.ArgumentParser) -> None:
+    """Declare --steps; args.steps is (first, last), None where it is open, as Where has them."""
+    parser.add_argument(
+        "--steps",
+        type=step_range,
+        default=(None, None),
+        metavar="FIRST:LAST",
+        help="only these steps, both ends included; either may be left out, and one number is one step",
+    )
+
+
+def add_ranks(parser: argparse.ArgumentParser) -> None:
+    """Declare --ranks; args.ranks is a tuple as Where has it, None: all."""
+    parser.add_argument(
+        "--ranks",
+        type=rank_list,
+        default=None,
+        metavar="RANKS",
+        help="only these ranks: numbers and FIRST:LAST, both ends included, with commas between (default: all)",
+    )
+
+
+def step_range(text: str) -> tuple[int | None, int | None]:
+    """Parse "10:20", "10:", ":20" or "15"."""
+    number = whole_number(0, 2**31 - 1)
+    first, has_colon, last = text.partition(":")
+    if not has_colon:
+        return number(text), number(text)
+    bounds = (number(first) if first else None, number(last) if last else None)
+    if bounds[0] is not None and bounds[1] is not None and bounds[0] > bounds[1]:
+        raise argparse.ArgumentTypeError(f"{text!r} ends before it begins")
+    return bounds
+
+
+def rank_list(text: str) -> tuple[int, ...]:
+    """Parse "0:7,16"."""
+    number = whole_number(0, 2**31 - 1)
+    ranks: set[int] = set()
+    for part in text.split(","):
+        first_text, has_colon, last_text = part.strip().partition(":")
+        first = number(first_text)
+        last = number(last_text) if has_colon else first
+        if first > last:
+            raise argparse.ArgumentTypeError(f"{part!r} ends before it begins")
+        if last - first + len(ranks) >= _MOST_NUMBERS:
+            raise argparse.ArgumentTypeError(f"{text!r} names more than {_MOST_NUMBERS:,} ranks")
+        ranks.update(range(first, last + 1))
+    return tuple(sorted(ranks))
+
+
+def events_directory(text: str) -> Path:
+    """Return the directory of segments that PLACE means. Raises: DataError where there is none."""
+    # loaded late, as whatever else one verb needs and others do not
+    from megatrain.commands.job_place import RUNS, run_at
+
+    found = run_at(text)
+    if found is None:
+        raise DataError(f"{text!r}: no such directory, nor a run {RUNS / text}; name a run or a directory of segments")
+    run = RunDirectory(found)
+    return run.events if run.events.is_dir() else found
+
+
+def open_source(args: argparse.Namespace) -> EventSource:
+    """Return the events of PLACE. Raises: DataError where there are none."""
+    try:
+        # loaded late: DuckDB takes a tenth of a second, and some verbs read other things
+        from megatrain_diagnostics.store.reader import StoredEvents
+    except ModuleNotFoundError as error:
+        raise DataError(f"{error.name} is missing, which reads events: pip install 'megatrain[diagnostics]'") from error
+
+    source = StoredEvents(events_directory(args.place))
+    source.check_not_empty()
+    return source
+
+
+def chosen_incarnation(args: argparse.Namespace, source: EventSource) -> int:
+    """Return the incarnation that is meant. Raises: DataError when there is no such, or none at all."""
+    known = sorted({int(number) for number in source.read(Ranks).incarnation})
+    if not known:
+        raise DataError(f"{args.place}: no rank was ever heard of: no segments of the table ranks; is it a job's?")
+    chosen: int | None = args.incarnation
+    if chosen is None:
+        return known[-1]
+    if chosen not in known:
+        raise DataError(f"--incarnation={chosen}: {args.place} has {', '.join(map(str, known))}")
+    return chosen
+
+
+def tell_problems(source: EventSource) -> None:
+    """Print to stderr what was found damaged while events were read."""
+    for problem in source.problems():
+        print_note(problem)

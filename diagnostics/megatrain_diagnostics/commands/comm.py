@@ -1,0 +1,160 @@
+"""`megatrain diag comm PLACE`: bandwidths, slow links and hosts, and what of communication compute hides."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from typing import Any
+
+from megatrain.commands.printing import bytes_text, facts, print_json, print_lines, table
+from megatrain.contracts.errors import DataError
+from megatrain.contracts.exit_codes import ExitCode
+from megatrain_diagnostics.analysis.comm import Communication, analyse_communication
+from megatrain_diagnostics.analysis.slow_links import SLOW_EXCESS, SlowLinks
+from megatrain_diagnostics.analysis.step_windows import full_steps, known_steps, read_step_events
+from megatrain_diagnostics.commands.arguments import (
+    Verbs,
+    add_incarnation,
+    add_json,
+    add_place,
+    add_steps,
+    chosen_incarnation,
+    open_source,
+    tell_problems,
+)
+from megatrain_diagnostics.events.source import Where
+from megatrain_diagnostics.events.tables import Spans
+
+_NUM_DEFAULT_STEPS = 10
+_MOST_RANKS_NAMED = 8
+
+
+def add_verb(verbs: Verbs) -> None:
+    parser = verbs.add_parser(
+        "comm", help="bandwidths, slow links and hosts, exposed and hidden communication", allow_abbrev=False
+    )
+    add_place(parser)
+    add_steps(parser)
+    add_incarnation(parser)
+    add_json(parser)
+    parser.set_defaults(run_verb=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Analyse communication. Raises: DataError when no step of these was recorded span by span."""
+    source = open_source(args)
+    incarnation = chosen_incarnation(args, source)
+    first, last = args.steps
+    known = full_steps(
+        source.read(Spans, Where(incarnations=(incarnation,), first_step=first, last_step=last))
+    ).tolist()
+    if not known:
+        raise DataError(
+            f"{args.place}: no such step was recorded span by span; there are {known_steps(source, incarnation)}"
+        )
+    # without a choice the newest: a long job's spans would not fit the memory
+    chosen = known if args.steps != (None, None) else known[-_NUM_DEFAULT_STEPS:]
+    events = read_step_events(source, incarnation, chosen[0], chosen[-1])
+    found = analyse_communication(events, chosen[0], chosen[-1])
+    if args.is_json:
+        print_json({"place": args.place, "incarnation": incarnation, **_document(found)})
+    else:
+        print_lines(_lines(found))
+    tell_problems(source)
+    return int(ExitCode.OK)
+
+
+def _document(found: Communication) -> dict[str, Any]:
+    return {
+        **asdict(found),
+        "overlaps": [{**asdict(one), "exposed_percent": one.exposed_percent} for one in found.overlaps],
+        "slow": {
+            **asdict(found.slow),
+            "groups": [{**asdict(one), "excess": one.excess} for one in found.slow.groups],
+        },
+    }
+
+
+def _lines(found: Communication) -> list[str]:
+    steps = f"{found.steps[0]} to {found.steps[-1]} ({len(found.steps)})" if found.steps else "none"
+    pairs = [
+        ("steps", steps),
+        ("ranks", str(found.num_ranks)),
+        ("exposed", f"{found.exposed_percent:.2f} % of the time; bubble {found.bubble_percent:.2f} %"),
+        ("exchanges", f"{found.num_exchanges:,}, {found.num_incomplete:,} of them without some member's span"),
+    ]
+    if found.num_hidden:
+        pairs.append(
+            ("hidden", f"{found.num_hidden:,}: no host waited for their end, so how long they took is not known")
+        )
+    if found.num_too_short:
+        pairs.append(
+            ("too short", f"{found.num_too_short:,}: over before the last began; the clocks are not that exact")
+        )
+    lines = facts(pairs)
+    if found.overlaps:
+        rows = [("a rank and step", "count", "total", "exposed", "of it waiting", "hidden", "exposed")]
+        rows += [
+            (
+                *(one.operation, f"{one.count:.1f}", _ms(one.total_s), _ms(one.exposed_s), _ms(one.waiting_s)),
+                *(_ms(one.overlapped_s), f"{one.exposed_percent:.1f} %"),
+            )
+            for one in found.overlaps
+        ]
+        lines += ["", *table(rows, left=(0,))]
+    if found.bandwidths:
+        speeds = [
+            ("group", "operation", "size", "ranks", "count", "median", "p90", "waited", "algorithm", "bus", "bus p10")
+        ]
+        speeds += [
+            (
+                *(one.group, one.operation, one.size, str(one.num_ranks), f"{one.count:,}", _ms(one.transfer_s)),
+                *(_ms(one.transfer_p90_s), _ms(one.wait_s), _rate(one.algorithm_bandwidth), _rate(one.bus_bandwidth)),
+                _rate(one.bus_bandwidth_p10),
+            )
+            for one in found.bandwidths
+        ]
+        lines += ["", *table(speeds, left=(0, 1, 2))]
+    return lines + _slow_lines(found.slow) + [f"note: {note}" for note in found.notes]
+
+
+def _slow_lines(slow: SlowLinks) -> list[str]:
+    lines = [""]
+    if not slow.num_compared:
+        lines.append("slow links: not known; a group is compared with two others of its kind at least")
+    elif not slow.groups:
+        lines.append(f"slow links: none of {slow.num_compared} groups is {SLOW_EXCESS:.0%} slower than its like")
+    for one in slow.groups:
+        lines.append(
+            f"slow: {one.group} of ranks {_ranks(one.ranks)} ({', '.join(one.hosts)}): {one.operation} "
+            f"{_ms(one.transfer_s)} where {_ms(one.expected_s)} is usual, {one.excess:+.0%}"
+        )
+    for host in slow.hosts:
+        lines.append(
+            f"suspected: host {host.host}: {host.num_slow} of its {host.num_groups} groups and links are slow, "
+            f"{host.excess:+.0%} on average"
+        )
+    for spot in slow.hot_spots:
+        lines.append(
+            f"hot spot: step {spot.step}, {spot.operation} of ranks {_ranks(spot.ranks)}: {_ms(spot.transfer_s)} where "
+            f"{_ms(spot.expected_s)} is usual"
+        )
+    for load in slow.unequal:
+        lines.append(
+            f"unequal: rank {load.rank} moves {bytes_text(load.num_bytes)} by {load.operation} in {load.group}, its "
+            f"group's mean is {bytes_text(load.mean_bytes)}"
+        )
+    return lines
+
+
+def _ranks(ranks: tuple[int, ...]) -> str:
+    shown = ", ".join(map(str, ranks[:_MOST_RANKS_NAMED]))
+    return shown if len(ranks) <= _MOST_RANKS_NAMED else f"{shown}, ... ({len(ranks)})"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3f} ms"
+
+
+def _rate(bytes_per_s: float) -> str:
+    return f"{bytes_per_s / 1e9:.3f} GB/s"

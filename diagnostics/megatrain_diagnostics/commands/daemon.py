@@ -1,0 +1,44 @@
+"""`megatrain diag daemon`: run the diagnostics daemon of a job here, for a job that was launched without one."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from megatrain.commands.argument_types import utf8_path
+from megatrain.commands.job_place import PlaceError, add_job, opened_job
+from megatrain.contracts.record import decode
+from megatrain.contracts.rounds import JobRecord
+from megatrain.coordination.settings import EtcdSettings
+from megatrain_diagnostics.collector.settings import DaemonSettings, add_daemon_arguments
+
+
+def add_verb(verbs: Any) -> None:
+    parser = verbs.add_parser("daemon", help="run the daemon of a job that runs", allow_abbrev=False)
+    add_job(parser)
+    parser.add_argument("--run", type=utf8_path, default=None, metavar="DIR",
+                        help="run directory as this machine sees it (default: what the job's record says)")  # fmt: skip
+    add_daemon_arguments(parser)
+    parser.set_defaults(run_verb=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until a signal comes. Raises: MegatrainError."""
+    # Flight takes its time to load, and no other verb needs it
+    from megatrain_diagnostics.daemon import serve
+
+    with opened_job(args) as job:
+        directory = args.run or job.run_directory
+        if directory is None:
+            item = job.client.get(job.keys.record)
+            if item is None:
+                raise PlaceError(f"job {job.keys.job!r} has no record in etcd; say where its run is with --run DIR")
+            directory = Path(decode(JobRecord, item.value, job.keys.record).run_directory)
+        # for the long time that a daemon lives, not for the short one that a command has
+        patient = EtcdSettings(job.client.settings.endpoints)
+        etcd = replace(job.client.settings, attempt_s=patient.attempt_s, call_s=patient.call_s)
+    if not directory.is_dir():
+        raise PlaceError(f"{directory}: no such run directory on this machine; say where it is with --run DIR")
+    return serve(DaemonSettings(run=directory, job=job.keys.job, etcd=etcd, address=args.address, port=args.port))

@@ -1,0 +1,160 @@
+"""`megatrain diag drift PLACE`: when and why the pace of a job changed."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from typing import Any
+
+from megatrain.commands.argument_types import real_number
+from megatrain.commands.printing import facts, print_json, print_lines, time_text
+from megatrain.contracts.exit_codes import ExitCode
+from megatrain_diagnostics.analysis.drift import Drift, LevelChange, analyse_drift
+from megatrain_diagnostics.analysis.drift_causes import EXPLAINS, Moved
+from megatrain_diagnostics.analysis.trends import Trend
+from megatrain_diagnostics.commands.arguments import (
+    Verbs,
+    add_incarnation,
+    add_json,
+    add_place,
+    add_steps,
+    chosen_incarnation,
+    open_source,
+    tell_problems,
+)
+
+_MOST_RANKS_NAMED = 8
+_MOST_MOVED = 4
+
+
+def add_verb(verbs: Verbs) -> None:
+    parser = verbs.add_parser("drift", help="when and why the pace of a job changed", allow_abbrev=False)
+    add_place(parser)
+    add_steps(parser)
+    add_incarnation(parser)
+    parser.add_argument(
+        "--peak-tflops",
+        type=real_number("a number above 0", lambda value: 0.0 < value < 1e6),
+        default=None,
+        metavar="T",
+        help="of a device, as telemetry.peak_tflops: then MFU is told",
+    )
+    add_json(parser)
+    parser.set_defaults(run_verb=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Look for drift. Raises: DataError where no step's time is known."""
+    source = open_source(args)
+    found = analyse_drift(source, chosen_incarnation(args, source), *args.steps)
+    if args.is_json:
+        print_json({"place": args.place, **_document(found, args.peak_tflops)})
+    else:
+        print_lines(_lines(found, args.peak_tflops))
+    tell_problems(source)
+    return int(ExitCode.OK)
+
+
+def _document(found: Drift, peak_tflops: float | None) -> dict[str, Any]:
+    return {
+        **asdict(found),
+        "mfu": _mfu(found, peak_tflops),
+        "changes": [_change_document(one) for one in found.changes],
+        "rate_changes": [_change_document(one) for one in found.rate_changes],
+    }
+
+
+def _change_document(one: LevelChange) -> dict[str, Any]:
+    moved = [{**asdict(each), "delta_s": each.delta_s} for each in one.moved]
+    return {**asdict(one), "shift": one.shift, "is_of_work": one.is_of_work, "moved": moved}
+
+
+def _mfu(found: Drift, peak_tflops: float | None) -> float | None:
+    """Return the median MFU, None where peak or FLOPs are not known."""
+    if peak_tflops is None or found.rate <= 0 or not found.rate_name.startswith("FLOP"):
+        return None
+    return found.rate / (peak_tflops * 1e12)
+
+
+def _lines(found: Drift, peak_tflops: float | None) -> list[str]:
+    pairs = [
+        ("steps", f"{found.first_step} to {found.last_step}: {found.num_steps}"),
+        ("left out", f"{found.num_left_out} steps of warm-up, or after checkpoints and evaluations"),
+        ("step time", f"{found.step_s * 1e3:.3f} ms, {_trend(found.step_trend, 1e3, 'ms')}"),
+    ]  # fmt: skip
+    if found.rate_name:
+        pairs.append(("pace", f"{found.rate:.4g} {found.rate_name}, {_trend(found.rate_trend, 1.0, '')}"))
+    mfu = _mfu(found, peak_tflops)
+    if mfu is not None:
+        pairs.append(("MFU", f"{mfu:.2%}"))
+    pairs.append(("gc", f"{found.gc_share:.3%} of the time; a collection: {_trend(found.gc_trend, 1e3, 'ms')}"))
+    if found.void >= 0:
+        pairs.append(
+            ("void", f"{found.void:.2%} of the time nothing that is timed ran, {_trend(found.void_trend, 100, '%')}")
+        )
+    pairs.append(("stagger", _stagger(found)))
+    for one in found.latencies:
+        pairs.append((
+            "issue latency",
+            f"{one.operation}: median {one.median_s * 1e3:.3f} ms, p99 {one.p99_s * 1e3:.3f} ms",
+        ))  # fmt: skip
+    if found.num_sampled and not found.latencies:
+        pairs.append(("issue latency", "not known: the host's clock timed the work itself"))
+    pairs.append(("hour of day", _hours(found)))
+    lines = [*facts(pairs), ""]
+    if not found.changes and not found.rate_changes:
+        lines.append("no change of level: nothing of 10 % that lasts")
+    for change in found.changes:
+        lines += _change_lines("step time", change)
+    for change in found.rate_changes:
+        lines += _change_lines("time for the same work", change)
+    return lines + [f"note: {note}" for note in found.notes]
+
+
+def _change_lines(what: str, change: LevelChange) -> list[str]:
+    levels = f"{change.before_s * 1e3:.3f} ms to {change.after_s * 1e3:.3f} ms, {change.shift:+.1%}"
+    when = f"step {change.step}, {time_text(change.at_unix_s)}"
+    lines = [f"{what} changed at {when}: {levels} (posterior {change.posterior:.3f})"]
+    if change.is_of_work:
+        lines.append(f"  the work of a step changed by {change.work_shift:+.1%}: the job does more, nothing is slow")
+    lines += [_moved(one) for one in change.moved[:_MOST_MOVED]]
+    if not change.is_of_work and not any(one.explained >= EXPLAINS for one in change.moved):
+        lines.append("  no operation's own time explains it: look whether ranks begin at different moments (stagger)")
+    return lines
+
+
+def _moved(one: Moved) -> str:
+    word = "because of" if one.explained >= EXPLAINS else "also moved:"
+    ranks = ", ".join(map(str, one.ranks[:_MOST_RANKS_NAMED]))
+    more = f", ... ({one.num_ranks})" if one.num_ranks > _MOST_RANKS_NAMED else ""
+    hosts = f" on {', '.join(one.hosts[:_MOST_RANKS_NAMED])}" if one.hosts else ""
+    return (
+        f"  {word} {one.operation}: {one.before_s * 1e3:.3f} ms to {one.after_s * 1e3:.3f} ms a step, "
+        f"{one.explained:.0%} of the change; rank {ranks}{more}{hosts}"
+    )
+
+
+def _stagger(found: Drift) -> str:
+    one = found.stagger
+    if one is None:
+        return "not known: no reduce-scatter of several ranks was recorded span by span"
+    kind = "nearly always the same: a straggler" if one.is_persistent else "not always the same"
+    return (
+        f"median {one.median_s * 1e3:.3f} ms at the reduce-scatter, {_trend(one.trend, 1e3, 'ms')}; last most often: "
+        f"rank {one.last_rank} {one.last_host} ({one.last_share:.0%}; {kind})"
+    )
+
+
+def _trend(one: Trend | None, factor: float, unit: str) -> str:
+    if one is None:
+        return "too few to tell a trend"
+    word = "rising" if one.is_rising else "falling" if one.is_falling else ""
+    return f"{word} by {one.per_1000 * factor:+.4g} {unit}".rstrip() + " in 1000 steps" if word else "steady"
+
+
+def _hours(found: Drift) -> str:
+    if found.hours is None:
+        return "not known: the steps cover less than a day"
+    if not found.hours.is_notable:
+        return "no difference"
+    return f"slowest at {found.hours.slowest:02d}:00 UTC, {found.hours.excess:+.1%} over the median hour"

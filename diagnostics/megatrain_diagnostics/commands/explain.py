@@ -1,0 +1,142 @@
+"""`megatrain diag explain PLACE STEP`: where a step went, adding up to 100 %."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+from megatrain.commands.argument_types import whole_number
+from megatrain.commands.printing import facts, print_json, print_lines, table
+from megatrain.contracts.errors import DataError
+from megatrain.contracts.exit_codes import ExitCode
+from megatrain_diagnostics.analysis.explain import Breakdown, StepExplanation, explain_step
+from megatrain_diagnostics.analysis.step_windows import known_steps, read_step_events
+from megatrain_diagnostics.commands.arguments import (
+    Verbs,
+    add_incarnation,
+    add_json,
+    add_place,
+    add_ranks,
+    chosen_incarnation,
+    open_source,
+    tell_problems,
+)
+
+_MOST_RANKS = 32
+_MOST_LATE = 5
+
+
+def add_verb(verbs: Verbs) -> None:
+    parser = verbs.add_parser(
+        "explain", help="where a step went: compute, waiting, bubble, data, ...", allow_abbrev=False
+    )
+    add_place(parser)
+    parser.add_argument("step", type=whole_number(0, 2**31 - 2), metavar="STEP", help="which step")
+    add_ranks(parser)
+    add_incarnation(parser)
+    add_json(parser)
+    parser.set_defaults(run_verb=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Explain. Raises: DataError naming the steps that are known, when this one is not."""
+    source = open_source(args)
+    incarnation = chosen_incarnation(args, source)
+    events = read_step_events(source, incarnation, args.step, args.step, args.ranks)
+    try:
+        found = explain_step(events, args.step)
+    except DataError as error:
+        raise DataError(f"{args.place}: {error}; there are {known_steps(source, incarnation)}") from error
+    if args.is_json:
+        print_json(_document(args.place, incarnation, found))
+    else:
+        print_lines(_lines(found))
+    tell_problems(source)
+    return int(ExitCode.OK)
+
+
+def _document(place: str, incarnation: int, found: StepExplanation) -> dict[str, Any]:
+    return {
+        "place": place,
+        "incarnation": incarnation,
+        "step": found.step,
+        "is_full": found.is_full,
+        "wall_ns": found.wall_ns,
+        "job": _breakdown(found.job),
+        "stages": [_breakdown(one) for one in found.stages],
+        "ranks": [_breakdown(one) for one in found.ranks],
+        "num_missing_ranks": found.num_missing,
+        "came_last": [
+            {
+                "rank": one.rank,
+                "host": one.host,
+                "num_collectives": one.num_collectives,
+                "waited_ns": one.waited_ns,
+                "operation": one.operation,
+            }
+            for one in found.last
+        ],
+        "notes": list(found.notes),
+    }
+
+
+def _breakdown(one: Breakdown) -> dict[str, Any]:
+    return {
+        "name": one.name,
+        "num_ranks": one.num_ranks,
+        "wall_ns": one.wall_ns,
+        "spent_ns": dict(one.spent_ns),
+        "waiting_ns": dict(one.waiting_ns),
+        "percent": one.percent,
+    }
+
+
+def _lines(found: StepExplanation) -> list[str]:
+    lines = facts([
+        ("step", f"{found.step}, {'every span' if found.is_full else 'sums only'}"),
+        ("wall time", f"{found.wall_ns / 1e6:,.3f} ms (median of {found.job.num_ranks} ranks)"),
+        *([("not known", f"{found.num_missing} ranks")] if found.num_missing else []),
+    ])  # fmt: skip
+    lines += ["", *_job_table(found.job)]
+    if len(found.stages) > 1:
+        lines += ["", *_comparison(found.stages)]
+    if len(found.ranks) > 1:
+        shown = sorted(found.ranks, key=lambda one: -_busy(one))[:_MOST_RANKS]
+        if len(shown) < len(found.ranks):
+            lines += ["", f"the {len(shown)} ranks of {len(found.ranks)} that computed longest:"]
+        lines += ["", *_comparison(shown)]
+    if found.last:
+        lines += ["", "came last to collectives, and so held the others up:"]
+        lines += [
+            f"  rank {one.rank} {one.host}: {one.num_collectives} collectives, {one.waited_ns / 1e6:,.3f} ms "
+            f"of other ranks' time, most at {one.operation}"
+            for one in found.last[:_MOST_LATE]
+        ]
+    return lines + [f"note: {note}" for note in found.notes]
+
+
+def _busy(one: Breakdown) -> int:
+    return one.spent_ns.get("compute", 0)
+
+
+def _job_table(job: Breakdown) -> list[str]:
+    rows = [("", "time a rank", "share", "of it waiting for peers")]
+    for name, amount in job.spent_ns.items():
+        if amount:
+            waiting = job.waiting_ns.get(name, 0)
+            rows.append((
+                name,
+                f"{amount / job.num_ranks / 1e6:,.3f} ms",
+                f"{job.percent[name]:.2f} %",
+                f"{waiting / job.num_ranks / 1e6:,.3f} ms" if waiting else "",
+            ))  # fmt: skip
+    rows.append(("sum", f"{job.wall_ns / job.num_ranks / 1e6:,.3f} ms", "100.00 %" if job.wall_ns else "", ""))
+    return table(rows, left=(0,))
+
+
+def _comparison(parts: Sequence[Breakdown]) -> list[str]:
+    names = [name for name in parts[0].spent_ns if any(part.spent_ns.get(name, 0) for part in parts)]
+    rows: list[tuple[str, ...]] = [("percent", *names)]
+    rows += [(part.name, *(f"{part.percent.get(name, 0.0):.2f}" for name in names)) for part in parts]
+    return table(rows, left=(0,))

@@ -1,0 +1,284 @@
+"""`megatrain diag hang PLACE`: who never entered which collective, and where all ranks of a job stand.
+
+Of a run it reads what is kept of its newest broken round, else the events; with --blackbox the black boxes of a job
+that hangs now, which lie on its hosts; with --flight-recorder the JSON dumps of torch's Flight Recorder, whose names
+end in the rank. Stack dumps among the events are grouped: who is not where the others are is an outlier.
+"""
+
+from __future__ import annotations
+
+import argparse
+import socket
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from megatrain.commands.argument_types import utf8_text
+from megatrain.commands.job_place import run_at
+from megatrain.commands.printing import facts, print_json, print_lines, print_note, table
+from megatrain.contracts.errors import DataError
+from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.layout import Layout
+from megatrain.contracts.run_directory import RunDirectory
+from megatrain_diagnostics.analysis.flight_recorder import (
+    Disagreement,
+    disagreements,
+    flight_groups,
+    flight_standings,
+)
+from megatrain_diagnostics.analysis.hang import (
+    HangFinding,
+    find_hang,
+    roster_groups,
+    standings_of_spans,
+)
+from megatrain_diagnostics.analysis.hang_grid import LEGEND, grid_lines, rank_letters
+from megatrain_diagnostics.analysis.stack_clusters import StackFinding, find_outliers, newest_main_stacks
+from megatrain_diagnostics.commands.arguments import (
+    Verbs,
+    add_incarnation,
+    add_json,
+    add_place,
+    chosen_incarnation,
+    open_source,
+)
+from megatrain_diagnostics.events.roster import Roster, make_roster
+from megatrain_diagnostics.events.source import EventSource, Where
+from megatrain_diagnostics.events.tables import Groups, Ranks, Spans, Stacks
+from megatrain_diagnostics.store.hang_evidence import FiledEvidence, read_boxes, read_dumps, read_incident
+from megatrain_diagnostics.streamer.stacks import DumpTarget, collect_stacks
+
+_MOST_ROWS = 16
+_MOST_FRAMES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What is printed."""
+
+    source: str
+    roster: Roster
+    finding: HangFinding
+    stacks: StackFinding
+    disagreements: tuple[Disagreement, ...]
+    problems: tuple[str, ...]
+
+    @property
+    def letters(self) -> str:
+        suspects = [one.rank for one in self.finding.suspects]
+        return rank_letters(
+            self.roster.layout, suspects, self.stacks.outliers, self.finding.silent, self.finding.waiting
+        )
+
+
+def add_verb(verbs: Verbs) -> None:
+    """Declare the verb."""
+    parser = verbs.add_parser("hang", help="who holds up a job that stands still", description=__doc__)
+    add_place(parser)
+    add_incarnation(parser)
+    parser.add_argument(
+        "--blackbox", type=utf8_text, default="", metavar="DIR", help="black boxes, as /dev/shm of a job's hosts"
+    )
+    parser.add_argument(
+        "--flight-recorder",
+        type=utf8_text,
+        default="",
+        metavar="DIR",
+        help="JSON dumps of torch's Flight Recorder, one a rank, in files whose names end in the rank",
+    )
+    parser.add_argument(
+        "--stacks",
+        action="store_true",
+        dest="has_stacks",
+        help="with --blackbox: have those ranks that run on this machine write their stacks now",
+    )
+    add_json(parser)
+    parser.set_defaults(run_verb=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print who holds up the job. Raises: DataError where nothing is known of it."""
+    answer = _answer(args)
+    if args.is_json:
+        print_json(_as_json(answer))
+    else:
+        for problem in answer.problems:
+            print_note(problem)
+        print_lines(_as_text(answer))
+    return int(ExitCode.OK)
+
+
+def _answer(args: argparse.Namespace) -> _Answer:
+    if args.has_stacks and not args.blackbox:
+        raise DataError("--stacks: name the directory of this machine's black boxes by --blackbox")
+    if args.flight_recorder:
+        return _of_dumps(Path(args.flight_recorder), args)
+    source = _source(args)
+    run_directory = run_at(args.place)
+    filed: FiledEvidence | None = None
+    if args.blackbox:
+        filed = read_boxes(Path(args.blackbox), args.incarnation)
+    elif run_directory is not None:
+        filed = read_incident(RunDirectory(run_directory), args.incarnation)
+    if filed is not None:
+        roster = filed.roster or _roster_of_events(source, filed.incarnation) or _flat_roster(filed)
+        finding = find_hang(filed.standings, {**filed.groups}, roster, filed.silent)
+        place = f"black boxes in {args.blackbox}" if args.blackbox else f"what is kept of round {filed.incarnation}"
+        stacks = _stacks_now(filed, roster) if args.has_stacks else _stacks(source, roster)
+        return _Answer(place, roster, finding, stacks, (), filed.problems)
+    if source is None:
+        raise DataError(f"{args.place}: neither events nor a broken round's files; name black boxes by --blackbox")
+    number = chosen_incarnation(args, source)
+    where = Where(incarnations=(number,))
+    roster = make_roster(source.read(Ranks, where), source.read(Groups, where), number)
+    standings = standings_of_spans(source.read(Spans, where), roster)
+    finding = find_hang(standings, roster_groups(roster), roster)
+    return _Answer("spans", roster, finding, _stacks(source, roster), (), source.problems())
+
+
+def _of_dumps(directory: Path, args: argparse.Namespace) -> _Answer:
+    dumps, problems = read_dumps(directory)
+    groups = flight_groups(dumps)
+    source = _source(args)
+    number = args.incarnation
+    roster = None if source is None else _roster_of_events(source, number)
+    if roster is None:
+        world_size = 1 + max(rank for ranks in ((one.rank for one in dumps), *groups.values()) for rank in ranks)
+        roster = Roster(0, Layout(dp_size=world_size), {}, {})
+    finding = find_hang(flight_standings(dumps), groups, roster)
+    place = f"Flight Recorder dumps in {directory}"
+    return _Answer(place, roster, finding, _stacks(source, roster), disagreements(dumps), problems)
+
+
+def _source(args: argparse.Namespace) -> EventSource | None:
+    try:
+        return open_source(args)
+    except DataError:
+        return None
+
+
+def _roster_of_events(source: EventSource | None, incarnation: int | None) -> Roster | None:
+    if source is None:
+        return None
+    ranks = source.read(Ranks)
+    number = incarnation if incarnation is not None else int(max(ranks.incarnation, default=-1))
+    if number not in ranks.incarnation:
+        return None
+    return make_roster(ranks, source.read(Groups, Where(incarnations=(number,))), number)
+
+
+def _flat_roster(filed: FiledEvidence) -> Roster:
+    """Return the ranks as replicas of nothing else: no file tells the layout."""
+    known = {*filed.standings, *filed.silent, *(rank for ranks in filed.groups.values() for rank in ranks)}
+    return Roster(filed.incarnation, Layout(dp_size=1 + max(known, default=0)), {}, {})
+
+
+def _stacks(source: EventSource | None, roster: Roster) -> StackFinding:
+    if source is None:
+        return find_outliers({}, roster)
+    stacks = source.read(Stacks, Where(incarnations=(roster.incarnation,)))
+    return find_outliers(newest_main_stacks(stacks, roster.incarnation), roster)
+
+
+def _stacks_now(filed: FiledEvidence, roster: Roster) -> StackFinding:
+    """Ask the ranks of this machine; those of others are not judged by having no dump."""
+    targets = [DumpTarget(rank, filed.incarnation, pid) for rank, pid in sorted(filed.pids.items())]
+    if not targets:
+        raise DataError("--stacks: none of these black boxes is of a process that runs on this machine")
+    stacks = collect_stacks(targets, socket.gethostname(), 1, time.time_ns)
+    return find_outliers(newest_main_stacks(stacks, filed.incarnation), roster, [one.rank for one in targets])
+
+
+def _as_json(answer: _Answer) -> dict[str, Any]:
+    report, layout = answer.finding.report, answer.roster.layout
+    return {
+        "source": answer.source,
+        "incarnation": answer.roster.incarnation,
+        "layout": {"tp_size": layout.tp_size, "pp_size": layout.pp_size, "dp_size": layout.dp_size},
+        "confidence": str(report.confidence),
+        "reason": report.reason,
+        "suspects": [asdict(one) for one in answer.finding.suspects],
+        "hosts": answer.finding.hosts,
+        "missing": [asdict(one) for one in report.missing],
+        "silent": sorted(answer.finding.silent),
+        "in_flight": {str(rank): name for rank, name in answer.finding.in_flight.items()},
+        "stacks": {
+            "clusters": [asdict(one) for one in answer.stacks.clusters],
+            "outliers": answer.stacks.outliers,
+            "undumped": answer.stacks.undumped,
+            "shared": None if answer.stacks.shared is None else asdict(answer.stacks.shared),
+            "reason": answer.stacks.reason,
+        },
+        "disagreements": [asdict(one) for one in answer.disagreements],
+        "grid": {"letters": answer.letters, "legend": LEGEND, "lines": grid_lines(layout, answer.letters)},
+        "problems": answer.problems,
+    }
+
+
+def _as_text(answer: _Answer) -> list[str]:
+    report, roster = answer.finding.report, answer.roster
+    lines = facts(
+        [
+            ("from", f"{answer.source}, incarnation {roster.incarnation}, {roster.layout}"),
+            ("culprit", _named(answer)),
+            ("confidence", str(report.confidence)),
+            ("because", report.reason),
+        ]
+    )
+    if answer.finding.suspects:
+        rows = [("rank", "host", "dp", "pp", "tp", "step", "in", "evidence")]
+        rows += [
+            (str(one.rank), one.host, str(one.dp), str(one.pp), str(one.tp), str(one.step), one.doing, one.evidence)
+            for one in answer.finding.suspects[:_MOST_ROWS]
+        ]
+        lines += ["", *table(rows, left=(1, 6, 7)), *_more(len(answer.finding.suspects) - _MOST_ROWS, "suspects")]
+    if report.missing:
+        lines += ["", "collectives that some wait in:"]
+        for entry in report.missing[:_MOST_ROWS]:
+            held = [("never entered by", entry.absent), ("silent", entry.silent), ("left behind by", entry.loitering)]
+            words = "; ".join(f"{word} {_brief(ranks)}" for word, ranks in held if ranks)
+            lines.append(
+                f"  {entry.sequence} of {entry.group}: {_brief(entry.waiting)} wait; {words or 'all are in it'}"
+            )
+        lines += _more(len(report.missing) - _MOST_ROWS, "collectives")
+    for one in answer.disagreements:
+        lines.append(f"  {one.sequence} of {one.group} is not the same for all:")
+        lines += [f"    {said}: ranks {_brief(ranks)}" for said, ranks in one.calls.items()]
+    return [*lines, *_stack_lines(answer.stacks), "", LEGEND, *grid_lines(roster.layout, answer.letters)]
+
+
+def _named(answer: _Answer) -> str:
+    suspects = [one.rank for one in answer.finding.suspects]
+    if not suspects:
+        return "nobody"
+    hosts = f" on {', '.join(answer.finding.hosts[:8])}" if answer.finding.hosts else ""
+    return f"rank{'' if len(suspects) == 1 else 's'} {_brief(suspects)}{hosts}"
+
+
+def _stack_lines(stacks: StackFinding) -> list[str]:
+    if not stacks.clusters:
+        return []
+    lines = ["", f"stacks: {stacks.reason}"]
+    for one in stacks.clusters[:_MOST_ROWS]:
+        kind = "wait" if one.is_waiting else "do not wait"
+        lines.append(f"  {len(one.ranks)} {kind} ({_brief(one.ranks)}): {' < '.join(one.frames[-_MOST_FRAMES:][::-1])}")
+    lines += _more(len(stacks.clusters) - _MOST_ROWS, "kinds of stacks")
+    if stacks.shared is not None:
+        lines.append(
+            f"  the outliers {_brief(stacks.outliers)} share {stacks.shared.name} ({len(stacks.shared.ranks)} ranks)"
+        )
+    elif stacks.outliers:
+        lines.append(f"  the outliers {_brief(stacks.outliers)} share no group but the whole job")
+    return lines
+
+
+def _brief(ranks: Iterable[int]) -> str:
+    numbers = list(ranks)
+    shown = ", ".join(map(str, numbers[:8]))
+    return shown if len(numbers) <= 8 else f"{shown} and {len(numbers) - 8} more"
+
+
+def _more(number: int, what: str) -> list[str]:
+    return [f"  and {number} more {what}"] if number > 0 else []

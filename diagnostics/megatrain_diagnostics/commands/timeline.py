@@ -1,0 +1,143 @@
+"""`megatrain diag timeline PLACE --output FILE`: ranks x steps as a Chrome trace, which Perfetto opens."""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import os
+from pathlib import Path
+
+from megatrain.commands.argument_types import utf8_path, whole_number
+from megatrain.commands.printing import bytes_text, facts, print_json, print_lines, print_note
+from megatrain.contracts.errors import DataError
+from megatrain.contracts.exit_codes import ExitCode
+from megatrain_diagnostics.analysis.chrome_trace import chrome_trace
+from megatrain_diagnostics.analysis.step_windows import full_steps, known_steps, read_step_events
+from megatrain_diagnostics.analysis.timeline import MAX_SLICES, Timeline, lay_out
+from megatrain_diagnostics.commands.arguments import (
+    Verbs,
+    add_incarnation,
+    add_json,
+    add_place,
+    add_ranks,
+    add_steps,
+    chosen_incarnation,
+    open_source,
+    tell_problems,
+)
+from megatrain_diagnostics.events.clocks import align
+from megatrain_diagnostics.events.source import EventSource, Where
+from megatrain_diagnostics.events.tables import Clocks, Spans, Values
+
+_NUM_DEFAULT_STEPS = 2
+
+
+def add_verb(verbs: Verbs) -> None:
+    parser = verbs.add_parser(
+        "timeline", help="write what ranks did as a trace that Perfetto opens", allow_abbrev=False
+    )
+    add_place(parser)
+    add_ranks(parser)
+    add_steps(parser)
+    add_incarnation(parser)
+    parser.add_argument(
+        "--output",
+        type=utf8_path,
+        default=Path("timeline.json.gz"),
+        metavar="FILE",
+        help="where to write it; uncompressed unless the name ends with .gz (default: timeline.json.gz)",
+    )
+    parser.add_argument(
+        "--max-slices",
+        type=whole_number(1),
+        default=MAX_SLICES,
+        metavar="N",
+        help=f"draw no more than this; what is left out is told (default: {MAX_SLICES:,})",
+    )
+    add_json(parser)
+    parser.set_defaults(run_verb=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the timeline. Raises: DataError when no span of these is known, or FILE cannot be written."""
+    source = open_source(args)
+    incarnation = chosen_incarnation(args, source)
+    first, last = _steps(args.steps, source, incarnation)
+    events = read_step_events(source, incarnation, first, last, args.ranks)
+    where = Where(incarnations=(incarnation,), first_step=first, last_step=last, ranks=args.ranks)
+    values = align(source.read(Values, where), source.read(Clocks), events.roster.hosts)
+    timeline = lay_out(events, values, first, last, args.max_slices)
+    if not timeline.num_slices:
+        raise DataError(
+            f"{args.place}: no span of steps {first} to {last} of these ranks; there are "
+            f"{known_steps(source, incarnation)}"
+        )
+    num_bytes = _write(timeline, args.output)
+    if args.is_json:
+        print_json(
+            {
+                "place": args.place,
+                "incarnation": incarnation,
+                "output": str(args.output),
+                "num_bytes": num_bytes,
+                "first_step": first,
+                "last_step": last,
+                "num_ranks": len({track.rank for track in timeline.tracks}),
+                "num_tracks": len(timeline.tracks),
+                "num_slices": timeline.num_slices,
+                "num_flows": len(timeline.flows),
+                "base_unix_ns": timeline.base_ns,
+                "left_out": list(timeline.left_out),
+                "notes": list(timeline.notes),
+            }
+        )
+    else:
+        print_lines(_lines(timeline, args.output, num_bytes, first, last))
+    for text in timeline.left_out:
+        print_note(f"left out: {text}; choose fewer --ranks or --steps, or raise --max-slices")
+    tell_problems(source)
+    return int(ExitCode.OK)
+
+
+def _steps(chosen: tuple[int | None, int | None], source: EventSource, incarnation: int) -> tuple[int, int]:
+    """Return the bounds; the newest two steps that were recorded in full, where none was said."""
+    first, last = chosen
+    if first is not None and last is not None:
+        return first, last
+    where = Where(incarnations=(incarnation,), first_step=first, last_step=last)
+    known = full_steps(source.read(Spans, where)).tolist()
+    if not known:
+        raise DataError(f"no step was recorded span by span; there are {known_steps(source, incarnation)}")
+    if first is None and last is None:
+        known = known[-_NUM_DEFAULT_STEPS:]
+    return (known[0] if first is None else first, known[-1] if last is None else last)
+
+
+def _write(timeline: Timeline, path: Path) -> int:
+    """Write the whole file or none; return its size."""
+    temporary = path.with_name(f".{path.name}.tmp{os.getpid()}")
+    try:
+        with open(temporary, "wb") as raw:
+            if path.suffix == ".gz":
+                # without a time and a name in it, the same events give the same bytes
+                with gzip.GzipFile(filename="", mode="wb", fileobj=raw, compresslevel=5, mtime=0) as packed:
+                    packed.writelines(piece.encode() for piece in chrome_trace(timeline))
+            else:
+                raw.writelines(piece.encode() for piece in chrome_trace(timeline))
+        os.replace(temporary, path)
+        return path.stat().st_size
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise DataError(f"--output={path}: {error.strerror or error}; name a file that can be written") from error
+
+
+def _lines(timeline: Timeline, path: Path, num_bytes: int, first: int, last: int) -> list[str]:
+    num_ranks = len({track.rank for track in timeline.tracks})
+    lines = facts([
+        ("written", f"{path}, {bytes_text(num_bytes)}"),
+        ("steps", f"{first} to {last}"),
+        ("ranks", f"{num_ranks} on {len(timeline.tracks)} tracks"),
+        ("slices", f"{timeline.num_slices:,}, {len(timeline.flows):,} arrows from send to receive"),
+        ("open it", "https://ui.perfetto.dev or chrome://tracing"),
+    ])  # fmt: skip
+    return lines + [f"note: {note}" for note in timeline.notes]

@@ -1,0 +1,176 @@
+"""`megatrain diag verdicts [ID]`: what the diagnosis said, and what the driver made of it.
+
+etcd has the newest verdicts; where it is gone with its job, the audit in <run>/incidents says the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from megatrain.commands.argument_types import utf8_text
+from megatrain.commands.job_place import OpenJob, PlaceError, add_job_option, opened_job, run_at
+from megatrain.commands.printing import age_text, facts, print_json, print_lines, print_note, short, table, time_text
+from megatrain.contracts.audit import AUDIT_NAME, read_audit
+from megatrain.contracts.errors import CoordinationError, CoordinationRefusedError, DataError, MegatrainError
+from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.host_verdict import HostVerdict, VerdictOutcome
+from megatrain.contracts.record import RecordType, decode, to_plain
+from megatrain.contracts.run_directory import RunDirectory
+from megatrain.contracts.texts import count_text, names_text, ranks_text
+from megatrain.coordination.wire import KeyRange, Range, shown
+from megatrain_diagnostics.commands.arguments import Verbs, add_json
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A verdict and its newest outcome; one of them may be missing, or not to be read."""
+
+    verdict_id: str
+    verdict: HostVerdict | None
+    outcome: VerdictOutcome | None
+
+
+def add_verb(verbs: Verbs) -> None:
+    """Declare the verb and its arguments."""
+    text = "what the diagnosis said of hosts and of the training, and what the driver made of it"
+    verb = verbs.add_parser("verdicts", help=text, description=text, allow_abbrev=False)
+    verb.add_argument("id", nargs="?", default="", type=utf8_text, metavar="ID", help="an id, or the beginning of one")
+    add_job_option(verb)
+    add_json(verb)
+    verb.set_defaults(run_verb=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print all verdicts, the newest first, or one. Raises: CoordinationError, PlaceError, DataError."""
+    job, source, cases = _find(args.job, args)
+    if args.id:
+        case = _one(job, cases, args.id)
+        if args.is_json:
+            print_json({"job": job, "source": source, "verdict": _document(case)})
+        else:
+            print_lines(case_lines(case))
+        return int(ExitCode.OK)
+    if args.is_json:
+        print_json({"job": job, "source": source, "verdicts": [_document(one) for one in reversed(cases)]})
+    else:
+        print_lines(cases_lines(job, cases, time.time()))
+    return int(ExitCode.OK)
+
+
+def cases_lines(job: str, cases: Sequence[Case], now_s: float) -> list[str]:
+    """Return a table of verdicts, the newest first."""
+    lines = [f"{job}: {count_text(len(cases), 'verdict')}"]
+    if not cases:
+        return lines
+    rows = [["id", "ago", "kind", "cause", "where", "confidence", "outcome", "why"]]
+    for case in reversed(cases):
+        verdict, outcome = case.verdict, case.outcome
+        at_s = verdict.created_unix_s if verdict is not None else outcome.at_unix_s if outcome is not None else now_s
+        words = ["?"] * 4
+        if verdict is not None:
+            words = [verdict.kind, verdict.cause, names_text(verdict.hosts, most=3) or "-", verdict.confidence]
+        said = ["-", "not answered yet"] if outcome is None else [str(outcome.kind), short(outcome.reason)]
+        rows.append([case.verdict_id, age_text(at_s, now_s), *map(str, words), *said])
+    return [*lines, "", *table(rows, left=(0, 2, 3, 4, 5, 6, 7))]
+
+
+def case_lines(case: Case) -> list[str]:
+    """Return all that is known of one verdict."""
+    verdict, outcome = case.verdict, case.outcome
+    found: list[tuple[str, str]] = []
+    if verdict is not None:
+        where = "; ".join(filter(None, (names_text(verdict.hosts), ranks_text(verdict.ranks))))
+        found += [
+            ("what", f"{verdict.kind}, {verdict.cause}, confidence {verdict.confidence}"),
+            ("where", where or "-"),
+            ("when", f"{time_text(verdict.created_unix_s)}, in round {verdict.round}, by {verdict.by}"),
+            ("steps", f"{verdict.first_step} to {verdict.last_step}"),
+            ("gain", f"{verdict.gain_s_per_step:.4g} s of {verdict.step_s or 0:.4g} s a step"),
+        ]
+        if verdict.rollback_to is not None:
+            without = f"without the batches of steps {verdict.skip_from} to {verdict.skip_to}"
+            found.append(("proposes", f"back to step {verdict.rollback_to} or before, {without}"))
+    if outcome is not None:
+        who = f" (by {outcome.by})" if outcome.by else ""
+        found.append(("outcome", f"{outcome.kind}{who}, {time_text(outcome.at_unix_s)}, driver {outcome.driver}"))
+        found.append(("because", outcome.reason))
+        found.append(("balance", f"gain {outcome.gain_s:.4g} s, price {outcome.price_s:.4g} s"))
+        if outcome.incident:
+            found.append(("incident", outcome.incident))
+    lines = [case.verdict_id, "", *facts(found)]
+    if verdict is not None and verdict.evidence:
+        lines += ["", "evidence", *(f"  {number}. {text}" for number, text in enumerate(verdict.evidence, 1))]
+    return lines
+
+
+def _document(case: Case) -> dict[str, Any]:
+    return {
+        "verdict_id": case.verdict_id,
+        "verdict": None if case.verdict is None else to_plain(case.verdict),
+        "outcome": None if case.outcome is None else to_plain(case.outcome),
+    }
+
+
+def _one(job: str, cases: Sequence[Case], wanted: str) -> Case:
+    """Raises: DataError unless exactly one verdict is meant."""
+    matches = [one for one in cases if one.verdict_id == wanted]
+    matches = matches or [one for one in cases if one.verdict_id.startswith(wanted)]
+    if len(matches) == 1:
+        return matches[0]
+    names = names_text([one.verdict_id for one in (matches or cases)]) or "none"
+    rule = f"{len(matches)} verdicts begin with {wanted!r}" if matches else f"{job} has no verdict {wanted!r}"
+    raise DataError(f"{rule}; it has {names}")
+
+
+def _find(place: str, args: argparse.Namespace) -> tuple[str, str, list[Case]]:
+    """Return the job, where its verdicts were read, and these, the oldest first."""
+    try:
+        with opened_job(args) as job:
+            return job.keys.job, "etcd", _in_etcd(job)
+    except CoordinationRefusedError:
+        raise
+    except (CoordinationError, PlaceError) as error:
+        return _on_disk(place, error)
+
+
+def _in_etcd(job: OpenJob) -> list[Case]:
+    places = [job.keys.directory(name) for name in ("verdicts", "outcomes")]
+    answer = job.client.txn([], [Range(KeyRange.prefix(place)) for place in places], is_repeatable=True)
+    raw = [
+        {shown(item.key).removeprefix(place): item.value for item in answer.range_answer(index).items}
+        for index, place in enumerate(places)
+    ]
+    verdicts, outcomes = _decoded(HostVerdict, raw[0]), _decoded(VerdictOutcome, raw[1])
+    names = sorted(verdicts.keys() | outcomes.keys())
+    return [Case(name, verdicts.get(name), outcomes.get(name)) for name in names]
+
+
+def _decoded(kind: type[RecordType], items: Mapping[str, bytes]) -> dict[str, RecordType]:
+    found: dict[str, RecordType] = {}
+    for name, value in items.items():
+        try:
+            found[name] = decode(kind, value, name)
+        except CoordinationError as error:
+            print_note(f"left out: {error}")
+    return found
+
+
+def _on_disk(place: str, error: MegatrainError) -> tuple[str, str, list[Case]]:
+    run_directory = run_at(place)
+    path = None if run_directory is None else RunDirectory(run_directory).incidents / AUDIT_NAME
+    if path is None or not path.is_file():
+        raise error
+    try:
+        entries, num_damaged = read_audit(path)
+    except OSError as problem:
+        raise DataError(f"{path}: cannot be read: {problem.strerror}") from problem
+    if num_damaged:
+        print_note(f"left out: {count_text(num_damaged, 'line')} of {path} that cannot be read")
+    print_note(f"note: the job's etcd does not answer; this is from {path}")
+    # of a verdict that waited there are two outcomes: the last one counts
+    newest = {one.outcome.verdict_id: Case(one.outcome.verdict_id, one.verdict, one.outcome) for one in entries}
+    return str(run_directory), str(path), [newest[name] for name in sorted(newest)]

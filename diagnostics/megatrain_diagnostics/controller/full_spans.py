@@ -1,0 +1,54 @@
+"""Asking ranks for all their spans for a while, when a suspicion begins: the way out is the end that is asked for."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+
+from megatrain.contracts.diag_records import DiagSettings
+from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.record import decode, encode
+from megatrain.coordination.client import EtcdClient
+from megatrain.coordination.wire import Compare, Put
+
+_logger = logging.getLogger(__name__)
+BURST_S = 30.0
+PAUSE_S = 600.0
+"""Between two bursts: full spans of every step are ten times the usual traffic."""
+
+
+class FullSpans:
+    """Writes DiagSettings, with no more than that one field changed."""
+
+    def __init__(self, client: EtcdClient, keys: JobKeys, session: str, sample_period: Callable[[], int]) -> None:
+        self._client = client
+        self._key = keys.diag_settings
+        self._by = f"daemon {session}"
+        self._sample_period = sample_period
+        self._next_s = float("-inf")
+
+    def ask(self, now_s: float, reason: str) -> bool:
+        """Return whether a burst begins. None does soon after another, nor where a person has switched spans off.
+
+        Raises: CoordinationError while etcd is away; ask again then.
+        """
+        if now_s < self._next_s:
+            return False
+        item = self._client.get(self._key)
+        settings = (
+            DiagSettings(sample_period=self._sample_period())
+            if item is None
+            else decode(DiagSettings, item.value, self._key)
+        )
+        if not settings.is_on or settings.full_until_unix_s >= now_s + BURST_S or settings.sample_period == 1:
+            self._next_s = now_s + PAUSE_S
+            return False
+        wanted = replace(settings, full_until_unix_s=now_s + BURST_S, by=self._by, reason=reason, at_unix_s=now_s)
+        revision = 0 if item is None else item.mod_revision
+        answer = self._client.txn([Compare.mod_revision(self._key, revision)], [Put(self._key, encode(wanted))])
+        if not answer.is_met:
+            return False  # somebody else has just changed it
+        self._next_s = now_s + PAUSE_S
+        _logger.info("all spans are recorded for %g s: %s", BURST_S, reason)
+        return True

@@ -1,0 +1,42 @@
+"""Verdicts in etcd: created, never changed, never withdrawn."""
+
+from __future__ import annotations
+
+import logging
+
+from megatrain.contracts.errors import CoordinationError
+from megatrain.contracts.host_verdict import HostVerdict
+from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.record import decode, encode
+from megatrain.coordination.client import EtcdClient
+from megatrain.coordination.wire import Compare, KeyRange, Put
+from megatrain_diagnostics.controller.verdict_rules import Told, key_of
+
+_logger = logging.getLogger(__name__)
+
+
+class VerdictLog:
+    """Raises from its methods: CoordinationError while etcd is away."""
+
+    def __init__(self, client: EtcdClient, keys: JobKeys) -> None:
+        self._client = client
+        self._keys = keys
+
+    def told(self, round_number: int) -> Told:
+        """Return what is written already, perhaps by a daemon before this one. What is no verdict is passed over."""
+        found = Told(round_number)
+        for item in self._client.read_all(KeyRange.prefix(self._keys.directory("verdicts"))).items:
+            place = item.key.decode("utf-8", errors="replace")
+            try:
+                verdict = decode(HostVerdict, item.value, place)
+            except CoordinationError as error:
+                _logger.warning("a verdict is passed over: %s", error)
+                continue
+            key = key_of(verdict) if verdict.round == round_number else ""
+            found = found.with_verdict(key, verdict)
+        return found
+
+    def write(self, verdict: HostVerdict) -> None:
+        """Create a verdict. One of this id that is there was written by an earlier try."""
+        key = self._keys.verdict(verdict.verdict_id)
+        self._client.txn([Compare.is_absent(key)], [Put(key, encode(verdict))], is_repeatable=True)

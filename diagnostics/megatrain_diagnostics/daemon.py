@@ -1,0 +1,280 @@
+"""The diagnostics daemon of a job: takes what hosts stream, stores it, and has it judged.
+
+Nothing waits for it: it may be killed at any moment, and started again anywhere with the run directory in reach. What
+it has acknowledged is on disk; what it has not, hosts send again. Without etcd it goes on: that only tells where it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import logging
+import os
+import secrets
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import pyarrow as pa
+
+import megatrain
+from megatrain.commands.argument_types import utf8_path, utf8_text
+from megatrain.commands.etcd_flags import add_etcd_arguments, etcd_flags
+from megatrain.config.config import Config
+from megatrain.config.diagnostics import DiagnosticsConfig
+from megatrain.config.serialize import config_of_values
+from megatrain.contracts.diag_records import DaemonRecord
+from megatrain.contracts.errors import ConfigError, DataError, MegatrainError
+from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.rounds import JobRecord
+from megatrain.contracts.run_directory import RunDirectory
+from megatrain.coordination.client import EtcdClient
+from megatrain.coordination.settings import EtcdSettings
+from megatrain_diagnostics.collector.admission import Admission
+from megatrain_diagnostics.collector.announcement import Announcement
+from megatrain_diagnostics.collector.consumers import ConsumerThread
+from megatrain_diagnostics.collector.counters import Ledger, Teller
+from megatrain_diagnostics.collector.event_server import EventServer
+from megatrain_diagnostics.collector.flood import FloodGate
+from megatrain_diagnostics.collector.ingest import Ingest
+from megatrain_diagnostics.collector.job_watch import JobWatch
+from megatrain_diagnostics.collector.rounds_known import KnownRounds
+from megatrain_diagnostics.collector.settings import DaemonSettings, add_daemon_arguments
+from megatrain_diagnostics.controller.controller import Controller
+from megatrain_diagnostics.events.roster import newest_incarnation
+from megatrain_diagnostics.events.source import Where, matching
+from megatrain_diagnostics.events.tables import Groups, Ranks, num_rows, select
+from megatrain_diagnostics.metrics.job_book import JobBook
+from megatrain_diagnostics.metrics.job_metrics import MetricsParts, served_metrics
+from megatrain_diagnostics.store.event_store import ParquetEventStore
+from megatrain_diagnostics.store.retention import Retention
+from megatrain_diagnostics.store.segments import StoreError
+
+_logger = logging.getLogger(__name__)
+_LOOPBACK = "127.0.0.1"
+_LOOK_S = 1.0
+_MAINTENANCE_S = 60.0
+_LOCK_PATIENCE_S = 15.0
+"""A daemon that is being replaced may still write its last batches."""
+_RECORD_PATIENCE_S = 3.0
+_GOODBYE_S = 3.0
+_EVERYTHING = Retention(hours=1e6, num_bytes=1e18)
+
+
+class Configuration:
+    """The job's, as its record in etcd has it; the defaults of [diagnostics] until there is one."""
+
+    def __init__(self) -> None:
+        self._section = DiagnosticsConfig()
+        self.config: Config | None = None
+        self._known = threading.Event()
+
+    @property
+    def section(self) -> DiagnosticsConfig:
+        return self._section
+
+    @property
+    def retention(self) -> Retention:
+        """What is kept: everything, until it is known what shall be."""
+        if not self._known.is_set():
+            return _EVERYTHING
+        return Retention(self._section.retention_hours, self._section.retention_gb * 1e9)
+
+    def take(self, record: JobRecord) -> None:
+        """Take a record's section; one that cannot be read changes nothing."""
+        try:
+            # a job that torchrun started has none
+            self.config = config_of_values(record.config) if record.config else None
+            self._section = self.config.diagnostics if self.config else DiagnosticsConfig()
+            self._known.set()
+        except ConfigError as error:
+            _logger.warning("the configuration in the job's record cannot be read, the old one stays: %s", error)
+
+    def wait(self, timeout_s: float) -> None:
+        """Return when a record came, or after the time."""
+        self._known.wait(timeout_s)
+
+
+def run_daemon(settings: DaemonSettings, stop: threading.Event) -> bool:
+    """Serve until `stop` is set. Return whether every thread has ended: else only the end of the process ends them.
+
+    Raises: StoreError when the run's events cannot be written; ConfigError when the address cannot be had.
+    """
+    keys = JobKeys(settings.job)
+    with ExitStack() as closing:
+        store = closing.enter_context(_opened_store(RunDirectory(settings.run).events, stop))
+        ledger, rounds, configuration = Ledger(), KnownRounds(), Configuration()
+        client = closing.enter_context(EtcdClient(settings.etcd))
+        watch = JobWatch(client, keys, rounds, configuration.take)
+        closing.callback(watch.close)
+        session = secrets.token_hex(8)
+        controller = Controller(client, keys.job, session, lambda: configuration.section, time.time())
+        book = JobBook()
+        consumers = ConsumerThread([controller, book], ledger)
+        closing.callback(consumers.close)
+        _recall(store, rounds, consumers)
+        ingest = Ingest(store, Admission(rounds, FloodGate()), ledger, consumers)
+        closing.callback(ingest.close)
+        if not settings.address or settings.port is None:
+            configuration.wait(_RECORD_PATIENCE_S)  # which may say where to listen
+        token = secrets.token_hex(32)
+        server = _listening(settings, configuration.section, ingest, token)
+        parts = MetricsParts(book, ledger, controller, store)
+        metrics = served_metrics(parts, client, keys, settings.run, configuration.config)
+        record = DaemonRecord(
+            host=socket.gethostname(), session=session, address=_told_address(settings, server.address),
+            port=server.port, token=token, metrics_port=closing.enter_context(metrics), started_unix_s=time.time(),
+            version=megatrain.__version__,
+        )  # fmt: skip
+        announcement = Announcement(client, keys.daemon, record)
+        _logger.info("daemon of job %s listens at %s:%d, events in %s", keys.job, record.address, record.port,
+                     store.directory)  # fmt: skip
+        maintenance = threading.Thread(target=_maintain, args=(store, configuration, stop), daemon=True)
+        maintenance.start()
+        teller = Teller(ledger)
+        while not stop.wait(_LOOK_S):
+            teller.tell(time.monotonic())
+        _logger.info("the daemon ends")
+        announcement.close()
+        have_ended = server.stop(_GOODBYE_S)
+        maintenance.join()
+    return have_ended
+
+
+def _opened_store(directory: Path, stop: threading.Event) -> ParquetEventStore:
+    """Take the run's events, from a daemon that is just ending if need be. Raises: StoreError."""
+    deadline = time.monotonic() + _LOCK_PATIENCE_S
+    while True:
+        try:
+            return ParquetEventStore(directory)
+        except StoreError:
+            if time.monotonic() > deadline or stop.wait(_LOOK_S / 4):
+                raise
+
+
+def _recall(store: ParquetEventStore, rounds: KnownRounds, consumers: ConsumerThread) -> None:
+    """Tell who the ranks are: hosts told that to an earlier daemon, and say it once."""
+    try:
+        ranks = store.read(Ranks)
+        if num_rows(ranks):
+            rounds.note_ranks(ranks)
+            newest = Where(incarnations=(newest_incarnation(ranks),))
+            consumers.put(Groups, store.read(Groups, newest))
+            consumers.put(Ranks, select(ranks, matching(ranks, newest)))
+    except DataError as error:
+        _logger.warning("who the ranks are is not known before hosts say it again: %s", error)
+
+
+class _Listening(EventServer):
+    """A server that knows its address."""
+
+    def __init__(self, ingest: Ingest, address: str, port: int, token: str) -> None:
+        super().__init__(ingest, address, port, token)
+        self.address = address
+
+
+def _listening(settings: DaemonSettings, section: DiagnosticsConfig, ingest: Ingest, token: str) -> _Listening:
+    address = settings.address or section.daemon_address or _usual_address(settings.etcd)
+    port = section.daemon_port if settings.port is None else settings.port
+    try:
+        _try_bind(address, port)
+        return _Listening(ingest, address, port, token)
+    except (OSError, pa.ArrowException) as error:
+        problem = f"diagnostics.daemon_address={address!r}, daemon_port={port}: cannot listen there: {error}"
+        raise ConfigError([f"{problem}; name an address of this machine and a port that is free"]) from error
+
+
+def _try_bind(address: str, port: int) -> None:
+    """Raise OSError unless an address and port can be had.
+
+    Flight itself gives no reasons, and shares a port that another Flight server has: each gets half of the hosts.
+    """
+    family, kind, _, _, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(place)
+        probe.listen(1)
+
+
+def _usual_address(etcd: EtcdSettings) -> str:
+    """Return loopback for a job whose etcd is on this machine alone, else the address by which etcd is reached."""
+    hosts = [endpoint.host for endpoint in etcd.endpoints]
+    return _LOOPBACK if all(map(_is_loopback, hosts)) else _address_towards(etcd)
+
+
+def _told_address(settings: DaemonSettings, address: str) -> str:
+    """Return where others reach what listens at an address."""
+    if address in ("0.0.0.0", "::"):
+        return _address_towards(settings.etcd)
+    return address
+
+
+def _address_towards(etcd: EtcdSettings) -> str:
+    """Return this machine's address on the way to etcd; nothing is sent. Raises: ConfigError."""
+    endpoint = etcd.endpoints[0]
+    try:
+        family, kind, _, _, target = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(target)
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise ConfigError(
+            [f"no address of this machine leads to etcd at {endpoint}: {error}; set diagnostics.daemon_address"]
+        ) from error
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _maintain(store: ParquetEventStore, configuration: Configuration, stop: threading.Event) -> None:
+    while not stop.wait(_MAINTENANCE_S):
+        try:
+            store.maintain(configuration.retention)
+        except StoreError as error:
+            _logger.warning("segments are not tidied up: %s", error)
+
+
+def serve(settings: DaemonSettings) -> int:
+    """Run the daemon in this process until a signal ends it; return the exit code, if the process can end by itself.
+
+    Raises: MegatrainError.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    if not run_daemon(settings, stop):
+        # A host that does not let go of its stream keeps a thread of Flight's alive, and that would keep the process.
+        logging.shutdown()
+        os._exit(ExitCode.OK)
+    return ExitCode.OK
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Do what the command line says; return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m megatrain_diagnostics.daemon", allow_abbrev=False)
+    parser.add_argument("--run", required=True, type=utf8_path, metavar="DIR", help="the run directory")
+    parser.add_argument("--job", required=True, type=utf8_text, metavar="NAME")
+    add_daemon_arguments(parser)
+    add_etcd_arguments(parser)
+    args = parser.parse_args(words)
+    try:
+        etcd = etcd_flags(args).settings(os.environ)
+        return serve(DaemonSettings(run=args.run, job=args.job, etcd=etcd, address=args.address, port=args.port))
+    except MegatrainError as error:
+        print(f"megatrain diag daemon: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

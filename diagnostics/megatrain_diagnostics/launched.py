@@ -1,0 +1,54 @@
+"""The commands that a launch runs for the diagnosis, found by the entry points `megatrain.daemon` and
+`megatrain.host_program`.
+
+Loads nothing of the diagnosis itself: an executor asks, and executors have no use for it. Without the packages of the
+extra `diagnostics` there is nothing to run.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from megatrain.config.config import Config
+from megatrain.contracts.record import encode
+from megatrain_diagnostics.streamer.settings import StreamerSettings
+
+_DAEMON_PACKAGES = ("pyarrow", "duckdb")
+_STREAMER_PACKAGES = ("pyarrow", "prometheus_client")
+
+
+def daemon_command(run: Path, endpoints: Sequence[str], job: str) -> list[str]:
+    """Return the command of the daemon of a job; none where it cannot run."""
+    if not _are_installed(_DAEMON_PACKAGES):
+        return []
+    words = [sys.executable, "-m", "megatrain_diagnostics.daemon", "--run", str(run), "--job", job]
+    return [*words, "--rdzv-endpoint", ",".join(endpoints)]
+
+
+def streamer_command(*, config: Config, run: Path, host: str, logs: Path, etcd: Sequence[str]) -> list[str]:
+    """Return the command of a host's streamer; none where nothing shall be streamed, or it cannot run.
+
+    `logs`: the directory with the logs of this host's ranks; `etcd`: flags that lead to etcd.
+    """
+    if not config.diagnostics.is_streamed or not _are_installed(_STREAMER_PACKAGES):
+        return []
+    settings = StreamerSettings(
+        job=config.job.name,
+        host=host,
+        run=str(run.absolute()),
+        host_logs=str(logs.absolute()),
+        black_box_directory=config.telemetry.black_box_directory,
+        spool_bytes=config.diagnostics.spool_mb * 1_000_000,
+        patience=config.patience,
+        metrics_address=config.diagnostics.metrics_address,
+        metrics_port=config.diagnostics.metrics_port,
+        metrics_token_file=config.diagnostics.metrics_token_file,
+    )
+    return [sys.executable, "-m", "megatrain_diagnostics.streamer", "--settings", encode(settings).decode(), *etcd]
+
+
+def _are_installed(packages: Sequence[str]) -> bool:
+    return all(importlib.util.find_spec(name) is not None for name in packages)

@@ -1,0 +1,110 @@
+"""What the daemon knows of its job as numbers: kept up with every committed row, read by each scrape.
+
+Of the newest incarnation only; a step that is done again after a restart counts again in the histogram of step times,
+because it took its time, and in the tokens, because they were computed.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from collections.abc import Mapping
+
+import numpy as np
+
+from megatrain.contracts.operations import Operation
+from megatrain.contracts.step_values import StepValue
+from megatrain_diagnostics.collector.counters import Reason
+from megatrain_diagnostics.events.tables import LogLines, StepTotals, Table, Values
+from megatrain_diagnostics.metrics.readings import STEP_BUCKETS_S, JobReading
+
+_NS = 1_000_000_000
+SAVE_FAILED = "a checkpoint FAILED"
+"""What a rank's log says of a checkpoint that storage did not take (checkpoint/host_writer.py)."""
+
+
+class JobBook:
+    """A consumer of committed rows. `consume` is called from one thread, the rest from any."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._incarnation = -1
+        self._values_step = -1
+        """The newest step of which values came."""
+        self._timed_step = -1
+        self._newest: dict[int, float] = {}
+        """StepValue -> value, of the newest step."""
+        self._last_step_ns: int | None = None
+        self._tokens = 0
+        self._buckets = [0] * (len(STEP_BUCKETS_S) + 1)
+        self._sum_s = 0.0
+        self._last_step_s: float | None = None
+        self._save_failures = 0
+
+    def consume(self, kind: type[Table], table: Table) -> None:
+        """Take rows that are on disk."""
+        with self._lock:
+            if isinstance(table, Values):
+                self._take_values(table)
+            elif isinstance(table, StepTotals):
+                self._take_totals(table)
+            elif isinstance(table, LogLines):
+                self._save_failures += sum(SAVE_FAILED in str(line) for line in table.line)
+
+    def tick(self, now_s: float) -> None:
+        """Do nothing: what is known changes with rows only."""
+
+    def reading(self, job: str, version: str, peak_flops: float) -> JobReading:
+        """Return what rows say. Units: peak_flops of one device, FLOP/s; 0: not known."""
+        with self._lock:
+            newest, step_s = self._newest, self._last_step_s
+            flops = newest.get(StepValue.MODEL_FLOPS, 0.0)
+            return JobReading(
+                job=job,
+                version=version,
+                step=self._values_step if self._values_step >= 0 else None,
+                loss=newest.get(StepValue.LOSS),
+                grad_norm=newest.get(StepValue.GRAD_NORM),
+                tokens=self._tokens,
+                last_step_unix_s=None if self._last_step_ns is None else self._last_step_ns / _NS,
+                mfu=flops / step_s / peak_flops if flops and step_s and peak_flops else None,
+                step_buckets=tuple(self._buckets),
+                step_sum_s=self._sum_s,
+                save_failures=self._save_failures,
+            )
+
+    def _take_values(self, table: Values) -> None:
+        self._begin(int(table.incarnation.max(initial=-1)))
+        fresh = (table.incarnation == self._incarnation) & (table.step > self._values_step)
+        for step in np.unique(table.step[fresh]).tolist():
+            rows = np.flatnonzero(fresh & (table.step == step))
+            of_step = {int(table.kind[row]): float(table.value[row]) for row in rows}
+            if StepValue.LOSS not in of_step:
+                continue  # the rest of this step comes with the next batch
+            self._values_step, self._newest = step, of_step
+            self._last_step_ns = int(table.at_ns[rows].max())
+            self._tokens += int(of_step.get(StepValue.TOKENS, 0))
+
+    def _take_totals(self, table: StepTotals) -> None:
+        self._begin(int(table.incarnation.max(initial=-1)))
+        is_step = table.operation == Operation.STEP.number
+        fresh = is_step & (table.incarnation == self._incarnation) & (table.step > self._timed_step)
+        # all ranks leave a step together, so the first that tells of it tells its time
+        steps, rows = np.unique(table.step[fresh], return_index=True)
+        for step, row in zip(steps.tolist(), np.flatnonzero(fresh)[rows].tolist(), strict=True):
+            seconds = int(table.sum_ns[row]) / _NS
+            self._timed_step, self._last_step_s = step, seconds
+            self._buckets[bisect_left(STEP_BUCKETS_S, seconds)] += 1
+            self._sum_s += seconds
+
+    def _begin(self, incarnation: int) -> None:
+        if incarnation > self._incarnation:
+            self._incarnation, self._values_step, self._timed_step = incarnation, -1, -1
+
+
+def refused_by_reason(refused: Mapping[tuple[Reason, str], int]) -> dict[str, int]:
+    """Return counts by reason alone: hosts would be a label without bound."""
+    found: dict[str, int] = {}
+    for (reason, _), count in refused.items():
+        found[str(reason)] = found.get(str(reason), 0) + count
+    return found

@@ -1,0 +1,105 @@
+"""The daemon's /metrics: the book of rows, the records in etcd and the newest scores, put together at each scrape."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from megatrain import __version__
+from megatrain.config.config import Config
+from megatrain.contracts.errors import ConfigError
+from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.run_directory import RunDirectory
+from megatrain.coordination.client import EtcdClient
+from megatrain_diagnostics.collector.counters import Ledger
+from megatrain_diagnostics.metrics.exposition import JobCollector, registry_of
+from megatrain_diagnostics.metrics.job_book import JobBook, refused_by_reason
+from megatrain_diagnostics.metrics.job_records import JobRecordsWatch
+from megatrain_diagnostics.metrics.readings import JobReading
+from megatrain_diagnostics.metrics.server import MetricsServer, read_token
+
+_logger = logging.getLogger(__name__)
+
+
+class Judge(Protocol):
+    """What metrics ask of whoever judges."""
+
+    def host_scores(self) -> Mapping[str, float]: ...
+
+    def silent_ranks(self) -> tuple[int, ...]: ...
+
+
+class Holding(Protocol):
+    """What metrics ask of the store."""
+
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsParts:
+    """Where the numbers come from."""
+
+    book: JobBook
+    ledger: Ledger
+    judge: Judge
+    store: Holding
+
+
+def reading_of(parts: MetricsParts, records: JobRecordsWatch, job: str, peak_flops: float) -> JobReading:
+    """Return what is known now."""
+    counters, known = parts.ledger.counters(), records.records
+    return replace(
+        parts.book.reading(job, __version__, peak_flops),
+        rounds=known.rounds,
+        incidents=known.incidents,
+        effective_time_ratio=known.effective_time_ratio,
+        saved_step=known.saved_step,
+        saved_unix_s=known.saved_unix_s,
+        verdicts=known.verdicts,
+        straggler_scores=parts.judge.host_scores(),
+        silent_ranks=len(parts.judge.silent_ranks()),
+        rows_stored=counters.stored_rows,
+        rows_rejected=refused_by_reason(counters.refused_rows),
+        rows_dropped=sum(counters.dropped_rows.values()),
+        connected_hosts=counters.streams,
+        segment_bytes=parts.store.num_bytes,
+    )
+
+
+@contextmanager
+def served_metrics(
+    parts: MetricsParts, client: EtcdClient, keys: JobKeys, run: Path, config: Config | None
+) -> Iterator[int]:
+    """Serve /metrics of a job during the block, which is given the port; what keeps it from that is told, port 0.
+
+    `config`: of the job; None where it is not known, then the defaults hold.
+    """
+    with ExitStack() as closing:
+        checkpoints = RunDirectory(run).checkpoints
+        if config is not None and config.checkpoint.directory:
+            checkpoints = Path(config.checkpoint.directory)
+        records = JobRecordsWatch(client, keys, checkpoints)
+        closing.callback(records.close)
+        peak_flops = 0.0 if config is None else config.telemetry.peak_tflops * 1e12
+        collector = JobCollector(lambda: reading_of(parts, records, keys.job, peak_flops))
+        try:
+            server = _server(collector, config)
+        except ConfigError as error:
+            _logger.warning("no /metrics of this job: %s", error)
+            yield 0
+            return
+        closing.callback(server.close)
+        yield server.port
+
+
+def _server(collector: JobCollector, config: Config | None) -> MetricsServer:
+    """Raises: ConfigError."""
+    if config is None:
+        return MetricsServer(registry_of(collector), "127.0.0.1", 0)
+    section = config.diagnostics
+    token = read_token(section.metrics_token_file)
+    return MetricsServer(registry_of(collector), section.metrics_address, section.daemon_metrics_port, token)

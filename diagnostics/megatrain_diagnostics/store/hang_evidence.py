@@ -1,0 +1,231 @@
+"""Where the ranks of a job stood, read from files: black boxes, what executors wrote at a stall, Flight Recorder dumps.
+
+A file that is damaged or foreign is told of and left out; the others count. Black boxes of a live job lie on its hosts;
+those of a broken round are kept in <run>/incidents/round-N, beside each host's evidence, <host>.json.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from megatrain.contracts.black_box import BlackBox, read_black_box
+from megatrain.contracts.black_box_values import RecordFlag, State
+from megatrain.contracts.errors import CoordinationError, DataError
+from megatrain.contracts.host_records import HangEvidence, RankEvidence
+from megatrain.contracts.layout import Layout
+from megatrain.contracts.record import decode
+from megatrain.contracts.run_directory import RunDirectory
+from megatrain.failures.hang import Position, is_own_work
+from megatrain_diagnostics.analysis.flight_recorder import FlightDump, parse_dump
+from megatrain_diagnostics.analysis.hang import RankStanding, group_key
+from megatrain_diagnostics.events.roster import GroupMembers, Roster
+
+_ROUND = re.compile(r"round-(\d+)$")
+_RANK_AT_END = re.compile(r"(\d+)(\.json)?$")
+_STOPPED = ("T", "t")
+
+
+@dataclass(frozen=True, slots=True)
+class FiledEvidence:
+    """What the files of one incarnation say. `problems`: what could not be read, a sentence each."""
+
+    incarnation: int
+    roster: Roster | None
+    """None where no file tells the layout."""
+    standings: Mapping[int, RankStanding]
+    groups: Mapping[str, tuple[int, ...]]
+    silent: tuple[int, ...] = ()
+    problems: tuple[str, ...] = ()
+    pids: Mapping[int, int] = field(default_factory=dict)
+    """By rank, the processes of this machine that live and write these black boxes."""
+
+
+def read_boxes(directory: Path, incarnation: int | None = None) -> FiledEvidence:
+    """Return what the black boxes of a directory say, of one incarnation, the newest where None is named.
+
+    Raises: DataError where there is no such black box.
+    """
+    if not directory.is_dir():
+        raise DataError(f"{directory}: no such directory")
+    boxes: list[BlackBox] = []
+    problems: list[str] = []
+    for path in sorted(directory.glob("*.blackbox")):
+        try:
+            boxes.append(read_black_box(path))
+        except DataError as error:
+            problems.append(str(error))
+    if not boxes:
+        raise DataError("; ".join([f"{directory}: no black box that can be read", *problems[:3]]))
+    newest = max(boxes, key=lambda box: (box.clock.unix_ns, box.identity.incarnation))
+    job = newest.identity.job
+    others = sorted({box.identity.job for box in boxes} - {job})
+    if others:
+        problems.append(f"{directory}: black boxes of other jobs are left out: {', '.join(others[:8])}")
+    boxes = [box for box in boxes if box.identity.job == job]
+    number = max(box.identity.incarnation for box in boxes) if incarnation is None else incarnation
+    boxes = [box for box in boxes if box.identity.incarnation == number and ".previous." not in box.path.name]
+    if not boxes:
+        raise DataError(f"{directory}: no black box of incarnation {number} of job {job}")
+    roster = _roster(number, boxes, problems)
+    standings = {box.identity.rank: _standing(box) for box in boxes if box.identity.layout == roster.layout}
+    groups = _groups(boxes, roster.layout.world_size)
+    pids = {box.identity.rank: box.identity.pid for box in boxes if _lives_here(box)}
+    return FiledEvidence(number, roster, standings, groups, (), tuple(problems), pids)
+
+
+def read_incident(run: RunDirectory, incarnation: int | None = None) -> FiledEvidence | None:
+    """Return what is kept of a broken round, the newest where None is named; None where nothing is.
+
+    What executors wrote at the stall comes before black boxes, which were copied when the processes were killed.
+    """
+    found = {int(match[1]): path for path in run.incidents.glob("round-*") if (match := _ROUND.search(path.name))}
+    if incarnation is None:
+        incarnation = max(found, default=None)
+    directory = found.get(-1 if incarnation is None else incarnation)
+    if directory is None or incarnation is None:
+        return None
+    told, problems = _told(directory)
+    boxes: FiledEvidence | None = None
+    try:
+        boxes = read_boxes(directory)
+        problems += boxes.problems
+    except DataError as error:
+        if not told:
+            raise
+        problems.append(str(error))
+    standings = {} if boxes is None else dict(boxes.standings)
+    groups = {} if boxes is None else dict(boxes.groups)
+    standings.update({one.rank: _standing_told(one) for evidence in told for one in evidence.ranks})
+    for evidence in told:
+        groups.update(_groups_told(evidence))
+    silent = tuple(sorted({rank for evidence in told for rank in evidence.silent}))
+    roster = None if boxes is None else boxes.roster
+    return FiledEvidence(incarnation, roster, standings, groups, silent, tuple(problems))
+
+
+def read_dumps(directory: Path) -> tuple[tuple[FlightDump, ...], tuple[str, ...]]:
+    """Return the Flight Recorder dumps of a directory, whose names end in the rank, and what could not be read.
+
+    Raises: DataError where there is none.
+    """
+    dumps: dict[int, FlightDump] = {}
+    problems: list[str] = []
+    for path in sorted(directory.iterdir()) if directory.is_dir() else []:
+        match = _RANK_AT_END.search(path.name)
+        if match is None or not path.is_file():
+            continue
+        try:
+            dumps[int(match[1])] = parse_dump(path.read_bytes(), int(match[1]), str(path))
+        except OSError as error:
+            problems.append(f"{path}: cannot be read ({error.strerror})")
+        except DataError as error:
+            problems.append(str(error))
+    if not dumps:
+        raise DataError("; ".join([f"{directory}: no Flight Recorder dump that can be read", *problems[:3]]))
+    return tuple(dumps[rank] for rank in sorted(dumps)), tuple(problems)
+
+
+def _told(directory: Path) -> tuple[list[HangEvidence], list[str]]:
+    told: list[HangEvidence] = []
+    problems: list[str] = []
+    for path in sorted(directory.glob("*.json")):
+        try:
+            told.append(decode(HangEvidence, path.read_bytes(), str(path)))
+        except OSError as error:
+            problems.append(f"{path}: cannot be read ({error.strerror})")
+        except CoordinationError as error:
+            problems.append(str(error))
+    return told, problems
+
+
+def _roster(incarnation: int, boxes: Iterable[BlackBox], problems: list[str]) -> Roster:
+    """Return who is who. Of boxes that tell of different layouts the commonest counts; the others are problems."""
+    by_layout: dict[Layout, list[BlackBox]] = {}
+    for box in boxes:
+        by_layout.setdefault(box.identity.layout, []).append(box)
+    layout = max(by_layout, key=lambda one: len(by_layout[one]))
+    problems += [f"{box.path}: of another layout" for other, bad in by_layout.items() if other != layout for box in bad]
+    groups = {
+        (box.identity.rank, one.number): GroupMembers(one.name, one.first_rank, one.stride, one.num_ranks)
+        for box in by_layout[layout]
+        for one in box.groups.values()
+    }
+    hosts = {box.identity.rank: box.identity.host for box in by_layout[layout]}
+    return Roster(incarnation, layout, hosts, groups, by_layout[layout][0].identity.branch)
+
+
+def _standing(box: BlackBox) -> RankStanding:
+    progress = box.progress
+    positions = {}
+    for one in box.groups.values():
+        if one.stride:
+            awaited = None
+            if progress.awaited_group:
+                awaited = progress.awaited_place if progress.awaited_group == one.number else 0
+            key = group_key(one.name, one.first_rank, one.num_ranks, one.stride)
+            positions[key] = Position(one.entered, one.left, awaited)
+    held = [record for record in box.in_flight if not record.flags & RecordFlag.HOST_DONE] or box.in_flight
+    in_flight = held[-1].operation if held else ""
+    return RankStanding(
+        box.identity.rank,
+        positions,
+        in_flight=in_flight,
+        is_busy=is_own_work(in_flight),
+        step=-1 if progress.current_step is None else progress.current_step,
+        phase=progress.phase.name.lower().replace("_", "-"),
+        process_state=_state_here(box),
+    )
+
+
+def _state_here(box: BlackBox) -> str:
+    """Return T for a process of this machine that is stopped; everything else is no news: copies outlive processes."""
+    if not _lives_here(box):
+        return ""
+    try:
+        stat = Path(f"/proc/{box.identity.pid}/stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return ""
+    state = stat.rpartition(")")[2].split()[0]
+    return state if state in _STOPPED else ""
+
+
+def _lives_here(box: BlackBox) -> bool:
+    """Whether the process that writes this very file is one of this machine: numbers of processes come again."""
+    if box.state is not State.RUNNING:
+        return False
+    try:
+        return str(box.path.resolve()) in Path(f"/proc/{box.identity.pid}/maps").read_text(errors="replace")
+    except OSError:
+        return False
+
+
+def _groups(boxes: Iterable[BlackBox], world_size: int) -> dict[str, tuple[int, ...]]:
+    found: dict[str, tuple[int, ...]] = {}
+    for box in boxes:
+        for one in box.groups.values():
+            key = group_key(one.name, one.first_rank, one.num_ranks, one.stride)
+            if one.stride and key not in found and one.num_ranks <= world_size:
+                found[key] = tuple(rank for rank in sorted(one.ranks) if 0 <= rank < world_size)
+    return found
+
+
+def _standing_told(one: RankEvidence) -> RankStanding:
+    def awaited(group: str) -> int | None:
+        if not one.awaited_group:
+            return None
+        return one.awaited if one.awaited_group == group else 0
+
+    positions = {group: Position(at.entered, at.left, awaited(group)) for group, at in one.positions.items()}
+    return RankStanding(one.rank, positions, one.in_flight, one.step, one.phase, one.process_state, one.is_busy)
+
+
+def _groups_told(evidence: HangEvidence) -> dict[str, tuple[int, ...]]:
+    found = {}
+    for name, told in evidence.groups.items():
+        if len(told) == 3 and told[2] and 0 < told[1] <= 10_000_000:
+            first, count, stride = told
+            found[name] = tuple(rank for rank in sorted(range(first, first + count * stride, stride)) if rank >= 0)
+    return found

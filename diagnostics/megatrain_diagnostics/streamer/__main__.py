@@ -1,0 +1,101 @@
+"""`python -m megatrain_diagnostics.streamer --settings JSON`: what the executor of a host starts beside its workers."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from megatrain.commands.etcd_flags import add_etcd_arguments, etcd_flags
+from megatrain.contracts.clock_base import read_clock_base
+from megatrain.contracts.errors import ConfigError, MegatrainError
+from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.record import decode
+from megatrain.coordination.client import EtcdClient
+from megatrain_diagnostics.metrics.exposition import HostCollector, registry_of
+from megatrain_diagnostics.metrics.server import MetricsServer, read_token
+from megatrain_diagnostics.streamer.expected_ranks import ExpectedRanks
+from megatrain_diagnostics.streamer.host_clock import HostClock
+from megatrain_diagnostics.streamer.settings import StreamerSettings
+from megatrain_diagnostics.streamer.stacks import DumpTarget, StackWatch, targets_in
+from megatrain_diagnostics.streamer.streamer import Streamer
+from megatrain_diagnostics.wire.discovery import WatchedDaemon
+from megatrain_diagnostics.wire.sender import Sender, SenderLimits
+
+_logger = logging.getLogger(__name__)
+_NICENESS = 10
+_FLUSH_S = 3.0
+"""Less than the executor gives it to end."""
+
+
+def main(words: Sequence[str]) -> int:
+    """Stream until a signal ends it; return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m megatrain_diagnostics.streamer", description=__doc__)
+    parser.add_argument("--settings", required=True, metavar="JSON", help="a StreamerSettings")
+    add_etcd_arguments(parser)
+    args = parser.parse_args(words)
+    closed = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: closed.set())
+    os.nice(_NICENESS)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    try:
+        settings = decode(StreamerSettings, args.settings, "--settings")
+        with EtcdClient(etcd_flags(args).settings(os.environ)) as client:
+            _stream(settings, client, closed)
+    except MegatrainError as error:
+        print(f"streamer: {error}", file=sys.stderr, flush=True)
+        return int(error.exit_code)
+    return 0
+
+
+def _stream(settings: StreamerSettings, client: EtcdClient, closed: threading.Event) -> None:
+    clock = HostClock(read_clock_base())
+    keys = JobKeys(settings.job)
+    finder = WatchedDaemon(client, keys)
+    expected = ExpectedRanks(client, keys, settings.host)
+    limits = SenderLimits(spool_bytes=settings.spool_bytes)
+    sender = Sender(settings.host, finder, settings.own_directory / "spool", limits, clock.now_ns)
+    boxes = Path(settings.black_box_directory)
+
+    def targets() -> Sequence[DumpTarget]:
+        return targets_in(boxes, settings.box_prefix, settings.host) if settings.black_box_directory else ()
+
+    stacks = StackWatch(settings.host, targets, sender.send, clock.now_ns)
+    streamer = Streamer(settings, clock, sender, expected.newest, stacks.request)
+    try:
+        with _metrics(settings, streamer):
+            streamer.run(closed)
+    finally:
+        stacks.close()
+        sender.close(_FLUSH_S)
+        expected.close()
+        finder.close()
+
+
+@contextmanager
+def _metrics(settings: StreamerSettings, streamer: Streamer) -> Iterator[None]:
+    """Serve the host's /metrics during the block; what keeps it from that is told, and events are streamed."""
+    try:
+        token = read_token(settings.metrics_token_file)
+        registry = registry_of(HostCollector(streamer.reading))
+        server = MetricsServer(registry, settings.metrics_address, settings.metrics_port, token)
+    except ConfigError as error:
+        _logger.warning("no /metrics of this host: %s", error)
+        yield
+        return
+    _logger.info("/metrics of this host at %s:%d", settings.metrics_address, server.port)
+    try:
+        yield
+    finally:
+        server.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,114 @@
+"""The black boxes of this host's ranks: found by their names, followed until their ranks are gone.
+
+A machine may be several hosts: whose a box is says its header. One that cannot be read is told of once and left alone;
+the others go on.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from megatrain.contracts.errors import DataError
+from megatrain_diagnostics.streamer.host_clock import HostClock
+from megatrain_diagnostics.streamer.rank_tail import RankTail, Tables, box_inode
+
+_logger = logging.getLogger(__name__)
+
+
+class HostBoxes:
+    """Follows all boxes of a run and host."""
+
+    def __init__(
+        self, directory: Path, prefix: str, host: str, clock: HostClock, position_of: Callable[[str], int]
+    ) -> None:
+        """`position_of`: the record up to which a box was streamed by an earlier life, by RankTail.name; 0: none."""
+        self._directory, self._prefix, self._host, self._clock = directory, prefix, host, clock
+        self._position_of = position_of
+        self._known: dict[int, str] = {}
+        """Inode -> name of boxes that are followed, of other hosts, or of no use."""
+        self._tails: list[RankTail] = []
+        self.num_lost = 0
+        """Records of boxes that are gone which were overwritten before they were read."""
+        self.num_nonsense = 0
+
+    @property
+    def tails(self) -> tuple[RankTail, ...]:
+        return tuple(self._tails)
+
+    def newest(self) -> tuple[RankTail, ...]:
+        """Return the ranks of the newest incarnation."""
+        number = max((tail.identity.incarnation for tail in self._tails), default=0)
+        return tuple(tail for tail in self._tails if tail.identity.incarnation == number)
+
+    def find(self) -> None:
+        """Look which boxes there are, and whose ranks are gone."""
+        for tail in self._tails:
+            tail.check_process()
+        found = {}
+        for name in self._names():
+            path = self._directory / name
+            inode = box_inode(path)
+            if inode:
+                found[inode] = name
+            if inode and inode not in self._known:
+                self._open(path)
+        self._known = found
+
+    def look(self) -> Tables:
+        """Return what is new in all boxes; let go of those whose ranks have ended and have nothing left to tell."""
+        found: Tables = []
+        for tail in self.tails:
+            try:
+                is_over = not tail.is_running  # said before this look: what it wrote until then is read
+                found += tail.look()
+                if is_over:
+                    found += [] if tail.has_ended_well else tail.evidence()
+                    self._let_go(tail)
+            except DataError as error:
+                _logger.warning("rank %d is streamed no more: %s", tail.identity.rank, error)
+                self._let_go(tail)
+        return found
+
+    def evidence(self, tails: tuple[RankTail, ...]) -> Tables:
+        """Return what these ranks did last, and what they are in."""
+        found: Tables = []
+        for tail in tails:
+            try:
+                found += tail.evidence()
+            except DataError as error:
+                _logger.warning("no evidence of rank %d: %s", tail.identity.rank, error)
+        return found
+
+    def close(self) -> None:
+        for tail in self.tails:
+            self._let_go(tail)
+
+    def _names(self) -> list[str]:
+        try:
+            names = os.listdir(self._directory)
+        except OSError:
+            return []
+        return sorted(name for name in names if name.startswith(self._prefix) and name.endswith(".blackbox"))
+
+    def _open(self, path: Path) -> None:
+        try:
+            tail = RankTail(path, self._clock)
+        except DataError as error:
+            _logger.warning("a black box is not streamed: %s", error)
+            return
+        if tail.identity.host != self._host:
+            tail.close()
+            return
+        if (after := self._position_of(tail.name)) > 0:
+            tail.go_on_after(after)
+        self._tails.append(tail)
+        _logger.info("rank %d of round %d: following %s", tail.identity.rank, tail.identity.incarnation, path)
+
+    def _let_go(self, tail: RankTail) -> None:
+        self.num_lost += tail.num_lost
+        self.num_nonsense += tail.num_nonsense
+        self._tails.remove(tail)
+        tail.close()

@@ -1,0 +1,82 @@
+"""What a host's streamer knows at a moment, as the plain value that metrics are made from."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from megatrain import __version__
+from megatrain.contracts.operations import Operation
+from megatrain_diagnostics.events.tables import StepTotals
+from megatrain_diagnostics.metrics.readings import HostReading, RankReading
+from megatrain_diagnostics.streamer.host_clock import HostClock
+from megatrain_diagnostics.streamer.rank_tail import RankTail
+from megatrain_diagnostics.wire.sender import SenderState
+
+_NS = 1_000_000_000
+_COMPUTE = (Operation.FORWARD_COMPUTE, Operation.BACKWARD_COMPUTE, Operation.CLIP, Operation.OPTIMIZER)
+_EXCHANGES = tuple(one for one in Operation if one.is_collective or one.is_point_to_point)
+
+
+def rank_reading(tail: RankTail, clock: HostClock) -> RankReading:
+    """Return what one rank's box says."""
+    progress, at = tail.progress, tail.identity.coordinate
+    signs = (progress.phase_since_ns, progress.step_started_ns, progress.completed_ns)
+    return RankReading(
+        rank=tail.identity.rank,
+        dp_rank=at.dp,
+        pp_rank=at.pp,
+        tp_rank=at.tp,
+        step=progress.completed_step,
+        last_step_unix_s=None if progress.completed_ns is None else _unix_s(progress.completed_ns, clock),
+        last_sign_unix_s=_unix_s(max(sign for sign in signs if sign is not None), clock),
+        step_s=None if progress.last_step_ns is None else progress.last_step_ns / _NS,
+        compute_s=_sum_s(tail.totals, _COMPUTE),
+        collective_s=_sum_s(tail.totals, _EXCHANGES),
+        data_wait_s=_sum_s(tail.totals, (Operation.DATA_WAIT,)),
+        gc_s=_sum_s(tail.totals, (Operation.GC,)),
+    )
+
+
+def host_reading(
+    job: str,
+    host: str,
+    ranks: Sequence[RankReading],
+    sender: SenderState,
+    rows_sent: Mapping[str, int],
+    num_lost: int,
+    num_nonsense: int,
+    num_silent: int,
+) -> HostReading:
+    """Return what the host knows; `num_lost` and `num_nonsense` count records, the rest of the drops rows."""
+    steps = [rank.step_s for rank in ranks if rank.step_s is not None]
+    return HostReading(
+        job=job,
+        host=host,
+        version=__version__,
+        ranks=tuple(ranks),
+        median_step_s=statistics.median(steps) if steps else None,
+        rows_sent=dict(rows_sent),
+        rows_dropped={
+            "overwritten": num_lost,
+            "nonsense": num_nonsense,
+            "spool-full": sender.outbox.dropped_rows,
+        },
+        spool_bytes=sender.outbox.spooled_bytes,
+        is_connected=sender.is_connected,
+        silent_ranks=num_silent,
+    )
+
+
+def _unix_s(monotonic_ns: int, clock: HostClock) -> float:
+    return (monotonic_ns + clock.offset_ns) / _NS
+
+
+def _sum_s(totals: StepTotals | None, operations: Sequence[Operation]) -> float | None:
+    """Return the seconds of some operations in the last step; None before there is one."""
+    if totals is None:
+        return None
+    chosen = np.isin(totals.operation, [operation.number for operation in operations])
+    return float(totals.sum_ns[chosen].sum()) / _NS

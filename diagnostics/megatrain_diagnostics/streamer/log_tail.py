@@ -1,0 +1,172 @@
+"""The workers' logs as they grow: lines, each with the offset of its end in all that the rank has written.
+
+A file that is full becomes <name>.1 and a new one takes its name (the launcher's rotation): the old one is read to its
+end first, and offsets go on. A rank that floods its log is read at a bounded rate, and its lines come later.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from megatrain_diagnostics.events.tables import LogLines, from_columns, joined
+
+_ROUND = re.compile(r"round-(\d{1,9})")
+_LOG = re.compile(r"rank-(\d{1,9})\.log")
+_LOOK_BYTES = 1 << 20
+"""Of one rank and look."""
+_MAX_LINE_BYTES = 4096
+_ROUNDS_FOLLOWED = 2
+
+
+@dataclass(frozen=True, slots=True)
+class LogPosition:
+    """How far a log was read: `offset` in the file of this inode, `before` bytes were in older files."""
+
+    inode: int
+    offset: int
+    before: int
+
+
+class LogTail:
+    """Follows the log of one rank in one round."""
+
+    def __init__(self, path: Path, host: str, incarnation: int, rank: int, start: LogPosition | None = None) -> None:
+        self._path, self._host, self._incarnation, self._rank = path, host, incarnation, rank
+        self._file = -1
+        self._inode = 0
+        self._offset = 0
+        """Up to which the open file was read, lines that have no end yet included."""
+        self._before = 0
+        self._rest = b""
+        if start is not None:
+            self._go_on(start)
+
+    @property
+    def position(self) -> LogPosition:
+        """Return where the next look may go on after a restart: whole lines only."""
+        return LogPosition(self._inode, self._offset - len(self._rest), self._before)
+
+    def look(self, at_ns: int) -> LogLines:
+        """Return the lines that were completed since the last look."""
+        lines: list[tuple[int, bytes]] = []
+        for _ in range(2):  # the rest of a file that is full, then the one that took its name
+            if self._file < 0 and not self._open(self._path):
+                break
+            lines += self._read_lines()
+            if _inode(self._path) == self._inode or os.fstat(self._file).st_size > self._offset:
+                break
+            self._leave_file(lines)
+        return from_columns(
+            LogLines,
+            {
+                "incarnation": [self._incarnation] * len(lines),
+                "rank": [self._rank] * len(lines),
+                "sequence": [end for end, _ in lines],
+                "at_ns": [at_ns] * len(lines),
+                "host": [self._host] * len(lines),
+                "line": [text.decode(errors="replace") for _, text in lines],
+            },
+        )
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def _go_on(self, start: LogPosition) -> None:
+        for path in (self._path, self._path.with_name(f"{self._path.name}.1")):
+            if _inode(path) == start.inode and self._open(path):
+                self._offset, self._before = start.offset, start.before
+                return
+        # the file that was being read is gone: what came after it begins here
+        self._before = start.before + start.offset
+
+    def _open(self, path: Path) -> bool:
+        # neither a link nor a pipe that blocks: others may be able to write there
+        with suppress(OSError):
+            self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            self._inode, self._offset = os.fstat(self._file).st_ino, 0
+            return True
+        return False
+
+    def _read_lines(self) -> list[tuple[int, bytes]]:
+        try:
+            chunk = os.pread(self._file, _LOOK_BYTES, self._offset)
+        except OSError:
+            return []
+        begin = self._before + self._offset - len(self._rest)
+        self._offset += len(chunk)
+        *whole, self._rest = (self._rest + chunk).split(b"\n")
+        lines = []
+        for line in whole:
+            begin += len(line) + 1
+            if line.strip():
+                lines.append((begin, line[:_MAX_LINE_BYTES].rstrip(b"\r")))
+        if len(self._rest) > _LOOK_BYTES:  # no line: bounded, and told of as it is
+            lines.append((begin + len(self._rest), self._rest[:_MAX_LINE_BYTES]))
+            self._rest = b""
+        return lines
+
+    def _leave_file(self, lines: list[tuple[int, bytes]]) -> None:
+        """Another file has the name: what is left of a line in this one never gets an end."""
+        self._before += self._offset
+        if self._rest.strip():
+            lines.append((self._before, self._rest[:_MAX_LINE_BYTES]))
+        self._rest, self._offset = b"", 0
+        self.close()
+
+
+class HostLogs:
+    """Follows the logs of the newest rounds below a host's directory of logs."""
+
+    def __init__(self, directory: Path, host: str, start_of: Callable[[str], LogPosition | None]) -> None:
+        """`start_of`: where to go on with the log of a name "round/rank", None: at its beginning."""
+        self._directory, self._host, self._start_of = directory, host, start_of
+        self._tails: dict[tuple[int, int], LogTail] = {}
+
+    def find(self) -> None:
+        """Look which logs there are; of rounds that are long over no more is read."""
+        rounds = sorted(_numbers(self._directory, _ROUND))[-_ROUNDS_FOLLOWED:]
+        found = {(number, rank) for number, name in rounds for rank, _ in _numbers(self._directory / name, _LOG)}
+        for key in self._tails.keys() - found:
+            self._tails.pop(key).close()
+        for number, rank in sorted(found - self._tails.keys()):
+            path = self._directory / f"round-{number:06d}" / f"rank-{rank:05d}.log"
+            start = self._start_of(_name(number, rank))
+            self._tails[number, rank] = LogTail(path, self._host, number, rank, start)
+
+    def look(self, at_ns: int) -> LogLines:
+        return joined(LogLines, [tail.look(at_ns) for _, tail in sorted(self._tails.items())])
+
+    def positions(self) -> dict[str, LogPosition]:
+        """Return how far each log was read, by "round/rank"."""
+        return {_name(*key): tail.position for key, tail in sorted(self._tails.items())}
+
+    def close(self) -> None:
+        for tail in self._tails.values():
+            tail.close()
+        self._tails.clear()
+
+
+def _name(number: int, rank: int) -> str:
+    return f"{number}/{rank}"
+
+
+def _numbers(directory: Path, pattern: re.Pattern[str]) -> list[tuple[int, str]]:
+    try:
+        names = os.listdir(directory)
+    except OSError:
+        return []
+    return [(int(match[1]), name) for name in names if (match := pattern.fullmatch(name))]
+
+
+def _inode(path: Path) -> int:
+    try:
+        return path.lstat().st_ino
+    except OSError:
+        return 0

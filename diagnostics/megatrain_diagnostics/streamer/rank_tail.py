@@ -1,0 +1,169 @@
+"""One rank in one incarnation: what its black box has brought since the last look, as tables.
+
+The box stays open when its name goes, so that the last records of a rank are read although the executor has copied the
+file and freed its memory. The rank may be dead; what it wrote is whole.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from megatrain.contracts.black_box import BlackBoxReader
+from megatrain.contracts.black_box_values import Progress, State
+from megatrain.contracts.errors import DataError
+from megatrain_diagnostics.events.tables import Groups, Ranks, Spans, StepTotals, Table, Values, from_columns, select
+from megatrain_diagnostics.streamer.host_clock import HostClock
+from megatrain_diagnostics.streamer.record_tables import (
+    Writer,
+    is_sampled,
+    kinds_of,
+    spans_table,
+    totals_table,
+    values_table,
+)
+from megatrain_diagnostics.streamer.ring_tail import Records, RingTail
+
+EVIDENCE_RECORDS = 8192
+"""So many of a rank's newest records are streamed around an incident: some steps, whatever the sample period."""
+_MOST = 2**31 - 1
+"""Of what a column of 32 bits holds."""
+Tables = list[tuple[type[Table], Table]]
+
+
+class RankTail:
+    """Follows one black box. Raises from `look` and `evidence`: DataError."""
+
+    def __init__(self, path: Path, clock: HostClock) -> None:
+        """Open the box. Raises: DataError."""
+        self.path = path
+        self._reader = BlackBoxReader(path)
+        self._clock = clock
+        self.identity = self._reader.identity
+        if max(self.identity.incarnation, self.identity.rank) > _MOST:
+            self._reader.close()
+            raise DataError(f"{path}: rank {self.identity.rank} of incarnation {self.identity.incarnation}: no such")
+        self._period = 1
+        self._writer = Writer(self.identity.incarnation, self.identity.rank, clock.offset_ns)
+        self._ring = RingTail(self._reader)
+        self._told_groups = {0}
+        self._is_told = False
+        self.progress: Progress = self._reader.progress()
+        self._is_alive, self._state = True, State.RUNNING
+        self.totals: StepTotals | None = None
+        """Of the last completed step that was seen."""
+        self.num_lost = 0
+        """Records that the ring overwrote before they were read."""
+        self.num_nonsense = 0
+
+    @property
+    def name(self) -> str:
+        """Return what tells this box from all others of the host, of all times."""
+        return f"{self.path.name}:{self.identity.pid}"
+
+    @property
+    def position(self) -> int:
+        """Return the record up to which all was handed out."""
+        return self._ring.done
+
+    def go_on_after(self, sequence: int) -> None:
+        """Pass over what an earlier life of the streamer has brought away."""
+        self._ring = RingTail(self._reader, sequence)
+
+    def check_process(self) -> None:
+        """See whether the rank's process is there. Not at every look: it costs as much as the rest of one."""
+        self._is_alive = _is_alive(self.identity.pid)
+
+    @property
+    def is_running(self) -> bool:
+        """Say whether it may write more: its process lived at the last check, and has not closed its box."""
+        return self._is_alive and self._state is State.RUNNING
+
+    @property
+    def has_ended_well(self) -> bool:
+        return self._state is State.CLOSED
+
+    def look(self) -> Tables:
+        """Return what is new."""
+        status = self._reader.status()
+        self.progress, self._state = status.progress, status.state
+        looked = self._ring.look(status.cursor)
+        self.num_lost += looked.num_lost
+        found: Tables = [] if self._is_told else [(Ranks, self._ranks_row())]
+        self._is_told = True
+        return found + self._rows(looked.ended) if len(looked.ended) else found
+
+    def _rows(self, ended: Records) -> Tables:
+        spans, totals, values, num_nonsense = kinds_of(ended)
+        self.num_nonsense += num_nonsense
+        control = self._reader.control()
+        self._period = self._period if control is None else control.sample_period
+        chosen = spans[is_sampled(spans, self._period)]
+        found: Tables = []
+        groups = set(spans["group"].tolist()) - self._told_groups
+        if groups:
+            self._told_groups |= groups
+            found.append((Groups, self._groups_rows()))
+        if len(totals):
+            rows = totals_table(totals, self._writer)
+            self.totals = select(rows, rows.step == rows.step.max())
+            found.append((StepTotals, rows))
+        if len(values):
+            found.append((Values, values_table(values, self._writer)))
+        if len(chosen):
+            found.append((Spans, spans_table(chosen, self._writer)))
+        return found
+
+    def evidence(self) -> Tables:
+        """Return the newest spans, whichever steps they are of, and those that are open."""
+        spans, _, _, _ = kinds_of(self._ring.newest(EVIDENCE_RECORDS))
+        return [(Groups, self._groups_rows()), (Spans, spans_table(spans, self._writer))] if len(spans) else []
+
+    def close(self) -> None:
+        self._reader.close()
+
+    def _ranks_row(self) -> Ranks:
+        identity, at, layout = self.identity, self.identity.coordinate, self.identity.layout
+        row = {
+            "incarnation": identity.incarnation, "rank": identity.rank,
+            "dp_rank": at.dp, "pp_rank": at.pp, "tp_rank": at.tp,
+            "dp_size": layout.dp_size, "pp_size": layout.pp_size, "tp_size": layout.tp_size,
+            "pid": identity.pid, "at_ns": self._reader.clock.monotonic_ns + self._clock.offset_ns,
+            "host": identity.host, "branch": identity.branch,
+        }  # fmt: skip
+        return from_columns(Ranks, {name: [value] for name, value in row.items()})
+
+    def _groups_rows(self) -> Groups:
+        known = self._reader.groups()
+        self._told_groups |= known.keys()
+        groups = [
+            one for _, one in sorted(known.items()) if max(one.first_rank, abs(one.stride), one.num_ranks) <= _MOST
+        ]
+        return from_columns(
+            Groups,
+            {
+                "incarnation": [self.identity.incarnation] * len(groups),
+                "rank": [self.identity.rank] * len(groups),
+                "group": [group.number for group in groups],
+                "first_rank": [group.first_rank for group in groups],
+                "stride": [group.stride for group in groups],
+                "num_ranks": [group.num_ranks for group in groups],
+                "name": [group.name for group in groups],
+            },
+        )
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in ("Z", "X")
+
+
+def box_inode(path: Path) -> int:
+    """Return what tells this file from one that took its name; 0 where there is none."""
+    try:
+        return os.stat(path).st_ino
+    except OSError:
+        return 0

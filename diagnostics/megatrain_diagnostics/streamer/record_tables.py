@@ -1,0 +1,120 @@
+"""From the records of a rank's ring to rows of the tables. Pure.
+
+A record comes from a process that may do anything: what no rank can have measured is left out and counted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megatrain.contracts.black_box_layout import NOT_SAID
+from megatrain.contracts.black_box_values import RecordFlag
+from megatrain.contracts.operations import MAX_OPERATIONS, Operation
+from megatrain_diagnostics.events.tables import NO_DURATION, Spans, StepTotals, Values
+from megatrain_diagnostics.streamer.ring_tail import Records
+
+_MOST = np.uint64(2**61)
+"""No time, duration or number of bytes is as large."""
+_IS_RARE = np.zeros(MAX_OPERATIONS, dtype=bool)
+"""By operation number: streamed whatever the step: few, long, and each of them a story."""
+for _operation in (
+    *(Operation.GC, Operation.CHECKPOINT, Operation.CHECKPOINT_LOAD, Operation.EVALUATION, Operation.INIT),
+):
+    _IS_RARE[_operation.number] = True
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """Whose records they are; `offset_ns` turns its times into unix ns."""
+
+    incarnation: int
+    rank: int
+    offset_ns: int
+
+
+def kinds_of(records: Records) -> tuple[Records, Records, Records, int]:
+    """Return the spans, step totals and values among records, and how many are nonsense."""
+    flags = records["flags"]
+    is_total, is_value = (flags & RecordFlag.STEP_TOTAL) != 0, (flags & RecordFlag.VALUE) != 0
+    has_duration = (records["duration_ns"] < _MOST) | (records["duration_ns"] == NOT_SAID) | is_value
+    is_sane = (records["start_ns"] < _MOST) & (records["launch_ns"] < _MOST) & (records["num_bytes"] < _MOST)
+    is_sane &= has_duration & (records["operation"] < MAX_OPERATIONS) & (records["step"] >= -1)
+    is_span = ~is_total & ~is_value
+    return (
+        records[is_sane & is_span],
+        records[is_sane & is_total & ~is_value],
+        records[is_sane & is_value & ~is_total],
+        int((~is_sane | (is_total & is_value)).sum()),
+    )
+
+
+def is_sampled(spans: Records, period: int) -> NDArray[np.bool_]:
+    """Return which spans are streamed although nothing has happened: those of full steps, and rare ones."""
+    step = spans["step"]
+    chosen: NDArray[np.bool_] = (step < 0) | (step % max(1, period) == 0) | _IS_RARE[spans["operation"]]
+    return chosen
+
+
+def spans_table(spans: Records, writer: Writer) -> Spans:
+    """Return the rows of spans; an open one has the duration -1."""
+    duration = spans["duration_ns"].copy()
+    is_open = duration == NOT_SAID
+    duration[is_open] = 0
+    duration_ns = duration.astype(np.int64)
+    duration_ns[is_open] = NO_DURATION
+    return Spans(
+        incarnation=_all(spans, writer.incarnation),
+        rank=_all(spans, writer.rank),
+        sequence=spans["sequence"].astype(np.int64),
+        step=spans["step"].astype(np.int32),
+        operation=spans["operation"].astype(np.uint8),
+        microbatch=spans["microbatch"].astype(np.int32),
+        chunk=spans["chunk"].astype(np.int16),
+        group=spans["group"].astype(np.int16),
+        collective=spans["collective_sequence"].astype(np.int64),
+        start_ns=_unix(spans["start_ns"], writer),
+        duration_ns=duration_ns,
+        launch_ns=_unix(spans["launch_ns"], writer),
+        num_bytes=spans["num_bytes"].astype(np.int64),
+        flags=spans["flags"].astype(np.int16),
+    )
+
+
+def totals_table(totals: Records, writer: Writer) -> StepTotals:
+    """Return the rows of STEP_TOTAL records: see contracts.black_box_values.StepTotal."""
+    return StepTotals(
+        incarnation=_all(totals, writer.incarnation),
+        rank=_all(totals, writer.rank),
+        sequence=totals["sequence"].astype(np.int64),
+        step=totals["step"].astype(np.int32),
+        operation=totals["operation"].astype(np.uint8),
+        start_ns=_unix(totals["start_ns"], writer),
+        sum_ns=totals["duration_ns"].astype(np.int64),
+        max_ns=totals["launch_ns"].astype(np.int64),
+        count=totals["collective_sequence"].astype(np.int32),
+        num_bytes=totals["num_bytes"].astype(np.int64),
+    )
+
+
+def values_table(values: Records, writer: Writer) -> Values:
+    """Return the rows of VALUE records: see contracts.black_box_values.NotedValue."""
+    return Values(
+        incarnation=_all(values, writer.incarnation),
+        rank=_all(values, writer.rank),
+        sequence=values["sequence"].astype(np.int64),
+        step=values["step"].astype(np.int32),
+        kind=values["operation"].astype(np.uint8),
+        at_ns=_unix(values["start_ns"], writer),
+        value=np.ascontiguousarray(values["duration_ns"]).view(np.float64),
+    )
+
+
+def _all(records: Records, value: int) -> NDArray[np.int32]:
+    return np.full(len(records), value, dtype=np.int32)
+
+
+def _unix(times: NDArray[np.uint64], writer: Writer) -> NDArray[np.int64]:
+    return times.astype(np.int64) + writer.offset_ns

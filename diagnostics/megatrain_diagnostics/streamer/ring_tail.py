@@ -1,0 +1,114 @@
+"""The records of a black box as they end, by the thousand: the ring's bytes seen as a numpy array.
+
+A record is handed out when it is whole and has ended. What was begun and has not ended, or is torn, is looked at again
+by its number; so each look costs what is new and what is open, not the ring.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megatrain.contracts.black_box import BlackBoxReader
+from megatrain.contracts.black_box_layout import NOT_SAID
+from megatrain.contracts.errors import DataError
+
+RECORD = np.dtype(
+    [
+        ("sequence", "<u8"),
+        ("start_ns", "<u8"),
+        ("duration_ns", "<u8"),
+        ("launch_ns", "<u8"),
+        ("num_bytes", "<u8"),
+        ("step", "<i4"),
+        ("collective_sequence", "<u4"),
+        ("microbatch", "<i4"),
+        ("chunk", "<i2"),
+        ("operation", "<u2"),
+        ("group", "<u2"),
+        ("flags", "<u2"),
+        ("check", "<u4"),
+    ]
+)
+"""The bytes of contracts.black_box_layout.RECORD."""
+_LOOK_AHEAD = 16
+"""Slots read beyond the cursor, which may lag with several recording threads."""
+_LOW_32 = np.uint64(2**32 - 1)
+_MOST_RECORDS = 2**62
+
+Records = NDArray[np.void]
+
+
+class RingLook(NamedTuple):
+    """What one look brought. `num_lost` records were overwritten before anybody saw them end."""
+
+    ended: Records
+    num_lost: int
+
+
+class RingTail:
+    """Follows one ring from the record after `last` on. Raises from every method: DataError, as the reader."""
+
+    def __init__(self, reader: BlackBoxReader, last: int = 0) -> None:
+        self._reader = reader
+        self._open = np.empty(0, dtype=np.int64)
+        """Numbers of records that were begun and have not been handed out."""
+        self.last = last
+        """The newest record that was begun."""
+
+    @property
+    def done(self) -> int:
+        """Return the number up to which everything was handed out or lost: from there a new tail may go on."""
+        return int(self._open[0]) - 1 if len(self._open) else self.last
+
+    def look(self, cursor: int) -> RingLook:
+        """Return the records up to about `cursor` that have ended since the last look, by their numbers."""
+        capacity = self._reader.capacity
+        if cursor > _MOST_RECORDS:
+            raise DataError(f"{self._reader.path}: {cursor} records, more than any rank can have written")
+        first = max(self.last + 1, cursor - capacity + 1)
+        num_lost = first - self.last - 1
+        old = [_ended(self._again(run)) for run in _runs(self._open)]
+        new = self._whole(first, min(capacity, max(0, cursor - first + 1) + _LOOK_AHEAD))
+        newest = max(self.last, cursor, int(new["sequence"][-1]) if len(new) else 0)
+        new = _ended(new)
+        has_ended = np.zeros(newest - first + 1, dtype=bool)
+        has_ended[new["sequence"].astype(np.int64) - first] = True
+        closed = {number for part in old for number in part["sequence"].tolist()}
+        waiting = np.array([number for number in self._open.tolist() if number not in closed], dtype=np.int64)
+        still = np.concatenate([waiting, first + np.flatnonzero(~has_ended)])
+        kept = still > newest - capacity
+        self._open, self.last = still[kept], newest
+        return RingLook(np.concatenate([*old, new]) if old else new, num_lost + int((~kept).sum()))
+
+    def newest(self, count: int) -> Records:
+        """Return the newest `count` records that are still there, ended or open, handed out before or not."""
+        capacity = self._reader.capacity
+        first = max(1, self.last - min(count, capacity) + 1)
+        return self._whole(first, max(0, self.last - first + 1))
+
+    def _again(self, run: NDArray[np.int64]) -> Records:
+        return self._whole(int(run[0]), len(run))
+
+    def _whole(self, first: int, count: int) -> Records:
+        """Return what is whole among the records first, first + 1, ..."""
+        copies = self._reader.slot_copies(first % self._reader.capacity, count)
+        copy, later = (np.frombuffer(raw, dtype=RECORD) for raw in copies)
+        wanted = np.arange(first, first + count, dtype=np.uint64)
+        is_whole = (copy["sequence"] == wanted) & (later["sequence"] == wanted) & (copy["check"] == wanted & _LOW_32)
+        records: Records = copy[is_whole]
+        return records
+
+
+def _ended(records: Records) -> Records:
+    ended: Records = records[records["duration_ns"] != NOT_SAID]
+    return ended
+
+
+def _runs(numbers: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    """Return stretches without gaps: one read each."""
+    if not len(numbers):
+        return []
+    return np.split(numbers, np.flatnonzero(np.diff(numbers) > 1) + 1)

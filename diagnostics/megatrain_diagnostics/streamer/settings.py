@@ -1,0 +1,40 @@
+"""What a streamer is told when it starts: one JSON value on its command line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from megatrain.contracts.lineage import MAIN_BRANCH
+from megatrain.contracts.run_directory import RunDirectory, safe_name
+from megatrain.failures.patience import Patience
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamerSettings:
+    """Whose streamer it is, where the host's ranks leave their traces, and when they count as stuck."""
+
+    job: str
+    host: str
+    run: str
+    """The run directory."""
+    host_logs: str
+    """Directory with the logs of this host's ranks."""
+    black_box_directory: str
+    """Empty: black boxes are off, and only logs are streamed."""
+    spool_bytes: int
+    patience: Patience
+    metrics_address: str = "127.0.0.1"
+    metrics_port: int = 0
+    metrics_token_file: str = ""
+
+    @property
+    def box_prefix(self) -> str:
+        """Return how the names of this run's black boxes begin, whatever the incarnation."""
+        names = (self.job, RunDirectory(Path(self.run)).key, MAIN_BRANCH)
+        return f"megatrain.{'.'.join(map(safe_name, names))}."
+
+    @property
+    def own_directory(self) -> Path:
+        """Return where the streamer keeps its spool and where it has come to."""
+        return Path(self.run) / "hosts" / safe_name(self.host) / "streamer"

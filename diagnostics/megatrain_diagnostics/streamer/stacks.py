@@ -1,0 +1,242 @@
+"""Python stacks of the ranks of this host, without their help: see contracts/stack_dumps.py.
+
+A process that cannot answer is told as such, with what the system knows: stopped, dead, or waiting in the kernel.
+Only processes whose black boxes are here are asked, and only those that catch the signal: nobody else is disturbed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from megatrain.contracts.black_box import BlackBoxReader
+from megatrain.contracts.errors import DataError
+from megatrain.contracts.stack_dumps import STACKS_FILE, STACKS_SIGNAL
+from megatrain_diagnostics.analysis.stack_clusters import MAIN_THREAD
+from megatrain_diagnostics.events.tables import Stacks, from_columns, num_rows
+
+_logger = logging.getLogger(__name__)
+_ANSWER_S = 2.0
+"""A process that has not written its stacks by then does not: it waits in the kernel, or the machine is overloaded."""
+_POLL_S = 0.02
+_MOST_BYTES = 1 << 20
+"""Of one dump; faulthandler writes 100 threads of 100 frames at the most."""
+_APART_S = 10.0
+"""Between two dumps of a host: stacks are evidence, not a profile."""
+_STATES = {"T": "stopped (T)", "t": "stopped by a debugger (t)", "Z": "dead (Z)", "X": "dead (X)", "": "gone"}
+_THREAD = re.compile(r"^(Current thread|Thread) (0x[0-9a-f]+)(?: \[(?P<name>[^\]]*)\])? \(most recent call first\):$")
+_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<name>.*)$')
+
+
+@dataclass(frozen=True, slots=True)
+class DumpTarget:
+    """A process that is asked for its stacks."""
+
+    rank: int
+    incarnation: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadStack:
+    """`stack`: frames, outermost first, one a line: file:line function."""
+
+    thread: str
+    stack: str
+
+
+def targets_in(directory: Path, prefix: str, host: str) -> tuple[DumpTarget, ...]:
+    """Return the ranks of the newest incarnation whose black boxes of this host are in a directory.
+
+    Empty `prefix` or `host`: of any job, any host. What is no black box is passed over.
+    """
+    found = []
+    for path in sorted(directory.glob(f"{prefix}*.blackbox")):
+        if ".previous." in path.name:
+            continue
+        try:
+            with BlackBoxReader(path) as reader:
+                identity = reader.identity
+        except DataError:
+            continue
+        if host in ("", identity.host):
+            found.append(DumpTarget(identity.rank, identity.incarnation, identity.pid))
+    newest = max((one.incarnation for one in found), default=0)
+    return tuple(one for one in found if one.incarnation == newest)
+
+
+def collect_stacks(targets: Sequence[DumpTarget], host: str, first_number: int, clock_ns: Callable[[], int]) -> Stacks:
+    """Return the stacks of all threads of these processes, or a row that says why there are none.
+
+    All are asked first and read then: it takes two seconds at the most, however many do not answer.
+    """
+    asked = [(target, *_ask(target.pid)) for target in targets]
+    deadline = time.monotonic() + _ANSWER_S
+    rows: list[tuple[Any, ...]] = []
+    for target, file, offset, trouble in asked:
+        threads = _answer(file, offset, deadline) if file is not None else []
+        if not threads:
+            trouble = trouble or f"no answer within {_ANSWER_S:g} s, {process_words(target.pid)}"
+            threads = [ThreadStack(MAIN_THREAD, trouble)]
+        at_ns = clock_ns()
+        rows += [(target, at_ns, one) for one in threads]
+    return from_columns(
+        Stacks,
+        {
+            "incarnation": [target.incarnation for target, _, _ in rows],
+            "rank": [target.rank for target, _, _ in rows],
+            "sequence": list(range(first_number, first_number + len(rows))),
+            "at_ns": [at_ns for _, at_ns, _ in rows],
+            "pid": [target.pid for target, _, _ in rows],
+            "host": [host] * len(rows),
+            "thread": [one.thread for _, _, one in rows],
+            "stack": [one.stack for _, _, one in rows],
+        },
+    )
+
+
+def process_words(pid: int) -> str:
+    """Return what the system says of a process: "process is stopped (T)", "process waits in the kernel (D) in ..."."""
+    state = _state(pid)
+    if state in _STATES:
+        return f"process is {_STATES[state]}"
+    where = _wchan(pid)
+    if state == "D":
+        return f"process waits in the kernel (D){f' in {where}' if where else ''}"
+    return f"process is {'running' if state == 'R' else f'asleep ({state})'}{f' in {where}' if where else ''}"
+
+
+def parse_dump(text: str) -> list[ThreadStack]:
+    """Return the threads of a faulthandler dump, of which the last one is the main thread."""
+    threads: list[tuple[str, list[str]]] = []
+    for line in text.splitlines():
+        if (head := _THREAD.match(line)) is not None:
+            threads.append((head["name"] or f"Thread {head[2]}", []))
+        elif threads and (frame := _FRAME.match(line)) is not None:
+            line_number = frame["line"] if frame["line"].isdecimal() else "0"
+            threads[-1][1].append(f"{frame['file']}:{line_number} {frame['name']}")
+        elif threads and line.strip():
+            threads[-1][1].append(line.strip())
+    found = [ThreadStack(name, "\n".join(reversed(frames))) for name, frames in threads]
+    if found:
+        found[-1] = ThreadStack(MAIN_THREAD, found[-1].stack)
+    return found
+
+
+class StackWatch:
+    """Dumps the stacks of a host when asked, from a thread of its own; not more often than every few seconds."""
+
+    def __init__(
+        self,
+        host: str,
+        targets: Callable[[], Iterable[DumpTarget]],
+        send: Callable[[type[Stacks], Stacks], None],
+        clock_ns: Callable[[], int],
+    ) -> None:
+        """`targets`: whom to ask; `send` takes the rows."""
+        self._host, self._targets, self._send, self._clock_ns = host, targets, send, clock_ns
+        self._asked: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._dumped_s = -_APART_S
+        self._thread = threading.Thread(target=self._run, name="stacks", daemon=True)
+        self._thread.start()
+
+    def request(self, ranks: tuple[int, ...] = ()) -> None:
+        """Have all ranks of the host dumped, of which `ranks` are the reason. Returns at once."""
+        if ranks:
+            _logger.info("dumping stacks: rank %s stands still", ", ".join(map(str, ranks)))
+        self._asked.put(True)
+
+    def close(self) -> None:
+        """Finish what was asked for."""
+        self._asked.put(False)
+        self._thread.join(2 * _ANSWER_S)
+
+    def _run(self) -> None:
+        while self._asked.get():
+            now_s = time.monotonic()
+            if now_s - self._dumped_s < _APART_S:
+                continue
+            self._dumped_s = now_s
+            try:
+                # numbers grow over lives of the streamer, too: a dump is known by them
+                stacks = collect_stacks(tuple(self._targets()), self._host, self._clock_ns(), self._clock_ns)
+            except OSError as error:
+                _logger.warning("no stacks: %s", error)
+                continue
+            if num_rows(stacks):
+                self._send(Stacks, stacks)
+
+
+def _ask(pid: int) -> tuple[Path | None, int, str]:
+    """Ask a process for its stacks; return the file and where in it the answer will begin, or why there is none."""
+    if _state(pid) in _STATES:
+        return None, 0, process_words(pid)
+    try:
+        file = _stacks_file(pid)
+        if file is None or not _catches(pid):
+            return None, 0, "the process offers no stacks"
+        size = file.stat().st_size
+        os.kill(pid, STACKS_SIGNAL)
+        return file, size, ""
+    except OSError as error:
+        return None, 0, f"its stacks cannot be asked for: {error.strerror}"
+
+
+def _answer(file: Path, offset: int, deadline: float) -> list[ThreadStack]:
+    """Return the dump that begins at `offset`, when it is whole, or as far as it came by the deadline."""
+    text, is_quiet = "", False
+    while True:
+        try:
+            with file.open("rb") as opened:
+                opened.seek(offset)
+                fresh = opened.read(_MOST_BYTES).decode("utf-8", "replace")
+        except OSError:
+            return parse_dump(text)
+        is_quiet, text = bool(fresh) and fresh == text, fresh
+        # it is written in one go: what does not grow any more is whole
+        if is_quiet or time.monotonic() > deadline:
+            return parse_dump(text)
+        time.sleep(_POLL_S)
+
+
+def _stacks_file(pid: int) -> Path | None:
+    """Return the worker's file of dumps, by its number among the files that the process has open."""
+    for link in sorted(Path(f"/proc/{pid}/fd").iterdir(), key=lambda path: int(path.name)):
+        try:
+            if os.readlink(link).startswith(f"/memfd:{STACKS_FILE}"):
+                return link
+        except OSError:
+            continue  # closed meanwhile
+    return None
+
+
+def _catches(pid: int) -> bool:
+    """Whether a process has a handler for the signal; without one it would be ended."""
+    for line in Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines():
+        if line.startswith("SigCgt:"):
+            return bool(int(line.split()[1], 16) >> (STACKS_SIGNAL - 1) & 1)
+    return False
+
+
+def _state(pid: int) -> str:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return ""
+    return stat.rpartition(")")[2].split()[0]
+
+
+def _wchan(pid: int) -> str:
+    try:
+        text = Path(f"/proc/{pid}/wchan").read_text(errors="replace").strip()
+    except OSError:
+        return ""
+    return "" if text == "0" else text

@@ -1,0 +1,145 @@
+"""The loop of a host's streamer: look, stream, and around a stall or a death bring away what else there is.
+
+Totals and values of every step go always; spans of full steps; all newest spans and what is in flight when ranks stand
+still, or have died. Nobody waits for it: what it does not get to in time the rings overwrite, and that is counted.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from megatrain_diagnostics.events.tables import LogLines
+from megatrain_diagnostics.metrics.readings import HostReading
+from megatrain_diagnostics.streamer.batcher import Batcher
+from megatrain_diagnostics.streamer.expected_ranks import HostRanks
+from megatrain_diagnostics.streamer.host_boxes import HostBoxes
+from megatrain_diagnostics.streamer.host_clock import HostClock
+from megatrain_diagnostics.streamer.host_reading import host_reading, rank_reading
+from megatrain_diagnostics.streamer.log_tail import HostLogs
+from megatrain_diagnostics.streamer.positions import Positions, read_positions, write_positions
+from megatrain_diagnostics.streamer.settings import StreamerSettings
+from megatrain_diagnostics.streamer.silence import SilenceWatch
+from megatrain_diagnostics.wire.sender import SenderState
+
+_logger = logging.getLogger(__name__)
+_LOOK_S = 0.4
+"""With what waits to be joined, rows are on their way within a second or so."""
+_FIND_S = 0.8
+_KEEP_S = 5.0
+"""Between two notes of how far it has come."""
+
+
+class EventSender(Protocol):
+    """What takes the tables: wire.sender.Sender."""
+
+    def send(self, kind: Any, table: Any) -> None: ...
+
+    def state(self) -> SenderState: ...
+
+
+class Streamer:
+    """Streams what a host's ranks leave. `look` and `end` are for one thread, `reading` for any."""
+
+    def __init__(
+        self,
+        settings: StreamerSettings,
+        clock: HostClock,
+        sender: EventSender,
+        expected: Callable[[], HostRanks],
+        on_silence: Callable[[tuple[int, ...]], None] = lambda ranks: None,
+    ) -> None:
+        """`expected`: the ranks that the host should have; `on_silence` hears of silent ranks when they become so."""
+        self._settings, self._clock, self._sender = settings, clock, sender
+        self._expected, self._on_silence = expected, on_silence
+        self._place = settings.own_directory / "positions.json"
+        kept = read_positions(self._place)
+        self._boxes = HostBoxes(
+            Path(settings.black_box_directory),
+            settings.box_prefix,
+            settings.host,
+            clock,
+            lambda name: kept.boxes.get(name, 0),
+        )
+        self._logs = HostLogs(Path(settings.host_logs), settings.host, kept.logs.get)
+        self._batcher = Batcher(sender.send)
+        self._silence = SilenceWatch(settings.patience)
+        self._silent: tuple[int, ...] = ()
+        self._due = {"find": 0.0, "keep": 0.0}
+
+    def run(self, closed: threading.Event) -> None:
+        """Stream until `closed` is set."""
+        while not closed.is_set():
+            self.look(time.monotonic())
+            closed.wait(_LOOK_S)
+        self.end()
+
+    def look(self, now_s: float) -> None:
+        """Look once at everything, and hand on what is due."""
+        if self._is_due("find", now_s, _FIND_S):
+            if self._settings.black_box_directory:
+                self._boxes.find()
+            self._logs.find()
+            self._watch_silence(now_s)
+        for kind, table in self._boxes.look():
+            self._batcher.add(kind, table, now_s)
+        self._batcher.add(LogLines, self._logs.look(self._clock.now_ns()), now_s)
+        self._batcher.flush(now_s)
+        if self._is_due("keep", now_s, _KEEP_S):
+            self._keep()
+
+    def end(self) -> None:
+        """Look for the last time and hand on everything; `Sender.close` then brings it away."""
+        now_s = time.monotonic()
+        for _ in range(2):  # whoever is found gone by the first look is looked at for the last time by the second
+            self._due["find"] = 0.0
+            self.look(now_s)
+        self._batcher.flush(now_s, is_all=True)
+        write_positions(self._place, self._positions())
+        self._boxes.close()
+        self._logs.close()
+
+    def _is_due(self, what: str, now_s: float, period_s: float) -> bool:
+        if now_s < self._due[what]:
+            return False
+        self._due[what] = now_s + period_s
+        return True
+
+    def _watch_silence(self, now_s: float) -> None:
+        tails = self._boxes.newest()
+        before, self._silent = self._silent, self._silence.silent(tails, self._expected())
+        fresh = tuple(sorted(set(self._silent) - set(before)))
+        if not fresh:
+            return
+        _logger.warning(
+            "nothing from rank %s: sending what all ranks of this host did last", ", ".join(map(str, fresh))
+        )
+        for kind, table in self._boxes.evidence(tails):
+            self._batcher.add(kind, table, now_s)
+        self._on_silence(fresh)
+
+    def _keep(self) -> None:
+        """Note how far it has come, when the daemon has it all: else a new life had better send it again."""
+        if self._sender.state().outbox.num_batches == 0 and not self._batcher.has_waiting:
+            write_positions(self._place, self._positions())
+
+    def _positions(self) -> Positions:
+        return Positions({tail.name: tail.position for tail in self._boxes.tails}, self._logs.positions())
+
+    def reading(self) -> HostReading:
+        """Return what the host knows since the last look."""
+        boxes = self._boxes
+        return host_reading(
+            self._settings.job,
+            self._settings.host,
+            [rank_reading(tail, self._clock) for tail in boxes.newest()],
+            self._sender.state(),
+            self._batcher.num_sent,
+            boxes.num_lost + sum(tail.num_lost for tail in boxes.tails),
+            boxes.num_nonsense + sum(tail.num_nonsense for tail in boxes.tails),
+            len(self._silent),
+        )

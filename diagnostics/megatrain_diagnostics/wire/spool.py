@@ -1,0 +1,76 @@
+"""Batches on a host's disk, for as long as the daemon cannot take them: one Arrow IPC stream a file.
+
+A file's name says when its batch was made, its number and rows, and its table, so that names sort by age and any Arrow
+reader opens the files. They need not survive a power cut, but a new life of the sender takes up what it finds.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from megatrain.contracts.whole_files import is_temporary_name, temporary_name
+
+_NAME = re.compile(r"(\d{20})-(\d{12})-(\d{1,9})\.([a-z_]{1,32})\.arrow")
+
+
+@dataclass(frozen=True, slots=True)
+class SpooledBatch:
+    """A file of the spool, told by its name."""
+
+    path: Path
+    table: str
+    num_rows: int
+    num_bytes: int
+    made_unix_ns: int
+
+
+class Spool:
+    """The directory. Raises from every method: OSError."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        directory.mkdir(parents=True, exist_ok=True)
+
+    def found(self) -> list[SpooledBatch]:
+        """Return what an earlier life left, oldest first; half-written files are removed, foreign ones passed over."""
+        batches = []
+        for path in sorted(self.directory.iterdir()):
+            if is_temporary_name(path.name):
+                path.unlink(missing_ok=True)
+                continue
+            match = _NAME.fullmatch(path.name)
+            if match is not None and path.is_file():
+                made, _, rows, table = match.groups()
+                batches.append(SpooledBatch(path, table, int(rows), path.stat().st_size, int(made)))
+        return batches
+
+    def write(self, content: pa.Buffer, table: str, number: int, num_rows: int, made_unix_ns: int) -> Path:
+        """Write a batch, whole or not at all."""
+        path = self.directory / f"{max(0, made_unix_ns):020d}-{number:012d}-{num_rows}.{table}.arrow"
+        half = path.with_name(temporary_name(path.name))
+        try:
+            half.write_bytes(content)
+            half.rename(path)
+        except OSError:
+            half.unlink(missing_ok=True)
+            raise
+        return path
+
+
+def read_spooled(path: Path) -> pa.Buffer:
+    """Return the bytes of a spooled batch. Raises: OSError."""
+    return pa.py_buffer(path.read_bytes())
+
+
+def remove_spooled(path: Path) -> None:
+    """Remove a spooled batch, if it is still there and can be."""
+    try:
+        os.unlink(path)
+    except OSError:
+        # a disk that was remounted read-only: the file is sent once more by the next life, and known by its keys
+        return

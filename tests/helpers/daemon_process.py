@@ -1,0 +1,62 @@
+"""The diagnostics daemon as a process of its own, which a test may kill."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+from megatrain.contracts.diag_records import DaemonRecord
+from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.record import decode
+from megatrain.coordination.client import EtcdClient
+from megatrain_launcher.processes import end_with_parent
+
+KEYS = JobKeys("demo")
+_END_S = 30.0
+
+
+class DaemonProcess:
+    """One life of the daemon of job `demo`; its log is shared by all lives."""
+
+    def __init__(self, run: Path, endpoints: list[str]) -> None:
+        run.mkdir(exist_ok=True)
+        self._log = run / "daemon.log"
+        command = [sys.executable, "-m", "megatrain_diagnostics.daemon", "--run", str(run), "--job", KEYS.job]
+        command += ["--rdzv-endpoint", ",".join(endpoints), "--address", "127.0.0.1", "--port", "0"]
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen(command, stderr=log, preexec_fn=partial(end_with_parent, os.getpid()))
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def end(self) -> int:
+        """Ask it to end and return its exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(_END_S)
+
+
+@contextmanager
+def running_daemon(run: Path, endpoints: list[str]) -> Iterator[DaemonProcess]:
+    """Have a daemon during the block, and none after it."""
+    one = DaemonProcess(run, endpoints)
+    try:
+        yield one
+    finally:
+        one.kill()
+
+
+def daemon_record(client: EtcdClient) -> DaemonRecord | None:
+    """Return what etcd says of the daemon."""
+    item = client.get(KEYS.daemon)
+    return None if item is None else decode(DaemonRecord, item.value, KEYS.daemon)

@@ -1,0 +1,86 @@
+"""A collector in this process, with a real Flight server and a real store, and rows to stream to it."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from megatrain.contracts.diag_records import DaemonRecord
+from megatrain.contracts.operations import Operation
+from megatrain_diagnostics.collector.admission import Admission
+from megatrain_diagnostics.collector.consumers import Consumer, ConsumerThread
+from megatrain_diagnostics.collector.counters import Ledger
+from megatrain_diagnostics.collector.event_server import EventServer
+from megatrain_diagnostics.collector.flood import FloodGate
+from megatrain_diagnostics.collector.ingest import Ingest, IngestLimits, Store
+from megatrain_diagnostics.collector.rounds_known import KnownRounds
+from megatrain_diagnostics.events.tables import Spans, from_columns
+from megatrain_diagnostics.store.event_store import ParquetEventStore
+from megatrain_diagnostics.store.reader import StoredEvents
+
+TOKEN = "a token that is never sent"
+
+
+class RunningCollector:
+    """Serves on loopback during the block; `store` may stand in for the real one."""
+
+    def __init__(
+        self,
+        events: Path,
+        *,
+        store: Store | None = None,
+        consumers: tuple[Consumer, ...] = (),
+        port: int = 0,
+        session: str = "life-1",
+        commit_interval_s: float = 0.02,
+        clock_ahead_ns: int = 0,
+    ) -> None:
+        self._events, self._store, self._consumers = events, store, consumers
+        self._port, self._session, self._clock_ahead_ns = port, session, clock_ahead_ns
+        self._limits = IngestLimits(commit_interval_s=commit_interval_s)
+        self._closing = ExitStack()
+        self.ledger, self.rounds = Ledger(), KnownRounds()
+
+    def __enter__(self) -> Self:
+        store = self._store or self._closing.enter_context(ParquetEventStore(self._events))
+        consumers = ConsumerThread(self._consumers, self.ledger, tick_s=0.05)
+        self._closing.callback(consumers.close)
+        admission = Admission(self.rounds, FloodGate())
+        self.ingest = Ingest(store, admission, self.ledger, consumers, self._limits)
+        self._closing.callback(self.ingest.close)
+        self.server = EventServer(
+            self.ingest, "127.0.0.1", self._port, TOKEN, lambda: time.time_ns() + self._clock_ahead_ns
+        )
+        self._closing.callback(self._stop)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._closing.close()
+
+    @property
+    def record(self) -> DaemonRecord:
+        return DaemonRecord("daemon-host", self._session, "127.0.0.1", self.server.port, TOKEN)
+
+    def read(self, kind: Any) -> Any:
+        return StoredEvents(self._events).read(kind)
+
+    def _stop(self) -> None:
+        assert self.server.stop(10.0), "a stream did not end"
+
+
+def span_rows(num_rows: int, *, rank: int = 0, first: int = 0, incarnation: int = 0, **columns: Any) -> Spans:
+    """Return spans of one rank with sequence numbers from `first`, just now; `columns` replace others."""
+    now = time.time_ns()
+    values: dict[str, Any] = {
+        "incarnation": incarnation, "rank": rank, "sequence": first + np.arange(num_rows), "step": 7,
+        "operation": Operation.FORWARD_COMPUTE.number, "microbatch": 3, "chunk": 0, "group": 0, "collective": 0,
+        "start_ns": now, "duration_ns": 1000, "launch_ns": now, "num_bytes": 0, "flags": 0,
+    }  # fmt: skip
+    return from_columns(Spans, {name: np.broadcast_to(value, num_rows) for name, value in (values | columns).items()})

@@ -1,0 +1,131 @@
+"""The spans that our own ranks would have recorded of a made job: what `PipelineJob` gives, the other way round."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from megatrain.contracts.layout import Layout
+from megatrain.contracts.operations import Operation
+from megatrain_diagnostics.analysis.whatif.operations import JobShape, OperationTable
+from megatrain_diagnostics.events.tables import Groups, Ranks, Spans, from_columns, joined
+
+BEGIN_NS = 1_780_000_000_000_000_000
+STEP_NS = 60_000_000_000
+INCARNATION = 3
+
+_OPERATIONS = {
+    "forward-compute": Operation.FORWARD_COMPUTE,
+    "backward-compute": Operation.BACKWARD_COMPUTE,
+    "forward-send": Operation.FORWARD_SEND,
+    "forward-recv": Operation.FORWARD_RECV,
+    "backward-send": Operation.BACKWARD_SEND,
+    "backward-recv": Operation.BACKWARD_RECV,
+    "params-all-gather": Operation.PARAMS_ALL_GATHER,
+    "grads-reduce-scatter": Operation.GRADS_REDUCE_SCATTER,
+    "layernorm-grads-all-reduce": Operation.TP_ALL_REDUCE,
+    "embedding-grads-all-reduce": Operation.EMBEDDING_ALL_REDUCE,
+    "optimizer-clip-main-grad": Operation.CLIP,
+    "optimizer": Operation.OPTIMIZER,
+}
+
+
+def recorded_spans(table: OperationTable, shape: JobShape) -> Spans:
+    """Return the spans of all ranks: gathers come behind the optimizer, and no message that nobody sends is there."""
+    names = np.array(table.kinds)[table.kind]
+    is_message = np.char.endswith(names, "-send") | np.char.endswith(names, "-recv")
+    keep = np.isin(names, list(_OPERATIONS)) & ~(is_message & (table.duration_s == 0.0))
+    if shape.tp_size == 1:
+        keep &= names != "layernorm-grads-all-reduce"
+    computes = {
+        (name, *key): (chunk, microbatch)
+        for name, *key, chunk, microbatch in zip(
+            names, table.dp_rank, table.stage, table.step, table.sequence, table.chunk, table.microbatch, strict=True
+        )
+        if microbatch >= 0
+    }
+    parts = []
+    optimizer = names == "optimizer"
+    ends = {
+        key[:-1]: key[-1]
+        for key in zip(
+            table.dp_rank[optimizer], table.stage[optimizer], table.step[optimizer],
+            (table.start_s + table.duration_s)[optimizer], strict=True,
+        )
+    }  # fmt: skip
+    columns: dict[str, list[int]] = {name: [] for name in ("step", "operation", "microbatch", "chunk", "start", "end")}
+    ranks = []
+    for row in np.flatnonzero(keep):
+        name, key = str(names[row]), (table.dp_rank[row], table.stage[row], table.step[row])
+        chunk, microbatch = int(table.chunk[row]), int(table.microbatch[row])
+        if is_message[row]:
+            chunk, microbatch = computes[name.split("-")[0] + "-compute", *key, table.sequence[row]]
+        elif microbatch < 0:
+            chunk = -1
+        begin_s = table.start_s[row] + (ends[key] if name == "params-all-gather" else 0.0)
+        start = BEGIN_NS + int(key[2]) * STEP_NS + round(begin_s * 1e9)
+        values = (int(key[2]), _OPERATIONS[name].number, microbatch, chunk, start, round(table.duration_s[row] * 1e9))
+        for column, value in zip(columns.values(), values, strict=True):
+            column.append(int(value))
+        ranks.append(int(table.rank[row]))
+    for tp_rank in range(shape.tp_size):
+        count = len(ranks)
+        zeros = [0] * count
+        parts.append(
+            from_columns(
+                Spans,
+                {
+                    "incarnation": [INCARNATION] * count,
+                    "rank": [rank + tp_rank for rank in ranks],
+                    "sequence": list(range(1, count + 1)),
+                    "step": columns["step"],
+                    "operation": columns["operation"],
+                    "microbatch": columns["microbatch"],
+                    "chunk": columns["chunk"],
+                    "group": zeros,
+                    "collective": zeros,
+                    "start_ns": columns["start"],
+                    "duration_ns": columns["end"],
+                    "launch_ns": columns["start"],
+                    "num_bytes": zeros,
+                    "flags": zeros,
+                },
+            )
+        )
+    return joined(Spans, parts)
+
+
+def who_ran(shape: JobShape, ranks_per_host: int = 2) -> Ranks:
+    """Return the row of each rank of a made job."""
+    layout = Layout(tp_size=shape.tp_size, pp_size=shape.pp_size, dp_size=shape.dp_size)
+    at = [layout.coordinate(rank) for rank in range(layout.world_size)]
+    count = len(at)
+    return from_columns(
+        Ranks,
+        {
+            "incarnation": [INCARNATION] * count,
+            "rank": list(range(count)),
+            "dp_rank": [one.dp for one in at],
+            "pp_rank": [one.pp for one in at],
+            "tp_rank": [one.tp for one in at],
+            "dp_size": [layout.dp_size] * count,
+            "pp_size": [layout.pp_size] * count,
+            "tp_size": [layout.tp_size] * count,
+            "pid": [1000 + rank for rank in range(count)],
+            "at_ns": [BEGIN_NS] * count,
+            "host": [f"host{rank // ranks_per_host}" for rank in range(count)],
+            "branch": ["main"] * count,
+        },
+    )
+
+
+def no_groups() -> Groups:
+    return from_columns(
+        Groups, {name: [] for name in ("incarnation", "rank", "group", "first_rank", "stride", "num_ranks", "name")}
+    )
+
+
+def later(spans: Spans, rank: int, seconds: float) -> Spans:
+    """Return the spans with the clock of one rank ahead."""
+    return replace(spans, start_ns=np.where(spans.rank == rank, spans.start_ns + int(seconds * 1e9), spans.start_ns))

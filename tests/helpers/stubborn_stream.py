@@ -1,0 +1,16 @@
+"""A program that opens a stream to a daemon and then does nothing more, whatever the daemon says."""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+from megatrain.contracts.diag_records import DaemonRecord
+from megatrain.contracts.record import decode
+from megatrain_diagnostics.wire.authentication import SenderName
+from megatrain_diagnostics.wire.connection import Connection
+
+record = decode(DaemonRecord, sys.argv[1], "argument")
+connection = Connection(record, SenderName("stubborn", "life"), lambda answer: None, lambda: None)
+print("streaming", flush=True)
+threading.Event().wait()

@@ -1,0 +1,177 @@
+"""Made-up steps of a job: totals as ranks stream them, with what one slow part does to all the others.
+
+A step is: data, passes, reduction of the gradients, optimizer. The stages of a pipeline take turns, so that all of one
+are late when one of them is; in the reduction everybody waits for the last one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megatrain.contracts.layout import Layout
+from megatrain.contracts.operations import Operation
+from megatrain.contracts.step_values import StepValue
+from megatrain_diagnostics.events.roster import Roster, make_roster
+from megatrain_diagnostics.events.tables import Groups, Ranks, StepTotals, Values, from_columns
+
+START_NS = 1_700_000_000_000_000_000
+STEP_S = 1.0
+FORWARD, BACKWARD, OPTIMIZER = 0.3, 0.6, 0.05
+TRANSFER_S = 0.02
+Array = NDArray[np.float64]
+
+
+@dataclass
+class SyntheticJob:
+    """A job whose steps are made one after the other."""
+
+    layout: Layout
+    ranks_per_host: int = 2
+    noise: float = 0.02
+    seed: int = 0
+    incarnation: int = 1
+    compute_factor: dict[int, float] = field(default_factory=dict)
+    """By rank; may be changed between steps."""
+    data_s: dict[int, float] = field(default_factory=dict)
+    gc_s: dict[int, float] = field(default_factory=dict)
+    is_gc_in_passes: bool = False
+    work_factor: dict[int, float] = field(default_factory=dict)
+    """Squared lengths, which compute follows."""
+    work_noise: float = 0.0
+    """Of squared lengths, of every rank and step."""
+    stage_factor: dict[int, float] = field(default_factory=dict)
+    transfer_factor: dict[str, float] = field(default_factory=dict)
+    """By host: its link."""
+    sequence: int = 0
+
+    def __post_init__(self) -> None:
+        self._random = np.random.default_rng(self.seed)
+
+    @property
+    def world_size(self) -> int:
+        return self.layout.world_size
+
+    def host_of(self, rank: int) -> str:
+        return f"host-{rank // self.ranks_per_host}"
+
+    def ranks(self) -> Ranks:
+        at = [self.layout.coordinate(rank) for rank in range(self.world_size)]
+        num = self.world_size
+        return from_columns(
+            Ranks,
+            {
+                "incarnation": [self.incarnation] * num,
+                "rank": list(range(num)),
+                "dp_rank": [one.dp for one in at],
+                "pp_rank": [one.pp for one in at],
+                "tp_rank": [one.tp for one in at],
+                "dp_size": [self.layout.dp_size] * num,
+                "pp_size": [self.layout.pp_size] * num,
+                "tp_size": [self.layout.tp_size] * num,
+                "pid": [1000 + rank for rank in range(num)],
+                "at_ns": [START_NS] * num,
+                "host": [self.host_of(rank) for rank in range(num)],
+                "branch": ["main"] * num,
+            },
+        )
+
+    def roster(self) -> Roster:
+        return make_roster(self.ranks(), empty_groups(), self.incarnation)
+
+    def step(self, step: int, extra: dict[Operation, Array] | None = None) -> tuple[StepTotals, Values]:
+        """Return what all ranks stream of a step. `extra`: seconds of other operations by rank."""
+        num, random = self.world_size, self._random
+        stage = np.array([self.layout.coordinate(rank).pp for rank in range(num)])
+        tp = np.array([self.layout.coordinate(rank).tp for rank in range(num)])
+        dp = np.array([self.layout.coordinate(rank).dp for rank in range(num)])
+        factor = np.array([self.compute_factor.get(rank, 1.0) for rank in range(num)])
+        factor *= np.array([self.stage_factor.get(int(one), 1.0) for one in stage])
+        # the ranks of a tensor-parallel group have the same samples
+        chance = random.normal(0.0, 1.0, (self.layout.pp_size, self.layout.dp_size))[stage * 0, dp]
+        work = np.array([self.work_factor.get(rank, 1.0) for rank in range(num)]) * np.exp(self.work_noise * chance)
+        factor *= work
+        factor *= 1.0 + self.noise * random.normal(size=num).clip(-4, 4)
+        forward, backward = FORWARD * factor, BACKWARD * factor
+        optimizer = np.full(num, OPTIMIZER)
+        data = np.full(num, 0.002) + np.array([self.data_s.get(rank, 0.0) for rank in range(num)])
+        gc = np.array([self.gc_s.get(rank, 0.0) for rank in range(num)])
+        inside = gc if self.is_gc_in_passes else 0.0
+        forward = forward + inside
+        busy = forward + backward + data + (0.0 if self.is_gc_in_passes else gc)
+        # a pipeline is as slow as its slowest rank
+        column = np.array([busy[dp == one].max() for one in range(self.layout.dp_size)])[dp]
+        receive = column - busy if self.layout.pp_size > 1 else np.zeros(num)
+        links = np.array([self.transfer_factor.get(self.host_of(rank), 1.0) for rank in range(num)])
+        transfer = np.zeros(num)
+        for one in range(self.layout.pp_size):
+            for other in range(self.layout.tp_size):
+                members = (stage == one) & (tp == other)
+                transfer[members] = TRANSFER_S * links[members].max() * (1 + 0.02 * abs(random.normal()))
+        reduce = column.max() - column + transfer if self.layout.dp_size > 1 else np.zeros(num)
+        seconds = {
+            # ranks leave a step together: the norm is that of all gradients
+            Operation.STEP: np.full(num, (busy - data + receive + reduce + optimizer).max()),
+            Operation.FORWARD_COMPUTE: forward,
+            Operation.BACKWARD_COMPUTE: backward,
+            Operation.OPTIMIZER: optimizer,
+            Operation.DATA_WAIT: data,
+            Operation.GRADS_REDUCE_SCATTER: reduce,
+            **({Operation.FORWARD_RECV: receive} if self.layout.pp_size > 1 else {}),
+            **({Operation.GC: gc} if gc.any() else {}),
+            **(extra or {}),
+        }
+        return self._totals(step, seconds), self._values(step, work)
+
+    def _totals(self, step: int, seconds: dict[Operation, Array]) -> StepTotals:
+        num, count = self.world_size, len(seconds)
+        self.sequence += count
+        sums = np.concatenate([(one * 1e9).astype(np.int64) for one in seconds.values()])
+        return from_columns(
+            StepTotals,
+            {
+                "incarnation": np.full(num * count, self.incarnation),
+                "rank": np.tile(np.arange(num), count),
+                "sequence": np.repeat(self.sequence + np.arange(count), num),
+                "step": np.full(num * count, step),
+                "operation": np.repeat([one.number for one in seconds], num),
+                "start_ns": np.full(num * count, START_NS + int(step * STEP_S * 1e9)),
+                "sum_ns": sums,
+                "max_ns": sums.copy(),
+                "count": np.full(num * count, 1),
+                "num_bytes": np.repeat([1_000_000 if one.is_collective else 0 for one in seconds], num),
+            },
+        )
+
+    def _values(self, step: int, work: Array) -> Values:
+        loss = [float(x) for x in (3.0 + 0.01 * self._random.normal(), 1.0 + 0.05 * self._random.normal())]
+        return step_values(self.incarnation, step, {StepValue.LOSS: loss[0], StepValue.GRAD_NORM: loss[1]}, work * 1e6)
+
+
+def step_values(
+    incarnation: int, step: int, values: dict[StepValue, float], squared_lengths: Sequence[float] | Array = ()
+) -> Values:
+    """Return rows of rank 0 for `values`, and of each rank for its squared lengths."""
+    rows = [(0, int(kind), value) for kind, value in values.items()]
+    rows += [(rank, int(StepValue.SQUARED_LENGTHS), float(one)) for rank, one in enumerate(squared_lengths)]
+    return from_columns(
+        Values,
+        {
+            "incarnation": [incarnation] * len(rows),
+            "rank": [row[0] for row in rows],
+            "sequence": [step * 1000 + place for place in range(len(rows))],
+            "step": [step] * len(rows),
+            "kind": [row[1] for row in rows],
+            "at_ns": [START_NS + int(step * STEP_S * 1e9)] * len(rows),
+            "value": [row[2] for row in rows],
+        },
+    )
+
+
+def empty_groups() -> Groups:
+    return from_columns(
+        Groups, {name: [] for name in ("incarnation", "rank", "group", "first_rank", "stride", "num_ranks", "name")}
+    )

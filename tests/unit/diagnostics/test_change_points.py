@@ -1,0 +1,127 @@
+"""Change points against series whose changes are known, and none in series that have none; trends against lines."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from megatrain_diagnostics.analysis.change_points import LEAST_POINTS, _log_gamma_ratio, change_points
+from megatrain_diagnostics.analysis.trends import trend
+from megatrain_diagnostics.events.tables import Float64
+
+
+def stationary(seed: int, noise: float, length: int = 400) -> Float64:
+    """Return a noisy series with slow steps now and then, as jobs have them."""
+    random = np.random.default_rng(seed)
+    values = 1.0 + noise * random.standard_normal(length)
+    is_slow = random.random(length) < 0.03
+    values[is_slow] *= random.uniform(1.5, 4.0, int(is_slow.sum()))
+    return np.maximum(values, 0.01)
+
+
+@pytest.mark.parametrize("noise", [0.01, 0.05])
+def test_no_alarm_in_20_stationary_runs(noise: float) -> None:
+    assert [change_points(stationary(seed, noise)) for seed in range(20)] == [()] * 20
+
+
+@pytest.mark.parametrize("noise", [0.005, 0.02])
+@pytest.mark.parametrize("shift", [0.8, 1.15, 1.3])
+def test_injected_change_is_found_where_it_is(noise: float, shift: float) -> None:
+    for seed in range(10):
+        values = stationary(seed, noise)
+        place = int(np.random.default_rng(1000 + seed).integers(40, 360))
+        values[place:] *= shift
+
+        (found,) = change_points(values)
+
+        assert abs(found.place - place) <= 2
+        assert found.posterior > 0.9
+        assert found.shift == pytest.approx(shift - 1.0, abs=0.03)
+        assert found.first_after <= place + 2 * LEAST_POINTS
+
+
+def test_change_of_less_than_a_tenth_is_none() -> None:
+    values = stationary(0, 0.005)
+    values[200:] *= 1.07
+
+    assert change_points(values) == ()
+
+
+def test_there_and_back() -> None:
+    values = stationary(3, 0.02)
+    values[100:200] *= 1.4
+
+    up, down = change_points(values)
+
+    assert (abs(up.place - 100) <= 2, abs(down.place - 200) <= 2) == (True, True)
+    assert up.shift == pytest.approx(0.4, abs=0.03)
+    assert down.after == pytest.approx(1.0, abs=0.03)
+
+
+def test_a_few_slow_steps_in_a_row_are_no_level() -> None:
+    values = stationary(4, 0.01)
+    values[150:154] *= 3.0
+
+    assert change_points(values) == ()
+
+
+def test_decline_in_small_steps_is_told_when_it_has_come_to_a_tenth() -> None:
+    values = stationary(5, 0.01, 600) * np.linspace(1.0, 1.35, 600)
+
+    found = change_points(values)
+
+    assert len(found) >= 2
+    assert all(one.shift >= 0.1 for one in found)
+
+
+@pytest.mark.parametrize("values", [[], [1.0], [1.0] * 11, [1.0] * 300])
+def test_short_and_constant_series(values: list[float]) -> None:
+    assert change_points(np.array(values)) == ()
+
+
+def test_change_in_a_series_without_noise() -> None:
+    (found,) = change_points(np.array([0.1] * 50 + [0.13] * 50))
+
+    assert (found.place, found.before, found.after) == (50, pytest.approx(0.1), pytest.approx(0.13))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, 0.0, -1.0])
+def test_values_that_are_no_times_are_refused(bad: float) -> None:
+    with pytest.raises(ValueError, match="finite, positive"):
+        change_points(np.array([1.0, bad]))
+
+
+def test_gamma_ratio_against_the_standard_library() -> None:
+    for shape in (2.0, 2.5, 7.0, 100.0, 5000.5):
+        expected = math.lgamma(shape + 0.5) - math.lgamma(shape)
+        assert float(_log_gamma_ratio(np.array([shape]))[0]) == pytest.approx(expected, abs=1e-4)
+
+
+def test_trend_of_a_line_in_noise() -> None:
+    places = np.arange(0.0, 3000.0, 10.0)
+    values = 1.0 + 2e-4 * places + 0.05 * np.random.default_rng(0).standard_normal(len(places))
+    values[::17] = 9.0  # outliers
+
+    found = trend(places, values)
+
+    assert found is not None
+    assert found.per_1000 == pytest.approx(0.2, rel=0.05)
+    assert found.is_rising
+    assert not found.is_falling
+
+
+def test_no_trend_in_noise_nor_in_a_constant() -> None:
+    for seed in range(20):
+        found = trend(np.arange(300.0), 1.0 + 0.1 * np.random.default_rng(seed).standard_normal(300))
+        assert found is not None
+        assert (found.is_rising, found.is_falling) == (False, False)
+    flat = trend(np.arange(1000.0), np.ones(1000))
+    assert flat is not None
+    assert (flat.per_1000, flat.certainty) == (0.0, 0.0)
+
+
+def test_trend_of_too_few_or_of_one_place() -> None:
+    assert trend(np.arange(7.0), np.arange(7.0)) is None
+    assert trend(np.zeros(9), np.arange(9.0)) is None

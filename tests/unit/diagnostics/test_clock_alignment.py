@@ -1,0 +1,149 @@
+"""Moving times to the daemon's clock: drift, steps of an hour either way, and hosts that were never compared."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from megatrain_diagnostics.events.clocks import align, host_clocks
+from megatrain_diagnostics.events.tables import Clocks, Spans, Stacks, from_columns, num_rows
+from megatrain_diagnostics.wire.clock_exchange import ClockReading, read_clock
+from megatrain_diagnostics.wire.messages import ClockAnswer
+from tests.helpers.event_collector import span_rows
+
+SECOND = 10**9
+HOUR = 3600 * SECOND
+BEGIN = 1_800_000_000 * SECOND
+
+
+def compared(offsets: list[tuple[int, int]], host: str = "host-1", error_ns: int = 50_000) -> Clocks:
+    """Return comparisons of (time by the daemon's clock, offset of the host's)."""
+    rows = {
+        "at_ns": [time + offset for time, offset in offsets],
+        "offset_ns": [offset for _, offset in offsets],
+        "error_ns": [error_ns] * len(offsets),
+        "host": [host] * len(offsets),
+    }
+    return from_columns(Clocks, rows)
+
+
+def spans_at(times: Any, **columns: Any) -> Spans:
+    times = np.asarray(times, dtype=np.int64)
+    return span_rows(len(times), start_ns=times, launch_ns=times - 1000, **columns)
+
+
+def test_a_steady_offset_is_taken_off_all_times_and_off_no_duration() -> None:
+    clocks = compared([(BEGIN, 5 * SECOND), (BEGIN + 30 * SECOND, 5 * SECOND)])
+    true = BEGIN + np.arange(-100, 100) * SECOND
+    moved = align(spans_at(true + 5 * SECOND, duration_ns=7), clocks, {0: "host-1"})
+    assert moved.start_ns.tolist() == true.tolist()
+    assert moved.launch_ns.tolist() == (true - 1000).tolist()
+    assert set(moved.duration_ns.tolist()) == {7}
+
+
+def test_drift_between_two_comparisons_is_interpolated() -> None:
+    clocks = compared([(BEGIN, 0), (BEGIN + 100 * SECOND, SECOND // 100)])  # 100 ppm
+    true = BEGIN + np.arange(0, 101) * SECOND
+    moved = align(spans_at(true + np.arange(0, 101) * 100_000), clocks, {0: "host-1"})
+    assert np.abs(moved.start_ns - true).max() < 1000
+
+
+@pytest.mark.parametrize("jump", [HOUR, -HOUR, 2 * SECOND, -2 * SECOND])
+def test_a_clock_that_is_set_moves_each_row_by_what_held_when_it_was_written(jump: int) -> None:
+    """Two hours either side of the jump, a comparison each half a minute, the jump between two of them."""
+    times = BEGIN + np.arange(-7200, 7200, 30) * SECOND
+    clocks = compared([(int(time), 40 if time < BEGIN + 10 * SECOND else 40 + jump) for time in times])
+    true = BEGIN + np.arange(-7200, 7200, 7) * SECOND
+    host_times = true + np.where(true < BEGIN + 10 * SECOND, 40, 40 + jump)
+    shuffled = np.random.default_rng(1).permutation(len(true))
+    table = spans_at(host_times[shuffled], sequence=shuffled)
+    moved = align(table, clocks, {0: "host-1"})
+    wrong = np.abs(moved.start_ns - true[shuffled]) > 1000
+    if abs(jump) > 30 * SECOND:
+        assert not wrong.any()
+    # a step smaller than the time between two comparisons: when in that time it was, nobody knows
+    unknown = (true[shuffled] >= BEGIN) & (true[shuffled] <= BEGIN + 30 * SECOND)
+    assert not wrong[~unknown].any()
+    assert np.abs(moved.start_ns - true[shuffled]).max() <= abs(jump)
+
+
+def test_each_rank_of_a_host_is_followed_by_itself() -> None:
+    clocks = compared([(BEGIN, 0), (BEGIN + 60 * SECOND, -HOUR), (BEGIN + 90 * SECOND, -HOUR)])
+    before, after = BEGIN + 10 * SECOND, BEGIN + 70 * SECOND
+    table = spans_at(
+        [before, after - HOUR, before + 1, after + 1 - HOUR],
+        rank=np.array([0, 0, 1, 1]),
+        sequence=np.array([5, 6, 1000, 1001]),
+    )
+    moved = align(table, clocks, {0: "host-1", 1: "host-1"})
+    assert moved.start_ns.tolist() == [before, after, before + 1, after + 1]
+
+
+def test_hosts_are_told_apart_and_one_that_was_never_compared_stays_as_it_is() -> None:
+    first, second = compared([(BEGIN, 100)]), compared([(BEGIN, -700)], "host-2")
+    clocks = Clocks(*(np.concatenate([getattr(first, name), getattr(second, name)]) for name in
+                      ("at_ns", "offset_ns", "error_ns", "host")))  # fmt: skip
+    table = spans_at([BEGIN] * 4, rank=np.array([0, 1, 2, 3]))
+    moved = align(table, clocks, {0: "host-1", 1: "host-2", 2: "host-3"})
+    assert moved.start_ns.tolist() == [BEGIN - 100, BEGIN + 700, BEGIN, BEGIN]
+    assert sorted(host_clocks(clocks)) == ["host-1", "host-2"]
+
+
+def test_tables_with_a_host_column_need_no_roster() -> None:
+    rows: dict[str, Any] = {
+        "incarnation": [0, 0], "rank": [0, 1], "sequence": [0, 0], "at_ns": [BEGIN, BEGIN], "pid": [1, 2],
+        "host": ["host-1", "host-9"], "thread": ["a", "b"], "stack": ["", ""],
+    }  # fmt: skip
+    moved = align(from_columns(Stacks, rows), compared([(BEGIN, 100)]), {})
+    assert moved.at_ns.tolist() == [BEGIN - 100, BEGIN]
+
+
+def test_nothing_is_done_without_comparisons_or_rows() -> None:
+    empty = from_columns(Clocks, {"at_ns": [], "offset_ns": [], "error_ns": [], "host": []})
+    table = spans_at([BEGIN])
+    assert align(table, empty, {0: "host-1"}) is table
+    assert num_rows(align(spans_at([]), compared([(BEGIN, 5)]), {})) == 0
+
+
+@given(
+    st.lists(st.integers(-2 * HOUR, 2 * HOUR), min_size=1, max_size=6),
+    st.lists(st.integers(-4 * HOUR, 40 * HOUR), min_size=1, max_size=30),
+)
+def test_whatever_clocks_do_every_row_is_moved_by_an_offset_that_was_measured(
+    offsets: list[int], times: list[int]
+) -> None:
+    clocks = compared([(BEGIN + number * HOUR, offset) for number, offset in enumerate(offsets)])
+    table = spans_at([BEGIN + time for time in times])
+    moved = align(table, clocks, {0: "host-1"})
+    taken = table.start_ns - moved.start_ns
+    assert taken.min() >= min(offsets)
+    assert taken.max() <= max(offsets)
+
+
+@given(
+    st.integers(-HOUR, HOUR), st.lists(st.tuples(st.integers(0, 10**7), st.integers(0, 10**7)), min_size=1, max_size=9)
+)
+def test_the_true_offset_is_within_the_error_of_a_reading(offset: int, ways: list[tuple[int, int]]) -> None:
+    """`ways`: how long each question and its answer were under way."""
+    own = [BEGIN]
+    left = iter(ways)
+
+    def ask() -> ClockAnswer:
+        there, back = next(left)
+        received = own[0] + there - offset
+        own[0] += there + 300 + back
+        return ClockAnswer(received, received + 300)
+
+    reading = read_clock(ask, lambda: own[0], len(ways))
+    assert abs(reading.offset_ns - offset) <= reading.error_ns
+    assert reading.round_trip_ns == min(there + back for there, back in ways)
+
+
+def test_a_clock_that_is_set_back_during_a_question_is_not_believed() -> None:
+    answers = iter([ClockAnswer(50, 50), ClockAnswer(1000, 1000)])
+    clock = iter([100, -5000, 990, 1010])
+    assert read_clock(lambda: next(answers), lambda: next(clock), 2) == ClockReading(990, ClockAnswer(1000, 1000), 1010)

@@ -1,0 +1,217 @@
+"""The judge of a running job, with a real etcd: synthetic rows in, verdicts out."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from megatrain.config.diagnostics import DiagnosticsConfig
+from megatrain.contracts.diag_records import DiagSettings
+from megatrain.contracts.host_verdict import Cause, HostVerdict, VerdictConfidence, VerdictKind
+from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.layout import Layout
+from megatrain.contracts.record import decode, encode
+from megatrain.contracts.step_values import StepValue
+from megatrain.coordination.client import EtcdClient
+from megatrain.coordination.settings import EtcdSettings
+from megatrain.coordination.wire import KeyRange
+from megatrain_diagnostics.controller.controller import Controller
+from megatrain_diagnostics.controller.full_spans import BURST_S
+from megatrain_diagnostics.events.tables import Groups, Ranks, StepTotals, Values, select
+from tests.helpers.etcd_server import EtcdServers
+from tests.helpers.synthetic_steps import SyntheticJob, empty_groups, step_values
+
+START_S = 1_800_000_000.0
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServers]:
+    with EtcdServers(tmp_path_factory.mktemp("etcd")) as servers:
+        yield servers
+
+
+@pytest.fixture
+def client(etcd: EtcdServers) -> Iterator[EtcdClient]:
+    with EtcdClient(EtcdSettings.of(etcd.urls)) as one:
+        yield one
+
+
+class Stream:
+    """A controller that is fed step by step, one second each."""
+
+    def __init__(self, client: EtcdClient, config: DiagnosticsConfig | None = None) -> None:
+        self.client = client
+        self.keys = JobKeys(f"job-{next(_numbers)}")
+        self.config = config or DiagnosticsConfig()
+        self.controller = self.new_controller()
+        self.step = 0
+
+    def new_controller(self) -> Controller:
+        return Controller(self.client, self.keys.job, "daemon-1", lambda: self.config, START_S)
+
+    def begin(self, job: SyntheticJob) -> None:
+        self.controller.consume(Groups, empty_groups())
+        self.controller.consume(Ranks, job.ranks())
+
+    def run(self, job: SyntheticJob, num_steps: int, silent: int = -1) -> None:
+        for _ in range(num_steps):
+            totals, values = job.step(self.step)
+            self.controller.consume(Values, values)
+            self.controller.consume(StepTotals, select(totals, totals.rank != silent))
+            self.controller.tick(self.now_s)
+            self.step += 1
+
+    @property
+    def now_s(self) -> float:
+        return START_S + self.step
+
+    def verdicts(self) -> list[HostVerdict]:
+        found = self.client.read_all(KeyRange.prefix(self.keys.directory("verdicts"))).items
+        return [decode(HostVerdict, item.value, "here") for item in found]
+
+
+def slowed(stream: Stream, factor: float = 1.3) -> SyntheticJob:
+    job = SyntheticJob(Layout(dp_size=4), noise=0.02)
+    stream.begin(job)
+    stream.run(job, 30)
+    assert stream.verdicts() == []
+    job.compute_factor[2] = factor
+    stream.run(job, 20)
+    return job
+
+
+def test_a_slow_host_gets_one_verdict(client: EtcdClient) -> None:
+    stream = Stream(client)
+    job = slowed(stream)
+    stream.run(job, 30)
+    (verdict,) = stream.verdicts()
+    assert (verdict.cause, verdict.confidence) == (Cause.COMPUTE, VerdictConfidence.HIGH)
+    assert (verdict.hosts, verdict.ranks, verdict.round) == (("host-1",), (2,), 1)
+    assert verdict.last_step is not None
+    assert verdict.last_step - 30 < 20
+    assert verdict.gain_s_per_step == pytest.approx(0.27, rel=0.25)
+    assert verdict.step_s is not None
+    assert verdict.by == "daemon-1"
+
+
+def test_a_daemon_that_begins_anew_says_nothing_twice(client: EtcdClient) -> None:
+    stream = Stream(client)
+    job = slowed(stream)
+    stream.controller = stream.new_controller()
+    stream.begin(job)
+    stream.run(job, 40)
+    assert len(stream.verdicts()) == 1
+
+
+def test_of_another_incarnation_nothing_is_known(client: EtcdClient) -> None:
+    stream = Stream(client)
+    old = slowed(stream)
+    new = replace(old, incarnation=2, compute_factor={})
+    stream.begin(new)
+    stream.run(new, 5)
+    assert stream.controller.assessment.findings == ()
+    before = len(stream.verdicts())
+    stream.run(old, 20)  # a spool that is replayed
+    assert stream.controller.assessment.findings == ()
+    assert len(stream.verdicts()) == before
+    new.compute_factor[2] = 1.3
+    stream.run(new, 40)
+    assert [verdict.round for verdict in stream.verdicts()] == [1, 2]
+
+
+def test_a_suspicion_asks_for_all_spans_and_lets_that_end(client: EtcdClient) -> None:
+    stream = Stream(client)
+    mine = DiagSettings(sample_period=25, off_operations=("gc",), by="ops")
+    client.put(stream.keys.diag_settings, encode(mine))
+    slowed(stream)
+    item = client.get(stream.keys.diag_settings)
+    assert item is not None
+    settings = decode(DiagSettings, item.value, "here")
+    assert settings.sample_period == 25
+    assert settings.off_operations == ("gc",)
+    assert START_S + 30 < settings.full_until_unix_s <= START_S + 50 + BURST_S
+    assert settings.period_at(settings.full_until_unix_s) == 25
+    assert settings.by == "daemon daemon-1"
+    revision = item.mod_revision
+    stream.run(SyntheticJob(Layout(dp_size=4), compute_factor={2: 1.3}), 20)
+    item = client.get(stream.keys.diag_settings)
+    assert item is not None
+    assert item.mod_revision == revision
+
+
+def test_spans_that_a_person_switched_off_stay_off(client: EtcdClient) -> None:
+    stream = Stream(client)
+    client.put(stream.keys.diag_settings, encode(DiagSettings(is_on=False, by="ops")))
+    slowed(stream)
+    item = client.get(stream.keys.diag_settings)
+    assert item is not None
+    assert decode(DiagSettings, item.value, "here").by == "ops"
+
+
+def test_a_loss_that_is_no_number_is_a_verdict(client: EtcdClient) -> None:
+    stream = Stream(client)
+    job = SyntheticJob(Layout(dp_size=4))
+    stream.begin(job)
+    stream.run(job, 10)
+    bad = {StepValue.LOSS: float("nan"), StepValue.GRAD_NORM: float("nan")}
+    stream.controller.consume(Values, step_values(1, 10, bad))
+    stream.controller.tick(stream.now_s)
+    (verdict,) = stream.verdicts()
+    assert verdict.kind is VerdictKind.NUMERICS
+    assert (verdict.rollback_to, verdict.skip_from, verdict.skip_to) == (10, 10, 10)
+
+
+def test_silent_ranks_are_told_of_once_a_minute(client: EtcdClient, caplog: pytest.LogCaptureFixture) -> None:
+    stream = Stream(client)
+    job = SyntheticJob(Layout(dp_size=4))
+    stream.begin(job)
+    stream.run(job, 5)
+    with caplog.at_level(logging.WARNING):
+        stream.run(job, 90, silent=3)
+    said = [record.getMessage() for record in caplog.records if "0 samples" in record.getMessage()]
+    assert said
+    assert len(said) <= 2
+    assert "rank" in said[0]
+    assert said[0].endswith(": 3")
+    assert stream.controller.silent_ranks() == (3,)
+
+
+def test_while_etcd_is_away_verdicts_wait(tmp_path_factory: pytest.TempPathFactory) -> None:
+    with (
+        EtcdServers(tmp_path_factory.mktemp("away")) as servers,
+        EtcdClient(EtcdSettings.of(servers.urls, attempt_s=0.2, call_s=0.2)) as client,
+    ):
+        stream = Stream(client)
+        job = SyntheticJob(Layout(dp_size=4))
+        stream.begin(job)
+        stream.run(job, 30)
+        job.compute_factor[2] = 1.3
+        (member,) = servers.members
+        member.kill()
+        stream.run(job, 20)
+        member.start()
+        servers.wait_ready()
+        stream.run(job, 10)
+        (verdict,) = stream.verdicts()
+        assert verdict.hosts == ("host-1",)
+
+
+def test_steps_that_come_all_at_once_are_judged_one_by_one(client: EtcdClient) -> None:
+    """A verdict says what was known when it became sure, also where a batch or a spool brought more."""
+    stream = Stream(client)
+    job = SyntheticJob(Layout(dp_size=4), noise=0.02)
+    stream.begin(job)
+    stream.run(job, 30)
+    job.compute_factor[2] = 1.3
+    for step in range(30, 60):
+        totals, _ = job.step(step)
+        stream.controller.consume(StepTotals, totals)
+    stream.controller.tick(START_S + 60)
+    (verdict,) = stream.verdicts()
+    assert verdict.last_step is not None
+    assert verdict.last_step - 30 <= 10

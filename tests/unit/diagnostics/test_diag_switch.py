@@ -1,0 +1,126 @@
+"""`megatrain diag on|off|set`: what lands in etcd, from what holds and from the configuration, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from megatrain.cli import main
+from megatrain.contracts.diag_records import DiagSettings
+from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.record import decode, encode
+from megatrain.contracts.rounds import JobRecord
+from megatrain.coordination.client import EtcdClient
+from megatrain.coordination.settings import EtcdSettings
+from megatrain_diagnostics.commands import switch
+from tests.helpers.etcd_server import EtcdServers
+
+KEYS = JobKeys("demo")
+Switch = Callable[..., DiagSettings]
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdClient]:
+    """An etcd with a job whose configuration streams one step in 7."""
+    with EtcdServers(tmp_path_factory.mktemp("etcd")) as servers, EtcdClient(EtcdSettings.of(servers.urls)) as client:
+        yield client
+
+
+@pytest.fixture
+def diag(client: EtcdClient, capsys: pytest.CaptureFixture[str]) -> Switch:
+    config = {"diagnostics.sample_period": "7"}
+    client.delete(KEYS.diag_settings)
+    client.put(KEYS.record, encode(JobRecord("demo", "", "", config, 1, 1, 1, "run", "a", 0.0)))
+    endpoint = f"--rdzv-endpoint={client.gateway.ring.endpoints[0]}"
+
+    def run(*words: str) -> DiagSettings:
+        assert main(["diag", *words, "demo", endpoint]) == 0
+        item = client.get(KEYS.diag_settings)
+        return DiagSettings() if item is None else decode(DiagSettings, item.value, KEYS.diag_settings)
+
+    return run
+
+
+def test_off_and_on(diag: Switch, client: EtcdClient) -> None:
+    settings = diag("off", "--reason=too slow")
+    assert (settings.is_on, settings.span_mask(), settings.sample_period, settings.reason) == (False, 0, 7, "too slow")
+    assert "@" in settings.by
+    assert abs(settings.at_unix_s - time.time()) < 60
+    settings = diag("on")
+    assert (settings.is_on, settings.sample_period, settings.off_operations) == (True, 7, ())
+
+
+def test_a_wish_leaves_the_rest_as_it_was(diag: Switch, client: EtcdClient) -> None:
+    diag("set", "--without=tp-all-gather,gc")
+    settings = diag("set", "--sample-period=50")
+    assert (settings.sample_period, settings.off_operations) == (50, ("gc", "tp-all-gather"))
+    before = time.time()
+    settings = diag("set", "--full-for=60")
+    assert before + 60 <= settings.full_until_unix_s <= time.time() + 60
+    assert (settings.period_at(before), settings.period_at(before + 120)) == (1, 50)
+    assert diag("set", "--full-for=0").full_until_unix_s == 0.0
+    assert diag("set", "--without=").off_operations == ()
+    assert diag("on").sample_period == 7
+
+
+def test_without_a_wish_it_says_what_holds(
+    diag: Switch, client: EtcdClient, capsys: pytest.CaptureFixture[str]
+) -> None:
+    diag("set")
+    assert client.get(KEYS.diag_settings) is None, "nothing is written"
+    assert "one step in 7" in capsys.readouterr().out
+    diag("set", "--without=gc", "--json")
+    document: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert (document["job"], document["off_operations"], document["schema_version"]) == ("demo", ["gc"], 1)
+    diag("off")
+    assert "not timed: megatrain diag on" in capsys.readouterr().out
+
+
+def test_what_nobody_can_read_is_written_over_by_a_wish_only(
+    diag: Switch, client: EtcdClient, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client.put(KEYS.diag_settings, b'{"schema_version": 1, "sample_period": "x"}')
+    assert main(["diag", "set", "demo", f"--rdzv-endpoint={client.gateway.ring.endpoints[0]}"]) != 0
+    assert "sample_period" in capsys.readouterr().err
+    assert diag("on").sample_period == 7
+
+
+def test_two_wishes_at_once_are_both_fulfilled(
+    diag: Switch, client: EtcdClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The daemon asks for full steps between our look and our write."""
+    own, others = switch.wished, [DiagSettings(full_until_unix_s=5e9, sample_period=9)]
+
+    def interrupted(*args: Any) -> DiagSettings:
+        if others:
+            client.put(KEYS.diag_settings, encode(others.pop()))
+        return own(*args)
+
+    monkeypatch.setattr(switch, "wished", interrupted)
+    settings = diag("set", "--without=gc")
+    assert (settings.full_until_unix_s, settings.sample_period, settings.off_operations) == (5e9, 9, ("gc",))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["set", "--without=gc,forward"], "'forward' is no operation; use step, data-wait"),
+        (["set", "--sample-period=0"], "from 1 to 2147483647"),
+        (["set", "--full-for=nan"], "seconds from 0 to 604800"),
+        (["off", "--sample-period=3"], "unknown argument '--sample-period=3'"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diag", *words, "demo"]) == ExitCode.USAGE
+    assert message in capsys.readouterr().err
+
+
+def test_a_job_that_nobody_knows_is_said(client: EtcdClient, capsys: pytest.CaptureFixture[str]) -> None:
+    endpoint = f"--rdzv-endpoint={client.gateway.ring.endpoints[0]}"
+    assert main(["diag", "on", "other", endpoint]) != 0
+    assert "etcd knows no job of this name" in capsys.readouterr().err

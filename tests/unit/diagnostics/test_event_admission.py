@@ -1,0 +1,243 @@
+"""Which rows of a batch are taken: each rule leaves out its own, counts them, and harms no others."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from megatrain_diagnostics.collector.admission import Admission, Admitted, RefusedBatchError
+from megatrain_diagnostics.collector.counters import Ledger, Reason, Teller
+from megatrain_diagnostics.collector.flood import FloodGate
+from megatrain_diagnostics.collector.rounds_known import KnownRounds
+from megatrain_diagnostics.events.tables import (
+    Clocks,
+    Ranks,
+    Spans,
+    StepTotals,
+    Table,
+    columns_of,
+    from_columns,
+    num_rows,
+)
+from megatrain_diagnostics.wire.messages import BatchHeader, batch_bytes
+from tests.helpers.event_collector import span_rows
+
+SECOND_NS = 10**9
+
+
+def admitted(table: Table, admission: Admission | None = None, *, host: str = "host-1", made_ns: int = 0) -> Admitted:
+    header = BatchHeader(type(table).NAME, 0, made_ns or time.time_ns())
+    return (admission or Admission(KnownRounds(), FloodGate())).admit(host, header, batch_bytes(table))
+
+
+def with_one(column: str, value: int) -> Spans:
+    """Return ten spans, the fourth of which has another value."""
+    table = span_rows(10)
+    getattr(table, column).flags.writeable = True
+    values = getattr(table, column).copy()
+    values[3] = value
+    return span_rows(10, **{column: values})
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("rank", -1), ("rank", 1 << 20), ("incarnation", -1), ("sequence", -1), ("step", -2), ("operation", 64),
+     ("operation", 255), ("duration_ns", -2), ("duration_ns", 2**62), ("start_ns", -1), ("launch_ns", -1),
+     ("num_bytes", -1), ("collective", -1), ("chunk", -2), ("microbatch", -2), ("group", -1), ("flags", -1)],
+)  # fmt: skip
+def test_a_row_that_cannot_be_is_left_out_alone(column: str, value: int) -> None:
+    found = admitted(with_one(column, value))
+    assert found.refused == {Reason.OUT_OF_RANGE: 1}
+    assert found.stored["sequence"].to_pylist() == [0, 1, 2, *range(4, 10)]
+    assert found.live.sequence.tolist() == found.stored["sequence"].to_pylist()
+
+
+def test_good_rows_are_passed_on_as_they_came_with_open_spans_and_steps_before_the_first() -> None:
+    table = span_rows(10, duration_ns=-1, step=-1, chunk=-1, microbatch=-1)
+    found = admitted(table)
+    assert (found.refused, found.old_rows) == ({}, 0)
+    for name in columns_of(Spans):
+        assert found.stored[name].to_numpy().tolist() == getattr(table, name).tolist()
+
+
+def test_ranks_beyond_their_round_are_left_out_and_other_rounds_are_not_touched() -> None:
+    rounds = KnownRounds()
+    rounds.note(4, world_size=8)
+    rounds.note(5, world_size=16)
+    ranks = np.array([7, 8, 15, 16])
+    admission = Admission(rounds, FloodGate())
+    assert admitted(span_rows(4, rank=ranks, incarnation=4), admission).stored["rank"].to_pylist() == [7]
+    assert admitted(span_rows(4, rank=ranks, incarnation=5), admission).stored["rank"].to_pylist() == [7, 8, 15]
+    assert admitted(span_rows(4, rank=ranks, incarnation=6), admission).stored["rank"].to_pylist() == [7, 8, 15, 16]
+
+
+def test_rows_of_a_round_that_is_over_are_stored_and_not_judged() -> None:
+    rounds = KnownRounds()
+    rounds.note(5, world_size=16)
+    found = admitted(span_rows(4, incarnation=np.array([4, 5, 6, 3])), Admission(rounds, FloodGate()))
+    assert found.stored.num_rows == 4
+    assert found.live.incarnation.tolist() == [5, 6]
+    assert found.old_rows == 2
+
+
+def test_a_round_far_ahead_of_the_newest_is_no_round() -> None:
+    rounds = KnownRounds()
+    rounds.note(5, world_size=16)
+    found = admitted(span_rows(2, incarnation=np.array([5, 2**31 - 1])), Admission(rounds, FloodGate()))
+    assert found.refused == {Reason.UNKNOWN_INCARNATION: 1}
+
+
+def rank_row(**columns: int) -> Ranks:
+    values: dict[str, Any] = {
+        "incarnation": 2, "rank": 1, "dp_rank": 1, "pp_rank": 0, "tp_rank": 0, "dp_size": 2, "pp_size": 1, "tp_size": 2,
+        "pid": 5, "at_ns": 1, "host": "host-1", "branch": "main",
+    }  # fmt: skip
+    return from_columns(Ranks, {name: [value] for name, value in (values | columns).items()})
+
+
+@pytest.mark.parametrize("columns", [{"dp_size": 0}, {"dp_rank": 2}, {"tp_rank": -1}, {"pp_size": 7}, {"pid": -1}])
+def test_a_layout_that_is_none_or_not_the_rounds_is_left_out(columns: dict[str, int]) -> None:
+    rounds = KnownRounds()
+    rounds.note(2, world_size=4)
+    admission = Admission(rounds, FloodGate())
+    assert admitted(rank_row(), admission).refused == {}
+    assert admitted(rank_row(**columns), admission).refused == {Reason.OUT_OF_RANGE: 1}
+
+
+def test_without_etcd_the_ranks_tell_which_round_is_the_newest() -> None:
+    admission = Admission(KnownRounds(), FloodGate())
+    assert admitted(span_rows(1, incarnation=1), admission).old_rows == 0
+    admitted(rank_row(), admission)
+    assert admitted(span_rows(1, incarnation=1), admission).old_rows == 1
+
+
+def test_rows_later_than_their_batch_by_more_than_an_hour_are_from_the_future() -> None:
+    made = 1_800_000_000 * SECOND_NS
+    starts = made + np.array([0, 3_599, 3_601, 86_400]) * SECOND_NS
+    found = admitted(span_rows(4, start_ns=starts), made_ns=made)
+    assert found.refused == {Reason.FROM_THE_FUTURE: 2}
+    assert found.stored.num_rows == 2
+
+
+def test_a_host_whose_whole_clock_is_years_off_is_taken_at_its_word() -> None:
+    made = 3_000_000_000 * SECOND_NS
+    assert admitted(span_rows(4, start_ns=made), made_ns=made).refused == {}
+
+
+def test_rows_in_another_hosts_name_are_left_out() -> None:
+    values = {"at_ns": [1, 1], "offset_ns": [0, 0], "error_ns": [1, 1], "host": ["host-1", "host-2"]}
+    found = admitted(from_columns(Clocks, values))
+    assert found.refused == {Reason.FOREIGN_HOST: 1}
+    assert found.stored["host"].to_pylist() == ["host-1"]
+
+
+def test_a_table_that_nobody_knows_is_refused_as_a_whole() -> None:
+    admission = Admission(KnownRounds(), FloodGate())
+    with pytest.raises(RefusedBatchError, match="table 'x'") as caught:
+        admission.admit("host-1", BatchHeader("x", 0, 0), batch_bytes(span_rows(1)))
+    assert caught.value.reason is Reason.UNKNOWN_TABLE
+
+
+def test_a_flood_of_one_rank_is_cut_and_its_neighbours_are_not() -> None:
+    admission = Admission(KnownRounds(), FloodGate(rows_per_s=100, burst_rows=1000))
+    made = 1_800_000_000 * SECOND_NS
+    ranks = np.concatenate([np.zeros(900), np.ones(50)]).astype(int)
+    rows = span_rows(950, rank=ranks, start_ns=made)
+    assert admitted(rows, admission, made_ns=made).refused == {}
+    second = admitted(rows, admission, made_ns=made + SECOND_NS)  # 100 are left, 100 have come to it
+    assert second.refused == {Reason.FLOOD: 700}
+    assert np.bincount(second.live.rank).tolist() == [200, 50]
+    later = admitted(rows, admission, made_ns=made + 20 * SECOND_NS)
+    assert later.refused == {}
+
+
+def test_what_a_spool_held_back_for_minutes_is_no_flood_and_a_clock_set_back_refills_nothing() -> None:
+    gate = FloodGate(rows_per_s=100, burst_rows=1000)
+    ranks = np.zeros(90, dtype=np.int32)
+    for second in range(100):
+        assert gate.let_through("host-1", ranks, second * SECOND_NS) is None
+    full = np.zeros(1000, dtype=np.int32)
+    assert gate.let_through("host-1", full, 200 * SECOND_NS) is None
+    passed = gate.let_through("host-1", ranks, 10 * SECOND_NS)
+    assert passed is not None
+    assert passed.sum() == 0
+    assert gate.let_through("host-2", ranks, 10 * SECOND_NS) is None
+
+
+@given(st.binary(max_size=600))
+def test_any_bytes_are_a_batch_or_refused(content: bytes) -> None:
+    admission = Admission(KnownRounds(), FloodGate())
+    with pytest.raises(RefusedBatchError):
+        admission.admit("host-1", BatchHeader("spans", 0, 0), memoryview(content))
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 1399), st.integers(0, 255))
+def test_a_changed_byte_never_brings_down_more_than_its_batch(place: int, value: int) -> None:
+    content = bytearray(batch_bytes(span_rows(3)).to_pybytes())
+    content[place % len(content)] = value
+    admission = Admission(KnownRounds(), FloodGate())
+    try:
+        found = admission.admit("host-1", BatchHeader("spans", 0, time.time_ns()), memoryview(bytes(content)))
+    except RefusedBatchError:
+        return
+    assert num_rows(found.live) + sum(found.refused.values()) <= 3
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(-(2**31), 2**31 - 1), st.integers(-(2**63), 2**63 - 1), st.integers(-(2**63), 2**63 - 1)),
+        min_size=1,
+        max_size=20,
+    )
+)
+def test_sums_of_admitted_times_never_overflow(rows: list[tuple[int, int, int]]) -> None:
+    ranks, starts, sums = (np.array(column) for column in zip(*rows, strict=True))
+    values: dict[str, Any] = {name: np.zeros(len(rows), dtype=np.int64) for name in columns_of(StepTotals)}
+    table = from_columns(
+        StepTotals, values | {"rank": ranks, "start_ns": starts, "sum_ns": sums, "operation": 0 * ranks + 3}
+    )
+    live = admitted(table, made_ns=2**62).live
+    assert isinstance(live, StepTotals)
+    ends = live.start_ns.astype(object) + live.sum_ns.astype(object)
+    assert all(0 <= end < 2**63 for end in ends)
+    assert live.sum_ns.sum() >= 0
+
+
+def test_what_is_lost_is_told_once_a_minute_with_what_is_new(caplog: pytest.LogCaptureFixture) -> None:
+    ledger = Ledger()
+    teller = Teller(ledger)
+    assert teller.tell(0.0) == []
+    ledger.note_refused_rows(Reason.FLOOD, "host-1", 5)
+    ledger.note_refused_batch(Reason.NO_BATCH, "host-\x1b2", "not Arrow")
+    ledger.note_dropped("host-3", "life", 7)
+    ledger.note_dropped("host-3", "life", 9)
+    ledger.note_dropped("host-3", "next life", 1)
+    ledger.note_refused_handshake("host 'x' has another token")
+    with caplog.at_level(logging.WARNING):
+        assert teller.tell(1.0) == [
+            "host host-1: 5 rows not taken: flood",
+            "host host-\x1b2: 1 batch not taken: no-batch, the last: not Arrow",
+            "host host-3 has dropped 10 rows that did not fit its spool",
+            "1 stream refused, the last: host 'x' has another token",
+        ]
+    assert "\x1b" not in caplog.text
+    ledger.note_refused_rows(Reason.FLOOD, "host-1", 2)
+    assert teller.tell(30.0) == []
+    assert teller.tell(62.0) == ["host host-1: 2 rows not taken: flood"]
+    assert teller.tell(200.0) == []
+
+
+def test_made_up_hosts_do_not_fill_the_memory() -> None:
+    ledger = Ledger()
+    for number in range(10_050):
+        ledger.note_refused_rows(Reason.FLOOD, f"host-{number}", 1)
+    refused = ledger.counters().refused_rows
+    assert len(refused) <= 10_001
+    assert refused[(Reason.FLOOD, "others")] == 50

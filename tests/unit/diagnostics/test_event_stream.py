@@ -1,0 +1,373 @@
+"""From a sender to the store through a real Flight server: once, in order, through restarts, refusals, full disks."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.flight as flight
+import pytest
+
+from megatrain.contracts.record import encode
+from megatrain_diagnostics.collector.counters import Reason
+from megatrain_diagnostics.events.tables import Clocks, LogLines, Spans, Table, from_columns, num_rows
+from megatrain_diagnostics.store.segments import StoreError
+from megatrain_diagnostics.wire.authentication import HostAuthentication, SenderName
+from megatrain_diagnostics.wire.connection import Connection, location_of
+from megatrain_diagnostics.wire.discovery import FixedDaemon
+from megatrain_diagnostics.wire.messages import COMMAND, FRAME_SCHEMA, BatchHeader, batch_bytes, frame_of
+from megatrain_diagnostics.wire.sender import Sender, SenderLimits
+from tests.helpers.event_collector import RunningCollector, span_rows
+from tests.helpers.waiting import wait_until
+
+WAIT_S = 40.0
+
+
+class HeldStore:
+    """Keeps rows in memory, and fails to commit while it is told to."""
+
+    def __init__(self) -> None:
+        self.appended: list[tuple[type[Table], pa.RecordBatch]] = []
+        self.num_committed = 0
+        self.is_full = False
+        self.may_commit = threading.Event()
+        self.may_commit.set()
+
+    def append(self, kind: type[Table], batch: pa.RecordBatch) -> None:
+        self.appended.append((kind, batch))
+
+    def commit(self) -> int:
+        self.may_commit.wait(WAIT_S)
+        if self.is_full:
+            raise StoreError("events: No space left on device")
+        self.num_committed = len(self.appended)
+        return 0
+
+    def sequences(self) -> list[int]:
+        return [number for kind, batch in self.appended if kind is Spans for number in batch["sequence"].to_pylist()]
+
+
+def test_rows_of_several_tables_arrive_once_and_are_on_disk_when_they_are_acknowledged(tmp_path: Path) -> None:
+    lines = from_columns(
+        LogLines,
+        {"incarnation": [0, 0], "rank": [0, 1], "sequence": [10, 20], "at_ns": [time.time_ns()] * 2,
+         "host": ["host-1"] * 2, "line": ["step 1", "gr\u00fc\u00dfe \udcff"]},
+    )  # fmt: skip
+    with RunningCollector(tmp_path / "events") as collector:
+        with Sender("host-1", FixedDaemon(collector.record), tmp_path / "spool") as sender:
+            for first in range(0, 500, 100):
+                sender.send(Spans, span_rows(100, first=first))
+            sender.send(LogLines, lines)
+            assert sender.flush(WAIT_S)
+            spans = collector.read(Spans)  # while the writer writes
+        assert spans.sequence.tolist() == list(range(500))
+        assert collector.read(LogLines).line.tolist() == ["step 1", "gr\u00fc\u00dfe ?"]
+        clocks = collector.read(Clocks)
+        assert clocks.host.tolist() == ["host-1"]
+        assert abs(int(clocks.offset_ns[0])) <= int(clocks.error_ns[0])  # one machine, one clock
+        counters = collector.ledger.counters()
+        assert counters.stored_rows == {"spans": 500, "logs": 2, "clocks": 1}
+        assert (counters.refused_rows, counters.refused_batches, counters.duplicate_batches) == ({}, {}, 0)
+
+
+def test_the_offset_of_a_daemon_whose_clock_is_an_hour_ahead_is_measured(tmp_path: Path) -> None:
+    hour_ns = 3_600 * 10**9
+    with RunningCollector(tmp_path / "events", clock_ahead_ns=hour_ns) as collector:
+        with Sender("host-1", FixedDaemon(collector.record), None) as sender:
+            wait_until(lambda: sender.state().outbox.acknowledged_rows > 0, "the clocks", WAIT_S)
+        clocks = collector.read(Clocks)
+    assert abs(int(clocks.offset_ns[0]) + hour_ns) <= int(clocks.error_ns[0]) < 10**9
+
+
+def test_a_large_table_is_cut_into_batches(tmp_path: Path) -> None:
+    with RunningCollector(tmp_path / "events") as collector:
+        with Sender("host-1", FixedDaemon(collector.record), None) as sender:
+            sender.send(Spans, span_rows(150_000))
+            assert sender.flush(WAIT_S)
+        assert collector.ledger.counters().batches >= 3 + 1  # and one of the clocks
+        assert num_rows(collector.read(Spans)) == 150_000
+
+
+def test_what_waits_without_a_daemon_is_spooled_and_replayed_to_the_next_one(tmp_path: Path) -> None:
+    finder = FixedDaemon(None)
+    limits = SenderLimits(memory_bytes=10_000)
+    with Sender("host-1", finder, tmp_path / "spool", limits) as sender:
+        for first in range(0, 2000, 100):
+            sender.send(Spans, span_rows(100, first=first))
+        wait_until(lambda: sender.state().outbox.memory_bytes <= 10_000, "the spool", WAIT_S)
+        assert len(list((tmp_path / "spool").iterdir())) >= 18
+        assert "no daemon" in sender.state().trouble
+        with RunningCollector(tmp_path / "events") as collector:
+            finder.replace(collector.record)
+            assert sender.flush(WAIT_S)
+            assert sender.state().is_connected
+            assert collector.read(Spans).sequence.tolist() == list(range(2000))
+        assert list((tmp_path / "spool").iterdir()) == []
+        assert sender.state().outbox.dropped_rows == 0
+
+
+def test_rows_of_a_sender_that_ended_without_a_daemon_are_sent_by_its_next_life(tmp_path: Path) -> None:
+    with Sender("host-1", FixedDaemon(None), tmp_path / "spool") as sender:
+        sender.send(Spans, span_rows(100))
+        assert not sender.close(flush_s=0.0)
+    with RunningCollector(tmp_path / "events") as collector:
+        with Sender("host-1", FixedDaemon(collector.record), tmp_path / "spool") as sender:
+            sender.send(Spans, span_rows(100, first=100))
+            assert sender.flush(WAIT_S)
+        assert collector.read(Spans).sequence.tolist() == list(range(200))
+
+
+def test_streams_go_on_through_restarts_of_the_daemon_and_nothing_is_lost_or_doubled(tmp_path: Path) -> None:
+    finder = FixedDaemon(None)
+    with Sender("host-1", finder, tmp_path / "spool") as sender:
+        for life in range(3):
+            with RunningCollector(tmp_path / "events", session=f"life-{life}") as collector:
+                finder.replace(collector.record)
+                for first in range(1000 * life, 1000 * life + 800, 100):
+                    sender.send(Spans, span_rows(100, first=first))
+                wait_until(lambda: collector.ledger.counters().stored_rows.get("spans", 0) > 0, "rows", WAIT_S)
+            for first in range(1000 * life + 800, 1000 * life + 1000, 100):  # while there is none
+                sender.send(Spans, span_rows(100, first=first))
+        with RunningCollector(tmp_path / "events", session="last") as collector:
+            finder.replace(collector.record)
+            assert sender.flush(WAIT_S)
+            assert collector.read(Spans).sequence.tolist() == list(range(3000))
+        assert sender.state().num_connections >= 4
+
+
+def test_batches_that_were_not_acknowledged_are_known_by_their_numbers(tmp_path: Path) -> None:
+    store = HeldStore()
+    with RunningCollector(tmp_path / "events", store=store) as collector:
+        record, name = collector.record, SenderName("host-1", "one life")
+        acknowledged: list[int] = []
+        store.may_commit.clear()
+
+        def send(numbers: list[int]) -> Connection:
+            connection = Connection(record, name, lambda answer: acknowledged.append(answer.through), lambda: None)
+            for number in numbers:
+                header = BatchHeader("spans", number, time.time_ns())
+                connection.send(header, batch_bytes(span_rows(1, first=number)))
+            return connection
+
+        first = send([0, 1, 2])
+        wait_until(lambda: collector.ledger.counters().batches == 3, "three batches", WAIT_S)
+        first.cancel()
+        second = send([0, 1, 2, 3])
+        wait_until(lambda: collector.ledger.counters().batches == 4, "the fourth batch", WAIT_S)
+        assert acknowledged == []
+        store.may_commit.set()
+        wait_until(lambda: 3 in acknowledged, "the acknowledgement", WAIT_S)
+        second.finish()
+        second.wait(WAIT_S)
+        second.cancel()
+        assert store.sequences() == [0, 1, 2, 3]
+        assert collector.ledger.counters().duplicate_batches == 3
+
+
+def test_nothing_is_acknowledged_while_the_disk_is_full_and_all_is_when_there_is_room(tmp_path: Path) -> None:
+    store = HeldStore()
+    store.is_full = True
+    with RunningCollector(tmp_path / "events", store=store) as collector:
+        with Sender("host-1", FixedDaemon(collector.record), tmp_path / "spool") as sender:
+            sender.send(Spans, span_rows(100))
+            wait_until(lambda: collector.ledger.counters().failed_commits > 0, "a commit that failed", WAIT_S)
+            assert sender.state().outbox.acknowledged_rows == 0
+            assert "No space left" in collector.ingest.trouble
+            store.is_full = False
+            assert sender.flush(WAIT_S)
+            assert collector.ingest.trouble == ""
+        assert store.sequences() == list(range(100))
+
+
+def test_a_slow_disk_holds_streams_back_and_bounds_the_memory(tmp_path: Path) -> None:
+    store = HeldStore()
+    store.may_commit.clear()
+    limits = SenderLimits(memory_bytes=1 << 20, window_bytes=64 << 20)
+    with RunningCollector(tmp_path / "events", store=store) as collector:
+        collector.ingest._limits = replace(collector.ingest._limits, pending_bytes=1 << 20)
+        with Sender("host-1", FixedDaemon(collector.record), tmp_path / "spool", limits) as sender:
+            for first in range(0, 100_000, 10_000):
+                sender.send(Spans, span_rows(10_000, first=first))
+            wait_until(lambda: collector.ledger.counters().batches >= 2, "batches", WAIT_S)
+            held = collector.ledger.counters().num_bytes
+            assert held < 3 << 20  # of seven that were sent
+            store.may_commit.set()
+            assert sender.flush(WAIT_S)
+        assert store.sequences() == list(range(100_000))
+
+
+def test_sending_costs_no_network_and_no_disk_when_the_daemon_does_not_answer(tmp_path: Path) -> None:
+    store = HeldStore()
+    store.may_commit.clear()
+    with RunningCollector(tmp_path / "events", store=store) as collector:
+        sender = Sender("host-1", FixedDaemon(collector.record), None, SenderLimits(memory_bytes=1 << 20))
+        times = []
+        for first in range(0, 400_000, 4000):
+            began = time.perf_counter()
+            sender.send(Spans, span_rows(4000, first=first))
+            times.append(time.perf_counter() - began)
+        state = sender.state().outbox
+        assert state.dropped_rows > 0
+        assert state.dropped_rows + 4000 * state.num_batches >= 400_000 - 4000
+        assert sorted(times)[len(times) // 2] < 0.05
+        store.may_commit.set()
+        sender.close()
+        wait_until(lambda: collector.ledger.counters().streams == 0, "the end of the stream", WAIT_S)
+        # what was given up is told to the daemon with the next batch
+        assert collector.ledger.counters().dropped_rows["host-1"] > 0
+
+
+def test_a_wrong_token_is_refused_in_words_on_both_sides_and_never_sent(tmp_path: Path) -> None:
+    with RunningCollector(tmp_path / "events") as collector:
+        record = replace(collector.record, token="another token")
+        with Sender("host-1", FixedDaemon(record), None) as sender:
+            wait_until(lambda: "does not know the token" in sender.state().trouble, "the refusal", WAIT_S)
+            assert not sender.state().is_connected
+        client = flight.FlightClient(location_of("127.0.0.1", collector.server.port))
+        with pytest.raises(flight.FlightUnauthenticatedError, match="make the handshake first"):
+            list(client.do_action(flight.Action("clock", b"")))
+
+        class Liar(HostAuthentication):
+            """Does not look whether the daemon knows the token."""
+
+            def authenticate(self, outgoing, incoming) -> None:
+                outgoing.write(b'{"schema_version":1,"host":"host-1","session":"s","nonce":"00"}')
+                incoming.read()
+                outgoing.write(b'{"schema_version":1,"proof":"' + b"0" * 64 + b'"}')
+                incoming.read()
+
+        with pytest.raises(flight.FlightUnauthenticatedError, match="host 'host-1' has another token"):
+            client.authenticate(Liar(SenderName("host-1", "s"), "another token"))
+        client.close()
+        assert collector.ledger.counters().refused_handshakes >= 1
+        assert num_rows(collector.read(Spans)) == 0
+
+
+@pytest.mark.parametrize("greeting", [b"", b"{}", b"[" * 5000, b'{"schema_version":1,"host":1}', bytes(range(256))])
+def test_garbage_in_a_handshake_is_refused(tmp_path: Path, greeting: bytes) -> None:
+    class Babbler(flight.ClientAuthHandler):
+        def authenticate(self, outgoing, incoming) -> None:
+            outgoing.write(greeting)
+            incoming.read()
+
+        def get_token(self) -> bytes:
+            return b""
+
+    with RunningCollector(tmp_path / "events") as collector:
+        client = flight.FlightClient(location_of("127.0.0.1", collector.server.port))
+        with pytest.raises(flight.FlightUnauthenticatedError):
+            client.authenticate(Babbler())
+        client.close()
+        assert collector.ledger.counters().refused_handshakes == 1
+
+
+def garbage_frames() -> list[tuple[bytes, pa.RecordBatch]]:
+    """Return messages that are wrong, each in its own way, and none of which may end a stream."""
+    now = time.time_ns()
+    good = batch_bytes(span_rows(5))
+    cut = pa.py_buffer(good.to_pybytes()[: good.size // 2])
+    changed = bytearray(good.to_pybytes())
+    changed[40:200] = bytes(range(160))
+    other = pa.BufferOutputStream()
+    schema = pa.schema([("rank", pa.string())])
+    with pa.ipc.new_stream(other, schema) as writer:
+        writer.write_batch(pa.record_batch([pa.array(["one"])], schema=schema))
+    text = from_columns(
+        LogLines,
+        {"incarnation": [0], "rank": [0], "sequence": [1], "at_ns": [now], "host": ["host-1"], "line": ["x" * 99]},
+    )
+    offsets = bytearray(batch_bytes(text).to_pybytes())
+    place = bytes(offsets).rindex(b"x" * 99)
+    offsets[place - 64 : place] = b"\xff" * 64  # where the text of the line begins and ends
+    return [
+        (b"no json", frame_of(good)),
+        (b'{"schema_version":1}', frame_of(good)),
+        (encode(BatchHeader("spans", -5, now)), frame_of(good)),
+        (encode(BatchHeader("nonsense", 1, now)), frame_of(good)),
+        (encode(BatchHeader("spans", 2, now)), frame_of(cut)),
+        (encode(BatchHeader("spans", 3, now)), frame_of(pa.py_buffer(bytes(changed)))),
+        (encode(BatchHeader("spans", 4, now)), frame_of(other.getvalue())),
+        (encode(BatchHeader("totals", 5, now)), frame_of(good)),
+        (encode(BatchHeader("logs", 6, now)), frame_of(pa.py_buffer(bytes(offsets)))),
+        (encode(BatchHeader("spans", 7, now)), frame_of(pa.py_buffer(b"x"))),
+        (encode(BatchHeader("spans", 8, now)), pa.record_batch([pa.array([b"a", b"b"])], schema=FRAME_SCHEMA)),
+    ]
+
+
+def test_garbage_is_refused_counted_and_forgotten_and_the_stream_goes_on(tmp_path: Path) -> None:
+    frames = garbage_frames()
+    with RunningCollector(tmp_path / "events") as collector:
+        client = flight.FlightClient(location_of("127.0.0.1", collector.server.port))
+        client.authenticate(HostAuthentication(SenderName("host-1", "s"), collector.record.token))
+        writer, reader = client.do_exchange(flight.FlightDescriptor.for_command(COMMAND))
+        writer.begin(FRAME_SCHEMA)
+        for header, frame in frames:
+            writer.write_with_metadata(frame, header)
+        writer.write_metadata(b"no batch at all")
+        writer.write_with_metadata(
+            frame_of(batch_bytes(span_rows(5))), encode(BatchHeader("spans", 100, time.time_ns()))
+        )
+        writer.done_writing()
+        answers = []
+        with pytest.raises(StopIteration):
+            while True:
+                answers.append(reader.read_chunk().app_metadata.to_pybytes())
+        client.close()
+        assert b'"through":100' in answers[-1]
+        counters = collector.ledger.counters()
+        assert counters.refused_batches == {
+            (Reason.BAD_HEADER, "host-1"): 4,
+            (Reason.UNKNOWN_TABLE, "host-1"): 1,
+            (Reason.NO_BATCH, "host-1"): 7,
+        }
+        assert collector.read(Spans).sequence.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_another_command_and_another_action_are_refused(tmp_path: Path) -> None:
+    with RunningCollector(tmp_path / "events") as collector:
+        client = flight.FlightClient(location_of("127.0.0.1", collector.server.port))
+        client.authenticate(HostAuthentication(SenderName("host-1", "s"), collector.record.token))
+        with pytest.raises(flight.FlightServerError, match="action 'shutdown' is not known"):
+            list(client.do_action(flight.Action("shutdown", b"")))
+        writer, reader = client.do_exchange(flight.FlightDescriptor.for_command(b"megatrain events 999"))
+        with pytest.raises(flight.FlightServerError, match="not a stream of this daemon's"):
+            writer.begin(FRAME_SCHEMA)  # it may hear of the refusal first
+            reader.read_chunk()
+        with pytest.raises(flight.FlightServerError):
+            writer.close()
+        client.close()
+
+
+class Watcher:
+    """Notes what it is given, and fails on the first table."""
+
+    def __init__(self) -> None:
+        self.tables: list[Table] = []
+        self.num_ticks = self.num_calls = 0
+
+    def consume(self, kind: type[Table], table: Table) -> None:
+        self.num_calls += 1
+        if self.num_calls == 1:
+            raise RuntimeError("a judge that fails")
+        self.tables.append(table)
+
+    def tick(self, now_s: float) -> None:
+        self.num_ticks += 1
+
+
+def test_consumers_get_committed_rows_of_living_incarnations_and_may_fail(tmp_path: Path) -> None:
+    watcher = Watcher()
+    with RunningCollector(tmp_path / "events", consumers=(watcher,)) as collector:
+        collector.rounds.note(3, world_size=8)
+        with Sender("host-1", FixedDaemon(collector.record), None) as sender:
+            wait_until(lambda: watcher.num_calls > 0, "the first table, of clocks", WAIT_S)
+            sender.send(Spans, span_rows(5, incarnation=3))
+            sender.send(Spans, span_rows(7, incarnation=2))
+            assert sender.flush(WAIT_S)
+            wait_until(lambda: len(watcher.tables) >= 1 and watcher.num_ticks > 1, "tables and ticks", WAIT_S)
+        assert num_rows(collector.read(Spans)) == 12
+        assert collector.ledger.counters().old_rows == 7
+    assert [(num_rows(table), table.incarnation[0]) for table in watcher.tables] == [(5, 3)]

@@ -1,0 +1,168 @@
+"""Flight Recorder dumps of torch 2.13 on gloo: the culprit, torch's own analyser agrees, and what is no dump."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from megatrain.contracts.errors import DataError
+from megatrain.contracts.layout import Layout
+from megatrain.failures.hang import Confidence, Position
+from megatrain_diagnostics.analysis.flight_recorder import (
+    disagreements,
+    flight_groups,
+    flight_standings,
+    parse_dump,
+)
+from megatrain_diagnostics.analysis.hang import find_hang
+from megatrain_diagnostics.events.roster import Roster
+from megatrain_diagnostics.store.hang_evidence import read_dumps
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "flight_recorder"
+NO_RANKS = Roster(0, Layout(dp_size=3), {}, {})
+
+
+def golden(rank: int) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((GOLDEN / f"rank_{rank}.json").read_text())
+    return found
+
+
+def test_the_rank_that_never_came_is_found_though_gloo_calls_all_scheduled() -> None:
+    dumps, problems = read_dumps(GOLDEN)
+    finding = find_hang(flight_standings(dumps), flight_groups(dumps), NO_RANKS)
+
+    assert problems == ()
+    assert [one.rank for one in finding.suspects] == [1]
+    assert finding.report.confidence is Confidence.CERTAIN
+    assert finding.report.missing[0].sequence == 4
+    assert dumps[0].titles == {"1": "1:dp"}
+    assert flight_standings(dumps)[0].in_flight == "all_reduce"
+    assert {entry["state"] for entry in golden(0)["entries"]} == {"scheduled"}
+
+
+def test_torchs_own_analyser_names_the_same_rank(tmp_path: Path) -> None:
+    # it does not read what gloo writes: groups without members, and other names
+    for rank in range(3):
+        dump = golden(rank)
+        dump["pg_config"] = {"1": {"name": "1", "desc": "dp", "ranks": "[0, 1, 2]"}}
+        for entry in dump["entries"]:
+            entry["profiling_name"] = entry["profiling_name"].replace("gloo:", "nccl:")
+            entry["process_group"] = tuple(entry["process_group"])
+            entry["frames"] = [{"name": "f", "filename": "x.py", "line": 1}]
+            entry["state"] = "completed" if entry["retired"] else "scheduled"
+        (tmp_path / f"nccl_trace_rank_{rank}").write_bytes(pickle.dumps(dump))
+    words = [
+        sys.executable,
+        "-m",
+        "torch.distributed.flight_recorder.fr_trace",
+        "-p",
+        "nccl_trace_rank_",
+        str(tmp_path),
+    ]
+    told = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, check=False)
+    output = told.stdout + told.stderr
+    missing = re.search(r"missing ranks: \{([\d, ]+)\}", output)
+    assert missing is not None, output
+    sequence = re.search(r"sequence number: (\d+)", output)
+    assert sequence is not None
+
+    dumps, _ = read_dumps(GOLDEN)
+    report = find_hang(flight_standings(dumps), flight_groups(dumps), NO_RANKS).report
+    assert report.suspects == tuple(int(rank) for rank in missing[1].split(","))
+    assert report.missing[0].sequence == int(sequence[1])
+
+
+def test_members_that_nccl_names_count_though_one_of_them_left_no_dump(tmp_path: Path) -> None:
+    for rank in (0, 2):
+        dump = golden(rank)
+        dump["pg_config"] = {"1": {"name": "1", "desc": "dp", "ranks": "[0, 1, 2]"}}
+        (tmp_path / f"trace_{rank}").write_text(json.dumps(dump))
+    dumps, _ = read_dumps(tmp_path)
+    finding = find_hang(flight_standings(dumps), flight_groups(dumps), NO_RANKS)
+    assert [one.rank for one in finding.suspects] == [1]
+    assert finding.suspects[0].evidence == "logs nothing"
+
+
+def test_ranks_that_call_different_things_are_told(tmp_path: Path) -> None:
+    for rank in range(3):
+        dump = golden(rank)
+        if rank == 2:
+            dump["entries"][1]["profiling_name"] = "gloo:all_gather"
+        (tmp_path / f"trace_{rank}.json").write_text(json.dumps(dump))
+    dumps, _ = read_dumps(tmp_path)
+    (found,) = disagreements(dumps)
+    assert (found.group, found.sequence) == ("1", 2)
+    assert found.calls == {"all_gather [[4]]": (2,), "all_reduce [[4]]": (0, 1)}
+    assert disagreements(read_dumps(GOLDEN)[0]) == ()
+
+
+def test_without_a_summary_the_entries_tell() -> None:
+    dump = golden(0)
+    del dump["pg_status"]
+    assert parse_dump(json.dumps(dump).encode(), 0, "d").positions == {"1": Position(4, 3)}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda dump: dump.pop("version"), "no Flight Recorder dump"),
+        (lambda dump: dump.update(version="9.1"), "version '9.1'"),
+        (lambda dump: dump.update(entries=3), "no Flight Recorder dump"),
+        (lambda dump: dump["entries"].append(7), "entry 4 is a int"),
+        (lambda dump: dump["entries"][0].pop("process_group"), "entry 0: process_group=None"),
+        (lambda dump: dump["entries"][0].update(collective_seq_id="x"), "collective_seq_id='x'"),
+        (lambda dump: dump.update(pg_config={"1": {"ranks": "[0, "}}), "no list of ranks"),
+        (lambda dump: dump.update(pg_config={"1": {"ranks": "[0, 1000000000]"}}), "goes from 0 to 1000000000"),
+        (lambda dump: dump.update(pg_status=[1]), "a list where a dump has an object"),
+    ],
+)
+def test_what_is_no_dump_is_named(change: Any, message: str) -> None:
+    dump = golden(0)
+    change(dump)
+    with pytest.raises(DataError, match=re.escape(message)):
+        parse_dump(json.dumps(dump).encode(), 0, "file")
+
+
+def test_a_pickle_is_never_loaded() -> None:
+    with pytest.raises(DataError, match="a pickle; only the JSON form is read"):
+        parse_dump(pickle.dumps({"version": "2.10"}), 0, "file")
+
+
+def test_a_damaged_dump_is_told_of_and_the_others_count(tmp_path: Path) -> None:
+    for rank in range(3):
+        (tmp_path / f"trace_{rank}").write_bytes((GOLDEN / f"rank_{rank}.json").read_bytes())
+    (tmp_path / "trace_7").write_bytes(b"{")
+    (tmp_path / "readme.txt").write_text("")
+    dumps, problems = read_dumps(tmp_path)
+    assert [one.rank for one in dumps] == [0, 1, 2]
+    assert len(problems) == 1
+    assert "trace_7" in problems[0]
+    with pytest.raises(DataError, match="no Flight Recorder dump that can be read"):
+        read_dumps(tmp_path / "none")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=200, derandomize=True, deadline=None)
+@given(JSON, JSON, JSON)
+def test_whatever_is_in_a_dump_it_is_read_or_refused(entries: Any, config: Any, status: Any) -> None:
+    dump = {"version": "2.10", "entries": [entries], "pg_config": config, "pg_status": {"1": status}}
+    try:
+        found = parse_dump(json.dumps(dump).encode(), 0, "file")
+    except DataError:
+        return
+    assert all(at.entered >= 0 for at in found.positions.values())

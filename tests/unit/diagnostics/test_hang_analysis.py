@@ -1,0 +1,161 @@
+"""Who holds up a job, from spans and standings: real layouts, thousands of ranks, and ranks that say nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from megatrain.contracts.layout import Layout
+from megatrain.contracts.operations import Operation
+from megatrain.failures.hang import Confidence, Position
+from megatrain_diagnostics.analysis.hang import (
+    RankStanding,
+    find_hang,
+    group_key,
+    roster_groups,
+    standings_of_spans,
+)
+from megatrain_diagnostics.analysis.hang_grid import grid_lines, rank_letters
+from megatrain_diagnostics.events.roster import GroupMembers, Roster
+from megatrain_diagnostics.events.tables import NO_DURATION, Spans, columns_of, from_columns
+
+TP, DP, PP = 1, 2, 3
+
+
+def make_roster(layout: Layout, hosts_of: int = 8) -> Roster:
+    """Return all ranks, eight a host, with their groups of three axes."""
+    groups: dict[tuple[int, int], GroupMembers] = {}
+    for rank in range(layout.world_size):
+        for number, name, ranks in (
+            (TP, "tp", layout.tp_ranks(rank)),
+            (DP, "dp", layout.dp_ranks(rank)),
+            (PP, "pp", layout.pp_ranks(rank)),
+        ):
+            stride = ranks[1] - ranks[0] if len(ranks) > 1 else 1
+            groups[rank, number] = GroupMembers(name, ranks[0], stride, len(ranks))
+    hosts = {rank: f"host-{rank // hosts_of}" for rank in range(layout.world_size)}
+    return Roster(1, layout, hosts, groups)
+
+
+def key(roster: Roster, rank: int, group: int) -> str:
+    one = roster.groups[rank, group]
+    return group_key(one.name, one.first_rank, one.num_ranks, one.stride)
+
+
+def make_spans(rows: list[Mapping[str, Any]]) -> Spans:
+    """Return spans; what a row does not say is 0, and an open one has no duration."""
+    base = {"incarnation": 1, "microbatch": -1, "chunk": -1, "duration_ns": 10}
+    return from_columns(
+        Spans,
+        {name: [{**base, "sequence": place + 1, **row}.get(name, 0) for place, row in enumerate(rows)]
+         for name in columns_of(Spans)},
+    )  # fmt: skip
+
+
+def stuck(roster: Roster, late: int) -> dict[int, RankStanding]:
+    """Return a job whose rank `late` never came to its tensor group: its row waits there, all others in dp."""
+    row = set(roster.layout.tp_ranks(late))
+    standings = {}
+    for rank in range(roster.layout.world_size):
+        is_in_row = rank in row
+        tp = Position(7, 7) if rank == late or not is_in_row else Position(8, 7)
+        dp = Position(5, 5) if is_in_row else Position(6, 5)
+        positions = {key(roster, rank, TP): tp, key(roster, rank, DP): dp, key(roster, rank, PP): Position(3, 3)}
+        standings[rank] = RankStanding(rank, positions, "forward-compute" if rank == late else "tp-all-gather", 9)
+    return standings
+
+
+def test_the_late_one_of_12288_ranks_is_found_in_seconds() -> None:
+    roster = make_roster(Layout(tp_size=8, pp_size=8, dp_size=192))
+    groups = roster_groups(roster)
+    standings = stuck(roster, 7001)
+    began = time.process_time()
+    finding = find_hang(standings, groups, roster)
+    assert time.process_time() - began < 10.0
+
+    (suspect,) = finding.suspects
+    assert (suspect.rank, suspect.host, suspect.step, suspect.doing) == (7001, "host-875", 9, "forward-compute")
+    assert (suspect.dp, suspect.pp, suspect.tp) == (107, 4, 1)
+    assert suspect.evidence.startswith("never entered collective 8 of tp:7000+8x1")
+    assert finding.report.confidence is Confidence.CERTAIN
+    letters = rank_letters(roster.layout, [7001], [], finding.silent, finding.waiting)
+    assert letters.count("X") == 1
+    lines = grid_lines(roster.layout, letters)
+    assert len(lines) <= 4, "replicas that look alike are one line"
+    assert any("dp 107" in line and "wXwwwwww" in line for line in lines)
+
+
+def test_a_rank_without_any_record_is_the_suspect_of_the_others() -> None:
+    roster = make_roster(Layout(tp_size=2, pp_size=2, dp_size=2))
+    standings = stuck(roster, 5)
+    del standings[5]
+    finding = find_hang(standings, roster_groups(roster), roster)
+
+    assert [one.rank for one in finding.suspects] == [5]
+    assert finding.suspects[0].evidence == "logs nothing"
+    assert finding.report.confidence is Confidence.LIKELY
+    assert finding.silent == {5}
+
+
+def test_a_stopped_process_is_the_plainest_sign() -> None:
+    roster = make_roster(Layout(dp_size=4), hosts_of=2)
+    waiting = {rank: RankStanding(rank, {key(roster, rank, DP): Position(5, 4)}) for rank in range(4)}
+    waiting[3] = RankStanding(3, {key(roster, 3, DP): Position(5, 4)}, process_state="T")
+    finding = find_hang(waiting, roster_groups(roster), roster)
+
+    assert ([one.rank for one in finding.suspects], finding.hosts) == ([3], ("host-1",))
+    assert finding.report.confidence is Confidence.CERTAIN
+
+
+def test_positions_come_from_the_newest_exchange_of_each_group() -> None:
+    roster = make_roster(Layout(dp_size=2, tp_size=2))
+    rows = [
+        {"rank": 0, "group": DP, "collective": place, "operation": Operation.DP_ALL_REDUCE.number}
+        for place in (3, 4, 5)
+    ]
+    rows[2]["duration_ns"] = NO_DURATION
+    rows.append({"rank": 0, "group": TP, "collective": 9, "operation": Operation.TP_ALL_GATHER.number})
+    rows.append({"rank": 1, "group": TP, "collective": 8, "operation": Operation.TP_ALL_GATHER.number, "step": 4})
+    rows.append({"rank": 1, "operation": Operation.DATA_WAIT.number, "duration_ns": NO_DURATION, "step": 4})
+    rows.append({"rank": 1, "group": DP, "collective": 77, "incarnation": 2})
+    rows.append({"rank": 1, "group": 63, "collective": 5})  # a group that its table has not
+    found = standings_of_spans(make_spans(rows), roster)
+
+    assert found[0].positions == {key(roster, 0, DP): Position(5, 4), key(roster, 0, TP): Position(9, 9)}
+    assert (found[0].in_flight, found[0].is_busy) == ("dp-all-reduce", False)
+    assert found[1].positions == {key(roster, 1, TP): Position(8, 8)}
+    assert (found[1].in_flight, found[1].step, found[1].is_busy) == ("data-wait", 4, True)
+
+
+def test_what_a_computing_rank_started_before_breaks_the_circle() -> None:
+    # rank 1 started a reduction and computes; rank 0 waits for its forward, and never comes to that reduction
+    roster = make_roster(Layout(dp_size=2, pp_size=1, tp_size=1))
+    one, other = GroupMembers("dp", 0, 1, 2), GroupMembers("pp-forward", 1, -1, 2)
+    roster = Roster(
+        1, roster.layout, roster.hosts, {(rank, n): g for rank in (0, 1) for n, g in ((1, one), (2, other))}
+    )
+    rows: list[Mapping[str, Any]] = [
+        {"rank": 1, "group": 1, "collective": 5, "duration_ns": NO_DURATION, "operation": 14},
+        {"rank": 1, "operation": Operation.FORWARD_COMPUTE.number, "duration_ns": NO_DURATION},
+        {"rank": 0, "group": 2, "collective": 8, "duration_ns": NO_DURATION, "operation": 6},
+        {"rank": 0, "group": 1, "collective": 4, "operation": 14},
+        {"rank": 1, "group": 2, "collective": 7, "operation": 5},
+    ]
+    rows.sort(key=lambda row: row.get("operation") == Operation.FORWARD_COMPUTE.number)
+    finding = find_hang(standings_of_spans(make_spans(rows), roster), roster_groups(roster), roster)
+
+    assert [one.rank for one in finding.suspects] == [1]
+    assert finding.report.confidence is Confidence.LIKELY
+
+
+@pytest.mark.parametrize("layout", [Layout(), Layout(dp_size=3), Layout(tp_size=2, pp_size=3, dp_size=2)])
+def test_the_grid_has_a_letter_for_each_rank(layout: Layout) -> None:
+    letters = rank_letters(layout, [0], [0, layout.world_size - 1, -1, 10**6], [], range(layout.world_size))
+    lines = grid_lines(layout, letters)
+    assert letters[0] == "X"
+    assert len(letters) == layout.world_size
+    assert len(lines[0].split("pp ")) == layout.pp_size + 1
+    assert lines[1].split()[-layout.pp_size][0] == "X"

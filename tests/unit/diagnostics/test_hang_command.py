@@ -1,0 +1,175 @@
+"""`megatrain diag hang`: black boxes, what is kept of a broken round, spans, and damage beside them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megatrain.cli import main
+from megatrain.contracts.black_box_values import Identity
+from megatrain.contracts.host_records import HangEvidence, RankEvidence, RankPosition
+from megatrain.contracts.layout import Layout
+from megatrain.contracts.operations import Operation
+from megatrain.contracts.record import encode
+from megatrain.contracts.run_directory import RunDirectory
+from megatrain.telemetry.recorder import Recorder, open_recorder
+from megatrain_diagnostics.columns.schema import to_arrow
+from megatrain_diagnostics.events.tables import Groups, Ranks, Spans, Stacks, Table, columns_of, from_columns
+from megatrain_diagnostics.store.segment_store import SegmentStore
+
+LAYOUT = Layout(tp_size=2, dp_size=2)
+GOLDEN = Path(__file__).parents[2] / "golden" / "flight_recorder"
+LATE = 2
+
+
+@pytest.fixture
+def boxes(tmp_path: Path) -> Iterator[Path]:
+    """Return a directory with the boxes of four ranks, of which rank 2 never came to the reduction."""
+    directory = tmp_path / "boxes"
+    directory.mkdir()
+    recorders = [stuck_rank(directory, rank) for rank in range(4)]
+    yield directory
+    for recorder in recorders:
+        recorder.close()
+
+
+def stuck_rank(directory: Path, rank: int, incarnation: int = 3) -> Recorder:
+    identity = Identity("demo", "main", incarnation, rank, LAYOUT, os.getpid(), f"host-{rank // 2}")
+    recorder = open_recorder(identity, directory=str(directory), run_key="key", num_records=256)
+    groups = {"tp": LAYOUT.tp_ranks(rank), "dp": LAYOUT.dp_ranks(rank)}
+    numbers = {name: recorder.add_group(name, ranks) for name, ranks in groups.items()}
+    recorder.set_step(7)
+    if rank == LATE:
+        recorder.begin(Operation.FORWARD_COMPUTE)
+        return recorder
+    # the neighbour of the late one waits for it in their tensor group, so it never comes to the reduction of rank 1
+    is_neighbour = rank == LATE + 1
+    group = numbers["tp" if is_neighbour else "dp"]
+    token = recorder.begin(Operation.TP_ALL_GATHER if is_neighbour else Operation.DP_ALL_REDUCE, group=group)
+    recorder.await_end(token)
+    return recorder
+
+
+def told(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
+    assert main(["diag", "hang", *words, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_black_boxes_of_a_job_that_hangs(boxes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = told(capsys, str(tmp_path), "--blackbox", str(boxes))
+    (suspect,) = found["suspects"]
+    assert (suspect["rank"], suspect["host"], suspect["doing"]) == (LATE, "host-1", "forward-compute")
+    assert (found["confidence"], found["incarnation"], found["grid"]["letters"]) == ("certain", 3, "wwXw")
+    assert main(["diag", "hang", str(tmp_path), "--blackbox", str(boxes)]) == 0
+    text = capsys.readouterr().out
+    assert "culprit     rank 2 on host-1" in text
+    assert "never entered collective 1 of" in text
+    assert "dp 1  Xw" in text
+
+
+def test_damaged_and_foreign_boxes_are_told_of_and_left_out(
+    boxes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (boxes / "megatrain.demo.damaged.blackbox").write_bytes(b"MTBLKBOX" + bytes(99))
+    other = open_recorder(
+        Identity("other", "main", 9, 0, Layout(), os.getpid(), "host-9"),
+        directory=str(boxes),
+        run_key="k",
+        num_records=64,
+    )
+    newest = stuck_rank(boxes, 0)  # of this job, and newer than the other's; the one before is set aside
+    found = told(capsys, str(tmp_path), "--blackbox", str(boxes))
+    other.close()
+    newest.close()
+    assert [one["rank"] for one in found["suspects"]] == [LATE]
+    assert len(found["problems"]) == 2
+    assert any("other jobs are left out: other" in problem for problem in found["problems"])
+    assert any("truncated" in problem for problem in found["problems"])
+
+
+def test_what_is_kept_of_a_broken_round(boxes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = RunDirectory(tmp_path / "run")
+    run.create()
+    kept = run.incidents / "round-000003"
+    kept.mkdir()
+    for number, path in enumerate(sorted(boxes.iterdir())[:2]):
+        (kept / f"rank-{number:05d}.blackbox").write_bytes(path.read_bytes())
+    evidence = HangEvidence(
+        "host-1",
+        "s",
+        3,
+        0.0,
+        {"tp:2+2x1": (2, 2, 1), "strange": (0, 2**62, 1)},
+        (RankEvidence(3, {"tp:2+2x1": RankPosition(1, 0)}, "S", 7, "step", 0.0, "tp-all-gather", "tp:2+2x1", 1),),
+        silent=(LATE,),
+    )
+    (kept / "host-1.json").write_bytes(encode(evidence))
+    (kept / "host-0.json").write_bytes(b"{}")
+    found = told(capsys, str(run.root))
+    assert [one["rank"] for one in found["suspects"]] == [LATE]
+    assert (found["confidence"], found["silent"], found["grid"]["letters"]) == ("likely", [LATE], "wwXw")
+    assert any("host-0.json" in problem for problem in found["problems"])
+    assert main(["diag", "hang", str(run.root), "--incarnation", "8"]) != 0
+    assert "neither events nor a broken round" in capsys.readouterr().err
+
+
+def test_spans_and_stacks_of_the_events(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def table(kind: Any, rows: list[dict[str, Any]]) -> Table:
+        columns = columns_of(kind)
+        empty = {name: "" if dtype == "text" else 0 for name, dtype in columns.items()}
+        made: Table = from_columns(
+            kind,
+            {name: [{**empty, "incarnation": 1, "sequence": place + 1, **row}[name] for place, row in enumerate(rows)]
+             for name in columns},
+        )  # fmt: skip
+        return made
+
+    wait = "/x/megatrain/trainer.py:1 train\n/x/megatrain/comm/group.py:9 finish"
+    tables = {
+        Ranks: [
+            {"rank": rank, "dp_rank": rank, "dp_size": 3, "pp_size": 1, "tp_size": 1, "host": f"h{rank}"}
+            for rank in range(3)
+        ],
+        Groups: [{"rank": rank, "group": 1, "stride": 1, "num_ranks": 3, "name": "dp"} for rank in range(3)],
+        Spans: [
+            {"rank": rank, "group": 1, "collective": 5 + (rank != 1), "operation": Operation.DP_ALL_REDUCE.number,
+             "duration_ns": 10 if rank == 1 else -1, "step": 4}
+            for rank in range(3)
+        ],
+        Stacks: [
+            {"rank": rank, "thread": "MainThread", "stack": "/x/loader.py:3 read" if rank == 1 else wait}
+            for rank in range(3)
+        ],
+    }  # fmt: skip
+    with SegmentStore(tmp_path / "events") as store:
+        for kind, rows in tables.items():
+            store.append(kind, to_arrow(table(kind, rows)))
+        store.commit()
+    found = told(capsys, str(tmp_path / "events"))
+    assert (found["source"], [one["rank"] for one in found["suspects"]], found["hosts"]) == ("spans", [1], ["h1"])
+    assert (found["stacks"]["outliers"], found["stacks"]["shared"]["kind"]) == ([1], "rank")
+    assert main(["diag", "hang", str(tmp_path / "events")]) == 0
+    text = capsys.readouterr().out
+    assert "2 wait (0, 2): comm/group.py finish < megatrain/trainer.py train" in text
+    assert "the outliers 1 share rank 1 (1 ranks)" in text
+
+
+def test_flight_recorder_dumps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = told(capsys, str(tmp_path), "--flight-recorder", str(GOLDEN))
+    assert ([one["rank"] for one in found["suspects"]], found["layout"]["dp_size"]) == ([1], 3)
+    assert found["problems"] == []
+
+
+def test_nothing_to_go_by_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diag", "hang", str(tmp_path)]) != 0
+    assert main(["diag", "hang", str(tmp_path), "--blackbox", str(tmp_path / "none")]) != 0
+    assert main(["diag", "hang", str(tmp_path), "--stacks"]) != 0
+    errors = capsys.readouterr().err
+    assert "neither events nor a broken round's files" in errors
+    assert "no such directory" in errors
+    assert "name the directory of this machine's black boxes" in errors

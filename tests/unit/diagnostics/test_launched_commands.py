@@ -1,0 +1,76 @@
+"""The commands that a launch runs for the diagnosis, and when there are none."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from megatrain.contracts.record import decode
+from megatrain.contracts.run_directory import RunDirectory, black_box_path, previous_black_box
+from megatrain_diagnostics.launched import daemon_command, streamer_command
+from megatrain_diagnostics.streamer.settings import StreamerSettings
+from tests.helpers.lone_rank import make_config
+
+CONFIG = make_config(
+    job={"name": "a job"}, telemetry={"black_box_directory": "/boxes"}, diagnostics={"spool_mb": 3, "metrics_port": 9}
+)
+ETCD = ["--rdzv-endpoint=http://127.0.0.1:1"]
+
+
+def test_both_are_installed() -> None:
+    for group, function in (("megatrain.daemon", daemon_command), ("megatrain.host_program", streamer_command)):
+        assert [one.load() for one in importlib.metadata.entry_points(group=group)] == [function]
+
+
+def test_the_daemon_is_told_of_the_run_and_its_etcd() -> None:
+    words = daemon_command(Path("/run"), ("http://a:1", "http://b:2"), "a job")
+    assert words[1:] == [
+        *("-m", "megatrain_diagnostics.daemon", "--run", "/run", "--job", "a job"),
+        *("--rdzv-endpoint", "http://a:1,http://b:2"),
+    ]
+
+
+def test_the_streamer_is_told_where_its_ranks_leave_their_traces(tmp_path: Path) -> None:
+    words = streamer_command(config=CONFIG, run=tmp_path, host="h 1", logs=tmp_path / "logs" / "h", etcd=ETCD)
+    assert words[1:4] == ["-m", "megatrain_diagnostics.streamer", "--settings"]
+    assert words[5:] == ETCD
+    settings = decode(StreamerSettings, words[4], "--settings")
+    assert settings == StreamerSettings(
+        job="a job", host="h 1", run=str(tmp_path), host_logs=str(tmp_path / "logs" / "h"),
+        black_box_directory="/boxes", spool_bytes=3_000_000, patience=CONFIG.patience, metrics_port=9,
+    )  # fmt: skip
+    box = black_box_path(Path("/boxes"), "a job", RunDirectory(tmp_path).key, "main", 7, 3)
+    assert box.name.startswith(settings.box_prefix)
+    assert previous_black_box(box).name.startswith(settings.box_prefix)
+    assert settings.own_directory.is_relative_to(tmp_path / "hosts")
+
+
+def test_nothing_runs_where_nothing_is_wanted_or_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    off = replace(CONFIG, diagnostics=replace(CONFIG.diagnostics, is_streamed=False))
+    assert streamer_command(config=off, run=tmp_path, host="h", logs=tmp_path, etcd=ETCD) == []
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pyarrow" else real(name))
+    assert streamer_command(config=CONFIG, run=tmp_path, host="h", logs=tmp_path, etcd=ETCD) == []
+    assert daemon_command(tmp_path, ("a:1",), "job") == []
+
+
+def test_an_executor_loads_nothing_of_it_but_the_command() -> None:
+    source = (
+        "import sys, megatrain_diagnostics.launched\n"
+        "print([name for name in ('numpy', 'pyarrow', 'duckdb', 'torch') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_a_streamer_with_settings_that_make_no_sense_says_so() -> None:
+    words = [sys.executable, "-m", "megatrain_diagnostics.streamer", "--settings", "{}", *ETCD]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "streamer: --settings: schema_version=None" in done.stderr

@@ -1,0 +1,103 @@
+"""Scores step by step: never NaN, ranks that send nothing are told of, and no step is lost by an odd order."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from megatrain.contracts.layout import Layout
+from megatrain.contracts.operations import Operation
+from megatrain_diagnostics.analysis.findings import Thresholds
+from megatrain_diagnostics.analysis.live import LiveDetection
+from megatrain_diagnostics.events.tables import StepTotals, joined, num_rows, select
+from tests.helpers.synthetic_steps import SyntheticJob
+
+LAYOUT = Layout(dp_size=8)
+
+
+def stream(live: LiveDetection, totals: StepTotals, now_s: float) -> None:
+    live.add_totals(totals, now_s)
+    live.advance(now_s)
+
+
+def test_scores_are_excess_over_spread_of_the_peers() -> None:
+    job = SyntheticJob(LAYOUT, ranks_per_host=1, noise=0.01, compute_factor={5: 1.5})
+    live = LiveDetection(job.roster(), Thresholds())
+    for step in range(6):
+        stream(live, job.step(step)[0], float(step))
+    scores = live.scores
+    assert scores is not None
+    assert scores.step == 4
+    forward = scores.scores[scores.operations.index(Operation.FORWARD_COMPUTE.number)]
+    assert forward.argmax() == 5
+    assert forward[5] > 3.5
+    reduce = scores.scores[scores.operations.index(Operation.GRADS_REDUCE_SCATTER.number)]
+    assert reduce.argmin() == 5
+    assert 1.0 < scores.step_s < 2.0
+
+
+def test_a_rank_that_sends_nothing_is_told_of_and_spoils_no_score() -> None:
+    job = SyntheticJob(LAYOUT)
+    live = LiveDetection(job.roster(), Thresholds(), deadline_s=5.0)
+    for step in range(30):
+        totals, _ = job.step(step)
+        silent = 3 if step >= 10 else -1
+        stream(live, select(totals, totals.rank != silent), float(step))
+    assert live.silent_ranks() == (3,)
+    assert live.scores is not None
+    assert live.scores.step >= 23
+    assert not live.scores.has_come[3]
+    assert np.isfinite(live.scores.scores).all()
+    assert live.scores.scores[:, 3].tolist() == [0.0] * len(live.scores.operations)
+    assert live.assessment.findings == ()
+    stream(live, job.step(30)[0], 30.0)
+    stream(live, job.step(31)[0], 31.0)
+    assert live.silent_ranks() == ()
+
+
+def test_steps_without_any_compute_or_time_give_finite_scores() -> None:
+    job = SyntheticJob(LAYOUT)
+    live = LiveDetection(job.roster(), Thresholds())
+    for step in range(30):
+        totals, _ = job.step(step)
+        totals.sum_ns[:] = 0
+        stream(live, totals, float(step))
+    assert live.scores is not None
+    assert np.isfinite(live.scores.scores).all()
+    assert live.assessment.findings == ()
+    only_steps = SyntheticJob(LAYOUT)
+    live = LiveDetection(only_steps.roster(), Thresholds())
+    for step in range(30):
+        totals, _ = only_steps.step(step)
+        stream(live, select(totals, totals.operation == Operation.STEP.number), float(step))
+    assert live.scores is not None
+    assert np.isfinite(live.scores.scores).all()
+
+
+def test_what_is_said_does_not_depend_on_the_order_of_rows() -> None:
+    said = []
+    for seed in (None, 1, 2):
+        job = SyntheticJob(LAYOUT, compute_factor={2: 1.3})
+        live = LiveDetection(job.roster(), Thresholds())
+        kept = joined(StepTotals, [])
+        for step in range(40):
+            totals, values = job.step(step)
+            live.add_values(values)
+            kept = joined(StepTotals, [kept, totals])
+            if step % 5 == 4:  # five steps at once, in any order
+                order = np.arange(num_rows(kept))
+                if seed is not None:
+                    np.random.default_rng(seed).shuffle(order)
+                stream(live, select(kept, order), float(step))
+                kept = joined(StepTotals, [])
+        said.append(live.assessment)
+    assert said[0].findings
+    assert said[0] == said[1] == said[2]
+
+
+def test_one_rank_alone_is_not_judged() -> None:
+    job = SyntheticJob(Layout())
+    live = LiveDetection(job.roster(), Thresholds())
+    for step in range(30):
+        stream(live, job.step(step)[0], float(step))
+    assert live.assessment.unjudged_ranks == (0,)
+    assert live.assessment.findings == ()

@@ -1,0 +1,114 @@
+"""Searching and judging the output of all ranks."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megatrain.cli import main
+from megatrain.contracts.layout import Layout
+from megatrain_diagnostics.analysis.log_search import classify_logs, matching_lines
+from megatrain_diagnostics.columns.schema import to_arrow
+from megatrain_diagnostics.events.roster import Roster
+from megatrain_diagnostics.events.tables import LogLines, from_columns
+from megatrain_diagnostics.store.segment_store import SegmentStore
+
+ERROR = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
+LOST = "RuntimeError: Connection closed by peer [10.0.0.3]:5520"
+ROSTER = Roster(1, Layout(dp_size=4), {rank: f"host-{rank // 2}" for rank in range(4)}, {})
+
+
+def log_lines(rows: Sequence[tuple[int, int, str]]) -> LogLines:
+    """Return lines of (rank, second, text)."""
+    return from_columns(
+        LogLines,
+        {
+            "incarnation": [1] * len(rows),
+            "rank": [row[0] for row in rows],
+            "sequence": [100 * place for place in range(len(rows))],
+            "at_ns": [row[1] * 10**9 for row in rows],
+            "host": [f"host-{row[0] // 2}" for row in rows],
+            "line": [row[2] for row in rows],
+        },
+    )
+
+
+FAILED = [
+    (0, 11, LOST), (1, 11, LOST), (3, 12, LOST), (2, 10, ERROR), (0, 1, "step 1"), (2, 1, "step 1"),
+]  # fmt: skip
+
+
+def test_lines_match_in_order_of_time() -> None:
+    logs = log_lines(FAILED)
+    assert [str(logs.line[row]) for row in matching_lines(logs, None)] == ["step 1"] * 2 + [ERROR] + [LOST] * 3
+    assert [int(logs.rank[row]) for row in matching_lines(logs, re.compile("closed by"))] == [0, 1, 3]
+    assert len(matching_lines(logs, re.compile("no such"))) == 0
+
+
+def test_the_root_comes_before_what_followed_from_it() -> None:
+    found = classify_logs(log_lines(sorted(FAILED, key=lambda row: row[1])), ROSTER)
+    assert found.verdict.root_rank == "2"
+    assert (found.num_ranks, found.num_lines) == (4, 6)
+    first, *others = found.failures
+    assert (first.rank, first.host, first.label, first.is_root, first.at_ns) == (
+        2,
+        "host-1",
+        "gpu_hardware",
+        True,
+        10**10,
+    )
+    assert sorted(one.rank for one in others) == [0, 1, 3]
+    assert not any(one.is_root for one in others)
+    assert "ECC" in first.line
+
+
+def test_the_rank_that_says_nothing_is_the_root_where_the_others_only_wait() -> None:
+    waits = "RuntimeError: [../gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv operation"
+    found = classify_logs(log_lines([(rank, 5, waits) for rank in (0, 1, 3)]), ROSTER)
+    assert found.verdict.root_rank == "2"
+    assert found.failures[0].rank == 2
+    assert classify_logs(log_lines([(0, 1, "step 1")]), ROSTER).failures == ()
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> str:
+    with SegmentStore(tmp_path / "events") as store:
+        store.append(LogLines, to_arrow(log_lines(sorted(FAILED, key=lambda row: row[1]))))
+        store.commit()
+    return str(tmp_path / "events")
+
+
+def told(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
+    assert main(["diag", "logs", *words, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_the_verb_searches(place: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = told(capsys, place, "--grep", "closed by peer", "--ranks", "0,3", "--last", "1")
+    assert (found["num_matching"], [one["rank"] for one in found["lines"]]) == (2, [3])
+    assert found["lines"][0]["line"] == LOST
+    assert main(["diag", "logs", place, "--grep", "ECC"]) == 0
+    assert capsys.readouterr().out == f"1970-01-01 00:00:10 UTC rank 2 host-1: {ERROR}\n"
+
+
+def test_the_verb_judges(place: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = told(capsys, place, "--classify")
+    assert (found["label"], found["root_rank"], found["failures"][0]["rank"]) == ("gpu_hardware", 2, 2)
+    assert main(["diag", "logs", place, "--classify"]) == 0
+    text = capsys.readouterr().out
+    assert "began at     rank 2" in text
+    assert re.search(r"2 +host-1 +root +gpu_hardware", text)
+
+
+def test_what_makes_no_sense_is_said(place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diag", "logs", place, "--classify", "--grep", "x"]) != 0
+    assert "name one of the two" in capsys.readouterr().err
+    assert main(["diag", "logs", place, "--grep", "("]) != 0
+    assert "is no regular expression" in capsys.readouterr().err
+    assert main(["diag", "logs", place, "--ranks", "9"]) != 0
+    assert "no line of output" in capsys.readouterr().err

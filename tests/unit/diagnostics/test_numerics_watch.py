@@ -1,0 +1,87 @@
+"""Alarms of loss and gradient norm."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from megatrain.contracts.step_values import StepValue
+from megatrain_diagnostics.analysis.numerics import NUM_NEEDED, NumericsAlarm, NumericsWatch
+from megatrain_diagnostics.events.tables import Values, joined, num_rows, select
+from tests.helpers.synthetic_steps import step_values
+
+LOSS, NORM = StepValue.LOSS, StepValue.GRAD_NORM
+FACTOR = 5.0
+
+
+def usual(step: int, random: np.random.Generator) -> dict[StepValue, float]:
+    return {LOSS: 3.0 + 0.1 * random.normal(), NORM: abs(1.0 + 0.2 * random.normal())}
+
+
+def run(
+    changes: dict[int, dict[StepValue, float]], num_steps: int = 120, factor: float = FACTOR
+) -> list[NumericsAlarm]:
+    random, watch, alarms = np.random.default_rng(4), NumericsWatch(factor), []
+    for step in range(num_steps):
+        found = {**usual(step, random), **changes.get(step, {})}
+        alarms += watch.add(step_values(1, step, found))
+    return alarms
+
+
+def test_usual_training_raises_no_alarm() -> None:
+    assert run({}, 1000) == []
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_no_number_is_an_alarm_from_the_first_step_on(bad: float) -> None:
+    for step in (0, 80):
+        (alarm,) = run({step: {LOSS: bad, NORM: bad}})
+        assert (alarm.first_step, alarm.rollback_to, alarm.is_certain) == (step, step, True)
+        assert "is no number" in alarm.evidence[0]
+
+
+def test_a_loss_that_jumps_goes_back_to_before_the_batch_that_may_have_done_it() -> None:
+    (alarm,) = run({80: {LOSS: 16.0}})
+    assert (alarm.first_step, alarm.last_step, alarm.rollback_to) == (80, 80, 79)
+    assert alarm.is_certain
+    assert "5.3 times the median" in alarm.evidence[0]
+    assert run({80: {LOSS: 14.0}}) == []
+
+
+def test_a_gradient_norm_has_to_last_or_the_loss_to_rise() -> None:
+    (once,) = run({80: {NORM: 9.0}})
+    assert not once.is_certain
+    first, second = run({80: {NORM: 9.0}, 81: {NORM: 8.0}})
+    assert not first.is_certain
+    assert (second.first_step, second.last_step, second.rollback_to, second.is_certain) == (80, 81, 80, True)
+    (with_loss,) = run({80: {NORM: 9.0, LOSS: 5.0}})
+    assert with_loss.is_certain
+
+
+def test_without_enough_steps_a_jump_is_not_told() -> None:
+    early = NUM_NEEDED - 2
+    assert run({early: {LOSS: 40.0}}, NUM_NEEDED - 1) == []
+    assert run({NUM_NEEDED + 2: {LOSS: 40.0}}) != []
+
+
+def test_a_factor_of_0_switches_alarms_off() -> None:
+    assert run({80: {LOSS: float("nan")}}, factor=0.0) == []
+
+
+def test_what_jumped_does_not_become_the_measure() -> None:
+    alarms = run({step: {LOSS: 40.0} for step in range(80, 120)})
+    assert len(alarms) == 40
+    assert {alarm.first_step for alarm in alarms} == {80}
+
+
+def test_rows_twice_from_many_ranks_and_in_parts_raise_one_alarm() -> None:
+    watch, random = NumericsWatch(FACTOR), np.random.default_rng(5)
+    parts: list[Values] = []
+    for step in range(90):
+        found = {**usual(step, random), **({LOSS: float("nan")} if step == 80 else {})}
+        parts += [step_values(1, step, found)] * 3
+    everything = joined(Values, parts)
+    alarms = []
+    for rows in np.array_split(np.arange(num_rows(everything)), 37):
+        alarms += watch.add(select(everything, rows))
+    assert [alarm.first_step for alarm in alarms] == [80]

@@ -1,0 +1,115 @@
+"""Where the events are and which of them, as verbs of `megatrain diag` take it from the command line."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from megatrain.contracts.errors import DataError
+from megatrain_diagnostics.columns.schema import to_arrow
+from megatrain_diagnostics.commands.arguments import (
+    add_incarnation,
+    add_json,
+    add_place,
+    add_ranks,
+    add_steps,
+    chosen_incarnation,
+    open_source,
+    tell_problems,
+)
+from megatrain_diagnostics.events.tables import Ranks, StepTotals, columns_of, from_columns, num_rows
+from megatrain_diagnostics.store.segment_store import SegmentStore
+from tests.helpers.stored_events import segment_paths, step_totals
+
+
+def parsed(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="megatrain diag test", exit_on_error=False)
+    for add in (add_place, add_json, add_incarnation, add_steps, add_ranks):
+        add(parser)
+    return parser.parse_args(words)
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the directory of a run with two incarnations, in ./runs/demo."""
+    monkeypatch.chdir(tmp_path)
+    run = Path("runs/demo")
+    with SegmentStore(run / "events") as store:
+        store.append(StepTotals, to_arrow(step_totals(range(2), range(2))))
+        for incarnation in (3, 4):
+            columns = {name: ["h"] if dtype == "text" else [incarnation] for name, dtype in columns_of(Ranks).items()}
+            store.append(Ranks, to_arrow(from_columns(Ranks, columns)))
+        store.commit()
+    return run
+
+
+@pytest.mark.parametrize("place", ["demo", "runs/demo", "runs/demo/", "runs/demo/events", "runs/demo/events/totals"])
+def test_place_is_a_run_or_any_directory_of_segments(run: Path, place: str) -> None:
+    assert num_rows(open_source(parsed(place)).read(StepTotals)) == 12
+
+
+def test_place_without_events_is_an_error(run: Path) -> None:
+    (run / "logs").mkdir()
+    with pytest.raises(DataError, match=r"'nowhere': no such directory, nor a run runs/nowhere"):
+        open_source(parsed("nowhere"))
+    with pytest.raises(DataError, match="no segments of events below it"):
+        open_source(parsed("runs/demo/logs"))
+
+
+def test_incarnation_is_the_newest_or_the_one_that_is_named(run: Path) -> None:
+    source = open_source(parsed("demo"))
+
+    assert chosen_incarnation(parsed("demo"), source) == 4
+    assert chosen_incarnation(parsed("demo", "--incarnation", "3"), source) == 3
+    with pytest.raises(DataError, match="--incarnation=2: demo has 3, 4"):
+        chosen_incarnation(parsed("demo", "--incarnation", "2"), source)
+    with pytest.raises(DataError, match="no rank was ever heard of"):
+        chosen_incarnation(parsed("runs/demo/events/totals"), open_source(parsed("runs/demo/events/totals")))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("10:20", (10, 20)), ("10:", (10, None)), (":20", (None, 20)), ("15", (15, 15)), (":", (None, None))],
+)
+def test_steps(text: str, expected: tuple[int | None, int | None]) -> None:
+    assert parsed("x", "--steps", text).steps == expected
+    assert parsed("x").steps == (None, None)
+
+
+def test_ranks() -> None:
+    assert parsed("x").ranks is None
+    assert parsed("x", "--ranks", "5").ranks == (5,)
+    assert parsed("x", "--ranks", "0:3,16, 2:4").ranks == (0, 1, 2, 3, 4, 16)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--steps", "20:10"], "'20:10' ends before it begins"),
+        (["--steps", "a"], "'a' is not a whole number"),
+        (["--steps", "1:2:3"], "'2:3' is not a whole number"),
+        (["--ranks", "4:1"], "'4:1' ends before it begins"),
+        (["--ranks", ""], "'' is not a whole number"),
+        (["--ranks", "0:2000000000"], "names more than 1,000,000 ranks"),
+        (["--incarnation", "-1"], "'-1' is not a whole number of at least 0"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(words: list[str], message: str) -> None:
+    with pytest.raises(argparse.ArgumentError, match=message):
+        parsed("x", *words)
+
+
+def test_problems_are_told_on_stderr(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    segment_paths(run / "events" / "totals")[0].write_bytes(b"\x1b[31m")
+    source = open_source(parsed("demo"))
+    source.read(StepTotals)
+
+    tell_problems(source)
+
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("megatrain: runs/demo/events/totals/")
+    assert "not a whole Parquet file" in captured.err
+    assert captured.err.isascii()

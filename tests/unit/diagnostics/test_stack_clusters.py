@@ -1,0 +1,146 @@
+"""Stacks of many ranks: made alike, grouped, and the odd ones' smallest common group."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from megatrain.contracts.layout import Layout
+from megatrain_diagnostics.analysis.stack_clusters import (
+    cluster,
+    find_outliers,
+    newest_main_stacks,
+    normalised,
+    smallest_group,
+)
+from megatrain_diagnostics.events.roster import Roster
+from megatrain_diagnostics.events.tables import Stacks, from_columns
+
+OUTER = [
+    "/opt/lib/runpy.py:198 _run",
+    "/work/megatrain/trainer.py:{0} train",
+    "/work/megatrain/training_step.py:58 train_step",
+]
+WAIT = "\n".join([*OUTER, "/site/megatrain/comm/group.py:44 wait", "/site/megatrain/comm/group.py:{0} finish"])
+LOADER = "\n".join([*OUTER, "/work/megatrain/data/indexed.py:{0} read"])
+DEEP = "\n".join(
+    [
+        *OUTER,
+        *(f"/work/megatrain/model/block.py:{n} forward_{n}" for n in range(20)),
+        "/work/megatrain/comm/group.py:{0} finish",
+    ]
+)
+
+
+def roster(layout: Layout, per_host: int = 8) -> Roster:
+    return Roster(1, layout, {rank: f"host-{rank // per_host}" for rank in range(layout.world_size)}, {})
+
+
+def test_line_numbers_paths_and_numbers_do_not_tell_ranks_apart() -> None:
+    assert normalised(WAIT.format(3)) == normalised(WAIT.format(4))
+    assert normalised("/a/b/c/d.py:7 f")[0] == "c/d.py f"
+    assert normalised("no answer within 2 s, process is asleep (S) in wait_17") == normalised(
+        "no answer within 2 s, process is asleep (S) in wait_18"
+    )
+    assert normalised("") == ()
+
+
+def test_who_does_not_wait_is_the_outlier_and_its_rank_is_all_they_share() -> None:
+    layout = Layout(tp_size=2, pp_size=2, dp_size=4)
+    stacks = {rank: WAIT.format(rank) for rank in range(16)} | {9: LOADER.format(1)}
+    found = find_outliers(stacks, roster(layout))
+
+    assert [(len(one.ranks), one.is_waiting) for one in found.clusters] == [(15, True), (1, False)]
+    assert found.outliers == (9,)
+    assert found.shared is not None
+    assert (found.shared.kind, found.shared.ranks) == ("rank", (9,))
+
+
+@pytest.mark.parametrize(
+    ("odd", "kind", "num_ranks"),
+    [
+        ((0, 1), "tp", 2),
+        ((0, 8), "pp", 2),
+        ((0, 2), "host", 4),
+        ((0, 6), "dp", 4),
+        ((0, 3), "host", 4),
+        ((0, 7), "stage", 8),
+        ((0, 9), "replica", 4),
+    ],
+)
+def test_the_smallest_group_that_holds_all_outliers(odd: tuple[int, ...], kind: str, num_ranks: int) -> None:
+    found = smallest_group(odd, roster(Layout(tp_size=2, pp_size=2, dp_size=4), per_host=4))
+    assert found is not None
+    assert (found.kind, len(found.ranks)) == (kind, num_ranks)
+    assert set(odd) <= set(found.ranks)
+
+
+def test_what_only_the_whole_job_holds_is_no_group() -> None:
+    assert smallest_group((0, 15), roster(Layout(tp_size=2, pp_size=2, dp_size=4), per_host=4)) is None
+
+
+def test_a_rank_without_a_dump_is_an_outlier() -> None:
+    found = find_outliers({rank: WAIT.format(rank) for rank in range(4) if rank != 2}, roster(Layout(dp_size=4)))
+    assert (found.outliers, found.undumped) == ((2,), (2,))
+    assert find_outliers({}, roster(Layout(dp_size=4))).outliers == ()
+    assert find_outliers({0: WAIT}, roster(Layout(dp_size=4)), [0]).outliers == ()
+
+
+def test_where_nobody_waits_the_small_groups_are_the_outliers() -> None:
+    stacks = dict.fromkeys(range(6), LOADER) | {6: "a.py:1 other"}
+    assert find_outliers(stacks, roster(Layout(dp_size=7))).outliers == (6,)
+    halves = dict.fromkeys(range(3), LOADER) | dict.fromkeys(range(3, 6), "a.py:1 other")
+    assert find_outliers(halves, roster(Layout(dp_size=6))).outliers == ()
+
+
+def test_waits_of_many_kinds_are_still_waits() -> None:
+    # every stage waits somewhere else, so no group is large; who does not wait is still the odd one
+    stacks = {rank: WAIT.format(1).replace("trainer.py", f"stage_{'abcd'[rank // 2]}.py") for rank in range(8)}
+    stacks |= {6: LOADER.format(1), 7: LOADER.format(1)}
+    found = find_outliers(stacks, roster(Layout(pp_size=4, dp_size=2)))
+    assert len(found.clusters) == 4
+    assert found.outliers == (6, 7)
+    assert found.shared is not None
+    assert found.shared.ranks == (6, 7)
+
+
+def test_nearly_equal_waits_are_one_group_and_a_wait_is_never_like_work() -> None:
+    wait = DEEP.format(7)
+    deeper = wait.replace("forward_7", "forward_more")
+    work = wait.replace("comm/group.py:7 finish", "model/mlp.py:9 forward")
+    found = cluster({0: wait, 1: wait, 2: deeper, 3: work})
+    assert [one.ranks for one in found] == [(0, 1, 2), (3,)]
+
+
+def test_thousands_of_ranks_are_grouped_in_seconds() -> None:
+    layout = Layout(tp_size=8, pp_size=8, dp_size=192)
+    stacks = {rank: WAIT.format(rank % 900) for rank in range(layout.world_size)} | {4000: LOADER}
+    began = time.process_time()
+    found = find_outliers(stacks, roster(layout))
+    assert time.process_time() - began < 10.0
+    assert found.outliers == (4000,)
+
+
+def test_the_newest_dump_of_the_main_thread_counts() -> None:
+    rows = [
+        (1, 0, 10, "MainThread", "old"),
+        (1, 0, 20, "Thread 0x1", "loader"),
+        (1, 0, 20, "MainThread", "new"),
+        (2, 0, 90, "MainThread", "of another round"),
+        (1, 3, 5, "Thread 0x1", "the only one"),
+    ]
+    stacks = from_columns(
+        Stacks,
+        {
+            "incarnation": [row[0] for row in rows],
+            "rank": [row[1] for row in rows],
+            "sequence": range(len(rows)),
+            "at_ns": [row[2] for row in rows],
+            "pid": [1] * len(rows),
+            "host": ["a"] * len(rows),
+            "thread": [row[3] for row in rows],
+            "stack": [row[4] for row in rows],
+        },
+    )
+    assert newest_main_stacks(stacks, 1) == {0: "new", 3: "the only one"}

@@ -1,0 +1,374 @@
+"""Who makes a job slow, and why: simulated jobs in which that is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from megatrain.contracts.host_verdict import Cause, VerdictConfidence
+from megatrain.contracts.layout import Layout
+from megatrain.contracts.operations import Operation
+from megatrain_diagnostics.analysis.candidates import least_score
+from megatrain_diagnostics.analysis.findings import Assessment, Finding, Thresholds
+from megatrain_diagnostics.analysis.live import LiveDetection
+from megatrain_diagnostics.analysis.workload import FOLLOWS, pass_correlations, pearson
+from megatrain_diagnostics.events.tables import Spans, from_columns
+from tests.helpers.synthetic_steps import SyntheticJob
+
+HIGH, LOW = VerdictConfidence.HIGH, VerdictConfidence.LOW
+DP4 = Layout(dp_size=4)
+CHANGE_AT = 30
+WITHIN = 20
+Change = Callable[[SyntheticJob], object]
+
+
+def watch(
+    job: SyntheticJob, num_steps: int, change: Change | None = None
+) -> tuple[LiveDetection, dict[int, Assessment]]:
+    """Stream a job step by step; return the detection and what it said after each step."""
+    live, said = LiveDetection(job.roster(), Thresholds()), {}
+    for step in range(num_steps):
+        if step == CHANGE_AT and change is not None:
+            change(job)
+        totals, values = job.step(step)
+        live.add_values(values)
+        live.add_totals(totals, float(step))
+        live.advance(float(step))
+        said[step] = live.assessment
+    return live, said
+
+
+def first_with(said: dict[int, Assessment], is_it: Callable[[Finding], bool]) -> int | None:
+    return next((step for step, one in said.items() if any(map(is_it, one.findings))), None)
+
+
+def all_findings(said: dict[int, Assessment]) -> list[Finding]:
+    return [one for assessment in said.values() for one in assessment.findings]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_nobody_is_named_where_nobody_is_slow(seed: int) -> None:
+    _, said = watch(SyntheticJob(DP4, seed=seed, noise=0.04), 120)
+    assert [one for one in all_findings(said) if one.confidence is HIGH] == []
+
+
+@pytest.mark.parametrize("layout", [Layout(dp_size=16, tp_size=2, pp_size=4)])
+def test_nobody_is_named_among_many_ranks(layout: Layout) -> None:
+    _, said = watch(SyntheticJob(layout, ranks_per_host=8, noise=0.05), 60)
+    assert [one for one in all_findings(said) if one.confidence is HIGH] == []
+
+
+LAYOUTS = [
+    DP4,
+    Layout(dp_size=2, tp_size=2),
+    Layout(dp_size=2, pp_size=2),
+    Layout(dp_size=8, tp_size=2, pp_size=4),
+]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_slow_rank_is_named_within_20_steps(layout: Layout, seed: int) -> None:
+    job = SyntheticJob(layout, seed=seed, noise=0.03)
+    live, said = watch(job, CHANGE_AT + WITHIN + 1, lambda job: job.compute_factor.update({1: 1.3}))
+    found = first_with(said, lambda one: one.confidence is HIGH)
+    assert found is not None
+    assert found - CHANGE_AT < WITHIN
+    (finding,) = live.assessment.findings
+    assert (finding.cause, finding.hosts, finding.ranks) == (Cause.COMPUTE, ("host-0",), (1,))
+    assert finding.first_step == pytest.approx(CHANGE_AT, abs=2)
+    assert 0.2 < finding.excess < 0.4
+    assert finding.num_victims > 0
+    assert 1 not in finding.victims
+    assert all(one.confidence is not HIGH for step in range(CHANGE_AT) for one in said[step].findings)
+
+
+def test_a_slow_host_is_named_with_all_its_ranks() -> None:
+    live, _ = watch(SyntheticJob(DP4), 50, lambda job: job.compute_factor.update({2: 1.3, 3: 1.3}))
+    (finding,) = live.assessment.findings
+    assert finding.hosts == ("host-1",)
+    assert set(finding.ranks) == {2, 3}
+    assert "of the 2 ranks of host-1 all are slow" in finding.evidence
+    assert set(finding.victims) == {0, 1}
+
+
+def test_two_slow_hosts_are_one_finding_whose_gain_is_that_of_both() -> None:
+    change: Change = lambda job: job.compute_factor.update({2: 1.3, 9: 1.3})  # noqa: E731
+    live, _ = watch(SyntheticJob(Layout(dp_size=16)), 60, change)
+    (finding,) = live.assessment.findings
+    assert set(finding.hosts) == {"host-1", "host-4"}
+    assert finding.gain_s > 0.2
+
+
+def test_a_rank_that_was_always_slow_and_has_one_peer_is_not_surely_the_culprit() -> None:
+    job = SyntheticJob(Layout(dp_size=2, pp_size=2), compute_factor={1: 1.3})
+    _, said = watch(job, 80)
+    found = all_findings(said)
+    assert {one.cause for one in found} == {Cause.COMPUTE}
+    assert {one.confidence for one in found} == {LOW}
+    assert any("with one peer" in sentence for sentence in found[-1].evidence)
+
+
+def test_one_signal_alone_is_not_enough() -> None:
+    """A rank that computes long while nobody waits for it: what it does is hidden behind something else."""
+    job = SyntheticJob(DP4)
+
+    def hide(job: SyntheticJob) -> None:
+        job.compute_factor[1] = 1.3
+
+    live, said = LiveDetection(job.roster(), Thresholds()), []
+    for step in range(60):
+        if step == CHANGE_AT:
+            hide(job)
+        wait = np.full(4, 0.1)
+        totals, _ = job.step(step, {Operation.GRADS_REDUCE_SCATTER: wait})
+        live.add_totals(totals, float(step))
+        live.advance(float(step))
+        said += live.assessment.findings
+    assert said
+    assert {one.confidence for one in said} == {LOW}
+    assert "the second signal does not agree" in said[-1].evidence[1]
+
+
+@pytest.mark.parametrize("dp_size", [2, 4])
+def test_who_waits_is_a_victim_even_if_its_passes_hold_the_waiting(dp_size: int) -> None:
+    """The last stage waits for the token count within its first forward: for the rank whose data is late."""
+    job = SyntheticJob(Layout(dp_size=dp_size), data_s={1: 0.4})
+    live = LiveDetection(job.roster(), Thresholds())
+    late = np.where(np.arange(dp_size) == 1, 0.0, 0.4)
+    for step in range(40):
+        totals, _ = job.step(step, {Operation.FORWARD_COMPUTE: 0.3 + late, Operation.DP_ALL_REDUCE: late})
+        live.add_totals(totals, float(step))
+        live.advance(float(step))
+    (finding,) = live.assessment.findings
+    assert (finding.cause, finding.ranks) == (Cause.DATA, (1,))
+
+
+CAUSES: list[tuple[str, SyntheticJob, Change, Cause, tuple[str, ...]]] = [
+    ("gc between steps", SyntheticJob(DP4), lambda job: job.gc_s.update({1: 0.4}), Cause.GC, ("host-0",)),
+    (
+        "gc within passes",
+        SyntheticJob(DP4, is_gc_in_passes=True),
+        lambda job: job.gc_s.update({1: 0.4}),
+        Cause.GC,
+        ("host-0",),
+    ),
+    ("late data", SyntheticJob(DP4), lambda job: job.data_s.update({2: 0.4}), Cause.DATA, ("host-1",)),
+    (
+        "longer sequences",
+        SyntheticJob(DP4),
+        lambda job: job.work_factor.update({2: 1.5}),
+        Cause.LENGTHS,
+        ("host-1",),
+    ),
+    (
+        "sequences of all lengths",
+        SyntheticJob(DP4),
+        lambda job: setattr(job, "work_noise", 0.2),
+        Cause.LENGTHS,
+        (),
+    ),
+    (
+        "a slow last stage",
+        SyntheticJob(Layout(pp_size=4, dp_size=2)),
+        lambda job: job.stage_factor.update({3: 1.4}),
+        Cause.STAGE,
+        ("host-3",),
+    ),
+    (
+        "a slow link",
+        SyntheticJob(DP4),
+        lambda job: job.transfer_factor.update({"host-1": 20.0}),
+        Cause.NETWORK,
+        ("host-0", "host-1"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("job", "change", "cause", "hosts"), [case[1:] for case in CAUSES], ids=[c[0] for c in CAUSES])
+def test_the_right_cause_is_named(job: SyntheticJob, change: Change, cause: Cause, hosts: tuple[str, ...]) -> None:
+    _, said = watch(job, CHANGE_AT + 30, change)
+    before = [one for step in range(CHANGE_AT) for one in said[step].findings if one.confidence is HIGH]
+    assert before == []
+    found = first_with(said, lambda one: one.cause is cause and one.hosts == hosts)
+    assert found is not None
+    assert found - CHANGE_AT < WITHIN
+    sure = {one.cause for one in all_findings(said) if one.confidence is HIGH}
+    assert sure <= {cause}
+    for one in all_findings(said):
+        assert np.isfinite([one.excess, one.score, one.gain_s, one.wait_deficit_s, *one.scores.values()]).all()
+
+
+def test_a_link_is_named_surely_where_some_groups_have_it_and_others_not() -> None:
+    """Pipeline stages on hosts of their own: the groups of one stage run through one host only."""
+    job = SyntheticJob(Layout(dp_size=4, pp_size=4), ranks_per_host=2)
+
+    def slow(job: SyntheticJob) -> None:
+        job.transfer_factor["host-2"] = 20.0
+
+    live, _ = watch(job, 70, slow)
+    (finding,) = live.assessment.findings
+    assert finding.cause is Cause.NETWORK
+    assert finding.hosts == ("host-2", "host-3")  # stage 1 lies on both, and no other group does
+    job = SyntheticJob(Layout(dp_size=2, pp_size=4), ranks_per_host=2)
+    live, _ = watch(job, 70, slow)
+    (finding,) = live.assessment.findings
+    assert (finding.confidence, finding.hosts) == (HIGH, ("host-2",))
+
+
+def test_a_network_that_only_receives_tell_of_is_found_by_elimination() -> None:
+    job = SyntheticJob(Layout(pp_size=2, dp_size=2))
+    live = LiveDetection(job.roster(), Thresholds())
+    for step in range(60):
+        extra_s = 0.3 if step >= CHANGE_AT else 0.0
+        totals, _ = job.step(
+            step,
+            {Operation.FORWARD_RECV: np.full(4, 0.01 + extra_s), Operation.STEP: np.full(4, 1.0 + extra_s)},
+        )
+        live.add_totals(totals, float(step))
+        live.advance(float(step))
+    (finding,) = live.assessment.findings
+    assert (finding.cause, finding.confidence, finding.hosts) == (Cause.NETWORK, LOW, ())
+    assert finding.gain_s == pytest.approx(0.3, rel=0.1)
+
+
+def test_a_stage_that_became_slow_is_not_blamed_on_the_partition() -> None:
+    job = SyntheticJob(Layout(pp_size=4, dp_size=2))
+    live, _ = watch(job, 60, lambda job: job.stage_factor.update({3: 1.4}))
+    assert "it was not so at first" in live.assessment.findings[0].evidence[1]
+    live, _ = watch(SyntheticJob(Layout(pp_size=4, dp_size=2), stage_factor={3: 1.4}), 60)
+    assert "the model is cut unevenly" in live.assessment.findings[0].evidence[1]
+
+
+def test_a_slow_host_with_slightly_longer_sequences_is_still_a_slow_host() -> None:
+    job = SyntheticJob(DP4, work_factor={1: 1.02})
+    live, _ = watch(job, 60, lambda job: job.compute_factor.update({1: 1.3}))
+    assert live.assessment.findings[0].cause is Cause.COMPUTE
+
+
+def test_steps_with_checkpoints_and_the_first_ones_are_left_out() -> None:
+    job = SyntheticJob(DP4)
+    live = LiveDetection(job.roster(), Thresholds())
+    for step in range(60):
+        saves = step % 5 == 0
+        extra = {Operation.CHECKPOINT: np.array([5.0, 1.0, 1.0, 1.0])} if saves else None
+        job.compute_factor[0] = 3.0 if saves or step < 2 else 1.0
+        totals, _ = job.step(step, extra)
+        live.add_totals(totals, float(step))
+        live.advance(float(step))
+        assert live.assessment.findings == ()
+    assert live.num_left_out == 13
+    assert live.num_compared == 59 - 13
+
+
+def test_a_job_that_saves_every_step_is_judged_all_the_same() -> None:
+    job = SyntheticJob(DP4, compute_factor={1: 1.4})
+    live = LiveDetection(job.roster(), Thresholds())
+    for step in range(60):
+        totals, _ = job.step(step, {Operation.CHECKPOINT: np.full(4, 0.1)})
+        live.add_totals(totals, float(step))
+        live.advance(float(step))
+    assert live.assessment.findings[0].ranks == (1,)
+
+
+def test_without_peers_there_is_insufficient_evidence() -> None:
+    live, _ = watch(SyntheticJob(Layout(pp_size=2), compute_factor={1: 1.05}), 40)
+    assert live.assessment.findings == ()
+    assert not live.assessment.is_enough
+    assert live.assessment.unjudged_ranks == (0, 1)
+    live, _ = watch(SyntheticJob(DP4), 40)
+    assert live.assessment.is_enough
+
+
+def test_more_ranks_need_a_higher_score() -> None:
+    thresholds = Thresholds()
+    assert least_score(thresholds, 4) == thresholds.score
+    # the greatest of 12,288 normal numbers is above 4 more often than not
+    greatest = np.median([np.abs(np.random.default_rng(seed).normal(size=12288)).max() for seed in range(20)])
+    assert least_score(thresholds, 12288) > greatest > thresholds.score
+
+
+def test_pearson_is_numpys_and_0_without_variation() -> None:
+    random = np.random.default_rng(1)
+    first = random.normal(size=50)
+    second = first + random.normal(size=50)
+    assert pearson(first, second) == pytest.approx(np.corrcoef(first, second)[0, 1])
+    assert pearson(first, np.ones(50)) == 0.0
+
+
+def passes(times: np.ndarray, *, factor: np.ndarray) -> Spans:
+    """Return forward and backward of micro-batches: times [ranks, micro-batches], factors of each pass [2, ...]."""
+    rank, micro = (grid.ravel() for grid in np.meshgrid(*map(range, times.shape), indexing="ij"))
+    columns = {name: [] for name in ()}
+    rows = 2 * len(rank)
+    return from_columns(
+        Spans,
+        {
+            **columns,
+            "incarnation": [1] * rows,
+            "rank": np.tile(rank, 2),
+            "sequence": range(rows),
+            "step": [10] * rows,
+            "operation": np.repeat([Operation.FORWARD_COMPUTE.number, Operation.BACKWARD_COMPUTE.number], rows // 2),
+            "microbatch": np.tile(micro, 2),
+            "chunk": [0] * rows,
+            "group": [0] * rows,
+            "collective": [0] * rows,
+            "start_ns": [0] * rows,
+            "duration_ns": (np.concatenate([times.ravel(), 2 * times.ravel()]) * factor.ravel() * 1e9).astype(int),
+            "launch_ns": [0] * rows,
+            "num_bytes": [0] * rows,
+            "flags": [0] * rows,
+        },
+    )
+
+
+def test_forward_and_backward_agree_where_sequences_differ_and_not_where_a_host_is_slow() -> None:
+    random = np.random.default_rng(2)
+    lengths = np.exp(0.4 * random.normal(size=(2, 32)))
+    steady = 1.0 + 0.0 * lengths
+    noise = 1.0 + 0.1 * random.normal(size=(2, 2, 32))
+    assert (pass_correlations(passes(lengths, factor=np.ones((2, 2, 32))), 3)[:2] >= FOLLOWS).all()
+    assert (pass_correlations(passes(steady, factor=noise), 3) < FOLLOWS).all()
+    assert (pass_correlations(passes(steady, factor=np.ones((2, 2, 32))), 3) == 0.0).all()
+
+
+def test_a_neighbour_in_tensor_parallel_waits_within_its_passes_and_is_a_victim() -> None:
+    """Whoever shares a layer with a slow rank has passes as long as its own."""
+    job = SyntheticJob(Layout(tp_size=2, dp_size=4), ranks_per_host=2, noise=0.01)
+    live = LiveDetection(job.roster(), Thresholds())
+    passes, waits = np.full(8, 0.3), np.full(8, 0.02)
+    passes[[2, 3]] += 0.4
+    waits[2] += 0.4
+    for step in range(40):
+        totals, _ = job.step(
+            step,
+            {
+                Operation.FORWARD_COMPUTE: passes,
+                Operation.TP_ALL_REDUCE: waits,
+                Operation.GRADS_REDUCE_SCATTER: np.where(passes > 0.5, 0.02, 0.42),
+            },
+        )
+        live.add_totals(totals, float(step))
+        live.advance(float(step))
+    (finding,) = live.assessment.findings
+    assert (finding.cause, finding.ranks, finding.confidence) == (Cause.COMPUTE, (3,), HIGH)
+    assert 2 in finding.victims
+
+
+def test_collectives_under_way_at_once_do_not_count_the_same_waiting_twice() -> None:
+    """Reductions of many buckets are awaited together: their sum is many times the step, and as noisy."""
+    job = SyntheticJob(DP4)
+    live = LiveDetection(job.roster(), Thresholds())
+    random = np.random.default_rng(5)
+    for step in range(60):
+        job.compute_factor[1] = 1.3 if step >= CHANGE_AT else 1.0
+        totals, _ = job.step(step)
+        is_reduction = totals.operation == Operation.GRADS_REDUCE_SCATTER.number
+        totals.sum_ns[is_reduction] += (20e9 * random.random(4)).astype(np.int64)
+        live.add_totals(totals, float(step))
+        live.advance(float(step))
+    (finding,) = live.assessment.findings
+    assert (finding.ranks, finding.confidence) == ((1,), HIGH)

@@ -1,0 +1,133 @@
+"""`megatrain diag stragglers` over a directory of segments."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from megatrain.cli import main
+from megatrain.contracts.layout import Layout
+from megatrain.contracts.operations import Operation
+from megatrain_diagnostics.columns.schema import to_arrow
+from megatrain_diagnostics.events.tables import Ranks, Spans, StepTotals, Values, from_columns, select
+from megatrain_diagnostics.store.segment_store import SegmentStore
+from tests.helpers.synthetic_steps import SyntheticJob
+
+
+def write(directory: Path, job: SyntheticJob, num_steps: int, slow_from: int = -1, silent: int = -1) -> None:
+    with SegmentStore(directory) as store:
+        store.append(Ranks, to_arrow(job.ranks()))
+        for step in range(num_steps):
+            if step == slow_from:
+                job.compute_factor[2] = 1.3
+            totals, values = job.step(step)
+            store.append(StepTotals, to_arrow(select(totals, totals.rank != silent)))
+            store.append(Values, to_arrow(values))
+        store.commit()
+
+
+def told(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    assert main(["diag", "stragglers", *words, "--json"]) == 0
+    document: dict[str, Any] = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    return document
+
+
+@pytest.fixture(scope="module")
+def slow_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("run")
+    write(run / "events", SyntheticJob(Layout(dp_size=4)), 90, slow_from=40)
+    return run
+
+
+def test_the_slow_host_is_named_with_figures_and_sentences(slow_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    document = told(capsys, str(slow_run))
+    (finding,) = document["findings"]
+    assert (finding["cause"], finding["confidence"], finding["hosts"]) == ("compute", "high", ["host-1"])
+    assert finding["ranks"] == [2]
+    assert finding["first_step"] == pytest.approx(40, abs=2)
+    assert finding["last_step"] == 89
+    assert finding["excess"] == pytest.approx(0.3, abs=0.06)
+    assert finding["is_over"] is False
+    assert document["num_steps"] == 88
+    assert main(["diag", "stragglers", str(slow_run / "events")]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("1 found; first: compute, host-1, high confidence")
+    assert "the others wait for it" in said
+
+
+def test_steps_before_hold_nothing(slow_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    document = told(capsys, str(slow_run), "--steps", "0:38")
+    assert document["findings"] == []
+    assert document["is_enough"]
+    assert main(["diag", "stragglers", str(slow_run), "--steps", ":38"]) == 0
+    assert capsys.readouterr().out.startswith("nobody is slower than its peers")
+
+
+def test_a_slowness_that_ended_is_told_as_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = SyntheticJob(Layout(dp_size=4), compute_factor={1: 1.4})
+    with SegmentStore(tmp_path / "events") as store:
+        store.append(Ranks, to_arrow(job.ranks()))
+        for step in range(90):
+            if step == 40:
+                job.compute_factor.clear()
+            totals, _ = job.step(step)
+            store.append(StepTotals, to_arrow(totals))
+        store.commit()
+    (finding,) = told(capsys, str(tmp_path))["findings"]
+    assert finding["is_over"] is True
+    assert finding["last_step"] == pytest.approx(42, abs=3)
+
+
+def test_too_little_is_insufficient_evidence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path / "few", SyntheticJob(Layout(dp_size=4)), 5)
+    assert main(["diag", "stragglers", str(tmp_path / "few")]) == 0
+    assert capsys.readouterr().out.startswith("insufficient evidence")
+    write(tmp_path / "alone", SyntheticJob(Layout()), 40)
+    document = told(capsys, str(tmp_path / "alone"))
+    assert document["unjudged_ranks"] == [0]
+    assert not document["is_enough"]
+
+
+def test_a_silent_rank_is_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path, SyntheticJob(Layout(dp_size=4)), 30, silent=3)
+    assert told(capsys, str(tmp_path))["silent_ranks"] == [3]
+    assert main(["diag", "stragglers", str(tmp_path)]) == 0
+    assert "0 samples" in capsys.readouterr().out
+
+
+def test_thresholds_can_be_chosen(slow_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert told(capsys, str(slow_run), "--excess", "0.5")["findings"] == []
+    assert main(["diag", "stragglers", str(slow_run), "--excess", "nan"]) == 2
+    assert "'nan' is not a number above 0" in capsys.readouterr().err
+
+
+def test_a_place_without_events_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diag", "stragglers", str(tmp_path)]) != 0
+    assert capsys.readouterr().err
+    with SegmentStore(tmp_path / "events") as store:
+        store.append(Ranks, to_arrow(SyntheticJob(Layout()).ranks()))
+        store.commit()
+    assert main(["diag", "stragglers", str(tmp_path)]) != 0
+    assert "no sums of steps" in capsys.readouterr().err
+
+
+def test_whole_spans_tell_samples_from_a_slow_host(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without squared lengths, as of old runs: forward and backward of each micro-batch agree."""
+    job = SyntheticJob(Layout(dp_size=4), compute_factor={2: 1.4})
+    write(tmp_path / "slow", job, 40)
+    assert told(capsys, str(tmp_path / "slow"))["findings"][0]["cause"] == "compute"
+    lengths = np.exp(0.4 * np.random.default_rng(3).normal(size=32))
+    rows = 2 * len(lengths)
+    spans = {name: np.zeros(rows) for name in ("group", "collective", "start_ns", "launch_ns", "num_bytes", "flags")}
+    spans |= {"incarnation": np.ones(rows), "rank": np.full(rows, 2), "step": np.full(rows, 20)}
+    spans |= {"sequence": np.arange(rows) + 10**6, "chunk": np.zeros(rows), "microbatch": np.tile(np.arange(32), 2)}
+    spans["operation"] = np.repeat([Operation.FORWARD_COMPUTE.number, Operation.BACKWARD_COMPUTE.number], 32)
+    spans["duration_ns"] = (np.concatenate([lengths, 2 * lengths]) * 1e7).astype(int)
+    with SegmentStore(tmp_path / "slow") as store:
+        store.append(Spans, to_arrow(from_columns(Spans, spans)))
+        store.commit()
+    assert told(capsys, str(tmp_path / "slow"))["findings"][0]["cause"] == "sequence-length"

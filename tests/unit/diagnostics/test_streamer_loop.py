@@ -1,0 +1,304 @@
+"""A host's streamer on the boxes and logs of this process's ranks: what it hands on, and what it says in trouble."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import megatrain.telemetry.recorder
+from megatrain.contracts.black_box import write_control
+from megatrain.contracts.black_box_values import ControlPage, Identity
+from megatrain.contracts.clock_base import read_clock_base
+from megatrain.contracts.layout import Layout
+from megatrain.contracts.operations import Operation
+from megatrain.contracts.run_directory import RunDirectory, black_box_path
+from megatrain.contracts.step_values import StepValue
+from megatrain.failures.patience import Patience
+from megatrain.telemetry.recorder import Recorder, open_recorder
+from megatrain_diagnostics.events.tables import LogLines, Ranks, Spans, StepTotals, Values, joined, num_rows
+from megatrain_diagnostics.streamer.expected_ranks import HostRanks
+from megatrain_diagnostics.streamer.host_clock import HostClock
+from megatrain_diagnostics.streamer.settings import StreamerSettings
+from megatrain_diagnostics.streamer.streamer import Streamer
+from megatrain_diagnostics.wire.discovery import FixedDaemon
+from megatrain_diagnostics.wire.sender import Sender, SenderState
+from megatrain_launcher.worker_logs import rank_log_path
+
+PATIENCE = Patience(init_s=30.0, first_step_s=30.0, checkpoint_s=30.0, evaluation_s=30.0, floor_s=30.0, factor=10.0)
+LONG_S = 1000.0
+SUMMED = Operation.FORWARD_COMPUTE
+
+
+@dataclass
+class Collected:
+    """Takes the place of the sender."""
+
+    state_now: SenderState
+    tables: dict[Any, list[Any]] = field(default_factory=dict)
+
+    def send(self, kind: Any, table: Any) -> None:
+        self.tables.setdefault(kind, []).append(table)
+
+    def state(self) -> SenderState:
+        return self.state_now
+
+    def all(self, kind: Any) -> Any:
+        return joined(kind, self.tables.get(kind, []))
+
+
+@pytest.fixture
+def idle_state() -> SenderState:
+    """The state of a sender that has nothing to do."""
+    sender = Sender("host-1", FixedDaemon(None), None)
+    try:
+        return sender.state()
+    finally:
+        sender.close(0.0)
+
+
+@dataclass
+class Host:
+    """A host with ranks that are this process, and streamers that may begin anew."""
+
+    root: Path
+    idle: SenderState
+    expected: HostRanks = field(default_factory=lambda: HostRanks(1, range(0), time.monotonic()))
+    recorders: list[Recorder] = field(default_factory=list)
+    silent: list[tuple[int, ...]] = field(default_factory=list)
+
+    @property
+    def settings(self) -> StreamerSettings:
+        return StreamerSettings(
+            job="demo",
+            host="host-1",
+            run=str(self.root / "run"),
+            host_logs=str(self.root / "logs"),
+            black_box_directory=str(self.root / "boxes"),
+            spool_bytes=1_000_000,
+            patience=PATIENCE,
+        )
+
+    def path(self, rank: int) -> Path:
+        key = RunDirectory(self.root / "run").key
+        return black_box_path(self.root / "boxes", "demo", key, "main", 1, rank)
+
+    def rank(self, rank: int, host: str = "host-1", pid: int | None = None) -> Recorder:
+        identity = Identity("demo", "main", 1, rank, Layout(dp_size=4), pid or os.getpid(), host)
+        key = RunDirectory(self.root / "run").key
+        recorder = open_recorder(identity, directory=str(self.root / "boxes"), run_key=key, num_records=512)
+        self.recorders.append(recorder)
+        return recorder
+
+    def streamer(self) -> tuple[Streamer, Collected]:
+        taken = Collected(self.idle)
+        clock = HostClock(read_clock_base())
+        return Streamer(self.settings, clock, taken, lambda: self.expected, self.silent.append), taken
+
+
+@pytest.fixture
+def host(tmp_path: Path, idle_state: SenderState) -> Iterator[Host]:
+    (tmp_path / "boxes").mkdir()
+    made = Host(tmp_path, idle_state)
+    yield made
+    for recorder in made.recorders:
+        recorder.close()
+
+
+def take_steps(recorder: Recorder, steps: range) -> None:
+    for step in steps:
+        recorder.set_step(step)
+        with recorder.span(SUMMED):
+            pass
+        recorder.complete_step()
+        recorder.note_value(StepValue.LOSS, float(step))
+
+
+def test_what_ranks_and_their_logs_leave_is_handed_on_in_time(host: Host) -> None:
+    first, second = host.rank(0), host.rank(1)
+    host.rank(2, host="host-2")
+    (host.root / "boxes" / host.path(3).name).write_bytes(b"no black box")
+    for rank in (0, 1):
+        write_control(host.path(rank), ControlPage(sample_period=5))
+    log = rank_log_path(host.root / "logs", 1, 0)
+    log.parent.mkdir(parents=True)
+    log.write_bytes(b"hello\n")
+    streamer, taken = host.streamer()
+    take_steps(first, range(3))
+    take_steps(second, range(3))
+    streamer.look(LONG_S)
+    assert taken.tables == {}, "neither many rows nor old ones"
+    streamer.look(LONG_S + 1.1)
+    assert taken.all(Ranks).rank.tolist() == [0, 1], "a machine may be several hosts"
+    totals = taken.all(StepTotals)
+    assert sorted(zip(totals.rank.tolist(), totals.step.tolist(), strict=True)) == [
+        (rank, step) for rank in (0, 1) for step in range(3)
+    ]
+    assert taken.all(Spans).step.tolist() == [0, 0]
+    assert taken.all(LogLines).line.tolist() == ["hello"]
+    take_steps(first, range(3, 120))
+    streamer.look(LONG_S + 1.2)
+    assert num_rows(taken.all(Values)) == 6, "fewer than 512 rows, and young"
+    take_steps(second, range(3, 170))
+    streamer.look(LONG_S + 1.3)
+    streamer.look(LONG_S + 2.4)
+    values = taken.all(Values)
+    assert values.value[values.rank == 1].tolist() == [float(step) for step in range(170)]
+    reading = streamer.reading()
+    assert [(rank.rank, rank.step) for rank in reading.ranks] == [(0, 119), (1, 169)]
+    assert reading.rows_sent["values"] == 290
+    assert reading.silent_ranks == 0
+    streamer.end()
+
+
+def test_times_are_those_of_one_clock(host: Host) -> None:
+    before = time.time_ns()
+    take_steps(host.rank(0), range(1))
+    streamer, taken = host.streamer()
+    streamer.look(LONG_S)
+    streamer.end()
+    tolerance_ns = 50_000_000  # the system's clock may be slewed in between
+    for times in (taken.all(Values).at_ns, taken.all(StepTotals).start_ns, taken.all(Spans).start_ns):
+        assert ((times > before - tolerance_ns) & (times < time.time_ns() + tolerance_ns)).all()
+
+
+def test_a_new_life_goes_on_where_the_last_one_was_done(host: Host) -> None:
+    recorder = host.rank(0)
+    take_steps(recorder, range(3))
+    open_token = recorder.begin(Operation.CHECKPOINT)
+    take_steps(recorder, range(3, 6))
+    streamer, taken = host.streamer()
+    streamer.look(LONG_S)
+    streamer.end()
+    assert taken.all(Values).step.tolist() == list(range(6))
+    recorder.end(open_token)
+    take_steps(recorder, range(6, 8))
+    again, taken = host.streamer()
+    again.look(LONG_S)
+    again.end()
+    steps = taken.all(Values).step.tolist()
+    assert steps == [3, 4, 5, 6, 7], "from the span that was open on: what comes twice is known by its number"
+    assert Operation.CHECKPOINT.number in taken.all(Spans).operation
+    assert taken.all(Ranks).rank.tolist() == [0]
+
+
+def test_damaged_notes_of_where_it_was_only_cost_a_repetition(host: Host, caplog: pytest.LogCaptureFixture) -> None:
+    host.settings.own_directory.mkdir(parents=True)
+    (host.settings.own_directory / "positions.json").write_bytes(b'{"schema_version": 1, "boxes": {"x": "y"}}')
+    take_steps(host.rank(0), range(2))
+    streamer, taken = host.streamer()
+    streamer.end()
+    assert taken.all(Values).step.tolist() == [0, 1]
+    assert "streamed anew" in caplog.text
+
+
+def test_a_rank_that_was_killed_leaves_all_its_newest_spans(host: Host) -> None:
+    child = subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE)
+    recorder = host.rank(0, pid=child.pid)
+    write_control(host.path(0), ControlPage(sample_period=100))
+    take_steps(recorder, range(1, 4))
+    recorder.set_step(4)
+    recorder.begin(Operation.OPTIMIZER)
+    streamer, taken = host.streamer()
+    streamer.look(LONG_S)
+    assert num_rows(taken.all(Spans)) == 0
+    child.kill()
+    child.wait()
+    host.path(0).unlink()  # its executor has copied the file
+    streamer.look(LONG_S + 1)
+    streamer.look(LONG_S + 2)
+    spans = taken.all(Spans)
+    assert spans.step.tolist() == [1, 2, 3, 4]
+    assert (spans.operation[spans.duration_ns == -1]).tolist() == [Operation.OPTIMIZER.number]
+    reading = streamer.reading()
+    assert reading.ranks == ()
+    streamer.end()
+
+
+def test_a_rank_that_ended_well_leaves_no_more_than_was_asked_for(host: Host) -> None:
+    recorder = host.rank(0)
+    write_control(host.path(0), ControlPage(sample_period=3))
+    streamer, taken = host.streamer()
+    streamer.look(LONG_S)
+    take_steps(recorder, range(1, 8))
+    recorder.close()  # the file is gone before the next look
+    streamer.look(LONG_S + 2)
+    streamer.end()
+    assert taken.all(Values).step.tolist() == list(range(1, 8))
+    assert taken.all(Spans).step.tolist() == [3, 6]
+
+
+def test_silent_ranks_are_named_and_everybody_s_last_spans_are_sent(
+    host: Host, caplog: pytest.LogCaptureFixture
+) -> None:
+    moving, stuck = host.rank(0), host.rank(1)
+    for rank in (0, 1):
+        write_control(host.path(rank), ControlPage(sample_period=100))
+    take_steps(moving, range(1, 4))
+    take_steps(stuck, range(1, 3))
+    stuck.set_step(3)
+    stuck.begin(Operation.DP_ALL_REDUCE)
+    streamer, taken = host.streamer()
+    streamer.look(LONG_S)
+    assert host.silent == []
+    now_ns = time.monotonic_ns()
+    with pytest.MonkeyPatch.context() as patch:
+        # rank 1 did nothing for a minute, in which rank 0 moved
+        for module in (time, megatrain.telemetry.recorder):
+            patch.setattr(module, "monotonic_ns", lambda: now_ns + 60_000_000_000)
+        take_steps(moving, range(4, 6))
+        streamer.look(LONG_S + 0.2)
+        with caplog.at_level(logging.WARNING):
+            streamer.look(LONG_S + 1)
+            assert host.silent == [], "the machine may have paused: two looks must agree"
+            streamer.look(LONG_S + 2)
+        assert host.silent == [(1,)]
+        streamer.look(LONG_S + 4)
+    assert "nothing from rank 1" in caplog.text
+    assert host.silent == [(1,)], "told once"
+    spans = taken.all(Spans)
+    assert set(spans.step[spans.rank == 0].tolist()) >= {1, 2, 3, 4, 5}
+    is_open = spans.duration_ns == -1
+    assert list(zip(spans.rank[is_open].tolist(), spans.operation[is_open].tolist(), strict=True)) == [
+        (1, Operation.DP_ALL_REDUCE.number)
+    ]
+    reading = streamer.reading()
+    assert reading.silent_ranks == 1
+    streamer.end()
+
+
+def test_a_rank_that_never_wrote_anything_is_silent_too(host: Host) -> None:
+    host.rank(0)
+    host.expected = HostRanks(1, range(2), time.monotonic() - PATIENCE.init_s - 1)
+    streamer, _ = host.streamer()
+    streamer.look(LONG_S)
+    streamer.look(LONG_S + 1)
+    assert host.silent == [(1,)]
+    streamer.end()
+
+
+def test_a_box_that_becomes_garbage_harms_no_other(host: Host, caplog: pytest.LogCaptureFixture) -> None:
+    good, bad = host.rank(0), host.rank(1)
+    streamer, taken = host.streamer()
+    streamer.look(LONG_S)
+    take_steps(good, range(2))
+    take_steps(bad, range(2))
+    with host.path(1).open("r+b") as file:
+        file.seek(1024)
+        file.write(b"\xfe" * 256)  # the words that change, among them the cursor
+    streamer.look(LONG_S + 2)
+    take_steps(good, range(2, 4))
+    streamer.end()
+    values = taken.all(Values)
+    assert values.step[values.rank == 0].tolist() == [0, 1, 2, 3]
+    assert not np.isin(1, values.rank)
+    assert "rank 1 is streamed no more" in caplog.text

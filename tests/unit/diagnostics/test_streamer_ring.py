@@ -1,0 +1,258 @@
+"""Following a ring by the thousand: each record once, when it has ended, beside a writer and after its end."""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from megatrain.contracts.black_box import BlackBoxReader, write_control
+from megatrain.contracts.black_box_layout import RECORD as RECORD_STRUCT
+from megatrain.contracts.black_box_layout import RECORD_FIELDS, RING_OFFSET, Word, field_offsets
+from megatrain.contracts.black_box_values import ClockBase, ControlPage, Identity
+from megatrain.contracts.errors import DataError
+from megatrain.contracts.layout import Layout
+from megatrain.contracts.operations import Operation
+from megatrain.contracts.run_directory import black_box_path
+from megatrain.contracts.step_values import StepValue
+from megatrain.telemetry.recorder import Recorder, open_recorder
+from megatrain_diagnostics.events.tables import Groups, Ranks, Spans, StepTotals, Values, joined
+from megatrain_diagnostics.streamer.host_clock import HostClock
+from megatrain_diagnostics.streamer.rank_tail import RankTail, Tables
+from megatrain_diagnostics.streamer.ring_tail import RECORD, RingLook, RingTail
+
+FORWARD = Operation.FORWARD_COMPUTE
+CLOCK = HostClock(ClockBase(monotonic_ns=1_000, unix_ns=1_700_000_000_000_000_000, error_ns=1))
+OpenBox = Callable[..., tuple[Recorder, Path]]
+
+
+@pytest.fixture
+def open_box(tmp_path: Path) -> Iterator[OpenBox]:
+    """Return a function that opens a rank's recorder and its box."""
+    opened: list[Recorder] = []
+
+    def make(num_records: int = 64, rank: int = 2, incarnation: int = 5) -> tuple[Recorder, Path]:
+        identity = Identity("demo", "main", incarnation, rank, Layout(2, 2, 1), os.getpid(), "host-1")
+        opened.append(open_recorder(identity, directory=str(tmp_path), run_key="key", num_records=num_records))
+        return opened[-1], black_box_path(tmp_path, "demo", "key", "main", incarnation, rank)
+
+    yield make
+    for recorder in opened:
+        recorder.close()
+
+
+def look(tail: RingTail) -> RingLook:
+    return tail.look(tail._reader.cursor())
+
+
+def numbers(tail: RingTail) -> list[int]:
+    return [int(number) for number in look(tail).ended["sequence"]]
+
+
+def test_the_array_has_the_layout_of_the_contract() -> None:
+    assert RECORD.fields is not None
+    expected = field_offsets(RECORD_STRUCT, RECORD_FIELDS)
+    assert {name: place[1] for name, place in RECORD.fields.items()} == {
+        name: offset for name, (offset, _) in expected.items()
+    }
+    codes = {name: np.dtype(f"<{code}") for name, (_, code) in expected.items()}
+    assert {name: place[0] for name, place in RECORD.fields.items()} == codes
+
+
+def test_each_record_comes_once_and_when_it_has_ended(open_box: OpenBox) -> None:
+    recorder, path = open_box()
+    with BlackBoxReader(path) as reader:
+        tail = RingTail(reader)
+        assert numbers(tail) == []
+        long = recorder.begin(Operation.STEP)
+        with recorder.span(FORWARD):
+            other = recorder.begin(Operation.GRADS_REDUCE_SCATTER)
+        assert numbers(tail) == [2]
+        assert tail.done == 0, "a new life of the streamer must see the first again"
+        recorder.end(other)
+        recorder.end(recorder.begin(FORWARD))
+        assert numbers(tail) == [3, 4]
+        recorder.end(long)
+        assert numbers(tail) == [1]
+        assert numbers(tail) == []
+        assert tail.done == 4
+        assert numbers(RingTail(reader, last=2)) == [3, 4]
+
+
+def test_what_the_ring_overwrote_is_counted_and_the_rest_comes(open_box: OpenBox) -> None:
+    recorder, path = open_box(num_records=16)
+    with BlackBoxReader(path) as reader:
+        tail = RingTail(reader)
+        hanging = recorder.begin(FORWARD)
+        assert numbers(tail) == []
+        for _ in range(40):
+            recorder.end(recorder.begin(FORWARD))
+        looked = look(tail)
+        assert [int(number) for number in looked.ended["sequence"]] == list(range(26, 42))
+        assert looked.num_lost == 25, "24 that nobody saw, and one that was open when it was overwritten"
+        recorder.end(hanging)
+        assert look(tail).num_lost == 0
+
+
+def test_nothing_is_lost_or_doubled_at_random(open_box: OpenBox) -> None:
+    recorder, path = open_box(num_records=64)
+    choose = random.Random(3)
+    open_tokens: list[int] = []
+    num_begun, num_lost, seen = 0, 0, []
+    with BlackBoxReader(path) as reader:
+        tail = RingTail(reader)
+        for _ in range(400):
+            for _ in range(choose.randrange(12)):
+                if open_tokens and choose.random() < 0.5:
+                    recorder.end(open_tokens.pop(choose.randrange(len(open_tokens))))
+                else:
+                    open_tokens.append(recorder.begin(FORWARD))
+                    num_begun += 1
+            looked = look(tail)
+            num_lost += looked.num_lost
+            seen += [int(number) for number in looked.ended["sequence"]]
+        for token in open_tokens:
+            recorder.end(token)
+        looked = look(tail)
+    seen += [int(number) for number in looked.ended["sequence"]]
+    assert len(seen) == len(set(seen))
+    assert len(seen) + num_lost + looked.num_lost == num_begun
+    assert max(seen) == num_begun
+
+
+def test_a_torn_record_is_waited_for(open_box: OpenBox) -> None:
+    recorder, path = open_box()
+    for _ in range(3):
+        recorder.end(recorder.begin(FORWARD))
+    place = RING_OFFSET + 2 * 64
+    with BlackBoxReader(path) as reader, path.open("r+b") as file:
+        file.seek(place)
+        whole = file.read(8)
+        file.seek(place)
+        file.write(bytes(8))
+        file.flush()
+        tail = RingTail(reader)
+        assert numbers(tail) == [1, 3]
+        file.seek(place)
+        file.write(whole)
+        file.flush()
+        assert numbers(tail) == [2]
+
+
+def test_a_cursor_that_cannot_be_is_an_error_and_nothing_worse(open_box: OpenBox) -> None:
+    _, path = open_box()
+    with path.open("r+b") as file:
+        file.seek(Word.CURSOR * 8)
+        file.write(b"\xfe" * 8)
+    with BlackBoxReader(path) as reader, pytest.raises(DataError, match=r"more than any rank can have written"):
+        look(RingTail(reader))
+
+
+def tables_of(found: Tables) -> dict[str, list[object]]:
+    return {kind.NAME: [table for one, table in found if one is kind] for kind, _ in found}
+
+
+def take_steps(recorder: Recorder, steps: range, group: int) -> None:
+    for step in steps:
+        recorder.set_step(step)
+        with recorder.span(Operation.STEP), recorder.span(FORWARD, microbatch=1, chunk=0):
+            pass
+        recorder.end(recorder.begin(Operation.TP_ALL_REDUCE, num_bytes=7, group=group))
+        recorder.complete_step()
+        recorder.note_value(StepValue.LOSS, 0.5 * step)
+        with recorder.span(Operation.GC):
+            pass
+
+
+def test_a_rank_becomes_rows(open_box: OpenBox) -> None:
+    recorder, path = open_box(num_records=512)
+    group = recorder.add_group("tp", [2, 3])
+    write_control(path, ControlPage(sample_period=4))
+    take_steps(recorder, range(6), group)
+    tail = RankTail(path, CLOCK)
+    found = dict(tail.look())
+    ranks, groups, totals, values, spans = (found[kind] for kind in (Ranks, Groups, StepTotals, Values, Spans))
+    assert isinstance(ranks, Ranks)
+    assert (ranks.host[0], ranks.rank[0], ranks.incarnation[0], ranks.pp_rank[0]) == ("host-1", 2, 5, 1)
+    assert isinstance(groups, Groups)
+    assert (groups.name.tolist(), groups.first_rank.tolist(), groups.num_ranks.tolist()) == (["tp"], [2], [2])
+    assert isinstance(totals, StepTotals)
+    assert sorted(set(totals.step.tolist())) == list(range(6))
+    assert set(totals.operation.tolist()) == {one.number for one in (Operation.STEP, FORWARD, Operation.TP_ALL_REDUCE,
+                                                                     Operation.GC)}  # fmt: skip
+    assert isinstance(values, Values)
+    assert values.value.tolist() == [0.0, 0.5, 1.0, 1.5, 2.0, 2.5]
+    assert isinstance(spans, Spans)
+    of_forward = spans.operation == FORWARD.number
+    assert spans.step[of_forward].tolist() == [0, 4], "one step in four"
+    assert (spans.microbatch[of_forward].tolist(), spans.chunk[of_forward].tolist()) == ([1, 1], [0, 0])
+    assert spans.step[spans.operation == Operation.GC.number].tolist() == list(range(6)), "rare, so always"
+    exchanges = spans.operation == Operation.TP_ALL_REDUCE.number
+    assert spans.collective[exchanges].tolist() == [1, 5]
+    assert spans.num_bytes[exchanges].tolist() == [7, 7]
+    with BlackBoxReader(path) as reader:
+        record = reader.record(int(spans.sequence[of_forward][0]))
+    assert record is not None
+    assert spans.start_ns[of_forward][0] == record.start_ns + CLOCK.offset_ns
+    assert spans.duration_ns[of_forward][0] == record.duration_ns
+    assert tail.look() == []
+
+    write_control(path, ControlPage(sample_period=1))
+    take_steps(recorder, range(6, 8), group)
+    found = dict(tail.look())
+    assert isinstance(found[Spans], Spans)
+    assert set(found[Spans].step.tolist()) == {6, 7}, "a burst"
+    assert Ranks not in found
+    assert Groups not in found
+    tail.close()
+
+
+def test_evidence_holds_all_newest_spans_and_what_is_open(open_box: OpenBox) -> None:
+    recorder, path = open_box(num_records=512)
+    group = recorder.add_group("tp", [2, 3])
+    write_control(path, ControlPage(sample_period=100))
+    take_steps(recorder, range(1, 4), group)
+    recorder.set_step(4)
+    recorder.begin(Operation.TP_ALL_REDUCE, group=group)
+    tail = RankTail(path, CLOCK)
+    tail.look()
+    spans = joined(Spans, [table for _, table in tail.evidence() if isinstance(table, Spans)])
+    assert set(spans.step.tolist()) == {1, 2, 3, 4}
+    is_open = spans.duration_ns == -1
+    assert spans.operation[is_open].tolist() == [Operation.TP_ALL_REDUCE.number]
+    assert spans.collective[is_open].tolist() == [4]
+    recorder.close(keep=True, has_failed=True)
+    tail.look()
+    assert not tail.is_running
+    assert not tail.has_ended_well
+    path.unlink()
+    assert len(tail.evidence()) == 2, "also when the file's name is gone"
+    tail.close()
+
+
+def test_nonsense_of_a_rank_is_left_out_and_counted(open_box: OpenBox) -> None:
+    recorder, path = open_box()
+    recorder.note_value(StepValue.GRAD_NORM, math.nan)
+    for _ in range(4):
+        recorder.end(recorder.begin(FORWARD))
+    with path.open("r+b") as file:
+        for sequence, offset, raw in (
+            (2, 8, b"\xff" * 8),  # a start far in the future
+            (3, 16, b"\xfe" * 8),  # a duration of centuries
+            (4, 54, b"\xff\xff"),  # no such operation
+        ):
+            file.seek(RING_OFFSET + sequence * 64 + offset)
+            file.write(raw)
+    tail = RankTail(path, CLOCK)
+    found = dict(tail.look())
+    assert isinstance(found[Spans], Spans)
+    assert found[Spans].sequence.tolist() == [5]
+    assert isinstance(found[Values], Values)
+    assert np.isnan(found[Values].value).tolist() == [True], "no number is news, not nonsense"
+    assert tail.num_nonsense == 3
+    tail.close()

@@ -1,0 +1,181 @@
+"""`megatrain diag` comm, drift, explain and timeline over a directory of segments, as users start them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megatrain.cli import main
+from megatrain.contracts.layout import Layout
+from megatrain.contracts.operations import Operation as Op
+from megatrain_diagnostics.columns.schema import to_arrow
+from megatrain_diagnostics.store.segment_store import SegmentStore
+from tests.helpers.drawn_spans import Drawing, draw_job
+
+LAYOUT = Layout(tp_size=2, pp_size=2, dp_size=2)
+
+
+def stored(directory: Path, drawing: Drawing) -> Path:
+    with SegmentStore(directory) as store:
+        for kind, table in drawing.tables().items():
+            store.append(kind, to_arrow(table))
+        store.commit()
+    return directory
+
+
+@pytest.fixture(scope="module")
+def events(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a directory with steps 10 to 13 in full and, as sums only, those to 29."""
+    drawing = draw_job(LAYOUT, range(10, 14), 3)
+    for step in range(14, 30):
+        for rank in range(LAYOUT.world_size):
+            drawing.total(Op.STEP, 100_000 * step, 90_000, rank=rank, step=step)
+            drawing.total(Op.FORWARD_COMPUTE, 100_000 * step, 60_000, rank=rank, step=step)
+    return stored(tmp_path_factory.mktemp("events"), drawing)
+
+
+def told(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
+    assert main(["diag", *words, "--json"]) == 0
+    return json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+
+
+def shown(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(["diag", *words]) == 0
+    return capsys.readouterr().out
+
+
+def test_explain_a_full_step(events: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    document = told(capsys, "explain", str(events), "11")
+
+    assert document["schema_version"] == 1
+    assert (document["step"], document["is_full"], document["num_missing_ranks"]) == (11, True, 0)
+    assert len(document["stages"]) == 2
+    assert len(document["ranks"]) == 8
+    for one in (document["job"], *document["stages"], *document["ranks"]):
+        assert sum(one["spent_ns"].values()) == one["wall_ns"]
+        assert sum(one["percent"].values()) == pytest.approx(100.0, abs=1e-9)
+    assert document["job"]["spent_ns"]["compute"] > 0
+    text = shown(capsys, "explain", str(events), "11")
+    assert "100.00 %" in text
+    assert "came last to collectives" in text
+
+
+def test_explain_a_step_of_sums(events: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    document = told(capsys, "explain", str(events), "20")
+
+    assert not document["is_full"]
+    assert document["job"]["percent"]["not-split"] == pytest.approx(40.0)
+    assert "sums only" in shown(capsys, "explain", str(events), "20")
+
+
+def test_explain_tells_which_steps_there_are(events: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diag", "explain", str(events), "500"]) != 0
+
+    error = capsys.readouterr().err
+    assert "all spans of steps 10, 11, 12, 13; sums of steps ..., 18" in error
+
+
+def test_timeline_is_written(events: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "out.json.gz"
+    words = ("timeline", str(events), "--ranks", "0:3", "--steps", "10:11", "--output", str(path))
+
+    document = told(capsys, *words)
+
+    with gzip.open(path, "rt") as file:
+        trace = json.load(file)
+    slices = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    assert len(slices) == document["num_slices"] > 0
+    assert {event["pid"] for event in slices} == {0, 1, 2, 3}
+    assert {event["args"]["step"] for event in slices} == {10, 11}
+    assert trace["otherData"]["base_unix_ns"] == str(document["base_unix_ns"])
+    first = path.read_bytes()
+    assert "perfetto" in shown(capsys, *words)
+    assert path.read_bytes() == first
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_timeline_without_steps_is_of_the_newest_two_and_tells_what_it_left_out(
+    events: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "plain.json"
+
+    assert main(["diag", "timeline", str(events), "--output", str(path), "--max-slices", "200"]) == 0
+
+    assert "left out: steps 13 to 13" in capsys.readouterr().err
+    assert {e["args"]["step"] for e in json.loads(path.read_text())["traceEvents"] if e["ph"] == "X"} == {12}
+
+
+@pytest.mark.parametrize(
+    ("words", "told_"),
+    [
+        (("--steps", "20:21"), "no span of steps 20 to 21"),
+        (("--steps", "20:"), "no step was recorded span by span"),
+        (("--output", "/nowhere/at/all.json"), "name a file that can be written"),
+    ],
+)
+def test_timeline_that_cannot_be(
+    events: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], told_: str
+) -> None:
+    assert main(["diag", "timeline", str(events), "--output", str(tmp_path / "t.json"), *words]) != 0
+
+    assert told_ in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_comm(events: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    document = told(capsys, "comm", str(events))
+
+    assert document["steps"] == [10, 11, 12, 13]
+    assert {one["operation"] for one in document["bandwidths"]} == {
+        "forward-send", "grads-reduce-scatter", "tp-all-gather",
+    }  # fmt: skip
+    assert document["num_incomplete"] == 0
+    text = shown(capsys, "comm", str(events), "--steps", "11:12")
+    assert "GB/s" in text
+    assert main(["diag", "comm", str(events), "--steps", "20:25"]) != 0
+    assert "no such step was recorded span by span" in capsys.readouterr().err
+
+
+def test_drift(events: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    document = told(capsys, "drift", str(events), "--peak-tflops", "100")
+
+    assert (document["first_step"], document["last_step"], document["num_steps"]) == (13, 29, 17)
+    assert (document["changes"], document["mfu"]) == ([], None)
+    assert document["stagger"]["num_exchanges"] == 4 * 4
+    text = shown(capsys, "drift", str(events))
+    assert "no change of level" in text
+    assert "not known: the steps cover less than a day" in text
+
+
+def test_a_change_is_told_with_its_cause(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    drawing = Drawing()
+    for step in range(80):
+        forward = 60_000 if step < 40 else 90_000
+        drawing.total(Op.STEP, 200_000 * step, forward + 10_000, step=step)
+        drawing.total(Op.FORWARD_COMPUTE, 200_000 * step, forward, step=step)
+        drawing.value(6, 200_000 * step, 1e12, step=step)
+    place = stored(tmp_path / "events", drawing)
+
+    text = shown(capsys, "drift", str(place), "--peak-tflops", "50")
+
+    assert "step time changed at step 40" in text
+    assert "70.000 ms to 100.000 ms, +42.9%" in text
+    assert "because of forward-compute: 60.000 ms to 90.000 ms a step, 100% of the change; rank 0" in text
+    # half of the steps at 1e12 FLOP in 70 ms, half in 100 ms, of 50 TFLOP/s
+    assert "MFU" in text
+
+
+def test_truncated_segment_is_told_and_nothing_else_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = stored(tmp_path / "events", draw_job(LAYOUT, range(10, 12), 2))
+    whole = sorted((place / "spans").rglob("*.parquet"))[0]
+    (whole.parent / f"{whole.stem}9.parquet").write_bytes(whole.read_bytes()[:100])
+
+    assert main(["diag", "explain", str(place), "10"]) == 0
+
+    found = capsys.readouterr()
+    assert "100.00 %" in found.out
+    assert "9.parquet" in found.err

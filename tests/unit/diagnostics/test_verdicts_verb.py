@@ -1,0 +1,91 @@
+"""`megatrain diag verdicts`: from etcd, and from the audit where etcd is gone."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from megatrain.cli import main
+from megatrain.contracts.audit import AUDIT_NAME, append_to_audit
+from megatrain.contracts.errors import DataError
+from megatrain.contracts.host_verdict import (
+    AuditEntry,
+    Cause,
+    HostVerdict,
+    OutcomeKind,
+    VerdictConfidence,
+    VerdictKind,
+    VerdictOutcome,
+)
+from megatrain_diagnostics.commands.verdicts import Case, _one, case_lines, cases_lines
+
+VERDICT = HostVerdict(
+    "20271121-1", VerdictKind.STRAGGLER, 3, Cause.COMPUTE, VerdictConfidence.HIGH, 1000.0, "daemon-1", ("host-2",),
+    (4, 5), ("its forward takes 1.3 x its peers'", "it is the last at every reduce-scatter"), 10, 20, 0.5, 0.1,
+)  # fmt: skip
+OUTCOME = VerdictOutcome("20271121-1", OutcomeKind.DECLINED, "it does not pay", "host-1", 1001.0, gain_s=5, price_s=9)
+CASE = Case(VERDICT.verdict_id, VERDICT, OUTCOME)
+
+
+@pytest.fixture
+def run_directory(tmp_path: Path) -> Path:
+    path = tmp_path / "run" / "incidents" / AUDIT_NAME
+    path.parent.mkdir(parents=True)
+    waiting = replace(OUTCOME, kind=OutcomeKind.WAITING, reason="waits for a person")
+    append_to_audit(path, AuditEntry(waiting, VERDICT))
+    append_to_audit(path, AuditEntry(replace(OUTCOME, verdict_id="20271121-2", reason="cannot be read")))
+    append_to_audit(path, AuditEntry(OUTCOME, VERDICT))
+    return tmp_path / "run"
+
+
+def test_the_audit_is_read_where_etcd_is_gone(run_directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diag", "verdicts", "--job", str(run_directory), "--json"]) == 0
+    told = capsys.readouterr()
+    found = json.loads(told.out)
+    assert "does not answer; this is from" in told.err
+    assert [one["verdict_id"] for one in found["verdicts"]] == ["20271121-2", "20271121-1"]
+    assert found["verdicts"][0]["verdict"] is None
+    # of the one that waited the last word counts
+    assert found["verdicts"][1]["outcome"]["kind"] == "declined"
+    assert found["verdicts"][1]["verdict"]["hosts"] == ["host-2"]
+
+
+def test_one_of_them_in_words(run_directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diag", "verdicts", "20271121-1", "--job", str(run_directory)]) == 0
+    told = capsys.readouterr().out
+    for words in ("straggler, compute, confidence high", "host-2; ranks 4-5", "it does not pay", "gain 5 s, price 9 s"):
+        assert words in told
+    assert "  1. its forward takes 1.3 x its peers'" in told
+
+
+def test_without_a_job_or_an_audit_the_error_is_etcds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diag", "verdicts", "--job", str(tmp_path)]) != 0
+    assert capsys.readouterr().out == ""
+
+
+def test_the_table_has_what_is_half_known_too() -> None:
+    cases = [CASE, Case("20271121-2", None, OUTCOME), Case("20271121-3", VERDICT, None)]
+    lines = cases_lines("demo", cases, 1060.0)
+    assert lines[0] == "demo: 3 verdicts"
+    assert [line.split()[0] for line in lines[3:]] == ["20271121-3", "20271121-2", "20271121-1"]
+    assert "not answered yet" in lines[3]
+    assert cases_lines("demo", [], 0.0) == ["demo: 0 verdicts"]
+
+
+def test_what_a_rollback_proposes_is_told() -> None:
+    numerics = replace(VERDICT, kind=VerdictKind.NUMERICS, rollback_to=40, skip_from=41, skip_to=43)
+    assert "back to step 40 or before, without the batches of steps 41 to 43" in "\n".join(
+        case_lines(Case("v", numerics, None))
+    )
+
+
+def test_an_id_must_mean_one() -> None:
+    cases = [CASE, replace(CASE, verdict_id="20271121-12")]
+    assert _one("demo", cases, "20271121-1") is CASE
+    with pytest.raises(DataError, match="2 verdicts begin with '20271121'; it has 20271121-1 and 20271121-12"):
+        _one("demo", cases, "20271121")
+    with pytest.raises(DataError, match="demo has no verdict 'x'; it has 20271121-1 and 20271121-12"):
+        _one("demo", cases, "x")
