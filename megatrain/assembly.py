@@ -116,5 +116,5 @@ def _build_chunk(
     if config.parallel.recompute == "full":
         for block in meta.module.blocks.values():
             recompute_fully(block)
-    data_parallel = ChunkDataParallel(meta.parameters, mesh.dp, mesh.tp, mesh.embedding, options, device)
+    data_parallel = ChunkDataParallel(meta.parameters, mesh.dp, mesh.tp, mesh.embedding, options, device, chunk)
     return PipelineChunk(meta.module, meta.rematerializer, data_parallel)

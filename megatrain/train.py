@@ -16,6 +16,7 @@ from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.process import process_from_environment
 from megatrain.lifecycle import StopSignals, start_watchdog, stop_with_launcher
 from megatrain.reporting.sinks import missing_packages
+from megatrain.telemetry.stack_dumps import stacks_on_demand
 
 
 def train(path: Path, overrides: Sequence[str]) -> ExitCode:
@@ -31,7 +32,7 @@ def train(path: Path, overrides: Sequence[str]) -> ExitCode:
         raise ConfigError(problems)
     # the watchdog is a fork: it must come before torch and its threads
     watch = start_watchdog(config.runtime.save_grace_s, process.rank, config.patience)
-    with watch as watchdog, StopSignals() as signals:
+    with watch as watchdog, StopSignals() as signals, stacks_on_demand():
         if process.init_method is not None and not process.host:
             # our own launcher has its workers killed when it dies: without it they may be of a round that is over
             stop_with_launcher(launcher_pid)

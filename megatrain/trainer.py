@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from time import perf_counter
 
 import torch
@@ -14,11 +15,13 @@ import torch
 from megatrain.assembly import Replica
 from megatrain.checkpoint.continuation import Progress
 from megatrain.checkpoint.job import JobCheckpoints
-from megatrain.config.batch import global_batch_size_at
+from megatrain.config.batch import batches_from
 from megatrain.config.config import Config
 from megatrain.contracts.black_box_values import Command, Phase
 from megatrain.contracts.errors import NonFiniteError, SaveError
 from megatrain.contracts.operations import Operation
+from megatrain.contracts.sample_ranges import SampleRanges, position_after
+from megatrain.contracts.step_values import StepValue
 from megatrain.data.indexed import IndexedDataset
 from megatrain.data.prefetch import Prefetcher
 from megatrain.data.reader import BatchReader, StepBatch
@@ -28,6 +31,7 @@ from megatrain.optim import learning_rate
 from megatrain.profiling import StepProfiler
 from megatrain.reporting import EvaluationReport, Reporter, StepReport
 from megatrain.schedule import build_schedule
+from megatrain.telemetry.flops import training_flops_per_token
 from megatrain.telemetry.recorder import Recorder
 from megatrain.training_step import StepOutcome, train_step
 
@@ -58,10 +62,12 @@ class Trainer:
         self._parts = parts
         self._config = parts.config
         self._progress = Progress()
+        self._skipped: SampleRanges = ()
         self._num_skipped_in_a_row = 0
         self._saved_step = -1
         self._obeyed_command = 0
         self._validation = parts.validation
+        self._flops_per_token = training_flops_per_token(parts.config.model)
         self.is_stopped = False
         """Whether training ended early because it was asked to."""
 
@@ -76,6 +82,7 @@ class Trainer:
         started = perf_counter()
         with self._phase(Phase.CHECKPOINT, self._config.runtime.checkpoint_timeout_s, Operation.CHECKPOINT_LOAD):
             restored = checkpoints.restore()
+        self._skipped = checkpoints.skipped
         if restored is None:
             replica.initialise()
             self._note(f"initial weights drawn with train.seed={self._config.train.seed}")
@@ -114,6 +121,7 @@ class Trainer:
                     outcome = self._train_step(batch)
                 self._advance(batch, outcome)
                 recorder.complete_step()
+                self._note_values(batch, outcome)
                 if self.step == first_step + 1:
                     mesh.set_timeout(config.runtime.step_timeout_s)
                 self._parts.profiler.after_step(self.step - 1)
@@ -124,22 +132,25 @@ class Trainer:
                 self._tell_news()
                 self._maybe_save(is_asked_for=outcome.is_checkpoint_agreed)
                 self._maybe_evaluate()
+        recorder.set_phase(Phase.STOPPING)
         if self._saved_step >= 0:
             # also what this process did not take itself: it may have gone on from a snapshot that is still on its way
             self._wait_for_storage()
 
     def _plan(self) -> Iterator[tuple[int, int]]:
-        """Yield (cursor, global batch size) of every step to come."""
-        cursor = self._progress.consumed_samples
-        for _ in range(self.step, self._config.train.steps):
-            global_batch_size = global_batch_size_at(self._config.batch, cursor)
-            yield cursor, global_batch_size
-            cursor += global_batch_size
+        """Return (cursor, global batch size) of every step to come."""
+        batches = batches_from(self._config.batch, self._progress.consumed_samples, self._skipped)
+        return islice(batches, max(0, self._config.train.steps - self.step))
 
     def _read_step(self, cursor: int, global_batch_size: int) -> StepBatch:
         mesh = self._parts.replica.mesh
         return self._parts.reader.read_step(
-            cursor, global_batch_size, mesh.coordinate.dp, mesh.layout.dp_size, self._config.batch.micro_batch_size
+            cursor,
+            global_batch_size,
+            mesh.coordinate.dp,
+            mesh.layout.dp_size,
+            self._config.batch.micro_batch_size,
+            self._skipped,
         )
 
     def _train_step(self, batch: StepBatch) -> StepOutcome:
@@ -177,7 +188,7 @@ class Trainer:
         self._num_skipped_in_a_row = self._num_skipped_in_a_row + 1 if outcome.is_skipped else 0
         self._progress = Progress(
             step=before.step + 1,
-            consumed_samples=before.consumed_samples + batch.global_batch_size,
+            consumed_samples=position_after(before.consumed_samples, batch.global_batch_size, self._skipped),
             consumed_tokens=before.consumed_tokens + batch.global_batch_size * self._config.model.seq_len,
             num_updates=self._parts.replica.optimizer.num_updates,
             num_skipped=before.num_skipped + outcome.is_skipped,
@@ -239,7 +250,7 @@ class Trainer:
         Raises: SaveError when the last step's state did not get to storage.
         """
         try:
-            with self._phase(Phase.CHECKPOINT, self._config.runtime.checkpoint_timeout_s, Operation.CHECKPOINT):
+            with self._phase(Phase.STOPPING, self._config.runtime.checkpoint_timeout_s, Operation.CHECKPOINT):
                 self._parts.checkpoints.wait(self._saved_step)
         except SaveError as error:
             if self._saved_step == self.step:
@@ -269,6 +280,19 @@ class Trainer:
             yield
         self._parts.extend_grace(0.0)
         mesh.set_timeout(self._config.runtime.step_timeout_s)
+
+    def _note_values(self, batch: StepBatch, outcome: StepOutcome) -> None:
+        """Write down what the step came to, for the diagnosis: each rank of its own, since any of them may die."""
+        note, replica = self._parts.recorder.note_value, self._parts.replica
+        num_tokens = batch.global_batch_size * self._config.model.seq_len
+        note(StepValue.LOSS, outcome.loss)
+        note(StepValue.GRAD_NORM, outcome.grad_norm)
+        note(StepValue.TOKENS, num_tokens)
+        note(StepValue.LABEL_TOKENS, batch.num_label_tokens)
+        note(StepValue.SQUARED_LENGTHS, batch.squared_lengths)
+        note(StepValue.MODEL_FLOPS, num_tokens / replica.mesh.layout.world_size * self._flops_per_token)
+        if replica.device.type == "cuda":
+            note(StepValue.DEVICE_BYTES, torch.cuda.max_memory_allocated(replica.device))
 
     def _report(self, batch: StepBatch, outcome: StepOutcome, duration_s: float) -> None:
         reporter = self._parts.reporter

@@ -80,6 +80,7 @@ def run_worker(config: Config, process: Process, signals: StopSignals, watchdog:
                 logs=run_directory.logs,
                 master=process.store,
                 host=process.host,
+                rollback=process.rollback,
             )
             parts = TrainerParts(
                 config=config,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from megatrain.contracts.process import HOST_VARIABLE, ROUND_VARIABLE
+from megatrain.contracts.process import HOST_VARIABLE, ROLLBACK_VARIABLE, ROUND_VARIABLE
+from megatrain.contracts.record import encode
 from megatrain_launcher.seams import Assignment
 
 MAX_RESTARTS: Final = 10**8
@@ -45,4 +46,5 @@ def worker_environment(base: Mapping[str, str], job: str, assignment: Assignment
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         HOST_VARIABLE: part.host,
         ROUND_VARIABLE: str(a_round.number),
+        ROLLBACK_VARIABLE: "" if a_round.rollback is None else encode(a_round.rollback).decode(),
     }

@@ -189,6 +189,7 @@ def attach(
     log: Path,
     settle_s: float,
     stored_step: int = -1,
+    settle_until: int | None = None,
 ) -> Attachment:
     """Enter the arena at `path`, which is made when it is not there.
 
@@ -196,6 +197,7 @@ def attach(
     brought to storage first: up to `settle_s` are waited for that, while there is hope.
     num_slots, may_fetch: how many slots a rank is to have, and whether its snapshot may come from another host.
     stored_step: of the newest checkpoint in storage.
+    settle_until: what is in memory counts no more, and of it storage is to have what is not newer than this step.
     Communication: one gather and one broadcast.
     Raises: CheckpointError, on every rank.
     """
@@ -219,9 +221,11 @@ def attach(
     )
     gathered = host.gather_json(rank, report.to_json())
     reports = [HostReport.from_json(raw) for raw in host.broadcast_json(gathered)]
-    memory = memory_point(reports, may_fetch=may_fetch)
+    memory = memory_point(reports, may_fetch=may_fetch) if settle_until is None else None
     certain = to_settle(reports) if memory is None else set()
     hoped_for = may_settle(reports, newer_than=max(stored_step, -1 if memory is None else memory.snapshot.step))
+    if settle_until is not None:
+        certain, hoped_for = ({one for one in found if one.step <= settle_until} for found in (certain, hoped_for))
     if certain or hoped_for:
         if last is not None:
             _settle(arena, num_slots, last, certain, hoped_for, log, settle_s)

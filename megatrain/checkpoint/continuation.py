@@ -15,6 +15,7 @@ from megatrain.config.changes import model_changes, training_changes, weight_cha
 from megatrain.config.config import Config
 from megatrain.contracts.errors import CheckpointError, ConfigError
 from megatrain.contracts.manifest import Manifest, SampleStream
+from megatrain.contracts.sample_ranges import SampleRanges
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +31,11 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """Where to go on, and what the log should say about it."""
+    """Where to go on, without which samples, and what the log should say about it."""
 
     progress: Progress
     notes: tuple[str, ...]
+    skipped: SampleRanges = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +83,8 @@ def continuation(origin: Origin, config: Config, data: SampleStream, *, is_same_
         # weights that were imported: what their manifest says of training are stand-ins
         return Continuation(Progress(), (*notes, "weights that were trained elsewhere, so this run begins at step 0"))
     notes += [f"changed since: {change}" for change in training_changes(before, config)]
-    if origin.data == data and before.model.seq_len == config.model.seq_len:
-        return Continuation(origin.progress, tuple(notes))
+    if _is_same_order(origin.data, data) and before.model.seq_len == config.model.seq_len:
+        return Continuation(origin.progress, tuple(notes), origin.data.skipped)
     order = f"data of {origin.data.num_tokens} tokens with seed {origin.data.seed}"
     if is_same_run:
         raise CheckpointError(
@@ -92,3 +94,8 @@ def continuation(origin: Origin, config: Config, data: SampleStream, *, is_same_
         )
     notes.append(f"another sample order (before: {order}), so this run begins at step 0 with these weights and moments")
     return Continuation(replace(Progress(), num_updates=origin.progress.num_updates), tuple(notes))
+
+
+def _is_same_order(before: SampleStream, now: SampleStream) -> bool:
+    """Say whether a cursor means the same in both. What is left out has no other place in the order."""
+    return (before.num_tokens, before.seed) == (now.num_tokens, now.seed)

@@ -19,6 +19,7 @@ from megatrain.checkpoint.arena_slots import ArenaSlot, SnapshotLabel, missing_b
 from megatrain.checkpoint.attach import Attachment, attach
 from megatrain.checkpoint.continuation import Continuation, Progress, continuation, origin_of
 from megatrain.checkpoint.data_file import data_file_name
+from megatrain.checkpoint.going_back import earlier, left_out, pending
 from megatrain.checkpoint.host_writer import HostWriter
 from megatrain.checkpoint.job_peers import JobPeers, storage_instead
 from megatrain.checkpoint.load import load_state
@@ -38,6 +39,8 @@ from megatrain.contracts.errors import CheckpointError, MegatrainError, SaveErro
 from megatrain.contracts.lineage import open_branch
 from megatrain.contracts.location import Location
 from megatrain.contracts.manifest import CheckpointMesh, CheckpointVersions, Manifest, SampleStream
+from megatrain.contracts.rounds import Rollback
+from megatrain.contracts.sample_ranges import SampleRanges, merged
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +69,12 @@ class JobCheckpoints:
         logs: Path,
         master: str = "",
         host: str = "",
+        rollback: Rollback | None = None,
     ) -> None:
         """directory: where the checkpoints of the job are, a path or URL. logs: where the writer's output goes.
 
         master: host and port where the ranks meet, "" when all of them are on this machine. host: its name to the
-        launcher, "" without one.
+        launcher, "" without one. rollback: what the launcher wants undone, if it is not yet.
         """
         self._config = config
         self._mesh = mesh
@@ -79,6 +83,8 @@ class JobCheckpoints:
         self._local_rank = local_rank
         self._round = incarnation
         self._host = host
+        self._rollback = rollback
+        self._notes: list[str] = []
         # the writer process may have been started from another directory
         place = directory if "://" in directory else str(Path(directory).absolute())
         self._checkpoints: Location = open_location(place)
@@ -105,12 +111,16 @@ class JobCheckpoints:
     def _restore(self) -> Restored | None:
         host, settings = self._mesh.host, self._config.checkpoint
         start = read_storage(self._checkpoints, settings, self._mesh.rank, host)
-        attachment = self._attach(start.branch, start.branch_created_unix_s, start.newest_step)
+        rollback = pending(self._rollback, start)
+        settle_until = None if rollback is None else rollback.to_step
+        attachment = self._attach(start.branch, start.branch_created_unix_s, start.newest_step, settle_until)
         memory = attachment.memory
         if memory is None or attachment.may_have_stored:
             # what an earlier layout, or a host that is lost, had in memory may have come to storage meanwhile
             start = read_storage(self._checkpoints, settings, self._mesh.rank, host)
         self._round = max(self._round, attachment.last_round + 1, start.last_round + 1)
+        if rollback is not None:
+            start = earlier(start, rollback, settings)
         has_memory = memory is not None and settings.resume and memory.snapshot.step >= start.newest_step
         slots = self._open_slots() if has_memory else []
         if memory is not None and has_memory:
@@ -122,13 +132,18 @@ class JobCheckpoints:
         else:
             for slot in slots:
                 slot.close()
-            restored = self._from_storage(start)
+            restored = self._from_storage(start, rollback)
             slots = self._open_slots()
             for slot in slots:
                 slot.clear()
         self._publish(slots)
         self._copy_to_peers(has_old=has_memory)
         return restored
+
+    @property
+    def skipped(self) -> SampleRanges:
+        """The samples that the job leaves out; known when the state is restored."""
+        return self._data.skipped
 
     def take(self, progress: Progress) -> SnapshotTimes:
         """Take a snapshot of the state; the writer brings it to storage meanwhile.
@@ -173,7 +188,8 @@ class JobCheckpoints:
 
     def news(self) -> list[str]:
         """Return what the writer of this rank's host and the peers have done since the last call. Only looks."""
-        return [*(self._writer.news() if self._writer is not None else []), *self._peers.news()]
+        notes, self._notes = self._notes, []
+        return [*notes, *(self._writer.news() if self._writer is not None else []), *self._peers.news()]
 
     def close(self, *, is_done: bool) -> None:
         """Leave the arena; when the job is done, nobody will need it."""
@@ -205,7 +221,9 @@ class JobCheckpoints:
         """Where the checkpoints of the current branch are."""
         return str(self._checkpoints / self._branch)
 
-    def _attach(self, branch: str, created_unix_s: float, stored_step: int = -1) -> Attachment:
+    def _attach(
+        self, branch: str, created_unix_s: float, stored_step: int = -1, settle_until: int | None = None
+    ) -> Attachment:
         self._branch = branch
         # by its birth as well: what a run that was removed since has in memory is none of ours
         place = f"{self._checkpoints}@{created_unix_s!r}"
@@ -223,12 +241,13 @@ class JobCheckpoints:
             # the others wait for this host in a collective meanwhile, and a watcher for all of them
             settle_s=self._config.runtime.checkpoint_timeout_s / 2,
             stored_step=stored_step,
+            settle_until=settle_until,
         )
         self._peers.choose(self._attachment.hosts)
         return self._attachment
 
-    def _from_storage(self, start: StartingPoint) -> Restored | None:
-        """Go through the candidates, best first, until one is whole."""
+    def _from_storage(self, start: StartingPoint, rollback: Rollback | None) -> Restored | None:
+        """Go through the candidates, best first, until one is whole. With a rollback, begin a branch there."""
         notes = [*start.warnings, *start.notes]
         for number, candidate in enumerate(start.candidates):
             place = open_location(candidate.place)
@@ -246,13 +265,27 @@ class JobCheckpoints:
                 except CheckpointError as error:
                     problem = error
                 else:
-                    if number > 0:
-                        notes.append(self._leave_branch(candidate.branch, candidate.step))
+                    self._leave_out(start, found.skipped, rollback, found.progress)
+                    if number > 0 or rollback is not None:
+                        origin = (candidate.branch, candidate.step) if candidate.is_own else (start.branch, 0)
+                        notes.append(self._leave_branch(start, *origin, rollback))
                     return Restored(found, candidate.place, report.bytes_read, tuple(notes))
             if number + 1 == len(start.candidates):
                 raise problem
             notes.append(f"WARNING: {candidate.place} is damaged and was skipped: {problem}")
+        self._leave_out(start, (), rollback, Progress())
+        if rollback is not None:
+            self._notes = [*notes, self._leave_branch(start, start.branch, 0, rollback)]
         return None
+
+    def _leave_out(
+        self, start: StartingPoint, told: SampleRanges, rollback: Rollback | None, progress: Progress
+    ) -> None:
+        """Learn which samples are not trained on: by the lineage, by what is restored, and since a rollback."""
+        skipped = merged((*start.skipped, *told))
+        if rollback is not None:
+            skipped = merged((*skipped, *left_out(rollback, progress, self._config.batch, skipped)))
+        self._data = replace(self._data, skipped=skipped)
 
     def _read_manifest(self, place: Location, candidate: StorageCandidate) -> Manifest:
         """Return a manifest that is vouched for and whose files have their sizes, on every rank as rank 0 reads it."""
@@ -272,12 +305,19 @@ class JobCheckpoints:
             raise CheckpointError(told["problem"])
         return Manifest.from_json(told["manifest"], str(place))
 
-    def _leave_branch(self, parent: str, step: int) -> str:
+    def _leave_branch(self, start: StartingPoint, parent: str, step: int, rollback: Rollback | None) -> str:
         """Begin a branch at an older step: what came after it is abandoned. Returns what to say about it."""
-        old, problem, branch, created_unix_s = self._branch, None, "", 0.0
+        problem, branch, created_unix_s = None, "", 0.0
+        reason = f"newer checkpoints of {self._branch} are damaged"
+        done = start.rollbacks[:1]
+        if rollback is not None:
+            reason = f"incident {rollback.rollback_id}: training went wrong after step {rollback.to_step}"
+            done = (rollback.rollback_id,)
         if self._mesh.rank == 0:
             try:
-                opened = open_branch(self._checkpoints, parent, step, f"newer checkpoints of {old} are damaged")
+                opened = open_branch(
+                    self._checkpoints, parent, step, reason, rollback="".join(done), skipped=self._data.skipped
+                )
                 branch, created_unix_s = opened.name, opened.created_unix_s
             except CheckpointError as error:
                 problem = str(error)
@@ -289,7 +329,8 @@ class JobCheckpoints:
         if self._local_rank == 0:
             remove_arena(self._attachment.arena.root)
         self._attach(branch, created_unix_s)
-        return f"went back to step {step}, so the run goes on as branch {branch}"
+        without = f", without samples {_ranges_text(self._data.skipped)}" if self._data.skipped else ""
+        return f"went back to step {step}, so the run goes on as branch {branch}{without} ({reason})"
 
     def _open_slots(self) -> list[ArenaSlot]:
         assert self._attachment is not None
@@ -323,6 +364,7 @@ class JobCheckpoints:
         words = slot.words()
         origin = memory_origin(attachment, words, self._mesh.rank, self._mesh.host)
         found = continuation(origin, self._config, self._data, is_same_run=True)
+        self._leave_out(start, found.skipped, None, found.progress)
         slot.copy_in()
         if attachment.missing:
             # the writers of lost hosts are gone with the round in which they were to bring it to storage
@@ -360,6 +402,7 @@ class JobCheckpoints:
             mesh.host,
             self._writer.call,
             self._peers.report,
+            mesh.recorder.show_life,
         )
         settings = self._config.checkpoint
         will_save = bool(settings.interval) or settings.save_at_end
@@ -407,3 +450,8 @@ class JobCheckpoints:
             ),
             tokenizer=str(Path(config.data.tokenizer).absolute()) if config.data.tokenizer else "",
         )
+
+
+def _ranges_text(ranges: SampleRanges) -> str:
+    shown = ", ".join(f"{first} to {end - 1}" for first, end in ranges[-4:])
+    return f"{shown} and {len(ranges) - 4} ranges before" if len(ranges) > 4 else shown

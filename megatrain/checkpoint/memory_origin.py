@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from megatrain.checkpoint.attach import Attachment
@@ -25,7 +27,7 @@ def memory_origin(attachment: Attachment, words: SlotWords, rank: int, host: Hos
     if rank == attachment.informed_rank:
         try:
             plan = HostPlan.read(attachment.arena.host_plan).manifest
-            template = {"config": plan.config, "data": [plan.data.num_tokens, plan.data.seed]}
+            template = {"config": plan.config, "data": asdict(plan.data)}
         except CheckpointError as error:
             problem = str(error)
     problem = host.agree(rank, problem)
@@ -40,7 +42,12 @@ def memory_origin(attachment: Attachment, words: SlotWords, rank: int, host: Hos
         num_updates=words.num_updates,
         num_skipped=words.num_skipped,
     )
-    return Origin(place_in_memory(attachment), told["config"], SampleStream(*told["data"]), progress)
+    return Origin(place_in_memory(attachment), told["config"], _stream_of(told["data"]), progress)
+
+
+def _stream_of(told: Mapping[str, Any]) -> SampleStream:
+    skipped = tuple((first, end) for first, end in told["skipped"])
+    return SampleStream(told["num_tokens"], told["seed"], skipped)
 
 
 def place_in_memory(attachment: Attachment) -> str:

@@ -48,10 +48,12 @@ class Snapshots:
         host: HostGroups,
         call_writer: Callable[[], None],
         report: Callable[[], int],
+        show_life: Callable[[], None],
     ) -> None:
         """call_writer: says to the host's writer process that there is work, and starts one where none runs.
 
         report: a number that this rank says of itself with each snapshot; the smallest of all ranks is heard.
+        show_life: says, while this rank waits for storage, that it does not hang.
         """
         self._call_writer = call_writer
         self._slots = tuple(slots)
@@ -61,6 +63,7 @@ class Snapshots:
         self._called_at = time.monotonic()
         self._host = host
         self._report = report
+        self._show_life = show_life
         self.smallest_report = 0
         """Of all ranks, at the last snapshot."""
         self.num_waits = 0
@@ -136,6 +139,7 @@ class Snapshots:
             self._wait_a_little()
 
     def _wait_a_little(self) -> None:
+        self._show_life()
         self.tend()
         time.sleep(_POLL_S)
 

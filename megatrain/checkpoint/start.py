@@ -22,11 +22,13 @@ from megatrain.contracts.lineage import (
     Candidate,
     candidates,
     ensure_branch,
+    line_of,
     overlooked,
-    read_branch,
+    skipped_samples,
     unfinished,
 )
 from megatrain.contracts.location import LocalLocation, Location
+from megatrain.contracts.sample_ranges import SampleRanges
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,10 @@ class StartingPoint:
     warnings: tuple[str, ...]
     notes: tuple[str, ...]
     """What is worth telling when storage is read."""
+    rollbacks: tuple[str, ...] = ()
+    """For which the line of the branch went back."""
+    skipped: SampleRanges = ()
+    """That it leaves out."""
 
     @property
     def newest_step(self) -> int:
@@ -74,6 +80,8 @@ def read_storage(checkpoints: Location, settings: CheckpointConfig, rank: int, h
                 "last_round": found.last_round,
                 "warnings": found.warnings,
                 "notes": found.notes,
+                "rollbacks": found.rollbacks,
+                "skipped": found.skipped,
             }
         except CheckpointError as error:
             told = {"problem": str(error)}
@@ -87,6 +95,8 @@ def read_storage(checkpoints: Location, settings: CheckpointConfig, rank: int, h
         last_round=told["last_round"],
         warnings=tuple(told["warnings"]),
         notes=tuple(told["notes"]),
+        rollbacks=tuple(told["rollbacks"]),
+        skipped=tuple((first, end) for first, end in told["skipped"]),
     )
 
 
@@ -104,9 +114,17 @@ def _look(checkpoints: Location, settings: CheckpointConfig) -> StartingPoint:
     found = [StorageCandidate(one.branch, one.step, str(one.location), is_own=True) for one in (*lost, *own)]
     if not found and settings.load:
         found = [_named(settings.load)]
-    created = read_branch(checkpoints, branch).created_unix_s
-    warnings = _warnings(checkpoints / branch)
-    return StartingPoint(branch, created, tuple(found), _last_round(own), warnings, tuple(notes))
+    line = line_of(checkpoints, branch)
+    return StartingPoint(
+        branch=branch,
+        branch_created_unix_s=line[0].created_unix_s,
+        candidates=tuple(found),
+        last_round=_last_round(own),
+        warnings=_warnings(checkpoints / branch),
+        notes=tuple(notes),
+        rollbacks=tuple(member.rollback for member in line if member.rollback),
+        skipped=skipped_samples(line),
+    )
 
 
 def _warnings(branch: Location) -> tuple[str, ...]:

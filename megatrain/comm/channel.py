@@ -60,6 +60,7 @@ class Channel:
             raise group.failure(what, error) from error
 
         def finish(work: dist.Work) -> None:
+            recorder.await_end(token)
             try:
                 if x.device.type == "cpu":
                     # gloo bounds a send or a receive by the timeout of the group's creation, unless it is given here

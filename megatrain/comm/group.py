@@ -66,8 +66,8 @@ class Group:
     def size(self) -> int:
         return len(self.ranks)
 
-    def all_gather(self, x: Tensor, operation: Operation, *, out: Tensor | None = None) -> Pending:
-        """Start joining every rank's `x` along dim 0, in group order.
+    def all_gather(self, x: Tensor, operation: Operation, *, out: Tensor | None = None, chunk: int = -1) -> Pending:
+        """Start joining every rank's `x` along dim 0, in group order. `chunk`: of the stage, for the records.
 
         Shapes: x [n, ...] contiguous; result [size * n, ...], `out` where given (x may be its own slice).
         Communication: one all-gather, (size - 1) * x bytes received per rank.
@@ -76,10 +76,12 @@ class Group:
             return Pending(_copied(x, out))
         if out is None:
             out = x.new_empty((self.size * x.shape[0], *x.shape[1:]))
-        return self._start(operation, out, x, lambda: _ALL_GATHER(out, x, group=self.process_group, async_op=True))
+        return self._start(
+            operation, out, x, lambda: _ALL_GATHER(out, x, group=self.process_group, async_op=True), chunk
+        )
 
-    def reduce_scatter(self, x: Tensor, operation: Operation, *, out: Tensor | None = None) -> Pending:
-        """Start summing `x` over the group, keeping this rank's slice of dim 0.
+    def reduce_scatter(self, x: Tensor, operation: Operation, *, out: Tensor | None = None, chunk: int = -1) -> Pending:
+        """Start summing `x` over the group, keeping this rank's slice of dim 0. `chunk`: of the stage, for the records.
 
         Shapes: x [size * n, ...] contiguous; result [n, ...], `out` where given (it may be x's own slice).
         Communication: one reduce-scatter, (size - 1) / size of x's bytes sent per rank.
@@ -91,7 +93,9 @@ class Group:
             return Pending(_copied(x, out))
         if out is None:
             out = x.new_empty((x.shape[0] // self.size, *x.shape[1:]))
-        return self._start(operation, out, x, lambda: _REDUCE_SCATTER(out, x, group=self.process_group, async_op=True))
+        return self._start(
+            operation, out, x, lambda: _REDUCE_SCATTER(out, x, group=self.process_group, async_op=True), chunk
+        )
 
     def all_reduce(self, x: Tensor, operation: Operation, *, maximum: bool = False) -> Pending:
         """Start summing (or taking the maximum of) `x` over the group, in place.
@@ -131,9 +135,11 @@ class Group:
         if self.process_group is not None:
             dist.distributed_c10d._set_pg_timeout(self.timeout, self.process_group)
 
-    def _start(self, operation: Operation, out: Tensor, sent: Tensor, call: Callable[[], dist.Work]) -> Pending:
+    def _start(
+        self, operation: Operation, out: Tensor, sent: Tensor, call: Callable[[], dist.Work], chunk: int = -1
+    ) -> Pending:
         num_bytes = sent.numel() * sent.element_size()
-        token = self.recorder.begin(operation, num_bytes=num_bytes, group=self.number)
+        token = self.recorder.begin(operation, chunk=chunk, num_bytes=num_bytes, group=self.number)
         self.num_calls += 1
         what = f"{operation.value} number {self.num_calls}"
         try:
@@ -142,6 +148,7 @@ class Group:
             raise self.failure(what, error) from error
 
         def finish(work: dist.Work) -> None:
+            self.recorder.await_end(token)
             try:
                 work.wait()
             except RuntimeError as error:

@@ -7,10 +7,11 @@ resumed run needs no state for it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from megatrain.config.options import option
+from megatrain.contracts.sample_ranges import SampleRanges, position_after
 
 LARGEST_BATCH = 100_000_000
 """More than 1000 times any batch known today."""
@@ -70,3 +71,11 @@ def global_batch_size_at(batch: BatchConfig, consumed_samples: int) -> int:
     if consumed_samples >= batch.rampup_samples:
         return levels[-1]
     return levels[consumed_samples * (len(levels) - 1) // batch.rampup_samples]
+
+
+def batches_from(batch: BatchConfig, cursor: int, skipped: SampleRanges) -> Iterator[tuple[int, int]]:
+    """Yield (cursor, global batch size) of every step from `cursor` on, without end; `skipped` samples are left out."""
+    while True:
+        size = global_batch_size_at(batch, cursor)
+        yield cursor, size
+        cursor = position_after(cursor, size, skipped)

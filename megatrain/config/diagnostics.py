@@ -21,7 +21,7 @@ class DiagnosticsConfig:
     sample_period: int = field(
         default=10,
         metadata=option(
-            "Of so many steps one is recorded and streamed with all its spans; of the others only sums.",
+            "Of so many steps one is streamed with all its spans; of the others only sums.",
             unit="steps",
             minimum=1,
             maximum=2**31 - 1,
@@ -47,9 +47,15 @@ class DiagnosticsConfig:
         default=0,
         metadata=option("Port of a host's /metrics; 0: any that is free, told in the log.", minimum=0, maximum=65535),
     )
+    daemon_metrics_port: int = field(
+        default=0,
+        metadata=option("Port of the daemon's /metrics; 0: any that is free, told in etcd.", minimum=0, maximum=65535),
+    )
     metrics_address: str = field(
         default="127.0.0.1",
-        metadata=option("Address of a host's /metrics. Beyond the own machine a metrics_token_file is needed."),
+        metadata=option(
+            "Address of /metrics, of hosts and of the daemon. Beyond the own machine a metrics_token_file is needed."
+        ),
     )
     metrics_token_file: str = field(
         default="", metadata=option("File with the bearer token that a scraper must send. Empty: none is asked for.")

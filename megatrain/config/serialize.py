@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tomllib
 from collections.abc import Mapping
 
 from megatrain.config.config import Config
 from megatrain.config.options import Value
 from megatrain.config.origin import Origin
 from megatrain.config.wording import value_text
+from megatrain.contracts.errors import ConfigError
 
 
 def to_toml(config: Config, origins: Mapping[str, Origin] | None = None) -> str:
@@ -36,6 +38,21 @@ def config_values(config: Config) -> dict[str, str]:
     return {
         f"{section}.{name}": value_text(value) for section, values in tables.items() for name, value in values.items()
     }
+
+
+def config_of_values(values: Mapping[str, str]) -> Config:
+    """Return the configuration of which `config_values` made these texts.
+
+    Raises: ConfigError for a text that is no value, and for what `Config.from_dict` refuses.
+    """
+    tables: dict[str, dict[str, object]] = {}
+    for key, text in values.items():
+        section, _, name = key.partition(".")
+        try:
+            tables.setdefault(section, {})[name] = tomllib.loads(f"value = {text}")["value"]
+        except (ValueError, KeyError, RecursionError) as error:
+            raise ConfigError([f"{key} is {text!r}, which is no value: {error}"]) from error
+    return Config.from_dict(tables)
 
 
 def config_hash(config: Config) -> str:

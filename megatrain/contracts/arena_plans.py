@@ -100,8 +100,7 @@ class HostPlan:
 
 def _manifest_template(reader: JsonObject) -> ManifestTemplate:
     reader.check_names(ManifestTemplate)
-    mesh, versions, data = reader.section("mesh"), reader.section("versions"), reader.section("data")
-    data.check_names(SampleStream)
+    mesh, versions = reader.section("mesh"), reader.section("versions")
     mesh.check_names(CheckpointMesh)
     versions.check_names(CheckpointVersions)
     return ManifestTemplate(
@@ -110,7 +109,7 @@ def _manifest_template(reader: JsonObject) -> ManifestTemplate:
         mesh=CheckpointMesh(**{field.name: mesh.count(field.name, least=1) for field in fields(CheckpointMesh)}),
         versions=CheckpointVersions(**{field.name: versions.text(field.name) for field in fields(CheckpointVersions)}),
         has_optimizer=reader.flag("has_optimizer"),
-        data=SampleStream(num_tokens=data.count("num_tokens"), seed=data.count("seed")),
+        data=SampleStream.read(reader.section("data")),
     )
 
 

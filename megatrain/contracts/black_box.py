@@ -34,6 +34,7 @@ from megatrain.contracts.black_box_layout import (
     decode_record,
     encode_control,
     header_words,
+    noted_value,
     step_total,
 )
 from megatrain.contracts.black_box_values import (
@@ -41,6 +42,7 @@ from megatrain.contracts.black_box_values import (
     ControlPage,
     Group,
     Identity,
+    NotedValue,
     Progress,
     Record,
     RecordFlag,
@@ -76,6 +78,7 @@ class BlackBox:
     groups: dict[int, Group]
     records: tuple[Record, ...]
     totals: tuple[StepTotal, ...]
+    values: tuple[NotedValue, ...]
     num_torn: int
 
     @property
@@ -89,6 +92,15 @@ class BlackBox:
         ends = (record.start_ns + (record.duration_ns or 0) for record in self.records)
         said = (self.progress.phase_since_ns, self.progress.step_started_ns, self.progress.completed_ns, self.ended_ns)
         return max(self.clock.monotonic_ns, *(time_ns or 0 for time_ns in said), max(ends, default=0))
+
+
+@dataclass(frozen=True, slots=True)
+class BoxStatus:
+    """How far a rank has come: `state` is RUNNING while it has not closed its box, `cursor` its newest record."""
+
+    progress: Progress
+    state: State
+    cursor: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +180,12 @@ class BlackBoxReader:
         """Return the sequence number of the last record that was begun."""
         return self._words()[Word.CURSOR]
 
+    def status(self) -> BoxStatus:
+        """Return what changes all the time, by one page read."""
+        words = self._words()
+        place = str(self.path)
+        return BoxStatus(decode_progress(words, place), _decoded_state(words, place), words[Word.CURSOR])
+
     def groups(self) -> dict[int, Group]:
         """Return the process groups, each with the last collective that this rank entered and left."""
         return decode_groups(self._read(GROUPS_OFFSET, PAGE_BYTES))
@@ -183,10 +201,7 @@ class BlackBoxReader:
     def snapshot(self) -> BlackBox:
         """Read everything."""
         words = self._words()
-        try:
-            state = State(words[Word.STATE])
-        except ValueError as error:
-            raise DataError(f"{self.path}: state {words[Word.STATE]}, expected 0 to {max(State)}") from error
+        state = _decoded_state(words, str(self.path))
         records: list[Record] = []
         num_torn = 0
         for slot, (record, is_torn) in enumerate(self._slots(0, self.capacity)):
@@ -205,13 +220,14 @@ class BlackBoxReader:
             progress=decode_progress(words, str(self.path)),
             control=self.control(),
             groups=self.groups(),
-            records=tuple(record for record in records if not record.flags & RecordFlag.STEP_TOTAL),
+            records=tuple(record for record in records if record.is_span),
             totals=tuple(step_total(record) for record in records if record.flags & RecordFlag.STEP_TOTAL),
+            values=tuple(noted_value(record) for record in records if record.flags & RecordFlag.VALUE),
             num_torn=num_torn,
         )
 
     def records_since(self, sequence: int) -> Tail:
-        """Return the records begun after `sequence` (0: all that are still there), step totals among them."""
+        """Return the records begun after `sequence` (0: all that are still there), totals and values among them."""
         cursor = self._words()[Word.CURSOR]
         first = max(sequence + 1, cursor - self.capacity + 1)
         count = min(self.capacity, max(0, cursor - first + 1) + _LOOK_AHEAD)
@@ -231,12 +247,8 @@ class BlackBoxReader:
         return None
 
     def _slots(self, first: int, count: int) -> Iterator[tuple[Record | None, bool]]:
-        """Yield (record, is it torn) of `count` slots from `first` on, around the end of the ring.
-
-        The slots are copied twice. The writer clears a slot's sequence number before it touches the rest, so a number
-        that is the same in both copies proves the first copy whole.
-        """
-        copy, later = self._ring(first, count), self._ring(first, count)
+        """Yield (record, is it torn) of `count` slots from `first` on, around the end of the ring."""
+        copy, later = self.slot_copies(first, count)
         later_numbers = memoryview(later).cast("Q")[::RECORD_WORDS].tolist()
         for place, values in enumerate(RECORD.iter_unpack(copy)):
             if values[0] != later_numbers[place]:
@@ -246,12 +258,27 @@ class BlackBoxReader:
             is_torn = record is None and copy[place * RECORD_BYTES : (place + 1) * RECORD_BYTES] != _EMPTY_SLOT
             yield record, is_torn
 
+    def slot_copies(self, first: int, count: int) -> tuple[bytes, bytes]:
+        """Return the bytes of `count` slots from `first` on, around the end of the ring, twice.
+
+        The writer clears a slot's sequence number before it touches the rest, so a number that is the same in both
+        copies proves the first copy whole.
+        """
+        return self._ring(first, count), self._ring(first, count)
+
     def _ring(self, first: int, count: int) -> bytes:
         before_end = min(count, self.capacity - first)
         raw = self._read(RING_OFFSET + first * RECORD_BYTES, before_end * RECORD_BYTES)
         if before_end < count:
             raw += self._read(RING_OFFSET, (count - before_end) * RECORD_BYTES)
         return raw
+
+
+def _decoded_state(words: tuple[int, ...], place: str) -> State:
+    try:
+        return State(words[Word.STATE])
+    except ValueError as error:
+        raise DataError(f"{place}: state {words[Word.STATE]}, expected 0 to {max(State)}") from error
 
 
 def read_black_box(path: Path) -> BlackBox:

@@ -8,6 +8,7 @@ docs/reference/black-box.md is this file in prose, and a test compares the two. 
 
 from __future__ import annotations
 
+import math
 import struct
 import zlib
 from enum import IntEnum
@@ -17,6 +18,7 @@ from megatrain.contracts.black_box_values import (
     ControlPage,
     Group,
     Identity,
+    NotedValue,
     Phase,
     Progress,
     Record,
@@ -71,6 +73,10 @@ class Word(IntEnum):
     COMPLETED_NS = 141
     LAST_STEP_NS = 142
     MEDIAN_STEP_NS = 143
+    AWAITED = 144
+    """The collective that the host began to wait for last: place * MAX_GROUPS + number of the group; 0: not said."""
+    LONGEST_CHECKPOINT_NS = 145
+    LONGEST_EVALUATION_NS = 146
 
 
 NUM_HEADER_WORDS = PAGE_BYTES // 8
@@ -95,6 +101,8 @@ RECORD_FIELDS = (
 RECORD_BODY = struct.Struct("<Q Q Q Q i I i h H H H I")
 """A record without its sequence number, which the writer stores last."""
 RECORD_WORDS = RECORD_BYTES // 8
+_FLOAT = struct.Struct("<d")
+_FLOAT_BITS = struct.Struct("<Q")
 
 
 def box_bytes(capacity: int) -> int:
@@ -220,6 +228,10 @@ def decode_progress(words: tuple[int, ...], place: str) -> Progress:
         median_step_ns=said(Word.MEDIAN_STEP_NS),
         obeyed_command=words[Word.OBEYED_COMMAND],
         num_lost_ends=words[Word.NUM_LOST_ENDS],
+        awaited_group=words[Word.AWAITED] % MAX_GROUPS,
+        awaited_place=words[Word.AWAITED] // MAX_GROUPS,
+        longest_checkpoint_ns=words[Word.LONGEST_CHECKPOINT_NS] or None,
+        longest_evaluation_ns=words[Word.LONGEST_EVALUATION_NS] or None,
     )
 
 
@@ -318,3 +330,15 @@ def step_total(record: Record) -> StepTotal:
         count=record.collective_sequence,
         num_bytes=record.num_bytes,
     )
+
+
+def value_bits(value: float) -> int:
+    """Return the 64 bits of a float; every NaN as the one that cannot be taken for an open record."""
+    return int(_FLOAT_BITS.unpack(_FLOAT.pack(value if value == value else math.nan))[0])
+
+
+def noted_value(record: Record) -> NotedValue:
+    """Return what a VALUE record says; one that its writer left open says NaN."""
+    bits = NOT_SAID if record.duration_ns is None else record.duration_ns
+    (value,) = _FLOAT.unpack(_FLOAT_BITS.pack(bits))
+    return NotedValue(record.sequence, record.step, record.operation_number, record.start_ns, value)

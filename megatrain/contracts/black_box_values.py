@@ -55,6 +55,12 @@ class RecordFlag(IntFlag):
     """The host has enqueued the work and gone on; only the accelerator's end is missing."""
     STEP_TOTAL = 8
     """Not a span but the sum of a step's spans of one operation: see StepTotal."""
+    VALUE = 16
+    """Not a span but a number that a step came to: see NotedValue."""
+
+
+NO_SPAN = RecordFlag.STEP_TOTAL | RecordFlag.VALUE
+"""Records with one of these are no spans."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +116,13 @@ class Progress:
     median_step_ns: int | None
     obeyed_command: int
     num_lost_ends: int
+    awaited_group: int = 0
+    """Number of the group whose operation the host waited for last, or waits for; 0: not said."""
+    awaited_place: int = 0
+    """Which of the group's operations: the wait is over when the group's `left` has come so far."""
+    longest_checkpoint_ns: int | None = None
+    """Of those taken between steps, and ended."""
+    longest_evaluation_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,9 +156,9 @@ class ControlPage:
     """What the host's executor tells the worker.
 
     `command` is a number of `Command`; one that the worker does not know it leaves alone. `command_number` grows with
-    each command and each number is obeyed once; command 0 is none. A step is recorded in full when it is a multiple of
-    `sample_period`, else only summed. `lease_ok_until_ns` (monotonic) is 0 where nobody holds a lease for this worker,
-    and 1 where that lease is lost.
+    each command and each number is obeyed once; command 0 is none. A step is streamed with all its spans when it is a
+    multiple of `sample_period`, else only its sums. `lease_ok_until_ns` (monotonic) is 0 where nobody holds a lease for
+    this worker, and 1 where that lease is lost.
     `written_ns` is when the executor last wrote, 0 when none ever did.
     """
 
@@ -184,6 +197,10 @@ class Record:
         return operation_name(self.operation_number)
 
     @property
+    def is_span(self) -> bool:
+        return not self.flags & NO_SPAN
+
+    @property
     def is_in_flight(self) -> bool:
         return self.duration_ns is None
 
@@ -207,3 +224,17 @@ class StepTotal:
     @property
     def operation(self) -> str:
         return operation_name(self.operation_number)
+
+
+@dataclass(frozen=True, slots=True)
+class NotedValue:
+    """A number that a step came to. In the ring it is a record with VALUE: operation = kind, duration = its 64 bits.
+
+    `kind_number` is that of a StepValue, or of one that a newer program has added; `value` may be infinite or NaN.
+    """
+
+    sequence: int
+    step: int
+    kind_number: int
+    at_ns: int
+    value: float

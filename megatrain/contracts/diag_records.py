@@ -8,6 +8,7 @@ from megatrain.contracts.operations import Operation
 
 SAMPLE_PERIOD = 10
 """Of so many steps one is streamed with all its spans, unless somebody says otherwise (DESIGN decision 15)."""
+_MAX_PERIOD = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,11 +18,11 @@ class DiagSettings:
     is_on: bool = True
     """False: no span is timed; progress is still seen."""
     sample_period: int = SAMPLE_PERIOD
-    """A step is recorded in full when it is a multiple of this, else only summed."""
+    """A step is streamed with all its spans when it is a multiple of this, else only its sums."""
     off_operations: tuple[str, ...] = ()
     """Operations that are not timed, by name."""
     full_until_unix_s: float = 0.0
-    """Until then every step is recorded in full: around incidents, or on demand."""
+    """Until then every step is streamed with all its spans: around incidents, or on demand."""
     by: str = ""
     reason: str = ""
     at_unix_s: float = 0.0
@@ -34,8 +35,8 @@ class DiagSettings:
         return (2**64 - 1) & ~sum(1 << number for number in off)
 
     def period_at(self, unix_s: float) -> int:
-        """Return the sample period that holds at a moment."""
-        return 1 if unix_s < self.full_until_unix_s else max(1, self.sample_period)
+        """Return the sample period that holds at a moment, as a control page can say it."""
+        return 1 if unix_s < self.full_until_unix_s else min(max(1, self.sample_period), _MAX_PERIOD)
 
 
 @dataclass(frozen=True, slots=True)

@@ -150,6 +150,14 @@ class RankEvidence:
     """When it wrote to its black box last."""
     in_flight: str = ""
     """The operation that it is in, innermost."""
+    awaited_group: str = ""
+    """Group of the operation that its host waits for, or waited for last; empty: not said."""
+    awaited: int = 0
+    """Which of that group's operations."""
+    is_busy: bool = False
+    """That operation is work of the host's own, no exchange with others."""
+    is_at_storage: bool = False
+    """It has just said that it waits for storage, not for other ranks."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 The daemon's controller writes a HostVerdict, the driver alone decides and writes a VerdictOutcome. Both are kept: they
 are the audit. A verdict holds for one round (incarnation); of a later one it says nothing (DESIGN decisions 13, 14).
+Steps are those of events, from 0: a checkpoint of step n holds what steps 0 to n - 1 made, and step n is trained next.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class HostVerdict:
     gain_s_per_step: float = 0.0
     """A step would take so much less with these hosts as fast as their peers (what-if)."""
     rollback_to: int | None = None
-    """NUMERICS: resume from a checkpoint of this step or an older one."""
+    """NUMERICS: resume from a checkpoint of this step or an older one; not after skip_from."""
     skip_from: int | None = None
     skip_to: int | None = None
     """NUMERICS: the batches of steps skip_from to skip_to (both inclusive) are left out."""
@@ -106,3 +107,11 @@ class VerdictOutcome:
     """Expected over the rest of the job."""
     price_s: float = 0.0
     """Of a restart: the seconds without a step and the steps done again."""
+
+
+@dataclass(frozen=True, slots=True)
+class AuditEntry:
+    """A line of the audit: an outcome, and the verdict as it was; None where nobody could read that."""
+
+    outcome: VerdictOutcome
+    verdict: HostVerdict | None = None

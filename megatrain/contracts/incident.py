@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from megatrain.contracts.host_records import RankFailure
+from megatrain.contracts.rounds import Rollback
 
 
 class IncidentKind(StrEnum):
@@ -20,6 +21,10 @@ class IncidentKind(StrEnum):
     """A person asked for a restart or an eviction."""
     CONTROL_PLANE = "control-plane"
     """Leases vanished while training went on: held, nobody evicted."""
+    STRAGGLER = "straggler"
+    """A verdict of the diagnosis: the round saves, and goes on without hosts that slow it down."""
+    NUMERICS = "numerics"
+    """A verdict of the diagnosis: loss or gradients went wrong, and the job goes back to before that."""
 
 
 class IncidentState(StrEnum):
@@ -62,7 +67,7 @@ class Incident:
     reason: str
     """The driver's decision in a sentence."""
     action: str
-    """restart, evict, stop, requeue or hold."""
+    """restart, evict, rollback, stop, requeue or hold."""
     culprit_hosts: tuple[str, ...] = ()
     culprit_ranks: tuple[int, ...] = ()
     confidence: str = ""
@@ -77,6 +82,10 @@ class Incident:
     driver: str = ""
     effective_time_ratio: float | None = None
     """Of the job so far, when it was closed."""
+    verdict: str = ""
+    """That it follows from."""
+    rollback: Rollback | None = None
+    """Where the next round goes back to."""
     notes: Mapping[str, str] = field(default_factory=dict)
 
     @property

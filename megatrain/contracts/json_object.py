@@ -12,6 +12,7 @@ from dataclasses import fields
 from typing import Any, Self
 
 from megatrain.contracts.errors import CheckpointError
+from megatrain.contracts.sample_ranges import SampleRanges, ranges_problem
 
 _TOO_LARGE = 2**63
 """No count in a file reaches this: it would not fit the integers of other programs."""
@@ -102,6 +103,22 @@ class JsonObject:
         if not isinstance(value, dict):
             raise self.error(name, "expected an object")
         return value
+
+    def sample_ranges(self, name: str) -> SampleRanges:
+        """Return the ranges of samples that a field holds; none where it is not there."""
+        value = self._raw.get(name, [])
+        rule = "expected a list of [first, end]"
+        if not isinstance(value, list):
+            raise self.error(name, rule)
+        ranges: list[tuple[int, int]] = []
+        for pair in value:
+            if not isinstance(pair, list) or [type(one) for one in pair] != [int, int]:
+                raise self.error(name, rule)
+            ranges.append((pair[0], pair[1]))
+        problem = ranges_problem(tuple(ranges))
+        if problem is not None:
+            raise self.error(name, problem)
+        return tuple(ranges)
 
     def section(self, name: str) -> JsonObject:
         """Return the object that a field holds, to be read in the same way."""

@@ -29,6 +29,7 @@ from megatrain.contracts.checkpoint_files import (
 from megatrain.contracts.errors import CheckpointError, MissingFileError
 from megatrain.contracts.json_object import JsonObject
 from megatrain.contracts.location import Location
+from megatrain.contracts.sample_ranges import SampleRanges, merged
 
 RESUME_NAME = "RESUME"
 BRANCH_NAME = "BRANCH"
@@ -43,13 +44,19 @@ _NUMBERED = re.compile(r"branch-([0-9]{4,18})")
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """A line of checkpoints. It begins at `parent_step` of `parent`; the first of a run has neither ("" and None)."""
+    """A line of checkpoints. It begins at `parent_step` of `parent`; the first of a run has neither ("" and None).
+
+    A branch at step 0 of its parent may begin with initial weights. `rollback`: the incident for which the job went
+    back; `skipped`: the samples that it leaves out since.
+    """
 
     name: str
     parent: str
     parent_step: int | None
     created_unix_s: float
     reason: str
+    rollback: str = ""
+    skipped: SampleRanges = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +119,8 @@ def read_branch(checkpoints: Location, name: str) -> Branch:
         parent_step=None if is_first else reader.count("parent_step"),
         created_unix_s=reader.seconds("created_unix_s"),
         reason=reader.text("reason"),
+        rollback=reader.text("rollback") if "rollback" in set(reader) else "",
+        skipped=reader.sample_ranges("skipped"),
     )
 
 
@@ -163,6 +172,11 @@ def candidates(checkpoints: Location, branch: str | None = None) -> list[Candida
     if not found:
         _check_nothing_was_saved(checkpoints, line)
     return found
+
+
+def skipped_samples(line: Sequence[Branch]) -> SampleRanges:
+    """Return the samples that a branch leaves out, and its parents before it."""
+    return merged(one for member in line for one in member.skipped)
 
 
 def overlooked(checkpoints: Location, best: Candidate) -> list[Candidate]:
@@ -225,11 +239,19 @@ def origins(line: Sequence[Branch], branch: str, steps: Sequence[int]) -> set[in
     return {max(before) for before in starts if before}
 
 
-def open_branch(checkpoints: Location, parent: str, parent_step: int | None, reason: str) -> Branch:
+def open_branch(
+    checkpoints: Location,
+    parent: str,
+    parent_step: int | None,
+    reason: str,
+    *,
+    rollback: str = "",
+    skipped: SampleRanges = (),
+) -> Branch:
     """Begin a branch at a step of its parent and make it the one that the run goes on with.
 
     The first branch of a run, "main", has parent "" and parent_step None. The step need not be committed: a run may go
-    on from memory.
+    on from memory. `rollback`, `skipped`: as in Branch.
     Raises: CheckpointError when the parent is not there, when none is given although there is a run, or when writing
     fails.
     """
@@ -245,8 +267,11 @@ def open_branch(checkpoints: Location, parent: str, parent_step: int | None, rea
         # one branch needs no RESUME, but two without it would leave the place of the run unclear
         _write_resume(checkpoints, names[0])
     name = _next_name(checkpoints) if parent else MAIN_BRANCH
-    branch = Branch(name, parent, parent_step, time.time(), reason)
+    branch = Branch(name, parent, parent_step, time.time(), reason, rollback, skipped)
     content = {"schema_version": SCHEMA_VERSION, **asdict(branch)}
+    if not rollback and not skipped:
+        # programs that know of no such fields read all other branches
+        del content["rollback"], content["skipped"]
     (checkpoints / name / BRANCH_NAME).write((json.dumps(content, sort_keys=True) + "\n").encode())
     _write_resume(checkpoints, name)
     return branch
@@ -290,7 +315,9 @@ def _write_resume(checkpoints: Location, branch: str) -> None:
 def _check_nothing_was_saved(checkpoints: Location, line: Sequence[Branch]) -> None:
     """Refuse to call it a fresh start when anything lies about: that would be a silent loss of a run."""
     flat, remains = [], []
-    for entry in checkpoints.entries():
+    # a job that went back to before its first step abandoned all that its other branches have
+    is_anew = bool(line) and line[0].parent_step == 0
+    for entry in [checkpoints / line[0].name] if is_anew else checkpoints.entries():
         if step_of(entry.name) is not None:
             flat.append(entry.name)
         elif not _NAME.fullmatch(entry.name) or entry.size() is not None:
@@ -310,7 +337,7 @@ def _check_nothing_was_saved(checkpoints: Location, line: Sequence[Branch]) -> N
             f" with a matching COMMIT, in {_searched(line)}); remove it to start from scratch, or name another"
             " job.run_directory or checkpoint.load"
         )
-    if line and line[0].parent:
+    if line and line[0].parent and not is_anew:
         raise CheckpointError(
             f"{checkpoints}: {line[0].name} goes on from step {line[0].parent_step} of {line[0].parent}, but no"
             " committed checkpoint is left there; remove it to start from scratch, or name another job.run_directory"

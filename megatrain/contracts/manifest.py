@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from megatrain.contracts.json_object import JsonObject
 from megatrain.contracts.location import is_relative_name
+from megatrain.contracts.sample_ranges import SampleRanges
 
 MANIFEST_SCHEMA_VERSION = 2
 _DIGEST = re.compile(r"(items-)?sha256:[0-9a-f]{64}")
@@ -38,11 +39,18 @@ class CheckpointVersions:
 class SampleStream:
     """What the sample order is made from, with the model's seq_len: the cursor means something in this order alone.
 
-    num_tokens 0: nothing was trained on.
+    num_tokens 0: nothing was trained on. `skipped`: samples that the job leaves out since it went back to before them.
     """
 
     num_tokens: int
     seed: int
+    skipped: SampleRanges = ()
+
+    @classmethod
+    def read(cls, reader: JsonObject) -> Self:
+        """Return the stream that a JSON object holds. Raises: CheckpointError naming the field."""
+        reader.check_names(cls)
+        return cls(reader.count("num_tokens"), reader.count("seed"), reader.sample_ranges("skipped"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +93,10 @@ class Manifest:
     schema_version: int = MANIFEST_SCHEMA_VERSION
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self), indent=2, sort_keys=True) + "\n"
+        raw = asdict(self)
+        if not self.data.skipped:
+            del raw["data"]["skipped"]  # programs that know of no such field read all other checkpoints
+        return json.dumps(raw, indent=2, sort_keys=True) + "\n"
 
     @classmethod
     def from_json(cls, content: bytes | str, place: str) -> Self:
@@ -97,8 +108,6 @@ class Manifest:
         reader.check_names(cls)
         mesh = reader.section("mesh")
         mesh.check_names(CheckpointMesh)
-        data = reader.section("data")
-        data.check_names(SampleStream)
         versions = reader.section("versions")
         versions.check_names(CheckpointVersions)
         return cls(
@@ -112,7 +121,7 @@ class Manifest:
             num_skipped=reader.count("num_skipped"),
             written_unix_s=reader.seconds("written_unix_s"),
             has_optimizer=reader.flag("has_optimizer"),
-            data=SampleStream(num_tokens=data.count("num_tokens"), seed=data.count("seed")),
+            data=SampleStream.read(reader.section("data")),
             mesh=CheckpointMesh(**{field.name: mesh.count(field.name, least=1) for field in fields(CheckpointMesh)}),
             config_hash=reader.text("config_hash"),
             config=reader.mapping("config"),

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from megatrain.contracts.errors import TopologyError
+from megatrain.contracts.errors import CoordinationError, TopologyError
+from megatrain.contracts.record import decode
+from megatrain.contracts.rounds import Rollback
 
 _MOST_RANKS = 10**7
 _MOST_RESTARTS = 10**8
@@ -13,6 +15,8 @@ HOST_VARIABLE = "MEGATRAIN_HOST"
 """Set by `megatrain launch` for its workers: a machine may be several hosts."""
 ROUND_VARIABLE = "MEGATRAIN_ROUND"
 """Set by `megatrain launch` and by our rendezvous under torchrun: the same for all workers of a round."""
+ROLLBACK_VARIABLE = "MEGATRAIN_ROLLBACK"
+"""Set by `megatrain launch` for its workers where their round has a Rollback: its record as JSON."""
 _COUNT_VARIABLE = "TORCHELASTIC_RESTART_COUNT"
 _REQUIRED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
@@ -33,6 +37,8 @@ class Process:
     """What the launcher calls this host; empty where none gave it a name: under torchrun, or alone."""
     is_incarnation_common: bool = True
     """Every rank knows the same one. torchrun's agents count restarts, each from when it came."""
+    rollback: Rollback | None = None
+    """What the launcher wants undone before the state is loaded."""
 
 
 def process_from_environment(environment: Mapping[str, str]) -> Process:
@@ -67,7 +73,17 @@ def process_from_environment(environment: Mapping[str, str]) -> Process:
         init_method="env://",
         store=f"{environment['MASTER_ADDR']}:{environment['MASTER_PORT']}",
         host=environment.get(HOST_VARIABLE, ""),
+        rollback=_rollback(environment.get(ROLLBACK_VARIABLE, "")),
     )
+
+
+def _rollback(text: str) -> Rollback | None:
+    if not text:
+        return None
+    try:
+        return decode(Rollback, text, f"environment variable {ROLLBACK_VARIABLE}")
+    except CoordinationError as error:
+        raise TopologyError(f"{error}; it is for `megatrain launch` to set") from error
 
 
 def _number(environment: Mapping[str, str], name: str, least: int, most: int, default: int | None = None) -> int:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 _MAX_WORKERS = 1 << 16
 _MAX_RANKS = 1 << 24
 """Far beyond what there is: whoever counts ranks one by one must not be made to count without end."""
+MAX_SKIPPED_STEPS = 1000
+"""That one rollback may leave out: far beyond what an alarm accuses, so that no wrong number costs an epoch."""
 TURN_MARK = ".turn-"
 """In what a "pairs" command asks its reports for: between what the pair tests are for and the number of the turn."""
 
@@ -52,6 +54,30 @@ class RoundHost:
 
 
 @dataclass(frozen=True, slots=True)
+class Rollback:
+    """Go back to a checkpoint of `to_step` or an older one, on a branch of its own, and leave out batches.
+
+    The batches of steps skip_from to skip_to, both inclusive, as the job had them: a step is counted from 0, so that a
+    checkpoint of step n comes before step n. Whoever finds `rollback_id` in the lineage has nothing to do.
+    """
+
+    rollback_id: str
+    """The incident's."""
+    to_step: int
+    skip_from: int
+    skip_to: int
+
+    def __post_init__(self) -> None:
+        is_ordered = 0 <= self.to_step <= self.skip_from <= self.skip_to
+        if not self.rollback_id or not is_ordered or self.skip_to - self.skip_from >= MAX_SKIPPED_STEPS:
+            raise ValueError(
+                f"rollback {self.rollback_id!r} to step {self.to_step} without steps {self.skip_from} to "
+                f"{self.skip_to}; expected an id, 0 <= to_step <= skip_from <= skip_to, and at most "
+                f"{MAX_SKIPPED_STEPS} steps"
+            )
+
+
+@dataclass(frozen=True, slots=True)
 class Round:
     """A set of hosts that trains. Never changed once it is written."""
 
@@ -68,6 +94,8 @@ class Round:
     incident: str = ""
     fenced: tuple[str, ...] = ()
     """Sessions that never said that their workers of an older round are gone: no later round may name them."""
+    rollback: Rollback | None = None
+    """The launch's newest: workers that find it undone do it before they load."""
 
     def part_of(self, host: str, session: str) -> RoundHost | None:
         """Return a host's part, None when this round does not name this life of it."""

@@ -1,7 +1,8 @@
 """Microbatches of a step for one data-parallel rank, straight from the memory-mapped tokens.
 
 Sample j of microbatch m on rank d is number cursor + (m * dp_size + d) * micro_batch_size + j: a step's set of samples
-depends on cursor and global batch size alone, so a run may resume with another dp_size and see the same data.
+depends on cursor and global batch size alone, so a run may resume with another dp_size and see the same data. Samples
+that a run leaves out do not count: the next one takes the place.
 Legend: S sequence, B microbatch. Tensors are sequence-first, int64.
 """
 
@@ -14,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from megatrain.contracts.sample_ranges import SampleRanges
 from megatrain.data.indexed import IndexedDataset
 from megatrain.data.order import SampleOrder
 from megatrain.ops.cross_entropy import IGNORED_LABEL
@@ -35,12 +37,16 @@ class MicroBatch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepBatch:
-    """One rank's microbatches of a step. `num_label_tokens` counts their labels that have a loss."""
+    """One rank's microbatches of a step.
+
+    `num_label_tokens` counts their labels that have a loss; `squared_lengths` is what their attention costs.
+    """
 
     cursor: int
     global_batch_size: int
     microbatches: list[MicroBatch]
     num_label_tokens: int
+    squared_lengths: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +58,15 @@ class BatchReader:
     has_document_mask: bool = False
 
     def read_step(
-        self, cursor: int, global_batch_size: int, dp_rank: int, dp_size: int, micro_batch_size: int
+        self,
+        cursor: int,
+        global_batch_size: int,
+        dp_rank: int,
+        dp_size: int,
+        micro_batch_size: int,
+        skipped: SampleRanges = (),
     ) -> StepBatch:
-        """Return this rank's part of the step that starts at sample `cursor`.
+        """Return this rank's part of the step that starts at sample `cursor`; `skipped` samples are left out.
 
         Raises: ValueError when the global batch is not a whole number of microbatches a rank; DataError when a token
         is outside the vocabulary.
@@ -65,7 +77,7 @@ class BatchReader:
                 f"global_batch_size={global_batch_size} is not a multiple of micro_batch_size={micro_batch_size} times "
                 f"dp_size={dp_size}"
             )
-        samples_MB = cursor + dealt(num_microbatches, dp_rank, dp_size, micro_batch_size)
+        samples_MB = positions(cursor, dealt(num_microbatches, dp_rank, dp_size, micro_batch_size), skipped)
         starts_MB = self.order.window_starts(samples_MB.ravel()).reshape(samples_MB.shape)
         seq_len = self.order.seq_len
         label_counts_B = np.full(micro_batch_size, seq_len)
@@ -73,7 +85,13 @@ class BatchReader:
             assemble(self.dataset, starts_B, label_counts_B, samples_B, seq_len, self.has_document_mask)
             for starts_B, samples_B in zip(starts_MB, samples_MB, strict=True)
         ]
-        return StepBatch(cursor, global_batch_size, microbatches, sum(map(num_label_tokens, microbatches)))
+        return StepBatch(
+            cursor,
+            global_batch_size,
+            microbatches,
+            sum(map(num_label_tokens, microbatches)),
+            sum(map(squared_lengths, microbatches)),
+        )
 
 
 def dealt(num_microbatches: int, dp_rank: int, dp_size: int, micro_batch_size: int) -> NDArray[np.int64]:
@@ -83,6 +101,16 @@ def dealt(num_microbatches: int, dp_rank: int, dp_size: int, micro_batch_size: i
     """
     rows_M1 = np.arange(num_microbatches, dtype=np.int64)[:, None] * dp_size + dp_rank
     return rows_M1 * micro_batch_size + np.arange(micro_batch_size, dtype=np.int64)
+
+
+def positions(cursor: int, counts: NDArray[np.int64], skipped: SampleRanges) -> NDArray[np.int64]:
+    """Return `position_after` for each of `counts`: where the samples are that so many precede, from `cursor` on."""
+    found = cursor + counts
+    for first, end in skipped:
+        if end > cursor:
+            start = max(first, cursor)
+            found = np.where(found >= start, found + (end - start), found)
+    return found
 
 
 def assemble(
@@ -122,6 +150,18 @@ def assemble(
 def num_label_tokens(microbatch: MicroBatch) -> int:
     """Return how many positions have a loss."""
     return int((microbatch.labels_SB != IGNORED_LABEL).sum())
+
+
+def squared_lengths(microbatch: MicroBatch) -> int:
+    """Return the sum of squares of the stretches that attend to themselves: documents, or without their mask windows.
+
+    Source: OSDI'25 sec. 5.2: the compute time of a micro-batch follows this sum.
+    """
+    seq_len, num_samples = microbatch.tokens_SB.shape
+    if microbatch.document_SB is None:
+        return int(num_samples * seq_len**2)
+    lengths = (np.bincount(documents_S) for documents_S in microbatch.document_SB.numpy().T)
+    return sum(int((length**2).sum()) for length in lengths)
 
 
 def _sequence_first(values_BS: NDArray[np.int64]) -> Tensor:

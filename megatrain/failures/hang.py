@@ -2,14 +2,20 @@
 
 Pure: positions in, suspects and the reason out (DESIGN decision 13). The idea: in each group the ranks that are behind
 hold up those that entered; a rank that is behind in one group because it waits in another is a victim itself, so the
-suspects are the ends of the chains of waiting. A rank without data is one that logs nothing (MegaScale sec. 5.2).
+suspects are the ends of the chains of waiting. What a rank has started and does not wait for holds up nobody. A rank
+without data is one that logs nothing (MegaScale sec. 5.2).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+
+from megatrain.contracts.operations import Operation
+
+_AROUND_OTHERS = (Operation.STEP, Operation.EVALUATION, Operation.BARRIER, Operation.CLIP)
+"""Spans that have exchanges within: they do not say that the host is busy itself."""
 
 
 class Confidence(StrEnum):
@@ -31,20 +37,36 @@ class Position:
 
     entered: int
     finished: int
+    awaited: int | None = None
+    """The one that its host waits for, or waited for last; 0: none of this group; None: it does not say."""
+
+    @property
+    def waits_in(self) -> int:
+        """Return the collective that the rank waits in, 0 where it does not wait in this group."""
+        if self.awaited is None:
+            return self.finished + 1 if self.entered > self.finished else 0
+        return self.awaited if self.awaited > self.finished else 0
 
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """A collective that some members of a group wait in and others never entered."""
+    """A collective that some members of a group wait in and others do not take part in."""
 
     group: str
     sequence: int
     waiting: tuple[int, ...]
-    """Ranks that entered and did not finish it."""
+    """Ranks that entered it and wait for its end."""
     absent: tuple[int, ...]
     """Members with data that did not enter it."""
     silent: tuple[int, ...]
     """Members without data."""
+    loitering: tuple[int, ...] = ()
+    """Members that entered and do not wait for its end; only where nobody is absent or silent."""
+
+    @property
+    def held_up_by(self) -> frozenset[int]:
+        """Return the members that the others wait for."""
+        return frozenset((*self.absent, *self.silent, *self.loitering))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +83,38 @@ class HangReport:
     """Those who log nothing."""
 
 
+def is_own_work(operation: str) -> bool:
+    """Say whether an open span of this operation means that its rank's host is busy itself and waits for nobody."""
+    known = next((one for one in Operation if one.value == operation), None)
+    return known is not None and not (known.is_collective or known.is_point_to_point or known in _AROUND_OTHERS)
+
+
 def hang_suspects(
-    positions: Mapping[int, Mapping[str, Position]], groups: Mapping[str, Sequence[int]], silent: Iterable[int] = ()
+    positions: Mapping[int, Mapping[str, Position]],
+    groups: Mapping[str, Sequence[int]],
+    silent: Iterable[int] = (),
+    busy: Iterable[int] = (),
 ) -> HangReport:
     """Return who holds up a job that makes no progress.
 
     `positions`: by rank, then by group. `groups`: the members of each group. Members of a group without an entry in
-    `positions` log nothing, and so do the ranks in `silent`, whatever they said before.
+    `positions` log nothing, and so do the ranks in `silent`, whatever they said before. `busy`: ranks in some work of
+    their own that began after all exchanges of theirs that are open. An accelerator may run behind its host, so that
+    counts only where nothing else tells: then what a busy rank started before holds up nobody.
     """
+    silent, busy = tuple(silent), tuple(busy)
+    first = _report(positions, groups, silent)
+    if first.confidence is not Confidence.WEAK or not busy:
+        return first
+    idle = {rank: {name: replace(at, awaited=0) for name, at in positions[rank].items()} for rank in busy}
+    second = _report({**positions, **idle}, groups, silent)
+    is_plain = second.confidence in (Confidence.CERTAIN, Confidence.LIKELY)
+    return replace(second, confidence=Confidence.LIKELY) if is_plain else first
+
+
+def _report(
+    positions: Mapping[int, Mapping[str, Position]], groups: Mapping[str, Sequence[int]], silent: Iterable[int]
+) -> HangReport:
     mute = set(silent) | {rank for members in groups.values() for rank in members if rank not in positions}
     missing = tuple(
         found
@@ -94,19 +140,32 @@ def _missing(
     """Return the collectives of a group in which somebody waits."""
     known = {rank: positions[rank].get(group, Position(0, 0)) for rank in members if rank not in mute}
     quiet = tuple(rank for rank in members if rank in mute)
+    waits_in = {rank: at.waits_in for rank, at in known.items()}
     found: list[Missing] = []
-    for sequence in sorted({at.finished + 1 for at in known.values() if at.entered > at.finished}):
-        waiting = tuple(rank for rank, at in known.items() if at.finished < sequence <= at.entered)
+    for sequence in sorted({place for place in waits_in.values() if place}):
+        waiting = tuple(rank for rank, place in waits_in.items() if place == sequence)
         absent = tuple(rank for rank, at in known.items() if at.entered < sequence)
-        found.append(Missing(group, sequence, waiting, absent, quiet))
+        loitering: tuple[int, ...] = ()
+        if not absent and not quiet:
+            loitering = tuple(
+                rank
+                for rank, at in known.items()
+                if at.awaited is not None and at.finished < sequence and not waits_in[rank]
+            )
+        found.append(Missing(group, sequence, waiting, absent, quiet, loitering))
     return found
+
+
+def closest(missing: Iterable[Missing]) -> Missing | None:
+    """Return the collective that tells most of those that some ranks are missing in: the fewest are in doubt there."""
+    return min(missing, key=lambda entry: (len(entry.held_up_by), len(entry.waiting)), default=None)
 
 
 def _waits_for(missing: Iterable[Missing]) -> dict[int, frozenset[int]]:
     """Return for each waiting rank whom it waits for. Those who wait in one collective share a set: there are many."""
     found: dict[int, frozenset[int]] = {}
     for entry in missing:
-        others = frozenset((*entry.absent, *entry.silent))
+        others = entry.held_up_by
         for rank in entry.waiting:
             found[rank] = found[rank] | others if rank in found else others
     return found
@@ -120,39 +179,54 @@ def _suspects(
             return set(), Confidence.INSUFFICIENT, f"nobody waits in a collective; {_log_nothing(mute)}"
         return set(), Confidence.INSUFFICIENT, "nobody waits in a collective"
     blocked_on: set[int] = set().union(*set(waits_for.values()))
-    if not blocked_on:
-        first = missing[0]
-        return set(), Confidence.WEAK, (
-            f"all members entered collective {first.sequence} of {first.group} and none finished it: "
-            "the network between them, or a GPU that runs it, is broken"
-        )  # fmt: skip
-    ends = {rank for rank in blocked_on if not waits_for.get(rank)}
+    # who waits where all have come is held up by no rank
+    ends = {rank for rank in blocked_on if rank not in waits_for}
     talking = ends - mute
     if talking:
-        return talking, Confidence.LIKELY if mute else Confidence.CERTAIN, _why(missing, talking, mute)
+        reason, is_plain = _why(missing, talking, mute)
+        return talking, Confidence.CERTAIN if is_plain and not mute else Confidence.LIKELY, reason
     if ends:
         return (
             ends,
             Confidence.LIKELY,
             _log_nothing(ends) + f", and {len(waits_for)} ranks wait for {'it' if len(ends) == 1 else 'them'}",
         )
+    full = next((entry for entry in missing if not entry.held_up_by), None)
+    if full is not None:
+        return set(), Confidence.WEAK, (
+            f"all members entered collective {full.sequence} of {full.group} and none finished it: "
+            "the network between them, or a GPU that runs it, is broken"
+        )  # fmt: skip
     circle = _circle(waits_for)
     return circle, Confidence.WEAK, (
         f"{_ranks(circle)} wait for one another in different groups: they call collectives in different orders"
     )  # fmt: skip
 
 
-def _why(missing: tuple[Missing, ...], suspects: set[int], mute: set[int]) -> str:
-    entry = next(entry for entry in missing if suspects.intersection(entry.absent))
-    text = (
-        f"{_ranks(suspects)} never entered collective {entry.sequence} of {entry.group}, "
-        f"in which {_ranks(entry.waiting)} wait"
-    )
-    return f"{text}; {_log_nothing(mute)}" if mute else text
+def _why(missing: tuple[Missing, ...], suspects: set[int], mute: set[int]) -> tuple[str, bool]:
+    """Return the reason in words, and whether the suspects never entered what others wait in."""
+    entry = closest(entry for entry in missing if suspects.intersection(entry.absent))
+    if entry is not None:
+        text = (
+            f"{_ranks(suspects)} never entered collective {entry.sequence} of {entry.group}, "
+            f"in which {_waits(entry.waiting)}"
+        )
+    else:
+        inside = next(entry for entry in missing if suspects.intersection(entry.loitering))
+        text = (
+            f"{_ranks(suspects)} entered collective {inside.sequence} of {inside.group} and went on to something "
+            f"else before its end, for which {_waits(inside.waiting)}"
+        )
+    return (f"{text}; {_log_nothing(mute)}" if mute else text), entry is not None
 
 
 def _log_nothing(ranks: set[int]) -> str:
     return f"{_ranks(ranks)} {'logs' if len(ranks) == 1 else 'log'} nothing"
+
+
+def _waits(ranks: Iterable[int]) -> str:
+    numbers = tuple(ranks)
+    return f"{_ranks(numbers)} {'waits' if len(numbers) == 1 else 'wait'}"
 
 
 def _circle(waits_for: Mapping[int, frozenset[int]]) -> set[int]:

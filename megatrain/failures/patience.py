@@ -1,8 +1,9 @@
 """Whether ranks still move, and whether their host must stop them on its own (decision 11): pure.
 
 Each phase has its own patience. A step's is learned: max(floor, factor x median step). Before a second step has been
-completed the first one's duration stands in for the median, and the first step itself has a stated limit. A rank is
-judged by the newest thing it did: entering a phase, beginning a step, completing one.
+completed the first one's duration stands in for the median, and the first step itself has a stated limit. So have the
+first checkpoint and the first evaluation; later ones are measured by the longest before. A rank is judged by the newest
+thing it did: entering a phase, beginning a step, completing one; while it waits for storage it says that it lives.
 
 Step progress is proof of life: ranks that complete steps do so with all their peers, so nobody has replaced their host.
 Only when the lease is gone by this host's own clock AND nothing moves, it must assume that it was replaced.
@@ -44,9 +45,15 @@ class Patience:
                 learned_s = max(self.floor_s, self.factor * typical_ns / _NS)
                 return learned_s if progress.median_step_ns else min(self.first_step_s, learned_s)
             case Phase.EVALUATION:
-                return self.evaluation_s
-            case Phase.CHECKPOINT | Phase.STOPPING:
+                return self._learned_s(self.evaluation_s, progress.longest_evaluation_ns)
+            case Phase.CHECKPOINT:
+                return self._learned_s(self.checkpoint_s, progress.longest_checkpoint_ns)
+            case Phase.STOPPING:
                 return self.checkpoint_s
+
+    def _learned_s(self, most_s: float, longest_ns: int | None) -> float:
+        """Return the limit of a phase that came before and took so long at the most; at first the stated one."""
+        return most_s if longest_ns is None else min(most_s, max(self.floor_s, self.factor * longest_ns / _NS))
 
 
 @dataclass(frozen=True, slots=True)

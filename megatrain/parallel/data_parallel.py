@@ -51,8 +51,11 @@ class ChunkDataParallel:
         embedding: Group,
         options: DataParallelOptions,
         device: torch.device,
+        number: int = 0,
     ) -> None:
+        """`number`: of the chunk on its stage, for the records."""
         self.options = options
+        self.number = number
         self.buckets: list[Bucket] = []
         self._reductions: list[_Reduction] = []
         self._gathers: list[Pending] = []
@@ -137,7 +140,8 @@ class ChunkDataParallel:
             return
         self._is_stale = False
         for bucket in self.buckets:
-            pending = bucket.dp.all_gather(bucket.values[bucket.share], Operation.PARAMS_ALL_GATHER, out=bucket.values)
+            share, whole = bucket.values[bucket.share], bucket.values
+            pending = bucket.dp.all_gather(share, Operation.PARAMS_ALL_GATHER, out=whole, chunk=self.number)
             if not self.options.has_overlap:
                 pending.wait()
             self._gathers.append(pending)
@@ -154,7 +158,7 @@ class ChunkDataParallel:
             gradients = bucket.finished_gradients()
             whole = gradients.to(options.reduce_dtype)
             in_place = whole[bucket.share] if whole is gradients else None
-            pending = bucket.dp.reduce_scatter(whole, Operation.GRADS_REDUCE_SCATTER, out=in_place)
+            pending = bucket.dp.reduce_scatter(whole, Operation.GRADS_REDUCE_SCATTER, out=in_place, chunk=self.number)
             self._reductions.append(_Reduction(bucket, pending))
             if options.zero_stage == 2:
                 bucket.gradients = None  # what is in flight keeps it alive

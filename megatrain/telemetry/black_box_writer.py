@@ -33,12 +33,12 @@ from megatrain.contracts.black_box_layout import (
     encode_header,
 )
 from megatrain.contracts.black_box_values import (
-    ClockBase,
     ControlPage,
     Group,
     Identity,
     State,
 )
+from megatrain.contracts.clock_base import read_clock_base
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.run_directory import black_box_path, previous_black_box
 
@@ -48,21 +48,11 @@ _SPARE_BYTES = 8 * 2**20
 """Left free on the tmpfs: NCCL and data loaders need some of /dev/shm, 64 MiB in a default container."""
 _ANONYMOUS_RECORDS = 4096
 """Open spans that can be told apart when there is no file."""
-_CLOCK_READINGS = 5
 _CONTROL_SEQLOCK_WORD = CONTROL_OFFSET // 8
 _UNSAID_WORDS = (
     *(Word.CURRENT_STEP, Word.STEP_STARTED_NS, Word.COMPLETED_STEP, Word.COMPLETED_NS),
     *(Word.LAST_STEP_NS, Word.MEDIAN_STEP_NS),
 )
-
-
-def read_clock_base() -> ClockBase:
-    """Read both clocks together: the closest pair of a few, against being preempted in between."""
-    readings: list[ClockBase] = []
-    for _ in range(_CLOCK_READINGS):
-        before, unix_ns, after = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
-        readings.append(ClockBase((before + after) // 2, unix_ns, after - before))
-    return min(readings, key=lambda reading: reading.error_ns)
 
 
 class BlackBoxWriter:

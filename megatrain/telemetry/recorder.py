@@ -1,8 +1,9 @@
 """Spans: what the rank does, when it began and how long it took. The one idea: a span is written when it BEGINS.
 
 A record lies open in the black box while its span lasts, so a rank that hangs or dies leaves the name of what it was
-doing. Ending a span stores one word. Durations are also summed by operation, for the step line and for the rows that
-are streamed for every step. The hot path takes no lock and costs one to two microseconds (benchmarks/span_overhead.py).
+doing: in every step, since nobody knows which one will hang; which steps are streamed is the streamer's business.
+Ending a span stores one word. Durations are also summed by operation, for the step line and for the rows that are
+streamed for every step. The hot path takes no lock and costs one to two microseconds (benchmarks/span_overhead.py).
 Device operations are timed by the accelerator where there is a DeviceTimer (timers.py), else by the host's clock.
 """
 
@@ -27,17 +28,17 @@ from megatrain.contracts.black_box_layout import (
     RECORD_WORDS,
     RING_OFFSET,
     Word,
+    value_bits,
 )
 from megatrain.contracts.black_box_values import ALL_OPERATIONS, ControlPage, Identity, Phase, RecordFlag
 from megatrain.contracts.operations import MAX_OPERATIONS, Operation
+from megatrain.contracts.step_values import StepValue
 from megatrain.telemetry.black_box_writer import BlackBoxWriter, open_writer
 from megatrain.telemetry.step_summary import OperationTotals, StepSummary, TotalsBuilder
 
 if TYPE_CHECKING:
     from megatrain.telemetry.timers import DeviceTimer
 
-_OFF, _SUM, _RECORD = 0, 1, 2
-"""What is done with an operation's spans in the current step."""
 _LOW_32 = 2**32 - 1
 _FOLD_EVERY = 4096
 _FOLD_MASK = _FOLD_EVERY - 1
@@ -51,8 +52,13 @@ _RING_WORD = RING_OFFSET // 8
 # Plain ints and tables: arithmetic on enum members would cost as much as the rest of a span.
 _CURSOR_WORD = int(Word.CURSOR)
 _LOST_WORD = int(Word.NUM_LOST_ENDS)
+_AWAITED_WORD = int(Word.AWAITED)
 _GROUP_WORDS = [(GROUPS_OFFSET + group * GROUP_BYTES) // 8 for group in range(MAX_GROUPS)]
 _ENTERED_WORDS = [word + GROUP_ENTERED_WORD for word in _GROUP_WORDS]
+_LONGEST_WORDS = {
+    Phase.CHECKPOINT: int(Word.LONGEST_CHECKPOINT_NS),
+    Phase.EVALUATION: int(Word.LONGEST_EVALUATION_NS),
+}
 _LEFT_WORDS = [word + GROUP_LEFT_WORD for word in _GROUP_WORDS]
 
 
@@ -88,21 +94,25 @@ class Recorder:
         self._capacity = writer.capacity
         self._pack = RECORD_BODY.pack_into
         self._next_sequence = count(1).__next__
-        self._next_unrecorded = count(-1, -1).__next__
+        self._next_untimed = count(-1, -1).__next__
         self._step = -1
-        self._levels = [_RECORD] * MAX_OPERATIONS
-        self._applied = (ALL_OPERATIONS, True)
+        self._is_timed = [True] * MAX_OPERATIONS
+        """By operation number."""
+        self._mask = ALL_OPERATIONS
         self._initial_flags = [0] * MAX_OPERATIONS
         if timer is not None:
             for operation in Operation:
                 self._initial_flags[operation.number] = int(RecordFlag.DEVICE_CLOCK) if operation.is_on_device else 0
         self._entered = [0] * MAX_GROUPS
-        # token -> start, operation number, bytes, group, place in the group's order, word of the record (0: none)
+        # token -> start, operation number, bytes, group, place in the group's order, word of the record
         self._open: dict[int, tuple[int, int, int, int, int, int]] = {}
+        self._untimed: dict[int, tuple[int, int]] = {}
+        """token -> group, place in the group's order, of spans that are switched off."""
         self._totals = TotalsBuilder()
         self._note_ended = self._totals.ended.append
         self._step_started_ns = monotonic_ns()
         self._phase = Phase.INIT
+        self._phase_began_ns = self._step_started_ns
         self._durations: deque[int] = deque(maxlen=_STEPS_REMEMBERED)
         self._summary: StepSummary | None = None
 
@@ -143,9 +153,8 @@ class Recorder:
     ) -> int:
         """Open a span that something else will end, as the wait of an asynchronous collective: return its token."""
         number = operation.number
-        level = self._levels[number]
-        if level == _OFF:
-            return 0
+        if not self._is_timed[number]:
+            return self._enter(group) if group else 0
         words = self._words
         place = 0
         if group:
@@ -154,43 +163,52 @@ class Recorder:
             words[_ENTERED_WORDS[group]] = place
         flags = self._initial_flags[number]
         start = monotonic_ns()
-        if level == _RECORD:
-            token = self._next_sequence()
-            word = _RING_WORD + token % self._capacity * RECORD_WORDS
-            # The order of these stores is the protocol: readers go by the cursor, distrust a slot whose sequence number
-            # is 0 or changes under them, and the number comes back when the rest is whole.
-            words[_CURSOR_WORD] = token
-            words[word] = 0
-            self._pack(
-                self._buffer,
-                word * 8 + 8,
-                start,
-                NOT_SAID,
-                start,
-                num_bytes,
-                self._step if step is None else step,
-                place & _LOW_32,
-                microbatch,
-                chunk,
-                number,
-                group,
-                flags,
-                token & _LOW_32,
-            )
-            words[word] = token
-        else:
-            token = self._next_unrecorded()
-            word = 0
+        token = self._next_sequence()
+        word = _RING_WORD + token % self._capacity * RECORD_WORDS
+        # The order of these stores is the protocol: readers go by the cursor, distrust a slot whose sequence number
+        # is 0 or changes under them, and the number comes back when the rest is whole.
+        words[_CURSOR_WORD] = token
+        words[word] = 0
+        self._pack(
+            self._buffer,
+            word * 8 + 8,
+            start,
+            NOT_SAID,
+            start,
+            num_bytes,
+            self._step if step is None else step,
+            place & _LOW_32,
+            microbatch,
+            chunk,
+            number,
+            group,
+            flags,
+            token & _LOW_32,
+        )
+        words[word] = token
         self._open[token] = (start, number, num_bytes, group, place, word)
         if flags and self._timer is not None:
             self._timer.start(token, number)
         return token
+
+    def await_end(self, token: int) -> None:
+        """Say that the host waits from now on for the operation of a group whose span this is, until it has ended.
+
+        What was started and is not waited for holds nobody up: a hang's culprits are told from its victims by this.
+        """
+        span = self._open.get(token)
+        group, place = (span[3], span[4]) if span is not None else self._untimed.get(token, (0, 0))
+        if group:
+            self._words[_AWAITED_WORD] = place * MAX_GROUPS + group
 
     def end(self, token: int, has_failed: bool = False) -> None:
         """Close a span. A token that is 0, or was ended before, is ignored."""
         now = monotonic_ns()
         span = self._open.pop(token, None)
         if span is None:
+            untimed = self._untimed.pop(token, None)
+            if untimed is not None:
+                self._leave(*untimed)
             return
         start, number, num_bytes, group, place, word = span
         if has_failed:
@@ -198,23 +216,38 @@ class Recorder:
         if self._timer is not None and self._initial_flags[number]:
             self._set_flag(token, word, RecordFlag.HOST_DONE)
             self._open[token] = span
-            self._timer.stop(token)
-            self._resolve(number)
-            return
-        if word:
-            if self._words[word] == token:
-                self._words[word + 2] = now - start
-            else:  # so long ago that the ring has come round and another span lies there
-                self._words[_LOST_WORD] += 1
+            if self._timer.stop(token):
+                self._resolve(number)
+                return
+            # the device is too far behind: by the host's clock the span took at least until now
+            self._open.pop(token)
+            self._clear_flag(token, word, RecordFlag.HOST_DONE | RecordFlag.DEVICE_CLOCK)
+        if self._words[word] == token:
+            self._words[word + 2] = now - start
+        else:  # so long ago that the ring has come round and another span lies there
+            self._words[_LOST_WORD] += 1
         if group:
             self._leave(group, place)
         self._note_ended((number, now - start, num_bytes))
         if not token & _FOLD_MASK:
             self._totals.fold()
 
+    def _enter(self, group: int) -> int:
+        """Count a span of a group that is switched off: ranks obey a switch some steps apart, and must yet agree."""
+        place = self._entered[group] + 1
+        self._entered[group] = place
+        self._words[_ENTERED_WORDS[group]] = place
+        token = self._next_untimed()
+        self._untimed[token] = (group, place)
+        return token
+
     def _set_flag(self, token: int, word: int, flag: RecordFlag) -> None:
-        if word and self._words[word] == token:
+        if self._words[word] == token:
             self._words[word + RECORD_WORDS - 1] |= int(flag) << _FLAGS_SHIFT
+
+    def _clear_flag(self, token: int, word: int, flag: RecordFlag) -> None:
+        if self._words[word] == token:
+            self._words[word + RECORD_WORDS - 1] &= ~(int(flag) << _FLAGS_SHIFT)
 
     def _leave(self, group: int, place: int) -> None:
         word = _LEFT_WORDS[group]
@@ -228,10 +261,10 @@ class Recorder:
         words = self._words
         for token, start_ns, duration_ns in self._timer.resolved(lane):
             _, number, num_bytes, group, place, word = self._open.pop(token)
-            if word and words[word] == token:
+            if words[word] == token:
                 words[word + 1] = start_ns
                 words[word + 2] = duration_ns
-            elif word:
+            else:
                 words[_LOST_WORD] += 1
             if group:
                 self._leave(group, place)
@@ -248,12 +281,9 @@ class Recorder:
         words[Word.CURRENT_STEP] = step
         self.set_phase(Phase.STEP if self._summary else Phase.FIRST_STEP)
         control = self.read_control()
-        wanted = (control.span_mask, step % max(1, control.sample_period) == 0)
-        if wanted != self._applied:
-            self._applied = wanted
-            mask, is_recorded = wanted
-            level = _RECORD if is_recorded else _SUM
-            self._levels = [level if mask >> number & 1 else _OFF for number in range(MAX_OPERATIONS)]
+        if control.span_mask != self._mask:
+            self._mask = control.span_mask
+            self._is_timed = [bool(self._mask >> number & 1) for number in range(MAX_OPERATIONS)]
         self._resolve()
 
     def complete_step(self) -> StepSummary:
@@ -273,36 +303,55 @@ class Recorder:
         words[Word.COMPLETED_NS] = now
         words[Word.COMPLETED_STEP] = self._step
         self._summary = StepSummary(self._step, self._step_started_ns, duration, self._totals.take())
-        mask, _ = self._applied
-        if mask:
+        if self._mask:
             for operation, totals in list(self._summary.totals.items())[:_MAX_TOTALS]:
                 self._write_total(operation.number, totals)
         return self._summary
+
+    def note_value(self, kind: StepValue, value: float) -> None:
+        """Write down a number that the step came to; nothing where everything is switched off."""
+        if self._mask:
+            now = monotonic_ns()
+            self._write(now, value_bits(value), now, 0, self._step, 0, -1, -1, int(kind), 0, RecordFlag.VALUE)
 
     def step_summary(self) -> StepSummary | None:
         """Return what the last completed step was spent on; None before the first."""
         return self._summary
 
     def _write_total(self, number: int, totals: OperationTotals) -> None:
+        self._write(
+            *(self._step_started_ns, totals.sum_ns, totals.max_ns, totals.num_bytes, self._step, totals.count, -1, -1),
+            *(number, 0, RecordFlag.STEP_TOTAL),
+        )
+
+    def _write(self, *fields: int) -> None:
+        """Write a whole record at once; `fields` are those of RECORD_BODY but the last."""
         sequence = self._next_sequence()
         word = _RING_WORD + sequence % self._capacity * RECORD_WORDS
         self._words[_CURSOR_WORD] = sequence
         self._words[word] = 0
-        self._pack(
-            self._buffer,
-            word * 8 + 8,
-            *(self._step_started_ns, totals.sum_ns, totals.max_ns, totals.num_bytes, self._step, totals.count, -1, -1),
-            *(number, 0, RecordFlag.STEP_TOTAL, sequence & _LOW_32),
-        )
+        self._pack(self._buffer, word * 8 + 8, *fields, sequence & _LOW_32)
         self._words[word] = sequence
 
     def set_phase(self, phase: Phase) -> None:
         """Say what the rank is busy with, so that a watcher knows how long to wait. `set_step` says the step phases."""
         if phase != self._phase:
+            self._learn_phase()
             self._phase = phase
             # A watcher between these two stores sees the old phase as just begun, never the new one as old.
-            self._words[Word.PHASE_SINCE_NS] = monotonic_ns()
+            self._phase_began_ns = monotonic_ns()
+            self._words[Word.PHASE_SINCE_NS] = self._phase_began_ns
             self._words[Word.PHASE] = phase
+
+    def _learn_phase(self) -> None:
+        """Remember how long the phase took that ends now: the next one of its kind will not take many times as long."""
+        words, word = self._words, _LONGEST_WORDS.get(self._phase)
+        if word is not None and self._summary is not None:
+            words[word] = max(words[word], monotonic_ns() - self._phase_began_ns)
+
+    def show_life(self) -> None:
+        """Say that the rank lives while it waits for something outside the job, as storage."""
+        self._words[Word.PHASE_SINCE_NS] = monotonic_ns()
 
     @property
     def path(self) -> Path | None:
@@ -323,7 +372,7 @@ class Recorder:
     def close(self, *, keep: bool = False, has_failed: bool = False) -> None:
         """Stop recording. The black box is removed unless it is to outlive the process: `keep` it after a failure."""
         self._resolve()
-        self._levels = [_OFF] * MAX_OPERATIONS
+        self._is_timed = [False] * MAX_OPERATIONS
         self._writer.close(keep=keep, has_failed=has_failed)
 
 

@@ -49,9 +49,16 @@ class TotalsBuilder:
         self._lock = threading.Lock()
 
     def fold(self) -> None:
-        """Add up what has ended, so that the queue does not grow without bound between steps."""
-        with self._lock:
-            self._fold()
+        """Add up what has ended, so that the queue does not grow without bound between steps.
+
+        Does nothing while somebody adds up already: that may be this thread itself, stopped by the garbage collector,
+        whose span ends in here.
+        """
+        if self._lock.acquire(blocking=False):
+            try:
+                self._fold()
+            finally:
+                self._lock.release()
 
     def take(self) -> dict[Operation, OperationTotals]:
         """Return the totals since the last call, largest sum first."""

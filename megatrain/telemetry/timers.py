@@ -4,7 +4,8 @@ A timed stretch is two events recorded on the stream that is current at its laun
 when the device has passed them, which costs a query and no synchronisation. Event pairs of one lane (one operation)
 end in order, so each look asks only the head of each lane. Event times are relative: a base event ties them to the
 monotonic clock. The base moves along, because float milliseconds lose digits, and is corrected by what must be true:
-nothing starts before the host launched it, nothing ends after the host saw it end.
+nothing starts before the host launched it, nothing ends after the host saw it end. The pool of events is bounded: a
+device that does not answer must not cost memory without end, and what finds no event is left to the host's clock.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from typing import Protocol, Self
 
 _REBASE_AFTER_NS = 4_000_000_000
 """A float of 4,000 ms still resolves 0.25 us."""
+MAX_EVENTS = 16_384
+"""Two a stretch: more than a host launches ahead of its device, as the driver's own queue ends at 1,024 launches."""
 
 
 class DeviceEvent(Protocol):
@@ -53,6 +56,7 @@ class DeviceTimer:
         self._make_event = make_event
         self._clock = clock
         self._free: list[DeviceEvent] = []
+        self._num_made = 0
         self._started: dict[int, tuple[int, int, DeviceEvent]] = {}
         self._lanes: dict[int, deque[_Stretch]] = {}
         self._lock = threading.Lock()
@@ -65,18 +69,26 @@ class DeviceTimer:
     def start(self, token: int, lane: int) -> None:
         """Note that the work of `token` is launched from here on, on the current stream."""
         event = self._event()
-        self._started[token] = (lane, self._clock(), event)
-        event.record()
+        if event is not None:
+            self._started[token] = (lane, self._clock(), event)
+            event.record()
 
-    def stop(self, token: int) -> None:
-        """Note that the work of `token` is all launched, or waited for by the current stream."""
+    def stop(self, token: int) -> bool:
+        """Note that the work of `token` is all launched, or waited for by the current stream.
+
+        Return whether it will be handed out: not where there was no event for it.
+        """
         started = self._started.pop(token, None)
         if started is None:
-            return
+            return False
         lane, launch_ns, start = started
         end = self._event()
+        if end is None:
+            self._free.append(start)
+            return False
         end.record()
         self._lanes.setdefault(lane, deque()).append(_Stretch(token, launch_ns, start, end))
+        return True
 
     def resolved(self, lane: int | None = None) -> list[tuple[int, int, int]]:
         """Return (token, start, duration) in monotonic ns of what has ended since, in one lane or in all."""
@@ -107,10 +119,13 @@ class DeviceTimer:
             self._free += [stretch.start, stretch.end]
         return stretch.token, corrected_ns, duration_ns
 
-    def _event(self) -> DeviceEvent:
+    def _event(self) -> DeviceEvent | None:
         try:
             return self._free.pop()
         except IndexError:
+            if self._num_made >= MAX_EVENTS:
+                return None
+            self._num_made += 1
             return self._make_event()
 
 

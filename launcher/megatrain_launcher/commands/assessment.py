@@ -240,6 +240,10 @@ def _problems(
     if held is not None and newest is not None and held.state is IncidentState.HELD and held.round == newest.number:
         found.append(Problem(False, f"held {age_text(held.moments.detected, now_s)} ago, nobody evicted: {held.reason}",
                              held.culprit_hosts, held.culprit_ranks))  # fmt: skip
+    for outcome, verdict in snapshot.waiting:
+        way_out = f"`megatrain job approve {outcome.verdict_id}`, or dismiss"
+        text = f"verdict {outcome.verdict_id} {outcome.reason} ({way_out})"
+        found.append(Problem(False, text, verdict.hosts, verdict.ranks))
     found += _driver_alarms(snapshot, [problem.text for problem in found])
     found += [Problem(False, f"left out of this answer: {text}") for text in snapshot.unreadable]
     return tuple(sorted(found, key=lambda problem: not problem.is_error))

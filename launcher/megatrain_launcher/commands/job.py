@@ -1,4 +1,4 @@
-"""`megatrain job restart|stop|checkpoint`: ask the driver of a running job."""
+"""`megatrain job checkpoint|restart|stop|approve|dismiss`: ask the driver of a running job."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 from typing import TypeAlias
 
 from megatrain.commands.argument_types import utf8_text
-from megatrain.commands.job_place import add_job, opened_job
+from megatrain.commands.job_place import add_job, add_job_option, opened_job
 from megatrain.commands.printing import print_json, print_lines
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.job_requests import Answer, JobRequest, RequestKind
@@ -14,7 +14,7 @@ from megatrain_launcher.commands.asking import check_can_be_asked, make_request,
 from megatrain_launcher.commands.reader import read_job
 from megatrain_launcher.commands.waiting_time import add_waiting
 
-SUMMARY = "restart, stop or checkpoint a running job"
+SUMMARY = "restart, stop or checkpoint a running job; approve or dismiss what the diagnosis proposes"
 
 Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
@@ -22,6 +22,10 @@ _VERBS = (
     (RequestKind.CHECKPOINT, "save a checkpoint at the next step that all ranks agree on"),
     (RequestKind.RESTART, "end the round and start its workers again, from the newest state"),
     (RequestKind.STOP, "save a checkpoint, then end the job"),
+)
+_VERDICT_VERBS = (
+    (RequestKind.APPROVE, 'do what a verdict calls for that waits for a person (diagnostics.eviction = "approval")'),
+    (RequestKind.DISMISS, "let a verdict be that waits for a person"),
 )
 
 
@@ -31,9 +35,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for kind, text in _VERBS:
         verb = verbs.add_parser(str(kind), help=text, description=text, allow_abbrev=False)
         add_job(verb)
-        verb.add_argument("--reason", default="", type=utf8_text, metavar="TEXT", help="why, for the records")
-        add_waiting(verb)
-        verb.set_defaults(kind=kind)
+        _add_rest(verb, kind)
+    for kind, text in _VERDICT_VERBS:
+        verb = verbs.add_parser(str(kind), help=text, description=text, allow_abbrev=False)
+        verb.add_argument("verdict", type=utf8_text, metavar="VERDICT", help="its id, as `megatrain status` shows it")
+        add_job_option(verb)
+        _add_rest(verb, kind)
+
+
+def _add_rest(verb: argparse.ArgumentParser, kind: RequestKind) -> None:
+    verb.add_argument("--reason", default="", type=utf8_text, metavar="TEXT", help="why, for the records")
+    add_waiting(verb)
+    verb.set_defaults(kind=kind)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -41,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
 
     Raises: RefusedError with the driver's reason; CoordinationError where nobody answers.
     """
-    request = make_request(args.kind, reason=args.reason)
+    request = make_request(args.kind, reason=args.reason, verdict=getattr(args, "verdict", ""))
     with opened_job(args) as job:
         check_can_be_asked(read_job(job.client, job.keys))
         answer = wait_for_answer(job.client, job.keys, request, timeout_s=args.timeout_s, is_waiting=args.is_waiting)
@@ -54,7 +67,8 @@ def print_answer(answer: Answer, request: JobRequest, job: str, *, is_json: bool
     if is_json:
         print_json({
             "job": job, "request_id": request.request_id, "kind": str(request.kind), "host": request.host,
-            "is_accepted": answer.is_accepted, "is_done": answer.is_done, "text": answer.text,
+            "verdict": request.verdict, "is_accepted": answer.is_accepted, "is_done": answer.is_done,
+            "text": answer.text,
         })  # fmt: skip
     else:
         print_lines([f"{job}: {answer.text or ('done' if answer.is_done else 'accepted')}"])

@@ -15,6 +15,7 @@ from typing import TypeVar
 from megatrain.contracts.driver_report import DriverReport
 from megatrain.contracts.errors import CoordinationError, CoordinationRefusedError
 from megatrain.contracts.host_records import HostRecord, HostStatus
+from megatrain.contracts.host_verdict import HostVerdict, OutcomeKind, VerdictOutcome
 from megatrain.contracts.incident import Incident
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import decode
@@ -26,6 +27,7 @@ from megatrain.coordination.wire import KeyRange, KeyValue, Range, shown
 RecordType = TypeVar("RecordType")
 
 NUM_INCIDENTS = 20
+_NUM_VERDICTS = 50
 _NUM_ROUNDS = 4
 
 
@@ -45,6 +47,8 @@ class JobSnapshot:
     """In the order of their ids, which is that of time."""
     earlier_incidents: tuple[Incident, ...] = ()
     """Of launches before this one."""
+    waiting: tuple[tuple[VerdictOutcome, HostVerdict], ...] = ()
+    """Verdicts that wait for a person."""
     end: JobEnd | None = None
     driver: str = ""
     report: DriverReport | None = None
@@ -92,6 +96,8 @@ def read_job(client: EtcdClient, keys: JobKeys, *, num_incidents: int = NUM_INCI
             Range(KeyRange.prefix(keys.directory("halts")), limit=_NUM_ROUNDS, is_newest_first=True),
             Range(KeyRange.prefix(keys.directory("cordons"))),
             Range(KeyRange.prefix(keys.directory("incidents")), limit=num_incidents, is_newest_first=True),
+            Range(KeyRange.prefix(keys.directory("verdicts")), limit=_NUM_VERDICTS, is_newest_first=True),
+            Range(KeyRange.prefix(keys.directory("outcomes")), limit=_NUM_VERDICTS, is_newest_first=True),
         ],
         is_repeatable=True,
     )
@@ -108,7 +114,7 @@ def _etcd_alarms(client: EtcdClient) -> tuple[str, ...]:
 
 def snapshot_of(keys: JobKeys, revision: int, parts: Sequence[Sequence[KeyValue]]) -> JobSnapshot:
     """Return what the ranges of `read_job` hold, in their order."""
-    record, end, driver, report, hosts, statuses, rounds, halts, cordons, incidents = parts
+    record, end, driver, report, hosts, statuses, rounds, halts, cordons, incidents, verdicts, outcomes = parts
     unreadable: list[str] = []
     began = record[0].mod_revision if record else 0
     rounds, halts = ([item for item in items if item.create_revision > began] for items in (rounds, halts))
@@ -129,8 +135,19 @@ def snapshot_of(keys: JobKeys, revision: int, parts: Sequence[Sequence[KeyValue]
         cordons={one.host: one for one in _decoded(Cordon, cordons, unreadable)},
         incidents=_by_id(_decoded(Incident, new, unreadable)),
         earlier_incidents=_by_id(_decoded(Incident, old, unreadable)),
+        waiting=_waiting(verdicts, outcomes),
         unreadable=tuple(unreadable),
     )
+
+
+def _waiting(
+    verdicts: Iterable[KeyValue], outcomes: Iterable[KeyValue]
+) -> tuple[tuple[VerdictOutcome, HostVerdict], ...]:
+    """Return what a person is to decide. What cannot be read is the driver's to answer, and has an outcome then."""
+    known = {one.verdict_id: one for one in _decoded(HostVerdict, verdicts, [])}
+    open_ = [one for one in _decoded(VerdictOutcome, outcomes, []) if one.kind is OutcomeKind.WAITING]
+    found = [(one, known[one.verdict_id]) for one in open_ if one.verdict_id in known]
+    return tuple(sorted(found, key=lambda pair: pair[0].verdict_id))
 
 
 def _by_id(incidents: Sequence[Incident]) -> tuple[Incident, ...]:

@@ -67,6 +67,7 @@ def status_document(snapshot: JobSnapshot, answer: Assessment, now_s: float) -> 
             "halt": None if halt is None else to_plain(halt),
         },
         "hosts": [host_document(view) for view in answer.hosts],
+        "waiting_verdicts": [{"outcome": to_plain(one), "verdict": to_plain(two)} for one, two in snapshot.waiting],
         "effective_time_ratio": _time_ratio(snapshot),
         "incidents": [incident_document(one) for one in reversed(snapshot.incidents[-_NUM_INCIDENTS:])],
         "end": None if snapshot.end is None else to_plain(snapshot.end),

@@ -16,6 +16,8 @@ KIND_TEXTS = {
     IncidentKind.HOST_LOST: "a host was lost",
     IncidentKind.REQUEST: "somebody asked for it",
     IncidentKind.CONTROL_PLANE: "leases vanished while training went on",
+    IncidentKind.STRAGGLER: "hosts made the job slow",
+    IncidentKind.NUMERICS: "loss or gradients went wrong",
 }
 
 

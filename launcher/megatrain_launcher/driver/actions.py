@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from megatrain.contracts.host_verdict import VerdictOutcome
 from megatrain.contracts.incident import Incident
 from megatrain.contracts.job_requests import Answer
 from megatrain.contracts.rounds import Cordon, Halt, HostCommand, JobEnd, Round
@@ -68,6 +69,13 @@ class AnswerRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordOutcome:
+    """Say what became of a verdict. The final outcome is the last one of it."""
+
+    outcome: VerdictOutcome
+
+
+@dataclass(frozen=True, slots=True)
 class Probe:
     """Ask a host's executor whether it lives: the only action that writes nothing."""
 
@@ -96,6 +104,7 @@ Action = (
     | UpdateIncident
     | CordonHost
     | AnswerRequest
+    | RecordOutcome
     | Probe
     | Alarm
 )

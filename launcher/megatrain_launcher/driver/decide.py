@@ -22,6 +22,7 @@ from megatrain_launcher.driver.policy import Policy
 from megatrain_launcher.driver.requests import answer_all, answer_requests
 from megatrain_launcher.driver.state import ClusterState
 from megatrain_launcher.driver.supervise import supervise
+from megatrain_launcher.driver.verdicts import answer_verdicts, decline_all
 
 
 def decide(now: float, state: ClusterState, policy: Policy) -> Decision:
@@ -30,7 +31,7 @@ def decide(now: float, state: ClusterState, policy: Policy) -> Decision:
     A decision's actions are meant to be written as one transaction, and nothing is to be decided before it is seen.
     """
     if state.end is not None:
-        answers = answer_all(now, state, state.end)
+        answers = (*answer_all(now, state, state.end), *decline_all(now, state, state.end.reason))
         return Decision((*answers, *drop_strays(state)), f"the job is over: {state.end.reason}")
     decision = _of_rounds(now, state, policy)
     is_quiet = not any(
@@ -40,10 +41,13 @@ def decide(now: float, state: ClusterState, policy: Policy) -> Decision:
     end = next((action.end for action in decision.actions if isinstance(action, EndJob)), None)
     if end is None:
         asked = answer_requests(now, state, policy, is_quiet=is_quiet)
+        judged = () if asked else answer_verdicts(now, state, policy, is_quiet=is_quiet)
     else:
-        asked = answer_all(now, state, end)
+        asked, judged = answer_all(now, state, end), decline_all(now, state, end.reason)
     halts = _halt_at_end(now, state, (*decision.actions, *asked))
-    return Decision((*decision.actions, *asked, *halts, *drop_strays(state), *_alarms(state)), decision.reason)
+    # why a round is halted is worth more than that it trained until now
+    reason = next((action.halt.reason for action in judged if isinstance(action, HaltRound)), decision.reason)
+    return Decision((*decision.actions, *asked, *judged, *halts, *drop_strays(state), *_alarms(state)), reason)
 
 
 def _of_rounds(now: float, state: ClusterState, policy: Policy) -> Decision:
@@ -76,8 +80,10 @@ def _halt_at_end(now: float, state: ClusterState, actions: tuple[object, ...]) -
 
 
 def _alarms(state: ClusterState) -> tuple[Alarm, ...]:
-    if not state.damaged:
+    # of a verdict that cannot be read its outcome says so, for good
+    answered = {state.keys.verdict(verdict_id) for verdict_id in state.outcomes}
+    damaged = sorted(key for key in state.damaged if key not in answered)
+    if not damaged:
         return ()
-    key = min(state.damaged)
-    more = f" and {len(state.damaged) - 1} more" if len(state.damaged) > 1 else ""
-    return (Alarm("damaged", f"{state.damaged[key]}{more}"),)
+    more = f" and {len(damaged) - 1} more" if len(damaged) > 1 else ""
+    return (Alarm("damaged", f"{state.damaged[damaged[0]]}{more}"),)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from megatrain.contracts.driver_report import DriverReport
 from megatrain.contracts.errors import CoordinationError, CoordinationRefusedError
+from megatrain.contracts.host_verdict import AuditEntry, VerdictOutcome
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import encode
 from megatrain.coordination.client import EtcdClient
@@ -25,7 +26,14 @@ from megatrain.coordination.lease_keeper import LeaseKeeper, LeaseState
 from megatrain.coordination.maintenance import HistoryTrimmer, alarms
 from megatrain.coordination.watch import Snapshot, Watch, WatchEvent
 from megatrain.coordination.wire import Compare, KeyRange, Operation, Put
-from megatrain_launcher.driver.actions import AnswerRequest, Decision, OpenIncident, Probe, UpdateIncident
+from megatrain_launcher.driver.actions import (
+    AnswerRequest,
+    Decision,
+    OpenIncident,
+    Probe,
+    RecordOutcome,
+    UpdateIncident,
+)
 from megatrain_launcher.driver.alarm_book import AlarmBook
 from megatrain_launcher.driver.decide import decide
 from megatrain_launcher.driver.decision_log import DecisionLog
@@ -226,6 +234,8 @@ class _Term:
                 is_first = False
                 for incident in self._state.incidents.values():
                     self._files.write(incident)
+                for verdict_id in sorted(self._state.outcomes):
+                    self._audit(self._state.outcomes[verdict_id])
             decision = decide(self._clock(), self._state, self._policy)
             note(decision.reason)
             thinking_s = time.monotonic() - began
@@ -270,8 +280,13 @@ class _Term:
                 for action in decision.actions:
                     if isinstance(action, OpenIncident | UpdateIncident):
                         self._files.write(action.incident)
+                    elif isinstance(action, RecordOutcome):
+                        self._audit(action.outcome)
         else:
             self._tell(decision)
+
+    def _audit(self, outcome: VerdictOutcome) -> None:
+        self._files.audit(AuditEntry(outcome, self._state.verdicts.get(outcome.verdict_id)))
 
     def _write(self, operations: tuple[Operation, ...], conditions: tuple[Compare, ...] = ()) -> bool:
         """Write with our mark; return whether it was applied. Raises: LeadershipLostError, UnknownOutcomeError."""

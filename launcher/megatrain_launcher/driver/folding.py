@@ -12,6 +12,7 @@ from typing import Any
 
 from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.host_records import CheckReport, HangEvidence, HostRecord, HostStatus, RankFailure
+from megatrain.contracts.host_verdict import HostVerdict, VerdictOutcome
 from megatrain.contracts.incident import Incident
 from megatrain.contracts.job_keys import key_number
 from megatrain.contracts.job_requests import Answer, JobRequest
@@ -62,6 +63,8 @@ _TABLES: Mapping[str, tuple[str, type[Any], Callable[[tuple[str, ...]], Any]]] =
     "checks": ("checks", CheckReport, _pair),
     "cordons": ("cordons", Cordon, _text),
     "incidents": ("incidents", Incident, _text),
+    "verdicts": ("verdicts", HostVerdict, _text),
+    "outcomes": ("outcomes", VerdictOutcome, _text),
 }
 """By the first part of a key: attribute of the state, record class, and how the rest of the key names the entry."""
 _OWN_NAMES: Mapping[str, tuple[str, ...]] = {
@@ -75,6 +78,8 @@ _OWN_NAMES: Mapping[str, tuple[str, ...]] = {
     "answers": ("request_id",),
     "cordons": ("host",),
     "incidents": ("incident_id",),
+    "verdicts": ("verdict_id",),
+    "outcomes": ("verdict_id",),
 }
 """What in a record says the same as its key. A record under another's key would be answered, or halted, elsewhere."""
 _SINGLE: Mapping[str, type[Any]] = {"job": JobRecord, "end": JobEnd}

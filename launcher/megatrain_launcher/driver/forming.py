@@ -10,7 +10,7 @@ from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.host_records import CheckReport, HostPhase, HostRecord
 from megatrain.contracts.incident import Incident
 from megatrain.contracts.job_requests import RequestKind
-from megatrain.contracts.rounds import Cordon, JobEnd, Round
+from megatrain.contracts.rounds import Cordon, JobEnd, Rollback, Round
 from megatrain.contracts.texts import count_text, natural_order
 from megatrain_launcher.driver.actions import CordonHost, Decision, EndJob, UpdateIncident, WriteRound
 from megatrain_launcher.driver.incidents import CHECK_NOTE, PAIRS_NOTE, ended, no_earlier
@@ -229,12 +229,20 @@ def _write(
         created_unix_s=now,
         incident="" if incident is None else incident.incident_id,
         fenced=all_fenced,
+        rollback=_rollback_of(incident, previous),
     )
     updates = tuple(UpdateIncident(_with_round(now, one, number)) for one in _open_with(state, incident))
     abandoned = tuple(UpdateIncident(ended(one, is_recovered=False)) for one in state.abandoned_incidents())
     return Decision(
         (*updates, *abandoned, WriteRound(round_)), f"round {number} with {count_text(count, 'host')}: {reason}"
     )
+
+
+def _rollback_of(incident: Incident | None, previous: Round | None) -> Rollback | None:
+    """Return where workers go back to. Later rounds say it, too: the first one may have ended before it was done."""
+    if incident is not None and incident.rollback is not None:
+        return incident.rollback
+    return None if previous is None else previous.rollback
 
 
 def _with_round(now: float, incident: Incident, number: int) -> Incident:

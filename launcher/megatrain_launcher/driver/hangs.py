@@ -27,6 +27,8 @@ class Accusation:
     hosts: tuple[str, ...]
     confidence: str
     sentences: tuple[str, ...]
+    waits_for_storage: str = ""
+    """Who waits for storage and not for other ranks: nobody hangs. Empty where that is not so."""
 
     @property
     def is_firm(self) -> bool:
@@ -42,7 +44,8 @@ def accuse(round_: Round, evidence: Mapping[str, HangEvidence], stalls: Iterable
     for part in unheard:
         silent.update(range(part.first_rank, part.first_rank + part.num_workers))
     silent = {rank for rank in silent if 0 <= rank < round_.world_size}
-    report = hang_suspects(_positions(known), _groups(evidence, round_), silent)
+    busy = [rank for rank, one in known.items() if one.is_busy]
+    report = hang_suspects(_positions(known), _groups(evidence, round_), silent, busy)
     complaints = (*stalls, *(f"{part.host} sent no evidence" for part in unheard))
     dead = tuple(sorted(rank for rank, one in known.items() if one.process_state in _DEAD_STATES))
     dead = tuple(rank for rank in dead if 0 <= rank < round_.world_size)
@@ -51,15 +54,31 @@ def accuse(round_: Round, evidence: Mapping[str, HangEvidence], stalls: Iterable
         sentences.append(report.reason)
         return Accusation(dead, _hosts(round_, dead), Confidence.CERTAIN, _cut([*sentences, *complaints]))
     suspects = tuple(rank for rank in report.suspects if 0 <= rank < round_.world_size)
+    if not suspects and round_.world_size == 1:
+        alone = ["the only rank stands still", *_standing(known, (0,))]
+        return Accusation((0,), _hosts(round_, (0,)), Confidence.CERTAIN, _cut([*alone, *complaints]))
     sentences = [report.reason, *_standing(known, suspects), *_waiting(report)]
-    return Accusation(suspects, _hosts(round_, suspects), report.confidence, _cut([*sentences, *complaints]))
+    at_storage = [rank for rank in suspects if rank in known and known[rank].is_at_storage]
+    return Accusation(
+        suspects,
+        _hosts(round_, suspects),
+        report.confidence,
+        _cut([*sentences, *complaints]),
+        f"rank {at_storage[0]} waits for storage" if at_storage and len(at_storage) == len(suspects) else "",
+    )
 
 
 def _positions(known: Mapping[int, RankEvidence]) -> dict[int, dict[str, Position]]:
     return {
-        rank: {group: Position(at.entered, at.left) for group, at in one.positions.items()}
+        rank: {group: Position(at.entered, at.left, _awaited(one, group)) for group, at in one.positions.items()}
         for rank, one in known.items()
     }
+
+
+def _awaited(one: RankEvidence, group: str) -> int | None:
+    if not one.awaited_group:
+        return None
+    return one.awaited if one.awaited_group == group else 0
 
 
 def _groups(evidence: Mapping[str, HangEvidence], round_: Round) -> dict[str, tuple[int, ...]]:

@@ -1,5 +1,6 @@
-"""Incidents as JSON files in the run directory: what is left to read when etcd is gone.
+"""Incidents as JSON files in the run directory, and the audit of verdicts: what is left to read when etcd is gone.
 
+audit.jsonl has a line for each outcome of a verdict, with the verdict itself; lines are only ever appended.
 Written by a thread of its own: the driver must go on deciding while the run directory's storage is away.
 """
 
@@ -13,6 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from megatrain.contracts.audit import AUDIT_NAME, append_to_audit, read_audit
+from megatrain.contracts.host_verdict import AuditEntry
 from megatrain.contracts.incident import Incident
 from megatrain.contracts.record import encode
 from megatrain.contracts.whole_files import temporary_name
@@ -23,13 +26,16 @@ _END_S = 5.0
 
 
 class IncidentFiles:
-    """Writes <directory>/<incident id>.json while it is entered. Trouble with the disk is told and stops nobody."""
+    """Writes <directory>/<incident id>.json, and the audit, while it is entered.
+
+    Trouble with the disk is told and stops nobody.
+    """
 
     def __init__(self, directory: Path | None) -> None:
         self._directory = directory
         self._trouble = ""
         self._changed = threading.Condition()
-        self._waiting: dict[str, Incident] = {}
+        self._waiting: dict[str, Incident | AuditEntry] = {}
         self._busy_since: float | None = None
         self._is_closed = False
         self._thread: threading.Thread | None = None
@@ -61,21 +67,29 @@ class IncidentFiles:
 
     def write(self, incident: Incident) -> None:
         """Have an incident written, or written anew, as a whole; of one that waits the newest counts."""
+        self._put(incident.incident_id, incident)
+
+    def audit(self, entry: AuditEntry) -> None:
+        """Have a line appended to the audit, unless the outcome is in it already."""
+        self._put(f"{AUDIT_NAME}/{entry.outcome.verdict_id}/{entry.outcome.kind}", entry)
+
+    def _put(self, name: str, record: Incident | AuditEntry) -> None:
         if self._directory is not None:
             with self._changed:
-                self._waiting[incident.incident_id] = incident
+                self._waiting[name] = record
                 self._changed.notify_all()
 
     def _run(self, directory: Path) -> None:
+        audit = _Audit(directory / AUDIT_NAME)
         while True:
             with self._changed:
                 self._busy_since = None
                 self._changed.wait_for(lambda: self._waiting or self._is_closed)
                 if not self._waiting:
                     return
-                incident = self._waiting.pop(next(iter(self._waiting)))
+                record = self._waiting.pop(next(iter(self._waiting)))
                 self._busy_since = time.monotonic()
-            trouble = _write(directory, incident)
+            trouble = _write(directory, record) if isinstance(record, Incident) else audit.append(record)
             with self._changed:
                 self._trouble = trouble
 
@@ -101,3 +115,27 @@ def _write(directory: Path, incident: Incident) -> str:
         _logger.warning("%s", trouble)
         return trouble
     return ""
+
+
+class _Audit:
+    """The file of outcomes, of which every driver of the job appends those that are not in it yet."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._known: set[tuple[str, str]] = set()
+
+    def append(self, entry: AuditEntry) -> str:
+        """Append a line; return why it could not be."""
+        name = (entry.outcome.verdict_id, str(entry.outcome.kind))
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            if name not in self._known:  # another driver may have told it meanwhile
+                self._known = {(one.outcome.verdict_id, str(one.outcome.kind)) for one in read_audit(self._path)[0]}
+            if name not in self._known:
+                append_to_audit(self._path, entry)
+                self._known.add(name)
+        except OSError as error:
+            trouble = f"the outcome of verdict {name[0]!r} cannot be written to {self._path}: {error.strerror}"
+            _logger.warning("%s", trouble)
+            return trouble
+        return ""

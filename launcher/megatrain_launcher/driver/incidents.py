@@ -19,6 +19,8 @@ PAIRS_NOTE = "pairs"
 """All hosts are to meet their neighbours before the next round, for nobody is named."""
 MEDIAN_NOTE = "median_step_s"
 OVER_NOTE = "over_unix_s"
+HOSTS_NOTE = "num_hosts"
+"""That the round after an eviction for slowness is to have."""
 
 
 def new_incident(
@@ -157,7 +159,7 @@ def effective_time_ratio(incidents: Sequence[Incident], begin: float, now: float
     for start, end in spans:
         lost_s += max(0.0, end - max(start, reached))
         reached = max(reached, end)
-    lost_s += sum((one.steps_lost or 0) * _median_of(one) for one in _once_a_round(incidents))
+    lost_s += sum((one.steps_lost or 0) * median_of(one) for one in _once_a_round(incidents))
     return round(min(1.0, max(0.0, 1.0 - lost_s / (now - begin))), 6)
 
 
@@ -166,7 +168,8 @@ def _once_a_round(incidents: Sequence[Incident]) -> list[Incident]:
     return list({one.round: one for one in incidents if one.state is not IncidentState.HELD}.values())
 
 
-def _median_of(incident: Incident) -> float:
+def median_of(incident: Incident) -> float:
+    """Return the seconds of a step when an incident began, 0 where nobody knows."""
     try:
         return float(incident.notes.get(MEDIAN_NOTE, "0"))
     except ValueError:

@@ -8,8 +8,16 @@ from dataclasses import dataclass, replace
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.host_records import HostPhase, RankFailure
 from megatrain.contracts.incident import Incident, IncidentKind
-from megatrain.contracts.rounds import Cordon, Halt, HostCommand, JobEnd, Round, RoundHost
-from megatrain_launcher.driver.actions import Action, CordonHost, Decision, EndJob, SendCommand, UpdateIncident
+from megatrain.contracts.rounds import Cordon, Halt, HostCommand, JobEnd, Rollback, Round, RoundHost
+from megatrain_launcher.driver.actions import (
+    Action,
+    CordonHost,
+    Decision,
+    EndJob,
+    SendCommand,
+    UpdateIncident,
+    WriteRound,
+)
 from megatrain_launcher.driver.breaking import probes_for, telling
 from megatrain_launcher.driver.forming import eligible, form
 from megatrain_launcher.driver.incidents import (
@@ -26,6 +34,7 @@ from megatrain_launcher.driver.policy import Policy
 from megatrain_launcher.driver.requests import asked_to_stop
 from megatrain_launcher.driver.responses import REQUEUE, STOP, Facts, Response, is_victim, respond
 from megatrain_launcher.driver.state import ClusterState
+from megatrain_launcher.driver.verdict_acts import released
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +120,9 @@ def _judge(
     """Decide what the incident means, now that all that can be known of it is known."""
     failures = _failures_of(state, round_, incident)
     incident = _completed(now, state, round_, incident)
-    if incident.kind is IncidentKind.REQUEST:
+    if incident.kind is IncidentKind.NUMERICS and incident.action == STOP:
+        return _end(now, state, incident, int(ExitCode.NON_FINITE), incident.reason, round_)
+    if incident.kind in (IncidentKind.REQUEST, IncidentKind.STRAGGLER, IncidentKind.NUMERICS):
         if incident.action == STOP:
             unsaved = _unsaved(failures)
             if unsaved:
@@ -167,6 +178,8 @@ def _form(
         now, state, policy, previous=round_, fenced=tuple(stopping.fenced), left_out=stopping.left_out,
         incident=incident, since=since, reason=incident.reason,
     )  # fmt: skip
+    if not any(isinstance(one, WriteRound) for one in formed.actions):
+        actions = (*actions, *released(now, state, policy, round_, incident, since))
     # an incident that forming brings further is written once
     later = {one.incident.incident_id for one in formed.actions if isinstance(one, UpdateIncident)}
     kept = (one for one in actions if not (isinstance(one, UpdateIncident) and one.incident.incident_id in later))
@@ -217,8 +230,10 @@ def _answered(incident: Incident, response: Response, stopping: Stopping, num_fa
     if num_failures > len(incident.failures):
         words.insert(1, f"{num_failures} workers ended; these {len(incident.failures)} tell most")
     kind = response.kind if incident.kind is IncidentKind.FAILURE else incident.kind
+    rollback = None if response.rollback is None else Rollback(incident.incident_id, *response.rollback)
     return replace(
         incident,
+        rollback=rollback,
         kind=kind,
         action=response.action,
         reason=response.reason,

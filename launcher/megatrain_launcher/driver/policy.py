@@ -1,9 +1,9 @@
-"""What the driver may do: the limits of [recovery], and the numbers of hosts that a job can train with."""
+"""What the driver may do: limits of [recovery] and [diagnostics], and with how many hosts a job can train."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self
+from typing import Literal, Self
 
 from megatrain.config.config import Config
 
@@ -51,6 +51,13 @@ class Policy:
     has_pair_checks: bool = False
     """Hosts meet in timed all-reduces before the first round, and after a failure that names no host."""
     max_slowdown: float = 1.5
+    train_steps: int = 1_000_000
+    max_skipped_steps: int = 5
+    eviction: Literal["automatic", "approval", "dry-run"] = "automatic"
+    """What may follow from a verdict of the diagnosis."""
+    evictions_per_hour: int = 2
+    restart_price_s: float = 60.0
+    max_rollbacks: int = 2
 
     def __post_init__(self) -> None:
         wrong = sorted(count for count in self.feasible_counts if not self.min_hosts <= count <= self.max_hosts)
@@ -64,7 +71,7 @@ class Policy:
         cls, config: Config, *, min_hosts: int, max_hosts: int, num_workers: int, feasible_counts: frozenset[int]
     ) -> Self:
         """Take the limits from a job's configuration."""
-        recovery = config.recovery
+        recovery, diagnostics = config.recovery, config.diagnostics
         return cls(
             min_hosts=min_hosts,
             max_hosts=max_hosts,
@@ -87,6 +94,12 @@ class Policy:
             has_health_checks=recovery.has_health_checks,
             has_pair_checks=recovery.has_health_checks and recovery.has_pair_checks,
             max_slowdown=recovery.max_slowdown,
+            train_steps=config.train.steps,
+            max_skipped_steps=config.train.max_skipped_steps,
+            eviction=diagnostics.eviction,
+            evictions_per_hour=diagnostics.evictions_per_hour,
+            restart_price_s=diagnostics.restart_price_s,
+            max_rollbacks=diagnostics.max_rollbacks,
         )
 
     def best_count(self, num_hosts: int) -> int:

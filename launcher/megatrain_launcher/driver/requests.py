@@ -31,6 +31,7 @@ from megatrain_launcher.driver.policy import REQUEST_TIMEOUT_S, Policy
 from megatrain_launcher.driver.ranks import topology_key
 from megatrain_launcher.driver.responses import EVICT, RESTART, STOP
 from megatrain_launcher.driver.state import ClusterState
+from megatrain_launcher.driver.verdicts import decided_by_person
 
 
 def answer_requests(now: float, state: ClusterState, policy: Policy, *, is_quiet: bool) -> tuple[Action, ...]:
@@ -41,7 +42,7 @@ def answer_requests(now: float, state: ClusterState, policy: Policy, *, is_quiet
     for request in _by_age(state):
         actions = _follow(now, state, policy, request, is_quiet=is_quiet)
         if actions is None and is_quiet:
-            actions = _begin(now, state, request)
+            actions = _begin(now, state, policy, request)
         if actions:
             return actions
     return ()
@@ -165,8 +166,10 @@ def _incident_result(incident: Incident) -> str:
     return "the job is over"
 
 
-def _begin(now: float, state: ClusterState, request: JobRequest) -> tuple[Action, ...]:
+def _begin(now: float, state: ClusterState, policy: Policy, request: JobRequest) -> tuple[Action, ...]:
     round_ = state.round
+    if request.kind in (RequestKind.APPROVE, RequestKind.DISMISS):
+        return _about_verdict(now, state, policy, request)
     if request.kind is RequestKind.EVICT:
         return _evict(now, state, request)
     if request.kind is RequestKind.CHECK:
@@ -269,6 +272,13 @@ def _evict(now: float, state: ClusterState, request: JobRequest) -> tuple[Action
         text = f"{host} is cordoned; round {round_.number} {doing} already, and the next one begins without it"
         return (*cordon, *_wait(now, state, request, text))
     return (*cordon, *_halt_for(now, state, request, round_, EVICT, f"saving, then a round without {host}"))
+
+
+def _about_verdict(now: float, state: ClusterState, policy: Policy, request: JobRequest) -> tuple[Action, ...]:
+    word = decided_by_person(now, state, policy, request)
+    if not word.is_done and not word.actions:
+        return _wait(now, state, request, word.text)
+    return (*word.actions, _answer(now, request, word.text, is_accepted=word.is_accepted, is_done=word.is_done))
 
 
 def _halt_for(

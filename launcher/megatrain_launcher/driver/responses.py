@@ -6,7 +6,7 @@ restarts come last and can turn every answer into a stop.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from megatrain.contracts.exit_codes import ExitCode
@@ -32,6 +32,10 @@ _BLAMELESS = (
 _SIGNS_OF_LOSS = ("", Label.NETWORK, Label.COLLECTIVE_TIMEOUT)
 """What ranks die of when a host is gone, where their logs do not say more."""
 RESTART, EVICT, STOP, REQUEUE, HOLD = "restart", "evict", "stop", "requeue", "hold"
+ROLLBACK = "rollback"
+"""A restart from before what went wrong, without the batches that did it."""
+_PLANNED = (IncidentKind.REQUEST, IncidentKind.CONTROL_PLANE, IncidentKind.STRAGGLER, IncidentKind.NUMERICS)
+"""Kinds whose answer was decided before the round was halted; their limits are their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,8 @@ class Response:
     """Nobody is named: pair tests of all hosts come before the next round."""
     exit_code: int = 0
     kind: IncidentKind = IncidentKind.FAILURE
+    rollback: tuple[int, int, int] | None = None
+    """The step to go back to, and the first and the last one whose batches are left out."""
 
     @property
     def is_cordoned(self) -> bool:
@@ -79,7 +85,7 @@ class Response:
 def respond(facts: Facts, history: Sequence[Incident], policy: Policy, now: float) -> Response:
     """Return what to do about a broken round. `history`: the incidents before this one, the oldest first."""
     response = _by_cause(facts, history, policy, now)
-    if response.action in (RESTART, EVICT):
+    if response.action in (RESTART, EVICT, ROLLBACK):
         return _brake(_again_and_again(response, facts, history, policy, now), facts, history, policy, now)
     return response
 
@@ -151,7 +157,35 @@ def _for_root(root: RankFailure, facts: Facts, history: Sequence[Incident], poli
     if action in _ONE_RETRY and _is_again(label, facts, history):
         reason = f"{text}, as before at the same step: a restart did not help"
         return replace(named, action=STOP, reason=reason, exit_code=_exit_code_of(root))
+    if root.exit_code == ExitCode.NON_FINITE and facts.last_step:
+        return _for_non_finite(named, facts.last_step, history, policy, now)
     return named
+
+
+def _for_non_finite(
+    named: Response, last_step: int, history: Sequence[Incident], policy: Policy, now: float
+) -> Response:
+    """Go back to before the steps in a row that changed nothing, and leave out their batches.
+
+    Should the state be at fault and not these, the same comes again at the same step, and the job stops.
+    """
+    if policy.max_rollbacks == 0:
+        return named
+    recent = rollbacks_since(history, now - HOUR_S)
+    if len(recent) >= policy.max_rollbacks:
+        reason = (
+            f"{named.reason}; the job went back {len(recent)} times within an hour already, "
+            f"diagnostics.max_rollbacks={policy.max_rollbacks} ({_ids(recent)})"
+        )
+        return replace(named, action=STOP, reason=reason, exit_code=int(ExitCode.NON_FINITE))
+    first = max(0, last_step - policy.max_skipped_steps)
+    reason = f"{named.reason}; back to step {first} or before, without the batches of steps {first}-{last_step - 1}"
+    return replace(named, action=ROLLBACK, reason=reason, rollback=(first, first, last_step - 1))
+
+
+def rollbacks_since(incidents: Iterable[Incident], moment: float) -> list[Incident]:
+    """Return the incidents since a moment for which the job went back to before something."""
+    return _since([one for one in incidents if one.rollback is not None], moment)
 
 
 def _for_network(
@@ -222,9 +256,7 @@ def _is_again(label: str, facts: Facts, history: Sequence[Incident]) -> bool:
 
 def is_automatic(incident: Incident) -> bool:
     """Say whether the job was restarted without anybody having asked for it."""
-    if incident.kind in (IncidentKind.REQUEST, IncidentKind.CONTROL_PLANE):
-        return False
-    return incident.action in (RESTART, EVICT)
+    return incident.kind not in _PLANNED and incident.action in (RESTART, EVICT, ROLLBACK)
 
 
 def _brake(response: Response, facts: Facts, history: Sequence[Incident], policy: Policy, now: float) -> Response:

@@ -13,6 +13,8 @@ from megatrain_launcher.driver.hangs import Accusation, accuse
 from megatrain_launcher.driver.policy import EVIDENCE_S, HANG_GRACE_S, Policy
 from megatrain_launcher.driver.state import ClusterState
 
+_ASK_AGAIN_S = 5.0
+
 
 def answer_stall(now: float, state: ClusterState, policy: Policy, round_: Round, stalled: tuple[str, ...]) -> Decision:
     """Return what to do about a round of which hosts complain of no progress."""
@@ -20,11 +22,14 @@ def answer_stall(now: float, state: ClusterState, policy: Policy, round_: Round,
     evidence = _fresh_evidence(state, round_, since)
     unheard = tuple(part for part in round_.hosts if part.host not in evidence)
     actions = probes_for(now, state, unheard)
-    if not _has_asked(state, round_, since):
+    if not _has_asked(state, round_, since, now):
         actions = (_evidence_command(now, state, round_), *actions)
     if unheard and now - since < EVIDENCE_S:
         return Decision(actions, f"no progress on {', '.join(stalled[:8])}: waiting for evidence")
     found = accuse(round_, evidence, (stall_words(state, host) for host in stalled[:4]))
+    if found.waits_for_storage:
+        # the wait has a limit of its own, runtime.checkpoint_timeout_s, after which the rank fails with the reason
+        return Decision(actions, f"no progress on {', '.join(stalled[:8])}: {found.waits_for_storage}")
     silent = {part.host for part in unheard}
     if found.hosts and silent.issuperset(found.hosts):
         dead = {part.host: proof for part in unheard if (proof := state.proof_of_death(part))}
@@ -58,7 +63,9 @@ def _fresh_evidence(state: ClusterState, round_: Round, since: float) -> dict[st
     return found
 
 
-def _has_asked(state: ClusterState, round_: Round, since: float) -> bool:
+def _has_asked(state: ClusterState, round_: Round, since: float, now: float) -> bool:
+    """Whether evidence of this stall was asked for a while ago at most: what it says may have changed."""
+    since = max(since, now - _ASK_AGAIN_S)
     return any(
         command.kind == "evidence"
         and command.request == f"round-{round_.number}"

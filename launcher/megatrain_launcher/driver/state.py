@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from megatrain.contracts.host_records import CheckReport, HangEvidence, HostPhase, HostRecord, HostStatus, RankFailure
+from megatrain.contracts.host_verdict import HostVerdict, VerdictOutcome
 from megatrain.contracts.incident import Incident, IncidentState
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.job_requests import Answer, JobRequest
@@ -59,6 +60,8 @@ class ClusterState:
     checks: Mapping[tuple[str, str], CheckReport] = field(default_factory=dict)
     cordons: Mapping[str, Cordon] = field(default_factory=dict)
     incidents: Mapping[str, Incident] = field(default_factory=dict)
+    verdicts: Mapping[str, HostVerdict] = field(default_factory=dict)
+    outcomes: Mapping[str, VerdictOutcome] = field(default_factory=dict)
     damaged: Mapping[str, str] = field(default_factory=dict)
     """Keys whose value cannot be read, with the error."""
     seen: Mapping[str, Seen] = field(default_factory=dict)

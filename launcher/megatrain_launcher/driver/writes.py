@@ -16,6 +16,7 @@ from megatrain_launcher.driver.actions import (
     EndJob,
     HaltRound,
     OpenIncident,
+    RecordOutcome,
     SendCommand,
     SkipRound,
     UpdateIncident,
@@ -26,7 +27,7 @@ from megatrain_launcher.driver.state import Seen
 _MAX_OPERATIONS = 100
 """etcd takes 128 in one transaction unless it is told otherwise."""
 _FIRST = (HaltRound, WriteRound, SkipRound, EndJob, OpenIncident, SendCommand)
-_SECOND = (UpdateIncident, CordonHost)
+_SECOND = (UpdateIncident, CordonHost, RecordOutcome)
 _NUMBERED = ("rounds", "halts", "evidence", "commands")
 
 
@@ -105,6 +106,8 @@ def _add(
             operations.append(Put(keys.answer(answer.request_id), encode(answer), answer_lease_id))
             if answer.is_done:
                 operations.append(Delete(KeyRange.key(keys.request(answer.request_id))))
+        case RecordOutcome(outcome=outcome):
+            operations.append(Put(keys.outcome(outcome.verdict_id), encode(outcome)))
         case DropKey(key=key, revision=revision):
             conditions.append(Compare.mod_revision(key, revision))
             operations.append(Delete(KeyRange.key(key)))
@@ -118,9 +121,14 @@ def _is_free(key: str, damaged: Mapping[str, int]) -> Compare:
 
 
 def trims_of(
-    keys: JobKeys, present: Mapping[str, Seen], *, num_rounds: int = 50, num_incidents: int = 500
+    keys: JobKeys,
+    present: Mapping[str, Seen],
+    *,
+    num_rounds: int = 50,
+    num_incidents: int = 500,
+    num_verdicts: int = 500,
 ) -> Sequence[Delete]:
-    """Return deletions of all but the newest rounds with what belongs to them, commands, and incidents.
+    """Return deletions of all but the newest rounds with what belongs to them, commands, incidents, and verdicts.
 
     Evidence of a round goes in one, however many hosts gave some. Names that are not ours are left to people.
     """
@@ -138,6 +146,22 @@ def trims_of(
     stale += [keys.command(number) for number in sorted(numbers["commands"])[:-num_rounds]]
     # not by id: that is of some driver's clock
     stale += sorted(incidents, key=lambda key: present[key].create_revision)[:-num_incidents]
+    stale += _stale_verdicts(keys, present, num_verdicts)
     evidence = [KeyRange.prefix(keys.evidence(number, "")) for number in sorted(numbers["evidence"] - kept)]
     ranges = (*evidence, *(KeyRange.key(key) for key in stale))
     return [Delete(one) for one in ranges[:_MAX_OPERATIONS]]
+
+
+def _stale_verdicts(keys: JobKeys, present: Mapping[str, Seen], num_verdicts: int) -> list[str]:
+    """Return verdicts that were answered long ago, each before its outcome: without that it would be judged anew."""
+    names: dict[str, set[str]] = {"verdicts": set(), "outcomes": set()}
+    for key in present:
+        kind, *rest = keys.parts(key) or ("",)
+        if kind in names and len(rest) == 1:
+            names[kind].add(rest[0])
+    answered = sorted(
+        names["verdicts"] & names["outcomes"], key=lambda name: present[keys.verdict(name)].create_revision
+    )
+    old = answered[: max(0, len(answered) - num_verdicts)]
+    left_over = sorted(keys.outcome(name) for name in names["outcomes"] - names["verdicts"])
+    return [*left_over, *(key for name in old for key in (keys.verdict(name), keys.outcome(name)))]

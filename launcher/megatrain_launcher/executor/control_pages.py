@@ -1,7 +1,7 @@
-"""The control pages of this host's ranks: the round, until when the lease is good, and the command to save.
+"""The control pages of this host's ranks: round, lease, the command to save, and what is recorded and streamed.
 
-A page is written when a rank's black box appears, when the lease was renewed, and when a command came; never in
-between, so that a worker sees a change only when there is one.
+A page is written when a rank's black box appears, when the lease was renewed, when a command came, and when what shall
+be recorded changed; never in between, so that a worker sees a change only when there is one.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from pathlib import Path
 
 from megatrain.contracts.black_box import write_control
 from megatrain.contracts.black_box_values import Command, ControlPage
+from megatrain.contracts.diag_records import DiagSettings
 from megatrain.contracts.errors import DataError
 
 _logger = logging.getLogger(__name__)
@@ -25,26 +26,31 @@ class ControlPages:
     def __init__(self, round_number: int) -> None:
         self._round = round_number
         self._command_number = 0
+        self._recording = DiagSettings()
         self._written: dict[int, ControlPage] = {}
 
     def command_checkpoint(self, number: int) -> None:
         """Have the ranks save at the next step that all agree on, at the next `write`."""
         self._command_number = max(self._command_number, number)
 
-    def write(self, paths: dict[int, Path], lease_ok_until_ns: int) -> None:
-        """Bring the pages of these ranks up to date."""
+    def set_recording(self, settings: DiagSettings) -> None:
+        """Have the ranks record and their host stream what the settings say, from the next `write` on."""
+        self._recording = settings
+
+    def write(self, paths: dict[int, Path], lease_ok_until_ns: int, now_unix_s: float) -> None:
+        """Bring the pages of these ranks up to date. A burst of full steps that is over by `now_unix_s` ends here."""
+        page = ControlPage(
+            command_number=self._command_number,
+            command=Command.CHECKPOINT if self._command_number else Command.NONE,
+            span_mask=self._recording.span_mask(),
+            sample_period=self._recording.period_at(now_unix_s),
+            lease_ok_until_ns=lease_ok_until_ns,
+            round=self._round,
+        )
         for rank, path in paths.items():
             before = self._written.get(rank)
-            if before is not None:
-                is_renewed = abs(lease_ok_until_ns - before.lease_ok_until_ns) > _RENEWED_NS
-                if not is_renewed and before.command_number == self._command_number:
-                    continue
-            page = ControlPage(
-                command_number=self._command_number,
-                command=Command.CHECKPOINT if self._command_number else Command.NONE,
-                lease_ok_until_ns=lease_ok_until_ns,
-                round=self._round,
-            )
+            if before is not None and _says_the_same(before, page):
+                continue
             try:
                 write_control(path, page)
             except DataError as error:
@@ -52,3 +58,9 @@ class ControlPages:
                 _logger.debug("rank %d: %s", rank, error)
                 continue
             self._written[rank] = page
+
+
+def _says_the_same(before: ControlPage, page: ControlPage) -> bool:
+    is_renewed = abs(page.lease_ok_until_ns - before.lease_ok_until_ns) > _RENEWED_NS
+    recording = (before.span_mask, before.sample_period) == (page.span_mask, page.sample_period)
+    return not is_renewed and recording and before.command_number == page.command_number

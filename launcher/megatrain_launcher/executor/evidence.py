@@ -6,16 +6,19 @@ was stopped, waits in the kernel or is dead. Which rank is to blame is decided e
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from megatrain.contracts.black_box import BlackBoxReader
-from megatrain.contracts.black_box_values import Group
+from megatrain.contracts.black_box_values import Group, Phase, Progress, RecordFlag
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.host_records import HangEvidence, RankEvidence, RankPosition
+from megatrain.failures.hang import is_own_work
 from megatrain_launcher.executor.progress import RankWatch
 
 _NS = 1_000_000_000
+_LIVES_NS = 2 * _NS
 _LOOK_BACK = 1024
 """Records before the newest among which the open span is looked for."""
 
@@ -60,9 +63,17 @@ def hang_evidence(
     return HangEvidence(host, session, round_number, at_unix_s, members, tuple(found), tuple(silent))
 
 
+def _is_at_storage(progress: Progress) -> bool:
+    """Whether a rank in a checkpoint has said a moment ago that it lives: it does so while it waits for storage."""
+    return progress.phase is Phase.CHECKPOINT and time.monotonic_ns() - progress.phase_since_ns < _LIVES_NS
+
+
 def _rank_evidence(rank: int, pid: int, reader: BlackBoxReader) -> tuple[RankEvidence, dict[str, tuple[int, ...]]]:
-    progress, groups = reader.progress(), [group for group in reader.groups().values() if group.stride]
-    tail = reader.records_since(max(0, reader.cursor() - _LOOK_BACK)).records
+    progress, table = reader.progress(), reader.groups()
+    groups = [group for group in table.values() if group.stride]
+    awaited = table.get(progress.awaited_group)
+    newest = reader.records_since(max(0, reader.cursor() - _LOOK_BACK)).records
+    tail = [record for record in newest if record.is_span]
     newest_ns = max(
         progress.phase_since_ns,
         progress.step_started_ns or 0,
@@ -70,6 +81,9 @@ def _rank_evidence(rank: int, pid: int, reader: BlackBoxReader) -> tuple[RankEvi
         *(record.start_ns + (record.duration_ns or 0) for record in tail),
     )
     open_spans = [record for record in tail if record.is_in_flight]
+    # what only the accelerator has to do is no place where the host can hang
+    held = [record for record in open_spans if not record.flags & RecordFlag.HOST_DONE] or open_spans
+    in_flight = held[-1].operation if held else ""
     evidence = RankEvidence(
         rank=rank,
         positions={group_name(group): RankPosition(group.entered, group.left) for group in groups},
@@ -77,6 +91,10 @@ def _rank_evidence(rank: int, pid: int, reader: BlackBoxReader) -> tuple[RankEvi
         step=-1 if progress.current_step is None else progress.current_step,
         phase=progress.phase.name.lower().replace("_", "-"),
         newest_unix_s=reader.clock.unix_of(newest_ns) / _NS,
-        in_flight=open_spans[-1].operation if open_spans else "",
+        in_flight=in_flight,
+        awaited_group=group_name(awaited) if awaited is not None and awaited.stride else "",
+        awaited=progress.awaited_place,
+        is_busy=is_own_work(in_flight),
+        is_at_storage=_is_at_storage(progress),
     )
     return evidence, {group_name(group): (group.first_rank, group.num_ranks, group.stride) for group in groups}

@@ -17,6 +17,7 @@ from pathlib import Path
 from torch.distributed import Store
 
 from megatrain import __version__
+from megatrain.contracts.diag_records import DiagSettings
 from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.host_records import HostRecord, HostStatus
@@ -31,6 +32,7 @@ from megatrain_launcher.executor.check_desk import CheckDesk, DeskParts, HealthC
 from megatrain_launcher.executor.crash_evidence import BoxPlaces, CrashEvidence
 from megatrain_launcher.executor.driver_thread import DriverThread, RunDriver, driver_of
 from megatrain_launcher.executor.host_checks import HostChecks
+from megatrain_launcher.executor.host_program import start_host_programs
 from megatrain_launcher.executor.host_state import HostState
 from megatrain_launcher.executor.job_record import claim_job, leaving_error, record_of
 from megatrain_launcher.executor.liveness import LivenessPort
@@ -158,6 +160,8 @@ def _take_part(
     """Start the threads, run the agent until the job is over, end the threads."""
     local, orders, membership = place.local, place.orders, place.membership
     with ExitStack() as closing:
+        for program in start_host_programs(settings):
+            closing.callback(program.close)
         driver = _start_driver(settings, parts, client, place)
         if driver is not None:
             closing.callback(driver.close)
@@ -231,6 +235,7 @@ def _start_follower(settings: ExecutorSettings, place: _Place, writer: StatusWri
         membership=place.membership,
         places=place.local.crash.places,
         patience=settings.config.patience,
+        recording=DiagSettings(sample_period=settings.config.diagnostics.sample_period),
         publish=writer.add_evidence,
         check=desk.obey,
     )

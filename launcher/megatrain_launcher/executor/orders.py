@@ -1,9 +1,9 @@
 """What the driver orders, as this host hears it: rounds, halts, commands, the end of the job.
 
-Three watches (rounds, halts, and what lies from commands to the end) feed one book under one lock. The agent waits in
-`next_assignment`; from the moment it returns until the agent comes back, the round counts as taken, so that a host
-never says STOPPED of a round that it is about to start. Local reasons (this host was fenced, somebody stops the
-executor) are orders too.
+Three watches (rounds, halts, and what lies from commands to the end, with what ranks shall record) feed one book under
+one lock. The agent waits in `next_assignment`; from the moment it returns until the agent comes back, the round counts
+as taken, so that a host never says STOPPED of a round that it is about to start. Local reasons (this host was fenced,
+somebody stops the executor) are orders too.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from megatrain.contracts.diag_records import DiagSettings
 from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.job_keys import JobKeys, key_number
 from megatrain.contracts.record import decode
@@ -59,6 +60,7 @@ class OrderBook:
         self._halts: dict[int, Halt] = {}
         self._commands: dict[int, HostCommand] = {}
         self._end: JobEnd | None = None
+        self._diag_settings: DiagSettings | None = None
         self._named = 0
         """The newest round that named this session, 0 for none."""
         self._taken = 0
@@ -165,6 +167,11 @@ class OrderBook:
             self._session, self._named = session, 0
             return True
 
+    def diag_settings(self) -> DiagSettings | None:
+        """Return what the ranks shall record; None where nobody said anything."""
+        with self._changed:
+            return self._diag_settings
+
     def stop_round(self, number: int, reason: str) -> None:
         """Order the workers of one round to be killed, for a reason of this host's own."""
         with self._changed:
@@ -219,6 +226,8 @@ class OrderBook:
                 self._tables()[name].pop(number, None)
             case ("end",):
                 self._end = None
+            case ("diag", "settings"):
+                self._diag_settings = None
 
     def _put(self, item: KeyValue) -> None:
         key = item.key.decode(errors="replace")
@@ -237,6 +246,8 @@ class OrderBook:
                     self._commands[command.number] = command
                 case ("end",):
                     self._end = decode(JobEnd, item.value, key)
+                case ("diag", "settings"):
+                    self._diag_settings = decode(DiagSettings, item.value, key)
         except CoordinationError as error:
             _logger.error("an order cannot be read: %s", error)
 
@@ -247,6 +258,8 @@ class OrderBook:
                 table.clear()
         if keys.start <= self._keys.end.encode() < keys.end:
             self._end = None
+        if keys.start <= self._keys.diag_settings.encode() < keys.end:
+            self._diag_settings = None
 
     def _tables(self) -> dict[str, dict[int, Any]]:
         return {"rounds": self._rounds, "halts": self._halts, "commands": self._commands}

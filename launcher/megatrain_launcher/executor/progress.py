@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from megatrain.contracts.black_box import BlackBoxReader
-from megatrain.contracts.black_box_values import ClockBase, Phase, Progress, Record, RecordFlag
+from megatrain.contracts.black_box_values import ClockBase, Phase, Progress, Record
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.host_records import Milestones
 from megatrain.contracts.operations import Operation
@@ -67,13 +67,13 @@ def moments_of(records: Sequence[Record], progress: Progress, clock: ClockBase) 
 
     def end_of(operation: Operation) -> float | None:
         for record in records:
-            is_span = not record.flags & RecordFlag.STEP_TOTAL
-            if record.operation == operation and is_span and record.duration_ns is not None:
+            if record.operation == operation and record.is_span and record.duration_ns is not None:
                 return clock.unix_of(record.start_ns + record.duration_ns) / _NS
         return None
 
     has_begun, has_stepped = progress.current_step is not None, progress.completed_ns is not None
-    steps = [record.step for record in records if record.operation == Operation.STEP and record.step >= 0]
+    spans = [record for record in records if record.is_span and record.step >= 0]
+    steps = [record.step for record in spans if record.operation == Operation.STEP]
     joined = end_of(Operation.INIT)
     if joined is None and progress.phase is not Phase.INIT:
         joined = clock.unix_of(progress.phase_since_ns) / _NS

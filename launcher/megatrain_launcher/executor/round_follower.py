@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from megatrain.contracts.black_box_values import Phase, Progress
+from megatrain.contracts.diag_records import DiagSettings
 from megatrain.contracts.host_records import HangEvidence, Stall
 from megatrain.contracts.rounds import HostCommand
 from megatrain.failures.patience import Patience, fence_reason, find_stall
@@ -42,6 +43,8 @@ class FollowerParts:
     membership: Membership
     places: BoxPlaces
     patience: Patience
+    recording: DiagSettings
+    """What the ranks record until somebody says otherwise."""
     publish: Callable[[HangEvidence], None]
     """Makes evidence known to the driver."""
     check: Callable[[HostCommand, Callable[[], None]], None]
@@ -148,7 +151,10 @@ class RoundFollower:
     def _publish(self, followed: _Followed) -> None:
         session = self._parts.membership.session
         watches = followed.progress.watches
-        self._parts.publish(hang_evidence(self._parts.host, session, followed.number, watches, time.time()))
+        found = hang_evidence(self._parts.host, session, followed.number, watches, time.time())
+        # asked after the look: whoever is killed in a halted round would seem to be the culprit
+        if not self._parts.orders.is_halted(followed.number):
+            self._parts.publish(found)
 
     def _write_pages(self, followed: _Followed) -> None:
         lease = self._parts.membership.lease()
@@ -156,7 +162,8 @@ class RoundFollower:
         valid_until_ns = 1 if lease.is_lost else time.monotonic_ns() + int(lease.valid_s * _NS)
         watches = followed.progress.watches
         paths = {rank: watch.path for rank, watch in watches.items() if watch.reader() is not None}
-        followed.pages.write(paths, max(1, valid_until_ns))
+        followed.pages.set_recording(self._parts.orders.diag_settings() or self._parts.recording)
+        followed.pages.write(paths, max(1, valid_until_ns), time.time())
 
     def _obey_new_commands(self) -> None:
         with self._desk_lock:

@@ -1,8 +1,8 @@
 """The diagnostics daemon, where a distribution that has one is installed: started beside a standalone launch.
 
 Such a distribution declares an entry point in the group `megatrain.daemon`: a function that takes the run directory,
-etcd's endpoints and the job's name, and returns the words of a command. The daemon is never needed: one that cannot be
-started, or ends, is told of and that is all.
+etcd's endpoints and the job's name, and returns the words of a command, none where there is nothing to run. The daemon
+is never needed: one that cannot be started, or ends, is told of and that is all.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ def running_daemons(
             log = run / "logs" / f"{entry_point.name}.log"
             try:
                 words = [str(word) for word in entry_point.load()(run, endpoints, job)]
+                if not words:
+                    continue
                 log.parent.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(ChildProcess(words, log=log, environment=environment))
             except Exception as error:  # noqa: BLE001 -- another distribution's code may fail in any way

@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 import signal
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 
 from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.exit_codes import ExitCode
@@ -46,10 +46,10 @@ def run_standalone(
     with EtcdProcess(plan.files.directory) as etcd, _without_leftovers(plan, tell) as note:
         settings = etcd.settings
         began = forget_dead_hosts(settings, keys)
-        with (
-            plan.files.published(settings, keys.job, launch_id),
-            running_daemons(plan.files.run, (etcd.url,), keys.job, environment, tell),
-        ):
+        with ExitStack() as stack:
+            stack.enter_context(plan.files.published(settings, keys.job, launch_id))
+            if plan.config.diagnostics.is_streamed:
+                stack.enter_context(running_daemons(plan.files.run, (etcd.url,), keys.job, environment, tell))
             if plan.total_hosts == 1:
                 own = plan.executor_settings(settings, environment, launch_id=launch_id, address=_LOOPBACK)
                 return note(execute(own))

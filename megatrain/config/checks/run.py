@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from ipaddress import ip_address
 
 from megatrain.config.checks.context import Context
 from megatrain.config.config import Config
@@ -20,6 +21,7 @@ def run_problems(context: Context) -> Iterator[Problem]:
     yield from _retention_problems(config)
     yield from _copy_problems(context)
     yield from _profile_problems(context)
+    yield from _diagnostics_problems(config)
 
 
 def _evaluation_problems(config: Config) -> Iterator[Problem]:
@@ -80,6 +82,31 @@ def _copy_problems(context: Context) -> Iterator[Problem]:
                 f"checkpoint.has_peer_copies=true needs parallel.{name} above 1, found 1: there is no rank outside the "
                 f"own groups; use {name}=2 or more, or has_peer_copies=false",
             )
+
+
+def _diagnostics_problems(config: Config) -> Iterator[Problem]:
+    found = config.diagnostics
+    if not found.metrics_token_file and not _is_loopback(found.metrics_address):
+        yield Problem(
+            ("diagnostics.metrics_address", "diagnostics.metrics_token_file"),
+            f"diagnostics.metrics_address={value_text(found.metrics_address)} is reached from other machines and needs "
+            f'diagnostics.metrics_token_file, found ""; name a file with a token, or use metrics_address="127.0.0.1"',
+        )
+    if found.metrics_port and found.metrics_port == found.daemon_port:
+        yield Problem(
+            ("diagnostics.metrics_port", "diagnostics.daemon_port"),
+            f"diagnostics.metrics_port and diagnostics.daemon_port are both {found.metrics_port}, and one host needs "
+            f"both; use another metrics_port, or 0 for any that is free",
+        )
+
+
+def _is_loopback(address: str) -> bool:
+    if address == "localhost":
+        return True
+    try:
+        return ip_address(address).is_loopback
+    except ValueError:
+        return False
 
 
 def training_problems(config: Config) -> list[Problem]:

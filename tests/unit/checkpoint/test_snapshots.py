@@ -47,7 +47,7 @@ class _Slot:
 def make_snapshots(slots: list[_Slot], calls: list[str], local_rank: int = 0) -> Snapshots:
     host: Any = SimpleNamespace(minimum=list)
     members: list[Any] = list(slots)
-    return Snapshots(members, 1000, 0, local_rank, host, lambda: calls.append("call"), lambda: 0)
+    return Snapshots(members, 1000, 0, local_rank, host, lambda: calls.append("call"), lambda: 0, lambda: None)
 
 
 def label(step: int) -> SnapshotLabel:

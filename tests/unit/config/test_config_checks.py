@@ -359,6 +359,34 @@ CASES = {
         ),
     ),
     "project of W&B": (["--log.wandb_project=llm", "--log.has_wandb=true"], None),
+    "metrics for everybody": (
+        ["--diagnostics.metrics_address=0.0.0.0"],
+        (
+            'diagnostics.metrics_address="0.0.0.0" is reached from other machines and needs '
+            'diagnostics.metrics_token_file, found ""; name a file with a token, or use metrics_address="127.0.0.1" '
+            "(--diagnostics.metrics_address on the command line)"
+        ),
+    ),
+    "metrics by name": (
+        ["--diagnostics.metrics_address=node-7"],
+        (
+            'diagnostics.metrics_address="node-7" is reached from other machines and needs '
+            'diagnostics.metrics_token_file, found ""; name a file with a token, or use metrics_address="127.0.0.1" '
+            "(--diagnostics.metrics_address on the command line)"
+        ),
+    ),
+    "metrics with a token": (
+        ["--diagnostics.metrics_address=0.0.0.0", "--diagnostics.metrics_token_file=token"],
+        None,
+    ),
+    "metrics of this machine": (["--diagnostics.metrics_address=::1"], None),
+    "one port for two": (
+        ["--diagnostics.metrics_port=9000", "--diagnostics.daemon_port=9000"],
+        (
+            "diagnostics.metrics_port and diagnostics.daemon_port are both 9000, and one host needs both; use another "
+            "metrics_port, or 0 for any that is free (--diagnostics.metrics_port on the command line)"
+        ),
+    ),
     "profile without steps": (
         ["--profile.ranks=[0]"],
         (

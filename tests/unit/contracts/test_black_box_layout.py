@@ -101,7 +101,7 @@ RECORDS = st.builds(
     chunk=st.integers(-1, 2**15 - 1),
     operation_number=U16,
     group=U16,
-    flags=st.integers(0, 15).map(RecordFlag),
+    flags=st.integers(0, 31).map(RecordFlag),
 )
 
 

@@ -10,11 +10,20 @@ from typing import Any
 
 import pytest
 
-from megatrain.contracts import driver_report, host_records, incident, job_keys, job_requests, rounds
+from megatrain.contracts import (
+    diag_records,
+    driver_report,
+    host_records,
+    host_verdict,
+    incident,
+    job_keys,
+    job_requests,
+    rounds,
+)
 from megatrain.contracts.job_keys import JobKeys
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "reference" / "etcd-keys.md"
-MODULES = (driver_report, host_records, incident, job_requests, rounds)
+MODULES = (diag_records, driver_report, host_records, host_verdict, incident, job_requests, rounds)
 RECORDS: dict[str, Any] = {
     name: kind for module in MODULES for name, kind in vars(module).items() if is_dataclass(kind)
 }
@@ -48,6 +57,7 @@ def test_the_keys_are_those_that_the_functions_make() -> None:
     made = {
         keys.record, keys.end, keys.report, f"{keys.election}/<lease>", keys.host("<host>"), keys.status("<host>"),
         keys.round(7), keys.halt(7), keys.evidence(7, "<host>"), keys.command(7), keys.request("<id>"),
+        keys.diag_settings, keys.daemon, keys.verdict("<id>"), keys.outcome("<id>"),
         keys.answer("<id>"), keys.check("<id>", "<host>"), keys.cordon("<host>"), keys.incident("<id>"),
     }  # fmt: skip
     documented = {keys.prefix + key.replace("<number>", "00000007") for key, _ in key_table()}

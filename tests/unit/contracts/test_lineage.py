@@ -19,6 +19,7 @@ from megatrain.contracts.lineage import (
     open_branch,
     origins,
     read_branch,
+    skipped_samples,
 )
 from megatrain.contracts.location import LocalLocation, Location
 from megatrain.contracts.run_directory import checkpoints_held
@@ -236,3 +237,34 @@ def test_a_write_that_fails_before_resume_changes_nothing(
     assert found(checkpoints) == [("main", 10)]
     monkeypatch.undo()
     assert open_branch(checkpoints, "main", 10, "").name == "branch-0003"
+
+
+def test_what_a_rollback_leaves_out_stays_in_the_line(checkpoints: Location) -> None:
+    put_main(checkpoints, 10, 20)
+    first = open_branch(checkpoints, "main", 10, "back", rollback="i-1", skipped=((80, 96),))
+    assert read_branch(checkpoints, first.name) == first
+    put_checkpoint(checkpoints / first.name, 15)
+    second = open_branch(checkpoints, first.name, 15, "back again", rollback="i-2", skipped=((80, 96), (120, 128)))
+    line = line_of(checkpoints, second.name)
+    assert [one.rollback for one in line] == ["i-2", "i-1", ""]
+    assert skipped_samples(line) == ((80, 96), (120, 128))
+    # programs that know nothing of rollbacks read branches without one
+    assert set(json.loads((checkpoints / "main" / "BRANCH").read())).isdisjoint({"rollback", "skipped"})
+
+
+def test_a_run_that_went_back_to_its_beginning_may_begin_with_nothing(checkpoints: Location) -> None:
+    put_main(checkpoints, 10)
+    branch = open_branch(checkpoints, "main", 0, "back", rollback="i-1", skipped=((8, 16),))
+    assert found(checkpoints) == []
+    put_manifest(checkpoints / branch.name, 5)
+    with pytest.raises(CheckpointError, match=r"holds .*, but no committed checkpoint to go on from"):
+        found(checkpoints)
+
+
+@pytest.mark.parametrize("skipped", ["none", [[3, 1]], [[1, 3], [2, 5]], [[-1, 3]]])
+def test_ranges_that_cannot_be_are_named(checkpoints: Location, skipped: object) -> None:
+    branch = put_branch(checkpoints, "main")
+    content = json.loads((branch / "BRANCH").read())
+    (branch / "BRANCH").write(json.dumps({**content, "rollback": "i-1", "skipped": skipped}).encode())
+    with pytest.raises(CheckpointError, match=r"BRANCH: skipped="):
+        read_branch(checkpoints, "main")

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatrain.contracts.errors import CheckpointError
-from megatrain.contracts.manifest import Manifest
+from megatrain.contracts.manifest import Manifest, SampleStream
 from tests.helpers.checkpoint_tree import make_manifest
 
 
@@ -116,3 +116,11 @@ def test_random_fields_are_accepted_or_refused_with_the_right_error(changes: dic
     except CheckpointError as error:
         message = str(error)
     assert "m.json" in message
+
+
+def test_samples_that_are_left_out_are_said_only_where_there_are_any() -> None:
+    manifest = make_manifest(data=SampleStream(5000, 7, ((80, 96), (120, 128))))
+    assert Manifest.from_json(manifest.to_json(), "m.json").data == manifest.data
+    assert json.loads(manifest.to_json())["data"]["skipped"] == [[80, 96], [120, 128]]
+    # as programs that know of none wrote it, and read it
+    assert json.loads(make_manifest().to_json())["data"] == {"num_tokens": 100_000, "seed": 1234}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatrain.failures.hang import Confidence, Missing, Position, hang_suspects
+from megatrain.failures.hang import Confidence, Missing, Position, hang_suspects, is_own_work
 
 DP = {"dp": [0, 1, 2, 3]}
 
@@ -106,3 +106,78 @@ def test_one_late_rank_in_a_grid_is_always_found(num_ranks: int, late: int, step
     if len(groups[f"row{row}"]) > 1 or len(groups[f"column{late % width}"]) > 1:
         assert report.suspects == (late,)
         assert report.confidence is Confidence.CERTAIN
+
+
+def test_what_was_started_and_is_not_waited_for_holds_nobody_up() -> None:
+    # rank 1 computes; its reduction is on its way, and rank 0, which waits for what rank 1 computes, never came to it
+    groups = {"dp": [0, 1], "pp": [0, 1]}
+    positions = {
+        0: {"dp": Position(4, 4, awaited=0), "pp": Position(8, 7, awaited=8)},
+        1: {"dp": Position(5, 4, awaited=0), "pp": Position(7, 7, awaited=7)},
+    }
+    report = hang_suspects(positions, groups)
+
+    assert (report.suspects, report.confidence) == ((1,), Confidence.CERTAIN)
+    unsaid = {
+        rank: {group: Position(p.entered, p.finished) for group, p in at.items()} for rank, at in positions.items()
+    }
+    assert hang_suspects(unsaid, groups).confidence is Confidence.WEAK
+
+
+def test_who_entered_and_does_not_wait_is_the_suspect_when_nobody_is_missing() -> None:
+    positions = {rank: {"dp": Position(5, 4, awaited=5)} for rank in range(4)} | {2: {"dp": Position(5, 4, awaited=4)}}
+    report = hang_suspects(positions, DP)
+
+    assert (report.suspects, report.confidence) == ((2,), Confidence.LIKELY)
+    assert report.missing == (Missing("dp", 5, waiting=(0, 1, 3), absent=(), silent=(), loitering=(2,)),)
+    assert "rank 2 entered collective 5 of dp and went on to something else" in report.reason
+
+
+def test_victims_of_a_collective_that_all_are_in_are_not_blamed_for_others() -> None:
+    # ranks 0 and 1 are inside one together; rank 2 waits for both of them elsewhere
+    groups = {"tp": [0, 1], "dp": [0, 2]}
+    positions = {
+        0: {"tp": Position(9, 8, awaited=9), "dp": Position(3, 3, awaited=0)},
+        1: {"tp": Position(9, 8, awaited=9)},
+        2: {"dp": Position(4, 3, awaited=4)},
+    }
+    report = hang_suspects(positions, groups)
+
+    assert (report.suspects, report.confidence) == ((), Confidence.WEAK)
+    assert "collective 9 of tp" in report.reason
+
+
+def test_the_reason_is_the_collective_that_leaves_the_fewest_in_doubt() -> None:
+    groups = {"a": [0, 1, 2, 3], "b": [2, 3]}
+    positions = {
+        0: {"a": at(5, 4)["dp"]},
+        1: {"a": at(5, 4)["dp"]},
+        2: {"a": at(4, 4)["dp"], "b": at(7, 6)["dp"]},
+        3: {"a": at(4, 4)["dp"], "b": at(6, 6)["dp"]},
+    }
+    report = hang_suspects(positions, groups)
+
+    assert report.suspects == (3,)
+    assert report.reason == "rank 3 never entered collective 7 of b, in which rank 2 waits"
+
+
+def test_a_busy_rank_breaks_a_circle_that_an_accelerator_behind_its_host_makes() -> None:
+    # rank 1 reads data; what it launched before waits on its device for rank 0, which waits for rank 1's next launch
+    groups = {"dp": [0, 1], "pp": [0, 1]}
+    positions = {
+        0: {"dp": Position(4, 4, awaited=0), "pp": Position(8, 7, awaited=8)},
+        1: {"dp": Position(5, 4, awaited=5), "pp": Position(7, 7, awaited=0)},
+    }
+    assert hang_suspects(positions, groups).confidence is Confidence.WEAK
+    report = hang_suspects(positions, groups, busy=[1])
+    assert (report.suspects, report.confidence) == ((1,), Confidence.LIKELY)
+    # where the counts tell, what a rank is in changes nothing: the last stage waits for a sum within its forward
+    plain = {0: {"dp": Position(4, 4, awaited=4)}, 1: {"dp": Position(5, 4, awaited=5)}}
+    assert hang_suspects(plain, {"dp": [0, 1]}, busy=[1]).suspects == (0,)
+
+
+def test_own_work_is_what_waits_for_nobody() -> None:
+    for name in ("data-wait", "forward-compute", "optimizer", "gc", "checkpoint"):
+        assert is_own_work(name)
+    for name in ("", "step", "clip", "barrier", "evaluation", "dp-all-reduce", "forward-recv", "operation-60"):
+        assert not is_own_work(name)

@@ -89,3 +89,20 @@ def test_a_host_stops_itself_only_without_lease_and_without_steps(
     lease: LeaseView, stall: Stall | None, is_fenced: bool
 ) -> None:
     assert bool(fence_reason(lease, stall)) == is_fenced
+
+
+@pytest.mark.parametrize(
+    ("phase", "longest_s", "limit_s"),
+    [
+        (Phase.CHECKPOINT, 0.02, 5.0),  # ten times of it is below the floor
+        (Phase.CHECKPOINT, 3.0, 30.0),
+        (Phase.CHECKPOINT, 90.0, 400.0),  # never longer than stated
+        (Phase.EVALUATION, 2.0, 20.0),
+        (Phase.STOPPING, 0.02, 400.0),  # the last wait for storage is not like any before
+        (Phase.STEP, 90.0, 5.0),
+    ],
+)
+def test_a_phase_that_came_before_is_judged_by_how_long_it_took(phase: Phase, longest_s: float, limit_s: float) -> None:
+    longest_ns = int(longest_s * S)
+    words = replace(progress(phase), longest_checkpoint_ns=longest_ns, longest_evaluation_ns=longest_ns)
+    assert PATIENCE.limit_s(words) == limit_s

@@ -189,11 +189,20 @@ def test_many_vanished_leases_are_the_control_planes_fault() -> None:
     assert KEYS.halt(1) in job.etcd.items
 
 
-def write_evidence(job: SimulatedJob, name: str, *entered: int) -> None:
+def write_evidence(job: SimulatedJob, name: str, *entered: int, is_at_storage: bool = False) -> None:
+    """Write where a host's ranks stand; `is_at_storage`: those that are behind wait for storage."""
     host = job.hosts[name]
     part = job.rounds()[host.running].part_of(name, host.session)
     ranks = tuple(
-        RankEvidence(part.first_rank + local, {"dp": RankPosition(value, 4)}, "S", 7, "step", job.now)
+        RankEvidence(
+            part.first_rank + local,
+            {"dp": RankPosition(value, 4)},
+            "S",
+            7,
+            "step",
+            job.now,
+            is_at_storage=is_at_storage and value == 4,
+        )
         for local, value in enumerate(entered)
     )
     found = HangEvidence(name, host.session, host.running, job.now, {"dp": (0, 4, 1)}, ranks)
@@ -221,6 +230,24 @@ def test_hang_waits_for_evidence_names_the_culprit_and_evicts_it_the_second_time
     go_on_until(job, lambda: 3 in job.rounds() and job.is_training(), 2.0)
     assert first[1] not in members(job, 3)
     assert KEYS.cordon(first[1]) in job.etcd.items
+
+
+def test_who_waits_for_storage_is_waited_for_and_asked_again() -> None:
+    job = begin()
+    first = members(job, 1)
+    stall(job, *first)
+    go_on(job, 0.4)
+    write_evidence(job, first[0], 5, 5)
+    write_evidence(job, first[1], 5, 4, is_at_storage=True)
+    go_on(job, 12.0)
+    assert KEYS.halt(1) not in job.etcd.items
+    commands = records_of(job, HostCommand, "commands")
+    assert {one.kind for one in commands} == {"evidence"}
+    assert len(commands) in (2, 3), "every five seconds"
+    write_evidence(job, first[0], 5, 5)
+    write_evidence(job, first[1], 5, 4)
+    go_on_until(job, lambda: KEYS.halt(1) in job.etcd.items, 1.0)
+    assert incidents(job)[0].culprit_ranks == (3,)
 
 
 def test_hang_whose_suspect_cannot_be_heard_waits_for_the_lease() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from megatrain.contracts.host_records import HangEvidence, RankEvidence, RankPosition
 from megatrain.contracts.record import encode
 from megatrain.contracts.rounds import Round, RoundHost
@@ -79,3 +81,32 @@ def test_ranks_that_the_round_has_not_are_nobodys() -> None:
     strange = HangEvidence("b", "b-1", 3, 0.0, {"g": (0, 99)}, (rank(99, 0, 0, "T"), rank(2, 5, 4)), (77, 3))
     found = accuse(ROUND, {"a": WAITING, "b": strange})
     assert set(found.ranks) <= {0, 1, 2, 3}
+
+
+def test_a_rank_whose_exchange_is_on_its_way_is_not_taken_for_a_waiting_one() -> None:
+    # rank 3 started collective 5 and then hung in something else; the others wait for its end
+    waiting = [replace(rank(number, 5, 4), awaited_group="dp:0+4x1", awaited=5) for number in range(3)]
+    other = replace(rank(3, 5, 4), awaited_group="pp:3+2x1", awaited=2, in_flight="forward-compute")
+    told = {"a": evidence("a", *waiting[:2]), "b": evidence("b", waiting[2], other)}
+    found = accuse(ROUND, told)
+    assert (found.ranks, found.hosts, found.confidence, found.is_firm) == ((3,), ("b",), "likely", True)
+    assert "went on to something else" in found.sentences[0]
+    everybody = accuse(ROUND, {"a": WAITING, "b": evidence("b", rank(2, 5, 4), rank(3, 5, 4))})
+    assert everybody.ranks == ()
+
+
+def test_who_waits_for_storage_does_not_hang() -> None:
+    at_storage = replace(rank(3, 4, 4), phase="checkpoint", is_at_storage=True)
+    found = accuse(ROUND, {"a": WAITING, "b": evidence("b", rank(2, 5, 4), at_storage)})
+    assert (found.ranks, found.waits_for_storage) == ((3,), "rank 3 waits for storage")
+    stopped = accuse(ROUND, {"a": WAITING, "b": evidence("b", rank(2, 5, 4), replace(at_storage, process_state="T"))})
+    assert stopped.waits_for_storage == ""
+    two = accuse(ROUND, {"a": WAITING, "b": evidence("b", rank(2, 4, 4), at_storage)})
+    assert (two.ranks, two.waits_for_storage) == ((2, 3), ""), "one of them does hang"
+
+
+def test_the_only_rank_is_the_culprit() -> None:
+    alone = Round(1, 1, (RoundHost("a", "a-1", "a", 0, 1),), "a", 1, "", "", 0.0)
+    found = accuse(alone, {"a": HangEvidence("a", "a-1", 1, 0.0, {}, (rank(0, 0, 0),))})
+    assert (found.ranks, found.hosts, found.is_firm) == ((0,), ("a",), True)
+    assert found.sentences[:2] == ("the only rank stands still", "rank 0 is at step 7 in dp-all-reduce")

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Literal
+
 import hypothesis.strategies as st
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from megatrain.contracts.host_records import Stall
+from megatrain.contracts.host_verdict import HostVerdict, OutcomeKind, VerdictKind
 from megatrain.contracts.job_requests import JobRequest, RequestKind
 from megatrain.contracts.record import encode
 from megatrain_launcher.driver.policy import Policy
 from tests.helpers.simulated_job import KEYS, SimulatedHost, SimulatedJob, quiet
+from tests.helpers.told_verdicts import NUMERICS, STRAGGLER, ask_about, tell_verdict
 
 NUM_HOSTS = 4
 POLICY = quiet(
@@ -27,10 +32,10 @@ HOSTS = st.integers(0, NUM_HOSTS - 1)
 class Interleavings(RuleBasedStateMachine):
     """Each rule is one thing that can happen at any moment; hosts and driver read the log at their own pace."""
 
-    @initialize(up=st.sets(HOSTS))
-    def begin(self, up: set[int]) -> None:
-        self.job = SimulatedJob(POLICY, NUM_HOSTS)
-        self.requests = 0
+    @initialize(up=st.sets(HOSTS), eviction=st.sampled_from(["automatic", "automatic", "approval", "dry-run"]))
+    def begin(self, up: set[int], eviction: Literal["automatic", "approval", "dry-run"]) -> None:
+        self.job = SimulatedJob(replace(POLICY, eviction=eviction), NUM_HOSTS)
+        self.requests = self.verdicts = 0
         for number in up:
             self.host(number).start(self.job.now)
 
@@ -132,6 +137,26 @@ class Interleavings(RuleBasedStateMachine):
         request = JobRequest(f"q{self.requests}", kind, "me@here", self.job.now, host=f"host-{host}")
         self.job.etcd.put(KEYS.request(request.request_id), encode(request))
 
+    @rule(
+        verdict=st.sampled_from([STRAGGLER, STRAGGLER, NUMERICS, replace(STRAGGLER, kind=VerdictKind.HANG)]),
+        hosts=st.lists(HOSTS, min_size=1, max_size=2, unique=True),
+        back=st.sampled_from([0, 0, 0, 1, -1]),
+        is_junk=st.sampled_from([False, False, False, True]),
+    )
+    def diagnosis_says(self, verdict: HostVerdict, hosts: list[int], back: int, is_junk: bool) -> None:
+        self.verdicts += 1
+        newest = max(self.job.rounds(), default=0)
+        if is_junk:
+            self.job.etcd.put(KEYS.verdict(f"v-{self.verdicts}"), b"junk")
+        else:
+            names = tuple(f"host-{host}" for host in hosts) if verdict.hosts else ()
+            tell_verdict(self.job, verdict, verdict_id=f"v-{self.verdicts}", hosts=names, round=newest - back)
+
+    @precondition(lambda self: self.verdicts)
+    @rule(kind=st.sampled_from([RequestKind.APPROVE, RequestKind.APPROVE, RequestKind.DISMISS]), back=st.integers(0, 3))
+    def person_decides(self, kind: RequestKind, back: int) -> None:
+        ask_about(self.job, kind, f"v-{self.verdicts - back}")
+
     @rule()
     def cordons_are_taken_away(self) -> None:
         self.job.check()
@@ -151,9 +176,22 @@ class Interleavings(RuleBasedStateMachine):
         self.cordons_are_taken_away()
         self.job.etcd.delete([key for key in self.job.etcd.items if key.startswith(KEYS.directory("requests"))])
         self.job.settle(SETTLE_S)
+        self.check_verdicts()
+
+    def check_verdicts(self) -> None:
+        """Each verdict comes to one outcome; only what waits for a person may have none that is final."""
+        for _ in range(20):
+            self.job.now += 5.0
+            self.all_go_on()
+        self.job.check()
+        for number in range(1, self.verdicts + 1):
+            outcome = self.job.outcomes.get(f"v-{number}")
+            assert outcome is not None, f"nothing was said of v-{number}"
+            assert outcome.kind is not OutcomeKind.WAITING or self.job.policy.eviction == "approval"
 
 
 Interleavings.TestCase.settings = settings(
-    max_examples=120, derandomize=True, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=120, derandomize=True, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck),
+    phases=(Phase.generate, Phase.shrink),  # to explain a failure all lines are traced, which takes three times as long
 )  # fmt: skip
 TestInterleavings = Interleavings.TestCase

@@ -49,7 +49,7 @@ def past(
         (1, "cuda_illegal_access", "restart", False, True),
         (1, "preemption", "requeue", False, False),
         (74, "", "restart", False, False),
-        (67, "", "restart", False, False),
+        (67, "", "rollback", False, False),
         (78, "", "stop", False, False),
         (65, "gpu_hardware", "stop", False, False),
         (66, "", "stop", False, False),
@@ -219,4 +219,10 @@ def test_brake_by_the_hour_counts_no_requests() -> None:
 def test_total(label: str) -> None:
     for code in range(-64, 256):
         ended = RankFailure(7, code, NOW, label, "", is_cascade=False)
-        assert respond(facts(ended), (past(5, label),), POLICY, NOW).action in ("restart", "evict", "stop", "requeue")
+        assert respond(facts(ended), (past(5, label),), POLICY, NOW).action in (
+            "restart",
+            "evict",
+            "rollback",
+            "stop",
+            "requeue",
+        )

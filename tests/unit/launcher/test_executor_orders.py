@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from megatrain.contracts.diag_records import DiagSettings
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import encode
 from megatrain.contracts.rounds import Halt, HostCommand, JobEnd, Round, RoundHost
@@ -199,3 +200,18 @@ def test_no_order_of_events_hands_out_a_round_that_may_not_run(actions: list[tup
                 assert book.must_stop(newest) == ""
         for known in rounds:
             assert bool(book.must_stop(known)) == (known in halts or known < max(rounds))
+
+
+def test_what_ranks_shall_record_is_heard_and_taken_back(book: OrderBook) -> None:
+    assert book.diag_settings() is None
+    put(book, KEYS.diag_settings, DiagSettings(sample_period=3))
+    assert book.diag_settings() == DiagSettings(sample_period=3)
+    put(book, KEYS.diag_settings, b"{")
+    assert book.diag_settings() == DiagSettings(sample_period=3), "what cannot be read changes nothing"
+    book.take(Changes(2, (Change(ChangeKind.DELETE, item(KEYS.diag_settings, b"")),)), ALL)
+    assert book.diag_settings() is None
+    put(book, KEYS.diag_settings, DiagSettings(is_on=False))
+    book.take(Snapshot(9, (), "compacted"), KeyRange.prefix(KEYS.directory("rounds")))
+    assert book.diag_settings() is not None, "a snapshot of something else"
+    book.take(Snapshot(9, (), "compacted"), ALL)
+    assert book.diag_settings() is None

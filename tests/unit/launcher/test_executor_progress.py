@@ -12,7 +12,8 @@ import pytest
 
 from megatrain.contracts.black_box import read_black_box
 from megatrain.contracts.black_box_layout import box_bytes, encode_header
-from megatrain.contracts.black_box_values import ClockBase, Command, Identity, Phase
+from megatrain.contracts.black_box_values import ALL_OPERATIONS, ClockBase, Command, Identity, Phase
+from megatrain.contracts.diag_records import DiagSettings
 from megatrain.contracts.host_records import HangEvidence
 from megatrain.contracts.layout import Layout
 from megatrain.contracts.operations import Operation
@@ -33,6 +34,7 @@ from megatrain_launcher.seams import Assignment, WorkerEnd
 
 NOBODY = 2**22 + 1
 """Above the largest process number that Linux gives."""
+NOW_S = 1_700_000_000.0
 
 
 @dataclass
@@ -174,7 +176,7 @@ def test_evidence_says_where_ranks_stand_and_how_their_processes_are(boxes: Boxe
     recorder.begin(Operation.STEP)
     with recorder.span(Operation.DP_ALL_REDUCE, group=group):
         pass
-    recorder.begin(Operation.DP_ALL_REDUCE, group=group)
+    token = recorder.begin(Operation.DP_ALL_REDUCE, group=group)
     watches = {2: boxes.watch(2), 3: boxes.watch(3)}
     for watch in watches.values():
         watch.look()
@@ -183,6 +185,11 @@ def test_evidence_says_where_ranks_stand_and_how_their_processes_are(boxes: Boxe
     (rank,) = found.ranks
     assert (rank.rank, rank.step, rank.phase, rank.in_flight) == (2, 4, "first-step", "dp-all-reduce")
     assert (rank.positions["dp:0+2x2"].entered, rank.positions["dp:0+2x2"].left) == (2, 1)
+    assert (rank.awaited_group, rank.awaited, rank.is_at_storage) == ("", 0, False)
+    recorder.await_end(token)
+    recorder.set_phase(Phase.CHECKPOINT)
+    (rank,) = hang_evidence("a", "1", 3, {2: watches[2]}, 50.0).ranks
+    assert (rank.awaited_group, rank.awaited, rank.is_at_storage) == ("dp:0+2x2", 2, True)
     assert rank.process_state in ("R", "S")
     assert rank.newest_unix_s <= time.time()
     assert process_state(NOBODY) == ""
@@ -246,19 +253,45 @@ def test_control_pages_are_written_when_something_changed(boxes: Boxes) -> None:
     recorder = boxes.open(2)
     paths = {2: boxes.paths()[2]}
     pages = ControlPages(3)
-    pages.write(paths, 10 * 10**9)
+    pages.write(paths, 10 * 10**9, NOW_S)
     page = recorder.read_control()
     assert (page.round, page.lease_ok_until_ns, page.command) == (3, 10 * 10**9, Command.NONE)
-    pages.write(paths, 10 * 10**9 + 1000)  # the same lease, as two looks at two clocks see it
+    pages.write(paths, 10 * 10**9 + 1000, NOW_S)  # the same lease, as two looks at two clocks see it
     assert recorder.read_control() is page
     pages.command_checkpoint(4)
-    pages.write(paths, 10 * 10**9)
+    pages.write(paths, 10 * 10**9, NOW_S)
     page = recorder.read_control()
     assert (page.command, page.command_number) == (Command.CHECKPOINT, 4)
-    pages.write(paths, 13 * 10**9)
+    pages.write(paths, 13 * 10**9, NOW_S)
     assert recorder.read_control().lease_ok_until_ns == 13 * 10**9
     recorder.close()
-    pages.write(paths, 16 * 10**9)  # the rank has ended: nothing to tell
+    pages.write(paths, 16 * 10**9, NOW_S)  # the rank has ended: nothing to tell
+
+
+def test_control_pages_tell_what_to_record_and_a_burst_of_full_steps_ends(boxes: Boxes) -> None:
+    recorders = {rank: boxes.open(rank) for rank in (2, 3)}
+    paths = boxes.paths()
+    pages = ControlPages(3)
+
+    def told(rank: int) -> tuple[int, int]:
+        page = recorders[rank].read_control()
+        return page.span_mask, page.sample_period
+
+    pages.set_recording(DiagSettings(sample_period=7, full_until_unix_s=NOW_S + 5))
+    pages.write({2: paths[2]}, 10 * 10**9, NOW_S)
+    assert told(2) == (ALL_OPERATIONS, 1)
+    pages.write(paths, 10 * 10**9, NOW_S + 4)  # rank 3 has come meanwhile
+    assert told(3) == (ALL_OPERATIONS, 1)
+    pages.write(paths, 10 * 10**9, NOW_S + 6)
+    assert told(2) == told(3) == (ALL_OPERATIONS, 7)
+    pages.set_recording(DiagSettings(sample_period=2**40, off_operations=("gc", "no-such")))
+    pages.write(paths, 10 * 10**9, NOW_S + 6)
+    assert told(2) == (ALL_OPERATIONS & ~(1 << Operation.GC.number), 2**31 - 1), "what no page can hold is cut"
+    pages.set_recording(DiagSettings(is_on=False))
+    pages.write(paths, 10 * 10**9, NOW_S + 6)
+    assert told(2) == told(3) == (0, 10)
+    for recorder in recorders.values():
+        recorder.close()
 
 
 def test_a_broken_rounds_boxes_are_kept_and_their_memory_freed(

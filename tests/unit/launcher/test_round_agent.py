@@ -8,14 +8,14 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 from torch.distributed import HashStore
 
 from megatrain.contracts.process import process_from_environment
-from megatrain.contracts.rounds import Round, RoundHost
+from megatrain.contracts.rounds import Rollback, Round, RoundHost
 from megatrain.failures.verdict import Label
 from megatrain_launcher.agent import AgentSettings, RoundAgent
 from megatrain_launcher.seams import Assignment
@@ -289,6 +289,13 @@ def test_environment_is_what_the_trainer_reads() -> None:
     assert environment["MEGATRAIN_HOST"] == "host-2"
     assert environment["TORCHELASTIC_RUN_ID"] == "job-1"
     assert environment["PATH"] == "/bin"
+    assert process.rollback is None
+    # not one of the round that this executor itself may have come from
+    rollback = Rollback("i-1", 40, 41, 43)
+    after = replace(assignment, round=replace(assignment.round, rollback=rollback))
+    inherited = worker_environment({}, "job-1", after, 1)
+    assert process_from_environment(inherited).rollback == rollback
+    assert process_from_environment(worker_environment(inherited, "job-1", assignment, 1)).rollback is None
 
 
 def test_threads_are_one_where_there_are_several_workers() -> None:

@@ -114,7 +114,7 @@ def test_hosts_of_a_launch_that_was_killed_do_not_keep_the_next_one_out(plan: La
     assert run_launch(plan, {}, look, lambda _: None) == 0
 
 
-def test_what_ends_the_executor_ends_etcd_too(plan: LaunchPlan) -> None:
+def test_what_ends_the_executor_ends_etcd_and_the_daemon_too(plan: LaunchPlan) -> None:
     pids: list[int] = []
     others = children()
 
@@ -126,8 +126,8 @@ def test_what_ends_the_executor_ends_etcd_too(plan: LaunchPlan) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         run_launch(plan, {}, execute, lambda _: None)
-    assert len(pids) == 1
-    assert not is_alive(pids[0])
+    assert pids
+    assert not any(map(is_alive, pids))
     assert not plan.files.endpoint.exists()
 
 

@@ -186,10 +186,10 @@ class NotingGroup:
         self.exchanges.append(Exchange(operation, result))
         return self.exchanges[-1]
 
-    def all_gather(self, x: Tensor, operation: Operation, *, out: Tensor) -> Exchange:
+    def all_gather(self, x: Tensor, operation: Operation, *, out: Tensor, chunk: int) -> Exchange:
         return self._note(operation, out)
 
-    def reduce_scatter(self, x: Tensor, operation: Operation, *, out: Tensor | None) -> Exchange:
+    def reduce_scatter(self, x: Tensor, operation: Operation, *, out: Tensor | None, chunk: int) -> Exchange:
         return self._note(operation, x if out is None else out)
 
     def all_reduce(self, x: Tensor, operation: Operation) -> Exchange:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
 
 import pytest
 
@@ -26,10 +25,14 @@ class NotingRecorder(SilentRecorder):
 
     def __init__(self) -> None:
         self.spans: list[Operation] = []
+        self.ended: list[int] = []
 
-    def span(self, operation: Operation, **place: int) -> AbstractContextManager[None]:
+    def begin(self, operation: Operation, *place: int | None) -> int:
         self.spans.append(operation)
-        return nullcontext()
+        return len(self.spans)
+
+    def end(self, token: int, has_failed: bool = False) -> None:
+        self.ended.append(token)
 
 
 @pytest.fixture(autouse=True)
@@ -66,6 +69,18 @@ def test_a_collection_is_a_span() -> None:
         for step in range(1, 6):
             planned.after_step(step)
     assert recorder.spans == [Operation.GC, Operation.GC]
+    assert recorder.ended == [1, 2]
+
+
+def test_a_full_collection_that_nobody_planned_is_a_span_too() -> None:
+    recorder = NotingRecorder()
+    with PlannedGarbageCollection(0, recorder):
+        gc.collect(0)  # of young objects: Python does that all the time
+        gc.collect(1)
+        assert recorder.spans == []
+        gc.collect()
+    gc.collect()
+    assert (recorder.spans, recorder.ended) == ([Operation.GC], [1])
 
 
 def test_interval_zero_leaves_the_collector_alone() -> None:

@@ -14,7 +14,9 @@ from megatrain.checkpoint.continuation import Continuation, Progress
 from megatrain.checkpoint.job import Restored
 from megatrain.contracts.black_box_values import Command, ControlPage, Phase
 from megatrain.contracts.operations import Operation
+from megatrain.contracts.step_values import StepValue
 from megatrain.optim import ShardedOptimizer, learning_rate
+from megatrain.telemetry.flops import training_flops_per_token
 from tests.helpers.black_boxes import boxes_by_rank, recording_in, spans, spans_by_step
 from tests.helpers.lone_trainer import LoneTrainer, Note
 
@@ -71,7 +73,8 @@ def test_every_phase_has_its_own_timeout_and_grace(make_trainer: MakeTrainer) ->
         *(FIRST_STEP, first, STEP, later),
         *(*saved[2], later, later, *saved[4]),
         *(*evaluated, later, *evaluated),
-        *around(13.0, Phase.CHECKPOINT, ("wait", 4)),
+        ("phase", Phase.STOPPING),
+        *around(13.0, Phase.STOPPING, ("wait", 4)),
     ]
 
 
@@ -165,7 +168,27 @@ def test_everything_is_a_span(make_trainer: MakeTrainer, tmp_path: Path) -> None
         assert step.duration_ns is not None
         assert wait.start_ns + wait.duration_ns <= step.start_ns <= update.start_ns
         assert update.start_ns < step.start_ns + step.duration_ns
-    assert (box.progress.completed_step, box.progress.phase) == (1, Phase.CHECKPOINT)
+    assert (box.progress.completed_step, box.progress.phase) == (1, Phase.STOPPING)
+
+
+def test_what_a_step_came_to_is_written_down_too(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    directory = tmp_path / "boxes"
+    directory.mkdir()
+    made = make_trainer(recording_in(directory))
+    made.run()
+    (box,) = boxes_by_rank(directory).values()
+    seq_len, num_samples = made.config.model.seq_len, 4
+
+    for number, report in enumerate(made.reports.steps):
+        found = {StepValue(one.kind_number): one.value for one in box.values if one.step == number}
+        assert found == {
+            StepValue.LOSS: report.loss,
+            StepValue.GRAD_NORM: report.grad_norm,
+            StepValue.TOKENS: report.num_tokens,
+            StepValue.LABEL_TOKENS: report.num_tokens,
+            StepValue.SQUARED_LENGTHS: num_samples * seq_len**2,
+            StepValue.MODEL_FLOPS: report.num_tokens * training_flops_per_token(made.config.model),
+        }
 
 
 def test_reports_tell_of_time_tokens_and_memory(make_trainer: MakeTrainer) -> None:

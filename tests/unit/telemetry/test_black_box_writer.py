@@ -19,10 +19,11 @@ import pytest
 from megatrain.contracts.black_box import BlackBoxFollower, BlackBoxReader, read_black_box, write_control
 from megatrain.contracts.black_box_layout import box_bytes
 from megatrain.contracts.black_box_values import ControlPage, Record, State
+from megatrain.contracts.clock_base import read_clock_base
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.operations import Operation
 from megatrain.contracts.run_directory import black_box_path, previous_black_box
-from megatrain.telemetry.black_box_writer import open_writer, read_clock_base
+from megatrain.telemetry.black_box_writer import open_writer
 from megatrain.telemetry.recorder import open_recorder
 from tests.unit.telemetry.conftest import IDENTITY, Boxed
 

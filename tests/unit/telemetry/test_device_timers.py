@@ -9,7 +9,7 @@ import pytest
 
 from megatrain.contracts.black_box_values import RecordFlag
 from megatrain.contracts.operations import Operation
-from megatrain.telemetry.timers import DeviceTimer
+from megatrain.telemetry.timers import MAX_EVENTS, DeviceTimer
 from tests.unit.telemetry.conftest import Boxed
 
 MS = 1_000_000
@@ -210,6 +210,26 @@ def test_device_ends_of_overwritten_records_are_counted(boxed: Callable[..., Box
     found = box.read()
     assert found.progress.num_lost_ends == 4
     assert [record.duration_ns for record in found.records] == [MS] * 16
+
+
+def test_a_device_that_answers_no_more_costs_no_memory_without_end(boxed: Callable[..., Boxed]) -> None:
+    device = FakeDevice()
+    box = boxed(num_records=64, timer=device.timer())
+    recorder = box.recorder
+    recorder.set_step(1)
+    for _ in range(MAX_EVENTS // 2 + 100):
+        with recorder.span(Operation.FORWARD_COMPUTE):
+            device.queue.clear()
+    assert len(device.events) <= MAX_EVENTS + 1
+    newest = box.read().records[-1]
+    assert newest.flags == RecordFlag.NONE, "by the host's clock"
+    assert newest.duration_ns is not None
+    assert len(recorder._open) == MAX_EVENTS // 2
+    for event in device.events:
+        event.device_ns = float(device.now_ns)
+    recorder.set_step(2)
+    assert recorder._open == {}
+    assert recorder.complete_step().totals[Operation.FORWARD_COMPUTE].count == MAX_EVENTS // 2 + 100
 
 
 def test_ended_device_spans_do_not_pile_up_between_steps(boxed: Callable[..., Boxed]) -> None:

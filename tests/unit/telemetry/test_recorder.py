@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import struct
 import threading
 import time
 from collections.abc import Callable
@@ -9,9 +11,10 @@ from collections.abc import Callable
 import pytest
 
 from megatrain.contracts.black_box import write_control
-from megatrain.contracts.black_box_values import ControlPage, Phase, RecordFlag, State
+from megatrain.contracts.black_box_values import ALL_OPERATIONS, ControlPage, Phase, RecordFlag, State
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.operations import Operation
+from megatrain.contracts.step_values import StepValue
 from megatrain.telemetry.recorder import Recorder, open_recorder
 from tests.unit.telemetry.conftest import IDENTITY, Boxed
 
@@ -294,7 +297,7 @@ def test_the_span_mask_is_obeyed_from_the_next_step_on(boxed: Boxes) -> None:
     assert one_step(4) == ["forward-compute", "tp-all-reduce"]
 
 
-def test_steps_outside_the_sample_are_only_summed(boxed: Boxes) -> None:
+def test_every_step_is_on_record_whichever_are_streamed(boxed: Boxes) -> None:
     box = boxed()
     recorder = box.recorder
     tp = recorder.add_group("tp", [2, 3])
@@ -305,9 +308,62 @@ def test_steps_outside_the_sample_are_only_summed(boxed: Boxes) -> None:
             pass
         assert recorder.complete_step().totals[Operation.TP_ALL_REDUCE].num_bytes == 5
     found = box.read()
-    assert [record.step for record in found.records] == [0, 3, 6]
+    assert [record.step for record in found.records] == list(range(7)), "nobody knows which step will hang"
     assert [total.step for total in found.totals] == list(range(7))
     assert (found.groups[tp].entered, found.groups[tp].left) == (7, 7), "the hang rule works in every step"
+
+
+def test_ranks_agree_on_the_place_in_a_group_although_they_obey_a_switch_at_different_steps(boxed: Boxes) -> None:
+    box = boxed()
+    recorder = box.recorder
+    tp = recorder.add_group("tp", [2, 3])
+    for step, mask in enumerate((ALL_OPERATIONS, 0, 0, ALL_OPERATIONS)):
+        write_control(box.path, ControlPage(span_mask=mask))
+        recorder.set_step(step)
+        with recorder.span(Operation.TP_ALL_REDUCE, group=tp):
+            group = box.read().groups[tp]
+            assert (group.entered, group.left) == (step + 1, step)
+        assert box.read().groups[tp].left == step + 1
+    assert [(record.step, record.collective_sequence) for record in box.read().records] == [(0, 1), (3, 4)]
+
+
+def test_values_of_a_step_are_told_beside_its_spans(boxed: Boxes) -> None:
+    box = boxed()
+    recorder = box.recorder
+    recorder.set_step(4)
+    before = time.monotonic_ns()
+    with recorder.span(FORWARD):
+        pass
+    recorder.complete_step()
+    recorder.note_value(StepValue.LOSS, 2.5)
+    recorder.note_value(StepValue.GRAD_NORM, math.inf)
+    (all_ones,) = struct.unpack("<d", b"\xff" * 8)  # a NaN whose bits would say that the record is open
+    recorder.note_value(StepValue.TOKENS, all_ones)
+    found = box.read()
+    assert [(value.sequence, value.step, value.kind_number) for value in found.values] == [
+        (3, 4, 1),
+        (4, 4, 2),
+        (5, 4, 3),
+    ]
+    assert [value.value for value in found.values[:2]] == [2.5, math.inf]
+    assert math.isnan(found.values[2].value)
+    assert all(before <= value.at_ns <= time.monotonic_ns() for value in found.values)
+    assert [record.operation for record in found.records] == ["forward-compute"], "a value is no span"
+    assert found.in_flight == ()
+    write_control(box.path, ControlPage(span_mask=0))
+    recorder.set_step(5)
+    recorder.note_value(StepValue.LOSS, 2.5)
+    assert len(box.read().values) == 3
+
+
+def test_a_collection_in_the_middle_of_adding_up_is_counted_later(boxed: Boxes) -> None:
+    """The collector may stop the very code that adds up spans; its own span ends in there, and must not wait."""
+    recorder = boxed().recorder
+    recorder.set_step(0)
+    with recorder._totals._lock:
+        for _ in range(4096):
+            recorder.end(recorder.begin(Operation.GC))
+    assert recorder.complete_step().totals[Operation.GC].count == 4096
 
 
 def test_commands_are_acknowledged(boxed: Boxes) -> None:

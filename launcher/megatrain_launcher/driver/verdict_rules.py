@@ -1,0 +1,224 @@
+"""The rules by which a verdict is acted upon, waits for a person, is only noted, or is declined. Pure.
+
+In the order in which they are asked: is it about now; is it sure; is it of the host; would others be enough; does it
+pay; is it within the limits; and what do the people who run the job allow ([diagnostics] eviction).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from megatrain.contracts.host_verdict import HostVerdict, OutcomeKind, VerdictConfidence, VerdictKind
+from megatrain.contracts.incident import Incident, IncidentKind
+from megatrain.contracts.rounds import MAX_SKIPPED_STEPS, Round
+from megatrain.contracts.texts import count_text, names_text
+from megatrain_launcher.driver.economy import balance_of
+from megatrain_launcher.driver.forming import eligible
+from megatrain_launcher.driver.incidents import last_step
+from megatrain_launcher.driver.policy import HOUR_S, Policy
+from megatrain_launcher.driver.responses import rollbacks_since
+from megatrain_launcher.driver.state import ClusterState
+
+_FUTURE_S = 60.0
+"""Clocks of hosts may differ by so much before a verdict counts as one of the future."""
+_HANG_S = 60.0
+"""So long after a verdict on a hang the driver may come to see the hang itself."""
+_MAX_HOSTS = 32
+"""That one verdict may evict: more are no stragglers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What becomes of a verdict; `kind` None: nothing yet. `is_stopping`: the job has gone back too often."""
+
+    kind: OutcomeKind | None
+    reason: str
+    gain_s: float = 0.0
+    price_s: float = 0.0
+    hosts: tuple[str, ...] = ()
+    num_after: int = 0
+    """Hosts that the next round is to have."""
+    is_stopping: bool = False
+
+
+def judge(
+    now: float, state: ClusterState, policy: Policy, verdict: HostVerdict, *, is_approved: bool = False
+) -> Judgement:
+    """Return what becomes of a verdict.
+
+    `is_approved`: a person wants it, whether it pays or not. Limits hold for people, too: `host evict` has none.
+    """
+    if verdict.kind is VerdictKind.HANG:
+        return _of_hang(now, state, verdict)
+    problem = _out_of_place(now, state, verdict) or _unsure(verdict) or _said_before(state, verdict)
+    if problem:
+        return _declined(problem)
+    opened = state.open_incidents()
+    if opened:
+        return Judgement(None, f"incident {opened[0].incident_id} is open")
+    round_ = state.round
+    assert round_ is not None
+    if verdict.kind is VerdictKind.NUMERICS:
+        return _of_numerics(now, state, policy, round_, verdict, is_approved=is_approved)
+    return _of_straggler(now, state, policy, round_, verdict, is_approved=is_approved)
+
+
+def number_of_round(state: ClusterState) -> int | None:
+    """Return the number of the live round, None where there is none."""
+    round_ = state.round
+    return None if round_ is None or round_.number in state.halts else round_.number
+
+
+def _declined(reason: str) -> Judgement:
+    return Judgement(OutcomeKind.DECLINED, reason)
+
+
+def _allowed(policy: Policy, judged: Judgement, *, is_approved: bool) -> Judgement:
+    """Return a judgement to act as far as the people who run the job let the driver act by itself."""
+    if policy.eviction == "automatic" or is_approved:
+        return judged
+    if policy.eviction == "approval":
+        kind, prefix = OutcomeKind.WAITING, "waits for a person"
+    else:
+        kind, prefix = OutcomeKind.DRY_RUN, "diagnostics.eviction is dry-run: nothing is done"
+    return Judgement(kind, f"{prefix}: {judged.reason}", judged.gain_s, judged.price_s, judged.hosts)
+
+
+def _out_of_place(now: float, state: ClusterState, verdict: HostVerdict) -> str:
+    """Return why a verdict is not about the job as it is now; empty where it is."""
+    if verdict.created_unix_s > now + _FUTURE_S:
+        ahead_s = verdict.created_unix_s - now
+        return f"it is {ahead_s:.0f} s from the future: the clock of its daemon is wrong"
+    round_ = state.round
+    if round_ is None:
+        return "there is no round"
+    if verdict.round != round_.number:
+        return f"it is about round {verdict.round}, now there is round {round_.number}"
+    if round_.number in state.halts:
+        return f"round {round_.number} is over: {state.halts[round_.number].reason}"
+    own = state.seen.get(state.keys.verdict(verdict.verdict_id))
+    begun = state.seen.get(state.keys.round(round_.number))
+    if own is not None and begun is not None and own.create_revision < begun.create_revision:
+        return f"it was written before round {round_.number} began"
+    return ""
+
+
+def _unsure(verdict: HostVerdict) -> str:
+    if verdict.confidence is not VerdictConfidence.HIGH:
+        return f"its confidence is {verdict.confidence}: shown, never acted upon"
+    return ""
+
+
+def _said_before(state: ClusterState, verdict: HostVerdict) -> str:
+    """Return which verdict says the same of this round and stands; one declined by a rule may be said again."""
+    for outcome in state.outcomes.values():
+        other = state.verdicts.get(outcome.verdict_id)
+        if other is None or other.verdict_id == verdict.verdict_id or _gist(other) != _gist(verdict):
+            continue
+        if outcome.kind is not OutcomeKind.DECLINED or outcome.by:
+            return f"verdict {other.verdict_id} says the same, and is {outcome.kind}"
+    return ""
+
+
+def _gist(verdict: HostVerdict) -> tuple[VerdictKind, int, frozenset[str]]:
+    return verdict.kind, verdict.round, frozenset(verdict.hosts)
+
+
+def _of_straggler(
+    now: float, state: ClusterState, policy: Policy, round_: Round, verdict: HostVerdict, *, is_approved: bool
+) -> Judgement:
+    hosts = tuple(dict.fromkeys(verdict.hosts))
+    problem = _no_straggler(round_, verdict, hosts)
+    if problem:
+        return _declined(problem)
+    spares = _spares(now, state, policy, round_)
+    num_after = policy.best_count(min(len(round_.hosts), len(round_.hosts) - len(hosts) + len(spares)))
+    if not num_after:
+        least = min(policy.feasible_counts)
+        return _declined(
+            f"the job cannot go on without {names_text(hosts)}: {_there(spares)}, and it needs {least} hosts"
+        )
+    balance = balance_of(state, policy, round_, verdict, len(hosts), len(spares))
+    if not balance.is_worth_it and not is_approved:
+        return Judgement(OutcomeKind.DECLINED, f"it does not pay: {balance.text}", balance.gain_s, balance.price_s)
+    evicted = sum(len(one.culprit_hosts) for one in _evictions_since(state, now - HOUR_S))
+    if evicted + len(hosts) > policy.evictions_per_hour:
+        reason = (
+            f"{evicted} of {count_text(policy.evictions_per_hour, 'host')} were evicted for their slowness within an "
+            "hour already (diagnostics.evictions_per_hour)"
+        )
+        return Judgement(OutcomeKind.DECLINED, reason, balance.gain_s, balance.price_s)
+    reason = f"{names_text(hosts)}: slow by its {verdict.cause}; {balance.text}; {_there(spares)}"
+    judged = Judgement(OutcomeKind.ACTED, reason, balance.gain_s, balance.price_s, hosts, num_after)
+    return _allowed(policy, judged, is_approved=is_approved)
+
+
+def _no_straggler(round_: Round, verdict: HostVerdict, hosts: Sequence[str]) -> str:
+    """Return why no eviction can follow from a verdict, whatever it would cost; empty where one can."""
+    if not verdict.cause.is_of_host:
+        return f"its cause is {verdict.cause}: another host in the place would not be faster"
+    if not hosts:
+        return "it names no host"
+    if len(hosts) > _MAX_HOSTS:
+        return f"it names {len(hosts)} hosts, and no more than {_MAX_HOSTS} are evicted at once"
+    names = {part.host for part in round_.hosts}
+    strangers = [host for host in hosts if host not in names]
+    if strangers:
+        return f"{names_text(strangers)} is not in round {round_.number}"
+    if verdict.gain_s_per_step <= 0 or (verdict.step_s is not None and verdict.gain_s_per_step >= verdict.step_s):
+        return f"gain_s_per_step={verdict.gain_s_per_step:g} of step_s={verdict.step_s}; expected some of a step"
+    return ""
+
+
+def _spares(now: float, state: ClusterState, policy: Policy, round_: Round) -> tuple[str, ...]:
+    names = {part.host for part in round_.hosts}
+    return tuple(host for host in eligible(now, state, policy, round_).available if host not in names)
+
+
+def _there(spares: Sequence[str]) -> str:
+    return f"spare: {names_text(spares)}" if spares else "no spare is there"
+
+
+def _evictions_since(state: ClusterState, moment: float) -> list[Incident]:
+    found = (one for one in state.incidents.values() if one.kind is IncidentKind.STRAGGLER)
+    return [one for one in found if one.moments.detected >= moment]
+
+
+def _of_numerics(
+    now: float, state: ClusterState, policy: Policy, round_: Round, verdict: HostVerdict, *, is_approved: bool
+) -> Judgement:
+    to_step, first, last = verdict.rollback_to, verdict.skip_from, verdict.skip_to
+    if to_step is None or first is None or last is None:
+        return _declined("rollback_to, skip_from and skip_to are not all given: nobody knows where to go back to")
+    done = last_step(state, round_)
+    reached = max(done or 0, last + 1)
+    if not (0 <= to_step <= first <= last < policy.train_steps and last - first < MAX_SKIPPED_STEPS):
+        return _declined(
+            f"rollback_to={to_step}, skip_from={first}, skip_to={last}; expected 0 <= rollback_to <= skip_from <= "
+            f"skip_to < {policy.train_steps}, and at most {MAX_SKIPPED_STEPS} steps"
+        )
+    if policy.max_rollbacks == 0:
+        return _declined("diagnostics.max_rollbacks=0: the job never goes back by itself")
+    num_back = len(rollbacks_since(state.incidents.values(), now - HOUR_S))
+    what = names_text(verdict.evidence[:1]) or "loss or gradients went wrong"
+    if num_back >= policy.max_rollbacks:
+        reason = (
+            f"{what}; the job went back {count_text(num_back, 'time')} within an hour already "
+            f"(diagnostics.max_rollbacks={policy.max_rollbacks})"
+        )
+        return _allowed(policy, Judgement(OutcomeKind.ACTED, reason, is_stopping=True), is_approved=is_approved)
+    reason = (
+        f"{what}; back to step {to_step} or before, from step {reached}, without the batches of steps {first}-{last}"
+    )
+    return _allowed(policy, Judgement(OutcomeKind.ACTED, reason), is_approved=is_approved)
+
+
+def _of_hang(now: float, state: ClusterState, verdict: HostVerdict) -> Judgement:
+    """The driver answers hangs by itself; what a verdict adds is evidence."""
+    if any(one.kind is IncidentKind.HANG and one.round == verdict.round for one in state.incidents.values()):
+        return Judgement(OutcomeKind.ACTED, "its evidence is kept with the incident")
+    waited_s = now - state.since(state.keys.verdict(verdict.verdict_id), now)
+    if number_of_round(state) == verdict.round and waited_s < _HANG_S:
+        return Judgement(None, "the driver has not seen the hang yet")
+    return _declined("the driver answers hangs by itself, and saw none in this round")

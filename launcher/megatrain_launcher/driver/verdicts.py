@@ -1,0 +1,157 @@
+"""What follows from the verdicts of the diagnosis: at most one act at a time, and exactly one final outcome each. Pure.
+
+A verdict is about one round: of a later one it says nothing. It is judged when nothing else is decided at the moment
+and no incident is open, so that no two answers to the same trouble meet. Who may approve or dismiss is a person.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from megatrain.contracts.host_verdict import HostVerdict, OutcomeKind, VerdictKind, VerdictOutcome
+from megatrain.contracts.job_requests import JobRequest, RequestKind
+from megatrain_launcher.driver.actions import Action, DropKey, RecordOutcome
+from megatrain_launcher.driver.policy import Policy
+from megatrain_launcher.driver.state import ClusterState
+from megatrain_launcher.driver.verdict_acts import act, keep_as_evidence
+from megatrain_launcher.driver.verdict_rules import Judgement, judge, number_of_round
+
+_MAX_AT_ONCE = 40
+"""Outcomes that one decision writes: a flood of verdicts must not fill a transaction."""
+_MAX_TOLD = 500
+_UNKNOWN = "\ufffd"
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """What a person is told about a verdict, and what is done. `is_done`: nothing more comes of it."""
+
+    actions: tuple[Action, ...]
+    text: str
+    is_accepted: bool = True
+    is_done: bool = True
+
+
+def answer_verdicts(now: float, state: ClusterState, policy: Policy, *, is_quiet: bool) -> tuple[Action, ...]:
+    """Return outcomes of verdicts that have no final one, and what is done about the first that calls for something.
+
+    `is_quiet`: nothing else is decided at this moment; only then a verdict may change anything.
+    """
+    actions: list[Action] = [*_unreadable(now, state)]
+    for verdict in _unanswered(state):
+        if len(actions) >= _MAX_AT_ONCE:
+            break
+        judged = _judge(now, state, policy, verdict)
+        if judged.kind is None or judged.kind is state_of(state, verdict.verdict_id):
+            continue  # it waits, and that is said already
+        if judged.kind is not OutcomeKind.ACTED:
+            actions.append(_outcome(now, state, verdict, judged))
+            # the next ones are judged knowing of it: of two that say the same one is enough
+            state = _with_outcome(state, actions[-1])
+        elif is_quiet:
+            return (*actions, *_act(now, state, policy, verdict, judged, None))
+    return tuple(actions)
+
+
+def decline_all(now: float, state: ClusterState, why: str) -> tuple[Action, ...]:
+    """Return outcomes of all verdicts that have no final one, of a job that is over."""
+    judged = Judgement(OutcomeKind.DECLINED, f"the job is over: {why}")
+    found = [_outcome(now, state, one, judged) for one in _unanswered(state)[:_MAX_AT_ONCE]]
+    return (*_unreadable(now, state), *found)[:_MAX_AT_ONCE]
+
+
+def decided_by_person(now: float, state: ClusterState, policy: Policy, request: JobRequest) -> Word:
+    """Return what becomes of an approval or a dismissal."""
+    verdict = state.verdicts.get(request.verdict)
+    if verdict is None:
+        waiting = sorted(one.verdict_id for one in state.outcomes.values() if one.kind is OutcomeKind.WAITING)
+        known = f"; waiting for a person: {', '.join(waiting[:8])}" if waiting else "; none waits for a person"
+        return Word((), f"no verdict {request.verdict!r}{known}", is_accepted=False)
+    outcome = state.outcomes.get(verdict.verdict_id)
+    if outcome is not None and outcome.kind is not OutcomeKind.WAITING:
+        who = f" by {outcome.by}" if outcome.by else ""
+        return Word((), f"verdict {verdict.verdict_id} is {outcome.kind}{who}: {outcome.reason}", is_accepted=False)
+    if request.kind is RequestKind.DISMISS:
+        why = f": {request.reason}" if request.reason else ""
+        dismissed = Judgement(OutcomeKind.DECLINED, f"{request.by} dismissed it{why}")
+        return Word((_outcome(now, state, verdict, dismissed, request.by),), f"dismissed {verdict.verdict_id}")
+    judged = judge(now, state, policy, verdict, is_approved=True)
+    if judged.kind is None:
+        return Word((), f"approved, and waits: {judged.reason}", is_done=False)
+    if judged.kind is not OutcomeKind.ACTED:
+        declined = _outcome(now, state, verdict, judged, request.by)
+        return Word((declined,), f"verdict {verdict.verdict_id} is out of date: {judged.reason}", is_accepted=False)
+    actions = _act(now, state, policy, verdict, judged, request)
+    return Word(actions, f"approved: {judged.reason}", is_done=False)
+
+
+def state_of(state: ClusterState, verdict_id: str) -> OutcomeKind | None:
+    """Return what became of a verdict so far."""
+    outcome = state.outcomes.get(verdict_id)
+    return None if outcome is None else outcome.kind
+
+
+def _judge(now: float, state: ClusterState, policy: Policy, verdict: HostVerdict) -> Judgement:
+    if state_of(state, verdict.verdict_id) is not OutcomeKind.WAITING:
+        return judge(now, state, policy, verdict)
+    if number_of_round(state) == verdict.round:
+        return Judgement(OutcomeKind.WAITING, "")
+    return Judgement(OutcomeKind.DECLINED, f"round {verdict.round} is over, and nobody had approved it")
+
+
+def _unanswered(state: ClusterState) -> list[HostVerdict]:
+    """Return the verdicts without a final outcome, the oldest first: by revisions, for clocks of machines differ."""
+
+    def revision(verdict_id: str) -> int:
+        found = state.seen.get(state.keys.verdict(verdict_id))
+        return state.revision if found is None else found.create_revision
+
+    open_ = [one for one in state.verdicts if state_of(state, one) in (None, OutcomeKind.WAITING)]
+    return [state.verdicts[one] for one in sorted(open_, key=lambda one: (revision(one), one))]
+
+
+def _unreadable(now: float, state: ClusterState) -> list[Action]:
+    """Decline what nobody can read; a key that cannot be one of a verdict is taken away."""
+    prefix = state.keys.directory("verdicts")
+    found = sorted(key for key in state.damaged if key.startswith(prefix) and key in state.seen and _UNKNOWN not in key)
+    actions: list[Action] = []
+    for key in found[:_MAX_AT_ONCE]:
+        name = key.removeprefix(prefix)
+        if not name or "/" in name:
+            actions.append(DropKey(key, state.seen[key].mod_revision))
+        elif state_of(state, name) in (None, OutcomeKind.WAITING):
+            why = f"it cannot be read: {state.damaged[key]}"[:_MAX_TOLD]
+            actions.append(RecordOutcome(VerdictOutcome(name, OutcomeKind.DECLINED, why, state.observer, now)))
+    return actions
+
+
+def _act(
+    now: float, state: ClusterState, policy: Policy, verdict: HostVerdict, judged: Judgement, request: JobRequest | None
+) -> tuple[Action, ...]:
+    if verdict.kind is VerdictKind.HANG:
+        incident, actions = keep_as_evidence(state, verdict)
+    else:
+        incident, actions = act(now, state, policy, verdict, judged, request)
+    outcome = _outcome(now, state, verdict, judged, "" if request is None else request.by).outcome
+    return (*actions, RecordOutcome(replace(outcome, incident=incident)))
+
+
+def _outcome(now: float, state: ClusterState, verdict: HostVerdict, judged: Judgement, by: str = "") -> RecordOutcome:
+    assert judged.kind is not None
+    return RecordOutcome(
+        VerdictOutcome(
+            verdict_id=verdict.verdict_id,
+            kind=judged.kind,
+            reason=judged.reason[:_MAX_TOLD],
+            driver=state.observer,
+            at_unix_s=now,
+            by=by,
+            gain_s=judged.gain_s,
+            price_s=judged.price_s,
+        )
+    )
+
+
+def _with_outcome(state: ClusterState, action: Action) -> ClusterState:
+    assert isinstance(action, RecordOutcome)
+    return replace(state, outcomes={**state.outcomes, action.outcome.verdict_id: action.outcome})

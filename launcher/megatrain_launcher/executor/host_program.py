@@ -1,0 +1,114 @@
+"""Programs beside a host's workers, where a distribution that has one is installed: the streamer of the diagnosis.
+
+Such a distribution declares an entry point in the group `megatrain.host_program`: a function of the keywords that
+`_words` gives it, which returns the words of a command, none where there is nothing to run. Nobody needs the program:
+one that cannot be started, or ends, is told of in the log and started again after a while, and training goes on.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+import threading
+import time
+from collections.abc import Sequence
+
+from megatrain.commands.etcd_flags import PASSWORD_VARIABLE, EtcdFlags
+from megatrain.contracts.run_directory import safe_name
+from megatrain.coordination.settings import EtcdSettings
+from megatrain_launcher.child_process import ChildProcess
+from megatrain_launcher.executor.lasting_thread import LastingThread
+from megatrain_launcher.executor.settings import ExecutorSettings
+
+ENTRY_POINT_GROUP = "megatrain.host_program"
+_logger = logging.getLogger(__name__)
+_LOOK_S = 0.2
+_FIRST_PAUSE_S = 1.0
+_LONGEST_PAUSE_S = 60.0
+_STOP_S = 5.0
+"""So long a program that was asked to end may take to bring away what it has."""
+
+
+def etcd_words(settings: EtcdSettings) -> list[str]:
+    """Return the flags that lead another process of this machine to the same etcd; a password is not among them."""
+    tls = settings.tls
+    files = [str(path) if path else "" for path in (tls.ca, tls.certificate, tls.key)]
+    flags = EtcdFlags(
+        endpoints=",".join(map(str, settings.endpoints)),
+        user=settings.credentials.user if settings.credentials else "",
+        ca=files[0],
+        certificate=files[1],
+        key=files[2],
+    )
+    return flags.words()
+
+
+class HostProgram:
+    """Keeps one program running until `close`."""
+
+    def __init__(self, entry_point: importlib.metadata.EntryPoint, settings: ExecutorSettings) -> None:
+        self._entry_point = entry_point
+        self._settings = settings
+        self._logs = settings.logs / safe_name(settings.host)
+        self._closed = threading.Event()
+        # the kernel ends the child when this thread does
+        self._thread = LastingThread(f"host program {entry_point.name}", self._run, self._closed)
+
+    def close(self) -> None:
+        """Ask the program to end, and wait for it; it is killed when it takes too long."""
+        self._closed.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        name, pause_s = self._entry_point.name, _FIRST_PAUSE_S
+        try:
+            words = self._words()
+        except Exception as error:  # noqa: BLE001 -- another distribution's code may fail in any way
+            _logger.warning("%s cannot be started: %s: %s", name, type(error).__name__, error)
+            return
+        while words and not self._closed.is_set():
+            began = time.monotonic()
+            ended = self._run_once(words)
+            if self._closed.is_set():
+                return
+            pause_s = _FIRST_PAUSE_S if time.monotonic() - began > _LONGEST_PAUSE_S else pause_s
+            _logger.warning("%s %s; it is started again in %.0f s", name, ended, pause_s)
+            self._closed.wait(pause_s)
+            pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s)
+
+    def _run_once(self, words: Sequence[str]) -> str:
+        """Have the program run until it ends or is to end; return how it ended."""
+        try:
+            self._logs.mkdir(parents=True, exist_ok=True)
+            log = self._logs / f"{safe_name(self._entry_point.name)}.log"
+            process = ChildProcess(words, log=log, environment=self._environment(), stop_s=_STOP_S)
+        except OSError as error:
+            return f"cannot be started ({error})"
+        with process:
+            while process.poll() is None and not self._closed.wait(_LOOK_S):
+                pass
+        return f"ended with exit code {process.poll()}"
+
+    def _words(self) -> list[str]:
+        settings = self._settings
+        words = self._entry_point.load()(
+            config=settings.config,
+            run=settings.run_directory.root,
+            host=settings.host,
+            logs=self._logs,
+            etcd=etcd_words(settings.etcd),
+        )
+        return [str(word) for word in words]
+
+    def _environment(self) -> dict[str, str]:
+        # one thread for numerical libraries: all cores are the workers'
+        environment = {**self._settings.environment, "OMP_NUM_THREADS": "1"}
+        credentials = self._settings.etcd.credentials
+        if credentials is not None:
+            environment[PASSWORD_VARIABLE] = credentials.password
+        return environment
+
+
+def start_host_programs(settings: ExecutorSettings) -> list[HostProgram]:
+    """Start every installed program of hosts."""
+    return [HostProgram(one, settings) for one in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)]

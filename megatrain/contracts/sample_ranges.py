@@ -1,0 +1,43 @@
+"""Ranges of the sample order that a job leaves out, because training on them went wrong. Pure.
+
+A range is (first, end), `end` not in it. Ranges are ascending and do not touch: so two jobs that leave out the same
+samples say it in the same way. Sources: DESIGN decision 6; PaLM (arXiv:2204.02311) sec. 5.1 skipped batches like that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import pairwise
+
+SampleRanges = tuple[tuple[int, int], ...]
+
+_TOO_LARGE = 2**62
+
+
+def merged(ranges: Iterable[tuple[int, int]]) -> SampleRanges:
+    """Return the samples of all ranges as ranges that ascend and do not touch."""
+    found: list[tuple[int, int]] = []
+    for first, end in sorted(ranges):
+        if found and first <= found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], end))
+        elif first < end:
+            found.append((first, end))
+    return tuple(found)
+
+
+def ranges_problem(ranges: SampleRanges) -> str | None:
+    """Return what is wrong with ranges, None where nothing is."""
+    if any(not 0 <= first < end < _TOO_LARGE for first, end in ranges):
+        return "expected ranges [first, end] with 0 <= first < end"
+    if any(end >= first for (_, end), (first, _) in pairwise(ranges)):
+        return "expected ranges that ascend and do not touch"
+    return None
+
+
+def position_after(cursor: int, count: int, skipped: SampleRanges) -> int:
+    """Return where the sample is that `count` samples which are not left out precede, counted from `cursor`."""
+    position = cursor + count
+    for first, end in skipped:
+        if end > cursor and position >= (start := max(first, cursor)):
+            position += end - start
+    return position

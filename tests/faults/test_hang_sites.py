@@ -1,0 +1,138 @@
+"""Wherever a rank hangs within a step, the driver names it, and soon; there is no daemon to help."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megatrain.cli import main
+from megatrain.contracts.incident import IncidentKind
+from tests.helpers.hang_sites import READ
+from tests.helpers.recovery_checks import running_job
+from tests.helpers.tiny_data import write_corpus
+from tests.helpers.training_case import on_layout
+from tests.helpers.waiting import wait_until
+
+pytestmark = pytest.mark.timeout(400)
+
+NAMED_S = 8.0
+"""Since the rank hung. Of it 5 s are the floor of a hang, recovery.hang_floor_s."""
+PATIENCE = {
+    "recovery": {
+        "restarts_per_hour": 100,
+        "hangs_per_hour": 100,
+        "host_failures_per_hour": 100,
+        "hang_factor": 4.0,  # four ranks share the cores of the tests: their steps may take a second
+    }
+}
+IN_FORWARD = "in forward-compute"
+FIRST, APART = 14, 15
+"""Step of the first fault, and steps between two: a restart goes on from the last snapshot, of every tenth step."""
+
+LAYOUTS: dict[str, tuple[tuple[int, int, int], list[tuple[int, str]]]] = {
+    "dp4": (
+        (1, 1, 4),
+        [
+            (2, "before forward-compute"),
+            (0, IN_FORWARD),
+            (3, "before grads-reduce-scatter"),
+        ],
+    ),
+    "dp4-ends": (
+        (1, 1, 4),
+        [
+            (1, "before params-all-gather"),
+            (2, "in optimizer"),
+            (0, READ),
+        ],
+    ),
+    "tp2-dp2": (
+        (2, 1, 2),
+        [
+            (1, "before tp-all-gather"),
+            (2, "in tp-reduce-scatter"),
+            (3, "in backward-compute"),
+        ],
+    ),
+    "tp2-pp2": (
+        (2, 2, 1),
+        [
+            (2, "before forward-recv"),
+            (1, "before forward-send"),
+            (3, "before backward-send"),
+        ],
+    ),
+    "pp2-dp2": (
+        (1, 2, 2),
+        [
+            (0, "before backward-recv"),
+            (3, "before pp-all-reduce"),
+            (1, "before dp-all-reduce of dp"),
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_the_culprit_of_every_site_is_named(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (tp_size, pp_size, dp_size), sites = LAYOUTS[name]
+    orders = [(rank, FIRST + APART * number, "sleep", site) for number, (rank, site) in enumerate(sites)]
+    check_named(tmp_path, capsys, orders, on_layout(tp_size, pp_size, dp_size))
+
+
+def test_the_culprit_in_a_snapshot_or_an_evaluation_is_named_once_one_has_been(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    validation = write_corpus(tmp_path / "data" / "validation", 2_000, 61, seed=1)
+    evaluated = {
+        "data": {"train": str(tmp_path / "data" / "train"), "validation": str(validation)},
+        "evaluation": {"interval": 4, "num_samples": 16},
+        "checkpoint": {"interval": 5},
+    }
+    orders = [(1, 15, "sleep", "snapshot"), (2, 32, "sleep", "evaluation"), (3, 44, "sleep", "in checkpoint")]
+    check_named(tmp_path, capsys, orders, on_layout(1, 2, 2), evaluated)
+
+
+def test_the_verb_names_who_hangs_now_and_its_stack_stands_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    patient = {"recovery": {"hang_floor_s": 300.0}}
+    with running_job(
+        tmp_path, patient, on_layout(1, 2, 2), orders=[(1, 14, "interpreter-lock", IN_FORWARD)]
+    ) as running:
+        running.struck_unix_s()
+        words = ["diag", "hang", str(running.job.files.root), "--blackbox", str(tmp_path / "job" / "boxes")]
+
+        def found() -> Any:
+            assert main([*words, "--stacks", "--json"]) == 0
+            return json.loads(capsys.readouterr().out)
+
+        wait_until(lambda: [one["rank"] for one in found()["suspects"]] == [1], "the others to wait", 30.0)
+        answer = found()
+        assert answer["confidence"] == "certain"
+        assert answer["stacks"]["outliers"] == [1], answer["stacks"]
+        assert answer["stacks"]["shared"]["name"] == "rank 1"
+        assert answer["grid"]["letters"].count("X") == 1
+
+
+def check_named(root: Path, capsys: pytest.CaptureFixture[str], orders: list[tuple[Any, ...]], *changes: Any) -> None:
+    """Run a job whose ranks hang as ordered: the driver names each in time, and so does the verb afterwards."""
+    with running_job(root, PATIENCE, *changes, orders=orders) as running:
+        code = running.finish()
+        incidents = running.view.incidents()
+        assert len(incidents) == len(orders), incidents
+        for number, (rank, _, _, site) in enumerate(orders):
+            incident = incidents[number]
+            assert incident.kind is IncidentKind.HANG, site
+            assert incident.culprit_ranks == (rank,), (site, incident)
+            assert incident.culprit_hosts == (f"host-{rank // 2}",), site
+            assert incident.moments.detected - running.struck_unix_s(number) <= NAMED_S, (site, incident)
+            words = ["diag", "hang", str(running.job.files.root), "--incarnation", str(incident.round), "--json"]
+            assert main(words) == 0
+            told = json.loads(capsys.readouterr().out)
+            assert [one["rank"] for one in told["suspects"]] == [rank], (site, told)
+        assert code == 0
+        running.check_nothing_left()

@@ -1,0 +1,147 @@
+"""A launched job with its streamer and daemon: every step of every rank arrives, and the live switch is obeyed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from megatrain.cli import main
+from megatrain.contracts.operations import Operation
+from megatrain.contracts.step_values import StepValue
+from megatrain_diagnostics.events.source import Where
+from megatrain_diagnostics.events.tables import Groups, LogLines, Ranks, Spans, StepTotals, Values
+from megatrain_diagnostics.store.reader import StoredEvents
+from tests.helpers.job_under_launch import make_launched_job
+from tests.helpers.paced_train import Pace, PaceDirectory
+from tests.helpers.source_tree import ROOT
+from tests.helpers.train_process import Job, descendants
+from tests.helpers.waiting import wait_until
+
+SOON_S = 240.0
+STEPS = 220
+RANKS = 2
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    changes = {"log": {"interval": 5}, "checkpoint": {"interval": 50}, "diagnostics": {"sample_period": 10}}
+    return make_launched_job(tmp_path, STEPS, changes)
+
+
+@pytest.fixture
+def launched(job: Job, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """The job, with steps of some 30 ms."""
+    pace = PaceDirectory(tmp_path / "pace", Pace(forward_s=0.005, backward_s=0.01))
+    words = ["-m", "megatrain", "launch", "--standalone", f"--nproc-per-node={RANKS}"]
+    with (tmp_path / "launch.log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, *words, "-m", "tests.helpers.paced_train", str(job.config_file)],
+            cwd=ROOT,
+            env={**os.environ, "OMP_NUM_THREADS": "1", **pace.environment},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        yield process
+    finally:
+        for pid in [*descendants(process.pid), process.pid]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.wait()
+
+
+def streamers(job: Job) -> list[int]:
+    """Return the processes of the job's streamers."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            words = place.read_bytes().split(b"\0")
+            if b"megatrain_diagnostics.streamer" in words and str(job.root).encode() in b" ".join(words):
+                found.append(int(place.parent.name))
+    return found
+
+
+@pytest.mark.timeout(900)
+def test_every_step_arrives_whatever_becomes_of_streamers_and_the_switch_is_obeyed(
+    job: Job, launched: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    def step() -> int:
+        return max((record["step"] for record in job.records("step")), default=0)
+
+    def reach(number: int) -> None:
+        wait_until(lambda: step() >= number or launched.poll() is not None, f"step {number}", SOON_S)
+        assert launched.poll() is None, (tmp_path / "launch.log").read_text()[-2000:]
+
+    def diag(*words: str) -> None:
+        assert main(["diag", *words, str(job.files.root)]) == 0
+
+    reach(30)
+    for pid in streamers(job):
+        os.kill(pid, signal.SIGKILL)
+    reach(60)
+    diag("off")
+    reach(90)
+    diag("on")
+    reach(110)
+    diag("set", "--full-for=1.5")
+    reach(170)
+    diag("set", "--without=forward-compute")
+    assert launched.wait(SOON_S) == 0, (tmp_path / "launch.log").read_text()[-2000:]
+    assert streamers(job) == []
+
+    events = StoredEvents(job.files.events)
+    ranks = events.read(Ranks)
+    assert sorted(set(ranks.rank.tolist())) == list(range(RANKS))
+    assert len(set(ranks.host.tolist())) == 1
+    assert {str(name) for name in events.read(Groups).name} >= {"dp", "tp", "pp"}
+    _check_steps(events)
+    _check_spans(events)
+    lines = events.read(LogLines)
+    assert any("step 220/220" in str(line) for line in lines.line)
+    assert events.problems() == ()
+
+
+def _check_steps(events: StoredEvents) -> None:
+    """Totals and values of all steps of all ranks are there, but for a stretch in which all was switched off."""
+    values, totals = events.read(Values), events.read(StepTotals)
+    losses: dict[int, set[float]] = {}
+    for rank in range(RANKS):
+        own = (values.rank == rank) & (values.kind == StepValue.LOSS)
+        told = np.unique(values.step[own])
+        missing = sorted(set(range(STEPS)) - set(told.tolist()))
+        assert missing, "the switch was never obeyed"
+        assert missing == list(range(missing[0], missing[-1] + 1)), "one stretch, and nothing else"
+        assert 59 <= missing[0] < 90
+        assert missing[-1] < 110
+        assert set(totals.step[totals.rank == rank].tolist()) == set(told.tolist())
+        for step, value in zip(values.step[own].tolist(), values.value[own].tolist(), strict=True):
+            losses.setdefault(step, set()).add(value)
+    assert all(len(told) == 1 for told in losses.values()), "all ranks tell the same loss"
+
+
+def _check_spans(events: StoredEvents) -> None:
+    rank_0 = events.read(Spans, Where(ranks=(0,)))
+
+    def steps_of(operation: Operation) -> list[int]:
+        chosen: Any = rank_0.step[rank_0.operation == operation.number]
+        return sorted(set(chosen.tolist()))
+
+    full = steps_of(Operation.STEP)
+    before = [step for step in full if step < 60]
+    assert before == [0, 10, 20, 30, 40, 50], "one step in ten"
+    burst = [step for step in full if 110 <= step < 170 and step % 10]
+    whole = [step for step in range(burst[0], burst[-1] + 1) if step % 10]
+    assert burst == whole, "every step for a while, and then no more"
+    assert max(steps_of(Operation.BACKWARD_COMPUTE)) == 210
+    assert max(steps_of(Operation.FORWARD_COMPUTE)) < 210
+    assert not (rank_0.duration_ns == -1).any()

@@ -1,0 +1,55 @@
+"""Ranges of samples that are left out: against counting them one by one, and as files say them."""
+
+from __future__ import annotations
+
+from itertools import count, islice
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given
+
+from megatrain.contracts.errors import CheckpointError
+from megatrain.contracts.json_object import JsonObject
+from megatrain.contracts.sample_ranges import SampleRanges, merged, position_after, ranges_problem
+from megatrain.data.reader import positions
+
+PAIRS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=5)
+
+
+@given(pairs=PAIRS)
+def test_merged_ranges_hold_the_same_samples(pairs: list[tuple[int, int]]) -> None:
+    found = merged(pairs)
+    assert ranges_problem(found) is None
+    samples = [number for first, end in found for number in range(first, end)]
+    assert samples == sorted({number for first, end in pairs for number in range(first, end)})
+    assert merged(found) == found
+
+
+@given(pairs=PAIRS, cursor=st.integers(0, 45), counts=st.lists(st.integers(0, 30), min_size=1, max_size=8))
+def test_positions_are_those_of_counting(pairs: list[tuple[int, int]], cursor: int, counts: list[int]) -> None:
+    skipped = merged(pairs)
+    gone = {number for first, end in skipped for number in range(first, end)}
+    kept = list(islice((number for number in count(cursor) if number not in gone), max(counts) + 1))
+    expected = [kept[one] for one in counts]
+    assert [position_after(cursor, one, skipped) for one in counts] == expected
+    assert positions(cursor, np.array(counts), skipped).tolist() == expected
+
+
+@pytest.mark.parametrize("ranges", [((3, 3),), ((-1, 2),), ((1, 4), (4, 6)), ((5, 6), (1, 2)), ((0, 2**62),)])
+def test_what_no_ranges_can_be(ranges: SampleRanges) -> None:
+    assert ranges_problem(ranges) is not None
+    raw = {"skipped": [list(one) for one in ranges]}
+    with pytest.raises(CheckpointError, match=r"the-file: skipped=.*; expected ranges"):
+        JsonObject(raw, "the-file", 1).sample_ranges("skipped")
+
+
+@pytest.mark.parametrize("raw", [7, "1-2", [1, 2], [[1]], [[1, 2, 3]], [[True, 2]], [[1.0, 2]], [None], {}])
+def test_what_is_no_list_of_ranges_in_a_file(raw: object) -> None:
+    with pytest.raises(CheckpointError, match=r"the-file: skipped=.*; expected a list of \[first, end\]"):
+        JsonObject({"skipped": raw}, "the-file", 1).sample_ranges("skipped")
+
+
+def test_a_field_that_is_not_there_is_no_range() -> None:
+    assert JsonObject({}, "the-file", 1).sample_ranges("skipped") == ()
+    assert JsonObject({"skipped": [[1, 4], [6, 8]]}, "the-file", 1).sample_ranges("skipped") == ((1, 4), (6, 8))

@@ -1,0 +1,109 @@
+"""Verdicts on the command line of the launcher: what waits for a person is shown, and can be approved or dismissed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from megatrain.cli import main
+from megatrain.contracts.audit import AUDIT_NAME, read_audit
+from megatrain.contracts.host_verdict import AuditEntry, OutcomeKind, VerdictOutcome
+from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.job_requests import Answer, JobRequest, RequestKind
+from megatrain.contracts.record import encode
+from megatrain.coordination.client import EtcdClient
+from megatrain.coordination.settings import EtcdSettings
+from megatrain_launcher.commands.assessment import assess
+from megatrain_launcher.commands.reader import read_job
+from megatrain_launcher.commands.status_text import status_document, status_lines
+from megatrain_launcher.driver.incident_files import IncidentFiles
+from tests.helpers.answering_driver import AnsweringDriver
+from tests.helpers.etcd_server import EtcdServers
+from tests.helpers.launched_job import NOW_S, make_host, make_record, make_snapshot
+from tests.helpers.told_verdicts import STRAGGLER
+
+KEYS = JobKeys("demo")
+WAITING = VerdictOutcome("v-1", OutcomeKind.WAITING, "waits for a person: host-2: slow by its compute", "host-1", NOW_S)
+
+
+@pytest.fixture(scope="module")
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServers]:
+    with EtcdServers(tmp_path_factory.mktemp("etcd")) as servers:
+        yield servers
+
+
+@pytest.fixture
+def client(etcd: EtcdServers) -> Iterator[EtcdClient]:
+    with EtcdClient(EtcdSettings.of(etcd.urls)) as one:
+        yield one
+
+
+def test_status_shows_what_waits() -> None:
+    snapshot = make_snapshot(waiting=((WAITING, STRAGGLER),))
+    answer = assess(snapshot, NOW_S)
+    assert answer.is_healthy, "a job that waits for nobody but a person trains on"
+    (line,) = [line for line in status_lines(snapshot, answer, NOW_S) if "v-1" in line]
+    assert line.strip() == (
+        "!  verdict v-1 waits for a person: host-2: slow by its compute (`megatrain job approve v-1`, or dismiss)"
+    )
+    (told,) = status_document(snapshot, answer, NOW_S)["waiting_verdicts"]
+    assert (told["outcome"]["kind"], told["verdict"]["hosts"]) == ("waiting", ["host-2"])
+
+
+def test_only_what_is_not_answered_waits(client: EtcdClient) -> None:
+    client.put(KEYS.record, encode(make_record()))
+    client.put(KEYS.verdict("v-1"), encode(STRAGGLER))
+    client.put(KEYS.verdict("v-2"), b"junk")
+    for name, kind in (("v-1", OutcomeKind.WAITING), ("v-2", OutcomeKind.DECLINED), ("v-3", OutcomeKind.WAITING)):
+        client.put(KEYS.outcome(name), encode(VerdictOutcome(name, kind, "why", "host-1", NOW_S)))
+    snapshot = read_job(client, KEYS)
+    assert [(one.verdict_id, verdict) for one, verdict in snapshot.waiting] == [("v-1", STRAGGLER)]
+    assert snapshot.unreadable == (), "what nobody can read is answered by the driver"
+    client.put(KEYS.outcome("v-1"), encode(VerdictOutcome("v-1", OutcomeKind.ACTED, "done", "host-1", NOW_S)))
+    assert read_job(client, KEYS).waiting == ()
+
+
+@pytest.mark.parametrize("kind", [RequestKind.APPROVE, RequestKind.DISMISS])
+def test_a_person_decides(
+    kind: RequestKind, client: EtcdClient, etcd: EtcdServers, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client.put(KEYS.record, encode(make_record()))
+    client.put(KEYS.host("host-1"), encode(make_host(1)))
+
+    def reply(request: JobRequest) -> list[Answer]:
+        return [Answer(request.request_id, True, True, "it is done", NOW_S)]
+
+    with AnsweringDriver(client, KEYS, reply) as driver:
+        words = ["job", str(kind), "v-1", "--job", "demo", "--rdzv-endpoint", ",".join(etcd.urls), "--reason", "seen"]
+        assert main([*words, "--json"]) == 0
+    (request,) = driver.requests
+    assert (request.kind, request.verdict, request.reason) == (kind, "v-1", "seen")
+    told = json.loads(capsys.readouterr().out)
+    assert (told["verdict"], told["is_accepted"], told["text"]) == ("v-1", True, "it is done")
+
+
+def test_a_verdict_must_be_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["job", "approve"]) == 2
+    assert "VERDICT" in capsys.readouterr().err
+
+
+def test_the_driver_appends_each_outcome_once(tmp_path: Path) -> None:
+    """A driver that takes over says all that it finds in etcd again."""
+    acted = VerdictOutcome("v-1", OutcomeKind.ACTED, "done", "host-1", NOW_S, "i-1", "me@desk")
+    entries = [AuditEntry(WAITING, STRAGGLER), AuditEntry(acted, STRAGGLER)]
+    for _ in range(2):
+        with IncidentFiles(tmp_path / "incidents") as files:
+            for entry in entries:
+                files.audit(entry)
+        assert read_audit(tmp_path / "incidents" / AUDIT_NAME) == (entries, 0)
+
+
+def test_an_audit_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    (tmp_path / AUDIT_NAME).mkdir()
+    files = IncidentFiles(tmp_path)
+    with files:
+        files.audit(AuditEntry(WAITING, STRAGGLER))
+    assert "the outcome of verdict 'v-1' cannot be written" in files.trouble

@@ -1,0 +1,514 @@
+"""Verdicts of the diagnosis: what is acted upon and how, what is declined and why, and what waits for a person."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.host_verdict import Cause, HostVerdict, OutcomeKind, VerdictConfidence, VerdictKind
+from megatrain.contracts.incident import IncidentKind, IncidentState
+from megatrain.contracts.job_requests import RequestKind
+from megatrain.contracts.rounds import Rollback
+from megatrain_launcher.driver.policy import Policy
+from megatrain_launcher.driver.writes import trims_of
+from tests.helpers.driver_story import (
+    ELASTIC,
+    POLICY,
+    answer,
+    begin,
+    drive,
+    ended,
+    go_on,
+    go_on_until,
+    halted,
+    incidents,
+    members,
+    stall,
+)
+from tests.helpers.simulated_job import KEYS, SimulatedJob
+from tests.helpers.told_verdicts import NUMERICS, STRAGGLER, ask_about, outcome_of, tell_verdict
+
+APPROVAL = replace(POLICY, eviction="approval")
+DRY_RUN = replace(POLICY, eviction="dry-run")
+
+
+def goes_on(job: SimulatedJob, number: int) -> Callable[[], bool]:
+    return lambda: number in job.rounds() and job.is_training()
+
+
+def declined(job: SimulatedJob, verdict: HostVerdict = STRAGGLER, **changes: Any) -> str:
+    """Return why a verdict is declined at once."""
+    verdict_id = tell_verdict(job, verdict, **changes)
+    drive(job)
+    outcome = outcome_of(job, verdict_id)
+    assert outcome is not None
+    assert outcome.kind is OutcomeKind.DECLINED
+    assert outcome.incident == outcome.by == ""
+    return outcome.reason
+
+
+def test_a_slow_host_saves_and_a_spare_takes_its_ranks() -> None:
+    job = begin()
+    verdict_id = tell_verdict(job)
+    drive(job)
+    (incident,) = incidents(job)
+    assert halted(job, 1).is_saving
+    assert halted(job, 1).incident == incident.incident_id
+    assert (incident.kind, incident.action, incident.culprit_hosts) == (IncidentKind.STRAGGLER, "evict", ("host-2",))
+    assert (incident.label, incident.verdict, incident.culprit_ranks) == ("compute", verdict_id, (2,))
+    assert incident.evidence == STRAGGLER.evidence
+    go_on_until(job, goes_on(job, 2), 2.0)
+    go_on(job, 1.0)
+    assert members(job, 2) == ["host-0", "host-1"]
+    assert KEYS.cordon("host-2") in job.etcd.items
+    outcome = outcome_of(job, verdict_id)
+    assert outcome is not None
+    assert (outcome.kind, outcome.incident) == (OutcomeKind.ACTED, incident.incident_id)
+    # 999,970 steps to go or a few less, and no restart was seen yet
+    assert outcome.gain_s == pytest.approx(0.03 * 999_970, rel=1e-4)
+    assert outcome.price_s == POLICY.restart_price_s
+    assert incidents(job)[0].state is IncidentState.RECOVERED
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"confidence": VerdictConfidence.LOW}, "confidence is low"),
+        ({"confidence": VerdictConfidence.INSUFFICIENT}, "confidence is insufficient"),
+        *(({"cause": cause}, f"cause is {cause}") for cause in Cause if not cause.is_of_host),
+        ({"hosts": ()}, "names no host"),
+        ({"hosts": ("host-7",)}, "host-7 is not in round 1"),
+        ({"hosts": ("host-1",)}, "host-1 is not in round 1"),
+        ({"hosts": tuple(f"host-{number}" for number in range(40))}, "names 40 hosts"),
+        ({"hosts": ("host-0", "host-2")}, "cannot go on without host-0 and host-2: spare: host-1"),
+        ({"gain_s_per_step": 0.0}, "expected some of a step"),
+        ({"gain_s_per_step": -1.0}, "expected some of a step"),
+        ({"gain_s_per_step": 0.2}, "expected some of a step"),
+        ({"round": 0}, "about round 0, now there is round 1"),
+        ({"round": 2}, "about round 2, now there is round 1"),
+        ({"created_unix_s": 1e6}, "from the future"),
+    ],
+)
+def test_what_is_declined_and_why(changes: dict[str, Any], why: str) -> None:
+    job = begin()
+    assert why in declined(job, **changes)
+    go_on(job, 1.0)
+    assert incidents(job) == []
+    assert list(job.rounds()) == [1]
+
+
+def test_a_verdict_of_a_round_that_is_over_is_declined() -> None:
+    job = begin()
+    job.hosts["host-0"].fail(job.now, is_cascade=False)
+    drive(job)
+    assert "round 1 is over" in declined(job)
+    go_on_until(job, goes_on(job, 2), 5.0)
+    assert "now there is round 2" in declined(job)
+    # written while there was another round, though it names this one
+    assert [one.kind for one in incidents(job)] == [IncidentKind.FAILURE]
+
+
+def test_a_verdict_that_was_there_before_its_round_is_declined() -> None:
+    """It guessed the number: what it is about cannot be that round."""
+    job = begin()
+    job.hosts["host-0"].fail(job.now, is_cascade=False)
+    early = ""
+    while 2 not in job.rounds():
+        job.now += 0.1
+        for host in job.hosts.values():
+            host.hear(1000)
+            host.act(job.now)
+        job.driver.hear(1000, job.now)
+        early = tell_verdict(job, round=2)  # the driver hears of it together with its own round
+        job.driver.decide(job.now)
+    drive(job)
+    outcome = outcome_of(job, early)
+    assert outcome is not None
+    assert outcome.reason == "it was written before round 2 began"
+
+
+def test_the_economic_rule() -> None:
+    """Steps that are left times the gain, against the price of a restart."""
+    job = begin(replace(POLICY, train_steps=1000, restart_price_s=30.0))
+    # 0.03 s over less than 1000 steps is less than 30 s
+    assert "does not pay" in declined(job)
+    verdict_id = tell_verdict(job, gain_s_per_step=0.04)
+    drive(job)
+    outcome = outcome_of(job, verdict_id)
+    assert outcome is not None
+    assert outcome.kind is OutcomeKind.ACTED
+    assert 30.0 < outcome.gain_s < 40.0
+
+
+def test_the_price_is_what_restarts_of_this_job_have_cost() -> None:
+    job = begin(replace(POLICY, restart_price_s=1e9))
+    assert "does not pay" in declined(job)
+    job.hosts["host-0"].fail(job.now, is_cascade=False)
+    go_on_until(job, goes_on(job, 2), 5.0)
+    go_on(job, 1.0)
+    (before,) = incidents(job)
+    assert before.moments.first_step is not None
+    verdict_id = tell_verdict(job, round=2)
+    drive(job)
+    outcome = outcome_of(job, verdict_id)
+    assert outcome is not None
+    assert outcome.kind is OutcomeKind.ACTED
+    down_s = before.moments.first_step - before.moments.began
+    assert outcome.price_s == pytest.approx(down_s + (before.steps_lost or 0) * 0.1)
+
+
+def test_without_a_spare_only_where_fewer_hosts_are_faster() -> None:
+    job = begin(replace(ELASTIC, shrink_after_s=1.0), num_hosts=2)
+    # one host takes twice as long as two that are as fast as it
+    assert "does not pay: with 1 of 2 hosts" in declined(job, hosts=("host-1",), step_s=0.13, gain_s_per_step=0.06)
+    verdict_id = tell_verdict(job, hosts=("host-1",), step_s=0.13, gain_s_per_step=0.1)
+    go_on_until(job, goes_on(job, 2), 5.0)
+    assert members(job, 2) == ["host-0"]
+    outcome = outcome_of(job, verdict_id)
+    assert outcome is not None
+    assert outcome.kind is OutcomeKind.ACTED
+    # 0.13 - 0.03 * 2 s a step
+    assert outcome.gain_s == pytest.approx(0.07 * 999_970, rel=1e-3)
+
+
+def test_no_more_hosts_than_allowed_within_an_hour() -> None:
+    job = begin(replace(POLICY, evictions_per_hour=1), num_hosts=4)
+    tell_verdict(job)
+    go_on_until(job, goes_on(job, 2), 5.0)
+    go_on(job, 1.0)
+    second = members(job, 2)[1]
+    assert "1 of 1 host were evicted" in declined(job, round=2, hosts=(second,))
+    job.now += 3600.0
+    go_on(job, 1.0)
+    tell_verdict(job, round=2, hosts=(second,))
+    go_on_until(job, goes_on(job, 3), 5.0)
+    assert second not in members(job, 3)
+
+
+def test_zero_evictions_an_hour_means_none() -> None:
+    job = begin(replace(POLICY, evictions_per_hour=0))
+    assert "diagnostics.evictions_per_hour" in declined(job)
+
+
+def test_nothing_is_done_while_an_incident_is_open() -> None:
+    job = begin()
+    job.hosts["host-0"].fail(job.now, is_cascade=False)
+    go_on_until(job, lambda: 2 in job.rounds(), 5.0)
+    verdict_id = tell_verdict(job, round=2)
+    drive(job)
+    assert outcome_of(job, verdict_id) is None
+    go_on_until(job, goes_on(job, 3), 5.0)
+    # then it is judged as any other
+    assert [one.kind for one in incidents(job)] == [IncidentKind.FAILURE, IncidentKind.STRAGGLER]
+
+
+def test_of_two_that_say_the_same_one_is_enough() -> None:
+    job = begin(APPROVAL)
+    first, second = tell_verdict(job), tell_verdict(job)
+    drive(job)
+    found = [outcome_of(job, one) for one in (first, second)]
+    assert [one.kind for one in found if one is not None] == [OutcomeKind.WAITING, OutcomeKind.DECLINED]
+    assert found[1] is not None
+    assert found[1].reason == f"verdict {first} says the same, and is waiting"
+
+
+def test_dry_run_only_says_what_it_would_have_done() -> None:
+    job = begin(DRY_RUN)
+    verdict_id = tell_verdict(job)
+    drive(job)
+    outcome = outcome_of(job, verdict_id)
+    assert outcome is not None
+    assert outcome.kind is OutcomeKind.DRY_RUN
+    assert outcome.gain_s > outcome.price_s
+    go_on(job, 2.0)
+    assert incidents(job) == []
+    assert not [key for key in job.etcd.items if "/cordons/" in key]
+
+
+def test_an_approved_verdict_is_carried_out() -> None:
+    job = begin(APPROVAL)
+    verdict_id = tell_verdict(job)
+    drive(job)
+    revision = job.etcd.revision
+    drive(job)
+    assert job.etcd.revision == revision, "it waits without a word"
+    request = ask_about(job, RequestKind.APPROVE, verdict_id)
+    drive(job)
+    said = answer(job, request)
+    assert (said.is_accepted, said.is_done) == (True, False)
+    outcome = outcome_of(job, verdict_id)
+    assert outcome is not None
+    assert (outcome.kind, outcome.by) == (OutcomeKind.ACTED, "me@here")
+    go_on_until(job, goes_on(job, 2), 5.0)
+    go_on(job, 1.0)
+    assert members(job, 2) == ["host-0", "host-1"]
+    assert answer(job, request).is_done
+    assert incidents(job)[0].kind is IncidentKind.STRAGGLER
+
+
+def test_a_person_may_approve_what_does_not_pay_any_more() -> None:
+    job = begin(replace(APPROVAL, train_steps=40, restart_price_s=0.2))
+    verdict_id = tell_verdict(job)
+    drive(job)
+    go_on(job, 5.0)
+    ask_about(job, RequestKind.APPROVE, verdict_id)
+    drive(job)
+    outcome = outcome_of(job, verdict_id)
+    assert outcome is not None
+    assert (outcome.kind, outcome.gain_s) == (OutcomeKind.ACTED, 0.0)
+
+
+def test_a_dismissed_verdict_is_over_and_stands() -> None:
+    job = begin(APPROVAL)
+    verdict_id = tell_verdict(job)
+    drive(job)
+    request = ask_about(job, RequestKind.DISMISS, verdict_id)
+    drive(job)
+    assert answer(job, request).text == f"dismissed {verdict_id}"
+    outcome = outcome_of(job, verdict_id)
+    assert outcome is not None
+    assert (outcome.kind, outcome.by) == (OutcomeKind.DECLINED, "me@here")
+    assert "says the same" in declined(job)
+    again = ask_about(job, RequestKind.APPROVE, verdict_id)
+    drive(job)
+    assert not answer(job, again).is_accepted
+    assert "is declined by me@here" in answer(job, again).text
+    go_on(job, 1.0)
+    assert incidents(job) == []
+
+
+def test_an_approval_that_comes_too_late_is_refused() -> None:
+    job = begin(APPROVAL)
+    verdict_id = tell_verdict(job)
+    drive(job)
+    job.hosts["host-0"].fail(job.now, is_cascade=False)
+    go_on_until(job, goes_on(job, 2), 5.0)
+    go_on(job, 0.5)
+    outcome = outcome_of(job, verdict_id)
+    assert outcome is not None
+    assert (outcome.kind, outcome.reason) == (OutcomeKind.DECLINED, "round 1 is over, and nobody had approved it")
+    request = ask_about(job, RequestKind.APPROVE, verdict_id)
+    drive(job)
+    assert not answer(job, request).is_accepted
+
+
+def test_an_unknown_verdict_cannot_be_approved() -> None:
+    job = begin(APPROVAL)
+    tell_verdict(job, verdict_id="v-7")
+    drive(job)
+    request = ask_about(job, RequestKind.APPROVE, "v-8")
+    drive(job)
+    assert not answer(job, request).is_accepted
+    assert answer(job, request).text == "no verdict 'v-8'; waiting for a person: v-7"
+
+
+def test_a_spare_that_goes_meanwhile_is_no_reason_to_stop() -> None:
+    """A slow host is better than none: its cordon is taken away when nobody can take its place."""
+    job = begin()
+    tell_verdict(job)
+    drive(job)
+    spare = job.hosts["host-1"]
+    spare.kill()
+    spare.lose_lease()
+    go_on_until(job, goes_on(job, 2), 20.0)
+    assert members(job, 2) == ["host-0", "host-2"]
+    assert KEYS.cordon("host-2") not in job.etcd.items
+
+
+@pytest.mark.parametrize("raw", [b"junk", b"{}", b'{"schema_version":1,"verdict_id":"other"}', b"\xff\xfe"])
+def test_a_verdict_that_nobody_can_read_is_declined(raw: bytes) -> None:
+    job = begin()
+    job.etcd.put(KEYS.verdict("v-9"), raw)
+    drive(job)
+    outcome = outcome_of(job, "v-9")
+    assert outcome is not None
+    assert outcome.kind is OutcomeKind.DECLINED
+    assert "cannot be read" in outcome.reason
+    drive(job)
+    decision = job.driver.decide(job.now)
+    assert decision is not None
+    assert decision.actions == (), "no alarm for ever, and nothing is said twice"
+
+
+def test_a_key_that_cannot_be_a_verdict_is_taken_away() -> None:
+    job = begin()
+    job.etcd.put(KEYS.verdict("a/b"), b"{}")
+    drive(job)
+    assert KEYS.verdict("a/b") not in job.etcd.items
+    assert outcome_of(job, "a/b") is None
+
+
+def test_bad_numbers_go_back_at_once_without_saving() -> None:
+    job = begin()
+    verdict_id = tell_verdict(job, NUMERICS)
+    drive(job)
+    assert not halted(job, 1).is_saving
+    go_on_until(job, goes_on(job, 2), 5.0)
+    go_on(job, 1.0)
+    (incident,) = incidents(job)
+    assert (incident.kind, incident.action, incident.state) == (
+        IncidentKind.NUMERICS, "rollback", IncidentState.RECOVERED,
+    )  # fmt: skip
+    rollback = Rollback(incident.incident_id, 21, 21, 23)
+    assert (incident.rollback, job.rounds()[2].rollback) == (rollback, rollback)
+    assert members(job, 2) == members(job, 1)
+    outcome = outcome_of(job, verdict_id)
+    assert outcome is not None
+    assert (outcome.kind, outcome.incident) == (OutcomeKind.ACTED, incident.incident_id)
+    # the round after a failure says it again: the one before may not have come to it
+    job.hosts["host-0"].fail(job.now, is_cascade=False)
+    go_on_until(job, goes_on(job, 3), 5.0)
+    assert job.rounds()[3].rollback == rollback
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rollback_to": None},
+        {"skip_to": None},
+        {"rollback_to": 22},
+        {"skip_to": 20},
+        {"rollback_to": -1, "skip_from": -1},
+        {"skip_to": 21 + 1000},
+        {"skip_to": 10**7},
+    ],
+)
+def test_steps_that_cannot_be_are_declined(changes: dict[str, Any]) -> None:
+    job = begin()
+    assert "rollback_to" in declined(job, NUMERICS, **changes)
+    go_on(job, 1.0)
+    assert list(job.rounds()) == [1]
+
+
+def roll_back(job: SimulatedJob, number: int) -> None:
+    """Go back from round `number` to the next one."""
+    tell_verdict(job, NUMERICS, round=number)
+    go_on_until(job, goes_on(job, number + 1), 5.0)
+    go_on(job, 1.0)
+
+
+def test_a_job_that_goes_back_too_often_stops_with_the_code_of_its_trouble() -> None:
+    job = begin()
+    roll_back(job, 1)
+    roll_back(job, 2)
+    assert ended(job) is None
+    verdict_id = tell_verdict(job, NUMERICS, round=3)
+    go_on_until(job, lambda: ended(job) is not None, 5.0)
+    end = ended(job)
+    assert end is not None
+    assert end.exit_code == ExitCode.NON_FINITE
+    assert "went back 2 times within an hour already" in end.reason
+    outcome = outcome_of(job, verdict_id)
+    assert outcome is not None
+    assert outcome.kind is OutcomeKind.ACTED
+    assert incidents(job)[-1].state is IncidentState.STOPPED
+
+
+def test_rollbacks_of_an_hour_ago_do_not_count() -> None:
+    job = begin()
+    roll_back(job, 1)
+    roll_back(job, 2)
+    job.now += 3600.0
+    go_on(job, 1.0)
+    roll_back(job, 3)
+    assert ended(job) is None
+
+
+def test_zero_rollbacks_means_never() -> None:
+    job = begin(replace(POLICY, max_rollbacks=0))
+    assert "diagnostics.max_rollbacks=0" in declined(job, NUMERICS)
+    assert ended(job) is None
+
+
+@pytest.mark.parametrize(("policy", "kind"), [(APPROVAL, OutcomeKind.WAITING), (DRY_RUN, OutcomeKind.DRY_RUN)])
+def test_a_rollback_asks_as_an_eviction_does(policy: Policy, kind: OutcomeKind) -> None:
+    job = begin(policy)
+    verdict_id = tell_verdict(job, NUMERICS)
+    go_on(job, 1.0)
+    outcome = outcome_of(job, verdict_id)
+    assert outcome is not None
+    assert outcome.kind is kind
+    assert incidents(job) == []
+
+
+def test_workers_that_end_with_67_go_back_without_these_batches() -> None:
+    """The trainer's own alarm: so many steps in a row changed nothing."""
+    job = begin(replace(POLICY, max_skipped_steps=4))
+    go_on(job, 1.0)
+    job.hosts["host-0"].fail(job.now, is_cascade=False, exit_code=67)
+    go_on_until(job, goes_on(job, 2), 5.0)
+    (incident,) = incidents(job)
+    step = incident.last_step
+    assert step is not None
+    assert (incident.kind, incident.action, incident.label) == (IncidentKind.FAILURE, "rollback", "numerics")
+    assert job.rounds()[2].rollback == Rollback(incident.incident_id, step - 4, step - 4, step - 1)
+    go_on(job, 0.3)
+    # it failed again and came no further: the batches are not to blame
+    job.hosts["host-0"].fail(job.now, is_cascade=False, exit_code=67)
+    go_on_until(job, lambda: ended(job) is not None, 5.0)
+    end = ended(job)
+    assert end is not None
+    assert end.exit_code == ExitCode.NON_FINITE
+
+
+def test_a_verdict_on_a_hang_is_evidence_of_the_drivers_own_incident() -> None:
+    job = begin()
+    verdict_id = tell_verdict(job, kind=VerdictKind.HANG, evidence=("rank 2 never entered collective 7",))
+    drive(job)
+    assert outcome_of(job, verdict_id) is None
+    stall(job, "host-0", "host-2")
+    go_on_until(job, lambda: outcome_of(job, verdict_id) is not None, 30.0)
+    (incident,) = incidents(job)
+    outcome = outcome_of(job, verdict_id)
+    assert outcome is not None
+    assert (outcome.kind, outcome.incident) == (OutcomeKind.ACTED, incident.incident_id)
+    assert "rank 2 never entered collective 7" in incident.evidence
+    assert incident.verdict == verdict_id
+
+
+def test_a_verdict_on_a_hang_that_is_none_is_declined_in_the_end() -> None:
+    job = begin()
+    verdict_id = tell_verdict(job, kind=VerdictKind.HANG)
+    go_on(job, 59.0, step_s=1.0)
+    assert outcome_of(job, verdict_id) is None
+    go_on(job, 2.0, step_s=1.0)
+    outcome = outcome_of(job, verdict_id)
+    assert outcome is not None
+    assert outcome.kind is OutcomeKind.DECLINED
+    assert list(job.rounds()) == [1]
+
+
+def test_verdicts_of_a_job_that_is_over_are_answered() -> None:
+    job = begin(APPROVAL)
+    waiting = tell_verdict(job)
+    drive(job)
+    job.hosts["host-0"].fail(job.now, is_cascade=False, exit_code=78)
+    go_on_until(job, lambda: ended(job) is not None, 5.0)
+    late = tell_verdict(job)
+    drive(job)
+    for verdict_id in (waiting, late):
+        outcome = outcome_of(job, verdict_id)
+        assert outcome is not None
+        assert outcome.kind is OutcomeKind.DECLINED
+
+
+def test_a_flood_is_answered_in_turns_and_kept_bounded() -> None:
+    job = begin()
+    names = [tell_verdict(job, cause=Cause.GC) for _ in range(150)]
+    for _ in range(5):
+        drive(job)
+    assert all(outcome_of(job, name) is not None for name in names)
+    assert job.driver.state is not None
+    trims = trims_of(KEYS, job.driver.state.seen, num_verdicts=140)
+    gone = [one.keys.start.decode() for one in trims]
+    # each verdict before its outcome: alone it would be judged anew
+    assert gone == [key for name in names[:10] for key in (KEYS.verdict(name), KEYS.outcome(name))]
+    job.etcd.delete([KEYS.verdict(names[20])])
+    drive(job)
+    assert job.driver.state is not None
+    trims = trims_of(KEYS, job.driver.state.seen, num_verdicts=500)
+    assert [one.keys.start.decode() for one in trims] == [KEYS.outcome(names[20])]

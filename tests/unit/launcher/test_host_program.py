@@ -1,0 +1,133 @@
+"""Programs beside a host's workers: what they are told; they are started again, and end with the host."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megatrain.config.config import Config
+from megatrain.coordination.settings import Credentials, EtcdSettings, TlsFiles
+from megatrain_launcher.executor import host_program
+from megatrain_launcher.executor.host_program import ENTRY_POINT_GROUP, etcd_words, start_host_programs
+from megatrain_launcher.executor.settings import ExecutorSettings
+from tests.helpers.lone_rank import make_config
+from tests.helpers.waiting import wait_until
+from tests.helpers.writer_process import is_alive
+
+SOON_S = 20.0
+PROGRAM = """
+import json, os, signal, sys, time
+with open(sys.argv[1], "a") as file:
+    told = {"pid": os.getpid(), "words": sys.argv[2:], "threads": os.environ.get("OMP_NUM_THREADS"),
+            "password": os.environ.get("MEGATRAIN_ETCD_PASSWORD", "")}
+    file.write(json.dumps(told) + "\\n")
+print("a line of its own", flush=True)
+time.sleep(60)
+"""
+
+
+class Entry:
+    """An entry point whose program notes each of its lives in a file."""
+
+    def __init__(self, name: str, notes: Path) -> None:
+        self.name, self.notes = name, notes
+
+    def load(self) -> Callable[..., Sequence[str]]:
+        if self.name == "broken":
+            raise ImportError("no pyarrow")
+
+        def words(*, config: Config, run: Path, host: str, logs: Path, etcd: Sequence[str]) -> Sequence[str]:
+            if self.name == "idle":
+                return []
+            told = [config.job.name, str(run), host, str(logs), *etcd]
+            return [sys.executable, "-S", "-c", PROGRAM, str(self.notes), *told]
+
+        return words
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> ExecutorSettings:
+    config = make_config(job={"name": "demo", "run_directory": str(tmp_path / "run")})
+    etcd = replace(EtcdSettings.of("127.0.0.1:1,127.0.0.1:2"), credentials=Credentials("ann", "secret"))
+    return ExecutorSettings(
+        config=config, etcd=etcd, host="host 1", address="127.0.0.1", num_workers=2, min_hosts=1, max_hosts=1,
+        feasible_hosts=frozenset({1}), environment={"PATH": os.environ["PATH"]},
+    )  # fmt: skip
+
+
+@pytest.fixture
+def running(
+    settings: ExecutorSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[], list[dict[str, Any]]]]:
+    """Programs of which one runs; return a function that says what its lives were told."""
+    notes = tmp_path / "notes"
+    entries = [Entry(name, notes) for name in ("broken", "idle", "streamer")]
+    assert ENTRY_POINT_GROUP == "megatrain.host_program"
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: entries if group == ENTRY_POINT_GROUP else [])
+    monkeypatch.setattr(host_program, "_FIRST_PAUSE_S", 0.05)
+
+    def lives() -> list[dict[str, Any]]:
+        return [json.loads(line) for line in notes.read_text().splitlines()] if notes.exists() else []
+
+    with ExitStack() as closing:
+        for program in start_host_programs(settings):
+            closing.callback(program.close)
+        wait_until(lambda: len(lives()) == 1, "the program", SOON_S)
+        yield lives
+
+
+def test_a_program_is_told_where_it_is_and_ends_with_its_host(
+    running: Callable[[], list[dict[str, Any]]], settings: ExecutorSettings, caplog: pytest.LogCaptureFixture
+) -> None:
+    (life,) = running()
+    logs = next(settings.logs.iterdir())
+    assert life["words"] == [
+        *("demo", str(settings.run_directory.root), "host 1", str(logs)),
+        *("--rdzv-endpoint=http://127.0.0.1:1,http://127.0.0.1:2", "--etcd-user=ann"),
+    ]
+    assert (life["password"], life["threads"]) == ("secret", "1"), "a password is never on the command line"
+    wait_until(lambda: (logs / "streamer.log").read_text() == "a line of its own\n", "its log", SOON_S)
+
+
+def test_a_program_that_dies_is_started_again(
+    running: Callable[[], list[dict[str, Any]]], caplog: pytest.LogCaptureFixture
+) -> None:
+    os.kill(running()[0]["pid"], signal.SIGKILL)
+    wait_until(lambda: len(running()) == 2, "its second life", SOON_S)
+    assert "streamer ended with exit code -9; it is started again" in caplog.text
+    assert not is_alive(running()[0]["pid"])
+
+
+def test_nothing_is_left_when_the_host_leaves(
+    settings: ExecutorSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    notes = tmp_path / "notes"
+    monkeypatch.setattr(
+        importlib.metadata, "entry_points", lambda group: [Entry("broken", notes), Entry("streamer", notes)]
+    )
+    programs = start_host_programs(settings)
+    wait_until(notes.exists, "the program", SOON_S)
+    wait_until(lambda: bool(notes.read_text()), "its note", SOON_S)
+    for program in programs:
+        program.close()
+    assert not is_alive(json.loads(notes.read_text())["pid"])
+    assert "broken cannot be started: ImportError: no pyarrow" in caplog.text
+
+
+def test_flags_lead_to_the_same_etcd(tmp_path: Path) -> None:
+    files = TlsFiles(tmp_path / "ca.pem", tmp_path / "own.pem", tmp_path / "own.key")
+    words = etcd_words(replace(EtcdSettings.of("https://[::1]:5"), tls=files))
+    assert words == [
+        *("--rdzv-endpoint=https://[::1]:5", f"--etcd-cacert={files.ca}"),
+        *(f"--etcd-cert={files.certificate}", f"--etcd-key={files.key}"),
+    ]
