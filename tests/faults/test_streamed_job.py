@@ -137,11 +137,10 @@ def _check_spans(events: StoredEvents) -> None:
         return sorted(set(chosen.tolist()))
 
     full = steps_of(Operation.STEP)
-    before = [step for step in full if step < 60]
-    assert before == [0, 10, 20, 30, 40, 50], "one step in ten"
-    burst = [step for step in full if 110 <= step < 170 and step % 10]
-    whole = [step for step in range(burst[0], burst[-1] + 1) if step % 10]
-    assert burst == whole, "every step for a while, and then no more"
-    assert max(steps_of(Operation.BACKWARD_COMPUTE)) == 210
+    assert set(full) >= {0, 10, 20, 30, 40, 50}, "one step in ten; the daemon may have asked for more"
+    burst = [step for step in full if 110 <= step < 170]
+    assert any(step + 1 in burst and step + 2 in burst for step in burst), "every step for a while"
+    assert len(full) < STEPS // 2, "and not for long"
+    assert max(steps_of(Operation.BACKWARD_COMPUTE)) >= 210
     assert max(steps_of(Operation.FORWARD_COMPUTE)) < 210
     assert not (rank_0.duration_ns == -1).any()

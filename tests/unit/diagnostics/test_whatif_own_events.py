@@ -43,6 +43,34 @@ def of_spans(spans: Spans, job: PipelineJob) -> WhatIf:
     return what_if(make_model(*operations_of(spans, roster, "job")))
 
 
+def test_collectives_that_are_launched_ahead_do_not_count_their_turn() -> None:
+    """All of a step's reduce-scatters begin with its first one, and end as before: none takes longer for that."""
+    table, job = recorded(JOBS["interleaved"])
+    spans = recorded_spans(table, job.shape)
+    expected = of_spans(spans, job)
+    start, end = spans.start_ns.copy(), spans.start_ns + spans.duration_ns
+    scatters = np.flatnonzero(spans.operation == Operation.GRADS_REDUCE_SCATTER.number)
+    cells = list(zip(spans.rank[scatters].tolist(), spans.step[scatters].tolist(), strict=True))
+    by_cell = [scatters[[each == cell for each in cells]] for cell in sorted(set(cells))]
+    for rows in by_cell:
+        in_turn = rows[np.argsort(end[rows])]
+        assert len(in_turn) > 1
+        # they follow one another without a pause, as those do that wait for their turn
+        start[in_turn[1:]] = end[in_turn[:-1]]
+    back_to_back = replace(spans, start_ns=start.copy(), duration_ns=end - start)
+    for rows in by_cell:
+        in_turn = rows[np.argsort(end[rows])]
+        start[in_turn] = start[in_turn[0]] + np.arange(len(in_turn))
+    ahead = replace(spans, start_ns=start, duration_ns=end - start)
+
+    found, told = of_spans(ahead, job), of_spans(back_to_back, job)
+
+    assert found.slowdown == pytest.approx(told.slowdown, rel=1e-9)
+    assert found.launch_slowdown == pytest.approx(told.launch_slowdown, rel=1e-9)
+    assert found.parts.by_optype.overall == pytest.approx(told.parts.by_optype.overall, rel=1e-9)
+    assert found.worst_ranks == expected.worst_ranks
+
+
 @pytest.mark.parametrize("name", list(JOBS))
 def test_spans_give_the_figures_of_what_they_record(name: str) -> None:
     table, job = recorded(JOBS[name])

@@ -71,7 +71,7 @@ def operations_of(spans: Spans, roster: Roster, job: str) -> tuple[OperationTabl
     spans = select(spans, np.isin(spans.step, steps))
     cells = Cells(roster.layout, steps, num_chunks=int(spans.chunk.max(initial=0)) + 1)
     bounds = _bounds(spans, cells)
-    rows = _reduced_over_tp(_rows(spans, cells, bounds), roster.layout.tp_size)
+    rows = _reduced_over_tp(_one_after_the_other(_rows(spans, cells, bounds), bounds), roster.layout.tp_size)
     rows = add_missing_rows(rows, cells)
     return _table(rows, cells), _shape(roster, job, cells)
 
@@ -126,6 +126,29 @@ def _rows(spans: Spans, cells: Cells, bounds: _Bounds) -> Rows:
     tp_rank = spans.rank.astype(np.int64) % cells.layout.tp_size
     rows = Rows(kind, cell, tp_rank, start - shift, end - shift, np.zeros_like(cell), spans.chunk, spans.microbatch)
     return cells.numbered(rows.where(has_place))
+
+
+def _one_after_the_other(rows: Rows, bounds: _Bounds) -> Rows:
+    """Let each collective of the data-parallel group begin no earlier than the one before it has ended.
+
+    A rank launches several ahead, and their spans overlap; the group carries them out in turn. What one waits for
+    another is not its own duration.
+    """
+    chosen = np.flatnonzero(np.isin(rows.kind, [NUMBER_OF[kinds.PARAMS_GATHER], NUMBER_OF[kinds.GRADS_SCATTER]]))
+    order = chosen[np.lexsort((rows.end[chosen], rows.start[chosen], rows.tp_rank[chosen], rows.cell[chosen]))]
+    if not len(order):
+        return rows
+    start = rows.start[order] - bounds.begin[rows.cell[order]]
+    end = rows.end[order] - bounds.begin[rows.cell[order]]
+    is_first = np.ones(len(order), dtype=bool)
+    is_first[1:] = (np.diff(rows.cell[order]) != 0) | (np.diff(rows.tp_rank[order]) != 0)
+    # each lane in a range of its own: then one running maximum does for all
+    lane = np.cumsum(is_first) * (int(end.max()) - int(start.min()) + 1)
+    latest = np.maximum.accumulate(end + lane)
+    before = np.where(is_first, start, np.roll(latest, 1) - lane)
+    moved = rows.start.copy()
+    moved[order] = np.minimum(np.maximum(start, before), end) + bounds.begin[rows.cell[order]]
+    return replace(rows, start=moved)
 
 
 def _reduced_over_tp(rows: Rows, tp_size: int) -> Rows:
