@@ -118,11 +118,11 @@ def _train(root: Path, num_ranks: int, model: dict[str, int], steps: int) -> tup
         etcd = stack.enter_context(EtcdProcess(root / "coordination"))
         with _diagnosis(root, config, etcd.settings) as streamer:
             words = [sys.executable, "-m", "benchmarks.telemetry_rank", str(times), str(BLOCK), str(file)]
-            ranks = [
-                subprocess.Popen(words, env=_environment(rank, num_ranks, port), stdout=subprocess.DEVNULL)
-                for port in [free_ports(1)[0]]
-                for rank in range(num_ranks)
-            ]
+            port, ranks = free_ports(1)[0], []
+            for rank in range(num_ranks):
+                environment = _environment(rank, num_ranks, port)
+                ranks.append(subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL))
+                stack.callback(ranks[-1].kill)  # after an interrupt; one that has ended is left alone
             codes = [rank.wait() for rank in ranks]
             streamer_s = _cpu_seconds(streamer)
     if any(codes):

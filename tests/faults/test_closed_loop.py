@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from megatrain.contracts.host_verdict import Cause, OutcomeKind
+from megatrain.contracts.host_verdict import Cause, OutcomeKind, VerdictConfidence
 from tests.helpers.closed_loop import HOSTS, SPARE, TRAIN, ClosedLoop, closed_loop
 from tests.helpers.paced_train import Pace, Slowness
 
@@ -51,27 +51,24 @@ def test_a_slow_host_is_named_and_replaced(tmp_path: Path) -> None:
         assert loop.step_time_s(resumed + 3, after) <= 1.05 * normal_s
 
 
-def test_a_slow_link_is_named_and_its_host_replaced(tmp_path: Path) -> None:
+def test_a_slow_link_is_named_and_nobody_evicted_for_a_guess(tmp_path: Path) -> None:
+    """With two hosts on one ring both ends of the link are as slow: which of them it is, events cannot tell."""
     with closed_loop(tmp_path, has_network=True) as loop:
-        began = loop.newest_step()
-        before = loop.wait_for_more_steps(_STEPS_BEFORE, 120.0)
-        normal_s = loop.step_time_s(began + 2, before)
+        loop.wait_for_more_steps(_STEPS_BEFORE, 120.0)
         slow = next(host for host in HOSTS[:2] if host != loop.view.driver())
         assert loop.network is not None
         loop.network.slow_down(HOSTS.index(slow), TRAIN, "12mbit")
         slowed_at = loop.newest_step()
 
-        verdict = loop.wait_for_verdict(_VERDICT_S)
+        verdict = loop.wait_for_verdict(_VERDICT_S, VerdictConfidence.LOW)
 
         assert verdict.cause is Cause.NETWORK
-        assert verdict.hosts[0] == slow
+        assert slow in verdict.hosts
         assert verdict.last_step is not None
         assert verdict.last_step - slowed_at <= _VERDICT_WITHIN
-        incident = loop.view.wait_recovered(0, _RESUMED_S)
-        assert incident.culprit_hosts == (slow,)
-        resumed = loop.newest_step()
-        after = loop.wait_for_more_steps(_STEPS_BEFORE, 120.0)
-        assert loop.step_time_s(resumed + 3, after) <= 1.05 * normal_s
+        loop.wait_for_more_steps(_VERDICT_WITHIN, 120.0)
+        assert outcome_of(loop, verdict.verdict_id) is OutcomeKind.DECLINED
+        assert loop.evictions() == []
 
 
 @pytest.mark.parametrize(

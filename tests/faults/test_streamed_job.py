@@ -93,7 +93,9 @@ def test_every_step_arrives_whatever_becomes_of_streamers_and_the_switch_is_obey
     reach(90)
     diag("on")
     reach(110)
-    diag("set", "--full-for=1.5")
+    diag("set", "--full-for=3600")
+    reach(150)
+    diag("set", "--full-for=0")
     reach(170)
     diag("set", "--without=forward-compute")
     assert launched.wait(SOON_S) == 0, (tmp_path / "launch.log").read_text()[-2000:]
@@ -138,9 +140,8 @@ def _check_spans(events: StoredEvents) -> None:
 
     full = steps_of(Operation.STEP)
     assert set(full) >= {0, 10, 20, 30, 40, 50}, "one step in ten; the daemon may have asked for more"
-    burst = [step for step in full if 110 <= step < 170]
-    assert any(step + 1 in burst and step + 2 in burst for step in burst), "every step for a while"
-    assert len(full) < STEPS // 2, "and not for long"
+    assert set(full) >= set(range(130, 140)), "every step for a while"
+    assert len(full) < STEPS - 60, "and not for long"
     assert max(steps_of(Operation.BACKWARD_COMPUTE)) >= 210
     assert max(steps_of(Operation.FORWARD_COMPUTE)) < 210
     assert not (rank_0.duration_ns == -1).any()

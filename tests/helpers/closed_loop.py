@@ -55,10 +55,12 @@ class ClosedLoop:
     def outcomes(self) -> dict[str, VerdictOutcome]:
         return {one.verdict_id: one for one in self.view.all("outcomes", VerdictOutcome)}
 
-    def wait_for_verdict(self, deadline_s: float) -> HostVerdict:
-        """Return the first verdict of high confidence."""
-        wait_until(lambda: bool(self.verdicts()), "a verdict", deadline_s)
-        return self.verdicts()[0]
+    def wait_for_verdict(
+        self, deadline_s: float, confidence: VerdictConfidence = VerdictConfidence.HIGH
+    ) -> HostVerdict:
+        """Return the first verdict of that confidence."""
+        wait_until(lambda: bool(self.verdicts(confidence)), "a verdict", deadline_s)
+        return self.verdicts(confidence)[0]
 
     def evictions(self) -> list[Incident]:
         return [one for one in self.view.incidents() if one.kind is IncidentKind.STRAGGLER]

@@ -48,8 +48,8 @@ class Slowness:
 class Pace:
     """How long the compute of one micro-batch takes; `noise`: standard deviation, as a part."""
 
-    forward_s: float = 0.02
-    backward_s: float = 0.04
+    forward_s: float = 0.06
+    backward_s: float = 0.12
     noise: float = 0.01
     seed: int = 0
     slow: tuple[Slowness, ...] = field(default=())
