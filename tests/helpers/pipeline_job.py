@@ -50,7 +50,7 @@ class PipelineJob:
             dp_size=self.dp_size,
             pp_size=self.pp_size,
             tp_size=self.tp_size,
-            vpp_size=self.num_chunks,
+            num_chunks=self.num_chunks,
             world_size=self.dp_size * self.pp_size * self.tp_size,
         )
 

@@ -6,7 +6,7 @@ seconds from the begin of the step. Columns that it has and we do not need are l
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from megatrain.contracts.errors import DataError
-from megatrain_diagnostics.analysis.whatif.operations import Floats, Ints, JobShape, OperationTable
+from megatrain_diagnostics.analysis.whatif.operations import PUBLIC_NAMES, Floats, Ints, JobShape, OperationTable
 
 _INTEGERS = {
     "dp_rank": "dp_rank", "stage": "stage", "rank": "rank", "step": "step", "seq_id": "sequence", "mc": "chunk",
@@ -66,7 +66,8 @@ def read_meta(path: Path) -> JobShape:
             text = file.read(_MAX_META_BYTES).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: cannot be read ({_first_line(error)})") from error
-    known = {one.name for one in fields(JobShape)}
+    own_names = {PUBLIC_NAMES.get(one.name, one.name): one.name for one in fields(JobShape)}
+    known = set(own_names)
     found: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), 1):
         content = line.split(" #")[0].strip()
@@ -88,7 +89,7 @@ def read_meta(path: Path) -> JobShape:
         sizes = [numbers.get(name, 1) for name in ("dp_size", "pp_size", "tp_size", "dsp_size")]
         numbers["world_size"] = int(np.prod(sizes))
     try:
-        return JobShape(trial_name=found["trial_name"], **numbers)
+        return JobShape(trial_name=found["trial_name"], **{own_names[name]: numbers[name] for name in numbers})
     except DataError as error:
         raise DataError(f"{path}: {error}") from error
 
@@ -96,7 +97,7 @@ def read_meta(path: Path) -> JobShape:
 def write_meta(path: Path, shape: JobShape) -> None:
     """Write what readers of a trace must know of the job. Raises: DataError when the file cannot be written."""
     try:
-        path.write_text("".join(f"{name}: {value}\n" for name, value in asdict(shape).items()), encoding="utf-8")
+        path.write_text("".join(f"{name}: {value}\n" for name, value in shape.public().items()), encoding="utf-8")
     except OSError as error:
         raise DataError(f"{path}: cannot be written ({_first_line(error)})") from error
 

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-
-from megatrain.config import check, check_for_training, load_config
 
 # What is set, and the whole of the one message that follows. The place is that of the first key that somebody wrote.
 CASES = {
@@ -575,28 +571,3 @@ def test_every_tensor_parallel_rule_is_reported_with_sizes_that_satisfy_all(prob
         "model.seq_len=64 (sequence parallelism)",
     ]
     assert all("; use 1, 2 or 4" in problem for problem in problems)
-
-
-def test_training_needs_data(problems_of, small: Path) -> None:
-    loaded = load_config(small)
-    expected = (
-        'data.train="" must name the training tokens; set it to the path of a .bin and .idx pair without the ending '
-        "(`megatrain data build` makes one) (default)"
-    )
-
-    assert problems_of(is_for_training=True) == (expected,)
-    assert check_for_training(loaded.config, loaded.origins) == [expected]
-    assert problems_of("--data.train=tokens", is_for_training=True) == ()
-
-
-def test_configuration_made_by_a_program_is_checked_without_places(small: Path) -> None:
-    loaded = load_config(small)
-    tables = loaded.config.to_dict()
-    tables["parallel"]["tp_size"] = 0
-    tables["model"]["window_size"] = 100
-
-    assert check(loaded.config, {}, world_size=1) == []
-    assert check(type(loaded.config).from_dict(tables), {}, world_size=1) == [
-        "parallel.tp_size=0 is out of range; use a value >= 1 and <= 10000000",
-        "model.window_size=100 must be at most model.seq_len=64; use 64 or less, or 0 for no window",
-    ]

@@ -39,7 +39,7 @@ class Step:
     def __init__(self, keys: Sequence[OperationKey], start_s: Sequence[float], end_s: Sequence[float]) -> None:
         self.keys, self.start_s, self.end_s = keys, start_s, end_s
         self.num_stages = max(key.stage for key in keys) + 1
-        self.num_model_chunks = (max(key.chunk for key in keys) + 1) * self.num_stages
+        self.num_chunks_of_model = (max(key.chunk for key in keys) + 1) * self.num_stages
         self._by_kind: dict[tuple[int, str], list[int]] = defaultdict(list)
         for number in sorted(range(len(keys)), key=lambda number: keys[number].sequence):
             self._by_kind[keys[number].stage, keys[number].kind].append(number)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 from megatrain_diagnostics.analysis.whatif.metrics import DECOMPOSED_FROM, Decomposition, Explained, Parts, WhatIf
@@ -23,7 +22,7 @@ def public_figures(result: WhatIf, shape: JobShape) -> dict[str, Any]:
     """
     blocking = result.parts if result.slowdown >= DECOMPOSED_FROM else None
     figures: dict[str, Any] = {
-        "job_meta": asdict(shape),
+        "job_meta": shape.public(),
         "step_t_base": _texts(result.measured_s),
         "step_t_nodelay": _texts(result.without_gaps_s),
         "step_t_noblk": _texts(result.ideal_s),

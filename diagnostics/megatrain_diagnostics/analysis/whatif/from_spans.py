@@ -196,6 +196,6 @@ def _shape(roster: Roster, job: str, cells: Cells) -> JobShape:
         dp_size=layout.dp_size,
         pp_size=layout.pp_size,
         tp_size=layout.tp_size,
-        vpp_size=cells.num_chunks,
+        num_chunks=cells.num_chunks,
         world_size=layout.world_size,
     )

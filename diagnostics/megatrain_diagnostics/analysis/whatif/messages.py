@@ -35,7 +35,7 @@ class StepOfOperations(Protocol):
     start_s: Sequence[float]
     end_s: Sequence[float]
     num_stages: int
-    num_model_chunks: int
+    num_chunks_of_model: int
 
     def of(self, stage: int, *names: str) -> list[int]: ...
 
@@ -103,4 +103,4 @@ def _check_number(step: StepOfOperations, computes: Sequence[int], messages: Seq
 
 
 def _has_peer(step: StepOfOperations, compute: int, towards: int) -> bool:
-    return 0 <= step.keys[compute].model_chunk + towards < step.num_model_chunks
+    return 0 <= step.keys[compute].model_chunk + towards < step.num_chunks_of_model

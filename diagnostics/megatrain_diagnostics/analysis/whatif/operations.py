@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +12,10 @@ from megatrain.contracts.errors import DataError
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+
+
+PUBLIC_NAMES = {"num_chunks": "vpp_size"}
+"""What the public format calls otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +32,13 @@ class JobShape:
     tp_size: int = 1
     dsp_size: int = 1
     """Ranks that share a data-parallel rank's sequences (context parallelism): one row stands for all of them."""
-    vpp_size: int = 1
-    """Model chunks a stage."""
+    num_chunks: int = 1
+    """Of a stage."""
     world_size: int = 1
 
     def __post_init__(self) -> None:
-        sizes = {name: getattr(self, name) for name in ("dp_size", "pp_size", "tp_size", "dsp_size", "vpp_size")}
-        for name, size in sizes.items():
-            if size < 1:
+        for name, size in self.public().items():
+            if name.endswith("_size") and size < 1:
                 raise DataError(f"{name}={size} of job {self.trial_name!r} must be at least 1")
         ranks = self.dp_size * self.pp_size * self.tp_size * self.dsp_size
         if ranks != self.world_size:
@@ -42,6 +46,10 @@ class JobShape:
                 f"world_size={self.world_size} of job {self.trial_name!r} must be "
                 f"dp_size * pp_size * tp_size * dsp_size = {ranks}"
             )
+
+    def public(self) -> dict[str, Any]:
+        """Return the values by the names that the public format has for them."""
+        return {PUBLIC_NAMES.get(one.name, one.name): getattr(self, one.name) for one in fields(self)}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
