@@ -62,6 +62,11 @@ class ClosedLoop:
         wait_until(lambda: bool(self.verdicts(confidence)), "a verdict", deadline_s)
         return self.verdicts(confidence)[0]
 
+    def wait_for_any_verdict(self, deadline_s: float) -> HostVerdict:
+        """Return the first verdict."""
+        wait_until(lambda: bool(self.view.all("verdicts", HostVerdict)), "a verdict", deadline_s)
+        return self.view.all("verdicts", HostVerdict)[0]
+
     def evictions(self) -> list[Incident]:
         return [one for one in self.view.incidents() if one.kind is IncidentKind.STRAGGLER]
 

@@ -148,12 +148,15 @@ def cut_documents(batch: Any, count: int) -> Any:
     """Return a batch whose samples have `count` documents of equal lengths each."""
     import torch
 
+    from megatrain.data.reader import squared_lengths
+
     def cut(micro: Any) -> Any:
         length = micro.tokens_SB.shape[0]
         numbers_S = torch.arange(length) * count // length
         return replace(micro, document_SB=numbers_S[:, None].expand_as(micro.tokens_SB).contiguous())
 
-    return replace(batch, microbatches=[cut(micro) for micro in batch.microbatches])
+    microbatches = [cut(micro) for micro in batch.microbatches]
+    return replace(batch, microbatches=microbatches, squared_lengths=sum(map(squared_lengths, microbatches)))
 
 
 def main() -> int:

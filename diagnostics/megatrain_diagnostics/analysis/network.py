@@ -39,25 +39,39 @@ class SlowNetwork:
     """Or what peers take, where there is no past."""
     is_against_peers: bool
     is_against_past: bool
+    num_seen: int
+    """Steps of the longer window that were nearer to now than to before."""
 
 
 def slow_groups(
-    window: Window, past: Window, bytes_of: dict[str, Floats], peers: Peers, roster: Roster, thresholds: Thresholds
+    window: Window,
+    longer: Window,
+    past: Window,
+    bytes_of: dict[str, Floats],
+    peers: Peers,
+    roster: Roster,
+    thresholds: Thresholds,
 ) -> tuple[SlowNetwork, ...]:
-    """Return the kinds of groups of which some are slow. `bytes_of`: of a kind, the bytes of each rank a step."""
+    """Return the kinds of groups of which some are slow.
+
+    `longer`: more of the newest steps, to see how long it lasts; `bytes_of`: of a kind, the bytes of each rank a step.
+    """
     layout = roster.layout
     grid = np.arange(layout.world_size).reshape(layout.pp_size, layout.dp_size, layout.tp_size)
     stage_scale = np.median(window.scale, axis=0)[grid[:, 0, 0]].astype(np.float64)
     found = []
-    for kind, now, before, members in (
-        ("data-parallel", window.dp_transfer_s, past.dp_transfer_s, grid.transpose(0, 2, 1)),
-        ("tensor-parallel", window.tp_transfer_s, past.tp_transfer_s, grid),
+    for kind, now, lately, before, members in (
+        (
+            *("data-parallel", window.dp_transfer_s, longer.dp_transfer_s, past.dp_transfer_s),
+            grid.transpose(0, 2, 1),
+        ),
+        ("tensor-parallel", window.tp_transfer_s, longer.tp_transfer_s, past.tp_transfer_s, grid),
     ):
         if members.shape[2] < 2 or not len(window.steps):
             continue
         if not _has_step_risen(window, past, thresholds):
             before = before[:0]  # whatever takes longer than at first, it is hidden behind something else
-        one = _slow_kind(kind, now, before, members, bytes_of[kind], stage_scale, roster, thresholds)
+        one = _slow_kind(kind, now, lately, before, members, bytes_of[kind], stage_scale, roster, thresholds)
         if one is not None:
             found.append(one)
     return tuple(found)
@@ -72,6 +86,7 @@ def _has_step_risen(window: Window, past: Window, thresholds: Thresholds) -> boo
 def _slow_kind(
     kind: str,
     now: Floats,
+    lately: Floats,
     before: Floats,
     members: np.ndarray,
     bytes_of: Floats,
@@ -91,6 +106,7 @@ def _slow_kind(
         return None
     excess = np.where(against_past, seconds - usual, seconds - expected) * is_slow
     worst = np.unravel_index(int(np.argmax(excess)), excess.shape)
+    before_s = float((usual if against_past[worst] else expected)[worst])
     slow = [tuple(sorted({roster.host_of(rank) for rank in ranks})) for ranks in members[is_slow].tolist()]
     sound = [{roster.host_of(rank) for rank in ranks} for ranks in members[~is_slow].tolist()]
     return SlowNetwork(
@@ -99,9 +115,10 @@ def _slow_kind(
         ranks=tuple(sorted(members[is_slow].ravel().tolist())),
         excess_s=float(excess[worst]),
         now_s=float(seconds[worst]),
-        before_s=float((usual if against_past[worst] else expected)[worst]),
+        before_s=before_s,
         is_against_peers=bool(against_peers[worst]),
         is_against_past=bool(against_past[worst]),
+        num_seen=int((lately[:, worst[0], worst[1]] >= (before_s + float(seconds[worst])) / 2).sum()),
     )
 
 
@@ -124,7 +141,9 @@ def _suspects(slow: list[tuple[str, ...]], sound: list[set[str]]) -> tuple[str, 
     return tuple(sorted(guilty or everywhere or set().union(*slow)))
 
 
-def by_elimination(window: Window, past: Window, peers: Peers, thresholds: Thresholds) -> SlowNetwork | None:
+def by_elimination(
+    window: Window, longer: Window, past: Window, peers: Peers, thresholds: Thresholds
+) -> SlowNetwork | None:
     """Return what is left when steps became longer and no rank computes, loads or collects longer."""
     if len(past.steps) < _LEAST_PAST or not len(window.steps):
         return None
@@ -143,4 +162,5 @@ def by_elimination(window: Window, past: Window, peers: Peers, thresholds: Thres
     return SlowNetwork(
         kind="waiting", hosts=(), ranks=tuple(waiting[: peers.num_ranks].tolist()), excess_s=excess_s, now_s=now_s,
         before_s=before_s, is_against_peers=False, is_against_past=True,
+        num_seen=int((longer.step_s >= (before_s + now_s) / 2).sum()),
     )  # fmt: skip

@@ -290,13 +290,12 @@ def _has_stage_risen(evidence: Evidence, stage: int) -> bool:
 
 
 def _of_network(evidence: Evidence) -> Iterator[Finding]:
+    windows = evidence.window, evidence.long_window, evidence.past
     found: list[SlowNetwork] = list(
-        slow_groups(
-            evidence.window, evidence.past, evidence.bytes_of, evidence.peers, evidence.roster, evidence.thresholds
-        )
+        slow_groups(*windows, evidence.bytes_of, evidence.peers, evidence.roster, evidence.thresholds)
     )
     if not found:
-        rest = by_elimination(evidence.window, evidence.past, evidence.peers, evidence.thresholds)
+        rest = by_elimination(*windows, evidence.peers, evidence.thresholds)
         found = [] if rest is None else [rest]
     window = evidence.window
     scale = float(np.median(window.scale))
@@ -309,8 +308,8 @@ def _of_network(evidence: Evidence) -> Iterator[Finding]:
             hosts=one.hosts,
             first_step=int(window.steps[0]),
             last_step=int(window.steps[-1]),
-            num_steps=len(window.steps),
-            num_seen=len(window.steps),
+            num_steps=len(evidence.long_window.steps),
+            num_seen=one.num_seen,
             excess=one.excess_s / scale,
             excess_s=one.excess_s,
             score=0.0,
