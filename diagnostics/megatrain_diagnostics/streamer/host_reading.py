@@ -20,7 +20,7 @@ _COMPUTE = (Operation.FORWARD_COMPUTE, Operation.BACKWARD_COMPUTE, Operation.CLI
 _EXCHANGES = tuple(one for one in Operation if one.is_collective or one.is_point_to_point)
 
 
-def rank_reading(tail: RankTail, clock: HostClock) -> RankReading:
+def rank_reading(tail: RankTail, clock: HostClock, gpu_uuid: str = "") -> RankReading:
     """Return what one rank's box says."""
     progress, at = tail.progress, tail.identity.coordinate
     signs = (progress.phase_since_ns, progress.step_started_ns, progress.completed_ns)
@@ -29,6 +29,7 @@ def rank_reading(tail: RankTail, clock: HostClock) -> RankReading:
         dp_rank=at.dp,
         pp_rank=at.pp,
         tp_rank=at.tp,
+        gpu_uuid=gpu_uuid,
         step=progress.completed_step,
         last_step_unix_s=None if progress.completed_ns is None else _unix_s(progress.completed_ns, clock),
         last_sign_unix_s=_unix_s(max(sign for sign in signs if sign is not None), clock),
@@ -66,6 +67,8 @@ def host_reading(
         },
         spool_bytes=sender.outbox.spooled_bytes,
         is_connected=sender.is_connected,
+        clock_offset_s=None if sender.clock is None else sender.clock.offset_ns / _NS,
+        clock_error_s=None if sender.clock is None else sender.clock.error_ns / _NS,
         silent_ranks=num_silent,
     )
 

@@ -7,9 +7,11 @@ still, or have died. Nobody waits for it: what it does not get to in time the ri
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,6 +19,7 @@ from megatrain_diagnostics.events.tables import LogLines
 from megatrain_diagnostics.metrics.readings import HostReading
 from megatrain_diagnostics.streamer.batcher import Batcher
 from megatrain_diagnostics.streamer.expected_ranks import HostRanks
+from megatrain_diagnostics.streamer.gpu_uuids import gpu_uuids
 from megatrain_diagnostics.streamer.host_boxes import HostBoxes
 from megatrain_diagnostics.streamer.host_clock import HostClock
 from megatrain_diagnostics.streamer.host_reading import host_reading, rank_reading
@@ -67,6 +70,7 @@ class Streamer:
         )
         self._logs = HostLogs(Path(settings.host_logs), settings.host, kept.logs.get)
         self._batcher = Batcher(sender.send)
+        self._gpu_uuids = gpu_uuids(os.environ.get("CUDA_VISIBLE_DEVICES"))
         self._silence = SilenceWatch(settings.patience)
         self._silent: tuple[int, ...] = ()
         self._due = {"find": 0.0, "keep": 0.0}
@@ -136,7 +140,14 @@ class Streamer:
         return host_reading(
             self._settings.job,
             self._settings.host,
-            [rank_reading(tail, self._clock) for tail in boxes.newest()],
+            [
+                rank_reading(tail, self._clock, gpu_uuid)
+                for tail, gpu_uuid in zip(
+                    sorted(boxes.newest(), key=lambda one: one.identity.rank),
+                    chain(self._gpu_uuids, repeat("")),
+                    strict=False,
+                )
+            ],
             self._sender.state(),
             self._batcher.num_sent,
             boxes.num_lost + sum(tail.num_lost for tail in boxes.tails),

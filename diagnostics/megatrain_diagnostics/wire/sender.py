@@ -22,6 +22,7 @@ import numpy as np
 from megatrain.contracts.diag_records import DaemonRecord
 from megatrain_diagnostics.events.tables import Clocks, TableType, from_columns, num_rows, select
 from megatrain_diagnostics.wire.authentication import SenderName
+from megatrain_diagnostics.wire.clock_exchange import ClockReading
 from megatrain_diagnostics.wire.connection import CONNECTION_ERRORS, Connection, short_reason
 from megatrain_diagnostics.wire.discovery import DaemonFinder
 from megatrain_diagnostics.wire.messages import MAX_FRAME_ROWS, Acknowledgement, BatchHeader, batch_bytes
@@ -58,6 +59,8 @@ class SenderState:
     trouble: str
     """Why there is none; empty when all is well."""
     outbox: OutboxState
+    clock: ClockReading | None
+    """The newest comparison with the daemon's."""
 
 
 class Sender:
@@ -79,6 +82,7 @@ class Sender:
         self._finder, self._limits, self._clock_ns = finder, limits, clock_ns
         self._outbox = Outbox(limits.memory_bytes, _spool(spool_directory), limits.spool_bytes)
         self._connection: Connection | None = None
+        self._clock_reading: ClockReading | None = None
         self._num_connections = 0
         self._trouble = "no daemon is known yet"
         self._is_leaving = False
@@ -110,6 +114,7 @@ class Sender:
             self._num_connections,
             "; ".join(filter(None, (trouble, self._disk_trouble))),
             self._outbox.state(),
+            self._clock_reading,
         )
 
     def flush(self, timeout_s: float) -> bool:
@@ -196,6 +201,7 @@ class Sender:
 
     def _compare_clocks(self, connection: Connection) -> None:
         reading = connection.clock(self._clock_ns)
+        self._clock_reading = reading
         row = {
             "at_ns": [reading.answered_ns], "offset_ns": [reading.offset_ns], "error_ns": [reading.error_ns],
             "host": [self.name.host],

@@ -1,0 +1,39 @@
+"""Which GPU each local rank has, by its UUID: what joins our metrics with those of NVIDIA's DCGM exporter.
+
+From the driver's files in /proc, without loading anything: a worker takes the device of its local rank, which CUDA
+counts by PCI address, among those that CUDA_VISIBLE_DEVICES leaves.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+DRIVER_FILES = Path("/proc/driver/nvidia/gpus")
+_UUID = re.compile(r"^GPU UUID:\s*(GPU-[0-9a-fA-F-]+)\s*$", re.MULTILINE)
+
+
+def gpu_uuids(visible: str | None, directory: Path = DRIVER_FILES) -> tuple[str, ...]:
+    """Return the UUIDs by local rank; none where there is no GPU, or it cannot be told.
+
+    `visible`: the value of CUDA_VISIBLE_DEVICES, None where that is not set.
+    """
+    found = []
+    for path in sorted(directory.glob("*/information")):
+        try:
+            match = _UUID.search(path.read_text(errors="replace"))
+        except OSError:
+            return ()
+        found.append(match[1] if match else "")
+    if visible is None:
+        return tuple(found)
+    chosen = []
+    for word in filter(None, (part.strip() for part in visible.split(","))):
+        if word.isascii() and word.isdigit() and int(word) < len(found):
+            chosen.append(found[int(word)])
+        elif word.startswith("GPU-"):
+            # a shortened UUID is allowed where it is the beginning of one
+            chosen.append(next((uuid for uuid in found if uuid.startswith(word)), ""))
+        else:
+            break  # CUDA does not see what comes after a device that is not there
+    return tuple(chosen)
