@@ -234,6 +234,7 @@ def train_on_rank(context: RankContext, config: Config, orders: Orders) -> RankR
         logs=run.logs,
         rollback=orders.rollback,
     )
+    garbage = PlannedGarbageCollection(config.train.gc_interval, recorder)
     trainer = Trainer(
         TrainerParts(
             config=config,
@@ -243,13 +244,15 @@ def train_on_rank(context: RankContext, config: Config, orders: Orders) -> RankR
             checkpoints=checkpoints,
             recorder=recorder,
             profiler=StepProfiler(config.profile, context.rank, run.logs),
-            garbage=PlannedGarbageCollection(config.train.gc_interval, recorder),
+            garbage=garbage,
             reporter=reporter,
             is_stop_requested=lambda: _obey(context, orders, trainer.step),
             extend_grace=lambda _: None,
         )
     )
     with ExitStack() as faults:
+        # the process goes on to the next job
+        faults.callback(garbage.close)
         if orders.fault is not None and orders.fault.rank in (None, context.rank):
             host_ranks = range(host * num_local_ranks, (host + 1) * num_local_ranks)
             faults.enter_context(faulty_rank(orders.fault, host_ranks))
