@@ -122,7 +122,8 @@ def test_the_handler_does_not_disturb_who_is_asked(start: Start) -> None:
         collect_stacks([target(asked)], "host-a", number, time.time_ns)
     output, _ = asked.communicate(timeout=20)
     assert asked.returncode == 0
-    assert output == "slept\n" * 2
+    # two threads print at once
+    assert (output.count("slept"), output.count("\n")) == (2, 2)
     assert time.monotonic() - began >= 0.9, "the sleep is not cut short"
 
 

@@ -152,7 +152,7 @@ class _NotingGroup:
         self.rank = rank
         self.calls = calls
 
-    def all_gather(self, x: torch.Tensor, operation: object, *, out: torch.Tensor) -> _NotingGroup:
+    def all_gather(self, x: torch.Tensor, operation: object, *, out: torch.Tensor, chunk: int) -> _NotingGroup:
         self.calls.append(x.numel())
         return self
 
