@@ -99,10 +99,10 @@ def kill_writers(arena: Path) -> None:
 
 
 def remove_memory(directory: Path) -> None:
-    """Have the memory of a host gone, as if it went down; a writer without work may be about to remove it itself."""
+    """Have the memory of a host gone, as if it went down; a writer may be about to remove some of it, or to add."""
 
-    def raise_unless_gone(function: object, path: str, failure: tuple[type, BaseException, object]) -> None:
-        if not isinstance(failure[1], FileNotFoundError):
-            raise failure[1]
+    def is_gone() -> bool:
+        shutil.rmtree(directory, ignore_errors=True)
+        return not directory.exists()
 
-    shutil.rmtree(directory, onerror=raise_unless_gone)
+    wait_until(is_gone, f"the end of {directory}", DEADLINE_S)
