@@ -176,9 +176,9 @@ def main() -> int:
 
     def paced_train_step(trainer: Any, batch: Any) -> Any:
         pacer.begin_step()
-        is_long = pacer.is_meant("lengths") or not pacer.has("lengths")
-        # four documents cost a quarter of one; half of the time is not attention's
-        pacer.cost = 1.0 if is_long else 0.5 + 0.5 / _SHORT_DOCUMENTS
+        longest = sum(micro.tokens_SB.shape[0] ** 2 * micro.tokens_SB.shape[1] for micro in batch.microbatches)
+        # half of the time is not attention's
+        pacer.cost = 0.5 + 0.5 * batch.squared_lengths / longest if pacer.has("lengths") else 1.0
         return train_step(trainer, batch)
 
     def paced_read_step(reader: Any, *arguments: Any) -> Any:
