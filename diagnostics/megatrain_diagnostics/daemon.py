@@ -90,7 +90,7 @@ class Configuration:
         """Take a record's section; one that cannot be read changes nothing."""
         try:
             # a job that torchrun started has none
-            self.config = config_of_values(record.config) if record.config else None
+            self.config = config_of_values(record.config, record.job) if record.config else None
             self._section = self.config.diagnostics if self.config else DiagnosticsConfig()
             self._known.set()
         except ConfigError as error:

@@ -40,8 +40,8 @@ def config_values(config: Config) -> dict[str, str]:
     }
 
 
-def config_of_values(values: Mapping[str, str]) -> Config:
-    """Return the configuration of which `config_values` made these texts.
+def config_of_values(values: Mapping[str, str], job: str) -> Config:
+    """Return the configuration of a job of which `config_values` made these texts.
 
     Raises: ConfigError for a text that is no value, and for what `Config.from_dict` refuses.
     """
@@ -51,7 +51,7 @@ def config_of_values(values: Mapping[str, str]) -> Config:
         try:
             tables.setdefault(section, {})[name] = tomllib.loads(f"value = {text}")["value"]
         except (ValueError, KeyError, RecursionError) as error:
-            raise ConfigError([f"{key} is {text!r}, which is no value: {error}"]) from error
+            raise ConfigError([f"{key} of job {job!r} is {text!r}, which is no value: {error}"]) from error
     return Config.from_dict(tables)
 
 

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import os
 import threading
-import tomllib
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 from megatrain.config.config import Config
-from megatrain.contracts.errors import ConfigError, CoordinationError
+from megatrain.config.serialize import config_of_values
+from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import decode
 from megatrain.contracts.rounds import JobEnd, JobRecord
@@ -69,7 +68,7 @@ def run_lone_driver(
     record = _wait_for_record(client, keys, stop, tell)
     if record is None:
         return None
-    config = config_of(record)
+    config = config_of_values(record.config, record.job)
     name = f"driver-{host_name()}-{os.getpid()}"
     run = RunDirectory(Path(record.run_directory))
     recovery = config.recovery
@@ -90,18 +89,6 @@ def run_lone_driver(
         finally:
             is_over.set()
             thread.join()
-
-
-def config_of(record: JobRecord) -> Config:
-    """Return the configuration that a job's record holds. Raises: ConfigError when it cannot be read."""
-    tables: dict[str, dict[str, Any]] = {}
-    for key, text in record.config.items():
-        section, _, name = key.partition(".")
-        try:
-            tables.setdefault(section, {})[name] = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError as error:
-            raise ConfigError([f"{key} of job {record.job!r} is {text!r}, which is no value: {error}"]) from error
-    return Config.from_dict(tables)
 
 
 def policy_of(record: JobRecord, config: Config) -> Policy:

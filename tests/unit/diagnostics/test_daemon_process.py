@@ -141,10 +141,10 @@ def test_nothing_is_removed_before_it_is_known_what_is_kept() -> None:
 @pytest.mark.parametrize("name", ["demo.toml", "gpt_125m.toml"])
 def test_a_configuration_survives_the_way_through_a_record(name: str) -> None:
     config = load_config(CONFIGS / name).config
-    assert config_of_values(config_values(config)) == config
+    assert config_of_values(config_values(config), "demo") == config
 
 
 @pytest.mark.parametrize("text", ["]", "", "1 2", '"'])
 def test_a_text_that_is_no_value_is_refused_naming_its_key(text: str) -> None:
     with pytest.raises(ConfigError, match=r"train\.steps is"):
-        config_of_values({"train.steps": text})
+        config_of_values({"train.steps": text}, "demo")

@@ -19,16 +19,16 @@ from megatrain_diagnostics.events.tables import Stacks, from_columns
 
 OUTER = [
     "/opt/lib/runpy.py:198 _run",
-    "/work/megatrain/trainer.py:{0} train",
-    "/work/megatrain/training_step.py:58 train_step",
+    "/opt/job/megatrain/trainer.py:{0} train",
+    "/opt/job/megatrain/training_step.py:58 train_step",
 ]
 WAIT = "\n".join([*OUTER, "/site/megatrain/comm/group.py:44 wait", "/site/megatrain/comm/group.py:{0} finish"])
-LOADER = "\n".join([*OUTER, "/work/megatrain/data/indexed.py:{0} read"])
+LOADER = "\n".join([*OUTER, "/opt/job/megatrain/data/indexed.py:{0} read"])
 DEEP = "\n".join(
     [
         *OUTER,
-        *(f"/work/megatrain/model/block.py:{n} forward_{n}" for n in range(20)),
-        "/work/megatrain/comm/group.py:{0} finish",
+        *(f"/opt/job/megatrain/model/block.py:{n} forward_{n}" for n in range(20)),
+        "/opt/job/megatrain/comm/group.py:{0} finish",
     ]
 )
 

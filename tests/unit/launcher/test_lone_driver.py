@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from megatrain.config.serialize import config_of_values
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import encode
@@ -23,7 +23,7 @@ from megatrain_launcher.executor.settings import ExecutorSettings
 from megatrain_launcher.hosts.adapter import CordonError, HostFacts
 from megatrain_launcher.launch.cordons import CordonWatch
 from megatrain_launcher.launch.executor_parts import parts_with
-from megatrain_launcher.launch.lone_driver import config_of, policy_of, run_lone_driver
+from megatrain_launcher.launch.lone_driver import policy_of, run_lone_driver
 from megatrain_launcher.launch.plan import LaunchPlan, choose_platform, make_plan
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.launch_cases import small_flags
@@ -51,11 +51,11 @@ def settings_of(plan: LaunchPlan) -> ExecutorSettings:
 
 def test_the_record_is_all_that_a_driver_needs(plan: LaunchPlan) -> None:
     record = record_of(settings_of(plan))
-    config = config_of(record)
+    config = config_of_values(record.config, record.job)
     assert config == plan.config
     assert policy_of(record, config).feasible_counts == plan.feasible_hosts == {1, 2, 3, 4}
     with pytest.raises(ConfigError, match=r"model\.seq_len of job 'small' is '=', which is no value"):
-        config_of(replace(record, config={**record.config, "model.seq_len": "="}))
+        config_of_values({**record.config, "model.seq_len": "="}, record.job)
 
 
 def test_it_waits_for_the_job_drives_it_and_ends_with_it(client: EtcdClient, plan: LaunchPlan) -> None:
