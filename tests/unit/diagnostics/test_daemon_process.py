@@ -146,5 +146,5 @@ def test_a_configuration_survives_the_way_through_a_record(name: str) -> None:
 
 @pytest.mark.parametrize("text", ["]", "", "1 2", '"'])
 def test_a_text_that_is_no_value_is_refused_naming_its_key(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"train\.steps is"):
+    with pytest.raises(ConfigError, match=r"train\.steps of job 'demo' is"):
         config_of_values({"train.steps": text}, "demo")
