@@ -83,8 +83,9 @@ def test_the_offset_of_a_daemon_whose_clock_is_an_hour_ahead_is_measured(tmp_pat
 
 
 def test_a_large_table_is_cut_into_batches(tmp_path: Path) -> None:
+    room_for_all = SenderLimits(memory_bytes=64 << 20)  # there is no spool
     with RunningCollector(tmp_path / "events") as collector:
-        with Sender("host-1", FixedDaemon(collector.record), None) as sender:
+        with Sender("host-1", FixedDaemon(collector.record), None, room_for_all) as sender:
             sender.send(Spans, span_rows(150_000))
             assert sender.flush(WAIT_S)
         assert collector.ledger.counters().batches >= 3 + 1  # and one of the clocks
@@ -93,12 +94,12 @@ def test_a_large_table_is_cut_into_batches(tmp_path: Path) -> None:
 
 def test_what_waits_without_a_daemon_is_spooled_and_replayed_to_the_next_one(tmp_path: Path) -> None:
     finder = FixedDaemon(None)
-    limits = SenderLimits(memory_bytes=10_000)
+    limits = SenderLimits(memory_bytes=20_000)  # eight times that holds all of it, were the disk ever so slow
     with Sender("host-1", finder, tmp_path / "spool", limits) as sender:
         for first in range(0, 2000, 100):
             sender.send(Spans, span_rows(100, first=first))
-        wait_until(lambda: sender.state().outbox.memory_bytes <= 10_000, "the spool", WAIT_S)
-        assert len(list((tmp_path / "spool").iterdir())) >= 18
+        wait_until(lambda: len(list((tmp_path / "spool").iterdir())) >= 18, "the spool", WAIT_S)
+        assert sender.state().outbox.memory_bytes <= 20_000
         assert "no daemon" in sender.state().trouble
         with RunningCollector(tmp_path / "events") as collector:
             finder.replace(collector.record)
