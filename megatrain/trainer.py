@@ -31,7 +31,7 @@ from megatrain.optim import learning_rate
 from megatrain.profiling import StepProfiler
 from megatrain.reporting import EvaluationReport, Reporter, StepReport
 from megatrain.schedule import build_schedule
-from megatrain.telemetry.flops import training_flops_per_token
+from megatrain.telemetry.compute_cost import compute_cost, device_name
 from megatrain.telemetry.recorder import Recorder
 from megatrain.training_step import StepOutcome, train_step
 
@@ -67,7 +67,7 @@ class Trainer:
         self._saved_step = -1
         self._obeyed_command = 0
         self._validation = parts.validation
-        self._flops_per_token = training_flops_per_token(parts.config.model)
+        self._cost = compute_cost(parts.config, device_name(parts.replica.device))
         self.is_stopped = False
         """Whether training ended early because it was asked to."""
 
@@ -290,7 +290,9 @@ class Trainer:
         note(StepValue.TOKENS, num_tokens)
         note(StepValue.LABEL_TOKENS, batch.num_label_tokens)
         note(StepValue.SQUARED_LENGTHS, batch.squared_lengths)
-        note(StepValue.MODEL_FLOPS, num_tokens / replica.mesh.layout.world_size * self._flops_per_token)
+        note(StepValue.MODEL_FLOPS, num_tokens / replica.mesh.layout.world_size * self._cost.flops_per_token)
+        if self._cost.peak is not None:
+            note(StepValue.PEAK_FLOPS, self._cost.peak)
         if replica.device.type == "cuda":
             note(StepValue.DEVICE_BYTES, torch.cuda.max_memory_allocated(replica.device))
 

@@ -21,9 +21,11 @@ class StepValue(IntEnum):
     SQUARED_LENGTHS = 5
     """The sum of squares of the documents' lengths in this rank's micro-batches: what attention costs (OSDI'25)."""
     MODEL_FLOPS = 6
-    """Of one rank's share of the step: with its time and the peak this is MFU."""
+    """Of one rank's share of the step."""
     DEVICE_BYTES = 7
     """Most memory that the device had in use."""
+    PEAK_FLOPS = 8
+    """That a device could do in a second, where it is known: with MODEL_FLOPS and the time of the step this is MFU."""
 
     @property
     def text(self) -> str:

@@ -1,38 +1,12 @@
-"""Averages over the steps between two step lines, and the compute cost that turns tokens/s into FLOP/s and MFU."""
+"""Averages over the steps between two step lines."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
-from megatrain.config.config import Config
 from megatrain.reporting.report import IntervalReport, StepReport
-from megatrain.telemetry.flops import flops_formula, mfu, peak_flops, training_flops_per_token
-
-
-@dataclass(frozen=True, slots=True)
-class ComputeCost:
-    """What a token costs, and what a device could do at best in a second; `peak` None: not known."""
-
-    flops_per_token: float
-    peak: float | None
-    formula: str
-    """One line on how both are counted."""
-
-
-def compute_cost(config: Config, device_name: str) -> ComputeCost:
-    """Return the cost of a token of this model on a device of this name."""
-    precision = config.train.precision
-    flops_per_token = training_flops_per_token(config.model)
-    # The table holds bf16 peaks only.
-    peak, source = peak_flops(device_name) if precision == "bf16" else None, f"{device_name}, dense {precision}"
-    if config.telemetry.peak_tflops:
-        peak, source = config.telemetry.peak_tflops * 1e12, "telemetry.peak_tflops"
-    if peak is None:
-        known = f"not printed: no {precision} peak is known for {device_name}; set telemetry.peak_tflops"
-    else:
-        known = f"tokens/s/device * FLOPs/token / peak, peak = {peak / 1e12:g} TFLOP/s ({source})"
-    return ComputeCost(flops_per_token, peak, f"{flops_formula(config.model)}; MFU {known}")
+from megatrain.telemetry.compute_cost import ComputeCost
+from megatrain.telemetry.flops import mfu
 
 
 class IntervalBuilder:

@@ -13,10 +13,11 @@ from megatrain.config.config import Config
 from megatrain.contracts.layout import Layout
 from megatrain.contracts.run_directory import RunDirectory
 from megatrain.reporting.console import open_console
-from megatrain.reporting.interval import IntervalBuilder, compute_cost
+from megatrain.reporting.interval import IntervalBuilder
 from megatrain.reporting.lines import Progress, evaluation_line, progress_line, step_line
 from megatrain.reporting.report import EvaluationReport, Report, StepReport
 from megatrain.reporting.sinks import MetricSink, open_sinks
+from megatrain.telemetry.compute_cost import compute_cost, device_name
 
 if TYPE_CHECKING:
     import torch
@@ -45,13 +46,13 @@ class Reporter:
         self._console = open_console(stream or sys.stdout, os.environ, clock)
         self._broken_sinks: set[str] = set()
         self._sinks: list[MetricSink] = open_sinks(config, run_directory, self.note)
-        device_name = _device_name(device)
-        cost = compute_cost(config, device_name)
+        name = device_name(device)
+        cost = compute_cost(config, name)
         self._builder = IntervalBuilder(cost)
         self._first_step = 0
         self._first_at = 0.0
         sizes = f"tp_size={layout.tp_size}, pp_size={layout.pp_size}, dp_size={layout.dp_size}"
-        self.note(f"ranks: {layout.world_size} ({sizes}), each on {device_name}")
+        self.note(f"ranks: {layout.world_size} ({sizes}), each on {name}")
         self.note(cost.formula)
 
     def __enter__(self) -> Self:
@@ -125,11 +126,3 @@ class Reporter:
                 if sink.name in self._broken_sinks:
                     self._broken_sinks.remove(sink.name)
                     self.note(f"metrics: {sink.name} is written again since step {report.step}")
-
-
-def _device_name(device: torch.device) -> str:
-    if device.type != "cuda":
-        return str(device.type)
-    import torch
-
-    return str(torch.cuda.get_device_name(device))

@@ -80,6 +80,8 @@ class Drift:
     """Work a second and rank, median; 0: not known."""
     rate_name: str
     """"FLOP/s of a rank" or "tokens/s"."""
+    peak_flops: float
+    """What a device could do in a second, as the trainer knew it; 0: not known."""
     rate_trend: Trend | None
     rate_changes: tuple[LevelChange, ...]
     """Changes of the rate at which work is done: those of MFU, whose peak is a constant. In s for the median work."""
@@ -132,6 +134,7 @@ def analyse_drift(
         changes=changes,
         rate=float(np.median(rate)),
         rate_name={"FLOP": "FLOP/s of a rank", "tokens": "tokens/s"}.get(series.work_name, ""),
+        peak_flops=series.peak_flops,
         rate_trend=trend(series.step.astype(float), rate) if has_rate else None,
         rate_changes=_rate_changes(source, series, median_work, changes, roster) if has_rate else (),
         gc_share=float(series.gc_seconds.sum() / series.seconds.sum()),

@@ -41,6 +41,8 @@ class StepSeries:
     """Done by a rank in the step, 0: not known."""
     work_name: str
     """"FLOP", "tokens" of all ranks, or "" where neither is known."""
+    peak_flops: float
+    """What a device could do in a second, 0: not known."""
     num_left_out: int
 
     def __len__(self) -> int:
@@ -75,6 +77,7 @@ def step_series(totals: StepTotals, values: Values) -> StepSeries:
         gc_seconds=_by_step(totals.step[is_gc].astype(np.int64), totals.sum_ns[is_gc] / 1e9, kept, "max"),
         work=work,
         work_name=name,
+        peak_flops=float(values.value[values.kind == StepValue.PEAK_FLOPS].max(initial=0.0)),
         num_left_out=int((~is_kept).sum()),
     )
 

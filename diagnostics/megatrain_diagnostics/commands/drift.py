@@ -37,7 +37,7 @@ def add_verb(verbs: Verbs) -> None:
         type=real_number("a number above 0", lambda value: 0.0 < value < 1e6),
         default=None,
         metavar="T",
-        help="of a device, as telemetry.peak_tflops: then MFU is told",
+        help="of a device, for MFU; default: what the trainer knew of its device (telemetry.peak_tflops)",
     )
     add_json(parser)
     parser.set_defaults(run_verb=run)
@@ -71,9 +71,10 @@ def _change_document(one: LevelChange) -> dict[str, Any]:
 
 def _mfu(found: Drift, peak_tflops: float | None) -> float | None:
     """Return the median MFU, None where peak or FLOPs are not known."""
-    if peak_tflops is None or found.rate <= 0 or not found.rate_name.startswith("FLOP"):
+    peak_flops = found.peak_flops if peak_tflops is None else peak_tflops * 1e12
+    if peak_flops <= 0 or found.rate <= 0 or not found.rate_name.startswith("FLOP"):
         return None
-    return found.rate / (peak_tflops * 1e12)
+    return found.rate / peak_flops
 
 
 def _lines(found: Drift, peak_tflops: float | None) -> list[str]:

@@ -54,11 +54,11 @@ class JobBook:
     def tick(self, now_s: float) -> None:
         """Do nothing: what is known changes with rows only."""
 
-    def reading(self, job: str, version: str, peak_flops: float) -> JobReading:
-        """Return what rows say. Units: peak_flops of one device, FLOP/s; 0: not known."""
+    def reading(self, job: str, version: str) -> JobReading:
+        """Return what rows say."""
         with self._lock:
             newest, step_s = self._newest, self._last_step_s
-            flops = newest.get(StepValue.MODEL_FLOPS, 0.0)
+            flops, peak = newest.get(StepValue.MODEL_FLOPS, 0.0), newest.get(StepValue.PEAK_FLOPS, 0.0)
             return JobReading(
                 job=job,
                 version=version,
@@ -67,7 +67,7 @@ class JobBook:
                 grad_norm=newest.get(StepValue.GRAD_NORM),
                 tokens=self._tokens,
                 last_step_unix_s=None if self._last_step_ns is None else self._last_step_ns / _NS,
-                mfu=flops / step_s / peak_flops if flops and step_s and peak_flops else None,
+                mfu=flops / step_s / peak if flops and step_s and peak else None,
                 step_buckets=tuple(self._buckets),
                 step_sum_s=self._sum_s,
                 save_failures=self._save_failures,

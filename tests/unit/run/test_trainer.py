@@ -174,7 +174,7 @@ def test_everything_is_a_span(make_trainer: MakeTrainer, tmp_path: Path) -> None
 def test_what_a_step_came_to_is_written_down_too(make_trainer: MakeTrainer, tmp_path: Path) -> None:
     directory = tmp_path / "boxes"
     directory.mkdir()
-    made = make_trainer(recording_in(directory))
+    made = make_trainer(recording_in(directory), {"telemetry": {"peak_tflops": 2.5}})
     made.run()
     (box,) = boxes_by_rank(directory).values()
     seq_len, num_samples = made.config.model.seq_len, 4
@@ -188,6 +188,7 @@ def test_what_a_step_came_to_is_written_down_too(make_trainer: MakeTrainer, tmp_
             StepValue.LABEL_TOKENS: report.num_tokens,
             StepValue.SQUARED_LENGTHS: num_samples * seq_len**2,
             StepValue.MODEL_FLOPS: report.num_tokens * training_flops_per_token(made.config.model),
+            StepValue.PEAK_FLOPS: 2.5e12,
         }
 
 
