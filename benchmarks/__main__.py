@@ -19,6 +19,7 @@ NAMES = (
     "recovery",
     "recovery_network",
     "heartbeats",
+    "closed_loop",
     "live_detection",
     "event_store",
     "event_ingest",

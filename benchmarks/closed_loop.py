@@ -1,0 +1,146 @@
+"""The whole loop, from a slow host to the resumed job: how soon the verdict comes, and whether it stays away.
+
+The real trainer, launcher, streamer and daemon; compute is paced, because with more ranks than cores nothing else
+measures anything but the scheduler. All hosts are this machine. Run alone: python -m benchmarks closed_loop [--write]
+"""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.result import Result
+from megatrain.contracts.host_verdict import VerdictConfidence
+from tests.helpers.closed_loop import SPARE, ClosedLoop, closed_loop
+from tests.helpers.paced_train import Pace, Slowness
+
+CALM_RUNS, SLOW_RUNS = 20, 5
+CALM_STEPS, STEPS_BEFORE, STEPS_AFTER = 60, 30, 30
+NOISES = (0.01, 0.03, 0.06, 0.1)
+"""Standard deviations of the pace, in turn."""
+FACTOR = 1.3
+_PACE_S = 300.0
+_VERDICT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Calm:
+    """What came of a run in which nobody was slow."""
+
+    high: int
+    low: int
+    evictions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Slowed:
+    """What came of a run with a slow rank. `next_step_s`: since the driver decided."""
+
+    is_host_right: bool
+    is_evicted: bool
+    verdict_steps: int
+    next_step_s: float
+    steps_lost: int
+    pace_after: float
+    """Time of a step by that before anything was slow."""
+
+
+def run(calm_runs: int = CALM_RUNS, slow_runs: int = SLOW_RUNS) -> Result:
+    """Run the loop with nobody slow, a seed each, and with a slow host."""
+    calm = [_calm(seed) for seed in range(calm_runs)]
+    slowed = [_slowed(seed) for seed in range(slow_runs)]
+    rows = [*([_calm_row(calm)] if calm else []), *([_slowed_row(slowed)] if slowed else [])]
+    return Result(
+        name="closed-loop",
+        title="From a slow host to the resumed job: 2 hosts of 2 gloo ranks and a spare, paced",
+        command="python -m benchmarks closed_loop --write",
+        rows=rows,
+        settings={
+            "forward": "60 ms", "backward": "120 ms a micro-batch", "noise of the pace": f"{NOISES}, in turn",
+            "slow": f"one rank's compute takes {FACTOR} times as long",
+        },
+        notes=[
+            f"nobody slow: {CALM_STEPS} steps a run; the driver may act upon verdicts of high confidence only",
+            "verdict: steps from the first slow one to the one at which the verdict was sure; asked: at most 20",
+            "next step: seconds from the driver's decision until the job had completed a step on other hosts",
+            f"pace after: median time of {STEPS_AFTER} steps after the resume by that before; asked: at most 1.05",
+        ],
+    )  # fmt: skip
+
+
+def _calm(seed: int) -> Calm:
+    with _loop(seed) as loop:
+        loop.wait_for_more_steps(CALM_STEPS, _PACE_S)
+        high, low = (len(loop.verdicts(one)) for one in (VerdictConfidence.HIGH, VerdictConfidence.LOW))
+        return Calm(high, low, len(loop.evictions()))
+
+
+def _slowed(seed: int) -> Slowed:
+    """The slow rank is another one in each of four runs."""
+    with _loop(seed) as loop:
+        began = loop.newest_step()
+        before = loop.wait_for_more_steps(STEPS_BEFORE, _PACE_S)
+        normal_s = loop.step_time_s(began + 2, before)
+        parts = loop.view.rounds()[-1].hosts
+        slow = parts[seed % len(parts)]
+        loop.pace.slow_down(Slowness("compute", slow.host, seed // 2 % 2, factor=FACTOR))
+        slowed_at = loop.newest_step()
+        verdict = loop.wait_for_verdict(_VERDICT_S)
+        incident = loop.view.wait_recovered(0, _PACE_S)
+        newest = {part.host for part in loop.view.rounds()[-1].hosts}
+        resumed = loop.newest_step()
+        after = loop.wait_for_more_steps(STEPS_AFTER, _PACE_S)
+        return Slowed(
+            is_host_right=verdict.hosts[0] == slow.host,
+            is_evicted=newest == {part.host for part in parts} - {slow.host} | {SPARE},
+            verdict_steps=(verdict.last_step or 0) - slowed_at,
+            next_step_s=(incident.moments.first_step or 0.0) - (incident.moments.decided or 0.0),
+            steps_lost=incident.steps_lost,
+            pace_after=loop.step_time_s(resumed + 3, after) / normal_s,
+        )
+
+
+@contextmanager
+def _loop(seed: int) -> Iterator[ClosedLoop]:
+    root = Path(tempfile.mkdtemp(prefix="megatrain-closed-loop-"))
+    try:
+        with closed_loop(root, pace=Pace(noise=NOISES[seed % len(NOISES)], seed=seed)) as loop:
+            yield loop
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def _calm_row(runs: Sequence[Calm]) -> dict[str, Any]:
+    return {
+        "case": "nobody slow",
+        "runs": len(runs),
+        "host right": "",
+        "evicted": sum(one.evictions for one in runs),
+        "verdict, steps": f"{sum(one.high for one in runs)} high, {sum(one.low for one in runs)} low",
+        "next step s": "",
+        "steps lost": "",
+        "pace after": "",
+    }
+
+
+def _slowed_row(runs: Sequence[Slowed]) -> dict[str, Any]:
+    return {
+        "case": "one rank slow",
+        "runs": len(runs),
+        "host right": sum(one.is_host_right for one in runs),
+        "evicted": sum(one.is_evicted for one in runs),
+        "verdict, steps": _spread([float(one.verdict_steps) for one in runs], 0),
+        "next step s": _spread([one.next_step_s for one in runs], 2),
+        "steps lost": max(one.steps_lost for one in runs),
+        "pace after": _spread([one.pace_after for one in runs], 3),
+    }
+
+
+def _spread(values: Sequence[float], digits: int) -> str:
+    return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
