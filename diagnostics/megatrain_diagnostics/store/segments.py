@@ -16,20 +16,25 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from megatrain.contracts.errors import CheckpointError, DataError, MegatrainError
 from megatrain.contracts.location import LocalLocation
 from megatrain_diagnostics.columns.schema import check_columns, kind_of, time_column
-from megatrain_diagnostics.events.tables import Table
+from megatrain_diagnostics.events.tables import StepTotals, Table
 
 SUFFIX = ".parquet"
 DAMAGED_SUFFIX = ".parquet.damaged"
 """The writer gives it to a segment that it cannot read: kept for whoever wants to know, passed over by readers."""
 AHEAD_KEY = b"megatrain_ahead_ns"
-ROWS_OF_GROUP = 131_072
+_ROWS_OF_GROUP = 131_072
 """Of a row group: what DuckDB hands to one thread, and what statistics let it skip."""
+_ROWS_OF_OPERATION_GROUP = 16_384
+"""Where rows lie operation by operation: about one operation of one step of 12,288 ranks."""
+_DELTA_COLUMNS = ("rank", "sequence", "start_ns", "at_ns", "duration_ns", "launch_ns", "sum_ns", "max_ns")
+"""Integers of so many values that a dictionary of them would only be made and thrown away."""
 _LEVEL = 1  # of zstd: 3 is 4 % smaller and takes 1.4 times as long
 _NAME = re.compile(r"(\d{12,18})-(\d{12,18})\.([0-9a-f]{8})\.parquet")
 _BOUNDED = ("incarnation", "rank", "step", "start_ns", "at_ns")
@@ -137,7 +142,14 @@ def read_footer(path: Path) -> Segment:
 
 
 def write_segment(directory: Path, first: int, last: int, table: pa.Table, ahead_ns: int) -> Path:
-    """Write the rows of a table, in the form that files have, whole and durable. Raises: StoreError."""
+    """Write the rows of a table, in the form that files have, whole and durable. Raises: StoreError.
+
+    Sums lie operation by operation: heat maps ask for one, and pass over the row groups of the others.
+    """
+    is_of_sums = kind_of(table.schema) is StepTotals
+    if is_of_sums:
+        table = _by_operation(table)
+    delta = [name for name in _DELTA_COLUMNS if name in table.schema.names]
     sink = pa.BufferOutputStream()
     metadata = {**(table.schema.metadata or {}), AHEAD_KEY: str(ahead_ns).encode()}
     pq.write_table(
@@ -145,7 +157,9 @@ def write_segment(directory: Path, first: int, last: int, table: pa.Table, ahead
         sink,
         compression="zstd",
         compression_level=_LEVEL,
-        row_group_size=ROWS_OF_GROUP,
+        row_group_size=_ROWS_OF_OPERATION_GROUP if is_of_sums else _ROWS_OF_GROUP,
+        use_dictionary=[name for name in table.schema.names if name not in delta],
+        column_encoding=dict.fromkeys(delta, "DELTA_BINARY_PACKED"),
     )
     content = sink.getvalue().to_pybytes()
     path = directory / SegmentName(first, last, zlib.crc32(content)).text
@@ -154,6 +168,12 @@ def write_segment(directory: Path, first: int, last: int, table: pa.Table, ahead
     except CheckpointError as error:
         raise StoreError(f"events: {error}") from error
     return path
+
+
+def _by_operation(table: pa.Table) -> pa.Table:
+    """Return rows operation by operation, each one's in the order that they had."""
+    numbers = table.column("operation").unify_dictionaries().combine_chunks().indices
+    return table.take(np.argsort(numbers.to_numpy(), kind="stable"))
 
 
 def is_intact(path: Path) -> bool:

@@ -65,8 +65,10 @@ def test_files_of_an_hour_become_one_with_the_same_rows(tmp_path: Path) -> None:
     assert events.problems() == ()
     table = pq.read_table(merged)
     assert table.num_rows == num_rows(expected), "rows that came twice are gone"
-    assert table.column("step").to_pylist() == sorted(table.column("step").to_pylist())
-    assert table.column("operation").to_pylist()[:3] == ["forward-compute", "backward-compute", "grads-reduce-scatter"]
+    places = list(zip(*(table.column(name).to_pylist() for name in ("operation", "step", "rank")), strict=True))
+    names = ["forward-compute", "backward-compute", "grads-reduce-scatter"]
+    assert list(dict.fromkeys(name for name, _, _ in places)) == names
+    assert places == sorted(places, key=lambda place: (names.index(place[0]), *place[1:]))
 
 
 def test_merged_files_are_removed_once_nobody_can_be_about_to_open_them(tmp_path: Path) -> None:
