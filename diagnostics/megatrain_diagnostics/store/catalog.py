@@ -21,8 +21,10 @@ from megatrain_diagnostics.store.segments import (
     DAMAGED_SUFFIX,
     SUFFIX,
     Segment,
+    fault_in_rows,
     is_intact,
     not_superseded,
+    parse_name,
     read_footer,
 )
 
@@ -66,7 +68,7 @@ class Catalog:
         Raises: FileNotFoundError when one is there no more.
         """
         with self._lock:
-            fresh = [segment.path for segment in segments if segment.path not in self._checked]
+            fresh = [segment for segment in segments if segment.path not in self._checked]
         if fresh:
             with ThreadPoolExecutor(min(len(fresh), 4)) as pool:
                 self._judge(fresh, list(pool.map(_fault, fresh)))
@@ -110,13 +112,13 @@ class Catalog:
                 self._note(f"{error}; it was set aside")
         return self._footers[path]
 
-    def _judge(self, paths: Sequence[Path], faults: Sequence[str]) -> None:
-        for path, fault in zip(paths, faults, strict=True):
+    def _judge(self, segments: Sequence[Segment], faults: Sequence[str]) -> None:
+        for segment, fault in zip(segments, faults, strict=True):
             if fault:
-                self.set_aside(path, f"{fault}; it was set aside")
+                self.set_aside(segment.path, f"{fault}; it was set aside")
             else:
                 with self._lock:
-                    self._checked.add(path)
+                    self._checked.add(segment.path)
 
     def _note(self, problem: str) -> None:
         self._problems[printable(problem)] = None
@@ -147,9 +149,12 @@ def may_have(segment: Segment, where: Where) -> bool:
     )
 
 
-def _fault(path: Path) -> str:
+def _fault(segment: Segment) -> str:
+    """Return why a segment cannot be used. Of a file that no store of ours has named all is looked at."""
     try:
-        return "" if is_intact(path) else "its bytes are not those that were written"
+        if parse_name(segment.path.name) is None:
+            return fault_in_rows(segment)
+        return "" if is_intact(segment.path) else "its bytes are not those that were written"
     except FileNotFoundError:
         raise
     except OSError as error:

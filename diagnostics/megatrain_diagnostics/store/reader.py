@@ -17,7 +17,6 @@ from typing import Any
 import duckdb
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from megatrain.contracts.errors import DataError
 from megatrain_diagnostics.columns.schema import NOT_KNOWN, from_arrow, names_of, time_column
@@ -25,7 +24,7 @@ from megatrain_diagnostics.events.source import Where, in_order
 from megatrain_diagnostics.events.tables import Table, TableType, columns_of, from_columns
 from megatrain_diagnostics.store.catalog import Catalog
 from megatrain_diagnostics.store.heat import HeatMap, HeatQuestion, heat_map, heat_sql
-from megatrain_diagnostics.store.segments import Segment
+from megatrain_diagnostics.store.segments import Segment, fault_in_rows
 
 MEMORY_LIMIT_BYTES = 2 * 10**9
 ALL = Where()
@@ -124,9 +123,9 @@ class StoredEvents:
     def _explain(self, segments: Sequence[Segment], error: duckdb.Error) -> None:
         """Set aside what cannot be read. Raises: DataError when it is not the files' fault."""
         gone = [segment for segment in segments if not segment.path.exists()]
-        broken = [] if gone else [segment for segment in segments if not _can_be_read(segment.path)]
-        for segment in broken:
-            self._catalog.set_aside(segment.path, "cannot be read whole; it was set aside")
+        broken = {} if gone else {segment.path: fault for segment in segments if (fault := _fault_of(segment))}
+        for path, fault in broken.items():
+            self._catalog.set_aside(path, f"{fault}; it was set aside")
         if not gone and not broken:
             raise DataError(f"{self.directory}: events cannot be read: {error}") from error
 
@@ -179,9 +178,8 @@ def _selected(column: str) -> str:
     return f"coalesce(TRY_CAST({column} AS {column}_name), '{names[NOT_KNOWN]}'::{column}_name) AS {column}"
 
 
-def _can_be_read(path: Path) -> bool:
+def _fault_of(segment: Segment) -> str:
     try:
-        pq.read_table(path)
-    except (pa.ArrowException, OSError, ValueError):
-        return False
-    return True
+        return fault_in_rows(segment)
+    except FileNotFoundError:
+        return "is gone"

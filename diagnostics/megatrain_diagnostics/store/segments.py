@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +23,7 @@ import pyarrow.parquet as pq
 
 from megatrain.contracts.errors import CheckpointError, DataError, MegatrainError
 from megatrain.contracts.location import LocalLocation
-from megatrain_diagnostics.columns.schema import check_columns, kind_of, time_column
+from megatrain_diagnostics.columns.schema import check_columns, from_arrow, kind_of, names_of, time_column
 from megatrain_diagnostics.events.tables import StepTotals, Table
 
 SUFFIX = ".parquet"
@@ -126,9 +127,12 @@ def read_footer(path: Path) -> Segment:
     try:
         kind = kind_of(schema)
         check_columns(kind, schema)
+        _check_names(schema)
     except DataError as error:
         raise DataError(f"{path}: {error}") from error
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    if without := _without_values(schema, groups):
+        raise DataError(f"{path}: {without}: rows without a value")
     ahead = (schema.metadata or {}).get(AHEAD_KEY, b"0")
     return Segment(
         path=path,
@@ -185,6 +189,24 @@ def is_intact(path: Path) -> bool:
     return name is None or zlib.crc32(path.read_bytes()) == name.crc
 
 
+def fault_in_rows(segment: Segment) -> str:
+    """Return what is wrong with a segment's rows, each of which is looked at; "" where nothing is.
+
+    Raises: FileNotFoundError.
+    """
+    kind: Any = segment.kind
+    try:
+        table = pq.read_table(segment.path)
+        # text that is no Unicode is found here
+        table.validate(full=True)
+        from_arrow(kind, table)
+    except FileNotFoundError:
+        raise
+    except (pa.ArrowException, OSError, ValueError, DataError) as error:
+        return f"cannot be read whole ({_first_line(error)})"
+    return ""
+
+
 def ahead_of(kind: type[Table], table: pa.Table, written_ns: int) -> int:
     """Return how far the latest row is ahead of the time it is written at, in ns; below zero: it is behind."""
     column = time_column(kind)
@@ -192,6 +214,13 @@ def ahead_of(kind: type[Table], table: pa.Table, written_ns: int) -> int:
         return 0
     latest = max(int(chunk.to_numpy(zero_copy_only=False).max()) for chunk in table.column(column).chunks if len(chunk))
     return latest - written_ns
+
+
+def _check_names(schema: pa.Schema) -> None:
+    """Raise DataError for numbers where files have names: DuckDB could not read such a file beside the others."""
+    for name in schema.names:
+        if names_of(name) is not None and pa.types.is_integer(schema.field(name).type):
+            raise DataError(f"{name} as numbers, as on the wire; files have names")
 
 
 def _bounds(schema: pa.Schema, groups: Sequence[pq.RowGroupMetaData]) -> dict[str, tuple[int, int]]:
@@ -203,6 +232,16 @@ def _bounds(schema: pa.Schema, groups: Sequence[pq.RowGroupMetaData]) -> dict[st
         if all(one is not None and one.has_min_max for one in statistics):
             found[name] = (min(one.min for one in statistics), max(one.max for one in statistics))
     return found
+
+
+def _without_values(schema: pa.Schema, groups: Sequence[pq.RowGroupMetaData]) -> str:
+    """Return the first column of which a value is missing, as far as the footer tells; ours cannot have such."""
+    for number, name in enumerate(schema.names):
+        if schema.field(name).nullable:
+            statistics = [group.column(number).statistics for group in groups]
+            if any(one is not None and one.null_count for one in statistics):
+                return str(name)
+    return ""
 
 
 def _is_empty(path: Path) -> bool:

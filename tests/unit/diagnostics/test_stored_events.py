@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import threading
+import zlib
 from dataclasses import astuple
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -33,7 +35,7 @@ from megatrain_diagnostics.events.tables import (
 )
 from megatrain_diagnostics.store.reader import StoredEvents
 from megatrain_diagnostics.store.segment_store import SegmentStore
-from megatrain_diagnostics.store.segments import write_segment
+from megatrain_diagnostics.store.segments import SegmentName, write_segment
 from tests.helpers.stored_events import START_NS, committed, segment_paths, step_totals
 
 HOUR_NS = 3600 * 10**9
@@ -196,6 +198,46 @@ def test_foreign_file_whose_pages_are_damaged_is_set_aside(directory: Path) -> N
 
     assert sorted(set(events.read(StepTotals).step.tolist())) == [0, 2]
     assert [one for one in events.problems() if "foreign.parquet: cannot be read whole" in one]
+
+
+def rows_without_values(table: pa.Table) -> pa.Table:
+    return changed(table, "sum_ns", pa.nulls(table.num_rows, pa.int64()))
+
+
+def rows_of_no_text(table: pa.Table) -> pa.Table:
+    offsets = pa.array(np.arange(table.num_rows + 1, dtype=np.int32)).buffers()[1]
+    letters = pa.py_buffer(b"\xff" * table.num_rows)
+    return changed(table, "operation", pa.Array.from_buffers(pa.string(), table.num_rows, [None, offsets, letters]))
+
+
+def changed(table: pa.Table, column: str, values: pa.Array) -> pa.Table:
+    place = table.schema.get_field_index(column)
+    return table.set_column(place, pa.field(column, values.type, nullable=True), values)
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (lambda batch: rows_without_values(to_stored(StepTotals, batch)), "sum_ns: rows without a value"),
+        (lambda batch: rows_of_no_text(to_stored(StepTotals, batch)), "Invalid UTF8"),
+        (lambda batch: pa.Table.from_batches([batch]), "operation as numbers, as on the wire"),
+    ],
+    ids=["without values", "no text", "as on the wire"],
+)
+@pytest.mark.parametrize("has_our_name", [False, True])
+def test_foreign_rows_cost_no_others(directory: Path, made: Any, message: str, has_our_name: bool) -> None:
+    place = segment_paths(directory)[0].with_name("foreign.parquet")
+    pq.write_table(made(to_arrow(step_totals(range(2), range(7, 8)))), place)
+    if has_our_name:
+        place = place.rename(place.with_name(SegmentName(90, 90, zlib.crc32(place.read_bytes())).text))
+
+    events = StoredEvents(directory)
+
+    for _ in range(2):
+        assert sorted(set(events.read(StepTotals).step.tolist())) == [0, 1, 2]
+    (problem,) = events.problems()
+    assert place.name in problem
+    assert message in problem
 
 
 def test_fifo_of_a_segments_name_holds_nobody_up(directory: Path) -> None:
