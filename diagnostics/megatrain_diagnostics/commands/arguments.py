@@ -115,6 +115,7 @@ def open_source(args: argparse.Namespace) -> EventSource:
 
     source = StoredEvents(events_directory(args.place))
     source.check_not_empty()
+    args.source, args.num_told_problems = source, 0
     return source
 
 
@@ -131,7 +132,11 @@ def chosen_incarnation(args: argparse.Namespace, source: EventSource) -> int:
     return chosen
 
 
-def tell_problems(source: EventSource) -> None:
-    """Print to stderr what was found damaged while events were read."""
-    for problem in source.problems():
-        print_note(problem)
+def tell_problems(args: argparse.Namespace) -> None:
+    """Print to stderr what was found damaged while the events that were opened were read, and was not told yet."""
+    source: EventSource | None = getattr(args, "source", None)
+    if source is not None:
+        problems = source.problems()
+        for problem in problems[args.num_told_problems :]:
+            print_note(problem)
+        args.num_told_problems = len(problems)

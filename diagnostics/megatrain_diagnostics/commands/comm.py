@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
         print_json({"place": args.place, "incarnation": incarnation, **_document(found)})
     else:
         print_lines(_lines(found))
-    tell_problems(source)
+    tell_problems(args)
     return int(ExitCode.OK)
 
 

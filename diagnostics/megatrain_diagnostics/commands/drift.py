@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
         print_json({"place": args.place, **_document(found, args.peak_tflops)})
     else:
         print_lines(_lines(found, args.peak_tflops))
-    tell_problems(source)
+    tell_problems(args)
     return int(ExitCode.OK)
 
 

@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         print_json(_document(args.place, incarnation, found))
     else:
         print_lines(_lines(found))
-    tell_problems(source)
+    tell_problems(args)
     return int(ExitCode.OK)
 
 

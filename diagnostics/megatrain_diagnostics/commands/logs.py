@@ -20,10 +20,10 @@ from megatrain_diagnostics.commands.arguments import (
     add_json,
     add_place,
     add_ranks,
-    chosen_incarnation,
     open_source,
+    tell_problems,
 )
-from megatrain_diagnostics.events.roster import Roster, make_roster
+from megatrain_diagnostics.events.roster import Roster, make_roster, newest_incarnation
 from megatrain_diagnostics.events.source import EventSource, Where
 from megatrain_diagnostics.events.tables import Groups, LogLines, Ranks, num_rows
 
@@ -59,8 +59,8 @@ def run(args: argparse.Namespace) -> int:
     logs = source.read(LogLines, Where(incarnations=(incarnation,), ranks=args.ranks))
     if not num_rows(logs):
         raise DataError(f"{args.place}: no line of output of incarnation {incarnation} was streamed")
-    for problem in () if args.is_json else source.problems():
-        print_note(problem)
+    if not args.is_json or args.is_classified:
+        tell_problems(args)
     if args.is_classified:
         _print_verdict(classify_logs(logs, _roster(source, incarnation, args)), incarnation, args)
     else:
@@ -76,10 +76,16 @@ def _pattern(text: str) -> re.Pattern[str]:
 
 
 def _incarnation(args: argparse.Namespace, source: EventSource) -> int:
-    """Return the chosen incarnation; one that failed before it had ranks has lines only."""
-    if args.incarnation is None and not num_rows(source.read(Ranks)):
+    """Return the chosen incarnation, or the newest: one that failed before it had ranks has lines only."""
+    if args.incarnation is not None:
+        return int(args.incarnation)
+    ranks = source.read(Ranks)
+    if not num_rows(ranks):
         return int(max(source.read(LogLines).incarnation, default=0))
-    return chosen_incarnation(args, source)
+    newest = newest_incarnation(ranks)
+    while num_rows(source.read(LogLines, Where(incarnations=(newest + 1,)))):
+        newest += 1
+    return newest
 
 
 def _roster(source: EventSource, incarnation: int, args: argparse.Namespace) -> Roster | None:

@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
         lambda: _steps(source, incarnation, first, last),
         lambda ranks: _passes(source, incarnation, first, last, ranks),
     )
-    tell_problems(source)
+    tell_problems(args)
     if args.is_json:
         print_json({"place": args.place, "incarnation": incarnation, **_document(found)})
     else:

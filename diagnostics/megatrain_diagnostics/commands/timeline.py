@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
         print_lines(_lines(timeline, args.output, num_bytes, first, last))
     for text in timeline.left_out:
         print_note(f"left out: {text}; choose fewer --ranks or --steps, or raise --max-slices")
-    tell_problems(source)
+    tell_problems(args)
     return int(ExitCode.OK)
 
 

@@ -85,7 +85,7 @@ def _from_events(args: argparse.Namespace) -> tuple[OperationTable, JobShape]:
     first, last = args.steps
     spans = source.read(Spans, Where((incarnation,), first, last, operations=SPAN_OPERATIONS))
     spans = align(spans, source.read(Clocks), roster.hosts)
-    tell_problems(source)
+    tell_problems(args)
     return operations_of(spans, roster, args.place)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from megatrain.contracts.layout import Layout
 from megatrain_diagnostics.analysis.log_search import classify_logs, matching_lines
 from megatrain_diagnostics.columns.schema import to_arrow
 from megatrain_diagnostics.events.roster import Roster
-from megatrain_diagnostics.events.tables import LogLines, from_columns
+from megatrain_diagnostics.events.tables import LogLines, Ranks, from_columns
 from megatrain_diagnostics.store.segment_store import SegmentStore
+from tests.helpers.synthetic_steps import SyntheticJob
 
 ERROR = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
 LOST = "RuntimeError: Connection closed by peer [10.0.0.3]:5520"
@@ -103,6 +105,19 @@ def test_the_verb_judges(place: str, capsys: pytest.CaptureFixture[str]) -> None
     text = capsys.readouterr().out
     assert "began at     rank 2" in text
     assert re.search(r"2 +host-1 +root +gpu_hardware", text)
+
+
+def test_rounds_that_failed_before_they_had_ranks_are_found(place: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with SegmentStore(Path(place)) as store:
+        store.append(Ranks, to_arrow(SyntheticJob(Layout(dp_size=4), incarnation=1).ranks()))
+        for number in (2, 3):
+            lines = log_lines([(0, 20, f"ModuleNotFoundError in round {number}")])
+            store.append(LogLines, to_arrow(replace(lines, incarnation=lines.incarnation * number)))
+        store.commit()
+
+    assert told(capsys, place)["lines"][0]["line"] == "ModuleNotFoundError in round 3"
+    assert told(capsys, place, "--incarnation", "2")["lines"][0]["line"] == "ModuleNotFoundError in round 2"
+    assert told(capsys, place, "--incarnation", "1")["num_matching"] == len(FAILED)
 
 
 def test_what_makes_no_sense_is_said(place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

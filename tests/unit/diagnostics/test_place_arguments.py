@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from megatrain.cli import main
 from megatrain.contracts.errors import DataError
+from megatrain.contracts.layout import Layout
 from megatrain_diagnostics.columns.schema import to_arrow
 from megatrain_diagnostics.commands.arguments import (
     add_incarnation,
@@ -22,6 +24,7 @@ from megatrain_diagnostics.commands.arguments import (
 from megatrain_diagnostics.events.tables import Ranks, StepTotals, columns_of, from_columns, num_rows
 from megatrain_diagnostics.store.segment_store import SegmentStore
 from tests.helpers.stored_events import segment_paths, step_totals
+from tests.helpers.synthetic_steps import SyntheticJob
 
 
 def parsed(*words: str) -> argparse.Namespace:
@@ -103,13 +106,26 @@ def test_what_cannot_be_meant_is_refused(words: list[str], message: str) -> None
 
 def test_problems_are_told_on_stderr(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     segment_paths(run / "events" / "totals")[0].write_bytes(b"\x1b[31m")
-    source = open_source(parsed("demo"))
-    source.read(StepTotals)
+    args = parsed("demo")
+    open_source(args).read(StepTotals)
 
-    tell_problems(source)
+    tell_problems(args)
+    tell_problems(args)
 
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.startswith("megatrain: runs/demo/events/totals/")
-    assert "not a whole Parquet file" in captured.err
+    assert captured.err.count("not a whole Parquet file") == 1
     assert captured.err.isascii()
+
+
+def test_problems_are_told_where_they_leave_no_answer(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with SegmentStore(run / "events") as store:
+        store.append(Ranks, to_arrow(SyntheticJob(Layout(dp_size=2), incarnation=5).ranks()))
+        store.commit()
+    segment_paths(run / "events" / "totals")[0].write_bytes(b"garbage")
+
+    assert main(["diag", "stragglers", "demo"]) != 0
+
+    said = capsys.readouterr().err
+    assert said.index("not a whole Parquet file") < said.index("has no sums of steps")
