@@ -13,7 +13,7 @@ import numpy as np
 
 from megatrain.contracts.operations import Operation
 from megatrain.contracts.step_values import StepValue
-from megatrain_diagnostics.events.tables import Float64, Int64, StepTotals, Values
+from megatrain_diagnostics.events.tables import Float64, Int64, StepTotals, Values, select
 
 NUM_WARMUP_STEPS = 3
 SERIES_OPERATIONS = tuple(
@@ -50,7 +50,11 @@ class StepSeries:
 
 
 def step_series(totals: StepTotals, values: Values) -> StepSeries:
-    """Return the series of one incarnation's steps."""
+    """Return the series of one incarnation's steps.
+
+    A number that one rank alone tells of, where others tell of other steps, is nonsense of that rank.
+    """
+    totals = select(totals, totals.step >= 0)
     of_step = np.isin(totals.operation, [Operation.STEP.number, Operation.DATA_WAIT.number])
     keys, of_row = np.unique(totals.rank[of_step].astype(np.int64) << 32 | totals.step[of_step], return_inverse=True)
     own_ns = np.bincount(of_row.reshape(-1), weights=totals.sum_ns[of_step], minlength=len(keys))
@@ -58,7 +62,8 @@ def step_series(totals: StepTotals, values: Values) -> StepSeries:
     timed = np.unique(_keys(totals, Operation.STEP))
     is_timed = np.isin(keys, timed) & (own_ns > 0)
     steps, durations = (keys & 0xFFFFFFFF)[is_timed], own_ns[is_timed] / 1e9
-    unique, _ = np.unique(steps, return_index=True)
+    unique, num_ranks = np.unique(steps, return_counts=True)
+    unique = unique[num_ranks >= min(2, num_ranks.max(initial=1))]
     seconds = _by_step(steps, durations, unique, "median")
     disturbed = np.unique(totals.step[np.isin(totals.operation, [one.number for one in _DISTURBING])])
     is_kept = ~np.isin(unique, disturbed)

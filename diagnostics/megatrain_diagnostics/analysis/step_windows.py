@@ -123,6 +123,18 @@ def full_steps(spans: Spans) -> Int64:
     return np.unique(spans.step[proof]).astype(np.int64)
 
 
+def newest_steps(spans: Spans, count: int) -> Int64:
+    """Return the newest steps that were recorded in full, ascending.
+
+    A number that one rank alone tells of, where others tell of other steps, is nonsense of that rank.
+    """
+    proof = _is_any(spans, _PROVES_FULL) & (spans.duration_ns >= 0) & (spans.step >= 0)
+    told = np.unique(_key(spans.rank[proof], spans.step[proof]))
+    steps, num_ranks = np.unique(told & 0xFFFFFFFF, return_counts=True)
+    told_by_some: Int64 = steps[num_ranks >= min(2, num_ranks.max(initial=1))]
+    return told_by_some[-count:]
+
+
 def step_windows(spans: Spans, totals: StepTotals, first_step: int, last_step: int) -> Windows:
     """Return the windows of the steps that ranks recorded in full: each from its step's begin to that of the next.
 

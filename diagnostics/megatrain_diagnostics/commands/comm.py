@@ -11,7 +11,7 @@ from megatrain.contracts.errors import DataError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain_diagnostics.analysis.comm import Communication, analyse_communication
 from megatrain_diagnostics.analysis.slow_links import SLOW_EXCESS, SlowLinks
-from megatrain_diagnostics.analysis.step_windows import full_steps, known_steps, read_step_events
+from megatrain_diagnostics.analysis.step_windows import full_steps, known_steps, newest_steps, read_step_events
 from megatrain_diagnostics.commands.arguments import (
     Verbs,
     add_incarnation,
@@ -45,15 +45,14 @@ def run(args: argparse.Namespace) -> int:
     source = open_source(args)
     incarnation = chosen_incarnation(args, source)
     first, last = args.steps
-    known = full_steps(
-        source.read(Spans, Where(incarnations=(incarnation,), first_step=first, last_step=last))
-    ).tolist()
+    spans = source.read(Spans, Where(incarnations=(incarnation,), first_step=first, last_step=last))
+    known = full_steps(spans).tolist()
     if not known:
         raise DataError(
             f"{args.place}: no such step was recorded span by span; there are {known_steps(source, incarnation)}"
         )
     # without a choice the newest: a long job's spans would not fit the memory
-    chosen = known if args.steps != (None, None) else known[-_NUM_DEFAULT_STEPS:]
+    chosen = known if args.steps != (None, None) else newest_steps(spans, _NUM_DEFAULT_STEPS).tolist()
     events = read_step_events(source, incarnation, chosen[0], chosen[-1])
     found = analyse_communication(events, chosen[0], chosen[-1])
     if args.is_json:

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
+
 from megatrain.commands.argument_types import real_number, whole_number
 from megatrain.commands.printing import facts, print_json, print_lines, seconds_text
 from megatrain.config.diagnostics import DiagnosticsConfig
@@ -31,6 +33,8 @@ from megatrain_diagnostics.events.tables import Groups, Ranks, Spans, StepTotals
 
 _NEWEST_STEPS = 500
 _MAX_SHOWN = 12
+_LONGEST_GAP = 64
+"""Between two steps that a rank tells of, one after the other: beyond it the later one is nonsense."""
 _PROBES = 8
 """Ranks that are asked which steps there are."""
 
@@ -94,8 +98,19 @@ def _step_range(source: EventSource, roster: Roster, asked: tuple[int | None, in
     if not len(rows.step):
         between = "" if asked == (None, None) else f" between steps {asked[0] or 0} and {asked[1] or 'the newest'}"
         raise DataError(f"incarnation {roster.incarnation} has no sums of steps{between}; is streaming on (diag on)?")
-    last = int(rows.step.max())
+    last = _newest_step(rows)
     return (int(rows.step.min()) if asked[0] is not None else max(int(rows.step.min()), last - _NEWEST_STEPS + 1)), last
+
+
+def _newest_step(rows: StepTotals) -> int:
+    """Return how far ranks have come; numbers that are nonsense, of one rank or now and then, move nothing."""
+    newest = []
+    for rank in np.unique(rows.rank).tolist():
+        steps = np.unique(rows.step[rows.rank == rank]).astype(np.int64)
+        near = np.flatnonzero(np.diff(steps) <= _LONGEST_GAP)
+        newest.append(int(steps[near[-1] + 1] if len(near) else steps[0]))
+    # a quarter of the ranks may be wrong; of few all may be silent but one
+    return sorted(newest)[(len(newest) - 1) * 3 // 4 if len(newest) > 3 else -1]
 
 
 def _steps(source: EventSource, incarnation: int, first: int, last: int) -> Iterator[tuple[StepTotals, Values]]:

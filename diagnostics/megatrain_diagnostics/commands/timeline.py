@@ -12,7 +12,7 @@ from megatrain.commands.printing import bytes_text, facts, print_json, print_lin
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain_diagnostics.analysis.chrome_trace import chrome_trace
-from megatrain_diagnostics.analysis.step_windows import full_steps, known_steps, read_step_events
+from megatrain_diagnostics.analysis.step_windows import full_steps, known_steps, newest_steps, read_step_events
 from megatrain_diagnostics.analysis.timeline import MAX_SLICES, Timeline, lay_out
 from megatrain_diagnostics.commands.arguments import (
     Verbs,
@@ -105,11 +105,12 @@ def _steps(chosen: tuple[int | None, int | None], source: EventSource, incarnati
     if first is not None and last is not None:
         return first, last
     where = Where(incarnations=(incarnation,), first_step=first, last_step=last)
-    known = full_steps(source.read(Spans, where)).tolist()
+    spans = source.read(Spans, where)
+    known = full_steps(spans).tolist()
     if not known:
         raise DataError(f"no step was recorded span by span; there are {known_steps(source, incarnation)}")
     if first is None and last is None:
-        known = known[-_NUM_DEFAULT_STEPS:]
+        known = newest_steps(spans, _NUM_DEFAULT_STEPS).tolist()
     return (known[0] if first is None else first, known[-1] if last is None else last)
 
 

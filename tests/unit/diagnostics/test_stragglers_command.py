@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,23 @@ def test_a_slowness_that_ended_is_told_as_over(tmp_path: Path, capsys: pytest.Ca
     (finding,) = told(capsys, str(tmp_path))["findings"]
     assert finding["is_over"] is True
     assert finding["last_step"] == pytest.approx(42, abs=3)
+
+
+@pytest.mark.parametrize("step", [2**31 - 1, 5000])
+def test_a_rank_that_tells_of_steps_to_come_hides_nobody(
+    slow_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], step: int
+) -> None:
+    shutil.copytree(slow_run / "events", tmp_path / "events")
+    with SegmentStore(tmp_path / "events") as store:
+        totals, _ = SyntheticJob(Layout(dp_size=4), sequence=10**6).step(step)
+        store.append(StepTotals, to_arrow(select(totals, totals.rank == 0)))
+        store.commit()
+
+    for words in ((), ("--steps", "0:")):
+        document = told(capsys, str(tmp_path), *words)
+
+        assert [one["hosts"] for one in document["findings"]] == [["host-1"]]
+        assert document["last_step"] == 89
 
 
 def test_too_little_is_insufficient_evidence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -127,6 +127,22 @@ def test_timeline_that_cannot_be(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_steps_that_one_rank_alone_tells_of_are_not_the_newest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drawing = draw_job(LAYOUT, range(10, 20), 3)
+    for step in (-1, 2**31 - 1):
+        drawing.total(Op.STEP, 500, 90_000, rank=3, step=step)
+        drawing.span(Op.STEP, 500, 90_000, rank=3, step=step)
+    place = str(stored(tmp_path / "events", drawing))
+
+    timeline = told(capsys, "timeline", place, "--output", str(tmp_path / "out.json"))
+    assert (timeline["first_step"], timeline["last_step"]) == (18, 19)
+    assert told(capsys, "comm", place)["steps"][-1] == 19
+    drift = told(capsys, "drift", place)
+    assert (drift["first_step"], drift["last_step"]) == (13, 19)
+
+
 def test_comm(events: Path, capsys: pytest.CaptureFixture[str]) -> None:
     document = told(capsys, "comm", str(events))
 
