@@ -28,6 +28,9 @@ _RECHECK_STEPS = 4
 """Without a suspect everything is looked at each so many steps."""
 _SPREAD_FLOOR = 0.01
 _ALL = 1 << 31
+_LAST_STEP = 2**31 - 1
+_MOST_AHEAD = 10_000
+"""Steps that values may be ahead of those that are judged: sums come in other batches, and wait for silent ranks."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,6 +74,11 @@ class LiveDetection:
     def add_totals(self, totals: StepTotals, now_s: float) -> None:
         """Enter rows of this incarnation. Units: `now_s` on the clock that `advance` is told."""
         self.ring.add_totals(totals, now_s)
+
+    @property
+    def farthest_step(self) -> int:
+        """The last step that a rank may tell of now; what is beyond is nonsense of that rank."""
+        return _LAST_STEP if self.ring.next_step is None else self.ring.next_step + _MOST_AHEAD
 
     def add_values(self, values: Values) -> None:
         """Enter rows of this incarnation."""

@@ -24,7 +24,7 @@ from megatrain_diagnostics.controller.roster_book import RosterBook
 from megatrain_diagnostics.controller.span_window import SpanWindow
 from megatrain_diagnostics.controller.verdict_log import VerdictLog
 from megatrain_diagnostics.controller.verdict_rules import Told, Writer, judge
-from megatrain_diagnostics.events.tables import Clocks, Groups, Ranks, Spans, StepTotals, Table, Values
+from megatrain_diagnostics.events.tables import Clocks, Groups, Ranks, Spans, StepTotals, Table, Values, select
 
 _logger = logging.getLogger(__name__)
 _MAX_WAITING = 50
@@ -33,6 +33,9 @@ _AGAIN_S = 5.0
 """After a failure: etcd is asked until a deadline, and rows must not wait for that."""
 STEP_DEADLINE_S = 30.0
 """A step is judged without the ranks of which nothing came for so long."""
+_LONGEST_TICK_S = 600.0
+_TICK_S = 1.0
+"""What a tick is taken to be whose clock was set."""
 
 
 def thresholds_of(config: DiagnosticsConfig) -> Thresholds:
@@ -61,7 +64,9 @@ class Controller:
         self._told: Told | None = None
         self._waiting: deque[HostVerdict] = deque(maxlen=_MAX_WAITING)
         self._num_written = 0
-        self._now_s = now_s
+        self._unix_s = now_s
+        self._steady_s = 0.0
+        """What has passed since the beginning: it goes on, also when the machine's clock is set by an hour."""
         self._next_complaint_s = self._next_write_s = float("-inf")
 
     @property
@@ -98,12 +103,13 @@ class Controller:
             elif self._live is not None and isinstance(table, Ranks):
                 self._take_hosts(self._live)
         elif isinstance(table, StepTotals) and self._live is not None:
-            self._live.add_totals(self._book.of_newest(table), self._now_s)
+            self._live.add_totals(self._book.of_newest(table), self._steady_s)
         elif isinstance(table, Values):
             values = self._book.of_newest(table)
-            self._alarms += self._numerics.add(values)
             if self._live is not None:
+                values = select(values, values.step <= self._live.farthest_step)
                 self._live.add_values(values)
+            self._alarms += self._numerics.add(values)
         elif isinstance(table, Clocks):
             self._spans.add_clocks(table)
         elif isinstance(table, Spans):
@@ -111,20 +117,21 @@ class Controller:
 
     def tick(self, now_s: float) -> None:
         """Judge what has become complete, and write. Units: unix seconds."""
-        self._now_s = max(now_s, self._now_s)
+        passed_s, self._unix_s = now_s - self._unix_s, now_s
+        self._steady_s += passed_s if 0.0 <= passed_s <= _LONGEST_TICK_S else _TICK_S
         live = self._live
         try:
             if live is not None:
                 live.correlations = self._spans.correlations(live.peers.num_ranks)
                 # step by step: a verdict says what was known when it became sure, not what came with the same batch
-                while live.advance(self._now_s, at_most=1):
+                while live.advance(self._steady_s, at_most=1):
                     self._decide(now_s, live.assessment.findings)
-                self._complain_of_silence(live, now_s)
+                self._complain_of_silence(live)
             self._decide(now_s, self.assessment.findings)
             self._write(now_s)
         except CoordinationError as error:
-            self._next_write_s = now_s + _AGAIN_S
-            self._complain(now_s, f"verdicts wait, {len(self._waiting)} of them: {error}")
+            self._next_write_s = self._steady_s + _AGAIN_S
+            self._complain(f"verdicts wait, {len(self._waiting)} of them: {error}")
 
     def _begin_incarnation(self) -> None:
         """Drop everything: of another incarnation it says nothing."""
@@ -143,7 +150,7 @@ class Controller:
         try:
             roster = self._book.roster()
         except DataError as error:
-            self._complain(self._now_s, str(error))
+            self._complain(str(error))
             return
         if roster.layout == live.roster.layout and roster.hosts != live.roster.hosts:
             live.set_roster(roster)
@@ -154,7 +161,7 @@ class Controller:
         if number < 0 or not (findings or self._alarms):
             return
         if self._told is None:
-            if now_s < self._next_write_s:
+            if self._steady_s < self._next_write_s:
                 return
             self._told = self._log.told(number)
         self._told = self._told.for_round(number)
@@ -167,7 +174,7 @@ class Controller:
 
     def _write(self, now_s: float) -> None:
         """Raises: CoordinationError while etcd is away; what was decided is kept."""
-        if now_s < self._next_write_s:
+        if self._steady_s < self._next_write_s:
             return
         while self._waiting:
             self._log.write(self._waiting[0])
@@ -179,7 +186,8 @@ class Controller:
             )
         findings = self.assessment.findings
         if findings:
-            self._full_spans.ask(now_s, f"suspicion: {findings[0].cause.value} ({', '.join(findings[0].hosts)})")
+            reason = f"suspicion: {findings[0].cause.value} ({', '.join(findings[0].hosts)})"
+            self._full_spans.ask(now_s, self._steady_s, reason)
 
     def _weighed(self, findings: tuple[Finding, ...], told: Told) -> list[Finding]:
         """Return the findings, the gain of those that the driver may act upon being that of a replay if possible."""
@@ -194,14 +202,14 @@ class Controller:
             found.append(one)
         return found
 
-    def _complain_of_silence(self, live: LiveDetection, now_s: float) -> None:
+    def _complain_of_silence(self, live: LiveDetection) -> None:
         silent = live.silent_ranks()
         if silent:
             shown = ", ".join(map(str, silent[:16])) + (" ..." if len(silent) > 16 else "")
-            self._complain(now_s, f"0 samples from {len(silent)} ranks in the newest steps: {shown}")
+            self._complain(f"0 samples from {len(silent)} ranks in the newest steps: {shown}")
 
-    def _complain(self, now_s: float, text: str) -> None:
+    def _complain(self, text: str) -> None:
         """Say something at most once a minute."""
-        if now_s >= self._next_complaint_s:
-            self._next_complaint_s = now_s + _COMPLAINT_S
+        if self._steady_s >= self._next_complaint_s:
+            self._next_complaint_s = self._steady_s + _COMPLAINT_S
             _logger.warning("%s", text)

@@ -28,12 +28,13 @@ class FullSpans:
         self._sample_period = sample_period
         self._next_s = float("-inf")
 
-    def ask(self, now_s: float, reason: str) -> bool:
+    def ask(self, now_s: float, steady_s: float, reason: str) -> bool:
         """Return whether a burst begins. None does soon after another, nor where a person has switched spans off.
 
+        `now_s` is the unix time, `steady_s` of a clock that nobody sets.
         Raises: CoordinationError while etcd is away; ask again then.
         """
-        if now_s < self._next_s:
+        if steady_s < self._next_s:
             return False
         item = self._client.get(self._key)
         settings = (
@@ -42,13 +43,13 @@ class FullSpans:
             else decode(DiagSettings, item.value, self._key)
         )
         if not settings.is_on or settings.full_until_unix_s >= now_s + BURST_S or settings.sample_period == 1:
-            self._next_s = now_s + PAUSE_S
+            self._next_s = steady_s + PAUSE_S
             return False
         wanted = replace(settings, full_until_unix_s=now_s + BURST_S, by=self._by, reason=reason, at_unix_s=now_s)
         revision = 0 if item is None else item.mod_revision
         answer = self._client.txn([Compare.mod_revision(self._key, revision)], [Put(self._key, encode(wanted))])
         if not answer.is_met:
             return False  # somebody else has just changed it
-        self._next_s = now_s + PAUSE_S
+        self._next_s = steady_s + PAUSE_S
         _logger.info("all spans are recorded for %g s: %s", BURST_S, reason)
         return True

@@ -50,6 +50,7 @@ class Stream:
         self.config = config or DiagnosticsConfig()
         self.controller = self.new_controller()
         self.step = 0
+        self.clock_ahead_s = 0.0
 
     def new_controller(self) -> Controller:
         return Controller(self.client, self.keys.job, "daemon-1", lambda: self.config, START_S)
@@ -68,7 +69,7 @@ class Stream:
 
     @property
     def now_s(self) -> float:
-        return START_S + self.step
+        return START_S + self.step + self.clock_ahead_s
 
     def verdicts(self) -> list[HostVerdict]:
         found = self.client.read_all(KeyRange.prefix(self.keys.directory("verdicts"))).items
@@ -164,6 +165,37 @@ def test_a_loss_that_is_no_number_is_a_verdict(client: EtcdClient) -> None:
     (verdict,) = stream.verdicts()
     assert verdict.kind is VerdictKind.NUMERICS
     assert (verdict.rollback_to, verdict.skip_from, verdict.skip_to) == (10, 10, 10)
+
+
+def test_steps_that_a_rank_makes_up_hide_no_alarm(client: EtcdClient) -> None:
+    stream = Stream(client)
+    job = SyntheticJob(Layout(dp_size=4))
+    stream.begin(job)
+    stream.run(job, 10)
+    stream.controller.consume(Values, step_values(1, 2**31 - 1, {StepValue.LOSS: 3.0, StepValue.GRAD_NORM: 1.0}))
+    stream.run(job, 1)
+    stream.controller.consume(Values, step_values(1, 11, {StepValue.LOSS: float("nan"), StepValue.GRAD_NORM: 1.0}))
+    stream.controller.tick(stream.now_s)
+    (verdict,) = stream.verdicts()
+    assert (verdict.kind, verdict.first_step) == (VerdictKind.NUMERICS, 11)
+
+
+@pytest.mark.parametrize("jump_s", [-3600.0, 3600.0])
+def test_a_clock_that_is_set_by_an_hour_delays_nothing(
+    client: EtcdClient, caplog: pytest.LogCaptureFixture, jump_s: float
+) -> None:
+    stream = Stream(client)
+    job = SyntheticJob(Layout(dp_size=4))
+    stream.begin(job)
+    stream.run(job, 45, silent=3)
+    stream.clock_ahead_s = jump_s
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        stream.run(job, 70, silent=3)
+    assert [record for record in caplog.records if "0 samples" in record.getMessage()]
+    job.compute_factor[2] = 1.3
+    stream.run(job, 60, silent=3)
+    assert [verdict.hosts for verdict in stream.verdicts()] == [("host-1",)]
 
 
 def test_silent_ranks_are_told_of_once_a_minute(client: EtcdClient, caplog: pytest.LogCaptureFixture) -> None:
