@@ -109,7 +109,7 @@ def _configured_period(job: OpenJob) -> int:
     if record is None:
         raise CoordinationError(f"job {job.keys.job!r}: etcd knows no job of this name")
     told = decode(JobRecord, record.value, job.keys.record).config.get("diagnostics.sample_period", "")
-    return int(told) if told.isascii() and told.isdigit() and len(told) < 10 else SAMPLE_PERIOD
+    return int(told) if told.isascii() and told.isdigit() and len(told) <= 10 else SAMPLE_PERIOD
 
 
 def _read(job: OpenJob, period: int) -> DiagSettings:

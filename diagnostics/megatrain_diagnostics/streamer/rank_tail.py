@@ -97,7 +97,7 @@ class RankTail:
         spans, totals, values, num_nonsense = kinds_of(ended)
         self.num_nonsense += num_nonsense
         control = self._reader.control()
-        self._period = self._period if control is None else control.sample_period
+        self._period = self._period if control is None else min(control.sample_period, _MOST)
         chosen = spans[is_sampled(spans, self._period)]
         found: Tables = []
         groups = set(spans["group"].tolist()) - self._told_groups

@@ -55,6 +55,12 @@ def test_off_and_on(diag: Switch, client: EtcdClient) -> None:
     assert (settings.is_on, settings.sample_period, settings.off_operations) == (True, 7, ())
 
 
+def test_the_longest_period_of_a_configuration_holds(diag: Switch, client: EtcdClient) -> None:
+    config = {"diagnostics.sample_period": str(2**31 - 1)}
+    client.put(KEYS.record, encode(JobRecord("demo", "", "", config, 1, 1, 1, "run", "a", 0.0)))
+    assert diag("on").sample_period == 2**31 - 1
+
+
 def test_a_wish_leaves_the_rest_as_it_was(diag: Switch, client: EtcdClient) -> None:
     diag("set", "--without=tp-all-gather,gc")
     settings = diag("set", "--sample-period=50")

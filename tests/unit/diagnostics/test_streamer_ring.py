@@ -212,6 +212,17 @@ def test_a_rank_becomes_rows(open_box: OpenBox) -> None:
     tail.close()
 
 
+def test_a_control_page_full_of_nonsense_costs_no_rank(open_box: OpenBox) -> None:
+    recorder, path = open_box(num_records=512)
+    write_control(path, ControlPage(sample_period=2**32 - 1))
+    take_steps(recorder, range(3), recorder.add_group("tp", [2, 3]))
+    tail = RankTail(path, CLOCK)
+    found = dict(tail.look())
+    assert isinstance(found[StepTotals], StepTotals)
+    assert set(found[StepTotals].step.tolist()) == {0, 1, 2}
+    tail.close()
+
+
 def test_evidence_holds_all_newest_spans_and_what_is_open(open_box: OpenBox) -> None:
     recorder, path = open_box(num_records=512)
     group = recorder.add_group("tp", [2, 3])
