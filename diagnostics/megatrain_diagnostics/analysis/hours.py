@@ -30,7 +30,7 @@ class Hours:
 
 def hours_of_day(at_ns: Int64, seconds: Float64) -> Hours | None:
     """Return the pace by the hour; None where the steps cover less than the most of a day."""
-    if not len(at_ns) or int(at_ns.max() - at_ns.min()) < _LEAST_SPAN_NS:
+    if not len(at_ns) or int(at_ns.max()) - int(at_ns.min()) < _LEAST_SPAN_NS:
         return None
     hour = at_ns // _NS_AN_HOUR % 24
     medians = {

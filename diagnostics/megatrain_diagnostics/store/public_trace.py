@@ -24,6 +24,8 @@ _INTEGERS = {
 """Column of the file -> our name."""
 _TIMES = {"start_ts": "start_s", "duration": "duration_s"}
 _MAY_BE_NULL = {"mc", "gmc", "mb_id"}
+_LARGEST = 2**53
+"""Beyond it floats are not exact."""
 _MAX_META_BYTES = 1 << 16
 
 
@@ -108,6 +110,8 @@ def _kinds(path: Path, table: pa.Table) -> tuple[tuple[str, ...], Ints]:
         column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], pa.string())
     if not pa.types.is_dictionary(column.type):
         column = column.dictionary_encode()
+    if pa.types.is_large_string(column.type.value_type) or pa.types.is_string_view(column.type.value_type):
+        column = column.cast(pa.dictionary(pa.int32(), pa.string()))
     if column.null_count or not pa.types.is_string(column.type.value_type):
         raise DataError(f"{path}: optype must be text in every row; it is {column.type} with {column.null_count} nulls")
     return tuple(column.dictionary.to_pylist()), column.indices.to_numpy().astype(np.int64)
@@ -115,6 +119,8 @@ def _kinds(path: Path, table: pa.Table) -> tuple[tuple[str, ...], Ints]:
 
 def _integers(path: Path, table: pa.Table, name: str) -> Ints:
     column = table.column(name)
+    if pa.types.is_floating(column.type):
+        column = _whole(path, column, name)
     if not pa.types.is_integer(column.type):
         raise DataError(f"{path}: {name} must be whole numbers, found {column.type}")
     if column.null_count:
@@ -123,6 +129,15 @@ def _integers(path: Path, table: pa.Table, name: str) -> Ints:
         column = column.fill_null(-1)
     numbers: Ints = column.to_numpy().astype(np.int64)
     return numbers
+
+
+def _whole(path: Path, column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
+    """Return whole numbers that were written as floats: what pandas makes of a column that has gaps."""
+    values = column.to_numpy().astype(np.float64)
+    is_missing = np.isnan(values)
+    if not (np.floor(values) == values)[~is_missing].all() or (np.abs(values[~is_missing]) > _LARGEST).any():
+        raise DataError(f"{path}: {name} must be whole numbers, found {column.type} with other values")
+    return pa.chunked_array([pa.array(np.where(is_missing, 0.0, values).astype(np.int64), mask=is_missing)])
 
 
 def _floats(path: Path, table: pa.Table, name: str) -> Floats:

@@ -228,3 +228,46 @@ def test_metadata_without_sense_is_refused(tmp_path: Path, text: str, message: s
     (tmp_path / "m.yaml").write_text(text)
     with pytest.raises(DataError, match=message):
         read_meta(tmp_path / "m.yaml")
+
+
+FORMS = {
+    "optype as large text": ("optype", lambda column: column.cast(pa.string()).cast(pa.large_string())),
+    "optype as views": ("optype", lambda column: column.cast(pa.string()).cast(pa.string_view())),
+    "seq_id as floats": ("seq_id", lambda column: column.cast(pa.float64())),
+    "mb_id as floats with gaps": (
+        "mb_id",
+        lambda column: pa.array([None if one < 0 else float(one) for one in column.to_pylist()], pa.float32()),
+    ),
+    "gmc as floats, no number": (
+        "gmc",
+        lambda column: pa.array([math.nan if one < 0 else float(one) for one in column.to_pylist()], pa.float64()),
+    ),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_columns_in_the_forms_that_other_writers_give_them_are_read(form: str, tmp_path: Path) -> None:
+    path = tmp_path / "trace.parquet"
+    write_trace(path, TABLE)
+    name, changed_form = FORMS[form]
+    written = pq.read_table(path)
+    place = written.column_names.index(name)
+    pq.write_table(written.set_column(place, name, changed_form(written.column(name))), path)
+
+    found, usual = read_trace(path), TABLE
+    for one in fields(usual):
+        if one.name not in ("kinds", "kind"):
+            assert np.array_equal(getattr(found, one.name), getattr(usual, one.name)), one.name
+    assert [found.kinds[kind] for kind in found.kind] == [usual.kinds[kind] for kind in usual.kind]
+
+
+@pytest.mark.parametrize("value", [0.5, math.inf, 1e300])
+def test_floats_that_are_no_whole_numbers_are_refused(value: float, tmp_path: Path) -> None:
+    path = tmp_path / "trace.parquet"
+    write_trace(path, TABLE)
+    written = pq.read_table(path)
+    values = np.full(written.num_rows, value)
+    pq.write_table(written.set_column(written.column_names.index("seq_id"), "seq_id", pa.array(values)), path)
+
+    with pytest.raises(DataError, match="seq_id must be whole numbers"):
+        read_trace(path)

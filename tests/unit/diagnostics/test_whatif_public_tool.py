@@ -36,6 +36,8 @@ def test_every_figure_of_a_public_trace(name: str, capsys: pytest.CaptureFixture
     assert not list(differences(workers, found["mw"], TOLERANCE))
     assert not list(differences(last_stage, found["ms"], TOLERANCE))
     assert (found["Mw"], found["Ms"]) == (found["mw"]["Mw"], found["ms"]["Ms"])
+    for name in ("tori", "tideal"):
+        assert found[name] == found["mw"][name] == found["ms"][name]
     assert found["notes"] == []
 
 

@@ -18,7 +18,8 @@ _WAYS = (("dp_rank", "by_dp_rank"), ("stage", "by_stage"), ("optype", "by_optype
 def public_figures(result: WhatIf, shape: JobShape) -> dict[str, Any]:
     """Return all figures with the field names of the public tool's three result files.
 
-    Names that two of them share are in "mw" and "ms"; parts of a slowdown below 3 % are null, as there.
+    Names that two of them share are in "mw" and "ms", and beside them where the figures are the same; parts of a
+    slowdown below 3 % are null, as there.
     """
     blocking = result.parts if result.slowdown >= DECOMPOSED_FROM else None
     figures: dict[str, Any] = {
@@ -42,6 +43,8 @@ def public_figures(result: WhatIf, shape: JobShape) -> dict[str, Any]:
         "ms": {**last_stage, "Ms": result.last_stage.rem},
         "Mw": result.workers.rem,
         "Ms": result.last_stage.rem,
+        "tori": result.workers.tori,
+        "tideal": result.workers.tideal,
         "waste": result.waste,
         "worst_ranks": list(result.worst_ranks),
         "notes": list(result.notes),

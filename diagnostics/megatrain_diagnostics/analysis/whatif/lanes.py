@@ -208,7 +208,7 @@ def _without_jumps(start_s: Floats, duration_s: Floats, steps: Ints, notes: list
     longest = min(LONGEST_STEP_S, max(10.0 * usual, usual + CLOCK_JUMP_S))
     fits: Mask = spread <= longest
     for index in np.flatnonzero(~fits).tolist():
-        notes.append(f"step {steps[index]} is left out: its times span {spread[index]:.0f} s; a clock has jumped")
+        notes.append(f"step {steps[index]} is left out: its times span {spread[index]:.6g} s; a clock has jumped")
     return fits
 
 
