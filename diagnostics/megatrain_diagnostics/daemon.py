@@ -115,14 +115,13 @@ def run_daemon(settings: DaemonSettings, stop: threading.Event) -> bool:
         closing.callback(watch.close)
         session = secrets.token_hex(8)
         controller = Controller(client, keys.job, session, lambda: configuration.section, time.time())
-        book = JobBook()
+        book = JobBook(lambda: controller.farthest_step)
         consumers = ConsumerThread([controller, book], ledger)
         closing.callback(consumers.close)
         _recall(store, rounds, consumers)
         ingest = Ingest(store, Admission(rounds, FloodGate()), ledger, consumers)
         closing.callback(ingest.close)
-        if not settings.address or settings.port is None:
-            configuration.wait(_RECORD_PATIENCE_S)  # which may say where to listen
+        configuration.wait(_RECORD_PATIENCE_S)  # which may say where to listen, for hosts and for scrapes
         token = secrets.token_hex(32)
         server = _listening(settings, configuration.section, ingest, token)
         parts = MetricsParts(book, ledger, controller, store)

@@ -28,7 +28,7 @@ _RECHECK_STEPS = 4
 """Without a suspect everything is looked at each so many steps."""
 _SPREAD_FLOOR = 0.01
 _ALL = 1 << 31
-_LAST_STEP = 2**31 - 1
+LAST_STEP = 2**31 - 1
 _MOST_AHEAD = 10_000
 """Steps that values may be ahead of those that are judged: sums come in other batches, and wait for silent ranks."""
 
@@ -78,7 +78,7 @@ class LiveDetection:
     @property
     def farthest_step(self) -> int:
         """The last step that a rank may tell of now; what is beyond is nonsense of that rank."""
-        return _LAST_STEP if self.ring.next_step is None else self.ring.next_step + _MOST_AHEAD
+        return LAST_STEP if self.ring.next_step is None else self.ring.next_step + _MOST_AHEAD
 
     def add_values(self, values: Values) -> None:
         """Enter rows of this incarnation."""

@@ -17,7 +17,7 @@ from megatrain.contracts.host_verdict import Cause, HostVerdict, VerdictConfiden
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.coordination.client import EtcdClient
 from megatrain_diagnostics.analysis.findings import Assessment, Finding, Thresholds
-from megatrain_diagnostics.analysis.live import LiveDetection, StepScores
+from megatrain_diagnostics.analysis.live import LAST_STEP, LiveDetection, StepScores
 from megatrain_diagnostics.analysis.numerics import NumericsAlarm, NumericsWatch
 from megatrain_diagnostics.controller.full_spans import FullSpans
 from megatrain_diagnostics.controller.roster_book import RosterBook
@@ -91,6 +91,12 @@ class Controller:
                 found[host] = max(score, found.get(host, 0.0))
         return found
 
+    @property
+    def farthest_step(self) -> int:
+        """The last step that a rank may tell of now; what is beyond is nonsense of that rank."""
+        live = self._live
+        return LAST_STEP if live is None else live.farthest_step
+
     def silent_ranks(self) -> tuple[int, ...]:
         """Return the ranks of which nothing comes although others' steps do."""
         return () if self._live is None else self._live.silent_ranks()
@@ -106,8 +112,8 @@ class Controller:
             self._live.add_totals(self._book.of_newest(table), self._steady_s)
         elif isinstance(table, Values):
             values = self._book.of_newest(table)
+            values = select(values, values.step <= self.farthest_step)
             if self._live is not None:
-                values = select(values, values.step <= self._live.farthest_step)
                 self._live.add_values(values)
             self._alarms += self._numerics.add(values)
         elif isinstance(table, Clocks):

@@ -6,9 +6,10 @@ because it took its time, and in the tokens, because they were computed.
 
 from __future__ import annotations
 
+import math
 import threading
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -26,7 +27,9 @@ SAVE_FAILED = "a checkpoint FAILED"
 class JobBook:
     """A consumer of committed rows. `consume` is called from one thread, the rest from any."""
 
-    def __init__(self) -> None:
+    def __init__(self, farthest_step: Callable[[], int]) -> None:
+        """`farthest_step`: beyond which no rank can have come; one that says so is not believed."""
+        self._farthest_step = farthest_step
         self._lock = threading.Lock()
         self._incarnation = -1
         self._values_step = -1
@@ -58,7 +61,7 @@ class JobBook:
         """Return what rows say."""
         with self._lock:
             newest, step_s = self._newest, self._last_step_s
-            flops, peak = newest.get(StepValue.MODEL_FLOPS, 0.0), newest.get(StepValue.PEAK_FLOPS, 0.0)
+            flops, peak = (_finite(newest.get(kind, 0.0)) for kind in (StepValue.MODEL_FLOPS, StepValue.PEAK_FLOPS))
             return JobReading(
                 job=job,
                 version=version,
@@ -76,6 +79,7 @@ class JobBook:
     def _take_values(self, table: Values) -> None:
         self._begin(int(table.incarnation.max(initial=-1)))
         fresh = (table.incarnation == self._incarnation) & (table.step > self._values_step)
+        fresh &= table.step <= self._farthest_step()
         for step in np.unique(table.step[fresh]).tolist():
             rows = np.flatnonzero(fresh & (table.step == step))
             of_step = {int(table.kind[row]): float(table.value[row]) for row in rows}
@@ -83,12 +87,13 @@ class JobBook:
                 continue  # the rest of this step comes with the next batch
             self._values_step, self._newest = step, of_step
             self._last_step_ns = int(table.at_ns[rows].max())
-            self._tokens += int(of_step.get(StepValue.TOKENS, 0))
+            self._tokens += int(_finite(of_step.get(StepValue.TOKENS, 0.0)))
 
     def _take_totals(self, table: StepTotals) -> None:
         self._begin(int(table.incarnation.max(initial=-1)))
         is_step = table.operation == Operation.STEP.number
         fresh = is_step & (table.incarnation == self._incarnation) & (table.step > self._timed_step)
+        fresh &= table.step <= self._farthest_step()
         # all ranks leave a step together, so the first that tells of it tells its time
         steps, rows = np.unique(table.step[fresh], return_index=True)
         for step, row in zip(steps.tolist(), np.flatnonzero(fresh)[rows].tolist(), strict=True):
@@ -100,6 +105,11 @@ class JobBook:
     def _begin(self, incarnation: int) -> None:
         if incarnation > self._incarnation:
             self._incarnation, self._values_step, self._timed_step = incarnation, -1, -1
+
+
+def _finite(value: float) -> float:
+    """Return a count; 0 for what is none."""
+    return value if math.isfinite(value) and value > 0.0 else 0.0
 
 
 def refused_by_reason(refused: Mapping[tuple[Reason, str], int]) -> dict[str, int]:

@@ -13,13 +13,17 @@ import pytest
 from megatrain.config.diagnostics import DiagnosticsConfig
 from megatrain.config.load import load_config
 from megatrain.config.serialize import config_of_values, config_values
+from megatrain.contracts.diag_records import DaemonRecord
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.record import encode
+from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.record import decode, encode
 from megatrain.contracts.rounds import JobRecord, Round
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.settings import EtcdSettings
+from megatrain.coordination.wire import KeyValue
 from megatrain_diagnostics import daemon
+from megatrain_diagnostics.collector.job_watch import JobWatch
 from megatrain_diagnostics.collector.settings import DaemonSettings
 from megatrain_diagnostics.daemon import Configuration, run_daemon
 from megatrain_diagnostics.events.tables import Spans
@@ -136,6 +140,34 @@ def test_nothing_is_removed_before_it_is_known_what_is_kept() -> None:
     configuration.take(replace(record, config={}))  # a job that torchrun started
     assert configuration.section == DiagnosticsConfig()
     assert configuration.retention.hours == DiagnosticsConfig().retention_hours
+
+
+def test_metrics_are_where_the_job_wants_them_also_of_a_daemon_whose_address_was_said(
+    etcd: EtcdServers, client: EtcdClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class LateWatch(JobWatch):
+        def _take_record(self, item: KeyValue) -> None:
+            stop.wait(0.3)  # etcd takes its time
+            super()._take_record(item)
+
+    monkeypatch.setattr(daemon, "JobWatch", LateWatch)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    config = load_config(CONFIGS / "demo.toml", [f"--diagnostics.daemon_metrics_port={port}"]).config
+    keys, stop = JobKeys("other"), threading.Event()
+    client.put(keys.record, encode(JobRecord("other", "", "", config_values(config), 1, 1, 1, "", "", 1.0)))
+    thread = threading.Thread(target=run_daemon, args=(settings_of(etcd, tmp_path), stop))
+    thread.start()
+    try:
+        wait_until(lambda: client.get(keys.daemon) is not None, "the daemon's record", WAIT_S)
+        item = client.get(keys.daemon)
+        assert item is not None
+        assert decode(DaemonRecord, item.value, keys.daemon).metrics_port == port
+    finally:
+        stop.set()
+        thread.join()
+        client.delete(keys.record)
 
 
 @pytest.mark.parametrize("name", ["demo.toml", "gpt_125m.toml"])

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
+from megatrain.contracts.layout import Layout
 from megatrain.contracts.operations import Operation as Op
 from megatrain.contracts.step_values import StepValue
+from megatrain_diagnostics.events.tables import StepTotals, Values, select
 from megatrain_diagnostics.metrics.job_book import JobBook
 from megatrain_diagnostics.metrics.readings import JobReading
 from tests.helpers.drawn_spans import Drawing
+from tests.helpers.synthetic_steps import SyntheticJob, step_values
+
+LAST_STEP = 2**31 - 1
 
 
 def reading_of(*values: tuple[StepValue, float], step_us: int | None = 500_000) -> JobReading:
@@ -18,7 +25,7 @@ def reading_of(*values: tuple[StepValue, float], step_us: int | None = 500_000) 
         drawing.value(kind, 0, value, step=7)
     if step_us is not None:
         drawing.total(Op.STEP, 0, step_us, step=7)
-    book = JobBook()
+    book = JobBook(lambda: LAST_STEP)
     for table_kind, table in drawing.tables().items():
         book.consume(table_kind, table)
     return book.reading("my", "1.0")
@@ -44,3 +51,49 @@ def test_there_is_no_mfu_where_a_part_of_it_is_not_known(
     values: tuple[tuple[StepValue, float], ...], step_us: int | None
 ) -> None:
     assert reading_of(*values, step_us=step_us).mfu is None
+
+
+def reading(book: JobBook) -> JobReading:
+    return book.reading("demo", "1")
+
+
+def worth(step: int, **others: float) -> Values:
+    named = {StepValue[name.upper()]: value for name, value in others.items()}
+    return step_values(1, step, {StepValue.LOSS: 3.0, StepValue.GRAD_NORM: 1.0, **named})
+
+
+def test_steps_are_counted_once_whoever_tells_of_them() -> None:
+    book, job = JobBook(lambda: LAST_STEP), SyntheticJob(Layout(dp_size=4))
+    for step in range(5):
+        totals, _ = job.step(step)
+        for rank in range(4):
+            book.consume(StepTotals, select(totals, totals.rank == rank))
+        book.consume(Values, worth(step, tokens=10.0))
+    found = reading(book)
+    assert (found.step, found.loss, found.tokens) == (4, 3.0, 50)
+    assert sum(found.step_buckets) == 5
+
+
+def test_a_step_that_a_rank_makes_up_freezes_no_number() -> None:
+    book, job = JobBook(lambda: 1000), SyntheticJob(Layout(dp_size=4))
+    made_up, _ = job.step(LAST_STEP)
+    book.consume(StepTotals, select(made_up, made_up.operation == Op.STEP.number))
+    book.consume(Values, worth(LAST_STEP))
+    totals, _ = job.step(7)
+    book.consume(StepTotals, totals)
+    book.consume(Values, worth(7))
+    assert reading(book).step == 7
+    assert sum(reading(book).step_buckets) == 1
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, -5.0])
+def test_tokens_and_flops_that_are_no_numbers_are_not_counted(bad: float) -> None:
+    book, job = JobBook(lambda: LAST_STEP), SyntheticJob(Layout(dp_size=2))
+    totals, _ = job.step(1)
+    book.consume(StepTotals, totals)
+    book.consume(Values, worth(1, tokens=bad, model_flops=bad, peak_flops=bad))
+    assert reading(book).mfu is None
+    book.consume(Values, worth(2, tokens=8.0, model_flops=1e9, peak_flops=1e12))
+    found = reading(book)
+    assert (found.step, found.tokens) == (2, 8)
+    assert found.mfu is not None
