@@ -106,8 +106,8 @@ class Controller:
         if isinstance(table, Ranks | Groups):
             if self._book.add(table):
                 self._begin_incarnation()
-            elif self._live is not None and isinstance(table, Ranks):
-                self._take_hosts(self._live)
+            elif isinstance(table, Ranks):
+                self._take_hosts()
         elif isinstance(table, StepTotals) and self._live is not None:
             self._live.add_totals(self._book.of_newest(table), self._steady_s)
         elif isinstance(table, Values):
@@ -152,14 +152,16 @@ class Controller:
         self._spans = SpanWindow()
         self._alarms = []
 
-    def _take_hosts(self, live: LiveDetection) -> None:
+    def _take_hosts(self) -> None:
         try:
             roster = self._book.roster()
         except DataError as error:
             self._complain(str(error))
             return
-        if roster.layout == live.roster.layout and roster.hosts != live.roster.hosts:
-            live.set_roster(roster)
+        if self._live is None or roster.layout != self._live.roster.layout:
+            self._begin_incarnation()  # whoever was heard first told of another layout than most do
+        elif roster.hosts != self._live.roster.hosts:
+            self._live.set_roster(roster)
 
     def _decide(self, now_s: float, findings: tuple[Finding, ...]) -> None:
         """Make verdicts of what is new. Raises: CoordinationError while it is not known what was said before."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -67,16 +68,24 @@ def newest_incarnation(ranks: Ranks) -> int:
 def make_roster(ranks: Ranks, groups: Groups, incarnation: int) -> Roster:
     """Return the ranks of one incarnation; of a rank that is told of twice the newest row counts.
 
-    Raises: DataError for an incarnation that nothing is known of, and for ranks that disagree about the layout.
+    The layout is what more than half of the ranks say; those that say another one, or are none of it, are left out.
+    Raises: DataError for an incarnation that nothing is known of, and for ranks without such a majority.
     """
     rows = np.flatnonzero(ranks.incarnation == incarnation)
     if not len(rows):
         raise DataError(f"incarnation {incarnation} has no ranks; there are {sorted(set(ranks.incarnation.tolist()))}")
     rows = rows[np.argsort(ranks.at_ns[rows], kind="stable")]
-    sizes = {(int(ranks.tp_size[row]), int(ranks.pp_size[row]), int(ranks.dp_size[row])) for row in rows}
-    if len(sizes) > 1:
-        raise DataError(f"incarnation {incarnation}: ranks tell of different layouts (tp, pp, dp): {sorted(sizes)}")
-    tp_size, pp_size, dp_size = sizes.pop()
+    said = {int(ranks.rank[row]): (int(ranks.tp_size[row]), int(ranks.pp_size[row]), int(ranks.dp_size[row]))
+            for row in rows}  # fmt: skip
+    (sizes, count), *_ = Counter(said.values()).most_common(1)
+    if 2 * count <= len(said) or min(sizes) < 1:
+        raise DataError(
+            f"incarnation {incarnation}: ranks tell of different layouts (tp, pp, dp): {sorted(set(said.values()))}"
+        )
+    tp_size, pp_size, dp_size = sizes
+    layout = Layout(tp_size=tp_size, pp_size=pp_size, dp_size=dp_size)
+    rows = np.array([row for row in rows if said[int(ranks.rank[row])] == sizes
+                     and 0 <= ranks.rank[row] < layout.world_size])  # fmt: skip
     members = {
         (int(groups.rank[row]), int(groups.group[row])): GroupMembers(
             str(groups.name[row]), int(groups.first_rank[row]), int(groups.stride[row]), int(groups.num_ranks[row])
@@ -85,7 +94,7 @@ def make_roster(ranks: Ranks, groups: Groups, incarnation: int) -> Roster:
     }
     return Roster(
         incarnation=incarnation,
-        layout=Layout(tp_size=tp_size, pp_size=pp_size, dp_size=dp_size),
+        layout=layout,
         hosts={int(ranks.rank[row]): str(ranks.host[row]) for row in rows},
         groups=members,
         branch=str(ranks.branch[rows[-1]]),

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterator
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from megatrain.config.diagnostics import DiagnosticsConfig
@@ -165,6 +166,19 @@ def test_a_loss_that_is_no_number_is_a_verdict(client: EtcdClient) -> None:
     (verdict,) = stream.verdicts()
     assert verdict.kind is VerdictKind.NUMERICS
     assert (verdict.rollback_to, verdict.skip_from, verdict.skip_to) == (10, 10, 10)
+
+
+@pytest.mark.parametrize("num_liars", [1, 2])
+def test_ranks_that_lie_about_the_layout_are_outvoted(client: EtcdClient, num_liars: int) -> None:
+    stream, job = Stream(client), SyntheticJob(Layout(dp_size=8))
+    liars, others = select(job.ranks(), job.ranks().rank < num_liars), select(job.ranks(), job.ranks().rank >= 1)
+    sizes = np.arange(2, 2 + num_liars, dtype=np.int32)
+    stream.controller.consume(Ranks, replace(liars, tp_size=sizes, dp_size=sizes[::-1].copy()))
+    stream.controller.consume(Ranks, others)
+    stream.run(job, 30)
+    job.compute_factor[4] = 1.3
+    stream.run(job, 60)
+    assert [verdict.hosts for verdict in stream.verdicts()] == [("host-2",)]
 
 
 def test_steps_that_a_rank_makes_up_hide_no_alarm(client: EtcdClient) -> None:

@@ -1,0 +1,39 @@
+"""Who the ranks of an incarnation are, where some of them lie."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from megatrain.contracts.errors import DataError
+from megatrain.contracts.layout import Layout
+from megatrain_diagnostics.events.roster import make_roster
+from megatrain_diagnostics.events.tables import joined, select
+from tests.helpers.synthetic_steps import SyntheticJob, empty_groups
+
+RANKS = SyntheticJob(Layout(tp_size=2, dp_size=2)).ranks()
+
+
+def test_what_most_ranks_say_of_the_layout_holds_and_the_others_are_left_out() -> None:
+    lie = np.where(RANKS.rank == 3, 2**31 - 1, RANKS.dp_size).astype(np.int32)
+    roster = make_roster(replace(RANKS, dp_size=lie), empty_groups(), 1)
+    assert roster.layout == Layout(tp_size=2, dp_size=2)
+    assert sorted(roster.hosts) == [0, 1, 2]
+
+
+def test_ranks_beyond_the_layout_are_none_of_it() -> None:
+    stranger = replace(select(RANKS, [0]), rank=np.array([9], dtype=np.int32))
+    assert sorted(make_roster(joined(type(RANKS), [RANKS, stranger]), empty_groups(), 1).hosts) == [0, 1, 2, 3]
+
+
+def test_a_rank_that_corrects_itself_counts_once() -> None:
+    wrong = replace(RANKS, dp_size=RANKS.dp_size * 2, at_ns=RANKS.at_ns - 5)
+    assert make_roster(joined(type(RANKS), [RANKS, wrong]), empty_groups(), 1).layout.dp_size == 2
+
+
+def test_without_a_majority_there_is_no_answer() -> None:
+    split = np.where(RANKS.rank < 2, 4, RANKS.dp_size).astype(np.int32)
+    with pytest.raises(DataError, match=r"different layouts .*\(2, 1, 2\), \(2, 1, 4\)"):
+        make_roster(replace(RANKS, dp_size=split), empty_groups(), 1)
