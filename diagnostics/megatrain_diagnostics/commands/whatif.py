@@ -48,6 +48,8 @@ def run(args: argparse.Namespace) -> int:
 
     if (args.trace is None) == (args.place is None):
         raise DataError("name either PLACE or --trace FILE: the events of a job, or a trace in the public format")
+    if args.export_trace is not None:
+        _check_export(args)
     operations, shape = _from_trace(args) if args.trace is not None else _from_events(args)
     if args.export_trace is not None:
         _export(args.export_trace, operations, shape)
@@ -87,6 +89,16 @@ def _from_events(args: argparse.Namespace) -> tuple[OperationTable, JobShape]:
     spans = align(spans, source.read(Clocks), roster.hosts)
     tell_problems(args)
     return operations_of(spans, roster, args.place)
+
+
+def _check_export(args: argparse.Namespace) -> None:
+    """Raise DataError where the export would be written over its own metadata, or over what it is made from."""
+    written = {args.export_trace.absolute(), args.export_trace.with_suffix(".yaml").absolute()}
+    if len(written) == 1:
+        raise DataError(f"--export-trace={args.export_trace}: its metadata would have that name; end it in .parquet")
+    read = {path.absolute() for path in (args.trace, args.meta) if path is not None}
+    if read & written:
+        raise DataError(f"--export-trace={args.export_trace}: that would overwrite what is analysed; name another file")
 
 
 def _export(path: Path, operations: OperationTable, shape: JobShape) -> None:

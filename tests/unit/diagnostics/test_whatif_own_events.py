@@ -195,3 +195,20 @@ def test_refusals_say_what_to_do(
     code = main(["diag", "whatif", *(str(run_directory) if word == "RUN" else word for word in words)])
     assert code != 0
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("made.yaml", "its metadata would have that name"), ("trace.parquet", "overwrite what is analysed")],
+)
+def test_an_export_overwrites_neither_itself_nor_what_it_is_made_from(
+    run_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, message: str
+) -> None:
+    trace = tmp_path / "trace.parquet"
+    figures_printed(capsys, str(run_directory), "--export-trace", str(trace))
+    before = trace.read_bytes(), trace.with_suffix(".yaml").read_bytes()
+
+    assert main(["diag", "whatif", "--trace", str(trace), "--export-trace", str(tmp_path / name)]) != 0
+
+    assert message in capsys.readouterr().err
+    assert (trace.read_bytes(), trace.with_suffix(".yaml").read_bytes()) == before
