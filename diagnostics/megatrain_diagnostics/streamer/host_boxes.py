@@ -11,7 +11,9 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from megatrain.contracts.black_box_values import Identity
 from megatrain.contracts.errors import DataError
+from megatrain.contracts.run_directory import previous_black_box, safe_name
 from megatrain_diagnostics.streamer.host_clock import HostClock
 from megatrain_diagnostics.streamer.rank_tail import RankTail, Tables, box_inode
 
@@ -102,6 +104,11 @@ class HostBoxes:
         if tail.identity.host != self._host:
             tail.close()
             return
+        if not _is_named_for(path, tail.identity):
+            # a copy never moves: it would have a rank that lives called silent
+            _logger.warning("a black box is not streamed: %s: a copy, of another name than its rank's", path)
+            tail.close()
+            return
         if (after := self._position_of(tail.name)) > 0:
             tail.go_on_after(after)
         self._tails.append(tail)
@@ -112,3 +119,10 @@ class HostBoxes:
         self.num_nonsense += tail.num_nonsense
         self._tails.remove(tail)
         tail.close()
+
+
+def _is_named_for(path: Path, identity: Identity) -> bool:
+    """Say whether a box has the name that its writer gave it, or the one under which it was set aside."""
+    at = (safe_name(identity.branch), f"{identity.incarnation:06d}", f"rank-{identity.rank:05d}")
+    own = path.with_name(f"{'.'.join(at)}.blackbox")
+    return path.name.endswith((f".{own.name}", f".{previous_black_box(own).name}"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -284,6 +285,20 @@ def test_a_rank_that_never_wrote_anything_is_silent_too(host: Host) -> None:
     streamer.look(LONG_S + 1)
     assert host.silent == [(1,)]
     streamer.end()
+
+
+def test_a_copy_of_a_box_has_nobody_called_silent(host: Host, caplog: pytest.LogCaptureFixture) -> None:
+    rank = host.rank(0)
+    take_steps(rank, range(3))
+    copy = host.path(0).with_name(host.path(0).name.replace("rank-00000", "rank-00000-copy"))
+    shutil.copy(host.path(0), copy)
+    streamer, taken = host.streamer()
+    for at_s in range(3):
+        streamer.look(LONG_S + at_s)
+    streamer.end()
+    assert len(streamer.reading().ranks) <= 1
+    assert f"{copy}: a copy" in caplog.text
+    assert taken.all(Values).step.tolist() == [0, 1, 2]
 
 
 def test_a_box_that_becomes_garbage_harms_no_other(host: Host, caplog: pytest.LogCaptureFixture) -> None:
