@@ -119,7 +119,8 @@ def _answer(args: argparse.Namespace) -> _Answer:
     run_directory = run_at(args.place)
     filed: FiledEvidence | None = None
     if args.blackbox:
-        filed = read_boxes(Path(args.blackbox), args.incarnation)
+        run_key = "" if run_directory is None else RunDirectory(run_directory).key
+        filed = read_boxes(Path(args.blackbox), args.incarnation, run_key)
     elif run_directory is not None:
         filed = read_incident(RunDirectory(run_directory), args.incarnation)
     if filed is not None:

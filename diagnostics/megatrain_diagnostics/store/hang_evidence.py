@@ -43,20 +43,26 @@ class FiledEvidence:
     """By rank, the processes of this machine that live and write these black boxes."""
 
 
-def read_boxes(directory: Path, incarnation: int | None = None) -> FiledEvidence:
+def read_boxes(directory: Path, incarnation: int | None = None, run_key: str = "") -> FiledEvidence:
     """Return what the black boxes of a directory say, of one incarnation, the newest where None is named.
 
+    `run_key`: RunDirectory.key; where boxes of this run are there, those of other runs and jobs are left out.
     Raises: DataError where there is no such black box.
     """
     if not directory.is_dir():
         raise DataError(f"{directory}: no such directory")
     boxes: list[BlackBox] = []
     problems: list[str] = []
-    for path in sorted(directory.glob("*.blackbox")):
+    paths = sorted(directory.glob("*.blackbox"))
+    own = [path for path in paths if run_key and f".{run_key}." in path.name]
+    if own and len(own) < len(paths):
+        problems.append(f"{directory}: {len(paths) - len(own)} black boxes of other runs are left out")
+    for path in own or paths:
         try:
             boxes.append(read_black_box(path))
         except DataError as error:
             problems.append(str(error))
+    boxes.sort(key=lambda box: box.cursor)  # of a box and its copy the one that went on counts
     if not boxes:
         raise DataError("; ".join([f"{directory}: no black box that can be read", *problems[:3]]))
     newest = max(boxes, key=lambda box: (box.clock.unix_ns, box.identity.incarnation))

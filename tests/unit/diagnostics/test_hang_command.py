@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -38,9 +39,9 @@ def boxes(tmp_path: Path) -> Iterator[Path]:
         recorder.close()
 
 
-def stuck_rank(directory: Path, rank: int, incarnation: int = 3) -> Recorder:
+def stuck_rank(directory: Path, rank: int, incarnation: int = 3, run_key: str = "key") -> Recorder:
     identity = Identity("demo", "main", incarnation, rank, LAYOUT, os.getpid(), f"host-{rank // 2}")
-    recorder = open_recorder(identity, directory=str(directory), run_key="key", num_records=256)
+    recorder = open_recorder(identity, directory=str(directory), run_key=run_key, num_records=256)
     groups = {"tp": LAYOUT.tp_ranks(rank), "dp": LAYOUT.dp_ranks(rank)}
     numbers = {name: recorder.add_group(name, ranks) for name, ranks in groups.items()}
     recorder.set_step(7)
@@ -90,6 +91,37 @@ def test_damaged_and_foreign_boxes_are_told_of_and_left_out(
     assert len(found["problems"]) == 2
     assert any("other jobs are left out: other" in problem for problem in found["problems"])
     assert any("truncated" in problem for problem in found["problems"])
+
+
+def test_boxes_of_the_run_that_is_named_count_and_no_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, directory = RunDirectory(tmp_path / "run"), tmp_path / "boxes"
+    run.create()
+    directory.mkdir()
+    recorders = [stuck_rank(directory, rank, incarnation=1, run_key=run.key) for rank in range(4)]
+    # what a run of the same job has left, which got further, and a job that began later
+    recorders += [stuck_rank(directory, rank, incarnation=8) for rank in (0, 1)]
+    other = Identity("other", "main", 9, 0, Layout(), os.getpid(), "host-9")
+    recorders.append(open_recorder(other, directory=str(directory), run_key="k", num_records=64))
+
+    found = told(capsys, str(run.root), "--blackbox", str(directory))
+
+    for recorder in recorders:
+        recorder.close()
+    assert (found["incarnation"], [one["rank"] for one in found["suspects"]]) == (1, [LATE])
+    assert any("3 black boxes of other runs are left out" in problem for problem in found["problems"])
+
+
+def test_of_a_box_and_its_copy_the_one_that_went_on_counts(
+    boxes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    box = next(boxes.glob("*rank-00001.blackbox"))
+    early = open_recorder(
+        Identity("demo", "main", 3, 1, LAYOUT, os.getpid(), "host-0"),
+        directory=str(tmp_path), run_key="key", num_records=256,
+    )  # fmt: skip
+    shutil.copy(next(tmp_path.glob("*rank-00001.blackbox")), box.with_name(f"{box.stem}-copy.blackbox"))
+    early.close()
+    assert [one["rank"] for one in told(capsys, str(tmp_path), "--blackbox", str(boxes))["suspects"]] == [LATE]
 
 
 def test_what_is_kept_of_a_broken_round(boxes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
