@@ -28,9 +28,6 @@ _RECHECK_STEPS = 4
 """Without a suspect everything is looked at each so many steps."""
 _SPREAD_FLOOR = 0.01
 _ALL = 1 << 31
-LAST_STEP = 2**31 - 1
-_MOST_AHEAD = 10_000
-"""Steps that values may be ahead of those that are judged: sums come in other batches, and wait for silent ranks."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,7 +75,7 @@ class LiveDetection:
     @property
     def farthest_step(self) -> int:
         """The last step that a rank may tell of now; what is beyond is nonsense of that rank."""
-        return LAST_STEP if self.ring.next_step is None else self.ring.next_step + _MOST_AHEAD
+        return self.ring.farthest_step
 
     def add_values(self, values: Values) -> None:
         """Enter rows of this incarnation."""
@@ -98,6 +95,7 @@ class LiveDetection:
             return ()
         is_silent = self.ring.newest < self.ring.next_step - self.thresholds.num_steps
         is_silent |= (self.ring.newest < 0) & (self._num_taken > 0)
+        is_silent |= self.ring.newest > self.ring.farthest_step
         found: Indices = np.flatnonzero(is_silent)
         return tuple(found.tolist())
 

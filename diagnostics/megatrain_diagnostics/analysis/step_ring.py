@@ -22,6 +22,9 @@ WORK_KINDS = (StepValue.SQUARED_LENGTHS, StepValue.LABEL_TOKENS)
 OVERLAPPED = (Operation.GRADS_REDUCE_SCATTER, Operation.PARAMS_ALL_GATHER)
 """Many of these are under way at once, so that their sum counts the same waiting many times; the longest does not."""
 _FIRST_OPERATIONS = 8
+LAST_STEP = 2**31 - 1
+_MOST_AHEAD = 10_000
+"""Steps that a rank may be ahead of those that are judged: rows come in batches, and steps wait for silent ranks."""
 _LONGEST_STEP_NS = 7 * 86400 * 10**9
 
 
@@ -91,6 +94,11 @@ class StepRing:
         """Return the numbers of the operations that were seen, in the order of the rows of `StepRow.seconds`."""
         return tuple(self._numbers)
 
+    @property
+    def farthest_step(self) -> int:
+        """The last step that a rank may tell of now; what is beyond is nonsense of that rank."""
+        return LAST_STEP if self.next_step is None else self.next_step + _MOST_AHEAD
+
     def add_totals(self, totals: StepTotals, now_s: float) -> None:
         """Enter rows. Units: `now_s` is any clock that goes forward, the one that `due` is asked with."""
         step, rank = totals.step.astype(np.int64), totals.rank.astype(np.int64)
@@ -155,6 +163,10 @@ class StepRing:
         """Return the rows that belong into the ring, which moves on where most ranks have."""
         if not is_right.any():
             return np.zeros(0, dtype=np.int64)
+        if self.next_step is not None:
+            # what a rank made up before holds no longer when it says something else
+            told_now = np.unique(rank[is_right])
+            self.newest[told_now[self.newest[told_now] > self.farthest_step]] = -1
         np.maximum.at(self.newest, rank[is_right], step[is_right])
         if self.next_step is None:
             typical = np.median(step[is_right])

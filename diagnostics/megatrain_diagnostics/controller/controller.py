@@ -17,8 +17,9 @@ from megatrain.contracts.host_verdict import Cause, HostVerdict, VerdictConfiden
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.coordination.client import EtcdClient
 from megatrain_diagnostics.analysis.findings import Assessment, Finding, Thresholds
-from megatrain_diagnostics.analysis.live import LAST_STEP, LiveDetection, StepScores
+from megatrain_diagnostics.analysis.live import LiveDetection, StepScores
 from megatrain_diagnostics.analysis.numerics import NumericsAlarm, NumericsWatch
+from megatrain_diagnostics.analysis.step_ring import LAST_STEP
 from megatrain_diagnostics.controller.full_spans import FullSpans
 from megatrain_diagnostics.controller.roster_book import RosterBook
 from megatrain_diagnostics.controller.span_window import SpanWindow

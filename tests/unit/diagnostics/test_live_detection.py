@@ -54,6 +54,21 @@ def test_a_rank_that_sends_nothing_is_told_of_and_spoils_no_score() -> None:
     assert live.silent_ranks() == ()
 
 
+def test_a_rank_that_made_up_a_step_and_fell_silent_is_told_of() -> None:
+    job = SyntheticJob(LAYOUT)
+    live = LiveDetection(job.roster(), Thresholds(), deadline_s=5.0)
+    for step in range(40):
+        totals, _ = job.step(step)
+        stream(live, select(totals, totals.rank != 3) if step >= 10 else totals, float(step))
+        if step == 10:
+            made_up, _ = job.step(2**31 - 1)
+            stream(live, select(made_up, made_up.rank == 3), float(step))
+    assert live.silent_ranks() == (3,)
+    for step in range(40, 50):
+        stream(live, job.step(step)[0], float(step))
+    assert live.silent_ranks() == ()
+
+
 def test_steps_without_any_compute_or_time_give_finite_scores() -> None:
     job = SyntheticJob(LAYOUT)
     live = LiveDetection(job.roster(), Thresholds())
