@@ -117,6 +117,9 @@ def _print_lines(logs: LogLines, incarnation: int, source: EventSource, args: ar
             }
         )
         return
+    if not len(rows):
+        print_note(f"none of {num_rows(logs):,} lines matches")
+        return
     print_lines(
         [
             f"{time_text(int(logs.at_ns[row]) / _NS)} rank {logs.rank[row]} {logs.host[row]}: {logs.line[row]}"

@@ -98,6 +98,12 @@ def test_the_verb_searches(place: str, capsys: pytest.CaptureFixture[str]) -> No
     assert capsys.readouterr().out == f"1970-01-01 00:00:10 UTC rank 2 host-1: {ERROR}\n"
 
 
+def test_a_search_that_finds_nothing_says_so(place: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diag", "logs", place, "--grep", "no such"]) == 0
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("", "megatrain: none of 6 lines matches\n")
+
+
 def test_the_verb_judges(place: str, capsys: pytest.CaptureFixture[str]) -> None:
     found = told(capsys, place, "--classify")
     assert (found["label"], found["root_rank"], found["failures"][0]["rank"]) == ("gpu_hardware", 2, 2)
