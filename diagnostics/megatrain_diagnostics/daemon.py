@@ -45,6 +45,7 @@ from megatrain_diagnostics.collector.flood import FloodGate
 from megatrain_diagnostics.collector.ingest import Ingest
 from megatrain_diagnostics.collector.job_watch import JobWatch
 from megatrain_diagnostics.collector.rounds_known import KnownRounds
+from megatrain_diagnostics.collector.rows_ahead import RowsAhead
 from megatrain_diagnostics.collector.settings import DaemonSettings, add_daemon_arguments
 from megatrain_diagnostics.controller.controller import Controller
 from megatrain_diagnostics.events.roster import newest_incarnation
@@ -115,13 +116,13 @@ def run_daemon(settings: DaemonSettings, stop: threading.Event) -> bool:
         closing.callback(watch.close)
         session = secrets.token_hex(8)
         controller = Controller(client, keys.job, session, lambda: configuration.section, time.time())
-        book = JobBook(lambda: controller.farthest_step)
-        consumers = ConsumerThread([controller, book], ledger)
+        book = JobBook()
+        consumers = ConsumerThread([controller, book], ledger, RowsAhead(lambda: rounds.latest_told))
         closing.callback(consumers.close)
+        configuration.wait(_RECORD_PATIENCE_S)  # which may say where to listen, for hosts and for scrapes
         _recall(store, rounds, consumers)
         ingest = Ingest(store, Admission(rounds, FloodGate()), ledger, consumers)
         closing.callback(ingest.close)
-        configuration.wait(_RECORD_PATIENCE_S)  # which may say where to listen, for hosts and for scrapes
         token = secrets.token_hex(32)
         server = _listening(settings, configuration.section, ingest, token)
         parts = MetricsParts(book, ledger, controller, store)
@@ -161,6 +162,7 @@ def _recall(store: ParquetEventStore, rounds: KnownRounds, consumers: ConsumerTh
     """Tell who the ranks are: hosts told that to an earlier daemon, and say it once."""
     try:
         ranks = store.read(Ranks)
+        ranks = select(ranks, ranks.incarnation <= rounds.latest_told)
         if num_rows(ranks):
             rounds.note_ranks(ranks)
             newest = Where(incarnations=(newest_incarnation(ranks),))

@@ -19,6 +19,7 @@ from megatrain_diagnostics.collector.event_server import EventServer
 from megatrain_diagnostics.collector.flood import FloodGate
 from megatrain_diagnostics.collector.ingest import Ingest, IngestLimits, Store
 from megatrain_diagnostics.collector.rounds_known import KnownRounds
+from megatrain_diagnostics.collector.rows_ahead import RowsAhead
 from megatrain_diagnostics.events.tables import Spans, from_columns
 from megatrain_diagnostics.store.event_store import ParquetEventStore
 from megatrain_diagnostics.store.reader import StoredEvents
@@ -48,7 +49,9 @@ class RunningCollector:
 
     def __enter__(self) -> Self:
         store = self._store or self._closing.enter_context(ParquetEventStore(self._events))
-        consumers = ConsumerThread(self._consumers, self.ledger, tick_s=0.05)
+        consumers = ConsumerThread(
+            self._consumers, self.ledger, RowsAhead(lambda: self.rounds.latest_told), tick_s=0.05
+        )
         self._closing.callback(consumers.close)
         admission = Admission(self.rounds, FloodGate())
         self.ingest = Ingest(store, admission, self.ledger, consumers, self._limits)

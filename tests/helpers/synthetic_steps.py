@@ -7,7 +7,7 @@ are late when one of them is; in the reduction everybody waits for the last one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from megatrain.contracts.layout import Layout
 from megatrain.contracts.operations import Operation
 from megatrain.contracts.step_values import StepValue
 from megatrain_diagnostics.events.roster import Roster, make_roster
-from megatrain_diagnostics.events.tables import Groups, Ranks, StepTotals, Values, from_columns
+from megatrain_diagnostics.events.tables import Groups, Ranks, StepTotals, Values, from_columns, joined
 
 START_NS = 1_700_000_000_000_000_000
 STEP_S = 1.0
@@ -169,6 +169,12 @@ def step_values(
             "value": [row[2] for row in rows],
         },
     )
+
+
+def values_told_by(ranks: Sequence[int], step: int, values: dict[StepValue, float], incarnation: int = 1) -> Values:
+    """Return rows of each of these ranks for the same `values`."""
+    table = step_values(incarnation, step, values)
+    return joined(Values, [replace(table, rank=np.full_like(table.rank, rank)) for rank in ranks])
 
 
 def empty_groups() -> Groups:

@@ -1,20 +1,22 @@
 """Alarms of loss and gradient norm: not a number, or many times what it was (MegaScale, ByteRobust: 5 times).
 
 The measure is the median of the newest finite values. A gradient norm alone may spike for one step, which clipping
-takes care of: it has to last, or the loss has to rise with it.
+takes care of: it has to last, or the loss has to rise with it. All ranks tell the same numbers; one that tells others
+is outvoted, for a job must not go back because the memory of one rank is bad.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Iterable
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from megatrain.contracts.step_values import StepValue
-from megatrain_diagnostics.events.tables import Values
+from megatrain_diagnostics.analysis.witnesses import Witnesses
+from megatrain_diagnostics.events.tables import Values, select
 
 NUM_REMEMBERED = 100
 NUM_NEEDED = 50
@@ -23,6 +25,10 @@ _LASTING = 2
 """Steps that a jump of the gradient norm must last."""
 _WITH_LOSS = 1.5
 """A loss so many times its median makes the jump of a gradient norm serious at once."""
+_MOST_VOTES = 5
+"""Ranks whose word on a number counts: enough to outvote one, of however many."""
+_MOST_WAITING = 1_000
+"""Steps that wait until they are believed; what is farther ahead was made up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,39 +48,51 @@ class NumericsAlarm:
 class NumericsWatch:
     """One incarnation. Values may come from several ranks, twice and in any order of ranks; steps in order."""
 
-    def __init__(self, jump_factor: float) -> None:
+    def __init__(self, jump_factor: float, num_ranks: int = 1) -> None:
         self._factor = jump_factor
         self._past: dict[int, deque[float]] = {
             kind: deque(maxlen=NUM_REMEMBERED) for kind in (StepValue.LOSS, StepValue.GRAD_NORM)
         }
-        self._waiting: dict[int, dict[int, float]] = {}
+        self._witnesses = Witnesses(num_ranks)
+        self._waiting: dict[int, dict[int, dict[int, float]]] = {}
+        """Step -> kind -> rank -> value."""
         self._judged = -1
         self._first_bad: int | None = None
         self._num_bad = 0
 
     def add(self, values: Values) -> tuple[NumericsAlarm, ...]:
-        """Return the alarms that new values raise. Judged is a step when a later one is heard of, or both are known."""
+        """Return the alarms that new values raise.
+
+        Judged is a step that is believed (see `Witnesses`), when a later one is, or when ranks agree on both numbers.
+        """
         if self._factor <= 0.0:
             return ()
-        chosen = np.isin(values.kind, list(self._past))
-        rows = zip(
-            values.step[chosen].tolist(), values.kind[chosen].tolist(), values.value[chosen].tolist(), strict=True
-        )
-        for step, kind, value in rows:
-            if step > self._judged:
-                known = self._waiting.setdefault(step, {})
-                # ranks agree on what is no number; the worst of them counts
-                known[kind] = value if not math.isfinite(value) else known.get(kind, value)
+        chosen = select(values, np.isin(values.kind, list(self._past)) & (values.step > self._judged))
+        self._witnesses.add(chosen.rank, chosen.step)
+        for step, kind, rank, value in _some_of_each(chosen):
+            votes = self._waiting.setdefault(step, {}).setdefault(kind, {})
+            if len(votes) < _MOST_VOTES:
+                votes[rank] = value
+        for step in sorted(self._waiting)[_MOST_WAITING:]:
+            del self._waiting[step]
         return tuple(self._judge())
 
     def _judge(self) -> Iterable[NumericsAlarm]:
-        for step in sorted(self._waiting):
-            if len(self._waiting[step]) < len(self._past) and step == max(self._waiting):
+        believed = self._witnesses.believed
+        for step in sorted(step for step in self._waiting if step <= believed):
+            if step == believed and not self._is_agreed(self._waiting[step]):
                 return
-            alarm = self._judge_step(step, self._waiting.pop(step))
+            alarm = self._judge_step(step, {kind: _elected(votes) for kind, votes in self._waiting.pop(step).items()})
             self._judged = step
             if alarm is not None:
                 yield alarm
+
+    def _is_agreed(self, found: dict[int, dict[int, float]]) -> bool:
+        """Whether as many ranks as are needed say the same of each number, and nobody anything else."""
+        needed = self._witnesses.num_needed
+        return len(found) == len(self._past) and all(
+            len(votes) >= needed and len(set(map(repr, votes.values()))) == 1 for votes in found.values()
+        )
 
     def _judge_step(self, step: int, found: dict[int, float]) -> NumericsAlarm | None:
         said, kinds, is_nan = [], set(), False
@@ -115,3 +133,19 @@ class NumericsWatch:
         past = self._past[StepValue.LOSS]
         loss = found.get(StepValue.LOSS)
         return loss is not None and len(past) >= NUM_NEEDED and loss > _WITH_LOSS * float(np.median(past))
+
+
+def _some_of_each(values: Values) -> Iterator[tuple[int, int, int, float]]:
+    """Yield step, kind, rank and value of as many rows of each step and kind as may vote: of 12,288 ranks a few."""
+    order = np.lexsort((values.kind, values.step))
+    keys = values.step[order].astype(np.int64) << 8 | values.kind[order]
+    _, first, place = np.unique(keys, return_index=True, return_inverse=True)
+    rows = order[np.arange(len(order)) - first[place] < _MOST_VOTES]
+    columns = (values.step, values.kind, values.rank, values.value)
+    yield from zip(*(column[rows].tolist() for column in columns), strict=True)
+
+
+def _elected(votes: dict[int, float]) -> float:
+    """Return the value that most ranks tell; of several the worst: what is no number, or the greatest."""
+    count = Counter(map(repr, votes.values()))  # as text: a NaN is not equal to itself
+    return max(votes.values(), key=lambda value: (count[repr(value)], not math.isfinite(value), value))

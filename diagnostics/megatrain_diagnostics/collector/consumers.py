@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from megatrain_diagnostics.collector.counters import Ledger
+from megatrain_diagnostics.collector.rows_ahead import RowsAhead
 from megatrain_diagnostics.events.tables import Table, num_rows
 
 _logger = logging.getLogger(__name__)
@@ -32,8 +33,16 @@ class ConsumerThread:
     """Runs consumers until `close`. When they are too slow the oldest rows are passed over, and counted."""
 
     def __init__(
-        self, consumers: Sequence[Consumer], ledger: Ledger, *, tick_s: float = _TICK_S, max_rows: int = _MAX_ROWS
+        self,
+        consumers: Sequence[Consumer],
+        ledger: Ledger,
+        ahead: RowsAhead,
+        *,
+        tick_s: float = _TICK_S,
+        max_rows: int = _MAX_ROWS,
     ) -> None:
+        """`ahead` holds rows of rounds back that there are not yet."""
+        self._ahead = ahead
         self._consumers, self._ledger, self._tick_s, self._max_rows = tuple(consumers), ledger, tick_s, max_rows
         self._changed = threading.Condition()
         self._waiting: deque[tuple[type[Table], Table]] = deque()
@@ -74,7 +83,7 @@ class ConsumerThread:
                 self._waiting.clear()
                 self._num_rows = 0
                 is_last = self._is_closed
-            for kind, table in rows:
+            for kind, table in self._ahead.take(rows):
                 for consumer in self._consumers:
                     self._guarded(consumer, kind, table)
             if time.monotonic() >= next_tick_s:

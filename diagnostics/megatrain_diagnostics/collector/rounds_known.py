@@ -11,6 +11,7 @@ MAX_RANKS = 1 << 20
 _MAX_AHEAD = 64
 """Hosts may see a new round before the daemon does; more rounds than this at once there are not."""
 _MAX_ROUNDS = 10_000
+_ANY = 2**31 - 1
 
 
 class KnownRounds:
@@ -43,10 +44,16 @@ class KnownRounds:
             return self._newest_told if self._newest_told >= 0 else self._newest_seen
 
     @property
+    def latest_told(self) -> int:
+        """The newest round that there is, as etcd tells; any is possible for as long as it has told of none."""
+        with self._lock:
+            return self._newest_told if self._newest_told >= 0 else _ANY
+
+    @property
     def latest_possible(self) -> int:
         """The greatest incarnation that a row may have."""
         with self._lock:
-            return self._newest_told + _MAX_AHEAD if self._newest_told >= 0 else 2**31 - 1
+            return self._newest_told + _MAX_AHEAD if self._newest_told >= 0 else _ANY
 
     def world_sizes(self) -> Mapping[int, int]:
         """Return the ranks of each round that etcd told of."""

@@ -10,6 +10,7 @@ from megatrain.commands.argument_types import utf8_text, whole_number
 from megatrain.commands.printing import print_note
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.run_directory import RunDirectory
+from megatrain_diagnostics.events.roster import newest_incarnation
 from megatrain_diagnostics.events.source import EventSource
 from megatrain_diagnostics.events.tables import Ranks
 
@@ -121,12 +122,13 @@ def open_source(args: argparse.Namespace) -> EventSource:
 
 def chosen_incarnation(args: argparse.Namespace, source: EventSource) -> int:
     """Return the incarnation that is meant. Raises: DataError when there is no such, or none at all."""
-    known = sorted({int(number) for number in source.read(Ranks).incarnation})
+    ranks = source.read(Ranks)
+    known = sorted({int(number) for number in ranks.incarnation})
     if not known:
         raise DataError(f"{args.place}: no rank was ever heard of: no segments of the table ranks; is it a job's?")
     chosen: int | None = args.incarnation
     if chosen is None:
-        return known[-1]
+        return newest_incarnation(ranks)
     if chosen not in known:
         raise DataError(f"--incarnation={chosen}: {args.place} has {', '.join(map(str, known))}")
     return chosen

@@ -161,9 +161,10 @@ def _decoded(kind: type[RecordType], items: Mapping[str, bytes]) -> dict[str, Re
 
 def _on_disk(place: str, error: MegatrainError) -> tuple[str, str, list[Case]]:
     run_directory = run_at(place)
-    path = None if run_directory is None else RunDirectory(run_directory).incidents / AUDIT_NAME
-    if path is None or not path.is_file():
+    directory = None if run_directory is None else RunDirectory(run_directory).incidents
+    if directory is None or not directory.is_dir():
         raise error
+    path = directory / AUDIT_NAME
     try:
         entries, num_damaged = read_audit(path)
     except OSError as problem:

@@ -149,7 +149,7 @@ class Controller:
             self._live = None
             return
         self._live = LiveDetection(roster, thresholds_of(self._section()), STEP_DEADLINE_S)
-        self._numerics = NumericsWatch(self._section().loss_jump_factor)
+        self._numerics = NumericsWatch(self._section().loss_jump_factor, roster.layout.world_size)
         self._spans = SpanWindow()
         self._alarms = []
 

@@ -59,10 +59,20 @@ class Roster:
 
 
 def newest_incarnation(ranks: Ranks) -> int:
-    """Return the number of the newest incarnation. Raises: DataError where there is none."""
+    """Return the number of the newest incarnation of which at least half of the ranks told. Raises: DataError.
+
+    A single rank that made a number up is not the job; where no incarnation has that many, the newest of all counts.
+    """
     if not len(ranks.incarnation):
         raise DataError("no rank was ever heard of: the directory holds no table of ranks; is it a job's events?")
-    return int(ranks.incarnation.max())
+    numbers = sorted(set(ranks.incarnation.tolist()), reverse=True)
+    return next((number for number in numbers if _has_half(ranks, number)), int(numbers[0]))
+
+
+def _has_half(ranks: Ranks, incarnation: int) -> bool:
+    rows = ranks.incarnation == incarnation
+    sizes = ranks.tp_size[rows].astype(np.int64) * ranks.pp_size[rows] * ranks.dp_size[rows]
+    return bool(2 * len(np.unique(ranks.rank[rows])) >= np.median(sizes))
 
 
 def make_roster(ranks: Ranks, groups: Groups, incarnation: int) -> Roster:

@@ -9,14 +9,16 @@ from __future__ import annotations
 import math
 import threading
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
+from numpy.typing import NDArray
 
 from megatrain.contracts.operations import Operation
 from megatrain.contracts.step_values import StepValue
+from megatrain_diagnostics.analysis.witnesses import Witnesses
 from megatrain_diagnostics.collector.counters import Reason
-from megatrain_diagnostics.events.tables import LogLines, StepTotals, Table, Values
+from megatrain_diagnostics.events.tables import LogLines, Ranks, StepTotals, Table, Values
 from megatrain_diagnostics.metrics.readings import STEP_BUCKETS_S, JobReading
 
 _NS = 1_000_000_000
@@ -27,11 +29,10 @@ SAVE_FAILED = "a checkpoint FAILED"
 class JobBook:
     """A consumer of committed rows. `consume` is called from one thread, the rest from any."""
 
-    def __init__(self, farthest_step: Callable[[], int]) -> None:
-        """`farthest_step`: beyond which no rank can have come; one that says so is not believed."""
-        self._farthest_step = farthest_step
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._incarnation = -1
+        self._witnesses = Witnesses(1)
         self._values_step = -1
         """The newest step of which values came."""
         self._timed_step = -1
@@ -47,7 +48,9 @@ class JobBook:
     def consume(self, kind: type[Table], table: Table) -> None:
         """Take rows that are on disk."""
         with self._lock:
-            if isinstance(table, Values):
+            if isinstance(table, Ranks):
+                self._take_ranks(table)
+            elif isinstance(table, Values):
                 self._take_values(table)
             elif isinstance(table, StepTotals):
                 self._take_totals(table)
@@ -76,10 +79,16 @@ class JobBook:
                 save_failures=self._save_failures,
             )
 
+    def _take_ranks(self, table: Ranks) -> None:
+        self._begin(int(table.incarnation.max(initial=-1)))
+        now = table.incarnation == self._incarnation
+        sizes = table.tp_size[now].astype(np.int64) * table.pp_size[now] * table.dp_size[now]
+        self._witnesses.num_needed = max(self._witnesses.num_needed, min(2, int(sizes.max(initial=1))))
+
     def _take_values(self, table: Values) -> None:
         self._begin(int(table.incarnation.max(initial=-1)))
         fresh = (table.incarnation == self._incarnation) & (table.step > self._values_step)
-        fresh &= table.step <= self._farthest_step()
+        fresh &= self._is_believed(table, fresh)
         for step in np.unique(table.step[fresh]).tolist():
             rows = np.flatnonzero(fresh & (table.step == step))
             of_step = {int(table.kind[row]): float(table.value[row]) for row in rows}
@@ -93,7 +102,7 @@ class JobBook:
         self._begin(int(table.incarnation.max(initial=-1)))
         is_step = table.operation == Operation.STEP.number
         fresh = is_step & (table.incarnation == self._incarnation) & (table.step > self._timed_step)
-        fresh &= table.step <= self._farthest_step()
+        fresh &= self._is_believed(table, fresh)
         # all ranks leave a step together, so the first that tells of it tells its time
         steps, rows = np.unique(table.step[fresh], return_index=True)
         for step, row in zip(steps.tolist(), np.flatnonzero(fresh)[rows].tolist(), strict=True):
@@ -102,9 +111,14 @@ class JobBook:
             self._buckets[bisect_left(STEP_BUCKETS_S, seconds)] += 1
             self._sum_s += seconds
 
+    def _is_believed(self, table: Values | StepTotals, rows: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        self._witnesses.add(table.rank[rows], table.step[rows])
+        return np.asarray(table.step <= self._witnesses.believed)
+
     def _begin(self, incarnation: int) -> None:
         if incarnation > self._incarnation:
             self._incarnation, self._values_step, self._timed_step = incarnation, -1, -1
+            self._witnesses = Witnesses(1)
 
 
 def _finite(value: float) -> float:

@@ -24,6 +24,8 @@ from megatrain_diagnostics.events.tables import TABLES, Table
 from megatrain_diagnostics.store.segments import StoreError, ahead_of, hour_directory, parse_name, write_segment
 
 LOCK_NAME = "lock"
+_FOREIGN_NUMBER = 10**15
+"""No store has made so many commits: what has such a number in its name is from elsewhere."""
 
 
 class SegmentStore:
@@ -138,9 +140,12 @@ def _remove_unfinished(directory: Path) -> None:
 
 
 def _last_number(directory: Path) -> int:
-    """Return the greatest number that a segment of a table has, or had before it was found damaged."""
+    """Return the greatest number that a segment of a table has, or had before it was found damaged.
+
+    A name that nobody's count can have reached is none of ours: counting on from it would end in names of 19 digits.
+    """
     names = (parse_name(path.name.removesuffix(".damaged")) for path in directory.rglob("*.parquet*"))
-    return max((name.last for name in names if name is not None), default=0)
+    return max((name.last for name in names if name is not None and name.last < _FOREIGN_NUMBER), default=0)
 
 
 def _schema_text(schema: pa.Schema) -> str:

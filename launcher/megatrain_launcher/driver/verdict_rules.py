@@ -20,8 +20,6 @@ from megatrain_launcher.driver.policy import HOUR_S, Policy
 from megatrain_launcher.driver.responses import rollbacks_since
 from megatrain_launcher.driver.state import ClusterState
 
-_FUTURE_S = 60.0
-"""Clocks of hosts may differ by so much before a verdict counts as one of the future."""
 _HANG_S = 60.0
 """So long after a verdict on a hang the driver may come to see the hang itself."""
 _MAX_HOSTS = 32
@@ -51,7 +49,7 @@ def judge(
     """
     if verdict.kind is VerdictKind.HANG:
         return _of_hang(now, state, verdict)
-    problem = _out_of_place(now, state, verdict) or _unsure(verdict) or _said_before(state, verdict)
+    problem = _out_of_place(state, verdict) or _unsure(verdict) or _said_before(state, verdict)
     if problem:
         return _declined(problem)
     opened = state.open_incidents()
@@ -85,11 +83,11 @@ def _allowed(policy: Policy, judged: Judgement, *, is_approved: bool) -> Judgeme
     return Judgement(kind, f"{prefix}: {judged.reason}", judged.gain_s, judged.price_s, judged.hosts)
 
 
-def _out_of_place(now: float, state: ClusterState, verdict: HostVerdict) -> str:
-    """Return why a verdict is not about the job as it is now; empty where it is."""
-    if verdict.created_unix_s > now + _FUTURE_S:
-        ahead_s = verdict.created_unix_s - now
-        return f"it is {ahead_s:.0f} s from the future: the clock of its daemon is wrong"
+def _out_of_place(state: ClusterState, verdict: HostVerdict) -> str:
+    """Return why a verdict is not about the job as it is now; empty where it is.
+
+    What was before what is told by revisions of etcd: the clock of a daemon may be wrong by hours.
+    """
     round_ = state.round
     if round_ is None:
         return "there is no round"

@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib.metadata
 import logging
 import threading
-import time
 from collections.abc import Sequence
 
 from megatrain.commands.etcd_flags import PASSWORD_VARIABLE, EtcdFlags
@@ -19,12 +18,10 @@ from megatrain.coordination.settings import EtcdSettings
 from megatrain_launcher.child_process import ChildProcess
 from megatrain_launcher.executor.lasting_thread import LastingThread
 from megatrain_launcher.executor.settings import ExecutorSettings
+from megatrain_launcher.kept_program import keep_running
 
 ENTRY_POINT_GROUP = "megatrain.host_program"
 _logger = logging.getLogger(__name__)
-_LOOK_S = 0.2
-_FIRST_PAUSE_S = 1.0
-_LONGEST_PAUSE_S = 60.0
 _STOP_S = 5.0
 """So long a program that was asked to end may take to bring away what it has."""
 
@@ -60,34 +57,19 @@ class HostProgram:
         self._thread.join()
 
     def _run(self) -> None:
-        name, pause_s = self._entry_point.name, _FIRST_PAUSE_S
+        name = self._entry_point.name
         try:
             words = self._words()
         except Exception as error:  # noqa: BLE001 -- another distribution's code may fail in any way
             _logger.warning("%s cannot be started: %s: %s", name, type(error).__name__, error)
             return
-        while words and not self._closed.is_set():
-            began = time.monotonic()
-            ended = self._run_once(words)
-            if self._closed.is_set():
-                return
-            pause_s = _FIRST_PAUSE_S if time.monotonic() - began > _LONGEST_PAUSE_S else pause_s
-            _logger.warning("%s %s; it is started again in %.0f s", name, ended, pause_s)
-            self._closed.wait(pause_s)
-            pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s)
+        if words:
+            keep_running(name, lambda: self._start(words), self._closed, _logger.warning)
 
-    def _run_once(self, words: Sequence[str]) -> str:
-        """Have the program run until it ends or is to end; return how it ended."""
-        try:
-            self._logs.mkdir(parents=True, exist_ok=True)
-            log = self._logs / f"{safe_name(self._entry_point.name)}.log"
-            process = ChildProcess(words, log=log, environment=self._environment(), stop_s=_STOP_S)
-        except OSError as error:
-            return f"cannot be started ({error})"
-        with process:
-            while process.poll() is None and not self._closed.wait(_LOOK_S):
-                pass
-        return f"ended with exit code {process.poll()}"
+    def _start(self, words: Sequence[str]) -> ChildProcess:
+        self._logs.mkdir(parents=True, exist_ok=True)
+        log = self._logs / f"{safe_name(self._entry_point.name)}.log"
+        return ChildProcess(words, log=log, environment=self._environment(), stop_s=_STOP_S)
 
     def _words(self) -> list[str]:
         settings = self._settings

@@ -24,7 +24,7 @@ from megatrain_diagnostics.controller.controller import Controller
 from megatrain_diagnostics.controller.full_spans import BURST_S
 from megatrain_diagnostics.events.tables import Groups, Ranks, StepTotals, Values, select
 from tests.helpers.etcd_server import EtcdServers
-from tests.helpers.synthetic_steps import SyntheticJob, empty_groups, step_values
+from tests.helpers.synthetic_steps import SyntheticJob, empty_groups, step_values, values_told_by
 
 START_S = 1_800_000_000.0
 _numbers = itertools.count()
@@ -161,7 +161,7 @@ def test_a_loss_that_is_no_number_is_a_verdict(client: EtcdClient) -> None:
     stream.begin(job)
     stream.run(job, 10)
     bad = {StepValue.LOSS: float("nan"), StepValue.GRAD_NORM: float("nan")}
-    stream.controller.consume(Values, step_values(1, 10, bad))
+    stream.controller.consume(Values, values_told_by([0, 2], 10, bad))
     stream.controller.tick(stream.now_s)
     (verdict,) = stream.verdicts()
     assert verdict.kind is VerdictKind.NUMERICS
@@ -181,14 +181,16 @@ def test_ranks_that_lie_about_the_layout_are_outvoted(client: EtcdClient, num_li
     assert [verdict.hosts for verdict in stream.verdicts()] == [("host-2",)]
 
 
-def test_steps_that_a_rank_makes_up_hide_no_alarm(client: EtcdClient) -> None:
+@pytest.mark.parametrize("made_up", [5_000, 2**31 - 1])
+def test_steps_that_a_rank_makes_up_hide_no_alarm(client: EtcdClient, made_up: int) -> None:
     stream = Stream(client)
     job = SyntheticJob(Layout(dp_size=4))
     stream.begin(job)
     stream.run(job, 10)
-    stream.controller.consume(Values, step_values(1, 2**31 - 1, {StepValue.LOSS: 3.0, StepValue.GRAD_NORM: 1.0}))
+    stream.controller.consume(Values, step_values(1, made_up, {StepValue.LOSS: 3.0, StepValue.GRAD_NORM: 1.0}))
     stream.run(job, 1)
-    stream.controller.consume(Values, step_values(1, 11, {StepValue.LOSS: float("nan"), StepValue.GRAD_NORM: 1.0}))
+    bad = {StepValue.LOSS: float("nan"), StepValue.GRAD_NORM: 1.0}
+    stream.controller.consume(Values, values_told_by([1, 2], 11, bad))
     stream.controller.tick(stream.now_s)
     (verdict,) = stream.verdicts()
     assert (verdict.kind, verdict.first_step) == (VerdictKind.NUMERICS, 11)

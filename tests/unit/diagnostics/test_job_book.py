@@ -9,13 +9,11 @@ import pytest
 from megatrain.contracts.layout import Layout
 from megatrain.contracts.operations import Operation as Op
 from megatrain.contracts.step_values import StepValue
-from megatrain_diagnostics.events.tables import StepTotals, Values, select
+from megatrain_diagnostics.events.tables import Ranks, StepTotals, Values, select
 from megatrain_diagnostics.metrics.job_book import JobBook
 from megatrain_diagnostics.metrics.readings import JobReading
 from tests.helpers.drawn_spans import Drawing
 from tests.helpers.synthetic_steps import SyntheticJob, step_values
-
-LAST_STEP = 2**31 - 1
 
 
 def reading_of(*values: tuple[StepValue, float], step_us: int | None = 500_000) -> JobReading:
@@ -25,7 +23,7 @@ def reading_of(*values: tuple[StepValue, float], step_us: int | None = 500_000) 
         drawing.value(kind, 0, value, step=7)
     if step_us is not None:
         drawing.total(Op.STEP, 0, step_us, step=7)
-    book = JobBook(lambda: LAST_STEP)
+    book = JobBook()
     for table_kind, table in drawing.tables().items():
         book.consume(table_kind, table)
     return book.reading("my", "1.0")
@@ -63,7 +61,7 @@ def worth(step: int, **others: float) -> Values:
 
 
 def test_steps_are_counted_once_whoever_tells_of_them() -> None:
-    book, job = JobBook(lambda: LAST_STEP), SyntheticJob(Layout(dp_size=4))
+    book, job = JobBook(), SyntheticJob(Layout(dp_size=4))
     for step in range(5):
         totals, _ = job.step(step)
         for rank in range(4):
@@ -75,20 +73,24 @@ def test_steps_are_counted_once_whoever_tells_of_them() -> None:
 
 
 def test_a_step_that_a_rank_makes_up_freezes_no_number() -> None:
-    book, job = JobBook(lambda: 1000), SyntheticJob(Layout(dp_size=4))
-    made_up, _ = job.step(LAST_STEP)
-    book.consume(StepTotals, select(made_up, made_up.operation == Op.STEP.number))
-    book.consume(Values, worth(LAST_STEP))
+    book, job = JobBook(), SyntheticJob(Layout(dp_size=4))
+    book.consume(Ranks, job.ranks())
+    totals, _ = job.step(6)
+    book.consume(StepTotals, totals)
+    made_up, _ = job.step(5000)
+    book.consume(StepTotals, select(made_up, (made_up.operation == Op.STEP.number) & (made_up.rank == 0)))
+    book.consume(Values, worth(5000))
+    assert reading(book).step is None
     totals, _ = job.step(7)
     book.consume(StepTotals, totals)
     book.consume(Values, worth(7))
     assert reading(book).step == 7
-    assert sum(reading(book).step_buckets) == 1
+    assert sum(reading(book).step_buckets) == 2
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, -5.0])
 def test_tokens_and_flops_that_are_no_numbers_are_not_counted(bad: float) -> None:
-    book, job = JobBook(lambda: LAST_STEP), SyntheticJob(Layout(dp_size=2))
+    book, job = JobBook(), SyntheticJob(Layout(dp_size=2))
     totals, _ = job.step(1)
     book.consume(StepTotals, totals)
     book.consume(Values, worth(1, tokens=bad, model_flops=bad, peak_flops=bad))

@@ -8,7 +8,7 @@ import pytest
 from megatrain.contracts.step_values import StepValue
 from megatrain_diagnostics.analysis.numerics import NUM_NEEDED, NumericsAlarm, NumericsWatch
 from megatrain_diagnostics.events.tables import Values, joined, num_rows, select
-from tests.helpers.synthetic_steps import step_values
+from tests.helpers.synthetic_steps import step_values, values_told_by
 
 LOSS, NORM = StepValue.LOSS, StepValue.GRAD_NORM
 FACTOR = 5.0
@@ -85,3 +85,30 @@ def test_rows_twice_from_many_ranks_and_in_parts_raise_one_alarm() -> None:
     for rows in np.array_split(np.arange(num_rows(everything)), 37):
         alarms += watch.add(select(everything, rows))
     assert [alarm.first_step for alarm in alarms] == [80]
+
+
+def test_one_rank_that_says_something_else_is_outvoted() -> None:
+    watch, good, bad = NumericsWatch(FACTOR, 4), {LOSS: 3.0, NORM: 1.0}, {LOSS: float("nan"), NORM: 1.0}
+    alarms = []
+    for step in range(20):
+        alarms += watch.add(values_told_by([0], step, bad))
+        alarms += watch.add(values_told_by([1, 2, 3], step, good))
+    assert alarms == []
+    assert watch.add(values_told_by([0, 1], 20, bad)) != ()
+
+
+def test_of_two_ranks_that_do_not_agree_the_worse_word_counts_when_the_next_step_is_told() -> None:
+    watch, good, bad = NumericsWatch(FACTOR, 4), {LOSS: 3.0, NORM: 1.0}, {LOSS: float("nan"), NORM: 1.0}
+    assert watch.add(values_told_by([0], 0, good)) == ()
+    assert watch.add(values_told_by([1], 0, bad)) == ()
+    (alarm,) = watch.add(values_told_by([0, 1], 1, good))
+    assert alarm.first_step == 0
+
+
+def test_a_step_that_a_rank_makes_up_mutes_no_alarm() -> None:
+    watch = NumericsWatch(FACTOR, 4)
+    watch.add(values_told_by([0, 1], 5, {LOSS: 3.0, NORM: 1.0}))
+    for made_up in range(500, 2500):
+        watch.add(values_told_by([1], made_up, {LOSS: 3.0, NORM: 1.0}))
+    (alarm,) = watch.add(values_told_by([0, 2], 6, {LOSS: float("nan"), NORM: 1.0}))
+    assert alarm.first_step == 6

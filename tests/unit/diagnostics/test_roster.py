@@ -9,8 +9,8 @@ import pytest
 
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.layout import Layout
-from megatrain_diagnostics.events.roster import make_roster
-from megatrain_diagnostics.events.tables import joined, select
+from megatrain_diagnostics.events.roster import make_roster, newest_incarnation
+from megatrain_diagnostics.events.tables import Ranks, joined, select
 from tests.helpers.synthetic_steps import SyntheticJob, empty_groups
 
 RANKS = SyntheticJob(Layout(tp_size=2, dp_size=2)).ranks()
@@ -37,3 +37,13 @@ def test_without_a_majority_there_is_no_answer() -> None:
     split = np.where(RANKS.rank < 2, 4, RANKS.dp_size).astype(np.int32)
     with pytest.raises(DataError, match=r"different layouts .*\(2, 1, 2\), \(2, 1, 4\)"):
         make_roster(replace(RANKS, dp_size=split), empty_groups(), 1)
+
+
+def test_the_newest_incarnation_is_one_that_half_of_its_ranks_tell_of() -> None:
+    def ranks_of(incarnation: int, count: int) -> Ranks:
+        some = select(RANKS, list(range(count)))
+        return replace(some, incarnation=np.full_like(some.incarnation, incarnation))
+
+    assert newest_incarnation(joined(Ranks, [RANKS, ranks_of(6, 1)])) == 1
+    assert newest_incarnation(joined(Ranks, [RANKS, ranks_of(2, 2), ranks_of(6, 1)])) == 2
+    assert newest_incarnation(joined(Ranks, [ranks_of(3, 1), ranks_of(2, 1)])) == 3

@@ -128,6 +128,17 @@ def test_numbers_go_on_where_the_last_writer_stopped(tmp_path: Path) -> None:
     assert [path.name[:25] for path in segment_paths(tmp_path)] == [f"{n:012d}-{n:012d}" for n in (1, 2, 3)]
 
 
+def test_a_foreign_name_does_not_spoil_the_numbers(tmp_path: Path) -> None:
+    with SegmentStore(tmp_path) as store:
+        committed(store, step_totals(range(2), range(1)))
+    (first,) = segment_paths(tmp_path)
+    first.with_name("999999999999999999-999999999999999999.00000000.parquet").write_bytes(first.read_bytes())
+
+    with SegmentStore(tmp_path) as store:
+        committed(store, step_totals(range(2), range(1, 2)))
+    assert [path.name[:12] for path in segment_paths(tmp_path)] == ["000000000001", "000000000002", "999999999999"]
+
+
 def test_one_process_writes_a_directory(tmp_path: Path) -> None:
     with SegmentStore(tmp_path), pytest.raises(StoreError, match=r"process \d+ writes events there"):
         SegmentStore(tmp_path)

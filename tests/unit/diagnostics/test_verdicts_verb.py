@@ -61,6 +61,12 @@ def test_one_of_them_in_words(run_directory: Path, capsys: pytest.CaptureFixture
     assert "  1. its forward takes 1.3 x its peers'" in told
 
 
+def test_a_run_without_any_verdict_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "incidents").mkdir()
+    assert main(["diag", "verdicts", "--job", str(tmp_path)]) == 0
+    assert ": 0 verdicts" in capsys.readouterr().out
+
+
 def test_without_a_job_or_an_audit_the_error_is_etcds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diag", "verdicts", "--job", str(tmp_path)]) != 0
     assert capsys.readouterr().out == ""

@@ -90,7 +90,6 @@ def test_a_slow_host_saves_and_a_spare_takes_its_ranks() -> None:
         ({"gain_s_per_step": 0.2}, "expected some of a step"),
         ({"round": 0}, "about round 0, now there is round 1"),
         ({"round": 2}, "about round 2, now there is round 1"),
-        ({"created_unix_s": 1e6}, "from the future"),
     ],
 )
 def test_what_is_declined_and_why(changes: dict[str, Any], why: str) -> None:
@@ -99,6 +98,13 @@ def test_what_is_declined_and_why(changes: dict[str, Any], why: str) -> None:
     go_on(job, 1.0)
     assert incidents(job) == []
     assert list(job.rounds()) == [1]
+
+
+def test_the_clock_of_a_daemon_may_be_wrong() -> None:
+    job = begin()
+    tell_verdict(job, created_unix_s=1e6)
+    go_on_until(job, goes_on(job, 2), 2.0)
+    assert members(job, 2) == ["host-0", "host-1"]
 
 
 def test_a_verdict_of_a_round_that_is_over_is_declined() -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from megatrain.config.config import Config
 from megatrain.coordination.settings import Credentials, EtcdSettings, TlsFiles
-from megatrain_launcher.executor import host_program
+from megatrain_launcher import kept_program
 from megatrain_launcher.executor.host_program import ENTRY_POINT_GROUP, etcd_words, start_host_programs
 from megatrain_launcher.executor.settings import ExecutorSettings
 from tests.helpers.lone_rank import make_config
@@ -74,7 +74,7 @@ def running(
     entries = [Entry(name, notes) for name in ("broken", "idle", "streamer")]
     assert ENTRY_POINT_GROUP == "megatrain.host_program"
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: entries if group == ENTRY_POINT_GROUP else [])
-    monkeypatch.setattr(host_program, "_FIRST_PAUSE_S", 0.05)
+    monkeypatch.setattr(kept_program, "_FIRST_PAUSE_S", 0.05)
 
     def lives() -> list[dict[str, Any]]:
         return [json.loads(line) for line in notes.read_text().splitlines()] if notes.exists() else []

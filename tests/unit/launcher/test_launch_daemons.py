@@ -1,4 +1,4 @@
-"""Daemons beside a launch: started, ended with it, and told of when they end before."""
+"""Daemons beside a launch: started, started again and told of when they end, and ended with it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from megatrain_launcher import kept_program
 from megatrain_launcher.launch import daemon
 from tests.helpers.waiting import wait_until
 
@@ -21,22 +22,24 @@ def install(monkeypatch: pytest.MonkeyPatch, name: str, *words: str) -> None:
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [entry_point])
 
 
-def test_a_daemon_that_ends_is_told_of_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_daemon_that_ends_is_told_of_and_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
-    install(monkeypatch, "diagnostics", sys.executable, "-c", "raise SystemExit(7)")
-    monkeypatch.setattr(daemon, "_LOOK_S", 0.01)
+    install(monkeypatch, "diagnostics", sys.executable, "-c", "print('up'); raise SystemExit(7)")
+    monkeypatch.setattr(kept_program, "_LOOK_S", 0.01)
+    monkeypatch.setattr(kept_program, "_FIRST_PAUSE_S", 0.01)
 
     with daemon.running_daemons(tmp_path, ("127.0.0.1:1",), "demo", os.environ, told.append):
-        wait_until(lambda: bool(told), "what is told", WAIT_S)
+        wait_until(lambda: len(told) >= 2, "what is told", WAIT_S)
 
-    assert len(told) == 1
-    assert told[0].startswith("diagnostics ended with exit code 7, see ")
+    log = tmp_path / "logs" / "diagnostics.log"
+    assert told[0] == f"diagnostics ended with exit code 7; it is started again in 0 s; see {log}"
+    assert log.read_text().count("up\n") >= 2
 
 
 def test_a_daemon_that_ends_with_the_job_is_no_news(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     install(monkeypatch, "diagnostics", sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)")
-    monkeypatch.setattr(daemon, "_LOOK_S", 0.01)
+    monkeypatch.setattr(kept_program, "_LOOK_S", 0.01)
 
     with daemon.running_daemons(tmp_path, ("127.0.0.1:1",), "demo", os.environ, told.append):
         log = tmp_path / "logs" / "diagnostics.log"

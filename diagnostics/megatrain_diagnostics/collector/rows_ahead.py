@@ -1,0 +1,64 @@
+"""Rows of rounds that etcd has not told of yet: held back until it does.
+
+A host may see a new round before the daemon. But a rank that makes a round up must not end the judgement of the one
+that trains, so nobody is given its rows before the round is there.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from megatrain_diagnostics.events.tables import Table, columns_of, num_rows, select
+
+_MAX_ROWS = 1_000_000
+
+Part = tuple[type[Table], Table]
+
+
+class RowsAhead:
+    """For one thread. Beyond a million rows the oldest are forgotten: they are stored, only not judged."""
+
+    def __init__(self, latest_told: Callable[[], int], max_rows: int = _MAX_ROWS) -> None:
+        """`latest_told`: the newest round that there is."""
+        self._latest_told, self._max_rows = latest_told, max_rows
+        self._held: deque[Part] = deque()
+        self._num_rows = 0
+
+    def take(self, parts: list[Part]) -> list[Part]:
+        """Return the rows of rounds that there are: of those held so far, then of new ones, each in its order."""
+        latest = self._latest_told()
+        found: list[Part] = []
+        waiting, self._held, self._num_rows = [*self._held, *parts], deque(), 0
+        for kind, table in waiting:
+            ahead = _ahead(table, latest)
+            if ahead is None:
+                found.append((kind, table))
+                continue
+            self._hold(kind, _chosen(table, ahead))
+            if not ahead.all():
+                found.append((kind, _chosen(table, ~ahead)))
+        return found
+
+    def _hold(self, kind: type[Table], table: Table) -> None:
+        self._held.append((kind, table))
+        self._num_rows += num_rows(table)
+        while self._num_rows > self._max_rows and len(self._held) > 1:
+            _, forgotten = self._held.popleft()
+            self._num_rows -= num_rows(forgotten)
+
+
+def _ahead(table: Any, latest: int) -> Any:
+    """Return which rows are of a later round; None: none is."""
+    if "incarnation" not in columns_of(type(table)):
+        return None
+    mask = np.asarray(table.incarnation > latest)
+    return mask if mask.any() else None
+
+
+def _chosen(table: Any, rows: Any) -> Table:
+    part: Table = select(table, rows)
+    return part
