@@ -28,6 +28,7 @@ from benchmarks.result import Result
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.settings import EtcdSettings
+from megatrain_diagnostics.store.segments import not_superseded
 from megatrain_launcher.etcd_process import EtcdProcess
 
 SECONDS = 60.0
@@ -140,15 +141,17 @@ def _hosts(module: str, orders: Any) -> dict[str, Any]:
             raise RuntimeError(f"{module} did not start")
         print("go", file=process.stdin, flush=True)
         found: dict[str, Any] = json.loads(process.stdout.readline())
+        process.communicate(timeout=_READY_S)
         return found
     finally:
         timer.cancel()
         process.kill()
-        process.communicate()
+        process.wait()
 
 
 def _num_stored(directory: Path) -> int:
-    files = [str(path) for path in directory.rglob("*.parquet")]
+    # the daemon leaves what it has merged for a minute, for readers that have listed it
+    files = [str(path) for path in not_superseded(list(directory.rglob("*.parquet")))]
     return int(pyarrow.dataset.dataset(files, format="parquet").count_rows())
 
 
