@@ -1,7 +1,8 @@
 """What always-on telemetry costs a training step: switched on and off live, in blocks of 10 steps, paired.
 
-The ranks are the real trainer; etcd, the daemon and the host's streamer run beside them and do what they do in a job.
-The switch is the control page. Run alone on the machine: python -m benchmarks telemetry_overhead [--write]
+The rank is the real trainer; etcd, a daemon and the host's streamer run beside it and do what they do in a job. On a
+cluster the daemon is another machine's: that is the first case. The switch is the control page.
+Run alone on the machine: python -m benchmarks telemetry_overhead [--write]
 """
 
 from __future__ import annotations
@@ -34,21 +35,19 @@ from tests.helpers.tiny_data import write_corpus
 BLOCK = 10
 WARMUP = 200
 """Steps left out at the beginning: a multiple of four blocks."""
-STEPS = 4_000
+STEPS = 3_000
 HOST = "bench"
 VOCAB_SIZE = 512
-SHAPES = {
-    "1 rank": (1, {"seq_len": 128, "hidden_size": 192, "num_layers": 4, "num_heads": 4}),
-    "2 ranks, gloo": (2, {"seq_len": 128, "hidden_size": 192, "num_layers": 4, "num_heads": 4}),
-}
+ELSEWHERE, BESIDE = "daemon elsewhere", "daemon on this machine"
+MODEL = {"seq_len": 128, "hidden_size": 192, "num_layers": 4, "num_heads": 4}
 NUM_MICROBATCHES = 4
 BOUND = 1.004
 _Z_95 = 1.645
 
 
 def run(steps: int = STEPS, title: str = "") -> Result:
-    """Measure one rank and two. `title`: only the case of this name."""
-    rows = [_measure(name, *SHAPES[name], steps) for name in SHAPES if title in ("", name)]
+    """Measure with the daemon in two places. `title`: only the case of this name."""
+    rows = [_measure(name, steps) for name in (ELSEWHERE, BESIDE) if title in ("", name)]
     return Result(
         name="telemetry-overhead",
         title="What always-on telemetry costs a step",
@@ -66,17 +65,18 @@ def run(steps: int = STEPS, title: str = "") -> Result:
                 "span is timed (span mask 0)"
             ),
             (
-                "beside the ranks: etcd, the daemon with its store, the host's streamer; what of a core the streamer "
-                "takes, at nice 10, is in the last column"
+                f"{ELSEWHERE}: one that only acknowledges; {BESIDE}: the real one, with its store, as under "
+                "`megatrain launch --standalone`; the last columns: what of a core the streamer, at nice 10, and that "
+                "daemon take"
             ),
         ],
-        settings={"micro_batches": NUM_MICROBATCHES, **SHAPES["1 rank"][1], "vocab_size": VOCAB_SIZE},
+        settings={"micro_batches": NUM_MICROBATCHES, **MODEL, "vocab_size": VOCAB_SIZE},
     )
 
 
-def _measure(name: str, num_ranks: int, model: dict[str, int], steps: int) -> dict[str, Any]:
+def _measure(name: str, steps: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="telemetry-overhead-") as directory:
-        began_ns, streamer_s = _train(Path(directory), num_ranks, model, steps)
+        began_ns, (daemon_s, streamer_s) = _train(Path(directory), steps, is_beside=name == BESIDE)
     seconds = [(later - earlier) / 1e9 for earlier, later in pairwise(began_ns)]
     ratios = pair_ratios(seconds, BLOCK, WARMUP)
     mean, upper = mean_and_upper(ratios)
@@ -90,6 +90,7 @@ def _measure(name: str, num_ranks: int, model: dict[str, int], steps: int) -> di
         "ratio": round(mean, 5),
         "upper 95 %": round(upper, 5),
         "streamer, cores": round(streamer_s / sum(seconds), 4),
+        "daemon, cores": round(daemon_s / sum(seconds), 4),
     }
 
 
@@ -109,34 +110,32 @@ def mean_and_upper(ratios: Sequence[float]) -> tuple[float, float]:
     return math.exp(mean), math.exp(mean + _Z_95 * error)
 
 
-def _train(root: Path, num_ranks: int, model: dict[str, int], steps: int) -> tuple[list[int], float]:
-    """Train; return when each step of rank 0 began, and the seconds of processor time that the streamer took."""
-    config = _config(root, num_ranks, model, steps)
+def _train(root: Path, steps: int, *, is_beside: bool) -> tuple[list[int], list[float]]:
+    """Train; return when each step began, and the processor time that daemon and streamer took, in s."""
+    config = _config(root, steps)
     file, times = root / "config.toml", root / "times.json"
     file.write_text(to_toml(config))
     with ExitStack() as stack:
         etcd = stack.enter_context(EtcdProcess(root / "coordination"))
-        with _diagnosis(root, config, etcd.settings) as streamer:
+        with _diagnosis(root, config, etcd.settings, is_beside=is_beside) as programs:
             words = [sys.executable, "-m", "benchmarks.telemetry_rank", str(times), str(BLOCK), str(file)]
-            port, ranks = free_ports(1)[0], []
-            for rank in range(num_ranks):
-                environment = _environment(rank, num_ranks, port)
-                ranks.append(subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL))
-                stack.callback(ranks[-1].kill)  # after an interrupt; one that has ended is left alone
-            codes = [rank.wait() for rank in ranks]
-            streamer_s = _cpu_seconds(streamer)
-    if any(codes):
-        raise RuntimeError(f"the ranks ended with {codes}")
-    return json.loads(times.read_text()), streamer_s
+            rank = subprocess.Popen(words, env=_environment(free_ports(1)[0]), stdout=subprocess.DEVNULL)
+            stack.callback(rank.kill)  # after an interrupt; one that has ended is left alone
+            code = rank.wait()
+            cpu_s = [_cpu_seconds(pid) for pid in programs]
+    if code:
+        raise RuntimeError(f"the rank ended with {code}")
+    return json.loads(times.read_text()), cpu_s
 
 
 @contextmanager
-def _diagnosis(root: Path, config: Config, etcd: EtcdSettings) -> Iterator[int]:
-    """Have a daemon and a streamer; yields the streamer's process number."""
+def _diagnosis(root: Path, config: Config, etcd: EtcdSettings, *, is_beside: bool) -> Iterator[list[int]]:
+    """Have a daemon and a streamer; yields their process numbers."""
     run = Path(config.job.run_directory)
     endpoints = [str(endpoint) for endpoint in etcd.endpoints]
+    sink = [sys.executable, "-m", "benchmarks.telemetry_sink", config.job.name, endpoints[0]]
     commands = [
-        daemon_command(run, endpoints, config.job.name),
+        daemon_command(run, endpoints, config.job.name) if is_beside else sink,
         streamer_command(config=config, run=run, host=HOST, logs=run / "logs" / HOST, etcd=etcd_words(etcd)),
     ]
     with ExitStack() as stack:
@@ -147,7 +146,7 @@ def _diagnosis(root: Path, config: Config, etcd: EtcdSettings) -> Iterator[int]:
             stack.callback(process.wait)
             stack.callback(process.send_signal, signal.SIGTERM)
             pids.append(process.pid)
-        yield pids[1]
+        yield pids
 
 
 def _cpu_seconds(pid: int) -> float:
@@ -155,29 +154,29 @@ def _cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def _environment(rank: int, num_ranks: int, port: int) -> dict[str, str]:
+def _environment(port: int) -> dict[str, str]:
     return {
         **os.environ,
         "OMP_NUM_THREADS": "1",
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(num_ranks),
-        "LOCAL_WORLD_SIZE": str(num_ranks),
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "1",
+        "LOCAL_WORLD_SIZE": "1",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         HOST_VARIABLE: HOST,
     }
 
 
-def _config(root: Path, num_ranks: int, model: dict[str, int], steps: int) -> Config:
+def _config(root: Path, steps: int) -> Config:
     data = write_corpus(root / "data" / "train", 2_000_000, VOCAB_SIZE)
     boxes = Path("/dev/shm") if Path("/dev/shm").is_dir() else root
     return Config.from_dict(
         {
             "job": {"name": "telemetry-overhead", "run_directory": str(root / "run")},
-            "model": {**model, "vocab_size": VOCAB_SIZE},
+            "model": {**MODEL, "vocab_size": VOCAB_SIZE},
             "data": {"train": str(data)},
-            "batch": {"micro_batch_size": 1, "global_batch_size": NUM_MICROBATCHES * num_ranks},
+            "batch": {"micro_batch_size": 1, "global_batch_size": NUM_MICROBATCHES},
             "train": {"steps": steps + WARMUP + 1, "precision": "fp32"},
             "optimizer": {"lr": 1e-4},
             "checkpoint": {"interval": 0, "save_at_end": False},

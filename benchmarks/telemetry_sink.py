@@ -1,0 +1,68 @@
+"""A daemon as a host sees one that runs elsewhere: `python -m benchmarks.telemetry_sink JOB ETCD`.
+
+It takes and acknowledges what is streamed, with all checks, and does with it nothing more: storing and judging are the
+work of another machine.
+"""
+
+from __future__ import annotations
+
+import secrets
+import signal
+import socket
+import sys
+import threading
+from contextlib import ExitStack
+
+import pyarrow as pa
+
+from megatrain.contracts.diag_records import DaemonRecord
+from megatrain.contracts.job_keys import JobKeys
+from megatrain.coordination.client import EtcdClient
+from megatrain.coordination.settings import EtcdSettings
+from megatrain_diagnostics.collector.admission import Admission
+from megatrain_diagnostics.collector.announcement import Announcement
+from megatrain_diagnostics.collector.consumers import ConsumerThread
+from megatrain_diagnostics.collector.counters import Ledger
+from megatrain_diagnostics.collector.event_server import EventServer
+from megatrain_diagnostics.collector.flood import FloodGate
+from megatrain_diagnostics.collector.ingest import Ingest
+from megatrain_diagnostics.collector.rounds_known import KnownRounds
+from megatrain_diagnostics.collector.rows_ahead import RowsAhead
+from megatrain_diagnostics.events.tables import Table
+
+LOOPBACK = "127.0.0.1"
+_GOODBYE_S = 3.0
+
+
+class Nowhere:
+    """A store that keeps nothing."""
+
+    def append(self, kind: type[Table], batch: pa.RecordBatch) -> None:
+        """Forget rows."""
+
+    def commit(self) -> int:
+        """Do nothing."""
+        return 0
+
+
+def serve(job: str, endpoint: str, stop: threading.Event) -> None:
+    """Acknowledge until `stop` is set."""
+    keys, ledger, rounds = JobKeys(job), Ledger(), KnownRounds()
+    with ExitStack() as closing:
+        client = closing.enter_context(EtcdClient(EtcdSettings.of(endpoint)))
+        consumers = ConsumerThread([], ledger, RowsAhead(lambda: rounds.latest_told))
+        closing.callback(consumers.close)
+        ingest = Ingest(Nowhere(), Admission(rounds, FloodGate()), ledger, consumers)
+        closing.callback(ingest.close)
+        token = secrets.token_hex(32)
+        server = EventServer(ingest, LOOPBACK, 0, token)
+        closing.callback(server.stop, _GOODBYE_S)
+        record = DaemonRecord(socket.gethostname(), secrets.token_hex(8), LOOPBACK, server.port, token)
+        closing.callback(Announcement(client, keys.daemon, record).close)
+        stop.wait()
+
+
+if __name__ == "__main__":
+    is_over = threading.Event()
+    signal.signal(signal.SIGTERM, lambda number, frame: is_over.set())
+    serve(sys.argv[1], sys.argv[2], is_over)
