@@ -30,6 +30,7 @@ from tests.helpers.source_tree import ROOT
 from tests.helpers.waiting import wait_until
 
 DEADLINE_S = 30.0
+_NUM_COPIES = 100
 _MISSED_AFTER_S = 0.1
 """How soon workers miss a writer that was killed, in place of a second."""
 
@@ -198,11 +199,22 @@ class _FaultyStorage:
             if self._num_times < fault.time:
                 return
             self._fault = None
-            shutil.copytree(self._root, place.with_suffix(".tree"))
+            _copy_as_it_is(self._root, place.with_suffix(".tree"))
             place.with_suffix(".reached").touch()
             if not fault.is_held:
                 _kill_this_process()
             wait_until(place.with_suffix(".go").exists, f"{place.with_suffix('.go')}", DEADLINE_S)
+
+
+def _copy_as_it_is(root: str, target: Path) -> None:
+    """Copy a tree that other hosts write into: a temporary file may have become the real one meanwhile."""
+    for _ in range(_NUM_COPIES):
+        try:
+            shutil.copytree(root, target)
+            return
+        except shutil.Error:
+            shutil.rmtree(target)
+    raise AssertionError(f"{root} changes faster than it can be copied")
 
 
 def _kill_this_process() -> NoReturn:
