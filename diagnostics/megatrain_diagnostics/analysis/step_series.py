@@ -82,9 +82,15 @@ def step_series(totals: StepTotals, values: Values) -> StepSeries:
         gc_seconds=_by_step(totals.step[is_gc].astype(np.int64), totals.sum_ns[is_gc] / 1e9, kept, "max"),
         work=work,
         work_name=name,
-        peak_flops=float(values.value[values.kind == StepValue.PEAK_FLOPS].max(initial=0.0)),
+        peak_flops=_peak_flops(values),
         num_left_out=int((~is_kept).sum()),
     )
+
+
+def _peak_flops(values: Values) -> float:
+    """Return what most rows tell: one rank's nonsense must not become the job's."""
+    told = values.value[(values.kind == StepValue.PEAK_FLOPS) & np.isfinite(values.value) & (values.value > 0)]
+    return float(np.median(told)) if len(told) else 0.0
 
 
 def _keys(totals: StepTotals, operation: Operation) -> Int64:
