@@ -35,7 +35,7 @@ from tests.helpers.tiny_data import write_corpus
 BLOCK = 10
 WARMUP = 200
 """Steps left out at the beginning: a multiple of four blocks."""
-STEPS = 3_000
+STEPS = 10_000
 HOST = "bench"
 VOCAB_SIZE = 512
 ELSEWHERE, BESIDE = "daemon elsewhere", "daemon on this machine"
