@@ -41,6 +41,7 @@ class ErrorDocument(Document):
     """The body of every refusal."""
 
     error: str
-    """A word for programs: unauthorized, forbidden, not-found, bad-request, too-large, too-many, unavailable, conflict."""
+    """A word for programs: unauthorized, forbidden, not-found, bad-request, too-large, too-many, unavailable or
+    conflict."""
     text: str
     """A sentence for people: what was found, the rule, the way out."""

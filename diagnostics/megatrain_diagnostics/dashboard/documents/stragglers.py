@@ -35,7 +35,10 @@ class HostScore(Document):
 
 
 class StragglersDocument(Document):
-    """The answer of /stragglers. `source`: daemon (as it judged the running job), or events (computed from the store)."""
+    """The answer of /stragglers.
+
+    `source`: daemon (as it judged the running job), or events (computed from the store).
+    """
 
     incarnation: int
     source: str
