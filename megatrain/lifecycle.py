@@ -11,7 +11,6 @@ Standard library only, because this is loaded before torch.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import logging
 import math
 import os
@@ -30,6 +29,7 @@ from typing import Any, NoReturn, Self
 
 from megatrain.contracts.errors import DataError
 from megatrain.failures.patience import Patience
+from megatrain.programs.processes import signal_at_parents_death
 from megatrain.self_fence import SelfFence
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
@@ -46,7 +46,6 @@ _COMMAND = struct.Struct("<BdH")
 
 # Sent to a whole process group they mean the worker, and would end the watchdog and forked children before it.
 _GROUP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGQUIT)
-_PR_SET_PDEATHSIG = 1
 _PIPE_FD = 3
 _LONGEST_WAIT_S = 3600.0  # select takes no infinity
 _LOOK_S = 1.0
@@ -193,7 +192,7 @@ def _be_watchdog(read_fd: int, worker_pid: int, grace_s: float, rank_text: str, 
     try:
         _leave_the_worker_behind(read_fd)
         # the pipe does not end while a child of the worker holds it open
-        _signal_at_parents_death(signal.SIGKILL)
+        signal_at_parents_death(signal.SIGKILL)
         watch = _Watch(worker_pid, grace_s, patience, f"rank {rank_text} (process {worker_pid})")
         reason = watch.wait()
         # Still our parent, so its number has not passed to another process.
@@ -229,14 +228,9 @@ def stop_with_launcher(launcher_pid: int) -> None:
     """Ask Linux for SIGTERM when the launcher dies: nobody would watch over its workers, and a new launcher starts
     others. Call it when the signal has its handler; `launcher_pid` is the parent as of the process's first moments.
     """
-    _signal_at_parents_death(signal.SIGTERM)
+    signal_at_parents_death(signal.SIGTERM)
     if os.getppid() != launcher_pid:
         os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _signal_at_parents_death(number: signal.Signals) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
 class GraceClock:

@@ -30,7 +30,7 @@ from typing import Any, Self
 from megatrain.contracts.errors import ConfigError, CoordinationError
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.settings import Credentials, EtcdSettings
-from megatrain_launcher.child_process import ChildProcess
+from megatrain.programs.child_process import ChildProcess
 from megatrain_launcher.etcd_log import lack_of_room, last_words
 
 _logger = logging.getLogger(__name__)

@@ -1,13 +1,17 @@
-"""Names, ranks and counts as people read them: the same in the driver's reasons and in every verb. Pure."""
+"""Names, ranks, counts, times and sizes as people read them: the same in the driver's reasons, in every verb and on the
+dashboard. Pure.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 
 NaturalKey = tuple[tuple[tuple[str, int], ...], str]
 
 _NUMBER = re.compile(r"([0-9]+)")
+_MAX_LINE = 200
 
 
 def natural_order(name: str) -> NaturalKey:
@@ -43,3 +47,48 @@ def names_text(names: Sequence[str], most: int = 8) -> str:
     if len(names) > most:
         return f"{', '.join(names[: most - 1])} and {len(names) - most + 1:,} more"
     return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)
+
+
+def bytes_text(num_bytes: int) -> str:
+    """Return "1.23 GB"; units are powers of 1000, as those of disks."""
+    size = float(num_bytes)
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if size < 999.5:
+            return f"{num_bytes} B" if unit == "B" else f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.4g} PB"
+
+
+def seconds_text(seconds: float) -> str:
+    """Return a duration: "80 ms", "3.2 s", "12 min", "3 h 12 min"."""
+    seconds = max(0.0, seconds)
+    if seconds < 0.9995:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    if seconds < 59.5:
+        return f"{seconds:.0f} s"
+    minutes, hours, days = round(seconds / 60), int(seconds // 3600), int(seconds // 86400)
+    if minutes < 60:
+        return f"{minutes} min"
+    return f"{hours} h {int(seconds // 60) % 60} min" if hours < 48 else f"{days} d {hours % 24} h"
+
+
+def age_text(unix_s: float, now_s: float) -> str:
+    """Return how long ago a moment was, in whole seconds: "3 s", "12 min"."""
+    age_s = max(0.0, now_s - unix_s)
+    return f"{age_s:.0f} s" if age_s < 59.5 else seconds_text(age_s)
+
+
+def time_text(unix_s: float) -> str:
+    """Return a moment as UTC."""
+    try:
+        return f"{datetime.fromtimestamp(unix_s, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    except (ValueError, OverflowError, OSError):  # some host's clock is out of its mind
+        return f"{unix_s:.0f} s after 1970"
+
+
+def short(text: str, longest: int = _MAX_LINE) -> str:
+    """Return text on one line, cut where it is too long."""
+    line = " ".join(text.split())
+    return line if len(line) <= longest else line[: longest - 3] + "..."

@@ -15,7 +15,7 @@ from megatrain.contracts.diag_records import DaemonRecord
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import decode
 from megatrain.coordination.client import EtcdClient
-from megatrain_launcher.processes import end_with_parent
+from megatrain.programs.processes import end_with_parent
 
 KEYS = JobKeys("demo")
 _END_S = 30.0

@@ -23,8 +23,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from megatrain.programs.processes import end_with_parent
 from megatrain_launcher.etcd_process import free_ports
-from megatrain_launcher.processes import end_with_parent
 from tests.helpers.require import require
 from tests.helpers.waiting import wait_until
 

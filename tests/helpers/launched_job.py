@@ -15,7 +15,7 @@ from megatrain.contracts.host_records import (
 )
 from megatrain.contracts.incident import Incident, IncidentKind, IncidentState, Moments
 from megatrain.contracts.rounds import Cordon, Halt, JobRecord, Round, RoundHost
-from megatrain_launcher.commands.reader import JobSnapshot
+from megatrain.jobs.snapshot import JobSnapshot
 
 NOW_S = 1_800_000_000.0
 NUM_WORKERS = 2

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from megatrain_launcher.processes import process_stat
+from megatrain.programs.processes import process_stat
 
 
 def is_running(pid: int) -> bool:

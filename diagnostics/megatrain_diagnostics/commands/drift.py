@@ -7,8 +7,9 @@ from dataclasses import asdict
 from typing import Any
 
 from megatrain.commands.argument_types import real_number
-from megatrain.commands.printing import facts, print_json, print_lines, time_text
+from megatrain.commands.printing import facts, print_json, print_lines
 from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.texts import time_text
 from megatrain_diagnostics.analysis.drift import Drift, LevelChange, analyse_drift
 from megatrain_diagnostics.analysis.drift_causes import EXPLAINS, Moved
 from megatrain_diagnostics.analysis.trends import Trend

@@ -10,9 +10,10 @@ import re
 from dataclasses import asdict
 
 from megatrain.commands.argument_types import whole_number
-from megatrain.commands.printing import facts, print_json, print_lines, print_note, short, table, time_text
+from megatrain.commands.printing import facts, print_json, print_lines, print_note, table
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.texts import short, time_text
 from megatrain_diagnostics.analysis.log_search import LogFinding, classify_logs, matching_lines
 from megatrain_diagnostics.commands.arguments import (
     Verbs,

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from megatrain.commands.argument_types import real_number, whole_number
-from megatrain.commands.printing import facts, print_json, print_lines, seconds_text
+from megatrain.commands.printing import facts, print_json, print_lines
 from megatrain.config.diagnostics import DiagnosticsConfig
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.operations import Operation
+from megatrain.contracts.texts import seconds_text
 from megatrain_diagnostics.analysis.findings import Finding, Thresholds
 from megatrain_diagnostics.analysis.straggler_history import STEPS_AT_ONCE, StragglerHistory, straggler_history
 from megatrain_diagnostics.commands.arguments import (

@@ -15,13 +15,14 @@ from typing import TypeAlias
 
 from megatrain.commands.argument_types import real_number, utf8_text, whole_number
 from megatrain.commands.job_place import OpenJob, add_job, opened_job
-from megatrain.commands.printing import facts, print_json, print_lines, seconds_text
+from megatrain.commands.printing import facts, print_json, print_lines
 from megatrain.contracts.diag_records import SAMPLE_PERIOD, DiagSettings
 from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.operations import Operation
 from megatrain.contracts.record import decode, encode, to_plain
 from megatrain.contracts.rounds import JobRecord
+from megatrain.contracts.texts import seconds_text
 from megatrain.coordination.wire import Compare, Put
 
 Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"

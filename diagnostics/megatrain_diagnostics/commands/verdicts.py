@@ -13,14 +13,14 @@ from typing import Any
 
 from megatrain.commands.argument_types import utf8_text
 from megatrain.commands.job_place import OpenJob, PlaceError, add_job_option, opened_job, run_at
-from megatrain.commands.printing import age_text, facts, print_json, print_lines, print_note, short, table, time_text
+from megatrain.commands.printing import facts, print_json, print_lines, print_note, table
 from megatrain.contracts.audit import AUDIT_NAME, read_audit
 from megatrain.contracts.errors import CoordinationError, CoordinationRefusedError, DataError, MegatrainError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.host_verdict import HostVerdict, VerdictOutcome
 from megatrain.contracts.record import RecordType, decode, to_plain
 from megatrain.contracts.run_directory import RunDirectory
-from megatrain.contracts.texts import count_text, names_text, ranks_text
+from megatrain.contracts.texts import age_text, count_text, names_text, ranks_text, short, time_text
 from megatrain.coordination.wire import KeyRange, Range, shown
 from megatrain_diagnostics.commands.arguments import Verbs, add_json
 

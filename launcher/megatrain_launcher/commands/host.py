@@ -14,28 +14,22 @@ from typing import TypeAlias
 
 from megatrain.commands.argument_types import utf8_text
 from megatrain.commands.job_place import OpenJob, add_job, add_job_option, opened_job
-from megatrain.commands.printing import age_text, print_json, print_lines, print_note
+from megatrain.commands.printing import print_json, print_lines, print_note
 from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.host_records import CheckOutcome, CheckReport, CheckResult
 from megatrain.contracts.job_requests import Answer, RequestKind
 from megatrain.contracts.record import decode, encode, to_plain
 from megatrain.contracts.rounds import Cordon, JobEnd
-from megatrain.contracts.texts import names_text, natural_order
+from megatrain.contracts.texts import age_text, names_text, natural_order
 from megatrain.coordination.wire import Compare, KeyRange, Put, Range
-from megatrain_launcher.commands.asking import (
-    Gone,
-    asker,
-    check_can_be_asked,
-    checked,
-    make_request,
-    news_of,
-    wait_for_answer,
-)
-from megatrain_launcher.commands.host_table import check_document, check_lines, host_document, host_lines
-from megatrain_launcher.commands.host_view import host_views
+from megatrain.jobs.asking import Gone, asker, check_can_be_asked, checked, make_request, news_of
+from megatrain.jobs.documents import check_document, host_document
+from megatrain.jobs.host_view import host_views
+from megatrain.jobs.snapshot import JobSnapshot, read_job
+from megatrain_launcher.commands.asking import wait_for_answer
+from megatrain_launcher.commands.host_table import check_lines, host_lines
 from megatrain_launcher.commands.job import print_answer
-from megatrain_launcher.commands.reader import JobSnapshot, read_job
 from megatrain_launcher.commands.status import known
 from megatrain_launcher.commands.waiting_time import add_waiting
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from megatrain.commands.printing import age_text, seconds_text, short, table
+from megatrain.commands.printing import table
 from megatrain.contracts.host_records import CheckOutcome, CheckReport
-from megatrain.contracts.record import to_plain
-from megatrain.contracts.texts import ranges_text
-from megatrain_launcher.commands.host_view import HostView
+from megatrain.contracts.texts import age_text, ranges_text, seconds_text, short
+from megatrain.jobs.host_view import HostView
 
 _COLUMNS = ("host", "state", "ranks", "step", "step time", "last step", "")
 _LONGEST_REMARK = 160
@@ -18,24 +16,6 @@ _LONGEST_REMARK = 160
 def host_lines(views: Sequence[HostView], now_s: float) -> list[str]:
     """Return a table, a line for each host."""
     return table([_COLUMNS, *(_row(view, now_s) for view in views)], left=(0, 1, 2, 6))
-
-
-def host_document(view: HostView) -> dict[str, Any]:
-    """Return a host as JSON has it."""
-    record, status, part = view.record, view.status, view.part
-    return {
-        "host": view.host,
-        "state": str(view.state),
-        "is_registered": record is not None,
-        "is_in_order": view.is_in_order,
-        "is_driver": view.is_driver,
-        "remark": view.remark,
-        "first_rank": None if part is None else part.first_rank,
-        "num_workers": None if part is None else part.num_workers,
-        "cordon": None if view.cordon is None else to_plain(view.cordon),
-        "record": None if record is None else to_plain(record),
-        "status": None if status is None else to_plain(status),
-    }
 
 
 def _row(view: HostView, now_s: float) -> tuple[str, ...]:
@@ -69,8 +49,3 @@ def check_lines(reports: Sequence[CheckReport]) -> list[str]:
             rows = [(f"  {one.name}", str(one.outcome), short(one.detail)) for one in worth_a_line]
             lines += table(rows, left=(0, 1, 2))
     return lines
-
-
-def check_document(report: CheckReport) -> dict[str, Any]:
-    """Return a report as JSON has it."""
-    return {**to_plain(report), "is_fit": report.is_fit}

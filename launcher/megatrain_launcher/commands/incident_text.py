@@ -4,28 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
-from megatrain.commands.printing import age_text, facts, seconds_text, short, table, time_text
+from megatrain.commands.printing import facts, table
 from megatrain.contracts.host_records import RankFailure
 from megatrain.contracts.incident import Incident, IncidentState, phase_seconds
-from megatrain.contracts.record import to_plain
-from megatrain.contracts.texts import count_text, names_text
-from megatrain_launcher.commands.words import KIND_TEXTS, down_s, exit_text, phase_text, where_text
+from megatrain.contracts.texts import age_text, count_text, names_text, seconds_text, short, time_text
+from megatrain.jobs.words import KIND_TEXTS, down_s, exit_text, phase_text, where_text
 
 _COLUMNS = ("id", "ago", "kind", "state", "where", "did", "down", "steps lost", "why")
 _LONGEST_REASON = 100
 _BAR_CELLS = 40
-
-
-def incident_document(incident: Incident) -> dict[str, Any]:
-    """Return an incident as JSON has it, with the seconds of each phase."""
-    return {
-        **to_plain(incident),
-        "phase_seconds": phase_seconds(incident.moments),
-        "down_s": down_s(incident),
-        "steps_lost": incident.steps_lost,
-    }
 
 
 def incidents_lines(job: str, incidents: Sequence[Incident], now_s: float) -> list[str]:

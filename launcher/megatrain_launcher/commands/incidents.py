@@ -23,14 +23,9 @@ from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.incident import Incident
 from megatrain.contracts.record import decode
 from megatrain.contracts.run_directory import RunDirectory
-from megatrain_launcher.commands.incident_text import (
-    ids_text,
-    incident_document,
-    incident_lines,
-    incidents_lines,
-    matching,
-)
-from megatrain_launcher.commands.reader import read_job
+from megatrain.jobs.documents import incident_document
+from megatrain.jobs.snapshot import read_job
+from megatrain_launcher.commands.incident_text import ids_text, incident_lines, incidents_lines, matching
 
 SUMMARY = "what went wrong in a job, what was done about it, and what it cost"
 

@@ -10,8 +10,9 @@ from megatrain.commands.job_place import add_job, add_job_option, opened_job
 from megatrain.commands.printing import print_json, print_lines
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.job_requests import Answer, JobRequest, RequestKind
-from megatrain_launcher.commands.asking import check_can_be_asked, make_request, wait_for_answer
-from megatrain_launcher.commands.reader import read_job
+from megatrain.jobs.asking import check_can_be_asked, make_request
+from megatrain.jobs.snapshot import read_job
+from megatrain_launcher.commands.asking import wait_for_answer
 from megatrain_launcher.commands.waiting_time import add_waiting
 
 SUMMARY = "restart, stop or checkpoint a running job; approve or dismiss what the diagnosis proposes"

@@ -13,15 +13,15 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TextIO
 
-from megatrain.commands.printing import age_text, short, time_text
 from megatrain.contracts.errors import CoordinationError, CoordinationRefusedError
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.printable import printable
+from megatrain.contracts.texts import age_text, short, time_text
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.watch import Watch
 from megatrain.coordination.wire import KeyRange
-from megatrain_launcher.commands.assessment import Assessment, assess
-from megatrain_launcher.commands.reader import JobSnapshot, read_job
+from megatrain.jobs.assessment import Assessment, assess
+from megatrain.jobs.snapshot import JobSnapshot, read_job
 from megatrain_launcher.commands.status_text import status_lines
 
 _REDRAW_S = 1.0

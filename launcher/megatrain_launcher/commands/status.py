@@ -9,10 +9,11 @@ from megatrain.commands.job_place import add_job, opened_job
 from megatrain.commands.printing import print_json, print_lines
 from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain_launcher.commands.assessment import assess
+from megatrain.jobs.assessment import assess
+from megatrain.jobs.documents import status_document
+from megatrain.jobs.snapshot import JobSnapshot, read_job
 from megatrain_launcher.commands.live_view import LiveView
-from megatrain_launcher.commands.reader import JobSnapshot, read_job
-from megatrain_launcher.commands.status_text import status_document, status_lines
+from megatrain_launcher.commands.status_text import status_lines
 
 SUMMARY = "is a job healthy, and if not, what is wrong and what is done about it"
 

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from megatrain.commands.printing import age_text, facts, short
+from megatrain.commands.printing import facts
 from megatrain.contracts.incident import Incident, IncidentState
-from megatrain.contracts.record import to_plain
-from megatrain.contracts.texts import names_text
-from megatrain_launcher.commands.assessment import OVER, Assessment, open_incident
-from megatrain_launcher.commands.host_table import host_document, host_lines
-from megatrain_launcher.commands.host_view import HostState, HostView
-from megatrain_launcher.commands.incident_text import incident_document
-from megatrain_launcher.commands.reader import JobSnapshot
-from megatrain_launcher.commands.words import cost_text, current_phase
+from megatrain.contracts.texts import age_text, names_text, short
+from megatrain.jobs.assessment import OVER, Assessment, open_incident
+from megatrain.jobs.host_view import HostState, HostView
+from megatrain.jobs.snapshot import JobSnapshot
+from megatrain.jobs.words import cost_text, current_phase
+from megatrain_launcher.commands.host_table import host_lines
 
 _MANY_HOSTS = 16
 _MANY_PROBLEMS = 10
-_NUM_INCIDENTS = 5
 
 
 def status_lines(snapshot: JobSnapshot, answer: Assessment, now_s: float, *, is_all: bool = False) -> list[str]:
@@ -37,41 +33,6 @@ def status_lines(snapshot: JobSnapshot, answer: Assessment, now_s: float, *, is_
     if len(shown) < len(answer.hosts):
         lines.append(f"and {len(answer.hosts) - len(shown):,} hosts in order (--all shows them)")
     return lines
-
-
-def status_document(snapshot: JobSnapshot, answer: Assessment, now_s: float) -> dict[str, Any]:
-    """Return what programs read."""
-    newest, halt = snapshot.newest_round, snapshot.newest_halt
-    progress = answer.progress
-    return {
-        "job": snapshot.job,
-        "at_unix_s": now_s,
-        "revision": snapshot.revision,
-        "state": str(answer.state),
-        "is_healthy": answer.is_healthy,
-        "headline": answer.headline,
-        "since_unix_s": answer.since_unix_s,
-        "problems": [to_plain(problem) for problem in answer.problems],
-        "step": progress.step,
-        "max_step": progress.max_step,
-        "last_step_unix_s": progress.last_step_unix_s,
-        "median_step_s": progress.median_step_s,
-        "driver": snapshot.driver or None,
-        "driver_report": None if snapshot.report is None else to_plain(snapshot.report),
-        "run_directory": None if snapshot.record is None else snapshot.record.run_directory,
-        "min_hosts": None if snapshot.record is None else snapshot.record.min_hosts,
-        "max_hosts": None if snapshot.record is None else snapshot.record.max_hosts,
-        "round": None if newest is None else {
-            "number": newest.number, "world_size": newest.world_size, "reason": newest.reason,
-            "created_unix_s": newest.created_unix_s, "incident": newest.incident,
-            "halt": None if halt is None else to_plain(halt),
-        },
-        "hosts": [host_document(view) for view in answer.hosts],
-        "waiting_verdicts": [{"outcome": to_plain(one), "verdict": to_plain(two)} for one, two in snapshot.waiting],
-        "effective_time_ratio": _time_ratio(snapshot),
-        "incidents": [incident_document(one) for one in reversed(snapshot.incidents[-_NUM_INCIDENTS:])],
-        "end": None if snapshot.end is None else to_plain(snapshot.end),
-    }  # fmt: skip
 
 
 def _notable(views: Sequence[HostView]) -> list[HostView]:
@@ -93,7 +54,7 @@ def _facts(snapshot: JobSnapshot, answer: Assessment, now_s: float) -> list[tupl
         found.append(("spares", names_text(spares)))
     if snapshot.incidents:
         found.append(_incident_fact(open_incident(snapshot) or snapshot.incidents[-1], now_s))
-    ratio = _time_ratio(snapshot)
+    ratio = snapshot.effective_time_ratio
     if ratio is not None:
         found.append(("training time", f"{ratio:.1%} of the job's time"))
     if snapshot.record is not None:
@@ -117,8 +78,3 @@ def _incident_fact(incident: Incident, now_s: float) -> tuple[str, str]:
     age = age_text(incident.moments.began, now_s)
     text = f"{incident.incident_id}, {age} ago, {incident.state}, {did}: {short(incident.reason)}"
     return ("incident" if incident.state is IncidentState.OPEN else "last incident", text)
-
-
-def _time_ratio(snapshot: JobSnapshot) -> float | None:
-    known = [one.effective_time_ratio for one in snapshot.incidents if one.effective_time_ratio is not None]
-    return known[-1] if known else None

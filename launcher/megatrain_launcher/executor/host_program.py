@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from megatrain.commands.etcd_flags import PASSWORD_VARIABLE, EtcdFlags
 from megatrain.contracts.run_directory import safe_name
 from megatrain.coordination.settings import EtcdSettings
-from megatrain_launcher.child_process import ChildProcess
+from megatrain.programs.child_process import ChildProcess
+from megatrain.programs.kept_program import keep_running
 from megatrain_launcher.executor.lasting_thread import LastingThread
 from megatrain_launcher.executor.settings import ExecutorSettings
-from megatrain_launcher.kept_program import keep_running
 
 ENTRY_POINT_GROUP = "megatrain.host_program"
 _logger = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from megatrain_launcher.processes import end_with_parent
+from megatrain.programs.processes import end_with_parent
 
 _POLL_S = 0.01
 _GRACE_S = 1.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from megatrain_launcher.processes import end_with_parent
+from megatrain.programs.processes import end_with_parent
 
 PARENT_VARIABLE = "MEGATRAIN_PROBE_PARENT"
 

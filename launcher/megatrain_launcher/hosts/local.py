@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
 
-from megatrain_launcher.child_process import ChildProcess
+from megatrain.programs.child_process import ChildProcess
 from megatrain_launcher.hosts.adapter import HostFacts
 
 _POLL_S = 0.05

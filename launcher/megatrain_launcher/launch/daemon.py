@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from megatrain_launcher.child_process import ChildProcess
-from megatrain_launcher.kept_program import keep_running
+from megatrain.programs.child_process import ChildProcess
+from megatrain.programs.kept_program import keep_running
 
 ENTRY_POINT_GROUP = "megatrain.daemon"
 

@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Sequence
 
-from megatrain_launcher.processes import end_with_parent, set_process_name
+from megatrain.programs.processes import end_with_parent, set_process_name
 from megatrain_launcher.standby.fork_server import Forked, ForkServer
 from megatrain_launcher.standby.worker_process import become_worker
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 
-from megatrain_launcher.processes import adopt_orphans, children, signal_at_parents_death
+from megatrain.programs.processes import adopt_orphans, children, signal_at_parents_death
 from megatrain_launcher.standby import messages
 from megatrain_launcher.standby.messages import Message, WorkerStart, receive_message, send_message
 

@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from megatrain.contracts.errors import MegatrainError
-from megatrain_launcher.processes import living_members
+from megatrain.programs.processes import living_members
 from megatrain_launcher.standby import messages
 from megatrain_launcher.standby.messages import Message, WorkerStart, receive_message, send_message
 

@@ -12,7 +12,7 @@ import signal
 import sys
 from types import TracebackType
 
-from megatrain_launcher.processes import set_process_name, signal_at_parents_death
+from megatrain.programs.processes import set_process_name, signal_at_parents_death
 from megatrain_launcher.standby.fork_server import Forked
 
 _IGNORED = (signal.SIGPIPE, signal.SIGXFSZ)

@@ -20,8 +20,9 @@ from megatrain.checkpoint.difference import (
 from megatrain.checkpoint.find import find_checkpoint
 from megatrain.commands.argument_types import utf8_text
 from megatrain.commands.ckpt.arguments import Verbs, add_json
-from megatrain.commands.printing import print_json, print_lines, time_text
+from megatrain.commands.printing import print_json, print_lines
 from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.texts import time_text
 
 if TYPE_CHECKING:
     from megatrain.checkpoint.value_difference import ValueDifference

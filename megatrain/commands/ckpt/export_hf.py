@@ -10,8 +10,9 @@ from megatrain.commands.argument_types import utf8_path
 from megatrain.commands.checkpoint_choice import add_checkpoint, chosen_checkpoint, reading
 from megatrain.commands.ckpt.arguments import Verbs, add_json
 from megatrain.commands.orderly_end import orderly_end
-from megatrain.commands.printing import bytes_text, print_json, print_lines, print_note
+from megatrain.commands.printing import print_json, print_lines, print_note
 from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.texts import bytes_text
 
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 _SIZE = re.compile(r"([0-9]{1,12})\s*([A-Za-z]*)")

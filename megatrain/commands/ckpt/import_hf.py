@@ -9,8 +9,9 @@ from megatrain.checkpoint.url_location import open_location
 from megatrain.commands.argument_types import utf8_path, utf8_text
 from megatrain.commands.ckpt.arguments import Verbs, add_json
 from megatrain.commands.orderly_end import orderly_end
-from megatrain.commands.printing import bytes_text, print_json, print_lines, print_note
+from megatrain.commands.printing import print_json, print_lines, print_note
 from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.texts import bytes_text
 
 
 def add_verb(verbs: Verbs) -> None:

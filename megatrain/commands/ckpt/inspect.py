@@ -11,11 +11,12 @@ from megatrain.checkpoint.metadata_reader import StoredTensor, StoredTensors, lo
 from megatrain.checkpoint.survey import stored_bytes
 from megatrain.commands.checkpoint_choice import add_checkpoint, chosen_checkpoint
 from megatrain.commands.ckpt.arguments import Verbs, add_json
-from megatrain.commands.printing import age_text, bytes_text, facts, print_json, print_lines, table, time_text
+from megatrain.commands.printing import facts, print_json, print_lines, table
 from megatrain.contracts.checkpoint_files import pin_reason, read_manifest
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.location import Location
 from megatrain.contracts.manifest import Manifest
+from megatrain.contracts.texts import age_text, bytes_text, time_text
 
 MODEL_PREFIX = "model."
 

@@ -17,13 +17,14 @@ from megatrain.checkpoint.find import name_place, no_checkpoint
 from megatrain.checkpoint.survey import CheckpointState, FoundCheckpoint, size_problem, survey
 from megatrain.commands.argument_types import whole_number
 from megatrain.commands.ckpt.arguments import Verbs, add_json, add_run
-from megatrain.commands.printing import bytes_text, print_json, print_lines
+from megatrain.commands.printing import print_json, print_lines
 from megatrain.contracts.checkpoint_files import is_pinned, lacks_only_commit, read_manifest, remove_checkpoint
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.lineage import Candidate, candidates, current_branch, line_of, origins
 from megatrain.contracts.location import Location
 from megatrain.contracts.retention import to_remove
+from megatrain.contracts.texts import bytes_text
 
 _NUM_SHOWN = 20
 

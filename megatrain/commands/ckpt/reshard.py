@@ -10,10 +10,11 @@ from megatrain.commands.argument_types import utf8_text, whole_number
 from megatrain.commands.checkpoint_choice import add_checkpoint, chosen_checkpoint, reading
 from megatrain.commands.ckpt.arguments import Verbs, add_json
 from megatrain.commands.orderly_end import orderly_end
-from megatrain.commands.printing import bytes_text, print_json, print_lines
+from megatrain.commands.printing import print_json, print_lines
 from megatrain.config.parallel import LARGEST_SIZE
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.layout import Layout
+from megatrain.contracts.texts import bytes_text
 
 
 def add_verb(verbs: Verbs) -> None:

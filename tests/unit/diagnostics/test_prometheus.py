@@ -19,10 +19,10 @@ from typing import Any
 import pytest
 from prometheus_client.exposition import generate_latest
 
+from megatrain.programs.processes import end_with_parent
 from megatrain_diagnostics.metrics.exposition import HostCollector, JobCollector, registry_of
 from megatrain_diagnostics.metrics.server import MetricsServer
 from megatrain_launcher.etcd_process import free_ports
-from megatrain_launcher.processes import end_with_parent
 from tests.helpers.metric_readings import make_host_reading, make_job_reading
 from tests.helpers.require import require
 from tests.helpers.source_tree import ROOT

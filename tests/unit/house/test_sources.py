@@ -11,6 +11,7 @@ from tests.helpers.source_tree import ROOT, documents, imported_modules, python_
 
 MAX_FILE_LINES = 600
 MAX_FUNCTION_LINES = 100
+MAX_FILE_BYTES = 1_000_000
 
 # A module named for no concept collects whatever has no other home. Only the tests have a package for that.
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
@@ -78,6 +79,20 @@ def test_files_name_no_place_of_one_machine() -> None:
 def test_files_are_short() -> None:
     found = [relative(path) for path in ALL_PYTHON if len(path.read_text().splitlines()) > MAX_FILE_LINES]
     assert not found, f"longer than {MAX_FILE_LINES} lines: {', '.join(found)}"
+
+
+def test_no_file_is_bulk() -> None:
+    """A package or a recording that was left lying about is in the history of the project for ever."""
+    ignored = {line.strip().strip("/") for line in (ROOT / ".gitignore").read_text().splitlines()} | {".git"}
+    found = [
+        f"{relative(path)}: {path.stat().st_size:,} bytes"
+        for entry in ROOT.iterdir()
+        if entry.name not in ignored
+        for path in ([entry] if entry.is_file() else entry.rglob("*"))
+        if path.is_file() and not ignored & set(path.relative_to(ROOT).parts) and path.suffix not in (".so", ".pyc")
+        if path.stat().st_size > MAX_FILE_BYTES
+    ]
+    assert not found, "\n".join(found)
 
 
 def test_functions_are_short() -> None:

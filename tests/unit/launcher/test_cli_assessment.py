@@ -15,10 +15,11 @@ from megatrain.contracts.driver_report import DriverReport
 from megatrain.contracts.host_records import HostPhase, HostStatus
 from megatrain.contracts.incident import IncidentKind, IncidentState, Moments
 from megatrain.contracts.rounds import JobEnd
-from megatrain_launcher.commands.assessment import Assessment, JobState, assess
-from megatrain_launcher.commands.host_view import HostState
-from megatrain_launcher.commands.incident_text import incident_document, incident_lines, incidents_lines
-from megatrain_launcher.commands.status_text import status_document, status_lines
+from megatrain.jobs.assessment import Assessment, JobState, assess
+from megatrain.jobs.documents import incident_document, status_document
+from megatrain.jobs.host_view import HostState
+from megatrain_launcher.commands.incident_text import incident_lines, incidents_lines
+from megatrain_launcher.commands.status_text import status_lines
 from tests.helpers.launched_job import (
     NOW_S,
     make_cordon,

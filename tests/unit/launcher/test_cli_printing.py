@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from megatrain.commands.printing import age_text, seconds_text, short, time_text
 from megatrain.contracts.incident import IncidentState, Moments
-from megatrain.contracts.texts import count_text, names_text, natural_order, ranges_text, ranks_text
+from megatrain.contracts.texts import (
+    age_text,
+    count_text,
+    names_text,
+    natural_order,
+    ranges_text,
+    ranks_text,
+    seconds_text,
+    short,
+    time_text,
+)
+from megatrain.jobs.words import cost_text, current_phase, exit_text, rank_end_text
 from megatrain_launcher.commands.incident_text import matching
-from megatrain_launcher.commands.words import cost_text, current_phase, exit_text, rank_end_text
 from tests.helpers.launched_job import NOW_S, make_failure, make_incident
 
 

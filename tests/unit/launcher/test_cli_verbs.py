@@ -32,9 +32,10 @@ from megatrain.contracts.rounds import Cordon, JobEnd
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.settings import EtcdSettings
 from megatrain.coordination.wire import KeyRange, Range
-from megatrain_launcher.commands.asking import make_request, news_of, wait_for_answer
+from megatrain.jobs.asking import make_request, news_of
+from megatrain.jobs.snapshot import read_job
+from megatrain_launcher.commands.asking import wait_for_answer
 from megatrain_launcher.commands.live_view import LiveView
-from megatrain_launcher.commands.reader import read_job
 from megatrain_launcher.etcd_process import free_ports
 from tests.helpers.answering_driver import AnsweringDriver, Said, answer
 from tests.helpers.etcd_server import EtcdServers, enable_users, post

@@ -16,9 +16,10 @@ from megatrain.contracts.job_requests import Answer, JobRequest, RequestKind
 from megatrain.contracts.record import encode
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.settings import EtcdSettings
-from megatrain_launcher.commands.assessment import assess
-from megatrain_launcher.commands.reader import read_job
-from megatrain_launcher.commands.status_text import status_document, status_lines
+from megatrain.jobs.assessment import assess
+from megatrain.jobs.documents import status_document
+from megatrain.jobs.snapshot import read_job
+from megatrain_launcher.commands.status_text import status_lines
 from megatrain_launcher.driver.incident_files import IncidentFiles
 from tests.helpers.answering_driver import AnsweringDriver
 from tests.helpers.etcd_server import EtcdServers

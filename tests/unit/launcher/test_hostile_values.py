@@ -26,12 +26,13 @@ from megatrain.contracts.record import encode
 from megatrain.contracts.rounds import Cordon, Halt, HostCommand, JobEnd, JobRecord, Round
 from megatrain.coordination.watch import Change, ChangeKind, Changes, Snapshot
 from megatrain.coordination.wire import KeyRange, KeyValue
-from megatrain_launcher.commands.assessment import assess
-from megatrain_launcher.commands.host_table import host_document, host_lines
-from megatrain_launcher.commands.host_view import host_views
-from megatrain_launcher.commands.incident_text import incident_document, incident_lines, incidents_lines
-from megatrain_launcher.commands.reader import read_job
-from megatrain_launcher.commands.status_text import status_document, status_lines
+from megatrain.jobs.assessment import assess
+from megatrain.jobs.documents import host_document, incident_document, status_document
+from megatrain.jobs.host_view import host_views
+from megatrain.jobs.snapshot import read_job
+from megatrain_launcher.commands.host_table import host_lines
+from megatrain_launcher.commands.incident_text import incident_lines, incidents_lines
+from megatrain_launcher.commands.status_text import status_lines
 from megatrain_launcher.driver.decide import decide
 from megatrain_launcher.driver.folding import fold
 from megatrain_launcher.driver.policy import Policy
@@ -166,7 +167,7 @@ class _Etcd:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_the_command_line_shows_whatever_it_reads(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("megatrain_launcher.commands.reader._etcd_alarms", lambda _: ())
+    monkeypatch.setattr("megatrain.jobs.snapshot._etcd_alarms", lambda _: ())
     election = KeyValue(f"{KEYS.election}/1".encode(), b"\xff\x1b[31m", 1, 1, 1, 0)
     client: Any = _Etcd((*Scribe(seed).items(), election))
     snapshot = read_job(client, KEYS)

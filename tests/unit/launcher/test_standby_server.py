@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from megatrain_launcher.processes import process_stat
+from megatrain.programs.processes import process_stat
 from megatrain_launcher.standby.messages import READY, WorkerStart, receive_message, send_message
 from megatrain_launcher.standby.server import StandbyError, StandbyServer
 from tests.helpers.processes import is_running

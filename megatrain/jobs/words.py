@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import signal
 
-from megatrain.commands.printing import seconds_text
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.host_records import RankFailure
 from megatrain.contracts.incident import Incident, IncidentKind, phase_seconds
-from megatrain.contracts.texts import count_text, names_text, ranks_text
+from megatrain.contracts.texts import count_text, names_text, ranks_text, seconds_text
 
 KIND_TEXTS = {
     IncidentKind.FAILURE: "a worker ended",

@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from megatrain.commands.printing import seconds_text
 from megatrain.contracts.host_records import HostPhase, HostRecord, HostStatus, Stall
 from megatrain.contracts.rounds import Cordon, RoundHost
-from megatrain.contracts.texts import natural_order, ranks_text
-from megatrain_launcher.commands.reader import JobSnapshot
-from megatrain_launcher.commands.words import rank_end_text
+from megatrain.contracts.texts import natural_order, ranks_text, seconds_text
+from megatrain.jobs.snapshot import JobSnapshot
+from megatrain.jobs.words import rank_end_text
 
 
 class HostState(StrEnum):

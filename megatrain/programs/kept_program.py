@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from megatrain_launcher.child_process import ChildProcess
+from megatrain.programs.child_process import ChildProcess
 
 _LOOK_S = 0.2
 _FIRST_PAUSE_S = 1.0

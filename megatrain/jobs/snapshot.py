@@ -72,6 +72,12 @@ class JobSnapshot:
         newest = self.newest_round
         return None if newest is None else self.halts.get(newest.number)
 
+    @property
+    def effective_time_ratio(self) -> float | None:
+        """Of the job so far, when its last incident was closed."""
+        known = [one.effective_time_ratio for one in self.incidents if one.effective_time_ratio is not None]
+        return known[-1] if known else None
+
     def status_of(self, host: str, session: str) -> HostStatus | None:
         """Return what a host says, None where another life of it said that."""
         status = self.statuses.get(host)

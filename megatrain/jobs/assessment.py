@@ -6,15 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from megatrain.commands.printing import age_text, seconds_text
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.host_records import HostPhase
 from megatrain.contracts.incident import Incident, IncidentState
 from megatrain.contracts.rounds import Halt, JobEnd, Round
-from megatrain.contracts.texts import count_text, names_text, ranks_text
-from megatrain_launcher.commands.host_view import HostState, HostView, host_views
-from megatrain_launcher.commands.reader import JobSnapshot
-from megatrain_launcher.commands.words import current_phase, rank_end_text
+from megatrain.contracts.texts import age_text, count_text, names_text, ranks_text, seconds_text
+from megatrain.jobs.host_view import HostState, HostView, host_views
+from megatrain.jobs.snapshot import JobSnapshot
+from megatrain.jobs.words import current_phase, rank_end_text
 
 _LATE_S = 30.0
 _LATE_STATUSES = 3.0

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from megatrain_launcher.processes import end_with_parent
+from megatrain.programs.processes import end_with_parent
 
 
 class ChildProcess:

@@ -1,0 +1,1 @@
+"""Child processes that live and die with their parent, and are started again when they end."""
