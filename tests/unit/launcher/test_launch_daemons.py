@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from megatrain_launcher import kept_program
+from megatrain.programs import kept_program
 from megatrain_launcher.launch import daemon
 from tests.helpers.waiting import wait_until
 
