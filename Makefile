@@ -11,7 +11,7 @@ BENCH_ARGS ?=
 TEST_ARGS  ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-fault test test-faults check bench ci-deps clean
+.PHONY: help venv web demo demo-fault test test-faults test-web check bench ci-deps clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /\t/' | sort | awk -F '\t' '{ printf "make %-11s %s\n", $$1, $$2 }'
@@ -32,6 +32,10 @@ $(STAMP): pyproject.toml setup.py constraints.txt
 	@$(VENV_PY) -m pip install $(PIP_FLAGS) --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
+web: venv  ## build the dashboard's page from diagnostics/web (only for those who change it: the files are committed)
+	@$(VENV_PY) diagnostics/web/generate_documents.py
+	@$(VENV_PY) diagnostics/web/build.py
+
 demo: venv  ## train a small GPT on real text with 8 CPU processes, evaluate it and sample from it
 	@$(VENV_PY) -m megatrain.demo $(DEMO_ARGS)
 
@@ -44,6 +48,9 @@ test: venv  ## run the tests (no GPU, no root, no network)
 test-faults: venv  ## break launched jobs in every way (minutes; as root also with networks that are cut)
 	@$(VENV_PY) -m pytest tests/faults $(TEST_ARGS)
 
+test-web: venv  ## open the dashboard in a real browser (chromium of the system)
+	@$(VENV_PY) -m pytest tests/web $(TEST_ARGS)
+
 check: venv  ## format, lint, types, layers and spelling
 	@$(VENV)/bin/ruff format --check --quiet .
 	@$(VENV)/bin/ruff check --quiet .
@@ -55,15 +62,18 @@ check: venv  ## format, lint, types, layers and spelling
 bench: venv  ## measure side by side; results go to docs/benchmarks
 	@$(VENV_PY) -m benchmarks $(BENCH_ARGS)
 
-ci-deps:  ## install the Debian packages that tests use (prometheus)
-	@if command -v prometheus >/dev/null && command -v promtool >/dev/null; then \
+ci-deps:  ## install the Debian packages that tests use (prometheus, chromium)
+	@missing=""; \
+	command -v prometheus >/dev/null && command -v promtool >/dev/null || missing="$$missing prometheus"; \
+	command -v chromium >/dev/null || missing="$$missing chromium fonts-inter"; \
+	if [ -z "$$missing" ]; then \
 	  echo "make: the programs that tests use are here"; \
 	else \
 	  sudo=; [ "$$(id -u)" = 0 ] || sudo=sudo; \
-	  echo "make: installing prometheus (Debian and Ubuntu)"; \
+	  echo "make: installing$$missing (Debian and Ubuntu)"; \
 	  $$sudo apt-get update -qq && \
-	  $$sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends prometheus >/dev/null || { \
-	    echo "make: prometheus cannot be installed; tests that use it are skipped, or fail under MEGATRAIN_REQUIRE=all" >&2; exit 1; }; \
+	  $$sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing >/dev/null || { \
+	    echo "make: these cannot be installed:$$missing; their tests are skipped, or fail under MEGATRAIN_REQUIRE=all" >&2; exit 1; }; \
 	fi
 
 clean:  ## remove caches and build leftovers (keeps .venv, runs and data)

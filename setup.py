@@ -26,6 +26,9 @@ setup(
         "megatrain_launcher": "launcher/megatrain_launcher",
         "megatrain_diagnostics": "diagnostics/megatrain_diagnostics",
     },
-    package_data={"megatrain_launcher": ["templates/*"]},
+    package_data={
+        "megatrain_launcher": ["templates/*"],
+        "megatrain_diagnostics": ["dashboard/static/*", "dashboard/static/assets/*"],
+    },
     ext_modules=[HOST_COPY],
 )

@@ -24,6 +24,7 @@ NAMES = (
     "event_store",
     "event_ingest",
     "whatif",
+    "dashboard",
 )
 
 

@@ -109,7 +109,7 @@ def _row(side: str, found: dict[str, Any], daemon_cpu_s: float, stored: int) -> 
 @contextmanager
 def _daemon(run: Path, endpoint: str) -> Iterator[subprocess.Popen[bytes]]:
     run.mkdir()
-    words = ["--run", str(run), "--job", JOB, "--rdzv-endpoint", endpoint]
+    words = ["--run", str(run), "--job", JOB, "--rdzv-endpoint", endpoint, "--no-dashboard"]
     with (run / "daemon.log").open("wb") as log:
         process = subprocess.Popen([sys.executable, "-m", "megatrain_diagnostics.daemon", *words], stderr=log)
     try:

@@ -23,13 +23,13 @@ from typing import Any
 
 from benchmarks.result import Result
 from benchmarks.telemetry_rank import is_on
+from megatrain.commands.etcd_flags import etcd_words
 from megatrain.config.config import Config
 from megatrain.config.serialize import to_toml
 from megatrain.contracts.process import HOST_VARIABLE
 from megatrain.coordination.settings import EtcdSettings
 from megatrain_diagnostics.launched import daemon_command, streamer_command
 from megatrain_launcher.etcd_process import EtcdProcess, free_ports
-from megatrain_launcher.executor.host_program import etcd_words
 from tests.helpers.tiny_data import write_corpus
 
 BLOCK = 10

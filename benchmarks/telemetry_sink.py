@@ -17,10 +17,10 @@ import pyarrow as pa
 
 from megatrain.contracts.diag_records import DaemonRecord
 from megatrain.contracts.job_keys import JobKeys
+from megatrain.coordination.announcement import Announcement
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.settings import EtcdSettings
 from megatrain_diagnostics.collector.admission import Admission
-from megatrain_diagnostics.collector.announcement import Announcement
 from megatrain_diagnostics.collector.consumers import ConsumerThread
 from megatrain_diagnostics.collector.counters import Ledger
 from megatrain_diagnostics.collector.event_server import EventServer

@@ -34,10 +34,10 @@ from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.rounds import JobRecord
 from megatrain.contracts.run_directory import RunDirectory
+from megatrain.coordination.announcement import Announcement
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.settings import EtcdSettings
 from megatrain_diagnostics.collector.admission import Admission
-from megatrain_diagnostics.collector.announcement import Announcement
 from megatrain_diagnostics.collector.consumers import ConsumerThread
 from megatrain_diagnostics.collector.counters import Ledger, Teller
 from megatrain_diagnostics.collector.event_server import EventServer
@@ -51,8 +51,10 @@ from megatrain_diagnostics.controller.controller import Controller
 from megatrain_diagnostics.events.roster import newest_incarnation
 from megatrain_diagnostics.events.source import Where, matching
 from megatrain_diagnostics.events.tables import Groups, Ranks, num_rows, select
+from megatrain_diagnostics.kept_dashboard import kept_dashboard
 from megatrain_diagnostics.metrics.job_book import JobBook
 from megatrain_diagnostics.metrics.job_metrics import MetricsParts, served_metrics
+from megatrain_diagnostics.metrics.state_writer import StateWriter
 from megatrain_diagnostics.store.event_store import ParquetEventStore
 from megatrain_diagnostics.store.retention import Retention
 from megatrain_diagnostics.store.segments import StoreError
@@ -135,11 +137,17 @@ def run_daemon(settings: DaemonSettings, stop: threading.Event) -> bool:
         announcement = Announcement(client, keys.daemon, record)
         _logger.info("daemon of job %s listens at %s:%d, events in %s", keys.job, record.address, record.port,
                      store.directory)  # fmt: skip
+        if settings.has_dashboard and (configuration.config is None or configuration.config.dashboard.is_served):
+            closing.enter_context(kept_dashboard(settings))
         maintenance = threading.Thread(target=_maintain, args=(store, configuration, stop), daemon=True)
         maintenance.start()
         teller = Teller(ledger)
+        state = StateWriter(
+            RunDirectory(settings.run).diagnosis, keys.job, record, controller, ledger, store, lambda: ingest.trouble
+        )
         while not stop.wait(_LOOK_S):
             teller.tell(time.monotonic())
+            state.tell(time.time())
         _logger.info("the daemon ends")
         announcement.close()
         have_ended = server.stop(_GOODBYE_S)
@@ -271,7 +279,15 @@ def main(words: Sequence[str] | None = None) -> int:
     args = parser.parse_args(words)
     try:
         etcd = etcd_flags(args).settings(os.environ)
-        return serve(DaemonSettings(run=args.run, job=args.job, etcd=etcd, address=args.address, port=args.port))
+        settings = DaemonSettings(
+            run=args.run,
+            job=args.job,
+            etcd=etcd,
+            address=args.address,
+            port=args.port,
+            has_dashboard=args.has_dashboard,
+        )
+        return serve(settings)
     except MegatrainError as error:
         print(f"megatrain diag daemon: {error}", file=sys.stderr)
         return error.exit_code

@@ -152,3 +152,22 @@ def etcd_flags(args: argparse.Namespace) -> EtcdFlags:
         certificate=values["etcd_cert"],
         key=values["etcd_key"],
     )
+
+
+def etcd_words(settings: EtcdSettings) -> list[str]:
+    """Return the flags that lead another process of this machine to the same etcd; a password is not among them."""
+    tls = settings.tls
+    files = [str(path) if path else "" for path in (tls.ca, tls.certificate, tls.key)]
+    flags = EtcdFlags(
+        endpoints=",".join(map(str, settings.endpoints)),
+        user=settings.credentials.user if settings.credentials else "",
+        ca=files[0],
+        certificate=files[1],
+        key=files[2],
+    )
+    return flags.words()
+
+
+def etcd_environment(settings: EtcdSettings) -> dict[str, str]:
+    """Return the environment variables that such a process needs beside the flags: the password, where there is one."""
+    return {} if settings.credentials is None else {PASSWORD_VARIABLE: settings.credentials.password}

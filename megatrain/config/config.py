@@ -9,6 +9,7 @@ from typing import Any, get_type_hints
 
 from megatrain.config.batch import BatchConfig
 from megatrain.config.checkpoint import CheckpointConfig
+from megatrain.config.dashboard import DashboardConfig
 from megatrain.config.data import DataConfig
 from megatrain.config.diagnostics import DiagnosticsConfig
 from megatrain.config.evaluation import EvaluationConfig
@@ -50,6 +51,7 @@ class Config:
     telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
     recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
     diagnostics: DiagnosticsConfig = field(default_factory=DiagnosticsConfig)
+    dashboard: DashboardConfig = field(default_factory=DashboardConfig)
 
     @property
     def resolved_lr_decay_steps(self) -> int:

@@ -54,3 +54,14 @@ class DaemonRecord:
     """Of its own /metrics; 0: it has none."""
     started_unix_s: float = 0.0
     version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DashboardRecord:
+    """Where the web page of a job is. Leased: it is there while the page is served."""
+
+    url: str
+    session: str
+    """New with every life of the server."""
+    started_unix_s: float = 0.0
+    version: str = ""

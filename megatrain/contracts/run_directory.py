@@ -53,6 +53,11 @@ class RunDirectory:
     def incidents(self) -> Path:
         return self.root / "incidents"
 
+    @property
+    def diagnosis(self) -> Path:
+        """What the diagnostics daemon tells of itself and of its judgement."""
+        return self.root / "diagnosis"
+
     def owns(self, name: str) -> bool:
         """Return whether an entry of this name in the root is one that runs write."""
         return name in {
@@ -60,6 +65,7 @@ class RunDirectory:
             "coordination",
             "logs",
             "metrics",
+            "diagnosis",
             "events",
             "hosts",
             "incidents",
@@ -72,7 +78,7 @@ class RunDirectory:
 
         Raises: ConfigError when one cannot be made.
         """
-        for directory in (self.checkpoints, self.logs, self.metrics, self.events, self.incidents):
+        for directory in (self.checkpoints, self.logs, self.metrics, self.events, self.incidents, self.diagnosis):
             try:
                 directory.mkdir(parents=True, exist_ok=True)
             except OSError as error:

@@ -196,14 +196,19 @@ def _behind(logs: list[RankLog]) -> RankLog | None:
 
 def _named_by_others(logs: list[RankLog]) -> RankLog | None:
     """Return the rank that the most other logs name, by rank or by host, if one stands out."""
+    by_rank = {log.rank: place for place, log in enumerate(logs)}
+    by_address: dict[str, list[int]] = {}
+    for place, log in enumerate(logs):
+        for address in log.addresses:
+            by_address.setdefault(address, []).append(place)
     votes: Counter[str] = Counter()
-    for log in logs:
+    for place, log in enumerate(logs):
         words = (log.evidence.culprit or "").split() if log.evidence is not None else []
         names = dict(zip(words[::2], words[1::2], strict=False)) if len(words) % 2 == 0 else {}
-        for other in logs:
-            is_named = names.get("rank") == other.rank or (names.get("peer") or "").split(":")[0] in other.addresses
-            if other is not log and is_named:
-                votes[other.rank] += 1
+        named = set(by_address.get((names.get("peer") or "").split(":")[0], ()))
+        if names.get("rank") in by_rank:
+            named.add(by_rank[names["rank"]])
+        votes.update(logs[other].rank for other in sorted(named - {place}))
     best = votes.most_common(2)
     if not best or (len(best) > 1 and best[0][1] == best[1][1]):
         return None

@@ -49,11 +49,11 @@ class Gone:
 News = Answer | CheckReport | JobEnd | Gone
 
 
-def make_request(kind: RequestKind, *, host: str = "", reason: str = "", verdict: str = "") -> JobRequest:
-    """Return a request of the person at this terminal."""
+def make_request(kind: RequestKind, *, host: str = "", reason: str = "", verdict: str = "", by: str = "") -> JobRequest:
+    """Return a request of the person at this terminal, or of whom `by` names."""
     now_s = time.time()
     request_id = f"{int(now_s * 1000):013d}-{secrets.token_hex(4)}"
-    return JobRequest(request_id, kind, asker(), now_s, host, reason, verdict)
+    return JobRequest(request_id, kind, by or asker(), now_s, host, reason, verdict)
 
 
 def asker() -> str:

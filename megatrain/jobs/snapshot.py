@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+from megatrain.contracts.diag_records import DashboardRecord
 from megatrain.contracts.driver_report import DriverReport
 from megatrain.contracts.errors import CoordinationError, CoordinationRefusedError
 from megatrain.contracts.host_records import HostRecord, HostStatus
@@ -53,6 +54,8 @@ class JobSnapshot:
     driver: str = ""
     report: DriverReport | None = None
     """What the driver of now said last."""
+    dashboard_url: str = ""
+    """Of the job's web page; empty: none is served."""
     etcd_alarms: tuple[str, ...] = ()
     """What etcd complains of, where this user may ask it: NOSPACE, for instance."""
     unreadable: tuple[str, ...] = ()
@@ -104,6 +107,7 @@ def read_job(client: EtcdClient, keys: JobKeys, *, num_incidents: int = NUM_INCI
             Range(KeyRange.prefix(keys.directory("incidents")), limit=num_incidents, is_newest_first=True),
             Range(KeyRange.prefix(keys.directory("verdicts")), limit=_NUM_VERDICTS, is_newest_first=True),
             Range(KeyRange.prefix(keys.directory("outcomes")), limit=_NUM_VERDICTS, is_newest_first=True),
+            Range(KeyRange.key(keys.dashboard)),
         ],
         is_repeatable=True,
     )
@@ -120,7 +124,7 @@ def _etcd_alarms(client: EtcdClient) -> tuple[str, ...]:
 
 def snapshot_of(keys: JobKeys, revision: int, parts: Sequence[Sequence[KeyValue]]) -> JobSnapshot:
     """Return what the ranges of `read_job` hold, in their order."""
-    record, end, driver, report, hosts, statuses, rounds, halts, cordons, incidents, verdicts, outcomes = parts
+    record, end, driver, report, hosts, statuses, rounds, halts, cordons, incidents, verdicts, outcomes, page = parts
     unreadable: list[str] = []
     began = record[0].mod_revision if record else 0
     rounds, halts = ([item for item in items if item.create_revision > began] for items in (rounds, halts))
@@ -142,6 +146,7 @@ def snapshot_of(keys: JobKeys, revision: int, parts: Sequence[Sequence[KeyValue]
         incidents=_by_id(_decoded(Incident, new, unreadable)),
         earlier_incidents=_by_id(_decoded(Incident, old, unreadable)),
         waiting=_waiting(verdicts, outcomes),
+        dashboard_url=next((one.url for one in _decoded(DashboardRecord, page, unreadable)), ""),
         unreadable=tuple(unreadable),
     )
 

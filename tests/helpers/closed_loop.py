@@ -87,14 +87,16 @@ def closed_loop(
     pace: Pace | None = None,
     has_network: bool = False,
     hosts: Sequence[str] = HOSTS,
+    num_training: int = 2,
+    steps: int = _ENDLESS,
 ) -> Iterator[ClosedLoop]:
-    """Start etcd, the daemon, two hosts and what other `hosts` there are as spares; wait until the job trains.
+    """Start etcd, the daemon, `num_training` hosts and the other `hosts` as spares; wait until the job trains.
 
     `has_network`: each host is in a network namespace of its own, on a network for training and one for the rest.
     """
     interface = {"runtime": {"network_interface": TRAIN}} if has_network else {}
     quiet = {"runtime": {"save_grace_s": 15.0}, "log": {"interval": 1000}, "train": {"gc_interval": 0}}
-    job = make_launched_job(root, _ENDLESS, quiet, interface, *changes)
+    job = make_launched_job(root, steps, quiet, interface, *changes)
     directory = root / "etcd"
     directory.mkdir()
     with ExitStack() as stack:
@@ -102,7 +104,8 @@ def closed_loop(
         addresses = [] if network is None else [network.own_address(MANAGEMENT)]
         etcd = stack.enter_context(EtcdServers(directory, 1, addresses=addresses))
         urls = etcd.urls if network is None else [each.replace("127.0.0.1", addresses[0]) for each in etcd.urls]
-        words = ("--nnodes", "2", "--spares", str(len(hosts) - 2), "--nproc-per-node", str(WORKERS))
+        spares = str(len(hosts) - num_training)
+        words = ("--nnodes", str(num_training), "--spares", spares, "--nproc-per-node", str(WORKERS))
         paced = PaceDirectory(root / "pace", pace or Pace())
         launched = stack.enter_context(
             LaunchedJob(
@@ -121,7 +124,7 @@ def closed_loop(
             address = "127.0.0.1" if network is None else network.address(TRAIN, number)
             enter = [] if network is None else network.enter(number)
             launched.start(host, "--local-addr", address, enter=enter)
-            if number == 1:
+            if number == num_training - 1:
                 wait_until(lambda: len(view.rounds()) > 0, "the first round", START_S)
         daemon = stack.enter_context(running_daemon(root, job.files.root, job.config.job.name, urls, *listen))
         launched.wait_for_step(8, START_S)
@@ -136,7 +139,7 @@ def running_daemon(
     """Have the diagnostics daemon of a job run."""
     command = [
         sys.executable, "-m", "megatrain_diagnostics.daemon",
-        "--run", str(run), "--job", job, "--rdzv-endpoint", ",".join(urls), *more,
+        "--run", str(run), "--job", job, "--rdzv-endpoint", ",".join(urls), "--no-dashboard", *more,
     ]  # fmt: skip
     with (root / "daemon.log").open("ab") as log:
         daemon = subprocess.Popen(

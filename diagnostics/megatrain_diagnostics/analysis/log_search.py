@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from megatrain.failures.bundle import BundleVerdict, RankLog, judge, read_rank
-from megatrain_diagnostics.events.roster import Roster
-from megatrain_diagnostics.events.tables import LogLines, Selection
+from megatrain_diagnostics.events.roster import Roster, newest_incarnation
+from megatrain_diagnostics.events.source import EventSource, Where
+from megatrain_diagnostics.events.tables import LogLines, Ranks, Selection, num_rows
 
 _TAIL_LINES = 2000
 """Of a rank's lines so many of the newest are judged: what ended a rank is at the end."""
@@ -51,6 +52,17 @@ def matching_lines(logs: LogLines, pattern: re.Pattern[str] | None) -> Selection
     if pattern is not None:
         rows = np.array([row for row in rows.tolist() if pattern.search(str(logs.line[row]))], dtype=np.int64)
     return rows[np.lexsort((logs.sequence[rows], logs.rank[rows], logs.at_ns[rows]))]
+
+
+def newest_logged(source: EventSource) -> int:
+    """Return the newest incarnation that wrote anything: one that failed before it had ranks has lines only."""
+    ranks = source.read(Ranks)
+    if not num_rows(ranks):
+        return int(max(source.read(LogLines).incarnation, default=0))
+    newest = newest_incarnation(ranks)
+    while num_rows(source.read(LogLines, Where(incarnations=(newest + 1,)))):
+        newest += 1
+    return newest
 
 
 def classify_logs(logs: LogLines, roster: Roster | None = None) -> LogFinding:

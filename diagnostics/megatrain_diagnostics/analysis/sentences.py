@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from megatrain.contracts.host_verdict import Cause, VerdictConfidence
@@ -121,3 +122,14 @@ def network_sentences(one: SlowNetwork) -> tuple[str, ...]:
 
 def _ms(seconds: float) -> str:
     return f"{seconds:.2f} s" if seconds >= 1.0 else f"{1e3 * seconds:.1f} ms"
+
+
+def findings_headline(findings: Sequence[Finding], *, is_enough: bool) -> str:
+    """Return what was found in a sentence. `is_enough`: so much was seen that no finding means nobody is slow."""
+    if findings:
+        worst = findings[0]
+        where = ", ".join(worst.hosts) or "no single host"
+        return f"{len(findings)} found; first: {worst.cause.value}, {where}, {worst.confidence.value} confidence"
+    if not is_enough:
+        return "insufficient evidence: too few steps, or ranks without peers"
+    return "nobody is slower than its peers"

@@ -28,10 +28,10 @@ _FARTHEST_NS = 3600 * 10**9
 """A span so far from the others of its step was timed by a clock that jumped."""
 _MOST_NAMED = 12
 _LONGEST_NS = 24 * 3600 * 10**9
-_PROVES_FULL = (Operation.STEP, Operation.FORWARD_COMPUTE, Operation.BACKWARD_COMPUTE)
+PROVES_FULL = (Operation.STEP, Operation.FORWARD_COMPUTE, Operation.BACKWARD_COMPUTE)
 # what the thread of the step loop does itself: communication may go on into the next step
 _OF_THE_LOOP = (
-    *(*_PROVES_FULL, Operation.DATA_WAIT, Operation.CLIP, Operation.OPTIMIZER, Operation.GC),
+    *(*PROVES_FULL, Operation.DATA_WAIT, Operation.CLIP, Operation.OPTIMIZER, Operation.GC),
     *(Operation.CHECKPOINT, Operation.CHECKPOINT_LOAD, Operation.EVALUATION, Operation.BARRIER),
 )
 
@@ -119,7 +119,7 @@ def known_steps(source: EventSource, incarnation: int) -> str:
 
 def full_steps(spans: Spans) -> Int64:
     """Return the steps that some rank recorded with all their spans, ascending."""
-    proof = _is_any(spans, _PROVES_FULL) & (spans.duration_ns >= 0) & (spans.step >= 0)
+    proof = _is_any(spans, PROVES_FULL) & (spans.duration_ns >= 0) & (spans.step >= 0)
     return np.unique(spans.step[proof]).astype(np.int64)
 
 
@@ -128,7 +128,7 @@ def newest_steps(spans: Spans, count: int) -> Int64:
 
     A number that one rank alone tells of, where others tell of other steps, is nonsense of that rank.
     """
-    proof = _is_any(spans, _PROVES_FULL) & (spans.duration_ns >= 0) & (spans.step >= 0)
+    proof = _is_any(spans, PROVES_FULL) & (spans.duration_ns >= 0) & (spans.step >= 0)
     told = np.unique(_key(spans.rank[proof], spans.step[proof]))
     steps, num_ranks = np.unique(told & 0xFFFFFFFF, return_counts=True)
     told_by_some: Int64 = steps[num_ranks >= min(2, num_ranks.max(initial=1))]
@@ -141,7 +141,7 @@ def step_windows(spans: Spans, totals: StepTotals, first_step: int, last_step: i
     Where the next step's begin is not known the window ends with the last thing that the step loop did itself.
     """
     begin_key, begin_ns = _first_times(totals)
-    is_full = _is_any(spans, _PROVES_FULL) & (spans.duration_ns >= 0)
+    is_full = _is_any(spans, PROVES_FULL) & (spans.duration_ns >= 0)
     is_full &= (spans.step >= max(0, first_step)) & (spans.step <= last_step)
     keys = np.unique(_key(spans.rank[is_full], spans.step[is_full]))
     of_loop = select(spans, _is_any(spans, _OF_THE_LOOP) & (spans.step >= 0))

@@ -44,6 +44,11 @@ _LANE_OF: dict[Operation, str] = {
 _SENDS = (Operation.FORWARD_SEND.number, Operation.BACKWARD_SEND.number)
 
 
+def lane_of(operation: Operation) -> str:
+    """Return the lane that spans of an operation are drawn on."""
+    return _LANE_OF.get(operation, "host")
+
+
 @dataclass(frozen=True, slots=True)
 class Track:
     """One row of a rank. `number` is unique in the timeline."""

@@ -55,6 +55,8 @@ class IngestCounters:
     refused_handshakes: int
     streams: int
     """Open now."""
+    connected: tuple[str, ...]
+    """Hosts that have a stream open."""
     commits: int
     failed_commits: int
     last_commit_s: float
@@ -73,6 +75,7 @@ class Ledger:
         self._refused_rows: Counter[tuple[Reason, str]] = Counter()
         self._refused_batches: Counter[tuple[Reason, str]] = Counter()
         self._dropped_rows: dict[str, dict[str, int]] = {}
+        self._open_streams: Counter[str] = Counter()
         self._last_commit_s = 0.0
         self._last_refusal = ""
         self._examples: dict[Reason, str] = {}
@@ -122,10 +125,13 @@ class Ledger:
             self._numbers["refused_handshakes"] += 1
             self._last_refusal = reason
 
-    def note_stream(self, change: int) -> None:
+    def note_stream(self, change: int, host: str) -> None:
         """Count a stream that opened, 1, or ended, -1."""
         with self._lock:
             self._numbers["streams"] += change
+            self._open_streams[host] += change
+            if not self._open_streams[host]:
+                del self._open_streams[host]
 
     def counters(self) -> IngestCounters:
         """Return what was counted so far."""
@@ -142,6 +148,7 @@ class Ledger:
                 dropped_rows={host: sum(sessions.values()) for host, sessions in self._dropped_rows.items()},
                 refused_handshakes=numbers["refused_handshakes"],
                 streams=numbers["streams"],
+                connected=tuple(sorted(self._open_streams)),
                 commits=numbers["commits"],
                 failed_commits=numbers["failed_commits"],
                 last_commit_s=self._last_commit_s,

@@ -59,11 +59,11 @@ class EventServer(flight.FlightServerBase):  # type: ignore[misc] # pyarrow has 
         if self._closing.is_set():
             raise flight.FlightUnavailableError("the daemon ends")
         session = self._ingest.session(peer_of(context.peer_identity()))
-        self._count(1)
+        self._count(1, session.name.host)
         try:
             self._serve(session, reader, writer)
         finally:
-            self._count(-1)
+            self._count(-1, session.name.host)
 
     def do_action(self, context: Any, action: Any) -> Iterator[Any]:
         received_ns = self._clock_ns()
@@ -113,8 +113,8 @@ class EventServer(flight.FlightServerBase):  # type: ignore[misc] # pyarrow has 
             over = (has_ended,) if is_closing_told else (has_ended, self._closing)
             session.wait(told, _POLL_S, over)
 
-    def _count(self, change: int) -> None:
-        self._ingest.ledger.note_stream(change)
+    def _count(self, change: int, host: str) -> None:
+        self._ingest.ledger.note_stream(change, host)
         with self._changed:
             self._num_streams += change
             self._changed.notify_all()

@@ -41,4 +41,12 @@ def run(args: argparse.Namespace) -> int:
         etcd = replace(job.client.settings, attempt_s=patient.attempt_s, call_s=patient.call_s)
     if not directory.is_dir():
         raise PlaceError(f"{directory}: no such run directory on this machine; say where it is with --run DIR")
-    return serve(DaemonSettings(run=directory, job=job.keys.job, etcd=etcd, address=args.address, port=args.port))
+    settings = DaemonSettings(
+        run=directory,
+        job=job.keys.job,
+        etcd=etcd,
+        address=args.address,
+        port=args.port,
+        has_dashboard=args.has_dashboard,
+    )
+    return serve(settings)

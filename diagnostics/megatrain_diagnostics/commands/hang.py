@@ -11,7 +11,7 @@ import argparse
 import socket
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +22,9 @@ from megatrain.contracts.errors import DataError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.layout import Layout
 from megatrain.contracts.run_directory import RunDirectory
-from megatrain_diagnostics.analysis.flight_recorder import (
-    Disagreement,
-    disagreements,
-    flight_groups,
-    flight_standings,
-)
-from megatrain_diagnostics.analysis.hang import (
-    HangFinding,
-    find_hang,
-    roster_groups,
-    standings_of_spans,
-)
-from megatrain_diagnostics.analysis.hang_grid import LEGEND, grid_lines, rank_letters
+from megatrain_diagnostics.analysis.flight_recorder import disagreements, flight_groups, flight_standings
+from megatrain_diagnostics.analysis.hang import find_hang
+from megatrain_diagnostics.analysis.hang_grid import LEGEND, grid_lines
 from megatrain_diagnostics.analysis.stack_clusters import StackFinding, find_outliers, newest_main_stacks
 from megatrain_diagnostics.commands.arguments import (
     Verbs,
@@ -46,31 +36,20 @@ from megatrain_diagnostics.commands.arguments import (
 )
 from megatrain_diagnostics.events.roster import Roster, make_roster
 from megatrain_diagnostics.events.source import EventSource, Where
-from megatrain_diagnostics.events.tables import Groups, Ranks, Spans, Stacks
+from megatrain_diagnostics.events.tables import Groups, Ranks
+from megatrain_diagnostics.store.hang_answer import (
+    HangAnswer,
+    answer_of_evidence,
+    answer_of_spans,
+    evidence_roster,
+    roster_of_events,
+    stacks_of,
+)
 from megatrain_diagnostics.store.hang_evidence import FiledEvidence, read_boxes, read_dumps, read_incident
 from megatrain_diagnostics.streamer.stacks import DumpTarget, collect_stacks
 
 _MOST_ROWS = 16
 _MOST_FRAMES = 4
-
-
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    """What is printed."""
-
-    source: str
-    roster: Roster
-    finding: HangFinding
-    stacks: StackFinding
-    disagreements: tuple[Disagreement, ...]
-    problems: tuple[str, ...]
-
-    @property
-    def letters(self) -> str:
-        suspects = [one.rank for one in self.finding.suspects]
-        return rank_letters(
-            self.roster.layout, suspects, self.stacks.outliers, self.finding.silent, self.finding.waiting
-        )
 
 
 def add_verb(verbs: Verbs) -> None:
@@ -110,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     return int(ExitCode.OK)
 
 
-def _answer(args: argparse.Namespace) -> _Answer:
+def _answer(args: argparse.Namespace) -> HangAnswer:
     if args.has_stacks and not args.blackbox:
         raise DataError("--stacks: name the directory of this machine's black boxes by --blackbox")
     if args.flight_recorder:
@@ -124,33 +103,29 @@ def _answer(args: argparse.Namespace) -> _Answer:
     elif run_directory is not None:
         filed = read_incident(RunDirectory(run_directory), args.incarnation)
     if filed is not None:
-        roster = filed.roster or _roster_of_events(source, filed.incarnation) or _flat_roster(filed)
-        finding = find_hang(filed.standings, {**filed.groups}, roster, filed.silent)
         place = f"black boxes in {args.blackbox}" if args.blackbox else f"what is kept of round {filed.incarnation}"
-        stacks = _stacks_now(filed, roster) if args.has_stacks else _stacks(source, roster)
-        return _Answer(place, roster, finding, stacks, (), filed.problems)
+        stacks = _stacks_now(filed, evidence_roster(filed, source)) if args.has_stacks else None
+        return answer_of_evidence(filed, place, source, stacks)
     if source is None:
         raise DataError(f"{args.place}: neither events nor a broken round's files; name black boxes by --blackbox")
     number = chosen_incarnation(args, source)
     where = Where(incarnations=(number,))
     roster = make_roster(source.read(Ranks, where), source.read(Groups, where), number)
-    standings = standings_of_spans(source.read(Spans, where), roster)
-    finding = find_hang(standings, roster_groups(roster), roster)
-    return _Answer("spans", roster, finding, _stacks(source, roster), (), source.problems())
+    return answer_of_spans(source, roster)
 
 
-def _of_dumps(directory: Path, args: argparse.Namespace) -> _Answer:
+def _of_dumps(directory: Path, args: argparse.Namespace) -> HangAnswer:
     dumps, problems = read_dumps(directory)
     groups = flight_groups(dumps)
     source = _source(args)
     number = args.incarnation
-    roster = None if source is None else _roster_of_events(source, number)
+    roster = None if source is None else roster_of_events(source, number)
     if roster is None:
         world_size = 1 + max(rank for ranks in ((one.rank for one in dumps), *groups.values()) for rank in ranks)
         roster = Roster(0, Layout(dp_size=world_size), {}, {})
     finding = find_hang(flight_standings(dumps), groups, roster)
     place = f"Flight Recorder dumps in {directory}"
-    return _Answer(place, roster, finding, _stacks(source, roster), disagreements(dumps), problems)
+    return HangAnswer(place, roster, finding, stacks_of(source, roster), disagreements(dumps), problems)
 
 
 def _source(args: argparse.Namespace) -> EventSource | None:
@@ -158,29 +133,6 @@ def _source(args: argparse.Namespace) -> EventSource | None:
         return open_source(args)
     except DataError:
         return None
-
-
-def _roster_of_events(source: EventSource | None, incarnation: int | None) -> Roster | None:
-    if source is None:
-        return None
-    ranks = source.read(Ranks)
-    number = incarnation if incarnation is not None else int(max(ranks.incarnation, default=-1))
-    if number not in ranks.incarnation:
-        return None
-    return make_roster(ranks, source.read(Groups, Where(incarnations=(number,))), number)
-
-
-def _flat_roster(filed: FiledEvidence) -> Roster:
-    """Return the ranks as replicas of nothing else: no file tells the layout."""
-    known = {*filed.standings, *filed.silent, *(rank for ranks in filed.groups.values() for rank in ranks)}
-    return Roster(filed.incarnation, Layout(dp_size=1 + max(known, default=0)), {}, {})
-
-
-def _stacks(source: EventSource | None, roster: Roster) -> StackFinding:
-    if source is None:
-        return find_outliers({}, roster)
-    stacks = source.read(Stacks, Where(incarnations=(roster.incarnation,)))
-    return find_outliers(newest_main_stacks(stacks, roster.incarnation), roster)
 
 
 def _stacks_now(filed: FiledEvidence, roster: Roster) -> StackFinding:
@@ -192,7 +144,7 @@ def _stacks_now(filed: FiledEvidence, roster: Roster) -> StackFinding:
     return find_outliers(newest_main_stacks(stacks, filed.incarnation), roster, [one.rank for one in targets])
 
 
-def _as_json(answer: _Answer) -> dict[str, Any]:
+def _as_json(answer: HangAnswer) -> dict[str, Any]:
     report, layout = answer.finding.report, answer.roster.layout
     return {
         "source": answer.source,
@@ -218,7 +170,7 @@ def _as_json(answer: _Answer) -> dict[str, Any]:
     }
 
 
-def _as_text(answer: _Answer) -> list[str]:
+def _as_text(answer: HangAnswer) -> list[str]:
     report, roster = answer.finding.report, answer.roster
     lines = facts(
         [
@@ -250,7 +202,7 @@ def _as_text(answer: _Answer) -> list[str]:
     return [*lines, *_stack_lines(answer.stacks), "", LEGEND, *grid_lines(roster.layout, answer.letters)]
 
 
-def _named(answer: _Answer) -> str:
+def _named(answer: HangAnswer) -> str:
     suspects = [one.rank for one in answer.finding.suspects]
     if not suspects:
         return "nobody"

@@ -14,7 +14,7 @@ from megatrain.commands.printing import facts, print_json, print_lines, print_no
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.texts import short, time_text
-from megatrain_diagnostics.analysis.log_search import LogFinding, classify_logs, matching_lines
+from megatrain_diagnostics.analysis.log_search import LogFinding, classify_logs, matching_lines, newest_logged
 from megatrain_diagnostics.commands.arguments import (
     Verbs,
     add_incarnation,
@@ -24,7 +24,7 @@ from megatrain_diagnostics.commands.arguments import (
     open_source,
     tell_problems,
 )
-from megatrain_diagnostics.events.roster import Roster, make_roster, newest_incarnation
+from megatrain_diagnostics.events.roster import Roster, make_roster
 from megatrain_diagnostics.events.source import EventSource, Where
 from megatrain_diagnostics.events.tables import Groups, LogLines, Ranks, num_rows
 
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     if args.is_classified and args.grep is not None:
         raise DataError("--classify and --grep: a verdict needs all lines; name one of the two")
     source = open_source(args)
-    incarnation = _incarnation(args, source)
+    incarnation = newest_logged(source) if args.incarnation is None else int(args.incarnation)
     logs = source.read(LogLines, Where(incarnations=(incarnation,), ranks=args.ranks))
     if not num_rows(logs):
         raise DataError(f"{args.place}: no line of output of incarnation {incarnation} was streamed")
@@ -74,19 +74,6 @@ def _pattern(text: str) -> re.Pattern[str]:
         return re.compile(text)
     except re.error as error:
         raise argparse.ArgumentTypeError(f"{text!r} is no regular expression: {error}") from error
-
-
-def _incarnation(args: argparse.Namespace, source: EventSource) -> int:
-    """Return the chosen incarnation, or the newest: one that failed before it had ranks has lines only."""
-    if args.incarnation is not None:
-        return int(args.incarnation)
-    ranks = source.read(Ranks)
-    if not num_rows(ranks):
-        return int(max(source.read(LogLines).incarnation, default=0))
-    newest = newest_incarnation(ranks)
-    while num_rows(source.read(LogLines, Where(incarnations=(newest + 1,)))):
-        newest += 1
-    return newest
 
 
 def _roster(source: EventSource, incarnation: int, args: argparse.Namespace) -> Roster | None:

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
-
-import numpy as np
 
 from megatrain.commands.argument_types import real_number, whole_number
 from megatrain.commands.printing import facts, print_json, print_lines
 from megatrain.config.diagnostics import DiagnosticsConfig
-from megatrain.contracts.errors import DataError
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.operations import Operation
 from megatrain.contracts.texts import seconds_text
 from megatrain_diagnostics.analysis.findings import Finding, Thresholds
-from megatrain_diagnostics.analysis.straggler_history import STEPS_AT_ONCE, StragglerHistory, straggler_history
+from megatrain_diagnostics.analysis.sentences import findings_headline
+from megatrain_diagnostics.analysis.stored_stragglers import stored_stragglers
+from megatrain_diagnostics.analysis.straggler_history import StragglerHistory
 from megatrain_diagnostics.commands.arguments import (
     Verbs,
     add_incarnation,
@@ -29,18 +26,14 @@ from megatrain_diagnostics.commands.arguments import (
     tell_problems,
 )
 from megatrain_diagnostics.events.roster import Roster, make_roster
-from megatrain_diagnostics.events.source import EventSource, Where
-from megatrain_diagnostics.events.tables import Groups, Ranks, Spans, StepTotals, Values
+from megatrain_diagnostics.events.source import Where
+from megatrain_diagnostics.events.tables import Groups, Ranks
 
-_NEWEST_STEPS = 500
 _MAX_SHOWN = 12
-_LONGEST_GAP = 64
-"""Between two steps that a rank tells of, one after the other: beyond it the later one is nonsense."""
-_PROBES = 8
-"""Ranks that are asked which steps there are."""
 
 
 def add_verb(verbs: Verbs) -> None:
+    """Declare the verb."""
     config = DiagnosticsConfig()
     parser = verbs.add_parser("stragglers", help="who makes the job slow, and why", allow_abbrev=False)
     add_place(parser)
@@ -76,53 +69,13 @@ def run(args: argparse.Namespace) -> int:
     incarnation = chosen_incarnation(args, source)
     of_round = Where(incarnations=(incarnation,))
     roster = make_roster(source.read(Ranks, of_round), source.read(Groups, of_round), incarnation)
-    first, last = _step_range(source, roster, args.steps)
-    found = straggler_history(
-        roster,
-        Thresholds(args.excess, args.score, args.lasting),
-        lambda: _steps(source, incarnation, first, last),
-        lambda ranks: _passes(source, incarnation, first, last, ranks),
-    )
+    found = stored_stragglers(source, roster, Thresholds(args.excess, args.score, args.lasting), args.steps)
     tell_problems(args)
     if args.is_json:
         print_json({"place": args.place, "incarnation": incarnation, **_document(found)})
     else:
         print_lines(_lines(found, roster))
     return int(ExitCode.OK)
-
-
-def _step_range(source: EventSource, roster: Roster, asked: tuple[int | None, int | None]) -> tuple[int, int]:
-    """Return the first and last step to look at: the newest, unless others are asked for."""
-    known = sorted(roster.hosts)
-    probes = tuple(known[:: max(1, len(known) // _PROBES)])
-    rows = source.read(StepTotals, Where((roster.incarnation,), asked[0], asked[1], probes, (Operation.STEP.number,)))
-    if not len(rows.step):
-        between = "" if asked == (None, None) else f" between steps {asked[0] or 0} and {asked[1] or 'the newest'}"
-        raise DataError(f"incarnation {roster.incarnation} has no sums of steps{between}; is streaming on (diag on)?")
-    last = _newest_step(rows)
-    return (int(rows.step.min()) if asked[0] is not None else max(int(rows.step.min()), last - _NEWEST_STEPS + 1)), last
-
-
-def _newest_step(rows: StepTotals) -> int:
-    """Return how far ranks have come; numbers that are nonsense, of one rank or now and then, move nothing."""
-    newest = []
-    for rank in np.unique(rows.rank).tolist():
-        steps = np.unique(rows.step[rows.rank == rank]).astype(np.int64)
-        near = np.flatnonzero(np.diff(steps) <= _LONGEST_GAP)
-        newest.append(int(steps[near[-1] + 1] if len(near) else steps[0]))
-    # a quarter of the ranks may be wrong; of few all may be silent but one
-    return sorted(newest)[(len(newest) - 1) * 3 // 4 if len(newest) > 3 else -1]
-
-
-def _steps(source: EventSource, incarnation: int, first: int, last: int) -> Iterator[tuple[StepTotals, Values]]:
-    for begin in range(first, last + 1, STEPS_AT_ONCE):
-        where = Where((incarnation,), begin, min(begin + STEPS_AT_ONCE - 1, last))
-        yield source.read(StepTotals, where), source.read(Values, where)
-
-
-def _passes(source: EventSource, incarnation: int, first: int, last: int, ranks: tuple[int, ...]) -> Spans:
-    passes = (Operation.FORWARD_COMPUTE.number, Operation.BACKWARD_COMPUTE.number)
-    return source.read(Spans, Where((incarnation,), first, last, ranks, passes))
 
 
 def _document(found: StragglerHistory) -> dict[str, Any]:
@@ -150,7 +103,7 @@ def _document(found: StragglerHistory) -> dict[str, Any]:
 
 def _lines(found: StragglerHistory, roster: Roster) -> list[str]:
     end = found.assessment
-    lines = [_headline(found)]
+    lines = [findings_headline(found.findings, is_enough=end.is_enough)]
     for one in found.findings:
         lines += ["", *_of_finding(one, one.key in found.ended)]
     lines.append("")
@@ -164,16 +117,6 @@ def _lines(found: StragglerHistory, roster: Roster) -> list[str]:
     if found.num_wrong:
         said.append(("passed over", f"{found.num_wrong} rows that cannot be"))
     return [*lines, *facts([("ranks", f"{roster.layout.world_size} ({roster.layout})"), *said])]
-
-
-def _headline(found: StragglerHistory) -> str:
-    if found.findings:
-        worst = found.findings[0]
-        where = ", ".join(worst.hosts) or "no single host"
-        return f"{len(found.findings)} found; first: {worst.cause.value}, {where}, {worst.confidence.value} confidence"
-    if not found.assessment.is_enough:
-        return "insufficient evidence: too few steps, or ranks without peers"
-    return "nobody is slower than its peers"
 
 
 def _of_finding(one: Finding, is_over: bool) -> list[str]:

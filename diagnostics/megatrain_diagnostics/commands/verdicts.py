@@ -7,31 +7,20 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 from megatrain.commands.argument_types import utf8_text
-from megatrain.commands.job_place import OpenJob, PlaceError, add_job_option, opened_job, run_at
+from megatrain.commands.job_place import PlaceError, add_job_option, opened_job, run_at
 from megatrain.commands.printing import facts, print_json, print_lines, print_note, table
 from megatrain.contracts.audit import AUDIT_NAME, read_audit
 from megatrain.contracts.errors import CoordinationError, CoordinationRefusedError, DataError, MegatrainError
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.host_verdict import HostVerdict, VerdictOutcome
-from megatrain.contracts.record import RecordType, decode, to_plain
+from megatrain.contracts.record import to_plain
 from megatrain.contracts.run_directory import RunDirectory
 from megatrain.contracts.texts import age_text, count_text, names_text, ranks_text, short, time_text
-from megatrain.coordination.wire import KeyRange, Range, shown
+from megatrain.jobs.verdict_cases import Case, cases_of_audit, read_cases
 from megatrain_diagnostics.commands.arguments import Verbs, add_json
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """A verdict and its newest outcome; one of them may be missing, or not to be read."""
-
-    verdict_id: str
-    verdict: HostVerdict | None
-    outcome: VerdictOutcome | None
 
 
 def add_verb(verbs: Verbs) -> None:
@@ -130,33 +119,14 @@ def _find(place: str, args: argparse.Namespace) -> tuple[str, str, list[Case]]:
     """Return the job, where its verdicts were read, and these, the oldest first."""
     try:
         with opened_job(args) as job:
-            return job.keys.job, "etcd", _in_etcd(job)
+            cases, unreadable = read_cases(job.client, job.keys)
+            for problem in unreadable:
+                print_note(f"left out: {problem}")
+            return job.keys.job, "etcd", cases
     except CoordinationRefusedError:
         raise
     except (CoordinationError, PlaceError) as error:
         return _on_disk(place, error)
-
-
-def _in_etcd(job: OpenJob) -> list[Case]:
-    places = [job.keys.directory(name) for name in ("verdicts", "outcomes")]
-    answer = job.client.txn([], [Range(KeyRange.prefix(place)) for place in places], is_repeatable=True)
-    raw = [
-        {shown(item.key).removeprefix(place): item.value for item in answer.range_answer(index).items}
-        for index, place in enumerate(places)
-    ]
-    verdicts, outcomes = _decoded(HostVerdict, raw[0]), _decoded(VerdictOutcome, raw[1])
-    names = sorted(verdicts.keys() | outcomes.keys())
-    return [Case(name, verdicts.get(name), outcomes.get(name)) for name in names]
-
-
-def _decoded(kind: type[RecordType], items: Mapping[str, bytes]) -> dict[str, RecordType]:
-    found: dict[str, RecordType] = {}
-    for name, value in items.items():
-        try:
-            found[name] = decode(kind, value, name)
-        except CoordinationError as error:
-            print_note(f"left out: {error}")
-    return found
 
 
 def _on_disk(place: str, error: MegatrainError) -> tuple[str, str, list[Case]]:
@@ -172,6 +142,4 @@ def _on_disk(place: str, error: MegatrainError) -> tuple[str, str, list[Case]]:
     if num_damaged:
         print_note(f"left out: {count_text(num_damaged, 'line')} of {path} that cannot be read")
     print_note(f"note: the job's etcd does not answer; this is from {path}")
-    # of a verdict that waited there are two outcomes: the last one counts
-    newest = {one.outcome.verdict_id: Case(one.outcome.verdict_id, one.verdict, one.outcome) for one in entries}
-    return str(run_directory), str(path), [newest[name] for name in sorted(newest)]
+    return str(run_directory), str(path), cases_of_audit(entries)

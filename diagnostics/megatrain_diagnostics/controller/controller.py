@@ -71,6 +71,11 @@ class Controller:
         self._next_complaint_s = self._next_write_s = float("-inf")
 
     @property
+    def incarnation(self) -> int:
+        """The newest that ranks told of; -1: none."""
+        return self._book.newest
+
+    @property
     def assessment(self) -> Assessment:
         """What is known now."""
         return Assessment() if self._live is None else self._live.assessment

@@ -6,7 +6,8 @@ One request at a time a connection, with a time limit, so that a scanner that sa
 from __future__ import annotations
 
 import hmac
-import ipaddress
+import os
+import stat
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -15,34 +16,32 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
+from megatrain.contracts.addresses import is_loopback
 from megatrain.contracts.errors import ConfigError
 
 _REQUEST_S = 10.0
 _MAX_TOKEN_BYTES = 4096
 
 
-def read_token(path: str) -> str:
-    """Return the token in a file; "" for no file. Raises: ConfigError naming the key and the file."""
+def read_token(path: str, key: str = "diagnostics.metrics_token_file", *, is_secret: bool = False) -> str:
+    """Return the token in a file; "" for no file. `is_secret`: nobody but its owner may be able to read it.
+
+    Raises: ConfigError naming the key and the file.
+    """
     if not path:
         return ""
     try:
-        token = Path(path).read_text(encoding="utf-8").strip()
+        with Path(path).open(encoding="utf-8") as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            token = file.read(_MAX_TOKEN_BYTES + 2).strip()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
-        raise ConfigError([f"diagnostics.metrics_token_file={path!r} cannot be read: {reason}"]) from error
+        raise ConfigError([f"{key}={path!r} cannot be read: {reason}"]) from error
+    if is_secret and mode & 0o077:
+        raise ConfigError([f"{key}={path!r} has mode {mode:04o}: others may read it; `chmod 600` it, and change it"])
     if not token or len(token) > _MAX_TOKEN_BYTES:
-        raise ConfigError([f"diagnostics.metrics_token_file={path!r} holds {len(token)} characters; write one token"])
+        raise ConfigError([f"{key}={path!r} holds {len(token)} characters; write one token"])
     return token
-
-
-def is_loopback(address: str) -> bool:
-    """Say whether only this machine reaches an address."""
-    if address == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return False
 
 
 class MetricsServer:

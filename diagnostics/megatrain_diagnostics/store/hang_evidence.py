@@ -7,7 +7,7 @@ those of a broken round are kept in <run>/incidents/round-N, beside each host's 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -87,7 +87,7 @@ def read_incident(run: RunDirectory, incarnation: int | None = None) -> FiledEvi
 
     What executors wrote at the stall comes before black boxes, which were copied when the processes were killed.
     """
-    found = {int(match[1]): path for path in run.incidents.glob("round-*") if (match := _ROUND.search(path.name))}
+    found = kept_rounds(run)
     if incarnation is None:
         incarnation = max(found, default=None)
     directory = found.get(-1 if incarnation is None else incarnation)
@@ -102,14 +102,26 @@ def read_incident(run: RunDirectory, incarnation: int | None = None) -> FiledEvi
         if not told:
             raise
         problems.append(str(error))
-    standings = {} if boxes is None else dict(boxes.standings)
-    groups = {} if boxes is None else dict(boxes.groups)
-    standings.update({one.rank: _standing_told(one) for evidence in told for one in evidence.ranks})
+    of_told = told_evidence(incarnation, told)
+    standings = {**({} if boxes is None else boxes.standings), **of_told.standings}
+    groups = {**({} if boxes is None else boxes.groups), **of_told.groups}
+    roster = None if boxes is None else boxes.roster
+    return FiledEvidence(incarnation, roster, standings, groups, of_told.silent, tuple(problems))
+
+
+def kept_rounds(run: RunDirectory) -> dict[int, Path]:
+    """Return the directories of the broken rounds of which something is kept."""
+    return {int(match[1]): path for path in run.incidents.glob("round-*") if (match := _ROUND.search(path.name))}
+
+
+def told_evidence(incarnation: int, told: Sequence[HangEvidence]) -> FiledEvidence:
+    """Return what executors told of a stuck round, as etcd holds it. No file tells the layout."""
+    groups: dict[str, tuple[int, ...]] = {}
     for evidence in told:
         groups.update(_groups_told(evidence))
+    standings = {one.rank: _standing_told(one) for evidence in told for one in evidence.ranks}
     silent = tuple(sorted({rank for evidence in told for rank in evidence.silent}))
-    roster = None if boxes is None else boxes.roster
-    return FiledEvidence(incarnation, roster, standings, groups, silent, tuple(problems))
+    return FiledEvidence(incarnation, None, standings, groups, silent)
 
 
 def read_dumps(directory: Path) -> tuple[tuple[FlightDump, ...], tuple[str, ...]]:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,16 @@ from megatrain_diagnostics.store.segments import Segment, fault_in_rows
 
 MEMORY_LIMIT_BYTES = 2 * 10**9
 ALL = Where()
+_INTERRUPT_AGAIN_S = 0.05
 _NUM_TRIES = 8
 """Segments that vanish or break while they are read: more in a row than any compaction explains."""
 
 _GLOB = re.compile(r"[*?\[]")
 """Has a meaning in the names of files that DuckDB is given; in brackets it stands for itself."""
+
+
+class TooSlowError(DataError):
+    """A question took longer than it may."""
 
 
 class StoredEvents:
@@ -91,15 +97,26 @@ class StoredEvents:
         conditions, values = sql_conditions(kind, where)
         return heat_map(question, self.query(kind, where, heat_sql(question, conditions), values))
 
+    def bounds(self, kind: type[Table], where: Where, column: str) -> tuple[int, int] | None:
+        """Return the least and greatest value of a column that the footers of the files tell; None: no such files.
+
+        Rows that `where` does not want may be in the same files: the true bounds are within. Raises: DataError.
+        """
+        found = [segment.bounds.get(column) for segment in self._catalog.segments(kind, where) if segment.num_rows]
+        told = [bound for bound in found if bound is not None]
+        return (min(bound[0] for bound in told), max(bound[1] for bound in told)) if told else None
+
     def problems(self) -> tuple[str, ...]:
         """Return what was found damaged or foreign so far, a sentence each."""
         return self._catalog.problems()
 
-    def query(self, kind: type[Table], where: Where, sql: str, values: Sequence[Any] = ()) -> pa.Table | None:
+    def query(
+        self, kind: type[Table], where: Where, sql: str, values: Sequence[Any] = (), *, timeout_s: float | None = None
+    ) -> pa.Table | None:
         """Ask something of `segments`, the rows of a table in those files which may have what `where` wants.
 
         `values` stand for $1, $2, ... of the question. None: there are no such files.
-        Raises: DataError.
+        Raises: DataError; TooSlowError when there is no answer after `timeout_s`.
         """
         for _ in range(_NUM_TRIES):
             try:
@@ -114,8 +131,10 @@ class StoredEvents:
             try:
                 with self._lock:
                     cursor = self._connection.cursor()
-                with cursor:
+                with cursor, _interrupted(cursor, timeout_s):
                     return cursor.sql(question, params=[*values, files]).to_arrow_table()
+            except duckdb.InterruptException as error:
+                raise TooSlowError(f"{self.directory}: no answer within {timeout_s:g} s") from error
             except duckdb.Error as error:
                 self._explain(segments, error)
         raise DataError(f"{self.directory}: segments of {kind.NAME} come and go faster than they can be read")
@@ -128,6 +147,29 @@ class StoredEvents:
             self._catalog.set_aside(path, f"{fault}; it was set aside")
         if not gone and not broken:
             raise DataError(f"{self.directory}: events cannot be read: {error}") from error
+
+
+@contextmanager
+def _interrupted(cursor: duckdb.DuckDBPyConnection, timeout_s: float | None) -> Iterator[None]:
+    """End what a connection does in the block after a time; None: never."""
+    if timeout_s is None:
+        yield
+        return
+    has_ended = threading.Event()
+
+    def interrupt() -> None:
+        wait_s = max(0.0, timeout_s)
+        while not has_ended.wait(wait_s):
+            cursor.interrupt()
+            wait_s = _INTERRUPT_AGAIN_S  # one that comes before the question has begun does nothing
+
+    thread = threading.Thread(target=interrupt, name="deadline of a question", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        has_ended.set()
+        thread.join()
 
 
 def sql_conditions(kind: type[Table], where: Where) -> tuple[str, list[Any]]:

@@ -19,11 +19,11 @@ from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.host_records import CheckOutcome, CheckReport, CheckResult
 from megatrain.contracts.job_requests import Answer, RequestKind
-from megatrain.contracts.record import decode, encode, to_plain
-from megatrain.contracts.rounds import Cordon, JobEnd
+from megatrain.contracts.record import to_plain
+from megatrain.contracts.rounds import JobEnd
 from megatrain.contracts.texts import age_text, names_text, natural_order
-from megatrain.coordination.wire import Compare, KeyRange, Put, Range
 from megatrain.jobs.asking import Gone, asker, check_can_be_asked, checked, make_request, news_of
+from megatrain.jobs.cordons import cordon_host, uncordon_host
 from megatrain.jobs.documents import check_document, host_document
 from megatrain.jobs.host_view import host_views
 from megatrain.jobs.snapshot import JobSnapshot, read_job
@@ -101,15 +101,7 @@ def _ls(job: OpenJob, args: argparse.Namespace) -> int:
 
 def _cordon(job: OpenJob, args: argparse.Namespace) -> int:
     snapshot = read_job(job.client, job.keys)
-    key = job.keys.cordon(args.host)
-    new = Cordon(args.host, args.reason or "no reason given", asker(), time.time())
-    answer = job.client.txn(
-        [Compare.is_absent(key)], [Put(key, encode(new))], [Range(KeyRange.key(key))], is_repeatable=True
-    )
-    cordon, is_new = new, True
-    if not answer.is_met:
-        cordon = decode(Cordon, answer.range_answer(0).items[0].value, key)
-        is_new = cordon == new  # a repeated try finds what the first one wrote
+    cordon, is_new = cordon_host(job.client, job.keys, args.host, reason=args.reason, by=asker())
     if args.is_json:
         print_json({"job": job.keys.job, "is_new": is_new, "cordon": to_plain(cordon)})
     elif is_new:
@@ -140,10 +132,7 @@ def _there(snapshot: JobSnapshot) -> str:
 
 
 def _uncordon(job: OpenJob, args: argparse.Namespace) -> int:
-    key = job.keys.cordon(args.host)
-    before = job.client.get(key)
-    num_deleted = job.client.delete(key).num_deleted
-    was_cordoned = before is not None or num_deleted > 0
+    was_cordoned = uncordon_host(job.client, job.keys, args.host)
     if args.is_json:
         print_json({"job": job.keys.job, "host": args.host, "was_cordoned": was_cordoned})
     elif was_cordoned:

@@ -59,6 +59,8 @@ def _facts(snapshot: JobSnapshot, answer: Assessment, now_s: float) -> list[tupl
         found.append(("training time", f"{ratio:.1%} of the job's time"))
     if snapshot.record is not None:
         found.append(("run", snapshot.record.run_directory))
+    if snapshot.dashboard_url:
+        found.append(("dashboard", snapshot.dashboard_url))
     return found or [("hosts", "none")]
 
 

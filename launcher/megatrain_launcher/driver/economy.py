@@ -6,20 +6,15 @@ slowdown x remaining time against that price is the rule of DESIGN decision 14 (
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from statistics import median
 
 from megatrain.contracts.host_verdict import HostVerdict
-from megatrain.contracts.incident import Incident, IncidentKind, IncidentState
 from megatrain.contracts.rounds import Round
 from megatrain.contracts.texts import count_text
-from megatrain_launcher.driver.incidents import last_step, median_of, median_step_s
+from megatrain.jobs.lost_time import restart_price_s
+from megatrain_launcher.driver.incidents import last_step, median_step_s
 from megatrain_launcher.driver.policy import Policy
 from megatrain_launcher.driver.state import ClusterState
-
-_MAX_INCIDENTS = 10
-"""The newest of them say what a restart costs as the job is now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,21 +28,6 @@ class Balance:
     @property
     def is_worth_it(self) -> bool:
         return self.gain_s > self.price_s
-
-
-def restart_price_s(incidents: Iterable[Incident]) -> float | None:
-    """Return the median of what the newest recoveries cost, None before the first."""
-    costs = [cost for one in incidents if (cost := _cost_s(one)) is not None]
-    return median(costs[-_MAX_INCIDENTS:]) if costs else None
-
-
-def _cost_s(incident: Incident) -> float | None:
-    moments = incident.moments
-    if incident.state is not IncidentState.RECOVERED or moments.first_step is None:
-        return None
-    if incident.kind is IncidentKind.NUMERICS or incident.rollback is not None:
-        return None  # how far it went back says nothing of other restarts
-    return max(0.0, moments.first_step - moments.began) + (incident.steps_lost or 0) * median_of(incident)
 
 
 def balance_of(

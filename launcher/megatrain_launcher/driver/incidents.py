@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from megatrain.contracts.host_records import HostStatus
 from megatrain.contracts.incident import Incident, IncidentKind, IncidentState, Moments
 from megatrain.contracts.rounds import Round
+from megatrain.jobs.lost_time import MEDIAN_NOTE, effective_time_ratio
 from megatrain_launcher.driver.state import ClusterState
 
 EXIT_CODE_NOTE = "exit_code"
@@ -17,7 +18,6 @@ REQUEST_NOTE = "request"
 CHECK_NOTE = "check"
 PAIRS_NOTE = "pairs"
 """All hosts are to meet their neighbours before the next round, for nobody is named."""
-MEDIAN_NOTE = "median_step_s"
 OVER_NOTE = "over_unix_s"
 HOSTS_NOTE = "num_hosts"
 """That the round after an eviction for slowness is to have."""
@@ -140,40 +140,6 @@ def _closed(now: float, state: ClusterState, incident: Incident) -> Incident:
     first = state.rounds[min(state.rounds)].created_unix_s if state.rounds else now
     begin = state.job.created_unix_s if state.job is not None else first
     return replace(closed, effective_time_ratio=effective_time_ratio([*others, closed], begin, now))
-
-
-def effective_time_ratio(incidents: Sequence[Incident], begin: float, now: float) -> float | None:
-    """Return the part of the time since `begin` in which steps were done that counted.
-
-    Lost is the time from each failure to the next completed step, and that of the steps which were done again.
-    Overlapping recoveries count once. None before any time has passed.
-    """
-    if now <= begin:
-        return None
-    spans = sorted(
-        (max(one.moments.began, begin), now if one.moments.first_step is None else one.moments.first_step)
-        for one in incidents
-        if one.state is not IncidentState.HELD
-    )
-    lost_s, reached = 0.0, begin
-    for start, end in spans:
-        lost_s += max(0.0, end - max(start, reached))
-        reached = max(reached, end)
-    lost_s += sum((one.steps_lost or 0) * median_of(one) for one in _once_a_round(incidents))
-    return round(min(1.0, max(0.0, 1.0 - lost_s / (now - begin))), 6)
-
-
-def _once_a_round(incidents: Sequence[Incident]) -> list[Incident]:
-    """Return one incident for each round that was broken: its steps were lost once."""
-    return list({one.round: one for one in incidents if one.state is not IncidentState.HELD}.values())
-
-
-def median_of(incident: Incident) -> float:
-    """Return the seconds of a step when an incident began, 0 where nobody knows."""
-    try:
-        return float(incident.notes.get(MEDIAN_NOTE, "0"))
-    except ValueError:
-        return 0.0
 
 
 def ended(incident: Incident, *, is_recovered: bool) -> Incident:

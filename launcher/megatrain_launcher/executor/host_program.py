@@ -12,9 +12,8 @@ import logging
 import threading
 from collections.abc import Sequence
 
-from megatrain.commands.etcd_flags import PASSWORD_VARIABLE, EtcdFlags
+from megatrain.commands.etcd_flags import etcd_environment, etcd_words
 from megatrain.contracts.run_directory import safe_name
-from megatrain.coordination.settings import EtcdSettings
 from megatrain.programs.child_process import ChildProcess
 from megatrain.programs.kept_program import keep_running
 from megatrain_launcher.executor.lasting_thread import LastingThread
@@ -24,20 +23,6 @@ ENTRY_POINT_GROUP = "megatrain.host_program"
 _logger = logging.getLogger(__name__)
 _STOP_S = 5.0
 """So long a program that was asked to end may take to bring away what it has."""
-
-
-def etcd_words(settings: EtcdSettings) -> list[str]:
-    """Return the flags that lead another process of this machine to the same etcd; a password is not among them."""
-    tls = settings.tls
-    files = [str(path) if path else "" for path in (tls.ca, tls.certificate, tls.key)]
-    flags = EtcdFlags(
-        endpoints=",".join(map(str, settings.endpoints)),
-        user=settings.credentials.user if settings.credentials else "",
-        ca=files[0],
-        certificate=files[1],
-        key=files[2],
-    )
-    return flags.words()
 
 
 class HostProgram:
@@ -84,11 +69,7 @@ class HostProgram:
 
     def _environment(self) -> dict[str, str]:
         # one thread for numerical libraries: all cores are the workers'
-        environment = {**self._settings.environment, "OMP_NUM_THREADS": "1"}
-        credentials = self._settings.etcd.credentials
-        if credentials is not None:
-            environment[PASSWORD_VARIABLE] = credentials.password
-        return environment
+        return {**self._settings.environment, "OMP_NUM_THREADS": "1", **etcd_environment(self._settings.etcd)}
 
 
 def start_host_programs(settings: ExecutorSettings) -> list[HostProgram]:

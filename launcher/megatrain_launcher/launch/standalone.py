@@ -24,6 +24,7 @@ from megatrain_launcher.etcd_process import EtcdProcess
 from megatrain_launcher.executor.settings import ExecutorSettings
 from megatrain_launcher.hosts.local import LocalHosts
 from megatrain_launcher.launch.daemon import running_daemons
+from megatrain_launcher.launch.dashboard_notice import told_dashboard
 from megatrain_launcher.launch.leftovers import find_snapshots, release_snapshots, remove_black_boxes
 from megatrain_launcher.launch.plan import LaunchPlan
 from megatrain_launcher.launch.stopping import StopOnSignal
@@ -49,6 +50,7 @@ def run_standalone(
         with ExitStack() as stack:
             stack.enter_context(plan.files.published(settings, keys.job, launch_id))
             if plan.config.diagnostics.is_streamed:
+                stack.enter_context(told_dashboard(settings, keys, tell))
                 stack.enter_context(running_daemons(plan.files.run, (etcd.url,), keys.job, environment, tell))
             if plan.total_hosts == 1:
                 own = plan.executor_settings(settings, environment, launch_id=launch_id, address=_LOOPBACK)

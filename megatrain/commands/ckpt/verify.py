@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.lineage import list_branches
 from megatrain.contracts.location import Location
 from megatrain.contracts.printable import printable
+from megatrain.contracts.verifications import Verification, note_verifications
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,17 +59,31 @@ def run(args: argparse.Namespace) -> int:
         raise no_checkpoint(args.place)
     job = args.job or (_usual_job(named.checkpoints) if named.checkpoints is not None else None)
     results = []
+    verified: list[Verification] = []
     for target in targets:
         problems = verify_checkpoint(target.place, job=job, branch=target.branch)
         if problems and args.is_all and not target.place.exists():
             continue  # a running job removed it meanwhile
         results.append({"place": str(target.place), "problems": problems})
+        if target.branch is not None and (step := step_of(target.place.name)) is not None:
+            verified.append(Verification.of(target.branch, step, time.time(), problems))
         if not args.is_json:
             print_lines([f"{target.place}: {'DAMAGED' if problems else 'OK'}", *(f"  {one}" for one in problems)])
+    _note(named.checkpoints, verified)
     num_damaged = sum(bool(result["problems"]) for result in results)
     if args.is_json:
         print_json({"num_damaged": num_damaged, "checkpoints": results})
     return int(ExitCode.CHECKPOINT if num_damaged else ExitCode.OK)
+
+
+def _note(checkpoints: Location | None, verified: list[Verification]) -> None:
+    """Keep the results beside the checkpoints, for whoever shows them; where nothing can be written that is told."""
+    if checkpoints is None or not verified:
+        return
+    try:
+        note_verifications(checkpoints, verified)
+    except CheckpointError as error:
+        print(f"megatrain: note: the result is not kept: {printable(str(error))}", file=sys.stderr)
 
 
 def _one_of(named: NamedPlace, args: argparse.Namespace) -> _Target:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from ipaddress import ip_address
 
 from megatrain.config.checks.context import Context
+from megatrain.config.checks.dashboard import dashboard_problems
 from megatrain.config.config import Config
 from megatrain.config.log import LogConfig
 from megatrain.config.options import options_of
 from megatrain.config.problem import Problem
 from megatrain.config.wording import alternatives, multiples_around, setting, value_text
+from megatrain.contracts.addresses import is_loopback
 
 
 def run_problems(context: Context) -> Iterator[Problem]:
@@ -22,6 +23,8 @@ def run_problems(context: Context) -> Iterator[Problem]:
     yield from _copy_problems(context)
     yield from _profile_problems(context)
     yield from _diagnostics_problems(config)
+    yield from dashboard_problems(config.dashboard)
+    yield from _port_problems(config)
 
 
 def _evaluation_problems(config: Config) -> Iterator[Problem]:
@@ -86,7 +89,7 @@ def _copy_problems(context: Context) -> Iterator[Problem]:
 
 def _diagnostics_problems(config: Config) -> Iterator[Problem]:
     found = config.diagnostics
-    if not found.metrics_token_file and not _is_loopback(found.metrics_address):
+    if not found.metrics_token_file and not is_loopback(found.metrics_address):
         yield Problem(
             ("diagnostics.metrics_address", "diagnostics.metrics_token_file"),
             f"diagnostics.metrics_address={value_text(found.metrics_address)} is reached from other machines and needs "
@@ -100,13 +103,15 @@ def _diagnostics_problems(config: Config) -> Iterator[Problem]:
         )
 
 
-def _is_loopback(address: str) -> bool:
-    if address == "localhost":
-        return True
-    try:
-        return ip_address(address).is_loopback
-    except ValueError:
-        return False
+def _port_problems(config: Config) -> Iterator[Problem]:
+    port = config.dashboard.port
+    for name in ("metrics_port", "daemon_port", "daemon_metrics_port"):
+        if port and port == getattr(config.diagnostics, name):
+            yield Problem(
+                ("dashboard.port", f"diagnostics.{name}"),
+                f"dashboard.port and diagnostics.{name} are both {port}, and one host needs both; use another "
+                f"dashboard.port, or 0 for any that is free",
+            )
 
 
 def training_problems(config: Config) -> list[Problem]:

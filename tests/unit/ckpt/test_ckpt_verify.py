@@ -9,6 +9,7 @@ import pytest
 
 from megatrain.cli import main
 from megatrain.contracts.location import LocalLocation
+from megatrain.contracts.verifications import VERIFIED_NAME, read_verifications
 from tests.helpers.saved_checkpoint import Ckpt, put_whole
 
 DATA = "r000002-rank-00000.distcp"
@@ -113,3 +114,23 @@ def test_all_tells_of_one_that_has_lost_what_made_it_complete(ckpt: Ckpt, run: P
     (damaged,) = [result for result in found["checkpoints"] if result["problems"]]
     assert damaged["place"] == str(place)
     assert any(problem.startswith(str(place / name)) for problem in damaged["problems"])
+
+
+def test_what_was_found_is_kept_beside_the_checkpoints(ckpt: Ckpt, run: Path) -> None:
+    flip(run / "checkpoints/main/step-000000010" / DATA)
+    ckpt("verify", run, "--all", code=66)
+    found = read_verifications(LocalLocation(run / "checkpoints"))
+    assert DATA in found["main", 10].problem
+    assert found["main", 20].problem == ""
+    assert ("branch-0002", 25) in found
+    before = found["main", 20].at_unix_s
+    ckpt("verify", run / "checkpoints/main/step-000000020")
+    assert read_verifications(LocalLocation(run / "checkpoints"))["main", 20].at_unix_s > before
+
+
+def test_where_nothing_can_be_kept_the_answer_is_the_same(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (run / "checkpoints" / VERIFIED_NAME).mkdir()
+    assert main(["ckpt", "verify", str(run)]) == 0
+    told = capsys.readouterr()
+    assert "OK" in told.out
+    assert "the result is not kept" in told.err

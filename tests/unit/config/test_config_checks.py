@@ -383,6 +383,30 @@ CASES = {
             "metrics_port, or 0 for any that is free (--diagnostics.metrics_port on the command line)"
         ),
     ),
+    "a page for everybody": (
+        ["--dashboard.address=0.0.0.0"],
+        (
+            'dashboard.address="0.0.0.0" is reached from other machines and needs to know who asks: set '
+            'dashboard.viewer_token_file or operator_token_file, or trusted_proxies, or use address="127.0.0.1" '
+            "(--dashboard.address on the command line)"
+        ),
+    ),
+    "a page with a token": (["--dashboard.address=0.0.0.0", "--dashboard.viewer_token_file=token"], None),
+    "actions for nobody": (
+        ["--dashboard.enable_actions=true", "--dashboard.viewer_token_file=token"],
+        (
+            "dashboard.enable_actions=true lets operators act, and nobody can be one; set "
+            "dashboard.operator_token_file, or role_header with trusted_proxies, or use enable_actions=false "
+            "(--dashboard.enable_actions on the command line)"
+        ),
+    ),
+    "a port for page and metrics": (
+        ["--diagnostics.daemon_metrics_port=8777"],
+        (
+            "dashboard.port and diagnostics.daemon_metrics_port are both 8777, and one host needs both; use another "
+            "dashboard.port, or 0 for any that is free (--diagnostics.daemon_metrics_port on the command line)"
+        ),
+    ),
     "profile without steps": (
         ["--profile.ranks=[0]"],
         (

@@ -17,7 +17,8 @@ def test_create_makes_every_directory_and_may_be_repeated(tmp_path: Path) -> Non
     run = RunDirectory(tmp_path / "runs" / "demo")
     run.create()
     run.create()
-    assert sorted(path.name for path in run.root.iterdir()) == ["checkpoints", "events", "incidents", "logs", "metrics"]
+    names = ["checkpoints", "diagnosis", "events", "incidents", "logs", "metrics"]
+    assert sorted(path.name for path in run.root.iterdir()) == names
     assert run.checkpoints == run.root / "checkpoints"
 
 

@@ -27,6 +27,7 @@ from megatrain_diagnostics.collector.job_watch import JobWatch
 from megatrain_diagnostics.collector.settings import DaemonSettings
 from megatrain_diagnostics.daemon import Configuration, run_daemon
 from megatrain_diagnostics.events.tables import Spans
+from megatrain_diagnostics.store.daemon_state import read_state
 from megatrain_diagnostics.store.event_store import ParquetEventStore
 from megatrain_diagnostics.store.reader import StoredEvents
 from megatrain_diagnostics.store.retention import Retention
@@ -81,6 +82,7 @@ def test_a_killed_daemon_loses_nothing_that_it_acknowledged_and_the_next_one_get
             assert sender.flush(WAIT_S)
             wait_until(lambda: "3 rows not taken: out-of-range" in second.log, "the complaint", WAIT_S)
             assert "passed over" in second.log  # what is no round
+            wait_until(lambda: told_state(run) == ({"out-of-range": 3}, ("host-1",)), "the state that it tells", WAIT_S)
             record = daemon_record(client)
             assert record is not None
             assert second.end() == ExitCode.OK
@@ -92,8 +94,16 @@ def test_a_killed_daemon_loses_nothing_that_it_acknowledged_and_the_next_one_get
     assert sender.state().outbox.dropped_rows == 0
 
 
+def told_state(run: Path) -> tuple[object, object]:
+    """Return what the running daemon tells of refused rows and of connected hosts."""
+    state, _ = read_state(run / "diagnosis")
+    return (None, None) if state is None else (dict(state.refused_rows), state.connected_hosts)
+
+
 def settings_of(etcd: EtcdServers, run: Path, address: str = "127.0.0.1", port: int = 0) -> DaemonSettings:
-    return DaemonSettings(run=run, job="other", etcd=EtcdSettings.of(etcd.urls), address=address, port=port)
+    return DaemonSettings(
+        run=run, job="other", etcd=EtcdSettings.of(etcd.urls), address=address, port=port, has_dashboard=False
+    )
 
 
 @pytest.mark.parametrize("address", ["192.0.2.1", "no-such-host.invalid"])

@@ -13,6 +13,7 @@ import pytest
 from megatrain.cli import main
 from megatrain.contracts.layout import Layout
 from megatrain.contracts.operations import Operation
+from megatrain_diagnostics.analysis import stored_stragglers
 from megatrain_diagnostics.columns.schema import to_arrow
 from megatrain_diagnostics.events.tables import Ranks, Spans, StepTotals, Values, from_columns, select
 from megatrain_diagnostics.store.segment_store import SegmentStore
@@ -66,6 +67,14 @@ def test_steps_before_hold_nothing(slow_run: Path, capsys: pytest.CaptureFixture
     assert document["is_enough"]
     assert main(["diag", "stragglers", str(slow_run), "--steps", ":38"]) == 0
     assert capsys.readouterr().out.startswith("nobody is slower than its peers")
+
+
+def test_steps_that_are_read_a_few_at_a_time_say_the_same(
+    slow_run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_once = told(capsys, str(slow_run))
+    monkeypatch.setattr(stored_stragglers, "_ROWS_AT_ONCE", 0)
+    assert told(capsys, str(slow_run)) == at_once
 
 
 def test_a_slowness_that_ended_is_told_as_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -37,6 +37,7 @@ def heavy_modules_after(statements: str) -> list[str]:
         "megatrain.checkpoint.find",
         "megatrain.checkpoint.metadata_reader",
         "megatrain.checkpoint.survey",
+        "megatrain.checkpoint.url_location",
         "megatrain.cli",
         "megatrain.commands.ckpt",
         "megatrain.config",

@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 
+from megatrain.commands.etcd_flags import etcd_words
 from megatrain.config.config import Config
 from megatrain.coordination.settings import Credentials, EtcdSettings, TlsFiles
 from megatrain.programs import kept_program
-from megatrain_launcher.executor.host_program import ENTRY_POINT_GROUP, etcd_words, start_host_programs
+from megatrain_launcher.executor.host_program import ENTRY_POINT_GROUP, start_host_programs
 from megatrain_launcher.executor.settings import ExecutorSettings
 from tests.helpers.lone_rank import make_config
 from tests.helpers.waiting import wait_until

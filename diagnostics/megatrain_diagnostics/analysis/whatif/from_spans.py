@@ -55,25 +55,55 @@ class _Bounds:
     """Of the step, the same for all cells of a step."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class SpanPlaces:
+    """Which operation each span is a part of. Shapes: all [spans]; -1 where a span has no place in the model."""
+
+    kind: Ints
+    """Index in span_rows.KINDS."""
+    sequence: Ints
+    stage: Ints
+    dp_rank: Ints
+    start_ns: Ints
+    """As the model counts it: gathers behind an optimizer stand at the begin of the step."""
+
+
 def operations_of(spans: Spans, roster: Roster, job: str) -> tuple[OperationTable, JobShape]:
     """Return the operations of the steps that were recorded in full, and who ran them.
 
     spans: of the roster's incarnation, times by one clock. Raises: DataError where no step was recorded in full.
     """
-    spans = select(spans, _is_usable(spans, roster))
-    forward = spans.operation == Operation.FORWARD_COMPUTE.number
+    rows, cells, bounds = _numbered_rows(spans, roster)
+    rows = _reduced_over_tp(_one_after_the_other(rows, bounds), roster.layout.tp_size)
+    rows = add_missing_rows(rows, cells)
+    return _table(rows, cells), _shape(roster, job, cells)
+
+
+def places_of(spans: Spans, roster: Roster) -> SpanPlaces:
+    """Return which operation of `operations_of`, asked of the same spans, each span is a part of. Raises: DataError."""
+    rows, cells, _ = _numbered_rows(spans, roster)
+    kind, sequence, stage, dp_rank, start_ns = (np.full(len(spans.rank), -1, dtype=np.int64) for _ in range(5))
+    kind[rows.span], sequence[rows.span], start_ns[rows.span] = rows.kind, rows.sequence, rows.start
+    dp_rank[rows.span], stage[rows.span], _ = cells.places(rows.cell)
+    return SpanPlaces(kind, sequence, stage, dp_rank, start_ns)
+
+
+def _numbered_rows(spans: Spans, roster: Roster) -> tuple[Rows, Cells, _Bounds]:
+    """Return a row for each span that has a place in a step that was recorded in full. Raises: DataError."""
+    usable = np.flatnonzero(_is_usable(spans, roster))
+    forward = spans.operation[usable] == Operation.FORWARD_COMPUTE.number
     if not forward.any():
         raise DataError(
             f"incarnation {roster.incarnation}: no step was recorded in full; one in ten is, and `megatrain diag set` "
             "records all of them for a while"
         )
-    steps = np.unique(spans.step[forward])
-    spans = select(spans, np.isin(spans.step, steps))
+    steps = np.unique(spans.step[usable][forward])
+    usable = usable[np.isin(spans.step[usable], steps)]
+    spans = select(spans, usable)
     cells = Cells(roster.layout, steps, num_chunks=int(spans.chunk.max(initial=0)) + 1)
     bounds = _bounds(spans, cells)
-    rows = _reduced_over_tp(_one_after_the_other(_rows(spans, cells, bounds), bounds), roster.layout.tp_size)
-    rows = add_missing_rows(rows, cells)
-    return _table(rows, cells), _shape(roster, job, cells)
+    rows = _rows(spans, cells, bounds)
+    return replace(rows, span=usable[rows.span]), cells, bounds
 
 
 def _is_usable(spans: Spans, roster: Roster) -> NDArray[np.bool_]:
@@ -124,7 +154,8 @@ def _rows(spans: Spans, cells: Cells, bounds: _Bounds) -> Rows:
     is_behind = (kind == NUMBER_OF[kinds.PARAMS_GATHER]) & (start >= bounds.clip[cell]) & (bounds.clip[cell] > 0)
     shift = np.where(is_behind, bounds.optimizer[cell] - bounds.begin[cell], 0)
     tp_rank = spans.rank.astype(np.int64) % cells.layout.tp_size
-    rows = Rows(kind, cell, tp_rank, start - shift, end - shift, np.zeros_like(cell), spans.chunk, spans.microbatch)
+    sequence, span = np.zeros_like(cell), np.arange(len(cell))
+    rows = Rows(kind, cell, tp_rank, start - shift, end - shift, sequence, spans.chunk, spans.microbatch, span)
     return cells.numbered(rows.where(has_place))
 
 

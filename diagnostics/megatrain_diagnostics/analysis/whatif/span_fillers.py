@@ -55,7 +55,8 @@ def _unsent_messages(rows: Rows, cells: Cells) -> list[Rows]:
 
 def _without_duration(computes: Rows, kind: str, at_end: bool) -> Rows:
     time = computes.end if at_end else computes.start
-    return replace(computes, kind=np.full_like(computes.kind, NUMBER_OF[kind]), start=time, end=time)
+    made = np.full_like(computes.kind, NUMBER_OF[kind])
+    return replace(computes, kind=made, start=time, end=time, span=np.full_like(computes.span, -1))
 
 
 def _in_order(rows: Rows, cells: Cells) -> Rows:
@@ -108,4 +109,7 @@ def _rows_at(kind: str, cell: Ints, start: Ints, end: Ints, chunk: int = -1) -> 
     def every(value: int) -> NDArray[np.int64]:
         return np.full(len(cell), value, dtype=np.int64)
 
-    return Rows(every(NUMBER_OF[kind]), cell, every(0), start[cell], end[cell], every(0), every(chunk), every(-1))
+    begin, finish = start[cell], end[cell]
+    return Rows(
+        every(NUMBER_OF[kind]), cell, every(0), begin, finish, every(0), every(chunk), every(-1), span=every(-1)
+    )

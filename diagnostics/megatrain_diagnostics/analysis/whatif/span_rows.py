@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,8 @@ class Rows:
     sequence: Ints
     chunk: NDArray[Any]
     microbatch: NDArray[Any]
+    span: Ints
+    """Which of the spans it was made from; -1: none."""
 
     def where(self, chosen: NDArray[np.bool_] | Ints) -> Rows:
         return Rows(*(getattr(self, one.name)[chosen] for one in fields(self)))
@@ -105,7 +107,7 @@ class Cells:
             at = np.minimum(at, len(known) - 1)
             is_known[is_message] = known[at] == identity[is_message]
             sequence[is_message] = sequence[is_compute][first][at]
-        numbered = Rows(rows.kind, rows.cell, rows.tp_rank, rows.start, rows.end, sequence, rows.chunk, rows.microbatch)
+        numbered = replace(rows, sequence=sequence)
         return numbered.where(~is_message | is_known)
 
     def _identity(self, rows: Rows, kind: Ints) -> Ints:

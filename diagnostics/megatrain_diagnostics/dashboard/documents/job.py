@@ -52,6 +52,8 @@ class JobDocument(Document):
     """Actions are enabled, the job is live and the asking person is an operator."""
     why_not_act: str
     """Empty where can_act; else a sentence."""
+    has_session: bool
+    """Who asks signed in through the page, and can sign out."""
     perfetto_url: str
     """Of a Perfetto of the site's own; empty: the trace is downloaded."""
     version: str

@@ -1,11 +1,11 @@
-"""The daemon's record in etcd, leased: there while it lives, gone soon after it died, written again when lost."""
+"""A program's record in etcd, leased: there while it lives, gone soon after it died, written again when lost."""
 
 from __future__ import annotations
 
 import logging
 import threading
+from typing import Any
 
-from megatrain.contracts.diag_records import DaemonRecord
 from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.record import encode
 from megatrain.coordination.client import EtcdClient
@@ -14,17 +14,28 @@ from megatrain.coordination.lease_keeper import LeaseKeeper
 _logger = logging.getLogger(__name__)
 _TTL_S = 10
 _RETRY_S = 2.0
+_NOT_YET = "not announced yet"
 
 
 class Announcement:
-    """Keeps a record in place until `close`, through outages of etcd."""
+    """Keeps a record in place until `close`, through outages of etcd. `consequence`: what follows while it is not."""
 
-    def __init__(self, client: EtcdClient, key: str, record: DaemonRecord, *, ttl_s: int = _TTL_S) -> None:
+    def __init__(
+        self,
+        client: EtcdClient,
+        key: str,
+        record: Any,
+        *,
+        name: str = "the daemon",
+        consequence: str = "new hosts will not find it",
+        ttl_s: int = _TTL_S,
+    ) -> None:
         self._client, self._key, self._value, self._ttl_s = client, key, encode(record), ttl_s
+        self._name, self._consequence = name, consequence
         self._closed = threading.Event()
-        self.trouble = "not announced yet"
-        """Why hosts cannot find the daemon; empty when all is well."""
-        self._thread = threading.Thread(target=self._run, name="daemon's announcement", daemon=True)
+        self.trouble = _NOT_YET
+        """Why others cannot find the program; empty when all is well."""
+        self._thread = threading.Thread(target=self._run, name=f"announcement of {name}", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -42,7 +53,7 @@ class Announcement:
                         pass
                     self.trouble = keeper.lost_because
             except CoordinationError as error:
-                if not self.trouble or self.trouble == "not announced yet":
-                    _logger.warning("the daemon cannot be announced, new hosts will not find it: %s", error)
+                if self.trouble in ("", _NOT_YET):
+                    _logger.warning("%s cannot be announced, %s: %s", self._name, self._consequence, error)
                 self.trouble = str(error)
                 self._closed.wait(_RETRY_S)

@@ -1,0 +1,141 @@
+"""The dashboard of the largest job: pictures in a browser, the overview for 50 people, and what it takes of memory.
+
+Pictures: a recorded run of 12,288 ranks and 100 steps, in headless chromium without a GPU, 1920 x 1080. Overview: a job
+of 1,536 hosts in a real etcd whose statuses change as executors' do, beside etcd and the clients on the same machine.
+Run alone on the machine: python -m benchmarks dashboard [--write]
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from benchmarks.dashboard_browser import heat_figures, opened_page, pan_figures
+from benchmarks.dashboard_job import KEYS, changing_statuses, write_job
+from benchmarks.result import Result
+from megatrain.contracts.diag_records import DashboardRecord
+from megatrain.contracts.record import decode
+from megatrain.coordination.client import EtcdClient
+from megatrain_launcher.etcd_process import EtcdProcess, free_ports
+from tests.helpers.synthetic_run import LARGEST, NUM_STEPS, write_run
+from tests.helpers.waiting import wait_until
+
+NUM_CLIENTS = 50
+SECONDS = 30.0
+_FULL_STEP = NUM_STEPS - 1
+_FULL_RANKS = range(0, LARGEST.world_size, 40)
+"""308 ranks of 322 spans: 99,176 slices."""
+_READY_S = 60.0
+
+
+def run() -> Result:
+    """Measure the pictures, then the overview."""
+    with tempfile.TemporaryDirectory(prefix="dashboard-") as directory:
+        run_directory = Path(directory) / "run"
+        write_run(run_directory, full_steps=(_FULL_STEP,), full_ranks=_FULL_RANKS)
+        rows = [*_pictures(run_directory), *_overview(run_directory, Path(directory) / "etcd")]
+    return Result(
+        name="dashboard",
+        title="The dashboard of a job of 12,288 ranks",
+        command="python -m benchmarks dashboard --write",
+        rows=rows,
+        notes=[
+            (
+                "heat map: painted = the loop over the cells and the canvas calls; shown = from the last byte of the "
+                "answer to the picture, whatever the page does between; median of 14 after one that is not counted"
+            ),
+            (
+                "timeline: painted = what drawing one frame takes while it is dragged, median of 120 frames; interval "
+                "= between two frames, which a screen of 60 Hz bounds from below"
+            ),
+            f"overview: {NUM_CLIENTS} clients, each asks once a second for {SECONDS:g} s",
+            "memory: resident, of the dashboard's process, after all of that",
+            "asked for: heat map 50 ms and 1.5 MB; timeline 16 ms a frame; overview 50 ms",
+        ],
+        settings={"ranks": LARGEST.world_size, "steps": NUM_STEPS, "layout": str(LARGEST)},
+    )
+
+
+def _pictures(run_directory: Path) -> Iterator[dict[str, Any]]:
+    ranks = ",".join(map(str, _FULL_RANKS))
+    with _served("--replay", str(run_directory)) as (process, url), opened_page() as page:
+        for scale in ("absolute", "relative", "z"):
+            query = f"operation=backward-compute&scale={scale}&first=0&last={NUM_STEPS - 1}"
+            found = heat_figures(page, url, query)
+            yield _row(f"heat map, {scale}", "painted ms", found["painted_ms"], 50)
+            yield _row(f"heat map, {scale}", "shown ms", found["shown_ms"], 50)
+            yield _row(f"heat map, {scale}", "answer ms", found["answer_ms"])
+            yield _row(f"heat map, {scale}", "MB", found["bytes"] / 1e6, 1.5)
+        pan = pan_figures(page, url, f"first={_FULL_STEP}&last={_FULL_STEP}&ranks={ranks}")
+        yield _row(f"timeline, {pan['slices']:,} slices", "painted ms", pan["painted_ms"], 16)
+        yield _row(f"timeline, {pan['slices']:,} slices", "worst painted ms", pan["worst_ms"])
+        yield _row(f"timeline, {pan['slices']:,} slices", "interval ms", pan["interval_ms"], 16.7)
+        yield _row("recorded run", "memory, MB", _resident_mb(process.pid))
+
+
+def _overview(run_directory: Path, etcd_directory: Path) -> Iterator[dict[str, Any]]:
+    with EtcdProcess(etcd_directory) as etcd, EtcdClient(etcd.settings) as client:
+        write_job(client, str(run_directory))
+        words = ("--run", str(run_directory), "--job", KEYS.job, "--rdzv-endpoint", etcd.url, "--port", "0")
+        with _kept("megatrain_diagnostics.dashboard", *words) as process, changing_statuses(client):
+            wait_until(lambda: client.get(KEYS.dashboard) is not None, "the page", _READY_S)
+            item = client.get(KEYS.dashboard)
+            assert item is not None
+            took_ms = _asked(decode(DashboardRecord, item.value, KEYS.dashboard).url)
+            case = f"overview, {NUM_CLIENTS} clients"
+            yield _row(case, "median ms", statistics.median(took_ms), 50)
+            yield _row(case, "99 % ms", sorted(took_ms)[int(0.99 * len(took_ms))], 50)
+            yield _row(case, "worst ms", max(took_ms))
+            yield _row("running job", "memory, MB", _resident_mb(process.pid))
+
+
+def _asked(url: str) -> Sequence[float]:
+    words = [sys.executable, "-m", "benchmarks.dashboard_clients", url, str(NUM_CLIENTS), str(SECONDS)]
+    found: list[float] = json.loads(subprocess.run(words, check=True, capture_output=True, text=True).stdout)
+    return found
+
+
+@contextmanager
+def _served(*words: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """Have a dashboard run at a free port."""
+    port = free_ports(1)[0]
+    with _kept("megatrain", "dashboard", "--port", str(port), *words) as process:
+        url = f"http://127.0.0.1:{port}/"
+        wait_until(lambda: _is_ready(url), "the page", _READY_S)
+        yield process, url
+
+
+def _is_ready(url: str) -> bool:
+    words = ["-c", f"import urllib.request; urllib.request.urlopen('{url}readyz')"]
+    return subprocess.run([sys.executable, *words], capture_output=True, check=False).returncode == 0
+
+
+@contextmanager
+def _kept(module: str, *words: str) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([sys.executable, "-m", module, *words], stderr=subprocess.DEVNULL)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _resident_mb(pid: int) -> float:
+    line = next(one for one in Path(f"/proc/{pid}/status").read_text().splitlines() if one.startswith("VmRSS"))
+    return int(line.split()[1]) * 1024 / 1e6
+
+
+def _row(case: str, figure: str, value: float, asked: float | None = None) -> dict[str, Any]:
+    return {
+        "case": case,
+        "figure": figure,
+        "value": round(value, 2),
+        "asked": "-" if asked is None else f"<= {asked:g}",
+    }

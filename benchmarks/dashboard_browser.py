@@ -1,0 +1,100 @@
+"""What a browser takes for the pictures of the largest job: Debian's chromium without a GPU, so an upper bound."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from playwright.sync_api import Page, sync_playwright
+
+CHROMIUM = "/usr/bin/chromium"
+_SIZE = {"width": 1920, "height": 1080}
+_NUM_PAINTS = 15
+_NUM_FRAMES = 120
+_IS_PAINTED = "() => document.querySelector('canvas[data-testid=heat-cells]')?.dataset.paintedMs"
+_HEAT_TIMING = """
+() => {
+  const canvas = document.querySelector("canvas[data-testid=heat-cells]");
+  const asked = performance.getEntriesByType("resource").find((one) => one.name.includes("/api/v1/heat?"));
+  return {
+    paintedMs: Number(canvas.dataset.paintedMs),
+    shownMs: Number(canvas.dataset.paintedAt) - asked.responseEnd,
+    answerMs: asked.responseEnd - asked.requestStart,
+    bytes: asked.transferSize,
+  };
+}
+"""
+_PAN_FRAMES = """
+async ([canvas, frames]) => {
+  const box = canvas.getBoundingClientRect();
+  const at = (type, x) => canvas.dispatchEvent(new PointerEvent(type, {
+    bubbles: true, pointerId: 1, isPrimary: true, button: 0, buttons: 1, clientX: x, clientY: box.top + 200 }));
+  const next = () => new Promise(requestAnimationFrame);
+  const took = [], intervals = [];
+  let x = box.left + box.width / 2;
+  at("pointerdown", x);
+  let before = await next();
+  for (let frame = 0; frame < frames; frame++) {
+    x += frame % 40 < 20 ? 6 : -6;
+    at("pointermove", x);
+    const now = await next();
+    intervals.push(now - before);
+    before = now;
+    took.push(Number(canvas.dataset.paintedMs));
+  }
+  at("pointerup", x);
+  return { took, intervals };
+}
+"""
+
+
+@contextmanager
+def opened_page() -> Iterator[Page]:
+    """Have a page of a browser during the block."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        page = browser.new_context(viewport=_SIZE).new_page()
+        page.set_default_timeout(60_000)
+        yield page
+        browser.close()
+
+
+def heat_figures(page: Page, url: str, query: str) -> dict[str, float]:
+    """Return ms of painting, ms from the last byte of the answer to the picture, ms of the answer, and its bytes.
+
+    Medians of several. From the last byte on counts all that the page does, frames that it waits for included.
+    """
+    painted, shown, answered, num_bytes = [], [], [], 0
+    for turn in range(_NUM_PAINTS):
+        page.goto("about:blank")
+        page.goto(f"{url}#/heat?{query}")
+        page.wait_for_function(_IS_PAINTED)
+        timing = page.evaluate(_HEAT_TIMING)
+        num_bytes = int(timing["bytes"])
+        if turn:  # the first one compiles
+            painted.append(timing["paintedMs"])
+            shown.append(timing["shownMs"])
+            answered.append(timing["answerMs"])
+    return {
+        "painted_ms": statistics.median(painted),
+        "shown_ms": statistics.median(shown),
+        "answer_ms": statistics.median(answered),
+        "bytes": num_bytes,
+    }
+
+
+def pan_figures(page: Page, url: str, query: str) -> dict[str, Any]:
+    """Return what frames took while the timeline was dragged: medians and the worst, ms; and how many slices it has."""
+    page.goto("about:blank")
+    page.goto(f"{url}#/timeline?{query}")
+    canvas = page.locator("canvas[data-testid=timeline-canvas]")
+    page.wait_for_function("() => document.querySelector('canvas[data-testid=timeline-canvas]')?.dataset.paintedMs")
+    found = page.evaluate(_PAN_FRAMES, [canvas.element_handle(), _NUM_FRAMES])
+    return {
+        "slices": int(str(canvas.get_attribute("data-slices"))),
+        "painted_ms": statistics.median(found["took"]),
+        "worst_ms": max(found["took"]),
+        "interval_ms": statistics.median(found["intervals"]),
+    }

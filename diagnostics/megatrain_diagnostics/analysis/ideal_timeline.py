@@ -1,0 +1,123 @@
+"""When the slices of a timeline would be in a job without stragglers, and which of them the steps waited for.
+
+Each slice is a part of an operation of the what-if model; the model says when that begins and ends where everything
+takes its ideal time, counted from the step's own begin. The critical path is that of the steps replayed as measured.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megatrain_diagnostics.analysis.critical_path import critical_path
+from megatrain_diagnostics.analysis.exchanges import end_ns
+from megatrain_diagnostics.analysis.whatif import ReplayModel, make_model
+from megatrain_diagnostics.analysis.whatif.from_spans import SpanPlaces, operations_of, places_of
+from megatrain_diagnostics.analysis.whatif.span_rows import NUMBER_OF
+from megatrain_diagnostics.events.roster import Roster
+from megatrain_diagnostics.events.tables import Int64, Spans
+
+_NOWHERE = -1
+_NS_PER_S = 1e9
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IdealTimes:
+    """Shapes: begin_ns, length_ns, is_critical [slices]; steps and the figures of each [steps]."""
+
+    begin_ns: Int64
+    """Unix ns; where length_ns is -1 there is no ideal."""
+    length_ns: Int64
+    is_critical: NDArray[np.bool_]
+    steps: Int64
+    replayed_s: NDArray[np.float64]
+    """How long each step took, without gaps between operations."""
+    ideal_s: float
+    notes: tuple[str, ...]
+
+
+def ideal_times(slices: Spans, whole: Spans, roster: Roster, job: str) -> IdealTimes:
+    """Return the ideal of each slice. `whole`: what the model is made of, the slices among it.
+
+    Raises: DataError where no step can be used.
+    """
+    model = make_model(*operations_of(whole, roster, job))
+    places = places_of(whole, roster)
+    row = _rows_in(slices, whole)
+    operation = np.where(row >= 0, _operations(model, places)[row], _NOWHERE)
+    ends = model.ideal_ends()[:, 0, 0]
+    known = np.flatnonzero(operation >= 0)
+    begin_ns, length_ns = np.zeros(len(row), dtype=np.int64), np.full(len(row), -1, dtype=np.int64)
+    numbers = operation[known]
+    first = _step_begins(whole, places, slices.step[known])
+    begin_ns[known] = first + np.rint((ends[numbers] - model.ideal_s[numbers]) * _NS_PER_S).astype(np.int64)
+    length_ns[known] = np.maximum(np.rint(model.ideal_s[numbers] * _NS_PER_S), 0).astype(np.int64)
+    replayed = model.choose(lambda key: True)
+    return IdealTimes(
+        begin_ns=begin_ns,
+        length_ns=length_ns,
+        is_critical=_critical(slices, operation, np.where(row >= 0, places.dp_rank[row], _NOWHERE), model, replayed),
+        steps=model.lanes.steps,
+        replayed_s=replayed.max(axis=(0, 1)),
+        ideal_s=float(ends.max()),
+        notes=model.lanes.notes,
+    )
+
+
+def _rows_in(slices: Spans, whole: Spans) -> Int64:
+    """Return the row of each slice in `whole`, -1 where it is not there."""
+    keys, wanted = _key(whole), _key(slices)
+    order = np.argsort(keys, kind="stable")
+    place = np.minimum(np.searchsorted(keys[order], wanted), max(len(keys) - 1, 0))
+    found: Int64 = np.where(keys[order][place] == wanted, order[place], -1)
+    return found
+
+
+def _key(spans: Spans) -> Int64:
+    # a record's number within 2^40: a rank that writes a million records a second gets there in 12 days of one round
+    return spans.rank.astype(np.int64) << 40 | spans.sequence & ((1 << 40) - 1)
+
+
+def _operations(model: ReplayModel, places: SpanPlaces) -> Int64:
+    """Return the number of each span's operation in the model."""
+    most = int(places.sequence.max(initial=0)) + 1
+    num_stages = model.lanes.num_stages
+    number_of = np.full(num_stages * len(NUMBER_OF) * most, _NOWHERE, dtype=np.int64)
+    for number, key in enumerate(model.keys):
+        if key.sequence < most:
+            number_of[(key.stage * len(NUMBER_OF) + NUMBER_OF[key.kind]) * most + key.sequence] = number
+    is_known = (places.kind >= 0) & (places.stage < num_stages)
+    code = (places.stage * len(NUMBER_OF) + places.kind) * most + places.sequence
+    found: Int64 = np.where(is_known, number_of[np.where(is_known, code, 0)], _NOWHERE)
+    return found
+
+
+def _step_begins(whole: Spans, places: SpanPlaces, steps: NDArray[np.int32]) -> Int64:
+    """Return when the first operation of each of these steps began."""
+    has_place = places.kind >= 0
+    known, place = np.unique(whole.step[has_place], return_inverse=True)
+    first = np.full(len(known), np.iinfo(np.int64).max)
+    np.minimum.at(first, place, places.start_ns[has_place])
+    found: Int64 = first[np.searchsorted(known, steps)]
+    return found
+
+
+def _critical(
+    slices: Spans, operation: Int64, dp_rank: Int64, model: ReplayModel, replayed: NDArray[np.float64]
+) -> NDArray[np.bool_]:
+    """Mark the slices of the critical path: of tensor-parallel ranks the one that ended last."""
+    is_critical = np.zeros(len(operation), dtype=bool)
+    ends = end_ns(slices)
+    for column, step in enumerate(model.lanes.steps.tolist()):
+        rows = np.flatnonzero((slices.step == step) & (operation >= 0))
+        cell = operation[rows] * model.num_dp + dp_rank[rows]
+        rows = rows[np.lexsort((ends[rows], cell))]
+        cell = operation[rows] * model.num_dp + dp_rank[rows]
+        is_last = np.ones(len(rows), dtype=bool)
+        is_last[:-1] = np.diff(cell) != 0
+        chain = critical_path(model.dependencies.graph, replayed[:, :, column])
+        wanted = np.array([number * model.num_dp + replica for number, replica in chain], dtype=np.int64)
+        is_critical[rows[is_last & np.isin(cell, wanted)]] = True
+    return is_critical

@@ -1,0 +1,90 @@
+"""Who made a job slow, from what is stored: which steps are looked at, and how they are read a few at a time.
+
+It is what live detection would have said; the newest 500 steps are looked at, unless others are asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from megatrain.contracts.errors import DataError
+from megatrain.contracts.operations import Operation
+from megatrain_diagnostics.analysis.findings import Thresholds
+from megatrain_diagnostics.analysis.straggler_history import STEPS_AT_ONCE, StragglerHistory, straggler_history
+from megatrain_diagnostics.events.roster import Roster
+from megatrain_diagnostics.events.source import EventSource, Where
+from megatrain_diagnostics.events.tables import Spans, StepTotals, Values
+
+NEWEST_STEPS = 500
+_LONGEST_GAP = 64
+"""Between two steps that a rank tells of, one after the other: beyond it the later one is nonsense."""
+_PROBES = 8
+"""Ranks that are asked which steps there are."""
+_ROWS_AT_ONCE = 1_000_000
+_ROWS_OF_RANK = 10
+"""Sums that a rank streams of a step, about."""
+
+
+def stored_stragglers(
+    source: EventSource,
+    roster: Roster,
+    thresholds: Thresholds,
+    asked: tuple[int | None, int | None] = (None, None),
+    *,
+    most: int = NEWEST_STEPS,
+) -> StragglerHistory:
+    """Return who made the job slow in the steps that are asked for, or in the newest `most` of them.
+
+    Raises: DataError where no sums of such steps are there.
+    """
+    first, last = step_range(source, roster, asked, most)
+    incarnation = roster.incarnation
+    return straggler_history(
+        roster,
+        thresholds,
+        lambda: _steps(source, roster, first, last),
+        lambda ranks: _passes(source, incarnation, first, last, ranks),
+    )
+
+
+def step_range(
+    source: EventSource, roster: Roster, asked: tuple[int | None, int | None], most: int = NEWEST_STEPS
+) -> tuple[int, int]:
+    """Return the first and last step to look at: the newest, unless others are asked for.
+
+    Raises: DataError where no sums of such steps are there.
+    """
+    known = sorted(roster.hosts)
+    probes = tuple(known[:: max(1, len(known) // _PROBES)])
+    rows = source.read(StepTotals, Where((roster.incarnation,), asked[0], asked[1], probes, (Operation.STEP.number,)))
+    if not len(rows.step):
+        between = "" if asked == (None, None) else f" between steps {asked[0] or 0} and {asked[1] or 'the newest'}"
+        raise DataError(f"incarnation {roster.incarnation} has no sums of steps{between}; is streaming on (diag on)?")
+    last = newest_step(rows)
+    return (int(rows.step.min()) if asked[0] is not None else max(int(rows.step.min()), last - most + 1)), last
+
+
+def newest_step(rows: StepTotals) -> int:
+    """Return how far ranks have come; numbers that are nonsense, of one rank or now and then, move nothing."""
+    newest = []
+    for rank in np.unique(rows.rank).tolist():
+        steps = np.unique(rows.step[rows.rank == rank]).astype(np.int64)
+        near = np.flatnonzero(np.diff(steps) <= _LONGEST_GAP)
+        newest.append(int(steps[near[-1] + 1] if len(near) else steps[0]))
+    # a quarter of the ranks may be wrong; of few all may be silent but one
+    return sorted(newest)[(len(newest) - 1) * 3 // 4 if len(newest) > 3 else -1]
+
+
+def _steps(source: EventSource, roster: Roster, first: int, last: int) -> Iterator[tuple[StepTotals, Values]]:
+    # each reading costs the same however little it finds
+    at_once = max(STEPS_AT_ONCE, _ROWS_AT_ONCE // (_ROWS_OF_RANK * max(1, roster.layout.world_size)))
+    for begin in range(first, last + 1, at_once):
+        where = Where((roster.incarnation,), begin, min(begin + at_once - 1, last))
+        yield source.read(StepTotals, where), source.read(Values, where)
+
+
+def _passes(source: EventSource, incarnation: int, first: int, last: int, ranks: tuple[int, ...]) -> Spans:
+    passes = (Operation.FORWARD_COMPUTE.number, Operation.BACKWARD_COMPUTE.number)
+    return source.read(Spans, Where((incarnation,), first, last, ranks, passes))

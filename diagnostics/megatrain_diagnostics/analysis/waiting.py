@@ -1,0 +1,86 @@
+"""Who waits for whom in a hang, as arrows for a picture: few enough to be looked at.
+
+In a large job thousands of ranks wait for one. Then those of a stage of one replica, or of a whole stage, become one
+arrow with their number: what matters is where the arrows end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+
+from megatrain.contracts.layout import Layout
+
+MOST_ARROWS = 200
+"""More than this is a carpet and no picture."""
+
+
+class Awaited(IntEnum):
+    """What the one is that is waited for."""
+
+    SUSPECT = 0
+    SILENT = 1
+    WAITING = 2
+    """It waits itself: a link of a chain."""
+    OTHER = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Arrow:
+    """`waiting`: the rank, or the first of `num_waiting` ranks, that waits for `awaited`."""
+
+    waiting: int
+    awaited: int
+    num_waiting: int
+    kind: Awaited
+
+
+def waiting_arrows(
+    waits_for: Mapping[int, Collection[int]],
+    suspects: Collection[int],
+    silent: Collection[int],
+    layout: Layout,
+    most: int = MOST_ARROWS,
+) -> tuple[Arrow, ...]:
+    """Return the arrows, those to suspects first: rank by rank if that is `most` at most, else put together.
+
+    Where even whole stages make too many, those that most wait for are drawn.
+    """
+    culprits, mute = frozenset(suspects), frozenset(silent)
+
+    def kind_of(rank: int) -> Awaited:
+        if rank in culprits:
+            return Awaited.SUSPECT
+        if rank in mute:
+            return Awaited.SILENT
+        return Awaited.WAITING if rank in waits_for else Awaited.OTHER
+
+    groups: dict[tuple[int, tuple[int, ...]], list[int]] = {}
+    for together in (_alone, _by_replica, _by_stage):
+        # ranks that wait in one collective wait for the same others: they are told apart by these
+        groups = {}
+        for rank in sorted(waits_for):
+            groups.setdefault((together(layout, rank), tuple(waits_for[rank])), []).append(rank)
+        if sum(len(others) for _, others in groups) <= most:
+            break
+    found: dict[tuple[int, int], tuple[int, int]] = {}
+    for (group, others), ranks in groups.items():
+        for other in others[:most]:
+            first, count = found.get((group, other), (ranks[0], 0))
+            found[group, other] = (min(first, ranks[0]), count + len(ranks))
+    arrows = [Arrow(first, other, count, kind_of(other)) for (_, other), (first, count) in found.items()]
+    arrows.sort(key=lambda one: (one.kind, -one.num_waiting, one.awaited, one.waiting))
+    return tuple(arrows[:most])
+
+
+def _alone(layout: Layout, rank: int) -> int:
+    return rank
+
+
+def _by_replica(layout: Layout, rank: int) -> int:
+    return rank // layout.tp_size
+
+
+def _by_stage(layout: Layout, rank: int) -> int:
+    return rank // (layout.tp_size * layout.dp_size)

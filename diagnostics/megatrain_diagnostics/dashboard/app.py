@@ -1,0 +1,103 @@
+"""The application: routes, refusals and the guard before them, put together. Nothing is decided here."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import APIRouter, Depends, FastAPI
+
+import megatrain
+from megatrain_diagnostics.dashboard.actions.desk import ActionDesk
+from megatrain_diagnostics.dashboard.documents.actions import ErrorDocument
+from megatrain_diagnostics.dashboard.live import LiveStreams
+from megatrain_diagnostics.dashboard.openapi import add_openapi
+from megatrain_diagnostics.dashboard.routes import (
+    actions,
+    assets,
+    audit,
+    checkpoints,
+    grid,
+    health,
+    heat,
+    hosts,
+    incidents,
+    job,
+    live,
+    logs,
+    overview,
+    ranks,
+    session,
+    stragglers,
+    timeline,
+)
+from megatrain_diagnostics.dashboard.routes.errors import add_error_answers, check_query
+from megatrain_diagnostics.dashboard.routes.parts import Parts
+from megatrain_diagnostics.dashboard.security.attempts import Attempts
+from megatrain_diagnostics.dashboard.security.guard import Guard
+from megatrain_diagnostics.dashboard.security.identity import Identity
+from megatrain_diagnostics.dashboard.settings import DashboardSettings
+from megatrain_diagnostics.dashboard.sources.protocol import JobSource
+
+API_PREFIX = "/api/v1"
+_REFUSALS: dict[int | str, dict[str, Any]] = {"default": {"model": ErrorDocument}}
+_VIEWS = (
+    overview, incidents, hosts, checkpoints, logs, stragglers, ranks, heat, grid, timeline, job, audit,
+)  # fmt: skip
+"""Each has `router(parts)`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dashboard:
+    """An application, and what its server has to end."""
+
+    app: FastAPI
+    streams: LiveStreams
+    session: str
+    """New with every life of the server."""
+
+
+def make_app(
+    source: JobSource,
+    settings: DashboardSettings,
+    desk: ActionDesk | None = None,
+    *,
+    files: Mapping[str, assets.Asset] | None = None,
+    clock: Callable[[], float] = time.time,
+) -> Dashboard:
+    """Return the application that shows `source`. `desk` None: nothing to act on; `files` None: the installed ones."""
+    parts = Parts(source, settings, clock)
+    identity = Identity(settings, Attempts(settings.limits.max_wrong_tokens))
+    session_id = secrets.token_hex(8)
+    streams = LiveStreams(source, settings.limits, session_id, clock=clock)
+    app = FastAPI(
+        title="megatrain dashboard",
+        version=megatrain.__version__,
+        openapi_url=None,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    add_error_answers(app)
+    for routes in api_routers(parts, identity, streams, desk):
+        app.include_router(routes, prefix=API_PREFIX, dependencies=[Depends(check_query)], responses=_REFUSALS)
+    app.include_router(health.router(parts))
+    add_openapi(app, API_PREFIX)
+    app.include_router(assets.router(assets.installed_assets() if files is None else files, settings.base_path))
+    app.add_middleware(Guard, settings=settings, identity=identity, clock=clock)
+    return Dashboard(app, streams, session_id)
+
+
+def api_routers(
+    parts: Parts, identity: Identity, streams: LiveStreams, desk: ActionDesk | None
+) -> tuple[APIRouter, ...]:
+    """Return the routers of the API, without their prefix."""
+    return (
+        *(view.router(parts) for view in _VIEWS),
+        live.router(streams),
+        session.router(parts, identity),
+        actions.router(parts, desk),
+    )

@@ -1,0 +1,104 @@
+"""`megatrain dashboard [JOB]`: the web page of a running job, or with --replay DIR of the history of a run."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from megatrain.commands.argument_types import utf8_path, utf8_text
+from megatrain.commands.job_place import PlaceError, add_job, opened_job, run_at, told_job
+from megatrain.commands.printing import print_note
+from megatrain.config.dashboard import DashboardConfig
+from megatrain.config.serialize import config_of_values
+from megatrain.contracts.errors import DataError
+from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.record import decode
+from megatrain.contracts.rounds import JobRecord
+from megatrain.contracts.run_directory import RunDirectory
+
+if TYPE_CHECKING:
+    from megatrain.commands.job_place import OpenJob
+
+SUMMARY = "show a job in the browser: a running one, or with --replay the history of a run"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of the verb."""
+    from megatrain_diagnostics.dashboard.arguments import add_dashboard_arguments
+
+    add_job(parser)
+    parser.add_argument("--replay", default="", type=utf8_text, metavar="DIR",
+                        help="a run directory, or the name of a run below runs/: show what is recorded there, "
+                             "without its etcd")  # fmt: skip
+    parser.add_argument("--run", type=utf8_path, default=None, metavar="DIR",
+                        help="run directory as this machine sees it (default: what the job's record says)")  # fmt: skip
+    add_dashboard_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until a signal comes. Raises: PlaceError, ConfigError, CoordinationError, DataError."""
+    try:
+        # loaded late: whoever asks for help need not wait for it
+        from megatrain_diagnostics.dashboard import program
+    except ModuleNotFoundError as error:
+        reason = f"{error.name} is missing, which the page needs"
+        raise DataError(f"{reason}: pip install 'megatrain[diagnostics]'") from error
+    from megatrain_diagnostics.dashboard.arguments import said_settings
+
+    said = said_settings(args)
+    stop = stopped_by_signals()
+    if args.replay:
+        if told_job(args):
+            raise PlaceError(f"--replay={args.replay} shows a recorded run and JOB a running job; give one of them")
+        found = run_at(args.replay)
+        if found is None:
+            raise PlaceError(f"--replay={args.replay}: no such directory; name a run directory, as runs/demo")
+        settings = program.checked_settings(DashboardConfig(), said)
+        has_ended = program.serve_recorded(RunDirectory(found), settings, stop, print_note)
+    else:
+        with opened_job(args, is_patient=True) as job:
+            directory, section = _of_record(job, args.run)
+            settings = program.checked_settings(section, said)
+            # the page that the daemon keeps is the one to be told of: it outlives this one
+            is_announced = job.client.get(job.keys.dashboard) is None
+            has_ended = program.serve_live(
+                job.client, job.keys, RunDirectory(directory), settings, stop, print_note, is_announced=is_announced
+            )
+    return ended(has_ended)
+
+
+def stopped_by_signals() -> threading.Event:
+    """Return an event that SIGTERM and SIGINT set."""
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    return stop
+
+
+def ended(has_ended: bool) -> int:
+    """Return the exit code; where a question is still being computed, end the process instead of waiting for it."""
+    if not has_ended:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(ExitCode.OK)
+    return int(ExitCode.OK)
+
+
+def _of_record(job: OpenJob, told: Path | None) -> tuple[Path, DashboardConfig]:
+    """Return the run directory and the section of a job. Raises: PlaceError, ConfigError, CoordinationError."""
+    item = job.client.get(job.keys.record)
+    if item is None:
+        raise PlaceError(
+            f"etcd knows no job {job.keys.job!r}; `megatrain dashboard --replay DIR` shows one that is over"
+        )
+    record = decode(JobRecord, item.value, job.keys.record)
+    directory = told or job.run_directory or Path(record.run_directory)
+    if not directory.is_dir():
+        raise PlaceError(f"{directory}: no such run directory on this machine; say where it is with --run DIR")
+    # a job that torchrun started has no configuration
+    return directory, config_of_values(record.config, record.job).dashboard if record.config else DashboardConfig()

@@ -1,0 +1,101 @@
+"""The dashboard as a program: settings, source, server and announcement put together, until it is asked to stop."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import megatrain
+from megatrain.config.dashboard import DashboardConfig
+from megatrain.contracts.diag_records import DashboardRecord
+from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.run_directory import RunDirectory
+from megatrain.coordination.announcement import Announcement
+from megatrain.coordination.client import EtcdClient
+from megatrain_diagnostics.dashboard.actions.audit import ACTIONS_NAME, ActionLog
+from megatrain_diagnostics.dashboard.actions.carrying import EtcdHands
+from megatrain_diagnostics.dashboard.actions.desk import ActionDesk
+from megatrain_diagnostics.dashboard.app import Dashboard, make_app
+from megatrain_diagnostics.dashboard.server import DashboardServer, listening_socket, url_of
+from megatrain_diagnostics.dashboard.settings import DashboardSettings, settings_of
+from megatrain_diagnostics.dashboard.sources.live_job import LiveJob
+from megatrain_diagnostics.dashboard.sources.protocol import JobSource
+from megatrain_diagnostics.dashboard.sources.recorded_job import RecordedJob
+
+_logger = logging.getLogger(__name__)
+
+Tell = Callable[[str], None]
+
+
+def checked_settings(section: DashboardConfig, said: Mapping[str, Any]) -> DashboardSettings:
+    """Return the settings of a section with what the command line says over it. Raises: ConfigError."""
+    return settings_of(replace(section, **said), is_port_asked="port" in said)
+
+
+def serve_live(
+    client: EtcdClient,
+    keys: JobKeys,
+    run: RunDirectory,
+    settings: DashboardSettings,
+    stop: threading.Event,
+    tell: Tell,
+    *,
+    is_announced: bool = True,
+) -> bool:
+    """Serve a running job until `stop` is set. Return whether every thread has ended.
+
+    `is_announced`: etcd tells where the page is. Raises: ConfigError when the address or port cannot be had.
+    """
+    desk = ActionDesk(EtcdHands(client, keys), ActionLog(run.diagnosis / ACTIONS_NAME))
+
+    @contextmanager
+    def announced(url: str, session: str) -> Iterator[None]:
+        record = DashboardRecord(url, session, time.time(), megatrain.__version__)
+        consequence = "`megatrain status` does not show it"
+        announcement = Announcement(client, keys.dashboard, record, name="the dashboard", consequence=consequence)
+        try:
+            yield
+        finally:
+            announcement.close()
+
+    return _serve(lambda: LiveJob(client, keys, run), settings, desk, announced if is_announced else _told, stop, tell)
+
+
+def serve_recorded(run: RunDirectory, settings: DashboardSettings, stop: threading.Event, tell: Tell) -> bool:
+    """Serve the history of a run, as `serve_live` does."""
+
+    return _serve(lambda: RecordedJob(run), settings, None, _told, stop, tell)
+
+
+@contextmanager
+def _told(url: str, session: str) -> Iterator[None]:
+    """Announce nothing: whoever started the page was told where it is."""
+    yield
+
+
+def _serve(
+    open_source: Callable[[], JobSource],
+    settings: DashboardSettings,
+    desk: ActionDesk | None,
+    announced: Callable[[str, str], Any],
+    stop: threading.Event,
+    tell: Tell,
+) -> bool:
+    with ExitStack() as closing:
+        # before the source: a port that cannot be had is told at once
+        listening = closing.enter_context(listening_socket(settings))
+        url = url_of(settings, listening)
+        source = open_source()
+        closing.callback(source.close)
+        dashboard: Dashboard = make_app(source, settings, desk)
+        server = DashboardServer(dashboard.app, listening, settings, dashboard.streams)
+        tell(f"dashboard of job {source.job} at {url}")
+        with announced(url, dashboard.session):
+            stop.wait()
+        _logger.info("the dashboard ends")
+        return server.close()

@@ -1,0 +1,45 @@
+"""GET /job: who the job is, and what the asking person may do with it."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+import megatrain
+from megatrain_diagnostics.dashboard.actions.checks import why_not_act
+from megatrain_diagnostics.dashboard.documents.job import JobDocument
+from megatrain_diagnostics.dashboard.routes.answers import document_answer
+from megatrain_diagnostics.dashboard.routes.parts import Parts
+from megatrain_diagnostics.dashboard.security.roles import Proof, caller_of
+from megatrain_diagnostics.dashboard.views.job import job_facts
+
+
+def router(parts: Parts) -> APIRouter:
+    """Return the route of the job."""
+    routes = APIRouter(tags=["job"])
+
+    @routes.get("/job", response_model=JobDocument)
+    def job(request: Request) -> Response:
+        """Return what a page needs before all else."""
+        caller, source, settings = caller_of(request), parts.source, parts.settings
+        reason = why_not_act(caller, is_enabled=settings.enable_actions, is_recorded=source.is_recorded)
+        layout, incarnations, operations = job_facts(source)
+        return document_answer(
+            JobDocument(
+                job=source.job,
+                run_directory=str(source.run.root),
+                is_recorded=source.is_recorded,
+                layout=layout,
+                incarnations=incarnations,
+                operations=operations,
+                role=caller.role.value,
+                can_act=not reason,
+                why_not_act=reason,
+                has_session=caller.proof is Proof.SESSION,
+                perfetto_url=settings.perfetto_url,
+                version=megatrain.__version__,
+            )
+        )
+
+    return routes

@@ -1,0 +1,116 @@
+"""GET /stragglers and /whatif."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from megatrain.config.diagnostics import DiagnosticsConfig
+from megatrain.jobs.assessment import assess
+from megatrain.jobs.lost_time import restart_price_s
+from megatrain_diagnostics.analysis.findings import Finding, Thresholds
+from megatrain_diagnostics.analysis.stored_stragglers import NEWEST_STEPS, stored_stragglers
+from megatrain_diagnostics.dashboard.documents.stragglers import StragglersDocument, WhatIfDocument
+from megatrain_diagnostics.dashboard.routes.answers import cached_answer, document_bytes
+from megatrain_diagnostics.dashboard.routes.parts import Parts
+from megatrain_diagnostics.dashboard.routes.questions import Incarnation, Step, check_incarnation, check_steps
+from megatrain_diagnostics.dashboard.sources.protocol import JobSource
+from megatrain_diagnostics.dashboard.sources.what_ifs import WhatIfReader
+from megatrain_diagnostics.dashboard.views.overview import completed_step
+from megatrain_diagnostics.dashboard.views.stragglers import stragglers_of_daemon, stragglers_of_events
+from megatrain_diagnostics.dashboard.views.whatif import Economy, whatif_document
+from megatrain_diagnostics.events.roster import Roster
+from megatrain_diagnostics.store.daemon_state import DaemonState
+
+_FRESH_S = 1.0
+_COMPUTED_FRESH_S = 60.0
+_MOST_ROWS = 4_000_000
+"""Sums that are read for one answer: about ten a rank and step."""
+_ROWS_A_STEP = 10
+
+
+def router(parts: Parts) -> APIRouter:
+    """Return the routes."""
+    routes = APIRouter(tags=["stragglers"], dependencies=[parts.heavy_question])
+    source = parts.source
+    reader = WhatIfReader(source.events)
+
+    @routes.get("/stragglers", response_model=StragglersDocument)
+    def stragglers(request: Request, incarnation: Incarnation = None) -> Response:
+        """Return who makes the job slow: as the daemon judges the running job, else from the events."""
+        check_incarnation(source.facts(), incarnation)
+        state = daemon_judgement(source, incarnation)
+        if state is not None:
+            key = ("stragglers", "daemon", state.session, state.written_unix_s)
+            return cached_answer(request, parts.answers.get(key, lambda: document_bytes(stragglers_of_daemon(state))))
+        roster = source.roster(incarnation)
+        fresh_s = float("inf") if source.is_recorded else _COMPUTED_FRESH_S
+        version = source.live().versions["stragglers"] if source.is_recorded else 0
+        name = ("stragglers", "events", roster.incarnation, version)
+        answer = parts.answers.get(name, lambda: _computed(source, roster), fresh_s=fresh_s)
+        return cached_answer(request, answer)
+
+    @routes.get("/whatif", response_model=WhatIfDocument)
+    def whatif(request: Request, incarnation: Incarnation = None, first: Step = None, last: Step = None) -> Response:
+        """Return what stragglers cost by a replay of the newest steps that were recorded in full."""
+        check_steps(first, last)
+        check_incarnation(source.facts(), incarnation)
+        roster = source.roster(incarnation)
+
+        def make() -> bytes:
+            replayed = reader.replayed(roster, first, last, source.job)
+            hosts = dict.fromkeys(roster.host_of(rank) for rank in replayed.result.worst_ranks)
+            return document_bytes(
+                whatif_document(
+                    roster.incarnation,
+                    replayed.result,
+                    findings_now(source, roster.incarnation),
+                    [host for host in hosts if host],
+                    economy_of(source, parts.clock()),
+                    replayed.notes,
+                )
+            )
+
+        key = ("whatif", roster.incarnation, first, last, source.live().versions["stragglers"])
+        return cached_answer(request, parts.answers.get(key, make, fresh_s=_COMPUTED_FRESH_S))
+
+    return routes
+
+
+def daemon_judgement(source: JobSource, incarnation: int | None) -> DaemonState | None:
+    """Return what the running daemon says of an incarnation; None where it does not run, or judges another one."""
+    state = source.daemon_state()
+    if source.is_recorded or state is None or source.facts().is_daemon_alive is False:
+        return None
+    shown = state.incarnation if incarnation is None else incarnation
+    return state if state.incarnation == shown and state.step is not None else None
+
+
+def findings_now(source: JobSource, incarnation: int) -> tuple[Finding, ...]:
+    """Return the findings of an incarnation that the daemon told last, of a recorded job too."""
+    state = source.daemon_state()
+    return state.findings if state is not None and state.incarnation == incarnation else ()
+
+
+def economy_of(source: JobSource, now_s: float) -> Economy:
+    """Return what a restart costs, and for how many steps a gain counts."""
+    facts, snapshot = source.facts(), source.snapshot()
+    measured = restart_price_s(facts.incidents)
+    config = facts.config
+    default_s = (DiagnosticsConfig() if config is None else config.diagnostics).restart_price_s
+    step = completed_step(None if snapshot is None else assess(snapshot, now_s), facts)
+    remaining = None if config is None or step is None else max(0, config.train.steps - step)
+    if measured is not None:
+        return Economy(remaining, measured, "measured")
+    return Economy(remaining, default_s, f"diagnostics.restart_price_s={default_s:g}")
+
+
+def _computed(source: JobSource, roster: Roster) -> bytes:
+    config = source.facts().config
+    section = DiagnosticsConfig() if config is None else config.diagnostics
+    thresholds = Thresholds(section.straggler_excess, section.straggler_score, section.straggler_steps)
+    fitting = _MOST_ROWS // (_ROWS_A_STEP * max(1, roster.layout.world_size))
+    most = min(NEWEST_STEPS, max(4 * thresholds.num_steps, fitting))
+    found = stored_stragglers(source.events, roster, thresholds, most=most)
+    return document_bytes(stragglers_of_events(roster.incarnation, found))

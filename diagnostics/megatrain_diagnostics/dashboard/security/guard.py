@@ -1,0 +1,168 @@
+"""What every request passes before a route sees it, and every answer before it leaves.
+
+In this order, the cheap and the general first: form of the headers, name of the host, size and time of the body, who
+asks, and from which page. Whatever is refused is answered by an ErrorDocument; whatever is answered has the security
+headers; no mistake of ours shows a stack trace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from megatrain_diagnostics.dashboard.routes.errors import RefusalError, internal_error, refusal_answer, shown
+from megatrain_diagnostics.dashboard.security.headers import secured
+from megatrain_diagnostics.dashboard.security.identity import Identity
+from megatrain_diagnostics.dashboard.security.origins import REQUEST_HEADER, SAFE_METHODS, Origins
+from megatrain_diagnostics.dashboard.security.roles import SCOPE_KEY
+from megatrain_diagnostics.dashboard.settings import DashboardSettings
+
+API = "/api/"
+SESSION_PATH = "/api/v1/session"
+IS_SECURE_KEY = "megatrain.is_secure"
+_SINGLE = (
+    "host", "authorization", "content-length", "content-type", "transfer-encoding", "origin", "sec-fetch-site",
+    "sec-fetch-mode", "x-forwarded-proto", "if-none-match", "last-event-id", REQUEST_HEADER,
+)  # fmt: skip
+_logger = logging.getLogger(__name__)
+_MOST_DIGITS = 9
+_DRAINED_BYTES = 2**20
+"""So much of a body that is too large is read and thrown away: who is cut off in the middle never reads why."""
+
+
+class Guard:
+    """Stands before `app`."""
+
+    def __init__(
+        self, app: ASGIApp, settings: DashboardSettings, identity: Identity, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._app, self._settings, self._identity, self._clock = app, settings, identity, clock
+        self._origins = Origins(settings)
+        self._single = frozenset(filter(None, (*_SINGLE, settings.user_header, settings.role_header)))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        has_begun = False
+
+        async def send_secured(message: Message) -> None:
+            nonlocal has_begun
+            if message["type"] == "http.response.start":
+                has_begun = True
+                message = {**message, "headers": secured(list(message.get("headers", [])))}
+            await send(message)
+
+        try:
+            checked = await self._checked(scope, receive)
+            await self._app(*checked, send_secured)
+        except RefusalError as refusal:
+            answer = refusal_answer(refusal)
+            # what is left of a request that was not read to its end must not be taken for the next one
+            answer.headers["connection"] = "close"
+            await answer(scope, receive, send_secured)
+        except Exception as error:  # nobody but the log may see what it is
+            if has_begun:
+                _logger.error("an answer broke off: %s", shown(scope["path"]), exc_info=error)
+                return
+            await internal_error(scope["path"], error)(scope, receive, send_secured)
+
+    async def _checked(self, scope: Scope, receive: Receive) -> tuple[Scope, Receive]:
+        """Return the request as routes shall see it. Raises: RefusalError."""
+        headers = self._headers(scope)
+        address = scope["client"][0] if scope.get("client") else ""
+        self._origins.check_host(headers.get("host", ""))
+        scope = {**scope, "path": self._own_path(scope["path"]), "root_path": ""}
+        scope["raw_path"] = scope["path"].encode()
+        scope[IS_SECURE_KEY] = scope["scheme"] == "https" or (
+            self._identity.is_from_proxy(address) and headers.get("x-forwarded-proto") == "https"
+        )
+        is_safe = scope["method"] in SAFE_METHODS
+        caller = None
+        if scope["path"].startswith(API) and scope["path"] != SESSION_PATH:
+            caller = scope[SCOPE_KEY] = self._identity.caller(headers, address, self._clock())
+            self._origins.check_read(headers)
+        if not is_safe:
+            self._origins.check_change(headers, is_browser=caller is None or caller.is_browser)
+        body = self._no_body(headers) if is_safe else await self._body(headers, receive)
+        return scope, _replayed(body, receive)
+
+    def _headers(self, scope: Scope) -> Mapping[str, str]:
+        """Return name -> value. Raises: RefusalError for too much, and for one twice that can only be meant once."""
+        limits, found = self._settings.limits, dict[str, str]()
+        raw: list[tuple[bytes, bytes]] = scope["headers"]
+        num_bytes = len(scope["raw_path"]) + len(scope["query_string"]) + sum(map(_num_bytes, raw))
+        if len(raw) > limits.max_headers or num_bytes > limits.max_head_bytes:
+            rule = f"at most {limits.max_headers} headers, and {limits.max_head_bytes} bytes before the body"
+            raise RefusalError(431, f"{len(raw)} headers, {num_bytes} bytes: {rule}")
+        for name_bytes, value_bytes in raw:
+            name, value = name_bytes.decode("latin-1").lower(), value_bytes.decode("latin-1")
+            if name in found and name in self._single:
+                raise RefusalError(400, f"{name} is there twice; which one is meant?")
+            joint = "; " if name == "cookie" else ", "
+            found[name] = f"{found[name]}{joint}{value}" if name in found else value
+        if "content-length" in found and "transfer-encoding" in found:
+            raise RefusalError(400, "Content-Length and Transfer-Encoding: which one is meant?")
+        return found
+
+    def _no_body(self, headers: Mapping[str, str]) -> bytes:
+        if headers.get("content-length", "0") != "0" or "transfer-encoding" in headers:
+            raise RefusalError(400, "a question has no body")
+        return b""
+
+    async def _body(self, headers: Mapping[str, str], receive: Receive) -> bytes:
+        """Read the body, as far as it is allowed to go. Raises: RefusalError."""
+        limits = self._settings.limits
+        told = headers.get("content-length", "0")
+        if not told.isascii() or not told.isdigit():
+            raise RefusalError(400, f"Content-Length {shown(told)} is no number")
+        told_bytes = int(told) if len(told) <= _MOST_DIGITS else 10**_MOST_DIGITS
+        too_large = RefusalError(413, f"a body has at most {limits.max_body_bytes} bytes")
+        if told_bytes > _DRAINED_BYTES:
+            raise too_large
+        is_too_large = told_bytes > limits.max_body_bytes
+        parts: list[bytes] = []
+        num_bytes = 0
+        try:
+            async with asyncio.timeout(limits.body_s):
+                while num_bytes <= _DRAINED_BYTES:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise RefusalError(400, "the body broke off")
+                    part = message.get("body", b"")
+                    num_bytes += len(part)
+                    is_too_large = is_too_large or num_bytes > limits.max_body_bytes
+                    parts = [] if is_too_large else [*parts, part]
+                    if not message.get("more_body", False):
+                        break
+        except TimeoutError:
+            raise RefusalError(408, f"the body did not come within {limits.body_s:g} s") from None
+        if is_too_large:
+            raise too_large
+        return b"".join(parts)
+
+    def _own_path(self, path: str) -> str:
+        """Return the path below the base path; proxies take that away, or do not."""
+        base = self._settings.base_path
+        return path.removeprefix(base) if base and path.startswith(f"{base}/") else path
+
+
+def _num_bytes(header: tuple[bytes, bytes]) -> int:
+    return len(header[0]) + len(header[1])
+
+
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    """Return a `receive` that gives the body that was read, then waits for the end of the connection."""
+    is_given = False
+
+    async def replay() -> Message:
+        nonlocal is_given
+        if is_given:
+            return await receive()
+        is_given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return replay

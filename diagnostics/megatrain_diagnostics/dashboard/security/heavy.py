@@ -1,0 +1,40 @@
+"""A bound on questions that read many events: a few run, a few wait, and the rest are told to come again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from megatrain_diagnostics.dashboard.routes.errors import unavailable
+
+NUM_RUNNING = 3
+"""Each may hold some 100 MB while it runs, and DuckDB uses all cores for one."""
+NUM_WAITING = 24
+WAIT_S = 20.0
+
+
+class HeavyQuestions:
+    """Lets a few through at a time. Of one event loop."""
+
+    def __init__(
+        self, *, num_running: int = NUM_RUNNING, num_waiting: int = NUM_WAITING, wait_s: float = WAIT_S
+    ) -> None:
+        self._free = asyncio.Semaphore(num_running)
+        self._num_waiting, self._most_waiting, self._wait_s = 0, num_waiting, wait_s
+
+    async def slot(self) -> AsyncIterator[None]:
+        """Have a turn, as a dependency of a route. Raises: RefusalError, 503."""
+        if self._free.locked() and self._num_waiting >= self._most_waiting:
+            raise unavailable("too many heavy questions are being answered; ask again in a moment")
+        self._num_waiting += 1
+        try:
+            async with asyncio.timeout(self._wait_s):
+                await self._free.acquire()
+        except TimeoutError:
+            raise unavailable("heavy questions of others take their time; ask again in a moment") from None
+        finally:
+            self._num_waiting -= 1
+        try:
+            yield
+        finally:
+            self._free.release()

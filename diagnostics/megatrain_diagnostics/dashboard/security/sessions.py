@@ -1,0 +1,81 @@
+"""Sessions of browsers: a signed cookie says which role until when. The server keeps nothing of it.
+
+The key of the signature comes from the token of the role, so a session outlives the server and ends with its token: who
+changes the token file and starts the dashboard again has logged everybody out.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from dataclasses import dataclass
+
+from megatrain_diagnostics.dashboard.security.roles import Role
+from megatrain_diagnostics.dashboard.settings import DashboardSettings
+
+_VERSION = "1"
+_MOST_COOKIES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """What a cookie says. `user` is made up: "browser-1a2b3c4d" tells one login from another in the audit."""
+
+    role: Role
+    user: str
+    ends_unix_s: int
+
+
+class Sessions:
+    """Makes and checks cookies. Pure, but for the nonce of a new one."""
+
+    def __init__(self, settings: DashboardSettings) -> None:
+        self._name, self._path = settings.cookie_name, settings.base_path or "/"
+        self._length_s = settings.session_s
+        tokens = {Role.VIEWER: settings.viewer_token, Role.OPERATOR: settings.operator_token}
+        self._keys = {
+            role: hmac.digest(token.encode(), f"megatrain dashboard session, {role}".encode(), "sha256")
+            for role, token in tokens.items()
+            if token
+        }
+
+    def new_cookie(self, role: Role, now_s: float, *, is_secure: bool) -> str:
+        """Return the Set-Cookie of a login. `is_secure`: the browser speaks https."""
+        ends_s = int(now_s + self._length_s)
+        payload = f"{_VERSION}.{role}.{ends_s}.{secrets.token_hex(4)}"
+        return self._set_cookie(f"{payload}.{self._signature(role, payload)}", int(self._length_s), is_secure)
+
+    def end_cookie(self, *, is_secure: bool) -> str:
+        """Return the Set-Cookie that takes a session away."""
+        return self._set_cookie("", 0, is_secure)
+
+    def session_of(self, cookie_header: str, now_s: float) -> Session | None:
+        """Return the session of a Cookie header; None where there is none, it is over, or somebody made it up.
+
+        Another server of the same host name may have set a cookie of our name beside ours: each is looked at.
+        """
+        values = _cookie_values(cookie_header, self._name)[:_MOST_COOKIES]
+        return next((found for value in values if (found := self._session(value, now_s)) is not None), None)
+
+    def _session(self, value: str, now_s: float) -> Session | None:
+        payload, _, signature = value.rpartition(".")
+        parts = payload.split(".")
+        if not value.isascii() or len(parts) != 4 or parts[0] != _VERSION or parts[1] not in tuple(Role):
+            return None
+        role = Role(parts[1])
+        if role not in self._keys or not hmac.compare_digest(self._signature(role, payload), signature):
+            return None
+        ends_s = int(parts[2])  # we wrote it: the signature is right
+        return Session(role, f"browser-{parts[3]}", ends_s) if now_s < ends_s else None
+
+    def _signature(self, role: Role, payload: str) -> str:
+        return hmac.new(self._keys[role], payload.encode(), "sha256").hexdigest()
+
+    def _set_cookie(self, value: str, max_age_s: int, is_secure: bool) -> str:
+        parts = [f"{self._name}={value}", f"Path={self._path}", f"Max-Age={max_age_s}", "HttpOnly", "SameSite=Strict"]
+        return "; ".join([*parts, "Secure"] if is_secure else parts)
+
+
+def _cookie_values(header: str, name: str) -> list[str]:
+    pairs = (part.strip().partition("=") for part in header.split(";"))
+    return [value for found, _, value in pairs if found == name]

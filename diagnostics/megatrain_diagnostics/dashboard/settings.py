@@ -1,0 +1,143 @@
+"""What a dashboard may do and for whom: the section [dashboard], checked, with the files that it names read.
+
+Everything is read once, when the program starts. What is wrong is told then, all at once, and nothing is served.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+from dataclasses import dataclass, field
+from ipaddress import IPv4Network, IPv6Network, ip_network
+
+from megatrain.config.checks.dashboard import comma_list, dashboard_problems
+from megatrain.config.dashboard import DashboardConfig
+from megatrain.config.options import options_of
+from megatrain.config.wording import setting
+from megatrain.contracts.errors import ConfigError
+from megatrain_diagnostics.metrics.server import read_token
+
+_LEAST_TOKEN_CHARACTERS = 16
+"""Nobody guesses that many at the few attempts a minute that an address has."""
+_LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
+_WILDCARDS = ("", "0.0.0.0", "::")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much one dashboard takes on, so that nobody can keep it from answering the others."""
+
+    max_body_bytes: int = 16 * 1024
+    """The largest request of ours is a reason of 500 characters."""
+    max_headers: int = 64
+    max_head_bytes: int = 16 * 1024
+    """Of the request line and all headers; browsers send about 1 kB, proxies a few more."""
+    head_s: float = 10.0
+    """From the first byte of a request, or from its connection, to the end of its headers."""
+    body_s: float = 10.0
+    stall_s: float = 10.0
+    """A client that takes so long for the next `stall_bytes` of an answer is dropped."""
+    stall_bytes: int = 64 * 1024
+    max_connections: int = 512
+    max_streams: int = 100
+    max_streams_per_address: int = 60
+    """Below max_streams, so that one machine with many pages open leaves room for others."""
+    stream_s: float = 3600.0
+    """A stream ends then, and the page opens another one: rights are checked again."""
+    heartbeat_s: float = 15.0
+    max_wrong_tokens: int = 10
+    """In a minute and from one address; then even the right one waits, unless others come from there too."""
+
+
+@dataclass(frozen=True, slots=True)
+class DashboardSettings:
+    """All that the server goes by. Tokens are empty where there are none."""
+
+    address: str = "127.0.0.1"
+    port: int = 8777
+    is_port_asked: bool = False
+    """Somebody named this port: another one would not do."""
+    enable_actions: bool = False
+    viewer_token: str = field(default="", repr=False)
+    operator_token: str = field(default="", repr=False)
+    trusted_proxies: tuple[IPv4Network | IPv6Network, ...] = ()
+    user_header: str = ""
+    role_header: str = ""
+    host_names: frozenset[str] = frozenset()
+    """Beside those that `allowed_names` adds."""
+    base_path: str = ""
+    perfetto_url: str = ""
+    session_s: float = 12 * 3600.0
+    """So long a browser stays logged in: a day's work."""
+    limits: Limits = Limits()
+
+    @property
+    def is_open(self) -> bool:
+        """Whoever reaches the page may look at it. Only on loopback: `settings_of` sees to that."""
+        return not self.viewer_token and not self.operator_token and not self.trusted_proxies
+
+    @property
+    def is_wildcard(self) -> bool:
+        """It listens at all addresses of the machine."""
+        return self.address in _WILDCARDS
+
+    @property
+    def allowed_names(self) -> frozenset[str]:
+        """Names and addresses, in lower case, under which a browser may ask for the page."""
+        own = () if self.is_wildcard else (self.address,)
+        machine = (socket.gethostname(), socket.getfqdn()) if self.is_wildcard else ()
+        return frozenset(name.lower() for name in (*_LOOPBACK_NAMES, *own, *machine)) | self.host_names
+
+    @property
+    def cookie_name(self) -> str:
+        """Cookies of one host name are shared by its ports: each dashboard has a name of its own."""
+        secret = "\n".join(("name of the cookie", self.viewer_token, self.operator_token, self.base_path))
+        return f"megatrain-{hashlib.sha256(secret.encode()).hexdigest()[:12]}"
+
+
+def settings_of(section: DashboardConfig, *, is_port_asked: bool = False) -> DashboardSettings:
+    """Return what a section says, with its files read. Raises: ConfigError with everything that is wrong."""
+    problems = [
+        f"{setting(f'dashboard.{name}', getattr(section, name))} {violation}"
+        for name, option in options_of(DashboardConfig).items()
+        if (violation := option.violation(getattr(section, name))) is not None
+    ]
+    problems += [problem.text for problem in dashboard_problems(section)]
+    tokens = {}
+    for name in ("viewer_token_file", "operator_token_file"):
+        try:
+            tokens[name] = _token(getattr(section, name), f"dashboard.{name}")
+        except ConfigError as error:
+            problems += error.problems
+    if len(tokens) == 2 and tokens["viewer_token_file"] and len(set(tokens.values())) == 1:
+        problems.append(
+            "dashboard.viewer_token_file and operator_token_file hold the same token: every viewer would be an "
+            "operator; write another one"
+        )
+    if problems:
+        raise ConfigError(problems)
+    return DashboardSettings(
+        address=section.address,
+        port=section.port,
+        is_port_asked=is_port_asked,
+        enable_actions=section.enable_actions,
+        viewer_token=tokens["viewer_token_file"],
+        operator_token=tokens["operator_token_file"],
+        trusted_proxies=tuple(ip_network(text) for text in comma_list(section.trusted_proxies)),
+        user_header=section.user_header.lower(),
+        role_header=section.role_header.lower(),
+        host_names=frozenset(name.lower() for name in comma_list(section.host_names)),
+        base_path=section.base_path,
+        perfetto_url=section.perfetto_url,
+    )
+
+
+def _token(path: str, key: str) -> str:
+    """Return the token in a file that only its owner can read; "" for no file. Raises: ConfigError."""
+    token = read_token(path, key, is_secret=True)
+    if token and (not token.isascii() or not token.isprintable() or " " in token):
+        raise ConfigError([f"{key}={path!r} holds characters that no header carries; use letters and digits"])
+    if token and len(token) < _LEAST_TOKEN_CHARACTERS:
+        found = f"{key}={path!r} holds {len(token)} characters, which could be guessed"
+        raise ConfigError([f"{found}; use at least {_LEAST_TOKEN_CHARACTERS}: openssl rand -hex 32 makes 64"])
+    return token

@@ -1,0 +1,98 @@
+"""Keeps an eye on a run's checkpoints, in a thread of its own: storage may be slow, or away.
+
+A survey reads all manifests, so one is made only where a directory has changed since the last; behind a URL nothing
+tells that, and it is made once a minute.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from megatrain.checkpoint.survey import survey
+from megatrain.checkpoint.url_location import open_location
+from megatrain.contracts.errors import CheckpointError
+from megatrain.contracts.verifications import VERIFIED_NAME, read_verifications
+from megatrain_diagnostics.dashboard.sources.facts import CheckpointsSeen
+
+_PERIOD_S = 5.0
+_FAR_PERIOD_S = 60.0
+_MOST_SHOWN_ERROR = 500
+
+_Signature = tuple[tuple[str, int], ...]
+
+
+class CheckpointWatch:
+    """Looks until `close`."""
+
+    def __init__(self, place: Callable[[], str], changed: Callable[[], None], *, period_s: float = _PERIOD_S) -> None:
+        """`place`: where the checkpoints are, a path or a URL; `changed` is called when something new was seen."""
+        self._place, self._changed, self._period_s = place, changed, period_s
+        self._seen = CheckpointsSeen(place())
+        self._signature: _Signature | None = None
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="checkpoints of the run", daemon=True)
+        self._thread.start()
+
+    @property
+    def seen(self) -> CheckpointsSeen:
+        return self._seen
+
+    def close(self) -> None:
+        """End the thread, unless storage holds it up: then it ends with the process."""
+        self._closed.set()
+        self._thread.join(self._period_s)
+
+    def _run(self) -> None:
+        while True:
+            place = self._place()
+            is_far = "://" in place
+            self._look(place, is_far=is_far)
+            if self._closed.wait(_FAR_PERIOD_S if is_far else self._period_s):
+                return
+
+    def _look(self, place: str, *, is_far: bool) -> None:
+        signature = None if is_far else _signature(Path(place))
+        if signature is not None and signature == self._signature and self._seen.place == place:
+            return
+        seen = look_at_checkpoints(place)
+        # what came while it was looked at is seen at the next look
+        self._signature = signature if not seen.problem else None
+        if seen != self._seen:
+            self._seen = seen
+            self._changed()
+
+
+def look_at_checkpoints(place: str) -> CheckpointsSeen:
+    """Return all checkpoints below a path or URL, or why that cannot be told."""
+    try:
+        location = open_location(place)
+        seen = CheckpointsSeen(place, survey(location))
+    except (CheckpointError, OSError) as error:
+        return CheckpointsSeen(place, problem=str(error)[:_MOST_SHOWN_ERROR])
+    try:
+        return replace(seen, verifications=read_verifications(location))
+    except CheckpointError as error:
+        return replace(seen, problem=str(error)[:_MOST_SHOWN_ERROR])
+
+
+def _signature(checkpoints: Path) -> _Signature:
+    """Return when each directory changed last: a commit, a pin, a removal or a verification changes one of them."""
+    found: list[tuple[str, int]] = []
+    with suppress(OSError):
+        found.append((VERIFIED_NAME, (checkpoints / VERIFIED_NAME).stat().st_mtime_ns))
+    pending = [(str(checkpoints), 0)]
+    while pending:
+        path, depth = pending.pop()
+        try:
+            found.append((path, os.stat(path).st_mtime_ns))
+            if depth < 2:
+                with os.scandir(path) as entries:
+                    pending += [(entry.path, depth + 1) for entry in entries if entry.is_dir(follow_symlinks=False)]
+        except OSError:
+            continue
+    return tuple(sorted(found))

@@ -1,0 +1,200 @@
+"""A running job as etcd tells of it, kept fresh by a thread: read when a watch says that something changed.
+
+At most twice a second, and every five seconds in any case. While etcd is away the last that was read stays, with its
+age and the reason; the watch and the client find their way back by themselves.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from megatrain.contracts.errors import CoordinationError
+from megatrain.contracts.host_records import CheckReport, HangEvidence
+from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.record import RecordType, decode
+from megatrain.coordination.client import EtcdClient
+from megatrain.coordination.watch import Changes, Watch, WatchEvent
+from megatrain.coordination.wire import KeyRange, Range, shown
+from megatrain.jobs.snapshot import JobSnapshot, read_job
+from megatrain.jobs.verdict_cases import Case, read_cases
+
+_logger = logging.getLogger(__name__)
+_LEAST_S = 0.5
+_MOST_S = 5.0
+_POLL_S = 0.2
+_MOST_CHARACTERS = 300
+_PART_BUSY = 4.0
+"""After a look that takes long so many times its length is waited: thousands of hosts tell something all the time."""
+_WATCH_AGAIN_S = 30.0
+_BESIDES = frozenset({"verdicts", "outcomes", "checks", "evidence", "diag"})
+"""Directories of keys that a JobSnapshot does not hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class EtcdRecords:
+    """What etcd held beside the snapshot."""
+
+    cases: tuple[Case, ...] = ()
+    checks: dict[str, CheckReport] = field(default_factory=dict)
+    evidence: tuple[HangEvidence, ...] = ()
+    has_daemon: bool = False
+    unreadable: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EtcdLook:
+    """What was read last, and when; `trouble`: why nothing newer could be."""
+
+    snapshot: JobSnapshot | None = None
+    records: EtcdRecords = EtcdRecords()
+    at_unix_s: float = 0.0
+    trouble: str = ""
+
+
+class EtcdJob:
+    """Looks until `close`."""
+
+    def __init__(
+        self,
+        client: EtcdClient,
+        keys: JobKeys,
+        changed: Callable[[EtcdLook, EtcdLook], None],
+        *,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`changed` is called by the thread with what was known before and what is known now."""
+        self._client, self._keys, self._changed, self._clock = client, keys, changed, clock
+        self._look = EtcdLook()
+        self._is_stale = self._has_news_besides = True
+        self._watch: Watch | None = None
+        self._next_watch_s = 0.0
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="job in etcd", daemon=True)
+        self._thread.start()
+
+    @property
+    def look(self) -> EtcdLook:
+        return self._look
+
+    def close(self) -> None:
+        """End the thread, at the latest when a call under way is over."""
+        self._closed.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        next_s = 0.0
+        try:
+            while not self._closed.is_set():
+                now_s = time.monotonic()
+                if self._is_stale or now_s >= next_s + self._patience_s:
+                    self._closed.wait(max(0.0, next_s - now_s))
+                    began_s = time.monotonic()
+                    self._read()
+                    ended_s = time.monotonic()
+                    next_s = ended_s + max(_LEAST_S, _PART_BUSY * (ended_s - began_s))
+                self._listen(next_s + self._patience_s - time.monotonic())
+        finally:
+            if self._watch is not None:
+                self._watch.close()
+
+    @property
+    def _patience_s(self) -> float:
+        """How long after the time at which it might be read again it is, though nothing says that anything is new."""
+        return _MOST_S - _LEAST_S if self._look.snapshot is not None and not self._look.trouble else _LEAST_S
+
+    def _read(self) -> None:
+        before, self._is_stale = self._look, False
+        try:
+            snapshot = read_job(self._client, self._keys, num_incidents=0)
+            records = before.records
+            if self._has_news_besides or before.trouble:
+                records = read_records(self._client, self._keys)
+                self._has_news_besides = False
+            self._look = EtcdLook(snapshot, records, self._clock())
+        except CoordinationError as error:
+            self._look = replace(before, trouble=str(error).partition("\n")[0])
+        except Exception as error:  # noqa: BLE001 -- told, and tried again
+            # a defect of ours: what is shown must not look as if it were new
+            self._look = replace(before, trouble=f"a mistake of the dashboard: {error!r}"[:_MOST_CHARACTERS])
+        if self._look.trouble and not before.trouble:
+            _logger.warning("etcd tells nothing new of job %s: %s", self._keys.job, self._look.trouble)
+        self._changed(before, self._look)
+
+    def _listen(self, timeout_s: float) -> None:
+        """Wait until something has changed, for so long at most."""
+        watch = self._watch or self._opened_watch()
+        if watch is None:
+            self._closed.wait(max(timeout_s, 0.0))
+            return
+        deadline_s = time.monotonic() + timeout_s
+        while not self._closed.is_set() and not self._is_stale and time.monotonic() < deadline_s:
+            try:
+                event = watch.next(min(_POLL_S, max(0.01, deadline_s - time.monotonic())))
+            except CoordinationError as error:
+                _logger.warning("job %s cannot be watched, it is read every %g s: %s", self._keys.job, _MOST_S, error)
+                self._drop_watch()
+                return
+            if event is not None:
+                self._take(event)
+            elif watch.trouble and not self._look.trouble:
+                self._is_stale = True
+            elif not watch.is_open:
+                self._drop_watch()
+                return
+
+    def _take(self, event: WatchEvent) -> None:
+        self._is_stale = True
+        kinds = {"diag"}
+        if isinstance(event, Changes):
+            kinds = {self._kind(change.item.key) for change in event.changes}
+        self._has_news_besides |= bool(kinds & _BESIDES) or not isinstance(event, Changes)
+
+    def _kind(self, key: bytes) -> str:
+        parts = self._keys.parts(key.decode(errors="replace"))
+        return parts[0] if parts else ""
+
+    def _opened_watch(self) -> Watch | None:
+        snapshot = self._look.snapshot
+        if snapshot is None or time.monotonic() < self._next_watch_s:
+            return None
+        keys = KeyRange.prefix(self._keys.prefix)
+        self._watch = Watch(self._client, keys, start_revision=snapshot.revision + 1)
+        return self._watch
+
+    def _drop_watch(self) -> None:
+        if self._watch is not None:
+            self._watch.close()
+        self._watch, self._next_watch_s = None, time.monotonic() + _WATCH_AGAIN_S
+
+
+def read_records(client: EtcdClient, keys: JobKeys) -> EtcdRecords:
+    """Return what etcd holds beside a JobSnapshot. Raises: CoordinationError."""
+    cases, unreadable = read_cases(client, keys)
+    checks: dict[str, CheckReport] = {}
+    for report in _decoded(client, KeyRange.prefix(keys.directory("checks")), CheckReport, unreadable):
+        before = checks.get(report.host)
+        if before is None or before.at_unix_s <= report.at_unix_s:
+            checks[report.host] = report
+    evidence: list[HangEvidence] = []
+    newest = client.read(
+        Range(KeyRange.prefix(keys.directory("evidence")), limit=1, is_newest_first=True, has_values=False)
+    ).items
+    if newest:
+        of_round, _, _ = newest[0].key.decode(errors="replace").rpartition("/")
+        evidence = _decoded(client, KeyRange.prefix(f"{of_round}/"), HangEvidence, unreadable)
+    has_daemon = client.get(keys.daemon) is not None
+    return EtcdRecords(tuple(cases), checks, tuple(evidence), has_daemon, tuple(unreadable[:20]))
+
+
+def _decoded(client: EtcdClient, where: KeyRange, kind: type[RecordType], unreadable: list[str]) -> list[RecordType]:
+    found: list[RecordType] = []
+    for item in client.read_all(where).items:
+        try:
+            found.append(decode(kind, item.value, shown(item.key)))
+        except CoordinationError as error:
+            unreadable.append(str(error))
+    return found

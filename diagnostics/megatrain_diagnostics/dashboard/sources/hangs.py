@@ -1,0 +1,60 @@
+"""What is known of a hang: from executors through etcd, from what is kept of a broken round, or from spans.
+
+A job that trains has no hang, and its open spans say nothing: they are asked only where the driver, an executor or an
+incident says that a round stands still.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from megatrain.contracts.errors import DataError
+from megatrain.contracts.incident import IncidentKind
+from megatrain.jobs.snapshot import JobSnapshot
+from megatrain_diagnostics.analysis.hang import RankStanding
+from megatrain_diagnostics.dashboard.sources.protocol import JobSource
+from megatrain_diagnostics.events.source import Where
+from megatrain_diagnostics.events.tables import Spans
+from megatrain_diagnostics.store.hang_answer import HangAnswer, answer_of_evidence, answer_of_spans
+from megatrain_diagnostics.store.hang_evidence import told_evidence
+from megatrain_diagnostics.store.incarnations import steps_ahead
+
+_NEWEST_STEPS = 2
+
+
+def hang_of(source: JobSource, incarnation: int) -> HangAnswer | None:
+    """Return who holds up an incarnation, or held it up when it ended; None where nothing says that it stood still.
+
+    Raises: DataError where something is kept of it that cannot be read.
+    """
+    facts = source.facts()
+    kept = source.kept_evidence(incarnation)
+    if kept is not None:
+        return answer_of_evidence(kept, f"what is kept of round {incarnation}", source.events)
+    told = [one for one in facts.evidence if one.round == incarnation]
+    if told:
+        return answer_of_evidence(told_evidence(incarnation, told), "what executors told", source.events)
+    is_hang = any(one.kind is IncidentKind.HANG and one.round == incarnation for one in facts.incidents)
+    if not is_hang and not _is_stalled(source.snapshot(), incarnation):
+        return None
+    ahead = steps_ahead(source.events, Spans, Where((incarnation,)))
+    first = None if ahead is None else max(0, ahead.last - _NEWEST_STEPS)
+    return answer_of_spans(source.events, source.roster(incarnation), first_step=first)
+
+
+def _is_stalled(snapshot: JobSnapshot | None, incarnation: int) -> bool:
+    if snapshot is None or snapshot.newest_round is None or snapshot.newest_round.number != incarnation:
+        return False
+    return any(status.stall is not None and status.round == incarnation for status in snapshot.statuses.values())
+
+
+def standings_of(source: JobSource, incarnation: int) -> Mapping[int, RankStanding]:
+    """Return where the ranks stood by black boxes and executors; none of a round of which neither is there."""
+    try:
+        kept = source.kept_evidence(incarnation)
+    except DataError:
+        return {}
+    if kept is not None:
+        return kept.standings
+    told = [one for one in source.facts().evidence if one.round == incarnation]
+    return told_evidence(incarnation, told).standings if told else {}

@@ -1,0 +1,149 @@
+"""A running job: etcd, and its run directory. Two threads of its own keep both fresh, a third looks at checkpoints."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from megatrain.config.config import Config
+from megatrain.config.serialize import config_of_values
+from megatrain.contracts.errors import ConfigError
+from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.run_directory import RunDirectory
+from megatrain.contracts.texts import age_text
+from megatrain.coordination.client import EtcdClient
+from megatrain.jobs.snapshot import JobSnapshot
+from megatrain.jobs.verdict_cases import cases_of_audit, merged_cases
+from megatrain_diagnostics.dashboard.sources.etcd_job import EtcdJob, EtcdLook
+from megatrain_diagnostics.dashboard.sources.facts import JobFacts
+from megatrain_diagnostics.dashboard.sources.protocol import LiveState
+from megatrain_diagnostics.dashboard.sources.run_history import PERIOD_S, RunHistory
+from megatrain_diagnostics.dashboard.sources.versions import Versions
+from megatrain_diagnostics.events.roster import Roster
+from megatrain_diagnostics.store.daemon_state import DaemonState
+from megatrain_diagnostics.store.hang_evidence import FiledEvidence
+from megatrain_diagnostics.store.reader import StoredEvents
+
+MEMORY_BYTES = 10**9
+"""That DuckDB may take for one question; it gives all back."""
+
+
+class LiveJob:
+    """A JobSource. Opened by its constructor; `close` ends its threads, and leaves the client open."""
+
+    def __init__(
+        self,
+        client: EtcdClient,
+        keys: JobKeys,
+        run: RunDirectory,
+        *,
+        clock: Callable[[], float] = time.time,
+        period_s: float = PERIOD_S,
+    ) -> None:
+        """`period_s`: how often the run directory is looked at."""
+        self._keys, self._run, self._clock = keys, run, clock
+        self._versions = Versions()
+        self._events = StoredEvents(run.events, memory_limit_bytes=MEMORY_BYTES)
+        self._config: Config | None = None
+        self._history = RunHistory(
+            run, self._events, self._versions, self._checkpoints_place, is_over=False, period_s=period_s
+        )
+        self._etcd = EtcdJob(client, keys, self._take, clock=clock)
+
+    @property
+    def job(self) -> str:
+        return self._keys.job
+
+    @property
+    def run(self) -> RunDirectory:
+        return self._run
+
+    @property
+    def is_recorded(self) -> bool:
+        return False
+
+    @property
+    def events(self) -> StoredEvents:
+        return self._events
+
+    def snapshot(self) -> JobSnapshot | None:
+        return self._etcd.look.snapshot
+
+    def etcd_trouble(self) -> str:
+        look = self._etcd.look
+        if not look.trouble:
+            return ""
+        if look.snapshot is None:
+            return f"etcd is out of reach, and nothing is known of the job: {look.trouble}"
+        age = age_text(look.at_unix_s, self._clock())
+        return f"etcd is out of reach, what is shown of hosts and rounds is {age} old: {look.trouble}"
+
+    def daemon_state(self) -> DaemonState | None:
+        return self._history.state
+
+    def facts(self) -> JobFacts:
+        history, look = self._history, self._etcd.look
+        found = {one.incident_id: one for one in history.files.incidents}
+        if look.snapshot is not None:
+            told = (*look.snapshot.earlier_incidents, *look.snapshot.incidents)
+            found.update({one.incident_id: one for one in told})
+        return JobFacts(
+            incidents=tuple(found[name] for name in sorted(found)),
+            cases=tuple(merged_cases(cases_of_audit(history.files.entries), look.records.cases)),
+            checks=look.records.checks,
+            evidence=look.records.evidence,
+            config=self._config,
+            is_daemon_alive=None if look.trouble else look.records.has_daemon,
+            incarnations=history.incarnations,
+            series=history.series,
+            checkpoints=history.checkpoints,
+            problems=(*history.problems(), *look.records.unreadable),
+        )
+
+    def roster(self, incarnation: int | None) -> Roster:
+        return self._history.roster(incarnation)
+
+    def kept_evidence(self, incarnation: int) -> FiledEvidence | None:
+        return self._history.kept_evidence(incarnation)
+
+    def live(self) -> LiveState:
+        series = self._history.series
+        return LiveState(int(series.column("last")[-1]) + 1 if len(series) else None, self._versions.now())
+
+    def close(self) -> None:
+        self._etcd.close()
+        self._history.close()
+
+    def _checkpoints_place(self) -> str:
+        return checkpoints_place(self._config, self._run)
+
+    def _take(self, before: EtcdLook, now: EtcdLook) -> None:
+        """Note what a look at etcd has changed."""
+        old, new = before.snapshot, now.snapshot
+        if new is not None and (old is None or old.record != new.record):
+            self._config = _config_of(new)
+        views = {"overview"}
+        if old is None or new is None or replace(old, revision=0) != replace(new, revision=0):
+            views |= {"hosts", "grid"}
+        if old is None or new is None or old.incidents != new.incidents:
+            views.add("incidents")
+        if before.records != now.records:
+            views |= {"incidents", "hosts"}
+        self._versions.bump(*views)
+
+
+def checkpoints_place(config: Config | None, run: RunDirectory) -> str:
+    """Return where a run's checkpoints are: a path or a URL."""
+    named = "" if config is None else config.checkpoint.directory
+    return named or str(run.checkpoints)
+
+
+def _config_of(snapshot: JobSnapshot) -> Config | None:
+    record = snapshot.record
+    if record is None or not record.config:
+        return None
+    try:
+        return config_of_values(record.config, record.job)
+    except ConfigError:
+        return None  # of another version of this program: the daemon says so, too

@@ -1,0 +1,121 @@
+"""The records of a run directory: incidents, audit, configuration, exit code. Read again when they have changed."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from megatrain.commands.job_place import EXIT_CODE_FILE
+from megatrain.config.config import Config
+from megatrain.contracts.audit import AUDIT_NAME, read_audit
+from megatrain.contracts.errors import ConfigError, CoordinationError
+from megatrain.contracts.host_verdict import AuditEntry
+from megatrain.contracts.incident import Incident
+from megatrain.contracts.record import decode
+from megatrain.contracts.run_directory import RunDirectory
+from megatrain.contracts.texts import count_text
+
+MOST_INCIDENTS = 2000
+"""The newest are read: a job with more has other troubles."""
+_MAX_BYTES = 4 << 20
+"""Of one record: no incident is as large."""
+
+
+@dataclass(slots=True)
+class RunFiles:
+    """For one thread."""
+
+    run: RunDirectory
+    incidents: tuple[Incident, ...] = ()
+    """By id, which is by time."""
+    entries: tuple[AuditEntry, ...] = ()
+    problems: tuple[str, ...] = ()
+    _signatures: dict[str, tuple[int, int]] = field(default_factory=dict)
+    _known: dict[str, tuple[tuple[int, int], Incident | None, str]] = field(default_factory=dict)
+    _audit_problem: str = ""
+
+    def look(self) -> bool:
+        """Read what has changed; return whether anything has."""
+        has_changed = self._look_at_incidents()
+        path = self.run.incidents / AUDIT_NAME
+        if self._is_new(path):
+            has_changed = True
+            self._read_audit(path)
+        if has_changed:
+            told = [problem for _, _, problem in self._known.values() if problem]
+            self.problems = (*told[:20], *filter(None, [self._audit_problem]))
+        return has_changed
+
+    def _look_at_incidents(self) -> bool:
+        found: dict[str, tuple[int, int]] = {}
+        try:
+            with os.scandir(self.run.incidents) as entries:
+                for entry in entries:
+                    if entry.name.endswith(".json") and not entry.name.startswith(".") and entry.is_file():
+                        status = entry.stat()
+                        found[entry.name] = (status.st_mtime_ns, status.st_size)
+        except OSError:
+            return False
+        newest = sorted(found)[-MOST_INCIDENTS:]
+        if {name: known[0] for name, known in self._known.items()} == {name: found[name] for name in newest}:
+            return False
+        before = self._known
+        self._known = {
+            name: before[name] if name in before and before[name][0] == found[name] else self._read(name, found[name])
+            for name in newest
+        }
+        known = [one for _, one, _ in self._known.values() if one is not None]
+        self.incidents = tuple(sorted(known, key=lambda one: one.incident_id))
+        return True
+
+    def _read(self, name: str, signature: tuple[int, int]) -> tuple[tuple[int, int], Incident | None, str]:
+        path = self.run.incidents / name
+        if signature[1] > _MAX_BYTES:
+            return signature, None, f"{path}: {signature[1]} bytes; no incident is as large"
+        try:
+            return signature, decode(Incident, path.read_bytes(), str(path)), ""
+        except OSError as error:
+            return signature, None, f"{path}: cannot be read: {error.strerror}"
+        except CoordinationError as error:
+            return signature, None, str(error)
+
+    def _read_audit(self, path: Path) -> None:
+        try:
+            entries, num_damaged = read_audit(path)
+        except OSError as error:
+            self._audit_problem = f"{path}: cannot be read: {error.strerror}"
+            return
+        self.entries = tuple(entries)
+        self._audit_problem = (
+            f"{path}: {count_text(num_damaged, 'line')} cannot be read and are left out" if num_damaged else ""
+        )
+
+    def _is_new(self, path: Path) -> bool:
+        try:
+            status = path.stat()
+        except OSError:
+            return False
+        signature = (status.st_mtime_ns, status.st_size)
+        is_new = self._signatures.get(path.name) != signature
+        self._signatures[path.name] = signature
+        return is_new
+
+
+def recorded_config(run: RunDirectory) -> Config | None:
+    """Return the configuration that a run keeps, None where there is none that this program reads."""
+    try:
+        with (run.root / "config.toml").open("rb") as file:
+            return Config.from_dict(tomllib.load(file))
+    except (OSError, ValueError, RecursionError, ConfigError):
+        return None
+
+
+def recorded_exit_code(run: RunDirectory) -> int | None:
+    """Return the exit code that the last launch in a run left, None where there is none."""
+    try:
+        text = (run.root / EXIT_CODE_FILE).read_text(encoding="utf-8")[:16].strip()
+        return int(text)
+    except (OSError, ValueError):
+        return None

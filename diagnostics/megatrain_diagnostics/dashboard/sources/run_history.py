@@ -1,0 +1,225 @@
+"""What a run directory tells, kept fresh by a thread: records, incarnations, the series of steps, the daemon's state.
+
+Each second it looks whether anything has changed: times of files and of the newest hour of each table. Only what has
+changed is read, and of the series only what is new. In memory: the series (2 MB), the newest 2,000 incidents, the
+daemon's state, and who the ranks of four incarnations are (12,288 ranks: 6 MB each).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+
+from megatrain.contracts.errors import DataError
+from megatrain.contracts.printable import printable
+from megatrain.contracts.run_directory import RunDirectory
+from megatrain_diagnostics.dashboard.sources.checkpoint_watch import CheckpointWatch
+from megatrain_diagnostics.dashboard.sources.facts import CheckpointsSeen
+from megatrain_diagnostics.dashboard.sources.run_files import RunFiles
+from megatrain_diagnostics.dashboard.sources.series_book import EMPTY, SeriesBook, SeriesSnapshot
+from megatrain_diagnostics.dashboard.sources.series_reader import SeriesReader
+from megatrain_diagnostics.dashboard.sources.versions import Versions
+from megatrain_diagnostics.events.roster import Roster
+from megatrain_diagnostics.events.tables import TABLES
+from megatrain_diagnostics.store.daemon_state import STATE_NAME, DaemonState, read_state
+from megatrain_diagnostics.store.hang_evidence import FiledEvidence, kept_rounds, read_incident
+from megatrain_diagnostics.store.incarnations import (
+    IncarnationSeen,
+    incarnations_seen,
+    roster_of,
+    shown_incarnation,
+)
+from megatrain_diagnostics.store.reader import StoredEvents
+
+_logger = logging.getLogger(__name__)
+PERIOD_S = 1.0
+_COMPLAINT_S = 60.0
+_MAX_ROSTERS = 4
+_MAX_KEPT = 2
+_MOST_PROBLEMS = 50
+_VIEWS_OF = {
+    "spans": ("timeline", "stragglers", "grid"),
+    "totals": ("heat", "stragglers"),
+    "values": ("heat",),
+    "ranks": ("grid", "hosts", "heat", "timeline"),
+    "groups": ("grid",),
+    "clocks": ("hosts",),
+    "logs": ("logs",),
+    "stacks": ("grid",),
+}
+"""What new rows of a table may change."""
+
+
+class RunHistory:
+    """Looks until `close`. Everything but `close` is for any thread."""
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        events: StoredEvents,
+        versions: Versions,
+        checkpoints: Callable[[], str],
+        *,
+        is_over: bool,
+        period_s: float = PERIOD_S,
+    ) -> None:
+        """`checkpoints`: the place of the checkpoints; `is_over`: nothing will be written any more."""
+        self._run, self._events, self._versions = run, events, versions
+        self._is_over, self._period_s = is_over, period_s
+        self.files = RunFiles(run)
+        self.state: DaemonState | None = None
+        self.incarnations: tuple[IncarnationSeen, ...] = ()
+        self.series: SeriesSnapshot = EMPTY
+        self.has_looked = threading.Event()
+        """Set when all that is there has been read once."""
+        self._book = SeriesBook()
+        self._reader = SeriesReader(events, self._book)
+        self._signatures: dict[str, object] = {}
+        self._events_problem = self._state_problem = ""
+        self._rosters: OrderedDict[int, Roster] = OrderedDict()
+        self._kept: OrderedDict[int, tuple[object, FiledEvidence | None]] = OrderedDict()
+        self._kept_lock = threading.Lock()
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._checkpoints = CheckpointWatch(checkpoints, lambda: versions.bump("checkpoints", "overview"))
+        self._thread = threading.Thread(target=self._look_on, name="history of the run", daemon=True)
+        self._thread.start()
+
+    @property
+    def checkpoints(self) -> CheckpointsSeen:
+        return self._checkpoints.seen
+
+    def problems(self) -> tuple[str, ...]:
+        """Return what could not be read, a sentence each; the newest fifty."""
+        own = [text for text in (self._events_problem, self._state_problem, self.checkpoints.problem) if text]
+        told = [*own, *self.files.problems, *self._events.problems()][:_MOST_PROBLEMS]
+        return tuple(printable(text) for text in told)
+
+    def roster(self, incarnation: int | None) -> Roster:
+        """Return who the ranks of an incarnation are; None: the one that is shown. Raises: DataError."""
+        if incarnation is None:
+            shown = shown_incarnation(self.incarnations or incarnations_seen(self._events))
+            if shown is None:
+                raise DataError("no rank was ever heard of: nothing was streamed yet, or its events have expired")
+            incarnation = shown.number
+        with self._lock:
+            known = self._rosters.get(incarnation)
+        if known is not None:
+            return known
+        roster = roster_of(self._events, incarnation)
+        with self._lock:
+            self._rosters[incarnation] = roster
+            while len(self._rosters) > _MAX_ROSTERS:
+                self._rosters.popitem(last=False)
+        return roster
+
+    def kept_evidence(self, incarnation: int) -> FiledEvidence | None:
+        """Return what is kept of a broken round: black boxes, and what executors told; None where nothing is.
+
+        Read once, and again when its directory has changed. Raises: DataError where none of it can be read.
+        """
+        directory = kept_rounds(self._run).get(incarnation)
+        if directory is None:
+            return None
+        signature = _file_signature(directory)
+        with self._kept_lock:  # whoever asks meanwhile waits: it may be thousands of files
+            known = self._kept.get(incarnation)
+            if known is None or known[0] != signature:
+                known = (signature, read_incident(self._run, incarnation))
+                self._kept[incarnation] = known
+                while len(self._kept) > _MAX_KEPT:
+                    self._kept.popitem(last=False)
+            return known[1]
+
+    def close(self) -> None:
+        """End the threads."""
+        self._closed.set()
+        self._thread.join()
+        self._checkpoints.close()
+
+    def _look_on(self) -> None:
+        has_more, next_complaint_s = True, float("-inf")
+        while not self._closed.is_set():
+            try:
+                has_more = self._look(has_more)
+            except Exception:
+                # a defect of ours must not leave the page with old numbers for ever, nor fill the log
+                has_more = False
+                if time.monotonic() >= next_complaint_s:
+                    next_complaint_s = time.monotonic() + _COMPLAINT_S
+                    _logger.exception("the run directory could not be looked at")
+            if not has_more:
+                self.has_looked.set()
+                self._closed.wait(self._period_s)
+
+    def _look(self, has_more: bool) -> bool:
+        """Read what has changed; return whether there are more steps to read at once."""
+        if self._has_changed("state", _file_signature(self._run.diagnosis / STATE_NAME)):
+            self.state, self._state_problem = read_state(self._run.diagnosis)
+            self._versions.bump("overview", "stragglers", "grid", "hosts")
+        if self.files.look():
+            self._versions.bump("incidents", "overview", "grid")
+        changed = {
+            kind.NAME for kind in TABLES
+            if self._has_changed(kind.NAME, _table_signature(self._run.events / kind.NAME))
+        }  # fmt: skip
+        try:
+            if "ranks" in changed or "groups" in changed:
+                self._look_at_ranks()
+            if has_more or changed & {"values", "totals", "ranks"}:
+                has_more = self._look_at_steps()
+            self._events_problem = ""
+        except DataError as error:
+            self._events_problem, has_more = str(error), False
+        views = {view for name in changed for view in _VIEWS_OF[name]}
+        if views:
+            self._versions.bump(*views)
+        return has_more
+
+    def _look_at_ranks(self) -> None:
+        self.incarnations = incarnations_seen(self._events)
+        with self._lock:
+            self._rosters.clear()
+
+    def _look_at_steps(self) -> bool:
+        before = (self._book.incarnation, self._book.next_step)
+        has_more = self._reader.look(self.incarnations, is_over=self._is_over)
+        if before != (self._book.incarnation, self._book.next_step):
+            self.series = self._book.snapshot()
+            self._versions.bump("series", "overview")
+        return has_more
+
+    def _has_changed(self, name: str, signature: object) -> bool:
+        is_new = self._signatures.get(name) != signature
+        self._signatures[name] = signature
+        return is_new
+
+
+def _file_signature(path: Path) -> tuple[int, int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+def _table_signature(directory: Path) -> tuple[str, int] | None:
+    """Return what changes when a segment is added to a table: the newest hour, and when that directory changed."""
+    path = directory
+    for _ in range(2):  # the day, the hour
+        try:
+            newest = max((entry.name for entry in os.scandir(path) if entry.is_dir(follow_symlinks=False)), default="")
+        except OSError:
+            return None
+        if not newest:
+            break
+        path = path / newest
+    try:
+        return str(path), path.stat().st_mtime_ns
+    except OSError:
+        return None

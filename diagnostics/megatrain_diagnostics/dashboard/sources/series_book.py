@@ -1,0 +1,275 @@
+"""What each step came to, kept for the whole run in bounded memory: loss, gradient norm, time, tokens, MFU.
+
+One entry a step; when there are 16,384 of them, the older half is put together two by two, so that the newest thousands
+of steps stay as they are and the oldest become coarse: a book never takes more than 2 MB. Of what is put together the
+last step stands, beside the extremes. A newer incarnation that begins at a step takes back all that was known from that
+step on: the time that those steps took is remembered as lost.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megatrain.contracts.operations import Operation
+from megatrain.contracts.step_values import StepValue
+from megatrain_diagnostics.analysis.effective_time import Restart
+from megatrain_diagnostics.analysis.witnesses import Witnesses
+from megatrain_diagnostics.events.tables import Float64, Int64, StepTotals, Values
+
+CAPACITY = 16_384
+_PATIENCE_STEPS = 8
+"""Values of a step may come before its sums, or after: so many steps later it is entered without them."""
+_MAX_BAD = 1000
+_MAX_RESTARTS = 1000
+_NS = 1e9
+
+COLUMNS = (
+    "first", "last", "at", "incarnation", "loss", "loss_low", "loss_high", "grad", "grad_high",
+    "step_s", "step_s_low", "step_s_high", "sum_s", "tokens", "tokens_per_s", "mfu",
+)  # fmt: skip
+"""`sum_s` and `tokens`: of all steps of an entry."""
+_ROW = {name: place for place, name in enumerate(COLUMNS)}
+_LOWS, _HIGHS = ("loss_low", "step_s_low"), ("loss_high", "grad_high", "step_s_high")
+_SUMS = ("sum_s", "tokens")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SeriesSnapshot:
+    """The book at a moment. Shapes: table [columns, entries], by step. NaN: not known, or no finite number."""
+
+    table: Float64
+    bad_steps: tuple[int, ...] = ()
+    """The newest thousand whose loss or gradient norm was no finite number."""
+    restarts: tuple[Restart, ...] = ()
+    reached: tuple[tuple[int, int, int], ...] = ()
+    """(incarnation, first step, last step) of each incarnation that told of steps."""
+
+    def column(self, name: str) -> Float64:
+        found: Float64 = self.table[_ROW[name]]
+        return found
+
+    def __len__(self) -> int:
+        return int(self.table.shape[1])
+
+    def newest(self, name: str) -> float | None:
+        """Return the newest entry of a column that is a number, None where there is none."""
+        column = self.column(name)
+        known = np.flatnonzero(np.isfinite(column))
+        return float(column[known[-1]]) if len(known) else None
+
+
+EMPTY = SeriesSnapshot(np.zeros((len(COLUMNS), 0)))
+
+
+class SeriesBook:
+    """For one thread; snapshots are for any."""
+
+    def __init__(self, capacity: int = CAPACITY) -> None:
+        assert capacity >= 8
+        self._table: Float64 = np.full((len(COLUMNS), capacity), np.nan)
+        self._size = 0
+        self._incarnation = -1
+        self._next_step = 0
+        self._num_needed = 1
+        self._has_entered = False
+        self._bad: list[int] = []
+        self._restarts: list[Restart] = []
+        self._reached: dict[int, tuple[int, int]] = {}
+
+    @property
+    def incarnation(self) -> int:
+        """That is being entered; -1: none yet."""
+        return self._incarnation
+
+    @property
+    def next_step(self) -> int:
+        """The first step of the incarnation that is still to be entered."""
+        return self._next_step
+
+    def begin(self, incarnation: int, num_ranks: int, first_step: int) -> None:
+        """Go on with an incarnation from a step on. `num_ranks`: that are asked; of one all is believed."""
+        self._incarnation, self._next_step, self._has_entered = incarnation, first_step, False
+        self._num_needed = min(2, num_ranks)
+
+    def skip_to(self, step: int) -> None:
+        """Take it that there is nothing before a step."""
+        self._next_step = max(self._next_step, step)
+
+    def take(self, values: Values, totals: StepTotals, *, is_last: bool = False) -> int:
+        """Enter the steps that are told of by now, return how many. Rows are of the incarnation, from next_step on.
+
+        `is_last`: what has not come will not come.
+        """
+        of_values, of_totals = self._believed(values), self._believed(totals)
+        newest = max(of_values, of_totals)
+        last = newest if is_last else max(min(of_values, of_totals), newest - _PATIENCE_STEPS)
+        told = np.concatenate([values.step, totals.step]).astype(np.int64)
+        steps = np.unique(told[(told >= self._next_step) & (told <= last)])
+        if not len(steps):
+            return 0
+        entries = _entries(steps, self._incarnation, values, totals)
+        if not self._has_entered:
+            self._begin_anew(int(steps[0]), float(entries[_ROW["at"], 0] - entries[_ROW["step_s"], 0]))
+            self._has_entered = True
+        self._append(entries)
+        self._note_bad(values, steps)
+        self._next_step = int(steps[-1]) + 1
+        first = self._reached.get(self._incarnation, (int(steps[0]), 0))[0]
+        self._reached[self._incarnation] = (first, int(steps[-1]))
+        return len(steps)
+
+    def _believed(self, table: Values | StepTotals) -> int:
+        """Return the newest step of a table that enough ranks tell of, -1 for none."""
+        witnesses = Witnesses(self._num_needed)
+        fresh = table.step >= self._next_step
+        witnesses.add(table.rank[fresh], table.step[fresh])
+        return witnesses.believed
+
+    def snapshot(self) -> SeriesSnapshot:
+        """Return a copy of what is known."""
+        reached = tuple((number, *span) for number, span in sorted(self._reached.items()))
+        return SeriesSnapshot(self._table[:, : self._size].copy(), tuple(self._bad), tuple(self._restarts), reached)
+
+    def _begin_anew(self, step: int, begin_s: float) -> None:
+        """Forget the steps from one on, which an incarnation does again, and note what was lost until it began."""
+        if not self._size:
+            return
+        before = int(self._table[_ROW["incarnation"], self._size - 1])
+        kept_s = self._take_back(step)
+        if np.isfinite(kept_s) and kept_s <= begin_s:
+            self._restarts = [*self._restarts, Restart(before, kept_s, begin_s)][-_MAX_RESTARTS:]
+
+    def _take_back(self, step: int) -> float:
+        """Forget the steps from one on; return when the last one before it had ended, NaN where that is not known."""
+        table = self._table[:, : self._size]
+        gone = np.flatnonzero(table[_ROW["last"]] >= step)
+        first = int(gone[0]) if len(gone) else self._size
+        kept_s = float(table[_ROW["at"], first - 1]) if first else np.nan
+        if len(gone):
+            begin_s = float(table[_ROW["at"], first] - table[_ROW["sum_s"], first])
+            kept_s = kept_s if np.isfinite(kept_s) else begin_s
+            if table[_ROW["first"], first] < step:
+                kept_s = self._cut(first, step)
+                first += 1
+        self._size = first
+        self._bad = [one for one in self._bad if one < step]
+        return kept_s
+
+    def _cut(self, place: int, step: int) -> float:
+        """Leave of an entry of several steps those before `step`, as far as that can be told; return their end."""
+        entry = self._table[:, place]
+        part = (step - entry[_ROW["first"]]) / (entry[_ROW["last"]] - entry[_ROW["first"]] + 1)
+        entry[_ROW["at"]] -= entry[_ROW["sum_s"]] * (1.0 - part)
+        entry[_ROW["last"]] = step - 1
+        for name in _SUMS:
+            entry[_ROW[name]] *= part
+        return float(entry[_ROW["at"]])
+
+    def _append(self, entries: Float64) -> None:
+        capacity = self._table.shape[1]
+        while entries.shape[1]:
+            if self._size == capacity:
+                self._put_together()
+            room = capacity - self._size
+            part, entries = entries[:, :room], entries[:, room:]
+            self._table[:, self._size : self._size + part.shape[1]] = part
+            self._size += part.shape[1]
+
+    def _put_together(self) -> None:
+        """Make one entry of two in the older half."""
+        half = self._size // 4 * 2
+        merged = _merged(self._table[:, 0:half:2], self._table[:, 1:half:2])
+        rest = self._table[:, half : self._size].copy()
+        self._table[:, : half // 2] = merged
+        self._table[:, half // 2 : half // 2 + rest.shape[1]] = rest
+        self._size = half // 2 + rest.shape[1]
+
+    def _note_bad(self, values: Values, steps: Int64) -> None:
+        told = np.isin(values.kind, (StepValue.LOSS, StepValue.GRAD_NORM)) & np.isin(values.step, steps)
+        for step in np.unique(values.step[told & ~np.isfinite(values.value)]).tolist():
+            rows = told & (values.step == step)
+            middles = (_middle(values.value[rows & (values.kind == kind)]) for kind in np.unique(values.kind[rows]))
+            if not all(np.isfinite(middle) for middle in middles):
+                self._bad = [*self._bad, int(step)][-_MAX_BAD:]
+
+
+def _middle(values: Float64) -> float:
+    """Return the lower median; numbers that are none count as the greatest."""
+    return float(np.sort(values)[(len(values) - 1) // 2])
+
+
+def _entries(steps: Int64, incarnation: int, values: Values, totals: StepTotals) -> Float64:
+    """Return the entries of some steps, ascending: of what several ranks tell the middle counts."""
+
+    def told(kind: StepValue) -> Float64:
+        rows = values.kind == kind
+        found = _by_step(values.step[rows].astype(np.int64), values.value[rows], steps)
+        return np.where(np.isfinite(found), found, np.nan)
+
+    at_s = _by_step(values.step.astype(np.int64), values.at_ns / _NS, steps)
+    is_step = totals.operation == Operation.STEP.number
+    seconds = _by_step(totals.step[is_step].astype(np.int64), totals.sum_ns[is_step] / _NS, steps)
+    begin_s = _by_step(totals.step[is_step].astype(np.int64), totals.start_ns[is_step] / _NS, steps)
+    at_s = np.where(np.isfinite(at_s), at_s, begin_s + seconds)
+    since_last = np.diff(at_s, prepend=np.nan)
+    is_next = np.diff(steps, prepend=steps[0]) == 1
+    seconds = np.where(np.isfinite(seconds), seconds, np.where(is_next & (since_last > 0), since_last, np.nan))
+    seconds = np.where(seconds > 0, seconds, np.nan)
+    tokens, flops, peak = (told(kind) for kind in (StepValue.TOKENS, StepValue.MODEL_FLOPS, StepValue.PEAK_FLOPS))
+    loss, grad = told(StepValue.LOSS), told(StepValue.GRAD_NORM)
+    columns = {
+        "first": steps, "last": steps, "at": at_s, "incarnation": np.full(len(steps), incarnation),
+        "loss": loss, "loss_low": loss, "loss_high": loss, "grad": grad, "grad_high": grad,
+        "step_s": seconds, "step_s_low": seconds, "step_s_high": seconds, "sum_s": seconds, "tokens": tokens,
+        "tokens_per_s": np.where(tokens > 0, tokens, np.nan) / seconds,
+        "mfu": np.where((flops > 0) & (peak > 0), flops, np.nan) / seconds / np.where(peak > 0, peak, np.nan),
+    }  # fmt: skip
+    return np.stack([np.asarray(columns[name], dtype=np.float64) for name in COLUMNS])
+
+
+def _by_step(steps: Int64, values: NDArray[np.float64], wanted: Int64) -> Float64:
+    """Return the lower median of the values of each wanted step; NaN of a step without."""
+    order = np.lexsort((values, steps))
+    ordered_steps, ordered = steps[order], values[order]
+    first = np.searchsorted(ordered_steps, wanted, side="left")
+    count = np.searchsorted(ordered_steps, wanted, side="right") - first
+    if not len(ordered):
+        return np.full(len(wanted), np.nan)
+    found: Float64 = ordered[np.clip(first + (count - 1) // 2, 0, len(ordered) - 1)].astype(np.float64)
+    return np.where(count > 0, found, np.nan)
+
+
+def _merged(one: Float64, two: Float64) -> Float64:
+    """Return entries that stand for two each. Shapes: all [columns, entries]."""
+    found = np.where(np.isfinite(two), two, one)
+    found[_ROW["first"]] = one[_ROW["first"]]
+    for name in _LOWS:
+        found[_ROW[name]] = np.fmin(one[_ROW[name]], two[_ROW[name]])
+    for name in _HIGHS:
+        found[_ROW[name]] = np.fmax(one[_ROW[name]], two[_ROW[name]])
+    for name in _SUMS:
+        parts = np.stack([one[_ROW[name]], two[_ROW[name]]])
+        found[_ROW[name]] = np.where(np.isfinite(parts).any(axis=0), np.nansum(parts, axis=0), np.nan)
+    return found
+
+
+def put_in_bins(table: Float64, bins: Int64) -> Float64:
+    """Return one entry for each run of equal `bins`, which ascend. Shapes: table [columns, entries], bins [entries]."""
+    if not table.shape[1]:
+        return table
+    starts = np.flatnonzero(np.r_[True, np.diff(bins) != 0])
+    ends = np.r_[starts[1:], table.shape[1]]
+    found = table[:, ends - 1].copy()
+    found[_ROW["first"]] = table[_ROW["first"], starts]
+    for name in _LOWS:
+        found[_ROW[name]] = np.fmin.reduceat(table[_ROW[name]], starts)
+    for name in _HIGHS:
+        found[_ROW[name]] = np.fmax.reduceat(table[_ROW[name]], starts)
+    for name in _SUMS:
+        is_known = np.isfinite(table[_ROW[name]])
+        sums = np.add.reduceat(np.where(is_known, table[_ROW[name]], 0.0), starts)
+        found[_ROW[name]] = np.where(np.logical_or.reduceat(is_known, starts), sums, np.nan)
+    return found

@@ -1,0 +1,70 @@
+"""Reads what is new of the steps of a run into a SeriesBook: a few ranks' numbers, each row once, a bit at a time.
+
+All ranks of a job come to the same loss and leave a step together, so eight of them tell for all, and any seven may be
+silent. A job of a million steps is read over many looks, and is shown as far as it has come.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from megatrain.contracts.operations import Operation
+from megatrain_diagnostics.dashboard.sources.series_book import SeriesBook
+from megatrain_diagnostics.events.source import Where
+from megatrain_diagnostics.events.tables import StepTotals, Values, num_rows
+from megatrain_diagnostics.store.incarnations import IncarnationSeen, steps_ahead
+from megatrain_diagnostics.store.reader import StoredEvents
+
+_STEPS_AT_ONCE = 4096
+_NUM_PROBES = 8
+_LOOK_S = 0.5
+
+
+class SeriesReader:
+    """For one thread."""
+
+    def __init__(self, events: StoredEvents, book: SeriesBook, *, steps_at_once: int = _STEPS_AT_ONCE) -> None:
+        self._events, self._book, self._steps_at_once = events, book, steps_at_once
+        self._probes: tuple[int, ...] = ()
+        self._number = -1
+
+    def look(self, seen: Sequence[IncarnationSeen], *, is_over: bool = False) -> bool:
+        """Take what is new, for half a second at most; return whether there may be more at once.
+
+        `is_over`: the job is, so that what has not come will not come. Raises: DataError.
+        """
+        known = [one for one in seen if one.is_believed]
+        until_s = time.monotonic() + _LOOK_S
+        while known and time.monotonic() < until_s:
+            if self._number < known[0].number:
+                self._begin(known[0])
+            later = [one for one in known if one.number > self._number]
+            if self._take(is_last=bool(later) or is_over):
+                continue
+            if not later:
+                return False
+            self._begin(later[0])
+        return bool(known)
+
+    def _begin(self, seen: IncarnationSeen) -> None:
+        self._number = seen.number
+        stride = max(1, seen.world_size // _NUM_PROBES)
+        self._probes = tuple(range(0, max(1, seen.world_size), stride))[:_NUM_PROBES]
+        self._book.begin(seen.number, len(self._probes), 0)
+
+    def _take(self, *, is_last: bool) -> bool:
+        """Enter some steps; return whether there were any."""
+        first = self._book.next_step
+        where = Where((self._number,), first, first + self._steps_at_once - 1, self._probes)
+        values = self._events.read(Values, where)
+        of_step = Where(where.incarnations, where.first_step, where.last_step, where.ranks, (Operation.STEP.number,))
+        totals = self._events.read(StepTotals, of_step)
+        if num_rows(values) or num_rows(totals):
+            return self._book.take(values, totals, is_last=is_last) > 0
+        ahead = steps_ahead(self._events, Values, Where((self._number,), first, None, self._probes))
+        # a step that one rank alone tells of is nonsense of that rank
+        if ahead is None or ahead.num_ranks < min(2, len(self._probes)) or ahead.first <= first:
+            return False
+        self._book.skip_to(ahead.first)
+        return True

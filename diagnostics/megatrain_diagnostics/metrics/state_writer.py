@@ -1,0 +1,109 @@
+"""Keeps <run>/diagnosis/state.json up with what the daemon knows: written when something is new, at most when asked."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+from megatrain.contracts.diag_records import DaemonRecord
+from megatrain_diagnostics.analysis.findings import Assessment
+from megatrain_diagnostics.analysis.live import StepScores
+from megatrain_diagnostics.collector.counters import IngestCounters, Ledger
+from megatrain_diagnostics.metrics.job_book import refused_by_reason
+from megatrain_diagnostics.metrics.job_metrics import Holding
+from megatrain_diagnostics.store.daemon_state import DaemonState, ranges_of, scores_text, tellable, write_state
+
+_logger = logging.getLogger(__name__)
+_COMPLAINT_S = 60.0
+
+
+class LiveJudge(Protocol):
+    """What is told of whoever judges the job."""
+
+    @property
+    def incarnation(self) -> int: ...
+
+    @property
+    def assessment(self) -> Assessment: ...
+
+    @property
+    def scores(self) -> StepScores | None: ...
+
+    def host_scores(self) -> Mapping[str, float]: ...
+
+    def silent_ranks(self) -> tuple[int, ...]: ...
+
+
+class StateWriter:
+    """Writes what is new. For one thread; trouble with the disk is logged and stops nothing."""
+
+    def __init__(
+        self,
+        directory: Path,
+        job: str,
+        record: DaemonRecord,
+        judge: LiveJudge,
+        ledger: Ledger,
+        store: Holding,
+        trouble: Callable[[], str],
+    ) -> None:
+        """`record`: of this daemon; `trouble`: why nothing can be stored, empty when all is well."""
+        self._directory, self._job, self._record = directory, job, record
+        self._judge, self._ledger, self._store, self._trouble = judge, ledger, store, trouble
+        self._told: DaemonState | None = None
+        self._next_complaint_s = float("-inf")
+
+    def tell(self, now_s: float) -> bool:
+        """Write what the daemon knows, unless it has told that already; return whether it did. Units: unix seconds."""
+        state = self._state()
+        if self._told is not None and state == self._told:
+            return False
+        try:
+            write_state(self._directory, replace(state, written_unix_s=now_s))
+        except OSError as error:
+            if time.monotonic() >= self._next_complaint_s:
+                self._next_complaint_s = time.monotonic() + _COMPLAINT_S
+                _logger.warning("the dashboard is not told anything: %s", error)
+            return False
+        self._told = state
+        return True
+
+    def _state(self) -> DaemonState:
+        counters, judge = self._ledger.counters(), self._judge
+        known, scores = judge.assessment, judge.scores
+        return DaemonState(
+            job=self._job,
+            session=self._record.session,
+            host=self._record.host,
+            started_unix_s=self._record.started_unix_s,
+            written_unix_s=0.0,
+            incarnation=judge.incarnation,
+            step=None if scores is None else scores.step,
+            rank_scores="" if scores is None else scores_text(scores.scores.max(axis=0, initial=0.0).tolist()),
+            host_scores=judge.host_scores(),
+            findings=tellable(known.findings),
+            first_step=known.first_step,
+            last_step=known.last_step,
+            num_steps=known.num_steps,
+            is_enough=known.is_enough,
+            silent=ranges_of(judge.silent_ranks()),
+            unjudged=ranges_of(known.unjudged_ranks),
+            stored_rows=counters.stored_rows,
+            refused_rows=_refused(counters),
+            dropped_rows=sum(counters.dropped_rows.values()),
+            passed_over_rows=counters.unjudged_rows,
+            connected_hosts=counters.connected,
+            segment_bytes=self._store.num_bytes,
+            trouble=self._trouble(),
+        )
+
+
+def _refused(counters: IngestCounters) -> dict[str, int]:
+    found = refused_by_reason(counters.refused_rows)
+    for reason, count in refused_by_reason(counters.refused_batches).items():
+        found[reason] = found.get(reason, 0) + count
+    return found

@@ -1,0 +1,156 @@
+"""What the running daemon tells through the run directory: <run>/diagnosis/state.json, replaced as a whole.
+
+It is for whoever shows the job (the dashboard): findings, scores, who is silent, what was stored and what was not. It
+is no record: a reader takes what it can read, and a file that is missing, torn or another program's is no state.
+Scores of all ranks are the bytes of little-endian 32-bit floats in base64: 12,288 of them are 64 kB.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+import os
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megatrain.contracts.errors import CoordinationError
+from megatrain.contracts.record import decode, encode
+from megatrain.contracts.whole_files import temporary_name
+from megatrain_diagnostics.analysis.findings import Finding
+
+STATE_NAME = "state.json"
+MAX_BYTES = 32 << 20
+"""Far more than the state of the largest job: a file beyond it is not read, and was not written by us."""
+_MAX_FINDINGS = 100
+_MAX_RANK = 1 << 24
+_FLOATS = np.dtype("<f4")
+
+Scores = NDArray[np.float32]
+Ranges = tuple[tuple[int, ...], ...]
+"""Ranks as (first, how many)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DaemonState:
+    """What the daemon knew at `written_unix_s`. Steps are those of events; `step` is the newest that was compared."""
+
+    job: str
+    session: str
+    """Of this life of the daemon, as in etcd."""
+    host: str
+    started_unix_s: float
+    written_unix_s: float
+    incarnation: int = -1
+    """That is judged; -1: no rank was heard of."""
+    step: int | None = None
+    rank_scores: str = ""
+    """See `scores`."""
+    host_scores: Mapping[str, float] = field(default_factory=dict)
+    """The highest of each host's ranks in that step."""
+    findings: tuple[Finding, ...] = ()
+    first_step: int | None = None
+    last_step: int | None = None
+    num_steps: int = 0
+    is_enough: bool = False
+    silent: Ranges = ()
+    unjudged: Ranges = ()
+    stored_rows: Mapping[str, int] = field(default_factory=dict)
+    """By table."""
+    refused_rows: Mapping[str, int] = field(default_factory=dict)
+    """By reason; a batch that was refused as a whole counts as one."""
+    dropped_rows: int = 0
+    """That hosts had to give up before they could send them."""
+    passed_over_rows: int = 0
+    """Stored, and too many at once for the live detection."""
+    connected_hosts: tuple[str, ...] = ()
+    segment_bytes: int = 0
+    trouble: str = ""
+    """Why nothing can be stored; empty when all is well."""
+
+    def scores(self) -> Scores:
+        """The highest score of each rank in `step`, by rank; empty where nothing was compared. Never NaN."""
+        try:
+            raw = base64.b64decode(self.rank_scores, validate=True)
+            found = np.frombuffer(raw, dtype=_FLOATS)
+        except (binascii.Error, ValueError):
+            return np.zeros(0, dtype=np.float32)
+        return np.nan_to_num(found.astype(np.float32), nan=0.0)
+
+    @property
+    def silent_ranks(self) -> tuple[int, ...]:
+        return ranks_of(self.silent)
+
+    @property
+    def unjudged_ranks(self) -> tuple[int, ...]:
+        return ranks_of(self.unjudged)
+
+
+def scores_text(scores: Iterable[float]) -> str:
+    """Return the scores of all ranks, by rank, as `DaemonState.rank_scores` holds them."""
+    return base64.b64encode(np.asarray(list(scores), dtype=_FLOATS).tobytes()).decode()
+
+
+def ranges_of(ranks: Iterable[int]) -> Ranges:
+    """Return ranks as (first, how many)."""
+    found: list[list[int]] = []
+    for rank in sorted(set(ranks)):
+        if found and rank == found[-1][0] + found[-1][1]:
+            found[-1][1] += 1
+        else:
+            found.append([rank, 1])
+    return tuple((first, count) for first, count in found)
+
+
+def ranks_of(ranges: Ranges) -> tuple[int, ...]:
+    """Return the ranks of ranges; none of such as nobody has written."""
+    if any(len(one) != 2 or one[0] < 0 or not 0 < one[1] <= _MAX_RANK for one in ranges):
+        return ()
+    if sum(one[1] for one in ranges) > _MAX_RANK:
+        return ()
+    return tuple(rank for first, count in ranges for rank in range(first, first + count))
+
+
+def tellable(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Return the first hundred findings whose figures are numbers: JSON has no others."""
+    return tuple(one for one in findings if all(map(math.isfinite, _figures(one))))[:_MAX_FINDINGS]
+
+
+def _figures(one: Finding) -> tuple[float, ...]:
+    return (one.excess, one.excess_s, one.score, one.wait_deficit_s, one.step_s, one.gain_s, *one.scores.values())
+
+
+def write_state(directory: Path, state: DaemonState) -> None:
+    """Put a state in place, whole or not at all. After a power cut it may be gone. Raises: OSError."""
+    draft = directory / temporary_name(STATE_NAME)
+    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        draft.write_bytes(encode(state))
+        os.replace(draft, directory / STATE_NAME)
+    except OSError:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise
+
+
+def read_state(directory: Path) -> tuple[DaemonState | None, str]:
+    """Return what a daemon told last, and what is wrong with the file; None where there is none, or none of ours."""
+    path = directory / STATE_NAME
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        return None, ""
+    except OSError as error:
+        return None, f"{path}: cannot be read: {error.strerror or error}"
+    if len(raw) > MAX_BYTES:
+        return None, f"{path}: more than {MAX_BYTES >> 20} MB; no daemon wrote that"
+    try:
+        return decode(DaemonState, raw, str(path)), ""
+    except CoordinationError as error:
+        return None, str(error)

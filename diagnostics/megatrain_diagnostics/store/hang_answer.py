@@ -1,0 +1,81 @@
+"""Who holds up a job, put together from what there is: what is kept of a broken round, else spans; and stack dumps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from megatrain.contracts.layout import Layout
+from megatrain_diagnostics.analysis.flight_recorder import Disagreement
+from megatrain_diagnostics.analysis.hang import HangFinding, find_hang, roster_groups, standings_of_spans
+from megatrain_diagnostics.analysis.hang_grid import rank_letters
+from megatrain_diagnostics.analysis.stack_clusters import StackFinding, find_outliers, newest_main_stacks
+from megatrain_diagnostics.events.roster import Roster, make_roster
+from megatrain_diagnostics.events.source import EventSource, Where
+from megatrain_diagnostics.events.tables import Groups, Ranks, Spans, Stacks
+from megatrain_diagnostics.store.hang_evidence import FiledEvidence
+
+
+@dataclass(frozen=True, slots=True)
+class HangAnswer:
+    """Who holds up the job, who the ranks are, and what it was found from."""
+
+    source: str
+    roster: Roster
+    finding: HangFinding
+    stacks: StackFinding
+    disagreements: tuple[Disagreement, ...] = ()
+    problems: tuple[str, ...] = ()
+
+    @property
+    def letters(self) -> str:
+        suspects = [one.rank for one in self.finding.suspects]
+        return rank_letters(
+            self.roster.layout, suspects, self.stacks.outliers, self.finding.silent, self.finding.waiting
+        )
+
+
+def answer_of_evidence(
+    filed: FiledEvidence, place: str, source: EventSource | None, stacks: StackFinding | None = None
+) -> HangAnswer:
+    """Return the answer by files, or by what executors told. `stacks`: None, those among the events count."""
+    roster = evidence_roster(filed, source)
+    finding = find_hang(filed.standings, {**filed.groups}, roster, filed.silent)
+    return HangAnswer(place, roster, finding, stacks or stacks_of(source, roster), (), filed.problems)
+
+
+def answer_of_spans(source: EventSource, roster: Roster, *, first_step: int | None = None) -> HangAnswer:
+    """Return the answer by the spans of an incarnation, from a step on."""
+    spans = source.read(Spans, Where((roster.incarnation,), first_step))
+    finding = find_hang(standings_of_spans(spans, roster), roster_groups(roster), roster)
+    return HangAnswer("spans", roster, finding, stacks_of(source, roster), (), source.problems())
+
+
+def evidence_roster(filed: FiledEvidence, source: EventSource | None) -> Roster:
+    """Return who the ranks of evidence are: as its files say, else as events do, else nothing but numbers."""
+    return filed.roster or roster_of_events(source, filed.incarnation) or _flat_roster(filed)
+
+
+def roster_of_events(source: EventSource | None, incarnation: int | None) -> Roster | None:
+    """Return who the ranks of an incarnation are, None where events do not tell; None: of the newest."""
+    if source is None:
+        return None
+    ranks = source.read(Ranks)
+    number = incarnation if incarnation is not None else int(max(ranks.incarnation, default=-1))
+    if number not in ranks.incarnation:
+        return None
+    return make_roster(ranks, source.read(Groups, Where(incarnations=(number,))), number)
+
+
+def stacks_of(source: EventSource | None, roster: Roster, asked: Iterable[int] | None = None) -> StackFinding:
+    """Return the groups of the newest stacks among the events. `asked`: ranks that ought to have one."""
+    if source is None:
+        return find_outliers({}, roster)
+    stacks = source.read(Stacks, Where(incarnations=(roster.incarnation,)))
+    return find_outliers(newest_main_stacks(stacks, roster.incarnation), roster, asked)
+
+
+def _flat_roster(filed: FiledEvidence) -> Roster:
+    """Return the ranks as replicas of nothing else: no file tells the layout."""
+    known = {*filed.standings, *filed.silent, *(rank for ranks in filed.groups.values() for rank in ranks)}
+    return Roster(filed.incarnation, Layout(dp_size=1 + max(known, default=0)), {}, {})

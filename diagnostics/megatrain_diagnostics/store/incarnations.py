@@ -1,0 +1,82 @@
+"""Which incarnations a store knows of, and how far a table goes: small questions of large tables, asked in SQL."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from megatrain.contracts.errors import DataError
+from megatrain_diagnostics.events.roster import Roster, make_roster
+from megatrain_diagnostics.events.source import Where
+from megatrain_diagnostics.events.tables import Groups, Ranks, Table, num_rows
+from megatrain_diagnostics.store.reader import ALL, StoredEvents, sql_conditions
+
+
+@dataclass(frozen=True, slots=True)
+class IncarnationSeen:
+    """What ranks told of one incarnation. `began_unix_s`: when the first of them opened its black box."""
+
+    number: int
+    num_ranks: int
+    """That told."""
+    world_size: int
+    began_unix_s: float
+
+    @property
+    def is_believed(self) -> bool:
+        """At least half of its ranks told: a single one may have made it up."""
+        return 2 * self.num_ranks >= self.world_size
+
+
+def incarnations_seen(events: StoredEvents) -> tuple[IncarnationSeen, ...]:
+    """Return all that ranks told of, the oldest first. Raises: DataError."""
+    sizes = "median(CAST(tp_size AS BIGINT) * pp_size * dp_size)"
+    found = events.query(
+        Ranks,
+        ALL,
+        f"SELECT incarnation, count(DISTINCT rank) AS num_ranks, {sizes} AS world_size, min(at_ns) AS at_ns"
+        " FROM segments GROUP BY incarnation ORDER BY incarnation",
+    )
+    if found is None:
+        return ()
+    return tuple(
+        IncarnationSeen(int(row["incarnation"]), int(row["num_ranks"]), int(row["world_size"]), row["at_ns"] / 1e9)
+        for row in found.to_pylist()
+    )
+
+
+def shown_incarnation(seen: tuple[IncarnationSeen, ...]) -> IncarnationSeen | None:
+    """Return the newest that is believed; the newest of all where none is (as events.roster.newest_incarnation)."""
+    believed = [one for one in seen if one.is_believed]
+    return (believed or seen)[-1] if seen else None
+
+
+def roster_of(events: StoredEvents, incarnation: int) -> Roster:
+    """Return who the ranks of an incarnation are. Raises: DataError where nothing is known of it."""
+    where = Where(incarnations=(incarnation,))
+    ranks = events.read(Ranks, where)
+    if not num_rows(ranks):
+        known = ", ".join(str(one.number) for one in incarnations_seen(events)) or "none"
+        raise DataError(f"incarnation={incarnation}: no rank told of it; there are {known}")
+    return make_roster(ranks, events.read(Groups, where), incarnation)
+
+
+@dataclass(frozen=True, slots=True)
+class StepsAhead:
+    """The least and the greatest step that rows tell of, and how many ranks tell of any."""
+
+    first: int
+    last: int
+    num_ranks: int
+
+
+def steps_ahead(events: StoredEvents, kind: type[Table], where: Where) -> StepsAhead | None:
+    """Return how far the steps of a table go, None where there are no such rows. Raises: DataError."""
+    conditions, values = sql_conditions(kind, where)
+    found = events.query(
+        kind,
+        where,
+        f"SELECT min(step) AS first, max(step) AS last, count(DISTINCT rank) AS ranks FROM segments WHERE {conditions}",
+        values,
+    )
+    row = None if found is None else found.to_pylist()[0]
+    return None if row is None or row["first"] is None else StepsAhead(row["first"], row["last"], row["ranks"])

@@ -1,0 +1,176 @@
+"""Lines of all ranks searched in the store: newest first, by DuckDB, whose regular expressions cannot backtrack.
+
+Expressions are RE2's: every one is matched in time that grows with the line alone, so that no question can hang the
+server; what needs backtracking (look-ahead, back-references) is refused. A question ends at its deadline all the same,
+and says so. Plain text is found whatever the case of its letters.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import duckdb
+import numpy as np
+
+from megatrain.contracts.errors import DataError
+from megatrain_diagnostics.columns.schema import from_arrow
+from megatrain_diagnostics.events.source import Where
+from megatrain_diagnostics.events.tables import LogLines, columns_of, from_columns, joined, select
+from megatrain_diagnostics.store.incarnations import incarnations_seen, shown_incarnation
+from megatrain_diagnostics.store.reader import ALL, StoredEvents, TooSlowError, sql_conditions
+
+_FIRST_WINDOW_NS = 600 * 10**9
+_GROWTH = 4
+_MAX_PATTERN = 500
+
+
+@dataclass(frozen=True, slots=True)
+class LogQuestion:
+    """Which lines. `text` empty: all."""
+
+    incarnation: int
+    text: str = ""
+    is_regex: bool = False
+    ranks: tuple[int, ...] | None = None
+    hosts: tuple[str, ...] | None = None
+    limit: int = 500
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FoundLines:
+    """The newest `limit` lines that match, in order of time. `is_partial`: older lines were not searched."""
+
+    lines: LogLines
+    num_matching: int
+    num_searched: int
+    is_partial: bool
+
+
+def pattern_problem(text: str) -> str:
+    """Return why a text is no regular expression that can be searched for; empty where it is one."""
+    if len(text) > _MAX_PATTERN:
+        return f"{len(text)} characters; at most {_MAX_PATTERN}"
+    try:
+        with duckdb.connect(":memory:") as connection:
+            connection.execute("SELECT regexp_matches('', ?)", [text]).fetchall()
+    except duckdb.Error as error:
+        return str(error).partition("\n")[0]
+    return ""
+
+
+def logged_incarnation(events: StoredEvents, incarnation: int | None) -> int:
+    """Return an incarnation of which lines came; None: the newest, also one that failed before it had ranks.
+
+    Raises: DataError where there are no such lines.
+    """
+    found = events.query(LogLines, ALL, "SELECT DISTINCT incarnation FROM segments ORDER BY incarnation")
+    logged = set() if found is None else set(found.column(0).to_pylist())
+    if not logged:
+        raise DataError(f"{events.directory}: no line of output was streamed")
+    if incarnation is None:
+        shown = shown_incarnation(incarnations_seen(events))
+        newest = max(logged) if shown is None else shown.number
+        while newest + 1 in logged:
+            newest += 1
+        return newest
+    if incarnation not in logged:
+        there = ", ".join(map(str, sorted(logged)))
+        raise DataError(f"incarnation={incarnation}: no line of its output was streamed; there are {there}")
+    return incarnation
+
+
+def search_lines(events: StoredEvents, question: LogQuestion, *, budget_s: float = 2.0) -> FoundLines:
+    """Return the newest lines that match. Raises: DataError."""
+    deadline_s = time.monotonic() + budget_s
+    where = Where((question.incarnation,), ranks=question.ranks, hosts=question.hosts)
+    parts: list[LogLines] = []
+    num_matching = num_searched = num_found = 0
+    try:
+        times = _times(events, where, deadline_s)
+        if times is None:
+            return FoundLines(_no_lines(), 0, 0, False)
+        first_ns, last_ns = times
+        window_ns = _FIRST_WINDOW_NS
+        while last_ns >= first_ns:
+            begin_ns = max(first_ns, last_ns - window_ns)
+            if time.monotonic() >= deadline_s:
+                raise TooSlowError("the time is over")
+            within = Where(where.incarnations, ranks=where.ranks, hosts=where.hosts, first_ns=begin_ns, last_ns=last_ns)
+            searched, matching, lines = _in_window(events, question, within, question.limit - num_found, deadline_s)
+            num_searched, num_matching = num_searched + searched, num_matching + matching
+            num_found += len(lines.rank)
+            parts.append(lines)
+            last_ns, window_ns = begin_ns - 1, window_ns * _GROWTH
+    except TooSlowError:
+        return FoundLines(_in_time(parts), num_matching, num_searched, True)
+    return FoundLines(_in_time(parts), num_matching, num_searched, False)
+
+
+def newest_tails(events: StoredEvents, where: Where, most_lines: int, *, num_ranks: int, budget_s: float) -> LogLines:
+    """Return the newest lines of each rank, `most_lines` of all together.
+
+    Raises: DataError; TooSlowError when they cannot be read within `budget_s`.
+    """
+    each = max(1, most_lines // max(1, num_ranks))
+    conditions, values = sql_conditions(LogLines, where)
+    sql = (
+        f"SELECT {', '.join(columns_of(LogLines))} FROM segments WHERE {conditions}"
+        f" QUALIFY row_number() OVER (PARTITION BY rank ORDER BY sequence DESC) <= {each}"
+    )
+    found = events.query(LogLines, where, sql, values, timeout_s=budget_s)
+    return _no_lines() if found is None else from_arrow(LogLines, found)
+
+
+def _times(events: StoredEvents, where: Where, deadline_s: float) -> tuple[int, int] | None:
+    conditions, values = sql_conditions(LogLines, where)
+    sql = f"SELECT min(at_ns) AS first, max(at_ns) AS last FROM segments WHERE {conditions}"
+    found = events.query(LogLines, where, sql, values, timeout_s=deadline_s - time.monotonic())
+    row = None if found is None else found.to_pylist()[0]
+    return None if row is None or row["first"] is None else (row["first"], row["last"])
+
+
+def _in_window(
+    events: StoredEvents, question: LogQuestion, where: Where, limit: int, deadline_s: float
+) -> tuple[int, int, LogLines]:
+    conditions, values = sql_conditions(LogLines, where)
+    match, wanted = _match(question, len(values) + 1)
+    counts = events.query(
+        LogLines, where, f"SELECT count(*) AS n, count(*) FILTER (WHERE {match}) AS m FROM segments WHERE {conditions}",
+        [*values, *wanted], timeout_s=deadline_s - time.monotonic(),
+    )  # fmt: skip
+    if counts is None:
+        return 0, 0, _no_lines()
+    row = counts.to_pylist()[0]
+    if not row["m"] or limit <= 0:
+        return row["n"], row["m"], _no_lines()
+    columns = ", ".join(columns_of(LogLines))
+    sql = (
+        f"SELECT {columns} FROM segments WHERE {conditions} AND {match}"
+        f" ORDER BY at_ns DESC, rank DESC, sequence DESC LIMIT {limit}"
+    )
+    found = events.query(LogLines, where, sql, [*values, *wanted], timeout_s=deadline_s - time.monotonic())
+    if found is None:
+        raise DataError(f"{events.directory}: lines have expired while they were searched")
+    return row["n"], row["m"], from_arrow(LogLines, found)
+
+
+def _match(question: LogQuestion, place: int) -> tuple[str, list[Any]]:
+    if not question.text:
+        return "true", []
+    if question.is_regex:
+        return f"regexp_matches(line, ${place})", [question.text]
+    return f"contains(lower(line), lower(${place}))", [question.text]
+
+
+def _in_time(parts: list[LogLines]) -> LogLines:
+    lines = joined(LogLines, parts)
+    # what was stored twice is one line
+    _, once = np.unique(np.stack([lines.rank.astype(np.int64), lines.sequence]), axis=1, return_index=True)
+    lines = select(lines, once)
+    return select(lines, np.lexsort((lines.sequence, lines.rank, lines.at_ns)))
+
+
+def _no_lines() -> LogLines:
+    return from_columns(LogLines, {name: [] for name in columns_of(LogLines)})

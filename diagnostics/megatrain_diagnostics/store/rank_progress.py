@@ -1,0 +1,72 @@
+"""How far each rank has come: the newest step that it told of, and the operation that it was seen in last."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from megatrain.contracts.operations import Operation
+from megatrain_diagnostics.columns.schema import NOT_KNOWN, names_of
+from megatrain_diagnostics.events.source import Where
+from megatrain_diagnostics.events.tables import Int8, Int32, Spans, StepTotals
+from megatrain_diagnostics.store.full_steps import full_steps_told
+from megatrain_diagnostics.store.reader import StoredEvents, sql_conditions
+from megatrain_diagnostics.store.step_cells import newest_steps_told
+
+_NUM_STEPS = 200
+"""A rank that is farther behind than this counts as one that was not heard of."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RankProgress:
+    """Shapes: all [ranks]."""
+
+    step: Int32
+    """That was completed; -1: none of the newest."""
+    operation: Int8
+    """Number of the last that began, 0: not known."""
+
+
+def rank_progress(events: StoredEvents, incarnation: int, num_ranks: int) -> RankProgress:
+    """Return how far the ranks have come. Raises: DataError."""
+    return RankProgress(_newest_steps(events, incarnation, num_ranks), _last_operations(events, incarnation, num_ranks))
+
+
+def _newest_steps(events: StoredEvents, incarnation: int, num_ranks: int) -> Int32:
+    steps = np.full(num_ranks, -1, dtype=np.int32)
+    told = newest_steps_told(events, incarnation, _NUM_STEPS)
+    if not len(told):
+        return steps
+    where = Where((incarnation,), int(told[0]), int(told[-1]))
+    conditions, values = sql_conditions(StepTotals, where)
+    sql = f"SELECT rank, max(step) AS step FROM segments WHERE {conditions} GROUP BY rank"
+    table = events.query(StepTotals, where, sql, values)
+    if table is not None:
+        rank, step = (table.column(name).to_numpy() for name in ("rank", "step"))
+        is_known = (rank >= 0) & (rank < num_ranks)
+        steps[rank[is_known]] = step[is_known]
+    return steps
+
+
+def _last_operations(events: StoredEvents, incarnation: int, num_ranks: int) -> Int8:
+    operations = np.full(num_ranks, NOT_KNOWN, dtype=np.uint8)
+    full = full_steps_told(events, incarnation)
+    if not full:
+        return operations
+    # what is open is of the newest step that was begun, which may not be among those that ended
+    where = Where((incarnation,), full[-1].step)
+    conditions, values = sql_conditions(Spans, where)
+    # the step itself ends last, and says nothing of what was done
+    conditions += f" AND operation <> '{Operation.STEP.value}'"
+    sql = f"SELECT rank, arg_max(operation, sequence) AS operation FROM segments WHERE {conditions} GROUP BY rank"
+    table = events.query(Spans, where, sql, values)
+    names = names_of("operation")
+    assert names is not None
+    number_of = {name: number for number, name in enumerate(names)}
+    if table is not None:
+        told = zip(table.column("rank").to_pylist(), table.column("operation").to_pylist(), strict=True)
+        for rank, name in told:
+            if 0 <= rank < num_ranks:
+                operations[rank] = number_of.get(name, NOT_KNOWN)
+    return operations

@@ -1,0 +1,79 @@
+"""What each rank took in each step, as a matrix: the heat map in full, for pictures that compare ranks with peers."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megatrain.contracts.operations import Operation
+from megatrain_diagnostics.events.source import Where
+from megatrain_diagnostics.events.tables import Int64, StepTotals
+from megatrain_diagnostics.store.heat import Aggregate
+from megatrain_diagnostics.store.reader import StoredEvents, sql_conditions
+
+Floats = NDArray[np.float64]
+
+
+def step_cells(
+    events: StoredEvents, incarnation: int, operation: int, aggregate: Aggregate, steps: range, num_ranks: int
+) -> Floats:
+    """Return [steps, ranks]: ns, spans or bytes; NaN where a rank has no row. Of rows for one cell the greatest counts.
+
+    Raises: DataError.
+    """
+    if not steps:
+        return np.zeros((0, num_ranks))
+    where = Where((incarnation,), steps[0], steps[-1], operations=(operation,))
+    conditions, values = sql_conditions(StepTotals, where)
+    conditions += f" AND rank BETWEEN 0 AND {num_ranks - 1}"
+    sql = f"SELECT rank, step, {aggregate} AS value FROM segments WHERE {conditions}"
+    cells = np.full(len(steps) * num_ranks, np.nan)
+    found = events.query(StepTotals, where, sql, values)
+    if found is not None and found.num_rows:
+        rank, step, value = (found.column(name).to_numpy() for name in ("rank", "step", "value"))
+        place = (step.astype(np.int64) - steps[0]) * num_ranks + rank
+        cells[place] = value
+        is_less = cells[place] < value  # what was stored twice is the same; of what is not, the order may not decide
+        if is_less.any():
+            np.fmax.at(cells, place[is_less], value[is_less].astype(np.float64))
+    return cells.reshape(len(steps), num_ranks)
+
+
+def newest_steps_told(
+    events: StoredEvents, incarnation: int, most: int, first: int | None = None, last: int | None = None
+) -> Int64:
+    """Return the newest steps that sums tell of, ascending, `most` at most, from `first` to `last`.
+
+    A number that one rank alone tells of, where others tell of other steps, is nonsense of that rank.
+    Raises: DataError.
+    """
+    bounds = events.bounds(StepTotals, Where((incarnation,)), "step")
+    if bounds is None:
+        return np.zeros(0, dtype=np.int64)
+    least = 0 if first is None else first
+    newest = bounds[1] if last is None else min(bounds[1], last)
+    lonely = np.zeros(0, dtype=np.int64)
+    for begin in dict.fromkeys((max(least, newest - most + 1), least)):
+        # nonsense, or another incarnation, may have hidden where the steps are: then all are looked at
+        for operations in ((Operation.STEP.number,), (Operation.FORWARD_COMPUTE.number,), None):
+            found, is_shared = _told(events, Where((incarnation,), begin, newest, operations=operations))
+            if is_shared and begin > least and found[-1] < newest:
+                # the footers know of later steps, which are another incarnation's: as many are to be found before
+                begin, newest = max(least, int(found[-1]) - most + 1), int(found[-1])
+                found, _ = _told(events, Where((incarnation,), begin, newest, operations=operations))
+            if is_shared:
+                return found[-most:]
+            lonely = found if len(found) else lonely
+    return lonely[-most:]
+
+
+def _told(events: StoredEvents, where: Where) -> tuple[Int64, bool]:
+    """Return the steps, those that several ranks tell of where there are such, and whether there are."""
+    conditions, values = sql_conditions(StepTotals, where)
+    sql = f"SELECT step, min(rank) < max(rank) AS is_told FROM segments WHERE {conditions} GROUP BY step"
+    table = events.query(StepTotals, where, sql, values)
+    if table is None or not table.num_rows:
+        return np.zeros(0, dtype=np.int64), False
+    steps = table.column("step").to_numpy().astype(np.int64)
+    is_told = np.array(table.column("is_told").to_pylist(), dtype=bool)
+    return np.sort(steps[is_told] if is_told.any() else steps), bool(is_told.any())

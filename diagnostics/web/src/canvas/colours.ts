@@ -1,0 +1,128 @@
+// Colours of pictures, made here and not looked up.
+//
+// The sequential map is a straight line in OKLab, a space in which equal distances look equal, from a dark blue to a light
+// yellow: lightness rises evenly, so it survives grey printing, and blue to yellow is the axis that nearly all kinds of
+// colour blindness keep (the idea of cividis: Nunez, Anderton, Renslow, PLoS ONE 2018). OKLab: B. Ottosson, 2020.
+
+export type Triple = readonly [number, number, number];
+
+/** Return the sRGB of a colour in OKLab, 0 to 255, what lies outside of sRGB moved to its edge. */
+export function srgbOfOklab(lightness: number, a: number, b: number): Triple {
+  const l = (lightness + 0.3963377774 * a + 0.2158037573 * b) ** 3;
+  const m = (lightness - 0.1055613458 * a - 0.0638541728 * b) ** 3;
+  const s = (lightness - 0.0894841775 * a - 1.291485548 * b) ** 3;
+  return [
+    encoded(4.0767416621 * l - 3.3077115913 * m + 0.2309699292 * s),
+    encoded(-1.2684380046 * l + 2.6097574011 * m - 0.3413193965 * s),
+    encoded(-0.0041960863 * l - 0.7034186147 * m + 1.707614701 * s),
+  ];
+}
+
+function encoded(linear: number): number {
+  const inside = Math.min(1, Math.max(0, linear));
+  const value = inside <= 0.0031308 ? 12.92 * inside : 1.055 * inside ** (1 / 2.4) - 0.055;
+  return Math.round(255 * value);
+}
+
+/** The same by lightness, chroma and hue in degrees. */
+export function srgbOfOklch(lightness: number, chroma: number, hue: number): Triple {
+  const angle = (hue * Math.PI) / 180;
+  return srgbOfOklab(lightness, chroma * Math.cos(angle), chroma * Math.sin(angle));
+}
+
+/** Return a pixel of ImageData as one number: little endian, so the bytes in memory are red, green, blue, alpha. */
+export function packed([red, green, blue]: Triple, alpha = 255): number {
+  return ((alpha << 24) | (blue << 16) | (green << 8) | red) >>> 0;
+}
+
+export function cssOf([red, green, blue]: Triple, alpha = 1): string {
+  return alpha === 1 ? `rgb(${red} ${green} ${blue})` : `rgb(${red} ${green} ${blue} / ${alpha})`;
+}
+
+const DARKEST: Triple = [0.26, -0.012, -0.088];
+const LIGHTEST: Triple = [0.92, -0.035, 0.15];
+
+/** Return the colour at a part (0 to 1) of the sequential map. */
+export function sequential(part: number): Triple {
+  const at = Math.min(1, Math.max(0, part));
+  const mixed = DARKEST.map((from, place) => from + ((LIGHTEST[place] ?? 0) - from) * at);
+  return srgbOfOklab(mixed[0] ?? 0, mixed[1] ?? 0, mixed[2] ?? 0);
+}
+
+/** Return the pixel of each of `levels` levels. */
+export function sequentialTable(levels: number): Uint32Array {
+  return Uint32Array.from({ length: levels }, (_, level) => packed(sequential(level / Math.max(1, levels - 1))));
+}
+
+export type Theme = "light" | "dark";
+
+/** Return an sRGB triple of "#rgb", "#rrggbb" or "#rrggbbaa". Canvas pixels need the numbers of a design token. */
+export function tripleOfHex(text: string): Triple {
+  const digits = text.trim().replace(/^#/, "");
+  const wide = digits.length < 6 ? [...digits].map((digit) => digit + digit).join("") : digits;
+  const value = Number.parseInt(wide.slice(0, 6), 16);
+  return Number.isNaN(value) ? [128, 128, 128] : [(value >> 16) & 255, (value >> 8) & 255, value & 255];
+}
+
+// Hue and chroma of each operation. Work is blue, what goes to other ranks warm or green, the host grey: families stay
+// together, and within one lightness tells apart.
+const OPERATION_COLOURS: Record<string, readonly [number, number, number]> = {
+  "forward-compute": [255, 0.12, 0],
+  "backward-compute": [255, 0.12, -0.13],
+  "optimizer": [285, 0.11, -0.03],
+  "clip": [285, 0.09, 0.07],
+  "forward-send": [75, 0.12, 0.06],
+  "forward-recv": [75, 0.12, -0.06],
+  "backward-send": [45, 0.13, 0.02],
+  "backward-recv": [45, 0.13, -0.1],
+  "pp-all-reduce": [60, 0.1, -0.14],
+  "embedding-all-reduce": [60, 0.09, 0.1],
+  "tp-all-gather": [330, 0.11, 0.05],
+  "tp-reduce-scatter": [330, 0.11, -0.04],
+  "tp-all-reduce": [330, 0.11, -0.12],
+  "params-all-gather": [160, 0.1, 0.05],
+  "grads-reduce-scatter": [160, 0.11, -0.07],
+  "dp-all-reduce": [140, 0.1, -0.02],
+  "data-wait": [110, 0.1, 0.06],
+  "gc": [25, 0.16, 0],
+  "checkpoint": [200, 0.07, 0],
+  "checkpoint-load": [200, 0.07, -0.08],
+  "checkpoint-exchange": [200, 0.07, 0.08],
+  "evaluation": [220, 0.05, 0.04],
+  "barrier": [60, 0.03, -0.06],
+  "step": [255, 0.008, 0.06],
+  "init": [255, 0.01, -0.06],
+};
+const LIGHTNESS: Record<Theme, number> = { light: 0.66, dark: 0.62 };
+const UNKNOWN_OPERATION = [0, 0, -0.04] as const;
+
+/** Return the colour of an operation; those that this page does not know are grey. */
+export function operationColour(name: string, theme: Theme): Triple {
+  const [hue, chroma, lighter] = OPERATION_COLOURS[name] ?? UNKNOWN_OPERATION;
+  return srgbOfOklch(LIGHTNESS[theme] + lighter, chroma, hue);
+}
+
+/** Return relative luminance as WCAG has it, 0 to 1. */
+export function luminance(colour: Triple): number {
+  const [red, green, blue] = colour.map((value) => {
+    const part = value / 255;
+    return part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
+  });
+  return 0.2126 * (red ?? 0) + 0.7152 * (green ?? 0) + 0.0722 * (blue ?? 0);
+}
+
+const INK_DARK: Triple = [0, 0, 0];
+const INK_LIGHT: Triple = [255, 255, 255];
+
+// Here black and white have the same contrast, 4.58:1, which is the least that a text has.
+const MIDDLE_LUMINANCE = 0.179;
+
+/** Return black or white, whichever is easier to read on a colour. */
+export function inkOn(colour: Triple): Triple {
+  return luminance(colour) > MIDDLE_LUMINANCE ? INK_DARK : INK_LIGHT;
+}
+
+/** Return a mix of two colours; part 0 is the first. */
+export function mixed(from: Triple, to: Triple, part: number): Triple {
+  return [0, 1, 2].map((place) => Math.round((from[place] ?? 0) * (1 - part) + (to[place] ?? 0) * part)) as unknown as Triple;
+}

@@ -1,0 +1,326 @@
+// The timeline as data: slices by line and time, where lines stand on the screen, and what is looked for.
+
+import type { Arrays } from "./arrays.ts";
+import type { Layout } from "./heat-picture.ts";
+
+export const IS_OPEN = 1;
+export const HAS_FAILED = 2;
+export const NO_CHUNK = 255;
+
+export interface TimelinePicture {
+  incarnation: number;
+  layout: Layout;
+  firstStep: number;
+  lastStep: number;
+  endNs: number;
+  lanes: readonly string[];
+  operations: Readonly<Record<string, string>>;
+  hosts: readonly string[];
+  leftOut: readonly string[];
+  notes: readonly string[];
+  numSlices: number;
+  begin: Float64Array;
+  length: Float64Array;
+  sequence: Float64Array;
+  bytes: Float64Array;
+  step: Int32Array;
+  microbatch: Int32Array;
+  operation: Uint8Array;
+  chunk: Uint8Array;
+  flags: Uint8Array;
+  /** Slices of line l are lineFirst[l] to lineFirst[l + 1], by time; none overlaps the next. */
+  lineFirst: Int32Array;
+  lineTrack: Int32Array;
+  lineDepth: Int32Array;
+  trackRank: Int32Array;
+  trackLane: Uint8Array;
+  trackOverflow: Int32Array;
+  rank: Int32Array;
+  rankHost: Int32Array;
+  /** Pairs of slices: a send and its receive. */
+  flows: Int32Array;
+  /** Of each of these slices its line. */
+  flowLines: Int32Array;
+  steps: Int32Array;
+  stepBegin: Float64Array;
+  stepEnd: Float64Array;
+}
+
+export interface IdealPicture {
+  /** Why there is no ideal; empty where there is one. */
+  problem: string;
+  idealS: number | null;
+  notes: readonly string[];
+  begin: Float64Array;
+  /** Negative: this slice has no ideal. */
+  length: Float64Array;
+  isCritical: Uint8Array;
+  steps: Int32Array;
+  replayedS: Float64Array;
+}
+
+function texts(value: unknown): string[] {
+  return Array.isArray(value) ? value.map(String) : [];
+}
+
+export function timelinePicture(arrays: Arrays): TimelinePicture {
+  const fields = arrays.fields;
+  const begin = arrays.doubles("begin");
+  const flows = arrays.integers("flows");
+  const lineFirst = arrays.integers("line_first");
+  return {
+    incarnation: Number(fields["incarnation"]),
+    layout: fields["layout"] as Layout,
+    firstStep: Number(fields["first_step"]),
+    lastStep: Number(fields["last_step"]),
+    endNs: Number(fields["end_ns"]),
+    lanes: texts(fields["lanes"]),
+    operations: fields["operations"] as Record<string, string>,
+    hosts: texts(fields["hosts"]),
+    leftOut: texts(fields["left_out"]),
+    notes: texts(fields["notes"]),
+    numSlices: begin.length,
+    begin,
+    length: arrays.doubles("length"),
+    sequence: arrays.doubles("sequence"),
+    bytes: arrays.doubles("bytes"),
+    step: arrays.integers("step"),
+    microbatch: arrays.integers("microbatch"),
+    operation: arrays.bytes("operation"),
+    chunk: arrays.bytes("chunk"),
+    flags: arrays.bytes("flags"),
+    lineFirst,
+    lineTrack: arrays.integers("line_track"),
+    lineDepth: arrays.integers("line_depth"),
+    trackRank: arrays.integers("track_rank"),
+    trackLane: arrays.bytes("track_lane"),
+    trackOverflow: arrays.integers("track_overflow"),
+    rank: arrays.integers("rank"),
+    rankHost: arrays.integers("rank_host"),
+    flows,
+    flowLines: flows.map((slice) => lineOfSlice({ lineFirst }, slice)),
+    steps: arrays.integers("steps"),
+    stepBegin: arrays.doubles("step_begin"),
+    stepEnd: arrays.doubles("step_end"),
+  };
+}
+
+export function idealPicture(arrays: Arrays): IdealPicture {
+  const fields = arrays.fields;
+  const ideal = fields["ideal_s"];
+  return {
+    problem: String(fields["problem"] ?? ""),
+    idealS: typeof ideal === "number" ? ideal : null,
+    notes: texts(fields["notes"]),
+    begin: arrays.doubles("begin"),
+    length: arrays.doubles("length"),
+    isCritical: arrays.bytes("is_critical"),
+    steps: arrays.integers("steps"),
+    replayedS: arrays.doubles("replayed_s"),
+  };
+}
+
+/** Return the first of `first` to `last` slices of a line that ends after a time; `last` where none does. */
+export function firstEndingAfter(picture: TimelinePicture, first: number, last: number, ns: number): number {
+  let low = first;
+  let high = last;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if ((picture.begin[middle] as number) + (picture.length[middle] as number) > ns) {
+      high = middle;
+    } else {
+      low = middle + 1;
+    }
+  }
+  return low;
+}
+
+/** Return the slice of a line at a time, the nearest within `slackNs` where none is; -1: none. */
+export function sliceAt(picture: TimelinePicture, line: number, ns: number, slackNs: number): number {
+  const first = picture.lineFirst[line] ?? 0;
+  const last = picture.lineFirst[line + 1] ?? first;
+  const at = firstEndingAfter(picture, first, last, ns);
+  if (at < last && (picture.begin[at] as number) <= ns) {
+    return at;
+  }
+  const after = at < last ? (picture.begin[at] as number) - ns : Infinity;
+  const before = at > first ? ns - (picture.begin[at - 1] as number) - (picture.length[at - 1] as number) : Infinity;
+  if (Math.min(after, before) > slackNs) {
+    return -1;
+  }
+  return after < before ? at : at - 1;
+}
+
+/** Return the line that a slice is on. */
+export function lineOfSlice(picture: Pick<TimelinePicture, "lineFirst">, slice: number): number {
+  let low = 0;
+  let high = picture.lineFirst.length - 2;
+  while (low < high) {
+    const middle = (low + high + 1) >> 1;
+    if ((picture.lineFirst[middle] as number) <= slice) {
+      low = middle;
+    } else {
+      high = middle - 1;
+    }
+  }
+  return low;
+}
+
+export function rankOfLine(picture: TimelinePicture, line: number): number {
+  return picture.trackRank[picture.lineTrack[line] ?? 0] ?? 0;
+}
+
+export function operationName(picture: TimelinePicture, slice: number): string {
+  const number = picture.operation[slice] ?? 0;
+  return picture.operations[String(number)] ?? `operation-${number}`;
+}
+
+/** A line as it stands on the screen, in pixels from the top of all lines. */
+export interface PlacedLine {
+  line: number;
+  top: number;
+  height: number;
+  isIdeal: boolean;
+}
+
+/** The lines of a rank. */
+export interface PlacedRank {
+  rank: number;
+  top: number;
+  bottom: number;
+}
+
+export interface Placement {
+  lines: PlacedLine[];
+  /** By line of the picture, where its real slices stand. */
+  ofLine: ReadonlyMap<number, PlacedLine>;
+  ranks: PlacedRank[];
+  height: number;
+}
+
+export const LINE_HEIGHT = 16;
+export const IDEAL_HEIGHT = 6;
+const LINE_GAP = 2;
+const RANK_GAP = 12;
+const RANK_HEAD = 16;
+
+/** Return where lines stand: rank by rank with room for its name, and below each line with an ideal that ideal. */
+export function placeLines(picture: TimelinePicture, hasIdeal: (line: number) => boolean): Placement {
+  const lines: PlacedLine[] = [];
+  const ranks: PlacedRank[] = [];
+  let top = 0;
+  let current: PlacedRank | null = null;
+  for (let line = 0; line < picture.lineTrack.length; line += 1) {
+    const rank = rankOfLine(picture, line);
+    if (current === null || current.rank !== rank) {
+      top += current === null ? 0 : RANK_GAP;
+      current = { rank, top, bottom: top };
+      ranks.push(current);
+      top += RANK_HEAD;
+    }
+    lines.push({ line, top, height: LINE_HEIGHT, isIdeal: false });
+    top += LINE_HEIGHT;
+    if (hasIdeal(line)) {
+      lines.push({ line, top, height: IDEAL_HEIGHT, isIdeal: true });
+      top += IDEAL_HEIGHT;
+    }
+    top += LINE_GAP;
+    current.bottom = top;
+  }
+  const ofLine = new Map(lines.filter((one) => !one.isIdeal).map((one) => [one.line, one]));
+  return { lines, ofLine, ranks, height: top };
+}
+
+/** Return where the slices of a line stand; undefined where they do not. */
+export function placeOfLine(placement: Placement, line: number): PlacedLine | undefined {
+  return placement.ofLine.get(line);
+}
+
+/** Return which lines have a slice with an ideal. */
+export function linesWithIdeal(picture: TimelinePicture, ideal: IdealPicture): Uint8Array {
+  const has = new Uint8Array(picture.lineTrack.length);
+  for (let line = 0; line < has.length; line += 1) {
+    const last = picture.lineFirst[line + 1] ?? 0;
+    for (let slice = picture.lineFirst[line] ?? 0; slice < last; slice += 1) {
+      if ((ideal.length[slice] as number) >= 0) {
+        has[line] = 1;
+        break;
+      }
+    }
+  }
+  return has;
+}
+
+/** What a search asks for: parts of names of operations, and numbers of ranks, micro-batches, steps and chunks. */
+export interface Search {
+  words: string[];
+  rank: number | null;
+  microbatch: number | null;
+  step: number | null;
+  chunk: number | null;
+}
+
+const NUMBERED = /^(rank|r|microbatch|mb|m|step|s|chunk|c)[:= ]?(\d{1,9})$/;
+const FIELDS: Record<string, "rank" | "microbatch" | "step" | "chunk"> = {
+  rank: "rank",
+  r: "rank",
+  microbatch: "microbatch",
+  mb: "microbatch",
+  m: "microbatch",
+  step: "step",
+  s: "step",
+  chunk: "chunk",
+  c: "chunk",
+};
+
+/** Read "forward rank:3 mb:2". All of it has to be true of a slice; null where nothing is asked. */
+export function parseSearch(text: string): Search | null {
+  const search: Search = { words: [], rank: null, microbatch: null, step: null, chunk: null };
+  const parts = text.trim().toLowerCase().split(/\s+/).filter((part) => part !== "");
+  for (const part of parts) {
+    const match = NUMBERED.exec(part);
+    const field = match === null ? undefined : FIELDS[match[1] ?? ""];
+    if (match === null || field === undefined) {
+      search.words.push(part);
+    } else {
+      search[field] = Number(match[2]);
+    }
+  }
+  return parts.length === 0 ? null : search;
+}
+
+/** Return 1 for each slice that a search finds. */
+export function findSlices(picture: TimelinePicture, search: Search): Uint8Array {
+  const isNamed = new Uint8Array(256);
+  for (let number = 0; number < 256; number += 1) {
+    const name = picture.operations[String(number)] ?? `operation-${number}`;
+    isNamed[number] = search.words.every((word) => name.includes(word)) ? 1 : 0;
+  }
+  const found = new Uint8Array(picture.numSlices);
+  for (let line = 0; line < picture.lineTrack.length; line += 1) {
+    if (search.rank !== null && rankOfLine(picture, line) !== search.rank) {
+      continue;
+    }
+    const last = picture.lineFirst[line + 1] ?? 0;
+    for (let slice = picture.lineFirst[line] ?? 0; slice < last; slice += 1) {
+      const isFound = isNamed[picture.operation[slice] as number] === 1
+        && (search.microbatch === null || picture.microbatch[slice] === search.microbatch)
+        && (search.step === null || picture.step[slice] === search.step)
+        && (search.chunk === null || picture.chunk[slice] === search.chunk);
+      found[slice] = isFound ? 1 : 0;
+    }
+  }
+  return found;
+}
+
+/** Return the slices that were found by time, then by line: the order in which a reader goes through them. */
+export function inOrderOfTime(picture: TimelinePicture, found: Uint8Array): Int32Array {
+  const slices: number[] = [];
+  for (let slice = 0; slice < found.length; slice += 1) {
+    if (found[slice] === 1) {
+      slices.push(slice);
+    }
+  }
+  slices.sort((a, b) => (picture.begin[a] as number) - (picture.begin[b] as number) || a - b);
+  return Int32Array.from(slices);
+}

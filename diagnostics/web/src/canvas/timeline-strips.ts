@@ -1,0 +1,115 @@
+// One line of slices as one row of pixels, to be stretched to the height of the line. That is what makes panning cheap: a
+// hundred thousand slices become a few hundred rows of numbers, whatever the height of the screen.
+//
+// Slices narrower than a pixel share one: the one that matters most is seen there, never a mix.
+
+import { firstEndingAfter, type TimelinePicture } from "./timeline-picture.ts";
+
+/** What part of time is in sight, and on how many pixels. */
+export interface Span {
+  fromNs: number;
+  toNs: number;
+  width: number;
+}
+
+/** Times and colours of the slices of a line: the real ones, or their ideals. */
+export interface StripSource {
+  begin: Float64Array;
+  length: Float64Array;
+  /** By slice: what of several in one pixel is seen, the greatest. */
+  weight: Uint8Array;
+  /** By slice: a place in the colours. */
+  colour: Uint8Array;
+}
+
+export interface Wide {
+  slice: number;
+  left: number;
+  right: number;
+}
+
+const WIDE_PX = 3;
+
+/**
+ * Write the slices from `first` to `last` into a row of pixels. `colours` are pixels, `edges` the same colours darker:
+ * the first pixel of a slice that has several, so that neighbours are told apart. Slices of `labelPx` and more are added
+ * to `wide`. Returns how many slices were looked at.
+ */
+export function drawStrip(
+  picture: TimelinePicture,
+  source: StripSource,
+  first: number,
+  last: number,
+  span: Span,
+  row: Uint32Array,
+  weights: Uint8Array,
+  colours: Uint32Array,
+  edges: Uint32Array,
+  labelPx: number,
+  wide: Wide[],
+): number {
+  row.fill(0);
+  weights.fill(0);
+  const scale = span.width / (span.toNs - span.fromNs);
+  const isReal = source.begin === picture.begin;
+  // Ideals of one line come by another order than the real slices: all of them are looked at.
+  let slice = isReal ? firstEndingAfter(picture, first, last, span.fromNs) : first;
+  let seen = 0;
+  for (; slice < last; slice += 1) {
+    const length = source.length[slice] as number;
+    const begin = source.begin[slice] as number;
+    if (begin >= span.toNs) {
+      if (isReal) {
+        break;
+      }
+      continue;
+    }
+    if (length < 0 || begin + length <= span.fromNs) {
+      continue;
+    }
+    seen += 1;
+    const left = Math.max(0, Math.floor((begin - span.fromNs) * scale));
+    const right = Math.min(span.width, Math.max(left + 1, Math.floor((begin + length - span.fromNs) * scale)));
+    const colour = source.colour[slice] as number;
+    const weight = (source.weight[slice] as number) + 1;
+    if (right - left === 1) {
+      if (weight > (weights[left] as number)) {
+        weights[left] = weight;
+        row[left] = colours[colour] as number;
+      }
+      continue;
+    }
+    for (let pixel = left; pixel < right; pixel += 1) {
+      if (weight >= (weights[pixel] as number)) {
+        weights[pixel] = weight;
+        row[pixel] = colours[colour] as number;
+      }
+    }
+    if (right - left >= WIDE_PX && begin >= span.fromNs) {
+      row[left] = edges[colour] as number;
+    }
+    if (right - left >= labelPx) {
+      wide.push({ slice, left, right });
+    }
+  }
+  return seen;
+}
+
+/** Return a span moved by a part of its length, kept within what there is. */
+export function panned(span: Span, byNs: number, endNs: number): Span {
+  const length = span.toNs - span.fromNs;
+  const slack = length * 0.5;
+  const from = Math.min(Math.max(span.fromNs + byNs, -slack), Math.max(-slack, endNs - length + slack));
+  return { ...span, fromNs: from, toNs: from + length };
+}
+
+const SHORTEST_NS = 200;
+
+/** Return a span that is `factor` times as long around a moment that stays where it is. */
+export function zoomed(span: Span, factor: number, aroundNs: number, endNs: number): Span {
+  const length = span.toNs - span.fromNs;
+  const next = Math.min(Math.max(length * factor, SHORTEST_NS), Math.max(endNs, SHORTEST_NS) * 1.5);
+  const part = (aroundNs - span.fromNs) / length;
+  const from = aroundNs - part * next;
+  return { ...span, fromNs: from, toNs: from + next };
+}

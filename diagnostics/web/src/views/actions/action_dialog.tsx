@@ -1,0 +1,147 @@
+// Asking for an action: what it does, why it is wanted, the job's name typed, a dry run first, and what became of it.
+
+import type { JSX } from "preact";
+import { useId, useRef, useState } from "preact/hooks";
+
+import { ApiError, send } from "../../api/client";
+import type { ActionAnswer, ActionRequest } from "../../api/documents";
+import { job } from "../../app/job";
+import { hrefOf } from "../../app/location";
+import { Badge } from "../../ui/badge";
+import { Dialog } from "../../ui/dialog";
+import { WORDINGS, type Kind } from "./wording";
+
+const LEAST_REASON = 3;
+const MOST_REASON = 500;
+
+interface ActionDialogProps {
+  kind: Kind;
+  target: string;
+  onClose: () => void;
+}
+
+type Outcome = { answer: ActionAnswer } | { error: ApiError };
+
+/** One wish has one key: sent twice, it is carried out once. */
+function newKey(): string {
+  const bytes = crypto.getRandomValues(new Uint8Array(16));
+  return Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
+}
+
+async function ask(request: ActionRequest): Promise<Outcome> {
+  try {
+    const answer = await send<ActionAnswer>("POST", "actions", request);
+    return answer === null ? { error: new ApiError(0, "unavailable", "The server gave no answer.") } : { answer };
+  } catch (error) {
+    return { error: error instanceof ApiError ? error : new ApiError(0, "unavailable", String(error)) };
+  }
+}
+
+function OutcomeLine({ outcome }: { outcome: Outcome }): JSX.Element {
+  if ("error" in outcome) {
+    return (
+      <p class="outcome" role="alert">
+        <Badge tone="bad" shape="octagon">
+          refused
+        </Badge>{" "}
+        {outcome.error.message}
+      </p>
+    );
+  }
+  const { answer } = outcome;
+  const tone = !answer.is_accepted ? "bad" : answer.is_dry_run ? "accent" : "good";
+  const word = !answer.is_accepted ? "not accepted" : answer.is_dry_run ? "dry run" : answer.is_done ? "done" : "accepted";
+  return (
+    <p class="outcome" role="status" data-outcome={word}>
+      <Badge tone={tone} shape={answer.is_accepted ? "circle" : "octagon"}>
+        {word}
+      </Badge>{" "}
+      {answer.text}{" "}
+      {answer.is_dry_run ? null : <a href={hrefOf("audit")}>audit</a>}
+    </p>
+  );
+}
+
+export function ActionDialog({ kind, target, onClose }: ActionDialogProps): JSX.Element {
+  const [reason, setReason] = useState("");
+  const [confirmation, setConfirmation] = useState("");
+  const [outcome, setOutcome] = useState<Outcome | null>(null);
+  const [isAsking, setIsAsking] = useState(false);
+  const keys = useRef({ wish: newKey() });
+  const hint = useId();
+  const name = job.value?.job ?? "";
+  const words = WORDINGS[kind];
+  const hasReason = reason.trim().length >= LEAST_REASON;
+  const isConfirmed = confirmation === name;
+  const isOver = outcome !== null && "answer" in outcome && !outcome.answer.is_dry_run && outcome.answer.is_accepted;
+
+  const carryOut = async (isDryRun: boolean): Promise<void> => {
+    setIsAsking(true);
+    // the dry run is a wish of its own, or the server would answer the real one with what it said to the dry one
+    const key = isDryRun ? newKey() : keys.current.wish;
+    const request = { kind, target, reason: reason.trim(), confirmation, is_dry_run: isDryRun, idempotency_key: key };
+    setOutcome(await ask(request));
+    setIsAsking(false);
+  };
+
+  return (
+    <Dialog title={target === "" ? words.label : `${words.label}: ${target}`} onClose={onClose}>
+      <form
+        class="stack tight"
+        onSubmit={(event) => {
+          event.preventDefault();
+          if (hasReason && isConfirmed && !isAsking && !isOver) {
+            void carryOut(true);
+          }
+        }}
+      >
+        <p>{words.effect}</p>
+        <label class="field">
+          <span>Why? It is kept in the audit.</span>
+          <textarea
+            rows={2}
+            maxLength={MOST_REASON}
+            required
+            autoFocus
+            value={reason}
+            onInput={(event) => setReason(event.currentTarget.value)}
+          />
+        </label>
+        <label class="field">
+          <span>
+            Type the name of the job, <strong>{name}</strong>
+          </span>
+          <input
+            type="text"
+            autocomplete="off"
+            spellcheck={false}
+            aria-describedby={hint}
+            value={confirmation}
+            onInput={(event) => setConfirmation(event.currentTarget.value)}
+          />
+          <span class="hint" id={hint}>
+            {confirmation !== "" && !isConfirmed ? "This is not the name of the job." : "The dry run asks for it too: it checks everything."}
+          </span>
+        </label>
+        {outcome === null ? null : <OutcomeLine outcome={outcome} />}
+        <div class="dialog-buttons">
+          <button type="button" class="button" onClick={onClose}>
+            {isOver ? "Close" : "Cancel"}
+          </button>
+          <button type="submit" class="button" disabled={!hasReason || !isConfirmed || isAsking || isOver}>
+            Dry run
+          </button>
+          <button
+            type="button"
+            class={words.isDangerous ? "button danger" : "button primary"}
+            disabled={!hasReason || !isConfirmed || isAsking || isOver}
+            data-carry-out=""
+            onClick={() => void carryOut(false)}
+          >
+            {words.label}
+          </button>
+        </div>
+      </form>
+    </Dialog>
+  );
+}

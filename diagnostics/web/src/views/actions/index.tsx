@@ -1,0 +1,131 @@
+// All that a person can ask for in one place, and what waits for a decision.
+
+import type { JSX } from "preact";
+
+import { useResource } from "../../api/resource";
+import type { HostDocument, HostsDocument, IncidentsDocument, VerdictDocument } from "../../api/documents";
+import { job } from "../../app/job";
+import { hrefOf } from "../../app/location";
+import { Duration, TimeText } from "../../ui/figures";
+import { Section, ViewHead } from "../../ui/section";
+import { EmptyState, Loaded } from "../../ui/states";
+import { Table, type Column } from "../../ui/table";
+import { ActionBar } from "./action_bar";
+import { WORDINGS, type Kind } from "./wording";
+
+const JOB_KINDS = Object.keys(WORDINGS).filter((kind) => WORDINGS[kind as Kind].target === "none") as Kind[];
+
+const WAITING_COLUMNS: readonly Column<VerdictDocument>[] = [
+  {
+    key: "verdict",
+    label: "Verdict",
+    render: (row) => <a href={hrefOf(["incidents", "verdicts", row.verdict_id])}>{row.verdict_id}</a>,
+  },
+  { key: "cause", label: "Cause", render: (row) => row.cause },
+  { key: "hosts", label: "Hosts", render: (row) => row.hosts.join(", ") },
+  { key: "gain", label: "Gain", isNumber: true, render: (row) => <Duration seconds={row.gain_s} /> },
+  { key: "price", label: "Price", isNumber: true, render: (row) => <Duration seconds={row.price_s} /> },
+  { key: "since", label: "Since", isNumber: true, render: (row) => <TimeText at={row.created_unix_s} /> },
+  {
+    key: "act",
+    label: "Decision",
+    className: "wide",
+    render: (row) => <ActionBar kinds={["approve", "dismiss"]} target={row.verdict_id} isQuiet />,
+  },
+];
+
+const HOST_COLUMNS: readonly Column<HostDocument>[] = [
+  {
+    key: "host",
+    label: "Host",
+    sort: (row) => row.host,
+    render: (row) => <a href={hrefOf(["hosts", row.host])}>{row.host}</a>,
+  },
+  { key: "state", label: "State", sort: (row) => row.state, render: (row) => row.state },
+  {
+    key: "act",
+    label: "Ask for",
+    className: "wide",
+    render: (row) => (
+      <ActionBar kinds={row.cordon_unix_s === null ? ["evict", "cordon"] : ["evict", "uncordon"]} target={row.host} isQuiet />
+    ),
+  },
+];
+
+function Waiting(): JSX.Element {
+  const found = useResource<IncidentsDocument>("incidents", {}, "incidents");
+  return (
+    <Section title="Waiting for a decision">
+      <Loaded resource={found} lines={2}>
+        {(document) => {
+          const waiting = document.verdicts.filter((verdict) => verdict.outcome === "waiting");
+          return waiting.length === 0 ? (
+            <p class="soft">No verdict waits for a person.</p>
+          ) : (
+            <Table caption="Verdicts that wait" columns={WAITING_COLUMNS} rows={waiting} rowKey={(row) => row.verdict_id} />
+          );
+        }}
+      </Loaded>
+    </Section>
+  );
+}
+
+function Hosts(): JSX.Element {
+  const found = useResource<HostsDocument>("hosts", {}, "hosts");
+  return (
+    <Section title="Hosts">
+      <Loaded resource={found}>
+        {(document) => (
+          <Table caption="Hosts" columns={HOST_COLUMNS} rows={document.hosts} rowKey={(row) => row.host} defaultSort="host" />
+        )}
+      </Loaded>
+    </Section>
+  );
+}
+
+export function ActionsView(): JSX.Element {
+  const told = job.value;
+  return (
+    <>
+      <ViewHead title="Actions">
+        <a href={hrefOf("audit")}>what was asked for before</a>
+      </ViewHead>
+      {told === null || !told.can_act ? (
+        <>
+          <EmptyState
+            title="Nothing can be asked for from this page"
+            action={
+              <>
+                The command line does the same: <code>megatrain job</code>, <code>megatrain host</code> and{" "}
+                <code>megatrain diag verdicts</code>.
+              </>
+            }
+          >
+            {told?.why_not_act ?? "The job is not known yet."}
+          </EmptyState>
+          <Waiting />
+        </>
+      ) : (
+        <>
+          <Section title="The whole job">
+            <table>
+              <caption class="visually-hidden">Actions on the whole job</caption>
+              <tbody>
+                {JOB_KINDS.map((kind) => (
+                  <tr key={kind}>
+                    <td>
+                      <ActionBar kinds={[kind]} target="" isQuiet />
+                    </td>
+                    <td class="wide soft">{WORDINGS[kind].effect}</td>
+                  </tr>
+                ))}
+              </tbody>
+            </table>
+          </Section>
+          <Waiting />
+          <Hosts />
+        </>
+      )}
+    </>
+  );
+}

@@ -1,0 +1,77 @@
+// What each action is, in words: the button, what it does, what it costs.
+
+import type { ActionRequest } from "../../api/documents";
+
+export type Kind = ActionRequest["kind"];
+
+export interface Wording {
+  label: string;
+  /** What happens, said before it is asked for. */
+  effect: string;
+  isDangerous: boolean;
+  /** What `target` is. */
+  target: "none" | "host" | "verdict";
+}
+
+export const WORDINGS: Record<Kind, Wording> = {
+  "checkpoint": {
+    label: "Checkpoint now",
+    effect: "All ranks save at the next step that they agree on. Training goes on.",
+    isDangerous: false,
+    target: "none",
+  },
+  "restart": {
+    label: "Restart",
+    effect: "The job saves, all workers end, and a new round begins from the newest step that every rank has.",
+    isDangerous: true,
+    target: "none",
+  },
+  "stop": {
+    label: "Stop",
+    effect: "The job saves and stops. It goes on only when somebody launches it again.",
+    isDangerous: true,
+    target: "none",
+  },
+  "evict": {
+    label: "Evict",
+    effect: "The host leaves the running round and is cordoned; a spare takes its place, or the job goes on with fewer hosts.",
+    isDangerous: true,
+    target: "host",
+  },
+  "cordon": {
+    label: "Cordon",
+    effect: "No later round uses this host until the cordon is taken away. The running round is not touched.",
+    isDangerous: false,
+    target: "host",
+  },
+  "uncordon": {
+    label: "Uncordon",
+    effect: "Rounds may use this host again.",
+    isDangerous: false,
+    target: "host",
+  },
+  "approve": {
+    label: "Approve",
+    effect: "The driver does what the verdict proposes: the hosts that it names are evicted and the job restarts without them.",
+    isDangerous: true,
+    target: "verdict",
+  },
+  "dismiss": {
+    label: "Dismiss",
+    effect: "The verdict is put aside; nothing is done about it.",
+    isDangerous: false,
+    target: "verdict",
+  },
+  "diag-on": {
+    label: "Record all spans",
+    effect: "Every step is recorded in full from now on. It costs some time in each step and a lot of storage.",
+    isDangerous: false,
+    target: "none",
+  },
+  "diag-off": {
+    label: "Sampled spans",
+    effect: "Back to one step in ten recorded in full, and sums of all the others.",
+    isDangerous: false,
+    target: "none",
+  },
+};

@@ -1,0 +1,166 @@
+// Checkpoints: what the job would go on from, which are whole, which are kept, and the branches that they lie on.
+
+import type { JSX } from "preact";
+
+import { useResource } from "../../api/resource";
+import type { BranchDocument, CheckpointDocument, CheckpointsDocument } from "../../api/documents";
+import { useParam } from "../../app/location";
+import { Badge, type Tone } from "../../ui/badge";
+import { Switch } from "../../ui/controls";
+import { Age, Bytes, TimeText } from "../../ui/figures";
+import { countText, largeText } from "../../ui/format";
+import type { Shape } from "../../ui/icons";
+import { Section, ViewHead } from "../../ui/section";
+import { EmptyState, Loaded } from "../../ui/states";
+import { Table, type Column } from "../../ui/table";
+import { ActionBar } from "../actions/action_bar";
+
+const STATES: Record<string, { tone: Tone; shape: Shape }> = {
+  committed: { tone: "good", shape: "circle" },
+  pinned: { tone: "good", shape: "diamond" },
+  unfinished: { tone: "warning", shape: "dashes" },
+  damaged: { tone: "bad", shape: "octagon" },
+};
+
+function State({ row }: { row: CheckpointDocument }): JSX.Element {
+  const known = STATES[row.state] ?? { tone: "quiet" as const, shape: "ring" as const };
+  return (
+    <Badge tone={known.tone} shape={known.shape} title={row.pin_reason}>
+      {row.state}
+    </Badge>
+  );
+}
+
+function Verified({ row }: { row: CheckpointDocument }): JSX.Element {
+  if (row.verify_result === "") {
+    return <span class="faint">never</span>;
+  }
+  const isWhole = row.verify_result === "whole";
+  return (
+    <Badge tone={isWhole ? "good" : "bad"} shape={isWhole ? "circle" : "octagon"} title={row.verify_result}>
+      {isWhole ? "whole" : "not whole"}, <Age at={row.verified_unix_s} />
+    </Badge>
+  );
+}
+
+const COLUMNS: readonly Column<CheckpointDocument>[] = [
+  {
+    key: "step",
+    label: "Step",
+    isNumber: true,
+    sort: (row) => row.step,
+    render: (row) => <strong>{countText(row.step)}</strong>,
+  },
+  {
+    key: "role",
+    label: "Resume",
+    render: (row) =>
+      row.is_resume_point ? (
+        <Badge tone="accent" shape="triangle" title="A restart goes on from here">
+          from here
+        </Badge>
+      ) : row.is_in_line ? (
+        <span class="faint">in line</span>
+      ) : (
+        <span class="faint" title="Abandoned by a restore to an older step">
+          abandoned
+        </span>
+      ),
+  },
+  { key: "branch", label: "Branch", sort: (row) => row.branch, render: (row) => row.branch },
+  { key: "state", label: "State", sort: (row) => row.state, render: (row) => <State row={row} /> },
+  {
+    key: "age",
+    label: "Written",
+    isNumber: true,
+    sort: (row) => row.written_unix_s,
+    render: (row) => <TimeText at={row.written_unix_s} />,
+  },
+  { key: "ago", label: "Age", isNumber: true, render: (row) => <Age at={row.written_unix_s} /> },
+  { key: "size", label: "Size", isNumber: true, sort: (row) => row.num_bytes, render: (row) => <Bytes value={row.num_bytes} /> },
+  {
+    key: "tokens",
+    label: "Tokens",
+    isNumber: true,
+    sort: (row) => row.consumed_tokens,
+    render: (row) => largeText(row.consumed_tokens),
+  },
+  { key: "round", label: "Round", isNumber: true, sort: (row) => row.round, render: (row) => countText(row.round) },
+  { key: "verified", label: "Read and compared", render: (row) => <Verified row={row} /> },
+  {
+    key: "remark",
+    label: "Remark",
+    className: "wide",
+    render: (row) => (
+      <>
+        {row.problem === "" ? null : <span class="tone-text-bad">{row.problem} </span>}
+        {row.pin_reason === "" ? null : <span class="soft">pinned: {row.pin_reason} </span>}
+        {row.verify_result === "" || row.verify_result === "whole" ? null : <span class="soft">{row.verify_result}</span>}
+      </>
+    ),
+  },
+];
+
+function Branches({ branches }: { branches: readonly BranchDocument[] }): JSX.Element {
+  return (
+    <Section title="Branches" note="going back to an older step opens another one">
+      <ol class="branches">
+        {branches.map((branch) => (
+          <li key={branch.name} class={branch.is_current ? "is-current" : ""}>
+            <Badge tone={branch.is_current ? "accent" : "quiet"} shape={branch.is_current ? "circle" : "ring"}>
+              {branch.name}
+            </Badge>
+            <span class="soft">
+              {branch.parent === "" ? "the first one" : `from ${branch.parent} at step ${countText(branch.parent_step)}`}
+              {branch.reason === "" ? "" : `: ${branch.reason}`}
+            </span>
+            <span class="faint">
+              <TimeText at={branch.created_unix_s} />
+            </span>
+          </li>
+        ))}
+      </ol>
+    </Section>
+  );
+}
+
+function Found({ document, hasAll }: { document: CheckpointsDocument; hasAll: boolean }): JSX.Element {
+  const shown = hasAll ? document.checkpoints : document.checkpoints.filter((one) => one.is_in_line);
+  if (document.checkpoints.length === 0) {
+    return (
+      <EmptyState title="No checkpoint yet" action="Ask for one with the button above, or lower checkpoint.every_steps.">
+        Nothing is written below {document.place === "" ? "the run directory" : document.place}. Were the job to fail now, it would
+        begin at step 0.
+      </EmptyState>
+    );
+  }
+  return (
+    <>
+      {document.resume_reason === "" ? null : <p class="lead reading">{document.resume_reason}</p>}
+      <Table
+        caption="Checkpoints"
+        columns={COLUMNS}
+        rows={shown}
+        rowKey={(row) => `${row.branch} ${row.step} ${row.place}`}
+        rowClass={(row) => (row.is_in_line ? "" : "is-faint")}
+        isChosen={(row) => row.is_resume_point}
+        defaultSort="-age"
+      />
+      {document.branches.length > 1 ? <Branches branches={document.branches} /> : null}
+    </>
+  );
+}
+
+export function CheckpointsView(): JSX.Element {
+  const [all, setAll] = useParam("abandoned", "yes");
+  const found = useResource<CheckpointsDocument>("checkpoints", {}, "checkpoints");
+  return (
+    <>
+      <ViewHead title="Checkpoints" note={found.data?.place}>
+        <Switch label="abandoned branches too" isOn={all === "yes"} onChange={(isOn) => setAll(isOn ? "yes" : "no")} />
+        <ActionBar kinds={["checkpoint"]} target="" />
+      </ViewHead>
+      <Loaded resource={found}>{(document) => <Found document={document} hasAll={all === "yes"} />}</Loaded>
+    </>
+  );
+}

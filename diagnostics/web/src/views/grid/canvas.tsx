@@ -1,0 +1,209 @@
+// The grid's canvas: pan, zoom, cursor.
+
+import type { JSX, TargetedKeyboardEvent } from "preact";
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+
+import { shownTheme, token } from "../../app/preferences";
+import { tripleOfHex } from "../../canvas/colours";
+import {
+  clampedGrid, peersOfRank, rankAt, rankBeside, centreOf, wholeGrid, zoomedGrid, type GridPicture, type GridView,
+} from "../../canvas/grid-picture";
+import {
+  gridImage, GRID_FONT_PX, GRID_LEFT, GRID_TOP, paintGridPicture, rankColours, type GridColour, type GridStyle,
+} from "../../canvas/grid-painter";
+import { fitted, fontOf, useFrame, useSize } from "../../canvas/surface";
+
+const WHEEL_ZOOM = 1.002;
+const KEY_ZOOM = 1.5;
+const CLICK_PX = 4;
+
+interface CanvasProps {
+  picture: GridPicture;
+  colour: GridColour;
+  hasArrows: boolean;
+  rank: number | null;
+  setRank: (rank: number) => void;
+  setHovered: (rank: number) => void;
+}
+
+function styleOf(element: HTMLElement): GridStyle {
+  return {
+    theme: shownTheme.peek(),
+    background: tripleOfHex(token("--surface")),
+    ink: token("--ink"),
+    inkSoft: token("--ink-soft"),
+    inkFaint: token("--ink-faint"),
+    line: token("--line"),
+    accent: token("--accent"),
+    bad: token("--bad"),
+    badInk: token("--bad-ink"),
+    mark: token("--mark"),
+    font: fontOf(element, GRID_FONT_PX),
+  };
+}
+
+export function GridCanvas({ picture, colour, hasArrows, rank, setRank, setHovered }: CanvasProps): JSX.Element {
+  const box = useRef<HTMLDivElement>(null);
+  const canvas = useRef<HTMLCanvasElement>(null);
+  const size = useSize(box);
+  const theme = shownTheme.value;
+  const { layout } = picture;
+  const width = Math.max(1, size.width - GRID_LEFT - 8);
+  const height = Math.max(1, size.height - GRID_TOP - 4);
+  const shape = `${layout.tp_size} ${layout.pp_size} ${layout.dp_size}`;
+  const whole = useMemo(() => wholeGrid(layout, width, height), [shape, width, height]);
+  const view = useRef<GridView>(whole);
+  const [isMoved, setMoved] = useState(false);
+  const drag = useRef<{ x: number; y: number; view: GridView; hasMoved: boolean } | null>(null);
+
+  const colours = useMemo(() => rankColours(picture, colour, theme), [picture, colour, theme]);
+  const image = useMemo(() => {
+    const drawn = gridImage(layout, colours);
+    const target = document.createElement("canvas");
+    target.width = drawn.width;
+    target.height = drawn.height;
+    const pixels = new Uint8ClampedArray(drawn.pixels.buffer as ArrayBuffer);
+    target.getContext("2d")?.putImageData(new ImageData(pixels, drawn.width, drawn.height), 0, 0);
+    return target;
+  }, [colours, shape]);
+  const peers = useMemo(() => {
+    if (rank === null || rank >= picture.numRanks) {
+      return new Set<number>();
+    }
+    const found = peersOfRank(layout, rank);
+    return new Set([...found.tp, ...found.dp, ...found.pp].filter((other) => other !== rank));
+  }, [rank, shape, picture.numRanks]);
+
+  const paint = useFrame(() => {
+    const target = canvas.current;
+    const context = fitted(target, size);
+    if (target === null || context === null) {
+      return;
+    }
+    const began = performance.now();
+    const scene = { picture, colours, image, hasArrows, cursor: rank ?? -1, peers };
+    const painted = paintGridPicture(context, scene, view.current, size, styleOf(target));
+    Object.assign(target.dataset, {
+      ranks: String(picture.numRanks),
+      arrows: String(painted.numArrows),
+      letters: String(painted.numLetters),
+      marks: String(painted.numMarks),
+      cursor: rank === null ? "" : String(rank),
+      paintedMs: (performance.now() - began).toFixed(2),
+      cell: view.current.cell.toFixed(2),
+    });
+  });
+  useEffect(() => {
+    if (!isMoved) {
+      view.current = whole;
+    } else {
+      view.current = clampedGrid(layout, view.current, width, height);
+    }
+    paint();
+  }, [whole, isMoved]);
+  useEffect(paint, [picture, colours, image, hasArrows, rank, peers, size, theme]);
+
+  const show = (next: GridView): void => {
+    view.current = clampedGrid(layout, next, width, height);
+    setMoved(true);
+    paint();
+  };
+  const pointOf = (event: { clientX: number; clientY: number; currentTarget: Element }): { x: number; y: number } => {
+    const rect = event.currentTarget.getBoundingClientRect();
+    return { x: event.clientX - rect.left - GRID_LEFT, y: event.clientY - rect.top - GRID_TOP };
+  };
+  const onWheel = (event: WheelEvent): void => {
+    event.preventDefault();
+    const rect = (event.currentTarget as Element).getBoundingClientRect();
+    const x = event.clientX - rect.left - GRID_LEFT;
+    const y = event.clientY - rect.top - GRID_TOP;
+    const delta = event.deltaY * (event.deltaMode === 1 ? 24 : 1);
+    if (event.shiftKey) {
+      show({ ...view.current, y: view.current.y - (delta || event.deltaX) });
+    } else {
+      show(zoomedGrid(view.current, WHEEL_ZOOM ** -delta, x, y, whole));
+    }
+  };
+  const wheel = useRef(onWheel);
+  wheel.current = onWheel;
+  useEffect(() => {
+    // not passive: the page must not scroll while the grid zooms
+    const target = canvas.current;
+    const listen = (event: WheelEvent): void => wheel.current(event);
+    target?.addEventListener("wheel", listen, { passive: false });
+    return () => target?.removeEventListener("wheel", listen);
+  }, []);
+  const reveal = (next: number): void => {
+    const { x, y } = centreOf(layout, view.current, next);
+    const byX = x < 0 ? -x + view.current.cell : x > width ? width - x - view.current.cell : 0;
+    const byY = y < 0 ? -y + view.current.line : y > height ? height - y - view.current.line : 0;
+    if (byX !== 0 || byY !== 0) {
+      show({ ...view.current, x: view.current.x + byX, y: view.current.y + byY });
+    }
+  };
+  const onKeyDown = (event: TargetedKeyboardEvent<HTMLCanvasElement>): void => {
+    if (event.altKey || event.metaKey || event.ctrlKey) {
+      return;
+    }
+    const here = rank ?? 0;
+    const next = rank === null && event.key.startsWith("Arrow") ? 0 : rankBeside(layout, here, event.key);
+    if (next !== here || (rank === null && event.key.startsWith("Arrow"))) {
+      setRank(next);
+      reveal(next);
+    } else if (event.key === "+" || event.key === "=" || event.key === "-") {
+      const at = centreOf(layout, view.current, here);
+      show(zoomedGrid(view.current, event.key === "-" ? 1 / KEY_ZOOM : KEY_ZOOM, at.x, at.y, whole));
+      reveal(here);
+    } else if (event.key === "0") {
+      setMoved(false);
+      view.current = whole;
+      paint();
+    } else {
+      return;
+    }
+    event.preventDefault();
+  };
+
+  return (
+    <div class="grid-picture" ref={box}>
+      <canvas
+        ref={canvas}
+        tabIndex={0}
+        role="application"
+        aria-roledescription="grid of ranks"
+        aria-label={`${picture.numRanks} ranks: ${layout.pp_size} stages across, ${layout.dp_size} replicas down, ${layout.tp_size} tensor-parallel ranks in each. Arrow keys move, plus and minus zoom. The table of ranks says the same.`}
+        data-testid="grid-canvas"
+        onPointerDown={(event) => {
+          event.currentTarget.setPointerCapture(event.pointerId);
+          event.currentTarget.focus({ preventScroll: true });
+          drag.current = { ...pointOf(event), view: view.current, hasMoved: false };
+        }}
+        onPointerMove={(event) => {
+          const at = pointOf(event);
+          const began = drag.current;
+          if (began === null) {
+            setHovered(rankAt(layout, view.current, at.x, at.y));
+            return;
+          }
+          began.hasMoved ||= Math.abs(at.x - began.x) > CLICK_PX || Math.abs(at.y - began.y) > CLICK_PX;
+          if (began.hasMoved) {
+            show({ ...began.view, x: began.view.x + at.x - began.x, y: began.view.y + at.y - began.y });
+          }
+        }}
+        onPointerUp={(event) => {
+          const at = pointOf(event);
+          const found = rankAt(layout, view.current, at.x, at.y);
+          if (drag.current !== null && !drag.current.hasMoved && found >= 0) {
+            setRank(found);
+          }
+          drag.current = null;
+        }}
+        onPointerCancel={() => {
+          drag.current = null;
+        }}
+        onPointerLeave={() => setHovered(-1)}
+        onKeyDown={onKeyDown}
+      />
+    </div>
+  );
+}

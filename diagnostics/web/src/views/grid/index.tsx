@@ -1,0 +1,242 @@
+// All ranks on the grid of pipeline stages, replicas and tensor-parallel ranks: who waits for whom, and who is to blame.
+
+import "./grid.css";
+
+import type { JSX } from "preact";
+import { useMemo, useState } from "preact/hooks";
+
+import { incarnation } from "../../app/job";
+import { RoundSelect } from "../../app/round_select";
+import { hrefOf, setParams, useNumberParam, useParam } from "../../app/location";
+import { shownTheme } from "../../app/preferences";
+import { cssOf, operationColour, sequential } from "../../canvas/colours";
+import { placeOfRank, SUSPECT, type GridPicture } from "../../canvas/grid-picture";
+import { leastStep, stateColour, type GridColour } from "../../canvas/grid-painter";
+import { CopyButton, Segmented, Switch, TextField } from "../../ui/controls";
+import { countOf, countText, numberText } from "../../ui/format";
+import { ViewHead } from "../../ui/section";
+import { ErrorState, Skeleton } from "../../ui/states";
+import { Table, type Column } from "../../ui/table";
+import { GridCanvas } from "./canvas";
+import { useLiveGrid } from "./live-grid";
+import { RankPanel } from "./panel";
+
+const COLOURS = [
+  { value: "state", label: "state" },
+  { value: "step", label: "step" },
+  { value: "operation", label: "last operation" },
+  { value: "score", label: "score" },
+];
+
+interface KeyEntry {
+  colour: string;
+  text: string;
+  letter?: string;
+}
+
+function keyEntries(picture: GridPicture, colour: GridColour): KeyEntry[] {
+  const theme = shownTheme.value;
+  if (colour === "state") {
+    const counts = new Array<number>(picture.states.length).fill(0);
+    for (const state of picture.state) {
+      counts[state] = (counts[state] ?? 0) + 1;
+    }
+    return picture.states.flatMap((one, state) =>
+      counts[state] === 0
+        ? []
+        : [{ colour: cssOf(stateColour(state, theme)), letter: one.letter, text: `${one.name}: ${countText(counts[state])}` }],
+    );
+  }
+  if (colour === "operation") {
+    const seen = [...new Set(picture.operation)].sort((a, b) => a - b);
+    return seen.map((number) => {
+      const name = picture.operations[String(number)];
+      return {
+        colour: cssOf(name === undefined ? stateColour(0, theme) : operationColour(name, theme)),
+        text: name ?? "not known",
+      };
+    });
+  }
+  const least = colour === "step" ? leastStep(picture) : 0;
+  const most = colour === "step" ? picture.newestStep : 6;
+  return [0, 0.5, 1].map((part) => ({
+    colour: cssOf(sequential(part)),
+    text: `${numberText(least + (most - least) * part)}${colour === "score" && part === 1 ? " or more" : ""}`,
+  }));
+}
+
+function Key({ picture, colour }: { picture: GridPicture; colour: GridColour }): JSX.Element {
+  if (colour === "score" && !picture.hasScores) {
+    return <p class="section-note">No scores: the diagnostics daemon does not judge this incarnation now.</p>;
+  }
+  return (
+    <ul class="grid-key" aria-label="what the colours mean">
+      {keyEntries(picture, colour).map((entry) => (
+        <li key={entry.text}>
+          <span class="grid-swatch" style={{ backgroundColor: entry.colour }} aria-hidden="true" />
+          {entry.letter === undefined ? null : <code>{entry.letter}</code>}
+          {entry.text}
+        </li>
+      ))}
+    </ul>
+  );
+}
+
+interface RankRow {
+  rank: number;
+}
+
+function columnsOf(picture: GridPicture): Column<RankRow>[] {
+  const at = (row: RankRow): string => {
+    const place = placeOfRank(picture.layout, row.rank);
+    return `${place.dp} ${place.pp} ${place.tp}`;
+  };
+  const hostOf = (row: RankRow): string => picture.hosts[picture.host[row.rank] ?? 0] ?? "";
+  const stateOf = (row: RankRow): number => picture.state[row.rank] ?? 0;
+  const operationOf = (row: RankRow): string => picture.operations[String(picture.operation[row.rank])] ?? "";
+  const scoreOf = (row: RankRow): number | null => {
+    const score = picture.score[row.rank] ?? Number.NaN;
+    return Number.isNaN(score) ? null : score;
+  };
+  const stepOf = (row: RankRow): number | null => {
+    const step = picture.step[row.rank] ?? -1;
+    return step < 0 ? null : step;
+  };
+  return [
+    {
+      key: "rank",
+      label: "rank",
+      isNumber: true,
+      sort: (row) => row.rank,
+      render: (row) => <a href={hrefOf("grid", { rank: row.rank, table: 1 })}>{row.rank}</a>,
+    },
+    { key: "host", label: "host", className: "clip", sort: hostOf, render: hostOf },
+    { key: "place", label: "dp pp tp", render: at },
+    { key: "state", label: "state", sort: stateOf, render: (row) => picture.states[stateOf(row)]?.name ?? "" },
+    { key: "step", label: "step", isNumber: true, sort: stepOf, render: (row) => countText(stepOf(row)) },
+    { key: "operation", label: "last operation", sort: operationOf, render: operationOf },
+    { key: "score", label: "score", isNumber: true, sort: scoreOf, render: (row) => numberText(scoreOf(row)) },
+  ];
+}
+
+function RankTable({ picture, rank }: { picture: GridPicture; rank: number | null }): JSX.Element {
+  const rows = useMemo(() => Array.from({ length: picture.numRanks }, (_, number) => ({ rank: number })), [picture.numRanks]);
+  const columns = useMemo(() => columnsOf(picture), [picture]);
+  return (
+    <Table
+      caption="All ranks and what is known of them"
+      columns={columns}
+      rows={rows}
+      rowKey={(row) => String(row.rank)}
+      defaultSort="-state"
+      sortParam="ranks"
+      isChosen={(row) => row.rank === rank}
+    />
+  );
+}
+
+function rankLine(picture: GridPicture, rank: number): string {
+  const place = placeOfRank(picture.layout, rank);
+  const host = picture.hosts[picture.host[rank] ?? 0] ?? "";
+  const step = picture.step[rank] ?? -1;
+  const operation = picture.operations[String(picture.operation[rank])] ?? "";
+  const parts = [
+    `rank ${rank}`,
+    host === "" ? "host not known" : host,
+    `dp ${place.dp} pp ${place.pp} tp ${place.tp}`,
+    picture.states[picture.state[rank] ?? 0]?.name ?? "",
+    step < 0 ? "" : `step ${step}`,
+    operation,
+  ];
+  return parts.filter((part) => part !== "").join(", ");
+}
+
+function asColour(text: string): GridColour {
+  return text === "step" || text === "operation" || text === "score" ? text : "state";
+}
+
+function HangLine({ picture }: { picture: GridPicture }): JSX.Element | null {
+  if (!picture.hasHang) {
+    return null;
+  }
+  const suspects = [...picture.state.keys()].filter((rank) => picture.state[rank] === SUSPECT);
+  return (
+    <p class="grid-hang" role="status" data-testid="grid-hang">
+      <strong>{suspects.length === 0 ? "Nobody is blamed" : `Held up by ${countOf(suspects.length, "rank")}`}</strong>
+      <span>{picture.hangReason}</span>
+      <span class="faint">known from {picture.hangSource}</span>
+    </p>
+  );
+}
+
+export function GridView(): JSX.Element {
+  const number = incarnation.value?.number;
+  const { picture, error, reload } = useLiveGrid(number);
+  const [colourText, setColour] = useParam("colour", "state");
+  const [rank] = useNumberParam("rank");
+  const [table, setTable] = useParam("table", "0");
+  const [arrows, setArrows] = useParam("arrows", "1");
+  const [hovered, setHovered] = useState(-1);
+  const colour = asColour(colourText);
+  const setRank = (next: number): void => setParams({ rank: next });
+  const chosen = picture !== null && rank !== null && rank >= 0 && rank < picture.numRanks ? rank : null;
+  const shown = hovered >= 0 ? hovered : (chosen ?? -1);
+  const layout = picture?.layout;
+  const note = layout === undefined ? "" : `${layout.pp_size} stages \u00d7 ${layout.dp_size} replicas \u00d7 ${layout.tp_size} tp`;
+  return (
+    <>
+      <ViewHead title="Ranks" note={note}>
+        <RoundSelect />
+        <CopyButton text={() => window.location.href}>Copy link</CopyButton>
+      </ViewHead>
+      {error === null ? null : <ErrorState error={error} onRetry={reload} />}
+      {picture === null ? (
+        error === null ? <Skeleton lines={14} /> : null
+      ) : (
+        <>
+          <HangLine picture={picture} />
+          <div class="grid-controls" role="group" aria-label="What is shown">
+            <Segmented label="colour" options={COLOURS} value={colour} onChange={setColour} />
+            <TextField
+              label="rank"
+              value={chosen === null ? "" : String(chosen)}
+              onChange={(text) => setParams({ rank: /^\d{1,9}$/.test(text) ? Number(text) : null })}
+              size={6}
+              isSearch
+            />
+            {picture.arrowKind.length > 0 ? (
+              <Switch label="who waits for whom" isOn={arrows === "1"} onChange={(isOn) => setArrows(isOn ? "1" : "0")} />
+            ) : null}
+            <Switch label="table" isOn={table === "1"} onChange={(isOn) => setTable(isOn ? "1" : "0")} />
+          </div>
+          <Key picture={picture} colour={colour} />
+          <div class="grid-layout">
+            <div class="grid-main">
+              {table === "1" ? (
+                <RankTable picture={picture} rank={chosen} />
+              ) : (
+                <>
+                  <GridCanvas
+                    picture={picture}
+                    colour={colour}
+                    hasArrows={arrows === "1"}
+                    rank={chosen}
+                    setRank={setRank}
+                    setHovered={setHovered}
+                  />
+                  <p class="grid-readout" data-testid="grid-readout">
+                    {shown < 0 || shown >= picture.numRanks ? "Wheel or + and - zoom, drag moves, arrow keys choose a rank." : rankLine(picture, shown)}
+                  </p>
+                  <p class="visually-hidden" role="status" aria-live="polite">
+                    {chosen === null ? "" : rankLine(picture, chosen)}
+                  </p>
+                </>
+              )}
+            </div>
+            <RankPanel rank={chosen} incarnation={picture.incarnation} />
+          </div>
+        </>
+      )}
+    </>
+  );
+}

@@ -1,0 +1,140 @@
+// The heat map: who was slow, when, and at what.
+
+import "./heat.css";
+
+import type { JSX } from "preact";
+import { useCallback, useState } from "preact/hooks";
+
+import { apiUrl } from "../../api/client";
+import { incarnation, job } from "../../app/job";
+import { RoundSelect } from "../../app/round_select";
+import { hrefOf, setParams, useNumberParam } from "../../app/location";
+import type { HeatPicture } from "../../canvas/heat-picture";
+import { CopyButton, Segmented, Select, TextField } from "../../ui/controls";
+import { countOf } from "../../ui/format";
+import { ViewHead } from "../../ui/section";
+import { EmptyState, ErrorState, Skeleton } from "../../ui/states";
+import { Legend } from "./legend";
+import { useLivePicture } from "./live-picture";
+import { Outliers } from "./outliers";
+import { cursorOf, Picture, type Spot } from "./picture";
+import { cellsQuery, MEASURES, ORDERS, pictureQuery, ROWS, SCALES, useHeatChoice, type HeatChoice } from "./question";
+import { Readout, useCell, valueText } from "./readout";
+import { useZoom } from "./zoom";
+
+function stepsText({ first, last }: HeatChoice): string {
+  return first === null && last === null ? "" : `${first ?? ""}:${last ?? ""}`;
+}
+
+/** Take "100:200", "100:", ":200", or nothing for the newest; anything else changes nothing. */
+function setSteps(text: string): void {
+  const match = /^\s*(\d{0,9})\s*[:-]\s*(\d{0,9})\s*$/.exec(text);
+  if (text.trim() === "") {
+    setParams({ first: null, last: null, from: null, to: null });
+  } else if (match !== null) {
+    setParams({ first: match[1], last: match[2], from: null, to: null });
+  }
+}
+
+function Controls({ choice }: { choice: HeatChoice }): JSX.Element {
+  const operations = (job.value?.operations ?? []).map((one) => ({ value: one.name, label: one.name }));
+  return (
+    <div class="heat-controls" role="group" aria-label="What is shown">
+      <Select label="operation" options={operations} value={choice.operation} onChange={(value) => choice.set("operation", value)} />
+      <Select label="measure" options={MEASURES} value={choice.measure} onChange={(value) => choice.set("measure", value)} />
+      <Segmented label="scale" options={SCALES} value={choice.scale} onChange={(value) => choice.set("scale", value)} />
+      <Segmented label="rows" options={ROWS} value={choice.by} onChange={(value) => choice.set("by", value)} />
+      <TextField label="steps" value={stepsText(choice)} onChange={setSteps} placeholder="newest" size={8} />
+      <Select label="by" options={ORDERS} value={choice.order} onChange={(value) => choice.set("order", value)} />
+    </div>
+  );
+}
+
+interface ShownProps {
+  picture: HeatPicture;
+  choice: HeatChoice;
+  spot: Spot | null;
+  setSpot: (spot: Spot | null, isByHand: boolean) => void;
+}
+
+function Shown({ picture, choice, spot, setSpot }: ShownProps): JSX.Element {
+  const zoom = useZoom(picture);
+  const cursor = cursorOf(picture, spot);
+  const cell = useCell(picture, cursor, cellsQuery(choice));
+  const said = cell === null ? "" : `rank ${cell.rank}, step ${cell.step}, ${valueText(cell.value, cell.unit)}`;
+  return (
+    <>
+      <Legend picture={picture} />
+      <Picture picture={picture} zoom={zoom} spot={spot} setSpot={setSpot} />
+      <div class="heat-below">
+        <Readout picture={picture} cursor={cursor} cell={cell} />
+        {zoom.isWhole ? null : (
+          <button type="button" class="button small" onClick={() => zoom.set(null)}>
+            Whole picture
+          </button>
+        )}
+      </div>
+      <p class="visually-hidden" role="status" aria-live="polite">
+        {said}
+      </p>
+    </>
+  );
+}
+
+function noteOf(picture: HeatPicture | null): string {
+  if (picture === null || picture.numColumns === 0) {
+    return "";
+  }
+  const rows = countOf(picture.numRows * picture.rowsPerBin, picture.by);
+  const shared = picture.stepsPerBin > 1 ? `, ${picture.stepsPerBin} steps a column, the greatest shows` : "";
+  return `${rows}, steps ${picture.firstStep} to ${picture.lastStep}${shared}`;
+}
+
+export function HeatView(): JSX.Element {
+  const choice = useHeatChoice();
+  const query = pictureQuery(choice);
+  const { picture, error, reload } = useLivePicture(query);
+  const [rank] = useNumberParam("rank");
+  const [step] = useNumberParam("step");
+  const [hovered, setHovered] = useState<Spot | null>(null);
+  const fixed = rank === null || step === null ? null : { rank, step };
+  const setSpot = useCallback((spot: Spot | null, isByHand: boolean): void => {
+    setHovered(spot);
+    if (isByHand) {
+      setParams({ rank: spot?.rank, step: spot?.step });
+    }
+  }, []);
+  const show = useCallback((atRank: number, atStep: number): void => setSpot({ rank: atRank, step: atStep }, true), []);
+  const spot = hovered ?? fixed;
+  return (
+    <>
+      <ViewHead title="Heat map" note={noteOf(picture)}>
+        <RoundSelect />
+        <a class="button small" href={apiUrl("heat.csv", query)} download="">
+          CSV
+        </a>
+        <CopyButton text={() => window.location.href}>Copy link</CopyButton>
+      </ViewHead>
+      <Controls choice={choice} />
+      {error === null ? null : <ErrorState error={error} onRetry={reload} />}
+      <div class="heat-layout">
+        <div class="heat-main">
+          {picture === null ? (
+            error === null ? <Skeleton lines={14} /> : null
+          ) : picture.numColumns === 0 ? (
+            <EmptyState
+              title="No step yet"
+              action={<a href={hrefOf("overview")}>What the job is doing</a>}
+            >
+              No rank of incarnation {incarnation.value?.number ?? "?"} has told what it spent in a step. They do so from
+              the first step on, each second.
+            </EmptyState>
+          ) : (
+            <Shown picture={picture} choice={choice} spot={spot} setSpot={setSpot} />
+          )}
+        </div>
+        <Outliers choice={choice} chosenRank={spot?.rank ?? null} show={show} />
+      </div>
+    </>
+  );
+}

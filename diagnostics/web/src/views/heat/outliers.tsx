@@ -1,0 +1,83 @@
+// The twenty ranks farthest above their peers: the picture's news for those who do not see it, and the quick way in.
+
+import type { JSX } from "preact";
+import { useMemo } from "preact/hooks";
+
+import type { HeatOutlierDocument, HeatOutliersDocument } from "../../api/documents";
+import { useResource } from "../../api/resource";
+import { hrefOf } from "../../app/location";
+import { numberText, timesText } from "../../ui/format";
+import { Section } from "../../ui/section";
+import { EmptyState, Loaded } from "../../ui/states";
+import { Table, type Column } from "../../ui/table";
+import { cellsQuery, type HeatChoice } from "./question";
+import { valueText } from "./readout";
+
+function columnsOf(unit: string, show: (rank: number, step: number) => void): Column<HeatOutlierDocument>[] {
+  return [
+    {
+      key: "rank",
+      label: "rank",
+      isNumber: true,
+      sort: (row) => row.rank,
+      render: (row) => (
+        <button type="button" class="heat-show" onClick={() => show(row.rank, row.step)} title="show it in the picture">
+          {row.rank}
+        </button>
+      ),
+    },
+    { key: "host", label: "host", className: "clip", sort: (row) => row.host, render: (row) => row.host },
+    {
+      key: "place", label: "dp pp tp", title: "place in the grid",
+      render: (row) => <span class="faint">{`${row.dp} ${row.pp} ${row.tp}`}</span>,
+    },
+    {
+      key: "step",
+      label: "step",
+      isNumber: true,
+      sort: (row) => row.step,
+      render: (row) => <a href={hrefOf("timeline", { rank: row.rank, first: row.step, last: row.step })}>{row.step}</a>,
+    },
+    { key: "value", label: "took", isNumber: true, sort: (row) => row.value, render: (row) => valueText(row.value, unit) },
+    { key: "ratio", label: "to peers", isNumber: true, sort: (row) => row.ratio, render: (row) => timesText(row.ratio) },
+    { key: "z", label: "z", isNumber: true, sort: (row) => row.z, render: (row) => numberText(row.z) },
+    {
+      key: "far", label: "steps", isNumber: true, sort: (row) => row.num_steps, render: (row) => row.num_steps,
+      title: "in so many of the steps shown its z was 3 or more",
+    },
+  ];
+}
+
+interface OutliersProps {
+  choice: HeatChoice;
+  chosenRank: number | null;
+  show: (rank: number, step: number) => void;
+}
+
+export function Outliers({ choice, chosenRank, show }: OutliersProps): JSX.Element {
+  const resource = useResource<HeatOutliersDocument>("heat/outliers", cellsQuery(choice), "heat");
+  const unit = resource.data?.unit ?? "s";
+  const columns = useMemo(() => columnsOf(unit, show), [unit, show]);
+  return (
+    <Section title="Farthest above their peers" note={"20 ranks, each in its worst step"} className="heat-outliers">
+      <Loaded resource={resource} lines={8}>
+        {(found) =>
+          found.outliers.length === 0 ? (
+            <EmptyState title="Nobody stands out">
+              No rank took longer than its peers, or nobody does the same work as another.
+            </EmptyState>
+          ) : (
+            <Table
+              caption="Ranks that were farthest above their peers"
+              columns={columns}
+              rows={found.outliers}
+              rowKey={(row) => String(row.rank)}
+              sortParam="outliers"
+              isChosen={(row) => row.rank === chosenRank}
+            />
+          )
+        }
+      </Loaded>
+    </Section>
+  );
+}

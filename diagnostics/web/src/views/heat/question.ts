@@ -1,0 +1,84 @@
+// What the heat map is asked: all of it is in the URL.
+
+import { incarnation, job } from "../../app/job";
+import { useNumberParam, useParam } from "../../app/location";
+import type { Query } from "../../api/client";
+
+export const SCALES = [
+  { value: "relative", label: "to peers", title: "ratio to the median of the ranks that do the same work" },
+  { value: "z", label: "z-score", title: "spreads above the median of the ranks that do the same work" },
+  { value: "absolute", label: "absolute", title: "as measured" },
+];
+export const MEASURES = [
+  { value: "sum", label: "sum" },
+  { value: "max", label: "longest" },
+  { value: "count", label: "count" },
+  { value: "bytes", label: "bytes" },
+];
+export const ORDERS = [
+  { value: "rank", label: "rank" },
+  { value: "host", label: "host" },
+  { value: "dp", label: "dp" },
+  { value: "pp", label: "pp" },
+  { value: "tp", label: "tp" },
+  { value: "score", label: "score, slowest first" },
+];
+export const ROWS = [
+  { value: "rank", label: "ranks" },
+  { value: "host", label: "hosts" },
+];
+
+function known(value: string, options: readonly { value: string }[], fallback: string): string {
+  return options.some((option) => option.value === value) ? value : fallback;
+}
+
+export interface HeatChoice {
+  operation: string;
+  measure: string;
+  scale: string;
+  by: string;
+  order: string;
+  first: number | null;
+  last: number | null;
+  set: (name: "operation" | "measure" | "scale" | "by" | "order", value: string) => void;
+}
+
+const DEFAULT_OPERATION = "forward-compute";
+
+/** Return what is chosen; a component that calls it is drawn again when that changes. */
+export function useHeatChoice(): HeatChoice {
+  const [operation, setOperation] = useParam("operation", DEFAULT_OPERATION);
+  const [measure, setMeasure] = useParam("measure", "sum");
+  const [scale, setScale] = useParam("scale", "relative");
+  const [by, setBy] = useParam("by", "rank");
+  const [order, setOrder] = useParam("order", "rank");
+  const [first] = useNumberParam("first");
+  const [last] = useNumberParam("last");
+  const setters = { operation: setOperation, measure: setMeasure, scale: setScale, by: setBy, order: setOrder };
+  const operations = (job.value?.operations ?? []).map((one) => ({ value: one.name }));
+  return {
+    operation: operations.length === 0 ? operation : known(operation, operations, DEFAULT_OPERATION),
+    measure: known(measure, MEASURES, "sum"),
+    scale: known(scale, SCALES, "relative"),
+    by: known(by, ROWS, "rank"),
+    order: known(order, ORDERS, "rank"),
+    first,
+    last,
+    set: (name, value) => setters[name](value),
+  };
+}
+
+/** Return the parameters that say which cells: those of /heat/cell and /heat/outliers. */
+export function cellsQuery(choice: HeatChoice): Query {
+  return {
+    incarnation: incarnation.value?.number,
+    operation: choice.operation,
+    measure: choice.measure,
+    first: choice.first,
+    last: choice.last,
+  };
+}
+
+export function pictureQuery(choice: HeatChoice): Query {
+  return { ...cellsQuery(choice), scale: choice.scale, by: choice.by, sort: choice.order };
+}

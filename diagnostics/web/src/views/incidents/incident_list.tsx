@@ -1,0 +1,167 @@
+// All incidents, the newest first, and the verdicts of the diagnosis with what became of each.
+
+import type { JSX } from "preact";
+import { useMemo } from "preact/hooks";
+
+import { useResource } from "../../api/resource";
+import type { IncidentDocument, IncidentsDocument, VerdictDocument } from "../../api/documents";
+import { hrefOf, setParams, useParam } from "../../app/location";
+import { Select, TextField } from "../../ui/controls";
+import { Duration, TimeText } from "../../ui/figures";
+import { countText, ranksText } from "../../ui/format";
+import { Section, ViewHead } from "../../ui/section";
+import { EmptyState, Loaded } from "../../ui/states";
+import { Table, type Column } from "../../ui/table";
+import { HostLinks, OutcomeBadge, StateBadge } from "./parts";
+
+const INCIDENT_COLUMNS: readonly Column<IncidentDocument>[] = [
+  { key: "began", label: "Began", sort: (row) => row.began_unix_s, render: (row) => <TimeText at={row.began_unix_s} /> },
+  { key: "state", label: "State", sort: (row) => row.state, render: (row) => <StateBadge state={row.state} /> },
+  {
+    key: "kind",
+    label: "What",
+    sort: (row) => row.kind_text,
+    render: (row) => <a href={hrefOf(["incidents", row.incident_id])}>{row.kind_text}</a>,
+  },
+  { key: "where", label: "Where", sort: (row) => row.hosts[0] ?? null, render: (row) => <HostLinks hosts={row.hosts} /> },
+  { key: "ranks", label: "Ranks", isNumber: true, sort: (row) => row.ranks[0] ?? null, render: (row) => ranksText(row.ranks, 3) },
+  { key: "action", label: "Done about it", sort: (row) => row.action, render: (row) => row.action },
+  { key: "reason", label: "Why", className: "clip", render: (row) => <span title={row.reason}>{row.reason}</span> },
+  { key: "down", label: "Down", isNumber: true, sort: (row) => row.down_s, render: (row) => <Duration seconds={row.down_s} /> },
+  {
+    key: "lost",
+    label: "Steps lost",
+    isNumber: true,
+    sort: (row) => row.steps_lost,
+    render: (row) => countText(row.steps_lost),
+  },
+  { key: "round", label: "Round", isNumber: true, sort: (row) => row.round, render: (row) => countText(row.round) },
+];
+
+const VERDICT_COLUMNS: readonly Column<VerdictDocument>[] = [
+  { key: "at", label: "When", sort: (row) => row.created_unix_s, render: (row) => <TimeText at={row.created_unix_s} /> },
+  {
+    key: "outcome",
+    label: "Outcome",
+    sort: (row) => row.outcome,
+    render: (row) => <OutcomeBadge outcome={row.outcome} />,
+  },
+  {
+    key: "cause",
+    label: "Cause",
+    sort: (row) => row.cause,
+    render: (row) => <a href={hrefOf(["incidents", "verdicts", row.verdict_id])}>{row.cause === "" ? row.kind : row.cause}</a>,
+  },
+  { key: "hosts", label: "Hosts", sort: (row) => row.hosts[0] ?? null, render: (row) => <HostLinks hosts={row.hosts} /> },
+  { key: "confidence", label: "Confidence", sort: (row) => row.confidence, render: (row) => row.confidence },
+  { key: "why", label: "Why", className: "clip", render: (row) => <span title={row.outcome_reason}>{row.outcome_reason}</span> },
+  { key: "gain", label: "Gain", isNumber: true, sort: (row) => row.gain_s, render: (row) => <Duration seconds={row.gain_s} /> },
+  {
+    key: "price",
+    label: "Price",
+    isNumber: true,
+    sort: (row) => row.price_s,
+    render: (row) => <Duration seconds={row.price_s} />,
+  },
+];
+
+function kindsOf(document: IncidentsDocument): { value: string; label: string }[] {
+  const texts = new Map(document.incidents.map((one) => [one.kind, one.kind_text]));
+  return [{ value: "", label: "all" }, ...Array.from(texts, ([value, label]) => ({ value, label }))];
+}
+
+interface Choices {
+  kind: string;
+  state: string;
+  host: string;
+}
+
+/** Return the incidents that a choice leaves; a part of a host's name is enough. */
+export function chosenIncidents(all: readonly IncidentDocument[], choices: Choices): readonly IncidentDocument[] {
+  return all.filter(
+    (one) =>
+      (choices.kind === "" || one.kind === choices.kind) &&
+      (choices.state === "" || one.state === choices.state) &&
+      (choices.host === "" || one.hosts.some((host) => host.includes(choices.host))),
+  );
+}
+
+const STATES = [
+  { value: "", label: "all" },
+  { value: "open", label: "open" },
+  { value: "recovered", label: "recovered" },
+  { value: "stopped", label: "stopped the job" },
+  { value: "held", label: "held" },
+];
+
+function Lists({ document, choices }: { document: IncidentsDocument; choices: Choices }): JSX.Element {
+  const incidents = useMemo(
+    () => chosenIncidents(document.incidents, choices),
+    [document, choices.kind, choices.state, choices.host],
+  );
+  return (
+    <>
+      {document.incidents.length === 0 ? (
+        <EmptyState title="No incident">
+          Nothing has gone wrong since the job began. A worker that ends, a hang, a lost host or a straggler that is evicted
+          appears here, with what was done about it and what it cost.
+        </EmptyState>
+      ) : incidents.length === 0 ? (
+        <EmptyState
+          title="No incident is like that"
+          action={
+            <button type="button" class="button small" onClick={() => setParams({ kind: null, state: null, host: null })}>
+              Show all {document.incidents.length}
+            </button>
+          }
+        >
+          The choices above leave none of {document.incidents.length}.
+        </EmptyState>
+      ) : (
+        <Table
+          caption="Incidents"
+          columns={INCIDENT_COLUMNS}
+          rows={incidents}
+          rowKey={(row) => row.incident_id}
+          defaultSort="-began"
+        />
+      )}
+      <Section title="Verdicts of the diagnosis" note="what it found, and what the driver made of it">
+        {document.verdicts.length === 0 ? (
+          <p class="soft">None: the diagnosis has accused no host.</p>
+        ) : (
+          <Table
+            caption="Verdicts"
+            columns={VERDICT_COLUMNS}
+            rows={document.verdicts}
+            rowKey={(row) => row.verdict_id}
+            sortParam="verdicts"
+            defaultSort="-at"
+          />
+        )}
+      </Section>
+    </>
+  );
+}
+
+export function IncidentList(): JSX.Element {
+  const [kind, setKind] = useParam("kind", "");
+  const [state, setState] = useParam("state", "");
+  const [host, setHost] = useParam("host", "");
+  const found = useResource<IncidentsDocument>("incidents", {}, "incidents");
+  return (
+    <>
+      <ViewHead title="Incidents" note={found.data === null ? undefined : `${countText(found.data.incidents.length)} in all`}>
+        <Select
+          label="What"
+          options={found.data === null ? [{ value: "", label: "all" }] : kindsOf(found.data)}
+          value={kind}
+          onChange={setKind}
+        />
+        <Select label="State" options={STATES} value={state} onChange={setState} />
+        <TextField label="Host" value={host} onChange={setHost} isSearch placeholder="part of a name" size={14} />
+      </ViewHead>
+      <Loaded resource={found}>{(document) => <Lists document={document} choices={{ kind, state, host }} />}</Loaded>
+    </>
+  );
+}

@@ -1,0 +1,64 @@
+// What the logs say of a failure: the root before what followed from it.
+
+import type { JSX } from "preact";
+
+import type { Resource } from "../../api/resource";
+import type { LogCauseDocument, LogVerdictDocument } from "../../api/documents";
+import { hrefOf } from "../../app/location";
+import { Badge } from "../../ui/badge";
+import { TimeText } from "../../ui/figures";
+import { countOf } from "../../ui/format";
+import { Section } from "../../ui/section";
+import { Loaded } from "../../ui/states";
+import { Table, type Column } from "../../ui/table";
+
+const COLUMNS: readonly Column<LogCauseDocument>[] = [
+  {
+    key: "role",
+    label: "Role",
+    render: (row) => (
+      <Badge tone={row.role === "follows" ? "quiet" : "bad"} shape={row.role === "root" ? "octagon" : row.role === "cause" ? "diamond" : "ring"}>
+        {row.role}
+      </Badge>
+    ),
+  },
+  { key: "rank", label: "Rank", isNumber: true, render: (row) => <a href={hrefOf("grid", { rank: row.rank })}>{row.rank}</a> },
+  { key: "host", label: "Host", render: (row) => <a href={hrefOf(["hosts", row.host])}>{row.host}</a> },
+  { key: "at", label: "When", render: (row) => <TimeText at={row.at_unix_s} /> },
+  { key: "label", label: "Label", render: (row) => <span title={`rule ${row.rule}`}>{row.label}</span> },
+  { key: "action", label: "Way out", render: (row) => row.action },
+  { key: "line", label: "Line", className: "clip", render: (row) => <span class="log-text" title={row.line}>{row.line}</span> },
+];
+
+export function Causes({ resource }: { resource: Resource<LogVerdictDocument> }): JSX.Element {
+  const told = resource.data;
+  const note = told === null ? undefined : `${countOf(told.num_lines, "line")} of ${countOf(told.num_ranks, "rank")} read`;
+  return (
+    <Section title="What broke first" note={note}>
+      <Loaded resource={resource} lines={2} none="No line speaks of a failure">
+        {(verdict) =>
+          verdict.causes.length === 0 ? (
+            <p class="soft">{verdict.reason === "" ? "No line speaks of a failure." : verdict.reason}</p>
+          ) : (
+            <div class="stack tight">
+              <p class="reading">
+                <strong>{verdict.label}</strong>
+                {verdict.culprit === "" ? null : <> {"\u2013"} names {verdict.culprit}</>}
+                {verdict.action === "" ? null : <span class="soft">; way out: {verdict.action}</span>}
+              </p>
+              {verdict.reason === "" ? null : <p class="soft reading">{verdict.reason}</p>}
+              <Table
+                caption="Causes found in the logs, the root first"
+                columns={COLUMNS}
+                rows={verdict.causes}
+                rowKey={(row) => `${row.rank} ${row.at_unix_s} ${row.line}`}
+                rowClass={(row) => (row.role === "follows" ? "is-faint" : "")}
+                virtualFrom={40}
+              />
+            </div>
+          )
+        }
+      </Loaded>
+    </Section>
+  );
+}

@@ -1,0 +1,51 @@
+// Is the job healthy; if not, what, where, since when; what did the system do about it; what can be done.
+
+import type { JSX } from "preact";
+
+import { useResource } from "../../api/resource";
+import type { IncidentsDocument, OverviewDocument } from "../../api/documents";
+import { overview, overviewError, job } from "../../app/job";
+import { ViewHead } from "../../ui/section";
+import { ErrorState, Skeleton } from "../../ui/states";
+import { ActionBar } from "../actions/action_bar";
+import { KeyFigures } from "./key_figures";
+import { LastIncident, NextAction, Trust } from "./what_next";
+import { Problems } from "./problems";
+import { SeriesCharts } from "./series_charts";
+
+const JOB_ACTIONS = ["checkpoint", "restart", "stop", "diag-on", "diag-off"] as const;
+
+function Answer({ told }: { told: OverviewDocument }): JSX.Element {
+  const incidents = useResource<IncidentsDocument>("incidents", {}, "incidents");
+  const all = incidents.data?.incidents ?? [];
+  return (
+    <>
+      <Problems told={told} />
+      <KeyFigures told={told} />
+      <div class="columns three">
+        <NextAction told={told} />
+        <LastIncident incident={all[0] ?? null} num={told.num_incidents} isKnown={incidents.data !== null} />
+        <Trust told={told} />
+      </div>
+      <SeriesCharts incidents={all} />
+    </>
+  );
+}
+
+export function OverviewView(): JSX.Element {
+  const told = overview.value;
+  return (
+    <>
+      <ViewHead title="Overview" note={job.value?.run_directory}>
+        <ActionBar kinds={JOB_ACTIONS} target="" />
+      </ViewHead>
+      {told !== null ? (
+        <Answer told={told} />
+      ) : overviewError.value === null ? (
+        <Skeleton lines={10} />
+      ) : (
+        <ErrorState error={overviewError.value} />
+      )}
+    </>
+  );
+}

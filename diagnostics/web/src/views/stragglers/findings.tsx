@@ -1,0 +1,129 @@
+// The findings: who, since when, how sure, on what evidence.
+
+import type { JSX } from "preact";
+
+import type { FindingDocument, StragglersDocument } from "../../api/documents";
+import { hrefOf } from "../../app/location";
+import { Badge, type Tone } from "../../ui/badge";
+import type { Shape } from "../../ui/icons";
+import { countOf, countText, durationText, percentText, ranksText, scoreText } from "../../ui/format";
+import { Section } from "../../ui/section";
+
+const CONFIDENCE: Record<string, { tone: Tone; shape: Shape }> = {
+  high: { tone: "bad", shape: "octagon" },
+  low: { tone: "warning", shape: "triangle" },
+  insufficient: { tone: "quiet", shape: "ring" },
+};
+
+function placeText(finding: FindingDocument): string {
+  if (finding.hosts.length > 0) {
+    return finding.hosts.slice(0, 3).join(", ") + (finding.hosts.length > 3 ? ` and ${finding.hosts.length - 3} more` : "");
+  }
+  return finding.stage === null ? `ranks ${ranksText(finding.ranks, 4)}` : `stage ${finding.stage}`;
+}
+
+function Links({ finding, number }: { finding: FindingDocument; number: number }): JSX.Element {
+  const rank = finding.ranks[0];
+  const span = { first: finding.first_step, last: finding.last_step, incarnation: number };
+  return (
+    <span class="links">
+      {rank === undefined ? null : <a href={hrefOf("heat", { ...span, rank })}>heat map</a>}
+      {rank === undefined ? null : <a href={hrefOf("grid", { rank, incarnation: number })}>rank {rank}</a>}
+      {finding.hosts[0] === undefined ? null : <a href={hrefOf(["hosts", finding.hosts[0]])}>host</a>}
+    </span>
+  );
+}
+
+function Finding({ finding, number }: { finding: FindingDocument; number: number }): JSX.Element {
+  const known = CONFIDENCE[finding.confidence] ?? { tone: "quiet" as const, shape: "ring" as const };
+  return (
+    <li class={finding.is_over ? "finding is-faint" : "finding"}>
+      <div class="finding-head">
+        <Badge tone={known.tone} shape={known.shape} title={`confidence ${finding.confidence}`}>
+          {finding.confidence}
+        </Badge>
+        <strong>{finding.cause}</strong>
+        <span>{placeText(finding)}</span>
+        {finding.is_over ? <span class="faint">over</span> : null}
+        <Links finding={finding} number={number} />
+      </div>
+      <dl class="finding-figures">
+        <div>
+          <dt>excess a step</dt>
+          <dd>
+            {durationText(finding.excess_s)} <span class="faint">{percentText(finding.excess)}</span>
+          </dd>
+        </div>
+        <div>
+          <dt>gain a step</dt>
+          <dd>
+            {durationText(finding.gain_s)} <span class="faint">of {durationText(finding.step_s)}</span>
+          </dd>
+        </div>
+        <div>
+          <dt>score</dt>
+          <dd>{scoreText(finding.score)}</dd>
+        </div>
+        <div>
+          <dt>seen in</dt>
+          <dd>
+            {countText(finding.num_seen)} <span class="faint">of {countOf(finding.num_steps, "step")}</span>
+          </dd>
+        </div>
+        <div>
+          <dt>steps</dt>
+          <dd>
+            {countText(finding.first_step)}
+            {"\u2013"}
+            {countText(finding.last_step)}
+          </dd>
+        </div>
+        <div>
+          <dt>make wait</dt>
+          <dd>{countOf(finding.num_victims, "rank")}</dd>
+        </div>
+      </dl>
+      <ul class="evidence">
+        {finding.evidence.map((line) => (
+          <li key={line}>{line}</li>
+        ))}
+      </ul>
+    </li>
+  );
+}
+
+export function Findings({ document }: { document: StragglersDocument }): JSX.Element {
+  const note =
+    document.first_step === null
+      ? undefined
+      : `steps ${countText(document.first_step)} to ${countText(document.last_step)}, ${
+          document.source === "daemon" ? "as the daemon judged them" : "computed from the records"
+        }`;
+  return (
+    <Section title="Findings" note={note}>
+      <p class="lead reading">{document.headline}</p>
+      {document.is_enough ? null : (
+        <p class="soft reading">
+          Not enough is recorded for a judgement: {countOf(document.num_steps, "step")} so far. It comes by itself with more steps.
+        </p>
+      )}
+      {document.findings.length === 0 ? null : (
+        <ul class="findings">
+          {document.findings.map((finding) => (
+            <Finding
+              key={`${finding.cause} ${finding.ranks.join(",")} ${finding.first_step}`}
+              finding={finding}
+              number={document.incarnation}
+            />
+          ))}
+        </ul>
+      )}
+      {document.silent_ranks.length === 0 ? null : (
+        <p class="soft">Nothing came from ranks {ranksText(document.silent_ranks, 10)}: they are not judged.</p>
+      )}
+      {document.unjudged_ranks.length === 0 ? null : (
+        <p class="soft">Ranks {ranksText(document.unjudged_ranks, 10)} have no peers that do the same work: they are not judged.</p>
+      )}
+    </Section>
+  );
+}

@@ -1,0 +1,52 @@
+// Who makes the job slow and why, what the time goes into, and what each way out would gain and cost.
+
+import type { JSX } from "preact";
+
+import { useResource } from "../../api/resource";
+import type { StragglersDocument, WhatIfDocument } from "../../api/documents";
+import { incarnation } from "../../app/job";
+import { useNumberParam } from "../../app/location";
+import { RoundSelect } from "../../app/round_select";
+import { ViewHead } from "../../ui/section";
+import { EmptyState, Loaded } from "../../ui/states";
+import { Findings } from "./findings";
+import { Scores } from "./scores";
+import { WhatIf } from "./what_if";
+
+export function StragglersView(): JSX.Element {
+  const number = incarnation.value?.number ?? null;
+  const [first] = useNumberParam("first");
+  const [last] = useNumberParam("last");
+  const asked = number === null ? null : "stragglers";
+  const stragglers = useResource<StragglersDocument>(asked, { incarnation: number }, "stragglers");
+  const whatIf = useResource<WhatIfDocument>(number === null ? null : "whatif", { incarnation: number, first, last }, "timeline");
+  if (number === null) {
+    return (
+      <>
+        <ViewHead title="Stragglers and what-if" />
+        <EmptyState title="No round has told of its steps yet">
+          Stragglers are found by comparing ranks that do the same work, over some tens of steps. They appear here when the first
+          steps are recorded.
+        </EmptyState>
+      </>
+    );
+  }
+  return (
+    <>
+      <ViewHead title="Stragglers and what-if" note={`round ${number}`}>
+        <RoundSelect />
+      </ViewHead>
+      <Loaded resource={stragglers} none="Nothing can be judged yet">
+        {(document) => (
+          <>
+            <Findings document={document} />
+            <div class="split">
+              <WhatIf resource={whatIf} />
+              <Scores document={document} />
+            </div>
+          </>
+        )}
+      </Loaded>
+    </>
+  );
+}

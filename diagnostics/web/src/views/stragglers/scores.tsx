@@ -1,0 +1,30 @@
+// The hosts by straggler score: who is next to be looked at.
+
+import type { JSX } from "preact";
+
+import type { StragglersDocument } from "../../api/documents";
+import { hrefOf } from "../../app/location";
+import { Bars } from "../../ui/bars";
+import { scoreText } from "../../ui/format";
+import { Section } from "../../ui/section";
+
+const MOST = 20;
+
+export function Scores({ document }: { document: StragglersDocument }): JSX.Element {
+  const bars = document.scores.slice(0, MOST).map((one) => ({
+    key: one.host,
+    label: one.host,
+    value: Math.max(0, one.score),
+    text: scoreText(one.score),
+    href: hrefOf(["hosts", one.host]),
+  }));
+  return (
+    <Section title="Hosts by score" note="robust deviations above their peers">
+      {bars.length === 0 ? (
+        <p class="soft">No host has a score yet.</p>
+      ) : (
+        <Bars caption="Straggler score of hosts, the highest first" bars={bars} atLeast={3} />
+      )}
+    </Section>
+  );
+}

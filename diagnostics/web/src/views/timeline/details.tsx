@@ -1,0 +1,73 @@
+// What the slice under the cursor is.
+
+import type { JSX } from "preact";
+
+import { hrefOf } from "../../app/location";
+import {
+  HAS_FAILED, IS_OPEN, lineOfSlice, NO_CHUNK, operationName, rankOfLine, type IdealPicture, type TimelinePicture,
+} from "../../canvas/timeline-picture";
+import { bytesText, durationText, timesText } from "../../ui/format";
+
+/** "rank 3 on host-1, dp 1 pp 0 tp 1" */
+export function rankText(picture: TimelinePicture, rank: number): string {
+  const { tp_size: tp, dp_size: dp } = picture.layout;
+  const place = picture.rank.indexOf(rank);
+  const host = picture.hosts[picture.rankHost[place] ?? 0] ?? "";
+  const at = `dp ${Math.floor(rank / tp) % dp}  pp ${Math.floor(rank / (tp * dp))}  tp ${rank % tp}`;
+  return `rank ${rank}   ${at}${host === "" ? "" : `   ${host}`}`;
+}
+
+/** The slice in a sentence, for those who do not see it. */
+export function sliceText(picture: TimelinePicture, slice: number): string {
+  const rank = rankOfLine(picture, lineOfSlice(picture, slice));
+  const micro = picture.microbatch[slice] ?? -1;
+  const of = micro >= 0 ? `, micro-batch ${micro}` : "";
+  return `${operationName(picture, slice)}${of}, rank ${rank}, step ${picture.step[slice]}, ${durationText((picture.length[slice] ?? 0) / 1e9)}`;
+}
+
+interface DetailsProps {
+  picture: TimelinePicture;
+  ideal: IdealPicture | null;
+  slice: number;
+}
+
+export function Details({ picture, ideal, slice }: DetailsProps): JSX.Element {
+  if (slice < 0 || slice >= picture.numSlices) {
+    return (
+      <p class="timeline-details faint">
+        Wheel or + and - zoom, drag or Shift with arrows moves, arrows go from slice to slice. Shift with the wheel scrolls.
+      </p>
+    );
+  }
+  const rank = rankOfLine(picture, lineOfSlice(picture, slice));
+  const micro = picture.microbatch[slice] ?? -1;
+  const chunk = picture.chunk[slice] ?? NO_CHUNK;
+  const flags = picture.flags[slice] ?? 0;
+  const seconds = (picture.length[slice] ?? 0) / 1e9;
+  const best = ideal === null ? -1 : (ideal.length[slice] ?? -1);
+  const bytes = picture.bytes[slice] ?? 0;
+  return (
+    <p class="timeline-details" data-testid="timeline-details">
+      <strong>{operationName(picture, slice)}</strong>
+      {micro >= 0 ? <span>micro-batch {micro}</span> : null}
+      {chunk !== NO_CHUNK ? <span>chunk {chunk}</span> : null}
+      <span>
+        <a href={hrefOf("grid", { rank })}>rank {rank}</a>
+      </span>
+      <span>step {picture.step[slice]}</span>
+      <strong>{durationText(seconds)}</strong>
+      <span class="faint">from {durationText((picture.begin[slice] ?? 0) / 1e9)}</span>
+      {bytes > 0 ? <span>{bytesText(bytes)}{seconds > 0 ? `, ${bytesText(bytes / seconds)}/s` : ""}</span> : null}
+      {best >= 0 ? (
+        <span>
+          ideal {durationText(best / 1e9)}
+          {best > 0 ? `, ${timesText((seconds * 1e9) / best)}` : ""}
+        </span>
+      ) : null}
+      {ideal !== null && ideal.isCritical[slice] === 1 ? <strong>on the critical path</strong> : null}
+      {(flags & IS_OPEN) !== 0 ? <strong>it has not ended</strong> : null}
+      {(flags & HAS_FAILED) !== 0 ? <strong>it failed</strong> : null}
+      <span class="faint">record {picture.sequence[slice]}</span>
+    </p>
+  );
+}

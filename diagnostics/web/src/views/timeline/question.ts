@@ -1,0 +1,57 @@
+// What the timeline is asked, and which part of it is in sight: all of it is in the URL.
+
+import type { Query } from "../../api/client";
+import { incarnation } from "../../app/job";
+import { route, useNumberParam, useParam } from "../../app/location";
+
+export interface TimelineChoice {
+  first: number | null;
+  last: number | null;
+  /** As "0:7,16"; empty: chosen around `rank`. */
+  ranks: string;
+  rank: number | null;
+  /** ns from the begin of what is drawn; null: all of it. */
+  fromNs: number | null;
+  toNs: number | null;
+  search: string;
+  hasFlows: boolean;
+  hasIdeal: boolean;
+  hasCritical: boolean;
+}
+
+export function useTimelineChoice(): TimelineChoice {
+  const [first] = useNumberParam("first");
+  const [last] = useNumberParam("last");
+  const [rank] = useNumberParam("rank");
+  const [ranks] = useParam("ranks", "");
+  const [fromNs] = useNumberParam("t0");
+  const [toNs] = useNumberParam("t1");
+  const [search] = useParam("find", "");
+  const [flows] = useParam("flows", "1");
+  const [ideal] = useParam("ideal", "0");
+  const [critical] = useParam("critical", "0");
+  return {
+    first, last, ranks, rank, fromNs, toNs, search,
+    hasFlows: flows === "1", hasIdeal: ideal === "1", hasCritical: critical === "1",
+  };
+}
+
+export function slicesQuery(choice: TimelineChoice): Query {
+  return {
+    incarnation: incarnation.value?.number,
+    first: choice.first,
+    last: choice.last,
+    ranks: choice.ranks === "" ? null : choice.ranks,
+    rank: choice.ranks === "" ? choice.rank : null,
+  };
+}
+
+/** Return which part the URL names at this moment, [t0, t1]: what a component was drawn with may be older. */
+export function partOfUrl(): [number | null, number | null] {
+  const { params } = route.peek();
+  const of = (name: string): number | null => {
+    const text = params.get(name);
+    return text !== null && /^-?\d{1,12}$/.test(text) ? Number(text) : null;
+  };
+  return [of("t0"), of("t1")];
+}

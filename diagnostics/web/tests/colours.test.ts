@@ -1,0 +1,85 @@
+// Colours: a map whose steps look equal and whose lightness only rises; text on a colour can be read.
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import {
+  inkOn, luminance, mixed, operationColour, packed, sequential, sequentialTable, srgbOfOklab, tripleOfHex, type Triple,
+} from "../src/canvas/colours.ts";
+import { roundStep, ticksBetween, timeTick } from "../src/canvas/ticks.ts";
+
+function contrast(a: Triple, b: Triple): number {
+  const [low, high] = [luminance(a), luminance(b)].sort((x, y) => x - y);
+  return ((high ?? 0) + 0.05) / ((low ?? 0) + 0.05);
+}
+
+test("OKLab has the whites, greys and primaries of its definition", () => {
+  assert.deepEqual(srgbOfOklab(1, 0, 0), [255, 255, 255]);
+  assert.deepEqual(srgbOfOklab(0, 0, 0), [0, 0, 0]);
+  assert.deepEqual(srgbOfOklab(0.6279553606, 0.2248630684, 0.1258462985), [255, 0, 0]);
+  assert.deepEqual(srgbOfOklab(0.4520137184, -0.0324569677, -0.3115281477), [0, 0, 255]);
+});
+
+test("lightness rises all along the map, and its ends are far apart", () => {
+  const map = Array.from({ length: 255 }, (_, level) => sequential(level / 254));
+  for (let level = 3; level < map.length; level += 1) {
+    // a level is less than a step of 8 bits: the third after it is lighter for certain
+    assert.ok(luminance(map[level] as Triple) > luminance(map[level - 3] as Triple));
+  }
+  assert.ok(contrast(map[0] as Triple, map[254] as Triple) > 9);
+  assert.deepEqual(sequential(-1), sequential(0));
+  assert.deepEqual(sequential(2), sequential(1));
+  const blue = map[0] as Triple;
+  const yellow = map[254] as Triple;
+  assert.ok(blue[2] > blue[0] && yellow[2] < yellow[0]);
+});
+
+test("no colour of the map lies outside of sRGB, so none was bent", () => {
+  // at the edge of sRGB a channel is 0 or 255; inside of it none is
+  for (let level = 1; level < 254; level += 1) {
+    const colour = sequential(level / 254);
+    assert.ok(colour.every((channel) => channel > 0 && channel < 255), String(colour));
+  }
+});
+
+test("a table is the map as pixels", () => {
+  const table = sequentialTable(255);
+
+  assert.equal(table.length, 255);
+  assert.equal(table[0], packed(sequential(0)));
+  assert.equal(table[254], packed(sequential(1)));
+  assert.equal(packed([1, 2, 3]), 0xff030201);
+  const bytes = new Uint8Array(Uint32Array.of(packed([1, 2, 3], 4)).buffer);
+  assert.deepEqual([...bytes], [1, 2, 3, 4]);
+});
+
+test("labels on the colours of operations can be read", () => {
+  for (const theme of ["light", "dark"] as const) {
+    for (const name of ["forward-compute", "backward-compute", "forward-send", "gc", "step", "optimizer", "nonsense"]) {
+      const colour = operationColour(name, theme);
+      assert.ok(contrast(inkOn(colour), colour) >= 4.5, `${name} ${theme} ${contrast(inkOn(colour), colour)}`);
+    }
+  }
+  assert.notDeepEqual(operationColour("forward-compute", "light"), operationColour("backward-compute", "light"));
+});
+
+test("tokens are read and mixed", () => {
+  assert.deepEqual(tripleOfHex(" #1d5bb8"), [29, 91, 184]);
+  assert.deepEqual(tripleOfHex("#1d5bb826"), [29, 91, 184]);
+  assert.deepEqual(tripleOfHex("#fff"), [255, 255, 255]);
+  assert.deepEqual(tripleOfHex("red"), [128, 128, 128]);
+  assert.deepEqual(mixed([0, 0, 0], [100, 200, 50], 0.5), [50, 100, 25]);
+});
+
+test("ticks are round and few", () => {
+  assert.deepEqual(ticksBetween(0, 100, 5), [0, 20, 40, 60, 80, 100]);
+  assert.deepEqual(ticksBetween(13, 27, 3), [15, 20, 25]);
+  assert.equal(roundStep(0, 4), 1);
+  for (const span of [3, 47, 1e6, 2.5e9]) {
+    assert.ok(ticksBetween(0, span, 8).length <= 10);
+  }
+  assert.equal(timeTick(12_500_000, 500_000), "12500\u202f\u00b5s");
+  assert.equal(timeTick(12_500_000, 5_000_000), "13\u202fms");
+  assert.equal(timeTick(1_500_000_000, 500_000_000), "1500\u202fms");
+  assert.equal(timeTick(3_000_000_000, 1_000_000_000), "3\u202fs");
+});

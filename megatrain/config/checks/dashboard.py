@@ -1,0 +1,91 @@
+"""Rules of the section [dashboard]: nobody is let in by a setting that was forgotten, and no setting does nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from ipaddress import ip_network
+
+from megatrain.config.dashboard import DashboardConfig
+from megatrain.config.problem import Problem
+from megatrain.config.wording import value_text
+from megatrain.contracts.addresses import is_loopback
+
+_TOKEN_KEYS = ("dashboard.viewer_token_file", "dashboard.operator_token_file")
+_MOST_HOST_NAMES = 64
+
+
+def dashboard_problems(found: DashboardConfig) -> Iterator[Problem]:
+    """Yield what is wrong with the section by itself."""
+    has_tokens = bool(found.viewer_token_file or found.operator_token_file)
+    if not is_loopback(found.address) and not has_tokens and not found.trusted_proxies:
+        yield Problem(
+            ("dashboard.address", *_TOKEN_KEYS, "dashboard.trusted_proxies"),
+            f"dashboard.address={value_text(found.address)} is reached from other machines and needs to know who asks: "
+            f'set dashboard.viewer_token_file or operator_token_file, or trusted_proxies, or use address="127.0.0.1"',
+        )
+    if found.viewer_token_file and found.viewer_token_file == found.operator_token_file:
+        yield Problem(
+            _TOKEN_KEYS,
+            f"dashboard.viewer_token_file and operator_token_file are both {value_text(found.viewer_token_file)}: "
+            f"every viewer would be an operator; name two files",
+        )
+    yield from _action_problems(found)
+    yield from _proxy_problems(found)
+    if len(comma_list(found.host_names)) > _MOST_HOST_NAMES:
+        yield Problem(
+            ("dashboard.host_names",),
+            f"dashboard.host_names holds {len(comma_list(found.host_names))} names; use at most {_MOST_HOST_NAMES}",
+        )
+
+
+def _action_problems(found: DashboardConfig) -> Iterator[Problem]:
+    asks_who = found.viewer_token_file or found.trusted_proxies
+    if found.enable_actions and asks_who and not found.operator_token_file and not found.role_header:
+        yield Problem(
+            ("dashboard.enable_actions", "dashboard.operator_token_file", "dashboard.role_header"),
+            "dashboard.enable_actions=true lets operators act, and nobody can be one; set "
+            "dashboard.operator_token_file, or role_header with trusted_proxies, or use enable_actions=false",
+        )
+
+
+def _proxy_problems(found: DashboardConfig) -> Iterator[Problem]:
+    for text in comma_list(found.trusted_proxies):
+        reason = _network_problem(text)
+        if reason:
+            yield Problem(
+                ("dashboard.trusted_proxies",),
+                f"dashboard.trusted_proxies={value_text(found.trusted_proxies)}: {value_text(text)} {reason}",
+            )
+    if found.trusted_proxies and not found.user_header:
+        yield Problem(
+            ("dashboard.trusted_proxies", "dashboard.user_header"),
+            f"dashboard.trusted_proxies={value_text(found.trusted_proxies)} needs dashboard.user_header, found "
+            f'""; name the header in which they say who asks, as "X-Forwarded-User"',
+        )
+    for name in ("user_header", "role_header"):
+        if getattr(found, name) and not found.trusted_proxies:
+            yield Problem(
+                (f"dashboard.{name}", "dashboard.trusted_proxies"),
+                f"dashboard.{name}={value_text(getattr(found, name))} does nothing without dashboard.trusted_proxies: "
+                f'anybody could send it; name the proxies\' addresses, or use {name}=""',
+            )
+    if found.role_header and found.role_header.lower() == found.user_header.lower():
+        yield Problem(
+            ("dashboard.role_header", "dashboard.user_header"),
+            f"dashboard.role_header and user_header are both {value_text(found.user_header)}; name two headers",
+        )
+
+
+def comma_list(text: str) -> tuple[str, ...]:
+    """Return the parts of a list that is written with commas."""
+    return tuple(filter(None, (part.strip() for part in text.split(","))))
+
+
+def _network_problem(text: str) -> str:
+    try:
+        network = ip_network(text)
+    except ValueError:
+        return "is no address or network; use 10.1.2.3 or 10.0.0.0/8 for instance"
+    if network.prefixlen == 0:
+        return "is everybody; name the proxies"
+    return ""

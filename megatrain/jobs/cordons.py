@@ -1,0 +1,35 @@
+"""Cordons as people set and lift them: written to etcd directly, also when nothing runs. The driver reads them."""
+
+from __future__ import annotations
+
+import time
+
+from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.record import decode, encode
+from megatrain.contracts.rounds import Cordon
+from megatrain.coordination.client import EtcdClient
+from megatrain.coordination.wire import Compare, KeyRange, Put, Range
+
+
+def cordon_host(client: EtcdClient, keys: JobKeys, host: str, *, reason: str, by: str) -> tuple[Cordon, bool]:
+    """Let no round use a host from now on. Return the cordon that holds, and whether it is this one.
+
+    Raises: CoordinationError.
+    """
+    key = keys.cordon(host)
+    new = Cordon(host, reason or "no reason given", by, time.time())
+    answer = client.txn(
+        [Compare.is_absent(key)], [Put(key, encode(new))], [Range(KeyRange.key(key))], is_repeatable=True
+    )
+    if answer.is_met:
+        return new, True
+    there = decode(Cordon, answer.range_answer(0).items[0].value, key)
+    return there, there == new  # a repeated try finds what the first one wrote
+
+
+def uncordon_host(client: EtcdClient, keys: JobKeys, host: str) -> bool:
+    """Let rounds use a host again. Return whether it was cordoned. Raises: CoordinationError."""
+    key = keys.cordon(host)
+    before = client.get(key)
+    num_deleted = client.delete(key).num_deleted
+    return before is not None or num_deleted > 0

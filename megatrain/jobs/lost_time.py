@@ -1,0 +1,79 @@
+"""What incidents have cost a job: time without a step, and steps that were done again. Pure.
+
+The driver, the dashboard and whoever else reckons with a restart take these numbers from here.
+Source: effective training time is that of MegaScale sec. 6.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from statistics import median
+
+from megatrain.contracts.incident import Incident, IncidentKind, IncidentState
+
+MEDIAN_NOTE = "median_step_s"
+"""Name of the note that says how long a step took when the incident began."""
+_MAX_INCIDENTS = 10
+"""The newest of them say what a restart costs as the job is now."""
+
+Interval = tuple[float, float]
+"""Begin and end, unix seconds."""
+
+
+def median_of(incident: Incident) -> float:
+    """Return the seconds of a step when an incident began, 0 where nobody knows."""
+    try:
+        return float(incident.notes.get(MEDIAN_NOTE, "0"))
+    except ValueError:
+        return 0.0
+
+
+def restart_price_s(incidents: Iterable[Incident]) -> float | None:
+    """Return the median of what the newest recoveries cost, None before the first."""
+    costs = [cost for one in incidents if (cost := _cost_s(one)) is not None]
+    return median(costs[-_MAX_INCIDENTS:]) if costs else None
+
+
+def effective_time_ratio(incidents: Sequence[Incident], begin: float, now: float) -> float | None:
+    """Return the part of the time since `begin` in which steps were done that counted.
+
+    Lost is the time from each failure to the next completed step, and that of the steps which were done again.
+    Overlapping recoveries count once. None before any time has passed.
+    """
+    if now <= begin:
+        return None
+    lost_s = covered_s(recoveries(incidents, now), begin, now)
+    lost_s += sum((one.steps_lost or 0) * median_of(one) for one in once_a_round(incidents))
+    return round(min(1.0, max(0.0, 1.0 - lost_s / (now - begin))), 6)
+
+
+def recoveries(incidents: Iterable[Incident], now: float) -> list[Interval]:
+    """Return the times from each failure to the next completed step, up to now where there is none yet."""
+    return [
+        (one.moments.began, now if one.moments.first_step is None else one.moments.first_step)
+        for one in incidents
+        if one.state is not IncidentState.HELD
+    ]
+
+
+def covered_s(intervals: Iterable[Interval], begin: float, end: float) -> float:
+    """Return how much of the time from `begin` to `end` lies in any of the intervals."""
+    total_s, reached = 0.0, begin
+    for first, last in sorted(intervals):
+        total_s += max(0.0, min(last, end) - max(first, reached))
+        reached = max(reached, min(last, end))
+    return total_s
+
+
+def once_a_round(incidents: Iterable[Incident]) -> list[Incident]:
+    """Return one incident for each round that was broken: its steps were lost once."""
+    return list({one.round: one for one in incidents if one.state is not IncidentState.HELD}.values())
+
+
+def _cost_s(incident: Incident) -> float | None:
+    moments = incident.moments
+    if incident.state is not IncidentState.RECOVERED or moments.first_step is None:
+        return None
+    if incident.kind is IncidentKind.NUMERICS or incident.rollback is not None:
+        return None  # how far it went back says nothing of other restarts
+    return max(0.0, moments.first_step - moments.began) + (incident.steps_lost or 0) * median_of(incident)

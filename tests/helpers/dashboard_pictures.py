@@ -1,0 +1,87 @@
+"""The routes of pictures over a directory of events, without a job: what they ask of a source, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter, Depends, FastAPI
+from fastapi.testclient import TestClient
+
+from megatrain.contracts.run_directory import RunDirectory
+from megatrain_diagnostics.columns.schema import to_arrow
+from megatrain_diagnostics.dashboard.routes.errors import add_error_answers, check_query
+from megatrain_diagnostics.dashboard.routes.parts import Parts
+from megatrain_diagnostics.dashboard.settings import DashboardSettings
+from megatrain_diagnostics.dashboard.sources.facts import JobFacts
+from megatrain_diagnostics.dashboard.sources.protocol import LiveState
+from megatrain_diagnostics.events.roster import Roster, make_roster, newest_incarnation
+from megatrain_diagnostics.events.source import Where
+from megatrain_diagnostics.events.tables import Groups, Ranks, Table
+from megatrain_diagnostics.store.hang_evidence import FiledEvidence
+from megatrain_diagnostics.store.reader import StoredEvents
+from megatrain_diagnostics.store.segment_store import SegmentStore
+
+
+@dataclass
+class PictureSource:
+    """A recorded job as far as pictures ask. `versions` may be changed: events have come."""
+
+    directory: Path
+    evidence: FiledEvidence | None = None
+    state: Any = None
+    versions: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.job = "made"
+        self.run = RunDirectory(self.directory)
+        self.is_recorded = True
+        self.events = StoredEvents(self.directory / "events")
+        self._rosters: dict[int, Roster] = {}
+
+    def snapshot(self) -> None:
+        return None
+
+    def etcd_trouble(self) -> str:
+        return ""
+
+    def daemon_state(self) -> Any:
+        return self.state
+
+    def facts(self) -> JobFacts:
+        return JobFacts()
+
+    def kept_evidence(self, incarnation: int) -> FiledEvidence | None:
+        return self.evidence
+
+    def roster(self, incarnation: int | None) -> Roster:
+        number = newest_incarnation(self.events.read(Ranks)) if incarnation is None else incarnation
+        if number not in self._rosters:
+            where = Where((number,))
+            self._rosters[number] = make_roster(self.events.read(Ranks, where), self.events.read(Groups, where), number)
+        return self._rosters[number]
+
+    def live(self) -> LiveState:
+        return LiveState(None, self.versions)
+
+    def close(self) -> None:
+        return None
+
+
+def stored_events(directory: Path, *tables: Table) -> Path:
+    """Write tables as the events of a run."""
+    with SegmentStore(directory / "events") as store:
+        for table in tables:
+            store.append(type(table), to_arrow(table))
+        store.commit()
+    return directory
+
+
+def picture_client(source: PictureSource, router: Callable[[Parts], APIRouter]) -> TestClient:
+    """Return a client of one router, with the refusals that the server has."""
+    app = FastAPI(dependencies=[Depends(check_query)])
+    add_error_answers(app)
+    app.include_router(router(Parts(source, DashboardSettings())))  # type: ignore[arg-type]
+    return TestClient(app)

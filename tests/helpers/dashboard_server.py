@@ -1,0 +1,236 @@
+"""A dashboard's server on a loopback socket, of a job that a test makes up; and a client that sends what it is told."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter
+
+from megatrain.contracts.errors import DataError
+from megatrain.contracts.run_directory import RunDirectory
+from megatrain.jobs.snapshot import JobSnapshot
+from megatrain_diagnostics.dashboard.actions.desk import ActionDesk
+from megatrain_diagnostics.dashboard.app import make_app
+from megatrain_diagnostics.dashboard.live import LiveStreams
+from megatrain_diagnostics.dashboard.routes.assets import Asset
+from megatrain_diagnostics.dashboard.security.headers import CONTENT_SECURITY_POLICY
+from megatrain_diagnostics.dashboard.server import DashboardServer, listening_socket
+from megatrain_diagnostics.dashboard.settings import DashboardSettings
+from megatrain_diagnostics.dashboard.sources.facts import JobFacts
+from megatrain_diagnostics.dashboard.sources.protocol import LiveState
+from megatrain_diagnostics.events.roster import Roster
+from megatrain_diagnostics.store.daemon_state import DaemonState
+from megatrain_diagnostics.store.hang_evidence import FiledEvidence
+from megatrain_diagnostics.store.reader import StoredEvents
+
+JOB = "demo"
+VIEWER_TOKEN = "viewer-token-of-the-tests"
+OPERATOR_TOKEN = "operator-token-of-the-tests"
+PAGE = b"<!doctype html><title>page</title>"
+SCRIPT = b"export const answer = 42;\n" * 100
+_TIMEOUT_S = 10.0
+
+
+def make_asset(body: bytes, media_type: str, compressed: bytes | None = None, cache: str = "no-cache") -> Asset:
+    return Asset(body, compressed, media_type, f'"{len(body)}"', cache)
+
+
+FILES = {
+    "index.html": make_asset(PAGE, "text/html; charset=utf-8"),
+    "assets/app-1a2b3c4d.js": make_asset(SCRIPT, "text/javascript; charset=utf-8", cache="public, immutable"),
+}
+
+
+@dataclass(slots=True)
+class MadeUpJob:
+    """A JobSource of which a test sets what it says."""
+
+    run: RunDirectory
+    job: str = JOB
+    is_recorded: bool = False
+    told: JobSnapshot | None = None
+    state: LiveState = field(default_factory=lambda: LiveState(None, {"overview": 1}))
+    trouble: str = ""
+    num_looks: int = 0
+    is_closed: bool = False
+    events: StoredEvents = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.events = StoredEvents(self.run.events, num_threads=1)
+
+    def snapshot(self) -> JobSnapshot | None:
+        return self.told
+
+    def etcd_trouble(self) -> str:
+        return ""
+
+    def daemon_state(self) -> DaemonState | None:
+        return None
+
+    def facts(self) -> JobFacts:
+        return JobFacts()
+
+    def roster(self, incarnation: int | None) -> Roster:
+        raise DataError("no rank was ever heard of")
+
+    def kept_evidence(self, incarnation: int) -> FiledEvidence | None:
+        return None
+
+    def live(self) -> LiveState:
+        self.num_looks += 1
+        if self.trouble:
+            raise DataError(self.trouble)
+        return self.state
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A running server."""
+
+    server: DashboardServer
+    source: MadeUpJob
+    streams: LiveStreams
+
+    @property
+    def port(self) -> int:
+        return self.server.port
+
+
+@contextmanager
+def served(
+    directory: Path,
+    settings: DashboardSettings,
+    desk: ActionDesk | None = None,
+    more: Sequence[APIRouter] = (),
+    source: MadeUpJob | None = None,
+) -> Iterator[Served]:
+    """Run a server at any free port until the end of the block. `more`: routes at the very front, of the test's own."""
+    source = source or MadeUpJob(RunDirectory(directory))
+    dashboard = make_app(source, settings, desk, files=FILES)
+    for router in more:
+        dashboard.app.include_router(router)
+        dashboard.app.router.routes.insert(0, dashboard.app.router.routes.pop())
+    with listening_socket(settings) as listening:
+        server = DashboardServer(dashboard.app, listening, settings, dashboard.streams)
+        try:
+            yield Served(server, source, dashboard.streams)
+        finally:
+            assert server.close(), "the server did not end"
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    def assert_secured(self) -> None:
+        """Every answer has these."""
+        assert self.headers["content-security-policy"] == CONTENT_SECURITY_POLICY
+        assert self.headers["x-content-type-options"] == "nosniff"
+        assert self.headers["referrer-policy"] == "no-referrer"
+        assert self.headers["cross-origin-resource-policy"] == "same-origin"
+        assert "camera=()" in self.headers["permissions-policy"]
+        assert "cache-control" in self.headers
+        assert "server" not in self.headers
+
+    def assert_refused(self, status: int, text: str = "") -> None:
+        """The answer is a refusal as all are, and says nothing about our code."""
+        assert self.status == status, (self.status, self.body)
+        self.assert_secured()
+        assert self.headers["content-type"] == "application/json"
+        assert set(self.json) == {"error", "text"}
+        assert text in self.json["text"]
+        assert b"Traceback" not in self.body
+        assert b"site-packages" not in self.body
+
+
+def connected(port: int) -> socket.socket:
+    client = socket.create_connection(("127.0.0.1", port), timeout=_TIMEOUT_S)
+    client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return client
+
+
+def head_of(method: str, path: str, headers: Mapping[str, str], port: int, body: bytes = b"") -> bytes:
+    """Return a request as it is sent; a header named None is left out by giving it the value ""."""
+    named = {"Host": f"127.0.0.1:{port}", **headers}
+    if body and "Content-Length" not in named and "Transfer-Encoding" not in named:
+        named["Content-Length"] = str(len(body))
+    lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in named.items() if value)]
+    return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
+
+
+def ask(
+    port: int, path: str, headers: Mapping[str, str] | None = None, *, method: str = "GET", body: bytes = b""
+) -> Reply:
+    """Send one request over a connection of its own; return the answer."""
+    return exchange(port, head_of(method, path, headers or {}, port, body))
+
+
+def exchange(port: int, raw: bytes) -> Reply:
+    """Send these very bytes; return the first answer."""
+    with connected(port) as client:
+        client.sendall(raw)
+        return read_reply(client)
+
+
+def read_reply(client: socket.socket) -> Reply:
+    """Read one answer of a known length, or to the end of the connection."""
+    received = read_head(client)
+    head, _, body = received.partition(b"\r\n\r\n")
+    lines = head.decode("latin-1").split("\r\n")
+    pairs = [line.partition(": ")[::2] for line in lines[1:]]
+    headers = {name.lower(): value for name, value in pairs}
+    length = int(headers["content-length"]) if "content-length" in headers else None
+    status = int(lines[0].split(" ")[1])
+    while status not in (204, 304) and (length is None or len(body) < length):
+        part = client.recv(65536)
+        if not part:
+            break
+        body += part
+    return Reply(status, headers, body)
+
+
+def read_head(client: socket.socket) -> bytes:
+    """Read until the end of an answer's headers; what follows them in the same packets is returned too."""
+    received = b""
+    while b"\r\n\r\n" not in received:
+        part = client.recv(65536)
+        assert part, f"the connection ended after {received!r}"
+        received += part
+    return received
+
+
+def read_rest(client: socket.socket) -> bytes:
+    """Read until the other side ends the connection."""
+    received = b""
+    while part := client.recv(65536):
+        received += part
+    return received
+
+
+def bearer(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
+
+
+def from_page(port: int) -> dict[str, str]:
+    """Return what a page of ours sends with a request that changes something."""
+    return {
+        "Origin": f"http://127.0.0.1:{port}",
+        "Sec-Fetch-Site": "same-origin",
+        "X-Megatrain-Request": "1",
+        "Content-Type": "application/json",
+    }

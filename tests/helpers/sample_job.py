@@ -1,0 +1,118 @@
+"""`python -m tests.helpers.sample_job OUTPUT`: record the job that `make dashboard-sample` shows.
+
+A real job under `megatrain launch`: four hosts with two ranks each (tp 2, pp 2, dp 2), two spares, compute paced.
+Things go wrong as they do in weeks of training: a rank is killed, a host becomes slow and is evicted, a rank stops and
+the job hangs. What is kept is what a run leaves on disk, without weights.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from pathlib import Path
+
+from megatrain.contracts.incident import Incident, IncidentKind, IncidentState
+from megatrain.contracts.record import decode
+from megatrain_diagnostics.events.roster import newest_incarnation
+from megatrain_diagnostics.events.tables import Ranks
+from megatrain_diagnostics.store.compaction import compact
+from megatrain_diagnostics.store.reader import StoredEvents
+from megatrain_diagnostics.store.segments import not_superseded
+from tests.helpers.closed_loop import ClosedLoop, closed_loop
+from tests.helpers.paced_train import Pace, Slowness
+from tests.helpers.waiting import wait_until
+
+NAME = "gpt-sample"
+HOSTS = tuple(f"host-{number}" for number in range(6))
+STEPS = 220
+_NUM_TRAINING = 4
+_KILLED_RANK, _STOPPED_RANK, _SLOW_HOST = 5, 3, "host-1"
+_KILL_AT, _SLOW_AT, _STOP_AT = 45, 85, 160
+_DEADLINE_S = 120.0
+_KEPT = ("config.toml", "events", "incidents", "checkpoints", "logs", "metrics", "diagnosis")
+
+
+def record(output: Path) -> None:
+    """Run the job, and leave its run directory in `output`, which must not be there yet.
+
+    Nothing else may run meanwhile: a machine that is busy makes stragglers of its own.
+    """
+    root = Path(tempfile.gettempdir()) / NAME
+    root.mkdir()
+    try:
+        layout = {"parallel": {"tp_size": 2, "pp_size": 2}, "checkpoint": {"interval": 80}}
+        sampling = {"diagnostics": {"sample_period": 20}}
+        pace = Pace(forward_s=0.02, backward_s=0.04, noise=0.02, seed=1)
+        with closed_loop(
+            root, layout, sampling, pace=pace, hosts=HOSTS, num_training=_NUM_TRAINING, steps=STEPS
+        ) as loop:
+            _let_things_go_wrong(loop)
+            for host in HOSTS:
+                loop.launched.finish(host, _DEADLINE_S)
+            run = loop.launched.job.files.root
+        compact(run / "events", 2**62)
+        _keep(run, output)
+    finally:
+        shutil.rmtree(root)
+
+
+def _let_things_go_wrong(loop: ClosedLoop) -> None:
+    loop.launched.wait_for_step(_KILL_AT, _DEADLINE_S)
+    os.kill(_pid_of(loop, _KILLED_RANK), signal.SIGKILL)
+    _wait_for_recovery(loop, 1)
+    loop.launched.wait_for_step(_SLOW_AT, _DEADLINE_S)
+    loop.pace.slow_down(Slowness("compute", _SLOW_HOST, 0, 1.6))
+    _wait_for_recovery(loop, 2)
+    loop.launched.wait_for_step(_STOP_AT, _DEADLINE_S)
+    os.kill(_pid_of(loop, _STOPPED_RANK), signal.SIGSTOP)
+    _wait_for_recovery(loop, 3)
+
+
+def _wait_for_recovery(loop: ClosedLoop, number: int) -> None:
+    def recovered() -> list[Incident]:
+        return [one for one in loop.view.incidents() if one.state is IncidentState.RECOVERED]
+
+    wait_until(lambda: len(recovered()) >= number, f"incident {number} to be over", _DEADLINE_S)
+
+
+def _pid_of(loop: ClosedLoop, rank: int) -> int:
+    """Return the process of a rank in the newest round, when it has told."""
+    newest = max(one.number for one in loop.view.rounds())
+    source = StoredEvents(loop.launched.job.files.events)
+    wait_until(lambda: newest_incarnation(source.read(Ranks)) == newest, f"ranks of round {newest}", _DEADLINE_S)
+    ranks = source.read(Ranks)
+    return int(ranks.pid[(ranks.incarnation == newest) & (ranks.rank == rank)][0])
+
+
+def _keep(run: Path, output: Path) -> None:
+    """Copy what is shown: no weights, events that were merged once, black boxes of the hang only."""
+    hang = f"round-{_round_of_hang(run):06d}"
+    boxes = [path for path in (run / "incidents").glob("round-*") if path.name != hang]
+    segments = list((run / "events").rglob("*.parquet"))
+    left_out = {*boxes, *(set(segments) - set(not_superseded(segments)))}
+
+    def ignore(directory: str, names: list[str]) -> set[str]:
+        return {
+            name
+            for name in names
+            if name.endswith((".distcp", ".lock")) or name == "lock" or Path(directory) / name in left_out
+        }
+
+    output.mkdir(parents=True)
+    for name in _KEPT:
+        if (run / name).is_dir():
+            shutil.copytree(run / name, output / name, ignore=ignore)
+        elif (run / name).exists():
+            shutil.copy2(run / name, output / name)
+
+
+def _round_of_hang(run: Path) -> int:
+    found = [decode(Incident, path.read_bytes(), path.name) for path in (run / "incidents").glob("*.json")]
+    return next(one.round for one in found if one.kind is IncidentKind.HANG)
+
+
+if __name__ == "__main__":
+    record(Path(sys.argv[1]))

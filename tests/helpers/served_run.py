@@ -1,0 +1,30 @@
+"""The dashboard's real server in this process, of the history of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from megatrain.contracts.run_directory import RunDirectory
+from megatrain_diagnostics.dashboard.app import make_app
+from megatrain_diagnostics.dashboard.server import DashboardServer, listening_socket
+from megatrain_diagnostics.dashboard.settings import DashboardSettings
+from megatrain_diagnostics.dashboard.sources.recorded_job import RecordedJob
+
+
+@contextmanager
+def served_run(directory: Path) -> Iterator[str]:
+    """Run the real server at any free port of this machine; yield where a browser finds it."""
+    settings = DashboardSettings(port=0, is_port_asked=True)
+    source = RecordedJob(RunDirectory(directory))
+    try:
+        dashboard = make_app(source, settings)
+        with listening_socket(settings) as listening:
+            server = DashboardServer(dashboard.app, listening, settings, dashboard.streams)
+            try:
+                yield f"http://127.0.0.1:{server.port}/"
+            finally:
+                assert server.close(), "the server did not end"
+    finally:
+        source.close()

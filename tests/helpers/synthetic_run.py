@@ -1,0 +1,117 @@
+"""A run directory of a job that never was, as large as the largest: sums of all ranks, and a few steps span by span.
+
+`python -m tests.helpers.synthetic_run DIR` writes one of 12,288 ranks and 100 steps (tp 8, pp 8, dp 192), in which
+rank 777 computes longer than its peers; `megatrain dashboard --replay DIR` shows it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from megatrain.contracts.layout import Layout
+from megatrain.contracts.operations import Operation
+from megatrain.contracts.run_directory import RunDirectory
+from megatrain.contracts.step_values import StepValue
+from megatrain_diagnostics.columns.schema import to_arrow
+from megatrain_diagnostics.events.tables import Spans, StepTotals, Table, Values, from_columns, joined
+from megatrain_diagnostics.store.segment_store import SegmentStore
+from tests.helpers.synthetic_steps import BACKWARD, FORWARD, START_NS, STEP_S, SyntheticJob, values_told_by
+
+LARGEST = Layout(tp_size=8, pp_size=8, dp_size=192)
+SLOW_RANK = 777
+NUM_STEPS = 100
+_STEPS_AT_ONCE = 10
+_TOKENS = 2_000_000
+_NUM_MICROBATCHES = 32
+
+
+def write_run(
+    root: Path,
+    layout: Layout = LARGEST,
+    num_steps: int = NUM_STEPS,
+    *,
+    full_steps: Sequence[int] = (),
+    full_ranks: range = range(0),
+) -> RunDirectory:
+    """Write the run; of `full_steps` the spans of `full_ranks`, some 390 of each rank and step."""
+    run = RunDirectory(root)
+    run.create()
+    job = SyntheticJob(layout, ranks_per_host=8, compute_factor={SLOW_RANK: 1.3})
+    with SegmentStore(run.events) as store:
+        _commit(store, job.ranks())
+        for first in range(0, num_steps, _STEPS_AT_ONCE):
+            made = [job.step(step) for step in range(first, min(first + _STEPS_AT_ONCE, num_steps))]
+            _commit(store, joined(StepTotals, [totals for totals, _ in made]))
+            told = [_told(layout, step) for step in range(first, first + len(made))]
+            _commit(store, joined(Values, [*(values for _, values in made), *told]))
+        for step in full_steps:
+            _commit(store, spans_of_step(layout, step, full_ranks))
+    return run
+
+
+def _commit(store: SegmentStore, table: Table) -> None:
+    store.append(type(table), to_arrow(table))
+    store.commit()
+
+
+def _told(layout: Layout, step: int) -> Values:
+    """Return what the first and the last rank tell of a step; a loss needs two who say it."""
+    loss = 2.0 + 9.0 / (1.0 + 0.1 * step)
+    numbers = {StepValue.LOSS: loss, StepValue.GRAD_NORM: 1.0, StepValue.TOKENS: float(_TOKENS)}
+    return values_told_by((0, layout.world_size - 1), step, numbers)
+
+
+def spans_of_step(layout: Layout, step: int, ranks: range, num_microbatches: int = _NUM_MICROBATCHES) -> Spans:
+    """Return the spans of these ranks: all forward passes, then all backward passes (GPipe), and the optimizer."""
+    rank = np.array(ranks)
+    stage = np.array([layout.coordinate(one).pp for one in ranks])
+    begin = np.full(len(rank), START_NS + int(step * STEP_S * 1e9), dtype=np.float64)
+    forward_ns, backward_ns = FORWARD * 1e9 / num_microbatches, BACKWARD * 1e9 / num_microbatches
+    gap_ns = 0.04 * forward_ns
+    rows: list[tuple[Operation, int, object, float]] = []
+    last = layout.pp_size - 1
+    for microbatch in range(num_microbatches):
+        at = begin + (microbatch + stage) * forward_ns
+        rows.append((Operation.FORWARD_RECV, microbatch, at - 2 * gap_ns, gap_ns))
+        rows.append((Operation.FORWARD_COMPUTE, microbatch, at, forward_ns - gap_ns))
+        rows.append((Operation.TP_ALL_GATHER, microbatch, at + gap_ns, 2 * gap_ns))
+        rows.append((Operation.TP_REDUCE_SCATTER, microbatch, at + 8 * gap_ns, 2 * gap_ns))
+        rows.append((Operation.FORWARD_SEND, microbatch, at + forward_ns - gap_ns, gap_ns))
+        at = begin + (num_microbatches + last) * forward_ns + (microbatch + last - stage) * backward_ns
+        rows.append((Operation.BACKWARD_RECV, microbatch, at - 2 * gap_ns, gap_ns))
+        rows.append((Operation.BACKWARD_COMPUTE, microbatch, at, backward_ns - gap_ns))
+        rows.append((Operation.TP_ALL_GATHER, microbatch, at + gap_ns, 2 * gap_ns))
+        rows.append((Operation.TP_REDUCE_SCATTER, microbatch, at + 8 * gap_ns, 2 * gap_ns))
+        rows.append((Operation.BACKWARD_SEND, microbatch, at + backward_ns - gap_ns, gap_ns))
+    end = begin + (num_microbatches + last) * (forward_ns + backward_ns)
+    rows.append((Operation.GRADS_REDUCE_SCATTER, -1, end, 5 * gap_ns))
+    rows.append((Operation.OPTIMIZER, -1, end + 5 * gap_ns, 5 * gap_ns))
+    num, count = len(rank), len(rows)
+    starts = np.stack([np.asarray(start, dtype=np.float64) for _, _, start, _ in rows], axis=1).astype(np.int64)
+    return from_columns(
+        Spans,
+        {
+            "incarnation": np.full(num * count, 1),
+            "rank": np.repeat(rank, count),
+            "sequence": np.tile(step * 100_000 + np.arange(count), num),
+            "step": np.full(num * count, step),
+            "operation": np.tile([operation.number for operation, _, _, _ in rows], num),
+            "microbatch": np.tile([microbatch for _, microbatch, _, _ in rows], num),
+            "chunk": np.full(num * count, 0),
+            "group": np.full(num * count, 0),
+            "collective": np.full(num * count, 0),
+            "start_ns": starts.reshape(-1),
+            "duration_ns": np.tile([int(length) for _, _, _, length in rows], num),
+            "launch_ns": starts.reshape(-1),
+            "num_bytes": np.full(num * count, 0),
+            "flags": np.full(num * count, 0),
+        },
+    )
+
+
+if __name__ == "__main__":
+    write_run(Path(sys.argv[1]), full_steps=(NUM_STEPS - 1,), full_ranks=range(0, LARGEST.world_size, 40))

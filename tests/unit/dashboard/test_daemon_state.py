@@ -1,0 +1,171 @@
+"""What the daemon tells through the run directory: written whole and seldom, read whatever is there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from megatrain.contracts.diag_records import DaemonRecord
+from megatrain.contracts.host_verdict import Cause, VerdictConfidence
+from megatrain.contracts.layout import Layout
+from megatrain.contracts.record import encode
+from megatrain_diagnostics.analysis.findings import Assessment, Finding, Thresholds
+from megatrain_diagnostics.analysis.live import LiveDetection, StepScores
+from megatrain_diagnostics.collector.counters import Ledger, Reason
+from megatrain_diagnostics.metrics.state_writer import StateWriter
+from megatrain_diagnostics.store.daemon_state import (
+    MAX_BYTES,
+    STATE_NAME,
+    DaemonState,
+    ranges_of,
+    ranks_of,
+    read_state,
+    scores_text,
+    tellable,
+    write_state,
+)
+from tests.helpers.synthetic_steps import SyntheticJob
+
+FINDING = Finding(
+    cause=Cause.COMPUTE, confidence=VerdictConfidence.HIGH, ranks=(2, 3), hosts=("host-1",), first_step=40,
+    last_step=89, num_steps=50, num_seen=49, excess=0.3, excess_s=0.2, score=8.0, wait_deficit_s=0.1, num_peers=3,
+    victims=(0,), num_victims=3, step_s=1.2, gain_s=0.2, evidence=("it is slow",), scores={"host-1": 8.0},
+)  # fmt: skip
+STATE = DaemonState(
+    job="demo", session="d1", host="here", started_unix_s=1.0, written_unix_s=2.0, incarnation=3, step=89,
+    rank_scores=scores_text([0.5, 8.0]), host_scores={"host-1": 8.0}, findings=(FINDING,), first_step=80,
+    last_step=89, num_steps=10, is_enough=True, silent=((4, 3),), unjudged=(), stored_rows={"totals": 9},
+    refused_rows={"flood": 2}, dropped_rows=1, connected_hosts=("host-0", "host-1"), segment_bytes=1234,
+)  # fmt: skip
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    write_state(tmp_path / "diagnosis", STATE)
+    found, problem = read_state(tmp_path / "diagnosis")
+    assert (found, problem) == (STATE, "")
+    assert found is not None
+    assert found.scores().tolist() == [0.5, 8.0]
+    assert found.silent_ranks == (4, 5, 6)
+    assert [path.name for path in (tmp_path / "diagnosis").iterdir()] == [STATE_NAME]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'{"schema_version": 9}',
+        b'{"schema_version": 1, "job": 7}',
+        b"\xff\xfe",
+        encode(STATE) + b" " * MAX_BYTES,
+    ],
+    ids=["empty", "torn", "list", "newer", "other types", "no text", "huge"],
+)
+def test_what_nobody_of_us_wrote_is_no_state_and_is_told_of(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / STATE_NAME).write_bytes(content)
+    found, problem = read_state(tmp_path)
+    assert found is None
+    assert STATE_NAME in problem
+
+
+def test_no_file_is_no_problem(tmp_path: Path) -> None:
+    assert read_state(tmp_path / "none") == (None, "")
+
+
+@pytest.mark.parametrize("text", ["!", "AAA", "AAAAAAA="])
+def test_scores_that_are_no_scores_are_none(text: str) -> None:
+    assert replace(STATE, rank_scores=text).scores().tolist() == []
+    nan = replace(STATE, rank_scores=scores_text([float("nan")]))
+    assert nan.scores().tolist() == [0.0]
+
+
+def test_ranges_of_ranks() -> None:
+    assert ranges_of([5, 1, 2, 3, 9]) == ((1, 3), (5, 1), (9, 1))
+    assert ranks_of(((1, 3), (9, 1))) == (1, 2, 3, 9)
+    assert ranks_of(((0, 2**40),)) == ()
+    assert ranks_of(((-1, 2),)) == ranks_of(((1,),)) == ()
+
+
+def test_the_state_of_the_largest_job_is_small() -> None:
+    scores = scores_text(np.random.default_rng(1).normal(size=12_288))
+    hosts = {f"host-{number:04d}.cluster.example": 1.25 for number in range(1536)}
+    size = len(json.dumps({"scores": scores, "hosts": hosts}))
+    assert size < 150_000
+
+
+def test_figures_that_are_no_numbers_are_not_told() -> None:
+    bad = replace(FINDING, score=float("inf"))
+    assert tellable([bad, FINDING]) == (FINDING,)
+    assert len(tellable([FINDING] * 500)) == 100
+
+
+@dataclass
+class Judge:
+    """A judge that knows what it is told to know."""
+
+    incarnation: int = 3
+    assessment: Assessment = field(default_factory=Assessment)
+    scores: StepScores | None = None
+
+    def host_scores(self) -> Mapping[str, float]:
+        return {"host-1": 3.0} if self.scores is not None else {}
+
+    def silent_ranks(self) -> tuple[int, ...]:
+        return (7,)
+
+
+@dataclass
+class Store:
+    num_bytes: int = 10
+
+
+def scored() -> StepScores:
+    job = SyntheticJob(Layout(dp_size=4), compute_factor={2: 1.5})
+    live = LiveDetection(job.roster(), Thresholds())
+    for step in range(6):
+        totals, _ = job.step(step)
+        live.add_totals(totals, 0.0)
+        live.advance(0.0)
+    assert live.scores is not None
+    return live.scores
+
+
+def test_the_daemon_writes_what_is_new_and_nothing_else(tmp_path: Path) -> None:
+    judge, ledger, trouble = Judge(), Ledger(), [""]
+    record = DaemonRecord("here", "d1", "127.0.0.1", 1, "secret", started_unix_s=5.0)
+    writer = StateWriter(tmp_path, "demo", record, judge, ledger, Store(), lambda: trouble[0])
+    assert writer.tell(100.0)
+    assert not writer.tell(101.0)
+    ledger.note_refused_rows(Reason.FLOOD, "host-1", 5)
+    ledger.note_refused_batch(Reason.FLOOD, "host-1", "example")
+    ledger.note_dropped("host-1", "s", 4)
+    ledger.note_stream(1, "host-1")
+    judge.scores = scored()
+    assert writer.tell(102.0)
+    found, _ = read_state(tmp_path)
+    assert found is not None
+    assert (found.written_unix_s, found.refused_rows, found.dropped_rows) == (102.0, {"flood": 6}, 4)
+    assert (found.connected_hosts, found.silent_ranks, found.incarnation) == (("host-1",), (7,), 3)
+    assert found.scores().shape == (4,)
+    assert found.scores().argmax() == 2
+    assert "secret" not in (tmp_path / STATE_NAME).read_text()
+    ledger.note_stream(-1, "host-1")
+    assert writer.tell(103.0)
+    found, _ = read_state(tmp_path)
+    assert found is not None
+    assert found.connected_hosts == ()
+
+
+def test_a_disk_that_takes_nothing_stops_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "diagnosis").write_text("a file")
+    record = DaemonRecord("here", "d1", "127.0.0.1", 1, "")
+    writer = StateWriter(tmp_path / "diagnosis", "demo", record, Judge(), Ledger(), Store(), lambda: "")
+    assert not writer.tell(1.0)
+    assert not writer.tell(2.0)
+    assert caplog.text.count("the dashboard is not told anything") == 1

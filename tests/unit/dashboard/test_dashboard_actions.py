@@ -1,0 +1,486 @@
+"""What people may do through the page: who, to what, how often; done once, and written down before it is done."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megatrain.contracts.audit import AUDIT_NAME, append_to_audit
+from megatrain.contracts.diag_records import DiagSettings
+from megatrain.contracts.errors import CoordinationError
+from megatrain.contracts.host_verdict import (
+    AuditEntry,
+    Cause,
+    HostVerdict,
+    OutcomeKind,
+    VerdictConfidence,
+    VerdictKind,
+    VerdictOutcome,
+)
+from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.job_requests import RequestKind
+from megatrain.contracts.record import decode, encode, from_plain, to_plain
+from megatrain.contracts.rounds import Cordon, JobEnd
+from megatrain.contracts.run_directory import RunDirectory
+from megatrain.coordination.client import EtcdClient
+from megatrain.coordination.settings import EtcdSettings
+from megatrain.coordination.wire import KeyRange
+from megatrain.jobs.snapshot import JobSnapshot
+from megatrain_diagnostics.dashboard.actions.audit import (
+    ACTIONS_NAME,
+    INTENT,
+    RESULT,
+    ActionEntry,
+    ActionLog,
+    chained,
+    read_actions,
+)
+from megatrain_diagnostics.dashboard.actions.carrying import EtcdHands, Outcome
+from megatrain_diagnostics.dashboard.actions.checks import what_it_does
+from megatrain_diagnostics.dashboard.actions.desk import ActionDesk
+from megatrain_diagnostics.dashboard.documents.actions import ActionAnswer, ActionRequest
+from megatrain_diagnostics.dashboard.routes.errors import RefusalError
+from megatrain_diagnostics.dashboard.security.roles import Caller, Proof, Role
+from megatrain_diagnostics.dashboard.settings import DashboardSettings
+from tests.helpers.answering_driver import AnsweringDriver, answer
+from tests.helpers.dashboard_server import OPERATOR_TOKEN, MadeUpJob, ask, bearer, served
+from tests.helpers.etcd_server import EtcdServers
+from tests.helpers.launched_job import NOW_S, make_cordon, make_host, make_record, make_round, make_snapshot
+
+ADA = Caller("ada", Role.OPERATOR, Proof.PROXY, "10.0.0.7")
+BOB = Caller("bob", Role.OPERATOR, Proof.PROXY, "10.0.0.8")
+
+VERDICT = HostVerdict(
+    verdict_id="v-1", kind=VerdictKind.STRAGGLER, round=2, cause=Cause.COMPUTE, confidence=VerdictConfidence.HIGH,
+    created_unix_s=NOW_S, by="d1", hosts=("host-2",),
+)  # fmt: skip
+WAITING = VerdictOutcome("v-1", OutcomeKind.WAITING, "gains 300 s for 60 s", "host-1", NOW_S)
+
+
+def wish(kind: str = "checkpoint", target: str = "", key: str = "key-00000001", **changed: Any) -> ActionRequest:
+    given = {
+        "kind": kind, "target": target, "reason": "before maintenance", "confirmation": "demo", "idempotency_key": key,
+    }  # fmt: skip
+    return ActionRequest(**{**given, **changed})
+
+
+@dataclass
+class MadeUpHands:
+    """Carries out nothing, and remembers what it was asked for."""
+
+    snapshot: JobSnapshot = field(default_factory=make_snapshot)
+    outcome: Outcome = field(default_factory=lambda: Outcome(is_accepted=True, is_done=False, text="being done"))
+    done: list[tuple[ActionRequest, str]] = field(default_factory=list)
+    trouble: str = ""
+    before: Callable[[], None] = lambda: None
+
+    def look(self) -> JobSnapshot:
+        if self.trouble:
+            raise CoordinationError(self.trouble)
+        return self.snapshot
+
+    def carry_out(self, wish: ActionRequest, by: str) -> Outcome:
+        self.before()
+        self.done.append((wish, by))
+        return self.outcome
+
+
+class Desk:
+    """A desk with hands that are made up and a clock that stands."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.now_s = NOW_S
+        self.hands = MadeUpHands()
+        self.desk = self.opened()
+
+    def opened(self) -> ActionDesk:
+        return ActionDesk(self.hands, ActionLog(self.path), clock=lambda: self.now_s)
+
+    def take(self, *words: Any, caller: Caller = ADA, **changed: Any) -> ActionAnswer:
+        return self.desk.take(wish(*words, **changed), caller)
+
+    def refused(self, *words: Any, **changed: Any) -> RefusalError:
+        with pytest.raises(RefusalError) as refusal:
+            self.take(*words, **changed)
+        return refusal.value
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    return Desk(tmp_path / "diagnosis" / ACTIONS_NAME)
+
+
+def test_an_action_is_written_down_before_and_after(desk: Desk) -> None:
+    desk.hands.before = lambda: stages.append([one.stage for one in read_actions(desk.path).entries])
+    stages: list[list[str]] = []
+    told = desk.take("evict", "host-2")
+    assert (told.is_accepted, told.is_done, told.text, told.is_dry_run) == (True, False, "being done", False)
+    assert stages == [[INTENT]]
+    assert [(asked.kind, asked.target, by) for asked, by in desk.hands.done] == [
+        ("evict", "host-2", "ada via dashboard")
+    ]
+    trail = read_actions(desk.path)
+    assert trail.problem == ""
+    first, last = trail.entries
+    assert (first.stage, last.stage) == (INTENT, RESULT)
+    assert (last.user, last.role, last.address, last.kind, last.target) == (
+        "ada",
+        "operator",
+        "10.0.0.7",
+        "evict",
+        "host-2",
+    )
+    assert (last.reason, last.text, last.is_accepted) == ("before maintenance", "being done", True)
+    assert first.action_id == last.action_id == told.action_id
+    assert last.prev_hash == first.entry_hash != ""
+
+
+def test_a_dry_run_changes_nothing(desk: Desk) -> None:
+    told = desk.take("evict", "host-2", is_dry_run=True)
+    assert told.is_dry_run
+    assert "a round begin without it: 1 spare could take its place" in told.text
+    assert not desk.hands.done
+    assert not desk.path.exists()
+
+
+TARGETS = {"approve": "v-1", "dismiss": "v-1", "uncordon": "host-3", "cordon": "host-2", "evict": "host-2"}
+
+
+@pytest.mark.parametrize("kind", [*TARGETS, "checkpoint", "restart", "stop", "diag-on", "diag-off"])
+def test_each_kind_says_what_it_would_do(kind: str) -> None:
+    snapshot = make_snapshot(cordons={"host-3": make_cordon(3)}, waiting=((WAITING, VERDICT),))
+    text = what_it_does(wish(kind, TARGETS.get(kind, "")), snapshot)
+    assert len(text) > 20
+    assert TARGETS.get(kind, "") in text
+
+
+@pytest.mark.parametrize(
+    ("words", "changed", "status", "text"),
+    [
+        (("checkpoint",), {"confirmation": "dem"}, 400, "type the job's name"),
+        (("checkpoint",), {"confirmation": "Demo"}, 400, "type the job's name"),
+        (("checkpoint", "host-1"), {}, 400, "leave it empty"),
+        (("evict",), {}, 400, "name what it is about"),
+        (("evict", "host-3"), {}, 404, "in the round; there is host-1 and host-2"),
+        (("evict", "host-9"), {}, 404, "no host 'host-9'"),
+        (("cordon", "../../etc"), {}, 404, "registered"),
+        (("uncordon", "host-1"), {}, 404, "cordoned; there is none"),
+        (("approve", "v-9"), {}, 404, "no verdict 'v-9' waits"),
+        (("restart",), {"reason": "so\x1b[2Jwhat"}, 400, "control characters"),
+    ],
+)
+def test_a_wish_has_to_fit_the_job(
+    desk: Desk, words: tuple[str, ...], changed: dict[str, Any], status: int, text: str
+) -> None:
+    for is_dry_run in (True, False):
+        refusal = desk.refused(*words, is_dry_run=is_dry_run, **changed)
+        assert (refusal.status, text in refusal.text) == (status, True), refusal.text
+    assert not desk.hands.done
+    assert not desk.path.exists()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"driver": ""}, {"hosts": {}, "rounds": {2: make_round()}}, {"end": JobEnd(0, "trained", "host-1", NOW_S)}],
+    ids=["no driver", "no executor", "over"],
+)
+def test_nobody_is_asked_who_could_not_answer(desk: Desk, changed: dict[str, Any]) -> None:
+    desk.hands.snapshot = make_snapshot(**changed)
+    assert desk.refused("restart").status == 409
+    assert not desk.hands.done
+
+
+def test_without_etcd_nothing_is_done(desk: Desk) -> None:
+    desk.hands.trouble = "connection refused"
+    refusal = desk.refused()
+    assert (refusal.status, "connection refused" in refusal.text) == (503, True)
+    desk.hands.trouble = ""
+    assert desk.take().is_accepted, "the same key is good when etcd is back"
+
+
+def test_the_same_key_is_carried_out_once(desk: Desk) -> None:
+    first = desk.take("restart")
+    assert desk.take("restart") == first
+    assert len(desk.hands.done) == 1
+    # a new life of the server reads it in the audit
+    desk.desk = desk.opened()
+    assert desk.take("restart") == first
+    assert len(desk.hands.done) == 1
+    for other in (wish("stop"), wish("restart", reason="another one")):
+        with pytest.raises(RefusalError, match="another wish") as refusal:
+            desk.desk.take(other, ADA)
+        assert refusal.value.status == 409
+    assert desk.refused("restart", caller=BOB).status == 409
+    assert len(desk.hands.done) == 1
+
+
+def test_the_same_key_at_the_same_time_is_carried_out_once(desk: Desk) -> None:
+    begun, may_end = threading.Semaphore(0), threading.Event()
+
+    def wait() -> None:
+        begun.release()
+        assert may_end.wait(10)
+
+    desk.hands.before = wait
+    with ThreadPoolExecutor(8) as pool:
+        futures = [pool.submit(desk.take, "restart") for _ in range(8)]
+        assert begun.acquire(timeout=10)
+        may_end.set()
+        answers = {future.result(10) for future in futures}
+    assert len(answers) == 1
+    assert len(desk.hands.done) == 1
+    assert len(read_actions(desk.path).entries) == 2
+
+
+def test_what_was_begun_and_never_ended_is_not_begun_again(desk: Desk) -> None:
+    desk.take("restart")
+    lines = desk.path.read_bytes().splitlines(keepends=True)
+    desk.path.write_bytes(lines[0])  # killed between the two
+    desk.desk = desk.opened()
+    refusal = desk.refused("restart")
+    assert (refusal.status, "was begun" in refusal.text) == (409, True)
+    assert len(desk.hands.done) == 1
+
+
+def test_four_breaks_an_hour(desk: Desk) -> None:
+    for number, kind in enumerate(("restart", "evict", "stop", "restart")):
+        desk.now_s += 10
+        desk.take(kind, "host-2" if kind == "evict" else "", f"key-0000000{number}")
+    refusal = desk.refused("restart", key="key-one-more")
+    assert (refusal.status, refusal.headers["Retry-After"]) == (429, "3571")
+    assert "restart, evict and stop: 4 an hour" in refusal.text
+    assert desk.refused("restart", key="key-one-more", is_dry_run=True).status == 429
+    # others go on, and a new life of the server has not forgotten
+    assert desk.take("checkpoint", key="key-checkpoint").is_accepted
+    desk.desk = desk.opened()
+    assert desk.refused("stop", key="key-one-more").status == 429
+    desk.now_s += 3571
+    assert desk.take("restart", key="key-one-more").is_accepted
+
+
+def test_twenty_others_an_hour(desk: Desk) -> None:
+    for number in range(20):
+        desk.take("checkpoint", key=f"key-{number:08d}")
+    assert desk.refused("diag-off", key="key-one-more").status == 429
+    assert desk.take("restart", key="key-restart").is_accepted
+
+
+def test_no_more_than_a_quarter_of_the_hosts(desk: Desk) -> None:
+    hosts = {f"host-{number}": make_host(number) for number in range(1, 9)}
+    desk.hands.snapshot = make_snapshot(hosts=hosts)
+    desk.take("cordon", "host-7", "key-00000007")
+    desk.take("cordon", "host-8", "key-00000008")
+    refusal = desk.refused("evict", "host-2", "key-00000002")
+    assert (refusal.status, "2 hosts of 8 were taken away" in refusal.text) == (429, True), refusal.text
+    assert desk.refused("cordon", "host-6", "key-00000006").status == 429
+    # one that is taken away already takes no more
+    assert desk.take("cordon", "host-7", "key-00000009").is_accepted
+    desk.now_s += 3600
+    assert desk.take("evict", "host-2", "key-00000002").is_accepted
+
+
+def test_of_few_hosts_one_may_go(desk: Desk) -> None:
+    desk.take("evict", "host-2", "key-00000002")
+    assert desk.refused("evict", "host-1", "key-00000001").status == 429
+
+
+def test_what_cannot_be_written_down_is_not_done(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(file: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        refusal = desk.refused("restart")
+    assert (refusal.status, "nothing was done" in refusal.text, "No space" in refusal.text) == (503, True, True)
+    assert not desk.hands.done
+    desk.hands.before = lambda: monkeypatch.setattr(os, "fsync", full)
+    told = desk.take("restart", key="key-00000002")
+    assert "the audit could not be written" in told.text
+    assert told.is_accepted, "it was done, and the page must not say otherwise"
+
+
+def test_a_broken_chain_is_told_and_not_mended(desk: Desk) -> None:
+    for number in range(3):
+        desk.take("checkpoint", key=f"key-{number:08d}")
+    good = desk.path.read_bytes()
+    lines = good.splitlines(keepends=True)
+    changed = json.loads(lines[2])
+    changed["user"] = "eve"
+    rehashed = encode_with_hash(changed)
+    broken = {
+        "changed": [*lines[:2], json.dumps(changed).encode() + b"\n", *lines[3:]],
+        "changed with its hash": [*lines[:2], rehashed, *lines[3:]],
+        "the newest changed": [*lines[:-1], lines[-1].replace(b'"ada"', b'"eve"')],
+        "removed": [*lines[:2], *lines[3:]],
+        "the first removed": lines[1:],
+        "swapped": [lines[1], lines[0], *lines[2:]],
+        "damaged": [*lines[:2], lines[2][:40] + b"\n", *lines[3:]],
+        "made up": [*lines[:2], b'{"schema_version": 1, "user": "eve"}\n', *lines[2:]],
+        "no JSON": [*lines[:2], b"\xff\xfe\n", *lines[2:]],
+    }
+    for name, content in broken.items():
+        desk.path.write_bytes(b"".join(content))
+        assert ACTIONS_NAME in read_actions(desk.path).problem, name
+    problem = read_actions(desk.path).problem
+    before = desk.path.read_bytes()
+    desk.desk = desk.opened()
+    desk.take("checkpoint", key="key-after-that")
+    assert desk.path.read_bytes().startswith(before)
+    assert read_actions(desk.path).problem == problem
+    desk.path.write_bytes(good)
+    assert read_actions(desk.path).problem == ""
+
+
+def encode_with_hash(plain: dict[str, Any]) -> bytes:
+    entry = chained(from_plain(ActionEntry, plain, "test"))
+    return json.dumps({"schema_version": 1, **to_plain(entry)}).encode() + b"\n"
+
+
+def test_a_tail_that_was_cut_off_is_told(desk: Desk) -> None:
+    desk.take("checkpoint")
+    desk.take("checkpoint", key="key-00000002")
+    lines = desk.path.read_bytes().splitlines(keepends=True)
+    desk.path.write_bytes(b"".join(lines[:2]))
+    assert "lines were removed" in desk.desk.trail().problem
+
+
+def test_after_a_line_that_was_cut_short_begins_another(desk: Desk) -> None:
+    desk.take("checkpoint")
+    with desk.path.open("ab") as file:
+        file.write(b'{"schema_version":1,"stage":"int')
+    desk.desk = desk.opened()
+    assert desk.take("checkpoint", key="key-00000002").is_accepted
+    trail = read_actions(desk.path)
+    assert len(trail.entries) == 4
+    assert trail.problem == f"{ACTIONS_NAME}:3 is damaged"
+
+
+def test_two_servers_write_one_chain(desk: Desk) -> None:
+    other = desk.opened()
+    for number in range(3):
+        desk.take("checkpoint", key=f"key-a-{number:08d}")
+        other.take(wish(key=f"key-b-{number:08d}"), BOB)
+    trail = read_actions(desk.path)
+    assert (len(trail.entries), trail.problem) == (12, "")
+
+
+def test_the_audit_of_people_and_driver_is_one(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    run.incidents.mkdir()
+    append_to_audit(run.incidents / AUDIT_NAME, AuditEntry(replace(WAITING, by="ops@desk"), VERDICT))
+    desk = Desk(run.diagnosis / ACTIONS_NAME)
+    desk.now_s += 60
+    desk.take("restart")
+    with served(tmp_path, DashboardSettings(port=0)) as server:
+        told = ask(server.port, "/api/v1/audit")
+        assert ask(server.port, "/api/v1/audit", {"If-None-Match": told.headers["etag"]}).status == 304
+        first, second = told.json["entries"]
+        assert (first["source"], first["actor"], first["action"], first["result"]) == (
+            "dashboard",
+            "ada",
+            "restart",
+            "being done",
+        )
+        assert len(first["entry_hash"]) == 64
+        assert (second["source"], second["actor"], second["target"]) == ("driver", "ops@desk", "host-2")
+        assert told.json["chain_problem"] == ""
+        lines = desk.path.read_bytes().splitlines(keepends=True)
+        desk.path.write_bytes(lines[1])
+        assert "does not follow" in ask(server.port, "/api/v1/audit").json["chain_problem"]
+
+
+def test_actions_over_http(tmp_path: Path) -> None:
+    desk = Desk(tmp_path / ACTIONS_NAME)
+    settings = DashboardSettings(port=0, operator_token=OPERATOR_TOKEN, enable_actions=True)
+    headers = bearer(OPERATOR_TOKEN) | {"Content-Type": "application/json"}
+    with served(tmp_path, settings, desk.desk) as server:
+        body = wish("restart").model_dump_json().encode()
+        reply = ask(server.port, "/api/v1/actions", headers, method="POST", body=body)
+        assert (reply.status, reply.json["is_accepted"], reply.json["text"]) == (200, True, "being done")
+        reply.assert_secured()
+        assert desk.hands.done[0][1] == "token-operator via dashboard"
+        unknown = json.dumps({**json.loads(body), "is_forced": True}).encode()
+        ask(server.port, "/api/v1/actions", headers, method="POST", body=unknown).assert_refused(400, "is_forced")
+        for bad in ({"kind": "format"}, {"reason": "x"}, {"idempotency_key": "a b c d e f"}, {"reason": "x" * 501}):
+            wrong = json.dumps({**json.loads(body), **bad}).encode()
+            ask(server.port, "/api/v1/actions", headers, method="POST", body=wrong).assert_refused(400, next(iter(bad)))
+    recorded = MadeUpJob(RunDirectory(tmp_path), is_recorded=True)
+    with served(tmp_path, settings, source=recorded) as server:
+        ask(server.port, "/api/v1/actions", headers, method="POST", body=body).assert_refused(403, "history")
+    assert len(desk.hands.done) == 1
+
+
+@pytest.fixture(scope="module")
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServers]:
+    with EtcdServers(tmp_path_factory.mktemp("etcd")) as servers:
+        yield servers
+
+
+@pytest.fixture
+def client(etcd: EtcdServers) -> Iterator[EtcdClient]:
+    with EtcdClient(EtcdSettings.of(etcd.urls)) as one:
+        yield one
+        one.delete(KeyRange.prefix(JobKeys("demo").prefix))
+
+
+def fill(client: EtcdClient, keys: JobKeys) -> None:
+    client.put(keys.record, encode(make_record()))
+    for number in (1, 2, 3):
+        client.put(keys.host(f"host-{number}"), encode(make_host(number)))
+    client.put(keys.round(2), encode(make_round()))
+
+
+def test_the_driver_is_asked_as_the_command_line_asks_it(client: EtcdClient, tmp_path: Path) -> None:
+    keys = JobKeys("demo")
+    fill(client, keys)
+    desk = ActionDesk(EtcdHands(client, keys), ActionLog(tmp_path / ACTIONS_NAME))
+    with AnsweringDriver(client, keys, lambda asked: [answer(asked, "round 2 is over", is_done=False)]) as driver:
+        told = desk.take(wish("evict", "host-2"), ADA)
+    assert (told.is_accepted, told.is_done, told.text) == (True, False, "round 2 is over")
+    (asked,) = driver.requests
+    assert (asked.kind, asked.host, asked.by) == (RequestKind.EVICT, "host-2", "ada via dashboard")
+    assert asked.reason == "before maintenance"
+    with AnsweringDriver(client, keys, lambda asked: [answer(asked, "not now", is_accepted=False)]):
+        told = desk.take(wish("restart", key="key-00000002"), ADA)
+    assert (told.is_accepted, told.text) == (False, "not now")
+
+
+def test_a_driver_that_says_nothing(client: EtcdClient, tmp_path: Path) -> None:
+    keys = JobKeys("demo")
+    fill(client, keys)
+    desk = ActionDesk(EtcdHands(client, keys, accept_s=0.3), ActionLog(tmp_path / ACTIONS_NAME))
+    with AnsweringDriver(client, keys, lambda asked: []):
+        told = desk.take(wish("restart"), ADA)
+    assert (told.is_accepted, told.is_done) == (False, True)
+    assert "no driver took it up; the request is taken back" in told.text
+    assert client.get(keys.directory("requests")) is None
+
+
+def test_cordons_and_recording_are_what_the_command_line_writes(client: EtcdClient, tmp_path: Path) -> None:
+    keys = JobKeys("demo")
+    fill(client, keys)
+    desk = ActionDesk(EtcdHands(client, keys), ActionLog(tmp_path / ACTIONS_NAME))
+    assert desk.take(wish("cordon", "host-3", "key-00000001"), ADA).is_done
+    item = client.get(keys.cordon("host-3"))
+    assert item is not None
+    cordon = decode(Cordon, item.value, "cordon")
+    assert (cordon.by, cordon.reason) == ("ada via dashboard", "before maintenance")
+    with pytest.raises(RefusalError, match="cordoned already, by ada via dashboard"):
+        desk.take(wish("cordon", "host-3", "key-00000002"), ADA)
+    assert "not cordoned any more" in desk.take(wish("uncordon", "host-3", "key-00000003"), ADA).text
+    assert client.get(keys.cordon("host-3")) is None
+    for kind, is_on in (("diag-off", False), ("diag-on", True)):
+        assert desk.take(wish(kind, key=f"key-{kind}"), ADA).is_accepted
+        told = client.get(keys.diag_settings)
+        assert told is not None
+        settings = decode(DiagSettings, told.value, "settings")
+        assert (settings.is_on, settings.by, settings.reason) == (is_on, "ada via dashboard", "before maintenance")

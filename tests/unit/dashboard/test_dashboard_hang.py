@@ -1,0 +1,137 @@
+"""A hang over HTTP: what is kept of a broken round, against the verb; and what the ranks of it tell."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from megatrain.cli import main
+from megatrain.contracts.black_box_values import Identity
+from megatrain.contracts.incident import IncidentKind
+from megatrain.contracts.layout import Layout
+from megatrain.contracts.operations import Operation
+from megatrain.contracts.record import encode
+from megatrain.contracts.run_directory import RunDirectory
+from megatrain.telemetry.recorder import open_recorder
+from megatrain_diagnostics.columns.schema import to_arrow
+from megatrain_diagnostics.dashboard.app import make_app
+from megatrain_diagnostics.dashboard.settings import DashboardSettings
+from megatrain_diagnostics.dashboard.sources.recorded_job import RecordedJob
+from megatrain_diagnostics.events.tables import Groups, Ranks, Spans
+from megatrain_diagnostics.store.segment_store import SegmentStore
+from tests.helpers.hung_spans import LATE, group_of_four, open_spans
+from tests.helpers.launched_job import make_incident
+from tests.helpers.recorded_run import write_recorded_run
+from tests.helpers.waiting import wait_until
+
+LAYOUT = Layout(dp_size=4)
+ROUND, WAITS = 2, 0
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    """A run whose round 2 hung: rank 3 computes while the others wait for it."""
+    root = tmp_path_factory.mktemp("hang")
+    run = write_recorded_run(root / "run").run
+    kept = run.incidents / f"round-{ROUND:06d}"
+    kept.mkdir()
+    boxes = root / "boxes"
+    boxes.mkdir()
+    recorders = []
+    for rank in range(4):
+        identity = Identity("demo", "main", ROUND, rank, LAYOUT, os.getpid(), f"host-{rank // 2}")
+        recorder = open_recorder(identity, directory=str(boxes), run_key=run.key, num_records=256)
+        group = recorder.add_group("dp", LAYOUT.dp_ranks(rank))
+        recorder.set_step(120)
+        if rank == LATE:
+            recorder.begin(Operation.FORWARD_COMPUTE)
+        else:
+            recorder.await_end(recorder.begin(Operation.DP_ALL_REDUCE, group=group))
+        recorders.append(recorder)
+    for path in boxes.iterdir():
+        shutil.copy(path, kept)
+    for recorder in recorders:
+        recorder.close()
+    return run
+
+
+@pytest.fixture(scope="module")
+def client(run: RunDirectory) -> Iterator[TestClient]:
+    source = RecordedJob(run)
+    wait_until(source.has_looked, "the run to be read", 20.0)
+    app = make_app(source, DashboardSettings(port=0), clock=lambda: 1.8e9).app
+    yield TestClient(app, base_url="http://127.0.0.1:8777")
+    source.close()
+
+
+def ask(client: TestClient, path: str, status: int = 200) -> Any:
+    answer = client.get(f"/api/v1/{path}")
+    assert answer.status_code == status, answer.text
+    return answer.json()
+
+
+def test_the_answer_is_that_of_the_verb(
+    client: TestClient, run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = ask(client, "hang")
+    assert main(["diag", "hang", str(run.root), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (found["incarnation"], found["source"]) == (ROUND, said["source"])
+    assert (found["confidence"], found["reason"], found["suspects"]) == (
+        said["confidence"],
+        said["reason"],
+        said["suspects"],
+    )
+    assert [one["rank"] for one in found["suspects"]] == [LATE]
+    assert [one["waiting"] for one in found["missing"]] == [one["waiting"] for one in said["missing"]] == [[0, 1, 2]]
+    assert [one["num_ranks"] for one in found["stack_clusters"]] == [3, 1]
+    assert found["outlier_ranks"] == said["stacks"]["outliers"] == [LATE]
+
+
+def test_a_rank_tells_where_it_stood(client: TestClient) -> None:
+    waits, late = ask(client, f"ranks/{WAITS}"), ask(client, f"ranks/{LATE}")
+    assert (waits["operation"], waits["step"], waits["positions"]) == (
+        "dp-all-reduce",
+        120,
+        [{"group": "dp:0+4x1", "entered": 1, "left": 0}],
+    )
+    assert late["operation"] == "forward-compute"
+    assert any("never entered collective 1" in text for text in late["findings"])
+    assert waits["findings"] == []
+    assert late["black_box"].startswith(f"incidents/round-{ROUND:06d}/")
+    assert late["black_box"].endswith(f"rank-{LATE:05d}.blackbox")
+
+
+def test_another_round_has_no_hang(client: TestClient) -> None:
+    assert ask(client, "hang?incarnation=1")["source"] == ""
+    assert "there are 1, 2" in ask(client, "hang?incarnation=7", 404)["text"]
+
+
+def test_spans_are_asked_only_where_an_incident_tells_of_a_hang(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    run.create()
+    made = write_recorded_run(tmp_path / "other").jobs[1]
+    with SegmentStore(run.events) as store:
+        store.append(Ranks, to_arrow(made.ranks()))
+        store.append(Groups, to_arrow(group_of_four(1)))
+        store.append(Spans, to_arrow(open_spans(1)))
+        store.commit()
+    source = RecordedJob(run)
+    wait_until(source.has_looked, "the run to be read", 20.0)
+    client = TestClient(make_app(source, DashboardSettings(port=0)).app, base_url="http://127.0.0.1:8777")
+    assert ask(client, "hang")["source"] == ""
+    hang = replace(make_incident(), kind=IncidentKind.HANG, round=1)
+    (run.incidents / f"{hang.incident_id}.json").write_bytes(encode(hang))
+    wait_until(lambda: bool(source.facts().incidents), "the incident", 20.0)
+    wait_until(lambda: ask(client, "hang")["source"] == "spans", "the answer", 20.0)
+    found = ask(client, "hang")
+    source.close()
+    assert [one["rank"] for one in found["suspects"]] == [LATE]

@@ -1,0 +1,248 @@
+"""A running job with a real etcd: what changes there and on disk is seen, and what is known stays while it is away."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from megatrain.contracts.audit import AUDIT_NAME, append_to_audit
+from megatrain.contracts.diag_records import DaemonRecord
+from megatrain.contracts.host_records import (
+    CheckOutcome,
+    CheckReport,
+    CheckResult,
+    HangEvidence,
+    HostStatus,
+    RankEvidence,
+    RankPosition,
+)
+from megatrain.contracts.host_verdict import AuditEntry, OutcomeKind, VerdictOutcome
+from megatrain.contracts.incident import IncidentState
+from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.record import encode
+from megatrain.contracts.run_directory import RunDirectory
+from megatrain.coordination.client import EtcdClient
+from megatrain.coordination.settings import EtcdSettings
+from megatrain_diagnostics.columns.schema import to_arrow
+from megatrain_diagnostics.dashboard.routes.overview import overview_inputs
+from megatrain_diagnostics.dashboard.routes.stragglers import daemon_judgement
+from megatrain_diagnostics.dashboard.sources.hangs import hang_of
+from megatrain_diagnostics.dashboard.sources.live_job import LiveJob
+from megatrain_diagnostics.dashboard.views.overview import overview_document
+from megatrain_diagnostics.events.tables import Groups, Ranks, Spans, StepTotals, Values
+from megatrain_diagnostics.store.daemon_state import write_state
+from megatrain_diagnostics.store.segment_store import SegmentStore
+from tests.helpers.etcd_server import EtcdServers
+from tests.helpers.hung_spans import LATE, group_of_four, open_spans
+from tests.helpers.launched_job import (
+    NOW_S,
+    make_host,
+    make_incident,
+    make_record,
+    make_round,
+    make_stall,
+    make_status,
+)
+from tests.helpers.recorded_run import LAYOUT, step_of
+from tests.helpers.synthetic_steps import SyntheticJob, empty_groups
+from tests.helpers.told_verdicts import STRAGGLER
+from tests.helpers.waiting import wait_until
+from tests.unit.dashboard.test_daemon_state import STATE
+
+DEADLINE_S = 15.0
+SOON_S = 4.0
+"""Less than the time after which everything is read again in any case."""
+_numbers = itertools.count()
+
+
+class Running:
+    """A job in etcd, and the source that shows it."""
+
+    def __init__(self, servers: EtcdServers, run: RunDirectory) -> None:
+        self.servers, self.run = servers, run
+        run.create()
+        settings = replace(EtcdSettings.of(servers.urls), attempt_s=0.5, call_s=0.5)
+        self.client = EtcdClient(settings)
+        self.keys = JobKeys(f"live-{next(_numbers)}")
+        self.put(self.keys.record, make_record(job=self.keys.job, run_directory=str(run.root), config={}))
+        for number in (1, 2):
+            self.put(self.keys.host(f"host-{number}"), make_host(number))
+            self.put(self.keys.status(f"host-{number}"), make_status(number))
+        self.put(self.keys.round(2), make_round(2))
+        self.source = LiveJob(self.client, self.keys, run, clock=lambda: NOW_S, period_s=0.1)
+
+    def put(self, key: str, record: object) -> None:
+        self.client.put(key, encode(record))
+
+    def wait(self, is_met: object, what: str) -> None:
+        assert callable(is_met)
+        wait_until(is_met, what, DEADLINE_S)
+
+    def close(self) -> None:
+        self.source.close()
+        self.client.close()
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServers]:
+    with EtcdServers(tmp_path_factory.mktemp("etcd")) as found:
+        yield found
+
+
+@pytest.fixture
+def running(servers: EtcdServers, tmp_path: Path) -> Iterator[Running]:
+    found = Running(servers, RunDirectory(tmp_path / "run"))
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+def step_told(running: Running) -> int | None:
+    snapshot = running.source.snapshot()
+    status = None if snapshot is None else snapshot.statuses.get("host-1")
+    return None if status is None else status.min_step
+
+
+def test_a_change_is_seen_at_once_and_the_views_that_it_changes_are_told(running: Running) -> None:
+    running.wait(lambda: step_told(running) == 1240, "the first look")
+    before = running.source.live().versions
+    running.put(running.keys.status("host-1"), make_status(1, min_step=1241, max_step=1241))
+    wait_until(lambda: step_told(running) == 1241, "the new step", SOON_S)
+    after = running.source.live().versions
+    assert after["overview"] > before["overview"]
+    assert after["hosts"] > before["hosts"]
+    assert (after["heat"], after["logs"]) == (before["heat"], before["logs"])
+    assert running.source.etcd_trouble() == ""
+
+
+def test_incidents_of_etcd_and_of_the_disk_are_one_list(running: Running) -> None:
+    old, both = make_incident("0001"), make_incident("0002", state=IncidentState.OPEN)
+    for one in (old, both):
+        (running.run.incidents / f"{one.incident_id}.json").write_bytes(encode(one))
+    running.put(running.keys.incident(both.incident_id), replace(both, state=IncidentState.RECOVERED))
+
+    def found() -> list[tuple[str, str]]:
+        return [(one.incident_id, str(one.state)) for one in running.source.facts().incidents]
+
+    running.wait(lambda: len(found()) == 2, "both incidents")
+    # what etcd holds is newer
+    running.wait(lambda: found()[1][1] == "recovered", "the newer state")
+    assert found()[0] == (old.incident_id, "recovered")
+
+
+def test_verdicts_checks_and_the_daemon_come_from_etcd_and_older_verdicts_from_the_audit(running: Running) -> None:
+    declined = VerdictOutcome("v-0", OutcomeKind.DECLINED, "old", "host-1", 1.0)
+    append_to_audit(running.run.incidents / AUDIT_NAME, AuditEntry(declined, replace(STRAGGLER, verdict_id="v-0")))
+    running.put(running.keys.verdict("v-1"), STRAGGLER)
+    running.put(running.keys.outcome("v-1"), replace(declined, verdict_id="v-1", kind=OutcomeKind.ACTED))
+    report = CheckReport("host-1", "s1", 5.0, (CheckResult("matmul", CheckOutcome.PASSED, "fine", 1.0, 3.0, "s"),))
+    running.put(running.keys.check("c-1", "host-1"), report)
+    running.put(running.keys.check("c-0", "host-1"), replace(report, at_unix_s=4.0, results=()))
+    running.put(running.keys.daemon, DaemonRecord("h", "d1", "127.0.0.1", 1, "token"))
+
+    def outcomes() -> list[tuple[str, OutcomeKind | None]]:
+        cases = running.source.facts().cases
+        return [(one.verdict_id, one.outcome.kind if one.outcome else None) for one in cases]
+
+    expected = [("v-0", OutcomeKind.DECLINED), ("v-1", OutcomeKind.ACTED)]
+    running.wait(lambda: outcomes() == expected, "both verdicts")
+    running.wait(lambda: running.source.facts().is_daemon_alive is True, "the daemon")
+    running.wait(lambda: "host-1" in running.source.facts().checks, "the checks")
+    assert running.source.facts().checks["host-1"].at_unix_s == 5.0
+
+
+def test_steps_are_taken_as_they_are_streamed_and_the_daemon_judges(running: Running) -> None:
+    job = SyntheticJob(LAYOUT, incarnation=2)
+    with SegmentStore(running.run.events) as store:
+        store.append(Ranks, to_arrow(job.ranks()))
+        store.append(Groups, to_arrow(empty_groups()))
+        for last in (10, 20):
+            for step in range(last - 10, last):
+                totals, values = step_of(job, 2, step)
+                store.append(StepTotals, to_arrow(totals))
+                store.append(Values, to_arrow(values))
+            store.commit()
+            running.wait(lambda last=last: running.source.live().step == last, f"step {last}")
+    assert running.source.roster(None).incarnation == 2
+    before = running.source.live().versions["stragglers"]
+    write_state(running.run.diagnosis, replace(STATE, incarnation=2))
+    running.wait(lambda: running.source.daemon_state() is not None, "the daemon's state")
+    running.wait(lambda: running.source.live().versions["stragglers"] > before, "the word of it")
+    # no daemon is registered, so nobody believes what one has left
+    running.wait(lambda: running.source.facts().is_daemon_alive is False, "the look at the daemon")
+    assert daemon_judgement(running.source, None) is None
+    running.put(running.keys.daemon, DaemonRecord("h", "d1", "127.0.0.1", 1, "token"))
+    running.wait(lambda: daemon_judgement(running.source, None) is not None, "the daemon")
+    assert daemon_judgement(running.source, 1) is None
+
+
+def test_a_hang_is_told_by_executors_before_anything_is_on_disk(running: Running) -> None:
+    group = {"dp:0+4x1": (0, 4, 1)}
+    for host, ranks in (("host-1", (0, 1)), ("host-2", (2, 3))):
+        told = tuple(
+            RankEvidence(rank, {"dp:0+4x1": RankPosition(6 if rank != 3 else 5, 5)}, "R", 9, "step", 1.0)
+            for rank in ranks
+        )
+        running.put(running.keys.evidence(2, host), HangEvidence(host, "s", 2, 1.0, group, told))
+    running.wait(lambda: len(running.source.facts().evidence) == 2, "the evidence")
+    answer = hang_of(running.source, 2)
+    assert answer is not None
+    assert [one.rank for one in answer.finding.suspects] == [3]
+    assert answer.source == "what executors told"
+    assert hang_of(running.source, 1) is None
+
+
+def test_a_stall_without_evidence_is_looked_for_in_the_spans(running: Running) -> None:
+    with SegmentStore(running.run.events) as store:
+        store.append(Ranks, to_arrow(SyntheticJob(LAYOUT, incarnation=2).ranks()))
+        store.append(Groups, to_arrow(group_of_four(2)))
+        store.append(Spans, to_arrow(open_spans(2)))
+        store.commit()
+    running.wait(lambda: step_told(running) == 1240, "the first look")
+    assert hang_of(running.source, 2) is None
+    running.put(running.keys.status("host-2"), make_status(2, stall=make_stall()))
+    running.wait(lambda: hang_of(running.source, 2) is not None, "the stall")
+    answer = hang_of(running.source, 2)
+    assert answer is not None
+    assert (answer.source, [one.rank for one in answer.finding.suspects]) == ("spans", [LATE])
+    assert hang_of(running.source, 1) is None
+
+
+def test_while_etcd_is_away_the_last_stays_and_afterwards_it_goes_on(servers: EtcdServers, tmp_path: Path) -> None:
+    with EtcdServers(tmp_path) as own:
+        running = Running(own, RunDirectory(tmp_path / "run"))
+        try:
+            running.wait(lambda: step_told(running) == 1240, "the first look")
+            own.members[0].kill()
+            wait_until(lambda: bool(running.source.etcd_trouble()), "the trouble", SOON_S)
+            assert "is 0 s old" in running.source.etcd_trouble()
+            found = overview_document(overview_inputs(running.source, NOW_S))
+            assert (found.state, found.step) == ("unknown", 1240)
+            assert found.diagnosis.is_daemon_alive is None
+            own.members[0].start()
+            own.wait_ready()
+            running.put(running.keys.status("host-1"), make_status(1, min_step=1250, max_step=1250))
+            running.wait(lambda: step_told(running) == 1250 and not running.source.etcd_trouble(), "etcd to be back")
+        finally:
+            running.close()
+
+
+def test_a_record_that_nobody_can_read_hides_no_other(running: Running) -> None:
+    running.client.put(running.keys.status("host-2"), b"torn")
+    running.client.put(running.keys.verdict("v-9"), b"torn")
+
+    def statuses() -> set[str]:
+        snapshot = running.source.snapshot()
+        return set() if snapshot is None else set(snapshot.statuses)
+
+    running.wait(lambda: statuses() == {"host-1"}, "the record to be left out")
+    snapshot = running.source.snapshot()
+    assert snapshot is not None
+    assert isinstance(snapshot.statuses["host-1"], HostStatus)
+    assert any("status/host-2" in text for text in snapshot.unreadable)
+    running.wait(lambda: any("v-9" in text for text in running.source.facts().problems), "the torn verdict")

@@ -1,0 +1,323 @@
+"""The JSON views of a recorded run, asked over HTTP, against what the run was made of and what the verbs say of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from megatrain.cli import main
+from megatrain.contracts.audit import AUDIT_NAME, append_to_audit
+from megatrain.contracts.checkpoint_files import pin
+from megatrain.contracts.host_verdict import AuditEntry, OutcomeKind, VerdictOutcome
+from megatrain.contracts.location import LocalLocation
+from megatrain.contracts.run_directory import RunDirectory
+from megatrain.contracts.verifications import Verification, note_verifications
+from megatrain_diagnostics.dashboard.app import make_app
+from megatrain_diagnostics.dashboard.routes.stragglers import economy_of
+from megatrain_diagnostics.dashboard.settings import DashboardSettings
+from megatrain_diagnostics.dashboard.sources.checkpoint_watch import CheckpointWatch, look_at_checkpoints
+from megatrain_diagnostics.dashboard.sources.recorded_job import RecordedJob
+from megatrain_diagnostics.dashboard.views.checkpoints import checkpoints_document
+from megatrain_diagnostics.store.daemon_state import write_state
+from tests.helpers.recorded_run import (
+    END_TOKENS,
+    FAILED_S,
+    NAN_STEP,
+    SCRIPT,
+    SPIKE_STEP,
+    START_S,
+    end_s,
+    write_recorded_run,
+)
+from tests.helpers.told_verdicts import STRAGGLER
+from tests.helpers.waiting import wait_until
+from tests.unit.dashboard.test_daemon_state import FINDING, STATE
+
+NOW_S = 1_800_000_000.0
+DEADLINE_S = 20.0
+
+
+class Page:
+    """A recorded run, and who asks about it."""
+
+    def __init__(self, run: RunDirectory) -> None:
+        self.run = run
+        self.source = RecordedJob(run)
+        wait_until(self.source.has_looked, "the run to be read", DEADLINE_S)
+        app = make_app(self.source, DashboardSettings(port=0), clock=lambda: NOW_S).app
+        self.client = TestClient(app, base_url="http://127.0.0.1:8777")
+
+    def ask(self, path: str, status: int = 200) -> Any:
+        answer = self.client.get(f"/api/v1/{path}")
+        assert answer.status_code == status, answer.text
+        return answer.json()
+
+    def close(self) -> None:
+        self.source.close()
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_recorded_run(tmp_path_factory.mktemp("recorded") / "run").run.root
+
+
+@pytest.fixture(scope="module")
+def page(made: Path) -> Iterator[Page]:
+    found = Page(RunDirectory(made))
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def own_run(made: Path, tmp_path: Path) -> RunDirectory:
+    """A copy that a test may change."""
+    shutil.copytree(made, tmp_path / "run")
+    return RunDirectory(tmp_path / "run")
+
+
+def test_the_overview_says_what_the_run_came_to(page: Page) -> None:
+    found = page.ask("overview")
+    assert (found["at_unix_s"], found["state"], found["health"]) == (NOW_S, "not running", "over")
+    assert (found["step"], found["train_steps"], found["round"]) == (120, 240, 2)
+    assert found["tokens"] == END_TOKENS
+    assert (found["step_s"], found["tokens_per_s"], found["mfu"]) == (1.0, 4096.0, pytest.approx(0.4))
+    assert found["loss"] == pytest.approx(5.0 - 1.19)
+    assert found["last_step_unix_s"] == end_s(2, 119)
+    # from the last step that counts to the first that was completed after it
+    lost_s = end_s(2, 50) - end_s(1, 49)
+    assert found["effective_time_ratio"] == pytest.approx(1 - lost_s / (end_s(2, 119) - START_S))
+    assert found["checkpoint"]["step"] == 100
+    assert found["hosts"]["total"] == 2
+    assert found["next_action"]["what"] == "nothing"
+    assert found["remaining_s"] is None
+    assert any("torn.json" in problem for problem in found["diagnosis"]["problems"])
+
+
+@pytest.mark.parametrize(
+    ("code", "state", "health"),
+    [("0", "finished", "over"), ("75", "saved and stopped", "over"), ("70", "failed", "bad")],
+)
+def test_a_run_is_as_its_launch_left_it(own_run: RunDirectory, code: str, state: str, health: str) -> None:
+    (own_run.root / "coordination").mkdir()
+    (own_run.root / "coordination" / "exit-code").write_text(f"{code}\n")
+    page = Page(own_run)
+    found = page.ask("overview")
+    page.close()
+    assert (found["state"], found["health"]) == (state, health)
+    assert f"exit code {code}" in found["headline"]
+
+
+def test_steps_are_told_once_by_the_incarnation_that_did_them_last(page: Page) -> None:
+    found = page.ask("series")
+    assert found["step"] == list(range(120))
+    assert found["incarnation"] == [1] * 50 + [2] * 70
+    assert found["at_unix_s"][49:51] == [end_s(1, 49), end_s(2, 50)]
+    assert found["bad_steps"] == [NAN_STEP]
+    assert found["loss"][NAN_STEP] is None
+    few = page.ask("series?points=10")
+    assert len(few["step"]) == 10
+    assert max(few["loss_high"]) == 100.0
+    assert few["loss"][SPIKE_STEP * 10 // 120] != 100.0
+    assert page.ask("series?incarnation=1")["step"] == list(range(50))
+    assert page.ask("series?first=100&last=102")["step"] == [100, 101, 102]
+    assert "there are 1, 2" in page.ask("series?incarnation=3", 404)["text"]
+    assert page.ask("series?first=5&last=4", 400)["text"].startswith("last=4:")
+    assert page.ask("series?points=1", 400)["error"] == "bad-request"
+
+
+def test_an_incident_tells_its_phases_its_root_cause_and_what_it_cost(page: Page) -> None:
+    (found,) = page.ask("incidents")["incidents"]
+    assert found == page.ask(f"incidents/{found['incident_id']}")
+    assert [(one["rank"], one["host"], one["is_cascade"]) for one in found["failures"]] == [
+        (3, "host-1", False),
+        (1, "host-0", True),
+    ]
+    assert [one["name"] for one in found["phases"]] == ["detect", "decide", "stop", "rendezvous", "load", "first_step"]
+    assert [one["seconds"] for one in found["phases"]] == [1.0, 0.5, 1.5, 7.0, 10.0, 10.5]
+    assert found["phases"][3]["began_unix_s"] == FAILED_S + 3
+    assert (found["steps_lost"], found["down_s"]) == (10, 30.5)
+    assert found["incident_id"] in page.ask("incidents/none", 404)["text"]
+
+
+def test_verdicts_come_from_the_audit(own_run: RunDirectory) -> None:
+    waiting = VerdictOutcome("v-1", OutcomeKind.WAITING, "waits for a person", "host-1", 10.0, gain_s=5.0, price_s=2.0)
+    declined = VerdictOutcome("v-1", OutcomeKind.DECLINED, "by a person", "host-1", 20.0, by="me@here")
+    for outcome in (waiting, declined):
+        append_to_audit(own_run.incidents / AUDIT_NAME, AuditEntry(outcome, STRAGGLER))
+    page = Page(own_run)
+    (found,) = page.ask("incidents")["verdicts"]
+    assert found == page.ask("verdicts/v-1")
+    page.ask("verdicts/v-2", 404)
+    page.close()
+    assert (found["hosts"], found["outcome"], found["outcome_by"]) == (["host-2"], "declined", "me@here")
+    assert (found["evidence"], found["gain_s_per_step"]) == (["its forward takes 1.3 x its peers'"], 0.03)
+
+
+def test_hosts_of_a_recorded_run_are_those_of_its_ranks(page: Page) -> None:
+    found = page.ask("hosts")["hosts"]
+    assert [(one["host"], one["first_rank"], one["num_workers"]) for one in found] == [
+        ("host-0", 0, 2),
+        ("host-1", 2, 2),
+    ]
+    assert [(one["clock_offset_s"], one["clock_error_s"]) for one in found] == [(0.007, 2e-6), (-0.002, 3e-6)]
+    history = page.ask("hosts/host-1")
+    assert (history["rounds"], len(history["incident_ids"])) == ([1, 2], 1)
+    assert "host-0, host-1" in page.ask("hosts/host-7", 404)["text"]
+
+
+def test_checkpoints_tell_their_state_and_what_a_verification_found(own_run: RunDirectory) -> None:
+    checkpoints = LocalLocation(own_run.checkpoints)
+    note_verifications(
+        checkpoints,
+        [Verification.of("main", 50, 1_790_000_100.0, []), Verification.of("main", 100, 1.0, ["older than it"])],
+    )
+    (own_run.checkpoints / "main" / "step-000000110").mkdir()
+    # what JSON can say and UTF-8 cannot
+    pinned = '{"schema_version": 1, "reason": "\\ud800 kept", "pinned_unix_s": 1.0}'
+    (own_run.checkpoints / "main" / "step-000000100" / "PINNED").write_text(pinned)
+    (own_run.incidents / os.fsdecode(b"\xff.json")).write_bytes(b"torn")
+    page = Page(own_run)
+    wait_until(lambda: len(page.ask("checkpoints")["checkpoints"]) == 3, "the checkpoints", DEADLINE_S)
+    found = {one["step"]: one for one in page.ask("checkpoints")["checkpoints"]}
+    problems = page.ask("overview")["diagnosis"]["problems"]
+    page.close()
+    assert (found[50]["verify_result"], found[50]["verified_unix_s"]) == ("whole", 1_790_000_100.0)
+    assert (found[100]["verify_result"], found[100]["verified_unix_s"]) == ("", None)
+    assert found[110]["state"] == "unfinished"
+    assert (found[100]["state"], found[100]["is_in_line"]) == ("pinned", True)
+    assert found[100]["pin_reason"] == "\\ud800 kept"
+    assert any("udcff.json" in problem for problem in problems)
+
+
+def test_lines_are_found_whatever_their_case_and_stay_text(page: Page) -> None:
+    found = page.ask("logs?query=error&incarnation=1")
+    assert [(one["rank"], one["host"]) for one in found["lines"]] == [(3, "host-1"), (1, "host-0")]
+    assert (found["num_matching"], found["num_searched"], found["is_partial"]) == (2, 3, False)
+    (line,) = page.ask("logs?query=%3Cscript%3E")["lines"]
+    assert line["line"].startswith(SCRIPT)
+    assert page.ask("logs?ranks=0:1&incarnation=1")["num_matching"] == 2
+    assert page.ask("logs?hosts=host-1&incarnation=1")["num_matching"] == 1
+    newest = page.ask("logs?incarnation=1&limit=1")
+    assert [one["rank"] for one in newest["lines"]] == [1]
+    assert newest["num_matching"] == 3
+    assert "there are 1, 2" in page.ask("logs?incarnation=8", 404)["text"]
+    assert page.ask("logs?ranks=5:2", 400)["text"].startswith("ranks=")
+
+
+def test_an_expression_that_backtracks_for_ever_elsewhere_is_answered_at_once(page: Page) -> None:
+    began_s = time.monotonic()
+    found = page.ask("logs?is_regex=true&query=(a%2B)%2B%24")
+    assert time.monotonic() - began_s < 2.0
+    assert (found["num_matching"], found["num_searched"]) == (0, 3)
+    assert page.ask("logs?is_regex=true&query=(a%2B)%2B!%24")["num_matching"] == 1
+    assert page.ask("logs?is_regex=true&query=(", 400)["text"].startswith("query=")
+    assert "no regular expression" in page.ask("logs?is_regex=true&query=(%3F%3Da)b", 400)["text"]
+
+
+def test_the_cause_of_a_failure_comes_before_what_followed(page: Page, capsys: pytest.CaptureFixture[str]) -> None:
+    found = page.ask("logs/causes?incarnation=1")
+    assert [(one["rank"], one["role"]) for one in found["causes"]] == [(3, "root"), (1, "follows")]
+    assert main(["diag", "logs", str(page.run.root), "--incarnation", "1", "--classify", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (found["label"], found["root_rank"], found["reason"]) == (said["label"], said["root_rank"], said["reason"])
+
+
+def test_stragglers_are_what_the_verb_says(page: Page, capsys: pytest.CaptureFixture[str]) -> None:
+    found = page.ask("stragglers")
+    assert main(["diag", "stragglers", str(page.run.root), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (found["source"], found["incarnation"], found["is_enough"]) == ("events", 2, said["is_enough"])
+    same = ("cause", "confidence", "hosts", "ranks", "first_step", "last_step", "gain_s", "evidence", "is_over")
+    assert [{key: one[key] for key in same} for one in found["findings"]] == [
+        {key: one[key] for key in same} for one in said["findings"]
+    ]
+    assert found["findings"][0]["hosts"] == ["host-1"]
+    assert [one["host"] for one in found["scores"]] == ["host-1"]
+
+
+def test_a_rank_tells_its_place_its_peers_and_its_stacks(page: Page) -> None:
+    found = page.ask("ranks/3")
+    assert (found["host"], found["dp"], found["pid"], found["step"]) == ("host-1", 3, 1003, 119)
+    assert found["groups"] == [{"name": "dp", "first_rank": 0, "num_ranks": 4, "stride": 1}]
+    (stack,) = found["stacks"]
+    assert stack["frames"][-1] == "megatrain/data/loader.py:7 read"
+    assert "ranks 0 to 3" in page.ask("ranks/4", 404)["text"]
+    assert page.ask("ranks/0?incarnation=1")["incarnation"] == 1
+    page.ask("ranks/x", 400)
+
+
+def test_a_run_that_trained_has_no_hang(page: Page) -> None:
+    assert page.ask("hang")["source"] == ""
+    page.ask("hang?incarnation=9", 404)
+
+
+def test_whatif_without_a_step_recorded_in_full_says_so(page: Page) -> None:
+    assert "no step was recorded in full" in page.ask("whatif", 404)["text"]
+
+
+def test_the_daemons_last_judgement_stays_with_the_run(own_run: RunDirectory) -> None:
+    write_state(own_run.diagnosis, replace(STATE, incarnation=2, findings=(replace(FINDING, ranks=(3,)),)))
+    page = Page(own_run)
+    rank = page.ask("ranks/1")
+    silent = page.ask("overview")["diagnosis"]
+    slow = page.ask("ranks/3")
+    page.close()
+    assert rank["score"] == 8.0
+    assert (slow["findings"], rank["findings"]) == (["it is slow"], [])
+    assert (silent["silent_ranks"], silent["rows_dropped"], silent["rows_refused"]) == ([4, 5, 6], 1, 2)
+
+
+def test_a_directory_without_anything_is_shown_as_one(tmp_path: Path) -> None:
+    page = Page(RunDirectory(tmp_path))
+    found = page.ask("overview")
+    assert (found["step"], found["num_incidents"], found["effective_time_ratio"]) == (None, 0, None)
+    assert page.ask("series")["step"] == []
+    assert page.ask("hosts")["hosts"] == []
+    assert page.ask("incidents") == {"incidents": [], "verdicts": []}
+    for path in ("stragglers", "whatif", "hang", "ranks/0", "logs", "logs/causes"):
+        assert page.ask(path, 404)["error"] == "not-found"
+    page.close()
+
+
+def test_a_restart_costs_what_it_has_cost_and_a_gain_counts_for_the_steps_that_are_left(page: Page) -> None:
+    economy = economy_of(page.source, NOW_S)
+    assert (economy.remaining_steps, economy.price_text) == (120, "measured")
+    assert economy.price_s == pytest.approx(30.5 + 10)
+
+
+def test_a_checkpoint_without_commit_is_damaged_unless_it_is_being_written(own_run: RunDirectory) -> None:
+    (own_run.checkpoints / "main" / "step-000000050" / "COMMIT").unlink()
+    document = checkpoints_document(look_at_checkpoints(str(own_run.checkpoints)))
+    states = {one.step: (one.state, one.problem[:9]) for one in document.checkpoints}
+    assert states == {50: ("damaged", "no COMMIT"), 100: ("committed", "")}
+
+
+def test_a_pin_is_seen_at_the_next_look(own_run: RunDirectory) -> None:
+    watch = CheckpointWatch(lambda: str(own_run.checkpoints), lambda: None, period_s=0.05)
+    wait_until(lambda: watch.seen.survey is not None, "the first look", DEADLINE_S)
+    pin(LocalLocation(own_run.checkpoints / "main" / "step-000000050"), "a release")
+
+    def reasons() -> dict[int, str | None]:
+        survey = watch.seen.survey
+        return {} if survey is None else {one.step: one.pin_reason for one in survey.checkpoints}
+
+    wait_until(lambda: reasons() == {50: "a release", 100: None}, "the pin", DEADLINE_S)
+    watch.close()
+
+
+def test_checkpoints_that_cannot_be_surveyed_say_why(tmp_path: Path) -> None:
+    (tmp_path / "main").mkdir()
+    (tmp_path / "main" / "BRANCH").write_text("torn")
+    seen = look_at_checkpoints(str(tmp_path))
+    assert seen.survey is None
+    assert "BRANCH" in checkpoints_document(seen).resume_reason
+    assert look_at_checkpoints("s3://user:secret@bucket/x").survey is None

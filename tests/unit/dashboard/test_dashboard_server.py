@@ -1,0 +1,361 @@
+"""The program: where it listens, what it tells, how it ends; and what its answers share."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from megatrain.contracts.diag_records import DashboardRecord
+from megatrain.contracts.errors import ConfigError
+from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.record import decode, encode
+from megatrain.coordination.client import EtcdClient
+from megatrain.coordination.settings import EtcdSettings
+from megatrain_diagnostics.dashboard.routes.answers import Answer, AnswerCache, cached_answer
+from megatrain_diagnostics.dashboard.routes.errors import RefusalError
+from megatrain_diagnostics.dashboard.security.heavy import HeavyQuestions
+from megatrain_diagnostics.dashboard.server import listening_socket, url_of
+from megatrain_diagnostics.dashboard.settings import DashboardSettings
+from tests.helpers.dashboard_server import ask, connected, head_of, read_head, read_rest, served
+from tests.helpers.etcd_server import EtcdServers
+from tests.helpers.launched_job import make_host, make_record, make_round, make_snapshot
+from tests.helpers.source_tree import ROOT
+from tests.helpers.waiting import wait_until
+
+PATIENCE_S = 30.0
+
+
+def taken_port() -> socket.socket:
+    taken = socket.socket()
+    taken.bind(("127.0.0.1", 0))
+    taken.listen()
+    return taken
+
+
+def test_a_port_that_was_asked_for_is_had_or_refused() -> None:
+    with taken_port() as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"port={port}: cannot listen there: Address already in use; name"):
+            listening_socket(DashboardSettings(port=port, is_port_asked=True))
+        with pytest.raises(ConfigError, match=f"port={port}: "):  # of the configuration, and not the usual one
+            listening_socket(DashboardSettings(port=port))
+    with pytest.raises(ConfigError, match="cannot listen there"):
+        listening_socket(DashboardSettings(address="192.0.2.1"))
+
+
+def test_the_usual_port_may_be_another_one() -> None:
+    with ExitStack() as stack:
+        first = stack.enter_context(listening_socket(DashboardSettings()))
+        second = stack.enter_context(listening_socket(DashboardSettings()))
+        ports = [one.getsockname()[1] for one in (first, second)]
+        assert 8777 <= ports[0] < ports[1] < 8797
+        assert first.proto == socket.IPPROTO_TCP, "small answers would wait 40 ms for an acknowledgement"
+        with pytest.raises(ConfigError, match=f"port={ports[0]}: "):
+            listening_socket(DashboardSettings(port=ports[0], is_port_asked=True))
+
+
+def test_the_address_that_people_are_told() -> None:
+    with listening_socket(DashboardSettings(port=0)) as listening:
+        port = listening.getsockname()[1]
+        assert url_of(DashboardSettings(), listening) == f"http://127.0.0.1:{port}/"
+        assert url_of(DashboardSettings(address="::1", base_path="/mt"), listening) == f"http://[::1]:{port}/mt/"
+        assert url_of(DashboardSettings(address="0.0.0.0"), listening) == f"http://{socket.gethostname()}:{port}/"
+
+
+def test_the_server_ends_with_streams_and_slow_answers_open(tmp_path: Path) -> None:
+    routes = APIRouter()
+
+    @routes.get("/api/v1/endless")
+    async def endless() -> Response:
+        await asyncio.Event().wait()
+        return Response()
+
+    with ExitStack() as stack:
+        server = stack.enter_context(served(tmp_path, DashboardSettings(port=0), more=[routes]))
+        streams = [stack.enter_context(connected(server.port)) for _ in range(5)]
+        for client in streams:
+            client.sendall(head_of("GET", "/api/v1/live", {}, server.port))
+            read_head(client)
+        slow = stack.enter_context(connected(server.port))
+        slow.sendall(head_of("GET", "/api/v1/endless", {}, server.port))
+        began_s = time.monotonic()
+        assert server.server.close()
+        assert time.monotonic() - began_s < 3.0  # two, and what a busy machine adds
+        for client in streams:  # they are ended, and not cut off
+            assert read_rest(client).endswith(b"0\r\n\r\n")
+
+
+def test_health_is_told_without_asking_who(tmp_path: Path) -> None:
+    with served(tmp_path, DashboardSettings(port=0, viewer_token="viewer-token-of-the-tests")) as server:
+        assert (ask(server.port, "/healthz").status, ask(server.port, "/readyz").status) == (200, 503)
+        assert ask(server.port, "/readyz").json == {"is_ready": False}
+        server.source.told = make_snapshot()
+        assert (ask(server.port, "/healthz").status, ask(server.port, "/readyz").status) == (200, 200)
+        ask(server.port, "/readyz").assert_secured()
+
+
+def test_the_api_describes_itself(tmp_path: Path) -> None:
+    with served(tmp_path, DashboardSettings(port=0)) as server:
+        told = ask(server.port, "/api/v1/openapi.json").json
+    paths = told["paths"]
+    expected = {
+        "job", "overview", "series", "incidents", "audit", "hosts", "checkpoints", "logs", "stragglers", "whatif",
+        "hang", "heat", "grid", "timeline", "live", "session", "actions",
+    }  # fmt: skip
+    assert expected <= {path.removeprefix("/api/v1/") for path in paths}
+    assert all(path.startswith("/api/v1/") or path in ("/healthz", "/readyz") for path in paths)
+    for path, methods in paths.items():
+        for method, operation in methods.items():
+            assert operation.get("description"), f"{method} {path} says nothing"
+            if path.startswith("/api/"):
+                assert "ErrorDocument" in json.dumps(operation["responses"]["default"]), path
+    assert {"get"} == set(paths["/api/v1/overview"])
+    assert {"post", "delete"} == set(paths["/api/v1/session"])
+    page = ROOT / "docs" / "reference" / "openapi.json"
+    again = f"write it again: python -m megatrain_diagnostics.dashboard.openapi --output {page}"
+    assert json.loads(page.read_text(encoding="ascii")) == told, again
+
+
+def test_fifty_who_ask_at_once_are_answered_once() -> None:
+    answers, num_made, may_end = AnswerCache(), [], threading.Event()
+
+    def make() -> bytes:
+        num_made.append(1)
+        assert may_end.wait(10)
+        return b"body"
+
+    with ThreadPoolExecutor(50) as pool:
+        futures = [pool.submit(answers.get, "overview", make, fresh_s=60.0) for _ in range(50)]
+        may_end.set()
+        assert {future.result(10).body for future in futures} == {b"body"}
+    assert len(num_made) == 1
+
+
+def test_an_answer_grows_old() -> None:
+    now_s = [0.0]
+    answers = AnswerCache(clock=lambda: now_s[0])
+    first = answers.get("a", lambda: b"1", fresh_s=1.0)
+    now_s[0] = 1.0
+    assert answers.get("a", lambda: b"2", fresh_s=1.0) is first
+    now_s[0] = 1.5
+    second = answers.get("a", lambda: b"2", fresh_s=1.0)
+    assert (second.body, second.etag != first.etag) == (b"2", True)
+    now_s[0] = 1e9
+    assert answers.get("a", lambda: b"3") is second
+
+
+def test_a_mistake_is_everybodys_and_is_not_kept() -> None:
+    answers, may_end = AnswerCache(), threading.Event()
+
+    def broken() -> bytes:
+        assert may_end.wait(10)
+        raise ValueError("no such round")
+
+    with ThreadPoolExecutor(4) as pool:
+        futures = [pool.submit(answers.get, "a", broken) for _ in range(4)]
+        may_end.set()
+        for future in futures:
+            with pytest.raises(ValueError, match="no such round"):
+                future.result(10)
+    assert answers.get("a", lambda: b"good").body == b"good"
+
+
+def test_the_memory_of_answers_is_bounded() -> None:
+    answers = AnswerCache(capacity_bytes=1000)
+    for name in ("a", "b", "c"):
+        answers.get(name, lambda: b"x" * 400)
+    answers.get("b", lambda: b"y" * 400)  # used again, so that c is the oldest
+    answers.get("d", lambda: b"x" * 400)
+    assert answers.get("b", lambda: b"made anew").body == b"x" * 400
+    assert answers.get("c", lambda: b"made anew").body == b"made anew"
+    assert answers.get("large", lambda: b"x" * 5000).body == b"x" * 5000
+    assert answers.get("d", lambda: b"made anew").body == b"made anew"
+
+
+def test_who_has_an_answer_is_not_sent_it_again() -> None:
+    def asked(etag: str) -> Response:
+        request = Request({"type": "http", "headers": [(b"if-none-match", etag.encode())]})
+        return cached_answer(request, Answer(b"body", '"1"', 0.0))
+
+    assert (asked('"1"').status_code, asked('W/"1", "2"').status_code) == (304, 304)
+    assert (asked('"2"').status_code, asked('"2"').body) == (200, b"body")
+
+
+def test_heavy_questions_wait_for_each_other(tmp_path: Path) -> None:
+    heavy = HeavyQuestions(num_running=1, num_waiting=1, wait_s=0.05)
+
+    async def scenario() -> list[int]:
+        async def asked(hold: asyncio.Event | None = None) -> int:
+            turn = heavy.slot()
+            try:
+                await anext(turn)
+            except RefusalError as refusal:
+                return refusal.status if "Retry-After" in refusal.headers else 0
+            if hold is not None:
+                await hold.wait()
+            await turn.aclose()
+            return 200
+
+        may_end = asyncio.Event()
+        running = asyncio.create_task(asked(may_end))
+        # the second one waits behind the first, until its time is over; the third finds no room to wait
+        waiting, third = asyncio.create_task(asked()), asyncio.create_task(asked())
+        found = [await third, await waiting]
+        may_end.set()
+        return [*found, await running, await asked()]
+
+    assert asyncio.run(scenario()) == [503, 503, 200, 200]
+
+
+@pytest.fixture(scope="module")
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServers]:
+    with EtcdServers(tmp_path_factory.mktemp("etcd")) as servers:
+        yield servers
+
+
+def started(*words: str, directory: Path) -> subprocess.Popen[str]:
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(str(ROOT / part) for part in ("", "launcher", "diagnostics")),
+    }
+    return subprocess.Popen(
+        [sys.executable, "-m", *words], cwd=directory, env=environment, stderr=subprocess.PIPE, text=True
+    )
+
+
+def line_with(process: subprocess.Popen[str], text: str) -> str:
+    """Return the first line on stderr that holds a text."""
+    assert process.stderr is not None
+    seen = []
+    for line in process.stderr:
+        seen.append(line)
+        if text in line:
+            return line
+    raise AssertionError(f"ended with {process.wait()}:\n{''.join(seen)}")
+
+
+def ended_well(process: subprocess.Popen[str]) -> None:
+    assert process.stderr is not None
+    began_s = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    process.stderr.read()
+    assert process.wait(PATIENCE_S) == ExitCode.OK
+    process.stderr.close()
+    assert time.monotonic() - began_s < 10.0  # two, and what a busy machine adds
+
+
+def make_job(client: EtcdClient, keys: JobKeys, run: Path) -> None:
+    run.mkdir()
+    client.put(keys.record, encode(replace(make_record(), config={}, run_directory=str(run))))
+    client.put(keys.host("host-1"), encode(make_host(1)))
+    client.put(keys.round(2), encode(make_round()))
+
+
+def announced_url(client: EtcdClient, keys: JobKeys) -> str:
+    item = client.get(keys.dashboard)
+    return "" if item is None else decode(DashboardRecord, item.value, "record").url
+
+
+def test_the_program_of_a_running_job(etcd: EtcdServers, tmp_path: Path) -> None:
+    keys, run = JobKeys("demo"), tmp_path / "run"
+    reached = ("--rdzv-endpoint", etcd.urls[0], "--port", "0")
+    with EtcdClient(EtcdSettings.of(etcd.urls)) as client, ExitStack() as stack:
+        make_job(client, keys, run)
+        kept = started(
+            "megatrain_diagnostics.dashboard", "--run", str(run), "--job", "demo", *reached, directory=tmp_path
+        )
+        stack.callback(reaped, kept)
+        url = line_with(kept, "dashboard of job demo at ").split()[-1]
+        port = int(url.rpartition(":")[2].strip("/"))
+        wait_until(lambda: ask(port, "/readyz").status == 200, "the first look at etcd", PATIENCE_S)
+        assert ask(port, "/api/v1/job").json["job"] == "demo"
+        wait_until(lambda: announced_url(client, keys) == url, "the announcement", PATIENCE_S)
+        # one that somebody starts beside it does not take its place
+        other = started("megatrain", "dashboard", "demo", *reached, directory=tmp_path)
+        stack.callback(reaped, other)
+        line_with(other, "dashboard of job demo at ")
+        ended_well(other)
+        assert announced_url(client, keys) == url
+        ended_well(kept)
+        assert announced_url(client, keys) == ""
+
+
+def reaped(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.wait()
+
+
+def test_the_history_of_a_run(tmp_path: Path) -> None:
+    (tmp_path / "runs" / "old" / "events").mkdir(parents=True)
+    process = started("megatrain", "dashboard", "--replay", "old", "--port", "0", directory=tmp_path)
+    try:
+        url = line_with(process, "dashboard of job old at ").split()[-1]
+        port = int(url.rpartition(":")[2].strip("/"))
+        told = ask(port, "/api/v1/job").json
+        assert (told["is_recorded"], told["can_act"], "history" in told["why_not_act"]) == (True, False, True)
+        ended_well(process)
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "text"),
+    [
+        (("--replay", "nowhere"), ExitCode.USAGE, "no such directory"),
+        (("--replay", "old", "demo"), ExitCode.USAGE, "give one of them"),
+        (("--replay", "old", "--address", "0.0.0.0"), ExitCode.CONFIG, "is reached from other machines"),
+        (("--replay", "old", "--port", "77777"), ExitCode.USAGE, "from 0 to 65535"),
+        (("--replay", "old", "--viewer-token-file", "nowhere"), ExitCode.CONFIG, "cannot be read"),
+        (("nowhere",), ExitCode.USAGE, "no run directory of that name"),
+    ],
+)
+def test_what_cannot_be_shown_is_told(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: tuple[str, ...],
+    code: ExitCode,
+    text: str,
+) -> None:
+    from megatrain.cli import main
+
+    (tmp_path / "runs" / "old").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        assert main(["dashboard", *words]) == code
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    assert text in capsys.readouterr().err
+
+
+def test_help_loads_no_server() -> None:
+    program = (
+        "import argparse, sys; from megatrain_diagnostics.dashboard import command; "
+        "command.add_arguments(argparse.ArgumentParser()); "
+        "print([name for name in ('fastapi', 'uvicorn', 'duckdb', 'pyarrow', 'numpy', 'torch') if name in sys.modules])"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=PATIENCE_S
+    )
+    assert told.stdout.strip() == "[]"

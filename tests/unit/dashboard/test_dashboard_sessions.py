@@ -1,0 +1,151 @@
+"""Logging in with a browser: what the cookie is like, when it holds, and what no cookie is."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from ipaddress import ip_network
+from pathlib import Path
+
+import pytest
+
+from megatrain_diagnostics.dashboard.security.roles import Role
+from megatrain_diagnostics.dashboard.security.sessions import Sessions
+from megatrain_diagnostics.dashboard.settings import DashboardSettings
+from tests.helpers.dashboard_server import OPERATOR_TOKEN, VIEWER_TOKEN, Reply, Served, ask, from_page, served
+
+SETTINGS = DashboardSettings(
+    port=0,
+    viewer_token=VIEWER_TOKEN,
+    operator_token=OPERATOR_TOKEN,
+    enable_actions=True,
+)
+JOB_PATH = "/api/v1/job"
+NOW_S = 1_700_000_000.0
+
+
+@pytest.fixture(scope="module")
+def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with served(tmp_path_factory.mktemp("run"), SETTINGS) as server:
+        yield server
+
+
+def log_in(port: int, token: str) -> Reply:
+    body = json.dumps({"token": token}).encode()
+    return ask(port, "/api/v1/session", from_page(port), method="POST", body=body)
+
+
+def cookie_of(reply: Reply) -> str:
+    return reply.headers["set-cookie"].partition(";")[0]
+
+
+@pytest.mark.parametrize(("token", "role"), [(VIEWER_TOKEN, "viewer"), (OPERATOR_TOKEN, "operator")])
+def test_a_token_becomes_a_session(locked: Served, token: str, role: str) -> None:
+    reply = log_in(locked.port, token)
+    reply.assert_secured()
+    assert reply.json["role"] == role
+    told = reply.headers["set-cookie"]
+    assert re.fullmatch(r"megatrain-[0-9a-f]{12}=[^;]+; Path=/; Max-Age=43200; HttpOnly; SameSite=Strict", told)
+    assert token not in told
+    job = ask(locked.port, JOB_PATH, {"Cookie": f"other=1; {cookie_of(reply)}"}).json
+    assert (job["role"], job["has_session"]) == (role, True)
+
+
+def test_logging_out_takes_the_cookie_away(locked: Served) -> None:
+    reply = ask(locked.port, "/api/v1/session", from_page(locked.port), method="DELETE")
+    assert reply.status == 204
+    assert "Max-Age=0" in reply.headers["set-cookie"]
+    assert cookie_of(reply) == f"{SETTINGS.cookie_name}="
+    ask(locked.port, JOB_PATH, {"Cookie": cookie_of(reply)}).assert_refused(401)
+
+
+@pytest.mark.parametrize("token", ["guessed", " ", VIEWER_TOKEN[:-1], VIEWER_TOKEN + "x", "\u00e9" * 20])
+def test_a_wrong_token_is_no_session(locked: Served, token: str) -> None:
+    reply = log_in(locked.port, token)
+    reply.assert_refused(401)
+    assert "set-cookie" not in reply.headers
+
+
+@pytest.mark.parametrize("body", [b"{}", b'{"token": 1}', b'{"token": ""}', b'{"token": "x", "role": "operator"}'])
+def test_a_login_that_is_none_is_a_bad_request(locked: Served, body: bytes) -> None:
+    ask(locked.port, "/api/v1/session", from_page(locked.port), method="POST", body=body).assert_refused(400)
+
+
+def test_a_page_without_tokens_has_no_login(tmp_path: Path) -> None:
+    with served(tmp_path, DashboardSettings(port=0)) as server:
+        log_in(server.port, "anything").assert_refused(409, "no tokens")
+
+
+def value_of(cookie: str) -> str:
+    return cookie.partition(";")[0].partition("=")[2]
+
+
+def test_a_session_holds_until_it_ends() -> None:
+    sessions = Sessions(SETTINGS)
+    cookie = sessions.new_cookie(Role.VIEWER, NOW_S, is_secure=False).partition(";")[0]
+    found = sessions.session_of(cookie, NOW_S + 43_199)
+    assert found is not None
+    assert (found.role, found.ends_unix_s) == (Role.VIEWER, int(NOW_S) + 43_200)
+    assert sessions.session_of(cookie, NOW_S + 43_200) is None
+
+
+def test_a_session_survives_the_server_and_ends_with_its_token() -> None:
+    cookie = Sessions(SETTINGS).new_cookie(Role.OPERATOR, NOW_S, is_secure=False).partition(";")[0]
+    again = Sessions(SETTINGS).session_of(cookie, NOW_S)
+    assert again is not None
+    assert again.role is Role.OPERATOR
+    changed = replace(SETTINGS, operator_token="another-token-of-the-tests")
+    renamed = f"{changed.cookie_name}={value_of(cookie)}"
+    assert Sessions(changed).session_of(renamed, NOW_S) is None
+    without = replace(SETTINGS, operator_token="")
+    assert Sessions(without).session_of(f"{without.cookie_name}={value_of(cookie)}", NOW_S) is None
+
+
+def test_what_is_not_signed_is_no_session() -> None:
+    sessions, name = Sessions(SETTINGS), SETTINGS.cookie_name
+    value = value_of(sessions.new_cookie(Role.VIEWER, NOW_S, is_secure=False))
+    version, role, ends, nonce, signature = value.split(".")
+    forged = [
+        f"{version}.operator.{ends}.{nonce}.{signature}",
+        f"{version}.{role}.{int(ends) + 1}.{nonce}.{signature}",
+        f"{version}.{role}.{ends}.00000000.{signature}",
+        f"2.{role}.{ends}.{nonce}.{signature}",
+        f"{version}.{role}.{ends}.{nonce}.{signature[:-1]}0" + ("1" if signature.endswith("0") else ""),
+        f"{version}.{role}.{ends}.{nonce}.",
+        f"{version}.{role}.{ends}.{nonce}",
+        f"{version}.root.{ends}.{nonce}.{signature}",
+        f"{version}.{role}.{ends}.{nonce}.\u00e9",
+        "",
+        "." * 50,
+        "x" * 100_000,
+    ]
+    for wrong in forged:
+        assert sessions.session_of(f"{name}={wrong}", NOW_S) is None, wrong
+    assert sessions.session_of(f"{name}={value}", NOW_S) is not None
+
+
+def test_a_cookie_beside_ours_does_not_hide_it() -> None:
+    """Another server of this machine, at another port, may set what it likes."""
+    sessions = Sessions(SETTINGS)
+    ours = sessions.new_cookie(Role.VIEWER, NOW_S, is_secure=False).partition(";")[0]
+    assert sessions.session_of(f"{SETTINGS.cookie_name}=tossed; a=b=c; =; {ours}; x", NOW_S) is not None
+
+
+def test_two_dashboards_of_one_machine_have_two_cookies() -> None:
+    assert SETTINGS.cookie_name != replace(SETTINGS, viewer_token="another-token-of-the-tests").cookie_name
+
+
+def test_behind_https_the_cookie_is_for_https_alone(tmp_path: Path) -> None:
+    proxied = replace(SETTINGS, trusted_proxies=(ip_network("127.0.0.0/8"),), user_header="x-user", base_path="/mt")
+    body = json.dumps({"token": VIEWER_TOKEN}).encode()
+    with served(tmp_path, proxied) as server:
+        headers = from_page(server.port) | {"X-Forwarded-Proto": "https"}
+        told = ask(server.port, "/mt/api/v1/session", headers, method="POST", body=body).headers["set-cookie"]
+        assert told.endswith("SameSite=Strict; Secure")
+        assert "Path=/mt;" in told
+    with served(tmp_path, SETTINGS) as server:
+        headers = from_page(server.port) | {"X-Forwarded-Proto": "https"}  # which anybody can send
+        told = ask(server.port, "/api/v1/session", headers, method="POST", body=body).headers["set-cookie"]
+        assert "Secure" not in told

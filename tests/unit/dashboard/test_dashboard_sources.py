@@ -1,0 +1,256 @@
+"""Parts of the sources: reading steps bit by bit, files that come and go, lines within a time, verdicts of etcd."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from megatrain.contracts.host_records import HostPhase
+from megatrain.contracts.host_verdict import OutcomeKind, VerdictOutcome
+from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.location import LocalLocation
+from megatrain.contracts.record import encode
+from megatrain.contracts.run_directory import RunDirectory
+from megatrain.contracts.verifications import VERIFIED_NAME, Verification, note_verifications, read_verifications
+from megatrain.coordination.client import EtcdClient
+from megatrain.coordination.settings import EtcdSettings
+from megatrain.jobs.verdict_cases import Case, merged_cases, read_cases
+from megatrain_diagnostics.columns.schema import to_arrow
+from megatrain_diagnostics.dashboard.sources.etcd_job import EtcdJob
+from megatrain_diagnostics.dashboard.sources.run_files import RunFiles
+from megatrain_diagnostics.dashboard.sources.series_book import SeriesBook
+from megatrain_diagnostics.dashboard.sources.series_reader import SeriesReader
+from megatrain_diagnostics.dashboard.views.hosts import HostInputs, host_history_document, hosts_document
+from megatrain_diagnostics.dashboard.views.incidents import incident_document
+from megatrain_diagnostics.events.source import Where
+from megatrain_diagnostics.events.tables import LogLines, Ranks, StepTotals, Values, from_columns, select
+from megatrain_diagnostics.store.incarnations import incarnations_seen, shown_incarnation
+from megatrain_diagnostics.store.log_query import LogQuestion, newest_tails, search_lines
+from megatrain_diagnostics.store.reader import StoredEvents, TooSlowError
+from megatrain_diagnostics.store.segment_store import SegmentStore
+from tests.helpers.etcd_server import EtcdServers
+from tests.helpers.launched_job import make_cordon, make_failure, make_incident, make_snapshot, make_status
+from tests.helpers.recorded_run import LAYOUT, step_of
+from tests.helpers.synthetic_steps import SyntheticJob
+from tests.helpers.told_verdicts import STRAGGLER
+from tests.helpers.waiting import wait_until
+from tests.unit.dashboard.test_daemon_state import STATE
+
+NS = 10**9
+
+
+def put_steps(directory: Path, incarnation: int, steps: range, *, has_ranks: bool = True) -> None:
+    job = SyntheticJob(LAYOUT, incarnation=incarnation)
+    with SegmentStore(directory) as store:
+        if has_ranks:
+            store.append(Ranks, to_arrow(job.ranks()))
+        for step in steps:
+            totals, values = step_of(job, incarnation, step)
+            store.append(StepTotals, to_arrow(totals))
+            store.append(Values, to_arrow(values))
+        store.commit()
+
+
+def read_all(events: StoredEvents, book: SeriesBook, *, steps_at_once: int = 16) -> list[int]:
+    reader = SeriesReader(events, book, steps_at_once=steps_at_once)
+    while reader.look(incarnations_seen(events), is_over=True):
+        pass
+    return [int(step) for step in book.snapshot().column("last")]
+
+
+def test_many_steps_are_read_a_bit_at_a_time(tmp_path: Path) -> None:
+    put_steps(tmp_path, 1, range(100))
+    assert read_all(StoredEvents(tmp_path), SeriesBook(), steps_at_once=7) == list(range(100))
+
+
+def test_steps_that_have_expired_are_passed_over(tmp_path: Path) -> None:
+    put_steps(tmp_path, 1, range(5))
+    put_steps(tmp_path, 1, range(500, 520), has_ranks=False)
+    assert read_all(StoredEvents(tmp_path), SeriesBook()) == [*range(5), *range(500, 520)]
+
+
+def test_an_incarnation_that_one_rank_made_up_is_passed_over(tmp_path: Path) -> None:
+    put_steps(tmp_path, 1, range(5))
+    ranks = SyntheticJob(LAYOUT, incarnation=77).ranks()
+    with SegmentStore(tmp_path) as store:
+        store.append(Ranks, to_arrow(select(ranks, ranks.rank == 0)))
+        store.commit()
+    events = StoredEvents(tmp_path)
+    seen = incarnations_seen(events)
+    assert [(one.number, one.num_ranks, one.world_size, one.is_believed) for one in seen] == [
+        (1, 4, 4, True),
+        (77, 1, 4, False),
+    ]
+    shown = shown_incarnation(seen)
+    assert shown is not None
+    assert shown.number == 1
+    book = SeriesBook()
+    reader = SeriesReader(events, book)
+    assert not reader.look(seen)
+    # the next one is older than what was made up, and counts
+    put_steps(tmp_path, 2, range(5, 30))
+    assert not reader.look(incarnations_seen(events), is_over=True)
+    assert book.snapshot().column("last").tolist() == list(range(30))
+
+
+def test_files_are_read_again_only_when_they_have_changed(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    run.create()
+    files = RunFiles(run)
+    assert not files.look()
+    path = run.incidents / "one.json"
+    path.write_bytes(encode(make_incident("0001")))
+    assert files.look()
+    assert not files.look()
+    path.write_bytes(b"torn")
+    assert files.look()
+    assert files.incidents == ()
+    assert "one.json" in files.problems[0]
+    path.unlink()
+    assert files.look()
+    assert files.problems == ()
+    (run.incidents / "audit.jsonl").write_bytes(b"torn\n")
+    assert files.look()
+    assert "1 line cannot be read" in files.problems[0]
+    assert not files.look()
+
+
+def put_lines(directory: Path, count: int, *, each_s: int) -> None:
+    with SegmentStore(directory) as store:
+        store.append(
+            LogLines,
+            to_arrow(
+                from_columns(
+                    LogLines,
+                    {
+                        "incarnation": [1] * count,
+                        "rank": [number % 4 for number in range(count)],
+                        "sequence": list(range(count)),
+                        "at_ns": [(1_700_000_000 + number * each_s) * NS for number in range(count)],
+                        "host": ["host-0"] * count,
+                        "line": [f"line {number}" for number in range(count)],
+                    },
+                )
+            ),
+        )
+        store.commit()
+
+
+def test_the_newest_lines_are_found_over_hours_and_all_are_counted(tmp_path: Path) -> None:
+    put_lines(tmp_path, 400, each_s=600)
+    put_lines(tmp_path, 10, each_s=600)  # stored twice
+    events = StoredEvents(tmp_path)
+    found = search_lines(events, LogQuestion(1, "LINE", limit=5))
+    assert [str(line) for line in found.lines.line] == [f"line {number}" for number in range(395, 400)]
+    assert (found.num_matching, found.num_searched, found.is_partial) == (410, 410, False)
+    exact = search_lines(events, LogQuestion(1, "^line 7$", is_regex=True))
+    assert exact.lines.sequence.tolist() == [7]
+
+
+def test_a_search_whose_time_is_over_says_that_it_is_partial(tmp_path: Path) -> None:
+    put_lines(tmp_path, 50, each_s=600)
+    events = StoredEvents(tmp_path)
+    found = search_lines(events, LogQuestion(1, "line"), budget_s=0.0)
+    assert found.is_partial
+    assert len(found.lines.rank) == found.num_searched == 0
+
+
+def test_a_question_ends_at_its_deadline(tmp_path: Path) -> None:
+    put_lines(tmp_path, 50, each_s=1)
+    events = StoredEvents(tmp_path)
+    endless = "SELECT count(*) AS n FROM segments, range(100000000) AS a, range(1000) AS b WHERE a.range * b.range = -1"
+    with pytest.raises(TooSlowError, match=r"no answer within 0\.1 s"):
+        events.query(LogLines, Where(), endless, timeout_s=0.1)
+    answer = events.query(LogLines, Where(), "SELECT count(*) AS n FROM segments", timeout_s=30.0)
+    assert answer is not None
+    assert answer.to_pylist() == [{"n": 50}]
+
+
+def test_of_each_rank_the_newest_lines_are_judged(tmp_path: Path) -> None:
+    put_lines(tmp_path, 40, each_s=1)
+    found = newest_tails(StoredEvents(tmp_path), Where((1,)), 8, num_ranks=4, budget_s=30.0)
+    assert sorted(found.sequence.tolist()) == list(range(32, 40))
+
+
+def test_verdicts_of_etcd_are_named_by_their_ids(tmp_path: Path) -> None:
+    outcome = VerdictOutcome("v-1", OutcomeKind.ACTED, "because", "host-1", 1.0)
+    keys = JobKeys("demo")
+    with EtcdServers(tmp_path) as servers, EtcdClient(EtcdSettings.of(servers.urls)) as client:
+        client.put(keys.verdict("v-1"), encode(STRAGGLER))
+        client.put(keys.verdict("v-2"), b"torn")
+        client.put(keys.outcome("v-1"), encode(outcome))
+        cases, unreadable = read_cases(client, keys)
+    assert cases == [Case("v-1", STRAGGLER, outcome)]
+    assert [text.partition(":")[0] for text in unreadable] == ["v-2"]
+
+
+class Broken:
+    """A client with a defect."""
+
+    def txn(self, *words: object, **named: object) -> object:
+        raise ValueError("no answer is like this")
+
+
+def test_a_defect_of_ours_is_told_as_trouble_and_does_not_end_the_looks() -> None:
+    looks: list[str] = []
+    job = EtcdJob(Broken(), JobKeys("demo"), lambda before, now: looks.append(now.trouble))  # type: ignore[arg-type]
+    wait_until(lambda: len(looks) >= 2, "two looks", 10.0)
+    job.close()
+    assert "no answer is like this" in looks[0]
+
+
+def test_what_etcd_and_the_audit_have_of_a_verdict_is_one_case() -> None:
+    outcome = VerdictOutcome("v-1", OutcomeKind.ACTED, "because", "host-1", 1.0)
+    on_disk = [Case("v-0", STRAGGLER, outcome), Case("v-1", STRAGGLER, None)]
+    in_etcd = [Case("v-1", None, outcome), Case("v-2", STRAGGLER, None)]
+    found = merged_cases(on_disk, in_etcd)
+    assert [one.verdict_id for one in found] == ["v-0", "v-1", "v-2"]
+    assert found[1] == Case("v-1", STRAGGLER, outcome)
+
+
+def test_verifications_are_kept_one_a_checkpoint(tmp_path: Path) -> None:
+    place = LocalLocation(tmp_path)
+    assert read_verifications(place) == {}
+    note_verifications(place, [Verification.of("main", 10, 1.0, ["torn", "and more"])])
+    note_verifications(place, [Verification.of("main", 10, 2.0, []), Verification.of("main", 20, 3.0, [])])
+    with (tmp_path / VERIFIED_NAME).open("ab") as file:
+        file.write(b"torn\n")
+    found = read_verifications(place)
+    assert sorted(found) == [("main", 10), ("main", 20)]
+    assert (found["main", 10].at_unix_s, found["main", 10].num_problems) == (2.0, 0)
+
+
+def test_hosts_of_a_running_job_tell_what_keeps_them_from_training() -> None:
+    snapshot = make_snapshot(cordons={"host-3": make_cordon(3)}, driver="host-2")
+    state = replace(STATE, host_scores={"host-1": 4.5}, connected_hosts=("host-1",))
+    clocks = {"host-1": (0.25, 0.001)}
+    hosts = {one.host: one for one in hosts_document(HostInputs(snapshot, None, state, clocks)).hosts}
+    assert list(hosts) == ["host-1", "host-2", "host-3"]
+    first = hosts["host-1"]
+    assert (first.state, first.first_rank, first.num_workers, first.step) == (str(HostPhase.RUNNING), 0, 2, 1240)
+    assert (first.straggler_score, first.clock_offset_s, first.is_connected) == (4.5, 0.25, True)
+    assert (hosts["host-2"].is_driver, hosts["host-2"].is_connected) == (True, False)
+    cordoned = hosts["host-3"]
+    assert (cordoned.state, cordoned.cordon_reason, cordoned.cordon_by) == ("cordoned", "ECC errors", "ops@desk")
+
+
+def test_a_host_is_named_by_incidents_that_blame_it_or_tell_of_its_ranks() -> None:
+    snapshot = make_snapshot(statuses={"host-1": make_status(1)})
+    (host, *_) = hosts_document(HostInputs(snapshot)).hosts
+    blamed = make_incident("0001", culprit_hosts=("host-1",), failures=())
+    ended = make_incident("0002", culprit_hosts=(), failures=(make_failure(1),))
+    other = make_incident("0003", culprit_hosts=("host-2",), failures=())
+    found = host_history_document(host, None, [blamed, ended, other], [2, 1], lambda number, rank: "host-1")
+    assert found.incident_ids == ("20270115-0002", "20270115-0001")
+    assert (found.rounds, found.checks) == ((1, 2), ())
+
+
+def test_a_phase_that_is_not_over_has_no_seconds() -> None:
+    incident = make_incident()
+    incident = replace(incident, moments=replace(incident.moments, joined=None, loaded=None, first_step=None))
+    phases = {one.name: one for one in incident_document(incident, lambda number, rank: "").phases}
+    assert phases["rendezvous"].began_unix_s is not None
+    assert phases["rendezvous"].seconds is None
+    assert (phases["first_step"].began_unix_s, phases["first_step"].seconds) == (None, None)

@@ -1,0 +1,237 @@
+"""The overview and what comes next, from made-up snapshots; and how long it takes at the size of the paper's job."""
+
+from __future__ import annotations
+
+import time
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from megatrain.config.config import Config
+from megatrain.contracts.driver_report import DriverReport
+from megatrain.contracts.host_verdict import HostVerdict, OutcomeKind, VerdictConfidence, VerdictOutcome
+from megatrain.contracts.incident import IncidentState
+from megatrain.contracts.location import LocalLocation
+from megatrain.contracts.rounds import JobEnd, Round, RoundHost
+from megatrain.jobs.snapshot import JobSnapshot
+from megatrain.jobs.verdict_cases import Case
+from megatrain_diagnostics.dashboard.documents.overview import OverviewDocument
+from megatrain_diagnostics.dashboard.sources.checkpoint_watch import look_at_checkpoints
+from megatrain_diagnostics.dashboard.sources.facts import JobFacts
+from megatrain_diagnostics.dashboard.sources.series_book import COLUMNS, SeriesSnapshot
+from megatrain_diagnostics.dashboard.views.overview import OverviewInputs, overview_document
+from megatrain_diagnostics.store.daemon_state import DaemonState, scores_text
+from tests.helpers.checkpoint_tree import make_manifest, put_main
+from tests.helpers.launched_job import (
+    NOW_S,
+    make_cordon,
+    make_halt,
+    make_host,
+    make_incident,
+    make_snapshot,
+    make_stall,
+    make_status,
+)
+from tests.helpers.source_tree import ROOT
+from tests.helpers.told_verdicts import STRAGGLER
+
+SURE = replace(STRAGGLER, round=2)
+
+
+def config(**changes: dict[str, Any]) -> Config:
+    tables = tomllib.loads((ROOT / "configs" / "demo.toml").read_text())
+    tables["train"]["steps"] = 2000
+    for section, values in changes.items():
+        tables.setdefault(section, {}).update(values)
+    return Config.from_dict(tables)
+
+
+def series(last: int = 1239, *, first: int = 0, step_s: float = 2.0) -> SeriesSnapshot:
+    steps = np.arange(first, last + 1, dtype=np.float64)
+    columns = {name: np.full(len(steps), np.nan) for name in COLUMNS}
+    columns |= {
+        "first": steps, "last": steps, "at": NOW_S - (last - steps) * step_s, "loss": 5.0 - steps / 1000,
+        "tokens": np.full(len(steps), 100.0), "incarnation": np.full(len(steps), 2.0),
+        "tokens_per_s": np.full(len(steps), 50.0), "mfu": np.full(len(steps), 0.4),
+    }  # fmt: skip
+    columns |= {name: np.full(len(steps), step_s) for name in ("step_s", "step_s_low", "step_s_high", "sum_s")}
+    return SeriesSnapshot(np.stack([columns[name] for name in COLUMNS]))
+
+
+def overview(snapshot: JobSnapshot | None = None, facts: JobFacts | None = None, **changes: Any) -> OverviewDocument:
+    given = OverviewInputs(NOW_S, facts or JobFacts(config=config(), series=series()), snapshot or make_snapshot())
+    return overview_document(replace(given, **changes))
+
+
+def test_a_job_that_trains() -> None:
+    found = overview()
+    assert (found.state, found.health, found.problems) == ("training", "good", ())
+    assert (found.step, found.step_s, found.remaining_s) == (1240, 2.0, (2000 - 1240) * 2.0)
+    assert (found.tokens, found.tokens_per_s, found.mfu) == (124_000, 50.0, pytest.approx(0.4))
+    assert (found.hosts.total, found.hosts.training, found.hosts.spare) == (3, 2, 1)
+    assert (found.num_open_incidents, found.open_incident) == (0, "")
+    lost_s = 3.2  # the one incident of launched_job, and nothing that was done again without a median
+    assert found.effective_time_ratio == pytest.approx(1 - lost_s / 3600)
+    assert found.effective_time_ratio_last_hour == pytest.approx(1 - lost_s / 3600)
+
+
+def test_a_stuck_job_is_bad_and_says_where() -> None:
+    statuses = {"host-1": make_status(1), "host-2": make_status(2, stall=make_stall())}
+    found = overview(make_snapshot(statuses=statuses))
+    assert (found.state, found.health) == ("stuck", "bad")
+    assert found.since_unix_s == NOW_S - 7
+    assert found.problems[0].is_error
+    assert found.problems[0].hosts == ("host-2",)
+
+
+def test_cordoned_unfit_and_lost_hosts_are_counted() -> None:
+    hosts = {"host-1": make_host(1), "host-3": make_host(3), "host-4": make_host(4, is_fit=False)}
+    found = overview(make_snapshot(hosts=hosts, cordons={"host-3": make_cordon(3)}))
+    counts = found.hosts
+    assert (counts.total, counts.training, counts.cordoned, counts.unfit, counts.lost) == (4, 1, 1, 1, 1)
+
+
+def test_without_etcd_the_last_that_was_known_stays_and_the_state_is_unknown() -> None:
+    found = overview(etcd_trouble="etcd is out of reach, what is shown is 12 s old: refused")
+    assert (found.state, found.health) == ("unknown", "unknown")
+    assert found.problems[0].text.startswith("etcd is out of reach")
+    assert (found.step, found.hosts.training, found.next_action.what) == (1240, 2, "not known")
+    nothing = overview_document(OverviewInputs(NOW_S, JobFacts()))
+    assert (nothing.state, nothing.headline) == ("unknown", "etcd has not answered yet")
+
+
+@pytest.mark.parametrize(
+    ("code", "state", "health"), [(0, "finished", "over"), (75, "saved and stopped", "over"), (70, "failed", "bad")]
+)
+def test_a_job_that_is_over_does_nothing_more(code: int, state: str, health: str) -> None:
+    found = overview(make_snapshot(end=JobEnd(code, "because", NOW_S - 60)))
+    assert (found.state, found.health, found.remaining_s) == (state, health, None)
+    assert found.next_action.what == "nothing"
+    assert "because" in found.next_action.why
+
+
+def test_the_next_checkpoint_and_when() -> None:
+    action = overview(facts=JobFacts(config=config(checkpoint={"interval": 500}), series=series())).next_action
+    assert action.what == "save a checkpoint at step 1,500"
+    assert action.why == "checkpoint.interval=500, in about 9 min"
+    end = overview(facts=JobFacts(config=config(), series=series())).next_action
+    assert end.what == "save a checkpoint at step 2,000"
+    assert "train.steps=2000" in end.why
+    without = config(checkpoint={"save_at_end": False})
+    assert overview(facts=JobFacts(config=without, series=series())).next_action.what == "end at step 2,000"
+
+
+def test_a_recovery_says_its_phase_and_what_the_driver_is_about() -> None:
+    moments = replace(make_incident().moments, joined=None, loaded=None, first_step=None)
+    opened = make_incident("0002", state=IncidentState.OPEN, moments=moments)
+    report = DriverReport("host-1", "waits until host-2 has stopped", NOW_S)
+    found = overview(make_snapshot(incidents=(opened,), halts={2: make_halt()}, report=report))
+    assert (found.num_open_incidents, found.open_incident) == (1, opened.incident_id)
+    assert found.next_action.what == "restart: rendezvous"
+    assert found.next_action.why == "waits until host-2 has stopped"
+
+
+def test_a_verdict_that_waits_for_a_person() -> None:
+    outcome = VerdictOutcome("v-1", OutcomeKind.WAITING, "waits for a person: host-2 is slow", "host-1", NOW_S)
+    found = overview(make_snapshot(waiting=((outcome, SURE),)))
+    assert (found.next_action.what, found.next_action.verdict_id) == ("evict host-2, when somebody approves it", "v-1")
+    assert found.health == "warning"
+
+
+@pytest.mark.parametrize(
+    ("eviction", "what"),
+    [
+        ("automatic", "evict host-2"),
+        ("approval", "evict host-2, when somebody approves it (diagnostics.eviction)"),
+        ("dry-run", "evict host-2, were diagnostics.eviction not dry-run"),
+    ],
+)
+def test_a_verdict_that_nobody_has_answered_is_next(eviction: str, what: str) -> None:
+    facts = JobFacts(config=config(diagnostics={"eviction": eviction}), series=series(), cases=(_case(SURE),))
+    action = overview(facts=facts).next_action
+    assert (action.what, action.verdict_id) == (what, "v-1")
+    assert "its forward takes" in action.why
+
+
+def test_why_nobody_is_evicted_although_a_verdict_is_sure() -> None:
+    declined = VerdictOutcome("v-1", OutcomeKind.DECLINED, "it does not pay", "host-1", NOW_S)
+    facts = JobFacts(config=config(), series=series(), cases=(_case(SURE, declined),))
+    assert overview(facts=facts).next_action.why.endswith("host-2 is not evicted: it does not pay (verdict v-1)")
+    acted = replace(declined, kind=OutcomeKind.ACTED)
+    assert "not evicted" not in overview(facts=replace(facts, cases=(_case(SURE, acted),))).next_action.why
+
+
+@pytest.mark.parametrize("change", [{"round": 1}, {"confidence": VerdictConfidence.LOW}, {"hosts": ()}])
+def test_verdicts_that_lead_to_nothing_are_not_next(change: dict[str, Any]) -> None:
+    facts = JobFacts(config=config(), series=series(), cases=(_case(replace(SURE, **change)),))
+    assert overview(facts=facts).next_action.what.startswith("save a checkpoint")
+
+
+def test_tokens_where_some_steps_are_not_streamed(tmp_path: Path) -> None:
+    late = JobFacts(config=config(), series=series(first=1000))
+    assert overview(facts=late).tokens == 100 * 1240
+    put_main(LocalLocation(tmp_path), 1200)
+    saved = replace(late, checkpoints=look_at_checkpoints(str(tmp_path)))
+    consumed = make_manifest().consumed_tokens
+    assert overview(facts=saved).tokens == consumed + 100 * 40
+    # of a recorded run whose last steps were not streamed a checkpoint tells how far it came
+    short = replace(saved, series=series(1100))
+    found = overview_document(OverviewInputs(NOW_S, short, is_recorded=True))
+    assert (found.step, found.tokens) == (1200, consumed)
+
+
+def test_a_recorded_job_that_did_all_its_steps_is_finished_and_one_that_stopped_has_failed() -> None:
+    done = JobFacts(config=config(train={"steps": 1240}), series=series())
+    found = overview_document(OverviewInputs(NOW_S, done, is_recorded=True))
+    assert (found.state, found.health, found.headline) == ("finished", "over", "finished: all 1,240 steps are done")
+    stopped = JobFacts(config=config(), series=series(), incidents=(make_incident(state=IncidentState.STOPPED),))
+    found = overview_document(OverviewInputs(NOW_S, stopped, is_recorded=True))
+    assert (found.state, found.health) == ("failed", "bad")
+    assert found.headline == "over since its last incident: rank 3 on host-2 ended by SIGKILL"
+
+
+def test_what_the_daemon_lost_is_told() -> None:
+    state = DaemonState(
+        job="demo", session="d", host="h", started_unix_s=0, written_unix_s=0, silent=((0, 100),),
+        refused_rows={"flood": 3}, dropped_rows=4, trouble="disk full",
+    )  # fmt: skip
+    found = overview(facts=JobFacts(is_daemon_alive=False, problems=("torn",)), state=state).diagnosis
+    assert (found.num_silent_ranks, len(found.silent_ranks)) == (100, 64)
+    assert (found.rows_dropped, found.rows_refused, found.problems) == (4, 3, ("disk full", "torn"))
+    assert found.is_daemon_alive is False
+
+
+def test_it_takes_less_than_50_ms_at_12288_ranks_on_1536_hosts() -> None:
+    count = 1536
+    hosts = {
+        f"host-{number}": make_host(number, host=f"host-{number}", session=f"s{number}") for number in range(count)
+    }
+    statuses = {name: make_status(1, host=name, session=one.session) for name, one in hosts.items()}
+    parts = tuple(
+        RoundHost(name, one.session, "10.0.0.1", 8 * number, 8) for number, (name, one) in enumerate(hosts.items())
+    )
+    round_ = Round(2, 8 * count, parts, "10.0.0.1", 1, "start", "host-1", NOW_S - 700)
+    snapshot = make_snapshot(hosts=hosts, statuses=statuses, rounds={2: round_})
+    state = DaemonState(
+        job="demo", session="d", host="h", started_unix_s=0, written_unix_s=0, step=9, incarnation=2,
+        rank_scores=scores_text([0.0] * 8 * count), host_scores=dict.fromkeys(hosts, 1.0),
+    )  # fmt: skip
+    incidents = tuple(make_incident(f"{number:04d}") for number in range(200))
+    facts = JobFacts(config=config(), series=series(16_000), incidents=incidents)
+    given = OverviewInputs(NOW_S, facts, replace(snapshot, incidents=incidents), state=state)
+    overview_document(given)
+    times = []
+    for _ in range(5):
+        began_s = time.thread_time()  # others may share the processor
+        overview_document(given).model_dump_json()
+        times.append(time.thread_time() - began_s)
+    assert min(times) < 0.05
+    assert overview_document(given).hosts.training == count
+
+
+def _case(verdict: HostVerdict, outcome: VerdictOutcome | None = None) -> Case:
+    return Case(verdict.verdict_id, verdict, outcome)

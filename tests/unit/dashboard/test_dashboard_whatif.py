@@ -1,0 +1,144 @@
+"""What-if over HTTP: the figures of the verb, which steps are replayed, and what each way out would gain and cost."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from megatrain.cli import main
+from megatrain.contracts.host_verdict import Cause
+from megatrain.contracts.record import encode
+from megatrain.contracts.run_directory import RunDirectory
+from megatrain_diagnostics.columns.schema import to_arrow
+from megatrain_diagnostics.dashboard.app import make_app
+from megatrain_diagnostics.dashboard.settings import DashboardSettings
+from megatrain_diagnostics.dashboard.sources.recorded_job import RecordedJob
+from megatrain_diagnostics.dashboard.sources.what_ifs import WhatIfReader
+from megatrain_diagnostics.dashboard.views.whatif import Economy, whatif_document
+from megatrain_diagnostics.events.tables import Ranks, Spans
+from megatrain_diagnostics.store.daemon_state import write_state
+from megatrain_diagnostics.store.segment_store import SegmentStore
+from tests.helpers.launched_job import make_incident
+from tests.helpers.pipeline_job import PipelineJob
+from tests.helpers.recorded_spans import INCARNATION, recorded_spans, who_ran
+from tests.helpers.source_tree import ROOT
+from tests.helpers.waiting import wait_until
+from tests.unit.dashboard.test_daemon_state import FINDING, STATE
+
+JOB = PipelineJob(
+    pp_size=3, dp_size=4, num_microbatches=5, slow_cells={(1, 1): 1.9}, is_overlapped=True, separate_s=0.0, noise=0.05
+)
+SLOW_RANK = 5
+"""dp 1 of stage 1; two ranks a host."""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    found = RunDirectory(tmp_path_factory.mktemp("whatif") / "run")
+    found.create()
+    with SegmentStore(found.events) as store:
+        store.append(Ranks, to_arrow(who_ran(JOB.shape)))
+        store.append(Spans, to_arrow(recorded_spans(JOB.run(), JOB.shape)))
+        store.commit()
+    (found.root / "config.toml").write_text((ROOT / "configs" / "demo.toml").read_text())
+    (found.incidents / "one.json").write_bytes(encode(make_incident()))
+    finding = replace(FINDING, hosts=("host2",), ranks=(SLOW_RANK,), gain_s=0.5, step_s=2.0)
+    rotating = replace(finding, cause=Cause.LENGTHS, hosts=(), gain_s=0.1)
+    write_state(found.diagnosis, replace(STATE, incarnation=INCARNATION, findings=(finding, rotating)))
+    return found
+
+
+@pytest.fixture(scope="module")
+def source(run: RunDirectory) -> Iterator[RecordedJob]:
+    found = RecordedJob(run)
+    wait_until(found.has_looked, "the run to be read", 20.0)
+    yield found
+    found.close()
+
+
+def ask(source: RecordedJob, path: str, status: int = 200) -> Any:
+    app = make_app(source, DashboardSettings(port=0), clock=lambda: 1.8e9).app
+    answer = TestClient(app, base_url="http://127.0.0.1:8777").get(f"/api/v1/{path}")
+    assert answer.status_code == status, answer.text
+    return answer.json()
+
+
+def test_the_figures_are_those_of_the_verb(source: RecordedJob, capsys: pytest.CaptureFixture[str]) -> None:
+    found = ask(source, "whatif")
+    assert main(["diag", "whatif", str(source.run.root), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert found["slowdown"] == pytest.approx(said["blocking_slowdown"], rel=1e-9)
+    assert (found["m_w"], found["m_s"]) == (pytest.approx(said["Mw"]), pytest.approx(said["Ms"]))
+    assert found["steps"] == sorted(map(int, said["step_t_base"]))
+    assert found["worst_ranks"] == said["worst_ranks"]
+    by_stage = {one["name"]: one["slowdown"] for one in found["by_stage"]}
+    assert by_stage == pytest.approx(said["blocking_decompose_by_stage"])
+    by_step = [said["blocking_step_slowdown"][str(step)] for step in found["steps"]]
+    assert found["slowdown_by_step"] == pytest.approx(by_step)
+    assert found["worst_ranks"] == [SLOW_RANK]
+
+
+def test_each_way_out_is_weighed_by_the_drivers_rule(source: RecordedJob) -> None:
+    found = ask(source, "whatif")
+    actions = found["actions"]
+    # the finding's host is the one of the worst rank, so that it is told once
+    assert next((one["action"], one["target"]) for one in actions) == ("evict", "host2")
+    assert [one["action"] for one in actions].count("evict") == 1
+    assert actions[-1]["action"] == "nothing"
+    evict = actions[0]
+    # the run has told of no step that was completed
+    assert evict["gain_s"] is None
+    assert evict["price_s"] == pytest.approx(3.2)
+    assert "measured" in evict["text"]
+    causes = {one["name"]: one["slowdown"] for one in found["by_cause"]}
+    assert causes == {"compute": pytest.approx(2.0 / 1.5), "sequence-length": pytest.approx(2.0 / 1.9)}
+
+
+def test_only_the_newest_steps_are_replayed_and_that_is_told(source: RecordedJob) -> None:
+    everything = ask(source, "whatif")["steps"]
+    roster = source.roster(None)
+    few = WhatIfReader(source.events, most_operations=1).replayed(roster, None, None, "job")
+    assert list(few.result.measured_s) == everything[-1:]
+    assert few.notes == (f"the newest 1 of {len(everything)} steps that were recorded in full are replayed",)
+    one = ask(source, f"whatif?first={everything[1]}&last={everything[1]}")
+    assert one["steps"] == [everything[1]]
+    assert "there are" in ask(source, "whatif?first=100000", 404)["text"]
+
+
+def test_a_result_is_made_once(source: RecordedJob) -> None:
+    reader, roster = WhatIfReader(source.events), source.roster(None)
+    assert reader.replayed(roster, None, None, "job") is reader.replayed(roster, None, None, "job")
+
+
+@pytest.mark.parametrize(
+    ("remaining", "price_s", "is_worth_it"), [(100, 49.0, True), (100, 51.0, False), (None, 1.0, None)]
+)
+def test_worth_it_is_more_gain_than_price(
+    source: RecordedJob, remaining: int | None, price_s: float, is_worth_it: bool | None
+) -> None:
+    result = WhatIfReader(source.events).replayed(source.roster(None), None, None, "job").result
+    finding = replace(FINDING, gain_s=0.5)
+    again = replace(finding, cause=Cause.NETWORK, gain_s=0.1)
+    document = whatif_document(3, result, [finding, again], [], Economy(remaining, price_s, "here"))
+    assert [one.action for one in document.actions].count("evict") == 1
+    first = document.actions[0]
+    assert (first.action, first.target, first.is_worth_it) == ("evict", "host-1", is_worth_it)
+    assert first.gain_s == (None if remaining is None else pytest.approx(50.0))
+
+
+def test_a_run_without_whole_steps_has_no_what_if(tmp_path: Path) -> None:
+    found = RunDirectory(tmp_path)
+    found.create()
+    with SegmentStore(found.events) as store:
+        store.append(Ranks, to_arrow(who_ran(JOB.shape)))
+        store.commit()
+    source = RecordedJob(found)
+    wait_until(source.has_looked, "the run to be read", 20.0)
+    assert "no step was recorded in full" in ask(source, "whatif", 404)["text"]
+    source.close()

@@ -1,0 +1,51 @@
+"""Whoever launched a job hears where its web page is, each address once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from megatrain.contracts.diag_records import DashboardRecord
+from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.record import encode
+from megatrain.coordination.client import EtcdClient
+from megatrain.coordination.settings import EtcdSettings
+from megatrain_launcher.launch.dashboard_notice import told_dashboard
+from tests.helpers.etcd_server import EtcdServers
+from tests.helpers.waiting import wait_until
+
+KEYS = JobKeys("noticed")
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Iterator[EtcdSettings]:
+    with EtcdServers(tmp_path, 1) as servers:
+        yield EtcdSettings.of(servers.urls)
+
+
+def put(settings: EtcdSettings, url: str, session: str) -> None:
+    with EtcdClient(settings) as client:
+        client.put(KEYS.dashboard, encode(DashboardRecord(url=url, session=session)))
+
+
+def test_each_address_is_told_once(settings: EtcdSettings) -> None:
+    told: list[str] = []
+    with told_dashboard(settings, KEYS, told.append):
+        put(settings, "http://127.0.0.1:8777/", "first")
+        wait_until(lambda: len(told) == 1, "the address", 10)
+        put(settings, "http://127.0.0.1:8777/", "second")
+        put(settings, "http://127.0.0.1:8778/", "third")
+        wait_until(lambda: len(told) == 2, "the second address", 10)
+    assert told == ["dashboard: http://127.0.0.1:8777/", "dashboard: http://127.0.0.1:8778/"]
+
+
+def test_a_page_that_is_there_already_is_told_and_damage_is_passed_over(settings: EtcdSettings) -> None:
+    with EtcdClient(settings) as client:
+        client.put(KEYS.dashboard, b"{")
+    told: list[str] = []
+    with told_dashboard(settings, KEYS, told.append):
+        put(settings, "http://127.0.0.1:1/", "first")
+        wait_until(lambda: bool(told), "the address", 10)
+    assert told == ["dashboard: http://127.0.0.1:1/"]

@@ -1,0 +1,136 @@
+"""A real browser: Debian's chromium, driven by Playwright, which downloads nothing. No test's page may leave localhost.
+
+Screenshots of a run lie in MEGATRAIN_SCREENSHOTS where that names a directory, else in pytest's own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.helpers.canned_analyses import analysis_answers
+from tests.helpers.canned_dashboard import CannedDashboard, canned_dashboard
+from tests.helpers.canned_job import job_answers
+from tests.helpers.canned_records import record_answers
+from tests.helpers.require import require, require_module
+
+CHROMIUM = "/usr/bin/chromium"
+_LOCAL = ("127.0.0.1", "localhost", "::1")
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[object]:
+    """One browser for all tests; each has a context of its own."""
+    require("chromium", Path(CHROMIUM).exists(), f"no {CHROMIUM}; make ci-deps installs it")
+    playwright = require_module("playwright.sync_api")
+    with playwright.sync_playwright() as started:
+        arguments = ["--disable-gpu", "--font-render-hinting=none"]
+        if os.geteuid() == 0:
+            arguments.append("--no-sandbox")  # chromium refuses to run as root with one
+        opened = started.chromium.launch(executable_path=CHROMIUM, args=arguments)
+        yield opened
+        opened.close()
+
+
+class Pages:
+    """Opens pages and keeps what went wrong in them: mistakes, refused parts, requests that leave this machine."""
+
+    def __init__(self, browser: object, screenshots: Path) -> None:
+        self._browser = browser
+        self._contexts: list[object] = []
+        self.screenshots = screenshots
+        self.problems: list[str] = []
+        self.expected: list[str] = []
+        """Parts of problems that a test brings about on purpose."""
+
+    def open(
+        self,
+        url: str,
+        *,
+        width: int = 1440,
+        height: int = 900,
+        scheme: str = "light",
+        is_motion_reduced: bool = False,
+    ) -> object:
+        """Open a page in a context of its own."""
+        context = self._browser.new_context(
+            viewport={"width": width, "height": height},
+            color_scheme=scheme,
+            timezone_id="Europe/Berlin",
+            locale="en-GB",
+            reduced_motion="reduce" if is_motion_reduced else "no-preference",
+        )
+        context.set_default_timeout(10_000)
+        self._contexts.append(context)
+        page = context.new_page()
+        page.on("pageerror", lambda error: self.problems.append(f"mistake: {error}"))
+        page.on("console", self._console)
+        page.on("request", self._request)
+        page.goto(url, wait_until="domcontentloaded")
+        return page
+
+    def _console(self, message: object) -> None:
+        if message.type in ("error", "warning"):
+            self.problems.append(f"console: {message.text}")
+
+    def _request(self, request: object) -> None:
+        parts = urlsplit(request.url)
+        if parts.scheme not in ("data", "blob") and parts.hostname not in _LOCAL:
+            self.problems.append(f"request to {request.url}")
+
+    def accessibility_problems(self, page: object) -> list[str]:
+        """Return what axe finds against WCAG 2.1 A and AA."""
+        axe = require_module("axe_playwright_python.sync_playwright").Axe()
+        found = axe.run(page, options={"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]})
+        return [
+            f"{one['id']}: {node['html'][:160]} {node.get('failureSummary', '')[:300]}"
+            for one in found.response["violations"]
+            for node in one["nodes"][:3]
+        ]
+
+    def screenshot(self, page: object, name: str) -> Path:
+        """Keep a picture of what is seen."""
+        path = self.screenshots / f"{name}.png"
+        page.screenshot(path=path)
+        return path
+
+    def close(self) -> None:
+        for context in self._contexts:
+            context.close()
+
+
+@pytest.fixture(scope="session")
+def screenshots(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    named = os.environ.get("MEGATRAIN_SCREENSHOTS", "")
+    directory = Path(named) if named else tmp_path_factory.mktemp("screenshots")
+    directory.mkdir(parents=True, exist_ok=True)
+    return directory
+
+
+@pytest.fixture
+def pages(browser: object, screenshots: Path) -> Iterator[Pages]:
+    """Pages of one test. Fails it where anything went wrong in one of them that the test did not expect."""
+    opened = Pages(browser, screenshots)
+    yield opened
+    opened.close()
+    problems = [one for one in opened.problems if not any(part in one for part in opened.expected)]
+    assert not problems, "\n".join(problems)
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., CannedDashboard]]:
+    """Return what serves the page with answers that are laid out: serve(health="bad", can_act=True, token="...")."""
+    opened = []
+
+    def begin(*, health: str = "warning", can_act: bool = False, **changes: object) -> CannedDashboard:
+        answers = {**job_answers(health=health, can_act=can_act), **record_answers(), **analysis_answers()}
+        opened.append(canned_dashboard(answers, **changes))
+        return opened[-1].__enter__()
+
+    yield begin
+    for one in reversed(opened):
+        one.__exit__(None, None, None)

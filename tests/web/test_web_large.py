@@ -1,0 +1,67 @@
+"""The page on 12,288 ranks of 1,536 hosts: nothing is drawn that is not seen, and one slow rank is found."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from megatrain.contracts.layout import Layout
+from megatrain.contracts.run_directory import RunDirectory
+from megatrain_diagnostics.columns.schema import to_arrow
+from megatrain_diagnostics.events.tables import Ranks, StepTotals, Values
+from megatrain_diagnostics.store.segment_store import SegmentStore
+from tests.helpers.served_run import served_run
+from tests.helpers.synthetic_steps import SyntheticJob
+from tests.helpers.waiting import wait_until
+
+pytestmark = pytest.mark.timeout(180)
+
+LAYOUT = Layout(dp_size=192, pp_size=8, tp_size=8)
+SLOW_RANK = 7770
+NUM_STEPS = 16
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Serve the history of a large job."""
+    run = RunDirectory(tmp_path_factory.mktemp("large"))
+    run.create()
+    job = SyntheticJob(LAYOUT, ranks_per_host=8, compute_factor={SLOW_RANK: 1.4})
+    with SegmentStore(run.events) as store:
+        store.append(Ranks, to_arrow(job.ranks()))
+        for step in range(NUM_STEPS):
+            totals, values = job.step(step)
+            store.append(StepTotals, to_arrow(totals))
+            store.append(Values, to_arrow(values))
+        store.commit()
+    with served_run(run.root) as found:
+        yield found
+
+
+def test_hosts_of_a_large_job_are_drawn_as_far_as_they_are_seen(url: str, pages) -> None:
+    page = pages.open(f"{url}#/hosts")
+    page.locator("table[aria-rowcount='1537']").wait_for(timeout=30_000)
+    assert page.locator("tbody tr").count() < 120
+    page.locator(".table-box").evaluate("box => { box.scrollTop = box.scrollHeight; }")
+    page.get_by_role("link", name="host-1535", exact=True).wait_for()
+    began = time.monotonic()
+    page.get_by_label("Find").fill("host-971")
+    page.get_by_role("link", name="host-971", exact=True).wait_for()
+    assert time.monotonic() - began < 2.0
+    assert page.locator("tbody tr").count() == 1
+
+
+@pytest.mark.parametrize("view", ["overview", "heat", "grid", "stragglers"])
+def test_view_of_a_large_job(url: str, pages, view: str) -> None:
+    pages.expected.append("404")  # no step of it was recorded in full
+    page = pages.open(f"{url}#/{view}", width=1920, height=1080)
+    page.locator("main h1").wait_for()
+    wait_until(lambda: page.locator(".skeleton").count() == 0, "the view is loaded", 60.0)
+    assert not page.locator("[role=alert]").all_inner_texts()
+    if view in ("heat", "grid"):
+        page.locator("main canvas").first.wait_for(timeout=60_000)
+    if view == "stragglers":
+        page.get_by_text(f"rank {SLOW_RANK}").first.wait_for(timeout=60_000)
+    pages.screenshot(page, f"large_{view}_1920")

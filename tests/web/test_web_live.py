@@ -1,0 +1,109 @@
+"""The page on a job that trains: every view, news as they come, the server begun anew, an action carried out."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from tests.helpers.closed_loop import ClosedLoop, closed_loop
+from tests.helpers.dashboard_process import DashboardProcess, dashboard_process
+from tests.helpers.etcd_server import etcd_program
+from tests.helpers.paced_train import Pace
+from tests.helpers.waiting import wait_until
+
+pytestmark = pytest.mark.timeout(240)
+
+VIEWS = ("overview", "incidents", "hosts", "hosts/host-0", "heat", "timeline", "grid", "stragglers", "logs",
+         "checkpoints", "actions", "audit")  # fmt: skip
+_NEWS_S = 2.0
+
+
+@dataclass(frozen=True)
+class Live:
+    loop: ClosedLoop
+    dashboard: DashboardProcess
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    """A paced job of two hosts and a spare that saves only when it is asked to, with daemon and dashboard."""
+    etcd_program()
+    root = tmp_path_factory.mktemp("live")
+    with closed_loop(root, {"checkpoint": {"interval": 100_000}}, pace=Pace()) as loop:
+        run, job = loop.launched.job.files.root, loop.launched.job.config.job.name
+        log = root / "dashboard.log"
+        with dashboard_process(run, job, loop.launched.endpoints, log, "--enable-actions") as dashboard:
+            yield Live(loop, dashboard)
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_view_of_a_job_that_trains(live: Live, pages, view: str) -> None:
+    page = pages.open(f"{live.dashboard.url}#/{view}")
+    page.locator("main h1").wait_for()
+    page.locator("main[data-connection=live]").wait_for()
+    wait_until(lambda: page.locator(".skeleton").count() == 0, "the view is loaded", 10.0)
+    assert not page.locator("[role=alert]").all_inner_texts()
+    pages.screenshot(page, f"live_{view.replace('/', '_')}")
+
+
+def shown_step(page: object) -> int:
+    text = page.locator("[data-figure=step]").inner_text()
+    return int(text.replace(",", "")) if text[0].isdigit() else 0
+
+
+def test_steps_are_seen_two_seconds_after_they_are_known(live: Live, pages) -> None:
+    page = pages.open(live.dashboard.url)
+    page.locator("[data-figure=step]").wait_for()
+    page.locator("main[data-connection=live]").wait_for()
+    before = shown_step(page)
+    wait_until(lambda: shown_step(page) > before, "a later step on the page", 15.0)
+    # from here on the page says at any moment what the server's stream said two seconds ago
+    stream = """() => new Promise(resolve => {
+        const source = new EventSource('api/v1/live');
+        let first = null;
+        source.addEventListener('change', event => {
+            const step = JSON.parse(event.data).step;
+            first ??= step;
+            if (step > first) { source.close(); resolve(step); }
+        });
+    })"""
+    told = page.evaluate(stream)
+    began = time.monotonic()
+    wait_until(lambda: shown_step(page) >= told, f"step {told} on the page", _NEWS_S)
+    assert time.monotonic() - began < _NEWS_S
+
+
+def test_dashboard_begun_anew_is_found_by_an_open_page(live: Live, pages) -> None:
+    pages.expected += ["ERR_", "Failed to load", "503"]
+    page = pages.open(live.dashboard.url)
+    page.locator("main[data-connection=live]").wait_for()
+    live.dashboard.stop()
+    page.locator("main[data-connection=reconnecting]").wait_for()
+    live.dashboard.start()
+    page.locator("main[data-connection=live]").wait_for(timeout=30_000)
+    before = shown_step(page)
+    wait_until(lambda: shown_step(page) > before, "steps go on", 15.0)
+
+
+def test_a_checkpoint_that_is_asked_for_is_written(live: Live, pages) -> None:
+    page = pages.open(f"{live.dashboard.url}#/checkpoints")
+    page.locator("main h1").wait_for()
+    job = live.loop.launched.job.config.job.name
+    page.locator("[data-action=checkpoint]").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Why?").fill("the test wants one")
+    dialog.get_by_label("Type the name of the job").fill(job)
+    dialog.get_by_role("button", name="Dry run").click()
+    dialog.locator("[data-outcome='dry run']").wait_for()
+    dialog.locator("[data-carry-out]").click()
+    dialog.locator("[data-outcome=accepted], [data-outcome=done]").first.wait_for()
+    page.keyboard.press("Escape")
+    page.get_by_text("from here").first.wait_for(timeout=60_000)
+    page.goto(f"{live.dashboard.url}#/audit")
+    page.get_by_text("the test wants one").first.wait_for()
+    lines = (live.loop.launched.job.files.root / "diagnosis" / "actions.jsonl").read_text().splitlines()
+    assert any("the test wants one" in json.dumps(json.loads(line)) for line in lines)

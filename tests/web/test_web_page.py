@@ -1,0 +1,190 @@
+"""The page as a whole: keys, address, news, reconnection, signing in, actions, preferences, accessibility."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+
+import pytest
+
+from tests.helpers.canned_dashboard import CannedDashboard
+from tests.helpers.canned_job import JOB, SLOW_HOST, STEP, overview_document
+from tests.helpers.waiting import wait_until
+
+Serve = Callable[..., CannedDashboard]
+
+
+def test_news_arrive_within_two_seconds_and_without_a_flicker(serve: Serve, pages) -> None:
+    dashboard = serve()
+    page = pages.open(dashboard.url)
+    page.locator("[data-connection=live]").wait_for()
+    figure = page.locator("[data-figure=step]")
+    figure.wait_for()
+    page.evaluate("() => { window.seen = document.querySelector('[data-figure=step]'); }")
+    page.evaluate(
+        """() => { window.skeletons = 0; new MutationObserver(() => {
+            window.skeletons += document.querySelectorAll('.skeleton').length;
+        }).observe(document.body, { childList: true, subtree: true }); }"""
+    )
+    dashboard.answers["overview"] = overview_document(step=STEP + 1)
+    began = time.monotonic()
+    dashboard.news("overview", "series")
+    page.get_by_text(f"{STEP + 1:,}").first.wait_for()
+    assert time.monotonic() - began < 2.0
+    assert page.evaluate("window.seen === document.querySelector('[data-figure=step]')"), "the figure was made anew"
+    assert page.evaluate("window.skeletons") == 0
+
+
+def test_a_server_that_begins_anew_is_found_again(serve: Serve, pages) -> None:
+    dashboard = serve()
+    pages.expected += ["ERR_", "Failed to load"]
+    page = pages.open(dashboard.url)
+    page.locator("[data-connection=live]").wait_for()
+    dashboard.is_down = True
+    page.locator("[data-connection=reconnecting]").wait_for()
+    page.get_by_text("reconnecting since").wait_for()
+    assert page.locator("[data-figure=step]").inner_text() == f"{STEP:,}", "what is known stays"
+    dashboard.answers["overview"] = overview_document(step=STEP + 7)
+    dashboard.session = "second"
+    dashboard.is_down = False
+    page.locator("[data-connection=live]").wait_for()
+    page.get_by_text(f"{STEP + 7:,}").first.wait_for()
+
+
+def test_keys_open_views_and_help(serve: Serve, pages) -> None:
+    dashboard = serve()
+    page = pages.open(dashboard.url)
+    page.locator("main h1").wait_for()
+    for key, view in (("i", "incidents"), ("m", "hosts"), ("l", "logs"), ("c", "checkpoints"), ("s", "stragglers")):
+        page.keyboard.press("g")
+        page.keyboard.press(key)
+        page.locator(f"main[data-view={view}] h1").wait_for()
+    page.keyboard.press("g")
+    page.keyboard.press("m")
+    page.locator("main[data-view=hosts] table").wait_for()
+    page.keyboard.press("/")
+    page.keyboard.type("031")
+    page.wait_for_function("() => location.hash.includes('text=031')")
+    assert page.locator("tbody tr").count() == 1
+    page.keyboard.press("Escape")
+    page.keyboard.press("?")
+    dialog = page.get_by_role("dialog")
+    dialog.wait_for()
+    page.keyboard.press("Escape")
+    dialog.wait_for(state="detached")
+
+
+def test_everything_is_reached_by_tab(serve: Serve, pages) -> None:
+    dashboard = serve()
+    page = pages.open(dashboard.url)
+    page.locator("main h1").wait_for()
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "main"
+    page.keyboard.press("Shift+Tab")
+    reached = page.evaluate("document.activeElement.tagName")
+    assert reached in ("A", "BUTTON")
+    outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+    assert outline == "solid", "the focus has to be seen"
+
+
+def test_choices_are_in_the_address_and_survive_a_reload(serve: Serve, pages) -> None:
+    dashboard = serve()
+    page = pages.open(f"{dashboard.url}#/hosts")
+    page.locator("tbody tr").first.wait_for()
+    page.get_by_text("cordoned", exact=True).first.click()
+    page.get_by_role("button", name="Step time").click()
+    page.wait_for_function("() => location.hash.includes('show=cordoned') && location.hash.includes('sort=-median')")
+    assert page.locator("tbody tr").count() == 1
+    page.reload()
+    page.locator("tbody tr").first.wait_for()
+    assert page.locator("tbody tr").count() == 1
+    assert page.locator("th[aria-sort=descending]").inner_text().startswith("Step time")
+
+
+def test_who_is_not_known_signs_in(serve: Serve, pages) -> None:
+    dashboard = serve(token="a-token-of-a-viewer")
+    pages.expected.append("401")
+    page = pages.open(f"{dashboard.url}#/incidents")
+    field = page.get_by_label("Token")
+    field.fill("wrong")
+    page.get_by_role("button", name="Sign in").click()
+    page.get_by_text("This token is not known.").wait_for()
+    field.fill("a-token-of-a-viewer")
+    page.get_by_role("button", name="Sign in").click()
+    page.locator("main[data-view=incidents] table").first.wait_for()
+    page.locator("[data-connection=live]").wait_for()
+    assert "a-token-of-a-viewer" not in json.dumps(page.evaluate("Object.entries(localStorage)"))
+
+
+def test_nothing_can_be_asked_for_and_why(serve: Serve, pages) -> None:
+    dashboard = serve()
+    page = pages.open(dashboard.url)
+    page.get_by_text("What happens next by itself").wait_for()
+    assert page.locator("[data-action]").count() == 0
+    page.get_by_text("start the dashboard with --enable-actions").wait_for()
+
+
+def test_an_action_asks_for_a_reason_and_the_name_and_a_dry_run_comes_first(serve: Serve, pages) -> None:
+    dashboard = serve(can_act=True)
+    page = pages.open(f"{dashboard.url}#/hosts/{SLOW_HOST}")
+    page.locator("[data-action=evict]").click()
+    dialog = page.get_by_role("dialog")
+    carry_out = dialog.locator("[data-carry-out]")
+    assert carry_out.is_disabled()
+    dialog.get_by_label("Why?").fill("its fan is broken")
+    dialog.get_by_label("Type the name of the job").fill("another-job")
+    assert carry_out.is_disabled()
+    dialog.get_by_label("Type the name of the job").fill(JOB)
+    page.keyboard.press("Enter")
+    dialog.locator("[data-outcome='dry run']").wait_for()
+    carry_out.click()
+    dialog.locator("[data-outcome=accepted]").wait_for()
+    assert [(one.kind, one.target, one.is_dry_run) for one in dashboard.actions] == [
+        ("evict", SLOW_HOST, True),
+        ("evict", SLOW_HOST, False),
+    ]
+    assert dashboard.actions[0].idempotency_key != dashboard.actions[1].idempotency_key
+    assert carry_out.is_disabled(), "it is asked for once"
+
+
+def test_theme_and_clock_are_kept(serve: Serve, pages) -> None:
+    dashboard = serve()
+    page = pages.open(f"{dashboard.url}#/audit", scheme="dark")
+    page.locator("tbody tr").first.wait_for()
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    page.get_by_role("button", name="Theme is system").click()
+    assert page.evaluate("document.documentElement.dataset.theme") == "light"
+    local = page.locator("tbody time").first.inner_text()
+    page.get_by_role("button", name="Times are shown in local time").click()
+    utc = page.locator("tbody time").first.inner_text()
+    assert local != utc
+    page.reload()
+    page.locator("tbody tr").first.wait_for()
+    assert page.evaluate("document.documentElement.dataset.theme") == "light"
+    assert page.locator("tbody time").first.inner_text() == utc
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(
+    "view", ["overview", "incidents/000002", "hosts", "stragglers", "logs", "checkpoints", "actions", "audit"]
+)
+def test_accessibility(serve: Serve, pages, view: str, scheme: str) -> None:
+    dashboard = serve(health="bad", can_act=True)
+    page = pages.open(f"{dashboard.url}#/{view}", scheme=scheme)
+    page.locator("main h1").wait_for()
+    page.locator("[data-connection=live]").wait_for()
+    wait_until(lambda: page.locator(".skeleton").count() == 0, "the view is loaded", 5.0)
+    told = pages.accessibility_problems(page)
+    assert not told, "\n".join(told)
+
+
+def test_nothing_moves_where_movement_is_unwelcome(serve: Serve, pages) -> None:
+    dashboard = serve()
+    page = pages.open(dashboard.url, is_motion_reduced=True)
+    page.locator("main h1").wait_for()
+    assert page.evaluate(
+        "[...document.querySelectorAll('*')].every(one => getComputedStyle(one).animationName === 'none')"
+    )

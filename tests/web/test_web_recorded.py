@@ -1,0 +1,82 @@
+"""The page on the real server: the history of a run as a job leaves it, each view from its files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.helpers.recorded_run import SCRIPT, write_recorded_run
+from tests.helpers.served_run import served_run
+from tests.helpers.waiting import wait_until
+
+# view -> what a person reads there of the run of recorded_run.py
+VIEWS = {
+    "overview": "Last incident",
+    "incidents": "Verdicts of the diagnosis",
+    "incidents/20270115-0001": "How ranks ended",
+    "hosts": "host-1",
+    "hosts/host-1": "About it",
+    "heat": "Heat map",
+    "timeline": "Timeline",
+    "grid": "Ranks",
+    "stragglers": "Findings",
+    "logs": "What broke first",
+    "checkpoints": "Checkpoints",
+    "actions": "Nothing can be asked for from this page",
+    "audit": "Audit",
+}
+
+
+NO_FULL_STEP = ("stragglers", "timeline")
+"""Views that ask for steps recorded in full, of which this run has none: the server answers 404."""
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Serve a recorded run."""
+    directory = tmp_path_factory.mktemp("run")
+    write_recorded_run(directory)
+    with served_run(directory) as found:
+        yield found
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_view_of_a_recorded_run(url: str, pages, view: str) -> None:
+    pages.expected += ["404"] if view in NO_FULL_STEP else []
+    page = pages.open(f"{url}#/{view}")
+    page.get_by_text(VIEWS[view], exact=True).first.wait_for()
+    wait_until(lambda: page.locator(".skeleton").count() == 0, "the view is loaded", 10.0)
+    alerts = page.locator("[role=alert]").all_inner_texts()
+    assert not alerts
+    assert page.locator("main[data-connection=recorded]").count() == 1
+    pages.screenshot(page, f"recorded_{view.replace('/', '_')}")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("view", ["heat", "timeline", "grid?rank=2"])
+def test_accessibility_of_pictures(url: str, pages, view: str, scheme: str) -> None:
+    pages.expected += ["404"] if view in NO_FULL_STEP else []
+    page = pages.open(f"{url}#/{view}", scheme=scheme)
+    page.locator("main h1").wait_for()
+    wait_until(lambda: page.locator(".skeleton").count() == 0, "the view is loaded", 10.0)
+    told = pages.accessibility_problems(page)
+    assert not told, "\n".join(told)
+
+
+def test_script_in_a_log_line_is_seen_and_never_run(url: str, pages) -> None:
+    page = pages.open(f"{url}#/logs")
+    page.get_by_text(SCRIPT).first.wait_for()
+    assert page.locator("main script").count() == 0
+
+
+def test_rounds_can_be_gone_back_to(url: str, pages) -> None:
+    pages.expected.append("404")
+    page = pages.open(f"{url}#/logs")
+    page.get_by_label("Round").select_option("1")
+    page.get_by_text("Connection closed by peer").first.wait_for()
+    page.get_by_role("link", name="Stragglers").click()
+    page.locator("main[data-view=stragglers] h1").wait_for()
+    assert "incarnation=1" in page.url
+    page.get_by_role("button", name="round 1 is shown").click()
+    page.wait_for_function("() => !location.hash.includes('incarnation')")
