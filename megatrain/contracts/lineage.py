@@ -30,6 +30,7 @@ from megatrain.contracts.errors import CheckpointError, MissingFileError
 from megatrain.contracts.json_object import JsonObject
 from megatrain.contracts.location import Location
 from megatrain.contracts.sample_ranges import SampleRanges, merged
+from megatrain.contracts.verifications import VERIFIED_NAME
 
 RESUME_NAME = "RESUME"
 BRANCH_NAME = "BRANCH"
@@ -321,7 +322,7 @@ def _check_nothing_was_saved(checkpoints: Location, line: Sequence[Branch]) -> N
         if step_of(entry.name) is not None:
             flat.append(entry.name)
         elif not _NAME.fullmatch(entry.name) or entry.size() is not None:
-            remains += [entry.name] if entry.name not in (RESUME_NAME, LOCK_NAME) else []
+            remains += [entry.name] if entry.name not in (RESUME_NAME, LOCK_NAME, VERIFIED_NAME) else []
         else:
             children = [child for child in entry.entries() if child.name != BRANCH_NAME]
             remains += [f"{entry.name}/{child.name}" for child in children if not is_unfinished(child)]

@@ -1,6 +1,6 @@
 """`python -m tests.helpers.sample_job OUTPUT`: record the job that `make dashboard-sample` shows.
 
-A real job under `megatrain launch`: four hosts with two ranks each (tp 2, pp 2, dp 2), two spares, compute paced.
+A real job under `megatrain launch`: four hosts with two ranks each (pp 2, dp 4), two spares, compute paced.
 Things go wrong as they do in weeks of training: a rank is killed, a host becomes slow and is evicted, a rank stops and
 the job hangs. What is kept is what a run leaves on disk, without weights.
 """
@@ -43,7 +43,7 @@ def record(output: Path) -> None:
     root = Path(tempfile.gettempdir()) / NAME
     root.mkdir()
     try:
-        layout = {"parallel": {"tp_size": 2, "pp_size": 2}, "checkpoint": {"interval": 80}}
+        layout = {"parallel": {"pp_size": 2}, "checkpoint": {"interval": 80}}
         sampling = {"diagnostics": {"sample_period": 20}}
         pace = Pace(forward_s=0.02, backward_s=0.04, noise=0.02, seed=1)
         with closed_loop(

@@ -8,7 +8,7 @@ exchanges a rank waits for; so it matters there what rank computes. Source: Mega
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -108,12 +108,13 @@ def find_hang(
     """Return who holds up the job. `silent`: ranks without data beside those that are in no standing."""
     world = range(roster.layout.world_size)
     mute = {*silent, *(rank for rank in world if rank not in standings)}
-    report = _dead(standings) or hang_suspects(
+    report = hang_suspects(
         {rank: one.positions for rank, one in standings.items()},
         groups,
         mute,
         [rank for rank, one in standings.items() if one.is_busy],
     )
+    report = _with_dead(report, standings)
     suspects = tuple(_suspect(rank, standings, report, roster) for rank in report.suspects if rank in world)
     return HangFinding(
         report=report,
@@ -151,13 +152,16 @@ def _innermost(spans: Spans, incarnation: int) -> dict[int, int]:
     return {int(spans.rank[row]): int(row) for row in rows[is_last]}
 
 
-def _dead(standings: Mapping[int, RankStanding]) -> HangReport | None:
-    """Return the report on processes that cannot move: the plainest sign."""
+def _with_dead(report: HangReport, standings: Mapping[int, RankStanding]) -> HangReport:
+    """Return the report with processes that cannot move as suspects, where there are any: the plainest sign.
+
+    Who waits for whom stays as the positions say.
+    """
     dead = tuple(sorted(rank for rank, one in standings.items() if one.process_state in ("T", "t", "Z", "X")))
     if not dead:
-        return None
+        return report
     words = ", ".join(f"rank {rank} ({standings[rank].process_state})" for rank in dead[:8])
-    return HangReport(dead, Confidence.CERTAIN, f"stopped or dead by /proc: {words}", (), {}, ())
+    return replace(report, suspects=dead, confidence=Confidence.CERTAIN, reason=f"stopped or dead by /proc: {words}")
 
 
 def _suspect(rank: int, standings: Mapping[int, RankStanding], report: HangReport, roster: Roster) -> Suspect:

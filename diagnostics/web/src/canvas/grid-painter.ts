@@ -7,7 +7,8 @@ import {
   type GridView,
 } from "./grid-picture.ts";
 import type { Layout } from "./heat-picture.ts";
-import { cutText, type Size } from "./surface.ts";
+import type { Size } from "./surface.ts";
+import { cutText } from "./text.ts";
 
 export type GridColour = "state" | "step" | "operation" | "score";
 

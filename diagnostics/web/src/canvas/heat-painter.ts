@@ -3,7 +3,8 @@
 
 import { packed, type Triple } from "./colours.ts";
 import { heatPixels, poolHeat, showing, type HeatPicture, type HeatWindow } from "./heat-picture.ts";
-import { cutText, type Size } from "./surface.ts";
+import type { Size } from "./surface.ts";
+import { cutText } from "./text.ts";
 import { roundStep } from "./ticks.ts";
 
 export interface HeatPlace {

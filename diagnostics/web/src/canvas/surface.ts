@@ -77,21 +77,3 @@ export function fontOf(element: Element, px: number): string {
   const text = Number.parseFloat(getComputedStyle(document.documentElement).fontSize) || USUAL_TEXT_PX;
   return `${(px * text) / USUAL_TEXT_PX}px ${getComputedStyle(element).fontFamily}`;
 }
-
-/** Return text cut to a width, with an ellipsis where something is missing; "" where not even that fits. */
-export function cutText(context: CanvasRenderingContext2D, text: string, width: number): string {
-  if (context.measureText(text).width <= width) {
-    return text;
-  }
-  let low = 0;
-  let high = text.length;
-  while (low < high) {
-    const middle = (low + high + 1) >> 1;
-    if (context.measureText(`${text.slice(0, middle)}\u2026`).width <= width) {
-      low = middle;
-    } else {
-      high = middle - 1;
-    }
-  }
-  return low === 0 ? "" : `${text.slice(0, low)}\u2026`;
-}

@@ -1,7 +1,8 @@
 // What stands on top of the slices: names, the outline of the critical path, arrows from send to receive, the cursor.
 
 import { cssOf, inkOn } from "./colours.ts";
-import { cutText, type Size } from "./surface.ts";
+import type { Size } from "./surface.ts";
+import { cutText } from "./text.ts";
 import { TIMELINE_LEFT, TIMELINE_TOP, xOf, yOf } from "./timeline-camera.ts";
 import type { TimelineScene, TimelineStyle } from "./timeline-painter.ts";
 import { IS_OPEN, lineOfSlice, operationName, placeOfLine, type PlacedLine } from "./timeline-picture.ts";

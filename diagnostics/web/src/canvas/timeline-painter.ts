@@ -2,7 +2,8 @@
 // sight: rows of pixels for the slices, then a few hundred labels, outlines and arrows.
 
 import { cssOf, mixed, operationColour, packed, type Theme, type Triple } from "./colours.ts";
-import { cutText, type Size } from "./surface.ts";
+import type { Size } from "./surface.ts";
+import { cutText } from "./text.ts";
 import { ticksBetween, timeTick } from "./ticks.ts";
 import { TIMELINE_LEFT, TIMELINE_TOP, xOf, yOf } from "./timeline-camera.ts";
 import { paintCritical, paintCursor, paintFlows, paintLabels } from "./timeline-marks.ts";
