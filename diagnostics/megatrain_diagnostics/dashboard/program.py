@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -28,6 +29,8 @@ from megatrain_diagnostics.dashboard.sources.protocol import JobSource
 from megatrain_diagnostics.dashboard.sources.recorded_job import RecordedJob
 
 _logger = logging.getLogger(__name__)
+_SWITCH_S = 0.001
+"""Threads that read etcd and segments compute for long: at each handover a request would wait for five times as long."""
 
 Tell = Callable[[str], None]
 
@@ -86,6 +89,7 @@ def _serve(
     stop: threading.Event,
     tell: Tell,
 ) -> bool:
+    sys.setswitchinterval(_SWITCH_S)
     with ExitStack() as closing:
         # before the source: a port that cannot be had is told at once
         listening = closing.enter_context(listening_socket(settings))
