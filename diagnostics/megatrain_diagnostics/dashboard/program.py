@@ -30,7 +30,7 @@ from megatrain_diagnostics.dashboard.sources.recorded_job import RecordedJob
 
 _logger = logging.getLogger(__name__)
 _SWITCH_S = 0.001
-"""Threads that read etcd and segments compute for long: at each handover a request would wait for five times as long."""
+"""Threads that read etcd and segments compute for long: each handover would make a request wait for 5 ms."""
 
 Tell = Callable[[str], None]
 
