@@ -110,6 +110,18 @@ def test_a_stopped_process_is_the_plainest_sign() -> None:
     assert finding.report.confidence is Confidence.CERTAIN
 
 
+def test_who_waits_for_a_stopped_process_is_told() -> None:
+    roster = make_roster(Layout(dp_size=4), hosts_of=2)
+    standings = {rank: RankStanding(rank, {key(roster, rank, DP): Position(5, 4)}) for rank in range(4)}
+    standings[3] = RankStanding(3, {key(roster, 3, DP): Position(4, 4)}, process_state="T")
+    finding = find_hang(standings, roster_groups(roster), roster)
+
+    assert {rank: tuple(others) for rank, others in finding.report.waits_for.items()} == {0: (3,), 1: (3,), 2: (3,)}
+    assert finding.waiting == {0, 1, 2}
+    assert finding.suspects[0].evidence.startswith("never entered collective 5")
+    assert finding.report.reason == "stopped or dead by /proc: rank 3 (T)"
+
+
 def test_positions_come_from_the_newest_exchange_of_each_group() -> None:
     roster = make_roster(Layout(dp_size=2, tp_size=2))
     rows = [
