@@ -11,10 +11,10 @@ BENCH_ARGS ?=
 TEST_ARGS  ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv web demo demo-fault test test-faults test-web check bench ci-deps clean
+.PHONY: help venv web dashboard-sample demo demo-fault test test-faults test-web check bench ci-deps clean
 
 help:  ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /\t/' | sort | awk -F '\t' '{ printf "make %-11s %s\n", $$1, $$2 }'
+	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /\t/' | sort | awk -F '\t' '{ printf "make %-16s %s\n", $$1, $$2 }'
 
 venv: $(STAMP)  ## create .venv and install megatrain with everything that tests and checks use
 
@@ -35,6 +35,9 @@ $(STAMP): pyproject.toml setup.py constraints.txt
 web: venv  ## build the dashboard's page from diagnostics/web (only for those who change it: the files are committed)
 	@$(VENV_PY) diagnostics/web/generate_documents.py
 	@$(VENV_PY) diagnostics/web/build.py
+
+dashboard-sample: venv  ## the dashboard, full: the history of a small job in which things went wrong
+	@$(VENV_PY) -m megatrain dashboard --replay tests/golden/dashboard-sample
 
 demo: venv  ## train a small GPT on real text with 8 CPU processes, evaluate it and sample from it
 	@$(VENV_PY) -m megatrain.demo $(DEMO_ARGS)

@@ -164,6 +164,7 @@ def _summary(
             f"checkpoint         {checkpoint}",
             f"metrics            {run.metrics / 'metrics.jsonl'}",
             f"configuration      {run.root / 'config.toml'}",
+            f"look back          .venv/bin/megatrain dashboard --replay {run.root}",
             f"try                .venv/bin/megatrain sample {run.root} --prompt 'import '",
         ]
     )

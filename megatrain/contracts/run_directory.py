@@ -190,6 +190,11 @@ def black_box_path(directory: Path, job: str, run_key: str, branch: str, incarna
     return directory / f"megatrain.{names}.{incarnation:06d}.rank-{rank:05d}.blackbox"
 
 
+def kept_black_box(directory: Path, rank: int) -> Path:
+    """Return where a rank's black box is kept in `directory`, that of a round that broke."""
+    return directory / f"rank-{rank:05d}.blackbox"
+
+
 def previous_black_box(path: Path) -> Path:
     """Return where a black box is set aside when a new process takes its name."""
     return path.with_name(path.name.removesuffix(".blackbox") + ".previous.blackbox")

@@ -51,6 +51,17 @@ class Patience:
             case Phase.STOPPING:
                 return self.checkpoint_s
 
+    def part(self, share: float) -> Patience:
+        """Return one that is over sooner: after `share` of each time."""
+        return Patience(
+            init_s=share * self.init_s,
+            first_step_s=share * self.first_step_s,
+            checkpoint_s=share * self.checkpoint_s,
+            evaluation_s=share * self.evaluation_s,
+            floor_s=share * self.floor_s,
+            factor=share * self.factor,
+        )
+
     def _learned_s(self, most_s: float, longest_ns: int | None) -> float:
         """Return the limit of a phase that came before and took so long at the most; at first the stated one."""
         return most_s if longest_ns is None else min(most_s, max(self.floor_s, self.factor * longest_ns / _NS))

@@ -1,8 +1,8 @@
 """`python -m tests.helpers.sample_job OUTPUT`: record the job that `make dashboard-sample` shows.
 
 A real job under `megatrain launch`: four hosts with two ranks each (pp 2, dp 4), two spares, compute paced.
-Things go wrong as they do in weeks of training: a rank is killed, a host becomes slow and is evicted, a rank stops and
-the job hangs. What is kept is what a run leaves on disk, without weights.
+Things go wrong as they do in weeks of training: a host becomes slow and is evicted, a rank is killed, a rank stops and
+the job hangs. What is kept is what a run leaves on disk, and it is small: the model is tiny.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from megatrain.cli import main
 from megatrain.contracts.incident import Incident, IncidentKind, IncidentState
 from megatrain.contracts.record import decode
 from megatrain_diagnostics.events.roster import newest_incarnation
@@ -27,10 +28,13 @@ from tests.helpers.waiting import wait_until
 
 NAME = "gpt-sample"
 HOSTS = tuple(f"host-{number}" for number in range(6))
-STEPS = 220
+STEPS = 300
 _NUM_TRAINING = 4
-_KILLED_RANK, _STOPPED_RANK, _SLOW_HOST = 5, 3, "host-1"
-_KILL_AT, _SLOW_AT, _STOP_AT = 45, 85, 160
+_SLOW_HOST, _KILLED_RANK, _STOPPED_RANK = "host-1", 5, 3
+_SLOW_AT, _KILL_AT, _STOP_AT = 40, 130, 210
+_PINNED = 160
+_RESTART_PRICE_S = 10.0
+"""What a restart is thought to cost before one was measured; it has to pay within the few steps of a sample."""
 _DEADLINE_S = 120.0
 _KEPT = ("config.toml", "events", "incidents", "checkpoints", "logs", "metrics", "diagnosis")
 
@@ -43,28 +47,30 @@ def record(output: Path) -> None:
     root = Path(tempfile.gettempdir()) / NAME
     root.mkdir()
     try:
+        model = {"model": {"num_layers": 2, "hidden_size": 16, "num_heads": 2}}
         layout = {"parallel": {"pp_size": 2}, "checkpoint": {"interval": 80}}
-        sampling = {"diagnostics": {"sample_period": 20}}
+        sampling = {"diagnostics": {"sample_period": 20, "restart_price_s": _RESTART_PRICE_S}}
         pace = Pace(forward_s=0.02, backward_s=0.04, noise=0.02, seed=1)
         with closed_loop(
-            root, layout, sampling, pace=pace, hosts=HOSTS, num_training=_NUM_TRAINING, steps=STEPS
+            root, model, layout, sampling, pace=pace, hosts=HOSTS, num_training=_NUM_TRAINING, steps=STEPS
         ) as loop:
             _let_things_go_wrong(loop)
             for host in HOSTS:
                 loop.launched.finish(host, _DEADLINE_S)
             run = loop.launched.job.files.root
         compact(run / "events", 2**62)
+        _tend_checkpoints(run)
         _keep(run, output)
     finally:
         shutil.rmtree(root)
 
 
 def _let_things_go_wrong(loop: ClosedLoop) -> None:
+    loop.launched.wait_for_step(_SLOW_AT, _DEADLINE_S)
+    loop.pace.slow_down(Slowness("compute", _SLOW_HOST, 0, 2.0))
+    _wait_for_recovery(loop, 1)
     loop.launched.wait_for_step(_KILL_AT, _DEADLINE_S)
     os.kill(_pid_of(loop, _KILLED_RANK), signal.SIGKILL)
-    _wait_for_recovery(loop, 1)
-    loop.launched.wait_for_step(_SLOW_AT, _DEADLINE_S)
-    loop.pace.slow_down(Slowness("compute", _SLOW_HOST, 0, 1.6))
     _wait_for_recovery(loop, 2)
     loop.launched.wait_for_step(_STOP_AT, _DEADLINE_S)
     os.kill(_pid_of(loop, _STOPPED_RANK), signal.SIGSTOP)
@@ -87,8 +93,15 @@ def _pid_of(loop: ClosedLoop, rank: int) -> int:
     return int(ranks.pid[(ranks.incarnation == newest) & (ranks.rank == rank)][0])
 
 
+def _tend_checkpoints(run: Path) -> None:
+    """Do with the checkpoints what people do: compare the newest with its digests, and keep one for ever."""
+    assert main(["ckpt", "verify", str(run), "--step", str(_PINNED)]) == 0
+    assert main(["ckpt", "verify", str(run)]) == 0
+    assert main(["ckpt", "pin", str(run), "--step", str(_PINNED), "--reason", "starting point of the evaluation"]) == 0
+
+
 def _keep(run: Path, output: Path) -> None:
-    """Copy what is shown: no weights, events that were merged once, black boxes of the hang only."""
+    """Copy what is shown: events that were merged once, black boxes of the hang only."""
     hang = f"round-{_round_of_hang(run):06d}"
     boxes = [path for path in (run / "incidents").glob("round-*") if path.name != hang]
     segments = list((run / "events").rglob("*.parquet"))
@@ -96,9 +109,7 @@ def _keep(run: Path, output: Path) -> None:
 
     def ignore(directory: str, names: list[str]) -> set[str]:
         return {
-            name
-            for name in names
-            if name.endswith((".distcp", ".lock")) or name == "lock" or Path(directory) / name in left_out
+            name for name in names if name.endswith(".lock") or name == "lock" or Path(directory) / name in left_out
         }
 
     output.mkdir(parents=True)

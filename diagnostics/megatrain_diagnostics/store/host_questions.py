@@ -34,6 +34,12 @@ def rounds_of_host(events: StoredEvents, host: str) -> tuple[int, ...]:
     return () if found is None else tuple(found.column(0).to_pylist())
 
 
+def last_rounds(events: StoredEvents) -> dict[str, int]:
+    """Return the newest incarnation in which ranks of each host told of themselves. Raises: DataError."""
+    found = events.query(Ranks, ALL, "SELECT host, max(incarnation) AS number FROM segments GROUP BY host")
+    return {} if found is None else {row["host"]: row["number"] for row in found.to_pylist()}
+
+
 def newest_clocks(events: StoredEvents, now_ns: int | None = None) -> dict[str, tuple[float, float]]:
     """Return the newest comparison of each host's clock with the daemon's: (offset, error) in seconds.
 

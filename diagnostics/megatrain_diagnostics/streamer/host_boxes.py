@@ -29,8 +29,11 @@ class HostBoxes:
         """`position_of`: the record up to which a box was streamed by an earlier life, by RankTail.name; 0: none."""
         self._directory, self._prefix, self._host, self._clock = directory, prefix, host, clock
         self._position_of = position_of
-        self._known: dict[int, str] = {}
-        """Inode -> name of boxes that are followed, of other hosts, or of no use."""
+        self._known: dict[tuple[int, str], Identity | None] = {}
+        """By inode and name: whose boxes are there, followed, done with, or of other hosts; None: of no use.
+
+        An inode alone tells nothing: the box of a round takes one over from a box of the round before.
+        """
         self._tails: list[RankTail] = []
         self.num_lost = 0
         """Records of boxes that are gone which were overwritten before they were read."""
@@ -52,11 +55,9 @@ class HostBoxes:
         found = {}
         for name in self._names():
             path = self._directory / name
-            inode = box_inode(path)
-            if inode:
-                found[inode] = name
-            if inode and inode not in self._known:
-                self._open(path)
+            key = (box_inode(path), name)
+            if key[0]:
+                found[key] = self._known[key] if key in self._known else self._open(path)
         self._known = found
 
     def look(self) -> Tables:
@@ -95,24 +96,26 @@ class HostBoxes:
             return []
         return sorted(name for name in names if name.startswith(self._prefix) and name.endswith(".blackbox"))
 
-    def _open(self, path: Path) -> None:
+    def _open(self, path: Path) -> Identity | None:
+        """Follow a box, unless it is somebody else's, or one that is known and was set aside; return whose it is."""
         try:
             tail = RankTail(path, self._clock)
         except DataError as error:
             _logger.warning("a black box is not streamed: %s", error)
-            return
-        if tail.identity.host != self._host:
+            return None
+        if tail.identity.host != self._host or tail.identity in self._known.values():
             tail.close()
-            return
+            return tail.identity
         if not _is_named_for(path, tail.identity):
             # a copy never moves: it would have a rank that lives called silent
             _logger.warning("a black box is not streamed: %s: a copy, of another name than its rank's", path)
             tail.close()
-            return
+            return None
         if (after := self._position_of(tail.name)) > 0:
             tail.go_on_after(after)
         self._tails.append(tail)
         _logger.info("rank %d of round %d: following %s", tail.identity.rank, tail.identity.incarnation, path)
+        return tail.identity
 
     def _let_go(self, tail: RankTail) -> None:
         self.num_lost += tail.num_lost

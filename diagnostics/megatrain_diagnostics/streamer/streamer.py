@@ -33,6 +33,8 @@ _logger = logging.getLogger(__name__)
 _LOOK_S = 0.4
 """With what waits to be joined, rows are on their way within a second or so."""
 _FIND_S = 0.8
+_EARLY = 0.5
+"""Of a rank's patience: then its host's stacks are dumped. When it is over, the driver ends the processes at once."""
 _KEEP_S = 5.0
 """Between two notes of how far it has come."""
 
@@ -56,7 +58,7 @@ class Streamer:
         expected: Callable[[], HostRanks],
         on_silence: Callable[[tuple[int, ...]], None] = lambda ranks: None,
     ) -> None:
-        """`expected`: the ranks that the host should have; `on_silence` hears of silent ranks when they become so."""
+        """`expected`: the ranks that the host should have; `on_silence` hears of those that may soon be silent."""
         self._settings, self._clock, self._sender = settings, clock, sender
         self._expected, self._on_silence = expected, on_silence
         self._place = settings.own_directory / "positions.json"
@@ -72,7 +74,9 @@ class Streamer:
         self._batcher = Batcher(sender.send)
         self._gpu_uuids = gpu_uuids(os.environ.get("CUDA_VISIBLE_DEVICES"))
         self._silence = SilenceWatch(settings.patience)
+        self._early_silence = SilenceWatch(settings.patience.part(_EARLY))
         self._silent: tuple[int, ...] = ()
+        self._silent_soon: tuple[int, ...] = ()
         self._due = {"find": 0.0, "keep": 0.0}
 
     def run(self, closed: threading.Event) -> None:
@@ -114,8 +118,11 @@ class Streamer:
         return True
 
     def _watch_silence(self, now_s: float) -> None:
-        tails = self._boxes.newest()
-        before, self._silent = self._silent, self._silence.silent(tails, self._expected())
+        tails, expected = self._boxes.newest(), self._expected()
+        before, self._silent_soon = self._silent_soon, self._early_silence.silent(tails, expected)
+        if soon := tuple(sorted(set(self._silent_soon) - set(before))):
+            self._on_silence(soon)
+        before, self._silent = self._silent, self._silence.silent(tails, expected)
         fresh = tuple(sorted(set(self._silent) - set(before)))
         if not fresh:
             return
@@ -124,7 +131,6 @@ class Streamer:
         )
         for kind, table in self._boxes.evidence(tails):
             self._batcher.add(kind, table, now_s)
-        self._on_silence(fresh)
 
     def _keep(self) -> None:
         """Note how far it has come, when the daemon has it all: else a new life had better send it again."""

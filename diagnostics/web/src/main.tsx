@@ -8,6 +8,7 @@ import "./ui/base.css";
 import "./ui/layout.css";
 import "./ui/controls.css";
 import "./ui/components.css";
+import "./ui/pictures.css";
 import "./ui/views.css";
 
 import { startJob } from "./app/job";

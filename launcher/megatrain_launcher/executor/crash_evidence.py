@@ -24,7 +24,7 @@ from megatrain.contracts.errors import DataError
 from megatrain.contracts.host_records import HangEvidence
 from megatrain.contracts.lineage import MAIN_BRANCH
 from megatrain.contracts.record import encode
-from megatrain.contracts.run_directory import RunDirectory, black_box_path, safe_name
+from megatrain.contracts.run_directory import RunDirectory, black_box_path, kept_black_box, safe_name
 from megatrain_launcher.executor.evidence import is_running
 
 _logger = logging.getLogger(__name__)
@@ -124,7 +124,7 @@ class CrashEvidence:
         directory = self.directory(round_number)
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            place = directory / f"rank-{rank:05d}.blackbox"
+            place = kept_black_box(directory, rank)
             place.unlink(missing_ok=True)
             if not path.is_symlink():  # /dev/shm is everybody's: a link is no black box of ours
                 shutil.copyfile(path, place)

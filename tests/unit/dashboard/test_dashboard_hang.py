@@ -19,7 +19,7 @@ from megatrain.contracts.incident import IncidentKind
 from megatrain.contracts.layout import Layout
 from megatrain.contracts.operations import Operation
 from megatrain.contracts.record import encode
-from megatrain.contracts.run_directory import RunDirectory
+from megatrain.contracts.run_directory import RunDirectory, black_box_path, kept_black_box
 from megatrain.telemetry.recorder import open_recorder
 from megatrain_diagnostics.columns.schema import to_arrow
 from megatrain_diagnostics.dashboard.app import make_app
@@ -56,8 +56,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
         else:
             recorder.await_end(recorder.begin(Operation.DP_ALL_REDUCE, group=group))
         recorders.append(recorder)
-    for path in boxes.iterdir():
-        shutil.copy(path, kept)
+    for rank in range(4):
+        shutil.copy(black_box_path(boxes, "demo", run.key, "main", ROUND, rank), kept_black_box(kept, rank))
     for recorder in recorders:
         recorder.close()
     return run
@@ -106,8 +106,7 @@ def test_a_rank_tells_where_it_stood(client: TestClient) -> None:
     assert late["operation"] == "forward-compute"
     assert any("never entered collective 1" in text for text in late["findings"])
     assert waits["findings"] == []
-    assert late["black_box"].startswith(f"incidents/round-{ROUND:06d}/")
-    assert late["black_box"].endswith(f"rank-{LATE:05d}.blackbox")
+    assert late["black_box"] == f"incidents/round-{ROUND:06d}/rank-{LATE:05d}.blackbox"
 
 
 def test_another_round_has_no_hang(client: TestClient) -> None:

@@ -289,7 +289,7 @@ def test_a_directory_without_anything_is_shown_as_one(tmp_path: Path) -> None:
 
 
 def test_a_restart_costs_what_it_has_cost_and_a_gain_counts_for_the_steps_that_are_left(page: Page) -> None:
-    economy = economy_of(page.source, NOW_S)
+    economy = economy_of(page.source, NOW_S, 2)
     assert (economy.remaining_steps, economy.price_text) == (120, "measured")
     assert economy.price_s == pytest.approx(30.5 + 10)
 

@@ -10,6 +10,7 @@ import pytest
 from megatrain.contracts.host_records import HostPhase
 from megatrain.contracts.host_verdict import OutcomeKind, VerdictOutcome
 from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.layout import Layout
 from megatrain.contracts.location import LocalLocation
 from megatrain.contracts.record import encode
 from megatrain.contracts.run_directory import RunDirectory
@@ -234,6 +235,18 @@ def test_hosts_of_a_running_job_tell_what_keeps_them_from_training() -> None:
     assert (hosts["host-2"].is_driver, hosts["host-2"].is_connected) == (True, False)
     cordoned = hosts["host-3"]
     assert (cordoned.state, cordoned.cordon_reason, cordoned.cordon_by) == ("cordoned", "ECC errors", "ops@desk")
+
+
+def test_hosts_of_a_history_are_those_of_the_round_and_then_those_of_earlier_ones() -> None:
+    roster = SyntheticJob(Layout(dp_size=4), ranks_per_host=2, incarnation=3).roster()
+    rounds = {"host-10": 1, "host-9": 2, **dict.fromkeys(roster.hosts.values(), 3)}
+    found = hosts_document(HostInputs(None, roster, last_rounds=rounds)).hosts
+    assert [(one.host, one.first_rank, one.num_workers, one.remark) for one in found] == [
+        (roster.hosts[0], 0, 2, ""),
+        (roster.hosts[2], 2, 2, ""),
+        ("host-9", None, None, "last in round 2"),
+        ("host-10", None, None, "last in round 1"),
+    ]
 
 
 def test_a_host_is_named_by_incidents_that_blame_it_or_tell_of_its_ranks() -> None:

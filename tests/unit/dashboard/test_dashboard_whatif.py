@@ -132,6 +132,18 @@ def test_worth_it_is_more_gain_than_price(
     assert first.gain_s == (None if remaining is None else pytest.approx(50.0))
 
 
+@pytest.mark.parametrize(("measured_part", "is_told"), [(1.0, False), (1.2, True)])
+def test_a_replay_that_takes_longer_than_its_step_is_told(
+    source: RecordedJob, measured_part: float, is_told: bool
+) -> None:
+    result = WhatIfReader(source.events).replayed(source.roster(None), None, None, "job").result
+    measured_s = {step: value / measured_part for step, value in result.without_gaps_s.items()}
+    document = whatif_document(3, replace(result, measured_s=measured_s), [], [], Economy(None, 1.0, "here"))
+    assert document.slowdown == pytest.approx(document.replayed_s / document.ideal_s)
+    assert document.replayed_s == pytest.approx(document.measured_s * measured_part)
+    assert any("played again" in note for note in document.notes) == is_told
+
+
 def test_a_run_without_whole_steps_has_no_what_if(tmp_path: Path) -> None:
     found = RunDirectory(tmp_path)
     found.create()

@@ -22,7 +22,7 @@ from megatrain.contracts.black_box_values import ControlPage, Identity
 from megatrain.contracts.clock_base import read_clock_base
 from megatrain.contracts.layout import Layout
 from megatrain.contracts.operations import Operation
-from megatrain.contracts.run_directory import RunDirectory, black_box_path
+from megatrain.contracts.run_directory import RunDirectory, black_box_path, previous_black_box
 from megatrain.contracts.step_values import StepValue
 from megatrain.failures.patience import Patience
 from megatrain.telemetry.recorder import Recorder, open_recorder
@@ -277,6 +277,24 @@ def test_silent_ranks_are_named_and_everybody_s_last_spans_are_sent(
     streamer.end()
 
 
+def test_stacks_are_asked_for_before_patience_is_over(host: Host) -> None:
+    stuck = host.rank(0)
+    take_steps(stuck, range(1, 4))
+    streamer, _ = host.streamer()
+    now_ns = time.monotonic_ns()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "monotonic_ns", lambda: now_ns + int(0.4 * PATIENCE.floor_s * 1e9))
+        streamer.look(LONG_S)
+        streamer.look(LONG_S + 1)
+        assert host.silent == []
+        patch.setattr(time, "monotonic_ns", lambda: now_ns + int(0.6 * PATIENCE.floor_s * 1e9))
+        for turn in range(2, 5):
+            streamer.look(LONG_S + turn)
+    assert host.silent == [(0,)]
+    assert streamer.reading().silent_ranks == 0
+    streamer.end()
+
+
 def test_a_rank_that_never_wrote_anything_is_silent_too(host: Host) -> None:
     host.rank(0)
     host.expected = HostRanks(1, range(2), time.monotonic() - PATIENCE.init_s - 1)
@@ -317,3 +335,29 @@ def test_a_box_that_becomes_garbage_harms_no_other(host: Host, caplog: pytest.Lo
     assert values.step[values.rank == 0].tolist() == [0, 1, 2, 3]
     assert not np.isin(1, values.rank)
     assert "rank 1 is streamed no more" in caplog.text
+
+
+def test_a_box_is_followed_that_has_the_inode_of_one_that_is_gone(host: Host) -> None:
+    host.rank(2, host="host-2")
+    streamer, taken = host.streamer()
+    streamer.look(LONG_S)
+    take_steps(host.rank(0), range(3))
+    content = host.path(0).read_bytes()
+    host.path(2).rename(host.path(0))
+    host.path(0).write_bytes(content)
+    streamer.look(2 * LONG_S)
+    streamer.look(3 * LONG_S)
+    assert taken.all(Ranks).rank.tolist() == [0]
+    assert set(taken.all(StepTotals).step.tolist()) == {0, 1, 2}
+
+
+def test_a_box_that_is_set_aside_is_not_streamed_again_and_the_one_in_its_place_is(host: Host) -> None:
+    take_steps(host.rank(0), range(3))
+    streamer, taken = host.streamer()
+    streamer.look(LONG_S)
+    host.path(0).rename(previous_black_box(host.path(0)))
+    take_steps(host.rank(0, pid=os.getppid()), range(3, 5))
+    for turn in range(2, 5):
+        streamer.look(turn * LONG_S)
+    assert sorted(taken.all(Ranks).pid.tolist()) == sorted([os.getpid(), os.getppid()])
+    assert sorted(taken.all(StepTotals).step[taken.all(StepTotals).operation == SUMMED.number].tolist()) == [*range(5)]

@@ -84,7 +84,10 @@ class WhatIfDocument(Document):
     waste: float
     measured_s: float
     """Of a step, on average."""
+    replayed_s: float
+    """Of a step played again: every operation as long as it was, nothing between them. S is this over `ideal_s`."""
     ideal_s: float
+    """Of a step played again with every operation as long as its like are."""
     m_w: float
     m_s: float
     worst_ranks: tuple[int, ...]

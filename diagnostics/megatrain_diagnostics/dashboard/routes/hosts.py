@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated
 
 from fastapi import APIRouter, Path
@@ -17,7 +18,7 @@ from megatrain_diagnostics.dashboard.routes.parts import Parts
 from megatrain_diagnostics.dashboard.sources.protocol import JobSource
 from megatrain_diagnostics.dashboard.views.hosts import HostInputs, host_history_document, hosts_document
 from megatrain_diagnostics.events.roster import Roster
-from megatrain_diagnostics.store.host_questions import newest_clocks, rounds_of_host
+from megatrain_diagnostics.store.host_questions import last_rounds, newest_clocks, rounds_of_host
 
 _FRESH_S = 1.0
 _MOST_NAMED = 8
@@ -62,16 +63,18 @@ def _inputs(source: JobSource, now_s: float) -> HostInputs:
         clocks = newest_clocks(source.events, None if source.is_recorded else int(now_s * 1e9))
     except DataError:
         clocks = {}
-    return HostInputs(source.snapshot(), _roster(source), source.daemon_state(), clocks)
+    roster, rounds = _kept(source)
+    return HostInputs(source.snapshot(), roster, source.daemon_state(), clocks, rounds)
 
 
-def _roster(source: JobSource) -> Roster | None:
+def _kept(source: JobSource) -> tuple[Roster | None, Mapping[str, int]]:
+    """Return what events tell of hosts where etcd tells nothing: those of the round, and in which others were last."""
     if source.snapshot() is not None:
-        return None
+        return None, {}
     try:
-        return source.roster(None)
+        return source.roster(None), last_rounds(source.events)
     except DataError:
-        return None
+        return None, {}
 
 
 def _rounds(source: JobSource, host: str) -> set[int]:

@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from megatrain.contracts.errors import DataError
+from megatrain.contracts.run_directory import kept_black_box
 from megatrain_diagnostics.dashboard.documents.ranks import HangDocument, RankDocument
 from megatrain_diagnostics.dashboard.routes.answers import cached_answer, document_bytes
 from megatrain_diagnostics.dashboard.routes.errors import not_found
@@ -106,5 +107,7 @@ def rank_inputs(source: JobSource, roster: Roster, rank: int) -> RankInputs:
 def _black_box(source: JobSource, incarnation: int, rank: int) -> str:
     """Return the file that is kept of a rank, below the run directory; empty where none is."""
     directory = kept_rounds(source.run).get(incarnation)
-    found = [] if directory is None else sorted(directory.glob(f"*.rank-{rank:05d}.blackbox"))
-    return str(found[0].relative_to(source.run.root)) if found else ""
+    if directory is None:
+        return ""
+    path = kept_black_box(directory, rank)
+    return str(path.relative_to(source.run.root)) if path.is_file() else ""

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
 from megatrain.config.diagnostics import DiagnosticsConfig
+from megatrain.contracts.errors import DataError
 from megatrain.jobs.assessment import assess
 from megatrain.jobs.lost_time import restart_price_s
 from megatrain_diagnostics.analysis.findings import Finding, Thresholds
 from megatrain_diagnostics.analysis.stored_stragglers import NEWEST_STEPS, stored_stragglers
+from megatrain_diagnostics.analysis.straggler_history import StragglerHistory
 from megatrain_diagnostics.dashboard.documents.stragglers import StragglersDocument, WhatIfDocument
 from megatrain_diagnostics.dashboard.routes.answers import cached_answer, document_bytes
 from megatrain_diagnostics.dashboard.routes.parts import Parts
@@ -65,9 +69,9 @@ def router(parts: Parts) -> APIRouter:
                 whatif_document(
                     roster.incarnation,
                     replayed.result,
-                    findings_now(source, roster.incarnation),
+                    _findings(source, roster),
                     [host for host in hosts if host],
-                    economy_of(source, parts.clock()),
+                    economy_of(source, parts.clock(), roster.incarnation),
                     replayed.notes,
                 )
             )
@@ -87,19 +91,27 @@ def daemon_judgement(source: JobSource, incarnation: int | None) -> DaemonState 
     return state if state.incarnation == shown and state.step is not None else None
 
 
-def findings_now(source: JobSource, incarnation: int) -> tuple[Finding, ...]:
-    """Return the findings of an incarnation that the daemon told last, of a recorded job too."""
+def _findings(source: JobSource, roster: Roster) -> Sequence[Finding]:
+    """Return what the daemon told last of an incarnation; else what holds at the end of its events."""
     state = source.daemon_state()
-    return state.findings if state is not None and state.incarnation == incarnation else ()
+    if state is not None and state.incarnation == roster.incarnation:
+        return state.findings
+    try:
+        found = _judged(source, roster)
+    except DataError:
+        return ()  # steps are there in full, their sums are not
+    return [one for one in found.findings if one.key not in found.ended]
 
 
-def economy_of(source: JobSource, now_s: float) -> Economy:
-    """Return what a restart costs, and for how many steps a gain counts."""
+def economy_of(source: JobSource, now_s: float, incarnation: int) -> Economy:
+    """Return what a restart costs, and for how many steps a gain counts: from the end of an incarnation on."""
     facts, snapshot = source.facts(), source.snapshot()
     measured = restart_price_s(facts.incidents)
     config = facts.config
     default_s = (DiagnosticsConfig() if config is None else config.diagnostics).restart_price_s
     step = completed_step(None if snapshot is None else assess(snapshot, now_s), facts)
+    if incarnation < max((number for number, _, _ in facts.series.reached), default=incarnation):
+        step = next((last + 1 for number, _, last in facts.series.reached if number == incarnation), step)
     remaining = None if config is None or step is None else max(0, config.train.steps - step)
     if measured is not None:
         return Economy(remaining, measured, "measured")
@@ -107,10 +119,14 @@ def economy_of(source: JobSource, now_s: float) -> Economy:
 
 
 def _computed(source: JobSource, roster: Roster) -> bytes:
+    return document_bytes(stragglers_of_events(roster.incarnation, _judged(source, roster)))
+
+
+def _judged(source: JobSource, roster: Roster) -> StragglerHistory:
+    """Return who made an incarnation slow in its newest steps. Raises: DataError where it told of none."""
     config = source.facts().config
     section = DiagnosticsConfig() if config is None else config.diagnostics
     thresholds = Thresholds(section.straggler_excess, section.straggler_score, section.straggler_steps)
     fitting = _MOST_ROWS // (_ROWS_A_STEP * max(1, roster.layout.world_size))
     most = min(NEWEST_STEPS, max(4 * thresholds.num_steps, fitting))
-    found = stored_stragglers(source.events, roster, thresholds, most=most)
-    return document_bytes(stragglers_of_events(roster.incarnation, found))
+    return stored_stragglers(source.events, roster, thresholds, most=most)

@@ -17,19 +17,11 @@ from megatrain.jobs.snapshot import JobSnapshot
 from megatrain.jobs.verdict_cases import cases_of_audit, merged_cases
 from megatrain_diagnostics.dashboard.sources.etcd_job import EtcdJob, EtcdLook
 from megatrain_diagnostics.dashboard.sources.facts import JobFacts
-from megatrain_diagnostics.dashboard.sources.protocol import LiveState
-from megatrain_diagnostics.dashboard.sources.run_history import PERIOD_S, RunHistory
-from megatrain_diagnostics.dashboard.sources.versions import Versions
-from megatrain_diagnostics.events.roster import Roster
-from megatrain_diagnostics.store.daemon_state import DaemonState
-from megatrain_diagnostics.store.hang_evidence import FiledEvidence
-from megatrain_diagnostics.store.reader import StoredEvents
-
-MEMORY_BYTES = 10**9
-"""That DuckDB may take for one question; it gives all back."""
+from megatrain_diagnostics.dashboard.sources.run_history import PERIOD_S
+from megatrain_diagnostics.dashboard.sources.run_source import RunSource, checkpoints_place
 
 
-class LiveJob:
+class LiveJob(RunSource):
     """A JobSource. Opened by its constructor; `close` ends its threads, and leaves the client open."""
 
     def __init__(
@@ -42,13 +34,9 @@ class LiveJob:
         period_s: float = PERIOD_S,
     ) -> None:
         """`period_s`: how often the run directory is looked at."""
-        self._keys, self._run, self._clock = keys, run, clock
-        self._versions = Versions()
-        self._events = StoredEvents(run.events, memory_limit_bytes=MEMORY_BYTES)
+        self._keys, self._clock = keys, clock
         self._config: Config | None = None
-        self._history = RunHistory(
-            run, self._events, self._versions, self._checkpoints_place, is_over=False, period_s=period_s
-        )
+        super().__init__(run, lambda: checkpoints_place(self._config, run), is_over=False, period_s=period_s)
         self._etcd = EtcdJob(client, keys, self._take, clock=clock)
 
     @property
@@ -56,16 +44,8 @@ class LiveJob:
         return self._keys.job
 
     @property
-    def run(self) -> RunDirectory:
-        return self._run
-
-    @property
     def is_recorded(self) -> bool:
         return False
-
-    @property
-    def events(self) -> StoredEvents:
-        return self._events
 
     def snapshot(self) -> JobSnapshot | None:
         return self._etcd.look.snapshot
@@ -78,9 +58,6 @@ class LiveJob:
             return f"etcd is out of reach, and nothing is known of the job: {look.trouble}"
         age = age_text(look.at_unix_s, self._clock())
         return f"etcd is out of reach, what is shown of hosts and rounds is {age} old: {look.trouble}"
-
-    def daemon_state(self) -> DaemonState | None:
-        return self._history.state
 
     def facts(self) -> JobFacts:
         history, look = self._history, self._etcd.look
@@ -101,22 +78,9 @@ class LiveJob:
             problems=(*history.problems(), *look.records.unreadable),
         )
 
-    def roster(self, incarnation: int | None) -> Roster:
-        return self._history.roster(incarnation)
-
-    def kept_evidence(self, incarnation: int) -> FiledEvidence | None:
-        return self._history.kept_evidence(incarnation)
-
-    def live(self) -> LiveState:
-        series = self._history.series
-        return LiveState(int(series.column("last")[-1]) + 1 if len(series) else None, self._versions.now())
-
     def close(self) -> None:
         self._etcd.close()
-        self._history.close()
-
-    def _checkpoints_place(self) -> str:
-        return checkpoints_place(self._config, self._run)
+        super().close()
 
     def _take(self, before: EtcdLook, now: EtcdLook) -> None:
         """Note what a look at etcd has changed."""
@@ -131,12 +95,6 @@ class LiveJob:
         if before.records != now.records:
             views |= {"incidents", "hosts"}
         self._versions.bump(*views)
-
-
-def checkpoints_place(config: Config | None, run: RunDirectory) -> str:
-    """Return where a run's checkpoints are: a path or a URL."""
-    named = "" if config is None else config.checkpoint.directory
-    return named or str(run.checkpoints)
 
 
 def _config_of(snapshot: JobSnapshot) -> Config | None:

@@ -8,30 +8,20 @@ from megatrain.contracts.run_directory import RunDirectory
 from megatrain.jobs.snapshot import JobSnapshot
 from megatrain.jobs.verdict_cases import cases_of_audit
 from megatrain_diagnostics.dashboard.sources.facts import JobFacts
-from megatrain_diagnostics.dashboard.sources.live_job import MEMORY_BYTES, checkpoints_place
-from megatrain_diagnostics.dashboard.sources.protocol import LiveState
 from megatrain_diagnostics.dashboard.sources.run_files import recorded_config, recorded_exit_code
-from megatrain_diagnostics.dashboard.sources.run_history import RunHistory
-from megatrain_diagnostics.dashboard.sources.versions import Versions
-from megatrain_diagnostics.events.roster import Roster
-from megatrain_diagnostics.store.daemon_state import DaemonState
-from megatrain_diagnostics.store.hang_evidence import FiledEvidence
-from megatrain_diagnostics.store.reader import StoredEvents
+from megatrain_diagnostics.dashboard.sources.run_source import RunSource, checkpoints_place
 
 
-class RecordedJob:
+class RecordedJob(RunSource):
     """A JobSource. Opened by its constructor; `close` ends its threads."""
 
     def __init__(self, run: RunDirectory) -> None:
-        self._run = run
         self._config = recorded_config(run)
         self._exit_code = recorded_exit_code(run)
-        self._events = StoredEvents(run.events, memory_limit_bytes=MEMORY_BYTES)
-        self._versions = Versions()
         place = checkpoints_place(self._config, run)
         if "://" not in place and not Path(place).is_dir():
             place = str(run.checkpoints)  # the run was copied here from where it was made
-        self._history = RunHistory(run, self._events, self._versions, lambda: place, is_over=True)
+        super().__init__(run, lambda: place, is_over=True)
 
     @property
     def job(self) -> str:
@@ -41,25 +31,14 @@ class RecordedJob:
         return state.job if state is not None else self._run.root.resolve().name
 
     @property
-    def run(self) -> RunDirectory:
-        return self._run
-
-    @property
     def is_recorded(self) -> bool:
         return True
-
-    @property
-    def events(self) -> StoredEvents:
-        return self._events
 
     def snapshot(self) -> JobSnapshot | None:
         return None
 
     def etcd_trouble(self) -> str:
         return ""
-
-    def daemon_state(self) -> DaemonState | None:
-        return self._history.state
 
     def facts(self) -> JobFacts:
         history = self._history
@@ -74,19 +53,6 @@ class RecordedJob:
             problems=history.problems(),
         )
 
-    def roster(self, incarnation: int | None) -> Roster:
-        return self._history.roster(incarnation)
-
-    def kept_evidence(self, incarnation: int) -> FiledEvidence | None:
-        return self._history.kept_evidence(incarnation)
-
-    def live(self) -> LiveState:
-        series = self._history.series
-        return LiveState(int(series.column("last")[-1]) + 1 if len(series) else None, self._versions.now())
-
     def has_looked(self) -> bool:
         """Return whether all that is there has been read once."""
         return self._history.has_looked.is_set()
-
-    def close(self) -> None:
-        self._history.close()

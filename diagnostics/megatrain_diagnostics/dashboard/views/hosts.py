@@ -27,19 +27,27 @@ _MOST_INCIDENTS = 200
 
 @dataclass(frozen=True, slots=True)
 class HostInputs:
-    """What is known of hosts. `clocks`: by host, (offset, error) in seconds of the newest comparison."""
+    """What is known of hosts.
+
+    `clocks`: by host, (offset, error) in seconds of the newest comparison; `last_rounds`: by host, the newest in which
+    ranks of it told of themselves. Where there is no snapshot: `roster`, of the round that is shown.
+    """
 
     snapshot: JobSnapshot | None = None
     roster: Roster | None = None
     state: DaemonState | None = None
     clocks: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    last_rounds: Mapping[str, int] = field(default_factory=dict)
 
 
 def hosts_document(given: HostInputs) -> HostsDocument:
-    """Return all hosts, those of the round first, by rank."""
+    """Return all hosts, those of the round first, by rank; then those that were in earlier ones."""
     if given.snapshot is not None:
         return HostsDocument(hosts=tuple(_live(view, given) for view in host_views(given.snapshot)))
-    return HostsDocument(hosts=tuple(_recorded(host, ranks, given) for host, ranks in _by_first_rank(given.roster)))
+    shown = _by_first_rank(given.roster)
+    gone = sorted(given.last_rounds.keys() - {host for host, _ in shown}, key=natural_order)
+    all_hosts: list[tuple[str, list[int]]] = [*shown, *((host, []) for host in gone)]
+    return HostsDocument(hosts=tuple(_recorded(host, ranks, given) for host, ranks in all_hosts))
 
 
 def host_history_document(
@@ -116,12 +124,12 @@ def _recorded(host: str, ranks: list[int], given: HostInputs) -> HostDocument:
         state=_RECORDED,
         is_in_order=True,
         is_driver=False,
-        remark="",
+        remark="" if ranks else f"last in round {given.last_rounds[host]}",
         address="",
         hardware="",
         labels={},
-        first_rank=ranks[0],
-        num_workers=len(ranks),
+        first_rank=ranks[0] if ranks else None,
+        num_workers=len(ranks) if ranks else None,
         step=None,
         median_step_s=None,
         last_step_unix_s=None,

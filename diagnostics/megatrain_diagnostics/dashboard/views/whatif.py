@@ -5,7 +5,7 @@ The price of a restart and the rule that weighs it are the driver's (megatrain.j
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from megatrain.contracts.texts import count_text, names_text, seconds_text
@@ -14,6 +14,8 @@ from megatrain_diagnostics.analysis.whatif import WhatIf
 from megatrain_diagnostics.analysis.whatif.figures import MOST_OF_IT, advice
 from megatrain_diagnostics.dashboard.documents.stragglers import ActionBalance, PartDocument, WhatIfDocument
 
+_FITS = 0.05
+"""A replay that takes longer than its step by more than this part is told of."""
 _MOST_PARTS = 256
 _MOST_RANKS = 1024
 _MOST_ACTIONS = 16
@@ -38,7 +40,7 @@ def whatif_document(
 ) -> WhatIfDocument:
     """Return all figures. `findings`: those that hold now; `worst_hosts`: of the result's worst ranks."""
     steps = tuple(sorted(result.measured_s))
-    measured_s = sum(result.measured_s.values()) / len(steps)
+    measured_s, replayed_s = _mean(result.measured_s), _mean(result.without_gaps_s)
     return WhatIfDocument(
         incarnation=incarnation,
         steps=steps,
@@ -46,7 +48,8 @@ def whatif_document(
         launch_slowdown=result.launch_slowdown,
         waste=result.waste,
         measured_s=measured_s,
-        ideal_s=sum(result.ideal_s.values()) / len(steps),
+        replayed_s=replayed_s,
+        ideal_s=_mean(result.ideal_s),
         m_w=result.workers.rem,
         m_s=result.last_stage.rem,
         worst_ranks=result.worst_ranks[:_MOST_RANKS],
@@ -57,8 +60,23 @@ def whatif_document(
         by_cause=_by_cause(findings),
         advice=advice(result),
         actions=tuple(_actions(result, findings, worst_hosts, economy))[:_MOST_ACTIONS],
-        notes=(*notes, *result.notes),
+        notes=(*notes, *_fit(measured_s, replayed_s), *result.notes),
     )
+
+
+def _mean(by_step: Mapping[int, float]) -> float:
+    return sum(by_step.values()) / len(by_step)
+
+
+def _fit(measured_s: float, replayed_s: float) -> Iterable[str]:
+    """Say it where a replay takes longer than what it replays: then it has operations wait that did not."""
+    if replayed_s > measured_s * (1.0 + _FITS):
+        yield (
+            f"A step played again takes {seconds_text(replayed_s)}, the step itself took {seconds_text(measured_s)}: "
+            "the replay has operations wait for each other that ran at the same time (without an accelerator an "
+            "exchange ends, in the record, when its result is taken). S compares two replays, so that most of this "
+            "cancels; their seconds are too many."
+        )
 
 
 def _parts(overall: dict[str, float]) -> tuple[PartDocument, ...]:

@@ -21,6 +21,11 @@ export class ApiError extends Error {
   }
 }
 
+/** Return an error as one of the API; what is not one says that nothing was answered. */
+export function asApiError(error: unknown): ApiError {
+  return error instanceof ApiError ? error : new ApiError(0, "unavailable", String(error));
+}
+
 /** The server wants to know who asks. Set by any answer 401, cleared by signing in. */
 export const isSignedOut = signal(false);
 

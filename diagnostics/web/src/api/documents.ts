@@ -551,6 +551,7 @@ export interface WhatIfDocument {
   launch_slowdown: number;
   waste: number;
   measured_s: number;
+  replayed_s: number;
   ideal_s: number;
   m_w: number;
   m_s: number;

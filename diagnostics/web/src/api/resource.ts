@@ -3,7 +3,7 @@
 
 import { useEffect, useRef, useState } from "preact/hooks";
 
-import { ApiError, getJson, type Query } from "./client";
+import { asApiError, getJson, type ApiError, type Query } from "./client";
 import { epoch, versions } from "./live";
 
 export interface Resource<T> {
@@ -23,10 +23,6 @@ interface Held<T> {
 }
 
 const LEAST_PAUSE_MS = 900;
-
-function asApiError(error: unknown): ApiError {
-  return error instanceof ApiError ? error : new ApiError(0, "unavailable", String(error));
-}
 
 /**
  * Return what the API answers. `topic` is the name in LiveDocument.versions; without one the document is asked for once.

@@ -1,36 +1,23 @@
-// The 3D grid on its canvas: a pixel a rank, stretched to cells, then letters, arrows and marks. Who is to blame is a shape
-// with a name beside it, at any size; colour only repeats it.
+// The 3D grid on its canvas: a pixel a rank, stretched to cells, then letters, and what stands on them. Who is to blame is a
+// shape with a name beside it, at any size; colour only repeats it.
 
 import { cssOf, inkOn, operationColour, packed, sequential, type Theme, type Triple } from "./colours.ts";
+import { paintArrows, paintGridCursor, paintMarks, paintPeers, type GridScene, type GridStyle } from "./grid-marks.ts";
 import {
-  BEHIND, centreOf, columnOfPlace, numGridColumns, OUTLIER, placeOfRank, SILENT, SUSPECT, UNHEARD, type GridPicture,
-  type GridView,
+  columnOfPlace, numGridColumns, placeOfRank, UNHEARD, type GridPicture, type GridView,
 } from "./grid-picture.ts";
 import type { Layout } from "./heat-picture.ts";
 import type { Size } from "./surface.ts";
-import { cutText } from "./text.ts";
 
 export type GridColour = "state" | "step" | "operation" | "score";
-
-export interface GridStyle {
-  theme: Theme;
-  background: Triple;
-  ink: string;
-  inkSoft: string;
-  inkFaint: string;
-  line: string;
-  accent: string;
-  bad: string;
-  badInk: string;
-  mark: string;
-  font: string;
-}
 
 export const GRID_TOP = 24;
 export const GRID_LEFT = 54;
 export const GRID_FONT_PX = 12;
 const LETTER_PX = 13;
-const MOST_MARKS = 60;
+/** A cell of this size has its rank's number, too, so far below its top. */
+const NUMBERED_PX = 60;
+const NUMBER_TOP_PX = 12;
 const TOP_SCORE = 6;
 
 const STATE_COLOURS: Record<Theme, readonly Triple[]> = {
@@ -85,15 +72,6 @@ export function gridImage(layout: Layout, colours: readonly Triple[]): { pixels:
     pixels[place.dp * width + columnOfPlace(layout, place)] = packed(colour);
   });
   return { pixels, width, height: layout.dp_size };
-}
-
-export interface GridScene {
-  picture: GridPicture;
-  colours: readonly Triple[];
-  image: HTMLCanvasElement;
-  hasArrows: boolean;
-  cursor: number;
-  peers: ReadonlySet<number>;
 }
 
 export interface GridPainted {
@@ -182,187 +160,18 @@ function paintLetters(
   context.font = style.font;
   context.textAlign = "center";
   context.textBaseline = "middle";
+  const hasNumbers = Math.min(view.cell, view.line) >= NUMBERED_PX;
   let drawn = 0;
   eachInSight(picture.layout, view, width, height, (rank, x, y) => {
     const letter = picture.states[picture.state[rank] ?? 0]?.letter ?? "";
     context.fillStyle = cssOf(inkOn(scene.colours[rank] ?? [128, 128, 128]));
     context.fillText(letter, x + view.cell / 2, y + view.line / 2);
+    if (hasNumbers) {
+      context.fillText(String(rank), x + view.cell / 2, y + NUMBER_TOP_PX);
+    }
     drawn += 1;
   });
   return drawn;
-}
-
-function paintPeers(context: CanvasRenderingContext2D, scene: GridScene, view: GridView, style: GridStyle): void {
-  context.strokeStyle = style.accent;
-  context.lineWidth = 1;
-  const width = Math.max(2, view.cell - 1);
-  const height = Math.max(2, view.line - 1);
-  context.beginPath();
-  for (const rank of scene.peers) {
-    const { x, y } = centreOf(scene.picture.layout, view, rank);
-    context.rect(x - width / 2, y - height / 2, width, height);
-  }
-  context.stroke();
-}
-
-function paintArrows(context: CanvasRenderingContext2D, scene: GridScene, view: GridView, style: GridStyle): number {
-  const { picture } = scene;
-  const count = picture.arrowKind.length;
-  for (let arrow = 0; arrow < count; arrow += 1) {
-    const from = centreOf(picture.layout, view, picture.arrows[2 * arrow] ?? 0);
-    const to = centreOf(picture.layout, view, picture.arrows[2 * arrow + 1] ?? 0);
-    const kind = picture.arrowKinds[picture.arrowKind[arrow] ?? 0];
-    const isBlamed = kind === "suspect" || kind === "silent";
-    context.strokeStyle = isBlamed ? style.bad : style.inkSoft;
-    context.fillStyle = context.strokeStyle;
-    context.globalAlpha = isBlamed ? 0.6 : 0.4;
-    // as many as wait, but never a beam
-    context.lineWidth = Math.min(4, 0.75 + Math.log10(picture.arrowCount[arrow] ?? 1));
-    context.setLineDash(isBlamed ? [] : [4, 3]);
-    arrowLine(context, from.x, from.y, to.x, to.y);
-    const waiting = picture.arrowCount[arrow] ?? 1;
-    if (waiting > 1) {
-      context.globalAlpha = 1;
-      paintCount(context, waiting, from.x, from.y, style);
-    }
-  }
-  context.setLineDash([]);
-  context.globalAlpha = 1;
-  return count;
-}
-
-/** How many ranks an arrow stands for, at its begin. */
-function paintCount(context: CanvasRenderingContext2D, count: number, x: number, y: number, style: GridStyle): void {
-  const text = `${count.toLocaleString("en-US")} wait`;
-  context.font = style.font;
-  context.textAlign = "left";
-  context.textBaseline = "middle";
-  const width = context.measureText(text).width + 6;
-  context.fillStyle = cssOf(style.background, 0.88);
-  context.fillRect(x - 3, y + 3, width, 15);
-  context.fillStyle = style.ink;
-  context.fillText(text, x, y + 11);
-}
-
-function arrowLine(context: CanvasRenderingContext2D, x0: number, y0: number, x1: number, y1: number): void {
-  const length = Math.hypot(x1 - x0, y1 - y0);
-  if (length < 2) {
-    return;
-  }
-  const bend = Math.min(40, length / 6);
-  const middleX = (x0 + x1) / 2 - ((y1 - y0) / length) * bend;
-  const middleY = (y0 + y1) / 2 + ((x1 - x0) / length) * bend;
-  context.beginPath();
-  context.moveTo(x0, y0);
-  context.quadraticCurveTo(middleX, middleY, x1, y1);
-  context.stroke();
-  const angle = Math.atan2(y1 - middleY, x1 - middleX);
-  context.beginPath();
-  context.moveTo(x1, y1);
-  context.lineTo(x1 - 9 * Math.cos(angle - 0.35), y1 - 9 * Math.sin(angle - 0.35));
-  context.lineTo(x1 - 9 * Math.cos(angle + 0.35), y1 - 9 * Math.sin(angle + 0.35));
-  context.fill();
-}
-
-/** Return the ranks that are marked, the worst first: suspects, outliers, silent ones, those behind. */
-export function markedRanks(picture: GridPicture): number[] {
-  const found: number[] = [];
-  for (const wanted of [SUSPECT, OUTLIER, SILENT, BEHIND]) {
-    for (let rank = 0; rank < picture.numRanks && found.length < MOST_MARKS; rank += 1) {
-      if (picture.state[rank] === wanted) {
-        found.push(rank);
-      }
-    }
-  }
-  return found;
-}
-
-function paintMarks(
-  context: CanvasRenderingContext2D, scene: GridScene, view: GridView, width: number, height: number, style: GridStyle,
-): number {
-  const { picture } = scene;
-  context.font = style.font;
-  context.textBaseline = "middle";
-  let drawn = 0;
-  const named: { x: number; y: number }[] = [];
-  for (const rank of markedRanks(picture)) {
-    const { x, y } = centreOf(picture.layout, view, rank);
-    if (x < 0 || x > width || y < 0 || y > height) {
-      continue;
-    }
-    const state = picture.state[rank] ?? 0;
-    const diamond = Math.max(7, Math.min(18, Math.min(view.cell, view.line) / 2 - 1));
-    drawn += 1;
-    if (state === SUSPECT) {
-      paintDiamond(context, x, y, diamond, style);
-    } else if (state === OUTLIER || state === SILENT) {
-      const radius = Math.max(4, Math.min(view.cell, view.line) / 2);
-      context.strokeStyle = style.ink;
-      context.lineWidth = 1.5;
-      context.beginPath();
-      if (state === OUTLIER) {
-        context.arc(x, y, radius, 0, 2 * Math.PI);
-      } else {
-        context.rect(x - radius, y - radius, 2 * radius, 2 * radius);
-      }
-      context.stroke();
-    }
-    const isFree = named.every((one) => Math.abs(one.y - y) > 16 || Math.abs(one.x - x) > 110);
-    if (state === SUSPECT && isFree) {
-      named.push({ x, y });
-      const text = `rank ${rank} ${picture.hosts[picture.host[rank] ?? 0] ?? ""}`.trim();
-      paintTag(context, text, x, y, diamond + 5, width, style);
-    }
-  }
-  return drawn;
-}
-
-function paintDiamond(context: CanvasRenderingContext2D, x: number, y: number, radius: number, style: GridStyle): void {
-  context.beginPath();
-  context.moveTo(x, y - radius);
-  context.lineTo(x + radius, y);
-  context.lineTo(x, y + radius);
-  context.lineTo(x - radius, y);
-  context.closePath();
-  context.fillStyle = style.bad;
-  context.fill();
-  context.strokeStyle = cssOf(style.background);
-  context.lineWidth = 2;
-  context.stroke();
-  context.fillStyle = style.badInk;
-  context.textAlign = "center";
-  context.fillText("X", x, y + 0.5);
-}
-
-function paintTag(
-  context: CanvasRenderingContext2D, text: string, x: number, y: number, aside: number, width: number, style: GridStyle,
-): void {
-  const fits = cutText(context, text, 170);
-  const size = context.measureText(fits).width + 10;
-  const left = x + aside + size > width ? x - aside - size : x + aside;
-  context.fillStyle = cssOf(style.background, 0.94);
-  context.fillRect(left, y - 9, size, 18);
-  context.strokeStyle = style.bad;
-  context.lineWidth = 1;
-  context.strokeRect(left + 0.5, y - 8.5, size - 1, 17);
-  context.fillStyle = style.ink;
-  context.textAlign = "left";
-  context.fillText(fits, left + 5, y + 0.5);
-}
-
-function paintGridCursor(context: CanvasRenderingContext2D, scene: GridScene, view: GridView, style: GridStyle): void {
-  if (scene.cursor < 0 || scene.cursor >= scene.picture.numRanks) {
-    return;
-  }
-  const { x, y } = centreOf(scene.picture.layout, view, scene.cursor);
-  const width = Math.max(9, view.cell + 2);
-  const height = Math.max(9, view.line + 2);
-  context.lineWidth = 4;
-  context.strokeStyle = cssOf(style.background);
-  context.strokeRect(x - width / 2, y - height / 2, width, height);
-  context.lineWidth = 2;
-  context.strokeStyle = style.accent;
-  context.strokeRect(x - width / 2, y - height / 2, width, height);
 }
 
 function paintHeads(context: CanvasRenderingContext2D, layout: Layout, view: GridView, size: Size, style: GridStyle): void {

@@ -111,7 +111,7 @@ export function numGridColumns(layout: Layout): number {
   return layout.pp_size * (layout.tp_size + GAP_CELLS) - GAP_CELLS;
 }
 
-const MOST_CELL = 48;
+const MOST_CELL = 72;
 
 /** Return the view that shows the whole grid. */
 export function wholeGrid(layout: Layout, width: number, height: number): GridView {

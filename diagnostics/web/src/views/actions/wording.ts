@@ -70,7 +70,7 @@ export const WORDINGS: Record<Kind, Wording> = {
   },
   "diag-off": {
     label: "Sampled spans",
-    effect: "Back to one step in ten recorded in full, and sums of all the others.",
+    effect: "Back to one step in diagnostics.sample_period recorded in full, and sums of all the others.",
     isDangerous: false,
     target: "none",
   },

@@ -9,8 +9,9 @@ import {
   clampedGrid, peersOfRank, rankAt, rankBeside, centreOf, wholeGrid, zoomedGrid, type GridPicture, type GridView,
 } from "../../canvas/grid-picture";
 import {
-  gridImage, GRID_FONT_PX, GRID_LEFT, GRID_TOP, paintGridPicture, rankColours, type GridColour, type GridStyle,
+  gridImage, GRID_FONT_PX, GRID_LEFT, GRID_TOP, paintGridPicture, rankColours, type GridColour,
 } from "../../canvas/grid-painter";
+import type { GridStyle } from "../../canvas/grid-marks";
 import { fitted, fontOf, useFrame, useSize } from "../../canvas/surface";
 
 const WHEEL_ZOOM = 1.002;
@@ -165,7 +166,7 @@ export function GridCanvas({ picture, colour, hasArrows, rank, setRank, setHover
   };
 
   return (
-    <div class="grid-picture" ref={box}>
+    <div class="picture grid-picture" ref={box}>
       <canvas
         ref={canvas}
         tabIndex={0}

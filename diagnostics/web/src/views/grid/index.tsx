@@ -195,7 +195,7 @@ export function GridView(): JSX.Element {
       ) : (
         <>
           <HangLine picture={picture} />
-          <div class="grid-controls" role="group" aria-label="What is shown">
+          <div class="picture-controls" role="group" aria-label="What is shown">
             <Segmented label="colour" options={COLOURS} value={colour} onChange={setColour} />
             <TextField
               label="rank"
@@ -224,7 +224,7 @@ export function GridView(): JSX.Element {
                     setRank={setRank}
                     setHovered={setHovered}
                   />
-                  <p class="grid-readout" data-testid="grid-readout">
+                  <p class="picture-readout" data-testid="grid-readout">
                     {shown < 0 || shown >= picture.numRanks ? "Wheel or + and - zoom, drag moves, arrow keys choose a rank." : rankLine(picture, shown)}
                   </p>
                   <p class="visually-hidden" role="status" aria-live="polite">

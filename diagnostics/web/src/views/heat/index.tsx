@@ -39,7 +39,7 @@ function setSteps(text: string): void {
 function Controls({ choice }: { choice: HeatChoice }): JSX.Element {
   const operations = (job.value?.operations ?? []).map((one) => ({ value: one.name, label: one.name }));
   return (
-    <div class="heat-controls" role="group" aria-label="What is shown">
+    <div class="picture-controls" role="group" aria-label="What is shown">
       <Select label="operation" options={operations} value={choice.operation} onChange={(value) => choice.set("operation", value)} />
       <Select label="measure" options={MEASURES} value={choice.measure} onChange={(value) => choice.set("measure", value)} />
       <Segmented label="scale" options={SCALES} value={choice.scale} onChange={(value) => choice.set("scale", value)} />

@@ -195,7 +195,7 @@ export function Picture({ picture, zoom, spot, setSpot }: PictureProps): JSX.Ele
   };
 
   return (
-    <div class="heat-picture" ref={box}>
+    <div class="picture" ref={box}>
       <canvas ref={cells} class="heat-cells" aria-hidden="true" data-testid="heat-cells" />
       <canvas
         ref={above}

@@ -84,7 +84,7 @@ interface ReadoutProps {
 export function Readout({ picture, cursor, cell }: ReadoutProps): JSX.Element {
   if (cursor === null) {
     return (
-      <p class="heat-readout faint">
+      <p class="picture-readout faint">
         Point at a cell, or focus the picture and use the arrow keys. Drag to zoom in, Enter or a click opens the timeline.
       </p>
     );
@@ -94,7 +94,7 @@ export function Readout({ picture, cursor, cell }: ReadoutProps): JSX.Element {
   const { tp_size: tp, dp_size: dp } = picture.layout;
   const host = cell?.host ?? picture.hosts[picture.rowHost[cursor.row] ?? 0] ?? "";
   return (
-    <p class="heat-readout" data-testid="heat-readout">
+    <p class="picture-readout" data-testid="heat-readout">
       <strong>rank {rank}</strong>
       <span>{host === "" ? "host not known" : host}</span>
       <span class="faint">

@@ -86,10 +86,10 @@ export function Trust({ told }: { told: OverviewDocument }): JSX.Element {
     diagnosis.rows_dropped + diagnosis.rows_refused === 0 &&
     diagnosis.problems.length === 0;
   return (
-    <Section title="Is this all that happens?">
+    <Section title="What the records leave out">
       {isWhole ? (
         <p class="soft">
-          Yes: {diagnosis.is_daemon_alive === null ? "nothing is missing in the records." : "the daemon hears every rank."}
+          Nothing{diagnosis.is_daemon_alive === null ? "." : ": the daemon hears every rank."}
         </p>
       ) : (
         <div class="stack tight">

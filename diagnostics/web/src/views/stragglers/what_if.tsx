@@ -61,8 +61,17 @@ function WhereFrom({ document }: { document: WhatIfDocument }): JSX.Element {
 }
 
 const ACTION_COLUMNS: readonly Column<ActionBalance>[] = [
-  { key: "action", label: "Way out", render: (row) => <strong>{row.action}</strong> },
-  { key: "target", label: "Of what", render: (row) => row.target },
+  {
+    key: "action",
+    label: "Way out",
+    className: "wide",
+    render: (row) => (
+      <>
+        <strong>{row.action}</strong> {row.target}
+        <span class="line soft">{row.text}</span>
+      </>
+    ),
+  },
   {
     key: "step",
     label: "Gain a step",
@@ -84,32 +93,33 @@ const ACTION_COLUMNS: readonly Column<ActionBalance>[] = [
         </Badge>
       ),
   },
-  { key: "text", label: "Why", className: "wide", render: (row) => <span class="soft">{row.text}</span> },
 ];
 
 function Totals({ document }: { document: WhatIfDocument }): JSX.Element {
   const rank = document.worst_ranks[0];
   return (
     <dl class="figures">
-      <Figure label="S, slowdown" value={timesText(document.slowdown)} note={`${percentText(document.waste)} of the time is waste`} />
       <Figure
-        label="Measured step"
-        value={durationText(document.measured_s)}
-        note={`ideal ${durationText(document.ideal_s)}`}
+        label="S, slowdown"
+        value={timesText(document.slowdown)}
+        note={`replayed ${durationText(document.replayed_s)}, ideal ${durationText(document.ideal_s)}`}
+        title="S: a step played again with every operation as long as it was, over the same with every operation as long as its like are; pauses between operations are in neither"
       />
+      <Figure label="Waste" value={percentText(document.waste)} note="of the time, for stragglers" />
+      <Figure label="Measured step" value={durationText(document.measured_s)} note="with the pauses" />
       <Figure
         label="By the worst ranks"
-        value={percentText(document.m_w)}
+        value={percentText(Math.max(0, document.m_w))}
         note={rank === undefined ? "" : <a href={hrefOf("grid", { rank })}>ranks {ranksText(document.worst_ranks, 4)}</a>}
         title="M_W: the part of the slowdown that goes away with the worst 3 % of the ranks"
       />
       <Figure
         label="By the last stage"
-        value={percentText(document.m_s)}
+        value={percentText(Math.max(0, document.m_s))}
         note="M_S"
         title="M_S: the part of the slowdown that goes away with the last stage"
       />
-      <Figure label="Launching" value={timesText(document.launch_slowdown)} note="by the host, not the device" />
+      <Figure label="Launching" value={timesText(Math.max(1, document.launch_slowdown))} note="by the host, not the device" />
       <Figure
         label="Steps"
         value={<Sparkline values={document.slowdown_by_step} label="Slowdown by step" />}
@@ -134,7 +144,7 @@ function Found({ document }: { document: WhatIfDocument }): JSX.Element {
           </>
         }
       >
-        What-if needs every span of a step. One step in ten is recorded so; the first of them has not come yet.
+        What-if needs every span of a step. One step in diagnostics.sample_period is recorded so; the first has not come yet.
       </EmptyState>
     );
   }

@@ -139,7 +139,7 @@ export function Chart(props: ChartProps): JSX.Element {
   };
 
   return (
-    <div class="timeline-chart" ref={box}>
+    <div class="picture timeline-chart" ref={box}>
       <canvas
         ref={canvas}
         class={isGrabbing ? "is-grabbing" : ""}

@@ -34,7 +34,7 @@ interface DetailsProps {
 export function Details({ picture, ideal, slice }: DetailsProps): JSX.Element {
   if (slice < 0 || slice >= picture.numSlices) {
     return (
-      <p class="timeline-details faint">
+      <p class="picture-readout faint">
         Wheel or + and - zoom, drag or Shift with arrows moves, arrows go from slice to slice. Shift with the wheel scrolls.
       </p>
     );
@@ -47,7 +47,7 @@ export function Details({ picture, ideal, slice }: DetailsProps): JSX.Element {
   const best = ideal === null ? -1 : (ideal.length[slice] ?? -1);
   const bytes = picture.bytes[slice] ?? 0;
   return (
-    <p class="timeline-details" data-testid="timeline-details">
+    <p class="picture-readout" data-testid="timeline-details">
       <strong>{operationName(picture, slice)}</strong>
       {micro >= 0 ? <span>micro-batch {micro}</span> : null}
       {chunk !== NO_CHUNK ? <span>chunk {chunk}</span> : null}

@@ -177,7 +177,7 @@ function Shown({ picture, choice, steps }: ShownProps): JSX.Element {
   const all = countText(picture.numSlices);
   return (
     <>
-      <div class="timeline-controls" role="group" aria-label="What is shown">
+      <div class="picture-controls" role="group" aria-label="What is shown">
         <StepChoice steps={steps} shown={picture.firstStep} />
         <TextField label="ranks" value={choice.ranks} onChange={(value) => setParams({ ranks: value })} placeholder="0:7,16" size={12} />
         <SearchLine picture={picture} search={choice.search} matches={matches} cursor={cursor} setCursor={setCursor} />
@@ -256,7 +256,7 @@ export function TimelineView(): JSX.Element {
         >
           {asked === null || other === null
             ? error.message
-            : "One step in ten is recorded span by span. Of the others the sums are known, which the heat map shows."}
+            : "One step in diagnostics.sample_period is recorded span by span. Of the others the sums are known, which the heat map shows."}
         </EmptyState>
       ) : null}
       {error !== null && !isMissing ? <ErrorState error={error} onRetry={slices.reload} /> : null}

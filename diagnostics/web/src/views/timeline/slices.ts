@@ -2,7 +2,7 @@
 
 import { useEffect, useState } from "preact/hooks";
 
-import { ApiError, getArrays, type Query } from "../../api/client";
+import { asApiError, getArrays, type ApiError, type Query } from "../../api/client";
 import { epoch } from "../../api/live";
 import { readArrays, type Arrays } from "../../canvas/arrays";
 
@@ -10,10 +10,6 @@ export interface Loaded<T> {
   data: T | null;
   error: ApiError | null;
   isPending: boolean;
-}
-
-function asApiError(error: unknown): ApiError {
-  return error instanceof ApiError ? error : new ApiError(0, "unavailable", String(error));
 }
 
 /** Return what a path answers, read by `read`, once that is wanted. What was recorded does not change. */

@@ -1,0 +1,66 @@
+"""What both sources of a job share: its run directory, with the events and the history that lie in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from megatrain.config.config import Config
+from megatrain.contracts.run_directory import RunDirectory
+from megatrain_diagnostics.dashboard.sources.protocol import LiveState
+from megatrain_diagnostics.dashboard.sources.run_history import PERIOD_S, RunHistory
+from megatrain_diagnostics.dashboard.sources.versions import Versions
+from megatrain_diagnostics.events.roster import Roster
+from megatrain_diagnostics.store.daemon_state import DaemonState
+from megatrain_diagnostics.store.hang_evidence import FiledEvidence
+from megatrain_diagnostics.store.reader import StoredEvents
+
+MEMORY_BYTES = 10**9
+"""That DuckDB may take for one question; it gives all back."""
+
+
+class RunSource:
+    """The part of a JobSource that a run directory answers. Its threads run from the constructor on."""
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        checkpoints: Callable[[], str],
+        *,
+        is_over: bool,
+        period_s: float = PERIOD_S,
+    ) -> None:
+        """`checkpoints`: the place of the checkpoints; `is_over`: nothing will be written any more."""
+        self._run = run
+        self._versions = Versions()
+        self._events = StoredEvents(run.events, memory_limit_bytes=MEMORY_BYTES)
+        self._history = RunHistory(run, self._events, self._versions, checkpoints, is_over=is_over, period_s=period_s)
+
+    @property
+    def run(self) -> RunDirectory:
+        return self._run
+
+    @property
+    def events(self) -> StoredEvents:
+        return self._events
+
+    def daemon_state(self) -> DaemonState | None:
+        return self._history.state
+
+    def roster(self, incarnation: int | None) -> Roster:
+        return self._history.roster(incarnation)
+
+    def kept_evidence(self, incarnation: int) -> FiledEvidence | None:
+        return self._history.kept_evidence(incarnation)
+
+    def live(self) -> LiveState:
+        series = self._history.series
+        return LiveState(int(series.column("last")[-1]) + 1 if len(series) else None, self._versions.now())
+
+    def close(self) -> None:
+        self._history.close()
+
+
+def checkpoints_place(config: Config | None, run: RunDirectory) -> str:
+    """Return where a run's checkpoints are: a path or a URL."""
+    named = "" if config is None else config.checkpoint.directory
+    return named or str(run.checkpoints)
