@@ -48,7 +48,7 @@ def record(output: Path) -> None:
     root.mkdir()
     try:
         model = {"model": {"num_layers": 2, "hidden_size": 16, "num_heads": 2}}
-        layout = {"parallel": {"pp_size": 2}, "checkpoint": {"interval": 80}}
+        layout = {"parallel": {"pp_size": 2}, "checkpoint": {"interval": 80, "keep_last": 2}, "log": {"interval": 20}}
         sampling = {"diagnostics": {"sample_period": 20, "restart_price_s": _RESTART_PRICE_S}}
         pace = Pace(forward_s=0.02, backward_s=0.04, noise=0.02, seed=1)
         with closed_loop(

@@ -98,5 +98,6 @@ class WhatIfDocument(Document):
     by_cause: tuple[PartDocument, ...]
     """Findings of /stragglers as parts of a step: how much longer it takes for each cause."""
     advice: str
+    """Empty where there are findings: they say more."""
     actions: tuple[ActionBalance, ...]
     notes: tuple[str, ...]

@@ -58,7 +58,7 @@ def whatif_document(
         by_dp_rank=_parts(result.parts.by_dp_rank.overall),
         slowdown_by_step=tuple(result.slowdown_by_step[step] for step in steps),
         by_cause=_by_cause(findings),
-        advice=advice(result),
+        advice="" if findings else advice(result),
         actions=tuple(_actions(result, findings, worst_hosts, economy))[:_MOST_ACTIONS],
         notes=(*notes, *_fit(measured_s, replayed_s), *result.notes),
     )

@@ -1,0 +1,122 @@
+"""The page on the recorded sample (`make dashboard-sample`): a host was slow, a rank died, a rank hung the job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from megatrain.contracts.audit import AUDIT_NAME, read_audit
+from megatrain.contracts.incident import Incident, IncidentKind
+from megatrain.contracts.record import decode
+from tests.helpers.served_run import served_run
+from tests.helpers.source_tree import ROOT
+from tests.helpers.waiting import wait_until
+
+SAMPLE = ROOT / "tests" / "golden" / "dashboard-sample"
+INCIDENTS = {
+    one.kind: one
+    for path in sorted((SAMPLE / "incidents").glob("*.json"))
+    for one in (decode(Incident, path.read_bytes(), path.name),)
+}
+SLOW, DIED, HUNG = (INCIDENTS[kind] for kind in (IncidentKind.STRAGGLER, IncidentKind.FAILURE, IncidentKind.HANG))
+VERDICT = read_audit(SAMPLE / "incidents" / AUDIT_NAME)[0][0].outcome.verdict_id
+# address -> what a person reads there
+VIEWS = {
+    "overview": "finished: all 300 steps are done",
+    "incidents": "hosts made the job slow",
+    f"incidents/{SLOW.incident_id}": "gain until the end",
+    f"incidents/{DIED.incident_id}": "How ranks ended",
+    f"incidents/{HUNG.incident_id}": "rank 3 is stopped (T) in backward-recv",
+    f"incidents/verdicts/{VERDICT}": "price of a restart",
+    "hosts": "last in round 1",
+    "hosts/host-1": "About it",
+    "heat": "Farthest above their peers",
+    f"heat?incarnation={SLOW.round}&scale=z&by=host": "Farthest above their peers",
+    "timeline": "slices of 8 ranks",
+    f"timeline?incarnation={SLOW.round}&ideal=1&critical=1": "without stragglers",
+    "grid": "in step: 8",
+    f"grid?incarnation={HUNG.round}&rank=3": "process is stopped (T)",
+    f"stragglers?incarnation={SLOW.round}": "host-1",
+    "stragglers": "What if all were typical?",
+    "logs": "Lines",
+    "checkpoints": "pinned: starting point of the evaluation",
+    "actions": "Nothing can be asked for from this page",
+    "audit": "the chain is whole",
+}
+"""Parts of texts."""
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with served_run(SAMPLE) as found:
+        yield found
+
+
+def _loaded(page, text: str) -> None:
+    page.get_by_text(text).first.wait_for(state="attached")
+    wait_until(lambda: page.locator(".skeleton").count() == 0, "the view is loaded", 15.0)
+    alerts = page.locator("[role=alert]").all_inner_texts()
+    assert not alerts
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_view_of_the_sample(url: str, pages, view: str) -> None:
+    page = pages.open(f"{url}#/{view}")
+    _loaded(page, VIEWS[view])
+    pages.screenshot(page, f"sample_{view.replace('/', '_').replace('?', '_')}")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(
+    "view",
+    [
+        "overview",
+        "incidents",
+        f"grid?incarnation={HUNG.round}&rank=3",
+        f"stragglers?incarnation={SLOW.round}",
+        "checkpoints",
+    ],
+)
+def test_accessibility_of_the_sample(url: str, pages, view: str, scheme: str) -> None:
+    page = pages.open(f"{url}#/{view}", scheme=scheme)
+    _loaded(page, VIEWS.get(view, "incidents"))
+    told = pages.accessibility_problems(page)
+    assert not told, "\n".join(told)
+
+
+@pytest.mark.parametrize(("width", "height"), [(1280, 800), (1920, 1080), (3840, 2160)])
+def test_no_view_is_wider_than_its_screen(url: str, pages, width: int, height: int) -> None:
+    page = pages.open(f"{url}#/overview", width=width, height=height)
+    for view, text in VIEWS.items():
+        page.evaluate("(hash) => { location.hash = hash; }", f"#/{view}")
+        _loaded(page, text)
+        wide = page.evaluate("() => document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        assert wide <= 0, view
+        cut = page.evaluate(_CUT)
+        assert not cut, (view, cut)
+        pages.screenshot(page, f"sample_{width}_{view.replace('/', '_').replace('?', '_')}")
+
+
+_CUT = """
+() => [...document.querySelectorAll("main table, main dl, main p, main h1, main h2")]
+  .filter((one) => one.getBoundingClientRect().width > 0 && !one.closest(".visually-hidden"))
+  .filter((one) => one.getBoundingClientRect().right > document.documentElement.clientWidth + 1)
+  .map((one) => one.outerHTML.slice(0, 120))
+"""
+
+
+def test_the_culprit_of_the_hang_is_named_in_the_picture(url: str, pages) -> None:
+    page = pages.open(f"{url}#/grid?incarnation={HUNG.round}")
+    canvas = page.get_by_test_id("grid-canvas")
+    canvas.wait_for()
+    wait_until(lambda: canvas.get_attribute("data-marks") == "1", "the culprit is marked", 10.0)
+    assert int(canvas.get_attribute("data-arrows")) > 0
+    page.get_by_text("Held up by 1 rank").wait_for()
+
+
+def test_a_served_sample_is_left_as_it_was(url: str, pages) -> None:
+    before = {path: path.stat().st_mtime_ns for path in SAMPLE.rglob("*")}
+    page = pages.open(f"{url}#/logs")
+    _loaded(page, "Lines")
+    assert {path: path.stat().st_mtime_ns for path in SAMPLE.rglob("*")} == before
