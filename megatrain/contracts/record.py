@@ -73,7 +73,9 @@ def from_plain(kind: type[RecordType], value: Mapping[str, Any], place: str) -> 
     plain_kind: Any = kind
     for field, wanted in _fields(plain_kind):
         if field.name in value:
-            found[field.name] = _read(wanted, value[field.name], f"{place}: {field.name}")
+            held = value[field.name]
+            # most are scalars of the very type: said at once, for there are thousands of records in a look at a job
+            found[field.name] = held if _fits(wanted, held) else _read(wanted, held, f"{place}: {field.name}")
         elif field.default is MISSING and field.default_factory is MISSING:
             raise CoordinationError(f"{place}: {field.name} is missing from a {kind.__name__}")
     try:
@@ -86,6 +88,15 @@ def from_plain(kind: type[RecordType], value: Mapping[str, Any], place: str) -> 
 def _fields(kind: type[Any]) -> tuple[tuple[Field[Any], Any], ...]:
     hints = get_type_hints(kind)
     return tuple((field, hints[field.name]) for field in fields(kind))
+
+
+def _fits(wanted: Any, value: Any) -> bool:
+    """Whether a value may be taken as it is: a scalar of just this type, and in range."""
+    if type(value) is not wanted:
+        return False
+    if wanted is str:
+        return bool(value.isascii())
+    return wanted is bool or (wanted in (int, float) and -_TOO_LARGE < value < _TOO_LARGE)
 
 
 def _read(wanted: Any, value: Any, place: str) -> Any:

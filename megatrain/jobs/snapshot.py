@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 from megatrain.contracts.diag_records import DashboardRecord
 from megatrain.contracts.driver_report import DriverReport
@@ -87,8 +88,35 @@ class JobSnapshot:
         return status if status is not None and status.session == session else None
 
 
-def read_job(client: EtcdClient, keys: JobKeys, *, num_incidents: int = NUM_INCIDENTS) -> JobSnapshot:
-    """Read a job as it stands. `num_incidents`: how many of the newest, 0 is all.
+class DecodedRecords:
+    """The records of the last look, by key: in a large job most are the same in the next one. For one thread."""
+
+    def __init__(self) -> None:
+        self._before: dict[bytes, tuple[int, Any]] = {}
+        self._now: dict[bytes, tuple[int, Any]] = {}
+
+    def begin(self) -> None:
+        """Begin another look: what the last one did not see is forgotten."""
+        self._before, self._now = self._now, {}
+
+    def decode(self, kind: type[RecordType], item: KeyValue) -> RecordType:
+        """Return the record of a key. Raises: CoordinationError."""
+        known = self._before.get(item.key)
+        if known is None or known[0] != item.mod_revision:
+            known = (item.mod_revision, decode(kind, item.value, shown(item.key)))
+        self._now[item.key] = known
+        record: RecordType = known[1]
+        return record
+
+
+def read_job(
+    client: EtcdClient,
+    keys: JobKeys,
+    *,
+    num_incidents: int = NUM_INCIDENTS,
+    decoded: DecodedRecords | None = None,
+) -> JobSnapshot:
+    """Read a job as it stands. `num_incidents`: how many of the newest, 0 is all; `decoded`: of who looks often.
 
     Raises: CoordinationError.
     """
@@ -112,7 +140,8 @@ def read_job(client: EtcdClient, keys: JobKeys, *, num_incidents: int = NUM_INCI
         is_repeatable=True,
     )
     parts = [answer.range_answer(index).items for index in range(len(answer.answers))]
-    return replace(snapshot_of(keys, answer.revision, parts), etcd_alarms=_etcd_alarms(client))
+    snapshot = snapshot_of(keys, answer.revision, parts, decoded or DecodedRecords())
+    return replace(snapshot, etcd_alarms=_etcd_alarms(client))
 
 
 def _etcd_alarms(client: EtcdClient) -> tuple[str, ...]:
@@ -122,41 +151,45 @@ def _etcd_alarms(client: EtcdClient) -> tuple[str, ...]:
         return ()
 
 
-def snapshot_of(keys: JobKeys, revision: int, parts: Sequence[Sequence[KeyValue]]) -> JobSnapshot:
+def snapshot_of(
+    keys: JobKeys, revision: int, parts: Sequence[Sequence[KeyValue]], decoded: DecodedRecords
+) -> JobSnapshot:
     """Return what the ranges of `read_job` hold, in their order."""
+    decoded.begin()
+    read = partial(_read, decoded)
     record, end, driver, report, hosts, statuses, rounds, halts, cordons, incidents, verdicts, outcomes, page = parts
     unreadable: list[str] = []
     began = record[0].mod_revision if record else 0
     rounds, halts = ([item for item in items if item.create_revision > began] for items in (rounds, halts))
     leader = _leader(driver)
-    reports = _decoded(DriverReport, (item for item in report if item.mod_revision > began), unreadable)
+    reports = read(DriverReport, (item for item in report if item.mod_revision > began), unreadable)
     old, new = ([one for one in incidents if (one.create_revision > began) is is_new] for is_new in (False, True))
     return JobSnapshot(
         job=keys.job,
         revision=revision,
-        record=next(iter(_decoded(JobRecord, record, unreadable)), None),
-        end=next(iter(_decoded(JobEnd, end, unreadable)), None),
+        record=next(iter(read(JobRecord, record, unreadable)), None),
+        end=next(iter(read(JobEnd, end, unreadable)), None),
         driver=leader,
         report=next((one for one in reports if one.driver == leader), None),
-        hosts={one.host: one for one in _decoded(HostRecord, hosts, unreadable)},
-        statuses={one.host: one for one in _decoded(HostStatus, statuses, unreadable)},
-        rounds={one.number: one for one in _decoded(Round, rounds, unreadable)},
-        halts={one.number: one for one in _decoded(Halt, halts, unreadable)},
-        cordons={one.host: one for one in _decoded(Cordon, cordons, unreadable)},
-        incidents=_by_id(_decoded(Incident, new, unreadable)),
-        earlier_incidents=_by_id(_decoded(Incident, old, unreadable)),
-        waiting=_waiting(verdicts, outcomes),
-        dashboard_url=next((one.url for one in _decoded(DashboardRecord, page, unreadable)), ""),
+        hosts={one.host: one for one in read(HostRecord, hosts, unreadable)},
+        statuses={one.host: one for one in read(HostStatus, statuses, unreadable)},
+        rounds={one.number: one for one in read(Round, rounds, unreadable)},
+        halts={one.number: one for one in read(Halt, halts, unreadable)},
+        cordons={one.host: one for one in read(Cordon, cordons, unreadable)},
+        incidents=_by_id(read(Incident, new, unreadable)),
+        earlier_incidents=_by_id(read(Incident, old, unreadable)),
+        waiting=_waiting(read(HostVerdict, verdicts, []), read(VerdictOutcome, outcomes, [])),
+        dashboard_url=next((one.url for one in read(DashboardRecord, page, unreadable)), ""),
         unreadable=tuple(unreadable),
     )
 
 
 def _waiting(
-    verdicts: Iterable[KeyValue], outcomes: Iterable[KeyValue]
+    verdicts: Iterable[HostVerdict], outcomes: Iterable[VerdictOutcome]
 ) -> tuple[tuple[VerdictOutcome, HostVerdict], ...]:
     """Return what a person is to decide. What cannot be read is the driver's to answer, and has an outcome then."""
-    known = {one.verdict_id: one for one in _decoded(HostVerdict, verdicts, [])}
-    open_ = [one for one in _decoded(VerdictOutcome, outcomes, []) if one.kind is OutcomeKind.WAITING]
+    known = {one.verdict_id: one for one in verdicts}
+    open_ = [one for one in outcomes if one.kind is OutcomeKind.WAITING]
     found = [(one, known[one.verdict_id]) for one in open_ if one.verdict_id in known]
     return tuple(sorted(found, key=lambda pair: pair[0].verdict_id))
 
@@ -165,11 +198,13 @@ def _by_id(incidents: Sequence[Incident]) -> tuple[Incident, ...]:
     return tuple(sorted(incidents, key=lambda one: one.incident_id))
 
 
-def _decoded(kind: type[RecordType], items: Iterable[KeyValue], unreadable: list[str]) -> list[RecordType]:
+def _read(
+    decoded: DecodedRecords, kind: type[RecordType], items: Iterable[KeyValue], unreadable: list[str]
+) -> list[RecordType]:
     found = []
     for item in items:
         try:
-            found.append(decode(kind, item.value, shown(item.key)))
+            found.append(decoded.decode(kind, item))
         except CoordinationError as error:
             unreadable.append(str(error))
     return found

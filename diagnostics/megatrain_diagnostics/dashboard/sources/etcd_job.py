@@ -19,7 +19,7 @@ from megatrain.contracts.record import RecordType, decode
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.watch import Changes, Watch, WatchEvent
 from megatrain.coordination.wire import KeyRange, Range, shown
-from megatrain.jobs.snapshot import JobSnapshot, read_job
+from megatrain.jobs.snapshot import DecodedRecords, JobSnapshot, read_job
 from megatrain.jobs.verdict_cases import Case, read_cases
 
 _logger = logging.getLogger(__name__)
@@ -69,6 +69,7 @@ class EtcdJob:
         """`changed` is called by the thread with what was known before and what is known now."""
         self._client, self._keys, self._changed, self._clock = client, keys, changed, clock
         self._look = EtcdLook()
+        self._decoded = DecodedRecords()
         self._is_stale = self._has_news_besides = True
         self._watch: Watch | None = None
         self._next_watch_s = 0.0
@@ -109,7 +110,7 @@ class EtcdJob:
     def _read(self) -> None:
         before, self._is_stale = self._look, False
         try:
-            snapshot = read_job(self._client, self._keys, num_incidents=0)
+            snapshot = read_job(self._client, self._keys, num_incidents=0, decoded=self._decoded)
             records = before.records
             if self._has_news_besides or before.trouble:
                 records = read_records(self._client, self._keys)
