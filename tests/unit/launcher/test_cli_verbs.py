@@ -33,7 +33,7 @@ from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.settings import EtcdSettings
 from megatrain.coordination.wire import KeyRange, Range
 from megatrain.jobs.asking import make_request, news_of
-from megatrain.jobs.snapshot import read_job
+from megatrain.jobs.snapshot import DecodedRecords, read_job
 from megatrain_launcher.commands.asking import wait_for_answer
 from megatrain_launcher.commands.live_view import LiveView
 from megatrain_launcher.etcd_process import free_ports
@@ -142,6 +142,20 @@ def test_what_was_written_is_read_at_one_revision(client: EtcdClient, keys: JobK
     later = read_job(client, keys)
     assert (max(later.rounds), len(later.rounds), later.driver) == (8, 4, "host-1")
     assert later.revision == client.put(keys.command(1), b"{}") - 1
+
+
+def test_who_looks_often_decodes_only_what_has_changed(client: EtcdClient, keys: JobKeys) -> None:
+    fill(client, keys)
+    known = DecodedRecords()
+    first = read_job(client, keys, decoded=known)
+    changed = replace(first.hosts["host-1"], hardware="another one")
+    client.put(keys.host("host-1"), encode(changed))
+    client.delete(keys.host("host-3"))
+    second = read_job(client, keys, decoded=known)
+    assert second.hosts["host-2"] is first.hosts["host-2"]
+    assert (second.hosts["host-1"], "host-3" in second.hosts) == (changed, False)
+    client.put(keys.host("host-3"), encode(first.hosts["host-3"]))
+    assert read_job(client, keys, decoded=known).hosts == second.hosts | {"host-3": first.hosts["host-3"]}
 
 
 def test_an_earlier_launch_is_told_apart(client: EtcdClient, keys: JobKeys, megatrain: Run) -> None:
