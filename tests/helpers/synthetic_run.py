@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from megatrain.contracts.operations import Operation
 from megatrain.contracts.run_directory import RunDirectory
 from megatrain.contracts.step_values import StepValue
 from megatrain_diagnostics.columns.schema import to_arrow
-from megatrain_diagnostics.events.tables import Spans, StepTotals, Table, Values, from_columns, joined
+from megatrain_diagnostics.events.tables import Spans, StepTotals, Table, Values, from_columns, joined, select
 from megatrain_diagnostics.store.segment_store import SegmentStore
 from tests.helpers.synthetic_steps import BACKWARD, FORWARD, START_NS, STEP_S, SyntheticJob, values_told_by
 
@@ -27,6 +28,8 @@ NUM_STEPS = 100
 _STEPS_AT_ONCE = 10
 _TOKENS = 2_000_000
 _NUM_MICROBATCHES = 32
+_AFTER_ALL = 10**9
+"""No other record of a rank has a number so high: records are told apart by it."""
 
 
 def write_run(
@@ -47,7 +50,8 @@ def write_run(
             made = [job.step(step) for step in range(first, min(first + _STEPS_AT_ONCE, num_steps))]
             _commit(store, joined(StepTotals, [totals for totals, _ in made]))
             told = [_told(layout, step) for step in range(first, first + len(made))]
-            _commit(store, joined(Values, [*(values for _, values in made), *told]))
+            lengths = [select(values, values.kind == int(StepValue.SQUARED_LENGTHS)) for _, values in made]
+            _commit(store, joined(Values, [*lengths, *told]))
         for step in full_steps:
             _commit(store, spans_of_step(layout, step, full_ranks))
     return run
@@ -62,7 +66,8 @@ def _told(layout: Layout, step: int) -> Values:
     """Return what the first and the last rank tell of a step; a loss needs two who say it."""
     loss = 2.0 + 9.0 / (1.0 + 0.1 * step)
     numbers = {StepValue.LOSS: loss, StepValue.GRAD_NORM: 1.0, StepValue.TOKENS: float(_TOKENS)}
-    return values_told_by((0, layout.world_size - 1), step, numbers)
+    told = values_told_by((0, layout.world_size - 1), step, numbers)
+    return replace(told, sequence=told.sequence + _AFTER_ALL)
 
 
 def spans_of_step(layout: Layout, step: int, ranks: range, num_microbatches: int = _NUM_MICROBATCHES) -> Spans:

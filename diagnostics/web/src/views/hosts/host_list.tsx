@@ -5,6 +5,7 @@ import { useMemo } from "preact/hooks";
 
 import { useResource } from "../../api/resource";
 import type { HostDocument, HostsDocument } from "../../api/documents";
+import { job } from "../../app/job";
 import { hrefOf, setParams, useParam } from "../../app/location";
 import { Badge } from "../../ui/badge";
 import { Segmented, TextField } from "../../ui/controls";
@@ -96,6 +97,9 @@ const COLUMNS: readonly Column<HostDocument>[] = [
   },
 ];
 
+const OF_RUNNING_JOBS = new Set(["step", "last", "median", "events", "hardware"]);
+const RECORDED_COLUMNS = COLUMNS.filter((column) => !OF_RUNNING_JOBS.has(column.key));
+
 /** Return the hosts that a choice leaves. */
 export function chosenHosts(hosts: readonly HostDocument[], show: string, text: string): readonly HostDocument[] {
   return hosts.filter((host) => {
@@ -155,7 +159,7 @@ function Found({ document, show, text }: { document: HostsDocument; show: string
           The choices above leave none.
         </EmptyState>
       ) : (
-        <Table caption="Hosts" columns={COLUMNS} rows={rows} rowKey={(row) => row.host} />
+        <Table caption="Hosts" columns={job.value?.is_recorded === true ? RECORDED_COLUMNS : COLUMNS} rows={rows} rowKey={(row) => row.host} />
       )}
     </>
   );
