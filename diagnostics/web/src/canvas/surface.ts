@@ -72,8 +72,8 @@ export function useFrame(draw: () => void): () => void {
 // The size of text that sizes here are meant for; where the page is larger, text on a canvas is, too.
 const USUAL_TEXT_PX = 16;
 
-/** Return the font of an element at a size, for text on its canvas. */
-export function fontOf(element: Element, px: number): string {
+/** Return the font of an element at a size, for text on its canvas; `most`: what a line there has room for. */
+export function fontOf(element: Element, px: number, most: number = Number.POSITIVE_INFINITY): string {
   const text = Number.parseFloat(getComputedStyle(document.documentElement).fontSize) || USUAL_TEXT_PX;
-  return `${(px * text) / USUAL_TEXT_PX}px ${getComputedStyle(element).fontFamily}`;
+  return `${Math.min(most, (px * text) / USUAL_TEXT_PX)}px ${getComputedStyle(element).fontFamily}`;
 }

@@ -19,7 +19,7 @@ export function timelineStyle(element: HTMLElement): TimelineStyle {
     line: token("--line"),
     lineStrong: token("--line-strong"),
     accent: token("--accent"),
-    font: fontOf(element, TIMELINE_FONT_PX),
+    font: fontOf(element, TIMELINE_FONT_PX, TIMELINE_FONT_PX),
   };
 }
 
