@@ -19,6 +19,7 @@ from typing import Any
 
 from benchmarks.dashboard_browser import heat_figures, opened_page, pan_figures
 from benchmarks.dashboard_job import KEYS, changing_statuses, write_job
+from benchmarks.process_memory import resident_mb
 from benchmarks.result import Result
 from megatrain.contracts.diag_records import DashboardRecord
 from megatrain.contracts.record import decode
@@ -79,7 +80,7 @@ def _pictures(run_directory: Path) -> Iterator[dict[str, Any]]:
         yield _row(f"timeline, {pan['slices']:,} slices", "painted ms", pan["painted_ms"], 16)
         yield _row(f"timeline, {pan['slices']:,} slices", "worst painted ms", pan["worst_ms"])
         yield _row(f"timeline, {pan['slices']:,} slices", "interval ms", pan["interval_ms"], 16.7)
-        yield _row("recorded run", "memory, MB", _resident_mb(process.pid))
+        yield _row("recorded run", "memory, MB", resident_mb(process.pid))
 
 
 def _overview(run_directory: Path, etcd_directory: Path) -> Iterator[dict[str, Any]]:
@@ -95,7 +96,7 @@ def _overview(run_directory: Path, etcd_directory: Path) -> Iterator[dict[str, A
             yield _row(case, "median ms", statistics.median(took_ms), 50)
             yield _row(case, "99 % ms", sorted(took_ms)[int(0.99 * len(took_ms))], 50)
             yield _row(case, "worst ms", max(took_ms))
-            yield _row("running job", "memory, MB", _resident_mb(process.pid))
+            yield _row("running job", "memory, MB", resident_mb(process.pid))
 
 
 def _asked(url: str) -> Sequence[float]:
@@ -127,11 +128,6 @@ def _kept(module: str, *words: str) -> Iterator[subprocess.Popen[bytes]]:
     finally:
         process.terminate()
         process.wait()
-
-
-def _resident_mb(pid: int) -> float:
-    line = next(one for one in Path(f"/proc/{pid}/status").read_text().splitlines() if one.startswith("VmRSS"))
-    return int(line.split()[1]) * 1024 / 1e6
 
 
 def _row(case: str, figure: str, value: float, asked: float | None = None) -> dict[str, Any]:

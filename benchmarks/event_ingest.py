@@ -24,6 +24,7 @@ from typing import Any
 import pyarrow.dataset
 
 from benchmarks.event_ingest_hosts import RANKS_A_HOST, Orders
+from benchmarks.process_memory import peak_resident_mb
 from benchmarks.result import Result
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.coordination.client import EtcdClient
@@ -57,6 +58,7 @@ def run(seconds: float = SECONDS) -> Result:
             "million rows/s: rows over the time from the first one sent to the last acknowledgement, of what is synced",
             "stored: rows counted in the Parquet files afterwards, by another library's reader",
             "lag: time from the last row sent to the last acknowledgement",
+            "daemon MB: the most that it had resident",
             "cores: of the daemon, and of the process that plays all hosts, on the same machine",
             f"{HOSTS} streams of {RANKS_A_HOST} ranks each, rows of 14 columns (spans); the peer has one stream",
         ],
@@ -76,10 +78,11 @@ def _ours(side: str, seconds: float, batch_rows: int, rate: float) -> dict[str, 
             before = _cpu_s(daemon.pid)
             found = _hosts("benchmarks.event_ingest_hosts", orders)
             daemon_cpu_s = _cpu_s(daemon.pid) - before
+            daemon_mb = peak_resident_mb(daemon.pid)
         stored = _num_stored(place / "run" / "events" / "spans")
         if not found["is_all_acknowledged"]:
             raise RuntimeError(f"{side}: not everything was acknowledged: {found}")
-    return _row(side, found, daemon_cpu_s, stored)
+    return _row(side, found, daemon_cpu_s, daemon_mb, stored)
 
 
 def _peer(side: str, seconds: float, batch_rows: int) -> dict[str, object]:
@@ -87,10 +90,10 @@ def _peer(side: str, seconds: float, batch_rows: int) -> dict[str, object]:
         found = _hosts(
             "benchmarks.event_ingest_peer", {"directory": directory, "batch_rows": batch_rows, "seconds": seconds}
         )
-        return _row(side, found, found["server_cpu_s"], _num_stored(Path(directory)))
+        return _row(side, found, found["server_cpu_s"], found["server_mb"], _num_stored(Path(directory)))
 
 
-def _row(side: str, found: dict[str, Any], daemon_cpu_s: float, stored: int) -> dict[str, object]:
+def _row(side: str, found: dict[str, Any], daemon_cpu_s: float, daemon_mb: float, stored: int) -> dict[str, object]:
     seconds = found["acknowledged_s"]
     return {
         "side": side,
@@ -102,6 +105,7 @@ def _row(side: str, found: dict[str, Any], daemon_cpu_s: float, stored: int) -> 
         "batches/s": found["batches"] / seconds,
         "lag s": seconds - found["sent_s"],
         "daemon cores": daemon_cpu_s / seconds,
+        "daemon MB": daemon_mb,
         "hosts cores": found["cpu_s"] / seconds,
     }
 

@@ -20,6 +20,7 @@ import pyarrow.flight as flight
 import pyarrow.parquet as pq
 
 from benchmarks.event_ingest_hosts import made_rows
+from benchmarks.process_memory import peak_resident_mb
 from megatrain_diagnostics.columns.schema import to_arrow
 
 _FILE_ROWS = 1_000_000
@@ -105,7 +106,8 @@ def main() -> int:
     answers.get()
     cpu = time.process_time()
     found = answers.get()
-    print(json.dumps(found | {"server_cpu_s": time.process_time() - cpu}), flush=True)
+    server_figures = {"server_cpu_s": time.process_time() - cpu, "server_mb": peak_resident_mb(os.getpid())}
+    print(json.dumps(found | server_figures), flush=True)
     child.join()
     server.shutdown()
     return 0
