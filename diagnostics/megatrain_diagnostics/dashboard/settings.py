@@ -90,9 +90,14 @@ class DashboardSettings:
 
     @property
     def cookie_name(self) -> str:
-        """Cookies of one host name are shared by its ports: each dashboard has a name of its own."""
-        secret = "\n".join(("name of the cookie", self.viewer_token, self.operator_token, self.base_path))
-        return f"megatrain-{hashlib.sha256(secret.encode()).hexdigest()[:12]}"
+        """Cookies of one host name are shared by its ports: each dashboard has a name of its own.
+
+        Anybody may ask for it, by a logout, and viewers know one of the tokens: whoever tries guesses of the other one
+        against it, on a machine of his own, shall need a tenth of a second for each.
+        """
+        secret = "\n".join((self.viewer_token, self.operator_token, self.base_path))
+        digest = hashlib.scrypt(secret.encode(), salt=b"name of the cookie", n=2**14, r=8, p=1, dklen=6)
+        return f"megatrain-{digest.hex()}"
 
 
 def settings_of(section: DashboardConfig, *, is_port_asked: bool = False) -> DashboardSettings:

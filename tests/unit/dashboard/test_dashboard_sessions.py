@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from ipaddress import ip_network
@@ -59,6 +61,22 @@ def test_logging_out_takes_the_cookie_away(locked: Served) -> None:
     assert "Max-Age=0" in reply.headers["set-cookie"]
     assert cookie_of(reply) == f"{SETTINGS.cookie_name}="
     ask(locked.port, JOB_PATH, {"Cookie": cookie_of(reply)}).assert_refused(401)
+
+
+def test_a_copy_of_a_cookie_ends_with_its_session(locked: Served) -> None:
+    ours, others = cookie_of(log_in(locked.port, VIEWER_TOKEN)), cookie_of(log_in(locked.port, VIEWER_TOKEN))
+    ask(locked.port, "/api/v1/session", from_page(locked.port) | {"Cookie": ours}, method="DELETE")
+    ask(locked.port, JOB_PATH, {"Cookie": ours}).assert_refused(401)
+    assert ask(locked.port, JOB_PATH, {"Cookie": others}).status == 200
+
+
+def test_the_name_of_the_cookie_is_no_quick_test_of_a_guess() -> None:
+    """Everybody may ask for it: a plain digest of the tokens could be compared with millions of guesses a second."""
+    cheap = "\n".join(("name of the cookie", VIEWER_TOKEN, OPERATOR_TOKEN, ""))
+    assert hashlib.sha256(cheap.encode()).hexdigest()[:12] not in SETTINGS.cookie_name
+    began_s = time.process_time()
+    assert SETTINGS.cookie_name == replace(SETTINGS).cookie_name
+    assert time.process_time() - began_s > 0.01
 
 
 @pytest.mark.parametrize("token", ["guessed", " ", VIEWER_TOKEN[:-1], VIEWER_TOKEN + "x", "\u00e9" * 20])

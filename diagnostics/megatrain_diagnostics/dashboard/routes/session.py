@@ -44,8 +44,9 @@ def router(parts: Parts, identity: Identity) -> APIRouter:
 
     @routes.delete("/session", status_code=204)
     async def log_out(request: Request) -> Response:
-        """Take this browser's session away. The cookie itself stays good until it ends: nobody keeps a list of them."""
-        is_secure = bool(request.scope[IS_SECURE_KEY])
-        return Response(status_code=204, headers={"set-cookie": identity.sessions.end_cookie(is_secure=is_secure)})
+        """End this browser's session, and take its cookie away."""
+        cookies, is_secure = request.headers.get("cookie", ""), bool(request.scope[IS_SECURE_KEY])
+        ended = identity.sessions.end_cookie(cookies, parts.clock(), is_secure=is_secure)
+        return Response(status_code=204, headers={"set-cookie": ended})
 
     return routes

@@ -1,13 +1,15 @@
-"""Sessions of browsers: a signed cookie says which role until when. The server keeps nothing of it.
+"""Sessions of browsers: a signed cookie says which role until when. The server keeps only which were ended early.
 
 The key of the signature comes from the token of the role, so a session outlives the server and ends with its token: who
-changes the token file and starts the dashboard again has logged everybody out.
+changes the token file and starts the dashboard again has logged everybody out. Who only starts it again has not, and a
+stolen copy of a cookie that was ended by a logout is good again until its time is over.
 """
 
 from __future__ import annotations
 
 import hmac
 import secrets
+from collections import OrderedDict
 from dataclasses import dataclass
 
 from megatrain_diagnostics.dashboard.security.roles import Role
@@ -15,6 +17,7 @@ from megatrain_diagnostics.dashboard.settings import DashboardSettings
 
 _VERSION = "1"
 _MOST_COOKIES = 4
+_MOST_ENDED = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +30,12 @@ class Session:
 
 
 class Sessions:
-    """Makes and checks cookies. Pure, but for the nonce of a new one."""
+    """Makes, checks and ends cookies. Of one event loop."""
 
     def __init__(self, settings: DashboardSettings) -> None:
         self._name, self._path = settings.cookie_name, settings.base_path or "/"
         self._length_s = settings.session_s
+        self._ended: OrderedDict[str, None] = OrderedDict()
         tokens = {Role.VIEWER: settings.viewer_token, Role.OPERATOR: settings.operator_token}
         self._keys = {
             role: hmac.digest(token.encode(), f"megatrain dashboard session, {role}".encode(), "sha256")
@@ -45,8 +49,13 @@ class Sessions:
         payload = f"{_VERSION}.{role}.{ends_s}.{secrets.token_hex(4)}"
         return self._set_cookie(f"{payload}.{self._signature(role, payload)}", int(self._length_s), is_secure)
 
-    def end_cookie(self, *, is_secure: bool) -> str:
-        """Return the Set-Cookie that takes a session away."""
+    def end_cookie(self, cookie_header: str, now_s: float, *, is_secure: bool) -> str:
+        """Return the Set-Cookie that takes a session away, and believe a copy of it no more: not in this process."""
+        for value in _cookie_values(cookie_header, self._name)[:_MOST_COOKIES]:
+            if self._session(value, now_s) is not None:
+                self._ended[value] = None
+        while len(self._ended) > _MOST_ENDED:
+            self._ended.popitem(last=False)
         return self._set_cookie("", 0, is_secure)
 
     def session_of(self, cookie_header: str, now_s: float) -> Session | None:
@@ -64,6 +73,8 @@ class Sessions:
             return None
         role = Role(parts[1])
         if role not in self._keys or not hmac.compare_digest(self._signature(role, payload), signature):
+            return None
+        if value in self._ended:
             return None
         ends_s = int(parts[2])  # we wrote it: the signature is right
         return Session(role, f"browser-{parts[3]}", ends_s) if now_s < ends_s else None
