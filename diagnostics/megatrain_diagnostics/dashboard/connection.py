@@ -10,6 +10,7 @@ import asyncio
 import http
 import socket
 import struct
+from contextlib import suppress
 from typing import ClassVar
 
 import h11
@@ -139,8 +140,9 @@ class GuardedConnection(H11Protocol):
     def _drop(self) -> None:
         """End the connection at once, and have the system forget what the client never took."""
         connected = self.transport.get_extra_info("socket")
-        if connected is not None:
-            connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        with suppress(OSError):  # it may have ended by itself
+            if connected is not None:
+                connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.transport.abort()
 
 

@@ -408,3 +408,8 @@ def test_steps_of_another_incarnation_do_not_hide_any_of_this_one(tmp_path: Path
     assert arrays["cells"].shape == (40, 20)
     fields, _ = picture(picture_client(source, router), "max_cells=1000")
     assert (fields["incarnation"], fields["first_step"], fields["last_step"]) == (2, 20, 34)
+
+
+def test_downloads_take_turns_and_give_them_back(client: TestClient, source: PictureSource) -> None:
+    assert [client.get("/heat.csv").status_code for _ in range(2)] == [200, 200]
+    assert picture_client(source, router, num_downloads=0).get("/heat.csv").status_code == 503

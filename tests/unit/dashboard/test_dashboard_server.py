@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import os
 import signal
@@ -11,9 +12,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +22,7 @@ import pytest
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Message
 
 from megatrain.contracts.diag_records import DashboardRecord
 from megatrain.contracts.errors import ConfigError
@@ -30,6 +32,7 @@ from megatrain.contracts.record import decode, encode
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.settings import EtcdSettings
 from megatrain_diagnostics.dashboard.routes.answers import Answer, AnswerCache, cached_answer
+from megatrain_diagnostics.dashboard.routes.downloads import Download
 from megatrain_diagnostics.dashboard.routes.errors import RefusalError
 from megatrain_diagnostics.dashboard.security.heavy import HeavyQuestions
 from megatrain_diagnostics.dashboard.server import listening_socket, url_of
@@ -223,6 +226,36 @@ def test_heavy_questions_wait_for_each_other(tmp_path: Path) -> None:
         return [*found, await running, await asked()]
 
     assert asyncio.run(scenario()) == [503, 503, 200, 200]
+
+
+@pytest.mark.parametrize("has_gone", [True, False])
+def test_a_download_lets_go_of_what_it_is_made_of(has_gone: bool) -> None:
+    def endless() -> Generator[str]:
+        while True:
+            yield "piece"
+
+    pieces = endless()
+
+    async def scenario() -> None:
+        began = asyncio.Event()
+
+        async def send(message: Message) -> None:
+            if message["type"] == "http.response.body":
+                began.set()
+                await asyncio.Event().wait()  # it is never taken
+
+        async def receive() -> Message:
+            await began.wait()
+            if not has_gone:
+                await asyncio.Event().wait()
+            return {"type": "http.disconnect"}
+
+        download = Download(pieces, "text/csv", "a.csv", most_s=PATIENCE_S if has_gone else 0.05)
+        with suppress(TimeoutError):
+            await download({"type": "http", "asgi": {"spec_version": "2.3"}}, receive, send)
+
+    asyncio.run(scenario())
+    assert inspect.getgeneratorstate(pieces) == inspect.GEN_CLOSED
 
 
 @pytest.fixture(scope="module")

@@ -381,3 +381,8 @@ def test_nothing_has_no_path() -> None:
     graph = build_replica_graph(0, [], start_groups=[], is_shared=[])
 
     assert critical_path(graph, np.zeros((0, 1))) == ()
+
+
+def test_downloads_take_turns_and_give_them_back(client: TestClient, run: Path) -> None:
+    assert [client.get("/timeline/trace.json.gz").status_code for _ in range(2)] == [200, 200]
+    assert picture_client(PictureSource(run), router, num_downloads=0).get("/timeline/trace.json.gz").status_code == 503

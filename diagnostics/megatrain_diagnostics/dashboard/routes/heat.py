@@ -6,14 +6,14 @@ from collections.abc import Callable
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query
-from starlette.concurrency import iterate_in_threadpool
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from megatrain.contracts.operations import Operation, operation_name
 from megatrain_diagnostics.analysis.heat_scale import Scale
 from megatrain_diagnostics.dashboard.documents.heat import HeatCellDocument, HeatOutliersDocument
 from megatrain_diagnostics.dashboard.routes.answers import ARRAYS_TYPE, cached_answer, document_answer, document_bytes
+from megatrain_diagnostics.dashboard.routes.downloads import Download
 from megatrain_diagnostics.dashboard.routes.errors import RefusalError, bad_query
 from megatrain_diagnostics.dashboard.routes.parts import Parts
 from megatrain_diagnostics.dashboard.sources.heat_cells import (
@@ -97,18 +97,19 @@ def router(parts: Parts) -> APIRouter:
 
         return cached_answer(request, parts.answers.get(key, make, fresh_s=_FRESH_S), ARRAYS_TYPE)
 
-    @routes.get("/heat.csv", response_class=Response, responses={200: {"content": {"text/csv": {}}}})
+    @routes.get(
+        "/heat.csv",
+        response_class=Response,
+        responses={200: {"content": {"text/csv": {}}}},
+        dependencies=[parts.download],
+    )
     def heat_table(
         choice: Choice, scale: Scale = Scale.RELATIVE, by: By = By.RANK, sort: Order = Order.RANK
-    ) -> StreamingResponse:
+    ) -> Download:
         """Return the picture as CSV: a line a row, a column a step; no step shares a column here."""
         cells = read(choice)
         name = f"heat-{cells.roster.incarnation}-{operation_name(choice.operation)}-{scale.value}.csv"
-        return StreamingResponse(
-            iterate_in_threadpool(heat_csv(cells, scale, by, sort)),
-            media_type="text/csv; charset=utf-8",
-            headers={"content-disposition": f'attachment; filename="{name}"'},
-        )
+        return Download(heat_csv(cells, scale, by, sort), "text/csv; charset=utf-8", name)
 
     @routes.get("/heat/cell", response_model=HeatCellDocument)
     def cell(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from fastapi.params import Depends
 
 from megatrain_diagnostics.dashboard.routes.answers import AnswerCache
-from megatrain_diagnostics.dashboard.security.heavy import HeavyQuestions
+from megatrain_diagnostics.dashboard.security.heavy import HeavyQuestions, downloads
 from megatrain_diagnostics.dashboard.settings import DashboardSettings
 from megatrain_diagnostics.dashboard.sources.protocol import JobSource
 
@@ -23,8 +23,14 @@ class Parts:
     clock: Callable[[], float] = time.time
     answers: AnswerCache = field(default_factory=AnswerCache)
     heavy: HeavyQuestions = field(default_factory=HeavyQuestions)
+    downloads: HeavyQuestions = field(default_factory=downloads)
 
     @property
     def heavy_question(self) -> Depends:
         """What a route that reads many events names in `dependencies=[...]`: only a few such run at a time."""
         return Depends(self.heavy.slot, scope="function")
+
+    @property
+    def download(self) -> Depends:
+        """What a route that answers with a Download names besides: its turn lasts until all of it was sent."""
+        return Depends(self.downloads.slot, scope="request")

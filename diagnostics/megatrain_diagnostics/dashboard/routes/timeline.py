@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query
-from starlette.concurrency import iterate_in_threadpool
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from megatrain.contracts.errors import DataError
 from megatrain_diagnostics.analysis.chrome_trace import chrome_trace
 from megatrain_diagnostics.analysis.timeline import Timeline
 from megatrain_diagnostics.dashboard.documents.timeline import TimelineStepsDocument
 from megatrain_diagnostics.dashboard.routes.answers import ARRAYS_TYPE, cached_answer, document_bytes
+from megatrain_diagnostics.dashboard.routes.downloads import Download
 from megatrain_diagnostics.dashboard.routes.errors import RefusalError, bad_query, not_found
 from megatrain_diagnostics.dashboard.routes.parts import Parts
 from megatrain_diagnostics.dashboard.sources.timelines import TimelineQuery, TimelineReader, TooManySpansError
@@ -130,23 +130,22 @@ def router(parts: Parts) -> APIRouter:
         return cached_answer(request, parts.answers.get(key, make, fresh_s=_FRESH_S), ARRAYS_TYPE)
 
     @routes.get(
-        "/timeline/trace.json.gz", response_class=Response, responses={200: {"content": {"application/gzip": {}}}}
+        "/timeline/trace.json.gz",
+        response_class=Response,
+        responses={200: {"content": {"application/gzip": {}}}},
+        dependencies=[parts.download],
     )
-    def trace(choice: Choice) -> StreamingResponse:
+    def trace(choice: Choice) -> Download:
         """Return the slices as a Chrome trace, which Perfetto opens."""
         roster, query = asked(choice)
         found = _guarded(lambda: reader.read(roster, query, has_values=True))
         name = f"timeline-{roster.incarnation}-{query.first}-{query.last}.json.gz"
-        return StreamingResponse(
-            iterate_in_threadpool(gzipped(chrome_trace(found))),
-            media_type="application/gzip",
-            headers={"content-disposition": f'attachment; filename="{name}"'},
-        )
+        return Download(gzipped(chrome_trace(found)), "application/gzip", name)
 
     return routes
 
 
-def gzipped(pieces: Iterable[str]) -> Iterator[bytes]:
+def gzipped(pieces: Iterable[str]) -> Generator[bytes]:
     """Yield pieces of text as pieces of a gzip file."""
     packer = zlib.compressobj(5, zlib.DEFLATED, 31)  # 16 + 15: a gzip header, the largest window
     for piece in pieces:

@@ -13,19 +13,29 @@ NUM_WAITING = 24
 WAIT_S = 20.0
 
 
+NUM_DOWNLOADS = 2
+"""Of files that are made while they are sent: what they are made of is held for as long as the asker takes."""
+
+
 class HeavyQuestions:
     """Lets a few through at a time. Of one event loop."""
 
     def __init__(
-        self, *, num_running: int = NUM_RUNNING, num_waiting: int = NUM_WAITING, wait_s: float = WAIT_S
+        self,
+        *,
+        num_running: int = NUM_RUNNING,
+        num_waiting: int = NUM_WAITING,
+        wait_s: float = WAIT_S,
+        refusal: str = "too many heavy questions are being answered; ask again in a moment",
     ) -> None:
         self._free = asyncio.Semaphore(num_running)
         self._num_waiting, self._most_waiting, self._wait_s = 0, num_waiting, wait_s
+        self._refusal = refusal
 
     async def slot(self) -> AsyncIterator[None]:
         """Have a turn, as a dependency of a route. Raises: RefusalError, 503."""
         if self._free.locked() and self._num_waiting >= self._most_waiting:
-            raise unavailable("too many heavy questions are being answered; ask again in a moment")
+            raise unavailable(self._refusal)
         self._num_waiting += 1
         try:
             async with asyncio.timeout(self._wait_s):
@@ -38,3 +48,9 @@ class HeavyQuestions:
             yield
         finally:
             self._free.release()
+
+
+def downloads() -> HeavyQuestions:
+    """Return the bound on downloads. Nobody waits: that would keep a turn of other questions from them."""
+    refusal = f"{NUM_DOWNLOADS} files are being downloaded already; try again when they are there"
+    return HeavyQuestions(num_running=NUM_DOWNLOADS, num_waiting=0, refusal=refusal)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -224,7 +224,7 @@ def heat_outliers(cells: HeatCells) -> HeatOutliersDocument:
     )
 
 
-def heat_csv(cells: HeatCells, scale: Scale, by: By, order: Order) -> Iterator[str]:
+def heat_csv(cells: HeatCells, scale: Scale, by: By, order: Order) -> Generator[str]:
     """Yield the picture as CSV, a line a row and a column a step, all of them; empty cells: nothing is known."""
     z = cells.z if order is Order.SCORE else cells.values
     rows = arrange(cells.roster, cells.hosts, by, order, z)
