@@ -8,11 +8,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from megatrain.contracts.bounded_files import read_bounded
 from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.host_verdict import AuditEntry
 from megatrain.contracts.record import decode, encode
 
 AUDIT_NAME = "audit.jsonl"
+_MOST_BYTES = 64 << 20
+"""Tens of thousands of outcomes: no job has as many."""
 
 
 def append_to_audit(path: Path, entry: AuditEntry) -> None:
@@ -34,7 +37,7 @@ def read_audit(path: Path) -> tuple[list[AuditEntry], int]:
     Raises: OSError.
     """
     try:
-        lines = path.read_bytes().split(b"\n")
+        lines = read_bounded(path, _MOST_BYTES).split(b"\n")
     except FileNotFoundError:
         return [], 0
     entries: list[AuditEntry] = []

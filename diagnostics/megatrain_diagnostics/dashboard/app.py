@@ -45,7 +45,7 @@ from megatrain_diagnostics.dashboard.sources.protocol import JobSource
 API_PREFIX = "/api/v1"
 _REFUSALS: dict[int | str, dict[str, Any]] = {"default": {"model": ErrorDocument}}
 _VIEWS = (
-    overview, incidents, hosts, checkpoints, logs, stragglers, ranks, heat, grid, timeline, job, audit,
+    overview, incidents, hosts, checkpoints, logs, stragglers, ranks, heat, grid, timeline, job,
 )  # fmt: skip
 """Each has `router(parts)`."""
 
@@ -100,4 +100,5 @@ def api_routers(
         live.router(streams),
         session.router(parts, identity),
         actions.router(parts, desk),
+        audit.router(parts, desk),
     )

@@ -40,6 +40,7 @@ from megatrain_diagnostics.dashboard.actions.audit import (
     RESULT,
     ActionEntry,
     ActionLog,
+    ActionTrail,
     chained,
     read_actions,
 )
@@ -103,7 +104,8 @@ class Desk:
         self.desk = self.opened()
 
     def opened(self) -> ActionDesk:
-        return ActionDesk(self.hands, ActionLog(self.path), clock=lambda: self.now_s)
+        self.log = ActionLog(self.path)
+        return ActionDesk(self.hands, self.log, clock=lambda: self.now_s)
 
     def take(self, *words: Any, caller: Caller = ADA, **changed: Any) -> ActionAnswer:
         return self.desk.take(wish(*words, **changed), caller)
@@ -176,6 +178,11 @@ def test_each_kind_says_what_it_would_do(kind: str) -> None:
         (("uncordon", "host-1"), {}, 404, "cordoned; there is none"),
         (("approve", "v-9"), {}, 404, "no verdict 'v-9' waits"),
         (("restart",), {"reason": "so\x1b[2Jwhat"}, 400, "control characters"),
+        (("restart",), {"reason": "so \x9b2J what"}, 400, "control characters"),
+        (("restart",), {"reason": "so \u202e what"}, 400, "control characters"),
+        (("restart",), {"reason": "so\u2028what"}, 400, "control characters"),
+        (("restart",), {"reason": "    "}, 400, "say why"),
+        (("restart",), {"reason": "\u200b\u200b\u200b"}, 400, "say why"),
     ],
 )
 def test_a_wish_has_to_fit_the_job(
@@ -351,6 +358,33 @@ def test_a_tail_that_was_cut_off_is_told(desk: Desk) -> None:
     lines = desk.path.read_bytes().splitlines(keepends=True)
     desk.path.write_bytes(b"".join(lines[:2]))
     assert "lines were removed" in desk.desk.trail().problem
+    desk.take("checkpoint", key="key-00000003")  # and does not hide what is missing
+    assert "lines were removed" in desk.desk.trail().problem
+
+
+def test_the_page_tells_that_the_newest_lines_are_gone(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    desk = Desk(run.diagnosis / ACTIONS_NAME)
+    with served(tmp_path, DashboardSettings(port=0), desk.desk) as server:
+        desk.take("checkpoint")
+        desk.take("checkpoint", key="key-00000002")
+        assert ask(server.port, "/api/v1/audit").json["chain_problem"] == ""
+        desk.path.write_bytes(b"".join(desk.path.read_bytes().splitlines(keepends=True)[:2]))
+        assert "lines were removed" in ask(server.port, "/api/v1/audit").json["chain_problem"]
+
+
+def test_two_servers_share_limits_and_keys(desk: Desk) -> None:
+    """What the other has written between our look and our own line counts as well."""
+    other = desk.opened()
+    desk.take("checkpoint")
+    blind = ActionDesk(desk.hands, desk.log, clock=lambda: desk.now_s)
+    blind._trail = lambda: ActionTrail()  # type: ignore[method-assign]
+    for number in range(4):
+        other.take(wish("restart", key=f"key-b-{number:08d}"), BOB)
+    for words, told in ((wish("restart", key="key-c-00000001"), "4 an hour"), (wish(key="key-00000001"), "used")):
+        with pytest.raises(RefusalError, match=told):
+            blind.take(words, ADA)
+    assert len(desk.hands.done) == 5
 
 
 def test_after_a_line_that_was_cut_short_begins_another(desk: Desk) -> None:

@@ -13,17 +13,20 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from megatrain.contracts.bounded_files import read_bounded
 from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.record import SCHEMA_VERSION, from_plain, to_plain
 
 ACTIONS_NAME = "actions.jsonl"
 INTENT, RESULT = "intent", "result"
 _NO_HASH = "0" * 64
+_MOST_BYTES = 64 << 20
+"""More than a year of as many actions as the limits allow."""
 _MAX_LINE_BYTES = 64 * 1024
 """A reason has 500 characters, an answer of the driver a sentence."""
 
@@ -64,14 +67,21 @@ class ActionLog:
         self._path = path
         self._lock = threading.Lock()
         self._newest_hash = ""
+        self._loss = ""
 
-    def append(self, entry: ActionEntry) -> ActionEntry:
-        """Write a line, durable when this returns; return it with its hashes. Raises: OSError."""
+    def append(self, entry: ActionEntry, check: Callable[[ActionTrail], None] = lambda _: None) -> ActionEntry:
+        """Write a line, durable when this returns; return it with its hashes. Raises: OSError.
+
+        `check` sees what was written before, while nobody else writes; where it raises, nothing is written.
+        """
         with self._lock:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             is_new = not self._path.exists()
             with self._path.open("ab+", buffering=0) as file:
                 fcntl.flock(file, fcntl.LOCK_EX)
+                before = read_actions(self._path)
+                self._note_loss(before)
+                check(before)
                 last, is_cut = _last_line(file.fileno())
                 entry = chained(replace(entry, prev_hash=_hash_of(last) if last else _NO_HASH))
                 line = json.dumps(_plain(entry), separators=(",", ":")).encode() + b"\n"
@@ -88,16 +98,21 @@ class ActionLog:
     def trail(self) -> ActionTrail:
         """Return what was written so far. Raises: OSError."""
         with self._lock:
-            trail, newest = read_actions(self._path), self._newest_hash
-        if newest and not trail.problem and all(one.entry_hash != newest for one in trail.entries):
-            return replace(trail, problem=f"{self._path.name}: the newest entry is gone: lines were removed")
-        return trail
+            trail = read_actions(self._path)
+            self._note_loss(trail)
+        return replace(trail, problem=trail.problem or self._loss)
+
+    def _note_loss(self, trail: ActionTrail) -> None:
+        """Keep in mind that the newest entry of this process is gone: the next one would cover that up."""
+        newest = self._newest_hash
+        if newest and all(one.entry_hash != newest for one in trail.entries):
+            self._loss = f"{self._path.name}: the newest entry is gone: lines were removed"
 
 
 def read_actions(path: Path) -> ActionTrail:
     """Return the entries in their order, and where the chain breaks; none where there is no file. Raises: OSError."""
     try:
-        lines = path.read_bytes().split(b"\n")
+        lines = read_bounded(path, _MOST_BYTES).split(b"\n")
     except FileNotFoundError:
         return ActionTrail()
     entries: list[ActionEntry] = []

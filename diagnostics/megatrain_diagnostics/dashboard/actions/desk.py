@@ -104,8 +104,7 @@ class ActionDesk:
         with self._lock:
             if self._num_in_flight >= _MAX_IN_FLIGHT:
                 raise unavailable("other actions wait for their answer; try again when they have it")
-            self._check_limits(wish, snapshot, self._trail())
-            intent = self._write(self._intent(wish, caller))
+            intent = self._begin(self._intent(wish, caller), lambda past: self._check_begin(wish, snapshot, past))
             self._num_in_flight += 1
         try:
             outcome = self._hands.carry_out(wish, f"{printable(caller.user)} via dashboard")
@@ -163,9 +162,15 @@ class ActionDesk:
         except OSError as error:
             return replace(result, text=f"{outcome.text} (the audit could not be written: {error.strerror or error})")
 
-    def _write(self, entry: ActionEntry) -> ActionEntry:
+    def _check_begin(self, wish: ActionRequest, snapshot: JobSnapshot, past: ActionTrail) -> None:
+        """Refuse what another server of this job has begun meanwhile, or has used up the limits of."""
+        if any(one.idempotency_key == wish.idempotency_key for one in past.entries):
+            raise conflict("this idempotency_key was used a moment ago; ask again to hear what became of it")
+        self._check_limits(wish, snapshot, past)
+
+    def _begin(self, entry: ActionEntry, check: Callable[[ActionTrail], None]) -> ActionEntry:
         try:
-            return self._log.append(entry)
+            return self._log.append(entry, check)
         except OSError as error:
             raise _no_audit(error) from error
 

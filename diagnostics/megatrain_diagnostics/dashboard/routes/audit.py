@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from fastapi import APIRouter
@@ -12,7 +12,14 @@ from starlette.responses import Response
 from megatrain.contracts.audit import AUDIT_NAME, read_audit
 from megatrain.contracts.host_verdict import AuditEntry
 from megatrain.contracts.texts import names_text
-from megatrain_diagnostics.dashboard.actions.audit import ACTIONS_NAME, INTENT, ActionEntry, read_actions
+from megatrain_diagnostics.dashboard.actions.audit import (
+    ACTIONS_NAME,
+    INTENT,
+    ActionEntry,
+    ActionTrail,
+    read_actions,
+)
+from megatrain_diagnostics.dashboard.actions.desk import ActionDesk
 from megatrain_diagnostics.dashboard.documents.incidents import AuditDocument, AuditEntryDocument
 from megatrain_diagnostics.dashboard.routes.answers import cached_answer, document_bytes
 from megatrain_diagnostics.dashboard.routes.errors import unavailable
@@ -21,8 +28,8 @@ from megatrain_diagnostics.dashboard.routes.parts import Parts
 _MAX_ENTRIES = 1000
 
 
-def router(parts: Parts) -> APIRouter:
-    """Return the route of the audit."""
+def router(parts: Parts, desk: ActionDesk | None) -> APIRouter:
+    """Return the route of the audit. `desk`: who wrote to it last, and knows whether that is still there."""
     routes = APIRouter(tags=["incidents"])
 
     @routes.get("/audit", response_model=AuditDocument)
@@ -31,16 +38,17 @@ def router(parts: Parts) -> APIRouter:
         run = parts.source.run
         driver, people = run.incidents / AUDIT_NAME, run.diagnosis / ACTIONS_NAME
         key = ("audit", _stamp(driver), _stamp(people))
-        return cached_answer(request, parts.answers.get(key, lambda: document_bytes(audit_document(driver, people))))
+        trail = (lambda: read_actions(people)) if desk is None else desk.trail
+        return cached_answer(request, parts.answers.get(key, lambda: document_bytes(audit_document(driver, trail))))
 
     return routes
 
 
-def audit_document(driver: Path, people: Path) -> AuditDocument:
-    """Return what the two files hold. Raises: RefusalError where one cannot be read."""
+def audit_document(driver: Path, people: Callable[[], ActionTrail]) -> AuditDocument:
+    """Return what the driver's file and the trail of people hold. Raises: RefusalError where one cannot be read."""
     try:
         outcomes, num_damaged = read_audit(driver)
-        trail = read_actions(people)
+        trail = people()
     except OSError as error:
         raise unavailable(f"the audit cannot be read: {error.strerror or error}") from error
     entries = [*map(_of_driver, outcomes), *_of_people(trail.entries)]
