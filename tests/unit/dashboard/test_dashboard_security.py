@@ -172,6 +172,7 @@ def test_who_guesses_tokens_has_to_wait() -> None:
     [
         {"Origin": "http://evil.example"},
         {"Origin": "null"},
+        {"Origin": "http://["},
         {"Origin": "http://127.0.0.1:1"},
         {"Origin": "http://evil.example@127.0.0.1:{port}"},
         {"Origin": "file://127.0.0.1:{port}"},

@@ -60,7 +60,10 @@ class Origins:
             raise RefusalError(403, f"Sec-Fetch-Site {shown(site)}: the API is for pages of this dashboard")
 
     def _is_own(self, origin: str, host: str) -> bool:
-        parts = urlsplit(origin.lower())
+        try:
+            parts = urlsplit(origin.lower())
+        except ValueError:
+            return False
         if parts.scheme not in _DEFAULT_PORTS or parts.path or parts.query or parts.fragment or "@" in parts.netloc:
             return False
         is_same = _without_port(parts.netloc, parts.scheme) == _without_port(host.lower(), parts.scheme)
