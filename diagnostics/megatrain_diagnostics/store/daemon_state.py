@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from megatrain.contracts.bounded_files import read_bounded
 from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.record import decode, encode
 from megatrain.contracts.whole_files import temporary_name
@@ -142,14 +143,11 @@ def read_state(directory: Path) -> tuple[DaemonState | None, str]:
     """Return what a daemon told last, and what is wrong with the file; None where there is none, or none of ours."""
     path = directory / STATE_NAME
     try:
-        with path.open("rb") as file:
-            raw = file.read(MAX_BYTES + 1)
+        raw = read_bounded(path, MAX_BYTES)
     except FileNotFoundError:
         return None, ""
     except OSError as error:
         return None, f"{path}: cannot be read: {error.strerror or error}"
-    if len(raw) > MAX_BYTES:
-        return None, f"{path}: more than {MAX_BYTES >> 20} MB; no daemon wrote that"
     try:
         return decode(DaemonState, raw, str(path)), ""
     except CoordinationError as error:

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from megatrain.checkpoint.url_location import open_location
 from megatrain.cli import main
 from megatrain.contracts.audit import AUDIT_NAME, append_to_audit
 from megatrain.contracts.checkpoint_files import pin
@@ -22,8 +23,10 @@ from megatrain.contracts.location import LocalLocation
 from megatrain.contracts.run_directory import RunDirectory
 from megatrain.contracts.verifications import Verification, note_verifications
 from megatrain_diagnostics.dashboard.app import make_app
+from megatrain_diagnostics.dashboard.routes.answers import Answer, AnswerCache
 from megatrain_diagnostics.dashboard.routes.stragglers import economy_of
 from megatrain_diagnostics.dashboard.settings import DashboardSettings
+from megatrain_diagnostics.dashboard.sources import checkpoint_watch
 from megatrain_diagnostics.dashboard.sources.checkpoint_watch import CheckpointWatch, look_at_checkpoints
 from megatrain_diagnostics.dashboard.sources.recorded_job import RecordedJob
 from megatrain_diagnostics.dashboard.views.checkpoints import checkpoints_document
@@ -321,3 +324,50 @@ def test_checkpoints_that_cannot_be_surveyed_say_why(tmp_path: Path) -> None:
     assert seen.survey is None
     assert "BRANCH" in checkpoints_document(seen).resume_reason
     assert look_at_checkpoints("s3://user:secret@bucket/x").survey is None
+
+
+@pytest.mark.parametrize("place", ["memory://elsewhere/checkpoints", "{outside}"])
+def test_a_history_looks_at_no_place_outside_of_its_directory(
+    own_run: RunDirectory, tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outside = tmp_path / "outside"
+    shutil.copytree(own_run.checkpoints, outside)
+    text = (own_run.root / "config.toml").read_text()
+    named = place.format(outside=outside)
+    (own_run.root / "config.toml").write_text(f"{text}\n[checkpoint]\ndirectory = {named!r}\n")
+    asked: list[str] = []
+
+    def noted(text: str) -> object:
+        asked.append(text)
+        return open_location(text)
+
+    monkeypatch.setattr(checkpoint_watch, "open_location", noted)
+    page = Page(own_run)
+    wait_until(lambda: page.ask("checkpoints")["checkpoints"], "the checkpoints", DEADLINE_S)
+    assert set(asked) == {str(own_run.checkpoints)}
+    assert any("is outside of the run directory" in problem for problem in page.source.facts().problems)
+    page.close()
+
+
+@pytest.mark.parametrize("name", ["config.toml", "diagnosis/state.json", "incidents/audit.jsonl", "exit-code"])
+def test_a_pipe_in_place_of_a_file_holds_nobody_up(own_run: RunDirectory, name: str) -> None:
+    path = own_run.root / name
+    path.parent.mkdir(exist_ok=True)
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    page = Page(own_run)
+    assert page.ask("overview")["round"] == 2
+    page.close()
+
+
+def test_what_an_answer_is_kept_under_is_small(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys: list[object] = []
+    get = AnswerCache.get
+
+    def noted(self: AnswerCache, key: Hashable, *words: Any, **more: Any) -> Answer:
+        keys.append(key)
+        return get(self, key, *words, **more)
+
+    monkeypatch.setattr(AnswerCache, "get", noted)
+    assert page.ask("logs?ranks=0:999998&incarnation=1")["num_searched"] == 3
+    assert len(repr(keys)) < 1000

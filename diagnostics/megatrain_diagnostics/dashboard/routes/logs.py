@@ -55,14 +55,16 @@ def router(parts: Parts) -> APIRouter:
         if problem:
             raise bad_query("query", query, f"no regular expression: {problem}")
         number = logged_incarnation(source.events, incarnation)
-        question = LogQuestion(number, query, is_regex, rank_list(ranks), host_list(hosts), limit)
+        asked_ranks, asked_hosts = rank_list(ranks), host_list(hosts)
 
         def make() -> bytes:
+            question = LogQuestion(number, query, is_regex, asked_ranks, asked_hosts, limit)
             return document_bytes(
                 lines_document(number, search_lines(source.events, question, budget_s=_BUDGET_S), limit)
             )
 
-        key = ("logs", source.live().versions["logs"], question)
+        # by their texts: a few letters name a million ranks, and a key is kept as long as its answer
+        key = ("logs", source.live().versions["logs"], number, query, is_regex, ranks, hosts, limit)
         return cached_answer(request, parts.answers.get(key, make))
 
     @routes.get("/logs/causes", response_model=LogVerdictDocument)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from megatrain.config.config import Config
+from megatrain.contracts.printable import printable
 from megatrain.contracts.run_directory import RunDirectory
 from megatrain.jobs.snapshot import JobSnapshot
 from megatrain.jobs.verdict_cases import cases_of_audit
@@ -18,9 +20,7 @@ class RecordedJob(RunSource):
     def __init__(self, run: RunDirectory) -> None:
         self._config = recorded_config(run)
         self._exit_code = recorded_exit_code(run)
-        place = checkpoints_place(self._config, run)
-        if "://" not in place and not Path(place).is_dir():
-            place = str(run.checkpoints)  # the run was copied here from where it was made
+        place, self._problem = _own_checkpoints(self._config, run)
         super().__init__(run, lambda: place, is_over=True)
 
     @property
@@ -50,9 +50,28 @@ class RecordedJob(RunSource):
             incarnations=history.incarnations,
             series=history.series,
             checkpoints=history.checkpoints,
-            problems=history.problems(),
+            problems=(*history.problems(), *filter(None, [self._problem])),
         )
 
     def has_looked(self) -> bool:
         """Return whether all that is there has been read once."""
         return self._history.has_looked.is_set()
+
+
+def _own_checkpoints(config: Config | None, run: RunDirectory) -> tuple[str, str]:
+    """Return where a run's checkpoints are, below its directory, and what is passed over because it is elsewhere.
+
+    Whoever is sent a run directory and opens it must not thereby ask a server, or read a place, that its sender named.
+    """
+    own = str(run.checkpoints)
+    named = checkpoints_place(config, run)
+    if "://" not in named:
+        place = Path(named)
+        if named == own or place.resolve().is_relative_to(run.root.resolve()):
+            return named, ""
+        if not place.is_dir():
+            return own, ""  # the run was copied here from where it was made
+    return own, (
+        f"checkpoint.directory={printable(named)!r} is outside of the run directory: the history of a run shows only "
+        "checkpoints below it"
+    )

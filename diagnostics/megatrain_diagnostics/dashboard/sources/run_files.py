@@ -10,6 +10,7 @@ from pathlib import Path
 from megatrain.commands.job_place import EXIT_CODE_FILE
 from megatrain.config.config import Config
 from megatrain.contracts.audit import AUDIT_NAME, read_audit
+from megatrain.contracts.bounded_files import read_bounded
 from megatrain.contracts.errors import ConfigError, CoordinationError
 from megatrain.contracts.host_verdict import AuditEntry
 from megatrain.contracts.incident import Incident
@@ -75,7 +76,7 @@ class RunFiles:
         if signature[1] > _MAX_BYTES:
             return signature, None, f"{path}: {signature[1]} bytes; no incident is as large"
         try:
-            return signature, decode(Incident, path.read_bytes(), str(path)), ""
+            return signature, decode(Incident, read_bounded(path, _MAX_BYTES), str(path)), ""
         except OSError as error:
             return signature, None, f"{path}: cannot be read: {error.strerror}"
         except CoordinationError as error:
@@ -106,8 +107,7 @@ class RunFiles:
 def recorded_config(run: RunDirectory) -> Config | None:
     """Return the configuration that a run keeps, None where there is none that this program reads."""
     try:
-        with (run.root / "config.toml").open("rb") as file:
-            return Config.from_dict(tomllib.load(file))
+        return Config.from_dict(tomllib.loads(read_bounded(run.root / "config.toml", _MAX_BYTES).decode()))
     except (OSError, ValueError, RecursionError, ConfigError):
         return None
 
@@ -115,7 +115,6 @@ def recorded_config(run: RunDirectory) -> Config | None:
 def recorded_exit_code(run: RunDirectory) -> int | None:
     """Return the exit code that the last launch in a run left, None where there is none."""
     try:
-        text = (run.root / EXIT_CODE_FILE).read_text(encoding="utf-8")[:16].strip()
-        return int(text)
+        return int(read_bounded(run.root / EXIT_CODE_FILE, _MAX_BYTES)[:16])
     except (OSError, ValueError):
         return None
