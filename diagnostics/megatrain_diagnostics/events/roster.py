@@ -13,6 +13,9 @@ from megatrain.contracts.errors import DataError
 from megatrain.contracts.layout import Coordinate, Layout
 from megatrain_diagnostics.events.tables import Groups, Int32, Ranks
 
+MOST_RANKS = 2**20
+"""Of a layout that is believed: who looks makes a table of all ranks, also of those that nobody heard of."""
+
 
 @dataclass(frozen=True, slots=True)
 class GroupMembers:
@@ -93,6 +96,11 @@ def make_roster(ranks: Ranks, groups: Groups, incarnation: int) -> Roster:
             f"incarnation {incarnation}: ranks tell of different layouts (tp, pp, dp): {sorted(set(said.values()))}"
         )
     tp_size, pp_size, dp_size = sizes
+    if tp_size * pp_size * dp_size > MOST_RANKS:
+        raise DataError(
+            f"incarnation {incarnation}: ranks tell of a layout (tp, pp, dp)={sizes}, more than {MOST_RANKS:,} ranks; "
+            "no job is as large, and these events are nonsense"
+        )
     layout = Layout(tp_size=tp_size, pp_size=pp_size, dp_size=dp_size)
     rows = np.array([row for row in rows if said[int(ranks.rank[row])] == sizes
                      and 0 <= ranks.rank[row] < layout.world_size])  # fmt: skip
