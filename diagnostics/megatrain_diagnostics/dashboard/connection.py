@@ -1,7 +1,8 @@
 """One connection of a client: uvicorn's, with what it lacks. A client that is slow, or sends nonsense, costs little.
 
 The head of a request must be there within its time, answers must be read, and there is an end to how many connections
-there may be. What the parser refuses gets the answer that all refusals get, with the security headers.
+there may be, and to what all of them leave unread. What the parser refuses gets the answer that all refusals get, with
+the security headers.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ class GuardedConnection(H11Protocol):
     _end_timer: asyncio.TimerHandle | None = None
     _is_refused = False
     _num_unread = 0
+    _paused_s = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -88,6 +90,19 @@ class GuardedConnection(H11Protocol):
         super().pause_writing()
         self._num_unread = self.transport.get_write_buffer_size()
         self._stall_timer = self.loop.call_later(self.limits.stall_s, self._check_stall)
+        self._paused_s = self.loop.time()
+        self._make_room()
+
+    def _make_room(self) -> None:
+        """Drop those who do not take their answers while there is too much of these, the oldest first."""
+        waiting = [one for one in self.connections if isinstance(one, GuardedConnection) and one._stall_timer]
+        sizes = {one: one.transport.get_write_buffer_size() for one in waiting}
+        excess = sum(sizes.values()) - self.limits.max_unread_bytes
+        for one in sorted(waiting, key=lambda one: one._paused_s):
+            if excess <= 0:
+                return
+            excess -= sizes[one]
+            one._drop()
 
     def resume_writing(self) -> None:
         super().resume_writing()

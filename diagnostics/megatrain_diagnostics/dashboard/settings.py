@@ -38,6 +38,8 @@ class Limits:
     stall_s: float = 10.0
     """A client that takes so long for the next `stall_bytes` of an answer is dropped."""
     stall_bytes: int = 64 * 1024
+    max_unread_bytes: int = 256 * 2**20
+    """Of answers that clients have not taken yet, of all together: who has waited longest is dropped beyond it."""
     max_connections: int = 512
     max_streams: int = 100
     max_streams_per_address: int = 60

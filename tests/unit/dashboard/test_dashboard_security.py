@@ -398,6 +398,25 @@ def test_who_does_not_read_is_dropped(hasty: Served) -> None:
     assert_others_are_served(hasty)
 
 
+def test_there_is_an_end_to_what_is_left_unread(tmp_path: Path) -> None:
+    """Answers of two clients that do not read are more than may wait: the one that has waited longer is dropped."""
+    settings = DashboardSettings(port=0, limits=Limits(max_unread_bytes=40_000_000))
+    with served(tmp_path, settings, more=[failing()]) as server, ExitStack() as stack:
+        polls = []
+        for _ in range(2):
+            client = stack.enter_context(socket.socket())
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.connect(("127.0.0.1", server.port))
+            client.sendall(head_of("GET", "/api/v1/large", {}, server.port))
+            assert client.recv(4) == b"HTTP"
+            polls.append(select.poll())
+            polls[-1].register(client, select.POLLERR | select.POLLHUP)
+        # sooner than one that stalls would be dropped anyway
+        assert polls[0].poll(4000), "the older connection is still there"
+        assert not polls[1].poll(0), "the newer connection is gone as well"
+        assert_others_are_served(server)
+
+
 def test_there_is_an_end_to_connections(tmp_path: Path) -> None:
     settings = DashboardSettings(port=0, limits=Limits(max_connections=8))
     with served(tmp_path, settings) as server:
