@@ -8,8 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
+from megatrain_diagnostics.dashboard.documents.job import IncarnationDocument
 from tests.helpers.canned_dashboard import CannedDashboard
-from tests.helpers.canned_job import JOB, SLOW_HOST, STEP, overview_document
+from tests.helpers.canned_job import JOB, NOW_S, SLOW_HOST, STEP, job_document, overview_document
 from tests.helpers.waiting import wait_until
 
 Serve = Callable[..., CannedDashboard]
@@ -50,6 +51,52 @@ def test_a_server_that_begins_anew_is_found_again(serve: Serve, pages) -> None:
     dashboard.is_down = False
     page.locator("[data-connection=live]").wait_for()
     page.get_by_text(f"{STEP + 7:,}").first.wait_for()
+
+
+def test_an_open_page_goes_on_to_a_new_round(serve: Serve, pages) -> None:
+    dashboard = serve()
+    page = pages.open(f"{dashboard.url}#/stragglers")
+    page.get_by_label("Round").wait_for()
+    page.locator("[data-connection=live]").wait_for()
+    dashboard.asked.clear()
+    dashboard.answers["overview"] = overview_document().model_copy(update={"round": 3})  # which no rank has told of yet
+    dashboard.news("overview")
+    wait_until(lambda: "job" in dashboard.asked, "the job is asked again", 5.0)
+    known = job_document()
+    third = IncarnationDocument(number=3, began_unix_s=NOW_S, world_size=384, first_step=STEP, last_step=STEP)
+    dashboard.answers["job"] = known.model_copy(update={"incarnations": (*known.incarnations, third)})
+    dashboard.news("heat")
+    page.get_by_text("3, the newest").wait_for(state="attached")
+    assert page.get_by_label("Round").input_value() == "3"
+    assert "incarnation" not in page.url
+
+
+HIDE = """() => {
+    window.sight = 'hidden';
+    Object.defineProperty(document, 'visibilityState', { configurable: true, get: () => window.sight });
+    document.dispatchEvent(new Event('visibilitychange'));
+}"""
+SHOW = "() => { window.sight = 'visible'; document.dispatchEvent(new Event('visibilitychange')); }"
+
+
+def test_pages_out_of_sight_leave_the_browsers_connections_to_others(serve: Serve, pages) -> None:
+    """A browser opens six connections to a server: of seven pages the last would never load."""
+    dashboard = serve()
+    first = pages.open(dashboard.url)
+    opened = [first, *(first.context.new_page() for _ in range(6))]
+    for page in opened[:-1]:
+        page.goto(f"{dashboard.url}#/hosts", wait_until="domcontentloaded")
+        page.locator("[data-connection=live]").wait_for()
+        page.evaluate(HIDE)
+    opened[-1].goto(f"{dashboard.url}#/hosts", wait_until="domcontentloaded")
+    opened[-1].locator("main h1").wait_for()
+    opened[-1].locator("[data-connection=live]").wait_for()
+    # what has happened meanwhile is seen as soon as somebody looks again
+    dashboard.answers["overview"] = overview_document(step=STEP + 9)
+    dashboard.step = STEP + 9
+    dashboard.news("overview")
+    first.evaluate(SHOW)
+    first.locator(".header-step").get_by_text(f"{STEP + 9:,}").wait_for()
 
 
 def test_keys_open_views_and_help(serve: Serve, pages) -> None:

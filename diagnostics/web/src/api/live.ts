@@ -1,6 +1,7 @@
 // What is new: one stream of events from the server. It says which views have news, and a view that is shown asks for them.
 // The browser's own reconnection gives up at the first refusal, so this one is ours: it waits longer each time, up to ten
-// seconds, and tries at once when the page becomes visible or the network comes back.
+// seconds, and tries at once when the page becomes visible or the network comes back. A browser has six connections to a
+// server for all its pages together: a page that nobody sees soon gives its own back, and asks how the job is now and then.
 
 import { effect, signal } from "@preact/signals";
 
@@ -20,15 +21,21 @@ export const newestStep = signal<number | null>(null);
 export const epoch = signal(0);
 /** The server's clock minus ours, in seconds: ages are right on a laptop whose clock is wrong. */
 export const clockOffset = signal(0);
+/** Grows now and then while the page is out of sight and has no stream: its title is to tell of trouble all the same. */
+export const unseenTicks = signal(0);
 
 const ORDINARY_WAIT_MS = 50;
 const FIRST_WAIT_MS = 500;
 const LONGEST_WAIT_MS = 10_000;
 // Without a word for so long the connection may be gone without a sign: a laptop slept.
 const SILENCE_MS = 45_000;
+// A glance at another page is no reason to give the stream up.
+const UNSEEN_MS = 5000;
+const UNSEEN_PERIOD_MS = 30_000;
 
 let source: EventSource | null = null;
 let timer = 0;
+let unseenTimer = 0;
 let waitMs = FIRST_WAIT_MS;
 let session = "";
 let heardAt = 0;
@@ -122,10 +129,28 @@ function open(): void {
   };
 }
 
+function leave(): void {
+  close();
+  unseenTicks.value += 1;
+  unseenTimer = window.setTimeout(leave, UNSEEN_PERIOD_MS);
+}
+
+function isUnseen(): boolean {
+  window.clearTimeout(unseenTimer);
+  if (document.visibilityState === "visible") {
+    return false;
+  }
+  unseenTimer = window.setTimeout(leave, UNSEEN_MS);
+  return true;
+}
+
 function lookAgain(): void {
+  if (isUnseen()) {
+    return;
+  }
   const isGone = source === null && connection.peek() !== "reconnecting"; // the browser had put the page away
   const isQuiet = Date.now() - heardAt > SILENCE_MS;
-  if (document.visibilityState === "visible" && (isGone || isQuiet || connection.peek() === "reconnecting")) {
+  if (isGone || isQuiet || connection.peek() === "reconnecting") {
     waitMs = FIRST_WAIT_MS;
     open();
   }
@@ -149,4 +174,5 @@ export function startLive(isRecorded: boolean): void {
       open();
     }
   });
+  isUnseen(); // a page may be opened in the background
 }

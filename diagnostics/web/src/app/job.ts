@@ -3,7 +3,7 @@
 import { computed, effect, signal } from "@preact/signals";
 
 import { ApiError, getJson, isSignedOut } from "../api/client";
-import { epoch, newestStep, startLive, takeServerTime, versions } from "../api/live";
+import { epoch, newestStep, startLive, takeServerTime, unseenTicks, versions } from "../api/live";
 import type { IncarnationDocument, JobDocument, OverviewDocument } from "../api/documents";
 import { route } from "./location";
 
@@ -93,17 +93,19 @@ export function startJob(): void {
       void readJob();
     }
   });
-  const shown = computed(() => `${job.value === null ? "" : "known"} ${versions.value["overview"] ?? 0} ${epoch.value}`);
+  const news = computed(() => `${versions.value["overview"] ?? 0} ${epoch.value} ${unseenTicks.value}`);
+  const shown = computed(() => `${job.value === null ? "" : "known"} ${news.value}`);
   effect(() => {
     if (shown.value.startsWith("known")) {
       void readOverview();
     }
   });
-  // Incarnations come with rounds, of which the overview tells.
-  const round = computed(() => overview.value?.round ?? null);
+  // A round begins before any rank of it tells of itself: until one has, the job is asked again with all that is news.
   effect(() => {
-    const last = job.peek()?.incarnations.at(-1)?.number ?? null;
-    if (round.value !== null && job.peek() !== null && round.value !== last) {
+    void versions.value;
+    const round = overview.value?.round ?? null;
+    const known = job.peek();
+    if (known !== null && round !== null && round > (known.incarnations.at(-1)?.number ?? 0)) {
       void readJob();
     }
   });
