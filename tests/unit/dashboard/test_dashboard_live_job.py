@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from megatrain.contracts.audit import AUDIT_NAME, append_to_audit
 from megatrain.contracts.diag_records import DaemonRecord
+from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.host_records import (
     CheckOutcome,
     CheckReport,
@@ -27,9 +30,11 @@ from megatrain.contracts.record import encode
 from megatrain.contracts.run_directory import RunDirectory
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.settings import EtcdSettings
+from megatrain.jobs.snapshot import JobSnapshot, read_job
 from megatrain_diagnostics.columns.schema import to_arrow
 from megatrain_diagnostics.dashboard.routes.overview import overview_inputs
 from megatrain_diagnostics.dashboard.routes.stragglers import daemon_judgement
+from megatrain_diagnostics.dashboard.sources import etcd_job
 from megatrain_diagnostics.dashboard.sources.hangs import hang_of
 from megatrain_diagnostics.dashboard.sources.live_job import LiveJob
 from megatrain_diagnostics.dashboard.views.overview import overview_document
@@ -230,6 +235,31 @@ def test_while_etcd_is_away_the_last_stays_and_afterwards_it_goes_on(servers: Et
             running.wait(lambda: step_told(running) == 1250 and not running.source.etcd_trouble(), "etcd to be back")
         finally:
             running.close()
+
+
+def test_after_a_look_that_failed_slowly_the_next_one_is_soon(
+    servers: EtcdServers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late_s, failures = [0.0], iter(("no answer within 10 s",))
+
+    def read(*given: object, **named: object) -> JobSnapshot:
+        for text in failures:
+            late_s[0] += 10.0
+            raise CoordinationError(text)
+        return read_job(*given, **named)
+
+    running = Running(servers, RunDirectory(tmp_path / "run"))
+    try:
+        running.wait(lambda: step_told(running) == 1240, "the first look")
+        clock = SimpleNamespace(time=time.time, monotonic=lambda: time.monotonic() + late_s[0])
+        monkeypatch.setattr(etcd_job, "time", clock)
+        monkeypatch.setattr(etcd_job, "read_job", read)
+        running.put(running.keys.status("host-1"), make_status(1, min_step=1250, max_step=1250))
+        wait_until(lambda: late_s[0] > 0.0, "the failure", SOON_S)
+        wait_until(lambda: step_told(running) == 1250, "etcd to be back", SOON_S)
+        assert running.source.etcd_trouble() == ""
+    finally:
+        running.close()
 
 
 def test_a_record_that_nobody_can_read_hides_no_other(running: Running) -> None:

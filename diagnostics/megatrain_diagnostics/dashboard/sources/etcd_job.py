@@ -28,7 +28,8 @@ _MOST_S = 5.0
 _POLL_S = 0.2
 _MOST_CHARACTERS = 300
 _PART_BUSY = 4.0
-"""After a look that takes long so many times its length is waited: thousands of hosts tell something all the time."""
+"""After a look that takes long so many times its length is waited: thousands of hosts tell something all the time.
+One that failed only waited itself: after it the next one is soon, or who is back would be missed for a minute."""
 _WATCH_AGAIN_S = 30.0
 _BESIDES = frozenset({"verdicts", "outcomes", "checks", "evidence", "diag"})
 """Directories of keys that a JobSnapshot does not hold."""
@@ -96,7 +97,8 @@ class EtcdJob:
                     began_s = time.monotonic()
                     self._read()
                     ended_s = time.monotonic()
-                    next_s = ended_s + max(_LEAST_S, _PART_BUSY * (ended_s - began_s))
+                    busy_s = 0.0 if self._look.trouble else ended_s - began_s
+                    next_s = ended_s + max(_LEAST_S, _PART_BUSY * busy_s)
                 self._listen(next_s + self._patience_s - time.monotonic())
         finally:
             if self._watch is not None:
