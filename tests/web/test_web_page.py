@@ -197,6 +197,22 @@ def test_an_action_asks_for_a_reason_and_the_name_and_a_dry_run_comes_first(serv
     assert carry_out.is_disabled(), "it is asked for once"
 
 
+def test_actions_say_what_they_do_and_only_what_can_be_done_is_offered(serve: Serve, pages) -> None:
+    dashboard = serve(can_act=True)
+    page = pages.open(f"{dashboard.url}#/actions")
+    page.locator("[data-action=diag-off]").click()
+    page.get_by_role("dialog").get_by_text("Ranks time nothing").wait_for()
+    page.keyboard.press("Escape")
+    hosts = dashboard.answers["hosts"].hosts
+    spare = next(one.host for one in hosts if one.first_rank is None and one.cordon_unix_s is None)
+    for host, kinds in ((SLOW_HOST, ["evict", "cordon"]), (spare, ["cordon"])):
+        page.goto(f"{dashboard.url}#/hosts/{host}")
+        page.get_by_role("heading", name=host).wait_for()
+        page.locator("[data-action=cordon]").wait_for()
+        offered = page.locator("[data-action]").evaluate_all("all => all.map(one => one.dataset.action)")
+        assert offered == kinds
+
+
 def test_theme_and_clock_are_kept(serve: Serve, pages) -> None:
     dashboard = serve()
     page = pages.open(f"{dashboard.url}#/audit", scheme="dark")

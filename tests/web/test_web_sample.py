@@ -120,3 +120,34 @@ def test_a_served_sample_is_left_as_it_was(url: str, pages) -> None:
     page = pages.open(f"{url}#/logs")
     _loaded(page, "Lines")
     assert {path: path.stat().st_mtime_ns for path in SAMPLE.rglob("*")} == before
+
+
+def test_steps_that_are_not_known_are_said_to_be_so(url: str, pages) -> None:
+    page = pages.open(f"{url}#/heat?first=9999")
+    page.get_by_text("These steps are not known").wait_for()
+    page.get_by_text("steps 160 to 299").wait_for()
+    steps = page.get_by_role("searchbox", name="steps")
+    steps.fill("200")
+    steps.press("Enter")
+    page.get_by_text("8 ranks, steps 200 to 200").wait_for()
+
+
+def test_a_round_of_which_nothing_is_known_is_said_to_be_so(url: str, pages) -> None:
+    page = pages.open(f"{url}#/stragglers?incarnation=99")
+    page.get_by_role("button", name="nothing is known of round 99; the newest is shown").click()
+    page.wait_for_function("() => !location.hash.includes('incarnation')")
+
+
+def test_what_was_said_of_another_round_is_not_shown_as_of_this_one(url: str, pages) -> None:
+    page = pages.open(f"{url}#/stragglers?incarnation={SLOW.round}")
+    findings = page.get_by_text("computes 119.5 ms a step longer")
+    findings.wait_for()
+    held = []
+    page.route("**/api/v1/stragglers*", lambda route: held.append(route))
+    page.get_by_label("Round").select_option("4")
+    wait_until(lambda: page.evaluate("location.hash") == "#/stragglers", "the newest round is asked for", 5.0)
+    wait_until(lambda: page.locator(".skeleton").count() > 0, "the answer is waited for", 5.0)
+    assert findings.count() == 0
+    wait_until(lambda: page.evaluate("1") == 1 and bool(held), "the question", 5.0)
+    held[0].continue_()
+    page.get_by_text("nobody is slower than its peers").wait_for()

@@ -7,7 +7,7 @@ import { asApiError, getJson, type ApiError, type Query } from "./client";
 import { epoch, versions } from "./live";
 
 export interface Resource<T> {
-  /** The last answer from this path; while `isPending` it may be to other parameters. */
+  /** The last answer from this path about this round; while `isPending` it may be to other parameters. */
   data: T | null;
   error: ApiError | null;
   isPending: boolean;
@@ -16,6 +16,7 @@ export interface Resource<T> {
 
 interface Held<T> {
   path: string | null;
+  incarnation: Query[string];
   key: string;
   data: T | null;
   error: ApiError | null;
@@ -32,8 +33,10 @@ export function useResource<T>(path: string | null, query: Query = {}, topic?: s
   const key = path === null ? "" : `${path} ${JSON.stringify(query)}`;
   const version = topic === undefined ? 0 : (versions.value[topic] ?? 0);
   const era = epoch.value;
+  const about = query["incarnation"];
   const [held, setHeld] = useState<Held<T>>({
     path,
+    incarnation: about,
     key: "",
     data: null,
     error: null,
@@ -54,11 +57,11 @@ export function useResource<T>(path: string | null, query: Query = {}, topic?: s
       setHeld((old) => ({ ...old, isPending: true }));
       try {
         const data = await getJson<T>(path, query, stop.signal);
-        setHeld({ path, key, data, error: null, isPending: false });
+        setHeld({ path, incarnation: about, key, data, error: null, isPending: false });
       } catch (error) {
         if (!stop.signal.aborted) {
           const data = (old: Held<T>): T | null => (old.key === key ? old.data : null);
-          setHeld((old) => ({ path, key, data: data(old), error: asApiError(error), isPending: false }));
+          setHeld((old) => ({ path, incarnation: about, key, data: data(old), error: asApiError(error), isPending: false }));
         }
       }
     };
@@ -82,11 +85,12 @@ export function useResource<T>(path: string | null, query: Query = {}, topic?: s
     // the key stands for path and query
   }, [key, version, era, round]);
 
-  const isOfPath = held.path === path;
+  // What was said of another round must never be taken for what is said of this one.
+  const isOfThis = held.path === path && held.incarnation === about;
   return {
-    data: isOfPath ? held.data : null,
-    error: isOfPath ? held.error : null,
-    isPending: held.isPending || !isOfPath,
+    data: isOfThis ? held.data : null,
+    error: isOfThis ? held.error : null,
+    isPending: held.isPending || !isOfThis,
     reload: () => setRound((old) => old + 1),
   };
 }

@@ -10,7 +10,7 @@ import { nowS } from "../ui/clocked";
 import { Age, TimeText } from "../ui/figures";
 import { countText, durationText } from "../ui/format";
 import { ShapeIcon } from "../ui/icons";
-import { incarnation, isPastShown, job, overview, shownStep } from "./job";
+import { incarnation, isPastShown, job, missingRound, overview, shownStep } from "./job";
 import { hrefOf, setParams } from "./location";
 import { clock, shownTheme, theme, type Theme } from "./preferences";
 
@@ -154,6 +154,11 @@ export function Header(): JSX.Element {
             round {shown.number} is shown; go to the newest
           </button>
         ) : null}
+        {missingRound.value === null ? null : (
+          <button type="button" class="button small past" onClick={() => setParams({ incarnation: null })}>
+            nothing is known of round {missingRound.value}; the newest is shown
+          </button>
+        )}
         <Progress />
         <ConnectionState />
         <Switches />

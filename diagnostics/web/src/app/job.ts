@@ -33,6 +33,13 @@ export const isPastShown = computed(() => {
   return incarnation.value !== null && incarnation.value.number !== all[all.length - 1]?.number;
 });
 
+/** The round that the URL names and of which nothing is known: a link to a round whose records have expired, or of another job. */
+export const missingRound = computed<string | null>(() => {
+  const asked = route.value.params.get("incarnation");
+  const isKnown = asked === null || job.value === null || job.value.incarnations.some((one) => String(one.number) === asked);
+  return isKnown ? null : asked;
+});
+
 function asApiError(error: unknown): ApiError {
   return error instanceof ApiError ? error : new ApiError(0, "unavailable", String(error));
 }

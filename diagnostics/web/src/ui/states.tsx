@@ -29,6 +29,7 @@ const WAYS_OUT: Record<string, string> = {
   "not-found": "It may have been removed, or the link may be of another job. Go back to the list.",
   "too-many": "Wait a few seconds: the server takes only so many questions at a time.",
   "unavailable": "It is tried again by itself. If it stays so, look at the log of the diagnostics daemon.",
+  "too-large": "Choose less of it: fewer steps, or fewer ranks.",
   "bad-request": "Change the choice that is named, or open the view anew from the left.",
 };
 

@@ -11,7 +11,7 @@ import { Section, ViewHead } from "../../ui/section";
 import { EmptyState, Loaded } from "../../ui/states";
 import { Table, type Column } from "../../ui/table";
 import { ActionBar } from "./action_bar";
-import { WORDINGS, type Kind } from "./wording";
+import { hostKinds, WORDINGS, type Kind } from "./wording";
 
 const JOB_KINDS = Object.keys(WORDINGS).filter((kind) => WORDINGS[kind as Kind].target === "none") as Kind[];
 
@@ -46,9 +46,7 @@ const HOST_COLUMNS: readonly Column<HostDocument>[] = [
     key: "act",
     label: "Ask for",
     className: "wide",
-    render: (row) => (
-      <ActionBar kinds={row.cordon_unix_s === null ? ["evict", "cordon"] : ["evict", "uncordon"]} target={row.host} isQuiet />
-    ),
+    render: (row) => <ActionBar kinds={hostKinds(row)} target={row.host} isQuiet />,
   },
 ];
 

@@ -1,6 +1,6 @@
 // What each action is, in words: the button, what it does, what it costs.
 
-import type { ActionRequest } from "../../api/documents";
+import type { ActionRequest, HostDocument } from "../../api/documents";
 
 export type Kind = ActionRequest["kind"];
 
@@ -63,15 +63,21 @@ export const WORDINGS: Record<Kind, Wording> = {
     target: "verdict",
   },
   "diag-on": {
-    label: "Record all spans",
-    effect: "Every step is recorded in full from now on. It costs some time in each step and a lot of storage.",
+    label: "Recording on",
+    effect: "Ranks time all operations; one step in diagnostics.sample_period is recorded span by span, of the others the sums.",
     isDangerous: false,
     target: "none",
   },
   "diag-off": {
-    label: "Sampled spans",
-    effect: "Back to one step in diagnostics.sample_period recorded in full, and sums of all the others.",
-    isDangerous: false,
+    label: "Recording off",
+    effect: "Ranks time nothing until it is switched on again: no stragglers are found. Progress is still seen, and hangs are still found.",
+    isDangerous: true,
     target: "none",
   },
 };
+
+/** What can be asked for about a host: only who is in the round can leave it. */
+export function hostKinds(host: HostDocument): readonly Kind[] {
+  const cordon: Kind = host.cordon_unix_s === null ? "cordon" : "uncordon";
+  return host.first_rank === null ? [cordon] : ["evict", cordon];
+}

@@ -67,7 +67,7 @@ function keyEntries(picture: GridPicture, colour: GridColour): KeyEntry[] {
 
 function Key({ picture, colour }: { picture: GridPicture; colour: GridColour }): JSX.Element {
   if (colour === "score" && !picture.hasScores) {
-    return <p class="section-note">No scores: the diagnostics daemon does not judge this incarnation now.</p>;
+    return <p class="section-note">No scores: the diagnostics daemon does not judge this round now.</p>;
   }
   return (
     <ul class="grid-key" aria-label="what the colours mean">
@@ -182,7 +182,7 @@ export function GridView(): JSX.Element {
   const chosen = picture !== null && rank !== null && rank >= 0 && rank < picture.numRanks ? rank : null;
   const shown = hovered >= 0 ? hovered : (chosen ?? -1);
   const layout = picture?.layout;
-  const note = layout === undefined ? "" : `${layout.pp_size} stages \u00d7 ${layout.dp_size} replicas \u00d7 ${layout.tp_size} tp`;
+  const note = layout === undefined ? "" : `${countOf(layout.pp_size, "stage")} \u00d7 ${countOf(layout.dp_size, "replica")} \u00d7 ${layout.tp_size} tp`;
   return (
     <>
       <ViewHead title="Ranks" note={note}>

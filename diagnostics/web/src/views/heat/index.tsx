@@ -11,7 +11,7 @@ import { RoundSelect } from "../../app/round_select";
 import { hrefOf, setParams, useNumberParam } from "../../app/location";
 import type { HeatPicture } from "../../canvas/heat-picture";
 import { CopyButton, Segmented, Select, TextField } from "../../ui/controls";
-import { countOf } from "../../ui/format";
+import { countOf, countText } from "../../ui/format";
 import { ViewHead } from "../../ui/section";
 import { EmptyState, ErrorState, Skeleton } from "../../ui/states";
 import { Legend } from "./legend";
@@ -26,11 +26,14 @@ function stepsText({ first, last }: HeatChoice): string {
   return first === null && last === null ? "" : `${first ?? ""}:${last ?? ""}`;
 }
 
-/** Take "100:200", "100:", ":200", or nothing for the newest; anything else changes nothing. */
+/** Take "100:200", "100:", ":200", "100", or nothing for the newest; anything else changes nothing. */
 function setSteps(text: string): void {
+  const single = /^\s*(\d{1,9})\s*$/.exec(text)?.[1];
   const match = /^\s*(\d{0,9})\s*[:-]\s*(\d{0,9})\s*$/.exec(text);
   if (text.trim() === "") {
     setParams({ first: null, last: null, from: null, to: null });
+  } else if (single !== undefined) {
+    setParams({ first: single, last: single, from: null, to: null });
   } else if (match !== null) {
     setParams({ first: match[1], last: match[2], from: null, to: null });
   }
@@ -90,6 +93,22 @@ function noteOf(picture: HeatPicture | null): string {
   return `${rows}, steps ${picture.firstStep} to ${picture.lastStep}${shared}`;
 }
 
+function NoStep({ choice }: { choice: HeatChoice }): JSX.Element {
+  const shown = incarnation.value;
+  if (shown !== null && shown.first_step !== null && (choice.first !== null || choice.last !== null)) {
+    return (
+      <EmptyState title="These steps are not known" action={<a href={hrefOf("heat")}>Show the newest</a>}>
+        Ranks of round {shown.number} have told of steps {countText(shown.first_step)} to {countText(shown.last_step)}.
+      </EmptyState>
+    );
+  }
+  return (
+    <EmptyState title="No step yet" action={<a href={hrefOf("overview")}>What the job is doing</a>}>
+      No rank of round {shown?.number ?? "?"} has told what it spent in a step. They do so from the first step on, each second.
+    </EmptyState>
+  );
+}
+
 export function HeatView(): JSX.Element {
   const choice = useHeatChoice();
   const query = pictureQuery(choice);
@@ -122,13 +141,7 @@ export function HeatView(): JSX.Element {
           {picture === null ? (
             error === null ? <Skeleton lines={14} /> : null
           ) : picture.numColumns === 0 ? (
-            <EmptyState
-              title="No step yet"
-              action={<a href={hrefOf("overview")}>What the job is doing</a>}
-            >
-              No rank of incarnation {incarnation.value?.number ?? "?"} has told what it spent in a step. They do so from
-              the first step on, each second.
-            </EmptyState>
+            <NoStep choice={choice} />
           ) : (
             <Shown picture={picture} choice={choice} spot={spot} setSpot={setSpot} />
           )}

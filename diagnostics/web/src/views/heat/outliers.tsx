@@ -59,7 +59,7 @@ export function Outliers({ choice, chosenRank, show }: OutliersProps): JSX.Eleme
   const unit = resource.data?.unit ?? "s";
   const columns = useMemo(() => columnsOf(unit, show), [unit, show]);
   return (
-    <Section title="Farthest above their peers" note={"20 ranks, each in its worst step"} className="heat-outliers">
+    <Section title="Farthest above their peers" note="at most 20 ranks, each in its worst step" className="heat-outliers">
       <Loaded resource={resource} lines={8}>
         {(found) =>
           found.outliers.length === 0 ? (

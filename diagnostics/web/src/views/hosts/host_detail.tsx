@@ -13,6 +13,7 @@ import { Section, ViewHead } from "../../ui/section";
 import { Loaded } from "../../ui/states";
 import { Table, type Column } from "../../ui/table";
 import { ActionBar } from "../actions/action_bar";
+import { hostKinds } from "../actions/wording";
 import { HostState } from "./host_state";
 
 const OUTCOMES: Record<string, { tone: Tone; shape: Shape }> = {
@@ -145,7 +146,6 @@ function Detail({ document }: { document: HostHistoryDocument }): JSX.Element {
 
 export function HostDetail({ host }: { host: string }): JSX.Element {
   const found = useResource<HostHistoryDocument>(`hosts/${encodeURIComponent(host)}`, {}, "hosts");
-  const isCordoned = found.data !== null && found.data.host.cordon_unix_s !== null;
   const firstRank = found.data?.host.first_rank ?? null;
   return (
     <>
@@ -156,7 +156,7 @@ export function HostDetail({ host }: { host: string }): JSX.Element {
         {firstRank === null ? null : <a href={hrefOf("grid", { rank: firstRank })}>its ranks</a>}
         <a href={hrefOf("logs", { hosts: host })}>its logs</a>
         <a href={hrefOf("heat", { by: "host" })}>heat map</a>
-        {found.data === null ? null : <ActionBar kinds={isCordoned ? ["evict", "uncordon"] : ["evict", "cordon"]} target={host} />}
+        {found.data === null ? null : <ActionBar kinds={hostKinds(found.data.host)} target={host} />}
       </ViewHead>
       <Loaded resource={found}>{(document) => <Detail document={document} />}</Loaded>
     </>

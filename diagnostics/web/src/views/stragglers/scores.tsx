@@ -21,7 +21,7 @@ export function Scores({ document }: { document: StragglersDocument }): JSX.Elem
   return (
     <Section title="Hosts by score" note="robust deviations above their peers">
       {bars.length === 0 ? (
-        <p class="soft">No host has a score yet.</p>
+        <p class="soft">{document.source === "daemon" ? "No host has a score yet." : "Of the records only hosts that are found have one."}</p>
       ) : (
         <Bars caption="Straggler score of hosts, the highest first" bars={bars} atLeast={3} />
       )}

@@ -238,7 +238,7 @@ export function TimelineView(): JSX.Element {
   const isMissing = error !== null && error.status === 404;
   return (
     <>
-      <ViewHead title="Timeline" note={picture === null ? "" : `incarnation ${picture.incarnation}`}>
+      <ViewHead title="Timeline" note={picture === null ? "" : `round ${picture.incarnation}`}>
         <RoundSelect />
         {picture === null ? null : <Handover choice={choice} />}
       </ViewHead>
