@@ -213,6 +213,16 @@ def test_actions_say_what_they_do_and_only_what_can_be_done_is_offered(serve: Se
         assert offered == kinds
 
 
+def test_without_a_checkpoint_the_way_to_one_is_told_to_those_who_can_go_it(serve: Serve, pages) -> None:
+    for can_act in (True, False):
+        dashboard = serve(can_act=can_act)
+        none = dashboard.answers["checkpoints"].model_copy(update={"checkpoints": ()})
+        dashboard.answers["checkpoints"] = none
+        page = pages.open(f"{dashboard.url}#/checkpoints")
+        page.get_by_text("No checkpoint yet").wait_for()
+        assert page.get_by_text("lower checkpoint.interval").count() == int(can_act)
+
+
 def test_theme_and_clock_are_kept(serve: Serve, pages) -> None:
     dashboard = serve()
     page = pages.open(f"{dashboard.url}#/audit", scheme="dark")

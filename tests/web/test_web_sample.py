@@ -151,3 +151,10 @@ def test_what_was_said_of_another_round_is_not_shown_as_of_this_one(url: str, pa
     wait_until(lambda: page.evaluate("1") == 1 and bool(held), "the question", 5.0)
     held[0].continue_()
     page.get_by_text("nobody is slower than its peers").wait_for()
+
+
+@pytest.mark.parametrize("view", [f"grid?incarnation={HUNG.round}", f"stragglers?incarnation={SLOW.round}"])
+def test_a_page_of_twice_the_size_is_not_wider_than_its_screen(url: str, pages, view: str) -> None:
+    page = pages.open(f"{url}#/{view}", width=720, height=450)
+    page.get_by_role("button", name="is shown; go to the newest").wait_for()
+    assert page.evaluate("() => document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0

@@ -4,6 +4,7 @@ import type { JSX } from "preact";
 
 import { useResource } from "../../api/resource";
 import type { BranchDocument, CheckpointDocument, CheckpointsDocument } from "../../api/documents";
+import { job } from "../../app/job";
 import { useParam } from "../../app/location";
 import { Badge, type Tone } from "../../ui/badge";
 import { Switch } from "../../ui/controls";
@@ -128,9 +129,12 @@ function Found({ document, hasAll }: { document: CheckpointsDocument; hasAll: bo
   const shown = hasAll ? document.checkpoints : document.checkpoints.filter((one) => one.is_in_line);
   if (document.checkpoints.length === 0) {
     return (
-      <EmptyState title="No checkpoint yet" action="Ask for one with the button above, or lower checkpoint.every_steps.">
-        Nothing is written below {document.place === "" ? "the run directory" : document.place}. Were the job to fail now, it would
-        begin at step 0.
+      <EmptyState
+        title="No checkpoint yet"
+        action={job.value?.can_act === true ? "Ask for one with the button above, or lower checkpoint.interval." : undefined}
+      >
+        Nothing is written below {document.place === "" ? "the run directory" : document.place}.
+        {job.value?.is_recorded === true ? "" : " Were the job to fail now, it would begin at step 0."}
       </EmptyState>
     );
   }
