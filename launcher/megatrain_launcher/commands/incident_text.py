@@ -23,7 +23,7 @@ def incidents_lines(job: str, incidents: Sequence[Incident], now_s: float) -> li
     states = Counter(incident.state for incident in incidents)
     told = ", ".join(f"{states[state]} {state}" for state in IncidentState if states[state])
     known = [one.effective_time_ratio for one in incidents if one.effective_time_ratio is not None]
-    ratio = f"; training time {known[-1]:.1%} of the job's time" if known else ""
+    ratio = f"; training time {known[-1]:.1%} of the job's time until the last one" if known else ""
     rows = [_row(incident, now_s) for incident in reversed(incidents)]
     return [
         f"{job}: {count_text(len(incidents), 'incident')}: {told}{ratio}",

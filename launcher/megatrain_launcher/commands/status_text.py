@@ -56,7 +56,7 @@ def _facts(snapshot: JobSnapshot, answer: Assessment, now_s: float) -> list[tupl
         found.append(_incident_fact(open_incident(snapshot) or snapshot.incidents[-1], now_s))
     ratio = snapshot.effective_time_ratio
     if ratio is not None:
-        found.append(("training time", f"{ratio:.1%} of the job's time"))
+        found.append(("training time", f"{ratio:.1%} of the job's time until its last incident"))
     if snapshot.record is not None:
         found.append(("run", snapshot.record.run_directory))
     if snapshot.dashboard_url:

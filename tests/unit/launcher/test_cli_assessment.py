@@ -228,7 +228,7 @@ round          2, began 12 min ago: rank 3 on host-2 ended by SIGKILL
 driver         host-1
 spares         host-3
 last incident  20270115-0001, 12 min ago, recovered, restart (3.2 s, 4 steps lost): rank 3 on host-2 ended by SIGKILL
-training time  99.1% of the job's time
+training time  99.1% of the job's time until its last incident
 run            runs/demo
 
 host    state    ranks   step  step time  last step
@@ -243,7 +243,7 @@ demo: NOT HEALTHY, recovering, waits until host-2 has stopped: rank 1 on host-1 
 round          2, over, began 12 min ago: rank 3 on host-2 ended by SIGKILL
 driver         host-1
 incident       20270115-0002, 2 s ago, open, restart (now: stop): rank 1 on host-1 ended by SIGKILL
-training time  99.1% of the job's time
+training time  99.1% of the job's time until its last incident
 run            runs/demo
 
 host    state     ranks   step  step time  last step
@@ -286,7 +286,7 @@ def test_a_large_job_shows_only_what_is_worth_a_look() -> None:
 
 
 INCIDENTS = """\
-demo: 2 incidents: 1 open, 1 recovered; training time 99.1% of the job's time
+demo: 2 incidents: 1 open, 1 recovered; training time 99.1% of the job's time until the last one
 
 id                ago  kind     state      where            did       down  steps lost  why
 20270115-0002     2 s  failure  open       host-1 (rank 1)  restart      -           -  rank 1 ended
