@@ -207,7 +207,8 @@ def test_lines_are_found_whatever_their_case_and_stay_text(page: Page) -> None:
     assert (found["num_matching"], found["num_searched"], found["is_partial"]) == (2, 3, False)
     (line,) = page.ask("logs?query=%3Cscript%3E")["lines"]
     assert line["line"].startswith(SCRIPT)
-    assert page.ask("logs?ranks=0:1&incarnation=1")["num_matching"] == 2
+    for ranks in ("0:1", "0-1"):
+        assert page.ask(f"logs?ranks={ranks}&incarnation=1")["num_matching"] == 2
     assert page.ask("logs?hosts=host-1&incarnation=1")["num_matching"] == 1
     newest = page.ask("logs?incarnation=1&limit=1")
     assert [one["rank"] for one in newest["lines"]] == [1]

@@ -63,7 +63,7 @@ def trace_of(run: Path, tmp_path: Path, *words: str) -> dict[str, Any]:
 
 def test_slices_are_those_of_the_verb(run: Path, client: TestClient, tmp_path: Path) -> None:
     trace = trace_of(run, tmp_path, "--steps", "10:11", "--ranks", "0:3,6")
-    fields, arrays = drawn(client, "first=10&last=11&ranks=0:3,6")
+    fields, arrays = drawn(client, "first=10&last=11&ranks=0-3,6")
 
     line_of = np.repeat(np.arange(len(arrays["line_track"])), np.diff(arrays["line_first"]))
     track = arrays["line_track"][line_of]

@@ -25,6 +25,7 @@ from megatrain_diagnostics.dashboard.sources.facts import JobFacts
 from megatrain_diagnostics.dashboard.sources.series_book import COLUMNS, SeriesSnapshot
 from megatrain_diagnostics.dashboard.views.overview import OverviewInputs, overview_document
 from megatrain_diagnostics.store.daemon_state import DaemonState, scores_text
+from megatrain_diagnostics.store.incarnations import IncarnationSeen
 from tests.helpers.checkpoint_tree import make_manifest, put_main
 from tests.helpers.launched_job import (
     NOW_S,
@@ -203,6 +204,16 @@ def test_what_the_daemon_lost_is_told() -> None:
     assert (found.num_silent_ranks, len(found.silent_ranks)) == (100, 64)
     assert (found.rows_dropped, found.rows_refused, found.problems) == (4, 3, ("disk full", "torn"))
     assert found.is_daemon_alive is False
+
+
+def test_a_job_that_nobody_watches_any_more_is_no_healthy_one() -> None:
+    seen = (IncarnationSeen(2, 4, 4, NOW_S),)
+    found = overview(facts=JobFacts(is_daemon_alive=False, incarnations=seen))
+    assert found.health == "warning"
+    assert any("daemon does not run" in one.text for one in found.problems)
+    for facts in (JobFacts(is_daemon_alive=False), JobFacts(is_daemon_alive=True, incarnations=seen)):
+        found = overview(facts=facts)
+        assert (found.health, found.problems) == ("good", ())
 
 
 def test_it_takes_less_than_50_ms_at_12288_ranks_on_1536_hosts() -> None:

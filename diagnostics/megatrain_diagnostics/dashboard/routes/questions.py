@@ -32,12 +32,12 @@ def check_incarnation(facts: JobFacts, incarnation: int | None) -> None:
 
 
 def rank_list(text: str) -> tuple[int, ...] | None:
-    """Return the ranks that "0:7,16" names, both ends included; None for an empty text. Raises: Refusal."""
+    """Return the ranks that "0:7,16" or "0-7,16" names, both ends included; None for an empty text. Raises: Refusal."""
     if not text:
         return None
     found: set[int] = set()
     for part in text.split(","):
-        first_text, has_colon, last_text = part.strip().partition(":")
+        first_text, has_colon, last_text = part.strip().replace("-", ":").partition(":")
         bounds = [_number(text, first_text), _number(text, last_text) if has_colon else _number(text, first_text)]
         if bounds[0] > bounds[1]:
             raise bad_query("ranks", text, f"{part.strip()!r} ends before it begins")

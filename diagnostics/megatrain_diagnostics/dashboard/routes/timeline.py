@@ -35,7 +35,7 @@ _MOST_TRACE_SLICES = 500_000
 _MOST_RANKS = 4096
 _MOST_TEXT = 20_000
 _FRESH_S = 1.0
-_RANKS = re.compile(r"([0-9]{1,9})(?::([0-9]{1,9}))?")
+_RANKS = re.compile(r"([0-9]{1,9})(?:[:-]([0-9]{1,9}))?")
 
 Step = Annotated[int | None, Query(ge=0, le=_LAST_STEP)]
 

@@ -38,6 +38,7 @@ _HOUR_S = 3600.0
 _NEWEST_STEPS = 20
 _MOST_SILENT = 64
 _MOST_PROBLEMS = 200
+_NO_DAEMON = "the diagnostics daemon does not run: nothing new is recorded, and nobody is found slow"
 _UNKNOWN = "unknown"
 _BUSY = (HostPhase.STARTING, HostPhase.RUNNING, HostPhase.STOPPING)
 
@@ -182,18 +183,20 @@ def _standing(given: OverviewInputs, assessment: Assessment | None) -> _Standing
         return _Standing(_UNKNOWN, "unknown", given.etcd_trouble, None, (trouble, *problems))
     if assessment is None:
         return _Standing(_UNKNOWN, "unknown", "etcd has not answered yet", None, ())
-    health = _health(assessment)
+    if given.facts.is_daemon_alive is False and given.facts.incarnations and assessment.state not in OVER:
+        problems = (*problems, Problem(False, _NO_DAEMON))
+    health = _health(assessment, bool(problems))
     return _Standing(str(assessment.state), health, assessment.headline, assessment.since_unix_s, problems)
 
 
-def _health(assessment: Assessment) -> Health:
+def _health(assessment: Assessment, has_problems: bool) -> Health:
     if assessment.state is JobState.FAILED:
         return "bad"
     if assessment.state in OVER:
         return "over"
     if not assessment.is_healthy:
         return "warning" if assessment.state is JobState.WAITING else "bad"
-    return "warning" if assessment.problems else "good"
+    return "warning" if has_problems else "good"
 
 
 def _recorded_standing(facts: JobFacts, step: int | None) -> _Standing:
