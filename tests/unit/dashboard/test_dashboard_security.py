@@ -212,7 +212,9 @@ def test_another_page_reads_nothing(page: Served, site: str) -> None:
         ask(page.port, path, {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": "no-cors"}).assert_refused(
             403, "Sec-Fetch-Site"
         )
-    assert ask(page.port, JOB_PATH, {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": "navigate"}).status == 200
+    link = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": "navigate"}
+    assert ask(page.port, JOB_PATH, link | {"Sec-Fetch-Dest": "document"}).status == 200
+    ask(page.port, JOB_PATH, link | {"Sec-Fetch-Dest": "iframe"}).assert_refused(403, "Sec-Fetch-Site")
     assert ask(page.port, JOB_PATH, {"Sec-Fetch-Site": "same-origin", "Sec-Fetch-Mode": "cors"}).status == 200
 
 

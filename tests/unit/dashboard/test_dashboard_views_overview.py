@@ -206,6 +206,17 @@ def test_what_the_daemon_lost_is_told() -> None:
     assert found.is_daemon_alive is False
 
 
+def test_the_last_step_is_the_newest_that_anybody_tells_of() -> None:
+    told = overview(facts=JobFacts()).last_step_unix_s
+    assert told is not None
+    for later_s in (-5.0, 5.0):
+        known = series()
+        table = known.table.copy()
+        table[COLUMNS.index("at"), -1] = told + later_s
+        found = overview(facts=JobFacts(series=replace(known, table=table)))
+        assert found.last_step_unix_s == told + max(0.0, later_s)
+
+
 def test_a_job_that_nobody_watches_any_more_is_no_healthy_one() -> None:
     seen = (IncarnationSeen(2, 4, 4, NOW_S),)
     found = overview(facts=JobFacts(is_daemon_alive=False, incarnations=seen))

@@ -26,7 +26,7 @@ SESSION_PATH = "/api/v1/session"
 IS_SECURE_KEY = "megatrain.is_secure"
 _SINGLE = (
     "host", "authorization", "content-length", "content-type", "transfer-encoding", "origin", "sec-fetch-site",
-    "sec-fetch-mode", "x-forwarded-proto", "if-none-match", "last-event-id", REQUEST_HEADER,
+    "sec-fetch-mode", "sec-fetch-dest", "x-forwarded-proto", "if-none-match", "last-event-id", REQUEST_HEADER,
 )  # fmt: skip
 _logger = logging.getLogger(__name__)
 _MOST_DIGITS = 9

@@ -254,8 +254,9 @@ def _shown_incarnation(facts: JobFacts) -> int | None:
 
 
 def _last_step_unix_s(assessment: Assessment | None, series: SeriesSnapshot) -> float | None:
+    """Return when the newest step was completed: hosts tell it every few seconds, events come within one."""
     told = None if assessment is None else assessment.progress.last_step_unix_s
-    return told if told is not None else series.newest("at")
+    return max((one for one in (told, series.newest("at")) if one is not None), default=None)
 
 
 def _remaining_s(step: int | None, train_steps: int | None, step_s: float | None) -> float | None:

@@ -180,6 +180,7 @@ export function GridView(): JSX.Element {
   const colour = asColour(colourText);
   const setRank = (next: number): void => setParams({ rank: next });
   const chosen = picture !== null && rank !== null && rank >= 0 && rank < picture.numRanks ? rank : null;
+  const isUnknown = picture !== null && rank !== null && chosen === null;
   const shown = hovered >= 0 ? hovered : (chosen ?? -1);
   const layout = picture?.layout;
   const note = layout === undefined ? "" : `${countOf(layout.pp_size, "stage")} \u00d7 ${countOf(layout.dp_size, "replica")} \u00d7 ${layout.tp_size} tp`;
@@ -204,6 +205,7 @@ export function GridView(): JSX.Element {
               size={6}
               isSearch
             />
+            {isUnknown ? <span class="section-note tone-warning">there are ranks 0 to {picture.numRanks - 1}</span> : null}
             {picture.arrowKind.length > 0 ? (
               <Switch label="who waits for whom" isOn={arrows === "1"} onChange={(isOn) => setArrows(isOn ? "1" : "0")} />
             ) : null}

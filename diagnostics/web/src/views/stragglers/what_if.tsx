@@ -86,7 +86,7 @@ const ACTION_COLUMNS: readonly Column<ActionBalance>[] = [
     label: "Worth it",
     render: (row) =>
       row.is_worth_it === null ? (
-        <span class="faint">not known</span>
+        <span class="faint">{row.price_s === 0 ? "" : "not known"}</span>
       ) : (
         <Badge tone={row.is_worth_it ? "good" : "quiet"} shape={row.is_worth_it ? "circle" : "ring"}>
           {row.is_worth_it ? "yes" : "no"}
