@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ import pytest
 
 from megatrain.cli import main
 from megatrain.commands.job_place import add_job, list_jobs, opened_job
-from megatrain.contracts.driver_report import DriverReport
 from megatrain.contracts.host_records import CheckOutcome, CheckReport, CheckResult
 from megatrain.contracts.incident import IncidentState
 from megatrain.contracts.job_keys import JobKeys
@@ -33,15 +31,16 @@ from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.settings import EtcdSettings
 from megatrain.coordination.wire import KeyRange, Range
 from megatrain.jobs.asking import make_request, news_of
-from megatrain.jobs.snapshot import DecodedRecords, read_job
+from megatrain.jobs.snapshot import read_job
 from megatrain_launcher.commands.asking import wait_for_answer
 from megatrain_launcher.commands.live_view import LiveView
 from megatrain_launcher.etcd_process import free_ports
 from tests.helpers.answering_driver import AnsweringDriver, Said, answer
 from tests.helpers.etcd_server import EtcdServers, enable_users, post
-from tests.helpers.launched_job import make_cordon, make_failure, make_incident, make_round, make_snapshot
+from tests.helpers.launched_job import make_cordon, make_failure, make_incident, make_snapshot
 from tests.helpers.source_tree import ROOT
 from tests.helpers.waiting import wait_until
+from tests.helpers.written_job import fill
 
 _numbers = itertools.count()
 Run = Callable[..., Any]
@@ -97,65 +96,6 @@ def megatrain(capfd: pytest.CaptureFixture[str], run: Path) -> Run:
         return json.loads(captured.out) if "--json" in words and captured.out else captured.out
 
     return call
-
-
-def fill(client: EtcdClient, keys: JobKeys, *, has_driver: bool = True, **changes: Any) -> None:
-    """Write a made-up job as its hosts and its driver would."""
-    snapshot = make_snapshot(**changes)
-    assert snapshot.record is not None
-    client.put(keys.record, encode(snapshot.record))
-    for host, record in snapshot.hosts.items():
-        client.put(keys.host(host), encode(record))
-    for host, status in snapshot.statuses.items():
-        client.put(keys.status(host), encode(status))
-    for number, one in snapshot.rounds.items():
-        client.put(keys.round(number), encode(one))
-    for number, halt in snapshot.halts.items():
-        client.put(keys.halt(number), encode(halt))
-    for incident in snapshot.incidents:
-        client.put(keys.incident(incident.incident_id), encode(incident))
-    if snapshot.end is not None:
-        client.put(keys.end, encode(snapshot.end))
-    if has_driver:
-        client.put(f"{keys.election}/1", "host-1")
-
-
-def test_what_was_written_is_read_at_one_revision(client: EtcdClient, keys: JobKeys) -> None:
-    fill(client, keys, incidents=tuple(make_incident(f"{number:04d}") for number in range(25)))
-    found = read_job(client, keys)
-
-    wanted = make_snapshot()
-    assert (found.record, found.hosts, found.statuses) == (wanted.record, wanted.hosts, wanted.statuses)
-    assert (found.rounds, found.halts, found.driver) == (wanted.rounds, wanted.halts, "host-1")
-    assert [one.incident_id for one in found.incidents][::19] == ["20270115-0005", "20270115-0024"]
-    assert len(read_job(client, keys, num_incidents=0).incidents) == 25
-    for number in range(3, 9):
-        client.put(keys.round(number), encode(make_round(number)))
-    client.put(f"{keys.election}/0", "host-2")  # a candidate that came later
-    report = DriverReport("host-1", "round 8 trains on 2 hosts", 7.0, ("etcd has no room",))
-    client.put(keys.report, encode(report))
-    later = read_job(client, keys)
-    assert later.report == report
-    client.put(keys.report, encode(replace(report, driver="host-2")))
-    assert read_job(client, keys).report is None  # of a driver that is no more
-    client.put(keys.report, encode(report))
-    later = read_job(client, keys)
-    assert (max(later.rounds), len(later.rounds), later.driver) == (8, 4, "host-1")
-    assert later.revision == client.put(keys.command(1), b"{}") - 1
-
-
-def test_who_looks_often_decodes_only_what_has_changed(client: EtcdClient, keys: JobKeys) -> None:
-    fill(client, keys)
-    known = DecodedRecords()
-    first = read_job(client, keys, decoded=known)
-    changed = replace(first.hosts["host-1"], hardware="another one")
-    client.put(keys.host("host-1"), encode(changed))
-    client.delete(keys.host("host-3"))
-    second = read_job(client, keys, decoded=known)
-    assert second.hosts["host-2"] is first.hosts["host-2"]
-    assert (second.hosts["host-1"], "host-3" in second.hosts) == (changed, False)
-    client.put(keys.host("host-3"), encode(first.hosts["host-3"]))
-    assert read_job(client, keys, decoded=known).hosts == second.hosts | {"host-3": first.hosts["host-3"]}
 
 
 def test_an_earlier_launch_is_told_apart(client: EtcdClient, keys: JobKeys, megatrain: Run) -> None:

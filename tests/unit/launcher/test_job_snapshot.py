@@ -1,0 +1,70 @@
+"""A look at a job in a real etcd: what was written is read, at one revision, and decoded once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from megatrain.contracts.driver_report import DriverReport
+from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.record import encode
+from megatrain.coordination.client import EtcdClient
+from megatrain.coordination.settings import EtcdSettings
+from megatrain.coordination.wire import KeyRange
+from megatrain.jobs.snapshot import DecodedRecords, read_job
+from tests.helpers.etcd_server import EtcdServers
+from tests.helpers.launched_job import make_incident, make_round, make_snapshot
+from tests.helpers.written_job import fill
+
+
+@pytest.fixture
+def client(etcd: EtcdServers) -> Iterator[EtcdClient]:
+    with EtcdClient(EtcdSettings.of(etcd.urls)) as one:
+        yield one
+
+
+@pytest.fixture
+def keys(client: EtcdClient) -> Iterator[JobKeys]:
+    found = JobKeys("snapshot")
+    yield found
+    client.delete(KeyRange.prefix(found.prefix))
+
+
+def test_what_was_written_is_read_at_one_revision(client: EtcdClient, keys: JobKeys) -> None:
+    fill(client, keys, incidents=tuple(make_incident(f"{number:04d}") for number in range(25)))
+    found = read_job(client, keys)
+
+    wanted = make_snapshot()
+    assert (found.record, found.hosts, found.statuses) == (wanted.record, wanted.hosts, wanted.statuses)
+    assert (found.rounds, found.halts, found.driver) == (wanted.rounds, wanted.halts, "host-1")
+    assert [one.incident_id for one in found.incidents][::19] == ["20270115-0005", "20270115-0024"]
+    assert len(read_job(client, keys, num_incidents=0).incidents) == 25
+    for number in range(3, 9):
+        client.put(keys.round(number), encode(make_round(number)))
+    client.put(f"{keys.election}/0", "host-2")  # a candidate that came later
+    report = DriverReport("host-1", "round 8 trains on 2 hosts", 7.0, ("etcd has no room",))
+    client.put(keys.report, encode(report))
+    later = read_job(client, keys)
+    assert later.report == report
+    client.put(keys.report, encode(replace(report, driver="host-2")))
+    assert read_job(client, keys).report is None  # of a driver that is no more
+    client.put(keys.report, encode(report))
+    later = read_job(client, keys)
+    assert (max(later.rounds), len(later.rounds), later.driver) == (8, 4, "host-1")
+    assert later.revision == client.put(keys.command(1), b"{}") - 1
+
+
+def test_who_looks_often_decodes_only_what_has_changed(client: EtcdClient, keys: JobKeys) -> None:
+    fill(client, keys)
+    known = DecodedRecords()
+    first = read_job(client, keys, decoded=known)
+    changed = replace(first.hosts["host-1"], hardware="another one")
+    client.put(keys.host("host-1"), encode(changed))
+    client.delete(keys.host("host-3"))
+    second = read_job(client, keys, decoded=known)
+    assert second.hosts["host-2"] is first.hosts["host-2"]
+    assert (second.hosts["host-1"], "host-3" in second.hosts) == (changed, False)
+    client.put(keys.host("host-3"), encode(first.hosts["host-3"]))
+    assert read_job(client, keys, decoded=known).hosts == second.hosts | {"host-3": first.hosts["host-3"]}
