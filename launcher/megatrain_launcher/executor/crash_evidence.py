@@ -70,6 +70,7 @@ class CrashEvidence:
         """Keep the boxes of `places`; `num_ranks` is the job's size."""
         self.places = places
         self._max_rounds = max(2, min(_MAX_ROUNDS_KEPT, _MAX_BOXES_KEPT // max(1, num_ranks)))
+        self._written: HangEvidence | None = None
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="crash evidence", daemon=True)
         self._thread.start()
@@ -78,7 +79,10 @@ class CrashEvidence:
         return self.places.run.incidents / f"round-{round_number:06d}"
 
     def keep_positions(self, evidence: HangEvidence) -> None:
-        """Have it written down where the ranks stood, and how their processes were."""
+        """Have it written down where the ranks stood, and how their processes were.
+
+        Of a round the newest counts, unless more of its ranks are dead: they were ended by the halt, or fell with it.
+        """
         self._jobs.put(lambda: self._write_positions(evidence))
 
     def keep_boxes(self, round_number: int, paths: Mapping[int, Path]) -> None:
@@ -109,6 +113,10 @@ class CrashEvidence:
             job()
 
     def _write_positions(self, evidence: HangEvidence) -> None:
+        before = self._written
+        if before is not None and before.round == evidence.round and _num_dead(before) < _num_dead(evidence):
+            return
+        self._written = evidence
         try:
             directory = self.directory(evidence.round)
             directory.mkdir(parents=True, exist_ok=True)
@@ -139,6 +147,10 @@ class CrashEvidence:
             kept = sorted(self.places.run.incidents.glob("round-[0-9]*"))
             for directory in kept[: -self._max_rounds]:
                 shutil.rmtree(directory, ignore_errors=True)
+
+
+def _num_dead(evidence: HangEvidence) -> int:
+    return sum(one.process_state in ("", "X", "Z") for one in evidence.ranks)
 
 
 def _is_of_this_machine(clock: ClockBase) -> bool:

@@ -14,7 +14,7 @@ from megatrain.contracts.black_box import read_black_box
 from megatrain.contracts.black_box_layout import box_bytes, encode_header
 from megatrain.contracts.black_box_values import ALL_OPERATIONS, ClockBase, Command, Identity, Phase
 from megatrain.contracts.diag_records import DiagSettings
-from megatrain.contracts.host_records import HangEvidence
+from megatrain.contracts.host_records import HangEvidence, RankEvidence
 from megatrain.contracts.layout import Layout
 from megatrain.contracts.operations import Operation
 from megatrain.contracts.record import decode, encode
@@ -310,6 +310,21 @@ def test_a_broken_rounds_boxes_are_kept_and_their_memory_freed(
     assert read_black_box(directory / "rank-00002.blackbox").progress.completed_step == 6
     assert decode(HangEvidence, (directory / "host-1.json").read_bytes(), "file") == evidence
     assert list((boxes.places.directory or Path()).iterdir()) == []
+
+
+def test_where_a_rank_stood_counts_and_not_that_the_halt_ended_it(
+    boxes: Boxes, crash: Callable[..., CrashEvidence]
+) -> None:
+    def evidence(at_s: float, *states: str) -> HangEvidence:
+        ranks = tuple(RankEvidence(rank, {}, state, 7, "step", 0.0) for rank, state in enumerate(states))
+        return HangEvidence("host-1", "1", 3, at_s, {}, ranks)
+
+    keeper = crash()
+    for one in (evidence(1.0, "S", "T"), evidence(2.0, "D", "T"), evidence(3.0, "Z", "T"), evidence(4.0, "", "Z")):
+        keeper.keep_positions(one)
+    keeper.close()
+    path = boxes.places.run.incidents / "round-000003" / "host-1.json"
+    assert decode(HangEvidence, path.read_bytes(), "file") == evidence(2.0, "D", "T")
 
 
 def test_boxes_of_dead_processes_are_swept_and_those_of_others_left(
