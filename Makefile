@@ -11,7 +11,7 @@ BENCH_ARGS ?=
 TEST_ARGS  ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv web dashboard-sample demo demo-fault test test-faults test-web check bench ci-deps clean
+.PHONY: help venv web dashboard-sample demo demo-fault test test-kernels test-faults test-web check bench ci-deps clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /\t/' | sort | awk -F '\t' '{ printf "make %-16s %s\n", $$1, $$2 }'
@@ -47,6 +47,10 @@ demo-fault: venv  ## the same training, with a process killed in the middle; sho
 
 test: venv  ## run the tests (no GPU, no root, no network)
 	@$(VENV_PY) -m pytest tests/unit tests/dist tests/docs $(TEST_ARGS)
+
+test-kernels: venv  ## carry out the CUDA kernels on the processor, and compile them with nvcc (no GPU)
+	@$(VENV_PY) -m pytest tests/unit/ops --kernels=emulated $(TEST_ARGS)
+	@$(VENV_PY) -m pytest tests/kernels $(TEST_ARGS)
 
 test-faults: venv  ## break launched jobs in every way (minutes; as root also with networks that are cut)
 	@$(VENV_PY) -m pytest tests/faults $(TEST_ARGS)

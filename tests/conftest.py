@@ -11,7 +11,16 @@ import pytest
 from tests.helpers.rank_pool import RankPool
 
 
-def pytest_configure() -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--kernels",
+        choices=("reference", "emulated", "cuda"),
+        default="reference",
+        help="what carries out the operators of megatrain.ops",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
     """Take signals that are ignored where the suite runs in the background, or under nohup: tests send them."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -19,6 +28,10 @@ def pytest_configure() -> None:
         if signal.getsignal(number) is signal.SIG_IGN:
             # still nothing to this process, but what it starts is born with the usual disposition
             signal.signal(number, lambda *_: None)
+    if config.getoption("--kernels") != "reference":
+        from tests.helpers.kernels import use_kernels
+
+        use_kernels(config.getoption("--kernels"))
     # until all is collected: imported modules and thousands of tests, of which nothing is garbage
     gc.disable()
 

@@ -1,6 +1,8 @@
-"""LayerNorm and RMSNorm over the hidden dim. Statistics in fp32 (fp64 for fp64 input), one rounding to x's dtype.
+"""LayerNorm and RMSNorm over the hidden dim, with or without the addition to the residual stream before them.
 
-Shapes: S sequence, B micro-batch, H hidden.
+Statistics in fp32 (fp64 for fp64), one rounding to x's dtype; x, weight and bias have one dtype. A sum of x and
+residual is rounded before it is normed, so that its norm can be computed again from what is kept.
+Shapes: S sequence, B micro-batch, H hidden (any dims before H will do).
 """
 
 from __future__ import annotations
@@ -9,16 +11,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
+from megatrain.ops.library import (
+    declare,
+    require_contiguous,
+    require_dtype,
+    require_floating,
+    require_like,
+    require_same_device,
+    require_same_kind,
+    require_shape,
+)
 from megatrain.ops.precision import accumulate_dtype
-
-
-def layer_norm(x_SBH: Tensor, weight_H: Tensor, bias_H: Tensor, eps: float) -> Tensor:
-    """Return (x - mean) / sqrt(var + eps) * weight + bias over H. Saves x and two numbers a token for backward."""
-    if x_SBH.device.type == "cpu" and accumulate_dtype(x_SBH.dtype) != x_SBH.dtype:
-        return _HalfLayerNormOnCpu.apply(x_SBH, weight_H, bias_H, eps)
-    return functional.layer_norm(x_SBH, weight_H.shape, weight_H, bias_H, eps)
 
 
 def rms_norm(x_SBH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
@@ -26,43 +30,226 @@ def rms_norm(x_SBH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
     return _RmsNorm.apply(x_SBH, weight_H, eps)
 
 
-class _HalfLayerNormOnCpu(torch.autograd.Function):
-    """torch's kernel with backward in fp32: its own sums the gradients of weight and bias in bf16 on CPUs."""
+def add_rms_norm(x_SBH: Tensor, residual_SBH: Tensor, weight_H: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Return (rms_norm(x + residual), x + residual). Saves the sum and one number a token for backward."""
+    return _AddRmsNorm.apply(x_SBH, residual_SBH, weight_H, eps)
 
-    @staticmethod
-    def forward(ctx: Any, x_SBH: Tensor, weight_H: Tensor, bias_H: Tensor, eps: float) -> Tensor:
-        ctx.save_for_backward(x_SBH, weight_H, bias_H)
-        ctx.eps = eps
-        return functional.layer_norm(x_SBH, weight_H.shape, weight_H, bias_H, eps)
 
-    @staticmethod
-    def backward(ctx: Any, grad_SBH: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        wide = [one.float().requires_grad_() for one in ctx.saved_tensors]
-        with torch.enable_grad():
-            out_SBH = functional.layer_norm(wide[0], wide[1].shape, wide[1], wide[2], ctx.eps)
-        grads = torch.autograd.grad(out_SBH, wide, grad_SBH.float())
-        x_grad, weight_grad, bias_grad = (grad.to(grad_SBH.dtype) for grad in grads)
-        return x_grad, weight_grad, bias_grad, None
+def layer_norm(x_SBH: Tensor, weight_H: Tensor, bias_H: Tensor, eps: float) -> Tensor:
+    """Return (x - mean) / sqrt(var + eps) * weight + bias over H. Saves x and two numbers a token for backward."""
+    return _LayerNorm.apply(x_SBH, weight_H, bias_H, eps)
+
+
+def add_layer_norm(
+    x_SBH: Tensor, residual_SBH: Tensor, weight_H: Tensor, bias_H: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """Return (layer_norm(x + residual), x + residual). Saves the sum and two numbers a token for backward."""
+    return _AddLayerNorm.apply(x_SBH, residual_SBH, weight_H, bias_H, eps)
 
 
 class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_SBH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
-        x = x_SBH.to(accumulate_dtype(x_SBH.dtype))
-        # vector_norm reads x once and needs no temporary of x's size
-        mean_square = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1])
-        rstd_SB1 = mean_square.add_(eps).rsqrt_()
+        x_SBH = x_SBH.contiguous()
+        out_SBH, rstd_SB1 = _rms_norm_op(x_SBH, weight_H, eps)
         ctx.save_for_backward(x_SBH, weight_H, rstd_SB1)
-        return (x * rstd_SB1).mul_(weight_H).to(x_SBH.dtype)
+        return out_SBH
 
     @staticmethod
     def backward(ctx: Any, grad_SBH: Tensor) -> tuple[Tensor, Tensor, None]:
         x_SBH, weight_H, rstd_SB1 = ctx.saved_tensors
-        accumulate = accumulate_dtype(x_SBH.dtype)
-        normed = x_SBH.to(accumulate) * rstd_SB1
-        grad = grad_SBH.to(accumulate)
-        grad_weight = (grad * normed).flatten(0, -2).sum(0)
-        grad_normed = grad * weight_H
-        projection_SB1 = (grad_normed * normed).mean(-1, keepdim=True)
-        grad_x = normed.mul_(projection_SB1).neg_().add_(grad_normed).mul_(rstd_SB1)
-        return grad_x.to(x_SBH.dtype), grad_weight.to(weight_H.dtype), None
+        return (*_rms_norm_backward_op(grad_SBH.contiguous(), None, x_SBH, weight_H, rstd_SB1), None)
+
+
+class _AddRmsNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_SBH: Tensor, residual_SBH: Tensor, weight_H: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        out_SBH, sum_SBH, rstd_SB1 = _add_rms_norm_op(x_SBH.contiguous(), residual_SBH.contiguous(), weight_H, eps)
+        ctx.save_for_backward(sum_SBH, weight_H, rstd_SB1)
+        return out_SBH, sum_SBH
+
+    @staticmethod
+    def backward(ctx: Any, grad_SBH: Tensor, grad_sum_SBH: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        sum_SBH, weight_H, rstd_SB1 = ctx.saved_tensors
+        grad_x_SBH, grad_weight_H = _rms_norm_backward_op(
+            grad_SBH.contiguous(), grad_sum_SBH.contiguous(), sum_SBH, weight_H, rstd_SB1
+        )
+        return grad_x_SBH, grad_x_SBH, grad_weight_H, None
+
+
+class _LayerNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_SBH: Tensor, weight_H: Tensor, bias_H: Tensor, eps: float) -> Tensor:
+        x_SBH = x_SBH.contiguous()
+        out_SBH, mean_SB1, rstd_SB1 = _layer_norm_op(x_SBH, weight_H, bias_H, eps)
+        ctx.save_for_backward(x_SBH, weight_H, mean_SB1, rstd_SB1)
+        return out_SBH
+
+    @staticmethod
+    def backward(ctx: Any, grad_SBH: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        return (*_layer_norm_backward_op(grad_SBH.contiguous(), None, *ctx.saved_tensors), None)
+
+
+class _AddLayerNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x_SBH: Tensor, residual_SBH: Tensor, weight_H: Tensor, bias_H: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        out_SBH, sum_SBH, mean_SB1, rstd_SB1 = _add_layer_norm_op(
+            x_SBH.contiguous(), residual_SBH.contiguous(), weight_H, bias_H, eps
+        )
+        ctx.save_for_backward(sum_SBH, weight_H, mean_SB1, rstd_SB1)
+        return out_SBH, sum_SBH
+
+    @staticmethod
+    def backward(ctx: Any, grad_SBH: Tensor, grad_sum_SBH: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, None]:
+        grad_x_SBH, grad_weight_H, grad_bias_H = _layer_norm_backward_op(
+            grad_SBH.contiguous(), grad_sum_SBH.contiguous(), *ctx.saved_tensors
+        )
+        return grad_x_SBH, grad_x_SBH, grad_weight_H, grad_bias_H, None
+
+
+def _check_forward(x: Tensor, *others: Tensor | float) -> None:
+    require_floating("x", x)
+    if x.dim() < 1:
+        raise RuntimeError(f"x must have at least one dim, got {list(x.shape)}")
+    require_contiguous("x", x)
+    for name, tensor in zip(("weight", "bias"), [one for one in others if isinstance(one, Tensor)], strict=False):
+        require_same_kind(name, tensor, "x", x)
+        require_shape(name, tensor, x.shape[-1:])
+        require_contiguous(name, tensor)
+
+
+def _check_add_forward(x: Tensor, residual: Tensor, *others: Tensor | float) -> None:
+    _check_forward(x, *others)
+    require_like("residual", residual, "x", x)
+    require_contiguous("residual", residual)
+
+
+def _check_backward(grad_out: Tensor, grad_sum: Tensor | None, x: Tensor, weight: Tensor, *statistics: Tensor) -> None:
+    _check_forward(x, weight)
+    for name, grad in (("grad_out", grad_out), ("grad_sum", grad_sum)):
+        if grad is not None:
+            require_like(name, grad, "x", x)
+            require_contiguous(name, grad)
+    for name, tensor in zip(("rstd", "mean"), reversed(statistics), strict=False):
+        require_same_device(name, tensor, "x", x)
+        require_dtype(name, tensor, accumulate_dtype(x.dtype))
+        require_contiguous(name, tensor)
+        if tensor.shape != (*x.shape[:-1], 1):
+            raise RuntimeError(
+                f"{name} must have one number for each row of x, {list(x.shape)}, got {list(tensor.shape)}"
+            )
+
+
+def _reference_rms_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    wide = x.to(accumulate_dtype(x.dtype))
+    # vector_norm reads x once and needs no temporary of x's size
+    mean_square = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_().div_(max(x.shape[-1], 1))
+    rstd = mean_square.add_(eps).rsqrt_()
+    return (wide * rstd).mul_(weight).to(x.dtype), rstd
+
+
+def _reference_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    total = x + residual
+    out, rstd = _reference_rms_norm(total, weight, eps)
+    return out, total, rstd
+
+
+def _reference_rms_norm_backward(
+    grad_out: Tensor, grad_sum: Tensor | None, x: Tensor, weight: Tensor, rstd: Tensor
+) -> tuple[Tensor, Tensor]:
+    accumulate = accumulate_dtype(x.dtype)
+    normed = x.to(accumulate) * rstd
+    grad = grad_out.to(accumulate)
+    grad_weight = (grad * normed).flatten(0, -2).sum(0)
+    grad_normed = grad * weight
+    projection = (grad_normed * normed).mean(-1, keepdim=True)
+    grad_x = normed.mul_(projection).neg_().add_(grad_normed).mul_(rstd)
+    if grad_sum is not None:
+        grad_x.add_(grad_sum)
+    return grad_x.to(x.dtype), grad_weight.to(weight.dtype)
+
+
+def _reference_layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    wide = _widened_on_cpu(x)
+    out, mean, rstd = torch.native_layer_norm(wide, weight.shape, _widened_on_cpu(weight), _widened_on_cpu(bias), eps)
+    return out.to(x.dtype), mean, rstd
+
+
+def _reference_add_layer_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    total = x + residual
+    out, mean, rstd = _reference_layer_norm(total, weight, bias, eps)
+    return out, total, mean, rstd
+
+
+def _reference_layer_norm_backward(
+    grad_out: Tensor, grad_sum: Tensor | None, x: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    wide, wide_weight = _widened_on_cpu(x), _widened_on_cpu(weight)
+    # of the bias, which comes after the weight, torch only wants to know the kind
+    grad_x, grad_weight, grad_bias = torch.ops.aten.native_layer_norm_backward(
+        grad_out.to(wide.dtype), wide, weight.shape, mean, rstd, wide_weight, wide_weight, [True, True, True]
+    )
+    if grad_sum is not None:
+        grad_x.add_(grad_sum)
+    return grad_x.to(x.dtype), grad_weight.to(weight.dtype), grad_bias.to(weight.dtype)
+
+
+def _widened_on_cpu(x: Tensor) -> Tensor:
+    """torch's own kernel sums the gradients of weight and bias in x's dtype on CPUs, and on GPUs in fp32."""
+    return x.to(accumulate_dtype(x.dtype)) if x.device.type == "cpu" else x
+
+
+def _empty_statistic(x: Tensor) -> Tensor:
+    return x.new_empty((*x.shape[:-1], 1), dtype=accumulate_dtype(x.dtype))
+
+
+_rms_norm_op = declare(
+    "rms_norm(Tensor x, Tensor weight, float eps) -> (Tensor out, Tensor rstd)",
+    check=_check_forward,
+    reference=_reference_rms_norm,
+    fake=lambda x, weight, eps: (torch.empty_like(x), _empty_statistic(x)),
+)
+_add_rms_norm_op = declare(
+    "add_rms_norm(Tensor x, Tensor residual, Tensor weight, float eps) -> (Tensor out, Tensor sum, Tensor rstd)",
+    check=_check_add_forward,
+    reference=_reference_add_rms_norm,
+    fake=lambda x, residual, weight, eps: (torch.empty_like(x), torch.empty_like(x), _empty_statistic(x)),
+)
+_rms_norm_backward_op = declare(
+    "rms_norm_backward(Tensor grad_out, Tensor? grad_sum, Tensor x, Tensor weight, Tensor rstd) "
+    "-> (Tensor grad_x, Tensor grad_weight)",
+    check=_check_backward,
+    reference=_reference_rms_norm_backward,
+    fake=lambda grad_out, grad_sum, x, weight, rstd: (torch.empty_like(x), torch.empty_like(weight)),
+)
+_layer_norm_op = declare(
+    "layer_norm(Tensor x, Tensor weight, Tensor bias, float eps) -> (Tensor out, Tensor mean, Tensor rstd)",
+    check=_check_forward,
+    reference=_reference_layer_norm,
+    fake=lambda x, weight, bias, eps: (torch.empty_like(x), _empty_statistic(x), _empty_statistic(x)),
+)
+_add_layer_norm_op = declare(
+    "add_layer_norm(Tensor x, Tensor residual, Tensor weight, Tensor bias, float eps) "
+    "-> (Tensor out, Tensor sum, Tensor mean, Tensor rstd)",
+    check=_check_add_forward,
+    reference=_reference_add_layer_norm,
+    fake=lambda x, residual, weight, bias, eps: (
+        *(torch.empty_like(x) for _ in range(2)),
+        *(_empty_statistic(x) for _ in range(2)),
+    ),
+)
+_layer_norm_backward_op = declare(
+    "layer_norm_backward(Tensor grad_out, Tensor? grad_sum, Tensor x, Tensor weight, Tensor mean, Tensor rstd) "
+    "-> (Tensor grad_x, Tensor grad_weight, Tensor grad_bias)",
+    check=_check_backward,
+    reference=_reference_layer_norm_backward,
+    fake=lambda grad_out, grad_sum, x, weight, mean, rstd: (
+        torch.empty_like(x),
+        torch.empty_like(weight),
+        torch.empty_like(weight),
+    ),
+)

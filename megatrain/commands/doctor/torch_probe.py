@@ -14,9 +14,12 @@ def report() -> dict[str, Any]:
     import torch
     import torch.distributed as distributed
 
+    from megatrain.ops.extension import load_extension, missing_capability
+
     has_distributed = distributed.is_available()
     has_nccl = has_distributed and distributed.is_nccl_available()
     is_cuda_available = torch.cuda.is_available()
+    kernels = load_extension()
     devices = []
     for index in range(torch.cuda.device_count() if is_cuda_available else 0):
         properties = torch.cuda.get_device_properties(index)
@@ -25,6 +28,7 @@ def report() -> dict[str, Any]:
                 "name": properties.name,
                 "capability": f"{properties.major}.{properties.minor}",
                 "memory_bytes": properties.total_memory,
+                "missing_capability": missing_capability(kernels.architectures, (properties.major, properties.minor)),
             }
         )
     return {
@@ -32,6 +36,7 @@ def report() -> dict[str, Any]:
         "cuda_build": torch.version.cuda,
         "is_cuda_available": is_cuda_available,
         "devices": devices,
+        "kernels": {"architectures": kernels.architectures, "reason": kernels.reason},
         "has_gloo": has_distributed and distributed.is_gloo_available(),
         "has_nccl": has_nccl,
         "nccl_version": ".".join(map(str, torch.cuda.nccl.version())) if has_nccl else None,

@@ -62,7 +62,7 @@ def describe_torch(report: Mapping[str, Any] | None, problem: str) -> list[Findi
     """Turn the probe's answer into findings."""
     if report is None:
         return [Finding("torch", problem, "nothing trains without it: pip install 'torch>=2.11'", Level.FATAL)]
-    return [_version_finding(report), _gpu_finding(report), *_backend_findings(report)]
+    return [_version_finding(report), _gpu_finding(report), _kernels_finding(report), *_backend_findings(report)]
 
 
 def _version_finding(report: Mapping[str, Any]) -> Finding:
@@ -85,6 +85,20 @@ def _gpu_finding(report: Mapping[str, Any]) -> Finding:
     if report["cuda_build"]:
         return Finding("gpu", "torch sees none, although it is built for CUDA", on_cpu, Level.WARNING)
     return Finding("gpu", "none that torch can use", on_cpu, Level.ABSENT)
+
+
+def _kernels_finding(report: Mapping[str, Any]) -> Finding:
+    """Return whether the compiled kernels are active, and why not."""
+    plain = "every operation has its plain PyTorch form"
+    level = Level.WARNING if report["is_cuda_available"] else Level.ABSENT
+    if report["kernels"]["reason"]:
+        if not report["is_cuda_available"]:
+            return Finding("cuda kernels", report["kernels"]["reason"], f"not needed without a GPU: {plain}", level)
+        rebuild = "with nvcc on this machine: MEGATRAIN_CUDA=1 pip install --no-build-isolation --no-deps megatrain"
+        return Finding("cuda kernels", report["kernels"]["reason"], f"{plain}, which is slower; {rebuild}", level)
+    state = f"compiled for compute capability {', '.join(report['kernels']['architectures'])}"
+    unfit = next((device["missing_capability"] for device in report["devices"] if device["missing_capability"]), "")
+    return Finding("cuda kernels", state, unfit, level if unfit else Level.OK)
 
 
 def _backend_findings(report: Mapping[str, Any]) -> list[Finding]:

@@ -11,12 +11,14 @@ import pytest
 from megatrain.cli import main
 from megatrain.commands.doctor import machine, software, torch_report
 from megatrain.commands.doctor.finding import Finding, Level
+from megatrain.ops.extension import missing_capability
 
 REPORT = {
     "version": "2.13.0+cu130",
     "cuda_build": "13.0",
     "is_cuda_available": True,
-    "devices": [{"name": "NVIDIA H100", "capability": "9.0", "memory_bytes": 80 << 30}],
+    "devices": [{"name": "NVIDIA H100", "capability": "9.0", "memory_bytes": 80 << 30, "missing_capability": ""}],
+    "kernels": {"architectures": ["8.0", "9.0a"], "reason": ""},
     "has_gloo": True,
     "has_nccl": True,
     "nccl_version": "2.29.1",
@@ -45,6 +47,7 @@ def test_doctor_says_that_this_machine_can_train(capsys: pytest.CaptureFixture[s
         "nvidia-ml-py",
         "tokenizers",
         "apex (NVIDIA)",
+        "cuda kernels",
         "cores",
         "memory",
     } <= set(states)
@@ -82,6 +85,46 @@ def test_cpu_build_is_no_warning() -> None:
 
     assert findings["torch"].state == "2.13.0+cu130, built for CPU"
     assert findings["gpu"].level is findings["nccl"].level is Level.ABSENT
+
+
+def test_kernels_that_are_not_there() -> None:
+    report = {"architectures": [], "reason": "megatrain._C was not built when megatrain was installed"}
+
+    with_gpu = describe(kernels=report)["cuda kernels"]
+    assert with_gpu.level is Level.WARNING
+    assert with_gpu.state == report["reason"]
+    assert "slower" in with_gpu.consequence
+    assert "MEGATRAIN_CUDA=1 pip install" in with_gpu.consequence
+    assert describe(kernels=report, is_cuda_available=False, devices=[])["cuda kernels"].level is Level.ABSENT
+
+
+def test_kernels_for_another_gpu() -> None:
+    device = REPORT["devices"][0] | {"missing_capability": missing_capability(("8.0",), (9, 0))}
+    finding = describe(kernels={"architectures": ["8.0"], "reason": ""}, devices=[device])["cuda kernels"]
+
+    assert finding.level is Level.WARNING
+    assert finding.state == "compiled for compute capability 8.0"
+    assert finding.consequence.endswith("install megatrain again with TORCH_CUDA_ARCH_LIST=9.0")
+
+
+@pytest.mark.parametrize(
+    ("architectures", "capability", "runs"),
+    [
+        (("8.0", "9.0a"), (8, 0), True),
+        (("8.0", "9.0a"), (8, 9), True),
+        (("8.0", "9.0a"), (9, 0), True),
+        (("8.0", "9.0a"), (7, 5), False),
+        (("8.0", "9.0a"), (10, 0), False),
+        (("9.0a",), (9, 1), False),
+        (("8.6",), (8, 0), False),
+        (("8.0+PTX",), (12, 0), True),
+        (("8.0+PTX",), (7, 5), False),
+    ],
+)
+def test_which_gpus_run_code_built_for_others(
+    architectures: tuple[str, ...], capability: tuple[int, int], runs: bool
+) -> None:
+    assert (missing_capability(architectures, capability) == "") is runs
 
 
 @pytest.mark.parametrize(("version", "level"), [("2.10.1", Level.FATAL), ("2.11.0", Level.OK), ("3.0.0a0", Level.OK)])

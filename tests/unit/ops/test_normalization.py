@@ -1,4 +1,4 @@
-"""LayerNorm and RMSNorm against torch's own."""
+"""LayerNorm and RMSNorm, alone and with the residual added, against torch's own."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from megatrain.ops.normalization import layer_norm, rms_norm
+from megatrain.ops.normalization import add_layer_norm, add_rms_norm, layer_norm, rms_norm
+from tests.helpers.kernels import UNDER_TEST, draw
+from tests.helpers.operator_contract import assert_contract, assert_refused
 from tests.helpers.relative_error import assert_no_worse_than_eager, assert_same, forward_and_backward
 
 EPS = 1e-5
+OPS = torch.ops.megatrain
 
-
-def draw(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).to(dtype)
+# one row and many; rows within one thread, one warp, one block; rows that fill no pack; rows longer than a block holds
+SHAPES = [(1, 1), (3, 7), (5, 3, 16), (2, 2, 2, 10), (33, 768), (5, 1, 4096), (3, 8191), (70, 123)]
 
 
 def our_rms(x: Tensor, weight: Tensor) -> Tensor:
@@ -40,11 +42,40 @@ def plain_layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return centred / (centred.square().mean(-1, keepdim=True) + EPS).sqrt() * weight + bias
 
 
-@pytest.mark.parametrize("shape", [(5, 3, 16), (1, 1, 1), (7, 33), (2, 2, 2, 10)])
-def test_rms_norm_is_torchs(shape: tuple[int, ...]) -> None:
-    inputs = [draw(*shape), 1 + draw(shape[-1], seed=1)]
+def our_add_rms(x: Tensor, residual: Tensor, weight: Tensor) -> Tensor:
+    """Both results in one tensor, so that both get a gradient."""
+    return torch.stack(add_rms_norm(x, residual, weight, EPS))
 
-    assert_same(our_rms, torch_rms, inputs, draw(*shape, seed=2), 1e-12)
+
+def plain_add_rms(x: Tensor, residual: Tensor, weight: Tensor) -> Tensor:
+    return torch.stack([eager_rms(x + residual, weight), x + residual])
+
+
+def our_add_layer_norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return torch.stack(add_layer_norm(x, residual, weight, bias, EPS))
+
+
+def plain_add_layer_norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return torch.stack([plain_layer_norm(x + residual, weight, bias), x + residual])
+
+
+def drawn_inputs(shape: tuple[int, ...], dtype: torch.dtype = torch.float64) -> tuple[list[Tensor], Tensor]:
+    """Return x, residual, weight and bias, and a gradient for each of two results."""
+    x, residual = draw(*shape, dtype=dtype), draw(*shape, dtype=dtype, seed=1)
+    weight, bias = draw(shape[-1], dtype=dtype, seed=2) + 1, draw(shape[-1], dtype=dtype, seed=3)
+    return [x, residual, weight, bias], draw(2, *shape, dtype=dtype, seed=4)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_norms_are_torchs(shape: tuple[int, ...]) -> None:
+    (x, residual, weight, bias), grads = drawn_inputs(shape)
+
+    assert_same(our_rms, torch_rms, [x, weight], grads[0], 1e-11)
+    assert_same(our_add_rms, plain_add_rms, [x, residual, weight], grads, 1e-11)
+    if shape[-1] == 1:
+        return  # what LayerNorm makes of one number is zero, and all that is left of it is rounding
+    assert_same(our_layer_norm, plain_layer_norm, [x, weight, bias], grads[0], 1e-10)
+    assert_same(our_add_layer_norm, plain_add_layer_norm, [x, residual, weight, bias], grads, 1e-10)
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1e-3, 1e4])
@@ -55,31 +86,40 @@ def test_rms_norm_of_small_and_large_inputs(scale: float) -> None:
 
 
 def test_rms_norm_of_zeros_is_finite() -> None:
-    found = forward_and_backward(our_rms, [torch.zeros(2, 1, 8), torch.ones(8)], torch.ones(2, 1, 8))
+    zeros = torch.zeros(2, 1, 8, device=UNDER_TEST.device)
+    found = forward_and_backward(our_rms, [zeros, torch.ones_like(zeros[0, 0])], torch.ones_like(zeros))
 
     assert all(torch.isfinite(one).all() for one in found)
-    assert torch.equal(found[0], torch.zeros(2, 1, 8))
+    assert torch.equal(found[0], zeros)
 
 
-def test_rms_norm_gradients_are_the_slopes() -> None:
-    inputs = [draw(3, 2, 6).requires_grad_(), draw(6, seed=1).requires_grad_()]
+def test_layer_norm_far_from_zero_keeps_its_variance() -> None:
+    x = draw(4, 512, dtype=torch.float32) + 1000.0  # mean of squares minus square of mean would lose all digits
 
-    assert torch.autograd.gradcheck(our_rms, inputs)
-
-
-def test_layer_norm_is_the_formula() -> None:
-    inputs = [draw(5, 3, 16), 1 + draw(16, seed=1), draw(16, seed=2)]
-
-    assert_same(our_layer_norm, plain_layer_norm, inputs, draw(5, 3, 16, seed=3), 1e-12)
+    expected = plain_layer_norm(x.double(), torch.ones_like(x[0]).double(), torch.zeros_like(x[0]).double())
+    found = our_layer_norm(x, torch.ones_like(x[0]), torch.zeros_like(x[0]))
+    torch.testing.assert_close(found.double(), expected, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_norms_lose_no_more_than_plain_torch(dtype: torch.dtype) -> None:
-    x, weight, bias = draw(64, 4, 128, dtype=dtype), 1 + draw(128, dtype=dtype, seed=1), draw(128, dtype=dtype, seed=2)
-    grad = draw(64, 4, 128, dtype=dtype, seed=3)
+def test_norm_gradients_are_the_slopes() -> None:
+    x, residual = draw(3, 2, 6).requires_grad_(), draw(3, 2, 6, seed=1).requires_grad_()
+    weight, bias = draw(6, seed=2).requires_grad_(), draw(6, seed=3).requires_grad_()
 
-    assert_no_worse_than_eager(our_rms, eager_rms, [x, weight], grad)
-    assert_no_worse_than_eager(our_layer_norm, plain_layer_norm, [x, weight, bias], grad)
+    assert torch.autograd.gradcheck(our_rms, [x, weight])
+    assert torch.autograd.gradcheck(our_layer_norm, [x, weight, bias])
+    assert torch.autograd.gradcheck(our_add_rms, [x, residual, weight])
+    assert torch.autograd.gradcheck(our_add_layer_norm, [x, residual, weight, bias])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("shape", [(64, 4, 128), (33, 123), (16, 4096)])
+def test_norms_lose_no_more_than_plain_torch(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    (x, residual, weight, bias), grads = drawn_inputs(shape, dtype)
+
+    assert_no_worse_than_eager(our_rms, eager_rms, [x, weight], grads[0])
+    assert_no_worse_than_eager(our_layer_norm, plain_layer_norm, [x, weight, bias], grads[0])
+    assert_no_worse_than_eager(our_add_rms, plain_add_rms, [x, residual, weight], grads)
+    assert_no_worse_than_eager(our_add_layer_norm, plain_add_layer_norm, [x, residual, weight, bias], grads)
 
 
 def test_rms_norm_in_bf16_is_rounded_once() -> None:
@@ -90,26 +130,95 @@ def test_rms_norm_in_bf16_is_rounded_once() -> None:
     assert (our_rms(x, weight) != exact).double().mean().item() < 1e-3
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_the_norm_of_a_sum_is_the_norm_of_its_rounded_sum(dtype: torch.dtype) -> None:
+    (x, residual, weight, bias), _ = drawn_inputs((9, 2, 264), dtype)
+    rms, rms_sum = add_rms_norm(x, residual, weight, EPS)
+    layer, layer_sum = add_layer_norm(x, residual, weight, bias, EPS)
+
+    # bit by bit: what is kept for backward is the sum, and recomputation must give the same again
+    assert torch.equal(rms_sum, x + residual)
+    assert torch.equal(layer_sum, x + residual)
+    assert torch.equal(rms, our_rms(x + residual, weight))
+    assert torch.equal(layer, our_layer_norm(x + residual, weight, bias))
+
+
 @pytest.mark.parametrize("order", [(1, 0, 2), (2, 1, 0)])
 def test_norms_of_a_permuted_input(order: tuple[int, int, int]) -> None:
-    x = draw(6, 6, 6).permute(order)
+    (base, residual, weight, bias), _ = drawn_inputs((6, 6, 6))
     grad = draw(6, 6, 6, seed=3).permute(order)
-    weight, bias = draw(6, seed=1), draw(6, seed=2)
+    grads = torch.stack([grad, grad]).permute(0, 3, 1, 2)
 
     def keep_strides(operation):
         return lambda base, *rest: operation(base.permute(order), *rest)
 
-    base = draw(6, 6, 6)
-    assert not x.is_contiguous()
+    assert not base.permute(order).is_contiguous()
     assert_same(keep_strides(our_rms), keep_strides(torch_rms), [base, weight], grad, 1e-12)
     assert_same(keep_strides(our_layer_norm), keep_strides(plain_layer_norm), [base, weight, bias], grad, 1e-12)
+    assert_same(keep_strides(our_add_rms), keep_strides(plain_add_rms), [base, residual, weight], grads, 1e-12)
 
 
-def test_rms_norm_leaves_its_inputs_alone() -> None:
+def test_norms_leave_their_inputs_alone() -> None:
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
-        x, weight, grad = draw(4, 2, 8, dtype=dtype), draw(8, dtype=dtype, seed=1), draw(4, 2, 8, dtype=dtype, seed=2)
-        copies = [one.clone() for one in (x, weight, grad)]
-        leaves = [x.requires_grad_(), weight.requires_grad_()]
-        our_rms(*leaves).backward(grad)
+        inputs, grads = drawn_inputs((4, 2, 8), dtype)
+        copies = [one.clone() for one in (*inputs, grads)]
+        leaves = [one.requires_grad_() for one in inputs]
+        our_add_layer_norm(*leaves).backward(grads)
+        our_rms(leaves[0], leaves[2]).backward(grads[0])
 
-        assert all(torch.equal(a.detach(), b) for a, b in zip((x, weight, grad), copies, strict=True))
+        assert all(torch.equal(a.detach(), b) for a, b in zip((*inputs, grads), copies, strict=True))
+
+
+def test_a_sum_or_a_norm_that_nobody_uses_has_no_gradient() -> None:
+    (x, residual, weight, _), grads = drawn_inputs((4, 2, 8))
+    for used in (0, 1):
+        only = torch.zeros_like(grads)
+        only[used] = grads[used]
+        found = [one.clone().requires_grad_() for one in (x, residual, weight)]
+        add_rms_norm(*found, EPS)[used].backward(grads[used])
+        expected = forward_and_backward(plain_add_rms, [x, residual, weight], only)[1:]
+        for one, truth in zip(found, expected, strict=True):
+            torch.testing.assert_close(one.grad, truth, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [*SHAPES, (0, 16), (4, 0)])
+def test_norm_operators_keep_the_contract(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    (x, residual, weight, bias), grads = drawn_inputs(shape, dtype)
+    _, mean, rstd = OPS.layer_norm(x, weight, bias, EPS)
+
+    assert_contract(OPS.rms_norm.default, x, weight, EPS)
+    assert_contract(OPS.add_rms_norm.default, x, residual, weight, EPS)
+    assert_contract(OPS.rms_norm_backward.default, grads[0], grads[1], x, weight, rstd)
+    assert_contract(OPS.layer_norm.default, x, weight, bias, EPS)
+    assert_contract(OPS.add_layer_norm.default, x, residual, weight, bias, EPS)
+    assert_contract(OPS.layer_norm_backward.default, grads[0], None, x, weight, mean, rstd)
+
+
+def test_norms_refuse_what_does_not_fit() -> None:
+    (x, residual, weight, bias), grads = drawn_inputs((4, 2, 8), torch.float32)
+    _, mean, rstd = OPS.layer_norm(x, weight, bias, EPS)
+    backward = OPS.layer_norm_backward.default
+
+    assert_refused(OPS.rms_norm.default, (x, weight[:7], EPS), r"weight must have shape \[8\], got \[7\]")
+    assert_refused(OPS.rms_norm.default, (x, weight.double(), EPS), "weight must be float32, got float64")
+    assert_refused(
+        OPS.rms_norm.default, (x.long(), weight.long(), EPS), "x must be bf16, fp16, fp32 or fp64, got int64"
+    )
+    assert_refused(OPS.rms_norm.default, (x[0, 0, 0], weight, EPS), r"x must have at least one dim, got \[\]")
+    assert_refused(OPS.rms_norm.default, (x.transpose(0, 1), weight, EPS), "x must be contiguous")
+    assert_refused(OPS.layer_norm.default, (x, weight, bias[:, None], EPS), r"bias must have shape \[8\], got \[8, 1\]")
+    assert_refused(
+        OPS.add_rms_norm.default,
+        (x, residual[1:], weight, EPS),
+        r"residual must have the shape of x, \[4, 2, 8\], got \[3, 2, 8\]",
+    )
+    assert_refused(
+        backward, (grads[0, :3], None, x, weight, mean, rstd), r"grad_out must have the shape of x, \[4, 2, 8\]"
+    )
+    assert_refused(backward, (grads[0], None, x, weight, mean, rstd.double()), "rstd must be float32, got float64")
+    assert_refused(
+        backward,
+        (grads[0], None, x, weight, mean[1:], rstd),
+        r"mean must have one number for each row of x, \[4, 2, 8\], got \[3, 2, 1\]",
+    )

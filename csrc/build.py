@@ -1,0 +1,160 @@
+"""Build megatrain._C, the kernels for CUDA, with nvcc: `python csrc/build.py --output megatrain/_C.abi3.so`.
+
+Needs torch's headers, Python's headers and a CUDA toolkit of 12 or later; neither a GPU nor a torch that is built for
+CUDA. The extension is built against torch's stable ABI with 2.11 as its target and against Python's limited API, so
+that one file serves every torch from 2.11 and every Python from 3.11. Standard library only: setup.py runs this file
+where nothing else is installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import runpy
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ARCHITECTURES = ("8.0", "9.0a")
+TARGET_TORCH = "0x020b000000000000ULL"
+TARGET_PYTHON = "0x030b0000"
+OPERATORS = Path(__file__).resolve().parent / "operators"
+CXX_FLAGS = ("-std=c++20", f"-DTORCH_TARGET_VERSION={TARGET_TORCH}", f"-DPy_LIMITED_API={TARGET_PYTHON}")
+
+
+class BuildError(Exception):
+    """Why nothing was built, in a sentence for the user."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Build, or say why not. Exit code 1 when nothing was built."""
+    parser = argparse.ArgumentParser(description="Build megatrain._C.")
+    parser.add_argument("--output", type=Path, required=True, help="the file to write")
+    parser.add_argument(
+        "--arch",
+        default=os.environ.get("TORCH_CUDA_ARCH_LIST", ""),
+        help=f"compute capabilities, such as '8.0;9.0a' (TORCH_CUDA_ARCH_LIST; default {';'.join(ARCHITECTURES)})",
+    )
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="compilers at a time")
+    parsed = parser.parse_args(arguments)
+    try:
+        build(parsed.output, architecture_list(parsed.arch), parsed.jobs)
+    except BuildError as error:
+        print(f"csrc/build.py: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def build(output: Path, architectures: Sequence[str], jobs: int) -> None:
+    """Compile every file of csrc/operators and link them to `output`, which appears whole or not at all.
+
+    Raises: BuildError where a part is missing or a compiler fails.
+    """
+    nvcc, torch = find_nvcc(), find_torch()
+    if nvcc is None:
+        raise BuildError("no nvcc on PATH, in CUDA_HOME, in /usr/local/cuda or in the package nvidia-cuda-nvcc")
+    if torch is None:
+        raise BuildError("torch is not installed in this environment: its headers are needed")
+    with tempfile.TemporaryDirectory() as directory:
+        sources = sorted([*OPERATORS.glob("*.cu"), *OPERATORS.glob("*.cpp")])
+        objects = [Path(directory) / f"{source.name}.o" for source in sources]
+        flags = compile_flags(torch, architectures)
+        with ThreadPoolExecutor(jobs) as pool:
+            commands = [
+                [str(nvcc), *flags, "-c", str(source), "-o", str(target)]
+                for source, target in zip(sources, objects, strict=True)
+            ]
+            for done in pool.map(_run, commands):
+                if done.returncode:
+                    raise BuildError(f"nvcc failed: {' '.join(done.args)}\n{done.stderr}")
+        unfinished = output.with_name(f".{output.name}.{os.getpid()}")
+        try:
+            done = _run([str(nvcc), *link_flags(nvcc, torch), *map(str, objects), "-o", str(unfinished)])
+            if done.returncode:
+                raise BuildError(f"linking failed: {' '.join(done.args)}\n{done.stderr}")
+            unfinished.replace(output)
+        finally:
+            unfinished.unlink(missing_ok=True)
+
+
+def architecture_list(text: str) -> tuple[str, ...]:
+    """Return compute capabilities of a list as TORCH_CUDA_ARCH_LIST has it: '8.0;9.0a' or '8.0 9.0a'."""
+    return tuple(text.replace(";", " ").replace(",", " ").split()) or ARCHITECTURES
+
+
+def compile_flags(torch: Path, architectures: Sequence[str]) -> list[str]:
+    """Return nvcc's flags for one source."""
+    capabilities = [one.removesuffix("+PTX").replace(".", "") for one in architectures]
+    return [
+        *CXX_FLAGS,
+        "-O3",
+        "-Xcompiler",
+        "-fPIC,-fvisibility=hidden",
+        "-DUSE_CUDA",
+        f'-DMEGATRAIN_ARCHITECTURES="{";".join(architectures)}"',
+        *include_flags(torch),
+        *(f"-gencode=arch=compute_{one},code=sm_{one}" for one in capabilities),
+        # machines newer than all of these compile the last one's intermediate form themselves
+        *(
+            f"-gencode=arch=compute_{one},code=compute_{one}"
+            for one, text in zip(capabilities, architectures, strict=True)
+            if text.endswith("+PTX")
+        ),
+    ]
+
+
+def include_flags(torch: Path, *, is_system: bool = False) -> list[str]:
+    """Return where headers are found. is_system: the compiler does not warn of what they do."""
+    option = "-isystem" if is_system else "-I"
+    directories = [torch / "include", torch / "include/torch/csrc/api/include", sysconfig.get_paths()["include"]]
+    return [f"{option}{directory}" for directory in directories]
+
+
+def link_flags(nvcc: Path, torch: Path) -> list[str]:
+    """Return nvcc's flags for the shared library. CUDA's runtime is linked in, so that none must be found later."""
+    return ["-shared", "--cudart=static", f"-L{nvcc.parent.parent / 'lib'}", *library_flags(torch)]
+
+
+def library_flags(torch: Path) -> list[str]:
+    """Return how torch is linked: its stable C functions, which no CUDA build is needed for."""
+    return [f"-L{torch}/lib", "-ltorch", "-ltorch_cpu", "-lc10"]
+
+
+def find_nvcc() -> Path | None:
+    """Return nvcc: on PATH, in CUDA_HOME, where NVIDIA installs it, or in the package nvidia-cuda-nvcc."""
+    on_path = shutil.which("nvcc")
+    candidates = [Path(on_path)] if on_path else []
+    candidates += [Path(home) / "bin/nvcc" for home in (os.environ.get("CUDA_HOME"), "/usr/local/cuda") if home]
+    candidates += [found for site in site_packages() for found in sorted(site.glob("nvidia/cu*/bin/nvcc"))]
+    return next((one for one in candidates if os.access(one, os.X_OK)), None)
+
+
+def find_torch() -> Path | None:
+    """Return the directory of the package torch in the environment that this Python belongs to."""
+    return next((site / "torch" for site in site_packages() if (site / "torch/include/torch").is_dir()), None)
+
+
+def is_torch_for_cuda() -> bool:
+    """Return whether the torch of this environment is built for CUDA, by its version file."""
+    torch = find_torch()
+    version = torch / "version.py" if torch else None
+    return version is not None and version.exists() and runpy.run_path(str(version)).get("cuda") is not None
+
+
+def site_packages() -> Iterator[Path]:
+    """Yield where packages of this environment lie, also in an isolated build, which hides them from imports."""
+    seen = dict.fromkeys([*(sysconfig.get_paths()[key] for key in ("purelib", "platlib")), *sys.path])
+    yield from (Path(one) for one in seen if one)
+
+
+def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

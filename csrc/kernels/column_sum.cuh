@@ -1,0 +1,32 @@
+// The second half of sums down the columns: the parts that groups of threads left, added in a fixed order.
+#pragma once
+
+#include <cstdint>
+
+#include "precision.cuh"
+
+namespace megatrain {
+
+constexpr int COLUMN_SUM_WIDTH = 32;
+constexpr int COLUMN_SUM_HEIGHT = 16;
+
+// out[column] = sum over `num_parts` rows of parts [num_parts, num_columns]. A block treats 32 columns.
+template <typename T>
+__global__ void __launch_bounds__(COLUMN_SUM_WIDTH* COLUMN_SUM_HEIGHT)
+    column_sum(const wide_t<T>* parts, T* out, int64_t num_parts, int64_t num_columns) {
+  using A = wide_t<T>;
+  __shared__ A sums[COLUMN_SUM_HEIGHT][COLUMN_SUM_WIDTH];
+  const int64_t column = int64_t(blockIdx.x) * COLUMN_SUM_WIDTH + threadIdx.x;
+  A sum = 0;
+  if (column < num_columns) {
+#pragma unroll 4
+    for (int64_t part = threadIdx.y; part < num_parts; part += COLUMN_SUM_HEIGHT) sum += parts[part * num_columns + column];
+  }
+  sums[threadIdx.y][threadIdx.x] = sum;
+  __syncthreads();
+  if (threadIdx.y != 0 || column >= num_columns) return;
+  for (int y = 1; y < COLUMN_SUM_HEIGHT; ++y) sum += sums[y][threadIdx.x];
+  out[column] = narrow<T>(sum);
+}
+
+}  // namespace megatrain

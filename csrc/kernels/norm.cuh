@@ -1,0 +1,252 @@
+// LayerNorm and RMSNorm over rows of `hidden` elements, with the addition to the residual stream before them.
+//
+// IS_CENTERED: LayerNorm (mean removed, bias added), else RMSNorm. A row is held by blockDim.x threads, each with PACKS
+// packs of WIDTH elements, so that memory is read once; PACKS = 0 is for rows that do not fit, which are read again.
+#pragma once
+
+#include "pack.cuh"
+#include "row_sum.cuh"
+
+namespace megatrain {
+
+constexpr int NORM_MAX_THREADS = 512;  // a block: leaves each thread 128 registers
+
+template <typename T>
+struct NormForward {
+  const T* x;
+  const T* residual;  // null: nothing is added
+  const T* weight;
+  const T* bias;  // of LayerNorm
+  T* out;
+  T* sum;           // x + residual, rounded; null without residual
+  wide_t<T>* mean;  // of LayerNorm
+  wide_t<T>* rstd;
+  int64_t rows;
+  int hidden;
+  wide_t<T> eps;
+};
+
+template <typename T, int WIDTH, int PACKS, bool IS_CENTERED>
+__global__ void __launch_bounds__(NORM_MAX_THREADS) norm_forward(const NormForward<T> p) {
+  using A = wide_t<T>;
+  using P = Pack<T, WIDTH>;
+  const int64_t row = int64_t(blockIdx.x) * blockDim.y + threadIdx.y;
+  const bool is_active = row < p.rows;
+  const int64_t base = row * p.hidden;
+  const int step = blockDim.x * WIDTH;
+  const int first = threadIdx.x * WIDTH;
+  constexpr bool is_cached = PACKS > 0;
+  P cached[is_cached ? PACKS : 1];
+
+  const auto read = [&](int column) {
+    P x = P::load(p.x + base + column);
+    if (p.residual != nullptr) {
+      const P residual = P::load(p.residual + base + column);
+#pragma unroll
+      for (int i = 0; i < WIDTH; ++i) x.lane[i] = narrow<T>(widen(x.lane[i]) + widen(residual.lane[i]));
+    }
+    return x;
+  };
+  // calls use(x, column) for each pack of this thread
+  const auto each = [&](auto use) {
+    if (!is_active) return;
+    if constexpr (is_cached) {
+#pragma unroll
+      for (int i = 0; i < PACKS; ++i) {
+        if (first + i * step < p.hidden) use(cached[i], first + i * step);
+      }
+    } else {
+      for (int column = first; column < p.hidden; column += step) use(read(column), column);
+    }
+  };
+
+  if constexpr (is_cached) {
+#pragma unroll
+    for (int i = 0; i < PACKS; ++i) {
+      if (is_active && first + i * step < p.hidden) cached[i] = read(first + i * step);
+    }
+  }
+  A mean = 0;
+  if constexpr (IS_CENTERED) {
+    A sums[1] = {0};
+    each([&](const P& x, int) {
+#pragma unroll
+      for (int i = 0; i < WIDTH; ++i) sums[0] += widen(x.lane[i]);
+    });
+    sum_over_row(sums);
+    mean = sums[0] / p.hidden;
+  }
+  A squares[1] = {0};
+  each([&](const P& x, int) {
+#pragma unroll
+    for (int i = 0; i < WIDTH; ++i) {
+      const A distance = widen(x.lane[i]) - mean;
+      squares[0] += distance * distance;
+    }
+  });
+  sum_over_row(squares);
+  const A rstd = reciprocal_root(squares[0] / p.hidden + p.eps);
+  if (is_active && threadIdx.x == 0) {
+    if constexpr (IS_CENTERED) p.mean[row] = mean;
+    p.rstd[row] = rstd;
+  }
+  each([&](const P& x, int column) {
+    const P weight = P::load(p.weight + column);
+    P bias, out;
+    if constexpr (IS_CENTERED) bias = P::load(p.bias + column);
+#pragma unroll
+    for (int i = 0; i < WIDTH; ++i) {
+      A value = (widen(x.lane[i]) - mean) * rstd * widen(weight.lane[i]);
+      if constexpr (IS_CENTERED) value += widen(bias.lane[i]);
+      out.lane[i] = narrow<T>(value);
+    }
+    if (p.sum != nullptr) x.store(p.sum + base + column);
+    out.store(p.out + base + column);
+  });
+}
+
+template <typename T>
+struct NormBackward {
+  const T* grad_out;
+  const T* grad_sum;  // what reaches the sum past the norm; null where there was no residual
+  const T* x;         // what was normed: the sum, where there was a residual
+  const T* weight;
+  const wide_t<T>* mean;
+  const wide_t<T>* rstd;
+  T* grad_x;
+  wide_t<T>* weight_parts;  // [gridDim.x * blockDim.y, hidden]: sums over the rows that one group of threads treats
+  wide_t<T>* bias_parts;    // the same, of LayerNorm
+  int64_t rows;
+  int hidden;
+};
+
+// Each group of threads treats ROWS rows at a time, so that their loads are in flight together, and keeps the sums of
+// its columns in registers: no atomics, and the order of additions is fixed by the shape of the launch.
+template <typename T, int WIDTH, int PACKS, int ROWS, bool IS_CENTERED>
+__global__ void __launch_bounds__(NORM_MAX_THREADS) norm_backward(const NormBackward<T> p) {
+  using A = wide_t<T>;
+  using P = Pack<T, WIDTH>;
+  const int step = blockDim.x * WIDTH;
+  const int first = threadIdx.x * WIDTH;
+  const int64_t group = int64_t(blockIdx.x) * blockDim.y + threadIdx.y;
+  const int64_t num_groups = int64_t(gridDim.x) * blockDim.y;
+  A weight_sum[PACKS][WIDTH] = {};
+  A bias_sum[PACKS][WIDTH] = {};
+
+  // all groups of a block go round equally often: they meet at barriers
+  const int64_t rounds = (p.rows + num_groups * ROWS - 1) / (num_groups * ROWS);
+  for (int64_t round = 0; round < rounds; ++round) {
+    P grad[ROWS][PACKS], x[ROWS][PACKS];
+    A mean[ROWS], rstd[ROWS];
+    A sums[2 * ROWS] = {};
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) {
+      const int64_t row = (round * num_groups + group) * ROWS + r;
+      const bool is_active = row < p.rows;
+      rstd[r] = is_active ? p.rstd[row] : A(0);
+      mean[r] = IS_CENTERED && is_active ? p.mean[row] : A(0);
+#pragma unroll
+      for (int i = 0; i < PACKS; ++i) {
+        const int column = first + i * step;
+        if (is_active && column < p.hidden) {
+          grad[r][i] = P::load(p.grad_out + row * p.hidden + column);
+          x[r][i] = P::load(p.x + row * p.hidden + column);
+        } else {
+          grad[r][i] = x[r][i] = P{};
+        }
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < PACKS; ++i) {
+      const int column = first + i * step;
+      const P weight = column < p.hidden ? P::load(p.weight + column) : P{};
+#pragma unroll
+      for (int r = 0; r < ROWS; ++r) {
+#pragma unroll
+        for (int k = 0; k < WIDTH; ++k) {
+          const A of_out = widen(grad[r][i].lane[k]);
+          const A normed = (widen(x[r][i].lane[k]) - mean[r]) * rstd[r];
+          const A of_normed = of_out * widen(weight.lane[k]);
+          weight_sum[i][k] += of_out * normed;
+          if constexpr (IS_CENTERED) bias_sum[i][k] += of_out;
+          sums[2 * r] += of_normed * normed;
+          sums[2 * r + 1] += of_normed;
+        }
+      }
+    }
+    sum_over_row(sums);
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) {
+      const int64_t row = (round * num_groups + group) * ROWS + r;
+      if (row >= p.rows) continue;
+      const A along = sums[2 * r] / p.hidden;
+      const A shared = IS_CENTERED ? sums[2 * r + 1] / p.hidden : A(0);
+#pragma unroll
+      for (int i = 0; i < PACKS; ++i) {
+        const int column = first + i * step;
+        if (column >= p.hidden) continue;
+        const P weight = P::load(p.weight + column);
+        P past{}, out;
+        if (p.grad_sum != nullptr) past = P::load(p.grad_sum + row * p.hidden + column);
+#pragma unroll
+        for (int k = 0; k < WIDTH; ++k) {
+          const A normed = (widen(x[r][i].lane[k]) - mean[r]) * rstd[r];
+          const A of_normed = widen(grad[r][i].lane[k]) * widen(weight.lane[k]);
+          A value = (of_normed - shared - normed * along) * rstd[r];
+          if (p.grad_sum != nullptr) value += widen(past.lane[k]);
+          out.lane[k] = narrow<T>(value);
+        }
+        out.store(p.grad_x + row * p.hidden + column);
+      }
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < PACKS; ++i) {
+    const int column = first + i * step;
+    if (column >= p.hidden) continue;
+#pragma unroll
+    for (int k = 0; k < WIDTH; ++k) {
+      p.weight_parts[group * p.hidden + column + k] = weight_sum[i][k];
+      if constexpr (IS_CENTERED) p.bias_parts[group * p.hidden + column + k] = bias_sum[i][k];
+    }
+  }
+}
+
+// The same for rows of any length: read twice, with the columns' sums in memory. One row a block.
+template <typename T, bool IS_CENTERED>
+__global__ void __launch_bounds__(NORM_MAX_THREADS) norm_backward_long(const NormBackward<T> p) {
+  using A = wide_t<T>;
+  A* weight_sum = p.weight_parts + int64_t(blockIdx.x) * p.hidden;
+  A* bias_sum = IS_CENTERED ? p.bias_parts + int64_t(blockIdx.x) * p.hidden : nullptr;
+  for (int column = threadIdx.x; column < p.hidden; column += blockDim.x) {
+    weight_sum[column] = 0;
+    if constexpr (IS_CENTERED) bias_sum[column] = 0;
+  }
+  for (int64_t row = blockIdx.x; row < p.rows; row += gridDim.x) {
+    const T* x = p.x + row * p.hidden;
+    const T* grad = p.grad_out + row * p.hidden;
+    const A rstd = p.rstd[row];
+    const A mean = IS_CENTERED ? p.mean[row] : A(0);
+    A sums[2] = {};
+    for (int column = threadIdx.x; column < p.hidden; column += blockDim.x) {
+      const A of_out = widen(grad[column]);
+      const A normed = (widen(x[column]) - mean) * rstd;
+      const A of_normed = of_out * widen(p.weight[column]);
+      weight_sum[column] += of_out * normed;
+      if constexpr (IS_CENTERED) bias_sum[column] += of_out;
+      sums[0] += of_normed * normed;
+      sums[1] += of_normed;
+    }
+    sum_over_row(sums);
+    const A along = sums[0] / p.hidden;
+    const A shared = IS_CENTERED ? sums[1] / p.hidden : A(0);
+    for (int column = threadIdx.x; column < p.hidden; column += blockDim.x) {
+      const A normed = (widen(x[column]) - mean) * rstd;
+      A value = (widen(grad[column]) * widen(p.weight[column]) - shared - normed * along) * rstd;
+      if (p.grad_sum != nullptr) value += widen(p.grad_sum[row * p.hidden + column]);
+      p.grad_x[row * p.hidden + column] = narrow<T>(value);
+    }
+  }
+}
+
+}  // namespace megatrain

@@ -1,0 +1,160 @@
+// What every operator needs of torch, on its stable ABI: registration, checks of one line, types, stream and launch.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <initializer_list>
+#include <optional>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+
+// The key under which kernels are registered. Tests compile the same files for the processor, as CPU.
+#ifndef MEGATRAIN_DISPATCH_KEY
+#define MEGATRAIN_DISPATCH_KEY CUDA
+#endif
+#define MEGATRAIN_KERNELS(library) STABLE_TORCH_LIBRARY_IMPL(megatrain, MEGATRAIN_DISPATCH_KEY, library)
+
+// Only a torch that is built for CUDA has it; weak, so that the extension loads beside any.
+extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device_index, void** stream);
+
+namespace megatrain {
+
+using torch::stable::Tensor;
+using torch::headeronly::ScalarType;
+
+inline std::string shape_text(const Tensor& tensor) {
+  std::string text = "[";
+  for (int64_t dim = 0; dim < tensor.dim(); ++dim) text += (dim ? ", " : "") + std::to_string(tensor.size(dim));
+  return text + "]";
+}
+
+// Throws what Python sees as RuntimeError, in one line.
+template <typename... Parts>
+void require(bool holds, const Parts&... parts) {
+  if (holds) return;
+  std::ostringstream message;
+  (message << ... << parts);
+  throw std::runtime_error(message.str());
+}
+
+inline std::string dtype_text(ScalarType dtype) {
+  switch (dtype) {
+    case ScalarType::BFloat16: return "bfloat16";
+    case ScalarType::Half: return "float16";
+    case ScalarType::Float: return "float32";
+    case ScalarType::Double: return "float64";
+    case ScalarType::Long: return "int64";
+    case ScalarType::Int: return "int32";
+    default: return torch::headeronly::toString(dtype);
+  }
+}
+
+inline void check_shape(const char* name, const Tensor& tensor, std::initializer_list<int64_t> shape) {
+  bool is_right = tensor.dim() == int64_t(shape.size());
+  std::string expected;
+  int64_t dim = 0;
+  for (int64_t size : shape) {
+    is_right = is_right && tensor.size(dim) == size;
+    expected += (dim++ ? ", " : "") + std::to_string(size);
+  }
+  require(is_right, name, " must have shape [", expected, "], got ", shape_text(tensor));
+}
+
+inline void check_same_shape(const char* name, const Tensor& tensor, const char* other_name, const Tensor& other) {
+  bool is_right = tensor.dim() == other.dim();
+  for (int64_t dim = 0; is_right && dim < tensor.dim(); ++dim) is_right = tensor.size(dim) == other.size(dim);
+  require(is_right, name, " must have the shape of ", other_name, ", ", shape_text(other), ", got ", shape_text(tensor));
+}
+
+inline void check_dtype(const char* name, const Tensor& tensor, ScalarType dtype) {
+  require(tensor.scalar_type() == dtype, name, " must be ", dtype_text(dtype), ", got ", dtype_text(tensor.scalar_type()));
+}
+
+inline void check_contiguous(const char* name, const Tensor& tensor) {
+  require(tensor.is_contiguous(), name, " must be contiguous");
+}
+
+inline void check_same_device(const char* name, const Tensor& tensor, const char* other_name, const Tensor& other) {
+  require(tensor.device() == other.device(), name, " must be on the device of ", other_name);
+}
+
+// fp32 for all narrower types: the dtype of statistics and partial sums.
+inline ScalarType wide_dtype(ScalarType dtype) {
+  return dtype == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
+}
+
+// Calls body(T{}) with the C++ type of `dtype`.
+template <typename Body>
+void dispatch_floating(const char* name, ScalarType dtype, Body&& body) {
+  switch (dtype) {
+    case ScalarType::BFloat16: return body(__nv_bfloat16{});
+    case ScalarType::Half: return body(__half{});
+    case ScalarType::Float: return body(float{});
+    case ScalarType::Double: return body(double{});
+    default: break;
+  }
+  require(false, name, " must be bf16, fp16, fp32 or fp64, got ", dtype_text(dtype));
+}
+
+template <int VALUE>
+using constant = std::integral_constant<int, VALUE>;
+
+template <typename T>
+T* pointer(const Tensor& tensor) {
+  return static_cast<T*>(tensor.mutable_data_ptr());
+}
+template <typename T>
+const T* const_pointer(const Tensor& tensor) {
+  return static_cast<const T*>(tensor.const_data_ptr());
+}
+
+// Where and how a kernel runs: the current stream of the device that `tensor` is on.
+class Device {
+ public:
+  explicit Device(const Tensor& tensor) : index_(tensor.get_device_index()) {
+    void* stream = nullptr;
+    if (index_ >= 0 && aoti_torch_get_current_cuda_stream != nullptr) {
+      TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(index_, &stream));
+    }
+    stream_ = static_cast<cudaStream_t>(stream);
+  }
+
+  int num_multiprocessors() const {
+    int count = 0;
+    check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, index_), "cudaDeviceGetAttribute");
+    return count;
+  }
+
+  // Launches `kernel`; its name is for the error message.
+  template <typename... Parameters, typename... Arguments>
+  void launch(const char* name, void (*kernel)(Parameters...), dim3 grid, dim3 block, Arguments&&... arguments) const {
+    cudaLaunchConfig_t config{};
+    config.gridDim = grid;
+    config.blockDim = block;
+    config.stream = stream_;
+    check(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...), name);
+  }
+
+ private:
+  static void check(cudaError_t status, const char* what) {
+    require(status == cudaSuccess, what, ": ", cudaGetErrorString(status));
+  }
+
+  int index_;
+  cudaStream_t stream_;
+};
+
+}  // namespace megatrain

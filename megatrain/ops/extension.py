@@ -1,0 +1,56 @@
+"""Loads megatrain._C, the compiled kernels, and says why not where they are not to be had."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Extension:
+    """Whether kernels joined the operators, for which compute capabilities, and why not."""
+
+    architectures: tuple[str, ...]
+    reason: str
+    """Empty where kernels are active."""
+
+    @property
+    def is_active(self) -> bool:
+        return not self.reason
+
+
+@cache
+def load_extension() -> Extension:
+    """Load the kernels, once a process. Never raises: without them every operation has its plain torch form."""
+    if torch.version.cuda is None:
+        return Extension((), "this torch is built without CUDA")
+    try:
+        module = importlib.import_module("megatrain._C")
+    except ModuleNotFoundError:
+        return Extension((), "megatrain._C was not built when megatrain was installed")
+    except ImportError as error:
+        return Extension((), f"megatrain._C does not load: {error}")
+    return Extension(tuple(module.architectures.split(";")), "")
+
+
+def missing_capability(architectures: tuple[str, ...], capability: tuple[int, int]) -> str:
+    """Return why a GPU of `capability` cannot run code built for `architectures`, or "" where it can.
+
+    Code for 8.0 runs on every 8.x; code for 9.0a on 9.0 alone; "+PTX" also on whatever comes later.
+    """
+    for one in architectures:
+        major, _, rest = one.partition(".")
+        minor = int("".join(filter(str.isdigit, rest)))
+        built = (int(major), minor)
+        if capability == built or (not one.endswith("a") and capability[0] == built[0] and capability[1] > minor):
+            return ""
+        if one.endswith("+PTX") and capability > built:
+            return ""
+    wanted = f"{capability[0]}.{capability[1]}"
+    return (
+        f"megatrain._C is built for compute capability {', '.join(architectures)}, this GPU has {wanted}: "
+        f"install megatrain again with TORCH_CUDA_ARCH_LIST={wanted}"
+    )

@@ -1,0 +1,97 @@
+"""How an operation is declared to torch, so that compiled kernels can join it.
+
+Schema, check, reference and fake are Python: they need no compiler and no GPU. The reference is plain torch and runs
+on every device that has no kernel; `megatrain._C` (csrc/operators), where it was built, adds the kernels for CUDA.
+Gradients are not declared here: a public function of ops is a torch.autograd.Function over two operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from megatrain.ops.extension import load_extension
+
+_LIBRARY = torch.library.Library("megatrain", "FRAGMENT")
+_DECLARED: list[str] = []
+
+
+def declare(
+    schema: str, *, check: Callable[..., None], reference: Callable[..., Any], fake: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Define the operator `schema` and return what calls it.
+
+    check: raises for arguments that the schema's types allow and the operation does not; it sees the arguments before
+    reference and fake do, and kernels make the same checks with the same words. fake: returns empty results.
+    """
+
+    def checked_reference(*args: Any) -> Any:
+        check(*args)
+        return reference(*args)
+
+    def checked_fake(*args: Any) -> Any:
+        check(*args)
+        return fake(*args)
+
+    name = schema.partition("(")[0]
+    _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    _LIBRARY.impl(name, checked_reference, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"megatrain::{name}", checked_fake, lib=_LIBRARY)
+    _DECLARED.append(f"megatrain::{name}")
+    load_extension()
+    return getattr(torch.ops.megatrain, name).default
+
+
+def declared_operators() -> tuple[str, ...]:
+    """Return the qualified names of all operators of the modules that were imported so far."""
+    return tuple(_DECLARED)
+
+
+def require_shape(name: str, tensor: Tensor, shape: Sequence[int]) -> None:
+    """Raise RuntimeError unless `tensor` has `shape`."""
+    if tuple(tensor.shape) != tuple(shape):
+        raise RuntimeError(f"{name} must have shape {list(shape)}, got {list(tensor.shape)}")
+
+
+def require_like(name: str, tensor: Tensor, other_name: str, other: Tensor) -> None:
+    """Raise RuntimeError unless `tensor` has the device, dtype and shape of `other`."""
+    require_same_kind(name, tensor, other_name, other)
+    if tensor.shape != other.shape:
+        raise RuntimeError(f"{name} must have the shape of {other_name}, {list(other.shape)}, got {list(tensor.shape)}")
+
+
+def require_same_kind(name: str, tensor: Tensor, other_name: str, other: Tensor) -> None:
+    """Raise RuntimeError unless `tensor` has the device and dtype of `other`."""
+    require_same_device(name, tensor, other_name, other)
+    require_dtype(name, tensor, other.dtype)
+
+
+def require_same_device(name: str, tensor: Tensor, other_name: str, other: Tensor) -> None:
+    """Raise RuntimeError unless both are on one device."""
+    if tensor.device != other.device:
+        raise RuntimeError(f"{name} must be on the device of {other_name}, {other.device}, got {tensor.device}")
+
+
+def require_dtype(name: str, tensor: Tensor, dtype: torch.dtype) -> None:
+    """Raise RuntimeError unless `tensor` has `dtype`."""
+    if tensor.dtype != dtype:
+        raise RuntimeError(f"{name} must be {_dtype_text(dtype)}, got {_dtype_text(tensor.dtype)}")
+
+
+def require_floating(name: str, tensor: Tensor) -> None:
+    """Raise RuntimeError unless `tensor` is bf16, fp16, fp32 or fp64."""
+    if tensor.dtype not in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
+        raise RuntimeError(f"{name} must be bf16, fp16, fp32 or fp64, got {_dtype_text(tensor.dtype)}")
+
+
+def require_contiguous(name: str, tensor: Tensor) -> None:
+    """Raise RuntimeError unless `tensor` is contiguous."""
+    if not tensor.is_contiguous():
+        raise RuntimeError(f"{name} must be contiguous, got strides {list(tensor.stride())} for {list(tensor.shape)}")
+
+
+def _dtype_text(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,64 @@
+"""Compiles csrc/operators for the processor, against the headers beside this file, and loads the result."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+
+from csrc.build import CXX_FLAGS, include_flags, library_flags
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+CACHE = ROOT / "build" / "emulated-kernels"
+
+
+def load_emulated_kernels() -> ctypes.CDLL:
+    """Register the kernels for CPU tensors in this process, built anew when any source changed."""
+    return ctypes.CDLL(str(_built()))
+
+
+def set_thread_order(kernels: ctypes.CDLL, seed: int) -> None:
+    """Let the threads of a block run in order (0), from the last to the first (1), or as drawn from the seed."""
+    kernels.emulated_set_thread_order(ctypes.c_uint(seed))
+
+
+def _built() -> Path:
+    sources = sorted([*ROOT.glob("csrc/operators/*.cu"), HERE / "emulator.cpp"])
+    read = sorted([*ROOT.glob("csrc/*/*.[ch]*"), *HERE.glob("*.[ch]*"), Path(__file__)])
+    digest = hashlib.sha256(torch.__version__.encode())
+    for path in read:
+        digest.update(path.read_bytes())
+    library = CACHE / f"{digest.hexdigest()[:16]}.so"
+    if not library.exists():
+        CACHE.mkdir(parents=True, exist_ok=True)
+        objects = [CACHE / f"{source.name}.{os.getpid()}.o" for source in sources]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(_compile, sources, objects))
+        unfinished = library.with_suffix(f".{os.getpid()}")
+        torch_directory = Path(torch.__file__).parent
+        _run(["g++", "-shared", *map(str, objects), "-o", str(unfinished), *library_flags(torch_directory)])
+        unfinished.replace(library)
+        for one in objects:
+            one.unlink()
+    return library
+
+
+def _compile(source: Path, target: Path) -> None:
+    torch_directory = Path(torch.__file__).parent
+    _run([
+        *("g++", "-x", "c++", "-O1", "-fPIC", "-Wall", "-Werror", "-Wno-unknown-pragmas", "-Wno-maybe-uninitialized"),
+        *CXX_FLAGS, "-DMEGATRAIN_DISPATCH_KEY=CPU", f"-I{HERE}", *include_flags(torch_directory, is_system=True),
+        "-c", str(source), "-o", str(target),
+    ])  # fmt: skip
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}\n{done.stderr}")

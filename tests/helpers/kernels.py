@@ -1,0 +1,68 @@
+"""Which implementation of the operators the tests of megatrain.ops run on, by pytest's option --kernels.
+
+reference: plain torch on the CPU. emulated: the kernels of csrc/ carried out by the processor. cuda: the kernels on a
+GPU. The tests are the same; they take their tensors from here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from shutil import which
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.emulated_cuda.build import load_emulated_kernels, set_thread_order
+from tests.helpers.require import require
+
+
+@dataclass(slots=True)
+class KernelsUnderTest:
+    """What `use_kernels` chose."""
+
+    kind: str = "reference"
+    emulated: ctypes.CDLL | None = None
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cuda" if self.kind == "cuda" else "cpu")
+
+
+UNDER_TEST = KernelsUnderTest()
+
+
+def use_kernels(kind: str) -> None:
+    """Choose the implementation for this process. There is no way back: kernels stay registered."""
+    if kind == "emulated":
+        require("compiler", which("g++") is not None, "g++ compiles the kernels for the processor")
+        UNDER_TEST.emulated = load_emulated_kernels()
+    if kind == "cuda":
+        from megatrain.ops.extension import load_extension
+
+        if load_extension().reason:
+            pytest.exit(f"--kernels=cuda: {load_extension().reason}", returncode=4)
+    UNDER_TEST.kind = kind
+
+
+def thread_orders() -> list[int]:
+    """Return the orders in which the threads of a block are to run, of which results must not depend."""
+    return [0, 1, 7] if UNDER_TEST.kind == "emulated" else [0, 0]
+
+
+def use_thread_order(order: int) -> None:
+    """Let the threads of emulated blocks run in `order` from here on; elsewhere the hardware decides."""
+    if UNDER_TEST.emulated is not None:
+        set_thread_order(UNDER_TEST.emulated, order)
+
+
+def draw(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0, scale: float = 1.0) -> Tensor:
+    """Return normal draws on the device under test: the same numbers for a seed on every device and in every dtype."""
+    numbers = torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return (numbers * scale).to(UNDER_TEST.device, dtype)
+
+
+def on_device(tensor: Tensor) -> Tensor:
+    """Return `tensor` on the device under test."""
+    return tensor.to(UNDER_TEST.device)

@@ -1,0 +1,74 @@
+"""What every operator of megatrain.ops keeps, whichever implementation runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.helpers.kernels import thread_orders, use_thread_order
+
+Operator = Callable[..., Any]
+
+
+def assert_contract(operator: Operator, *arguments: Any) -> None:
+    """Check schema, fake, results that are wholly written and the same each time, and inputs at odd addresses."""
+    torch.library.opcheck(operator, arguments, test_utils=("test_schema", "test_faketensor"))
+    results = [_run_poisoned(operator, arguments, order) for order in thread_orders()]
+    for result in results[1:]:
+        assert_identical(result, results[0])
+    moved = tuple(misaligned(one) if isinstance(one, Tensor) else one for one in arguments)
+    for found, expected in zip(_run_poisoned(operator, moved, 0), results[0], strict=True):
+        tolerance = 1e-12 if found.dtype == torch.float64 else 1e-5 if found.dtype == torch.float32 else 1.6e-2
+        torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+def assert_refused(operator: Operator, arguments: Sequence[Any], message: str) -> None:
+    """Check that the operator refuses `arguments` with one line that matches `message`, in fact and as a fake."""
+    with pytest.raises(RuntimeError, match=message) as caught:
+        operator(*arguments)
+    assert "\n" not in str(caught.value).split("\nException raised from")[0].strip()
+    with pytest.raises(RuntimeError, match=message):
+        operator(*(one.to("meta") if isinstance(one, Tensor) else one for one in arguments))
+
+
+def assert_identical(found: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
+    """Check equality bit by bit; NaN equals NaN."""
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == other.dtype
+        torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+
+
+def misaligned(tensor: Tensor) -> Tensor:
+    """Return the same values and strides at an address that is one element past a multiple of 16 bytes."""
+    return _copied(tensor, 1)
+
+
+def _copied(tensor: Tensor, offset: int) -> Tensor:
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    room = torch.empty(max(extent, 0) + offset, dtype=tensor.dtype, device=tensor.device)
+    copy = room.as_strided(tensor.shape, tensor.stride(), offset)
+    return copy.copy_(tensor.detach())
+
+
+def _run_poisoned(operator: Operator, arguments: Sequence[Any], order: int) -> list[Tensor]:
+    """Return results, and arguments that the operator writes to, where all fresh memory is filled with NaN."""
+    copies = [_copied(one, int(one.data_ptr() % 16 != 0)) if isinstance(one, Tensor) else one for one in arguments]
+    use_thread_order(order)
+    was_deterministic = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        results = operator(*copies)
+    finally:
+        torch.use_deterministic_algorithms(was_deterministic)
+        use_thread_order(0)
+    written = [one for one, spec in zip(copies, operator._schema.arguments, strict=False) if _is_written(spec)]
+    results = () if results is None else results if isinstance(results, tuple) else (results,)
+    return [*(one for one in results if isinstance(one, Tensor)), *written]
+
+
+def _is_written(argument: Any) -> bool:
+    return argument.alias_info is not None and argument.alias_info.is_write

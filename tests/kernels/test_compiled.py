@@ -1,0 +1,68 @@
+"""nvcc compiles the kernels for every GPU that we name, and the extension joins the operators beside any torch."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from csrc.build import ARCHITECTURES, BuildError, architecture_list, build, find_nvcc
+from tests.helpers.require import require
+
+pytestmark = pytest.mark.timeout(900)
+require(
+    "nvcc", find_nvcc() is not None, "the package nvidia-cuda-nvcc (extra `dev`) or a CUDA toolkit compiles kernels"
+)
+
+LOAD = """
+import importlib, importlib.util, json, pkgutil, sys
+import torch
+import megatrain.ops
+for found in pkgutil.iter_modules(megatrain.ops.__path__):
+    importlib.import_module(f"megatrain.ops.{found.name}")
+from megatrain.ops.library import declared_operators
+spec = importlib.util.spec_from_file_location("megatrain._C", sys.argv[1])
+module = importlib.util.module_from_spec(spec)
+has_kernel = {name: torch._C._dispatch_has_kernel_for_dispatch_key(name, "CUDA") for name in declared_operators()}
+print(json.dumps({"architectures": module.architectures, "has_kernel": has_kernel}))
+"""
+
+
+@pytest.fixture(scope="module")
+def extension(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The extension, built as setup.py builds it."""
+    output = tmp_path_factory.mktemp("extension") / "_C.abi3.so"
+    build(output, ARCHITECTURES, jobs=2)
+    return output
+
+
+def test_every_operator_gets_its_kernel(extension: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", LOAD, str(extension)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+
+    assert told["architectures"] == ";".join(ARCHITECTURES)
+    assert told["has_kernel"]
+    assert [name for name, has_kernel in told["has_kernel"].items() if not has_kernel] == []
+
+
+def test_code_for_every_architecture_is_inside(extension: Path) -> None:
+    # the names of the targets stand in the fat binary's section as text
+    found = set(re.findall(rb"sm_\d+a?", extension.read_bytes()))
+
+    assert {f"sm_{one.replace('.', '')}".encode() for one in ARCHITECTURES} <= found
+
+
+def test_a_build_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match="nvcc failed"):
+        build(tmp_path / "_C.abi3.so", ["1.0"], jobs=2)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("text", ["8.0;9.0a", "8.0 9.0a", "8.0, 9.0a", ""])
+def test_architectures_as_torch_lists_them(text: str) -> None:
+    assert architecture_list(text) == ARCHITECTURES
