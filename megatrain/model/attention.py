@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from megatrain.config.model import ModelConfig
+from megatrain.model.linear import Linear
 from megatrain.model.positions import RotaryPositions
 from megatrain.ops.attention import causal_attention
+from megatrain.ops.linear import linear
 from megatrain.ops.rotary import rotate
 
 
@@ -29,8 +30,7 @@ class QueryKeyValue(nn.Module):
 
     def forward(self, x_SBH: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return q [S, B, G, R, D], k and v [S, B, G, 1, D], views of one product."""
-        bias = None if self.bias is None else self.bias.flatten()
-        y = functional.linear(x_SBH, self.weight.flatten(0, 2), bias)
+        y = linear(x_SBH, self.weight, self.bias)
         q, k, v = y.unflatten(-1, self.weight.shape[:3]).split((self.weight.shape[1] - 2, 1, 1), dim=-2)
         return q, k, v
 
@@ -42,7 +42,7 @@ class Attention(nn.Module):
         super().__init__()
         width = config.num_heads * config.resolved_head_dim
         self.qkv = QueryKeyValue(config)
-        self.out = nn.Linear(width, config.hidden_size, bias=False)
+        self.out = Linear(width, config.hidden_size)
 
     def forward(self, x_SBH: Tensor, mask: Tensor | None, positions: RotaryPositions | None) -> Tensor:
         """Return what attention adds. Shapes: x and result [S, B, H], the whole sequence."""

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from megatrain.config.model import ModelConfig
 from megatrain.model.norm import build_norm
 from megatrain.ops.cross_entropy import summed_cross_entropy
+from megatrain.ops.linear import linear
 
 
 class CrossEntropy(nn.Module):
@@ -44,7 +44,7 @@ class LossHead(nn.Module):
 
     def logits(self, hidden_SBH: Tensor) -> Tensor:
         """Return the scores over this part's vocabulary. Shapes: result [S, B, V]."""
-        return functional.linear(self.head_in(self.norm(hidden_SBH)), self.weight)
+        return linear(self.head_in(self.norm(hidden_SBH)), self.weight)
 
     def forward(self, hidden_SBH: Tensor, labels_SB: Tensor) -> Tensor:
         """Return the summed loss. Shapes: hidden [S, B, H]; labels [S, B], -100 where ignored; result scalar."""

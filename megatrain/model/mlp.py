@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from megatrain.config.model import ModelConfig
+from megatrain.model.linear import Linear
 from megatrain.ops.activation import gelu, swiglu
+from megatrain.ops.linear import linear
 
 
 class Gelu(nn.Module):
@@ -34,8 +35,7 @@ class Up(nn.Module):
         self.bias = nn.Parameter(torch.empty(parts, config.resolved_ffn_size)) if config.has_bias else None
 
     def forward(self, x_SBH: Tensor) -> Tensor:
-        bias = None if self.bias is None else self.bias.flatten()
-        return functional.linear(x_SBH, self.weight.flatten(0, 1), bias).unflatten(-1, self.weight.shape[:2])
+        return linear(x_SBH, self.weight, self.bias).unflatten(-1, self.weight.shape[:2])
 
 
 class Mlp(nn.Module):
@@ -45,7 +45,7 @@ class Mlp(nn.Module):
         super().__init__()
         self.up = Up(config)
         self.activation = SwiGlu() if config.mlp == "swiglu" else Gelu()
-        self.down = nn.Linear(config.resolved_ffn_size, config.hidden_size, bias=False)
+        self.down = Linear(config.resolved_ffn_size, config.hidden_size)
 
     def forward(self, x_SBH: Tensor) -> Tensor:
         return self.down(self.activation(self.up(x_SBH)))

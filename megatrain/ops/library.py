@@ -20,12 +20,18 @@ _DECLARED: list[str] = []
 
 
 def declare(
-    schema: str, *, check: Callable[..., None], reference: Callable[..., Any], fake: Callable[..., Any]
+    schema: str,
+    *,
+    check: Callable[..., None],
+    reference: Callable[..., Any],
+    fake: Callable[..., Any],
+    cuda: Callable[..., Any] | None = None,
 ) -> Callable[..., Any]:
     """Define the operator `schema` and return what calls it.
 
     check: raises for arguments that the schema's types allow and the operation does not; it sees the arguments before
-    reference and fake do, and kernels make the same checks with the same words. fake: returns empty results.
+    reference and fake do, and kernels make the same checks with the same words. fake: returns empty results. cuda: for
+    operators whose best form on CUDA is a call of torch that CPUs do not have; there is no kernel of ours then.
     """
 
     def checked_reference(*args: Any) -> Any:
@@ -39,6 +45,8 @@ def declare(
     name = schema.partition("(")[0]
     _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     _LIBRARY.impl(name, checked_reference, "CompositeExplicitAutograd")
+    if cuda is not None:
+        _LIBRARY.impl(name, cuda, "CUDA")
     torch.library.register_fake(f"megatrain::{name}", checked_fake, lib=_LIBRARY)
     _DECLARED.append(f"megatrain::{name}")
     load_extension()

@@ -91,15 +91,20 @@ class Bucket:
         """Forget the gradients. The next one of each parameter is copied instead of added, which saves a pass."""
         self._is_written = [False] * len(self.parameters)
 
+    def take_gradient(self, index: int) -> tuple[Tensor, bool]:
+        """Return the memory of parameter number `index`'s gradient, and whether it is fresh (see GradientSink.take)."""
+        assert self.gradients is not None
+        is_fresh = not self._is_written[index]
+        self._is_written[index] = True
+        return self._view(self.gradients, self.parameters[index], self.starts[index]), is_fresh
+
     def add_gradient(self, index: int, gradient: Tensor) -> None:
         """Add to parameter number `index`'s gradient."""
-        assert self.gradients is not None
-        view = self._view(self.gradients, self.parameters[index], self.starts[index])
-        if self._is_written[index]:
-            view.add_(gradient)
-        else:
+        view, is_fresh = self.take_gradient(index)
+        if is_fresh:
             view.copy_(gradient)
-            self._is_written[index] = True
+        else:
+            view.add_(gradient)
 
     def finished_gradients(self) -> Tensor:
         """Return the whole bucket's gradients, zero where a parameter got none."""

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from megatrain.comm.group import Group, Pending
 from megatrain.contracts.operations import Operation
+from megatrain.ops.gradient_sink import set_gradient_sink
 from megatrain.parallel.bucket import Bucket, group_into_buckets
 from megatrain.parallel.sharding import LogicalParameter
 
@@ -70,7 +71,10 @@ class ChunkDataParallel:
             )
             self.buckets.append(bucket)
             for index, logical in enumerate(members):
-                logical.parameter.register_post_accumulate_grad_hook(_accumulator(bucket, index))
+                sink = _BucketSink(bucket, index)
+                set_gradient_sink(logical.parameter, sink)
+                # for what comes from operations that know nothing of sinks
+                logical.parameter.register_post_accumulate_grad_hook(sink.add_grad)
             if options.zero_stage == 2:
                 self._shares[bucket] = torch.zeros(bucket.share_numel, dtype=options.gradient_dtype, device=device)
             else:
@@ -175,11 +179,18 @@ class ChunkDataParallel:
                 bucket.gradients[bucket.share].copy_(result)
 
 
-def _accumulator(bucket: Bucket, index: int):  # noqa: ANN202 - torch calls it
-    def accumulate(parameter: torch.nn.Parameter) -> None:
-        gradient = parameter.grad
-        assert gradient is not None
-        bucket.add_gradient(index, gradient)
-        parameter.grad = None
+@dataclass(frozen=True, slots=True)
+class _BucketSink:
+    """The place of one parameter's gradient in its bucket."""
 
-    return accumulate
+    bucket: Bucket
+    index: int
+
+    def take(self) -> tuple[Tensor, bool]:
+        return self.bucket.take_gradient(self.index)
+
+    def add_grad(self, parameter: Tensor) -> None:
+        """Move what autograd left at the parameter, if anything, to the bucket."""
+        if parameter.grad is not None:
+            self.bucket.add_gradient(self.index, parameter.grad)
+            parameter.grad = None

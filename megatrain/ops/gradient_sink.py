@@ -1,0 +1,35 @@
+"""Where a parameter's gradient is summed, so that backward can add to the sum itself instead of returning a gradient.
+
+That saves a tensor of the weight's size, a pass over the sum, and, in half precision, the rounding of each
+micro-batch's gradient before it is added. Whoever keeps such sums gives a parameter a sink; operations that know of
+sinks ask for it, and all others go on returning gradients.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor, nn
+
+_ATTRIBUTE = "gradient_sink"
+
+
+class GradientSink(Protocol):
+    """The sum of one parameter's gradients over the micro-batches of a step."""
+
+    def take(self) -> tuple[Tensor, bool]:
+        """Return the memory of the sum, in the parameter's shape, and whether it is fresh.
+
+        Fresh memory holds anything and must be overwritten; other memory is to be added to. The caller does so before
+        it returns: from here on the gradient counts as written.
+        """
+
+
+def set_gradient_sink(parameter: nn.Parameter, sink: GradientSink) -> None:
+    """Let operations add the gradient of `parameter` to `sink`."""
+    setattr(parameter, _ATTRIBUTE, sink)
+
+
+def gradient_sink_of(tensor: Tensor) -> GradientSink | None:
+    """Return the sink of a parameter that has one."""
+    return getattr(tensor, _ATTRIBUTE, None)
