@@ -13,15 +13,14 @@ from megatrain.checkpoint.ownership import SavedShard
 from megatrain.comm import Mesh
 from megatrain.config.config import Config
 from megatrain.model import TokenContext, initialise_
-from megatrain.ops.precision import accumulate_dtype
+from megatrain.ops.documents import pack_documents
+from megatrain.ops.precision import DTYPES, accumulate_dtype
 from megatrain.optim import ShardedOptimizer
 from megatrain.parallel.data_parallel import ChunkDataParallel, DataParallelOptions
 from megatrain.parallel.pipeline import Pipeline, PipelineChunk, PipelineInput
 from megatrain.parallel.recompute import recompute_fully
 from megatrain.planning.meta_chunk import build_meta_chunk
 from megatrain.telemetry.recorder import Recorder
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +59,13 @@ class Replica:
 
     def pipeline_input(self, tokens_SB: torch.Tensor, labels_SB: torch.Tensor, sample_B: torch.Tensor,
                        document_SB: torch.Tensor | None) -> PipelineInput:  # fmt: skip
-        """Return a micro-batch as the pipeline takes it, on this rank's device."""
+        """Return a micro-batch, which is on the CPU, as the pipeline takes it, on this rank's device."""
         seq_len = tokens_SB.shape[0]
         tp = self.mesh.tp
         context = TokenContext(
             sample_B=sample_B.to(self.device, non_blocking=True),
             seq_len=seq_len,
-            document_SB=None if document_SB is None else document_SB.to(self.device, non_blocking=True),
+            documents=None if document_SB is None else pack_documents(document_SB).to(self.device),
             token_offset=tp.rank * (seq_len // tp.size),
         )
         return PipelineInput(

@@ -13,6 +13,7 @@ from megatrain.config.config import Config
 from megatrain.config.data import DataConfig
 from megatrain.config.evaluation import EvaluationConfig
 from megatrain.config.job import JobConfig
+from megatrain.config.kernels import KernelsConfig
 from megatrain.config.load import LoadedConfig, load_config
 from megatrain.config.log import LogConfig
 from megatrain.config.model import ModelConfig
@@ -36,6 +37,7 @@ __all__ = [
     "EvaluationConfig",
     "FileOrigin",
     "JobConfig",
+    "KernelsConfig",
     "LoadedConfig",
     "LogConfig",
     "ModelConfig",

@@ -14,6 +14,7 @@ from megatrain.config.data import DataConfig
 from megatrain.config.diagnostics import DiagnosticsConfig
 from megatrain.config.evaluation import EvaluationConfig
 from megatrain.config.job import JobConfig
+from megatrain.config.kernels import KernelsConfig
 from megatrain.config.log import LogConfig
 from megatrain.config.model import ModelConfig
 from megatrain.config.optimizer import OptimizerConfig
@@ -47,6 +48,7 @@ class Config:
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     log: LogConfig = field(default_factory=LogConfig)
     profile: ProfileConfig = field(default_factory=ProfileConfig)
+    kernels: KernelsConfig = field(default_factory=KernelsConfig)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
     telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
     recovery: RecoveryConfig = field(default_factory=RecoveryConfig)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from megatrain.config.model import ModelConfig
 from megatrain.model.linear import Linear
 from megatrain.model.positions import RotaryPositions
-from megatrain.ops.attention import causal_attention
+from megatrain.ops.attention import AttentionPattern, causal_attention
 from megatrain.ops.linear import linear
 from megatrain.ops.rotary import rotate
 
@@ -44,11 +44,11 @@ class Attention(nn.Module):
         self.qkv = QueryKeyValue(config)
         self.out = Linear(width, config.hidden_size)
 
-    def forward(self, x_SBH: Tensor, mask: Tensor | None, positions: RotaryPositions | None) -> Tensor:
+    def forward(self, x_SBH: Tensor, pattern: AttentionPattern, positions: RotaryPositions | None) -> Tensor:
         """Return what attention adds. Shapes: x and result [S, B, H], the whole sequence."""
         q, k, v = self.qkv(x_SBH)
         if positions is not None:
             cos, sin = positions.table(x_SBH.shape[0], x_SBH.device, x_SBH.dtype)
             # the copy of v lets go of the product, which rotated q and k do not need any more
             q, k, v = rotate(q, cos, sin), rotate(k, cos, sin), v.contiguous()
-        return self.out(causal_attention(q.flatten(2, 3), k.flatten(2, 3), v.flatten(2, 3), mask))
+        return self.out(causal_attention(q.flatten(2, 3), k.flatten(2, 3), v.flatten(2, 3), pattern))

@@ -19,6 +19,7 @@ from megatrain.model.dropout import ResidualDropout
 from megatrain.model.mlp import Mlp
 from megatrain.model.norm import build_norm
 from megatrain.model.positions import RotaryPositions
+from megatrain.ops.attention import AttentionPattern
 
 
 class Branch(nn.Module):
@@ -37,12 +38,12 @@ class Branch(nn.Module):
         self.dropout = ResidualDropout(config.dropout, dropout_seed, site)
 
     def forward(
-        self, x_SBH: Tensor, context: TokenContext, mask: Tensor | None, positions: RotaryPositions | None
+        self, x_SBH: Tensor, context: TokenContext, pattern: AttentionPattern, positions: RotaryPositions | None
     ) -> Tensor:
         inner_SBH = self.branch_in(self.norm(x_SBH))
         added: list[Tensor] = []
         if self.attention is not None:
-            added.append(self.attention(inner_SBH, mask, positions))
+            added.append(self.attention(inner_SBH, pattern, positions))
         if self.mlp is not None:
             added.append(self.mlp(inner_SBH))
         y_SBH = self.branch_out(added[0] if len(added) == 1 else added[0] + added[1])
@@ -66,8 +67,8 @@ class Block(nn.Module):
             self.mlp_branch = Branch(config, attention=False, mlp=True, dropout_seed=dropout_seed, site=f"{layer}.mlp")
 
     def forward(
-        self, x_SBH: Tensor, context: TokenContext, mask: Tensor | None, positions: RotaryPositions | None
+        self, x_SBH: Tensor, context: TokenContext, pattern: AttentionPattern, positions: RotaryPositions | None
     ) -> Tensor:
         for branch in self.children():
-            x_SBH = branch(x_SBH, context, mask, positions)
+            x_SBH = branch(x_SBH, context, pattern, positions)
         return x_SBH

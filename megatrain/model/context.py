@@ -7,20 +7,22 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from megatrain.ops.documents import PackedDocuments
+
 
 @dataclass(frozen=True, slots=True)
 class TokenContext:
     """The place of a micro-batch in the training stream.
 
-    Shapes: sample_B [B] int64, the global number of each sequence in the stream (it keys dropout); document_SB [S, B]
-    int64, which document each token belongs to, or None where attention may cross documents.
+    Shapes: sample_B [B] int64, the global number of each sequence in the stream (it keys dropout); documents: which
+    token belongs to which, or None where attention may cross documents.
     token_offset is the position of the first row of the hidden states at hand: 0, unless the sequence is spread over
     ranks between the branches (sequence parallel).
     """
 
     sample_B: Tensor
     seq_len: int
-    document_SB: Tensor | None = None
+    documents: PackedDocuments | None = None
     token_offset: int = 0
 
     def token_numbers(self, num_rows: int) -> Tensor:

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from megatrain.config.kernels import KernelsConfig
 from megatrain.config.model import ModelConfig
 from megatrain.model.block import Block
 from megatrain.model.context import TokenContext
 from megatrain.model.embedding import Embedding
 from megatrain.model.head import LossHead
 from megatrain.model.positions import RotaryPositions
-from megatrain.ops.attention import attention_mask
+from megatrain.ops.attention import AttentionPattern
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +40,16 @@ class Transformer(nn.Module):
     parameter of its own, which whoever splits the model keeps equal.
     """
 
-    def __init__(self, config: ModelConfig, part: ModelPart | None = None, dropout_seed: int = 0) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        part: ModelPart | None = None,
+        dropout_seed: int = 0,
+        kernels: KernelsConfig | None = None,
+    ) -> None:
         super().__init__()
         self.config = config
+        self.kernels = kernels or KernelsConfig()
         self.part = part or ModelPart.whole(config)
         self.embedding = Embedding(config, dropout_seed) if self.part.has_embedding else None
         self.blocks = nn.ModuleDict({str(layer): Block(config, layer, dropout_seed) for layer in self.part.layers})
@@ -55,9 +63,11 @@ class Transformer(nn.Module):
         Shapes: x is tokens [S, B] where the part has the embedding, else hidden states [S, B, H]; result [S, B, H].
         """
         x_SBH = x if self.embedding is None else self.embedding(x, context)
-        mask = attention_mask(context.seq_len, self.config.window_size, context.document_SB, x.device, x_SBH.dtype)
+        pattern = AttentionPattern(
+            context.seq_len, self.config.window_size, context.documents, self.kernels.attention, self.kernels.strict
+        )
         for block in self.blocks.values():
-            x_SBH = block(x_SBH, context, mask, self.positions)
+            x_SBH = block(x_SBH, context, pattern, self.positions)
         return x_SBH
 
     def forward(self, x: Tensor, context: TokenContext, labels_SB: Tensor | None = None) -> Tensor:

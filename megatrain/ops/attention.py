@@ -5,48 +5,162 @@ Shapes: S sequence, B micro-batch, N query heads, G key-value heads, D head dim.
 
 from __future__ import annotations
 
+import logging
+from dataclasses import dataclass, field
+from functools import cache
+
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from megatrain.ops.attention_choice import AttentionCase, AttentionChoice, Backend, choose_attention
+from megatrain.ops.documents import PackedDocuments
+
+_logger = logging.getLogger(__name__)
+_KERNELS = {
+    Backend.CUDNN: SDPBackend.CUDNN_ATTENTION,
+    Backend.EFFICIENT: SDPBackend.EFFICIENT_ATTENTION,
+}
 
 
-def attention_mask(
-    seq_len: int, window_size: int, document_SB: Tensor | None, device: torch.device, dtype: torch.dtype
-) -> Tensor | None:
-    """Return what to add to the scores of each (query, key): 0 or -inf; None where plain causal attention says it all.
+@dataclass(slots=True)
+class AttentionPattern:
+    """Who sees whom in one micro-batch; shared by all layers, which compute what they need of it once.
 
-    window_size w > 0: a token sees itself and the w - 1 before it. document_SB: a token sees its own document only. In
-    the type of the queries, because torch's kernels would turn any other into that, in every layer anew.
-    Shapes: result [1 or B, 1, S, S].
+    window_size w > 0: a token sees itself and the w - 1 before it. documents: a token sees its own document only.
+    backend: "auto", or the name of the only one that may be used. is_strict: a slow path is an error.
     """
-    has_window = 0 < window_size < seq_len
-    if not has_window and document_SB is None:
-        return None
-    position = torch.arange(seq_len, device=device)
-    query, key = position[:, None], position[None, :]
-    allowed = query >= key
-    if has_window:
-        allowed &= query < key + window_size
-    allowed = allowed[None]
-    if document_SB is not None:
-        document_BS = document_SB.t()
-        allowed = allowed & (document_BS[:, :, None] == document_BS[:, None, :])
-    mask = torch.zeros(allowed.shape, dtype=dtype, device=device)
-    return mask.masked_fill_(allowed.logical_not_(), float("-inf"))[:, None]
+
+    seq_len: int
+    window_size: int = 0
+    documents: PackedDocuments | None = None
+    backend: str = "auto"
+    is_strict: bool = False
+    _mask: Tensor | None = field(default=None, init=False)
+    _choice: AttentionChoice | None = field(default=None, init=False)
+
+    @property
+    def has_window(self) -> bool:
+        return 0 < self.window_size < self.seq_len
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a token sees all before it."""
+        return not self.has_window and self.documents is None
+
+    def choice(self, q_SBND: Tensor, k_SBGD: Tensor) -> AttentionChoice:
+        """Return the kernel for these heads, which are of one kind in all layers.
+
+        Raises: RuntimeError where only a slow one takes them and is_strict is set.
+        """
+        if self._choice is None:
+            case = AttentionCase(
+                q_SBND.device.type,
+                _capability(q_SBND.device),
+                q_SBND.dtype,
+                q_SBND.shape[-1],
+                self.has_window,
+                self.documents is not None,
+                _refused_by_torch(q_SBND, k_SBGD),
+            )
+            self._choice = _checked_choice(case, self.backend, self.is_strict)
+        return self._choice
+
+    def mask(self, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """Return what to add to the scores of each (query, key): 0 or -inf.
+
+        In the type of the queries, because torch's kernels would turn any other into that, in every layer anew.
+        Shapes: result [1 or B, 1, S, S].
+        """
+        if self._mask is None:
+            position = torch.arange(self.seq_len, device=device)
+            query, key = position[:, None], position[None, :]
+            allowed = query >= key
+            if self.has_window:
+                allowed &= query < key + self.window_size
+            allowed = allowed[None]
+            if self.documents is not None:
+                number_BS = self.documents.number_SB.t()
+                allowed = allowed & (number_BS[:, :, None] == number_BS[:, None, :])
+            mask = torch.zeros(allowed.shape, dtype=dtype, device=device)
+            self._mask = mask.masked_fill_(allowed.logical_not_(), float("-inf"))[:, None]
+        return self._mask
 
 
-def causal_attention(q_SBND: Tensor, k_SBGD: Tensor, v_SBGD: Tensor, mask: Tensor | None) -> Tensor:
-    """Return softmax(q k' / sqrt(D) + mask) v, fp32 softmax inside torch's kernel; without a mask, causal.
+def causal_attention(q_SBND: Tensor, k_SBGD: Tensor, v_SBGD: Tensor, pattern: AttentionPattern) -> Tensor:
+    """Return softmax(q k' / sqrt(D)) v over the keys that `pattern` allows, fp32 softmax inside torch's kernels.
 
     Shapes: q [S, B, N, D]; k and v [S, B, G, D], N a multiple of G; result [S, B, N * D].
     """
+    choice = pattern.choice(q_SBND, k_SBGD)
+    if choice.backend is Backend.FLASH:
+        return _flash_attention(q_SBND, k_SBGD, v_SBGD, pattern).flatten(2)
     q, k, v = (x.permute(1, 2, 0, 3) for x in (q_SBND, k_SBGD, v_SBGD))
+    mask = None if pattern.is_plain else pattern.mask(q.device, q.dtype)
     is_grouped = q.shape[1] != k.shape[1]
-    if is_grouped and mask is not None and q.device.type == "cuda":
-        # on CUDA no kernel takes grouped heads together with a mask: torch would write out all S * S scores
+    if is_grouped and choice.backend in (Backend.EFFICIENT, Backend.DENSE) and q.device.type == "cuda":
+        # these kernels take no grouped heads on CUDA: torch would go on to write out all S * S scores
         k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
         is_grouped = False
-    out_BNSD = functional.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=is_grouped
-    )
+    if choice.backend in _KERNELS:
+        with sdpa_kernel(_KERNELS[choice.backend]):
+            out_BNSD = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=is_grouped)
+    else:
+        out_BNSD = functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=is_grouped
+        )
     return out_BNSD.permute(2, 0, 1, 3).flatten(2)
+
+
+def _flash_attention(q_SBND: Tensor, k_SBGD: Tensor, v_SBGD: Tensor, pattern: AttentionPattern) -> Tensor:
+    """Flash attention as it is beneath torch's interfaces, none of which knows windows and documents in all versions.
+
+    Its inputs may have any strides but in D, so nothing is copied: a sample of a packed batch is one call of its own.
+    """
+    window = {"window_size_left": pattern.window_size - 1, "window_size_right": 0} if pattern.has_window else {}
+    if pattern.documents is None:
+        length = pattern.seq_len
+        q, k, v = (x.transpose(0, 1) for x in (q_SBND, k_SBGD, v_SBGD))
+        out_BSND = torch.ops.aten._flash_attention_forward(
+            q, k, v, None, None, length, length, 0.0, True, False, **window
+        )[0]
+        return out_BSND.transpose(0, 1)
+    outs = []
+    for sample, (starts, longest) in enumerate(zip(pattern.documents.starts, pattern.documents.longest, strict=True)):
+        q, k, v = (x[:, sample] for x in (q_SBND, k_SBGD, v_SBGD))
+        outs.append(
+            torch.ops.aten._flash_attention_forward(
+                q, k, v, starts, starts, longest, longest, 0.0, True, False, **window
+            )[0]
+        )
+    return outs[0].unsqueeze(1) if len(outs) == 1 else torch.stack(outs, 1)
+
+
+@cache
+def _checked_choice(case: AttentionCase, wanted: str, is_strict: bool) -> AttentionChoice:
+    """Choose, and say so: once for each case of a process."""
+    choice = choose_attention(case, wanted)
+    if choice.is_fallback and is_strict:
+        raise RuntimeError(f"kernels.strict: attention would write out all S * S scores: {choice.reason}")
+    _logger.log(
+        logging.WARNING if choice.is_fallback else logging.INFO,
+        "attention: %s%s",
+        choice.backend,
+        f" ({choice.reason})" if choice.reason and case.device_type == "cuda" else "",
+    )
+    return choice
+
+
+def _refused_by_torch(q_SBND: Tensor, k_SBGD: Tensor) -> frozenset[Backend]:
+    if q_SBND.device.type != "cuda":
+        return frozenset()
+    q, k = (x.permute(1, 2, 0, 3) for x in (q_SBND, k_SBGD))
+    parameters = torch.backends.cuda.SDPAParams(q, k, k, None, 0.0, True, q.shape[1] != k.shape[1])
+    can_use = torch.backends.cuda.can_use_cudnn_attention(parameters)
+    return frozenset() if can_use else frozenset({Backend.CUDNN})
+
+
+@cache
+def _capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)

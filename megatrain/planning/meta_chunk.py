@@ -37,7 +37,7 @@ def build_meta_chunk(config: Config, layout: Layout, stage: int, chunk: int, tp:
     """
     part = _model_part(config, layout, stage, chunk)
     with torch.device("meta"):
-        module = Transformer(config.model, part, dropout_seed=config.train.seed)
+        module = Transformer(config.model, part, dropout_seed=config.train.seed, kernels=config.kernels)
     plan = TensorPlan(
         group=tp,
         recompute=config.parallel.recompute,

@@ -73,7 +73,7 @@ MISTAKES = {
         "[x.y]\nz = 1\n[optimizer]",
         (
             "[x] is not a known section; the sections are job, model, parallel, batch, train, optimizer, data, "
-            "checkpoint, evaluation, log, profile, runtime, telemetry, recovery, diagnostics or dashboard "
+            "checkpoint, evaluation, log, profile, kernels, runtime, telemetry, recovery, diagnostics or dashboard "
             "(small.toml:14)"
         ),
     ),
@@ -84,8 +84,8 @@ MISTAKES = {
     ),
     "section within a section": (
         "[batch]",
-        "[model.attention]\nkind = 1\n[batch]",
-        "model.attention={kind = 1} is not a known key; the keys of [model] are " + MODEL_KEYS + " (small.toml:8)",
+        "[model.frobnicate]\nkind = 1\n[batch]",
+        "model.frobnicate={kind = 1} is not a known key; the keys of [model] are " + MODEL_KEYS + " (small.toml:8)",
     ),
     "value in place of a section": (
         "[model]",

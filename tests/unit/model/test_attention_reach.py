@@ -13,6 +13,7 @@ from torch import Tensor
 
 from megatrain.config.model import ModelConfig
 from megatrain.model import TokenContext, Transformer
+from megatrain.ops.documents import pack_documents
 
 S, B = 9, 2
 DOCUMENTS = torch.tensor([[0, 0, 1, 1, 1, 1, 2, 2, 2], [7, 3, 3, 3, 3, 3, 3, 3, 4]]).t()
@@ -33,7 +34,7 @@ def build(**changes: Any) -> Transformer:
 @torch.no_grad()
 def reach(model: Transformer, document_SB: Tensor | None) -> Tensor:
     """Return [S, S, B]: whether hidden state `query` depends on token `key` of the same sample."""
-    context = TokenContext(torch.arange(B), S, document_SB)
+    context = TokenContext(torch.arange(B), S, None if document_SB is None else pack_documents(document_SB))
     tokens = torch.randint(0, 50, (S, B), generator=torch.Generator().manual_seed(5))
     before = model.hidden(tokens, context)
     found = torch.zeros(S, S, B, dtype=torch.bool)
@@ -80,7 +81,7 @@ def test_packed_document_is_as_if_alone() -> None:
     model = build(num_layers=2, positions="rope", num_kv_heads=1)
     tokens = torch.randint(0, 50, (S, B), generator=torch.Generator().manual_seed(5))
     with torch.no_grad():
-        packed = model.hidden(tokens, TokenContext(torch.arange(B), S, DOCUMENTS))
+        packed = model.hidden(tokens, TokenContext(torch.arange(B), S, pack_documents(DOCUMENTS)))
         alone = model.hidden(tokens[2:6, :1], TokenContext(torch.arange(1), 4))
 
     torch.testing.assert_close(packed[2:6, :1], alone, rtol=1e-10, atol=1e-10)

@@ -9,30 +9,31 @@ import pytest
 import torch
 from torch import Tensor
 
-from megatrain.ops.attention import attention_mask, causal_attention
+from megatrain.ops.attention import AttentionPattern, causal_attention
+from megatrain.ops.documents import PackedDocuments, pack_documents
+from tests.helpers.kernels import UNDER_TEST, draw, on_device
 from tests.helpers.relative_error import assert_no_worse_than_eager, assert_same
 
-CPU = torch.device("cpu")
-S, B, D = 10, 3, 4
+S, B, D = 10, 3, 8
 DOCUMENTS = torch.tensor(
     [[0, 0, 0, 1, 1, 1, 2, 2, 2, 2], [5, 5, 5, 5, 5, 5, 2, 3, 3, 3], [1, 1, 2, 2, 1, 1, 2, 4, 4, 5]]
 ).t()
 
 
-def draw(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).to(dtype)
+def documents(document_SB: Tensor | None) -> PackedDocuments | None:
+    return None if document_SB is None else pack_documents(document_SB).to(UNDER_TEST.device)
 
 
 def may_see(query: int, key: int, window: int, documents: list[int] | None) -> bool:
     if key > query or (window > 0 and query - key >= window):
         return False
-    return documents is None or documents[query] == documents[key]
+    return documents is None or len(set(documents[key : query + 1])) == 1
 
 
 def plain_attention(q: Tensor, k: Tensor, v: Tensor, allowed: list[list[list[bool]]]) -> Tensor:
     """Softmax over the allowed keys, head by head. `allowed` is [B][S][S]."""
     heads_a_group = q.shape[2] // k.shape[2]
-    mask_BSS = torch.tensor(allowed)
+    mask_BSS = on_device(torch.tensor(allowed))
     outs = []
     for head in range(q.shape[2]):
         group = head // heads_a_group
@@ -51,22 +52,12 @@ def allowed_pairs(window: int, document_SB: Tensor | None) -> list[list[list[boo
 @pytest.mark.parametrize("window", [0, 1, 3, S - 1, S, S + 5])
 def test_mask_is_the_rule_pair_by_pair(window: int, has_documents: bool) -> None:
     document_SB = DOCUMENTS if has_documents else None
-    mask = attention_mask(S, window, document_SB, CPU, torch.float32)
+    pattern = AttentionPattern(S, window, documents(document_SB))
+    mask = pattern.mask(UNDER_TEST.device, torch.float32)
 
-    if mask is None:
-        assert not has_documents
-        assert window in (0, S, S + 5)
-    else:
-        assert set(mask.unique().tolist()) <= {0.0, -math.inf}
-        assert (mask.expand(B, 1, S, S)[:, 0] == 0.0).tolist() == allowed_pairs(window, document_SB)
-
-
-def test_documents_need_not_be_numbered_in_order() -> None:
-    mask = attention_mask(S, 0, DOCUMENTS, CPU, torch.float32)
-
-    # sample 2 holds documents 1, 1, 2, 2, 1, 1: equal numbers meet, whoever lies between
-    assert mask is not None
-    assert (mask[2, 0, 4] == 0.0).tolist() == [True, True, False, False, True, False, False, False, False, False]
+    assert pattern.is_plain == (not has_documents and window in (0, S, S + 5))
+    assert set(mask.unique().tolist()) <= {0.0, -math.inf}
+    assert (mask.expand(B, 1, S, S)[:, 0] == 0.0).tolist() == allowed_pairs(window, document_SB)
 
 
 ARRANGEMENTS = [(4, 4), (4, 2), (4, 1), (6, 3), (1, 1)]
@@ -78,12 +69,12 @@ ARRANGEMENTS = [(4, 4), (4, 2), (4, 1), (6, 3), (1, 1)]
 def test_attention_is_the_softmax_over_allowed_pairs(heads: tuple[int, int], window: int, has_documents: bool) -> None:
     num_heads, num_groups = heads
     document_SB = DOCUMENTS if has_documents else None
-    mask = attention_mask(S, window, document_SB, CPU, torch.float64)
+    pattern = AttentionPattern(S, window, documents(document_SB))
     allowed = allowed_pairs(window, document_SB)
     inputs = [draw(S, B, num_heads, D), draw(S, B, num_groups, D, seed=1), draw(S, B, num_groups, D, seed=2)]
 
     assert_same(
-        lambda q, k, v: causal_attention(q, k, v, mask),
+        lambda q, k, v: causal_attention(q, k, v, pattern),
         lambda q, k, v: plain_attention(q, k, v, allowed),
         inputs,
         draw(S, B, num_heads * D, seed=3),
@@ -97,13 +88,13 @@ def test_half_precision_loses_no_more_than_plain_torch(heads: tuple[int, int], h
     num_heads, num_groups = heads
     document_SB = DOCUMENTS if has_documents else None
     bf16 = torch.bfloat16
-    mask = attention_mask(S, 0, document_SB, CPU, bf16)
+    pattern = AttentionPattern(S, 0, documents(document_SB))
     allowed = allowed_pairs(0, document_SB)
     inputs = [draw(S, B, num_heads, 32, dtype=bf16), draw(S, B, num_groups, 32, dtype=bf16, seed=1),
               draw(S, B, num_groups, 32, dtype=bf16, seed=2)]  # fmt: skip
 
     assert_no_worse_than_eager(
-        lambda q, k, v: causal_attention(q, k, v, mask),
+        lambda q, k, v: causal_attention(q, k, v, pattern),
         lambda q, k, v: plain_attention(q, k, v, allowed),
         inputs,
         draw(S, B, num_heads * 32, dtype=bf16, seed=3),
@@ -119,7 +110,7 @@ def test_heads_may_be_views_of_one_product() -> None:
 
     assert not split(draw(S, B, 2 * 4 * D))[1].is_contiguous()
     assert_same(
-        lambda product: causal_attention(*split(product), None),
+        lambda product: causal_attention(*split(product), AttentionPattern(S)),
         lambda product: plain_attention(*split(product), allowed),
         [draw(S, B, 2 * 4 * D)],
         draw(S, B, 4 * D, seed=3),
@@ -129,8 +120,8 @@ def test_heads_may_be_views_of_one_product() -> None:
 
 def test_later_tokens_change_nothing() -> None:
     q, k, v = draw(S, B, 4, D), draw(S, B, 4, D, seed=1), draw(S, B, 4, D, seed=2)
-    before = causal_attention(q, k, v, None)
+    before = causal_attention(q, k, v, AttentionPattern(S))
     for x in (q, k, v):
         x[7:] = 100.0
 
-    torch.testing.assert_close(causal_attention(q, k, v, None)[:7], before[:7])
+    torch.testing.assert_close(causal_attention(q, k, v, AttentionPattern(S))[:7], before[:7])

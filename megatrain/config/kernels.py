@@ -1,0 +1,29 @@
+"""Section [kernels]: what computes the operations, and whether a slow form of one is an error."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from megatrain.config.options import option
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelsConfig:
+    """What computes the operations, and whether a slow form of one is an error."""
+
+    strict: bool = field(
+        default=False,
+        metadata=option(
+            "Whether a slow path on a GPU is an error instead of a warning: attention that writes out all scores, or "
+            "compiled kernels that are missing."
+        ),
+    )
+    attention: Literal["auto", "cudnn", "flash", "efficient", "dense"] = field(
+        default="auto",
+        metadata=option(
+            "Which of torch's attention kernels to use on a GPU. auto: the first that takes the model, in the order "
+            "given here; the log says which, and why not a better one. Another name: that one or an error. Processors "
+            "have one kernel."
+        ),
+    )

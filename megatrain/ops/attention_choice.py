@@ -1,0 +1,123 @@
+"""Which of torch's attention kernels computes a case: a table, read from the top, with a reason for every refusal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+import torch
+
+_HALF = (torch.bfloat16, torch.float16)
+
+
+class Backend(StrEnum):
+    """Kernels for the softmax over allowed keys."""
+
+    CUDNN = "cudnn"
+    FLASH = "flash"
+    EFFICIENT = "efficient"
+    CPU = "cpu"
+    DENSE = "dense"
+    """The scores of all S * S pairs, or a mask of that size, are written out."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionCase:
+    """All that the choice depends on. capability is (0, 0) where the device is no GPU."""
+
+    device_type: str
+    capability: tuple[int, int]
+    dtype: torch.dtype
+    head_dim: int
+    has_window: bool
+    has_documents: bool
+    refused_by_torch: frozenset[Backend] = frozenset()
+    """What this version of torch, or of a library below it, does not take for other reasons."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionChoice:
+    """The first row of the table that takes the case, and why the rows above it did not."""
+
+    backend: Backend
+    reason: str
+    is_fallback: bool
+    """On a GPU, and slow: memory and time grow with S * S."""
+
+
+def choose_attention(case: AttentionCase, wanted: str = "auto") -> AttentionChoice:
+    """Return the best backend for `case`, or on a GPU `wanted` if that is none but "auto".
+
+    Raises: RuntimeError where `wanted` does not take the case.
+    """
+    if case.device_type != "cuda":
+        wanted = "auto"
+    refusals: list[str] = []
+    for backend, refuses in _TABLE:
+        refusal = refuses(case) or ("this torch does not take it" if backend in case.refused_by_torch else "")
+        if wanted not in ("auto", backend):
+            continue
+        if not refusal:
+            is_fallback = backend is Backend.DENSE and case.device_type == "cuda"
+            return AttentionChoice(backend, "; ".join(refusals), is_fallback)
+        refusals.append(f"not {backend}: {refusal}")
+    raise RuntimeError(f"kernels.attention = {wanted!r} does not take this model: {'; '.join(refusals)}; use 'auto'")
+
+
+def _cudnn(case: AttentionCase) -> str:
+    return (
+        _needs_gpu(case, (9, 0))
+        or _needs_half(case)
+        or _needs_head_dim(case, 128)
+        or ("it has no kernel for a sliding window" if case.has_window else "")
+        or ("torch gives it no documents" if case.has_documents else "")
+    )
+
+
+def _flash(case: AttentionCase) -> str:
+    return _needs_gpu(case, (8, 0)) or _needs_half(case) or _needs_head_dim(case, 256)
+
+
+def _efficient(case: AttentionCase) -> str:
+    return (
+        _needs_gpu(case, (7, 0))
+        or (f"it has no kernel for {case.dtype}" if case.dtype == torch.float64 else "")
+        or ("it needs the mask of a window written out" if case.has_window else "")
+        or ("it needs the mask of documents written out" if case.has_documents else "")
+    )
+
+
+def _cpu(case: AttentionCase) -> str:
+    return "" if case.device_type == "cpu" else f"the device is {case.device_type}"
+
+
+def _dense(case: AttentionCase) -> str:
+    return ""
+
+
+def _needs_gpu(case: AttentionCase, capability: tuple[int, int]) -> str:
+    if case.device_type != "cuda":
+        return f"the device is {case.device_type}"
+    if case.capability < capability:
+        needed, found = (f"{major}.{minor}" for major, minor in (capability, case.capability))
+        return f"it needs compute capability {needed}, the GPU has {found}"
+    return ""
+
+
+def _needs_half(case: AttentionCase) -> str:
+    return "" if case.dtype in _HALF else f"it needs bf16 or fp16, not {case.dtype}"
+
+
+def _needs_head_dim(case: AttentionCase, largest: int) -> str:
+    is_fit = case.head_dim <= largest and case.head_dim % 8 == 0
+    return "" if is_fit else f"it needs a head dim that is a multiple of 8 up to {largest}, not {case.head_dim}"
+
+
+_TABLE: tuple[tuple[Backend, Callable[[AttentionCase], str]], ...] = (
+    (Backend.CUDNN, _cudnn),
+    (Backend.FLASH, _flash),
+    (Backend.EFFICIENT, _efficient),
+    (Backend.CPU, _cpu),
+    (Backend.DENSE, _dense),
+)

@@ -1,0 +1,88 @@
+"""The table of attention kernels: what is chosen where, and what is said of the others."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+
+from megatrain.ops import attention
+from megatrain.ops.attention import AttentionPattern, causal_attention
+from megatrain.ops.attention_choice import AttentionCase, Backend, choose_attention
+from tests.helpers.kernels import draw
+
+BF16 = torch.bfloat16
+HOPPER, AMPERE, TURING = (9, 0), (8, 0), (7, 5)
+
+
+def gpu(capability: tuple[int, int] = HOPPER, dtype: torch.dtype = BF16, head_dim: int = 128, *, window: bool = False,
+        documents: bool = False, refused: tuple[Backend, ...] = ()) -> AttentionCase:  # fmt: skip
+    return AttentionCase("cuda", capability, dtype, head_dim, window, documents, frozenset(refused))
+
+
+@pytest.mark.parametrize(
+    ("case", "backend", "reason"),
+    [
+        (gpu(), Backend.CUDNN, ""),
+        (gpu(dtype=torch.float16), Backend.CUDNN, ""),
+        (gpu(refused=(Backend.CUDNN,)), Backend.FLASH, "not cudnn: this torch does not take it"),
+        (gpu(AMPERE), Backend.FLASH, "not cudnn: it needs compute capability 9.0, the GPU has 8.0"),
+        (gpu(window=True), Backend.FLASH, "not cudnn: it has no kernel for a sliding window"),
+        (gpu(documents=True), Backend.FLASH, "not cudnn: torch gives it no documents"),
+        (gpu(window=True, documents=True), Backend.FLASH, "not cudnn: it has no kernel for a sliding window"),
+        (gpu(head_dim=256), Backend.FLASH, "multiple of 8 up to 128, not 256"),
+        (gpu(head_dim=100), Backend.EFFICIENT, "not flash: it needs a head dim that is a multiple of 8 up to 256"),
+        (gpu(dtype=torch.float32), Backend.EFFICIENT, "not flash: it needs bf16 or fp16, not torch.float32"),
+        (gpu(TURING), Backend.EFFICIENT, "not flash: it needs compute capability 8.0, the GPU has 7.5"),
+        (gpu(TURING, window=True), Backend.DENSE, "not efficient: it needs the mask of a window written out"),
+        (gpu(dtype=torch.float32, documents=True), Backend.DENSE, "not efficient: it needs the mask of documents"),
+        (gpu(dtype=torch.float64), Backend.DENSE, "not efficient: it has no kernel for torch.float64"),
+        (AttentionCase("cpu", (0, 0), BF16, 64, True, True), Backend.CPU, "not flash: the device is cpu"),
+    ],
+)
+def test_the_first_that_takes_the_case(case: AttentionCase, backend: Backend, reason: str) -> None:
+    choice = choose_attention(case)
+
+    assert choice.backend is backend
+    assert reason in choice.reason
+    assert choice.is_fallback == (backend is Backend.DENSE)
+
+
+def test_a_backend_by_name() -> None:
+    assert choose_attention(gpu(), "flash").backend is Backend.FLASH
+    assert choose_attention(gpu(), "dense").is_fallback
+    with pytest.raises(
+        RuntimeError, match=r"kernels\.attention = 'cudnn' does not take this model: not cudnn: it has no kernel"
+    ):
+        choose_attention(gpu(window=True), "cudnn")
+
+
+def test_processors_have_one_kernel_whatever_is_asked_of_gpus() -> None:
+    assert choose_attention(AttentionCase("cpu", (0, 0), BF16, 64, False, False), "flash").backend is Backend.CPU
+
+
+@pytest.fixture
+def slow_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every case looks like one that a GPU computes slowly."""
+    monkeypatch.setattr(attention, "AttentionCase", lambda *_: gpu(TURING, window=True))
+    attention._checked_choice.cache_clear()
+
+
+@pytest.mark.usefixtures("slow_case")
+def test_a_slow_path_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    q = draw(6, 1, 2, 8)
+    with caplog.at_level(logging.INFO, logger="megatrain.ops.attention"):
+        for _ in range(3):
+            causal_attention(q, q, q, AttentionPattern(6, 3))
+
+    assert len(caplog.records) == 1
+    assert caplog.records[0].levelno == logging.WARNING
+    assert "attention: dense (not cudnn: it needs compute capability 9.0" in caplog.text
+
+
+@pytest.mark.usefixtures("slow_case")
+def test_a_slow_path_is_an_error_where_that_is_asked_for() -> None:
+    q = draw(6, 1, 2, 8)
+    with pytest.raises(RuntimeError, match=r"kernels\.strict: attention would write out all S \* S scores: not cudnn"):
+        causal_attention(q, q, q, AttentionPattern(6, 3, is_strict=True))
