@@ -1,0 +1,192 @@
+"""The product with a weight in 8-bit floating point, forward and both products of backward.
+
+Inputs and weights are E4M3. With a scale for the tensor, gradients are E5M2 (wider range); with a scale for each row,
+E4M3 (torch's products by row take no other). Scales are those of the tensor at hand (current scaling) or come from its
+largest magnitudes of the last steps (delayed scaling), which saves a pass over it. Sums are fp32, results in x's dtype.
+Sources: FP8 formats for deep learning (arXiv:2209.05433); torch's scaled products.
+Shapes: T tokens (any dims), I inputs, O outputs (any dims: they are flattened); T, I and O multiples of 16.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from megatrain.ops.gradient_sink import GradientSink, gradient_sink_of
+from megatrain.ops.quantization import (
+    E4M3,
+    E5M2,
+    fp8_quantize,
+    fp8_quantize_columns,
+    fp8_quantize_rows,
+    fp8_scale,
+)
+
+DIM_MULTIPLE = 16
+"""Of T, I and O: what the products of torch take."""
+
+
+class Scaler(Protocol):
+    """Gives the scale of one operand of one product, for the whole tensor."""
+
+    def scale(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return [scale, 1 / scale]. Shapes: result [2] fp32."""
+
+    def observe(self, largest: Tensor) -> None:
+        """Learn the magnitudes of the tensor that was just quantized; their largest is its largest."""
+
+
+class CurrentScaler:
+    """The scale of the tensor itself."""
+
+    def scale(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        return fp8_scale(x, dtype)
+
+    def observe(self, largest: Tensor) -> None:
+        """Nothing to learn."""
+
+
+class TensorwiseFp8Linear:
+    """linear() by one scale for each of input, weight and gradient."""
+
+    def __init__(self, x: Scaler, weight: Scaler, grad: Scaler) -> None:
+        self._x, self._weight, self._grad = x, weight, grad
+
+    def __call__(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+        """Return x weight' + bias. Saves x and the weight in 8 bits for backward. Shapes and sinks as linear()."""
+        return _Tensorwise.apply(x_TI, weight_OI, bias_O, self)
+
+    def quantize_x(self, x: Tensor, has_transposed: bool) -> tuple[Tensor, Tensor, Tensor]:
+        return _quantize(x, self._x, E4M3, has_transposed)
+
+    def quantize_weight(self, weight: Tensor, has_transposed: bool) -> tuple[Tensor, Tensor, Tensor]:
+        return _quantize(weight, self._weight, E4M3, has_transposed)
+
+    def quantize_grad(self, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return _quantize(grad, self._grad, E5M2, True)
+
+
+def rowwise_fp8_linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+    """Return x weight' + bias, with a scale for each row of both operands of each product, found in the tensor itself.
+
+    Saves x and the weight in 8 bits for backward. Shapes and sinks as linear().
+    """
+    return _Rowwise.apply(x_TI, weight_OI, bias_O)
+
+
+class _Tensorwise(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, product: TensorwiseFp8Linear
+    ) -> Tensor:
+        _keep(ctx, x_TI, weight_OI, bias_O)
+        x, weight = _matrix(x_TI), weight_OI.flatten(0, -2)
+        x_q, x_t, x_inverse = product.quantize_x(x, ctx.needs_input_grad[1])
+        weight_q, weight_t, weight_inverse = product.quantize_weight(weight, ctx.needs_input_grad[0])
+        ctx.product = product
+        ctx.save_for_backward(x_t, weight_t, x_inverse, weight_inverse)
+        out = torch._scaled_mm(
+            x_q, weight_q.t(), x_inverse, weight_inverse, _flat(bias_O), out_dtype=x.dtype, use_fast_accum=True
+        )
+        return out.view(*x_TI.shape[:-1], -1)
+
+    @staticmethod
+    def backward(ctx: Any, grad_TO: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+        x_t, weight_t, x_inverse, weight_inverse = ctx.saved_tensors
+        grad_q, grad_t, grad_inverse = ctx.product.quantize_grad(_matrix(grad_TO))
+        grad_x = grad_weight = None
+        if ctx.needs_input_grad[0]:
+            grad_x = torch._scaled_mm(grad_q, weight_t.t(), grad_inverse, weight_inverse, out_dtype=ctx.dtype)
+            grad_x = grad_x.view(ctx.x_shape)
+        if ctx.needs_input_grad[1]:
+            grad_weight = _add_scaled_product(ctx, grad_t, x_t.t(), grad_inverse, x_inverse, _sum_dtype(ctx))
+        return grad_x, grad_weight, _bias_gradient(ctx, grad_TO), None
+
+
+class _Rowwise(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
+        _keep(ctx, x_TI, weight_OI, bias_O)
+        x, weight = _matrix(x_TI), weight_OI.flatten(0, -2)
+        x_q, x_inverse = fp8_quantize_rows(x, E4M3)
+        weight_q, weight_inverse = fp8_quantize_rows(weight, E4M3)
+        x_t, x_t_inverse = fp8_quantize_columns(x, E4M3) if ctx.needs_input_grad[1] else (None, None)
+        weight_t, weight_t_inverse = fp8_quantize_columns(weight, E4M3) if ctx.needs_input_grad[0] else (None, None)
+        ctx.save_for_backward(x_t, x_t_inverse, weight_t, weight_t_inverse)
+        out = torch._scaled_mm(
+            x_q, weight_q.t(), x_inverse, weight_inverse.t(), _flat(bias_O), out_dtype=x.dtype, use_fast_accum=True
+        )
+        return out.view(*x_TI.shape[:-1], -1)
+
+    @staticmethod
+    def backward(ctx: Any, grad_TO: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        x_t, x_t_inverse, weight_t, weight_t_inverse = ctx.saved_tensors
+        grad = _matrix(grad_TO)
+        grad_x = grad_weight = None
+        if ctx.needs_input_grad[0]:
+            grad_q, grad_inverse = fp8_quantize_rows(grad, E4M3)
+            grad_x = torch._scaled_mm(grad_q, weight_t.t(), grad_inverse, weight_t_inverse.t(), out_dtype=ctx.dtype)
+            grad_x = grad_x.view(ctx.x_shape)
+        if ctx.needs_input_grad[1]:
+            grad_t, grad_t_inverse = fp8_quantize_columns(grad, E4M3)
+            # products by row have no wider result
+            grad_weight = _add_scaled_product(ctx, grad_t, x_t.t(), grad_t_inverse, x_t_inverse.t(), ctx.dtype)
+        return grad_x, grad_weight, _bias_gradient(ctx, grad_TO)
+
+
+def _quantize(x: Tensor, scaler: Scaler, dtype: torch.dtype, has_transposed: bool) -> tuple[Tensor, Tensor, Tensor]:
+    scale = scaler.scale(x, dtype)
+    q, q_t, largest = fp8_quantize(x, scale, dtype, has_transposed)
+    scaler.observe(largest)
+    return q, q_t, scale[1]
+
+
+def _matrix(x: Tensor) -> Tensor:
+    return x.flatten(0, -2).contiguous()
+
+
+def _flat(bias: Tensor | None) -> Tensor | None:
+    return None if bias is None else bias.flatten()
+
+
+def _keep(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    for name, size in (("x", x.shape[:-1].numel()), ("x", x.shape[-1]), ("weight", weight.shape[:-1].numel())):
+        if size % DIM_MULTIPLE:
+            raise RuntimeError(
+                f"{name} of shape {list((x if name == 'x' else weight).shape)} cannot be a factor of an FP8 product: "
+                f"tokens, inputs and outputs must be multiples of {DIM_MULTIPLE}, got {size}"
+            )
+    ctx.sink = gradient_sink_of(weight)
+    ctx.dtype, ctx.x_shape, ctx.weight_shape = x.dtype, x.shape, weight.shape
+    ctx.bias_shape = None if bias is None else bias.shape
+
+
+def _sum_dtype(ctx: Any) -> torch.dtype:
+    """With a sink in fp32 the product is not rounded before it is added."""
+    return ctx.dtype if ctx.sink is None else torch.float32
+
+
+def _add_scaled_product(
+    ctx: Any, a: Tensor, b: Tensor, a_inverse: Tensor, b_inverse: Tensor, out_dtype: torch.dtype
+) -> Tensor | None:
+    """Return a b in the weight's shape and dtype, or add it to the weight's sink."""
+    sink: GradientSink | None = ctx.sink
+    if sink is None:
+        return torch._scaled_mm(a, b, a_inverse, b_inverse, out_dtype=out_dtype).view(ctx.weight_shape)
+    total, is_fresh = sink.take()
+    total = total.flatten(0, -2)
+    if is_fresh and total.dtype == out_dtype:
+        torch._scaled_mm(a, b, a_inverse, b_inverse, out_dtype=out_dtype, out=total)
+        return None
+    product = torch._scaled_mm(a, b, a_inverse, b_inverse, out_dtype=out_dtype)
+    if is_fresh:
+        total.copy_(product)
+    else:
+        total.add_(product)
+    return None
+
+
+def _bias_gradient(ctx: Any, grad_TO: Tensor) -> Tensor | None:
+    return grad_TO.flatten(0, -2).sum(0).view(ctx.bias_shape) if ctx.needs_input_grad[2] else None

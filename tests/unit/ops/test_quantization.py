@@ -1,0 +1,109 @@
+"""FP8 quantization against torch's own conversion, value by value."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from megatrain.ops.quantization import E4M3, E5M2, fp8_quantize, fp8_quantize_columns, fp8_quantize_rows, fp8_scale
+from tests.helpers.kernels import draw, on_device
+from tests.helpers.operator_contract import assert_contract, assert_refused
+
+FORMATS = [E4M3, E5M2]
+# tiles that are whole, cut by one edge, by both; sizes that no pack fits
+SHAPES = [(128, 256), (16, 16), (144, 48), (7, 123), (1, 1), (130, 129), (3, 1000)]
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
+def test_every_number_of_the_format_and_every_middle_is_rounded_as_torch_does(dtype: torch.dtype) -> None:
+    codes = torch.arange(256, dtype=torch.uint8).view(dtype).float()
+    numbers = codes[codes.isfinite()].sort().values.unique()
+    middles = (numbers[1:] + numbers[:-1]) / 2
+    beside = torch.cat([middles * (1 + 1e-6), middles * (1 - 1e-6)])
+    x = on_device(torch.cat([numbers, middles, beside, -numbers * 0.999]))[None, :]
+    one = on_device(torch.ones(1))
+
+    found = fp8_quantize(x, one, dtype, True)
+    expected = x.to(dtype)
+    assert torch.equal(found[0].view(torch.uint8), expected.view(torch.uint8))
+    assert torch.equal(found[1].view(torch.uint8), expected.t().contiguous().view(torch.uint8))
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_quantized_values_are_the_scaled_ones(shape: tuple[int, int], kind: torch.dtype, dtype: torch.dtype) -> None:
+    x = draw(*shape, dtype=kind, scale=3.0)
+    scale = fp8_scale(x, dtype)
+    q, q_t, largest = fp8_quantize(x, scale, dtype, True)
+    expected = (x.float() * scale[0]).to(dtype)
+
+    assert scale[0].item() == pytest.approx(torch.finfo(dtype).max / x.abs().max().item(), rel=1e-6)
+    assert scale[1].item() == pytest.approx(1 / scale[0].item(), rel=1e-6)
+    assert torch.equal(q.float(), expected.float())
+    assert torch.equal(q_t.float(), expected.float().t())
+    assert largest.max().item() == x.abs().max().item()
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_each_row_and_each_column_has_its_own_scale(shape: tuple[int, int], kind: torch.dtype) -> None:
+    x = draw(*shape, dtype=kind) * (10.0 ** draw(shape[0], 1, seed=1)).to(kind)  # rows of very different size
+    q, inverse = fp8_quantize_rows(x, E4M3)
+    q_t, inverse_t = fp8_quantize_columns(x, E4M3)
+
+    torch.testing.assert_close(inverse[:, 0], x.abs().amax(1).float() / 448, rtol=1e-6, atol=0)
+    torch.testing.assert_close(inverse_t[:, 0], x.abs().amax(0).float() / 448, rtol=1e-6, atol=0)
+    # what comes back is off by half a unit of the last of 3 bits, or of the smallest subnormal number of that row
+    for found, original, unit in ((q, x, inverse), (q_t, x.t(), inverse_t)):
+        error = (found.float() * unit - original.float()).abs()
+        assert (error <= original.float().abs() / 16 + unit * 2.0**-10 * 1.01).all()
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
+def test_zeros_stay_zeros(dtype: torch.dtype) -> None:
+    x = draw(16, 16, dtype=torch.bfloat16) * 0
+
+    assert fp8_scale(x, dtype).tolist() == [1.0, 1.0]
+    assert not fp8_quantize_rows(x, dtype)[0].float().any()
+    assert not fp8_quantize_columns(x, dtype)[0].float().any()
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_what_is_not_finite_stays_visible(bad: float, dtype: torch.dtype) -> None:
+    x = draw(32, 48, dtype=torch.float32)
+    x[5, 7] = bad
+    q, q_t, largest = fp8_quantize(x, on_device(torch.ones(1)), dtype, True)
+
+    assert q.float().isnan().nonzero().tolist() == [[5, 7]]
+    assert q_t.float().isnan().nonzero().tolist() == [[7, 5]]
+    assert not largest.max().isfinite()
+    assert not (fp8_quantize(x, fp8_scale(x, dtype), dtype, False)[0].float()[5, 7] * fp8_scale(x, dtype)[1]).isfinite()
+    rows, inverse = fp8_quantize_rows(x, dtype)
+    assert not (rows.float() * inverse)[5, 7].isfinite()
+    assert (rows.float() * inverse)[:5].isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("shape", [(144, 48), (7, 123), (1, 1), (0, 16), (16, 0)])
+def test_quantization_keeps_the_contract(shape: tuple[int, int], kind: torch.dtype, dtype: torch.dtype) -> None:
+    x = draw(*shape, dtype=kind)
+    scale = fp8_scale(x, dtype)
+
+    assert_contract(fp8_scale, x, dtype)
+    assert_contract(fp8_quantize, x, scale, dtype, True)
+    assert_contract(fp8_quantize, x, scale, dtype, False)
+    assert_contract(fp8_quantize_rows, x, dtype)
+    assert_contract(fp8_quantize_columns, x, dtype)
+
+
+def test_quantization_refuses_what_does_not_fit() -> None:
+    x, scale = draw(16, 16, dtype=torch.float32), on_device(torch.ones(2))
+
+    assert_refused(fp8_quantize, (x.double(), scale, E4M3, True), "x must be bf16, fp16 or fp32, got float64")
+    assert_refused(fp8_quantize, (x, scale, torch.bfloat16, True), "dtype must be float8_e4m3fn or float8_e5m2, got")
+    assert_refused(fp8_quantize, (x, scale.double(), E4M3, True), "scale must be float32, got float64")
+    assert_refused(fp8_quantize_rows, (x[0], E4M3), r"x must be \[rows, columns\], got \[16\]")
+    assert_refused(fp8_quantize_columns, (x.t()[1:], E4M3), "x must be contiguous")
