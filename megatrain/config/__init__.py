@@ -12,6 +12,7 @@ from megatrain.config.checks import check, check_for_training
 from megatrain.config.config import Config
 from megatrain.config.data import DataConfig
 from megatrain.config.evaluation import EvaluationConfig
+from megatrain.config.fp8 import Fp8Config
 from megatrain.config.job import JobConfig
 from megatrain.config.kernels import KernelsConfig
 from megatrain.config.load import LoadedConfig, load_config
@@ -36,6 +37,7 @@ __all__ = [
     "DefaultOrigin",
     "EvaluationConfig",
     "FileOrigin",
+    "Fp8Config",
     "JobConfig",
     "KernelsConfig",
     "LoadedConfig",

@@ -13,6 +13,7 @@ from megatrain.config.dashboard import DashboardConfig
 from megatrain.config.data import DataConfig
 from megatrain.config.diagnostics import DiagnosticsConfig
 from megatrain.config.evaluation import EvaluationConfig
+from megatrain.config.fp8 import Fp8Config
 from megatrain.config.job import JobConfig
 from megatrain.config.kernels import KernelsConfig
 from megatrain.config.log import LogConfig
@@ -49,6 +50,7 @@ class Config:
     log: LogConfig = field(default_factory=LogConfig)
     profile: ProfileConfig = field(default_factory=ProfileConfig)
     kernels: KernelsConfig = field(default_factory=KernelsConfig)
+    fp8: Fp8Config = field(default_factory=Fp8Config)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
     telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
     recovery: RecoveryConfig = field(default_factory=RecoveryConfig)

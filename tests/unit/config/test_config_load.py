@@ -73,7 +73,7 @@ MISTAKES = {
         "[x.y]\nz = 1\n[optimizer]",
         (
             "[x] is not a known section; the sections are job, model, parallel, batch, train, optimizer, data, "
-            "checkpoint, evaluation, log, profile, kernels, runtime, telemetry, recovery, diagnostics or dashboard "
+            "checkpoint, evaluation, log, profile, kernels, fp8, runtime, telemetry, recovery, diagnostics or dashboard "
             "(small.toml:14)"
         ),
     ),

@@ -1,0 +1,85 @@
+"""Rules of products in 8-bit floating point."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from megatrain.config.checks.context import Context
+from megatrain.config.config import Config
+from megatrain.config.fp8 import Fp8Config
+from megatrain.config.options import options_of
+from megatrain.config.problem import Problem
+from megatrain.config.wording import alternatives, multiples_around, value_text
+
+DIM_MULTIPLE = 16
+"""Every dim of a factor of an FP8 product."""
+
+
+def fp8_problems(context: Context) -> Iterator[Problem]:
+    """Yield what cannot be multiplied in 8 bits, and keys that do nothing."""
+    config = context.config
+    fp8 = config.fp8
+    if not fp8.is_used:
+        for name in ("scaling", "history_len", "skip_layers"):
+            yield from _unused_problems(fp8, name, "recipe", '"tensorwise"')
+        return
+    if fp8.scaling == "delayed" and fp8.recipe == "rowwise":
+        yield Problem(
+            ("fp8.scaling", "fp8.recipe"),
+            'fp8.scaling="delayed" is for one scale a tensor, and fp8.recipe="rowwise" has one a row; '
+            'use scaling="current" or recipe="tensorwise"',
+        )
+    if fp8.scaling != "delayed":
+        yield from _unused_problems(fp8, "history_len", "scaling", '"delayed"')
+    if config.train.precision != "bf16":
+        yield Problem(
+            ("fp8.recipe", "train.precision"),
+            f'fp8.recipe="{fp8.recipe}" needs train.precision="bf16", not "{config.train.precision}"; '
+            f'use that precision or recipe="none"',
+        )
+    beyond = [layer for layer in fp8.skip_layers if layer >= config.model.num_layers]
+    if beyond:
+        yield Problem(
+            ("fp8.skip_layers", "model.num_layers"),
+            f"fp8.skip_layers names layer {beyond[0]}, model.num_layers={config.model.num_layers} has layers up to "
+            f"{config.model.num_layers - 1}",
+        )
+    yield from _dim_problems(config)
+
+
+def _dim_problems(config: Config) -> Iterator[Problem]:
+    model, tp_size = config.model, config.parallel.tp_size
+    heads = ("model.num_heads", "model.hidden_size", "model.head_dim")
+    sizes = (
+        ("hidden size", model.hidden_size, ("model.hidden_size",)),
+        ("width of all query heads / tp_size", model.num_heads * model.resolved_head_dim // tp_size, heads),
+        (
+            "width of all key heads / tp_size",
+            model.resolved_num_kv_heads * model.resolved_head_dim // tp_size,
+            ("model.num_kv_heads", *heads),
+        ),
+        ("ffn size / tp_size", model.resolved_ffn_size // tp_size, ("model.ffn_size", "model.hidden_size")),
+        (
+            "tokens of a micro-batch",
+            model.seq_len * config.batch.micro_batch_size,
+            ("model.seq_len", "batch.micro_batch_size"),
+        ),
+    )
+    for what, size, keys in sizes:
+        if size % DIM_MULTIPLE:
+            fitting = alternatives(multiples_around(DIM_MULTIPLE, size))
+            yield Problem(
+                ("fp8.recipe", "parallel.tp_size", *keys),
+                f'fp8.recipe="{config.fp8.recipe}" needs multiples of {DIM_MULTIPLE}, and the {what} is {size}; '
+                f"change {' or '.join(keys)} so that it is {fitting}",
+            )
+
+
+def _unused_problems(fp8: Fp8Config, name: str, ruling: str, needed: str) -> Iterator[Problem]:
+    value, default = getattr(fp8, name), options_of(Fp8Config)[name].default
+    if value != default:
+        yield Problem(
+            (f"fp8.{name}", f"fp8.{ruling}"),
+            f'fp8.{name}={value_text(value)} does nothing with fp8.{ruling}="{getattr(fp8, ruling)}"; '
+            f"use {ruling}={needed} or {name}={value_text(default)}",
+        )

@@ -1,0 +1,44 @@
+"""Section [fp8]: products with weights in 8-bit floating point."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from megatrain.config.options import option
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fp8Config:
+    """Products with weights in 8-bit floating point."""
+
+    recipe: Literal["none", "tensorwise", "rowwise"] = field(
+        default="none",
+        metadata=option(
+            "How the four projections of a layer are multiplied. none: in train.precision. tensorwise: in FP8, a scale "
+            "for each tensor, gradients in E5M2. rowwise: in FP8, a scale for each row, all in E4M3: more exact, less "
+            "fast. Weights, sums, attention, norms and the head keep train.precision. GPUs need compute capability "
+            "8.9 (rowwise: 9.0); processors compute the same numbers, slowly."
+        ),
+    )
+    scaling: Literal["current", "delayed"] = field(
+        default="current",
+        metadata=option(
+            "Where the scale of a tensor comes from. current: from the tensor itself, which is read once more. delayed "
+            "(tensorwise): from the largest magnitudes of the last history_len steps, over all ranks."
+        ),
+    )
+    history_len: int = field(
+        default=16, metadata=option("delayed: steps that a scale looks back.", unit="steps", minimum=1, maximum=65536)
+    )
+    skip_layers: tuple[int, ...] = field(
+        default=(),
+        metadata=option(
+            "Layers, counted from 0, that stay in train.precision: the first and last are the most sensitive.",
+            minimum=0,
+        ),
+    )
+
+    @property
+    def is_used(self) -> bool:
+        return self.recipe != "none"
