@@ -1,7 +1,7 @@
 // rms_norm and layer_norm, with and without a residual, forward and backward.
 #include "../kernels/norm.cuh"
 
-#include "../kernels/column_sum.cuh"
+#include "column_sum.h"
 #include "torch_side.h"
 
 namespace megatrain {
@@ -10,8 +10,6 @@ namespace {
 constexpr int FORWARD_PACKS = 4;  // 64 bytes a thread and tensor in flight
 constexpr int FORWARD_BLOCK = 128;
 constexpr int BACKWARD_PACKS = 4;  // rows of more are read twice
-
-int divide_up(int64_t a, int64_t b) { return int((a + b - 1) / b); }
 
 int threads_for(int pieces) {
   const int threads = divide_up(pieces, WARP) * WARP;
@@ -45,13 +43,6 @@ void check_row_parameter(const char* name, const Tensor& tensor, const Tensor& x
   check_same_device(name, tensor, "x", x);
   check_dtype(name, tensor, x.scalar_type());
   check_shape(name, tensor, {hidden});
-  check_contiguous(name, tensor);
-}
-
-void check_like(const char* name, const Tensor& tensor, const Tensor& x) {
-  check_same_device(name, tensor, "x", x);
-  check_dtype(name, tensor, x.scalar_type());
-  check_same_shape(name, tensor, "x", x);
   check_contiguous(name, tensor);
 }
 
@@ -129,19 +120,6 @@ void launch_backward(const Device& device, const NormBackward<T>& p, const Backw
   }
 }
 
-template <typename T>
-void launch_column_sum(const Device& device, const Tensor& parts, const Tensor& out) {
-  const int64_t columns = parts.size(1);
-  if (columns == 0) return;
-  device.launch("column_sum", column_sum<T>, dim3(divide_up(columns, COLUMN_SUM_WIDTH)),
-                dim3(COLUMN_SUM_WIDTH, COLUMN_SUM_HEIGHT), const_pointer<wide_t<T>>(parts), pointer<T>(out), parts.size(0), columns);
-}
-
-template <typename T>
-T* pointer_or_null(const std::optional<Tensor>& tensor) {
-  return tensor.has_value() ? pointer<T>(*tensor) : nullptr;
-}
-
 struct Normed {
   Tensor out, sum, mean, rstd;
 };
@@ -150,7 +128,7 @@ template <bool IS_CENTERED>
 Normed forward(const Tensor& x, const std::optional<Tensor>& residual, const Tensor& weight, const std::optional<Tensor>& bias,
                double eps) {
   const Rows rows = rows_of("x", x);
-  if (residual.has_value()) check_like("residual", *residual, x);
+  if (residual.has_value()) check_like("residual", *residual, "x", x);
   check_row_parameter("weight", weight, x, rows.hidden);
   if (bias.has_value()) check_row_parameter("bias", *bias, x, rows.hidden);
   Normed result;
@@ -187,8 +165,8 @@ template <bool IS_CENTERED>
 Gradients backward(const Tensor& grad_out, const std::optional<Tensor>& grad_sum, const Tensor& x, const Tensor& weight,
                    const std::optional<Tensor>& mean, const Tensor& rstd) {
   const Rows rows = rows_of("x", x);
-  check_like("grad_out", grad_out, x);
-  if (grad_sum.has_value()) check_like("grad_sum", *grad_sum, x);
+  check_like("grad_out", grad_out, "x", x);
+  if (grad_sum.has_value()) check_like("grad_sum", *grad_sum, "x", x);
   check_row_parameter("weight", weight, x, rows.hidden);
   if (mean.has_value()) check_statistic("mean", *mean, x);
   check_statistic("rstd", rstd, x);

@@ -6,7 +6,6 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
-#include <initializer_list>
 #include <optional>
 #include <sstream>
 #include <stdexcept>
@@ -62,7 +61,7 @@ inline std::string dtype_text(ScalarType dtype) {
   }
 }
 
-inline void check_shape(const char* name, const Tensor& tensor, std::initializer_list<int64_t> shape) {
+inline void check_shape(const char* name, const Tensor& tensor, const std::vector<int64_t>& shape) {
   bool is_right = tensor.dim() == int64_t(shape.size());
   std::string expected;
   int64_t dim = 0;
@@ -89,6 +88,14 @@ inline void check_contiguous(const char* name, const Tensor& tensor) {
 
 inline void check_same_device(const char* name, const Tensor& tensor, const char* other_name, const Tensor& other) {
   require(tensor.device() == other.device(), name, " must be on the device of ", other_name);
+}
+
+// Same device, dtype and shape, and contiguous.
+inline void check_like(const char* name, const Tensor& tensor, const char* other_name, const Tensor& other) {
+  check_same_device(name, tensor, other_name, other);
+  check_dtype(name, tensor, other.scalar_type());
+  check_same_shape(name, tensor, other_name, other);
+  check_contiguous(name, tensor);
 }
 
 // fp32 for all narrower types: the dtype of statistics and partial sums.
@@ -120,6 +127,12 @@ template <typename T>
 const T* const_pointer(const Tensor& tensor) {
   return static_cast<const T*>(tensor.const_data_ptr());
 }
+template <typename T>
+T* pointer_or_null(const std::optional<Tensor>& tensor) {
+  return tensor.has_value() ? pointer<T>(*tensor) : nullptr;
+}
+
+inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Where and how a kernel runs: the current stream of the device that `tensor` is on.
 class Device {

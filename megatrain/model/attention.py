@@ -11,14 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from megatrain.config.model import ModelConfig
-from megatrain.model.linear import Linear
+from megatrain.model.linear import Linear, Projection
 from megatrain.model.positions import RotaryPositions
 from megatrain.ops.attention import AttentionPattern, causal_attention
-from megatrain.ops.linear import linear
-from megatrain.ops.rotary import rotate
+from megatrain.ops.rotary import split_rotated_
 
 
-class QueryKeyValue(nn.Module):
+class QueryKeyValue(Projection):
     """One projection: weight [G, R + 2, D, H], for each group its queries, then its key, then its value."""
 
     def __init__(self, config: ModelConfig) -> None:
@@ -28,11 +27,9 @@ class QueryKeyValue(nn.Module):
         self.weight = nn.Parameter(torch.empty(groups, rows, head_dim, config.hidden_size))
         self.bias = nn.Parameter(torch.empty(groups, rows, head_dim)) if config.has_bias else None
 
-    def forward(self, x_SBH: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q [S, B, G, R, D], k and v [S, B, G, 1, D], views of one product."""
-        y = linear(x_SBH, self.weight, self.bias)
-        q, k, v = y.unflatten(-1, self.weight.shape[:3]).split((self.weight.shape[1] - 2, 1, 1), dim=-2)
-        return q, k, v
+    def forward(self, x_SBH: Tensor) -> Tensor:
+        """Return the product [S, B, G, R + 2, D]."""
+        return self.multiply(x_SBH, self.weight, self.bias).unflatten(-1, self.weight.shape[:3])
 
 
 class Attention(nn.Module):
@@ -46,9 +43,10 @@ class Attention(nn.Module):
 
     def forward(self, x_SBH: Tensor, pattern: AttentionPattern, positions: RotaryPositions | None) -> Tensor:
         """Return what attention adds. Shapes: x and result [S, B, H], the whole sequence."""
-        q, k, v = self.qkv(x_SBH)
-        if positions is not None:
-            cos, sin = positions.table(x_SBH.shape[0], x_SBH.device, x_SBH.dtype)
-            # the copy of v lets go of the product, which rotated q and k do not need any more
-            q, k, v = rotate(q, cos, sin), rotate(k, cos, sin), v.contiguous()
+        product = self.qkv(x_SBH)
+        if positions is None:
+            q, k, v = product.split((product.shape[3] - 2, 1, 1), dim=3)
+        else:
+            q, k, v = split_rotated_(product, *positions.table(x_SBH.shape[0], x_SBH.device, x_SBH.dtype))
+        del product  # attention keeps what it needs of it
         return self.out(causal_attention(q.flatten(2, 3), k.flatten(2, 3), v.flatten(2, 3), pattern))

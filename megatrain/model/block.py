@@ -32,7 +32,7 @@ class Branch(nn.Module):
         self.attention = Attention(config) if attention else None
         self.mlp = Mlp(config) if mlp else None
         self.branch_out = nn.Identity()
-        # each mixer has a bias of its own, as in the models this reads; it is added once, after the sum
+        # each mixer has a bias of its own, as in the models this reads; their sum is added once, after the mixers'
         self.attention_bias = nn.Parameter(torch.empty(config.hidden_size)) if config.has_bias and attention else None
         self.mlp_bias = nn.Parameter(torch.empty(config.hidden_size)) if config.has_bias and mlp else None
         self.dropout = ResidualDropout(config.dropout, dropout_seed, site)
@@ -47,10 +47,9 @@ class Branch(nn.Module):
         if self.mlp is not None:
             added.append(self.mlp(inner_SBH))
         y_SBH = self.branch_out(added[0] if len(added) == 1 else added[0] + added[1])
-        for bias in (self.attention_bias, self.mlp_bias):
-            if bias is not None:
-                y_SBH = y_SBH + bias
-        return x_SBH + self.dropout(y_SBH, context)
+        biases = [bias for bias in (self.attention_bias, self.mlp_bias) if bias is not None]
+        bias_H = sum(biases[1:], biases[0]) if biases else None
+        return self.dropout.add(x_SBH, y_SBH, bias_H, context)
 
 
 class Block(nn.Module):

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from megatrain import rng
 from megatrain.model.context import TokenContext
-from megatrain.ops.dropout import dropout
+from megatrain.ops.dropout import dropout, residual_dropout
 
 
 class ResidualDropout(nn.Module):
@@ -18,6 +18,19 @@ class ResidualDropout(nn.Module):
         self.key = rng.derive_key("dropout", seed, site)
 
     def forward(self, x_SBH: Tensor, context: TokenContext) -> Tensor:
-        if self.probability == 0.0 or not self.training:
+        if not self.is_active:
             return x_SBH
         return dropout(x_SBH, self.probability, self.key, context.token_numbers(x_SBH.shape[0]))
+
+    def add(self, x_SBH: Tensor, y_SBH: Tensor, bias_H: Tensor | None, context: TokenContext) -> Tensor:
+        """Return x + dropout(y + bias)."""
+        if self.is_active:
+            tokens_SB = context.token_numbers(y_SBH.shape[0])
+            return residual_dropout(x_SBH, y_SBH, bias_H, self.probability, self.key, tokens_SB)
+        if bias_H is None:
+            return x_SBH + y_SBH
+        return residual_dropout(x_SBH, y_SBH, bias_H, 0.0, self.key, None)
+
+    @property
+    def is_active(self) -> bool:
+        return self.training and self.probability > 0.0

@@ -1,14 +1,25 @@
-"""A projection without bias. Shapes: I inputs, O outputs."""
+"""Projections: products with a weight. Shapes: I inputs, O outputs."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
 from megatrain.ops.linear import linear
 
+Product = Callable[..., Tensor]
+"""What linear() does: from (x, weight, bias or nothing) to x weight' + bias."""
 
-class Linear(nn.Module):
+
+class Projection(nn.Module):
+    """A module around one product, in whose place another one may be put, such as one in 8-bit floating point."""
+
+    multiply: Product = staticmethod(linear)
+
+
+class Linear(Projection):
     """x weight', weight [O, I]."""
 
     def __init__(self, num_inputs: int, num_outputs: int) -> None:
@@ -16,4 +27,4 @@ class Linear(nn.Module):
         self.weight = nn.Parameter(torch.empty(num_outputs, num_inputs))
 
     def forward(self, x_TI: Tensor) -> Tensor:
-        return linear(x_TI, self.weight)
+        return self.multiply(x_TI, self.weight)

@@ -6,27 +6,29 @@ import torch
 from torch import Tensor, nn
 
 from megatrain.config.model import ModelConfig
-from megatrain.model.linear import Linear
-from megatrain.ops.activation import gelu, swiglu
-from megatrain.ops.linear import linear
+from megatrain.model.linear import Linear, Projection
+from megatrain.ops.activation import bias_gelu, bias_swiglu
 
 
 class Gelu(nn.Module):
-    """[S, B, 1, F] -> [S, B, F]."""
+    """[S, B, 1, F], bias [1, F] -> [S, B, F]."""
 
-    def forward(self, x_SB1F: Tensor) -> Tensor:
-        return gelu(x_SB1F.squeeze(-2))
+    def forward(self, x_SB1F: Tensor, bias_1F: Tensor | None) -> Tensor:
+        return bias_gelu(x_SB1F.squeeze(-2), None if bias_1F is None else bias_1F.squeeze(0))
 
 
 class SwiGlu(nn.Module):
-    """[S, B, 2, F], gate then up -> [S, B, F]."""
+    """[S, B, 2, F], gate then up, bias [2, F] -> [S, B, F]."""
 
-    def forward(self, x_SB2F: Tensor) -> Tensor:
-        return swiglu(x_SB2F)
+    def forward(self, x_SB2F: Tensor, bias_2F: Tensor | None) -> Tensor:
+        return bias_swiglu(x_SB2F, bias_2F)
 
 
-class Up(nn.Module):
-    """The widening projection: weight [P, F, H] with P = 1 (gelu) or 2 (swiglu: gate, up)."""
+class Up(Projection):
+    """The widening projection without its bias, which the activation adds in the same pass.
+
+    Weight [P, F, H] and bias [P, F] with P = 1 (gelu) or 2 (swiglu: gate, up).
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -35,7 +37,7 @@ class Up(nn.Module):
         self.bias = nn.Parameter(torch.empty(parts, config.resolved_ffn_size)) if config.has_bias else None
 
     def forward(self, x_SBH: Tensor) -> Tensor:
-        return linear(x_SBH, self.weight, self.bias).unflatten(-1, self.weight.shape[:2])
+        return self.multiply(x_SBH, self.weight).unflatten(-1, self.weight.shape[:2])
 
 
 class Mlp(nn.Module):
@@ -48,4 +50,4 @@ class Mlp(nn.Module):
         self.down = Linear(config.resolved_ffn_size, config.hidden_size)
 
     def forward(self, x_SBH: Tensor) -> Tensor:
-        return self.down(self.activation(self.up(x_SBH)))
+        return self.down(self.activation(self.up(x_SBH), self.up.bias))

@@ -1,4 +1,8 @@
-"""The non-linearities of the MLP. Shapes: S sequence, B micro-batch, F ffn."""
+"""The non-linearities of the MLP, with the bias of the product before them.
+
+The bias is added in fp32 (fp64 for fp64), one rounding to x's dtype. Saved for backward is the product alone.
+Shapes: S sequence, B micro-batch, F ffn (any dims before the last ones will do).
+"""
 
 from __future__ import annotations
 
@@ -8,34 +12,168 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-
-def gelu(x_SBF: Tensor) -> Tensor:
-    """Return gelu(x) by the tanh approximation (GPT-2's). Saves x for backward."""
-    return functional.gelu(x_SBF, approximate="tanh")
+from megatrain.ops.library import declare, require_contiguous, require_floating, require_same_kind, require_shape
+from megatrain.ops.precision import accumulate_dtype
 
 
-def swiglu(x_SB2F: Tensor) -> Tensor:
-    """Return silu(gate) * up, where x holds gate and up. Saves x for backward, nothing else.
+def bias_gelu(x_SBF: Tensor, bias_F: Tensor | None) -> Tensor:
+    """Return gelu(x + bias) by the tanh approximation (GPT-2's). Saves x for backward, nothing else of its size."""
+    return _BiasGelu.apply(x_SBF, bias_F)
 
-    Shapes: x [S, B, 2, F]; result [S, B, F].
+
+def bias_swiglu(x_SB2F: Tensor, bias_2F: Tensor | None) -> Tensor:
+    """Return silu(gate) * up, where x + bias holds gate and up. Saves x for backward, nothing else of its size.
+
+    Shapes: x [S, B, 2, F]; bias [2, F]; result [S, B, F].
     """
-    return _SwiGlu.apply(x_SB2F)
+    return _BiasSwiglu.apply(x_SB2F, bias_2F)
 
 
-class _SwiGlu(torch.autograd.Function):
+class _BiasGelu(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x_SB2F: Tensor) -> Tensor:
-        ctx.save_for_backward(x_SB2F)
-        gate, up = x_SB2F.unbind(-2)
-        return functional.silu(gate).mul_(up)
+    def forward(ctx: Any, x_SBF: Tensor, bias_F: Tensor | None) -> Tensor:
+        x_SBF = x_SBF.contiguous()
+        ctx.save_for_backward(x_SBF, bias_F)
+        return _bias_gelu_op(x_SBF, bias_F)
 
     @staticmethod
-    def backward(ctx: Any, grad_SBF: Tensor) -> Tensor:
-        (x_SB2F,) = ctx.saved_tensors
-        gate, up = x_SB2F.unbind(-2)
-        grad_x = torch.empty_like(x_SB2F)
-        grad_gate, grad_up = grad_x.unbind(-2)
-        # four passes, each written where its result belongs: no temporary of the activation's size
-        torch.ops.aten.silu.out(gate, out=grad_up).mul_(grad_SBF)
-        torch.ops.aten.silu_backward.grad_input(grad_SBF, gate, grad_input=grad_gate).mul_(up)
-        return grad_x
+    def backward(ctx: Any, grad_SBF: Tensor) -> tuple[Tensor, Tensor | None]:
+        x_SBF, bias_F = ctx.saved_tensors
+        grad_SBF = grad_SBF.contiguous()
+        if bias_F is None:
+            return _gelu_backward_op(grad_SBF, x_SBF), None
+        return _bias_gelu_backward_op(grad_SBF, x_SBF, bias_F)
+
+
+class _BiasSwiglu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_SB2F: Tensor, bias_2F: Tensor | None) -> Tensor:
+        x_SB2F = x_SB2F.contiguous()
+        ctx.save_for_backward(x_SB2F, bias_2F)
+        return _bias_swiglu_op(x_SB2F, bias_2F)
+
+    @staticmethod
+    def backward(ctx: Any, grad_SBF: Tensor) -> tuple[Tensor, Tensor | None]:
+        x_SB2F, bias_2F = ctx.saved_tensors
+        grad_SBF = grad_SBF.contiguous()
+        if bias_2F is None:
+            return _swiglu_backward_op(grad_SBF, x_SB2F), None
+        return _bias_swiglu_backward_op(grad_SBF, x_SB2F, bias_2F)
+
+
+def _check_gelu(x: Tensor, bias: Tensor | None) -> None:
+    require_floating("x", x)
+    if x.dim() < 1:
+        raise RuntimeError(f"x must have at least one dim, got {list(x.shape)}")
+    require_contiguous("x", x)
+    _check_bias(bias, x, x.shape[-1:])
+
+
+def _check_swiglu(x: Tensor, bias: Tensor | None) -> None:
+    require_floating("x", x)
+    if x.dim() < 2 or x.shape[-2] != 2:
+        raise RuntimeError(f"x must have shape [..., 2, F], got {list(x.shape)}")
+    require_contiguous("x", x)
+    _check_bias(bias, x, x.shape[-2:])
+
+
+def _check_bias(bias: Tensor | None, x: Tensor, shape: torch.Size) -> None:
+    if bias is not None:
+        require_same_kind("bias", bias, "x", x)
+        require_shape("bias", bias, shape)
+        require_contiguous("bias", bias)
+
+
+def _check_gelu_backward(grad_out: Tensor, x: Tensor, bias: Tensor | None = None) -> None:
+    _check_gelu(x, bias)
+    _check_gradient(grad_out, x, x.shape)
+
+
+def _check_swiglu_backward(grad_out: Tensor, x: Tensor, bias: Tensor | None = None) -> None:
+    _check_swiglu(x, bias)
+    _check_gradient(grad_out, x, (*x.shape[:-2], x.shape[-1]))
+
+
+def _check_gradient(grad_out: Tensor, x: Tensor, shape: tuple[int, ...]) -> None:
+    require_same_kind("grad_out", grad_out, "x", x)
+    require_shape("grad_out", grad_out, shape)
+    require_contiguous("grad_out", grad_out)
+
+
+def _biased(x: Tensor, bias: Tensor) -> Tensor:
+    return x.to(accumulate_dtype(x.dtype)) + bias
+
+
+def _reference_gelu(x: Tensor, bias: Tensor | None) -> Tensor:
+    if bias is None:
+        return functional.gelu(x, approximate="tanh")
+    return torch.ops.aten.gelu_(_biased(x, bias), approximate="tanh").to(x.dtype)
+
+
+def _reference_gelu_backward(grad_out: Tensor, x: Tensor) -> Tensor:
+    return torch.ops.aten.gelu_backward(grad_out, x, approximate="tanh")
+
+
+def _reference_bias_gelu_backward(grad_out: Tensor, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    wide = _biased(x, bias)
+    grad_x = torch.ops.aten.gelu_backward.grad_input(grad_out.to(wide.dtype), wide, approximate="tanh", grad_input=wide)
+    return grad_x.to(x.dtype), grad_x.flatten(0, -2).sum(0).to(x.dtype)
+
+
+def _reference_swiglu(x: Tensor, bias: Tensor | None) -> Tensor:
+    gate, up = (x if bias is None else _biased(x, bias)).unbind(-2)
+    return functional.silu(gate).mul_(up).to(x.dtype)
+
+
+def _reference_swiglu_backward(grad_out: Tensor, x: Tensor) -> Tensor:
+    gate, up = x.unbind(-2)
+    grad_x = torch.empty_like(x)
+    grad_gate, grad_up = grad_x.unbind(-2)
+    # four passes, each written where its result belongs: no temporary of the activation's size
+    torch.ops.aten.silu.out(gate, out=grad_up).mul_(grad_out)
+    torch.ops.aten.silu_backward.grad_input(grad_out, gate, grad_input=grad_gate).mul_(up)
+    return grad_x
+
+
+def _reference_bias_swiglu_backward(grad_out: Tensor, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    wide = _biased(x, bias)
+    grad_x = _reference_swiglu_backward(grad_out.to(wide.dtype), wide)
+    return grad_x.to(x.dtype), grad_x.flatten(0, -3).sum(0).to(x.dtype)
+
+
+_bias_gelu_op = declare(
+    "bias_gelu(Tensor x, Tensor? bias) -> Tensor",
+    check=_check_gelu,
+    reference=_reference_gelu,
+    fake=lambda x, bias: torch.empty_like(x),
+)
+_gelu_backward_op = declare(
+    "gelu_backward(Tensor grad_out, Tensor x) -> Tensor",
+    check=_check_gelu_backward,
+    reference=_reference_gelu_backward,
+    fake=lambda grad_out, x: torch.empty_like(x),
+)
+_bias_gelu_backward_op = declare(
+    "bias_gelu_backward(Tensor grad_out, Tensor x, Tensor bias) -> (Tensor grad_x, Tensor grad_bias)",
+    check=_check_gelu_backward,
+    reference=_reference_bias_gelu_backward,
+    fake=lambda grad_out, x, bias: (torch.empty_like(x), torch.empty_like(bias)),
+)
+_bias_swiglu_op = declare(
+    "bias_swiglu(Tensor x, Tensor? bias) -> Tensor",
+    check=_check_swiglu,
+    reference=_reference_swiglu,
+    fake=lambda x, bias: x.new_empty((*x.shape[:-2], x.shape[-1])),
+)
+_swiglu_backward_op = declare(
+    "swiglu_backward(Tensor grad_out, Tensor x) -> Tensor",
+    check=_check_swiglu_backward,
+    reference=_reference_swiglu_backward,
+    fake=lambda grad_out, x: torch.empty_like(x),
+)
+_bias_swiglu_backward_op = declare(
+    "bias_swiglu_backward(Tensor grad_out, Tensor x, Tensor bias) -> (Tensor grad_x, Tensor grad_bias)",
+    check=_check_swiglu_backward,
+    reference=_reference_bias_swiglu_backward,
+    fake=lambda grad_out, x, bias: (torch.empty_like(x), torch.empty_like(bias)),
+)

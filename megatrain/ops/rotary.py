@@ -1,6 +1,6 @@
 """Rotary position embedding (RoFormer, arXiv:2104.09864), in the half-split convention of the Llama family.
 
-Shapes: S sequence, B micro-batch, N heads, D head dim.
+Shapes: S sequence, B micro-batch, G key-value heads (groups), R queries of a group, D head dim.
 """
 
 from __future__ import annotations
@@ -10,6 +10,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from megatrain.ops.library import (
+    declare,
+    require_contiguous,
+    require_dtype,
+    require_floating,
+    require_same_device,
+    require_same_kind,
+    require_shape,
+)
+from megatrain.ops.precision import accumulate_dtype
 
 
 def inverse_frequencies(
@@ -46,32 +57,115 @@ def rotary_table(seq_len: int, frequency: Tensor, device: torch.device, dtype: t
     return angle.cos().to(device, dtype), angle.sin().to(device, dtype)
 
 
-def rotate(x_SBND: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn each pair (x[d], x[d + D/2]) by its position's angle, in cos's dtype, rounded once to x's.
+def split_rotated_(product: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Take queries, keys and values out of their product, queries and keys turned: the product is used up.
 
-    Saves nothing of x for backward: the inverse turn is its own gradient.
-    Shapes: x [S, ..., D]; cos and sin [S, 1, 1, D / 2].
+    Each pair (x[d], x[d + D/2]) is turned by its position's angle, in cos's dtype, rounded once. Where the queries of all
+    groups lie evenly in the product (one query a key, or one group) all three are views of it, turned in place; attention,
+    which knows no other strides, would have to copy them anyway else: then they become tensors of their own in the same
+    pass. Saves nothing for backward: the inverse turn is its own gradient.
+    Shapes: product [S, B, G, R + 2, D], for each group its R queries, its key, its value; cos and sin [S, 1, 1, D / 2];
+    results [S, B, G, R, D] and twice [S, B, G, 1, D].
     """
-    return _Rotate.apply(x_SBND, cos, sin)
+    return _SplitRotated.apply(product, cos, sin)
 
 
-class _Rotate(torch.autograd.Function):
+class _SplitRotated(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x_SBND: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(ctx: Any, product: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         ctx.cos, ctx.sin = cos, sin  # shared constants of the model, not activations
-        return _turn(x_SBND, cos, sin)
+        queries = product.shape[3] - 2
+        if product.shape[2] > 1 and queries > 1:
+            return _split_rotated_op(product.contiguous(), cos, sin)
+        product = product.contiguous()
+        _rotate_op(product, cos, sin)
+        # it is not an output, so autograd cannot be told by mark_dirty: whoever saved it for backward must find out
+        torch.autograd.graph.increment_version(product)
+        return product.split((queries, 1, 1), dim=3)
 
     @staticmethod
-    def backward(ctx: Any, grad_SBND: Tensor) -> tuple[Tensor, None, None]:
-        return _turn(grad_SBND, ctx.cos, -ctx.sin), None, None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        packed = [grad if grad.stride(-1) == 1 else grad.contiguous() for grad in grads]
+        return _rotated_backward_op(*packed, ctx.cos, ctx.sin), None, None
 
 
-def _turn(x_SBND: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    place = (cos.shape[0], *[1] * (x_SBND.dim() - 2), cos.shape[-1])
-    cos, sin = cos.view(place), sin.view(place)
-    first, second = x_SBND.chunk(2, dim=-1)
-    out = torch.empty(x_SBND.shape, dtype=x_SBND.dtype, device=x_SBND.device)
+def _check_product(product: Tensor, cos: Tensor, sin: Tensor) -> None:
+    require_floating("product", product)
+    if product.dim() != 5 or product.shape[3] < 3 or product.shape[4] == 0 or product.shape[4] % 2:
+        raise RuntimeError(f"product must have shape [S, B, G, R + 2, D], D even, got {list(product.shape)}")
+    require_contiguous("product", product)
+    _check_tables(cos, sin, "product", product)
+
+
+def _check_backward(grad_q: Tensor, grad_k: Tensor, grad_v: Tensor, cos: Tensor, sin: Tensor) -> None:
+    require_floating("grad_q", grad_q)
+    if grad_q.dim() != 5 or grad_q.shape[3] < 1 or grad_q.shape[4] == 0 or grad_q.shape[4] % 2:
+        raise RuntimeError(f"grad_q must have shape [S, B, G, R, D], D even, got {list(grad_q.shape)}")
+    for name, grad in (("grad_q", grad_q), ("grad_k", grad_k), ("grad_v", grad_v)):
+        if name != "grad_q":
+            require_same_kind(name, grad, "grad_q", grad_q)
+            require_shape(name, grad, (*grad_q.shape[:3], 1, grad_q.shape[4]))
+        if grad.stride(-1) != 1:
+            raise RuntimeError(f"{name} must have units next to each other, got strides {list(grad.stride())}")
+    _check_tables(cos, sin, "grad_q", grad_q)
+
+
+def _check_tables(cos: Tensor, sin: Tensor, name: str, x: Tensor) -> None:
+    for table_name, table in (("cos", cos), ("sin", sin)):
+        require_same_device(table_name, table, name, x)
+        require_dtype(table_name, table, accumulate_dtype(x.dtype))
+        require_shape(table_name, table, (x.shape[0], 1, 1, x.shape[-1] // 2))
+        require_contiguous(table_name, table)
+
+
+def _turn(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> None:
+    """Write x turned to `out`, which may be x. Shapes: x and out [S, B, G, heads, D]."""
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    first, second = x.chunk(2, dim=-1)
     out_first, out_second = out.chunk(2, dim=-1)
-    out_first.copy_((first * cos).sub_(second * sin))
+    turned_first = (first * cos).sub_(second * sin)
     out_second.copy_((second * cos).add_(first * sin))
-    return out
+    out_first.copy_(turned_first)
+
+
+def _reference_rotate(product: Tensor, cos: Tensor, sin: Tensor) -> None:
+    heads = product[..., :-1, :]
+    _turn(heads, cos, sin, heads)
+
+
+def _reference_split_rotated(product: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    q, k, v = product.split((product.shape[3] - 2, 1, 1), dim=3)
+    turned_q, turned_k = _new_heads(product, q.shape[3]), _new_heads(product, 1)
+    _turn(q, cos, sin, turned_q)
+    _turn(k, cos, sin, turned_k)
+    return turned_q, turned_k, v.clone(memory_format=torch.contiguous_format)
+
+
+def _reference_backward(grad_q: Tensor, grad_k: Tensor, grad_v: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    grad = torch.cat([grad_q, grad_k, grad_v], dim=3)
+    _reference_rotate(grad, cos, -sin)
+    return grad
+
+
+def _new_heads(product: Tensor, count: int) -> Tensor:
+    return product.new_empty((*product.shape[:3], count, product.shape[4]))
+
+
+_rotate_op = declare(
+    "rotate_queries_and_keys_(Tensor(a!) product, Tensor cos, Tensor sin) -> ()",
+    check=_check_product,
+    reference=_reference_rotate,
+    fake=lambda product, cos, sin: None,
+)
+_split_rotated_op = declare(
+    "split_rotated(Tensor product, Tensor cos, Tensor sin) -> (Tensor q, Tensor k, Tensor v)",
+    check=_check_product,
+    reference=_reference_split_rotated,
+    fake=lambda product, cos, sin: tuple(_new_heads(product, count) for count in (product.shape[3] - 2, 1, 1)),
+)
+_rotated_backward_op = declare(
+    "rotated_backward(Tensor grad_q, Tensor grad_k, Tensor grad_v, Tensor cos, Tensor sin) -> Tensor",
+    check=_check_backward,
+    reference=_reference_backward,
+    fake=lambda grad_q, grad_k, grad_v, cos, sin: _new_heads(grad_q, grad_q.shape[3] + 2),
+)

@@ -97,12 +97,12 @@ def start_scope_at(norm: nn.Module, rematerializer: Rematerializer, *, is_recomp
 
 
 def recompute_output(module: nn.Module, rematerializer: Rematerializer) -> None:
-    """Let backward compute `module`'s output again instead of keeping it."""
-    forward: Callable[[Tensor], Tensor] = module.forward
+    """Let backward compute `module`'s output again, from its input and its parameters, instead of keeping it."""
+    forward: Callable[..., Tensor] = module.forward
 
-    def run(x: Tensor) -> Tensor:
-        y = forward(x)
-        rematerializer.register(y, x, forward)
+    def run(x: Tensor, *parameters: Tensor | None) -> Tensor:
+        y = forward(x, *parameters)
+        rematerializer.register(y, x, lambda source: forward(source, *parameters))
         return y
 
     module.forward = run

@@ -13,9 +13,6 @@ from megatrain.planning.footprint import Footprint, Ledger, in_a_row
 from megatrain.planning.mixers import AttentionMemory, MlpMemory
 from megatrain.planning.tensor_bytes import TensorBytes
 
-_MASK_DRAW_BYTES = 24
-"""A unit, while a dropout mask is drawn: three int64 tensors of the hidden states' shape."""
-
 
 def block_footprint(config: Config, sizes: TensorBytes) -> Footprint:
     """Return the footprint of one block."""
@@ -70,7 +67,7 @@ class BranchMemory:
         return Footprint(self.kept, self._forward(), self._backward())
 
     def _forward(self) -> int:
-        sizes, model = self.sizes, self.config.model
+        sizes = self.sizes
         ledger = Ledger(norm_kept(self.config, sizes))
         norm_forward(self.config, sizes, ledger)
         if sizes.is_tp:
@@ -83,11 +80,6 @@ class BranchMemory:
             ledger.hold(sizes.hidden)  # the sum, beside both
         if sizes.is_tp:
             ledger.hold(sizes.hidden_local)
-        if model.has_bias:
-            ledger.hold(sizes.hidden_local)
-        if model.dropout:
-            ledger.visit(dropout_draw(sizes))
-            ledger.hold(sizes.hidden_local)
         ledger.hold(sizes.hidden_local)
         return ledger.peak
 
@@ -97,7 +89,6 @@ class BranchMemory:
         ledger.hold(sizes.hidden_local)  # the gradient of the sum, which also goes past the branch
         own = 0  # the branch's gradient, where it is another tensor
         if self.config.model.dropout:
-            ledger.visit(dropout_draw(sizes))
             own = sizes.hidden_local
             ledger.hold(own)
         if sizes.is_tp:
@@ -163,8 +154,3 @@ def norm_backward(config: Config, sizes: TensorBytes, ledger: Ledger) -> None:
         ledger.visit(4 * sizes.wide_local)  # input, output and the gradients of both
     else:
         ledger.visit(sizes.hidden_local)
-
-
-def dropout_draw(sizes: TensorBytes) -> int:
-    """Return what drawing a dropout mask takes."""
-    return sizes.hidden_local // sizes.element * _MASK_DRAW_BYTES

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from megatrain.config.config import Config
 from megatrain.ops.block_elements import LOSS_BLOCK_ELEMENTS
-from megatrain.planning.blocks import dropout_draw, norm_backward, norm_forward, norm_kept
+from megatrain.planning.blocks import norm_backward, norm_forward, norm_kept
 from megatrain.planning.footprint import Footprint, Ledger
 from megatrain.planning.tensor_bytes import TOKEN_BYTES, TensorBytes
 
@@ -30,13 +30,11 @@ def embedding_footprint(config: Config, sizes: TensorBytes) -> Footprint:
         forward.hold(sizes.hidden_local)
         forward.release(sizes.hidden_local)
     if config.model.dropout:
-        forward.visit(dropout_draw(sizes))
         forward.visit(sizes.hidden_local)
 
     backward = Ledger(kept)
     backward.hold(sizes.hidden_local)
     if config.model.dropout:
-        backward.visit(dropout_draw(sizes))
         backward.hold(sizes.hidden_local)
         backward.release(sizes.hidden_local)
     if has_positions:

@@ -23,24 +23,18 @@ class AttentionMemory:
 
     @property
     def kept(self) -> int:
-        """What the kernel saves: its output, and heads of their own (rotary) or views of the product."""
-        sizes = self.sizes
-        heads = sizes.query + 2 * sizes.key if self._is_rope else sizes.qkv + self._copied_query
-        return heads + sizes.query + sizes.lse
+        """What the kernel saves: its output, and heads that are views of the product, or tensors of their own."""
+        return self._heads + self.sizes.query + self.sizes.lse
 
     def forward(self, ledger: Ledger) -> None:
         """Leave what is kept and the output alive."""
         sizes = self.sizes
         ledger.hold(sizes.qkv)
-        if self._is_rope:
-            ledger.hold(sizes.query)
-            ledger.visit(self._turn_products(sizes.query))
-            ledger.hold(sizes.key)
-            ledger.visit(self._turn_products(sizes.key))
-            ledger.hold(sizes.key)
+        if self._is_split:
+            ledger.hold(self._heads)
             ledger.release(sizes.qkv)
         else:
-            ledger.hold(self._copied_query)
+            ledger.hold(self._heads - sizes.qkv)
         ledger.hold(sizes.query, sizes.lse)
         ledger.hold(sizes.hidden)
 
@@ -55,8 +49,6 @@ class AttentionMemory:
         ledger.release(gradient)
         ledger.hold(sizes.query + 2 * sizes.key)
         ledger.release(self.kept, sizes.query)
-        if self._is_rope:
-            ledger.visit(sizes.query, self._turn_products(sizes.query))
         ledger.hold(sizes.qkv)  # the three parts are put together
         ledger.release(sizes.query + 2 * sizes.key)
         ledger.hold(inner, sizes.hidden)
@@ -64,17 +56,15 @@ class AttentionMemory:
         ledger.release(sizes.qkv)
 
     @property
-    def _is_rope(self) -> bool:
-        return self.model.positions == "rope"
+    def _is_split(self) -> bool:
+        """Whether heads that cannot stay where they are, are moved while they are turned."""
+        return self.sizes.is_query_copied and self.model.positions == "rope"
 
     @property
-    def _copied_query(self) -> int:
-        """Queries that had to be copied out of the product, of which keys and values are views."""
-        return self.sizes.query if self.sizes.is_query_copied else 0
-
-    def _turn_products(self, turned: int) -> int:
-        """A rotation has two products of half its input's width at a time, in the table's type."""
-        return turned * self.sizes.sum_element // self.sizes.element
+    def _heads(self) -> int:
+        """Queries, keys and values. Without rotary positions, a copy of the queries beside the product they are in."""
+        sizes = self.sizes
+        return sizes.qkv + (sizes.query if sizes.is_query_copied and not self._is_split else 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,36 @@
+// Shape of a launch that walks down columns (kernels/column_walk.cuh).
+#pragma once
+
+#include <algorithm>
+
+#include "../kernels/column_walk.cuh"
+#include "torch_side.h"
+
+namespace megatrain {
+
+constexpr int WALK_SUM_ROUNDS = 4;  // of a group that leaves sums, at least: their memory stays far below the rows'
+
+struct WalkShape {
+  ColumnWalk walk;
+  dim3 grid, block;
+  int64_t groups() const { return int64_t(grid.x / walk.tiles) * block.y; }
+};
+
+// rows_at_once: of a thread. has_sums: the groups of threads leave sums of their columns. Then no more blocks are launched than run at once, and each
+// goes round; else a thread takes its rows and ends, which leaves it to the hardware to balance the load.
+inline WalkShape walk_shape(const Device& device, int64_t rows, int64_t columns, int width, int rows_at_once, bool has_sums) {
+  const int64_t pieces = divide_up(columns, width);
+  const int threads = int(pieces < WALK_THREADS ? divide_up(pieces, 32) * 32 : WALK_THREADS);
+  const int height = WALK_THREADS / threads;
+  const int64_t tiles = divide_up(pieces, threads);
+  int64_t bands = divide_up(rows, height * rows_at_once);
+  if (has_sums) {
+    const int64_t resident = device.num_multiprocessors() * WALK_MIN_BLOCKS / tiles;
+    const int64_t useful = divide_up(rows, height * rows_at_once * WALK_SUM_ROUNDS);
+    bands = std::max<int64_t>(1, std::min(useful, resident));
+  }
+  require(bands * tiles <= 0x7fffffff, "a tensor of ", rows, " rows of ", columns, " elements is too large for one launch");
+  return {{rows, columns, int(tiles)}, dim3(unsigned(bands * tiles)), dim3(threads, height)};
+}
+
+}  // namespace megatrain
