@@ -60,10 +60,10 @@ def rotary_table(seq_len: int, frequency: Tensor, device: torch.device, dtype: t
 def split_rotated_(product: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Take queries, keys and values out of their product, queries and keys turned: the product is used up.
 
-    Each pair (x[d], x[d + D/2]) is turned by its position's angle, in cos's dtype, rounded once. Where the queries of all
-    groups lie evenly in the product (one query a key, or one group) all three are views of it, turned in place; attention,
-    which knows no other strides, would have to copy them anyway else: then they become tensors of their own in the same
-    pass. Saves nothing for backward: the inverse turn is its own gradient.
+    Each pair (x[d], x[d + D/2]) is turned by its position's angle, in cos's dtype, rounded once. Where the queries of
+    all groups lie evenly in the product (one query a key, or one group), all three are views of it, turned in place.
+    Elsewhere attention, which takes one stride over all heads, would have to copy the queries: there all three become
+    tensors of their own in the same pass. Saves nothing for backward: the inverse turn is its own gradient.
     Shapes: product [S, B, G, R + 2, D], for each group its R queries, its key, its value; cos and sin [S, 1, 1, D / 2];
     results [S, B, G, R, D] and twice [S, B, G, 1, D].
     """

@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from megatrain.ops.rotary import inverse_frequencies, rotary_table, rotate
+from megatrain.ops.rotary import inverse_frequencies, rotary_table, split_rotated_
+from tests.helpers.kernels import UNDER_TEST, draw
+from tests.helpers.operator_contract import assert_contract, assert_refused
 from tests.helpers.relative_error import assert_no_worse_than_eager, assert_same
 from tests.helpers.require import require
 
@@ -21,8 +23,20 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply
 CPU = torch.device("cpu")
 
 
-def draw(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).to(dtype)
+OPS = torch.ops.megatrain
+
+# S, B, G, R, D. One query a key, and one group: in place. Then several of both. Halves that fill no pack, that are more
+# packs than a block has threads, and tokens of more heads than it treats at once.
+IN_PLACE = [
+    (1, 1, 1, 1, 2),
+    (7, 2, 3, 1, 6),
+    (12, 2, 1, 3, 64),
+    (3, 1, 40, 1, 16),
+    (5, 3, 1, 70, 32),
+    (3, 2, 1, 2, 1024),
+]
+SPLIT = [(7, 2, 2, 3, 6), (5, 1, 4, 4, 64), (2, 3, 3, 9, 246), (9, 2, 2, 2, 16)]
+SHAPES = IN_PLACE + SPLIT
 
 
 def llama_config(head_dim: int, theta: float, **scaling: float | str) -> transformers.LlamaConfig:
@@ -88,23 +102,40 @@ def test_table_is_exact_far_out() -> None:
         assert sin[131072, 0, 0, unit].item() == pytest.approx(math.sin(131072 * frequency), abs=1e-6)
 
 
-def turned_by_llama(x_SBND: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def tables(seq_len: int, head_dim: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+    return rotary_table(seq_len, inverse_frequencies(head_dim, 100.0), UNDER_TEST.device, dtype)
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def drawn_product(shape: tuple[int, ...], dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
+    S, B, G, R, D = shape
+    return draw(S, B, G, R + 2, D, dtype=dtype, seed=seed)
+
+
+def turned_by_llama(x_SBGRD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     full = [torch.cat([table, table], -1)[:, 0, 0][None] for table in (cos, sin)]
-    q, _ = apply_rotary_pos_emb(x_SBND.permute(1, 2, 0, 3), x_SBND.permute(1, 2, 0, 3), *full)
-    return q.permute(2, 0, 1, 3)
+    x_BNSD = x_SBGRD.flatten(2, 3).permute(1, 2, 0, 3)
+    return apply_rotary_pos_emb(x_BNSD, x_BNSD, *full)[0].permute(2, 0, 1, 3).reshape(x_SBGRD.shape)
 
 
-@pytest.mark.parametrize("head_dim", [2, 8, 64])
-def test_turn_is_llamas(head_dim: int) -> None:
-    cos, sin = rotary_table(12, inverse_frequencies(head_dim, 10000.0), CPU, torch.float64)
+def joined(cos: Tensor, sin: Tensor):
+    """What is under test as a function of the product, which it leaves alone, with all results in one tensor."""
+    return lambda product: torch.cat(split_rotated_(product.clone(), cos, sin), dim=3)
 
-    assert_same(
-        lambda x: rotate(x, cos, sin),
-        lambda x: turned_by_llama(x, cos, sin),
-        [draw(12, 2, 3, head_dim)],
-        draw(12, 2, 3, head_dim, seed=1),
-        1e-13,
-    )
+
+def joined_by_llama(cos: Tensor, sin: Tensor):
+    return lambda product: torch.cat([turned_by_llama(product[..., :-1, :], cos, sin), product[..., -1:, :]], dim=3)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_turn_is_llamas(shape: tuple[int, ...]) -> None:
+    cos, sin = tables(shape[0], shape[-1])
+
+    inputs, grad = [drawn_product(shape)], drawn_product(shape, seed=1)
+    assert_same(joined(cos, sin), joined_by_llama(cos, sin), inputs, grad, 1e-13)
 
 
 def test_turn_agrees_with_llamas_own_table() -> None:
@@ -112,50 +143,147 @@ def test_turn_agrees_with_llamas_own_table() -> None:
         16, 500000.0, rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
         original_max_position_embeddings=32,
     )  # fmt: skip
-    llama_cos, llama_sin = LlamaRotaryEmbedding(config)(torch.zeros(1), torch.arange(40)[None])
-    x = draw(40, 2, 3, 16, dtype=torch.float32)
-    expected, _ = apply_rotary_pos_emb(x.permute(1, 2, 0, 3), x.permute(1, 2, 0, 3), llama_cos, llama_sin)
+    product = drawn_product((40, 2, 3, 1, 16), torch.float32)
+    q, k = (product[..., row, :].permute(1, 2, 0, 3).cpu() for row in (0, 1))
+    expected = apply_rotary_pos_emb(q, k, *LlamaRotaryEmbedding(config)(torch.zeros(1), torch.arange(40)[None]))
 
     frequency = inverse_frequencies(16, 500000.0, "llama3", 8.0, 1.0, 4.0, 32)
-    found = rotate(x, *rotary_table(40, frequency, CPU, torch.float32))
-    torch.testing.assert_close(found, expected.permute(2, 0, 1, 3), rtol=1e-5, atol=2e-5)
+    found = split_rotated_(product, *rotary_table(40, frequency, UNDER_TEST.device, torch.float32))
+    for mine, theirs in zip(found[:2], expected, strict=True):
+        torch.testing.assert_close(mine[..., 0, :].cpu(), theirs.permute(2, 0, 1, 3), rtol=1e-5, atol=2e-5)
 
 
-def test_gradient_is_the_slope() -> None:
-    cos, sin = rotary_table(5, inverse_frequencies(6, 100.0), CPU, torch.float64)
+@pytest.mark.parametrize("shape", [(5, 2, 2, 1, 6), (3, 1, 2, 2, 4)])
+def test_rotary_gradient_is_the_slope(shape: tuple[int, ...]) -> None:
+    cos, sin = tables(shape[0], shape[-1])
 
-    assert torch.autograd.gradcheck(lambda x: rotate(x, cos, sin), [draw(5, 2, 2, 6).requires_grad_()])
-
-
-def test_half_precision_loses_no_more_than_plain_torch() -> None:
-    tables = rotary_table(64, inverse_frequencies(32, 10000.0), CPU, torch.float64)
-
-    def plain(x: Tensor) -> Tensor:
-        return turned_by_llama(x, *(table.to(x.dtype) for table in tables))
-
-    def ours(x: Tensor) -> Tensor:
-        return rotate(x, *(table.float() for table in tables))
-
-    x, grad = draw(64, 2, 4, 32, dtype=torch.bfloat16), draw(64, 2, 4, 32, dtype=torch.bfloat16, seed=1)
-    assert_no_worse_than_eager(ours, plain, [x], grad)
+    assert torch.autograd.gradcheck(joined(cos, sin), [drawn_product(shape).requires_grad_()])
 
 
-def test_strided_heads_and_gradients() -> None:
-    cos, sin = rotary_table(7, inverse_frequencies(4, 10000.0), CPU, torch.float64)
-    base, grad = draw(7, 2, 3, 5, 4), draw(2, 7, 3, 4, seed=1).transpose(0, 1)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("shape", [(64, 2, 4, 1, 32), (33, 2, 2, 3, 22)])
+def test_turn_loses_no_more_than_plain_torch(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    cos, sin = tables(shape[0], shape[-1])
+
+    def plain(product: Tensor) -> Tensor:
+        return joined_by_llama(cos.to(product.dtype), sin.to(product.dtype))(product)
+
+    inputs, grad = [drawn_product(shape, dtype)], drawn_product(shape, dtype, seed=1)
+    assert_no_worse_than_eager(joined(cos.float(), sin.float()), plain, inputs, grad)
+
+
+@pytest.mark.parametrize("shape", IN_PLACE)
+def test_heads_that_lie_evenly_stay_in_the_product(shape: tuple[int, ...]) -> None:
+    product = drawn_product(shape).requires_grad_()
+    before = product.detach().clone()
+    values = split_rotated_(product, *tables(shape[0], shape[-1]))[2]
+
+    for head, row in zip(
+        split_rotated_(product, *tables(shape[0], shape[-1])), (0, shape[3], shape[3] + 1), strict=True
+    ):
+        assert head.data_ptr() == product[..., row, :].data_ptr()
+        assert head.flatten(2, 3).data_ptr() == head.data_ptr()
+    assert torch.equal(values, before[..., -1:, :])
+
+
+@pytest.mark.parametrize("shape", SPLIT)
+def test_heads_that_do_not_are_moved_in_one_pass(shape: tuple[int, ...]) -> None:
+    product = drawn_product(shape)
+    before = product.clone()
+    q, k, v = split_rotated_(product, *tables(shape[0], shape[-1]))
+
+    assert all(one.is_contiguous() for one in (q, k, v))
+    assert torch.equal(v, before[..., -1:, :])
+    assert torch.equal(product, before)
+
+
+def test_nothing_is_saved_for_backward() -> None:
+    saved: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda one: saved.append(one) or one, lambda one: one):
+        for shape in (IN_PLACE[1], SPLIT[0]):
+            split_rotated_(drawn_product(shape).requires_grad_(), *tables(shape[0], shape[-1]))
+
+    assert saved == []
+
+
+def test_who_saved_the_product_finds_out_that_it_is_used_up() -> None:
+    product = drawn_product((4, 2, 3, 1, 8)).requires_grad_().exp()  # exp saves its result
+    q, _, _ = split_rotated_(product, *tables(4, 8))
+
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        q.sum().backward()
+
+
+@pytest.mark.parametrize("shape", [(6, 2, 3, 1, 4), (6, 2, 2, 3, 4)])
+def test_product_of_a_projection(shape: tuple[int, ...]) -> None:
+    """As attention uses it: the product is a view of what a linear layer returned."""
+    cos, sin = tables(6, 4)
+    heads = (shape[2], shape[3] + 2, shape[4])
+    x, weight = draw(6, 2, 9), draw(math.prod(heads), 9, seed=1)
+
+    def projected(x: Tensor, weight: Tensor) -> Tensor:
+        return torch.nn.functional.linear(x, weight).unflatten(-1, heads)
 
     assert_same(
-        lambda x: rotate(x[..., 1, :], cos, sin),
-        lambda x: turned_by_llama(x[..., 1, :], cos, sin),
-        [base],
-        grad,
-        1e-13,
+        lambda x, weight: torch.cat(split_rotated_(projected(x, weight), cos, sin), dim=3),
+        lambda x, weight: joined_by_llama(cos, sin)(projected(x, weight)),
+        [x, weight],
+        drawn_product(shape, seed=2),
+        1e-12,
     )
 
 
+def test_strided_products_and_gradients() -> None:
+    cos, sin = tables(7, 4)
+
+    def strided(operation):
+        return lambda base: operation(base.permute(4, 1, 2, 3, 0))
+
+    for heads in (3, 4):
+        base, grad = draw(4, 2, 3, heads, 7), draw(3, 7, heads, 4, 2, seed=1).permute(1, 4, 0, 2, 3)
+        assert_same(strided(joined(cos, sin)), strided(joined_by_llama(cos, sin)), [base], grad, 1e-13)
+
+
 def test_scores_depend_on_the_distance_only() -> None:
-    cos, sin = rotary_table(50, inverse_frequencies(16, 10000.0), CPU, torch.float64)
     q, k = draw(1, 1, 1, 16).expand(50, 1, 1, 16), draw(1, 1, 1, 16, seed=1).expand(50, 1, 1, 16)
-    scores = rotate(q, cos, sin)[:, 0, 0] @ rotate(k, cos, sin)[:, 0, 0].t()
+    q, k, _ = split_rotated_(torch.stack([q, k, k], dim=3), *tables(50, 16))
+    scores = q[:, 0, 0, 0] @ k[:, 0, 0, 0].t()
 
     torch.testing.assert_close(scores[1:, 1:], scores[:-1, :-1])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [*SHAPES, (0, 2, 3, 1, 8), (3, 0, 2, 2, 8), (3, 2, 0, 1, 8)])
+def test_rotary_operators_keep_the_contract(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    product, (cos, sin) = drawn_product(shape, dtype), tables(shape[0], shape[-1], wide(dtype))
+    grads = drawn_product(shape, dtype, seed=1).split((shape[3], 1, 1), dim=3)
+    moved = [one.transpose(0, 2).contiguous().transpose(0, 2) for one in grads]  # as attention may return them
+
+    assert_contract(OPS.rotate_queries_and_keys_.default, product, cos, sin)
+    assert_contract(OPS.split_rotated.default, product, cos, sin)
+    assert_contract(OPS.rotated_backward.default, *grads, cos, sin)
+    assert_contract(OPS.rotated_backward.default, *moved, cos, sin)
+    assert torch.equal(OPS.rotated_backward(*moved, cos, sin), OPS.rotated_backward(*grads, cos, sin))
+
+
+def test_rotary_operators_refuse_what_does_not_fit() -> None:
+    product, (cos, sin) = drawn_product((4, 2, 3, 2, 8), torch.float32), tables(4, 8, torch.float32)
+    q, k, v = (one.contiguous() for one in product.split((2, 1, 1), dim=3))
+    for operator in (OPS.rotate_queries_and_keys_.default, OPS.split_rotated.default):
+        shape = r"product must have shape \[S, B, G, R \+ 2, D\], D even, got "
+        assert_refused(operator, (product[..., :7].contiguous(), cos, sin), shape + r"\[4, 2, 3, 4, 7\]")
+        assert_refused(operator, (product[..., :2, :].contiguous(), cos, sin), shape + r"\[4, 2, 3, 2, 8\]")
+        assert_refused(operator, (product[0], cos, sin), shape + r"\[2, 3, 4, 8\]")
+        assert_refused(operator, (product.transpose(0, 1), cos, sin), "product must be contiguous")
+        assert_refused(operator, (product, cos[1:], sin), r"cos must have shape \[4, 1, 1, 4\], got \[3, 1, 1, 4\]")
+        assert_refused(operator, (product, cos, sin.double()), "sin must be float32, got float64")
+        assert_refused(operator, (product.long(), cos, sin), "product must be bf16, fp16, fp32 or fp64, got int64")
+    backward = OPS.rotated_backward.default
+    assert_refused(
+        backward, (q[0], k, v, cos, sin), r"grad_q must have shape \[S, B, G, R, D\], D even, got \[2, 3, 2, 8\]"
+    )
+    assert_refused(backward, (q, q, v, cos, sin), r"grad_k must have shape \[4, 2, 3, 1, 8\], got \[4, 2, 3, 2, 8\]")
+    assert_refused(backward, (q, k, v.half(), cos, sin), "grad_v must be float32, got float16")
+    spread = v.transpose(0, 4).contiguous().transpose(0, 4)
+    assert_refused(backward, (q, k, spread, cos, sin), "grad_v must have units next to each other")
+    assert_refused(backward, (q, k, v, cos, sin[..., :3].contiguous()), r"sin must have shape \[4, 1, 1, 4\], got")
