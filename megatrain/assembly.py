@@ -9,16 +9,20 @@ from dataclasses import dataclass
 
 import torch
 
+from megatrain.checkpoint.load import FP8_HISTORY
 from megatrain.checkpoint.ownership import SavedShard
 from megatrain.comm import Mesh
 from megatrain.config.config import Config
+from megatrain.contracts.operations import Operation
 from megatrain.model import TokenContext, initialise_
+from megatrain.model.fp8 import Fp8Scales, use_fp8
 from megatrain.ops.documents import pack_documents
 from megatrain.ops.precision import DTYPES, accumulate_dtype
 from megatrain.optim import ShardedOptimizer
 from megatrain.parallel.data_parallel import ChunkDataParallel, DataParallelOptions
 from megatrain.parallel.pipeline import Pipeline, PipelineChunk, PipelineInput
 from megatrain.parallel.recompute import recompute_fully
+from megatrain.parallel.sharding import Box, FlatShard
 from megatrain.planning.meta_chunk import build_meta_chunk
 from megatrain.telemetry.recorder import Recorder
 
@@ -33,6 +37,7 @@ class Replica:
     pipeline: Pipeline
     data_parallel: tuple[ChunkDataParallel, ...]
     optimizer: ShardedOptimizer
+    fp8_scales: tuple[Fp8Scales, ...] = ()
 
     def initialise(self) -> None:
         """Draw the initial weights: every rank its own shards, the same numbers in every layout."""
@@ -55,7 +60,36 @@ class Replica:
             group = state.bucket.sum_group
             axes, index, copies = ((), 0, 1) if group is None else ((group.name,), group.rank, group.size)
             saved += [SavedShard(kind, shard, axes, index, copies) for kind, shard in state.flat_shards()]
+        return saved + self._saved_histories()
+
+    def _saved_histories(self) -> list[SavedShard]:
+        """Scales of FP8 are the same on all ranks of a stage."""
+        dp, tp = self.mesh.dp, self.mesh.tp
+        index, copies = dp.rank * tp.size + tp.rank, dp.size * tp.size
+        saved = []
+        for scales in self.fp8_scales:
+            for name, history in scales.histories():
+                shape = tuple(history.shape)
+                shard = FlatShard(name, shape, Box((0, 0), shape), history)
+                saved.append(SavedShard(FP8_HISTORY, shard, (dp.name, tp.name), index, copies))
         return saved
+
+    def state_loaded(self) -> None:
+        """Take what follows from the state that a checkpoint was read into."""
+        self.optimizer.publish()
+        for scales in self.fp8_scales:
+            scales.scaling.refresh()
+
+    def advance_fp8_scales(self) -> None:
+        """End a step of delayed scaling: all ranks of a stage go on with the largest magnitudes that any of them saw.
+
+        Communication: one number a slot over dp and over tp.
+        """
+        for scales in self.fp8_scales:
+            collected_P = scales.scaling.collected_P
+            self.mesh.dp.all_reduce(collected_P, Operation.DP_ALL_REDUCE, maximum=True).wait()
+            self.mesh.tp.all_reduce(collected_P, Operation.TP_ALL_REDUCE, maximum=True).wait()
+            scales.scaling.advance()
 
     def pipeline_input(self, tokens_SB: torch.Tensor, labels_SB: torch.Tensor, sample_B: torch.Tensor,
                        document_SB: torch.Tensor | None) -> PipelineInput:  # fmt: skip
@@ -90,7 +124,10 @@ def build_replica(config: Config, mesh: Mesh, recorder: Recorder, device: torch.
         bucket_size=config.parallel.bucket_size,
         has_overlap=config.parallel.overlap,
     )
-    chunks = [_build_chunk(config, mesh, chunk, options, device) for chunk in range(config.parallel.num_chunks)]
+    fp8_scales: list[Fp8Scales] = []
+    chunks = [
+        _build_chunk(config, mesh, chunk, options, device, fp8_scales) for chunk in range(config.parallel.num_chunks)
+    ]
     pipeline = Pipeline(
         mesh,
         chunks,
@@ -105,13 +142,22 @@ def build_replica(config: Config, mesh: Mesh, recorder: Recorder, device: torch.
     )
     data_parallel = tuple(chunk.data_parallel for chunk in chunks)
     optimizer = ShardedOptimizer(data_parallel, config.optimizer, mesh)
-    return Replica(config, mesh, device, pipeline, data_parallel, optimizer)
+    return Replica(config, mesh, device, pipeline, data_parallel, optimizer, tuple(fp8_scales))
 
 
 def _build_chunk(
-    config: Config, mesh: Mesh, chunk: int, options: DataParallelOptions, device: torch.device
+    config: Config,
+    mesh: Mesh,
+    chunk: int,
+    options: DataParallelOptions,
+    device: torch.device,
+    fp8_scales: list[Fp8Scales],
 ) -> PipelineChunk:
+    """Return one chunk. `fp8_scales` gets the scales that its layers keep from step to step."""
     meta = build_meta_chunk(config, mesh.layout, mesh.coordinate.pp, chunk, mesh.tp)
+    scales = use_fp8(meta.module, config.fp8, device)
+    if scales is not None:
+        fp8_scales.append(scales)
     if config.parallel.recompute == "full":
         for block in meta.module.blocks.values():
             recompute_fully(block)

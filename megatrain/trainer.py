@@ -89,7 +89,7 @@ class Trainer:
             return
         self._progress = restored.continuation.progress
         replica.optimizer.num_updates = self._progress.num_updates
-        replica.optimizer.publish()
+        replica.state_loaded()
         self._saved_step = self._progress.step
         for note in (*restored.notes, *restored.continuation.notes):
             self._note(note)

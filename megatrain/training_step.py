@@ -78,6 +78,7 @@ def train_step(
             replica.optimizer.step(lr, _clip_scale(grad_norm, grad_clip))
         for chunk in replica.data_parallel:
             chunk.start_gather()
+    replica.advance_fp8_scales()
     return StepOutcome(loss, grad_norm, is_skipped, num_stop_requests > 0.0, num_checkpoint_requests > 0.0)
 
 

@@ -27,6 +27,8 @@ from megatrain.contracts.manifest import Manifest
 from megatrain.contracts.operations import Operation
 from megatrain.parallel.sharding import FlatShard
 
+FP8_HISTORY = "fp8_history"
+"""The kind of state that delayed scaling keeps. A checkpoint from before it was switched on has none."""
 _READ_AHEAD = 2
 """Items read from storage while another is handed on and copied."""
 
@@ -45,7 +47,7 @@ class LoadReport:
 def load_state(
     directory: Location, manifest: Manifest, shards: Sequence[tuple[str, FlatShard]], rank: int, host: HostGroups
 ) -> LoadReport:
-    """Fill `shards`, given as (kind of state, shard), from a checkpoint; moments that it has not are set to zero.
+    """Fill `shards`, given as (kind of state, shard), from a checkpoint. Moments and histories that it lacks are zeroed.
 
     Communication: metadata to all ranks; in each data-parallel group, the items that several of its ranks need.
     Raises: CheckpointError, the same on every rank, naming the file, the tensor or the item. State is then half filled.
@@ -58,15 +60,18 @@ def load_state(
             problem = str(error)
     _raise_for_all(host, rank, problem)
     metadata = host.broadcast_bytes(metadata)
-    stored = [(kind, shard) for kind, shard in shards if manifest.has_optimizer or kind == "master"]
-    for kind, shard in shards:
-        if not manifest.has_optimizer and kind != "master":
-            shard.tensor.zero_()
+    stored: list[tuple[str, FlatShard]] = []
     reads: tuple[ItemRead, ...] = ()
     items: tuple[StoredItem, ...] = ()
     dtypes: dict[str, torch.dtype] = {}
     try:
         tensors = read_metadata(metadata, str(directory / METADATA_NAME)).tensors
+        for kind, shard in shards:
+            is_absent = kind == FP8_HISTORY and key_of(kind, shard.name) not in tensors
+            if (manifest.has_optimizer or kind == "master") and not is_absent:
+                stored.append((kind, shard))
+            else:
+                shard.tensor.zero_()
         catalog = ItemCatalog(tensors, str(directory))
         items, dtypes = catalog.items, {key: torch_dtype(tensor.dtype) for key, tensor in tensors.items()}
         reads = plan_load([_wanted(kind, shard) for kind, shard in stored], catalog)

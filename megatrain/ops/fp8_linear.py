@@ -9,6 +9,7 @@ Shapes: T tokens (any dims), I inputs, O outputs (any dims: they are flattened);
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -48,24 +49,17 @@ class CurrentScaler:
         """Nothing to learn."""
 
 
+@dataclass(frozen=True, slots=True)
 class TensorwiseFp8Linear:
     """linear() by one scale for each of input, weight and gradient."""
 
-    def __init__(self, x: Scaler, weight: Scaler, grad: Scaler) -> None:
-        self._x, self._weight, self._grad = x, weight, grad
+    x: Scaler
+    weight: Scaler
+    grad: Scaler
 
     def __call__(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
         """Return x weight' + bias. Saves x and the weight in 8 bits for backward. Shapes and sinks as linear()."""
-        return _Tensorwise.apply(x_TI, weight_OI, bias_O, self)
-
-    def quantize_x(self, x: Tensor, has_transposed: bool) -> tuple[Tensor, Tensor, Tensor]:
-        return _quantize(x, self._x, E4M3, has_transposed)
-
-    def quantize_weight(self, weight: Tensor, has_transposed: bool) -> tuple[Tensor, Tensor, Tensor]:
-        return _quantize(weight, self._weight, E4M3, has_transposed)
-
-    def quantize_grad(self, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return _quantize(grad, self._grad, E5M2, True)
+        return _Tensorwise.apply(x_TI, weight_OI, bias_O, self, torch.is_grad_enabled())
 
 
 def rowwise_fp8_linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
@@ -73,19 +67,25 @@ def rowwise_fp8_linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = 
 
     Saves x and the weight in 8 bits for backward. Shapes and sinks as linear().
     """
-    return _Rowwise.apply(x_TI, weight_OI, bias_O)
+    return _Rowwise.apply(x_TI, weight_OI, bias_O, torch.is_grad_enabled())
 
 
 class _Tensorwise(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, product: TensorwiseFp8Linear
+        ctx: Any,
+        x_TI: Tensor,
+        weight_OI: Tensor,
+        bias_O: Tensor | None,
+        scalers: TensorwiseFp8Linear,
+        has_backward: bool,
     ) -> Tensor:
         _keep(ctx, x_TI, weight_OI, bias_O)
         x, weight = _matrix(x_TI), weight_OI.flatten(0, -2)
-        x_q, x_t, x_inverse = product.quantize_x(x, ctx.needs_input_grad[1])
-        weight_q, weight_t, weight_inverse = product.quantize_weight(weight, ctx.needs_input_grad[0])
-        ctx.product = product
+        needs_x, needs_weight = (has_backward and needs for needs in ctx.needs_input_grad[:2])
+        x_q, x_t, x_inverse = _quantize(x, scalers.x, E4M3, needs_weight, has_backward)
+        weight_q, weight_t, weight_inverse = _quantize(weight, scalers.weight, E4M3, needs_x, has_backward)
+        ctx.grad_scaler = scalers.grad
         ctx.save_for_backward(x_t, weight_t, x_inverse, weight_inverse)
         out = torch._scaled_mm(
             x_q, weight_q.t(), x_inverse, weight_inverse, _flat(bias_O), out_dtype=x.dtype, use_fast_accum=True
@@ -93,27 +93,28 @@ class _Tensorwise(torch.autograd.Function):
         return out.view(*x_TI.shape[:-1], -1)
 
     @staticmethod
-    def backward(ctx: Any, grad_TO: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+    def backward(ctx: Any, grad_TO: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
         x_t, weight_t, x_inverse, weight_inverse = ctx.saved_tensors
-        grad_q, grad_t, grad_inverse = ctx.product.quantize_grad(_matrix(grad_TO))
+        grad_q, grad_t, grad_inverse = _quantize(_matrix(grad_TO), ctx.grad_scaler, E5M2, ctx.needs_input_grad[1], True)
         grad_x = grad_weight = None
         if ctx.needs_input_grad[0]:
             grad_x = torch._scaled_mm(grad_q, weight_t.t(), grad_inverse, weight_inverse, out_dtype=ctx.dtype)
             grad_x = grad_x.view(ctx.x_shape)
         if ctx.needs_input_grad[1]:
             grad_weight = _add_scaled_product(ctx, grad_t, x_t.t(), grad_inverse, x_inverse, _sum_dtype(ctx))
-        return grad_x, grad_weight, _bias_gradient(ctx, grad_TO), None
+        return grad_x, grad_weight, _bias_gradient(ctx, grad_TO), None, None
 
 
 class _Rowwise(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
+    def forward(ctx: Any, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, has_backward: bool) -> Tensor:
         _keep(ctx, x_TI, weight_OI, bias_O)
         x, weight = _matrix(x_TI), weight_OI.flatten(0, -2)
         x_q, x_inverse = fp8_quantize_rows(x, E4M3)
         weight_q, weight_inverse = fp8_quantize_rows(weight, E4M3)
-        x_t, x_t_inverse = fp8_quantize_columns(x, E4M3) if ctx.needs_input_grad[1] else (None, None)
-        weight_t, weight_t_inverse = fp8_quantize_columns(weight, E4M3) if ctx.needs_input_grad[0] else (None, None)
+        needs_x, needs_weight = (has_backward and needs for needs in ctx.needs_input_grad[:2])
+        x_t, x_t_inverse = fp8_quantize_columns(x, E4M3) if needs_weight else (None, None)
+        weight_t, weight_t_inverse = fp8_quantize_columns(weight, E4M3) if needs_x else (None, None)
         ctx.save_for_backward(x_t, x_t_inverse, weight_t, weight_t_inverse)
         out = torch._scaled_mm(
             x_q, weight_q.t(), x_inverse, weight_inverse.t(), _flat(bias_O), out_dtype=x.dtype, use_fast_accum=True
@@ -121,7 +122,7 @@ class _Rowwise(torch.autograd.Function):
         return out.view(*x_TI.shape[:-1], -1)
 
     @staticmethod
-    def backward(ctx: Any, grad_TO: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    def backward(ctx: Any, grad_TO: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
         x_t, x_t_inverse, weight_t, weight_t_inverse = ctx.saved_tensors
         grad = _matrix(grad_TO)
         grad_x = grad_weight = None
@@ -133,13 +134,16 @@ class _Rowwise(torch.autograd.Function):
             grad_t, grad_t_inverse = fp8_quantize_columns(grad, E4M3)
             # products by row have no wider result
             grad_weight = _add_scaled_product(ctx, grad_t, x_t.t(), grad_t_inverse, x_t_inverse.t(), ctx.dtype)
-        return grad_x, grad_weight, _bias_gradient(ctx, grad_TO)
+        return grad_x, grad_weight, _bias_gradient(ctx, grad_TO), None
 
 
-def _quantize(x: Tensor, scaler: Scaler, dtype: torch.dtype, has_transposed: bool) -> tuple[Tensor, Tensor, Tensor]:
+def _quantize(
+    x: Tensor, scaler: Scaler, dtype: torch.dtype, has_transposed: bool, is_observed: bool
+) -> tuple[Tensor, Tensor, Tensor]:
     scale = scaler.scale(x, dtype)
     q, q_t, largest = fp8_quantize(x, scale, dtype, has_transposed)
-    scaler.observe(largest)
+    if is_observed:  # not in evaluation, whose data are no guide to training's
+        scaler.observe(largest)
     return q, q_t, scale[1]
 
 

@@ -20,7 +20,7 @@ class DelayedScaling:
     def __init__(self, formats: list[torch.dtype], history_len: int, device: torch.device) -> None:
         """`formats`: of each slot."""
         num_slots = len(formats)
-        self.history_NP = torch.zeros(history_len, num_slots, device=device)
+        self.history_PN = torch.zeros(num_slots, history_len, device=device)
         self.collected_P = torch.zeros(num_slots, device=device)
         self._scale_P2 = torch.ones(num_slots, 2, device=device)
         self._largest_P = torch.tensor([torch.finfo(one).max for one in formats], device=device)
@@ -35,14 +35,15 @@ class DelayedScaling:
         A magnitude that is not finite belongs to a step that was skipped; what was never seen keeps its slot as it is.
         """
         seen_P = self.collected_P.where(self.collected_P.isfinite(), 0.0)
-        self.history_NP.copy_(self.history_NP.roll(1, 0))
-        self.history_NP[0] = seen_P.where(seen_P > 0.0, self.history_NP.amax(0))
+        newest_P = seen_P.where(seen_P > 0.0, self.history_PN.amax(1))
+        self.history_PN.copy_(self.history_PN.roll(1, 1))
+        self.history_PN[:, 0] = newest_P
         self.collected_P.zero_()
         self.refresh()
 
     def refresh(self) -> None:
         """Take scales from the history, as after loading it."""
-        largest_P = self.history_NP.amax(0)
+        largest_P = self.history_PN.amax(1)
         scale_P = torch.where(largest_P > 0.0, self._largest_P / largest_P, 1.0)
         torch.stack([scale_P, 1.0 / scale_P], 1, out=self._scale_P2)
         # one look from the host a step, at a time when it waits for the step's loss anyway

@@ -1,0 +1,61 @@
+"""Puts FP8 products in place of the projections' own, layer by layer.
+
+Shapes: P slots of a layer, three for each of its projections; N steps of history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from megatrain.config.fp8 import Fp8Config
+from megatrain.model.linear import Product, Projection
+from megatrain.model.transformer import Transformer
+from megatrain.ops.fp8_linear import CurrentScaler, TensorwiseFp8Linear, rowwise_fp8_linear
+from megatrain.ops.fp8_scaling import DelayedScaling
+from megatrain.ops.quantization import E4M3, E5M2
+
+OPERAND_FORMATS = (E4M3, E4M3, E5M2)
+"""Of input, weight and gradient."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Scales:
+    """The delayed scales of a model part's FP8 layers."""
+
+    scaling: DelayedScaling
+    layers: tuple[int, ...]
+
+    def histories(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the name and the history of each layer, for checkpoints. Shapes: history [P, N]."""
+        num_slots = self.scaling.history_PN.shape[0] // len(self.layers)
+        for layer, history in zip(self.layers, self.scaling.history_PN.split(num_slots), strict=True):
+            yield f"blocks.{layer}", history
+
+
+def use_fp8(model: Transformer, config: Fp8Config, device: torch.device) -> Fp8Scales | None:
+    """Let the projections of `model`'s layers multiply in FP8, as `config` says.
+
+    Returns the scales that go from step to step, where there are such.
+    """
+    layers = tuple(layer for layer in model.part.layers if config.is_used and layer not in config.skip_layers)
+    projections = [
+        module for layer in layers for module in model.blocks[str(layer)].modules() if isinstance(module, Projection)
+    ]
+    scaling = None
+    if config.scaling == "delayed" and projections:
+        scaling = DelayedScaling([*OPERAND_FORMATS] * len(projections), config.history_len, device)
+    for number, projection in enumerate(projections):
+        projection.multiply = _product(config, scaling, number * len(OPERAND_FORMATS))
+    return None if scaling is None else Fp8Scales(scaling, layers)
+
+
+def _product(config: Fp8Config, scaling: DelayedScaling | None, first_slot: int) -> Product:
+    if config.recipe == "rowwise":
+        return rowwise_fp8_linear
+    if scaling is None:
+        return TensorwiseFp8Linear(CurrentScaler(), CurrentScaler(), CurrentScaler())
+    return TensorwiseFp8Linear(*(scaling.slot(first_slot + operand) for operand in range(len(OPERAND_FORMATS))))
