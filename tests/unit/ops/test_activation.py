@@ -18,7 +18,7 @@ from tests.helpers.relative_error import assert_no_worse_than_eager, assert_same
 OPS = torch.ops.megatrain
 
 # one row and many; columns within a warp, a block, and over several; columns that fill no pack; several rounds of rows
-SHAPES = [(1, 1), (3, 7), (5, 3, 16), (2, 2, 2, 10), (3, 8191), (70, 123), (9, 2056), (300, 8)]
+SHAPES = [(1, 1), (3, 7), (5, 3, 16), (2, 2, 2, 10), (2, 8191), (70, 123), (5, 2056), (300, 8)]
 
 
 def plain_gelu(x: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -151,7 +151,7 @@ def test_activations_save_their_input_and_nothing_else(num_parts: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
-@pytest.mark.parametrize("shape", [*SHAPES, (0, 16), (4, 0)])
+@pytest.mark.parametrize("shape", [(1, 1), (5, 3, 16), (70, 123), (5, 2056), (300, 8), (0, 16), (4, 0)])
 def test_activation_operators_keep_the_contract(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     x, bias, grad = drawn_inputs(shape, 1, dtype)
     assert_contract(OPS.bias_gelu.default, x, None)

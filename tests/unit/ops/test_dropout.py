@@ -17,7 +17,7 @@ OPS = torch.ops.megatrain
 DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
 
 # one row and many; columns within a warp, a block, and over several; columns that fill no pack; several rounds of rows
-SHAPES = [(1, 1), (3, 7), (5, 3, 16), (2, 2, 2, 10), (3, 8191), (70, 123), (9, 2056), (300, 8)]
+SHAPES = [(1, 1), (3, 7), (5, 3, 16), (2, 2, 2, 10), (2, 8191), (70, 123), (5, 2056), (300, 8)]
 
 
 def tokens_of(shape: tuple[int, ...]) -> Tensor:
@@ -47,15 +47,14 @@ def drawn_inputs(shape: tuple[int, ...], dtype: torch.dtype = torch.float64) -> 
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("probability", [0.0, 1e-9, 0.1, 0.5, 0.999, 1 - 1e-12])
 @pytest.mark.parametrize("hidden_size", [1, 7, 16, 123, 2056, 8191])
-def test_mask_is_that_of_the_random_numbers(hidden_size: int, probability: float, dtype: torch.dtype) -> None:
+def test_mask_is_that_of_the_random_numbers(hidden_size: int, dtype: torch.dtype) -> None:
     shape = (5, 3, hidden_size) if hidden_size < 2000 else (2, 2, hidden_size)
     token = tokens_of(shape)
     ones = torch.ones(shape, dtype=dtype, device=UNDER_TEST.device)
-    found = OPS.residual_dropout(None, ones, None, token, probability, *KEY)
-
-    assert torch.equal(found != 0, keep_mask(KEY, probability, token, hidden_size))
+    for probability in (0.0, 1e-9, 0.1, 0.5, 0.999, 1 - 1e-12):
+        found = OPS.residual_dropout(None, ones, None, token, probability, *KEY)
+        assert torch.equal(found != 0, keep_mask(KEY, probability, token, hidden_size)), probability
 
 
 @pytest.mark.parametrize("first", [0, -1, 1 << 62, -(1 << 63)])
@@ -189,7 +188,7 @@ def test_only_token_numbers_are_kept_for_backward() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [*SHAPES, (0, 16), (4, 0)])
+@pytest.mark.parametrize("shape", [(1, 1), (5, 3, 16), (70, 123), (5, 2056), (300, 8), (0, 16), (4, 0)])
 def test_dropout_operators_keep_the_contract(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     (x, y, bias), grad = drawn_inputs(shape, dtype)
     token = tokens_of(shape)

@@ -30,12 +30,12 @@ OPS = torch.ops.megatrain
 IN_PLACE = [
     (1, 1, 1, 1, 2),
     (7, 2, 3, 1, 6),
-    (12, 2, 1, 3, 64),
+    (5, 2, 1, 3, 64),
     (3, 1, 40, 1, 16),
-    (5, 3, 1, 70, 32),
-    (3, 2, 1, 2, 1024),
+    (2, 2, 1, 70, 32),
+    (2, 1, 1, 2, 1024),
 ]
-SPLIT = [(7, 2, 2, 3, 6), (5, 1, 4, 4, 64), (2, 3, 3, 9, 246), (9, 2, 2, 2, 16)]
+SPLIT = [(7, 2, 2, 3, 6), (5, 1, 4, 4, 64), (2, 1, 3, 9, 246), (9, 2, 2, 2, 16)]
 SHAPES = IN_PLACE + SPLIT
 
 
@@ -161,7 +161,7 @@ def test_rotary_gradient_is_the_slope(shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize("shape", [(64, 2, 4, 1, 32), (33, 2, 2, 3, 22)])
+@pytest.mark.parametrize("shape", [(32, 2, 4, 1, 32), (33, 2, 2, 3, 22)])
 def test_turn_loses_no_more_than_plain_torch(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     cos, sin = tables(shape[0], shape[-1])
 
