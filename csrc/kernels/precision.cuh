@@ -35,6 +35,15 @@ __device__ __forceinline__ float narrow(float x) { return x; }
 template <>
 __device__ __forceinline__ double narrow(double x) { return x; }
 
+// Rounded by itself: the compiler may not fuse it with the sum that it goes into.
+__device__ __forceinline__ float product(float x, float y) { return __fmul_rn(x, y); }
+__device__ __forceinline__ double product(double x, double y) { return __dmul_rn(x, y); }
+// x * y + z, rounded once.
+__device__ __forceinline__ float fused_multiply_add(float x, float y, float z) { return fmaf(x, y, z); }
+__device__ __forceinline__ double fused_multiply_add(double x, double y, double z) { return fma(x, y, z); }
+__device__ __forceinline__ float square_root(float x) { return sqrtf(x); }
+__device__ __forceinline__ double square_root(double x) { return sqrt(x); }
+
 __device__ __forceinline__ float reciprocal_root(float x) { return rsqrtf(x); }
 __device__ __forceinline__ double reciprocal_root(double x) { return rsqrt(x); }
 

@@ -57,6 +57,7 @@ inline std::string dtype_text(ScalarType dtype) {
     case ScalarType::Double: return "float64";
     case ScalarType::Long: return "int64";
     case ScalarType::Int: return "int32";
+    case ScalarType::Bool: return "bool";
     default: return torch::headeronly::toString(dtype);
   }
 }

@@ -15,6 +15,7 @@ from torch import Tensor
 from megatrain.comm.mesh import Mesh
 from megatrain.config.optimizer import OptimizerConfig
 from megatrain.contracts.operations import Operation
+from megatrain.ops.optimizer_step import lamb_apply_, lamb_direction_
 from megatrain.optim.state import ShareState
 
 
@@ -27,56 +28,47 @@ def lamb_updates_(
     num_updates: int,
     gradient_scale: float,
 ) -> None:
-    """Update all shares in place with gradients times `gradient_scale`. `num_updates` counts this one: 1 for the first.
+    """Update all shares in place with gradients times `gradient_scale`, and their parameters with them.
 
+    num_updates counts this one: 1 for the first. The gradients are used up: the directions take their memory.
     Communication: one all-reduce of two numbers a parameter over dp, then over tp; of a tied embedding's two numbers
     between the end stages.
     """
-    directions = [
-        _direction(state, gradient.mul_(gradient_scale), config, num_updates)
+    square_sums = [
+        lamb_direction_(
+            gradient,
+            state.master,
+            state.exp_avg,
+            state.exp_avg_sq,
+            state.run_borders,
+            state.is_decayed,
+            beta1=config.beta1,
+            beta2=config.beta2,
+            eps=config.eps,
+            weight_decay=config.weight_decay,
+            num_updates=num_updates,
+            gradient_scale=gradient_scale,
+        )
         for state, gradient in zip(states, gradients, strict=True)
     ]
-    ratios = iter(_trust_ratios(states, directions, mesh))
-    for state, direction in zip(states, directions, strict=True):
-        for slot in state.parameter_runs:
-            ratio = next(ratios)
-            if slot is not None:
-                direction[slot.run].mul_(ratio if slot.is_decayed else 1.0)
-        state.master.add_(direction, alpha=-lr)
+    ratio_P = _trust_ratios(torch.cat(square_sums), states, mesh)
+    ratios = ratio_P.split([state.is_decayed.numel() for state in states])
+    for state, direction, ratio in zip(states, gradients, ratios, strict=True):
+        lamb_apply_(direction, state.master, state.published, state.run_borders, ratio, lr=lr)
 
 
-def _direction(state: ShareState, gradient: Tensor, config: OptimizerConfig, num_updates: int) -> Tensor:
-    state.exp_avg.lerp_(gradient, 1.0 - config.beta1)
-    state.exp_avg_sq.mul_(config.beta2).addcmul_(gradient, gradient, value=1.0 - config.beta2)
-    denominator = state.exp_avg_sq.sqrt().div_((1.0 - config.beta2**num_updates) ** 0.5).add_(config.eps)
-    direction = (state.exp_avg / (1.0 - config.beta1**num_updates)).div_(denominator)
-    for run in state.decayed_runs:
-        direction[run].add_(state.master[run], alpha=config.weight_decay)
-    return direction
-
-
-def _trust_ratios(states: Sequence[ShareState], directions: Sequence[Tensor], mesh: Mesh) -> list[float]:
+def _trust_ratios(sums_P2: Tensor, states: Sequence[ShareState], mesh: Mesh) -> Tensor:
     """Return a ratio for each parameter of each share, also for those of which this rank's share holds nothing.
 
     Of a parameter that every tp rank holds, both sums come out tp_size times too large: the ratio is the same.
+    Shapes: sums_P2 [P, 2], of this rank's weights and directions; result [P].
     """
-    squares: list[Tensor] = []
-    zero = torch.zeros(2, dtype=torch.float64, device=states[0].master.device)
-    for state, direction in zip(states, directions, strict=True):
-        for slot in state.parameter_runs:
-            if slot is None:
-                squares.append(zero)
-            else:
-                norms = [torch.linalg.vector_norm(x[slot.run], dtype=torch.float64) for x in (state.master, direction)]
-                squares.append(torch.stack(norms).square_())
-    sums_P2 = torch.stack(squares)
     mesh.dp.all_reduce(sums_P2, Operation.DP_ALL_REDUCE).wait()
     mesh.tp.all_reduce(sums_P2, Operation.TP_ALL_REDUCE).wait()
     _give_tied_copies_the_same(sums_P2, states, mesh)
     weight_P, update_P = sums_P2.sqrt_().unbind(1)
-    ratio_P = torch.where((weight_P > 0) & (update_P > 0), weight_P / update_P, torch.ones_like(weight_P))
-    ratios: list[float] = ratio_P.tolist()
-    return ratios
+    is_scaled_P = torch.cat([state.is_decayed for state in states]) & (weight_P > 0) & (update_P > 0)
+    return torch.where(is_scaled_P, weight_P / update_P, torch.ones_like(weight_P))
 
 
 def _give_tied_copies_the_same(sums_P2: Tensor, states: Sequence[ShareState], mesh: Mesh) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from megatrain.comm.mesh import Mesh
 from megatrain.config.optimizer import OptimizerConfig
+from megatrain.ops.square_sums import square_sum
 from megatrain.optim.adamw import adamw_update_
 from megatrain.optim.lamb import lamb_updates_
 from megatrain.optim.state import ShareState
@@ -32,18 +33,17 @@ class ShardedOptimizer:
 
     def gradient_square_sum(self) -> Tensor:
         """Return this rank's part of the squared gradient norm, fp64; one rank counts each logical element."""
-        total: Tensor | None = None
+        parts = []
         for chunk, state in self.states:
-            norm = torch.linalg.vector_norm(chunk.gradient_share(state.bucket)).double().square()
-            if not state.bucket.owner_counts:
-                norm = norm * 0.0  # keeps a non-finite value visible on every rank that has it
-            total = norm if total is None else total + norm
-        assert total is not None
-        return total
+            part = square_sum(chunk.gradient_share(state.bucket))
+            # times 0 keeps a non-finite value visible on every rank that has it
+            parts.append(part if state.bucket.owner_counts else part * 0.0)
+        return torch.stack(parts).sum()
 
     def step(self, lr: float, gradient_scale: float) -> None:
         """Update the shares with gradients times `gradient_scale`, and leave the parameters ready to be gathered.
 
+        The gradients are used up.
         Communication: none for AdamW; for LAMB one small all-reduce over dp and tp.
         """
         self.num_updates += 1
@@ -54,12 +54,15 @@ class ShardedOptimizer:
         else:
             for state, gradient in zip(states, gradients, strict=True):
                 adamw_update_(state, gradient, self.config, lr, self.num_updates, gradient_scale)
-        self.publish()
+        self._say_changed()
 
     def publish(self) -> None:
-        """Round master weights into the parameters; they are gathered before their next use."""
+        """Round master weights that were loaded into the parameters; they are gathered before their next use."""
         for _, state in self.states:
             state.publish()
+        self._say_changed()
+
+    def _say_changed(self) -> None:
         for chunk in self._chunks:
             chunk.shares_changed()
 

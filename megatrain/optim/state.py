@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,14 +10,6 @@ from torch import Tensor
 from megatrain.ops.precision import accumulate_dtype
 from megatrain.parallel.bucket import Bucket
 from megatrain.parallel.sharding import FlatShard
-
-
-@dataclass(frozen=True, slots=True)
-class ParameterRun:
-    """Where one parameter lies in the share."""
-
-    run: slice
-    is_decayed: bool
 
 
 class ShareState:
@@ -33,22 +24,26 @@ class ShareState:
         self.master = values.to(accumulate_dtype(values.dtype))
         self.exp_avg = torch.zeros_like(self.master)
         self.exp_avg_sq = torch.zeros_like(self.master)
-        present = {
-            segment.logical.name: ParameterRun(slice(segment.start, segment.stop), segment.logical.is_decayed)
-            for segment in bucket.segments()
-        }
-        self.parameter_runs = [present.get(logical.name) for logical in bucket.parameters]
-        """One entry for each parameter of the bucket, None where this share holds nothing of it."""
-        self.decayed_runs = _joined(run.run for run in present.values() if run.is_decayed)
+        share, used = bucket.share, bucket.starts[-1] + bucket.parameters[-1].parameter.numel()
+        borders = [min(max(border, share.start), share.stop) - share.start for border in (*bucket.starts, used)]
+        device = self.master.device
+        self.run_borders = torch.tensor(borders, dtype=torch.int64, device=device)
+        """Of the bucket's parameter i this share holds [run_borders[i], run_borders[i + 1])."""
+        self.is_decayed = torch.tensor([logical.is_decayed for logical in bucket.parameters], device=device)
 
     @property
     def has_own_master(self) -> bool:
         return self.master.data_ptr() != self.bucket.values[self.bucket.share].data_ptr()
 
+    @property
+    def published(self) -> Tensor | None:
+        """This rank's share of the parameters, None where `master` is that itself."""
+        return self.bucket.values[self.bucket.share] if self.has_own_master else None
+
     def publish(self) -> None:
-        """Round the master weights into this rank's share of the parameters."""
-        if self.has_own_master:
-            self.bucket.values[self.bucket.share].copy_(self.master)
+        """Round the master weights into this rank's share of the parameters. An update has done it already."""
+        if self.published is not None:
+            self.published.copy_(self.master)
 
     def tensors(self) -> dict[str, Tensor]:
         return {"master": self.master, "exp_avg": self.exp_avg, "exp_avg_sq": self.exp_avg_sq}
@@ -58,14 +53,3 @@ class ShareState:
         for kind, flat in self.tensors().items():
             for shard in self.bucket.flat_shards(flat):
                 yield kind, shard
-
-
-def _joined(runs: Iterator[slice]) -> list[slice]:
-    """Join neighbouring runs, so that one call serves them."""
-    joined: list[slice] = []
-    for run in runs:
-        if joined and joined[-1].stop == run.start:
-            joined[-1] = slice(joined[-1].start, run.stop)
-        else:
-            joined.append(run)
-    return joined

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from megatrain.config.config import Config
 from megatrain.contracts.layout import Layout
-from megatrain.ops.block_elements import ADAMW_BLOCK_ELEMENTS_ON_CPU
+from megatrain.ops.block_elements import OPTIMIZER_BLOCK_ELEMENTS_ON_CPU, SQUARE_SUM_BLOCK_ELEMENTS_ON_CPU
 from megatrain.planning.chunks import PlannedChunk
 from megatrain.planning.step_memory import ChunkMemory, Moment, StepWalk
 from megatrain.planning.tensor_bytes import ELEMENT_BYTES, TensorBytes, tensor_bytes
@@ -84,7 +84,7 @@ def estimate_memory(config: Config, layout: Layout, stage: int, chunks: Sequence
         _chunk_memory(config, layout, chunk, numels, sizes) for chunk, numels in zip(chunks, buckets, strict=True)
     ]
     peak = StepWalk(config, stage, chunk_memory, sizes.hidden_local).run(schedule.stages[stage])
-    update = Moment("optimizer", working=_optimizer_working(config, sizes, shares))
+    update = Moment("optimizer", working=_optimizer_working(sizes, shares))
     if update.total > peak.total:
         peak = update
     return RankMemory(
@@ -120,13 +120,16 @@ def _chunk_memory(
     )
 
 
-def _optimizer_working(config: Config, sizes: TensorBytes, shares: Sequence[int]) -> int:
-    """AdamW needs one tensor of a share at a time; LAMB a direction for every share, and one more while it makes it."""
-    if config.optimizer.name == "lamb":
-        return max(sum(shares[: index + 1]) + share for index, share in enumerate(shares))
-    if sizes.is_on_cpu:
-        return min(ADAMW_BLOCK_ELEMENTS_ON_CPU * sizes.sum_element, max(shares))
-    return max(shares)
+def _optimizer_working(sizes: TensorBytes, shares: Sequence[int]) -> int:
+    """An update needs one tensor of a share at a time; on CPUs of a block, and squares are summed in blocks of fp64."""
+    if not sizes.is_on_cpu:
+        return max(shares)
+    num_elements = max(shares) // sizes.sum_element
+    wide = 0 if sizes.sum_element == ELEMENT_BYTES["fp64"] else ELEMENT_BYTES["fp64"]
+    return max(
+        min(OPTIMIZER_BLOCK_ELEMENTS_ON_CPU, num_elements) * sizes.sum_element,
+        min(SQUARE_SUM_BLOCK_ELEMENTS_ON_CPU, num_elements) * wide,
+    )
 
 
 def _input_bytes(config: Config, sizes: TensorBytes) -> int:

@@ -72,7 +72,7 @@ def _run_poisoned(operator: Operator, arguments: Sequence[Any], order: int) -> l
         use_thread_order(0)
     written = [one for one, spec in zip(copies, operator._schema.arguments, strict=False) if _is_written(spec)]
     results = () if results is None else results if isinstance(results, tuple) else (results,)
-    return [*(one for one in results if isinstance(one, Tensor)), *written]
+    return [one for one in (*results, *written) if isinstance(one, Tensor)]
 
 
 def _is_written(argument: Any) -> bool:

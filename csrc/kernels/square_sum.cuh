@@ -1,0 +1,47 @@
+// The sum of all squares of a flat tensor in fp64. Squares of fp32 are exact there, and no sum overflows.
+#pragma once
+
+#include "pack.cuh"
+#include "row_sum.cuh"
+
+namespace megatrain {
+
+constexpr int SQUARE_SUM_THREADS = 256;
+constexpr int SQUARE_SUM_PACKS = 4;        // in flight: 64 bytes a thread
+constexpr int SQUARE_SUM_TILE = 8192;      // elements of a block: the same sum on every GPU, however many SMs it has
+constexpr int ADD_PARTS_THREADS = 1024;
+
+// parts[block] = sum of the squares of one tile.
+template <typename T, int WIDTH>
+__global__ void __launch_bounds__(SQUARE_SUM_THREADS) square_sum_parts(const T* flat, double* parts, int64_t count) {
+  using P = Pack<T, WIDTH>;
+  constexpr int STRIDE = SQUARE_SUM_THREADS * WIDTH;
+  const int64_t begin = int64_t(blockIdx.x) * SQUARE_SUM_TILE;
+  const int64_t end = begin + SQUARE_SUM_TILE < count ? begin + SQUARE_SUM_TILE : count;
+  double sum[1] = {0};
+  for (int64_t first = begin + threadIdx.x * WIDTH; first < end; first += STRIDE * SQUARE_SUM_PACKS) {
+    P x[SQUARE_SUM_PACKS] = {};
+#pragma unroll
+    for (int i = 0; i < SQUARE_SUM_PACKS; ++i) {
+      if (first + i * STRIDE < end) x[i] = P::load(flat + first + i * STRIDE);
+    }
+#pragma unroll
+    for (int i = 0; i < SQUARE_SUM_PACKS; ++i) {
+#pragma unroll
+      for (int k = 0; k < WIDTH; ++k) sum[0] += double(widen(x[i].lane[k])) * double(widen(x[i].lane[k]));
+    }
+  }
+  sum_over_row(sum);
+  if (threadIdx.x == 0) parts[blockIdx.x] = sum[0];
+}
+
+// One block: what it reads is 8192 times less than what was summed.
+__global__ void __launch_bounds__(ADD_PARTS_THREADS) add_parts(const double* parts, double* total, int64_t num_parts) {
+  double sum[1] = {0};
+#pragma unroll 8
+  for (int64_t part = threadIdx.x; part < num_parts; part += ADD_PARTS_THREADS) sum[0] += parts[part];
+  sum_over_row(sum);
+  if (threadIdx.x == 0) *total = sum[0];
+}
+
+}  // namespace megatrain

@@ -1,0 +1,343 @@
+"""AdamW and LAMB over a flat share of the parameters, in place, with every tensor read and written once.
+
+Arithmetic is in the master weights' dtype, fp32 or fp64. What happens to an element depends on its own values and the
+scalars alone, so that shares may be cut anywhere.
+
+A share holds parameters end to end, and padding after the last: `run_borders` [R + 1], int64 and ascending from 0, says
+that parameter r is [run_borders[r], run_borders[r + 1]), empty where the share holds nothing of it. `is_decayed` [R],
+bool, names those that weight decay is for. `published` is the share of the parameters themselves in bf16, which gets
+the rounded master weights; None where the master weights are the parameters.
+Shapes: N elements of the share, R runs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from megatrain.ops.block_elements import OPTIMIZER_BLOCK_ELEMENTS_ON_CPU
+from megatrain.ops.library import (
+    declare,
+    require_contiguous,
+    require_dtype,
+    require_same_device,
+    require_shape,
+)
+from megatrain.ops.square_sums import reference_square_sum
+
+
+def adamw_(
+    grad_N: Tensor,
+    master_N: Tensor,
+    exp_avg_N: Tensor,
+    exp_avg_sq_N: Tensor,
+    published_N: Tensor | None,
+    run_borders: Tensor,
+    is_decayed_R: Tensor,
+    *,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+    num_updates: int,
+    gradient_scale: float,
+) -> None:
+    """Update master weights and moments with grad * gradient_scale; decoupled weight decay (arXiv:1711.05101).
+
+    grad is left alone, and may be bf16 beside fp32. num_updates counts this one: 1 for the first.
+    """
+    corrections = 1.0 - beta1**num_updates, 1.0 - beta2**num_updates
+    _adamw_op(
+        *(grad_N, master_N, exp_avg_N, exp_avg_sq_N, published_N, run_borders, is_decayed_R),
+        *(lr, beta1, beta2, eps, weight_decay, *corrections, gradient_scale),
+    )
+    _say_changed(master_N, exp_avg_N, exp_avg_sq_N, published_N)
+
+
+def lamb_direction_(
+    grad_N: Tensor,
+    master_N: Tensor,
+    exp_avg_N: Tensor,
+    exp_avg_sq_N: Tensor,
+    run_borders: Tensor,
+    is_decayed_R: Tensor,
+    *,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+    num_updates: int,
+    gradient_scale: float,
+) -> Tensor:
+    """Update the moments with grad * gradient_scale, and replace grad by the direction of LAMB (arXiv:1904.00962).
+
+    Shapes: returns [R, 2], fp64: the squared norms of each parameter's weights and direction, 0 for an empty run.
+    """
+    corrections = 1.0 - beta1**num_updates, 1.0 - beta2**num_updates
+    square_sums_R2: Tensor = _lamb_direction_op(
+        *(grad_N, master_N, exp_avg_N, exp_avg_sq_N, run_borders, is_decayed_R),
+        *(beta1, beta2, eps, weight_decay, *corrections, gradient_scale),
+    )
+    _say_changed(grad_N, exp_avg_N, exp_avg_sq_N)
+    return square_sums_R2
+
+
+def lamb_apply_(
+    direction_N: Tensor,
+    master_N: Tensor,
+    published_N: Tensor | None,
+    run_borders: Tensor,
+    ratios_R: Tensor,
+    *,
+    lr: float,
+) -> None:
+    """Move each parameter by -lr * its ratio (fp64) * direction."""
+    _lamb_apply_op(direction_N, master_N, published_N, run_borders, ratios_R, lr)
+    _say_changed(master_N, published_N)
+
+
+def _say_changed(*tensors: Tensor | None) -> None:
+    """Let autograd refuse a backward pass that kept what was changed; operators in place do not say so themselves."""
+    torch.autograd.graph.increment_version([one for one in tensors if one is not None])
+
+
+def _check_master(master: Tensor) -> None:
+    if master.dtype not in (torch.float32, torch.float64):
+        raise RuntimeError(f"master must be float32 or float64, got {str(master.dtype).removeprefix('torch.')}")
+    if master.dim() != 1:
+        raise RuntimeError(f"master must have one dim, got {list(master.shape)}")
+    require_contiguous("master", master)
+
+
+def _check_flat(name: str, tensor: Tensor, master: Tensor, dtype: torch.dtype) -> None:
+    require_dtype(name, tensor, dtype)
+    require_same_device(name, tensor, "master", master)
+    if tensor.shape != master.shape:
+        raise RuntimeError(f"{name} must have the shape of master, {list(master.shape)}, got {list(tensor.shape)}")
+    require_contiguous(name, tensor)
+
+
+def _check_published(published: Tensor | None, master: Tensor) -> None:
+    if published is None:
+        return
+    if master.dtype != torch.float32:
+        raise RuntimeError("master must be float32 where weights are published, got float64")
+    _check_flat("published", published, master, torch.bfloat16)
+
+
+def _check_borders(run_borders: Tensor, master: Tensor) -> None:
+    require_same_device("run_borders", run_borders, "master", master)
+    require_dtype("run_borders", run_borders, torch.int64)
+    if run_borders.dim() != 1 or run_borders.numel() < 1:
+        raise RuntimeError(f"run_borders must have shape [runs + 1], got {list(run_borders.shape)}")
+    require_contiguous("run_borders", run_borders)
+
+
+def _check_of_runs(name: str, tensor: Tensor, dtype: torch.dtype, run_borders: Tensor, master: Tensor) -> None:
+    require_same_device(name, tensor, "master", master)
+    require_dtype(name, tensor, dtype)
+    require_shape(name, tensor, [run_borders.numel() - 1])
+    require_contiguous(name, tensor)
+
+
+def _check_adamw(
+    grad: Tensor,
+    master: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    published: Tensor | None,
+    run_borders: Tensor,
+    is_decayed: Tensor,
+    *scalars: float,
+) -> None:
+    _check_master(master)
+    is_narrow = grad.dtype == torch.bfloat16 and master.dtype == torch.float32
+    _check_flat("grad", grad, master, grad.dtype if is_narrow else master.dtype)
+    _check_flat("exp_avg", exp_avg, master, master.dtype)
+    _check_flat("exp_avg_sq", exp_avg_sq, master, master.dtype)
+    _check_published(published, master)
+    _check_borders(run_borders, master)
+    _check_of_runs("is_decayed", is_decayed, torch.bool, run_borders, master)
+
+
+def _check_lamb_direction(
+    grad: Tensor,
+    master: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    run_borders: Tensor,
+    is_decayed: Tensor,
+    *scalars: float,
+) -> None:
+    _check_master(master)
+    for name, tensor in (("grad", grad), ("exp_avg", exp_avg), ("exp_avg_sq", exp_avg_sq)):
+        _check_flat(name, tensor, master, master.dtype)
+    _check_borders(run_borders, master)
+    _check_of_runs("is_decayed", is_decayed, torch.bool, run_borders, master)
+
+
+def _check_lamb_apply(
+    direction: Tensor, master: Tensor, published: Tensor | None, run_borders: Tensor, ratios: Tensor, lr: float
+) -> None:
+    _check_master(master)
+    _check_flat("direction", direction, master, master.dtype)
+    _check_published(published, master)
+    _check_borders(run_borders, master)
+    _check_of_runs("ratios", ratios, torch.float64, run_borders, master)
+
+
+def _reference_adamw(
+    grad: Tensor,
+    master: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    published: Tensor | None,
+    run_borders: Tensor,
+    is_decayed: Tensor,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+    bias_correction1: float,
+    bias_correction2: float,
+    gradient_scale: float,
+) -> None:
+    decayed = _decayed_runs(run_borders, is_decayed)
+    for block, scratch in _blocks(master):
+        for run in decayed if weight_decay else ():
+            master[_common(run, block)].mul_(1.0 - lr * weight_decay)
+        denominator = _update_moments(
+            grad[block], exp_avg[block], exp_avg_sq[block], scratch, beta1, beta2, eps, bias_correction2, gradient_scale
+        )
+        master[block].addcdiv_(exp_avg[block], denominator, value=-lr / bias_correction1)
+        if published is not None:
+            published[block].copy_(master[block])
+
+
+def _reference_lamb_direction(
+    grad: Tensor,
+    master: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    run_borders: Tensor,
+    is_decayed: Tensor,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+    bias_correction1: float,
+    bias_correction2: float,
+    gradient_scale: float,
+) -> Tensor:
+    decayed = _decayed_runs(run_borders, is_decayed)
+    for block, scratch in _blocks(master):
+        denominator = _update_moments(
+            grad[block], exp_avg[block], exp_avg_sq[block], scratch, beta1, beta2, eps, bias_correction2, gradient_scale
+        )
+        torch.div(exp_avg[block], bias_correction1, out=grad[block]).div_(denominator)
+        for run in decayed if weight_decay else ():
+            both = _common(run, block)
+            grad[both].add_(master[both], alpha=weight_decay)
+    sums = torch.zeros(is_decayed.numel(), 2, dtype=torch.float64, device=master.device)
+    for of_run, run in zip(sums, _runs(run_borders), strict=True):
+        if run.start < run.stop:
+            of_run[0], of_run[1] = reference_square_sum(master[run]), reference_square_sum(grad[run])
+    return sums
+
+
+def _reference_lamb_apply(
+    direction: Tensor, master: Tensor, published: Tensor | None, run_borders: Tensor, ratios: Tensor, lr: float
+) -> None:
+    for ratio, run in zip([*ratios.tolist(), 1.0], [*_runs(run_borders), _padding(run_borders)], strict=True):
+        for block, scratch in _blocks(master[run]):
+            torch.mul(direction[run][block], ratio, out=scratch)
+            master[run][block].add_(scratch, alpha=-lr)
+    if published is not None:
+        published.copy_(master)
+
+
+def _update_moments(
+    grad: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    scratch: Tensor,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    bias_correction2: float,
+    gradient_scale: float,
+) -> Tensor:
+    """Bring both moments up to date and return, in `scratch`, what the first one is divided by."""
+    scaled = scratch.copy_(grad).mul_(gradient_scale)
+    exp_avg.lerp_(scaled, 1.0 - beta1)
+    exp_avg_sq.mul_(beta2).addcmul_(scaled, scaled, value=1.0 - beta2)
+    return torch.sqrt(exp_avg_sq, out=scratch).div_(math.sqrt(bias_correction2)).add_(eps)
+
+
+def _blocks(flat: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Yield blocks that cover `flat`, each with the same fresh memory for one temporary of the block's length."""
+    whole = max(flat.numel(), 1)
+    size = min(OPTIMIZER_BLOCK_ELEMENTS_ON_CPU, whole) if flat.device.type == "cpu" else whole
+    scratch = torch.empty(size, dtype=flat.dtype, device=flat.device)
+    for start in range(0, flat.numel(), size):
+        block = slice(start, min(start + size, flat.numel()))
+        yield block, scratch[: block.stop - block.start]
+
+
+def _runs(run_borders: Tensor) -> list[slice]:
+    return [slice(start, stop) for start, stop in pairwise(run_borders.tolist())]
+
+
+def _padding(run_borders: Tensor) -> slice:
+    return slice(int(run_borders[-1]), None)
+
+
+def _decayed_runs(run_borders: Tensor, is_decayed: Tensor) -> list[slice]:
+    """Return what is decayed, with neighbours joined, so that one call serves them."""
+    joined: list[slice] = []
+    for run, decays in zip(_runs(run_borders), is_decayed.tolist(), strict=True):
+        if not decays or run.start == run.stop:
+            continue
+        if joined and joined[-1].stop == run.start:
+            joined[-1] = slice(joined[-1].start, run.stop)
+        else:
+            joined.append(run)
+    return joined
+
+
+def _common(run: slice, block: slice) -> slice:
+    start = max(run.start, block.start)
+    return slice(start, max(start, min(run.stop, block.stop)))
+
+
+_adamw_op = declare(
+    "adamw_(Tensor grad, Tensor(a!) master, Tensor(b!) exp_avg, Tensor(c!) exp_avg_sq, Tensor(d!)? published, "
+    "Tensor run_borders, Tensor is_decayed, float lr, float beta1, float beta2, float eps, float weight_decay, "
+    "float bias_correction1, float bias_correction2, float gradient_scale) -> ()",
+    check=_check_adamw,
+    reference=_reference_adamw,
+    fake=lambda *arguments: None,
+)
+_lamb_direction_op = declare(
+    "lamb_direction_(Tensor(a!) grad, Tensor master, Tensor(b!) exp_avg, Tensor(c!) exp_avg_sq, "
+    "Tensor run_borders, Tensor is_decayed, float beta1, float beta2, float eps, float weight_decay, "
+    "float bias_correction1, float bias_correction2, float gradient_scale) -> Tensor",
+    check=_check_lamb_direction,
+    reference=_reference_lamb_direction,
+    fake=lambda grad, master, exp_avg, exp_avg_sq, run_borders, is_decayed, *scalars: master.new_empty(
+        (is_decayed.numel(), 2), dtype=torch.float64
+    ),
+)
+_lamb_apply_op = declare(
+    "lamb_apply_(Tensor direction, Tensor(a!) master, Tensor(b!)? published, Tensor run_borders, Tensor ratios, "
+    "float lr) -> ()",
+    check=_check_lamb_apply,
+    reference=_reference_lamb_apply,
+    fake=lambda *arguments: None,
+)

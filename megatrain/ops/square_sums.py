@@ -1,0 +1,44 @@
+"""The sum of all squares of a flat tensor, in fp64: what a gradient norm is made of.
+
+Squares are added in fp64 whatever the tensor's type, so that neither the length nor a large element costs digits; NaN
+and infinity stay visible in the sum. The order of additions is fixed by the length.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from megatrain.ops.block_elements import SQUARE_SUM_BLOCK_ELEMENTS_ON_CPU
+from megatrain.ops.library import declare, require_contiguous, require_floating
+
+
+def square_sum(flat: Tensor) -> Tensor:
+    """Return the sum of the squares of `flat`, one fp64 number on its device. Shapes: flat [N], result []."""
+    return _square_sum_op(flat)
+
+
+def _check(flat: Tensor) -> None:
+    require_floating("flat", flat)
+    if flat.dim() != 1:
+        raise RuntimeError(f"flat must have one dim, got {list(flat.shape)}")
+    require_contiguous("flat", flat)
+
+
+def reference_square_sum(flat: Tensor) -> Tensor:
+    """Return the same in plain torch, for any floating `flat` of one dim."""
+    if flat.device.type != "cpu":
+        return torch.linalg.vector_norm(flat, dtype=torch.float64).square_()
+    total = torch.zeros((), dtype=torch.float64)
+    for block in flat.split(SQUARE_SUM_BLOCK_ELEMENTS_ON_CPU):
+        wide = block.double()
+        total += torch.dot(wide, wide)
+    return total
+
+
+_square_sum_op = declare(
+    "square_sum(Tensor flat) -> Tensor",
+    check=_check,
+    reference=reference_square_sum,
+    fake=lambda flat: flat.new_empty((), dtype=torch.float64),
+)

@@ -1,0 +1,395 @@
+"""AdamW and LAMB on flat shares, against torch.optim and the papers' formulas."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from megatrain.ops.optimizer_step import adamw_, lamb_apply_, lamb_direction_
+from tests.helpers.kernels import UNDER_TEST, draw, on_device
+from tests.helpers.operator_contract import assert_contract, assert_identical, assert_refused, misaligned
+
+OPS = torch.ops.megatrain
+BETAS: dict[str, Any] = {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8}
+# Lengths of the runs, the last one padding. Single elements; borders inside packs; runs of which the share has nothing,
+# at either end and between; one run over many tiles; many runs in one tile; full packs and none.
+LAYOUTS: dict[str, list[int]] = {
+    "one": [1, 0],
+    "seven": [7, 0],
+    "123": [0, 100, 3, 0, 15, 5],
+    "8191": [8190, 1, 0],
+    "long": [20480, 0],
+    "packs": [0, 8192, 4096, 128, 0, 0, 8188, 4, 9000, 1, 1, 2, 900, 46],
+    "short": [*(1 + number % 5 for number in range(300)), 33],
+}
+
+
+@dataclass
+class Share:
+    """What an update treats, with every other run decayed."""
+
+    master: Tensor
+    exp_avg: Tensor
+    exp_avg_sq: Tensor
+    run_borders: Tensor
+    is_decayed: Tensor
+    published: Tensor | None = None
+
+    @property
+    def runs(self) -> list[slice]:
+        borders = self.run_borders.tolist()
+        return [slice(start, stop) for start, stop in pairwise(borders)]
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [one for one in (self.master, self.exp_avg, self.exp_avg_sq, self.published) if one is not None]
+
+    def copy(self) -> Share:
+        published = None if self.published is None else self.published.clone()
+        state = (one.clone() for one in (self.master, self.exp_avg, self.exp_avg_sq))
+        return Share(*state, self.run_borders, self.is_decayed, published)
+
+    def part(self, start: int, stop: int) -> Share:
+        borders = (self.run_borders.clamp(start, stop) - start).contiguous()
+        flat = [one[start:stop] for one in self.tensors]
+        return Share(*flat[:3], borders, self.is_decayed, *flat[3:])
+
+    def adamw(self, grad: Tensor, **changes: Any) -> None:
+        settings = BETAS | {"lr": 0.1, "weight_decay": 0.1, "num_updates": 3, "gradient_scale": 0.7} | changes
+        adamw_(
+            grad,
+            self.master,
+            self.exp_avg,
+            self.exp_avg_sq,
+            self.published,
+            self.run_borders,
+            self.is_decayed,
+            **settings,
+        )
+
+    def lamb_direction(self, grad: Tensor, **changes: Any) -> Tensor:
+        settings = BETAS | {"weight_decay": 0.1, "num_updates": 3, "gradient_scale": 0.7} | changes
+        return lamb_direction_(
+            grad, self.master, self.exp_avg, self.exp_avg_sq, self.run_borders, self.is_decayed, **settings
+        )
+
+
+def make_share(lengths: Sequence[int], dtype: torch.dtype = torch.float64, *, is_published: bool = False) -> Share:
+    """Return a share in the middle of training. Padding is drawn too: nothing may treat it as a decayed run."""
+    master, exp_avg, spread = (draw(sum(lengths), dtype=dtype, seed=seed) for seed in range(3))
+    borders = torch.tensor([0, *accumulate(lengths[:-1])])
+    is_decayed = torch.arange(len(lengths) - 1) % 2 == 0
+    published = torch.full_like(master, 9.0, dtype=torch.bfloat16) if is_published else None
+    return Share(master, exp_avg, spread.square(), on_device(borders), on_device(is_decayed), published)
+
+
+def start_share(lengths: Sequence[int], dtype: torch.dtype) -> Share:
+    share = make_share(lengths, dtype)
+    share.exp_avg.zero_()
+    share.exp_avg_sq.zero_()
+    return share
+
+
+def decay_of_elements(share: Share) -> Tensor:
+    """Return 1 where an element is decayed, in fp64."""
+    mask = torch.zeros_like(share.master, dtype=torch.float64)
+    for run, decays in zip(share.runs, share.is_decayed.tolist(), strict=True):
+        mask[run] = float(decays)
+    return mask
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-13), (torch.float32, 2e-5)])
+@pytest.mark.parametrize("layout", ["123", "8191", "packs"])
+def test_twenty_steps_of_adamw_are_torchs(layout: str, dtype: torch.dtype, tolerance: float) -> None:
+    share = start_share(LAYOUTS[layout], dtype)
+    weights = [share.master[run].clone().requires_grad_() for run in share.runs]
+    groups = [
+        {"params": [weight], "weight_decay": 0.1 * decays}
+        for weight, decays in zip(weights, share.is_decayed.tolist(), strict=True)
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=0.1, betas=(0.9, 0.95), eps=1e-8, fused=False, foreach=False)
+    for step in range(20):
+        grad = draw(share.master.numel(), dtype=dtype, seed=100 + step)
+        for weight, run in zip(weights, share.runs, strict=True):
+            weight.grad = grad[run] * 0.25
+        for group in optimizer.param_groups:
+            group["lr"] = 0.1 / (step + 1)
+        optimizer.step()
+        share.adamw(grad, lr=0.1 / (step + 1), num_updates=step + 1, gradient_scale=0.25)
+
+    for weight, run in zip(weights, share.runs, strict=True):
+        torch.testing.assert_close(share.master[run], weight.detach(), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("beta1", [0.9, 0.2])
+def test_adamw_is_its_formula(beta1: float) -> None:
+    for lengths in LAYOUTS.values():
+        share = make_share(lengths)
+        before, grad = share.copy(), draw(sum(lengths), seed=7)
+        share.adamw(grad, weight_decay=0.5, beta1=beta1, eps=1e-3)
+
+        scaled = grad * 0.7
+        exp_avg = beta1 * before.exp_avg + (1 - beta1) * scaled
+        exp_avg_sq = 0.95 * before.exp_avg_sq + 0.05 * scaled**2
+        denominator = (exp_avg_sq / (1 - 0.95**3)).sqrt() + 1e-3
+        kept = 1 - 0.1 * 0.5 * decay_of_elements(share)
+        expected = before.master * kept - 0.1 * exp_avg / (1 - beta1**3) / denominator
+        for found, truth in zip(share.tensors, (expected, exp_avg, exp_avg_sq), strict=True):
+            torch.testing.assert_close(found, truth, rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_is_published_is_the_master_rounded(layout: str) -> None:
+    lengths = LAYOUTS[layout]
+    grad = draw(sum(lengths), dtype=torch.float32, seed=7)
+    for update in (Share.adamw, lamb_update):
+        plain, published = make_share(lengths, torch.float32), make_share(lengths, torch.float32, is_published=True)
+        update(plain, grad.clone())
+        update(published, grad.clone())
+
+        assert published.published is not None
+        assert torch.equal(published.published, published.master.bfloat16())
+        assert_identical(published.tensors[:3], plain.tensors)
+
+
+def lamb_update(share: Share, grad: Tensor) -> None:
+    share.lamb_direction(grad)
+    ratios = draw(share.is_decayed.numel(), seed=9).exp()
+    lamb_apply_(grad, share.master, share.published, share.run_borders, ratios, lr=0.05)
+
+
+@pytest.mark.parametrize("layout", ["123", "packs"])
+def test_a_gradient_in_bf16_is_that_gradient_in_fp32(layout: str) -> None:
+    grad = draw(sum(LAYOUTS[layout]), dtype=torch.bfloat16, seed=7)
+    narrow, wide = (make_share(LAYOUTS[layout], torch.float32, is_published=True) for _ in range(2))
+    narrow.adamw(grad)
+    wide.adamw(grad.float())
+
+    assert_identical(narrow.tensors, wide.tensors)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_cuts_and_addresses_do_not_change_a_bit(dtype: torch.dtype) -> None:
+    whole = make_share(LAYOUTS["packs"], dtype)
+    grad = draw(whole.master.numel(), dtype=dtype, seed=7)
+    cut, moved = whole.copy(), whole.copy()
+    whole.adamw(grad)
+    for start, stop in ((0, 128), (128, 8192 + 128), (8192 + 128, grad.numel())):
+        cut.part(start, stop).adamw(grad[start:stop])
+    moved = Share(*map(misaligned, moved.tensors), moved.run_borders, moved.is_decayed)
+    moved.adamw(misaligned(grad))
+
+    assert_identical(cut.tensors, whole.tensors)
+    assert_identical(moved.tensors, whole.tensors)
+
+
+def test_lamb_does_not_change_a_bit_of_moments_and_directions_by_cuts_and_addresses() -> None:
+    whole = make_share(LAYOUTS["packs"], torch.float32)
+    grad = draw(whole.master.numel(), dtype=torch.float32, seed=7)
+    cut, moved, moved_grad = whole.copy(), whole.copy(), misaligned(grad)
+    cut_grad = grad.clone()
+    whole.lamb_direction(grad)
+    for start, stop in ((0, 128), (128, 8192 + 128), (8192 + 128, grad.numel())):
+        cut.part(start, stop).lamb_direction(cut_grad[start:stop])
+    moved = Share(*map(misaligned, moved.tensors), moved.run_borders, moved.is_decayed)
+    moved.lamb_direction(moved_grad)
+
+    assert_identical([*cut.tensors, cut_grad], [*whole.tensors, grad])
+    assert_identical([*moved.tensors, moved_grad], [*whole.tensors, grad])
+
+
+def test_an_element_that_is_not_finite_stays_alone() -> None:
+    share = make_share(LAYOUTS["packs"], torch.float32)
+    grad = draw(share.master.numel(), dtype=torch.float32, seed=7)
+    grad[12289] = torch.nan
+    share.adamw(grad)
+
+    for one in share.tensors:
+        assert one.isnan().nonzero().flatten().tolist() == [12289]
+
+
+def test_adamw_leaves_the_gradient_alone_and_lamb_the_weights() -> None:
+    share = make_share(LAYOUTS["packs"], torch.float32)
+    grad = draw(share.master.numel(), dtype=torch.float32, seed=7)
+    grad_before = grad.clone()
+    share.adamw(grad)
+    assert torch.equal(grad, grad_before)
+
+    master_before = share.master.clone()
+    share.lamb_direction(grad)
+    assert torch.equal(share.master, master_before)
+    direction_before = grad.clone()
+    ratios = torch.ones(share.is_decayed.numel(), dtype=torch.float64, device=grad.device)
+    lamb_apply_(grad, share.master, None, share.run_borders, ratios, lr=0.1)
+    assert torch.equal(grad, direction_before)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-13), (torch.float32, 1e-5)])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_lamb_is_its_formula(layout: str, dtype: torch.dtype, tolerance: float) -> None:
+    share = make_share(LAYOUTS[layout], dtype, is_published=dtype == torch.float32)
+    before, grad = share.copy(), draw(sum(LAYOUTS[layout]), dtype=dtype, seed=7)
+    scaled = 0.7 * grad.double()
+    exp_avg = 0.9 * before.exp_avg.double() + 0.1 * scaled
+    exp_avg_sq = 0.95 * before.exp_avg_sq.double() + 0.05 * scaled**2
+    expected = (exp_avg / (1 - 0.9**3)) / ((exp_avg_sq / (1 - 0.95**3)).sqrt() + 1e-8)
+    expected += 0.1 * decay_of_elements(share) * before.master.double()
+    sums = share.lamb_direction(grad)
+
+    for found, truth in ((grad, expected), (share.exp_avg, exp_avg), (share.exp_avg_sq, exp_avg_sq)):
+        torch.testing.assert_close(found.double(), truth, rtol=tolerance, atol=tolerance)
+    assert sums.dtype == torch.float64
+    assert sums.shape == (len(share.runs), 2)
+    for of_run, run in zip(sums.tolist(), share.runs, strict=True):
+        # of the rounded numbers, which have all digits in fp64
+        exact = [one[run].double().square().sum().item() for one in (before.master, grad)]
+        assert of_run == pytest.approx(exact, rel=1e-13)
+
+    ratios = draw(len(share.runs), seed=9).exp()
+    moved = before.master.double()
+    for run, ratio in zip(share.runs, ratios.tolist(), strict=True):
+        moved[run] -= 0.05 * ratio * grad[run].double()
+    padding = slice(int(share.run_borders[-1]), None)
+    moved[padding] -= 0.05 * grad[padding].double()
+    lamb_apply_(grad, share.master, share.published, share.run_borders, ratios, lr=0.05)
+    torch.testing.assert_close(share.master.double(), moved, rtol=tolerance, atol=tolerance)
+
+
+def plain_lamb(weights: list[Tensor], grads: list[list[Tensor]], decayed: list[bool], lr: float) -> list[Tensor]:
+    """Algorithm 2 of arXiv:1904.00962 for whole parameters, with a trust ratio for decayed ones only."""
+    weights = [one.clone() for one in weights]
+    first, second = ([torch.zeros_like(one) for one in weights] for _ in range(2))
+    for number, step in enumerate(grads, start=1):
+        for index, grad in enumerate(step):
+            first[index] = 0.9 * first[index] + 0.1 * grad
+            second[index] = 0.95 * second[index] + 0.05 * grad**2
+            update = (first[index] / (1 - 0.9**number)) / ((second[index] / (1 - 0.95**number)).sqrt() + 1e-8)
+            ratio: Tensor | float = 1.0
+            if decayed[index]:
+                update = update + 0.1 * weights[index]
+                ratio = weights[index].norm() / update.norm()
+            weights[index] = weights[index] - lr * ratio * update
+    return weights
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-11), (torch.float32, 1e-4)])
+@pytest.mark.parametrize("layout", ["123", "packs"])
+def test_twenty_steps_of_lamb_are_the_papers(layout: str, dtype: torch.dtype, tolerance: float) -> None:
+    share = start_share(LAYOUTS[layout], dtype)
+    numbers = [number for number, run in enumerate(share.runs) if run.start < run.stop]
+    runs, decayed = [share.runs[number] for number in numbers], share.is_decayed.tolist()
+    grads = [draw(share.master.numel(), dtype=dtype, seed=100 + step) for step in range(20)]
+    expected = plain_lamb(
+        [share.master[run] for run in runs],
+        [[grad[run] for run in runs] for grad in grads],
+        [decayed[number] for number in numbers],
+        0.01,
+    )
+    for number, grad in enumerate(grads, start=1):
+        weight, update = share.lamb_direction(grad, num_updates=number, gradient_scale=1.0).sqrt().unbind(1)
+        ratios = torch.where(share.is_decayed & (update > 0), weight / update, torch.ones_like(weight))
+        lamb_apply_(grad, share.master, None, share.run_borders, ratios, lr=0.01)
+
+    for run, truth in zip(runs, expected, strict=True):
+        torch.testing.assert_close(share.master[run], truth, rtol=tolerance, atol=tolerance)
+
+
+def test_autograd_is_told_what_changed() -> None:
+    share = make_share([4, 0], torch.float32, is_published=True)
+    weight = torch.nn.Parameter(share.published)
+    x = draw(4, dtype=torch.bfloat16).requires_grad_()
+    loss = (x * weight).sum()
+    share.adamw(draw(4, dtype=torch.float32))
+
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+SCALARS = (0.9, 0.95, 1e-8, 0.1, 0.3, 0.2, 0.7)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "lengths", [*LAYOUTS.values(), [0, 0], [0], [5]], ids=[*LAYOUTS, "empty", "nothing", "padding"]
+)
+def test_optimizer_operators_keep_the_contract(lengths: list[int], dtype: torch.dtype) -> None:
+    share = make_share(lengths, dtype, is_published=dtype == torch.float32)
+    grad = draw(sum(lengths), dtype=dtype, seed=7)
+    state, table = (share.master, share.exp_avg, share.exp_avg_sq), (share.run_borders, share.is_decayed)
+    ratios = draw(len(share.runs), seed=9).exp()
+
+    assert_contract(OPS.adamw_.default, grad, *state, share.published, *table, 0.1, *SCALARS)
+    assert_contract(OPS.adamw_.default, grad, *state, None, *table, 0.1, *SCALARS)
+    assert_contract(OPS.lamb_direction_.default, grad, *state, *table, *SCALARS)
+    assert_contract(OPS.lamb_apply_.default, grad, share.master, share.published, share.run_borders, ratios, 0.1)
+    if dtype == torch.float32:
+        assert_contract(OPS.adamw_.default, grad.bfloat16(), *state, share.published, *table, 0.1, *SCALARS)
+
+
+def test_adamw_refuses_what_does_not_fit() -> None:
+    share = make_share([3, 5, 0], torch.float32, is_published=True)
+    names = ("grad", "master", "exp_avg", "exp_avg_sq", "published", "run_borders", "is_decayed")
+    state = (share.master, share.exp_avg, share.exp_avg_sq, share.published)
+    good = dict(zip(names, (draw(8, dtype=torch.float32), *state, share.run_borders, share.is_decayed), strict=True))
+
+    def refuse(message: str, **changes: Any) -> None:
+        assert_refused(OPS.adamw_.default, (*(good | changes).values(), 0.1, *SCALARS), message)
+
+    refuse("master must be float32 or float64, got bfloat16", master=share.master.bfloat16())
+    refuse(r"master must have one dim, got \[2, 4\]", master=share.master.view(2, 4))
+    refuse("grad must be float32, got float16", grad=good["grad"].half())
+    refuse(r"grad must have the shape of master, \[8\], got \[7\]", grad=good["grad"][:7])
+    refuse("exp_avg must be float32, got float64", exp_avg=share.exp_avg.double())
+    refuse(r"exp_avg_sq must have the shape of master, \[8\], got \[4\]", exp_avg_sq=share.exp_avg_sq[:4])
+    refuse("published must be bfloat16, got float16", published=share.master.half())
+    refuse(r"published must have the shape of master, \[8\], got \[4, 2\]", published=state[3].view(4, 2))
+    refuse("run_borders must be int64, got int32", run_borders=share.run_borders.int())
+    refuse(r"run_borders must have shape \[runs \+ 1\], got \[0\]", run_borders=share.run_borders[:0])
+    refuse("is_decayed must be bool, got float32", is_decayed=share.is_decayed.float())
+    refuse(r"is_decayed must have shape \[2\], got \[1\]", is_decayed=share.is_decayed[:1])
+    wide = {name: good[name].double() for name in names[:4]}
+    refuse("master must be float32 where weights are published, got float64", **wide)
+    refuse("grad must be float64, got bfloat16", **(wide | {"grad": good["grad"].bfloat16()}))
+
+
+@pytest.mark.parametrize("number", range(7))
+def test_a_share_with_gaps_is_refused(number: int) -> None:
+    share = make_share([3, 5, 0], torch.float32, is_published=True)
+    state = (share.master, share.exp_avg, share.exp_avg_sq, share.published)
+    arguments = [draw(8, dtype=torch.float32), *state, share.run_borders, share.is_decayed]
+    arguments[number] = torch.stack([arguments[number]] * 2, dim=1)[:, 0]
+
+    with pytest.raises(RuntimeError, match="must be contiguous"):
+        OPS.adamw_.default(*arguments, 0.1, *SCALARS)
+
+
+def test_lamb_refuses_what_does_not_fit() -> None:
+    share = make_share([3, 5, 0], torch.float32, is_published=True)
+    grad, ratios = draw(8, dtype=torch.float32), torch.ones(2, dtype=torch.float64, device=UNDER_TEST.device)
+    state, table = (share.master, share.exp_avg, share.exp_avg_sq), (share.run_borders, share.is_decayed)
+    direction, apply = OPS.lamb_direction_.default, OPS.lamb_apply_.default
+
+    assert_refused(direction, (grad.bfloat16(), *state, *table, *SCALARS), "grad must be float32, got bfloat16")
+    assert_refused(
+        direction,
+        (grad, *state, table[0], table[1][:1], *SCALARS),
+        r"is_decayed must have shape \[2\], got \[1\]",
+    )
+    assert_refused(
+        apply,
+        (grad[:4], share.master, None, table[0], ratios, 0.1),
+        r"direction must have the shape of master, \[8\], got \[4\]",
+    )
+    assert_refused(apply, (grad, share.master, grad, table[0], ratios, 0.1), "published must be bfloat16, got float32")
+    assert_refused(
+        apply, (grad, share.master, None, table[0], ratios.float(), 0.1), "ratios must be float64, got float32"
+    )
+    assert_refused(
+        apply, (grad, share.master, None, table[0], ratios[:1], 0.1), r"ratios must have shape \[2\], got \[1\]"
+    )
