@@ -26,7 +26,7 @@ struct MomentScalars {
   A eps;
 };
 
-// Brings both moments up to date and returns what the first one is divided by. Source: arXiv:1412.6980, Algorithm 1.
+// Brings both moments up to date, with torch's own roundings on CPUs, and returns what the first one is divided by. Source: arXiv:1412.6980, Algorithm 1.
 template <typename A>
 __device__ __forceinline__ A update_moments(const MomentScalars<A>& s, A gradient, A& exp_avg, A& exp_avg_sq) {
   const A scaled = product(gradient, s.gradient_scale);
@@ -34,7 +34,7 @@ __device__ __forceinline__ A update_moments(const MomentScalars<A>& s, A gradien
   const A change = scaled - exp_avg;
   exp_avg = s.rest1 < A(0.5) ? fused_multiply_add(s.rest1, change, exp_avg)
                              : fused_multiply_add(s.rest1 - A(1), change, scaled);
-  exp_avg_sq = product(exp_avg_sq, s.beta2) + product(product(s.rest2, scaled), scaled);
+  exp_avg_sq = fused_multiply_add(product(s.rest2, scaled), scaled, product(exp_avg_sq, s.beta2));
   return square_root(exp_avg_sq) / s.root_correction2 + s.eps;
 }
 
@@ -76,12 +76,13 @@ __global__ void __launch_bounds__(STEP_THREADS) adamw(const AdamwStep<G, T> p) {
     const int64_t place = first + i * STRIDE;
     if (place >= end) continue;
     Pack<__nv_bfloat16, WIDTH> rounded;
+    const unsigned decayed = tile.decayed_lanes<WIDTH>(place);
 #pragma unroll
     for (int k = 0; k < WIDTH; ++k) {
       const T denominator =
           update_moments(p.moments, T(widen(grad[i].lane[k])), exp_avg[i].lane[k], exp_avg_sq[i].lane[k]);
       T& weight = master[i].lane[k];
-      if (tile.decays(place + k)) weight = product(weight, p.kept);
+      weight = product(weight, decayed >> k & 1 ? p.kept : T(1));
       weight += product(p.step_size, exp_avg[i].lane[k]) / denominator;
       rounded.lane[k] = narrow<__nv_bfloat16>(float(weight));
     }
@@ -142,11 +143,12 @@ __global__ void __launch_bounds__(STEP_THREADS) lamb_direction(const LambDirecti
     for (int i = 0; i < STEP_PACKS; ++i) {
       const int64_t place = first + i * STRIDE;
       if (place >= end) continue;
+      const unsigned decayed = tile.decayed_lanes<WIDTH>(place);
 #pragma unroll
       for (int k = 0; k < WIDTH; ++k) {
         const T denominator = update_moments(p.moments, grad[i].lane[k], exp_avg[i].lane[k], exp_avg_sq[i].lane[k]);
         T direction = exp_avg[i].lane[k] / p.correction1 / denominator;
-        if (tile.decays(place + k)) direction = fused_multiply_add(p.weight_decay, master[i].lane[k], direction);
+        if (decayed >> k & 1) direction = fused_multiply_add(p.weight_decay, master[i].lane[k], direction);
         add_squares(squares, master[i].lane[k], direction);
         grad[i].lane[k] = direction;
       }
@@ -227,12 +229,18 @@ __global__ void __launch_bounds__(STEP_THREADS) lamb_apply(const LambApply<T> p)
   for (int i = 0; i < APPLY_PACKS; ++i) {
     const int64_t place = first + i * STRIDE;
     if (place >= end) continue;
+    T ratio[WIDTH];
+#pragma unroll
+    for (int k = 0; k < WIDTH; ++k) ratio[k] = first_ratio;
+    if (!tile.is_one) {
+#pragma unroll
+      for (int k = 0; k < WIDTH; ++k) ratio[k] = ratio_of(p.runs.at(place + k));
+    }
     Pack<__nv_bfloat16, WIDTH> rounded;
 #pragma unroll
     for (int k = 0; k < WIDTH; ++k) {
-      const T ratio = tile.is_one ? first_ratio : ratio_of(p.runs.at(place + k));
       T& weight = master[i].lane[k];
-      weight = fused_multiply_add(-p.lr, product(direction[i].lane[k], ratio), weight);
+      weight = fused_multiply_add(-p.lr, product(direction[i].lane[k], ratio[k]), weight);
       rounded.lane[k] = narrow<__nv_bfloat16>(float(weight));
     }
     master[i].store(p.master + place);

@@ -37,8 +37,14 @@ struct RunsOfTile {
   __device__ __forceinline__ RunsOfTile(const ParameterRuns& runs, int64_t begin, int64_t end)
       : runs(runs), first(runs.at(begin)), is_one(first == runs.count || end <= runs.borders[first + 1]),
         first_decays(runs.decays(first)) {}
-  __device__ __forceinline__ bool decays(int64_t position) const {
-    return is_one ? first_decays : runs.decays(runs.at(position));
+  // Bit k says whether the element at position + k is decayed: the arithmetic that follows has no branch.
+  template <int WIDTH>
+  __device__ __forceinline__ unsigned decayed_lanes(int64_t position) const {
+    if (is_one) return first_decays ? ~0u : 0u;
+    unsigned lanes = 0;
+#pragma unroll
+    for (int k = 0; k < WIDTH; ++k) lanes |= unsigned(runs.decays(runs.at(position + k))) << k;
+    return lanes;
   }
 };
 
