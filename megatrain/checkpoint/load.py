@@ -47,7 +47,7 @@ class LoadReport:
 def load_state(
     directory: Location, manifest: Manifest, shards: Sequence[tuple[str, FlatShard]], rank: int, host: HostGroups
 ) -> LoadReport:
-    """Fill `shards`, given as (kind of state, shard), from a checkpoint. Moments and histories that it lacks are zeroed.
+    """Fill `shards`, (kind of state, shard) each, from a checkpoint. Moments and histories that it lacks are zeroed.
 
     Communication: metadata to all ranks; in each data-parallel group, the items that several of its ranks need.
     Raises: CheckpointError, the same on every rank, naming the file, the tensor or the item. State is then half filled.

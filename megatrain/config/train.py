@@ -26,6 +26,24 @@ class TrainConfig:
             "Seed of the initial weights, of dropout and, unless data.seed is set, of the data.", minimum=0
         ),
     )
+    z_loss: float = field(
+        default=0.0,
+        metadata=option(
+            "Weight of z-loss: z_loss times the square of the log-sum-exp of a token's logits is added to its loss, "
+            "which keeps logits from drifting (1e-4 is usual). The training loss that is reported has it; evaluation "
+            "has not. 0: none.",
+            minimum=0,
+        ),
+    )
+    label_smoothing: float = field(
+        default=0.0,
+        metadata=option(
+            "Share of each label that is spread evenly over the vocabulary. The training loss that is reported has it; "
+            "evaluation has not. 0: none.",
+            minimum=0,
+            below=1,
+        ),
+    )
     max_skipped_steps: int = field(
         default=10,
         metadata=option(

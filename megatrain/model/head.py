@@ -10,20 +10,25 @@ from torch import Tensor, nn
 
 from megatrain.config.model import ModelConfig
 from megatrain.model.norm import build_norm
-from megatrain.ops.cross_entropy import summed_cross_entropy
+from megatrain.ops.cross_entropy import CROSS_ENTROPY_ALONE, LossTerms, summed_cross_entropy
 from megatrain.ops.linear import linear
 
 
 class CrossEntropy(nn.Module):
-    """The summed loss of all tokens whose label is not ignored. A plan replaces it where the vocabulary is spread."""
+    """The summed loss of all tokens whose label is not ignored. A plan replaces it where the vocabulary is spread.
 
-    def __init__(self, vocab_size: int) -> None:
+    terms: what training adds; evaluation has cross entropy alone.
+    """
+
+    def __init__(self, vocab_size: int, terms: LossTerms = CROSS_ENTROPY_ALONE) -> None:
         super().__init__()
         self.vocab_size = vocab_size
+        self.terms = terms
 
     def forward(self, logits_TV: Tensor, labels_T: Tensor) -> Tensor:
         """Return the loss sum, fp32 (fp64 for fp64). Overwrites logits in backward; they must have no other use."""
-        return summed_cross_entropy(logits_TV, labels_T, self.vocab_size)
+        terms = self.terms if self.training else CROSS_ENTROPY_ALONE
+        return summed_cross_entropy(logits_TV, labels_T, self.vocab_size, terms=terms)
 
 
 class LossHead(nn.Module):
@@ -33,14 +38,16 @@ class LossHead(nn.Module):
     `weight` is the word embedding's own parameter where the head is tied and both are in this part of the model.
     """
 
-    def __init__(self, config: ModelConfig, tied_weight: nn.Parameter | None) -> None:
+    def __init__(
+        self, config: ModelConfig, tied_weight: nn.Parameter | None, loss_terms: LossTerms = CROSS_ENTROPY_ALONE
+    ) -> None:
         super().__init__()
         self.norm = build_norm(config)
         self.head_in = nn.Identity()
         if tied_weight is None:
             tied_weight = nn.Parameter(torch.empty(config.padded_vocab_size, config.hidden_size))
         self.weight = tied_weight
-        self.cross_entropy = CrossEntropy(config.vocab_size)
+        self.cross_entropy = CrossEntropy(config.vocab_size, loss_terms)
 
     def logits(self, hidden_SBH: Tensor) -> Tensor:
         """Return the scores over this part's vocabulary. Shapes: result [S, B, V]."""

@@ -18,6 +18,7 @@ from megatrain.model.embedding import Embedding
 from megatrain.model.head import LossHead
 from megatrain.model.positions import RotaryPositions
 from megatrain.ops.attention import AttentionPattern
+from megatrain.ops.cross_entropy import CROSS_ENTROPY_ALONE, LossTerms
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,7 @@ class Transformer(nn.Module):
         part: ModelPart | None = None,
         dropout_seed: int = 0,
         kernels: KernelsConfig | None = None,
+        loss_terms: LossTerms = CROSS_ENTROPY_ALONE,
     ) -> None:
         super().__init__()
         self.config = config
@@ -54,7 +56,7 @@ class Transformer(nn.Module):
         self.embedding = Embedding(config, dropout_seed) if self.part.has_embedding else None
         self.blocks = nn.ModuleDict({str(layer): Block(config, layer, dropout_seed) for layer in self.part.layers})
         tied = self.embedding.word.weight if config.has_tied_head and self.embedding is not None else None
-        self.loss_head = LossHead(config, tied) if self.part.has_head else None
+        self.loss_head = LossHead(config, tied, loss_terms) if self.part.has_head else None
         self.positions = RotaryPositions(config) if config.positions == "rope" else None
 
     def hidden(self, x: Tensor, context: TokenContext) -> Tensor:

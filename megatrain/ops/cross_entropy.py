@@ -1,100 +1,241 @@
 """Softmax cross entropy over a vocabulary that may be spread over ranks, in two local passes.
 
-Pass 1 gives each token's log-sum-exp and target logit over the LOCAL columns; whoever owns the ranks combines those two
-numbers a token (megatrain.parallel does, the single device has nothing to combine); pass 2 writes the gradient in
-place of the logits. Logits are never gathered and no second tensor of their size stays alive.
-Shapes: T tokens (S * B), V local vocabulary columns.
+Pass 1 reads the LOCAL columns once and leaves two or three numbers a token; whoever owns the ranks combines them
+(megatrain.parallel does, the single device has nothing to combine); pass 2 writes the gradient in place of the logits.
+Logits are never gathered and no second tensor of their size stays alive. Sums are made in fp32 (fp64 for fp64).
+With label smoothing e the label of a token is 1 - e of its target and e / vocab_size of every token; z-loss adds
+z * lse^2, which keeps lse, the log-sum-exp of the logits, near 0 (PaLM, arXiv:2204.02311, sec. 5).
+Shapes: T tokens (S * B), V local vocabulary columns, K statistics.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from megatrain.ops.block_elements import LOSS_BLOCK_ELEMENTS
+from megatrain.ops.library import (
+    declare,
+    require_contiguous,
+    require_dtype,
+    require_floating,
+    require_same_device,
+    require_shape,
+)
 from megatrain.ops.precision import accumulate_dtype
 
 IGNORED_LABEL = -100
 
-Combine = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""Makes (log-sum-exp, target logit) of the local columns those of the whole vocabulary. Shapes: all [T]."""
+Combine = Callable[[Tensor], Tensor]
+"""Makes the statistics of the local columns those of the whole vocabulary, in place or not. Shapes: [K, T]."""
+
+
+@dataclass(frozen=True, slots=True)
+class LossTerms:
+    """What training adds to cross entropy. Zeros: nothing."""
+
+    z_loss: float = 0.0
+    label_smoothing: float = 0.0
+
+
+CROSS_ENTROPY_ALONE = LossTerms()
 
 
 def summed_cross_entropy(
-    logits_TV: Tensor, labels_T: Tensor, vocab_size: int, *, first_column: int = 0, combine: Combine | None = None
+    logits_TV: Tensor,
+    labels_T: Tensor,
+    vocab_size: int,
+    *,
+    first_column: int = 0,
+    combine: Combine | None = None,
+    terms: LossTerms = CROSS_ENTROPY_ALONE,
 ) -> Tensor:
     """Return the summed loss of the tokens whose label is not ignored, fp32 (fp64 for fp64 logits).
 
     Backward overwrites the logits: they must have no other use. `combine` is for logits that are some columns only.
-    Shapes: logits [T, V]; labels [T]; result scalar.
+    Columns at or past `vocab_size` (padding) count for nothing. Shapes: logits [T, V]; labels [T]; result scalar.
     """
-    return _SummedCrossEntropy.apply(logits_TV, labels_T, vocab_size, first_column, combine)
+    return _SummedCrossEntropy.apply(logits_TV, labels_T, vocab_size, first_column, combine, terms)
 
 
 class _SummedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, logits_TV: Tensor, labels_T: Tensor, vocab_size: int, first_column: int, combine: Combine | None
+        ctx: Any,
+        logits_TV: Tensor,
+        labels_T: Tensor,
+        vocab_size: int,
+        first_column: int,
+        combine: Combine | None,
+        terms: LossTerms,
     ) -> Tensor:
-        lse_T, target_T = local_statistics(logits_TV, labels_T, first_column, vocab_size)
+        logits_TV, labels_T = logits_TV.contiguous(), labels_T.contiguous()
+        statistics_KT = local_statistics(
+            logits_TV, labels_T, first_column, vocab_size, has_sum=terms.label_smoothing > 0.0
+        )
         if combine is not None:
-            lse_T, target_T = combine(lse_T, target_T)
-        ctx.first_column = first_column
-        ctx.save_for_backward(logits_TV, labels_T, lse_T)
-        return ((lse_T - target_T) * (labels_T != IGNORED_LABEL)).sum()
+            statistics_KT = combine(statistics_KT)
+        ctx.vocab_size, ctx.first_column, ctx.terms = vocab_size, first_column, terms
+        ctx.save_for_backward(logits_TV, labels_T, statistics_KT[0])
+        return token_losses(statistics_KT, labels_T, vocab_size, terms).sum()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None, None]:
         logits_TV, labels_T, lse_T = ctx.saved_tensors
-        grad_T = grad * (labels_T != IGNORED_LABEL)
-        return logits_gradient_(logits_TV, labels_T, lse_T, grad_T, ctx.first_column), None, None, None, None
+        grad_T = grad.expand(labels_T.shape).contiguous()
+        logits_gradient_(logits_TV, labels_T, lse_T, grad_T, ctx.first_column, ctx.vocab_size, ctx.terms)
+        return logits_TV, None, None, None, None, None
 
 
-def local_statistics(logits_TV: Tensor, labels_T: Tensor, first_column: int, vocab_size: int) -> tuple[Tensor, Tensor]:
-    """Pass 1: return (log-sum-exp, target logit) over the local columns, fp32 (fp64 for fp64 logits).
+def local_statistics(
+    logits_TV: Tensor, labels_T: Tensor, first_column: int, vocab_size: int, *, has_sum: bool = False
+) -> Tensor:
+    """Pass 1: return log-sum-exp, target logit and, where `has_sum`, the sum of the logits, of the local columns.
 
-    Columns at or past `vocab_size` (padding) are set to -inf in place. A token whose label is not among the local
-    columns has target 0, so that summing over ranks gives the target.
-    Shapes: logits [T, V]; labels [T]; results [T].
+    A token whose label is not among the local columns has target 0, so that summing over ranks gives the target.
+    Shapes: logits [T, V]; labels [T]; result [2 or 3, T], fp32 (fp64 for fp64 logits).
     """
-    num_real = min(max(vocab_size - first_column, 0), logits_TV.shape[1])
-    logits_TV[:, num_real:] = float("-inf")
-    accumulate = accumulate_dtype(logits_TV.dtype)
-    if num_real == 0:  # this rank holds padding only
-        lse_T = torch.full(labels_T.shape, float("-inf"), dtype=accumulate, device=logits_TV.device)
-        return lse_T, torch.zeros_like(lse_T)
-    lse_T = torch.cat([torch.logsumexp(block.to(accumulate), dim=-1) for block in logits_TV.split(_rows(logits_TV))])
-    column_T = labels_T - first_column
-    is_local_T = (column_T >= 0) & (column_T < num_real)
-    target_T = logits_TV.gather(1, column_T.clamp(0, num_real - 1)[:, None])[:, 0].to(accumulate)
-    return lse_T, target_T * is_local_T
+    return _statistics_op(logits_TV, labels_T, first_column, vocab_size, has_sum)
 
 
-def logits_gradient_(logits_TV: Tensor, labels_T: Tensor, lse_T: Tensor, grad_T: Tensor, first_column: int) -> Tensor:
-    """Pass 2: overwrite logits with d loss / d logits = (softmax - onehot) * grad, given the GLOBAL log-sum-exp.
+def token_losses(statistics_KT: Tensor, labels_T: Tensor, vocab_size: int, terms: LossTerms) -> Tensor:
+    """Return the loss of each token, 0 where the label is ignored, given the GLOBAL statistics. Shapes: result [T]."""
+    lse_T, target_T = statistics_KT[0], statistics_KT[1]
+    if terms.label_smoothing > 0.0:
+        # lerp's ends are exact; what is left of a label goes to the mean over the real vocabulary
+        target_T = torch.lerp(target_T, statistics_KT[2] / vocab_size, terms.label_smoothing)
+    loss_T = lse_T - target_T
+    if terms.z_loss > 0.0:
+        loss_T.addcmul_(lse_T, lse_T, value=terms.z_loss)
+    return loss_T.masked_fill_(labels_T == IGNORED_LABEL, 0.0)
 
-    Shapes: logits [T, V]; the others [T]; grad is 0 where the label is ignored.
+
+def logits_gradient_(
+    logits_TV: Tensor,
+    labels_T: Tensor,
+    lse_T: Tensor,
+    grad_T: Tensor,
+    first_column: int,
+    vocab_size: int,
+    terms: LossTerms = CROSS_ENTROPY_ALONE,
+) -> Tensor:
+    """Pass 2: overwrite logits with the gradient of sum(loss * grad), given the GLOBAL log-sum-exp.
+
+    Rows of ignored labels and columns of padding become 0. Shapes: logits [T, V]; the others [T].
     """
-    column_T1 = (labels_T - first_column)[:, None]
-    is_local_T1 = (column_T1 >= 0) & (column_T1 < logits_TV.shape[1])
-    accumulate = accumulate_dtype(logits_TV.dtype)
-    onehot_T1 = is_local_T1.to(accumulate).neg_()
-    column_T1 = column_T1.clamp(0, logits_TV.shape[1] - 1)
-    rows = _rows(logits_TV)
-    for first in range(0, logits_TV.shape[0], rows):
-        part = slice(first, first + rows)
-        block = logits_TV[part]
-        # in place where the dtype allows, else one block of fp32 at a time: bf16 differences would cost 3 % of exp
-        grad = block if block.dtype == accumulate else block.to(accumulate)
-        grad.sub_(lse_T[part, None]).exp_().scatter_add_(1, column_T1[part], onehot_T1[part]).mul_(grad_T[part, None])
-        if grad is not block:
-            block.copy_(grad)
+    _gradient_op(logits_TV, labels_T, lse_T, grad_T, first_column, vocab_size, terms.z_loss, terms.label_smoothing)
+    # the operator tells autograd of no change; who goes backward twice must be refused
+    torch.autograd.graph.increment_version(logits_TV)
     return logits_TV
 
 
-def _rows(logits_TV: Tensor) -> int:
-    """Return how many tokens to treat at once, so that temporaries stay at some MB."""
-    return max(1, LOSS_BLOCK_ELEMENTS // max(1, logits_TV.shape[1]))
+def _check_statistics(logits: Tensor, labels: Tensor, *_: int) -> None:
+    require_floating("logits", logits)
+    if logits.dim() != 2:
+        raise RuntimeError(f"logits must have two dims, got {list(logits.shape)}")
+    if logits.shape[0] > 0x7FFFFFFF:
+        raise RuntimeError(f"logits must have less than 2^31 rows, got {list(logits.shape)}")
+    require_contiguous("logits", logits)
+    _require_of_row("labels", labels, torch.int64, logits)
+
+
+def _check_gradient(logits: Tensor, labels: Tensor, lse: Tensor, grad: Tensor, *_: float) -> None:
+    _check_statistics(logits, labels)
+    _require_of_row("lse", lse, accumulate_dtype(logits.dtype), logits)
+    _require_of_row("grad", grad, accumulate_dtype(logits.dtype), logits)
+
+
+def _require_of_row(name: str, tensor: Tensor, dtype: torch.dtype, logits: Tensor) -> None:
+    require_same_device(name, tensor, "logits", logits)
+    require_dtype(name, tensor, dtype)
+    require_shape(name, tensor, logits.shape[:1])
+    require_contiguous(name, tensor)
+
+
+def _reference_statistics(logits: Tensor, labels: Tensor, first_column: int, vocab_size: int, has_sum: bool) -> Tensor:
+    accumulate = accumulate_dtype(logits.dtype)
+    out = torch.zeros((3 if has_sum else 2, *labels.shape), dtype=accumulate, device=logits.device)
+    real = _real_columns(logits, first_column, vocab_size)
+    if real.shape[1] == 0:
+        out[0].fill_(float("-inf"))
+        return out
+    for part in _parts(logits):
+        block = real[part].to(accumulate)
+        out[0, part] = torch.logsumexp(block, dim=-1)
+        if has_sum:
+            out[2, part] = block.sum(dim=-1)
+    column, is_local = _local_targets(real, labels, first_column)
+    out[1] = real.gather(1, column[:, None])[:, 0].to(accumulate).masked_fill_(~is_local, 0.0)
+    return out
+
+
+def _reference_gradient_(
+    logits: Tensor,
+    labels: Tensor,
+    lse: Tensor,
+    grad: Tensor,
+    first_column: int,
+    vocab_size: int,
+    z_loss: float,
+    label_smoothing: float,
+) -> None:
+    real = _real_columns(logits, first_column, vocab_size)
+    logits[:, real.shape[1] :] = 0.0
+    if real.shape[1] == 0:
+        return
+    accumulate = accumulate_dtype(logits.dtype)
+    column, is_local = _local_targets(real, labels, first_column)
+    of_target = is_local.to(accumulate).mul_(label_smoothing - 1.0)[:, None]
+    is_ignored = (labels == IGNORED_LABEL)[:, None]
+    for part in _parts(logits):
+        block = real[part]
+        # in place where the dtype allows, else one block of fp32 at a time: bf16 differences would cost 3 % of exp
+        wide = block if block.dtype == accumulate else block.to(accumulate)
+        wide.sub_(lse[part, None]).exp_()
+        if z_loss > 0.0:
+            wide.mul_(1.0 + 2.0 * z_loss * lse[part, None])
+        if label_smoothing > 0.0:
+            wide.sub_(label_smoothing / vocab_size)
+        wide.scatter_add_(1, column[part, None], of_target[part]).mul_(grad[part, None])
+        wide.masked_fill_(is_ignored[part], 0.0)  # not a number times 0 would be none
+        if wide is not block:
+            block.copy_(wide)
+
+
+def _real_columns(logits: Tensor, first_column: int, vocab_size: int) -> Tensor:
+    """Return the view of `logits` without the columns of padding."""
+    return logits[:, : max(vocab_size - first_column, 0)]
+
+
+def _local_targets(real: Tensor, labels: Tensor, first_column: int) -> tuple[Tensor, Tensor]:
+    """Return each row's target column, or any where it is not here, and whether it is."""
+    column = labels - first_column
+    is_local = (column >= 0) & (column < real.shape[1])
+    return column.clamp_(0, real.shape[1] - 1), is_local
+
+
+def _parts(logits: Tensor) -> list[slice]:
+    """Return the rows to treat at once, so that temporaries stay at some MB."""
+    rows = max(1, LOSS_BLOCK_ELEMENTS // max(1, logits.shape[1]))
+    return [slice(first, first + rows) for first in range(0, logits.shape[0], rows)]
+
+
+_statistics_op = declare(
+    "cross_entropy_statistics(Tensor logits, Tensor labels, int first_column, int vocab_size, bool has_sum) -> Tensor",
+    check=_check_statistics,
+    reference=_reference_statistics,
+    fake=lambda logits, labels, first_column, vocab_size, has_sum: logits.new_empty(
+        (3 if has_sum else 2, logits.shape[0]), dtype=accumulate_dtype(logits.dtype)
+    ),
+)
+_gradient_op = declare(
+    "cross_entropy_gradient_(Tensor(a!) logits, Tensor labels, Tensor lse, Tensor grad, int first_column, "
+    "int vocab_size, float z_loss, float label_smoothing) -> ()",
+    check=_check_gradient,
+    reference=_reference_gradient_,
+    fake=lambda *_: None,
+)

@@ -1,19 +1,18 @@
 """What a parallel plan puts in place of a module or a named point.
 
-Shapes: S sequence, B micro-batch, H hidden, V local vocabulary, T tokens (S * B).
+Shapes: S sequence, B micro-batch, H hidden, V local vocabulary, T tokens (S * B), K statistics of the loss.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor, nn
 
 from megatrain.comm.group import Group
 from megatrain.comm.sequence import all_gather_rows, gather_from_sequence, reduce_scatter_to_sequence
 from megatrain.contracts.operations import Operation
-from megatrain.ops.cross_entropy import summed_cross_entropy
+from megatrain.ops.cross_entropy import CROSS_ENTROPY_ALONE, LossTerms, summed_cross_entropy
 from megatrain.ops.embedding import embedding
 from megatrain.parallel.rematerialize import Rematerializer
 
@@ -53,33 +52,43 @@ class VocabularyRows(nn.Module):
 
     def forward(self, tokens_SB: Tensor) -> Tensor:
         row_SB = tokens_SB - self.first
-        is_local_SB = (row_SB >= 0) & (row_SB < self.weight.shape[0])
-        x_SBH = embedding(row_SB * is_local_SB, self.weight)
-        return x_SBH * is_local_SB.unsqueeze(-1)
+        is_elsewhere_SB = (row_SB < 0) | (row_SB >= self.weight.shape[0])
+        return embedding(row_SB.masked_fill_(is_elsewhere_SB, -1), self.weight)
 
 
 class VocabularyCrossEntropy(nn.Module):
     """The summed loss where each rank holds some columns of the logits, which are never gathered.
 
-    Communication: over tp, one maximum and one sum of two numbers a token.
+    terms: what training adds; evaluation has cross entropy alone.
+    Communication: over tp, one maximum of a number a token, and one sum of two, or three with label smoothing.
     """
 
-    def __init__(self, group: Group, first_column: int, vocab_size: int) -> None:
+    def __init__(
+        self, group: Group, first_column: int, vocab_size: int, terms: LossTerms = CROSS_ENTROPY_ALONE
+    ) -> None:
         super().__init__()
         self.group = group
         self.first_column = first_column
         self.vocab_size = vocab_size
+        self.terms = terms
 
     def forward(self, logits_TV: Tensor, labels_T: Tensor) -> Tensor:
         return summed_cross_entropy(
-            logits_TV, labels_T, self.vocab_size, first_column=self.first_column, combine=self._combine
+            logits_TV,
+            labels_T,
+            self.vocab_size,
+            first_column=self.first_column,
+            combine=self._combine,
+            terms=self.terms if self.training else CROSS_ENTROPY_ALONE,
         )
 
-    def _combine(self, lse_T: Tensor, target_T: Tensor) -> tuple[Tensor, Tensor]:
+    def _combine(self, statistics_KT: Tensor) -> Tensor:
+        lse_T = statistics_KT[0]  # a view: in its place go the exponentials, which sum up as targets and logits do
         largest_T = self.group.all_reduce(lse_T.clone(), Operation.TP_ALL_REDUCE, maximum=True).wait()
-        sums_2T = torch.stack([(lse_T - largest_T).exp_(), target_T])
-        sums_2T = self.group.all_reduce(sums_2T, Operation.TP_ALL_REDUCE).wait()
-        return sums_2T[0].log_().add_(largest_T), sums_2T[1]
+        lse_T.sub_(largest_T).exp_()
+        self.group.all_reduce(statistics_KT, Operation.TP_ALL_REDUCE).wait()
+        lse_T.log_().add_(largest_T)
+        return statistics_KT
 
 
 def start_scope_at(norm: nn.Module, rematerializer: Rematerializer, *, is_recomputed: bool) -> None:

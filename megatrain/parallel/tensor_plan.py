@@ -15,6 +15,7 @@ from torch import nn
 
 from megatrain.comm.group import Group
 from megatrain.contracts.errors import TopologyError
+from megatrain.ops.cross_entropy import CROSS_ENTROPY_ALONE, LossTerms
 from megatrain.parallel.rematerialize import Rematerializer
 from megatrain.parallel.sharding import LogicalParameter
 from megatrain.parallel.styles import (
@@ -51,7 +52,7 @@ TIED_COPY = "loss_head.weight"
 
 @dataclass(frozen=True, slots=True)
 class TensorPlan:
-    """What to apply: the tensor-parallel group, how much to recompute, and the true vocabulary."""
+    """What to apply: the tensor-parallel group, how much to recompute, the true vocabulary and the loss."""
 
     group: Group
     recompute: str
@@ -59,6 +60,7 @@ class TensorPlan:
     has_tied_head: bool
     is_head_elsewhere: bool
     """The tied embedding's two uses are on different stages."""
+    loss_terms: LossTerms = CROSS_ENTROPY_ALONE
 
 
 def apply_tensor_plan(chunk: nn.Module, plan: TensorPlan) -> tuple[list[LogicalParameter], Rematerializer]:
@@ -117,7 +119,8 @@ def _place_styles(chunk: nn.Module, plan: TensorPlan, rematerializer: Rematerial
             _replace(chunk, path, VocabularyRows(module.weight, group.rank * module.weight.shape[0]))
         elif path == "loss_head.cross_entropy":
             columns = chunk.get_parameter(TIED_COPY).shape[0]
-            _replace(chunk, path, VocabularyCrossEntropy(group, group.rank * columns, plan.vocab_size))
+            style = VocabularyCrossEntropy(group, group.rank * columns, plan.vocab_size, plan.loss_terms)
+            _replace(chunk, path, style)
 
 
 def _replace(chunk: nn.Module, path: str, module: nn.Module) -> None:

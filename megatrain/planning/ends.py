@@ -9,7 +9,7 @@ from megatrain.config.config import Config
 from megatrain.ops.block_elements import LOSS_BLOCK_ELEMENTS
 from megatrain.planning.blocks import norm_backward, norm_forward, norm_kept
 from megatrain.planning.footprint import Footprint, Ledger
-from megatrain.planning.tensor_bytes import TOKEN_BYTES, TensorBytes
+from megatrain.planning.tensor_bytes import TensorBytes
 
 
 def embedding_footprint(config: Config, sizes: TensorBytes) -> Footprint:
@@ -17,13 +17,11 @@ def embedding_footprint(config: Config, sizes: TensorBytes) -> Footprint:
     has_positions = config.model.positions == "learned"
     kept = sizes.token_local if config.model.dropout else 0
     if sizes.is_tp:
-        kept += sizes.token + sizes.token // TOKEN_BYTES  # each token's local row, and whether it has one
+        kept += sizes.token  # each token's local row
 
     forward = Ledger(kept)
     forward.hold(sizes.hidden)
     if sizes.is_tp:
-        forward.hold(sizes.hidden)  # with the rows of other ranks zeroed
-        forward.release(sizes.hidden)
         forward.hold(sizes.hidden_local)
         forward.release(sizes.hidden)
     if has_positions:
@@ -43,13 +41,11 @@ def embedding_footprint(config: Config, sizes: TensorBytes) -> Footprint:
     if sizes.is_tp:
         backward.hold(sizes.hidden)
         backward.release(sizes.hidden_local)
-        backward.visit(sizes.hidden)
-    if sizes.is_half_on_cpu:
-        # the table's gradient is summed in fp32, beside the rows' gradients in fp32
-        wide = sizes.sum_element // sizes.element
-        backward.hold(wide * sizes.word_weight)
-        backward.visit(wide * sizes.hidden)
     backward.hold(sizes.word_weight)
+    if sizes.is_on_cpu:
+        # rows are summed in a table of their own, and where sums have another type beside the rows in that type
+        wide = sizes.sum_element // sizes.element
+        backward.visit(wide * sizes.word_weight, wide * sizes.hidden if sizes.is_mixed else 0)
     return Footprint(kept, forward.peak, backward.peak)
 
 
@@ -65,7 +61,8 @@ def head_footprint(config: Config, sizes: TensorBytes, *, is_tied_here: bool) ->
     wide_block = 0
     if sizes.is_mixed:
         wide_block = min(LOSS_BLOCK_ELEMENTS, sizes.logits // sizes.element) * sizes.sum_element
-    sums = config.batch.micro_batch_size * config.model.seq_len * sizes.sum_element
+    num_statistics = 3 if config.train.label_smoothing else 2
+    sums = num_statistics * config.batch.micro_batch_size * config.model.seq_len * sizes.sum_element
     kept = norm_kept(config, sizes) + inner + sizes.logits + sums
 
     forward = Ledger(norm_kept(config, sizes))

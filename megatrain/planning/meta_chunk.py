@@ -14,6 +14,7 @@ from megatrain.comm.group import Group
 from megatrain.config.config import Config
 from megatrain.contracts.layout import Layout
 from megatrain.model import ModelPart, Transformer
+from megatrain.ops.cross_entropy import LossTerms
 from megatrain.parallel.rematerialize import Rematerializer
 from megatrain.parallel.sharding import LogicalParameter
 from megatrain.parallel.stages import chunk_layers
@@ -36,14 +37,16 @@ def build_meta_chunk(config: Config, layout: Layout, stage: int, chunk: int, tp:
     Raises: TopologyError when a parameter cannot be cut.
     """
     part = _model_part(config, layout, stage, chunk)
+    loss_terms = LossTerms(z_loss=config.train.z_loss, label_smoothing=config.train.label_smoothing)
     with torch.device("meta"):
-        module = Transformer(config.model, part, dropout_seed=config.train.seed, kernels=config.kernels)
+        module = Transformer(config.model, part, config.train.seed, config.kernels, loss_terms)
     plan = TensorPlan(
         group=tp,
         recompute=config.parallel.recompute,
         vocab_size=config.model.vocab_size,
         has_tied_head=config.model.has_tied_head,
         is_head_elsewhere=layout.pp_size > 1,
+        loss_terms=loss_terms,
     )
     parameters, rematerializer = apply_tensor_plan(module, plan)
     return MetaChunk(part, module, tuple(parameters), rematerializer)

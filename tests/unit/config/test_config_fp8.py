@@ -11,28 +11,38 @@ CASES = {
     "delayed": ([*FITTING, "--fp8.scaling=delayed", "--fp8.history_len=4"], None),
     "scaling without a recipe": (
         ["--fp8.scaling=delayed"],
-        'fp8.scaling="delayed" does nothing with fp8.recipe="none"; use recipe="tensorwise" or scaling="current" '
-        "(--fp8.scaling on the command line)",
+        (
+            'fp8.scaling="delayed" does nothing with fp8.recipe="none"; use recipe="tensorwise" or scaling="current" '
+            "(--fp8.scaling on the command line)"
+        ),
     ),
     "layers without a recipe": (
         ["--fp8.skip_layers=[0]"],
-        'fp8.skip_layers=[0] does nothing with fp8.recipe="none"; use recipe="tensorwise" or skip_layers=[] '
-        "(--fp8.skip_layers on the command line)",
+        (
+            'fp8.skip_layers=[0] does nothing with fp8.recipe="none"; use recipe="tensorwise" or skip_layers=[] '
+            "(--fp8.skip_layers on the command line)"
+        ),
     ),
     "history of current scaling": (
         [*FITTING, "--fp8.history_len=4"],
-        'fp8.history_len=4 does nothing with fp8.scaling="current"; use scaling="delayed" or history_len=16 '
-        "(--fp8.history_len on the command line)",
+        (
+            'fp8.history_len=4 does nothing with fp8.scaling="current"; use scaling="delayed" or history_len=16 '
+            "(--fp8.history_len on the command line)"
+        ),
     ),
     "delayed by row": (
         [*FITTING, "--fp8.recipe=rowwise", "--fp8.scaling=delayed"],
-        'fp8.scaling="delayed" is for one scale a tensor, and fp8.recipe="rowwise" has one a row; use '
-        'scaling="current" or recipe="tensorwise" (--fp8.scaling on the command line)',
+        (
+            'fp8.scaling="delayed" is for one scale a tensor, and fp8.recipe="rowwise" has one a row; use '
+            'scaling="current" or recipe="tensorwise" (--fp8.scaling on the command line)'
+        ),
     ),
     "precision": (
         [*FITTING, "--train.precision=fp32"],
-        'fp8.recipe="tensorwise" needs train.precision="bf16", not "fp32"; use that precision or recipe="none" '
-        "(--fp8.recipe on the command line)",
+        (
+            'fp8.recipe="tensorwise" needs train.precision="bf16", not "fp32"; use that precision or recipe="none" '
+            "(--fp8.recipe on the command line)"
+        ),
     ),
     "no such layer": (
         [*FITTING, "--fp8.skip_layers=[0, 8]"],
@@ -40,14 +50,18 @@ CASES = {
     ),
     "key heads": (
         ["--fp8.recipe=tensorwise", "--model.num_kv_heads=1"],
-        'fp8.recipe="tensorwise" needs multiples of 16, and the width of all key heads / tp_size is 8; change '
-        "model.num_kv_heads or model.num_heads or model.hidden_size or model.head_dim so that it is 16 "
-        "(--fp8.recipe on the command line)",
+        (
+            'fp8.recipe="tensorwise" needs multiples of 16, and the width of all key heads / tp_size is 8; change '
+            "model.num_kv_heads or model.num_heads or model.hidden_size or model.head_dim so that it is 16 "
+            "(--fp8.recipe on the command line)"
+        ),
     ),
     "tokens": (
         [*FITTING, "--model.seq_len=40"],
-        'fp8.recipe="tensorwise" needs multiples of 16, and the tokens of a micro-batch is 40; change model.seq_len or '
-        "batch.micro_batch_size so that it is 32 or 48 (--fp8.recipe on the command line)",
+        (
+            'fp8.recipe="tensorwise" needs multiples of 16, and the tokens of a micro-batch is 40; change '
+            "model.seq_len or batch.micro_batch_size so that it is 32 or 48 (--fp8.recipe on the command line)"
+        ),
     ),
 }
 

@@ -1,0 +1,94 @@
+// cross_entropy_statistics and cross_entropy_gradient_: the passes before and after ranks combine what they found.
+#include "../kernels/cross_entropy.cuh"
+
+#include "torch_side.h"
+
+namespace megatrain {
+namespace {
+
+void check_logits(const Tensor& logits) {
+  require(logits.dim() == 2, "logits must have two dims, got ", shape_text(logits));
+  require(logits.size(0) <= 0x7fffffff, "logits must have less than 2^31 rows, got ", shape_text(logits));
+  check_contiguous("logits", logits);
+}
+
+void check_of_row(const char* name, const Tensor& tensor, ScalarType dtype, const Tensor& logits) {
+  check_same_device(name, tensor, "logits", logits);
+  check_dtype(name, tensor, dtype);
+  check_shape(name, tensor, {logits.size(0)});
+  check_contiguous(name, tensor);
+}
+
+// How many of the columns are below `vocab_size`, the first of them being number `first_column`.
+int64_t real_columns(const Tensor& logits, int64_t first_column, int64_t vocab_size) {
+  const int64_t real = vocab_size - first_column;
+  return real < 0 ? 0 : real < logits.size(1) ? real : logits.size(1);
+}
+
+// Calls body(constant<WIDTH>) with whole packs where every row begins at a multiple of one.
+template <typename T, typename Body>
+void dispatch_width(const Tensor& logits, Body&& body) {
+  if (logits.size(1) % full_width<T> == 0 && is_aligned(logits.const_data_ptr())) return body(constant<full_width<T>>{});
+  return body(constant<1>{});
+}
+
+Tensor cross_entropy_statistics(const Tensor& logits, const Tensor& labels, int64_t first_column, int64_t vocab_size,
+                                bool has_sum) {
+  check_logits(logits);
+  check_of_row("labels", labels, ScalarType::Long, logits);
+  const ScalarType dtype = logits.scalar_type();
+  const Tensor out = torch::stable::new_empty(logits, {has_sum ? 3 : 2, logits.size(0)}, wide_dtype(dtype));
+  dispatch_floating("logits", dtype, [&](auto type) {
+    using T = decltype(type);
+    if (logits.size(0) == 0) return;
+    LossStatistics<T> p{};
+    p.logits = const_pointer<T>(logits);
+    p.labels = const_pointer<int64_t>(labels);
+    p.out = pointer<wide_t<T>>(out);
+    p.rows = logits.size(0);
+    p.columns = logits.size(1);
+    p.real = real_columns(logits, first_column, vocab_size);
+    p.first_column = first_column;
+    dispatch_width<T>(logits, [&](auto width) {
+      const auto kernel = has_sum ? loss_statistics<T, width.value, true> : loss_statistics<T, width.value, false>;
+      Device(logits).launch("loss_statistics", kernel, dim3(p.rows), dim3(LOSS_THREADS), p);
+    });
+  });
+  return out;
+}
+
+void cross_entropy_gradient_(const Tensor& logits, const Tensor& labels, const Tensor& lse, const Tensor& grad,
+                             int64_t first_column, int64_t vocab_size, double z_loss, double label_smoothing) {
+  check_logits(logits);
+  const ScalarType dtype = logits.scalar_type();
+  check_of_row("labels", labels, ScalarType::Long, logits);
+  check_of_row("lse", lse, wide_dtype(dtype), logits);
+  check_of_row("grad", grad, wide_dtype(dtype), logits);
+  dispatch_floating("logits", dtype, [&](auto type) {
+    using T = decltype(type);
+    if (logits.numel() == 0) return;
+    LossGradient<T> p{};
+    p.logits = pointer<T>(logits);
+    p.labels = const_pointer<int64_t>(labels);
+    p.lse = const_pointer<wide_t<T>>(lse);
+    p.grad = const_pointer<wide_t<T>>(grad);
+    p.columns = logits.size(1);
+    p.real = real_columns(logits, first_column, vocab_size);
+    p.first_column = first_column;
+    p.twice_z_loss = wide_t<T>(2 * z_loss);
+    p.of_target = wide_t<T>(1 - label_smoothing);
+    p.of_each = wide_t<T>(label_smoothing / double(vocab_size));
+    dispatch_width<T>(logits, [&](auto width) {
+      Device(logits).launch("loss_gradient", loss_gradient<T, width.value>, dim3(logits.size(0)), dim3(LOSS_THREADS), p);
+    });
+  });
+}
+
+}  // namespace
+
+MEGATRAIN_KERNELS(library) {
+  library.impl("cross_entropy_statistics", TORCH_BOX(&cross_entropy_statistics));
+  library.impl("cross_entropy_gradient_", TORCH_BOX(&cross_entropy_gradient_));
+}
+
+}  // namespace megatrain
