@@ -16,8 +16,17 @@ constexpr int LOSS_PACKS = 4;
 constexpr int LOSS_BLOCKS = 4;  // a multiprocessor: leaves each thread 64 registers
 constexpr int64_t IGNORED_LABEL = -100;
 
-// Of what is at most 0 here, where the fast form is as exact as fp32 sums ask for.
-__device__ __forceinline__ float exponential(float x) { return __expf(x); }
+// __expf, but that results below 2^-126 are 0. To keep them takes three instructions more, of the about thirteen that an
+// H200 can issue while it loads one bf16.
+__device__ __forceinline__ float exponential(float x) {
+#ifdef __CUDA_ARCH__
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x * 1.4426950408889634f));
+  return power;
+#else
+  return __expf(x);
+#endif
+}
 __device__ __forceinline__ double exponential(double x) { return exp(x); }
 __device__ __forceinline__ float logarithm(float x) { return logf(x); }
 __device__ __forceinline__ double logarithm(double x) { return log(x); }

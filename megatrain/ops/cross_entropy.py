@@ -88,7 +88,7 @@ class _SummedCrossEntropy(torch.autograd.Function):
         logits_TV, labels_T, lse_T = ctx.saved_tensors
         grad_T = grad.expand(labels_T.shape).contiguous()
         logits_gradient_(logits_TV, labels_T, lse_T, grad_T, ctx.first_column, ctx.vocab_size, ctx.terms)
-        return logits_TV, None, None, None, None, None
+        return logits_TV.detach(), None, None, None, None, None
 
 
 def local_statistics(

@@ -43,6 +43,8 @@ FACTORS: dict[str, list[Any]] = {
     "has_document_mask": [False, True],
     "zero_stage": [1, 2],
     "overlap": [True, False],
+    "z_loss": [0.0, 0.01],
+    "label_smoothing": [0.0, 0.1],
 }
 MODEL_KEYS = (
     "block",
@@ -81,6 +83,7 @@ def test_options_give_the_numbers_of_one_process(row: dict[str, Any], jobs: Trai
             "global_batch_size": num_microbatches * row["micro_batch_size"] * dp,
         },
         "data": all_data["data"] | {"has_document_mask": row["has_document_mask"]},
+        "train": {key: row[key] for key in ("z_loss", "label_smoothing")},
         "evaluation": {"num_samples": 5},
     }
     options = {"parallel": {key: row[key] for key in ("recompute", "zero_stage", "overlap")}}

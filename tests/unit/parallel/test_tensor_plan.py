@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from megatrain.config.model import ModelConfig
 from megatrain.contracts.errors import TopologyError
 from megatrain.model import ModelPart, TokenContext, Transformer
+from megatrain.ops.cross_entropy import CROSS_ENTROPY_ALONE, LossTerms
 from megatrain.parallel.sharding import LogicalParameter
 from megatrain.parallel.styles import GatherSequence, ReduceScatterSequence, VocabularyCrossEntropy, VocabularyRows
 from megatrain.parallel.tensor_plan import TensorPlan, apply_tensor_plan
@@ -41,13 +43,21 @@ def config_of(style: tuple[Any, ...]) -> ModelConfig:
     )
 
 
-def plan_of(config: ModelConfig, tp_size: int, rank: int = 0, recompute: str = "none", pp_size: int = 1) -> TensorPlan:
+def plan_of(
+    config: ModelConfig,
+    tp_size: int,
+    rank: int = 0,
+    recompute: str = "none",
+    pp_size: int = 1,
+    loss_terms: LossTerms = CROSS_ENTROPY_ALONE,
+) -> TensorPlan:
     return TensorPlan(
         group=simulated_group("tp", tp_size, rank),
         recompute=recompute,
         vocab_size=config.vocab_size,
         has_tied_head=config.has_tied_head,
         is_head_elsewhere=pp_size > 1,
+        loss_terms=loss_terms,
     )
 
 
@@ -115,6 +125,23 @@ def test_styles_take_the_places_of_the_points(block: str) -> None:
     assert isinstance(model.loss_head.cross_entropy, VocabularyCrossEntropy)
     assert model.embedding.word.first == model.loss_head.cross_entropy.first_column == 30
     assert model.embedding.word.weight is model.loss_head.weight
+
+
+def test_the_loss_of_a_spread_vocabulary_adds_its_terms_in_training_only() -> None:
+    terms = LossTerms(z_loss=0.01, label_smoothing=0.2)
+    model, _ = planned(config_of(STYLES[0]), 2, loss_terms=terms)
+    assert model.loss_head is not None
+    style = model.loss_head.cross_entropy
+    logits, labels = torch.randn(5, 30, dtype=torch.float64), torch.arange(5)
+
+    # each of two ranks has half of the vocabulary; a simulated group leaves the sums to this one
+    style.vocab_size = 30
+    smoothed = functional.cross_entropy(logits, labels, reduction="sum", label_smoothing=0.2)
+    added = 0.01 * torch.logsumexp(logits, -1).square().sum()
+    torch.testing.assert_close(style(logits.clone(), labels), smoothed + added, rtol=1e-12, atol=0)
+    style.eval()
+    plain = functional.cross_entropy(logits, labels, reduction="sum")
+    torch.testing.assert_close(style(logits.clone(), labels), plain, rtol=1e-12, atol=0)
 
 
 def test_one_tensor_parallel_rank_keeps_the_plain_model() -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from megatrain.assembly import Replica
 from megatrain.config.config import Config
@@ -100,6 +101,22 @@ def test_bits_need_the_text_of_all_that_was_evaluated(tmp_path: Path) -> None:
     config = corpus(tmp_path)
     (tmp_path / META_NAME).unlink()
     assert evaluated(config).bits_per_byte is None
+
+
+def test_what_training_adds_to_cross_entropy_is_not_evaluated(tmp_path: Path) -> None:
+    config = corpus(tmp_path, train={"z_loss": 0.01, "label_smoothing": 0.2})
+    replica = lone_replica(config)
+    expected = plain_loss_sum(config, parameters_by_name(replica)) / NUM_LABELS
+    assert evaluated(config, replica).loss == pytest.approx(expected, rel=1e-12)
+
+    model = replica.pipeline.chunks[0].module
+    tokens, seq_len = tokens_of(config)[: config.model.seq_len + 1, None], config.model.seq_len
+    context = TokenContext(torch.zeros(1, dtype=torch.int64), seq_len)
+    logits = model.loss_head.logits(model(tokens[:-1], context)).flatten(0, 1)[:, : config.model.vocab_size]
+    smoothed = functional.cross_entropy(logits, tokens[1:].flatten(), reduction="sum", label_smoothing=0.2)
+    added = 0.01 * torch.logsumexp(logits, -1).square().sum()
+    trained = model(tokens[:-1], context, tokens[1:])
+    assert trained.item() == pytest.approx((smoothed + added).item(), rel=1e-12)
 
 
 def test_training_goes_on_with_dropout(tmp_path: Path) -> None:
