@@ -188,10 +188,13 @@ def _reference_add_layer_norm(
 def _reference_layer_norm_backward(
     grad_out: Tensor, grad_sum: Tensor | None, x: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    wide, wide_weight = _widened_on_cpu(x), _widened_on_cpu(weight)
-    # of the bias, which comes after the weight, torch only wants to know the kind
-    grad_x, grad_weight, grad_bias = torch.ops.aten.native_layer_norm_backward(
-        grad_out.to(wide.dtype), wide, weight.shape, mean, rstd, wide_weight, wide_weight, [True, True, True]
+    wide, grad, wide_weight = _widened_on_cpu(x), _widened_on_cpu(grad_out), _widened_on_cpu(weight)
+    # torch's own kernel adds up rows one after the other on CPUs, which loses digits that its sums in pairs keep
+    grad_bias = grad.flatten(0, -2).sum(0)
+    grad_weight = (wide - mean).mul_(rstd).mul_(grad).flatten(0, -2).sum(0)
+    # of the bias, which comes after the weight, it only wants to know the kind
+    grad_x, _, _ = torch.ops.aten.native_layer_norm_backward(
+        grad, wide, weight.shape, mean, rstd, wide_weight, wide_weight, [True, False, False]
     )
     if grad_sum is not None:
         grad_x.add_(grad_sum)
