@@ -53,6 +53,8 @@ def _compile(source: Path, target: Path) -> None:
     torch_directory = Path(torch.__file__).parent
     _run([
         *("g++", "-x", "c++", "-O1", "-fPIC", "-Wall", "-Werror", "-Wno-unknown-pragmas", "-Wno-maybe-uninitialized"),
+        # as on a GPU, a pack at an address that is no multiple of its size ends the process
+        *("-fsanitize=alignment", "-fsanitize-undefined-trap-on-error"),
         *CXX_FLAGS, "-DMEGATRAIN_DISPATCH_KEY=CPU", f"-I{HERE}", *include_flags(torch_directory, is_system=True),
         "-c", str(source), "-o", str(target),
     ])  # fmt: skip

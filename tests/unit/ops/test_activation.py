@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from megatrain.ops.activation import bias_gelu, bias_swiglu
 from tests.helpers.kernels import UNDER_TEST, draw
-from tests.helpers.operator_contract import assert_contract, assert_refused
+from tests.helpers.operator_contract import assert_contract, assert_refused, misaligned
 from tests.helpers.relative_error import assert_no_worse_than_eager, assert_same
 
 OPS = torch.ops.megatrain
@@ -164,6 +164,20 @@ def test_activation_operators_keep_the_contract(shape: tuple[int, ...], dtype: t
     assert_contract(OPS.bias_swiglu.default, x, bias)
     assert_contract(OPS.swiglu_backward.default, grad, x)
     assert_contract(OPS.bias_swiglu_backward.default, grad, x, bias)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_one_input_at_an_odd_address(dtype: torch.dtype) -> None:
+    for num_parts, forward, backward in (
+        (1, OPS.bias_gelu, OPS.bias_gelu_backward),
+        (2, OPS.bias_swiglu, OPS.bias_swiglu_backward),
+    ):
+        x, bias, grad = drawn_inputs((5, 3, 16), num_parts, dtype)
+        expected, expected_grads = forward(x, bias), backward(grad, x, bias)
+        for odd_x, odd_bias in ((misaligned(x), bias), (x, misaligned(bias))):
+            torch.testing.assert_close(forward(odd_x, odd_bias), expected)
+            torch.testing.assert_close(backward(grad, odd_x, odd_bias), expected_grads)
+        torch.testing.assert_close(backward(misaligned(grad), x, bias), expected_grads)
 
 
 def test_activations_refuse_what_does_not_fit() -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 from megatrain.ops.dropout import dropout, residual_dropout
 from megatrain.rng import derive_key, keep_mask
 from tests.helpers.kernels import UNDER_TEST, draw, on_device
-from tests.helpers.operator_contract import assert_contract, assert_refused
+from tests.helpers.operator_contract import assert_contract, assert_refused, misaligned
 from tests.helpers.relative_error import assert_no_worse_than_eager, assert_same
 
 KEY = derive_key("dropout", 1, "embedding")
@@ -198,6 +198,16 @@ def test_dropout_operators_keep_the_contract(shape: tuple[int, ...], dtype: torc
     assert_contract(OPS.residual_dropout.default, None, y, None, token, 0.3, *KEY)
     assert_contract(OPS.bias_dropout_backward.default, grad, token, 0.3, *KEY)
     assert_contract(OPS.bias_backward.default, grad)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_one_input_at_an_odd_address(dtype: torch.dtype) -> None:
+    inputs, _ = drawn_inputs((5, 3, 16), dtype)
+    token = tokens_of((5, 3, 16))
+    expected = OPS.residual_dropout(*inputs, token, 0.3, *KEY)
+    for odd in range(3):
+        moved = [misaligned(one) if number == odd else one for number, one in enumerate(inputs)]
+        torch.testing.assert_close(OPS.residual_dropout(*moved, token, 0.3, *KEY), expected)
 
 
 def test_dropout_refuses_what_does_not_fit() -> None:

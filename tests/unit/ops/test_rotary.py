@@ -11,7 +11,7 @@ from torch import Tensor
 
 from megatrain.ops.rotary import inverse_frequencies, rotary_table, split_rotated_
 from tests.helpers.kernels import UNDER_TEST, draw
-from tests.helpers.operator_contract import assert_contract, assert_refused
+from tests.helpers.operator_contract import assert_contract, assert_refused, misaligned
 from tests.helpers.relative_error import assert_no_worse_than_eager, assert_same
 from tests.helpers.require import require
 
@@ -264,6 +264,19 @@ def test_rotary_operators_keep_the_contract(shape: tuple[int, ...], dtype: torch
     assert_contract(OPS.rotated_backward.default, *grads, cos, sin)
     assert_contract(OPS.rotated_backward.default, *moved, cos, sin)
     assert torch.equal(OPS.rotated_backward(*moved, cos, sin), OPS.rotated_backward(*grads, cos, sin))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_one_gradient_or_table_at_an_odd_address(dtype: torch.dtype) -> None:
+    product, (cos, sin) = drawn_product((5, 2, 2, 3, 32), dtype), tables(5, 32, wide(dtype))
+    inputs = [*(one.contiguous() for one in product.split((3, 1, 1), dim=3)), cos, sin]
+    expected = OPS.rotated_backward(*inputs)
+    for odd in range(5):
+        moved = [misaligned(one) if number == odd else one for number, one in enumerate(inputs)]
+        torch.testing.assert_close(OPS.rotated_backward(*moved), expected)
+    # heads that are an odd number of elements apart
+    inputs[0] = torch.cat([inputs[0], inputs[0][..., :1]], dim=-1)[..., :-1]
+    torch.testing.assert_close(OPS.rotated_backward(*inputs), expected)
 
 
 def test_rotary_operators_refuse_what_does_not_fit() -> None:

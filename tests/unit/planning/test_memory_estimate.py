@@ -28,6 +28,7 @@ CASES: dict[str, dict[str, Any]] = {
         "model.has_tied_head": False,
         "train.precision": "bf16",
     },
+    "rotary in place, swiglu with bias": {"model.positions": "rope", "model.mlp": "swiglu"},
     "parallel block, window, dropout, selective": {
         "model.block": "parallel",
         "model.window_size": 32,
