@@ -1,7 +1,7 @@
 // AdamW and LAMB over a flat share: every tensor is read and written once.
 //
 // The numbers of an element depend on nothing but its own values and the scalars, to the last bit, whatever the width
-// of the packs and the place in the share: products are never fused with the sum after them, but where fma says so.
+// of the packs and the place in the share: products are fused with the sum after them only where fused_multiply_add says so.
 #pragma once
 
 #include "pack.cuh"
@@ -13,8 +13,8 @@ namespace megatrain {
 constexpr int STEP_THREADS = 256;
 // Packs of each tensor that a thread loads before it uses the first: 128 bytes in flight with four tensors.
 constexpr int STEP_PACKS = 2;
-constexpr int APPLY_PACKS = 4;    // the same, where two tensors are read
-constexpr int LAMB_TILE = 8192;   // elements of a block, for which it leaves one part of each sum
+constexpr int APPLY_PACKS = 4;   // the same, where two tensors are read
+constexpr int LAMB_TILE = 8192;  // elements of a block, for which it leaves one part of each sum
 
 template <typename A>
 struct MomentScalars {
@@ -26,11 +26,12 @@ struct MomentScalars {
   A eps;
 };
 
-// Brings both moments up to date, with torch's own roundings on CPUs, and returns what the first one is divided by. Source: arXiv:1412.6980, Algorithm 1.
+// Brings both moments up to date and returns what the first one is divided by, rounded where torch's CPU kernels round.
+// Source: arXiv:1412.6980, Algorithm 1.
 template <typename A>
 __device__ __forceinline__ A update_moments(const MomentScalars<A>& s, A gradient, A& exp_avg, A& exp_avg_sq) {
   const A scaled = product(gradient, s.gradient_scale);
-  // from the nearer end, as torch's lerp
+  // from the nearer end: exact where beta1 is 0
   const A change = scaled - exp_avg;
   exp_avg = s.rest1 < A(0.5) ? fused_multiply_add(s.rest1, change, exp_avg)
                              : fused_multiply_add(s.rest1 - A(1), change, scaled);
@@ -174,7 +175,7 @@ __global__ void __launch_bounds__(STEP_THREADS) lamb_direction(const LambDirecti
     for (int64_t place = from + lane; place < to; place += WARP) add_squares(of_run, p.master[place], p.grad[place]);
     of_run[0] = warp_sum(of_run[0]);
     of_run[1] = warp_sum(of_run[1]);
-    if (lane == 0 && from < to) store_pair(p.parts, int64_t(blockIdx.x) + run, of_run);
+    if (lane == 0) store_pair(p.parts, int64_t(blockIdx.x) + run, of_run);
   }
 }
 

@@ -7,8 +7,8 @@
 namespace megatrain {
 
 constexpr int SQUARE_SUM_THREADS = 256;
-constexpr int SQUARE_SUM_PACKS = 4;        // in flight: 64 bytes a thread
-constexpr int SQUARE_SUM_TILE = 8192;      // elements of a block: the same sum on every GPU, however many SMs it has
+constexpr int SQUARE_SUM_PACKS = 4;    // in flight: 64 bytes a thread
+constexpr int SQUARE_SUM_TILE = 8192;  // elements of a block: the same sum on every GPU, however many SMs it has
 constexpr int ADD_PARTS_THREADS = 1024;
 
 // parts[block] = sum of the squares of one tile.

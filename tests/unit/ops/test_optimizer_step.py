@@ -144,6 +144,14 @@ def test_adamw_is_its_formula(beta1: float) -> None:
             torch.testing.assert_close(found, truth, rtol=1e-13, atol=1e-13)
 
 
+def test_without_memory_the_first_moment_is_the_gradient() -> None:
+    share = make_share(LAYOUTS["packs"], torch.float32)
+    grad = draw(share.master.numel(), dtype=torch.float32, seed=7)
+    share.adamw(grad, beta1=0.0, gradient_scale=1.0)
+
+    assert torch.equal(share.exp_avg, grad)
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_what_is_published_is_the_master_rounded(layout: str) -> None:
     lengths = LAYOUTS[layout]
