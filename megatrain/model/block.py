@@ -20,6 +20,7 @@ from megatrain.model.mlp import Mlp
 from megatrain.model.norm import build_norm
 from megatrain.model.positions import RotaryPositions
 from megatrain.ops.attention import AttentionPattern
+from megatrain.ops.residual import ResidualStream
 
 
 class Branch(nn.Module):
@@ -38,9 +39,15 @@ class Branch(nn.Module):
         self.dropout = ResidualDropout(config.dropout, dropout_seed, site)
 
     def forward(
-        self, x_SBH: Tensor, context: TokenContext, pattern: AttentionPattern, positions: RotaryPositions | None
-    ) -> Tensor:
-        inner_SBH = self.branch_in(self.norm(x_SBH))
+        self,
+        stream: ResidualStream,
+        context: TokenContext,
+        pattern: AttentionPattern,
+        positions: RotaryPositions | None,
+    ) -> ResidualStream:
+        normed_SBH, x_SBH = self.norm(stream)
+        inner_SBH = self.branch_in(normed_SBH)
+        del normed_SBH
         added: list[Tensor] = []
         if self.attention is not None:
             added.append(self.attention(inner_SBH, pattern, positions))
@@ -49,7 +56,9 @@ class Branch(nn.Module):
         y_SBH = self.branch_out(added[0] if len(added) == 1 else added[0] + added[1])
         biases = [bias for bias in (self.attention_bias, self.mlp_bias) if bias is not None]
         bias_H = sum(biases[1:], biases[0]) if biases else None
-        return self.dropout.add(x_SBH, y_SBH, bias_H, context)
+        if bias_H is None and not self.dropout.is_active:
+            return ResidualStream(x_SBH, y_SBH)
+        return ResidualStream(self.dropout.add(x_SBH, y_SBH, bias_H, context))
 
 
 class Block(nn.Module):
@@ -66,8 +75,12 @@ class Block(nn.Module):
             self.mlp_branch = Branch(config, attention=False, mlp=True, dropout_seed=dropout_seed, site=f"{layer}.mlp")
 
     def forward(
-        self, x_SBH: Tensor, context: TokenContext, pattern: AttentionPattern, positions: RotaryPositions | None
-    ) -> Tensor:
+        self,
+        stream: ResidualStream,
+        context: TokenContext,
+        pattern: AttentionPattern,
+        positions: RotaryPositions | None,
+    ) -> ResidualStream:
         for branch in self.children():
-            x_SBH = branch(x_SBH, context, pattern, positions)
-        return x_SBH
+            stream = branch(stream, context, pattern, positions)
+        return stream

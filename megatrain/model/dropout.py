@@ -24,12 +24,10 @@ class ResidualDropout(nn.Module):
 
     def add(self, x_SBH: Tensor, y_SBH: Tensor, bias_H: Tensor | None, context: TokenContext) -> Tensor:
         """Return x + dropout(y + bias)."""
-        if self.is_active:
-            tokens_SB = context.token_numbers(y_SBH.shape[0])
-            return residual_dropout(x_SBH, y_SBH, bias_H, self.probability, self.key, tokens_SB)
-        if bias_H is None:
-            return x_SBH + y_SBH
-        return residual_dropout(x_SBH, y_SBH, bias_H, 0.0, self.key, None)
+        if not self.is_active:
+            return residual_dropout(x_SBH, y_SBH, bias_H, 0.0, self.key, None)
+        tokens_SB = context.token_numbers(y_SBH.shape[0])
+        return residual_dropout(x_SBH, y_SBH, bias_H, self.probability, self.key, tokens_SB)
 
     @property
     def is_active(self) -> bool:

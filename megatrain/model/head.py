@@ -12,6 +12,7 @@ from megatrain.config.model import ModelConfig
 from megatrain.model.norm import build_norm
 from megatrain.ops.cross_entropy import CROSS_ENTROPY_ALONE, LossTerms, summed_cross_entropy
 from megatrain.ops.linear import linear
+from megatrain.ops.residual import ResidualStream
 
 
 class CrossEntropy(nn.Module):
@@ -50,9 +51,13 @@ class LossHead(nn.Module):
         self.cross_entropy = CrossEntropy(config.vocab_size, loss_terms)
 
     def logits(self, hidden_SBH: Tensor) -> Tensor:
-        """Return the scores over this part's vocabulary. Shapes: result [S, B, V]."""
-        return linear(self.head_in(self.norm(hidden_SBH)), self.weight)
+        """Return the scores over this part's vocabulary. Shapes: hidden [S, B, H]; result [S, B, V]."""
+        return self._logits(ResidualStream(hidden_SBH))
 
-    def forward(self, hidden_SBH: Tensor, labels_SB: Tensor) -> Tensor:
-        """Return the summed loss. Shapes: hidden [S, B, H]; labels [S, B], -100 where ignored; result scalar."""
-        return self.cross_entropy(self.logits(hidden_SBH).flatten(0, 1), labels_SB.flatten())
+    def _logits(self, stream: ResidualStream) -> Tensor:
+        normed_SBH, _ = self.norm(stream)
+        return linear(self.head_in(normed_SBH), self.weight)
+
+    def forward(self, stream: ResidualStream, labels_SB: Tensor) -> Tensor:
+        """Return the summed loss. Shapes: stream [S, B, H]; labels [S, B], -100 where ignored; result scalar."""
+        return self.cross_entropy(self._logits(stream).flatten(0, 1), labels_SB.flatten())

@@ -1,4 +1,4 @@
-"""The two norms as modules. Shapes: H hidden."""
+"""The two norms as modules: they add up the residual stream and give its norm. Shapes: H hidden."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from megatrain.config.model import ModelConfig
 from megatrain.ops.normalization import layer_norm, rms_norm
+from megatrain.ops.residual import ResidualStream
 
 
 class LayerNorm(nn.Module):
@@ -18,8 +19,9 @@ class LayerNorm(nn.Module):
         self.bias = nn.Parameter(torch.empty(hidden_size))
         self.eps = eps
 
-    def forward(self, x_SBH: Tensor) -> Tensor:
-        return layer_norm(x_SBH, self.weight, self.bias, self.eps)
+    def forward(self, stream: ResidualStream) -> tuple[Tensor, Tensor]:
+        """Return (norm of the sum, the sum)."""
+        return layer_norm(stream.x_SBH, self.weight, self.bias, self.eps, stream.added_SBH)
 
 
 class RmsNorm(nn.Module):
@@ -30,8 +32,9 @@ class RmsNorm(nn.Module):
         self.weight = nn.Parameter(torch.empty(hidden_size))
         self.eps = eps
 
-    def forward(self, x_SBH: Tensor) -> Tensor:
-        return rms_norm(x_SBH, self.weight, self.eps)
+    def forward(self, stream: ResidualStream) -> tuple[Tensor, Tensor]:
+        """Return (norm of the sum, the sum)."""
+        return rms_norm(stream.x_SBH, self.weight, self.eps, stream.added_SBH)
 
 
 def build_norm(config: ModelConfig) -> nn.Module:

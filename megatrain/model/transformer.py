@@ -19,6 +19,7 @@ from megatrain.model.head import LossHead
 from megatrain.model.positions import RotaryPositions
 from megatrain.ops.attention import AttentionPattern
 from megatrain.ops.cross_entropy import CROSS_ENTROPY_ALONE, LossTerms
+from megatrain.ops.residual import ResidualStream
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +65,20 @@ class Transformer(nn.Module):
 
         Shapes: x is tokens [S, B] where the part has the embedding, else hidden states [S, B, H]; result [S, B, H].
         """
-        x_SBH = x if self.embedding is None else self.embedding(x, context)
+        return self._stream(x, context).total()
+
+    def _stream(self, x: Tensor, context: TokenContext) -> ResidualStream:
+        stream = ResidualStream(x if self.embedding is None else self.embedding(x, context))
         pattern = AttentionPattern(
             context.seq_len, self.config.window_size, context.documents, self.kernels.attention, self.kernels.strict
         )
         for block in self.blocks.values():
-            x_SBH = block(x_SBH, context, pattern, self.positions)
-        return x_SBH
+            stream = block(stream, context, pattern, self.positions)
+        return stream
 
     def forward(self, x: Tensor, context: TokenContext, labels_SB: Tensor | None = None) -> Tensor:
         """Return the summed loss where this part has the head and labels are given, else the hidden states."""
-        x_SBH = self.hidden(x, context)
+        stream = self._stream(x, context)
         if self.loss_head is None or labels_SB is None:
-            return x_SBH
-        return self.loss_head(x_SBH, labels_SB)
+            return stream.total()
+        return self.loss_head(stream, labels_SB)

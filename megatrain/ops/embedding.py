@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from megatrain.ops.gradient_sink import gradient_sink_of
 from megatrain.ops.library import (
     declare,
     require_contiguous,
@@ -26,7 +27,10 @@ from megatrain.ops.precision import accumulate_dtype
 
 
 def embedding(tokens_SB: Tensor, weight_VH: Tensor) -> Tensor:
-    """Return weight[token] for each token, zeros for -1. Saves the tokens for backward."""
+    """Return weight[token] for each token, zeros for -1. Saves the tokens for backward.
+
+    A weight with a gradient sink gets no gradient from autograd: backward adds it to the sink.
+    """
     return _Embedding.apply(tokens_SB, weight_VH)
 
 
@@ -43,12 +47,19 @@ class _Embedding(torch.autograd.Function):
     def forward(ctx: Any, tokens_SB: Tensor, weight_VH: Tensor) -> Tensor:
         tokens_SB = tokens_SB.contiguous()
         ctx.save_for_backward(tokens_SB)
+        ctx.sink = gradient_sink_of(weight_VH)
         ctx.shape, ctx.dtype = weight_VH.shape, weight_VH.dtype
         return _embedding_op(tokens_SB, weight_VH.contiguous())
 
     @staticmethod
-    def backward(ctx: Any, grad_SBH: Tensor) -> tuple[None, Tensor]:
+    def backward(ctx: Any, grad_SBH: Tensor) -> tuple[None, Tensor | None]:
         (tokens_SB,) = ctx.saved_tensors
+        if ctx.sink is not None:
+            total, is_fresh = ctx.sink.take()
+            if is_fresh:
+                total.zero_()
+            embedding_gradient_(total, tokens_SB, grad_SBH)
+            return None, None
         grad_weight_VH = torch.zeros(ctx.shape, dtype=ctx.dtype, device=grad_SBH.device)
         embedding_gradient_(grad_weight_VH, tokens_SB, grad_SBH)
         return None, grad_weight_VH

@@ -25,88 +25,83 @@ from megatrain.ops.library import (
 from megatrain.ops.precision import accumulate_dtype
 
 
-def rms_norm(x_SBH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
-    """Return x / sqrt(mean(x^2) + eps) * weight over H. Saves x and one number a token for backward."""
-    return _RmsNorm.apply(x_SBH, weight_H, eps)
+def rms_norm(x_SBH: Tensor, weight_H: Tensor, eps: float, added_SBH: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Return total / sqrt(mean(total^2) + eps) * weight over H, and total = x + added (x itself without `added`).
+
+    Saves total and one number a token for backward, which adds the gradients of both results in the same pass.
+    """
+    return _RmsNorm.apply(x_SBH, added_SBH, weight_H, eps)
 
 
-def add_rms_norm(x_SBH: Tensor, residual_SBH: Tensor, weight_H: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Return (rms_norm(x + residual), x + residual). Saves the sum and one number a token for backward."""
-    return _AddRmsNorm.apply(x_SBH, residual_SBH, weight_H, eps)
-
-
-def layer_norm(x_SBH: Tensor, weight_H: Tensor, bias_H: Tensor, eps: float) -> Tensor:
-    """Return (x - mean) / sqrt(var + eps) * weight + bias over H. Saves x and two numbers a token for backward."""
-    return _LayerNorm.apply(x_SBH, weight_H, bias_H, eps)
-
-
-def add_layer_norm(
-    x_SBH: Tensor, residual_SBH: Tensor, weight_H: Tensor, bias_H: Tensor, eps: float
+def layer_norm(
+    x_SBH: Tensor, weight_H: Tensor, bias_H: Tensor, eps: float, added_SBH: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return (layer_norm(x + residual), x + residual). Saves the sum and two numbers a token for backward."""
-    return _AddLayerNorm.apply(x_SBH, residual_SBH, weight_H, bias_H, eps)
+    """Return (total - mean) / sqrt(var + eps) * weight + bias over H, and total = x + added (x itself without `added`).
+
+    Saves total and two numbers a token for backward, which adds the gradients of both results in the same pass.
+    """
+    return _LayerNorm.apply(x_SBH, added_SBH, weight_H, bias_H, eps)
 
 
 class _RmsNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x_SBH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
-        x_SBH = x_SBH.contiguous()
-        out_SBH, rstd_SB1 = _rms_norm_op(x_SBH, weight_H, eps)
-        ctx.save_for_backward(x_SBH, weight_H, rstd_SB1)
-        return out_SBH
+    def forward(
+        ctx: Any, x_SBH: Tensor, added_SBH: Tensor | None, weight_H: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
+        total_SBH = x_SBH.contiguous()
+        if added_SBH is None:
+            out_SBH, rstd_SB1 = _rms_norm_op(total_SBH, weight_H, eps)
+        else:
+            out_SBH, total_SBH, rstd_SB1 = _add_rms_norm_op(total_SBH, added_SBH.contiguous(), weight_H, eps)
+        ctx.save_for_backward(total_SBH, weight_H, rstd_SB1)
+        ctx.has_added = added_SBH is not None
+        return out_SBH, total_SBH
 
     @staticmethod
-    def backward(ctx: Any, grad_SBH: Tensor) -> tuple[Tensor, Tensor, None]:
-        x_SBH, weight_H, rstd_SB1 = ctx.saved_tensors
-        return (*_rms_norm_backward_op(grad_SBH.contiguous(), None, x_SBH, weight_H, rstd_SB1), None)
-
-
-class _AddRmsNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x_SBH: Tensor, residual_SBH: Tensor, weight_H: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        out_SBH, sum_SBH, rstd_SB1 = _add_rms_norm_op(x_SBH.contiguous(), residual_SBH.contiguous(), weight_H, eps)
-        ctx.save_for_backward(sum_SBH, weight_H, rstd_SB1)
-        return out_SBH, sum_SBH
-
-    @staticmethod
-    def backward(ctx: Any, grad_SBH: Tensor, grad_sum_SBH: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        sum_SBH, weight_H, rstd_SB1 = ctx.saved_tensors
+    def backward(
+        ctx: Any, grad_SBH: Tensor | None, grad_total_SBH: Tensor | None
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+        if grad_SBH is None:  # of the norm nothing was used
+            return grad_total_SBH, grad_total_SBH if ctx.has_added else None, None, None
+        total_SBH, weight_H, rstd_SB1 = ctx.saved_tensors
         grad_x_SBH, grad_weight_H = _rms_norm_backward_op(
-            grad_SBH.contiguous(), grad_sum_SBH.contiguous(), sum_SBH, weight_H, rstd_SB1
+            grad_SBH.contiguous(), _contiguous(grad_total_SBH), total_SBH, weight_H, rstd_SB1
         )
-        return grad_x_SBH, grad_x_SBH, grad_weight_H, None
+        return grad_x_SBH, grad_x_SBH if ctx.has_added else None, grad_weight_H, None
 
 
 class _LayerNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x_SBH: Tensor, weight_H: Tensor, bias_H: Tensor, eps: float) -> Tensor:
-        x_SBH = x_SBH.contiguous()
-        out_SBH, mean_SB1, rstd_SB1 = _layer_norm_op(x_SBH, weight_H, bias_H, eps)
-        ctx.save_for_backward(x_SBH, weight_H, mean_SB1, rstd_SB1)
-        return out_SBH
-
-    @staticmethod
-    def backward(ctx: Any, grad_SBH: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        return (*_layer_norm_backward_op(grad_SBH.contiguous(), None, *ctx.saved_tensors), None)
-
-
-class _AddLayerNorm(torch.autograd.Function):
-    @staticmethod
     def forward(
-        ctx: Any, x_SBH: Tensor, residual_SBH: Tensor, weight_H: Tensor, bias_H: Tensor, eps: float
+        ctx: Any, x_SBH: Tensor, added_SBH: Tensor | None, weight_H: Tensor, bias_H: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
-        out_SBH, sum_SBH, mean_SB1, rstd_SB1 = _add_layer_norm_op(
-            x_SBH.contiguous(), residual_SBH.contiguous(), weight_H, bias_H, eps
-        )
-        ctx.save_for_backward(sum_SBH, weight_H, mean_SB1, rstd_SB1)
-        return out_SBH, sum_SBH
+        ctx.set_materialize_grads(False)
+        total_SBH = x_SBH.contiguous()
+        if added_SBH is None:
+            out_SBH, mean_SB1, rstd_SB1 = _layer_norm_op(total_SBH, weight_H, bias_H, eps)
+        else:
+            out_SBH, total_SBH, mean_SB1, rstd_SB1 = _add_layer_norm_op(
+                total_SBH, added_SBH.contiguous(), weight_H, bias_H, eps
+            )
+        ctx.save_for_backward(total_SBH, weight_H, mean_SB1, rstd_SB1)
+        ctx.has_added = added_SBH is not None
+        return out_SBH, total_SBH
 
     @staticmethod
-    def backward(ctx: Any, grad_SBH: Tensor, grad_sum_SBH: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, None]:
+    def backward(
+        ctx: Any, grad_SBH: Tensor | None, grad_total_SBH: Tensor | None
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, None]:
+        if grad_SBH is None:  # of the norm nothing was used
+            return grad_total_SBH, grad_total_SBH if ctx.has_added else None, None, None, None
         grad_x_SBH, grad_weight_H, grad_bias_H = _layer_norm_backward_op(
-            grad_SBH.contiguous(), grad_sum_SBH.contiguous(), *ctx.saved_tensors
+            grad_SBH.contiguous(), _contiguous(grad_total_SBH), *ctx.saved_tensors
         )
-        return grad_x_SBH, grad_x_SBH, grad_weight_H, grad_bias_H, None
+        return grad_x_SBH, grad_x_SBH if ctx.has_added else None, grad_weight_H, grad_bias_H, None
+
+
+def _contiguous(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.contiguous()
 
 
 def _check_forward(x: Tensor, *others: Tensor | float) -> None:

@@ -14,6 +14,7 @@ from megatrain.comm.sequence import all_gather_rows, gather_from_sequence, reduc
 from megatrain.contracts.operations import Operation
 from megatrain.ops.cross_entropy import CROSS_ENTROPY_ALONE, LossTerms, summed_cross_entropy
 from megatrain.ops.embedding import embedding
+from megatrain.ops.residual import ResidualStream
 from megatrain.parallel.rematerialize import Rematerializer
 
 
@@ -95,12 +96,12 @@ def start_scope_at(norm: nn.Module, rematerializer: Rematerializer, *, is_recomp
     """Let `norm` start a scope of the rematerializer, and register its output where it is to be recomputed."""
     forward = norm.forward
 
-    def run(x_SBH: Tensor) -> Tensor:
+    def run(stream: ResidualStream) -> tuple[Tensor, Tensor]:
         rematerializer.start_scope()
-        y_SBH = forward(x_SBH)
+        y_SBH, x_SBH = forward(stream)
         if is_recomputed:
-            rematerializer.register(y_SBH, x_SBH, forward)
-        return y_SBH
+            rematerializer.register(y_SBH, x_SBH, lambda source: forward(ResidualStream(source))[0])
+        return y_SBH, x_SBH
 
     norm.forward = run
 

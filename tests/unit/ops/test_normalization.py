@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from megatrain.ops.normalization import add_layer_norm, add_rms_norm, layer_norm, rms_norm
+from megatrain.ops.normalization import layer_norm, rms_norm
 from tests.helpers.kernels import UNDER_TEST, draw
 from tests.helpers.operator_contract import assert_contract, assert_refused
 from tests.helpers.relative_error import assert_no_worse_than_eager, assert_same, forward_and_backward
@@ -20,7 +20,7 @@ SHAPES = [(1, 1), (3, 7), (5, 3, 16), (2, 2, 2, 10), (33, 768), (5, 1, 4096), (3
 
 
 def our_rms(x: Tensor, weight: Tensor) -> Tensor:
-    return rms_norm(x, weight, EPS)
+    return rms_norm(x, weight, EPS)[0]
 
 
 def torch_rms(x: Tensor, weight: Tensor) -> Tensor:
@@ -34,7 +34,7 @@ def eager_rms(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def our_layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return layer_norm(x, weight, bias, EPS)
+    return layer_norm(x, weight, bias, EPS)[0]
 
 
 def plain_layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -44,7 +44,7 @@ def plain_layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 def our_add_rms(x: Tensor, residual: Tensor, weight: Tensor) -> Tensor:
     """Both results in one tensor, so that both get a gradient."""
-    return torch.stack(add_rms_norm(x, residual, weight, EPS))
+    return torch.stack(rms_norm(x, weight, EPS, residual))
 
 
 def plain_add_rms(x: Tensor, residual: Tensor, weight: Tensor) -> Tensor:
@@ -52,7 +52,7 @@ def plain_add_rms(x: Tensor, residual: Tensor, weight: Tensor) -> Tensor:
 
 
 def our_add_layer_norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return torch.stack(add_layer_norm(x, residual, weight, bias, EPS))
+    return torch.stack(layer_norm(x, weight, bias, EPS, residual))
 
 
 def plain_add_layer_norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -133,8 +133,8 @@ def test_rms_norm_in_bf16_is_rounded_once() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_the_norm_of_a_sum_is_the_norm_of_its_rounded_sum(dtype: torch.dtype) -> None:
     (x, residual, weight, bias), _ = drawn_inputs((9, 2, 264), dtype)
-    rms, rms_sum = add_rms_norm(x, residual, weight, EPS)
-    layer, layer_sum = add_layer_norm(x, residual, weight, bias, EPS)
+    rms, rms_sum = rms_norm(x, weight, EPS, residual)
+    layer, layer_sum = layer_norm(x, weight, bias, EPS, residual)
 
     # bit by bit: what is kept for backward is the sum, and recomputation must give the same again
     assert torch.equal(rms_sum, x + residual)
@@ -175,10 +175,25 @@ def test_a_sum_or_a_norm_that_nobody_uses_has_no_gradient() -> None:
         only = torch.zeros_like(grads)
         only[used] = grads[used]
         found = [one.clone().requires_grad_() for one in (x, residual, weight)]
-        add_rms_norm(*found, EPS)[used].backward(grads[used])
+        rms_norm(found[0], found[2], EPS, found[1])[used].backward(grads[used])
         expected = forward_and_backward(plain_add_rms, [x, residual, weight], only)[1:]
         for one, truth in zip(found, expected, strict=True):
-            torch.testing.assert_close(one.grad, truth, rtol=1e-11, atol=1e-12)
+            if one.grad is None:
+                assert not truth.any()
+            else:
+                torch.testing.assert_close(one.grad, truth, rtol=1e-11, atol=1e-12)
+
+
+def test_without_anything_to_add_both_uses_of_x_meet_in_one_rounding() -> None:
+    (x, _, weight, bias), grads = drawn_inputs((33, 2, 64), torch.bfloat16)
+    for norm, parameters in ((rms_norm, (weight,)), (layer_norm, (weight, bias))):
+        alone, together = x.clone().requires_grad_(), x.clone().requires_grad_()
+        torch.autograd.backward(norm(alone, *parameters, EPS), list(grads))
+        zeros = torch.zeros_like(x)
+        torch.autograd.backward(norm(together, *parameters, EPS, zeros), list(grads))
+        # the same bits as where something was added: recomputation may leave the addition to another place
+        assert torch.equal(alone.grad, together.grad)
+        assert torch.equal(norm(x, *parameters, EPS)[1], x)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])

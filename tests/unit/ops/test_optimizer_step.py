@@ -288,11 +288,11 @@ def plain_lamb(weights: list[Tensor], grads: list[list[Tensor]], decayed: list[b
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-11), (torch.float32, 1e-4)])
 @pytest.mark.parametrize("layout", ["123", "packs"])
-def test_twenty_steps_of_lamb_are_the_papers(layout: str, dtype: torch.dtype, tolerance: float) -> None:
+def test_six_steps_of_lamb_are_the_papers(layout: str, dtype: torch.dtype, tolerance: float) -> None:
     share = start_share(LAYOUTS[layout], dtype)
     numbers = [number for number, run in enumerate(share.runs) if run.start < run.stop]
     runs, decayed = [share.runs[number] for number in numbers], share.is_decayed.tolist()
-    grads = [draw(share.master.numel(), dtype=dtype, seed=100 + step) for step in range(20)]
+    grads = [draw(share.master.numel(), dtype=dtype, seed=100 + step) for step in range(6)]
     expected = plain_lamb(
         [share.master[run] for run in runs],
         [[grad[run] for run in runs] for grad in grads],
