@@ -34,7 +34,9 @@ from megatrain.data.order import SampleOrder
 from megatrain.data.reader import BatchReader
 from megatrain.evaluation import open_validation
 from megatrain.garbage import PlannedGarbageCollection
+from megatrain.kernel_readiness import kernel_note
 from megatrain.lifecycle import StopSignals, Watchdog
+from megatrain.ops.extension import load_extension
 from megatrain.profiling import StepProfiler
 from megatrain.reporting import Reporter
 from megatrain.telemetry.recorder import Recorder, open_recorder
@@ -48,6 +50,7 @@ def run_worker(config: Config, process: Process, signals: StopSignals, watchdog:
     Raises: MegatrainError; the black box then stays where it is, for whoever looks for the cause.
     """
     device, binding = _choose_device(config, process)
+    kernels = _kernels_of(config, device)
     # everything that is only read is opened before anything is written
     reader, validation = _open_reader(config), open_validation(config)
     run_directory = RunDirectory(Path(config.job.resolved_run_directory))
@@ -68,6 +71,8 @@ def run_worker(config: Config, process: Process, signals: StopSignals, watchdog:
             if process.rank == 0:
                 reporter = closing.enter_context(Reporter(config, mesh.layout, device, run_directory))
                 reporter.note(f"run directory {run_directory.root.absolute()}; cores of rank 0: {binding}")
+                if kernels:
+                    reporter.note(kernels)
             replica = build_replica(config, mesh, recorder, device)
             checkpoints = JobCheckpoints(
                 config,
@@ -190,6 +195,13 @@ def _open_reader(config: Config) -> BatchReader:
     dataset = open_dataset(Path(config.data.train), config.model.vocab_size)
     order = SampleOrder(dataset.num_tokens, config.model.seq_len, config.resolved_data_seed, config.data.train)
     return BatchReader(dataset, order, config.data.has_document_mask)
+
+
+def _kernels_of(config: Config, device: torch.device) -> str:
+    """Return what is to be said of a GPU's kernels; nothing on a CPU. Raises: ConfigError as kernel_note does."""
+    if device.type != "cuda":
+        return ""
+    return kernel_note(config, torch.cuda.get_device_capability(device), load_extension())
 
 
 def _choose_device(config: Config, process: Process) -> tuple[torch.device, str]:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from megatrain.ops.residual import ResidualStream
 from megatrain.parallel.recompute import recompute_fully
 from tests.helpers.lone_rank import gradients_by_name, lone_replica, make_config, random_tokens, run_gradients
 
@@ -44,9 +45,10 @@ class Inner(nn.Module):
         self.weight = nn.Parameter(torch.randn(4, 4, generator=torch.Generator().manual_seed(0)))
         self.num_calls = 0
 
-    def forward(self, x: Tensor, shift: float) -> Tensor:
+    def forward(self, stream: ResidualStream, shift: float) -> ResidualStream:
         self.num_calls += 1
-        return torch.tanh(x @ self.weight + shift).exp()
+        x = stream.total()
+        return ResidualStream(x, torch.tanh(x @ self.weight + shift).exp())
 
 
 def test_block_runs_again_in_backward_and_keeps_its_input_only() -> None:
@@ -55,7 +57,8 @@ def test_block_runs_again_in_backward_and_keeps_its_input_only() -> None:
     kept: list[tuple[int, ...]] = []
     x = torch.ones(3, 4, requires_grad=True)
     with torch.autograd.graph.saved_tensors_hooks(lambda one: kept.append(tuple(one.shape)) or one, lambda one: one):
-        out = block(x, 0.5)
+        out, rest = block(ResidualStream(x), 0.5)
+    assert rest is None, "two tensors would be kept for the next block"
     assert block.num_calls == 1
     assert all(shape == (3, 4) or shape == (0,) for shape in kept)
     assert len([shape for shape in kept if shape == (3, 4)]) <= 1
@@ -64,7 +67,7 @@ def test_block_runs_again_in_backward_and_keeps_its_input_only() -> None:
     assert block.num_calls == 2
     plain = Inner()
     y = torch.ones(3, 4, requires_grad=True)
-    plain(y, 0.5).sum().backward()
+    plain(ResidualStream(y), 0.5).total().sum().backward()
     assert torch.equal(x.grad, y.grad)
     assert torch.equal(block.weight.grad, plain.weight.grad)
 
@@ -73,6 +76,6 @@ def test_without_gradients_nothing_runs_twice() -> None:
     block = Inner()
     recompute_fully(block)
     with torch.no_grad():
-        block(torch.ones(3, 4), 0.5)
+        block(ResidualStream(torch.ones(3, 4)), 0.5)
 
     assert block.num_calls == 1

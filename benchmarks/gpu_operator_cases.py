@@ -1,0 +1,283 @@
+"""The memory-bound operations, each beside plain torch: what is timed, and the bytes that it cannot do without.
+
+Forward cases keep no graph; backward cases take the gradients of a graph made once. Bytes are counted once for each
+tensor that must be read or written, whatever an implementation really moves.
+Shapes: T tokens, H hidden, F ffn, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from megatrain.ops.activation import bias_gelu, bias_swiglu
+from megatrain.ops.cross_entropy import CROSS_ENTROPY_ALONE, local_statistics, logits_gradient_, summed_cross_entropy
+from megatrain.ops.dropout import residual_dropout
+from megatrain.ops.embedding import embedding
+from megatrain.ops.normalization import layer_norm, rms_norm
+from megatrain.ops.optimizer_step import adamw_
+from megatrain.ops.quantization import E4M3, fp8_quantize, fp8_scale
+from megatrain.ops.rotary import inverse_frequencies, rotary_table, split_rotated_
+from megatrain.ops.square_sums import square_sum
+
+Operation = Callable[..., Tensor | tuple[Tensor, ...]]
+Work = Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Of the cases. `vocab_size` is that of cross entropy; `num_weights` that of an optimizer's share."""
+
+    tokens: int = 8192
+    hidden: int = 4096
+    ffn: int = 14336
+    heads: int = 32
+    kv_heads: int = 8
+    vocab_size: int = 128256
+    num_weights: int = 1 << 28
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One measurement. `theirs` makes the plain torch form from a wrapper: torch.compile, or one that does nothing."""
+
+    name: str
+    num_bytes: int
+    ours: Callable[[], Work]
+    theirs: Callable[[Callable[[Operation], Operation]], Work] | None
+
+
+def cases(sizes: Sizes, device: torch.device) -> Iterator[Case]:
+    """Yield the cases; each makes its tensors when it is asked for its work."""
+    yield from _norm_cases(sizes, device)
+    yield from _activation_cases(sizes, device)
+    yield from _residual_cases(sizes, device)
+    yield from _end_cases(sizes, device)
+    yield from _flat_cases(sizes, device)
+
+
+def _pair(name: str, ours: Operation, theirs: Operation, make: Callable[[], list[Tensor]], bytes_each: tuple[int, int],
+          ) -> Iterator[Case]:  # fmt: skip
+    """Yield forward and backward of one operation."""
+    yield Case(
+        f"{name} forward", bytes_each[0], lambda: _forward(ours, make()), lambda wrap: _forward(wrap(theirs), make())
+    )
+    yield Case(
+        f"{name} backward", bytes_each[1], lambda: _backward(ours, make()), lambda wrap: _backward(wrap(theirs), make())
+    )
+
+
+def _forward(operation: Operation, inputs: Sequence[Tensor]) -> Work:
+    def work() -> None:
+        with torch.no_grad():
+            operation(*inputs)
+
+    return work
+
+
+def _backward(operation: Operation, inputs: Sequence[Tensor]) -> Work:
+    leaves = [one.requires_grad_() if one.is_floating_point() else one for one in inputs]
+    kept: dict[str, object] = {}
+
+    def work() -> None:
+        # the graph is made on the stream that records: backward runs where forward ran
+        if not kept:
+            out = operation(*leaves)
+            outs = [one for one in (out if isinstance(out, tuple) else (out,)) if one.requires_grad]
+            kept["outs"], kept["grads"] = outs, [torch.randn_like(one) for one in outs]
+        torch.autograd.grad(
+            kept["outs"], [one for one in leaves if one.requires_grad], kept["grads"], retain_graph=True
+        )
+
+    return work
+
+
+def _draw(device: torch.device, *shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.randn(*shape, device=device, dtype=dtype)
+
+
+def _norm_cases(sizes: Sizes, device: torch.device) -> Iterator[Case]:
+    tokens, hidden = sizes.tokens, sizes.hidden
+    matrix = 2 * tokens * hidden
+
+    def eager_rms(x: Tensor, weight: Tensor, added: Tensor) -> tuple[Tensor, Tensor]:
+        total = x + added
+        return functional.rms_norm(total, weight.shape, weight, 1e-5), total
+
+    def eager_layer(x: Tensor, weight: Tensor, bias: Tensor, added: Tensor) -> tuple[Tensor, Tensor]:
+        total = x + added
+        return functional.layer_norm(total, weight.shape, weight, bias, 1e-5), total
+
+    yield from _pair(
+        "rms_norm with residual",
+        lambda x, weight, added: rms_norm(x, weight, 1e-5, added),
+        eager_rms,
+        lambda: [_draw(device, tokens, hidden), _draw(device, hidden), _draw(device, tokens, hidden)],
+        (4 * matrix, 4 * matrix),
+    )
+    yield from _pair(
+        "layer_norm with residual",
+        lambda x, weight, bias, added: layer_norm(x, weight, bias, 1e-5, added),
+        eager_layer,
+        lambda: [
+            _draw(device, tokens, hidden),
+            _draw(device, hidden),
+            _draw(device, hidden),
+            _draw(device, tokens, hidden),
+        ],
+        (4 * matrix, 4 * matrix),
+    )
+
+
+def _activation_cases(sizes: Sizes, device: torch.device) -> Iterator[Case]:
+    tokens, ffn = sizes.tokens, sizes.ffn
+    matrix = 2 * tokens * ffn
+
+    def eager_swiglu(x: Tensor) -> Tensor:
+        return functional.silu(x[:, 0]) * x[:, 1]
+
+    def eager_gelu(x: Tensor, bias: Tensor) -> Tensor:
+        return functional.gelu(x + bias, approximate="tanh")
+
+    yield from _pair(
+        "swiglu",
+        lambda x: bias_swiglu(x, None),
+        eager_swiglu,
+        lambda: [_draw(device, tokens, 2, ffn)],
+        (3 * matrix, 5 * matrix),
+    )
+    yield from _pair(
+        "bias and gelu",
+        bias_gelu,
+        eager_gelu,
+        lambda: [_draw(device, tokens, ffn), _draw(device, ffn)],
+        (2 * matrix, 3 * matrix),
+    )
+
+
+def _residual_cases(sizes: Sizes, device: torch.device) -> Iterator[Case]:
+    tokens, hidden, groups = sizes.tokens, sizes.hidden, sizes.kv_heads
+    head_dim = hidden // sizes.heads
+    rows = sizes.heads // groups + 2
+    cos, sin = rotary_table(tokens, inverse_frequencies(head_dim, 500000.0), device, torch.float32)
+    token_SB = torch.arange(tokens, device=device)[:, None]
+    matrix = 2 * tokens * hidden
+
+    def ours(product: Tensor) -> tuple[Tensor, ...]:
+        return split_rotated_(product.view_as(product), cos, sin)
+
+    def eager_rotary(product: Tensor) -> tuple[Tensor, ...]:
+        q, k, v = product.split((rows - 2, 1, 1), dim=-2)
+        table, other = cos[..., None, :], sin[..., None, :]
+
+        def turned(x: Tensor) -> Tensor:
+            first, second = x.float().chunk(2, -1)
+            return torch.cat([first * table - second * other, second * table + first * other], -1).to(x.dtype)
+
+        return turned(q), turned(k), v.contiguous()
+
+    product_bytes = 2 * tokens * groups * rows * head_dim
+    yield Case(
+        "rotary forward, with the split of q, k and v",
+        2 * product_bytes,
+        lambda: _forward(ours, [_draw(device, tokens, 1, groups, rows, head_dim)]),
+        lambda wrap: _forward(wrap(eager_rotary), [_draw(device, tokens, 1, groups, rows, head_dim)]),
+    )
+    yield from _pair(
+        "residual + dropout(y + bias)",
+        lambda x, y, bias: residual_dropout(x, y, bias, 0.1, (1, 2), token_SB),
+        lambda x, y, bias: x + functional.dropout(y + bias, 0.1),
+        lambda: [_draw(device, tokens, 1, hidden), _draw(device, tokens, 1, hidden), _draw(device, hidden)],
+        (3 * matrix, 2 * matrix),
+    )
+
+
+def _end_cases(sizes: Sizes, device: torch.device) -> Iterator[Case]:
+    tokens, vocab, hidden = sizes.tokens, sizes.vocab_size, sizes.hidden
+    logits_bytes = 2 * tokens * vocab
+    labels = torch.randint(0, vocab, (tokens,), device=device)
+    ids = torch.randint(0, vocab, (tokens, 1), device=device)
+
+    def eager_loss(logits: Tensor) -> Tensor:
+        return functional.cross_entropy(logits.float(), labels, reduction="sum")
+
+    def our_gradient() -> Work:
+        # by hand, because backward uses the logits up and a graph could not be replayed
+        logits, grad = _draw(device, tokens, vocab), torch.ones(tokens, device=device)
+        lse = local_statistics(logits, labels, 0, vocab)[0]
+        return lambda: logits_gradient_(logits, labels, lse, grad, 0, vocab, CROSS_ENTROPY_ALONE)
+
+    yield Case(
+        "cross entropy forward",
+        logits_bytes,
+        lambda: _forward(lambda logits: summed_cross_entropy(logits, labels, vocab), [_draw(device, tokens, vocab)]),
+        lambda wrap: _forward(wrap(eager_loss), [_draw(device, tokens, vocab)]),
+    )
+    yield Case(
+        "cross entropy backward, in place",
+        2 * logits_bytes,
+        our_gradient,
+        lambda wrap: _backward(wrap(eager_loss), [_draw(device, tokens, vocab)]),
+    )
+    yield from _pair(
+        "embedding",
+        lambda weight: embedding(ids, weight),
+        lambda weight: functional.embedding(ids, weight),
+        lambda: [_draw(device, vocab, hidden)],
+        (4 * tokens * hidden, 2 * tokens * hidden + 2 * vocab * hidden),
+    )
+
+
+def _flat_cases(sizes: Sizes, device: torch.device) -> Iterator[Case]:
+    count = sizes.num_weights
+    rows = count // sizes.hidden
+
+    def our_adamw() -> Work:
+        grad, master, exp_avg = (_draw(device, count, dtype=torch.float32) for _ in range(3))
+        exp_avg_sq, published = exp_avg.square(), _draw(device, count)
+        borders = torch.tensor([0, count // 2, count], device=device)
+        is_decayed = torch.tensor([True, False], device=device)
+        return lambda: adamw_(
+            *(grad, master, exp_avg, exp_avg_sq, published, borders, is_decayed),
+            lr=1e-3, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, num_updates=3, gradient_scale=0.5,
+        )  # fmt: skip
+
+    def their_adamw(wrap: Callable[[Operation], Operation]) -> Work:
+        weight = torch.nn.Parameter(_draw(device, count, dtype=torch.float32))
+        weight.grad = torch.randn_like(weight)
+        published = _draw(device, count)
+        optimizer = torch.optim.AdamW(
+            [weight], lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True, capturable=True
+        )
+
+        def step() -> None:
+            optimizer.step()
+            published.copy_(weight.detach())
+
+        return step
+
+    yield Case("AdamW, 30 bytes a weight", 30 * count, our_adamw, their_adamw)
+    flat = _draw(device, count, dtype=torch.float32)
+    yield Case(
+        "squared norm",
+        4 * count,
+        lambda: lambda: square_sum(flat),
+        lambda wrap: _forward(wrap(lambda x: torch.linalg.vector_norm(x).square()), [flat]),
+    )
+    matrix = _draw(device, rows, sizes.hidden)
+    scale = fp8_scale(matrix, E4M3)
+    yield Case(
+        "FP8 quantization with the transposed copy",
+        4 * count,
+        lambda: lambda: fp8_quantize(matrix, scale, E4M3, True),
+        lambda wrap: _forward(wrap(_eager_quantize), [matrix, scale]),
+    )
+
+
+def _eager_quantize(x: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    q = (x.float() * scale[0]).clamp(-448.0, 448.0).to(E4M3)
+    return q, q.t().contiguous()
