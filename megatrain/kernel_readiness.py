@@ -1,4 +1,4 @@
-"""Whether the GPU that a worker was given runs what its configuration asks for. Pure; asked before anything is built."""
+"""Whether the GPU that a worker was given runs what its configuration asks for. Asked before anything is built."""
 
 from __future__ import annotations
 
