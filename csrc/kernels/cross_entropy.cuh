@@ -18,7 +18,7 @@ constexpr int64_t IGNORED_LABEL = -100;
 
 // __expf, but that results below 2^-126 are 0. To keep them takes three instructions more, of the about thirteen that an
 // H200 can issue while it loads one bf16.
-__device__ __forceinline__ float exponential(float x) {
+__device__ __forceinline__ float fast_exponential(float x) {
 #ifdef __CUDA_ARCH__
   float power;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x * 1.4426950408889634f));
@@ -27,7 +27,7 @@ __device__ __forceinline__ float exponential(float x) {
   return __expf(x);
 #endif
 }
-__device__ __forceinline__ double exponential(double x) { return exp(x); }
+__device__ __forceinline__ double fast_exponential(double x) { return exp(x); }
 __device__ __forceinline__ float logarithm(float x) { return logf(x); }
 __device__ __forceinline__ double logarithm(double x) { return log(x); }
 __device__ __forceinline__ float larger(float a, float b) { return fmaxf(a, b); }
@@ -95,12 +95,12 @@ __global__ void __launch_bounds__(LOSS_THREADS, LOSS_BLOCKS) loss_statistics(con
       for (int k = 0; k < WIDTH; ++k) next = larger(next, widen(x[i].lane[k]));
     }
     const A base = base_of(next);
-    sums[0] *= exponential(largest - base);
+    sums[0] *= fast_exponential(largest - base);
     largest = next;
 #pragma unroll
     for (int i = 0; i < LOSS_PACKS; ++i) {
 #pragma unroll
-      for (int k = 0; k < WIDTH; ++k) sums[0] += exponential(widen(x[i].lane[k]) - base);
+      for (int k = 0; k < WIDTH; ++k) sums[0] += fast_exponential(widen(x[i].lane[k]) - base);
       if constexpr (HAS_SUM) {
         if (first + i * LOSS_THREADS < num_packs) {
 #pragma unroll
@@ -114,13 +114,13 @@ __global__ void __launch_bounds__(LOSS_THREADS, LOSS_BLOCKS) loss_statistics(con
     const A x = widen(logits[column]);
     const A next = larger(largest, x);
     const A base = base_of(next);
-    sums[0] = sums[0] * exponential(largest - base) + exponential(x - base);
+    sums[0] = sums[0] * fast_exponential(largest - base) + fast_exponential(x - base);
     if constexpr (HAS_SUM) sums[1] += x;
     largest = next;
   }
 
   const A of_row = max_over_block(largest);
-  sums[0] *= exponential(largest - base_of(of_row));
+  sums[0] *= fast_exponential(largest - base_of(of_row));
   sum_over_row(sums);
   if (threadIdx.x != 0) return;
   p.out[blockIdx.x] = of_row + logarithm(sums[0]);
@@ -170,7 +170,7 @@ __global__ void __launch_bounds__(LOSS_THREADS, LOSS_BLOCKS) loss_gradient(const
       if (pack >= num_packs) continue;
       A value[WIDTH];
 #pragma unroll
-      for (int k = 0; k < WIDTH; ++k) value[k] = exponential(widen(x[i].lane[k]) - lse) * of_softmax - of_each;
+      for (int k = 0; k < WIDTH; ++k) value[k] = fast_exponential(widen(x[i].lane[k]) - lse) * of_softmax - of_each;
       if (pack == target_pack) {
 #pragma unroll
         for (int k = 0; k < WIDTH; ++k) value[k] -= k == target_lane ? of_target : A(0);
@@ -184,7 +184,7 @@ __global__ void __launch_bounds__(LOSS_THREADS, LOSS_BLOCKS) loss_gradient(const
   for (int64_t column = num_packs * WIDTH + threadIdx.x; column < p.columns; column += LOSS_THREADS) {
     A value = 0;
     if (column < p.real && !is_ignored) {
-      value = exponential(widen(logits[column]) - lse) * of_softmax - of_each - (column == target ? of_target : A(0));
+      value = fast_exponential(widen(logits[column]) - lse) * of_softmax - of_each - (column == target ? of_target : A(0));
     }
     logits[column] = narrow<T>(value);
   }

@@ -30,12 +30,12 @@ __device__ __forceinline__ float scale_for(float largest) {
 }
 
 // The maximum that keeps NaN, which fmaxf does not.
-__device__ __forceinline__ float larger(float a, float b) { return a > b || a != a ? a : b; }
+__device__ __forceinline__ float larger_or_nan(float a, float b) { return a > b || a != a ? a : b; }
 
 __device__ __forceinline__ float warp_largest(float value) {
 #pragma unroll
   for (int distance = WARP / 2; distance > 0; distance /= 2) {
-    value = larger(value, __shfl_xor_sync(ALL_LANES, value, distance));
+    value = larger_or_nan(value, __shfl_xor_sync(ALL_LANES, value, distance));
   }
   return value;
 }
@@ -47,7 +47,7 @@ __device__ __forceinline__ float block_largest(float value) {
   __syncthreads();  // the last call's values may still be read
   if (threadIdx.x % WARP == 0) of_warp[threadIdx.x / WARP] = value;
   __syncthreads();
-  for (int warp = 0; warp < int(blockDim.x) / WARP; ++warp) value = larger(value, of_warp[warp]);
+  for (int warp = 0; warp < int(blockDim.x) / WARP; ++warp) value = larger_or_nan(value, of_warp[warp]);
   return value;
 }
 
@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(FP8_THREADS) largest_parts(const T* x, float* 
 #pragma unroll
     for (int u = 0; u < UNROLL; ++u) {
 #pragma unroll
-      for (int k = 0; k < WIDTH; ++k) largest = larger(largest, fabsf(float(widen(packs[u].lane[k]))));
+      for (int k = 0; k < WIDTH; ++k) largest = larger_or_nan(largest, fabsf(float(widen(packs[u].lane[k]))));
     }
   }
   largest = block_largest(largest);
@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(FP8_THREADS) largest_parts(const T* x, float* 
 template <__nv_fp8_interpretation_t FORMAT>
 __global__ void __launch_bounds__(FP8_THREADS) scale_of_parts(const float* parts, int64_t num_parts, float* scale) {
   float largest = 0.0f;
-  for (int64_t part = threadIdx.x; part < num_parts; part += blockDim.x) largest = larger(largest, parts[part]);
+  for (int64_t part = threadIdx.x; part < num_parts; part += blockDim.x) largest = larger_or_nan(largest, parts[part]);
   largest = block_largest(largest);
   if (threadIdx.x == 0) {
     scale[0] = scale_for<FORMAT>(largest);
@@ -147,7 +147,7 @@ __global__ void __launch_bounds__(FP8_THREADS) quantize(const Quantize<T> p) {
       unsigned quantized[WIDTH / 2];
 #pragma unroll
       for (int k = 0; k < WIDTH; k += 2) {
-        largest = larger(largest, larger(fabsf(values[r][k]), fabsf(values[r][k + 1])));
+        largest = larger_or_nan(largest, larger_or_nan(fabsf(values[r][k]), fabsf(values[r][k + 1])));
         quantized[k / 2] = quantize_pair<FORMAT>(values[r][k] * scale[k], values[r][k + 1] * scale[k + 1]);
         words[k] |= (quantized[k / 2] & 0xffu) << 8 * r;
         words[k + 1] |= (quantized[k / 2] >> 8) << 8 * r;
@@ -203,7 +203,7 @@ __global__ void __launch_bounds__(FP8_THREADS) quantize_rows(const T* x, unsigne
   for (int64_t i = int64_t(threadIdx.x) * WIDTH; i < columns; i += FP8_THREADS * WIDTH) {
     const P pack = P::load(row + i);
 #pragma unroll
-    for (int k = 0; k < WIDTH; ++k) largest = larger(largest, fabsf(float(widen(pack.lane[k]))));
+    for (int k = 0; k < WIDTH; ++k) largest = larger_or_nan(largest, fabsf(float(widen(pack.lane[k]))));
   }
   const float scale = scale_for<FORMAT>(block_largest(largest));
   if (threadIdx.x == 0) inverse[blockIdx.x] = 1.0f / scale;
@@ -236,7 +236,7 @@ __global__ void __launch_bounds__(FP8_THREADS) largest_of_columns(const T* x, fl
   const int64_t last = first + COLUMN_ROWS < rows ? first + COLUMN_ROWS : rows;
   float largest = 0.0f;
 #pragma unroll 8
-  for (int64_t row = first; row < last; ++row) largest = larger(largest, fabsf(float(widen(x[row * columns + column]))));
+  for (int64_t row = first; row < last; ++row) largest = larger_or_nan(largest, fabsf(float(widen(x[row * columns + column]))));
   parts[blockIdx.y * columns + column] = largest;
 }
 
@@ -247,7 +247,7 @@ __global__ void __launch_bounds__(FP8_THREADS)
   const int64_t column = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
   if (column >= columns) return;
   float largest = 0.0f;
-  for (int64_t part = 0; part < num_parts; ++part) largest = larger(largest, parts[part * columns + column]);
+  for (int64_t part = 0; part < num_parts; ++part) largest = larger_or_nan(largest, parts[part * columns + column]);
   scale[column] = scale_for<FORMAT>(largest);
   inverse[column] = 1.0f / scale[column];
 }

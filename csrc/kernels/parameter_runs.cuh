@@ -8,7 +8,7 @@ namespace megatrain {
 // Run number r is [borders[r], borders[r + 1]), empty where the share holds nothing of the parameter; borders[0] is 0.
 struct ParameterRuns {
   const int64_t* borders;  // [count + 1], ascending
-  const bool* is_decayed;  // [count]
+  const bool* is_decayed;  // [count], or null where nothing is decayed here
   int count;
 
   // The run that `position` lies in, `count` in the padding.
@@ -24,7 +24,9 @@ struct ParameterRuns {
     }
     return low;
   }
-  __device__ __forceinline__ bool decays(int run) const { return run < count && is_decayed[run]; }
+  __device__ __forceinline__ bool decays(int run) const {
+    return is_decayed != nullptr && run < count && is_decayed[run];
+  }
 };
 
 // The runs of [begin, end), which is one run nearly always: elements are asked one by one only where it is not.
