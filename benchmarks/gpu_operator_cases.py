@@ -273,7 +273,7 @@ def _flat_cases(sizes: Sizes, device: torch.device) -> Iterator[Case]:
     yield Case(
         "FP8 quantization with the transposed copy",
         4 * count,
-        lambda: lambda: fp8_quantize(matrix, scale, E4M3, True),
+        lambda: lambda: fp8_quantize(matrix, scale, E4M3, True, True),
         lambda wrap: _forward(wrap(_eager_quantize), [matrix, scale]),
     )
 

@@ -72,20 +72,21 @@ void launch_quantize(const Device& device, const Quantize<T>& p) {
   device.launch("quantize", kernel, grid, dim3(FP8_THREADS), p);
 }
 
-std::tuple<Tensor, Tensor, Tensor> fp8_quantize(const Tensor& x, const Tensor& scale, ScalarType dtype, bool has_transposed) {
+std::tuple<Tensor, Tensor, Tensor> fp8_quantize(const Tensor& x, const Tensor& scale, ScalarType dtype, bool has_plain,
+                                                bool has_transposed) {
   check_matrix(x);
   check_same_device("scale", scale, "x", x);
   check_dtype("scale", scale, ScalarType::Float);
   require(scale.numel() >= 1, "scale must have a number");
   const int64_t rows = x.size(0), columns = x.size(1);
-  const Tensor q = torch::stable::new_empty(x, {rows, columns}, dtype);
+  const Tensor q = torch::stable::new_empty(x, {has_plain ? rows : 0, has_plain ? columns : 0}, dtype);
   const Tensor q_t = torch::stable::new_empty(x, {has_transposed ? columns : 0, has_transposed ? rows : 0}, dtype);
   const Tensor largest = new_floats(x, {int64_t(divide_up(rows, TILE)) * divide_up(columns, TILE)});
   if (x.numel() == 0) return {q, q_t, largest};
   const Device device(x);
   dispatch_quantized(x.scalar_type(), [&](auto type) {
     using T = decltype(type);
-    const Quantize<T> p{const_pointer<T>(x), const_pointer<float>(scale), pointer<unsigned char>(q),
+    const Quantize<T> p{const_pointer<T>(x), const_pointer<float>(scale), has_plain ? pointer<unsigned char>(q) : nullptr,
                         has_transposed ? pointer<unsigned char>(q_t) : nullptr, pointer<float>(largest), rows, columns, false};
     dispatch_format(dtype, [&](auto format) { launch_quantize<T, format.value>(device, p); });
   });

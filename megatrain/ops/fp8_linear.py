@@ -58,14 +58,14 @@ class TensorwiseFp8Linear:
     grad: Scaler
 
     def __call__(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-        """Return x weight' + bias. Saves x and the weight in 8 bits for backward. Shapes and sinks as linear()."""
+        """Return x weight' + bias. Saves x in 8 bits and the weight as it is for backward. As linear() in all else."""
         return _Tensorwise.apply(x_TI, weight_OI, bias_O, self, torch.is_grad_enabled())
 
 
 def rowwise_fp8_linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
     """Return x weight' + bias, with a scale for each row of both operands of each product, found in the tensor itself.
 
-    Saves x and the weight in 8 bits for backward. Shapes and sinks as linear().
+    Saves x in 8 bits, and the weight as it is, for backward. Shapes and sinks as linear().
     """
     return _Rowwise.apply(x_TI, weight_OI, bias_O, torch.is_grad_enabled())
 
@@ -82,26 +82,28 @@ class _Tensorwise(torch.autograd.Function):
     ) -> Tensor:
         _keep(ctx, x_TI, weight_OI, bias_O)
         x, weight = _matrix(x_TI), weight_OI.flatten(0, -2)
-        needs_x, needs_weight = (has_backward and needs for needs in ctx.needs_input_grad[:2])
-        x_q, x_t, x_inverse = _quantize(x, scalers.x, E4M3, needs_weight, has_backward)
-        weight_q, weight_t, weight_inverse = _quantize(weight, scalers.weight, E4M3, needs_x, has_backward)
+        needs_weight = has_backward and ctx.needs_input_grad[1]
+        x_q, x_t, x_scale = _quantize(x, scalers.x, E4M3, needs_weight, has_backward)
+        weight_q, _, weight_scale = _quantize(weight, scalers.weight, E4M3, False, has_backward)
         ctx.grad_scaler = scalers.grad
-        ctx.save_for_backward(x_t, weight_t, x_inverse, weight_inverse)
+        ctx.save_for_backward(x_t, x_scale, weight_OI, weight_scale)
         out = torch._scaled_mm(
-            x_q, weight_q.t(), x_inverse, weight_inverse, _flat(bias_O), out_dtype=x.dtype, use_fast_accum=True
+            x_q, weight_q.t(), x_scale[1], weight_scale[1], _flat(bias_O), out_dtype=x.dtype, use_fast_accum=True
         )
         return out.view(*x_TI.shape[:-1], -1)
 
     @staticmethod
     def backward(ctx: Any, grad_TO: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
-        x_t, weight_t, x_inverse, weight_inverse = ctx.saved_tensors
-        grad_q, grad_t, grad_inverse = _quantize(_matrix(grad_TO), ctx.grad_scaler, E5M2, ctx.needs_input_grad[1], True)
+        x_t, x_scale, weight_OI, weight_scale = ctx.saved_tensors
+        grad_q, grad_t, grad_scale = _quantize(_matrix(grad_TO), ctx.grad_scaler, E5M2, ctx.needs_input_grad[1], True)
         grad_x = grad_weight = None
         if ctx.needs_input_grad[0]:
-            grad_x = torch._scaled_mm(grad_q, weight_t.t(), grad_inverse, weight_inverse, out_dtype=ctx.dtype)
+            # anew, from the weight: kept since forward it would be there once for each micro-batch in flight
+            _, weight_t, _ = fp8_quantize(weight_OI.flatten(0, -2), weight_scale, E4M3, False, True)
+            grad_x = torch._scaled_mm(grad_q, weight_t.t(), grad_scale[1], weight_scale[1], out_dtype=ctx.dtype)
             grad_x = grad_x.view(ctx.x_shape)
         if ctx.needs_input_grad[1]:
-            grad_weight = _add_scaled_product(ctx, grad_t, x_t.t(), grad_inverse, x_inverse, _sum_dtype(ctx))
+            grad_weight = _add_scaled_product(ctx, grad_t, x_t.t(), grad_scale[1], x_scale[1], _sum_dtype(ctx))
         return grad_x, grad_weight, _bias_gradient(ctx, grad_TO), None, None
 
 
@@ -112,10 +114,9 @@ class _Rowwise(torch.autograd.Function):
         x, weight = _matrix(x_TI), weight_OI.flatten(0, -2)
         x_q, x_inverse = fp8_quantize_rows(x, E4M3)
         weight_q, weight_inverse = fp8_quantize_rows(weight, E4M3)
-        needs_x, needs_weight = (has_backward and needs for needs in ctx.needs_input_grad[:2])
+        needs_weight = has_backward and ctx.needs_input_grad[1]
         x_t, x_t_inverse = fp8_quantize_columns(x, E4M3) if needs_weight else (None, None)
-        weight_t, weight_t_inverse = fp8_quantize_columns(weight, E4M3) if needs_x else (None, None)
-        ctx.save_for_backward(x_t, x_t_inverse, weight_t, weight_t_inverse)
+        ctx.save_for_backward(x_t, x_t_inverse, weight_OI)
         out = torch._scaled_mm(
             x_q, weight_q.t(), x_inverse, weight_inverse.t(), _flat(bias_O), out_dtype=x.dtype, use_fast_accum=True
         )
@@ -123,11 +124,12 @@ class _Rowwise(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_TO: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
-        x_t, x_t_inverse, weight_t, weight_t_inverse = ctx.saved_tensors
+        x_t, x_t_inverse, weight_OI = ctx.saved_tensors
         grad = _matrix(grad_TO)
         grad_x = grad_weight = None
         if ctx.needs_input_grad[0]:
             grad_q, grad_inverse = fp8_quantize_rows(grad, E4M3)
+            weight_t, weight_t_inverse = fp8_quantize_columns(weight_OI.flatten(0, -2), E4M3)  # anew, as above
             grad_x = torch._scaled_mm(grad_q, weight_t.t(), grad_inverse, weight_t_inverse.t(), out_dtype=ctx.dtype)
             grad_x = grad_x.view(ctx.x_shape)
         if ctx.needs_input_grad[1]:
@@ -140,11 +142,12 @@ class _Rowwise(torch.autograd.Function):
 def _quantize(
     x: Tensor, scaler: Scaler, dtype: torch.dtype, has_transposed: bool, is_observed: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """Return x in `dtype`, the same transposed if that is wanted, and [scale, 1 / scale]."""
     scale = scaler.scale(x, dtype)
-    q, q_t, largest = fp8_quantize(x, scale, dtype, has_transposed)
+    q, q_t, largest = fp8_quantize(x, scale, dtype, True, has_transposed)
     if is_observed:  # not in evaluation, whose data are no guide to training's
         scaler.observe(largest)
-    return q, q_t, scale[1]
+    return q, q_t, scale
 
 
 def _matrix(x: Tensor) -> Tensor:

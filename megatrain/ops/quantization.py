@@ -34,7 +34,7 @@ def _check_matrix(x: Tensor, dtype: torch.dtype) -> None:
         raise RuntimeError(f"x must be [rows, columns], got {list(x.shape)}")
 
 
-def _check_quantize(x: Tensor, scale: Tensor, dtype: torch.dtype, has_transposed: bool) -> None:
+def _check_quantize(x: Tensor, scale: Tensor, dtype: torch.dtype, has_plain: bool, has_transposed: bool) -> None:
     _check_matrix(x, dtype)
     require_same_device("scale", scale, "x", x)
     require_dtype("scale", scale, torch.float32)
@@ -61,10 +61,11 @@ def _reference_scale(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _reference_quantize(
-    x: Tensor, scale: Tensor, dtype: torch.dtype, has_transposed: bool
+    x: Tensor, scale: Tensor, dtype: torch.dtype, has_plain: bool, has_transposed: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     q = _quantized(x.float() * scale.flatten()[0], dtype)
     q_t = q.t().clone(memory_format=torch.contiguous_format) if has_transposed else q.new_empty((0, 0))
+    q = q if has_plain else q.new_empty((0, 0))
     rows = [_largest(part, 0) for part in x.split(_TILE)]
     largest = [_largest(tile, 1).reshape(()) for row in rows for tile in row.split(_TILE, dim=1)] if x.numel() else []
     return q, q_t, torch.stack(largest) if largest else x.new_empty(_num_tiles(x), dtype=torch.float32)
@@ -92,19 +93,19 @@ fp8_scale = declare(
 """Return [scale, 1 / scale] for the largest magnitude of x. Shapes: result [2] fp32."""
 
 fp8_quantize = declare(
-    "fp8_quantize(Tensor x, Tensor scale, ScalarType dtype, bool has_transposed) "
+    "fp8_quantize(Tensor x, Tensor scale, ScalarType dtype, bool has_plain, bool has_transposed) "
     "-> (Tensor q, Tensor q_t, Tensor largest)",
     check=_check_quantize,
     reference=_reference_quantize,
-    fake=lambda x, scale, dtype, has_transposed: (
-        torch.empty_like(x, dtype=dtype),
+    fake=lambda x, scale, dtype, has_plain, has_transposed: (
+        x.new_empty(x.shape if has_plain else (0, 0), dtype=dtype),
         x.new_empty((x.shape[1], x.shape[0]) if has_transposed else (0, 0), dtype=dtype),
         x.new_empty(_num_tiles(x), dtype=torch.float32),
     ),
 )
 """Return x * scale[0] in `dtype`, the same transposed, and magnitudes whose largest is that of x, in one pass over x.
 
-Shapes: x and q [R, C]; q_t [C, R], or [0, 0] where it is not wanted; largest [tiles of 128 x 128] fp32.
+Shapes: x and q [R, C]; q_t [C, R]; either is [0, 0] where it is not wanted; largest [tiles of 128 x 128] fp32.
 """
 
 fp8_quantize_rows = declare(

@@ -26,11 +26,14 @@ def block_footprint(config: Config, sizes: TensorBytes) -> Footprint:
             has_attention,
             has_mlp,
             has_recipes=recompute != "full",
-            is_selective=recompute == "selective",
+            # FP8 keeps inputs in 8 bits instead, whatever else is asked for
+            is_selective=recompute == "selective" or config.fp8.is_used,
         ).footprint()
         for has_attention, has_mlp in mixers
     ]
     block = in_a_row(branches)
+    eight_bits = fp8_inputs(config, sizes)
+    block = Footprint(block.kept + eight_bits, block.forward + eight_bits, block.backward + eight_bits, block.left)
     if recompute != "full":
         return block
     # forward keeps nothing but the block's input; backward runs all of it, beside the gradient of its output
@@ -39,6 +42,13 @@ def block_footprint(config: Config, sizes: TensorBytes) -> Footprint:
     return Footprint(
         kept, kept + max(branch.forward for branch in branches), max(block.forward + gradient, block.backward)
     )
+
+
+def fp8_inputs(config: Config, sizes: TensorBytes) -> int:
+    """Return what the four products of a block keep of their inputs in 8 bits."""
+    if not config.fp8.is_used:
+        return 0
+    return (2 * sizes.hidden + sizes.query + sizes.activation) // sizes.element
 
 
 @dataclass(frozen=True, slots=True)

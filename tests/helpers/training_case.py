@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from megatrain.data.order import SampleOrder
 from megatrain.data.reader import BatchReader, StepBatch
 from megatrain.evaluation import open_validation
 from megatrain.garbage import PlannedGarbageCollection
+from megatrain.ops.gradient_sink import gradient_sink_of
 from megatrain.profiling import StepProfiler
 from megatrain.reporting import EvaluationReport, StepReport
 from megatrain.telemetry.recorder import Recorder, open_recorder
@@ -339,17 +341,27 @@ def _state(replica: Replica) -> State:
 
 
 def _poison(replica: Replica, poison: Poison, step: Callable[[], int]) -> None:
-    """Hook the parameter's gradient where autograd hands it over: nothing else of the step changes."""
+    """Hook the parameter's gradient where autograd hands it over: nothing else of the step changes.
+
+    Autograd hands over nothing where backward added to the gradient's sink before: then the sum is spoilt.
+    """
     num_backwards: dict[int, int] = {}
 
-    def spoil(gradient: torch.Tensor) -> torch.Tensor | None:
+    def spoil(parameter: torch.nn.Parameter, gradient: torch.Tensor | None) -> torch.Tensor | None:
         microbatch = num_backwards.get(step(), 0)
         num_backwards[step()] = microbatch + 1
-        return gradient * poison.factor if step() in poison.steps and microbatch == poison.microbatch else None
+        if step() not in poison.steps or microbatch != poison.microbatch:
+            return None
+        if gradient is not None:
+            return gradient * poison.factor
+        sink = gradient_sink_of(parameter)
+        assert sink is not None
+        sink.take()[0].mul_(poison.factor)
+        return None
 
     for chunk in replica.pipeline.chunks:
         for name, parameter in chunk.module.named_parameters():
             if name == poison.parameter:
-                parameter.register_hook(spoil)
+                parameter.register_hook(partial(spoil, parameter))
                 return
     raise AssertionError(f"rank {poison.rank} holds no {poison.parameter}")

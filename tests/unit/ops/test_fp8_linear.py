@@ -95,7 +95,10 @@ def test_what_is_kept_for_backward_is_in_eight_bits(name: str) -> None:
     with torch.autograd.graph.saved_tensors_hooks(lambda one: kept.append(one) or one, lambda one: one):
         out = PRODUCTS[name](x, weight)
     del out
-    assert sum(one.numel() * one.itemsize for one in kept) <= 64 * 48 + 32 * 48 + 4 * (48 + 48 + 2)
+    # the weight itself is there anyway: what is made of it must not be kept once for each micro-batch in flight
+    others = [one for one in kept if one.data_ptr() != weight.data_ptr()]
+    assert len(others) < len(kept)
+    assert sum(one.numel() * one.itemsize for one in others) <= 64 * 48 + 4 * (48 + 4)
 
 
 @pytest.mark.parametrize("name", PRODUCTS)

@@ -23,7 +23,7 @@ def test_every_number_of_the_format_and_every_middle_is_rounded_as_torch_does(dt
     x = on_device(torch.cat([numbers, middles, beside, -numbers * 0.999]))[None, :]
     one = on_device(torch.ones(1))
 
-    found = fp8_quantize(x, one, dtype, True)
+    found = fp8_quantize(x, one, dtype, True, True)
     expected = x.to(dtype)
     assert torch.equal(found[0].view(torch.uint8), expected.view(torch.uint8))
     assert torch.equal(found[1].view(torch.uint8), expected.t().contiguous().view(torch.uint8))
@@ -35,7 +35,7 @@ def test_every_number_of_the_format_and_every_middle_is_rounded_as_torch_does(dt
 def test_quantized_values_are_the_scaled_ones(shape: tuple[int, int], kind: torch.dtype, dtype: torch.dtype) -> None:
     x = draw(*shape, dtype=kind, scale=3.0)
     scale = fp8_scale(x, dtype)
-    q, q_t, largest = fp8_quantize(x, scale, dtype, True)
+    q, q_t, largest = fp8_quantize(x, scale, dtype, True, True)
     expected = (x.float() * scale[0]).to(dtype)
 
     assert scale[0].item() == pytest.approx(torch.finfo(dtype).max / x.abs().max().item(), rel=1e-6)
@@ -74,12 +74,14 @@ def test_zeros_stay_zeros(dtype: torch.dtype) -> None:
 def test_what_is_not_finite_stays_visible(bad: float, dtype: torch.dtype) -> None:
     x = draw(32, 48, dtype=torch.float32)
     x[5, 7] = bad
-    q, q_t, largest = fp8_quantize(x, on_device(torch.ones(1)), dtype, True)
+    q, q_t, largest = fp8_quantize(x, on_device(torch.ones(1)), dtype, True, True)
 
     assert q.float().isnan().nonzero().tolist() == [[5, 7]]
     assert q_t.float().isnan().nonzero().tolist() == [[7, 5]]
     assert not largest.max().isfinite()
-    assert not (fp8_quantize(x, fp8_scale(x, dtype), dtype, False)[0].float()[5, 7] * fp8_scale(x, dtype)[1]).isfinite()
+    assert not (
+        fp8_quantize(x, fp8_scale(x, dtype), dtype, True, False)[0].float()[5, 7] * fp8_scale(x, dtype)[1]
+    ).isfinite()
     rows, inverse = fp8_quantize_rows(x, dtype)
     assert not (rows.float() * inverse)[5, 7].isfinite()
     assert (rows.float() * inverse)[:5].isfinite().all()
@@ -93,8 +95,9 @@ def test_quantization_keeps_the_contract(shape: tuple[int, int], kind: torch.dty
     scale = fp8_scale(x, dtype)
 
     assert_contract(fp8_scale, x, dtype)
-    assert_contract(fp8_quantize, x, scale, dtype, True)
-    assert_contract(fp8_quantize, x, scale, dtype, False)
+    assert_contract(fp8_quantize, x, scale, dtype, True, True)
+    assert_contract(fp8_quantize, x, scale, dtype, True, False)
+    assert_contract(fp8_quantize, x, scale, dtype, False, True)
     assert_contract(fp8_quantize_rows, x, dtype)
     assert_contract(fp8_quantize_columns, x, dtype)
 
@@ -102,8 +105,10 @@ def test_quantization_keeps_the_contract(shape: tuple[int, int], kind: torch.dty
 def test_quantization_refuses_what_does_not_fit() -> None:
     x, scale = draw(16, 16, dtype=torch.float32), on_device(torch.ones(2))
 
-    assert_refused(fp8_quantize, (x.double(), scale, E4M3, True), "x must be bf16, fp16 or fp32, got float64")
-    assert_refused(fp8_quantize, (x, scale, torch.bfloat16, True), "dtype must be float8_e4m3fn or float8_e5m2, got")
-    assert_refused(fp8_quantize, (x, scale.double(), E4M3, True), "scale must be float32, got float64")
+    assert_refused(fp8_quantize, (x.double(), scale, E4M3, True, True), "x must be bf16, fp16 or fp32, got float64")
+    assert_refused(
+        fp8_quantize, (x, scale, torch.bfloat16, True, True), "dtype must be float8_e4m3fn or float8_e5m2, got"
+    )
+    assert_refused(fp8_quantize, (x, scale.double(), E4M3, True, True), "scale must be float32, got float64")
     assert_refused(fp8_quantize_rows, (x[0], E4M3), r"x must be \[rows, columns\], got \[16\]")
     assert_refused(fp8_quantize_columns, (x.t()[1:], E4M3), "x must be contiguous")

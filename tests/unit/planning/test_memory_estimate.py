@@ -17,17 +17,20 @@ SMALL = {
     "batch.micro_batch_size": 8,
     "batch.global_batch_size": 16,
 }
+LLAMA: dict[str, Any] = {
+    "model.positions": "rope",
+    "model.norm": "rmsnorm",
+    "model.mlp": "swiglu",
+    "model.has_bias": False,
+    "model.num_kv_heads": 2,
+    "model.has_tied_head": False,
+    "train.precision": "bf16",
+}
 CASES: dict[str, dict[str, Any]] = {
     "GPT": {},
-    "Llama, bf16, untied": {
-        "model.positions": "rope",
-        "model.norm": "rmsnorm",
-        "model.mlp": "swiglu",
-        "model.has_bias": False,
-        "model.num_kv_heads": 2,
-        "model.has_tied_head": False,
-        "train.precision": "bf16",
-    },
+    "Llama, bf16, untied": LLAMA,
+    "FP8": LLAMA | {"fp8.recipe": "tensorwise"},
+    "FP8 by row, full recompute": LLAMA | {"fp8.recipe": "rowwise", "parallel.recompute": "full"},
     "rotary in place, swiglu with bias": {"model.positions": "rope", "model.mlp": "swiglu"},
     "parallel block, window, dropout, selective": {
         "model.block": "parallel",
