@@ -24,9 +24,9 @@ RECIPES: dict[str, dict[str, Any]] = {
     "delayed": {"recipe": "tensorwise", "scaling": "delayed", "history_len": 4},
     "rowwise": {"recipe": "rowwise"},
 }
-LOSS_BOUND = 0.02
+LOSS_BOUND = 0.01
 """Relative. The products are off by some 4 to 8 % of their size in random directions, of which little is left in a mean
-over 128 tokens; measured: 2e-3 to 6e-3 over these steps."""
+over 128 tokens; measured: up to 4.7e-3 in these steps."""
 
 
 def build(**fp8: Any) -> Replica:
