@@ -135,7 +135,8 @@ T* pointer_or_null(const std::optional<Tensor>& tensor) {
 
 inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Where and how a kernel runs: the current stream of the device that `tensor` is on.
+// Where and how a kernel runs: on the device that `tensor` is on, which is the current one for as long as this lives, in the
+// stream that is current there.
 class Device {
  public:
   explicit Device(const Tensor& tensor) : index_(tensor.get_device_index()) {
@@ -144,6 +145,14 @@ class Device {
       TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(index_, &stream));
     }
     stream_ = static_cast<cudaStream_t>(stream);
+    if (index_ < 0) return;  // no GPU: carried out by the processor
+    check(cudaGetDevice(&previous_), "cudaGetDevice");
+    if (previous_ != index_) check(cudaSetDevice(index_), "cudaSetDevice");
+  }
+  Device(const Device&) = delete;
+  Device& operator=(const Device&) = delete;
+  ~Device() {
+    if (index_ >= 0 && previous_ != index_) cudaSetDevice(previous_);
   }
 
   int num_multiprocessors() const {
@@ -168,6 +177,7 @@ class Device {
   }
 
   int index_;
+  int previous_ = -1;
   cudaStream_t stream_;
 };
 
