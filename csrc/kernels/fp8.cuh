@@ -182,7 +182,8 @@ __global__ void __launch_bounds__(FP8_THREADS) quantize(const Quantize<T> p) {
       const int column = piece / (TILE / 16), word = piece % (TILE / 16) * 4;
       if (column0 + column >= p.columns || row0 + 4 * word >= p.rows) continue;
       const unsigned* from = &tile[column][word];
-      *reinterpret_cast<uint4*>(p.q_t + (column0 + column) * p.rows + row0 + 4 * word) = uint4{from[0], from[1], from[2], from[3]};
+      uint4* to = reinterpret_cast<uint4*>(p.q_t + (column0 + column) * p.rows + row0 + 4 * word);
+      *to = uint4{from[0], from[1], from[2], from[3]};
     }
   } else {
     for (int piece = threadIdx.x; piece < TILE * TILE; piece += FP8_THREADS) {

@@ -16,8 +16,9 @@ struct WalkShape {
   int64_t groups() const { return int64_t(grid.x / walk.tiles) * block.y; }
 };
 
-// rows_at_once: of a thread. has_sums: the groups of threads leave sums of their columns. Then no more blocks are launched than run at once, and each
-// goes round; else a thread takes its rows and ends, which leaves it to the hardware to balance the load.
+// rows_at_once: of a thread. has_sums: the groups of threads leave sums of their columns. Then no more blocks are launched
+// than run at once, and each goes round; else a thread takes its rows and ends, which leaves it to the hardware to balance
+// the load.
 inline WalkShape walk_shape(const Device& device, int64_t rows, int64_t columns, int width, int rows_at_once, bool has_sums) {
   const int64_t pieces = divide_up(columns, width);
   const int threads = int(pieces < WALK_THREADS ? divide_up(pieces, 32) * 32 : WALK_THREADS);
