@@ -9,8 +9,6 @@
 namespace megatrain {
 namespace {
 
-int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 void check_table(const char* name, const Tensor& table) {
   require(table.dim() == 2, name, " must have two dims, got ", shape_text(table));
   require(table.size(0) <= 0x7fffffff && table.size(1) <= 0x3fffffff, name,

@@ -8,8 +8,6 @@ namespace {
 
 constexpr int BLOCKS_A_MULTIPROCESSOR = 8;
 
-int divide_up(int64_t a, int64_t b) { return int((a + b - 1) / b); }
-
 using Format = std::integral_constant<__nv_fp8_interpretation_t, __NV_E4M3>;
 using WideRangeFormat = std::integral_constant<__nv_fp8_interpretation_t, __NV_E5M2>;
 
@@ -50,15 +48,15 @@ Tensor fp8_scale(const Tensor& x, ScalarType dtype) {
     const T* place = const_pointer<T>(x);
     const bool is_wide = is_aligned(place) && x.numel() % full_width<T> == 0;
     const int width = is_wide ? full_width<T> : 1;
-    const int wanted = divide_up(x.numel(), int64_t(FP8_THREADS) * width * 4);
-    const int most = device.num_multiprocessors() * BLOCKS_A_MULTIPROCESSOR;
-    const int blocks = wanted < 1 ? 1 : wanted < most ? wanted : most;
+    const int64_t wanted = divide_up(x.numel(), int64_t(FP8_THREADS) * width * 4);
+    const int64_t most = device.num_multiprocessors() * BLOCKS_A_MULTIPROCESSOR;
+    const int64_t blocks = wanted < 1 ? 1 : wanted < most ? wanted : most;
     const Tensor parts = new_floats(x, {blocks});
     const auto kernel = is_wide ? largest_parts<T, full_width<T>> : largest_parts<T, 1>;
     device.launch("largest_parts", kernel, dim3(blocks), dim3(FP8_THREADS), place, pointer<float>(parts), x.numel());
     dispatch_format(dtype, [&](auto format) {
       device.launch("scale_of_parts", scale_of_parts<format.value>, dim3(1), dim3(FP8_THREADS), const_pointer<float>(parts),
-                    int64_t(blocks), pointer<float>(scale));
+                    blocks, pointer<float>(scale));
     });
   });
   return scale;
@@ -81,7 +79,7 @@ std::tuple<Tensor, Tensor, Tensor> fp8_quantize(const Tensor& x, const Tensor& s
   const int64_t rows = x.size(0), columns = x.size(1);
   const Tensor q = torch::stable::new_empty(x, {has_plain ? rows : 0, has_plain ? columns : 0}, dtype);
   const Tensor q_t = torch::stable::new_empty(x, {has_transposed ? columns : 0, has_transposed ? rows : 0}, dtype);
-  const Tensor largest = new_floats(x, {int64_t(divide_up(rows, TILE)) * divide_up(columns, TILE)});
+  const Tensor largest = new_floats(x, {divide_up(rows, TILE) * divide_up(columns, TILE)});
   if (x.numel() == 0) return {q, q_t, largest};
   const Device device(x);
   dispatch_quantized(x.scalar_type(), [&](auto type) {

@@ -7,6 +7,9 @@ from typing import Literal
 
 from megatrain.config.options import option
 
+DIM_MULTIPLE = 16
+"""Of every dim of a factor of an FP8 product: what torch's products take."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fp8Config:

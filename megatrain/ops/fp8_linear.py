@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from megatrain.config.fp8 import DIM_MULTIPLE
 from megatrain.ops.gradient_sink import GradientSink, gradient_sink_of
 from megatrain.ops.quantization import (
     E4M3,
@@ -24,9 +25,6 @@ from megatrain.ops.quantization import (
     fp8_quantize_rows,
     fp8_scale,
 )
-
-DIM_MULTIPLE = 16
-"""Of T, I and O: what the products of torch take."""
 
 
 class Scaler(Protocol):

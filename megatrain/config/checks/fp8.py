@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from megatrain.config.checks.context import Context
+from megatrain.config.checks.unused import unused_problems
 from megatrain.config.config import Config
-from megatrain.config.fp8 import Fp8Config
-from megatrain.config.options import options_of
+from megatrain.config.fp8 import DIM_MULTIPLE
 from megatrain.config.problem import Problem
-from megatrain.config.wording import alternatives, multiples_around, value_text
-
-DIM_MULTIPLE = 16
-"""Every dim of a factor of an FP8 product."""
+from megatrain.config.wording import alternatives, multiples_around
 
 
 def fp8_problems(context: Context) -> Iterator[Problem]:
@@ -21,7 +18,7 @@ def fp8_problems(context: Context) -> Iterator[Problem]:
     fp8 = config.fp8
     if not fp8.is_used:
         for name in ("scaling", "history_len", "skip_layers"):
-            yield from _unused_problems(fp8, name, "recipe", '"tensorwise"')
+            yield from unused_problems("fp8", fp8, name, "recipe", "tensorwise")
         return
     if fp8.scaling == "delayed" and fp8.recipe == "rowwise":
         yield Problem(
@@ -30,7 +27,7 @@ def fp8_problems(context: Context) -> Iterator[Problem]:
             'use scaling="current" or recipe="tensorwise"',
         )
     if fp8.scaling != "delayed":
-        yield from _unused_problems(fp8, "history_len", "scaling", '"delayed"')
+        yield from unused_problems("fp8", fp8, "history_len", "scaling", "delayed")
     if config.train.precision != "bf16":
         yield Problem(
             ("fp8.recipe", "train.precision"),
@@ -73,13 +70,3 @@ def _dim_problems(config: Config) -> Iterator[Problem]:
                 f'fp8.recipe="{config.fp8.recipe}" needs multiples of {DIM_MULTIPLE}, and the {what} is {size}; '
                 f"change {' or '.join(keys)} so that it is {fitting}",
             )
-
-
-def _unused_problems(fp8: Fp8Config, name: str, ruling: str, needed: str) -> Iterator[Problem]:
-    value, default = getattr(fp8, name), options_of(Fp8Config)[name].default
-    if value != default:
-        yield Problem(
-            (f"fp8.{name}", f"fp8.{ruling}"),
-            f'fp8.{name}={value_text(value)} does nothing with fp8.{ruling}="{getattr(fp8, ruling)}"; '
-            f"use {ruling}={needed} or {name}={value_text(default)}",
-        )

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from megatrain.config.checks.context import Context
+from megatrain.config.checks.unused import unused_problems
 from megatrain.config.model import ModelConfig
-from megatrain.config.options import options_of
 from megatrain.config.problem import Problem
-from megatrain.config.wording import alternatives, divisors, multiples_around, nearest, value_text
+from megatrain.config.wording import alternatives, divisors, multiples_around, nearest
 
 LLAMA3_KEYS = ("rope_low_freq_factor", "rope_high_freq_factor", "rope_original_seq_len")
 
@@ -52,7 +52,7 @@ def _position_problems(model: ModelConfig) -> Iterator[Problem]:
             f"use {alternatives(multiples_around(2, model.resolved_head_dim))}",
         )
     if not is_rope:
-        yield from _unused_problems(model, "rope_theta", "positions", "rope")
+        yield from unused_problems("model", model, "rope_theta", "positions", "rope")
     yield from _scaling_problems(model, is_rope)
 
 
@@ -77,21 +77,10 @@ def _scaling_problems(model: ModelConfig, is_rope: bool) -> Iterator[Problem]:
         )
     if model.rope_scaling != "llama3":
         for name in LLAMA3_KEYS:
-            yield from _unused_problems(model, name, "rope_scaling", "llama3")
+            yield from unused_problems("model", model, name, "rope_scaling", "llama3")
     if model.rope_scaling == "llama3" and model.rope_low_freq_factor >= model.rope_high_freq_factor:
         yield Problem(
             ("model.rope_low_freq_factor", "model.rope_high_freq_factor", "model.rope_scaling"),
             f"model.rope_low_freq_factor={model.rope_low_freq_factor} must be less than "
             f"model.rope_high_freq_factor={model.rope_high_freq_factor}; Llama 3.1 has 1.0 and 4.0",
-        )
-
-
-def _unused_problems(model: ModelConfig, name: str, ruling: str, needed: str) -> Iterator[Problem]:
-    """Yield that `name` was changed although it means something only where the key `ruling` is `needed`."""
-    value, default = getattr(model, name), options_of(ModelConfig)[name].default
-    if value != default:
-        yield Problem(
-            (f"model.{name}", f"model.{ruling}"),
-            f'model.{name}={value_text(value)} does nothing with model.{ruling}="{getattr(model, ruling)}"; '
-            f'use {ruling}="{needed}" or {name}={value_text(default)}',
         )

@@ -1,0 +1,24 @@
+"""Keys that were changed although they mean nothing beside another key's value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from megatrain.config.options import options_of
+from megatrain.config.problem import Problem
+from megatrain.config.wording import value_text
+
+
+def unused_problems(section: str, values: Any, name: str, ruling: str, needed: str) -> Iterator[Problem]:
+    """Yield that `name` of the section was changed although it means something only where the key `ruling` is `needed`.
+
+    `values`: the section's dataclass.
+    """
+    value, default = getattr(values, name), options_of(values.__class__)[name].default
+    if value != default:
+        yield Problem(
+            (f"{section}.{name}", f"{section}.{ruling}"),
+            f'{section}.{name}={value_text(value)} does nothing with {section}.{ruling}="{getattr(values, ruling)}"; '
+            f'use {ruling}="{needed}" or {name}={value_text(default)}',
+        )
