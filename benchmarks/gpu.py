@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -37,6 +38,8 @@ from benchmarks.gpu_timing import copy_bandwidth, product_flops, seconds_of
 from benchmarks.result import RESULTS, machine, table
 from csrc.build import build
 from megatrain.config import load_config
+from megatrain.config.config import Config
+from megatrain.device_memory import let_segments_grow, set_allocator
 from megatrain.ops.cross_entropy import summed_cross_entropy
 from megatrain.telemetry.flops import peak_flops
 
@@ -44,6 +47,7 @@ ROOT = Path(__file__).resolve().parent.parent
 BUDGET_S = 540.0
 SANITIZED_TESTS = "test_normalization or test_activation or test_cross_entropy or test_quantization"
 PARITY_STEPS = 10
+OFFLOAD_LAYERS = 8
 PARITY_BOUND = 2e-2
 """Relative, of each of ten losses in bf16: tests/gpu/test_gpu_smoke.py holds the small models to the same."""
 
@@ -93,6 +97,7 @@ def main() -> int:
     if not torch.cuda.is_available():
         print("benchmarks.gpu: torch sees no GPU on this machine", file=sys.stderr)
         return 2
+    let_segments_grow(os.environ, set_allocator)
     started = time.perf_counter()
     record = Record(args.output, "python3 -m benchmarks.gpu")
     has_failed = False
@@ -123,6 +128,7 @@ def stages() -> dict[str, Callable[[dict[str, Any]], Any]]:
         "Cross entropy, memory": lambda _: _loss_memory(),
         "Whole steps": lambda _: _steps(),
         "Ten steps of 125M beside the CPU": lambda _: _parity(),
+        "Activation offload": lambda _: _offload(),
         "Sanitizers": lambda _: _sanitizers(),
     }
 
@@ -204,41 +210,65 @@ def _loss_memory() -> dict[str, Any]:
 
 def _steps() -> list[dict[str, Any]]:
     device = torch.device("cuda")
+    num_layers = layers_that_fit(torch.cuda.get_device_properties(device).total_memory, model_config(1))
+    model = model_config(num_layers)
+    rows = _timed_sides(
+        model,
+        {
+            "ours, bf16": our_config(model),
+            "plain torch, compiled": None,
+            "ours, FP8 delayed": our_config(model, fp8={"recipe": "tensorwise", "scaling": "delayed"}),
+            "ours, FP8 current": our_config(model, fp8={"recipe": "tensorwise"}),
+            "ours, FP8 by row": our_config(model, fp8={"recipe": "rowwise"}),
+        },
+    )
+    return beside(rows, "ours, bf16")
+
+
+def _offload() -> list[dict[str, Any]]:
+    """Time a model of few layers with their activations on the GPU and on the host."""
+    model = model_config(OFFLOAD_LAYERS)
+    sides: dict[str, Config | None] = {}
+    for recompute in ("selective", "full"):
+        for num_offloaded in (0, OFFLOAD_LAYERS // 2, OFFLOAD_LAYERS - 1):
+            parallel = {"recompute": recompute, "offload_layers": num_offloaded}
+            sides[f"{recompute} recompute, {num_offloaded} offloaded"] = our_config(model, parallel=parallel)
+    return beside(_timed_sides(model, sides), "selective recompute, 0 offloaded")
+
+
+def _timed_sides(model: dict[str, Any], sides: dict[str, Config | None]) -> list[dict[str, Any]]:
+    """Return the figures of each side, one after the other; a side without a configuration is the peer."""
+    device = torch.device("cuda")
     # what MFU is counted against: the data sheet's figure, or of an unknown GPU what a large product reaches
     peak = peak_flops(torch.cuda.get_device_name(device)) or product_flops()
-    model = model_config(1)
-    num_layers = layers_that_fit(torch.cuda.get_device_properties(device).total_memory, model)
     tokens = torch.randint(0, model["vocab_size"], (model["seq_len"] + 1, 1))
     rows: list[dict[str, Any]] = []
-    model = model_config(num_layers)
-    sides = {
-        "ours, bf16": our_config(model),
-        "plain torch, compiled": None,
-        "ours, FP8 delayed": our_config(model, fp8={"recipe": "tensorwise", "scaling": "delayed"}),
-        "ours, FP8 current": our_config(model, fp8={"recipe": "tensorwise"}),
-        "ours, FP8 by row": our_config(model, fp8={"recipe": "rowwise"}),
-    }
     for name, config in sides.items():
-        trainer = None
+        row, trainer = {"side": name, "layers": model["num_layers"]}, None
         try:
             if config is None:
                 step = peer_step(model, device, is_compiled=True)
             else:
                 step, trainer = our_step(config, device)
-            figures = measure(step, config or our_config(model), tokens, peak)
-            rows.append({"side": name, "layers": num_layers} | asdict(figures))
+            row |= asdict(measure(step, config or our_config(model), tokens, peak))
         except torch.cuda.OutOfMemoryError as error:
-            rows.append({"side": name, "layers": num_layers, "seconds": str(error).splitlines()[0][:80]})
+            row["seconds"] = str(error).splitlines()[0][:80]
         finally:
             if trainer is not None:
                 trainer.close()
             step = trainer = None
             release()
-    ours = next((row["seconds"] for row in rows if row["side"] == "ours, bf16"), None)
+        rows.append(row)
+    return rows
+
+
+def beside(rows: list[dict[str, Any]], base: str) -> list[dict[str, Any]]:
+    """Add to each row its time beside that of the side `base`, and fill what a side did not come to."""
+    found = next((row["seconds"] for row in rows if row["side"] == base), None)
     keys = list(dict.fromkeys(key for row in rows for key in row))
     for row in rows:
-        is_timed = isinstance(row["seconds"], float) and isinstance(ours, float)
-        row["seconds / ours bf16"] = row["seconds"] / ours if is_timed else ""
+        is_timed = isinstance(row["seconds"], float) and isinstance(found, float)
+        row[f"seconds / {base}"] = row["seconds"] / found if is_timed else ""
         row |= {key: row.get(key, "") for key in keys}
     return rows
 

@@ -25,19 +25,25 @@ from megatrain.telemetry.flops import mfu, training_flops_per_token
 BYTES_A_WEIGHT = 18
 """bf16 weight, fp32 gradient, master weight and two moments: what decides how many layers fit."""
 SHARE_FOR_WEIGHTS = 0.72
+GIB = 1 << 30
 STEPS, WARMUP = 8, 3
 Step = Callable[[Tensor], float]
 
 
 @dataclass(frozen=True, slots=True)
 class StepFigures:
-    """Medians over the timed steps. idle is the share of a step in which no kernel ran."""
+    """Medians over the timed steps. idle is the share of a step in which no kernel ran.
+
+    peak_gib: of tensors. held_gib: what torch took for them. growth_gib: by how much that grew in the timed steps.
+    """
 
     seconds: float
     tokens_per_s: float
     mfu: float
     idle: float
     peak_gib: float
+    held_gib: float
+    growth_gib: float
     losses: tuple[float, ...]
 
 
@@ -103,6 +109,7 @@ def measure(step: Step, config: Config, tokens_SB: Tensor, peak_flops: float) ->
     for _ in range(WARMUP):
         step(tokens_SB)
     torch.cuda.reset_peak_memory_stats()
+    held_before = torch.cuda.memory_reserved() / GIB
     seconds, losses = [], []
     for _ in range(STEPS):
         torch.cuda.synchronize()
@@ -113,8 +120,17 @@ def measure(step: Step, config: Config, tokens_SB: Tensor, peak_flops: float) ->
     median = statistics.median(seconds)
     tokens_per_s = tokens_SB[1:].numel() / median
     share = mfu(tokens_per_s, training_flops_per_token(config.model), peak_flops)
-    peak_gib = torch.cuda.max_memory_allocated() / (1 << 30)
-    return StepFigures(median, tokens_per_s, share, _idle_share(step, tokens_SB), peak_gib, tuple(losses))
+    peak_gib, held_gib = torch.cuda.max_memory_allocated() / GIB, torch.cuda.memory_reserved() / GIB
+    return StepFigures(
+        median,
+        tokens_per_s,
+        share,
+        _idle_share(step, tokens_SB),
+        peak_gib,
+        held_gib,
+        held_gib - held_before,
+        tuple(losses),
+    )
 
 
 def release() -> None:
@@ -132,7 +148,7 @@ def _idle_share(step: Step, tokens_SB: Tensor) -> float:
     spans = sorted(
         (event.time_range.start, event.time_range.end)
         for event in profile.events()
-        if event.device_type == torch.autograd.DeviceType.CUDA
+        if event.device_type == torch.autograd.DeviceType.CUDA and not event.name.startswith("Memcpy")
     )
     return idle_share(spans)
 

@@ -20,11 +20,15 @@ from megatrain.ops.documents import pack_documents
 from megatrain.ops.precision import DTYPES, accumulate_dtype
 from megatrain.optim import ShardedOptimizer
 from megatrain.parallel.data_parallel import ChunkDataParallel, DataParallelOptions
+from megatrain.parallel.offload import CudaCopies, ImmediateCopies, Offloader
 from megatrain.parallel.pipeline import Pipeline, PipelineChunk, PipelineInput
 from megatrain.parallel.recompute import recompute_fully
 from megatrain.parallel.sharding import Box, FlatShard
 from megatrain.planning.meta_chunk import build_meta_chunk
 from megatrain.telemetry.recorder import Recorder
+
+SMALLEST_ACTIVATION_WIDTH = 16
+"""Numbers a token of what is worth a way to host memory; a norm keeps one or two for backward."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,4 +166,10 @@ def _build_chunk(
         for block in meta.module.blocks.values():
             recompute_fully(block)
     data_parallel = ChunkDataParallel(meta.parameters, mesh.dp, mesh.tp, mesh.embedding, options, device, chunk)
+    if config.parallel.offload_layers:
+        copies = CudaCopies(device) if device.type == "cuda" else ImmediateCopies()
+        tokens = config.model.seq_len // mesh.layout.tp_size * config.batch.micro_batch_size
+        offloader = Offloader(copies, smallest_numel=SMALLEST_ACTIVATION_WIDTH * tokens)
+        offloader.attach(meta.module, list(meta.module.blocks.values()), config.parallel.offload_layers)
+        meta.rematerializer.keeper = offloader
     return PipelineChunk(meta.module, meta.rematerializer, data_parallel)

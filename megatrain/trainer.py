@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import resource
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from time import perf_counter
-
-import torch
 
 from megatrain.assembly import Replica
 from megatrain.checkpoint.continuation import Progress
@@ -25,6 +21,7 @@ from megatrain.contracts.step_values import StepValue
 from megatrain.data.indexed import IndexedDataset
 from megatrain.data.prefetch import Prefetcher
 from megatrain.data.reader import BatchReader, StepBatch
+from megatrain.device_memory import DeviceMemory
 from megatrain.evaluation import evaluate
 from megatrain.garbage import PlannedGarbageCollection
 from megatrain.optim import learning_rate
@@ -49,6 +46,7 @@ class TrainerParts:
     recorder: Recorder
     profiler: StepProfiler
     garbage: PlannedGarbageCollection
+    memory: DeviceMemory
     reporter: Reporter | None
     is_stop_requested: Callable[[], bool]
     extend_grace: Callable[[float], None]
@@ -128,6 +126,7 @@ class Trainer:
                 self._report(batch, outcome, perf_counter() - started)
                 self._check_skips(outcome)
                 self._parts.garbage.after_step(self.step)
+                self._note(self._parts.memory.after_step(self.step))
                 self.is_stopped = outcome.is_stop_agreed and self.step < config.train.steps
                 self._tell_news()
                 self._maybe_save(is_asked_for=outcome.is_checkpoint_agreed)
@@ -294,7 +293,7 @@ class Trainer:
         if self._cost.peak is not None:
             note(StepValue.PEAK_FLOPS, self._cost.peak)
         if replica.device.type == "cuda":
-            note(StepValue.DEVICE_BYTES, torch.cuda.max_memory_allocated(replica.device))
+            note(StepValue.DEVICE_BYTES, self._parts.memory.peak_bytes())
 
     def _report(self, batch: StepBatch, outcome: StepOutcome, duration_s: float) -> None:
         reporter = self._parts.reporter
@@ -316,19 +315,11 @@ class Trainer:
                 global_batch_size=batch.global_batch_size,
                 is_skipped=outcome.is_skipped,
                 num_skipped=done.num_skipped,
-                memory_bytes=_peak_memory_bytes(self._parts.replica.device),
+                memory_bytes=self._parts.memory.peak_bytes(),
                 world_size=self._parts.replica.mesh.layout.world_size,
             )
         )
 
     def _note(self, text: str) -> None:
-        if self._parts.reporter is not None:
+        if text and self._parts.reporter is not None:
             self._parts.reporter.note(text)
-
-
-def _peak_memory_bytes(device: torch.device) -> int:
-    """Return the most memory this rank has used: of the GPU where it has one, else of the process."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024

@@ -32,6 +32,7 @@ from megatrain.contracts.run_directory import RunDirectory, checkpoints_held
 from megatrain.data.dataset import check_tokenizer, open_dataset
 from megatrain.data.order import SampleOrder
 from megatrain.data.reader import BatchReader
+from megatrain.device_memory import device_memory, let_segments_grow, set_allocator
 from megatrain.evaluation import open_validation
 from megatrain.garbage import PlannedGarbageCollection
 from megatrain.kernel_readiness import kernel_note
@@ -50,7 +51,7 @@ def run_worker(config: Config, process: Process, signals: StopSignals, watchdog:
     Raises: MegatrainError; the black box then stays where it is, for whoever looks for the cause.
     """
     device, binding = _choose_device(config, process)
-    kernels = _kernels_of(config, device)
+    notes = _device_notes(config, device)
     # everything that is only read is opened before anything is written
     reader, validation = _open_reader(config), open_validation(config)
     run_directory = RunDirectory(Path(config.job.resolved_run_directory))
@@ -71,8 +72,8 @@ def run_worker(config: Config, process: Process, signals: StopSignals, watchdog:
             if process.rank == 0:
                 reporter = closing.enter_context(Reporter(config, mesh.layout, device, run_directory))
                 reporter.note(f"run directory {run_directory.root.absolute()}; cores of rank 0: {binding}")
-                if kernels:
-                    reporter.note(kernels)
+                for note in notes:
+                    reporter.note(note)
             replica = build_replica(config, mesh, recorder, device)
             checkpoints = JobCheckpoints(
                 config,
@@ -95,6 +96,7 @@ def run_worker(config: Config, process: Process, signals: StopSignals, watchdog:
                 checkpoints=checkpoints,
                 recorder=recorder,
                 profiler=closing.enter_context(StepProfiler(config.profile, process.rank, run_directory.logs)),
+                memory=device_memory(device),
                 garbage=closing.enter_context(PlannedGarbageCollection(config.train.gc_interval, recorder)),
                 reporter=reporter,
                 is_stop_requested=lambda: signals.is_requested,
@@ -197,11 +199,14 @@ def _open_reader(config: Config) -> BatchReader:
     return BatchReader(dataset, order, config.data.has_document_mask)
 
 
-def _kernels_of(config: Config, device: torch.device) -> str:
-    """Return what is to be said of a GPU's kernels; nothing on a CPU. Raises: ConfigError as kernel_note does."""
+def _device_notes(config: Config, device: torch.device) -> list[str]:
+    """Set up a GPU's memory. Return what is to be said of the device. Raises: ConfigError as kernel_note does."""
     if device.type != "cuda":
-        return ""
-    return kernel_note(config, torch.cuda.get_device_capability(device), load_extension())
+        copies = "parallel.offload_layers saves nothing without a GPU: host memory is all there is"
+        return [copies] if config.parallel.offload_layers else []
+    allocator = let_segments_grow(os.environ, set_allocator)
+    kernels = kernel_note(config, torch.cuda.get_device_capability(device), load_extension())
+    return [note for note in (kernels, allocator) if note]
 
 
 def _choose_device(config: Config, process: Process) -> tuple[torch.device, str]:

@@ -72,6 +72,17 @@ class ParallelConfig:
             "function of the MLP. full: whole blocks."
         ),
     )
+    offload_layers: int = field(
+        default=0,
+        metadata=option(
+            "Layers of each chunk, from its first, whose activations wait in host memory between forward and backward. "
+            "They travel while other layers compute: so the last layers of a chunk should stay. Saves GPU memory as "
+            "recompute does, at the price of traffic to the host; both together move blocks' inputs only. Without a "
+            "GPU it saves nothing.",
+            unit="layers",
+            minimum=0,
+        ),
+    )
     grad_reduce_dtype: Literal["fp32", "bf16"] = field(
         default="fp32",
         metadata=option("Type in which gradients travel between data-parallel ranks; they accumulate in fp32."),

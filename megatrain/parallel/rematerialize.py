@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from torch import Tensor
 
 @dataclass(slots=True)
 class _Recipe:
-    source: Tensor | _Saved
+    load_source: Callable[[], Tensor]
     recompute: Callable[[Tensor], Tensor]
     num_uses: int = 0
     output: Tensor | None = None
@@ -28,7 +29,7 @@ class _Recipe:
         """Return the output, computed at the first use and dropped at the last."""
         if self.output is None:
             with torch.no_grad():
-                self.output = self.recompute(_load(self.source))
+                self.output = self.recompute(self.load_source())
         output = self.output
         self.num_uses -= 1
         if self.num_uses == 0:
@@ -46,19 +47,40 @@ class _Saved:
     offset: int
 
 
+class Keeper(Protocol):
+    """Holds the tensors that have no recipe."""
+
+    def keep(self, x: Tensor) -> Any:
+        """Return what to hold in place of the saved tensor x."""
+
+    def load(self, kept: Any) -> Tensor:
+        """Return the saved tensor again."""
+
+
+class _InPlace:
+    """Holds a tensor where it is."""
+
+    def keep(self, x: Tensor) -> Tensor:
+        return x.detach()  # x itself may be the output of what saves it: a cycle that nothing would ever free
+
+    def load(self, kept: Tensor) -> Tensor:
+        return kept
+
+
 class Rematerializer:
-    """A context in which registered outputs are saved as recipes.
+    """A context in which registered outputs are saved as recipes, and everything else is left to its keeper.
 
     Outputs stay alive until the next scope starts, so that their addresses identify them.
     """
 
     def __init__(self) -> None:
+        self.keeper: Keeper = _InPlace()
         self._recipes: dict[int, _Recipe] = {}
         self._alive: list[Tensor] = []
         self._hooks: list[torch.autograd.graph.saved_tensors_hooks] = []
 
     def __enter__(self) -> Rematerializer:
-        hooks = torch.autograd.graph.saved_tensors_hooks(self._save, _load)
+        hooks = torch.autograd.graph.saved_tensors_hooks(self._save, self._load)
         hooks.__enter__()
         self._hooks.append(hooks)
         return self
@@ -77,18 +99,19 @@ class Rematerializer:
     def register(self, output: Tensor, source: Tensor, recompute: Callable[[Tensor], Tensor]) -> None:
         """Say that `recompute(source)` gives `output` again. `source` may be a registered output itself."""
         if torch.is_grad_enabled() and self._hooks:
-            self._recipes[output.untyped_storage().data_ptr()] = _Recipe(self._save(source.detach()), recompute)
+            kept = self._save(source.detach())
+            recipe = _Recipe(lambda: self._load(kept), recompute)
+            self._recipes[output.untyped_storage().data_ptr()] = recipe
             self._alive.append(output.detach())
 
-    def _save(self, x: Tensor) -> Tensor | _Saved:
+    def _save(self, x: Tensor) -> Any:
         recipe = self._recipes.get(x.untyped_storage().data_ptr())
         if recipe is None:
-            return x.detach()  # x itself may be the output of what saves it: a cycle that nothing would ever free
+            return self.keeper.keep(x)
         recipe.num_uses += 1
         return _Saved(recipe, x.size(), x.stride(), x.storage_offset())
 
-
-def _load(saved: Tensor | _Saved) -> Tensor:
-    if isinstance(saved, Tensor):
-        return saved
-    return saved.recipe.take().as_strided(saved.size, saved.stride, saved.offset)
+    def _load(self, saved: Any) -> Tensor:
+        if isinstance(saved, _Saved):
+            return saved.recipe.take().as_strided(saved.size, saved.stride, saved.offset)
+        return self.keeper.load(saved)

@@ -14,10 +14,11 @@ from megatrain.contracts.layout import Layout
 from megatrain.model import ModelPart
 from megatrain.parallel.bucket import group_into_buckets, padded_numel
 from megatrain.parallel.sharding import LogicalParameter
-from megatrain.planning.blocks import block_footprint
+from megatrain.planning.blocks import block_footprint, norm_kept
 from megatrain.planning.ends import embedding_footprint, head_footprint
 from megatrain.planning.footprint import Footprint, in_a_row
 from megatrain.planning.meta_chunk import build_meta_chunk
+from megatrain.planning.offload import offloaded_blocks
 from megatrain.planning.tensor_bytes import TensorBytes
 
 
@@ -40,7 +41,15 @@ class PlannedChunk:
     def footprint(self, config: Config, sizes: TensorBytes) -> Footprint:
         """Return what a micro-batch needs on this chunk."""
         block = block_footprint(config, sizes)
-        parts = [block] * len(self.part.layers)
+        num_norms = 1 if config.model.block == "parallel" else 2
+        parts = offloaded_blocks(
+            block,
+            len(self.part.layers),
+            config.parallel.offload_layers,
+            sizes,
+            staying=num_norms * (norm_kept(config, sizes) - sizes.hidden_local),
+            is_input_held=not self.part.has_embedding,
+        )
         if self.part.has_embedding:
             parts.insert(0, embedding_footprint(config, sizes))
         if self.part.has_head:

@@ -43,6 +43,7 @@ FACTORS: dict[str, list[Any]] = {
     "has_document_mask": [False, True],
     "zero_stage": [1, 2],
     "overlap": [True, False],
+    "offload_layers": [0, 1],
     "z_loss": [0.0, 0.01],
     "label_smoothing": [0.0, 0.1],
 }
@@ -86,7 +87,7 @@ def test_options_give_the_numbers_of_one_process(row: dict[str, Any], jobs: Trai
         "train": {key: row[key] for key in ("z_loss", "label_smoothing")},
         "evaluation": {"num_samples": 5},
     }
-    options = {"parallel": {key: row[key] for key in ("recompute", "zero_stage", "overlap")}}
+    options = {"parallel": {key: row[key] for key in ("recompute", "zero_stage", "overlap", "offload_layers")}}
     reference = jobs.run(make_config(common))
     run = jobs.run(make_config(LAYOUTS[row["layout"]], common, options))
 

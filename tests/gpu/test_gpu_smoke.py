@@ -49,11 +49,35 @@ def test_losses_are_those_of_the_cpu(model: dict[str, Any], precision: str, tole
     assert on_gpu[-1] < on_gpu[0] - 0.1
 
 
-@pytest.mark.parametrize("tables", [{"recompute": "full"}, {"recompute": "selective"}, {"zero_stage": 2}], ids=str)
+@pytest.mark.parametrize(
+    "tables",
+    [
+        {"recompute": "full"},
+        {"recompute": "selective"},
+        {"zero_stage": 2},
+        {"offload_layers": 2},
+        {"offload_layers": 3},
+    ],
+    ids=str,
+)
 def test_options_do_not_change_the_losses(tables: dict[str, Any]) -> None:
     plain = train("cuda", GPT, "fp32", parallel={})
 
     assert train("cuda", GPT, "fp32", parallel=tables) == pytest.approx(plain, rel=1e-5)
+
+
+@pytest.mark.parametrize("tables", [{}, {"recompute": "full"}, {"offload_layers": 2}, {"zero_stage": 2}], ids=str)
+def test_torch_asks_for_no_more_memory_once_it_has_what_a_step_needs(tables: dict[str, Any]) -> None:
+    config = make_config(model=SIZES | LLAMA, train={"steps": 9, "precision": "bf16"}, parallel=tables)
+    replica = lone_replica(config, "cuda")
+    held: list[tuple[int, int]] = []
+    for step in range(9):
+        run_gradients(replica, random_tokens(config, seed=step), first_sample=4 * step)
+        replica.optimizer.step(1e-3, 1.0)
+        statistics = torch.cuda.memory_stats()
+        held.append((statistics["reserved_bytes.all.current"], statistics["num_alloc_retries"]))
+
+    assert len(set(held[2:])) == 1, held
 
 
 def test_random_numbers_are_those_of_the_cpu() -> None:

@@ -23,6 +23,7 @@ from megatrain.contracts.black_box_values import Identity
 from megatrain.data.dataset import open_dataset
 from megatrain.data.order import SampleOrder
 from megatrain.data.reader import BatchReader
+from megatrain.device_memory import HostMemory
 from megatrain.evaluation import open_validation
 from megatrain.garbage import PlannedGarbageCollection
 from megatrain.reporting import EvaluationReport, StepReport
@@ -168,6 +169,7 @@ def lone_trainer(config: Config, patch: pytest.MonkeyPatch) -> LoneTrainer:
             validation=open_validation(config),
             recorder=recorder,
             garbage=garbage,
+            memory=HostMemory(),
             is_stop_requested=lambda: False,
             extend_grace=lambda seconds: notes.append(("grace", seconds)),
             **stand_ins,

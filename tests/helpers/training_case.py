@@ -34,6 +34,7 @@ from megatrain.contracts.sample_ranges import SampleRanges
 from megatrain.data.dataset import open_dataset
 from megatrain.data.order import SampleOrder
 from megatrain.data.reader import BatchReader, StepBatch
+from megatrain.device_memory import HostMemory
 from megatrain.evaluation import open_validation
 from megatrain.garbage import PlannedGarbageCollection
 from megatrain.ops.gradient_sink import gradient_sink_of
@@ -247,6 +248,7 @@ def train_on_rank(context: RankContext, config: Config, orders: Orders) -> RankR
             recorder=recorder,
             profiler=StepProfiler(config.profile, context.rank, run.logs),
             garbage=garbage,
+            memory=HostMemory(),
             reporter=reporter,
             is_stop_requested=lambda: _obey(context, orders, trainer.step),
             extend_grace=lambda _: None,

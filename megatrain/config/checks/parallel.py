@@ -107,6 +107,13 @@ def _layer_problems(context: Context) -> Iterator[Problem]:
             f"use num_layers={alternatives(multiples_around(parts, num_layers))}, "
             f"or pp_size and num_chunks whose product is {fitting}",
         )
+    elif parallel.offload_layers > num_layers // parts:
+        yield Problem(
+            ("parallel.offload_layers", "model.num_layers", "parallel.pp_size", "parallel.num_chunks"),
+            f"parallel.offload_layers={parallel.offload_layers} must be at most the {num_layers // parts} layers of a "
+            f"chunk (model.num_layers={num_layers} over parallel.pp_size * parallel.num_chunks = {parallel.pp_size} * "
+            f"{parallel.num_chunks}); use {num_layers // parts} or less",
+        )
 
 
 def _world_size_problems(context: Context) -> Iterator[Problem]:

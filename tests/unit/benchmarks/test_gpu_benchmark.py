@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.gpu import Record, markdown
+from benchmarks.gpu import Record, beside, markdown
 from benchmarks.gpu_operator_cases import Case, Sizes, cases
 from benchmarks.gpu_step import PlainLlama, idle_share, layers_that_fit, model_config, our_config, our_step, peer_step
 from tests.helpers.source_tree import ROOT
@@ -87,6 +87,32 @@ def test_every_stage_is_on_disk_when_it_is_done(tmp_path: Path) -> None:
     assert "- copy, TB/s: 4.2" in page
     assert "| rms_norm |" in page
     assert "not reached: the time was up" in page
+
+
+def test_sides_are_compared_with_one_of_them_and_a_side_that_broke_stays_in_the_table() -> None:
+    rows = beside(
+        [
+            {"side": "a", "seconds": 2.0, "mfu": 0.5},
+            {"side": "b", "seconds": 3.0, "mfu": 0.3},
+            {"side": "c", "seconds": "out of memory"},
+        ],
+        "a",
+    )
+
+    assert [row["seconds / a"] for row in rows] == [1.0, 1.5, ""]
+    assert [row["mfu"] for row in rows] == [0.5, 0.3, ""]
+
+
+def test_offloaded_side_trains_as_the_other_does() -> None:
+    model = model_config(3, seq_len=32, **TINY)
+    tokens = torch.randint(0, 128, (33, 1), generator=torch.Generator().manual_seed(0))
+    losses = []
+    for num_offloaded in (0, 2):
+        step, trainer = our_step(our_config(model, parallel={"offload_layers": num_offloaded}), CPU)
+        losses.append([step(tokens) for _ in range(2)])
+        trainer.close()
+
+    assert losses[0] == losses[1]
 
 
 def test_without_a_gpu_it_says_so_in_one_line() -> None:

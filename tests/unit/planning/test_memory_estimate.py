@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
 from benchmarks.memory import measure_rank, with_changes
+from megatrain import assembly
+from megatrain.planning import chunks
+from megatrain.planning.footprint import Footprint
+from megatrain.planning.offload import offloaded_blocks
+from megatrain.planning.tensor_bytes import TensorBytes
 from tests.helpers.rank_protocol import RankContext
 
 SMALL = {
@@ -38,6 +47,7 @@ CASES: dict[str, dict[str, Any]] = {
         "model.dropout": 0.1,
         "parallel.recompute": "selective",
     },
+    "offloaded": LLAMA | {"model.num_layers": 6, "parallel.offload_layers": 3},
     "documents, full recompute, LAMB, ZeRO-2": {
         "data.has_document_mask": True,
         "model.num_layers": 6,
@@ -54,3 +64,38 @@ def test_estimate_is_what_a_step_holds(changes: dict[str, Any]) -> None:
     counted, estimated, moment = measure_rank(RankContext(0, 1, ""), with_changes({**SMALL, **changes}))
 
     assert abs(estimated / counted - 1) < 0.1, f"{counted:,} counted, {estimated:,} estimated: {moment}"
+
+
+class NumpyCopies:
+    """Host memory that the counter of tensor bytes does not see, as it would not see it beside a GPU's."""
+
+    def start_leaving(self, sources: Sequence[Tensor]) -> tuple[list[Any], None]:
+        return [source.numpy().copy() for source in sources], None
+
+    def start_coming_back(self, copies: Sequence[Any], left: None) -> tuple[list[Tensor], None]:
+        return [torch.from_numpy(copy).clone() for copy in copies], None
+
+    def finish(self, pending: None) -> None:
+        pass
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_offloaded_activations_are_off_the_device_as_estimated(recompute: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def blocks_of_a_gpu(block: Footprint, num_blocks: int, num_offloaded: int, sizes: TensorBytes, **rest: Any) -> Any:
+        return offloaded_blocks(block, num_blocks, num_offloaded, replace(sizes, is_on_cpu=False), **rest)
+
+    monkeypatch.setattr(assembly, "ImmediateCopies", NumpyCopies)
+    monkeypatch.setattr(chunks, "offloaded_blocks", blocks_of_a_gpu)
+    peaks = []
+    for num_offloaded in (0, 2, 5, 6):
+        changes = LLAMA | {
+            "model.num_layers": 6,
+            "parallel.schedule": "gpipe",  # two micro-batches wait at once
+            "parallel.recompute": recompute,
+            "parallel.offload_layers": num_offloaded,
+        }
+        counted, estimated, moment = measure_rank(RankContext(0, 1, ""), with_changes({**SMALL, **changes}))
+        peaks.append(counted)
+        assert abs(estimated / counted - 1) < 0.1, f"{counted:,} counted, {estimated:,} estimated: {moment}"
+
+    assert peaks[0] > peaks[1] > peaks[2] >= peaks[3]

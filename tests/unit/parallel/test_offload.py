@@ -1,0 +1,251 @@
+"""Activations in host memory: the same numbers bit by bit, the device's memory really given back, in time and in order.
+
+Copies here are made at the last moment that a GPU's streams would allow: results are not-a-number until somebody
+waits for them, and what was given back is overwritten at once.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from megatrain import assembly
+from megatrain.ops.residual import ResidualStream
+from megatrain.parallel.offload import ImmediateCopies, Offloader
+from megatrain.parallel.rematerialize import Rematerializer
+from tests.helpers.lone_rank import gradients_by_name, lone_replica, make_config, random_tokens, run_gradients
+
+NOT_A_NUMBER = 0xFF
+"""A byte of which every floating type makes not-a-number."""
+STYLES: dict[str, dict[str, Any]] = {
+    "gpt": {"dropout": 0.2},
+    "llama": {"norm": "rmsnorm", "mlp": "swiglu", "positions": "rope", "has_bias": False, "num_kv_heads": 2},
+    "parallel": {"norm": "rmsnorm", "mlp": "swiglu", "positions": "rope", "has_bias": False, "block": "parallel"},
+}
+
+
+class LateCopies:
+    """Makes copies when somebody waits for them and not before. `story` has what happened, with numbers of bytes."""
+
+    def __init__(self) -> None:
+        self.story: list[tuple[str, tuple[int, ...]]] = []
+
+    def start_leaving(self, sources: Sequence[Tensor]) -> tuple[list[Tensor], Any]:
+        self.story.append(("leave", tuple(one.numel() for one in sources)))
+        copies = [torch.full_like(one, NOT_A_NUMBER) for one in sources]
+        return copies, self._pending(copies, sources, is_source_free_then=True)
+
+    def start_coming_back(self, copies: Sequence[Tensor], left: Any) -> tuple[list[Tensor], Any]:
+        assert not left[0], "these copies are not on the host yet"
+        self.story.append(("come back", tuple(one.numel() for one in copies)))
+        results = [torch.full_like(one, NOT_A_NUMBER) for one in copies]
+        return results, self._pending(results, copies, is_source_free_then=False)
+
+    def finish(self, pending: Any) -> None:
+        pairs, is_source_free_then = pending
+        while pairs:
+            result, source = pairs.pop()
+            result.copy_(source)
+            if is_source_free_then:
+                source.fill_(NOT_A_NUMBER)
+
+    def _pending(self, results: Sequence[Tensor], sources: Sequence[Tensor], *, is_source_free_then: bool) -> Any:
+        return list(zip(results, sources, strict=True)), is_source_free_then
+
+    def times(self, what: str) -> int:
+        return [name for name, _ in self.story].count(what)
+
+
+def run(config_tables: dict[str, dict[str, Any]]) -> tuple[float, dict[str, Tensor]]:
+    config = make_config(**config_tables)
+    replica = lone_replica(config)
+    losses = [run_gradients(replica, random_tokens(config, seed), first_sample=12) for seed in (0, 1)]
+    return losses[-1], gradients_by_name(replica)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+@pytest.mark.parametrize("style", STYLES)
+def test_numbers_are_bitwise_the_same(
+    style: str, recompute: str, schedule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies = LateCopies()
+    monkeypatch.setattr(assembly, "ImmediateCopies", lambda: copies)
+    parallel = {"recompute": recompute, "schedule": schedule}
+    model = {"num_layers": 4, "hidden_size": 32, **STYLES[style]}
+    loss, gradients = run({"model": model, "parallel": parallel})
+    assert not copies.story
+    for num_offloaded in (1, 3, 4):
+        found_loss, found = run({"model": model, "parallel": {**parallel, "offload_layers": num_offloaded}})
+
+        assert found_loss == loss
+        assert all(torch.equal(found[name], gradient) for name, gradient in gradients.items())
+        assert copies.times("leave") == 4 * num_offloaded, "two steps of two micro-batches"
+        # of a chunk that offloads all, the last block of the last micro-batch has no time to leave
+        stays = {"1f1b": 4, "gpipe": 2}[schedule] if num_offloaded == 4 else 0
+        assert copies.times("come back") == 4 * num_offloaded - stays
+        copies.story.clear()
+
+
+def test_numbers_in_half_precision_and_fp8_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    copies = LateCopies()
+    monkeypatch.setattr(assembly, "ImmediateCopies", lambda: copies)
+    tables: dict[str, dict[str, Any]] = {
+        "model": {"num_layers": 3, "hidden_size": 64, "seq_len": 16, **STYLES["llama"], "num_kv_heads": 4},
+        "train": {"precision": "bf16"},
+    }
+    for recipe in ("none", "tensorwise", "rowwise"):
+        loss, gradients = run({**tables, "fp8": {"recipe": recipe}})
+        found_loss, found = run({**tables, "fp8": {"recipe": recipe}, "parallel": {"offload_layers": 2}})
+
+        assert found_loss == loss
+        assert all(torch.equal(found[name], gradient) for name, gradient in gradients.items())
+    assert copies.times("come back") == 3 * 4 * 2
+
+
+class Doubling(nn.Module):
+    """y = x + (tanh(x W))^2, which saves x, tanh's result twice, and W. Notes its backward."""
+
+    def __init__(self, number: int, story: list[tuple[str, tuple[int, ...]]]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 8, generator=torch.Generator().manual_seed(number)))
+        self.made = StorageWeakRef(torch.empty(0).untyped_storage())
+        self._number = number
+        self._story = story
+
+    def forward(self, stream: ResidualStream) -> ResidualStream:
+        x = stream.total()
+        y = torch.tanh(x @ self.weight)
+        self.made = StorageWeakRef(y.untyped_storage())
+        if y.requires_grad:
+            y.register_hook(lambda _: self._story.append((f"backward {self._number}", ())))
+        return ResidualStream(x, y.t().contiguous().t() * y[:, :])
+
+
+class Chunk(nn.Module):
+    """Blocks in a row, of which the first offload."""
+
+    def __init__(self, num_blocks: int, num_offloaded: int) -> None:
+        super().__init__()
+        self.copies = LateCopies()
+        self.blocks = nn.ModuleList(Doubling(number, self.copies.story) for number in range(num_blocks))
+        self.rematerializer = Rematerializer()
+        if num_offloaded:
+            offloader = Offloader(self.copies, smallest_numel=16)
+            offloader.attach(self, list(self.blocks), num_offloaded)
+            self.rematerializer.keeper = offloader
+
+    def forward(self, x: Tensor) -> Tensor:
+        stream = ResidualStream(x)
+        with self.rematerializer:
+            for block in self.blocks:
+                stream = block(stream)
+            return stream.total()
+
+
+def rows(number: int = 9) -> Tensor:
+    return torch.randn(16, 8, generator=torch.Generator().manual_seed(number))
+
+
+def test_traffic_runs_beside_the_neighbours_and_stops_where_it_is_of_no_use() -> None:
+    chunk = Chunk(4, 2)
+    out = chunk(rows() * 1)
+    assert [one for one, _ in chunk.copies.story] == ["leave", "leave"]
+    out.square().sum().backward()
+
+    names = [name for name, _ in chunk.copies.story[2:]]
+    assert names == ["backward 3", "come back", "backward 2", "come back", "backward 1", "backward 0"], (
+        "a block's activations start to come back when the backward of the block after it begins"
+    )
+
+
+def test_each_storage_travels_once_and_weights_stay() -> None:
+    chunk = Chunk(2, 1)
+    chunk(rows() * 1).sum().backward()
+
+    nbytes = 16 * 8 * 4
+    # x, tanh's result and its transposed copy; views of the same storage are not another one
+    assert chunk.copies.story[0] == ("leave", (nbytes,) * 3)
+
+
+def test_memory_is_given_back_after_the_next_block_and_at_last_all_of_it() -> None:
+    chunk = Chunk(4, 3)
+    alive: list[list[bool]] = []
+    for block in chunk.blocks:
+        block.register_forward_hook(lambda *_: alive.append([not each.made.expired() for each in chunk.blocks]))
+    gc.disable()
+    try:
+        out = chunk(rows() * 1)
+        assert [line[: number + 1] for number, line in enumerate(alive)] == [
+            [True],
+            [False, True],
+            [False, False, True],
+            [False, False, False, True],
+        ]
+        del out  # a graph whose backward never runs
+        assert all(block.made.expired() for block in chunk.blocks)
+        chunk(rows() * 1).sum().backward()
+        assert all(block.made.expired() for block in chunk.blocks)
+    finally:
+        gc.enable()
+
+
+def test_backward_of_several_graphs_in_another_order() -> None:
+    plain, chunk = Chunk(3, 0), Chunk(3, 2)
+    outs = [(plain(rows(number) * 1), chunk(rows(number) * 1)) for number in range(4)]
+    for number in (2, 0, 3, 1):
+        expected, found = outs[number]
+        assert torch.equal(found, expected)
+        expected.square().sum().backward()
+        found.square().sum().backward()
+
+    for one, other in zip(plain.parameters(), chunk.parameters(), strict=True):
+        assert torch.equal(one.grad, other.grad)
+
+
+def test_graph_may_be_used_twice() -> None:
+    plain, chunk = Chunk(3, 0), Chunk(3, 2)
+    found = []
+    for each in (plain, chunk):
+        out = each(rows() * 1).square().sum()
+        found.append([torch.autograd.grad(out, list(each.parameters()), retain_graph=True) for _ in range(2)])
+
+    for expected, gradients in zip(*found, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(expected, gradients, strict=True))
+
+
+def test_nothing_travels_without_gradients() -> None:
+    chunk = Chunk(3, 2)
+    with torch.no_grad():
+        chunk(rows())
+
+    assert not chunk.copies.story
+
+
+def test_forward_that_fails_leaves_nothing_open() -> None:
+    chunk = Chunk(3, 3)
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        chunk(torch.ones(4, 5, requires_grad=True))
+    before = len(chunk.copies.story)
+    outside = torch.randn(16, 8, requires_grad=True)
+    with chunk.rematerializer:
+        outside.exp().sum().backward()
+
+    assert len(chunk.copies.story) == before
+
+
+def test_copies_without_streams() -> None:
+    copies = ImmediateCopies()
+    source = torch.arange(10, dtype=torch.uint8)
+    on_host, left = copies.start_leaving([source])
+    source.zero_()
+    (back,), arrived = copies.start_coming_back(on_host, left)
+    copies.finish(arrived)
+
+    assert back.tolist() == list(range(10))

@@ -1,0 +1,81 @@
+"""A GPU's memory, by counters as torch gives them: what is said of it, and when."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+
+from megatrain.device_memory import (
+    ALLOCATOR_VARIABLES,
+    GROWING_SEGMENTS,
+    CudaMemory,
+    HostMemory,
+    device_memory,
+    let_segments_grow,
+    set_allocator,
+)
+
+GIB = 1 << 30
+
+
+def statistics(**changes: int) -> dict[str, Any]:
+    return {"allocated_bytes.all.peak": 60 * GIB, "reserved_bytes.all.peak": 64 * GIB, "num_alloc_retries": 0} | changes
+
+
+def test_fullness_is_told_once_when_the_first_steps_are_done() -> None:
+    memory = CudaMemory(80 * GIB, statistics)
+    told = [memory.after_step(step) for step in range(101, 110)]
+
+    assert told == [
+        "",
+        "",
+        "GPU memory: tensors took 60.0 GiB at most, torch holds 64.0 of 80.0 GiB",
+        *[""] * 6,
+    ]
+    assert memory.peak_bytes() == 60 * GIB
+
+
+def test_retries_are_warned_of_each_time_they_have_doubled(caplog: pytest.LogCaptureFixture) -> None:
+    retries = iter([0, 1, 1, 2, 3, 4, 5, 9, 9])
+    memory = CudaMemory(80 * GIB, lambda: statistics(num_alloc_retries=next(retries)))
+    with caplog.at_level(logging.WARNING):
+        for step in range(9):
+            memory.after_step(step)
+
+    assert [record.getMessage().split(":")[0] for record in caplog.records] == ["step 1", "step 3", "step 5", "step 7"]
+    assert "9 times" in caplog.records[-1].getMessage()
+    assert "parallel.offload_layers" in caplog.records[-1].getMessage()
+
+
+def test_statistics_before_the_first_allocation_are_empty() -> None:
+    memory = CudaMemory(80 * GIB, dict)
+
+    assert memory.peak_bytes() == 0
+    assert memory.after_step(1) == ""
+
+
+def test_segments_grow_unless_the_user_says_otherwise() -> None:
+    given: list[str] = []
+    assert let_segments_grow({"PYTORCH_CUDA_ALLOC_CONF": ""}, given.append) == ""
+    assert given == [GROWING_SEGMENTS]
+    for name in ALLOCATOR_VARIABLES:
+        told = let_segments_grow({name: "backend:cudaMallocAsync"}, given.append)
+        assert told == f"torch's allocator has the settings of {name}=backend:cudaMallocAsync"
+    assert given == [GROWING_SEGMENTS]
+
+
+def test_torch_takes_the_settings() -> None:
+    set_allocator(GROWING_SEGMENTS)
+    with pytest.raises((RuntimeError, ValueError), match="perhaps"):
+        set_allocator("expandable_segments:perhaps")
+
+
+def test_process_without_a_gpu() -> None:
+    memory = device_memory(torch.device("cpu"))
+
+    assert isinstance(memory, HostMemory)
+    assert memory.peak_bytes() > 10_000_000, "torch alone is more"
+    assert memory.after_step(3) == ""
