@@ -1,7 +1,4 @@
-"""How many elements a loop treats at once, so that its temporaries stay small.
-
-Below both the loops and the memory estimate, which counts these temporaries ahead.
-"""
+"""How many elements a loop of an operation's plain form treats at once, so that its temporaries stay small."""
 
 from __future__ import annotations
 

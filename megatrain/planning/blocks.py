@@ -33,7 +33,7 @@ def block_footprint(config: Config, sizes: TensorBytes) -> Footprint:
     ]
     block = in_a_row(branches)
     eight_bits = fp8_inputs(config, sizes)
-    block = Footprint(block.kept + eight_bits, block.forward + eight_bits, block.backward + eight_bits, block.left)
+    block = Footprint(block.kept + eight_bits, block.forward + eight_bits, block.backward + eight_bits)
     if recompute != "full":
         return block
     # forward keeps nothing but the block's input; backward runs all of it, beside the gradient of its output
@@ -79,7 +79,7 @@ class BranchMemory:
     def _forward(self) -> int:
         sizes = self.sizes
         ledger = Ledger(norm_kept(self.config, sizes))
-        norm_forward(self.config, sizes, ledger)
+        ledger.hold(sizes.hidden_local)  # the norm's output
         if sizes.is_tp:
             ledger.hold(sizes.hidden)
         if self.has_attention:
@@ -116,7 +116,7 @@ class BranchMemory:
         if sizes.is_tp:
             ledger.hold(sizes.hidden_local)
             ledger.release(sizes.hidden)
-        norm_backward(self.config, sizes, ledger)
+        ledger.visit(sizes.hidden_local)  # the gradient of the norm's input
         return ledger.peak
 
     @property
@@ -143,24 +143,4 @@ class BranchMemory:
 
 def norm_kept(config: Config, sizes: TensorBytes) -> int:
     """A norm keeps its input and its statistics."""
-    if sizes.is_half_on_cpu and config.model.norm == "layernorm":
-        return sizes.hidden_local
     return sizes.hidden_local + (2 if config.model.norm == "layernorm" else 1) * sizes.number_local
-
-
-def norm_forward(config: Config, sizes: TensorBytes, ledger: Ledger) -> None:
-    """Leave the norm's output alive."""
-    ledger.hold(sizes.hidden_local)
-    if config.model.norm == "rmsnorm" and sizes.is_mixed:
-        ledger.visit(2 * sizes.wide_local)
-
-
-def norm_backward(config: Config, sizes: TensorBytes, ledger: Ledger) -> None:
-    """From the output's gradient to the input's, beside the gradient that went past the branch."""
-    if config.model.norm == "rmsnorm":
-        # the normed input, its gradient, one product of both; and the gradient once more where sums are wider
-        ledger.visit(3 * sizes.wide_local, sizes.wide_local * sizes.is_mixed)
-    elif sizes.is_half_on_cpu and config.model.norm == "layernorm":
-        ledger.visit(4 * sizes.wide_local)  # input, output and the gradients of both
-    else:
-        ledger.visit(sizes.hidden_local)

@@ -53,8 +53,7 @@ class PlannedChunk:
         if self.part.has_embedding:
             parts.insert(0, embedding_footprint(config, sizes))
         if self.part.has_head:
-            is_tied_here = config.model.has_tied_head and self.part.has_embedding
-            parts.append(head_footprint(config, sizes, is_tied_here=is_tied_here))
+            parts.append(head_footprint(config, sizes))
         return with_masks(sizes, in_a_row(parts))
 
 
@@ -64,7 +63,7 @@ def with_masks(sizes: TensorBytes, chunk: Footprint) -> Footprint:
     if not mask:
         return chunk
     made_from = 2 * mask // sizes.element  # which pairs may meet, and one more condition
-    return Footprint(chunk.kept + mask, max(chunk.forward + mask, mask + made_from), chunk.backward + mask, chunk.left)
+    return Footprint(chunk.kept + mask, max(chunk.forward + mask, mask + made_from), chunk.backward + mask)
 
 
 def plan_stage(config: Config, layout: Layout, stage: int, tp: Group) -> list[PlannedChunk]:

@@ -42,18 +42,13 @@ class Footprint:
     """Most at once during its forward, with what it keeps."""
     backward: int
     """Most at once during its backward, with what is still kept."""
-    left: int = 0
-    """What its backward leaves alive until the chunk's backward ends."""
 
 
 def in_a_row(parts: Sequence[Footprint]) -> Footprint:
     """Return the footprint of parts that run one after the other, backward in reverse order."""
     kept = forward = backward = 0
-    left = sum(part.left for part in parts)
-    left_by_later = left
     for part in parts:
-        left_by_later -= part.left
         forward = max(forward, kept + part.forward)
-        backward = max(backward, kept + part.backward + left_by_later)
+        backward = max(backward, kept + part.backward)
         kept += part.kept
-    return Footprint(kept, forward, backward, left)
+    return Footprint(kept, forward, backward)

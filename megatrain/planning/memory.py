@@ -1,8 +1,8 @@
 """How much memory a rank's tensors take in a training step, computed from configuration and layout alone.
 
 Standing: parameters, gradients, optimizer state, inputs. Passing: activations of the micro-batches in flight, what the
-running part works with, messages, gradients on their way. The peak is the largest moment of forward and backward, or
-the optimizer's. Not counted: what an allocator rounds up, what kernels and communication libraries use inside.
+running part works with, messages, gradients on their way. The peak is the largest moment of forward and backward; an
+update works in place. Not counted: what an allocator rounds up, what operations and communication libraries use inside.
 Measured against counted tensor bytes by benchmarks/memory.py.
 """
 
@@ -13,9 +13,8 @@ from dataclasses import dataclass
 
 from megatrain.config.config import Config
 from megatrain.contracts.layout import Layout
-from megatrain.ops.block_elements import OPTIMIZER_BLOCK_ELEMENTS_ON_CPU, SQUARE_SUM_BLOCK_ELEMENTS_ON_CPU
 from megatrain.planning.chunks import PlannedChunk
-from megatrain.planning.step_memory import ChunkMemory, Moment, StepWalk
+from megatrain.planning.step_memory import ChunkMemory, StepWalk
 from megatrain.planning.tensor_bytes import ELEMENT_BYTES, TensorBytes, tensor_bytes
 from megatrain.schedule import build_schedule, peak_in_flight
 
@@ -84,9 +83,6 @@ def estimate_memory(config: Config, layout: Layout, stage: int, chunks: Sequence
         _chunk_memory(config, layout, chunk, numels, sizes) for chunk, numels in zip(chunks, buckets, strict=True)
     ]
     peak = StepWalk(config, stage, chunk_memory, sizes.hidden_local).run(schedule.stages[stage])
-    update = Moment("optimizer", working=_optimizer_working(sizes, shares))
-    if update.total > peak.total:
-        peak = update
     return RankMemory(
         parameters=num_elements * sizes.element,
         gradients=sum(shares) if parallel.zero_stage == 2 else num_elements * sizes.sum_element,
@@ -117,18 +113,6 @@ def _chunk_memory(
         whole_gradients=sum(numels) * sizes.sum_element,
         travelling=travelling,
         arriving=max(numels) * reduced if has_library_copy else 0,
-    )
-
-
-def _optimizer_working(sizes: TensorBytes, shares: Sequence[int]) -> int:
-    """An update needs one tensor of a share at a time; on CPUs of a block, and squares are summed in blocks of fp64."""
-    if not sizes.is_on_cpu:
-        return max(shares)
-    num_elements = max(shares) // sizes.sum_element
-    wide = 0 if sizes.sum_element == ELEMENT_BYTES["fp64"] else ELEMENT_BYTES["fp64"]
-    return max(
-        min(OPTIMIZER_BLOCK_ELEMENTS_ON_CPU, num_elements) * sizes.sum_element,
-        min(SQUARE_SUM_BLOCK_ELEMENTS_ON_CPU, num_elements) * wide,
     )
 
 

@@ -1,8 +1,8 @@
 """The memory of the mixers: what attention and the MLP keep, and what is alive while they run.
 
 Follows megatrain/model/attention.py and mlp.py line by line: a tensor is held from the line that makes it to the line
-after which nothing refers to it, whether its own name or a view of it. A weight's gradient lives until the hook has
-added it to the bucket, beside the input's gradient of the same product.
+after which nothing refers to it, whether its own name or a view of it. A weight's gradient is none: its product adds to
+the sum in the bucket.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ class AttentionMemory:
     def forward(self, ledger: Ledger) -> None:
         """Leave what is kept and the output alive."""
         sizes = self.sizes
+        ledger.visit(sizes.qkv, sizes.fp8_forward(sizes.hidden, sizes.qkv))
         ledger.hold(sizes.qkv)
         if self._is_split:
             ledger.hold(self._heads)
@@ -36,6 +37,7 @@ class AttentionMemory:
         else:
             ledger.hold(self._heads - sizes.qkv)
         ledger.hold(sizes.query, sizes.lse)
+        ledger.visit(sizes.hidden, sizes.fp8_forward(sizes.query, sizes.hidden))
         ledger.hold(sizes.hidden)
 
     def backward(self, ledger: Ledger, gradient: int, inner: int) -> None:
@@ -44,15 +46,15 @@ class AttentionMemory:
         inner: bytes that come to life for the product with the input and stay.
         """
         sizes = self.sizes
-        ledger.visit(sizes.query, sizes.out_weight)
+        ledger.visit(sizes.query, sizes.fp8_backward(sizes.query, sizes.hidden))
         ledger.hold(sizes.query)
         ledger.release(gradient)
         ledger.hold(sizes.query + 2 * sizes.key)
         ledger.release(self.kept, sizes.query)
         ledger.hold(sizes.qkv)  # the three parts are put together
         ledger.release(sizes.query + 2 * sizes.key)
+        ledger.visit(inner, sizes.hidden, sizes.fp8_backward(sizes.hidden, sizes.qkv))
         ledger.hold(inner, sizes.hidden)
-        ledger.visit(sizes.qkv_weight)
         ledger.release(sizes.qkv)
 
     @property
@@ -84,19 +86,22 @@ class MlpMemory:
 
         Where the activation function is run again, its result stays for now: it is known by its address.
         """
-        ledger.hold(self.sizes.up, self.sizes.activation)
-        ledger.hold(self.sizes.hidden)
+        sizes = self.sizes
+        ledger.visit(sizes.up, sizes.fp8_forward(sizes.hidden, sizes.up))
+        ledger.hold(sizes.up, sizes.activation)
+        ledger.visit(sizes.hidden, sizes.fp8_forward(sizes.activation, sizes.hidden))
+        ledger.hold(sizes.hidden)
 
     def backward(self, ledger: Ledger, gradient: int, inner: int) -> None:
         """As AttentionMemory.backward."""
         sizes = self.sizes
         if self.is_selective:
             ledger.hold(sizes.activation)
+        ledger.visit(sizes.activation, sizes.fp8_backward(sizes.activation, sizes.hidden))
         ledger.hold(sizes.activation)
-        ledger.visit(sizes.down_weight)
         ledger.release(sizes.activation, gradient)
         ledger.hold(sizes.up)
         ledger.release(sizes.up, sizes.activation)
+        ledger.visit(inner, sizes.hidden, sizes.fp8_backward(sizes.hidden, sizes.up))
         ledger.hold(inner, sizes.hidden)
-        ledger.visit(sizes.up_weight)
         ledger.release(sizes.up)

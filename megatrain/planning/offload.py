@@ -33,7 +33,6 @@ def offloaded_blocks(
                 own_stay if is_away else block.kept,
                 block.forward + passing,
                 block.backward + passing + held_twice,
-                block.left,
             )
         )
     return parts
@@ -46,5 +45,4 @@ def _on_one_memory(block: Footprint, passing: int, *, is_offloaded: bool) -> Foo
         block.kept,
         max(block.forward + passing, copied),
         max(block.backward, block.kept + passing),
-        block.left,
     )

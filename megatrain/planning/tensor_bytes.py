@@ -19,7 +19,7 @@ TOKEN_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class TensorBytes:
-    """Sizes in bytes; activations in the compute type, `_weight` a weight or its gradient in that type."""
+    """Sizes in bytes; activations are in the compute type."""
 
     element: int
     """One number of the compute type."""
@@ -27,6 +27,10 @@ class TensorBytes:
     """One number of the type of sums and statistics: fp32, or fp64 for fp64."""
     is_tp: bool
     is_on_cpu: bool
+    fp8_product_element: int
+    """One number of a weight's gradient as a product in FP8 gives it, before it is added to the sum; 0 without FP8."""
+    rows: int
+    """Tokens of a micro-batch."""
     hidden: int
     hidden_local: int
     query: int
@@ -50,27 +54,34 @@ class TensorBytes:
     token_local: int
     number_local: int
     """One number of the type of sums a token."""
-    qkv_weight: int
-    out_weight: int
-    up_weight: int
-    down_weight: int
-    word_weight: int
-    position_weight: int
+    position_gradient: int
+
+    @property
+    def is_fp8(self) -> bool:
+        return self.fp8_product_element > 0
+
+    def fp8_forward(self, inputs: int, outputs: int) -> int:
+        """Return what a product in FP8 needs while it runs: its input and its weight in 8 bits.
+
+        inputs and outputs: bytes of what goes in and comes out of a layer's projection.
+        """
+        return (self._elements(inputs) + self._weight_elements(inputs, outputs)) * self.is_fp8
+
+    def fp8_backward(self, inputs: int, outputs: int) -> int:
+        """Return the same of backward: the output's gradient in both forms, the transposed weight, its gradient."""
+        weight = self._weight_elements(inputs, outputs)
+        return (2 * self._elements(outputs) + weight) * self.is_fp8 + weight * self.fp8_product_element
+
+    def _elements(self, size: int) -> int:
+        return size // self.element
+
+    def _weight_elements(self, inputs: int, outputs: int) -> int:
+        return self._elements(inputs) // self.rows * (self._elements(outputs) // self.rows)
 
     @property
     def is_mixed(self) -> bool:
         """Whether sums have another type than activations."""
         return self.sum_element != self.element
-
-    @property
-    def is_half_on_cpu(self) -> bool:
-        """Whether operations that torch sums in half precision on CPUs are replaced by wider ones."""
-        return self.is_on_cpu and self.is_mixed
-
-    @property
-    def wide_local(self) -> int:
-        """The hidden states in the type of sums."""
-        return self.hidden_local // self.element * self.sum_element
 
 
 def tensor_bytes(config: Config, tp_size: int) -> TensorBytes:
@@ -91,6 +102,8 @@ def tensor_bytes(config: Config, tp_size: int) -> TensorBytes:
         sum_element=sum_element,
         is_tp=tp_size > 1,
         is_on_cpu=config.runtime.device == "cpu",
+        fp8_product_element={"none": 0, "tensorwise": sum_element, "rowwise": element}[config.fp8.recipe],
+        rows=rows,
         hidden=rows * hidden * element,
         hidden_local=rows_local * hidden * element,
         query=rows * query * element,
@@ -105,12 +118,7 @@ def tensor_bytes(config: Config, tp_size: int) -> TensorBytes:
         token=rows * TOKEN_BYTES,
         token_local=rows_local * TOKEN_BYTES,
         number_local=rows_local * sum_element,
-        qkv_weight=(query + 2 * key) * hidden * element,
-        out_weight=query * hidden * element,
-        up_weight=up * hidden * element,
-        down_weight=ffn * hidden * element,
-        word_weight=vocab * hidden * element,
-        position_weight=model.seq_len * hidden * element if model.positions == "learned" else 0,
+        position_gradient=model.seq_len * hidden * element if model.positions == "learned" else 0,
     )
 
 

@@ -37,11 +37,11 @@ def test_ledger_keeps_the_most_that_was_alive_together() -> None:
 
 def test_parts_in_a_row() -> None:
     first = Footprint(kept=10, forward=50, backward=30)
-    second = Footprint(kept=20, forward=25, backward=60, left=4)
-    third = Footprint(kept=5, forward=6, backward=7, left=100)
+    second = Footprint(kept=20, forward=25, backward=60)
+    third = Footprint(kept=5, forward=6, backward=7)
 
-    # forward: the first part's own peak; backward: what the third leaves is there when the second runs
-    assert in_a_row([first, second, third]) == Footprint(kept=35, forward=50, backward=10 + 60 + 100, left=104)
+    # forward: the first part's own peak; backward: the second's, beside what the first still keeps
+    assert in_a_row([first, second, third]) == Footprint(kept=35, forward=50, backward=10 + 60)
     assert in_a_row([first]) == first
 
 

@@ -1,0 +1,80 @@
+"""The estimate for a GPU, counted without one: a step on fake tensors, where an operation makes what a kernel would.
+
+On fake tensors an operation of ours makes its results and nothing else, as a kernel does; on a CPU's real tensors its
+plain form makes temporaries, which are inside the operation and do not count. So what is compared here is what a GPU's
+code path keeps and when it lets go. What torch's own kernels for GPUs need inside is not in it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from benchmarks.memory import with_changes
+from megatrain.assembly import Replica, build_replica
+from megatrain.config.config import Config
+from megatrain.contracts.layout import Layout
+from megatrain.planning.chunks import plan_stage
+from megatrain.planning.memory import estimate_memory
+from megatrain.schedule import build_schedule
+from tests.helpers.lone_rank import SilentRecorder, lone_mesh
+from tests.helpers.tensor_memory import PeakTensorBytes
+
+LLAMA: dict[str, Any] = {
+    "model.positions": "rope",
+    "model.norm": "rmsnorm",
+    "model.mlp": "swiglu",
+    "model.has_bias": False,
+    "model.num_kv_heads": 2,
+    "model.has_tied_head": False,
+    "train.precision": "bf16",
+}
+# selective recompute is not among them: it knows tensors by address, and fakes have none
+CASES: dict[str, dict[str, Any]] = {
+    "GPT": {},
+    "GPT, bf16": {"train.precision": "bf16"},
+    "parallel block, dropout": {"model.block": "parallel", "model.dropout": 0.1, "train.precision": "bf16"},
+    "Llama": LLAMA,
+    "Llama, full recompute": LLAMA | {"parallel.recompute": "full"},
+    "Llama, FP8": LLAMA | {"fp8.recipe": "tensorwise"},
+    "Llama, FP8 by row": LLAMA | {"fp8.recipe": "rowwise"},
+}
+
+
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
+@pytest.mark.parametrize("changes", CASES.values(), ids=CASES)
+def test_estimate_is_what_kernels_would_hold(changes: dict[str, Any]) -> None:
+    config = Config.from_dict(with_changes({**changes, "runtime.device": "cuda", "batch.global_batch_size": 4}))
+    mesh = lone_mesh()
+    estimate = estimate_memory(config, Layout(), 0, plan_stage(config, Layout(), 0, mesh.tp))
+    replica = build_replica(config, mesh, SilentRecorder(), torch.device("cpu"))
+    replica.set_training(True)
+
+    counted = peak_of_a_pass(replica)
+
+    assert estimate.total == pytest.approx(counted, rel=0.01), estimate.moment
+
+
+def peak_of_a_pass(replica: Replica) -> int:
+    """Return the most bytes of tensors in one forward and backward, with all that stands beside it."""
+    config, device = replica.config, replica.device
+    samples = torch.arange(config.batch.micro_batch_size)
+    tokens = torch.zeros(config.model.seq_len, len(samples), dtype=torch.int64)
+    inputs = [replica.pipeline_input(tokens.clone(), tokens.clone(), samples, None) for _ in range(2)]
+    positions = replica.pipeline.chunks[0].module.positions
+    tables = () if positions is None else positions.table(len(tokens), device, replica.pipeline.dtype)
+    standing: list[Tensor] = [*tables, *(x for each in inputs for x in (each.tokens_SB, each.labels_SB))]
+    for _, state in replica.optimizer.states:
+        standing += [state.bucket.values, state.bucket.gradients, *state.tensors().values()]
+    with FakeTensorMode(allow_non_fake_inputs=True) as fakes, PeakTensorBytes() as memory:
+        alive = [fakes.from_tensor(x) for x in standing]  # those of one storage share a storage
+        memory.include(alive)
+        for chunk in replica.data_parallel:
+            chunk.start_step()
+        scale = torch.ones((), dtype=torch.float64)
+        replica.pipeline.train(build_schedule("1f1b", 1, 1, len(inputs)), inputs, lambda: scale)
+        return memory.peak_bytes
