@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -36,7 +37,7 @@ def software_findings() -> list[Finding]:
     """Return the findings about programs and packages around torch."""
     return [
         compiler_finding(),
-        nvcc_finding(),
+        nvcc_finding(sys.path),
         host_copy_finding(importlib.util.find_spec("megatrain._host_copy") is not None),
         driver_finding(Path("/proc/driver/nvidia/version")),
         launcher_finding(_package_directory("megatrain_launcher")),
@@ -58,9 +59,13 @@ def compiler_finding() -> Finding:
     return Finding("compiler", f"{_first_line([path, '--version'])} ({path})")
 
 
-def nvcc_finding() -> Finding:
-    """Return the CUDA compiler: on PATH, in CUDA_HOME, or where NVIDIA installs it."""
+def nvcc_finding(packages: Sequence[str]) -> Finding:
+    """Return the CUDA compiler: on PATH, in CUDA_HOME, where NVIDIA installs it, or in the package nvidia-cuda-nvcc.
+
+    packages: directories in which Python packages lie.
+    """
     homes = [os.environ.get("CUDA_HOME", ""), "/usr/local/cuda"]
+    homes += [str(home) for one in packages for home in sorted(Path(one).glob("nvidia/cu*"))]
     path = shutil.which("nvcc") or next(
         (found for home in homes if home and (found := shutil.which("nvcc", path=f"{home}/bin"))), None
     )

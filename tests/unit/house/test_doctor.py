@@ -186,7 +186,19 @@ def test_programs_on_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
 
     assert software.compiler_finding().state == f"c++ 12.2 ({tmp_path}/c++)"
     assert software.etcd_finding(None).state == f"etcd Version: 3.6.4 ({tmp_path}/etcd)"
-    assert software.nvcc_finding().state == f"13.0 ({tmp_path}/nvcc)"
+    assert software.nvcc_finding([]).state == f"13.0 ({tmp_path}/nvcc)"
+
+
+def test_nvcc_of_a_python_package_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "no-cuda"))
+    nvcc = tmp_path / "site-packages" / "nvidia" / "cu13" / "bin" / "nvcc"
+    nvcc.parent.mkdir(parents=True)
+    nvcc.write_text("#!/bin/sh\necho 'Cuda compilation tools, release 13.1, V13.1.80'\n")
+    nvcc.chmod(0o755)
+
+    packages = [str(tmp_path), str(tmp_path / "site-packages")]
+    assert software.nvcc_finding(packages).state == f"13.1 ({nvcc})"
 
 
 def test_launcher_and_etcd(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
