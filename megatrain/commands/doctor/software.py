@@ -59,12 +59,12 @@ def compiler_finding() -> Finding:
     return Finding("compiler", f"{_first_line([path, '--version'])} ({path})")
 
 
-def nvcc_finding(packages: Sequence[str]) -> Finding:
+def nvcc_finding(packages: Sequence[str], installed: str = "/usr/local/cuda") -> Finding:
     """Return the CUDA compiler: on PATH, in CUDA_HOME, where NVIDIA installs it, or in the package nvidia-cuda-nvcc.
 
     packages: directories in which Python packages lie.
     """
-    homes = [os.environ.get("CUDA_HOME", ""), "/usr/local/cuda"]
+    homes = [os.environ.get("CUDA_HOME", ""), installed]
     homes += [str(home) for one in packages for home in sorted(Path(one).glob("nvidia/cu*"))]
     path = shutil.which("nvcc") or next(
         (found for home in homes if home and (found := shutil.which("nvcc", path=f"{home}/bin"))), None

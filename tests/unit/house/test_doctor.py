@@ -198,7 +198,8 @@ def test_nvcc_of_a_python_package_is_found(monkeypatch: pytest.MonkeyPatch, tmp_
     nvcc.chmod(0o755)
 
     packages = [str(tmp_path), str(tmp_path / "site-packages")]
-    assert software.nvcc_finding(packages).state == f"13.1 ({nvcc})"
+    assert software.nvcc_finding([], str(tmp_path)).level is Level.ABSENT
+    assert software.nvcc_finding(packages, str(tmp_path)).state == f"13.1 ({nvcc})"
 
 
 def test_launcher_and_etcd(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
