@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu_operator_cases import Case, Sizes, cases
+from benchmarks.gpu_operator_cases import Case, Sizes, cases, products
 from benchmarks.gpu_step import (
     layers_that_fit,
     measure,
@@ -126,6 +126,7 @@ def stages() -> dict[str, Callable[[dict[str, Any]], Any]]:
         "Checks": lambda _: _checks(),
         "Memory-bound operations": _operations,
         "Cross entropy, memory": lambda _: _loss_memory(),
+        "Weight gradients added in fp32": lambda _: _products(),
         "Whole steps": lambda _: _steps(),
         "Ten steps of 125M beside the CPU": lambda _: _parity(),
         "Activation offload": lambda _: _offload(),
@@ -195,6 +196,21 @@ def _operation(case: Case, bandwidth: float) -> dict[str, Any]:
             row[f"{name} / ours"] = f"none: {str(error).splitlines()[0][:60]}"
         release()
     return row
+
+
+def _products() -> list[dict[str, Any]]:
+    """Time the products that add to a sum: whether torch's is as fast as one that adds to nothing."""
+    rows = []
+    for name, flops, ways in products(Sizes(), torch.device("cuda")):
+        row: dict[str, Any] = {"gradient of": name}
+        for way, make in ways.items():
+            try:
+                row[f"{way}, TFLOP/s"] = flops / seconds_of(make()) / 1e12
+            except Exception as error:  # noqa: BLE001 - a way that torch does not have is said, and the rest goes on
+                row[f"{way}, TFLOP/s"] = f"none: {str(error).splitlines()[0][:60]}"
+            release()
+        rows.append(row)
+    return rows
 
 
 def _loss_memory() -> dict[str, Any]:

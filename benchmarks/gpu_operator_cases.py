@@ -18,8 +18,9 @@ from megatrain.ops.activation import bias_gelu, bias_swiglu
 from megatrain.ops.cross_entropy import CROSS_ENTROPY_ALONE, local_statistics, logits_gradient_, summed_cross_entropy
 from megatrain.ops.dropout import residual_dropout
 from megatrain.ops.embedding import embedding
+from megatrain.ops.linear import add_product_
 from megatrain.ops.normalization import layer_norm, rms_norm
-from megatrain.ops.optimizer_step import adamw_
+from megatrain.ops.optimizer_step import adamw_, lamb_apply_, lamb_direction_
 from megatrain.ops.quantization import E4M3, fp8_quantize, fp8_scale
 from megatrain.ops.rotary import inverse_frequencies, rotary_table, split_rotated_
 from megatrain.ops.square_sums import square_sum
@@ -58,6 +59,42 @@ def cases(sizes: Sizes, device: torch.device) -> Iterator[Case]:
     yield from _residual_cases(sizes, device)
     yield from _end_cases(sizes, device)
     yield from _flat_cases(sizes, device)
+
+
+def products(sizes: Sizes, device: torch.device) -> Iterator[tuple[str, int, dict[str, Callable[[], Work]]]]:
+    """Yield the products that make a layer's weight gradients: name, FLOP, and ways to add one to a sum in fp32.
+
+    The first is ours, the last a product that adds to nothing, which no other way can beat.
+    """
+    outputs = {
+        "qkv": (sizes.heads + 2 * sizes.kv_heads) * sizes.hidden // sizes.heads,
+        "attention out": sizes.hidden,
+        "gate and up": 2 * sizes.ffn,
+    }
+    shapes = {name: (size, sizes.hidden) for name, size in outputs.items()}
+    shapes |= {"down": (sizes.hidden, sizes.ffn), "head": (sizes.vocab_size, sizes.hidden)}
+    for name, (rows, columns) in shapes.items():
+        yield name, 2 * sizes.tokens * rows * columns, _ways_to_add(sizes.tokens, rows, columns, device)
+
+
+def _ways_to_add(tokens: int, rows: int, columns: int, device: torch.device) -> dict[str, Callable[[], Work]]:
+    def tensors() -> tuple[Tensor, Tensor, Tensor]:
+        grad, x = _draw(device, tokens, rows), _draw(device, tokens, columns)
+        return grad, x, torch.zeros(rows, columns, dtype=torch.float32, device=device)
+
+    def ours() -> Work:
+        grad, x, total = tensors()
+        return lambda: add_product_(total, grad, x, False)
+
+    def rounded_then_added() -> Work:
+        grad, x, total = tensors()
+        return lambda: total.add_(grad.t() @ x)
+
+    def product_alone() -> Work:
+        grad, x, _ = tensors()
+        return lambda: grad.t() @ x
+
+    return {"ours": ours, "product, then sum": rounded_then_added, "product alone": product_alone}
 
 
 def _pair(name: str, ours: Operation, theirs: Operation, make: Callable[[], list[Tensor]], bytes_each: tuple[int, int],
@@ -260,7 +297,24 @@ def _flat_cases(sizes: Sizes, device: torch.device) -> Iterator[Case]:
 
         return step
 
+    def our_lamb() -> Work:
+        grad, master, exp_avg = (_draw(device, count, dtype=torch.float32) for _ in range(3))
+        exp_avg_sq, published = exp_avg.square(), _draw(device, count)
+        borders = torch.tensor([0, count // 2, count], device=device)
+        is_decayed = torch.tensor([True, False], device=device)
+        ratios = torch.ones(2, dtype=torch.float64, device=device)
+
+        def step() -> None:
+            lamb_direction_(
+                *(grad, master, exp_avg, exp_avg_sq, borders, is_decayed),
+                beta1=0.9, beta2=0.95, eps=1e-6, weight_decay=0.1, num_updates=3, gradient_scale=0.5,
+            )  # fmt: skip
+            lamb_apply_(grad, master, published, borders, ratios, lr=1e-3)
+
+        return step
+
     yield Case("AdamW, 30 bytes a weight", 30 * count, our_adamw, their_adamw)
+    yield Case("LAMB, 42 bytes a weight in its two passes", 42 * count, our_lamb, None)
     flat = _draw(device, count, dtype=torch.float32)
     yield Case(
         "squared norm",

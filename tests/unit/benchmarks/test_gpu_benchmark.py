@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from benchmarks.gpu import Record, beside, markdown
-from benchmarks.gpu_operator_cases import Case, Sizes, cases
+from benchmarks.gpu_operator_cases import Case, Sizes, cases, products
 from benchmarks.gpu_step import PlainLlama, idle_share, layers_that_fit, model_config, our_config, our_step, peer_step
 from tests.helpers.source_tree import ROOT
 
@@ -30,6 +30,20 @@ def test_both_sides_of_a_case_run_again_and_again(case: Case) -> None:
         for _ in range(2):
             work()
     assert case.num_bytes > 0
+
+
+def test_products_are_those_of_a_layer_and_every_way_runs() -> None:
+    found = list(products(SMALL, CPU))
+    for _, flops, ways in found:
+        assert flops > 0
+        for make in ways.values():
+            work = make()
+            work()
+            work()
+
+    # Llama 3 8B: 218,103,808 weights a layer and 525,336,576 of the head, each twice a token
+    a_layer = sum(flops for name, flops, _ in products(Sizes(tokens=1), torch.device("meta")) if name != "head")
+    assert a_layer == 2 * 218_103_808
 
 
 def test_the_peer_is_the_same_model() -> None:
