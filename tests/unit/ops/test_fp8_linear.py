@@ -11,13 +11,11 @@ from torch import Tensor, nn
 from megatrain.ops.fp8_linear import CurrentScaler, TensorwiseFp8Linear, rowwise_fp8_linear
 from megatrain.ops.gradient_sink import set_gradient_sink
 from megatrain.ops.linear import linear
+from tests.helpers.fp8_error import GRADIENT_ERROR, INPUT_ERROR, relative
 from tests.helpers.kernels import UNDER_TEST, draw
 from tests.helpers.relative_error import forward_and_backward
 
 Product = Callable[..., Tensor]
-# the relative error of one rounding to 3 (2) bits is uniform up to 2^-4 (2^-3): 3.6 % (7.2 %) of root mean square for
-# numbers anywhere in their binade; two factors, summed over many terms of random sign, keep that ratio
-INPUT_ERROR, GRADIENT_ERROR = 0.036, 0.072
 
 
 def tensorwise() -> TensorwiseFp8Linear:
@@ -25,10 +23,6 @@ def tensorwise() -> TensorwiseFp8Linear:
 
 
 PRODUCTS = {"tensorwise": tensorwise(), "rowwise": rowwise_fp8_linear}
-
-
-def relative(found: Tensor, truth: Tensor) -> float:
-    return ((found.double() - truth).norm() / truth.norm()).item()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

@@ -10,9 +10,9 @@ from torch.nn import functional
 from megatrain.ops.normalization import layer_norm, rms_norm
 from tests.helpers.kernels import UNDER_TEST, draw
 from tests.helpers.operator_contract import assert_contract, assert_refused
+from tests.helpers.plain_norms import EPS, eager_rms, plain_add_layer_norm, plain_add_rms, plain_layer_norm
 from tests.helpers.relative_error import assert_no_worse_than_eager, assert_same, forward_and_backward
 
-EPS = 1e-5
 OPS = torch.ops.megatrain
 
 # one row and many; rows within one thread, one warp, one block; rows that fill no pack; rows longer than a block holds
@@ -27,19 +27,8 @@ def torch_rms(x: Tensor, weight: Tensor) -> Tensor:
     return functional.rms_norm(x, weight.shape, weight, EPS)
 
 
-def eager_rms(x: Tensor, weight: Tensor) -> Tensor:
-    """As model code writes it: statistics in fp32 at least, the product in x's dtype."""
-    wide = x if x.dtype == torch.float64 else x.float()
-    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + EPS)).to(x.dtype) * weight
-
-
 def our_layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return layer_norm(x, weight, bias, EPS)[0]
-
-
-def plain_layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    centred = x - x.mean(-1, keepdim=True)
-    return centred / (centred.square().mean(-1, keepdim=True) + EPS).sqrt() * weight + bias
 
 
 def our_add_rms(x: Tensor, residual: Tensor, weight: Tensor) -> Tensor:
@@ -47,16 +36,8 @@ def our_add_rms(x: Tensor, residual: Tensor, weight: Tensor) -> Tensor:
     return torch.stack(rms_norm(x, weight, EPS, residual))
 
 
-def plain_add_rms(x: Tensor, residual: Tensor, weight: Tensor) -> Tensor:
-    return torch.stack([eager_rms(x + residual, weight), x + residual])
-
-
 def our_add_layer_norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return torch.stack(layer_norm(x, weight, bias, EPS, residual))
-
-
-def plain_add_layer_norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return torch.stack([plain_layer_norm(x + residual, weight, bias), x + residual])
 
 
 def drawn_inputs(shape: tuple[int, ...], dtype: torch.dtype = torch.float64) -> tuple[list[Tensor], Tensor]:
