@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import gc
 import signal
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.helpers import backend_packages
 from tests.helpers.rank_pool import RankPool
 
 
@@ -48,3 +51,20 @@ def rank_pool() -> Iterator[RankPool]:
     """The one pool of rank processes that all distributed tests share. Processes start when first needed."""
     with RankPool(size=8) as pool:
         yield pool
+
+
+@pytest.fixture
+def package_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A place that modules are imported from during one test: what is put there stands in for NVIDIA's packages."""
+    root = tmp_path / "packages"
+    root.mkdir()
+    for name in _backend_modules():
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(root)
+    yield root
+    for name in _backend_modules():
+        del sys.modules[name]
+
+
+def _backend_modules() -> list[str]:
+    return [name for name in sys.modules if name.partition(".")[0] in backend_packages.NAMES]

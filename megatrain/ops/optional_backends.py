@@ -1,0 +1,115 @@
+"""NVIDIA apex and Transformer Engine, where somebody installed them: found without being imported, imported when named.
+
+What PyPI calls apex is another project: NVIDIA's is known by what is inside. No torch here, for the doctor.
+Sources: apex 6424da3 (apex/normalization, csrc/layer_norm_cuda.cpp); Transformer Engine 2.9 to 2.20 (pytorch/module).
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+APEX_INSTALL = (
+    "build it from a clone of github.com/NVIDIA/apex with APEX_CPP_EXT=1 APEX_CUDA_EXT=1 pip install "
+    "--no-build-isolation . (PyPI's apex is another project)"
+)
+TRANSFORMER_ENGINE_INSTALL = "pip install --no-build-isolation 'transformer_engine[pytorch]'"
+
+APEX_EXTENSION = "fused_layer_norm_cuda"
+
+
+@dataclass(frozen=True, slots=True)
+class TransformerEngine:
+    """The two modules that are used of it."""
+
+    pytorch: ModuleType
+    recipe: ModuleType
+
+
+@dataclass(frozen=True, slots=True)
+class FoundBackend:
+    """What is installed under the name of a backend."""
+
+    directory: Path | None
+    """None where there is nothing."""
+    version: str
+    """Empty where it is not that backend."""
+    problem: str = ""
+    """Why it cannot be used; empty where it can, as far as that is seen without an import."""
+    way_out: str = ""
+
+
+def find_apex() -> FoundBackend:
+    """Look for NVIDIA apex with its compiled norms."""
+    directory = _directory("apex")
+    if directory is None:
+        return FoundBackend(None, "", "NVIDIA apex is not installed", APEX_INSTALL)
+    if not (directory / "normalization" / "fused_layer_norm.py").is_file():
+        problem = f"the apex at {directory} is not NVIDIA's, it has no normalization/fused_layer_norm.py"
+        return FoundBackend(directory, "", problem, f"pip uninstall apex, then {APEX_INSTALL}")
+    version = _version("apex")
+    if importlib.util.find_spec(APEX_EXTENSION) is None:
+        problem = f"NVIDIA apex at {directory} was built without its CUDA extensions, there is no {APEX_EXTENSION}"
+        return FoundBackend(directory, version, problem, APEX_INSTALL)
+    return FoundBackend(directory, version)
+
+
+def find_transformer_engine() -> FoundBackend:
+    """Look for Transformer Engine with its part for PyTorch."""
+    directory = _directory("transformer_engine")
+    if directory is None:
+        return FoundBackend(None, "", "Transformer Engine is not installed", TRANSFORMER_ENGINE_INSTALL)
+    version = _version("transformer_engine")
+    if not (directory / "pytorch" / "__init__.py").is_file():
+        problem = f"the Transformer Engine at {directory} has no part for PyTorch"
+        return FoundBackend(directory, version, problem, TRANSFORMER_ENGINE_INSTALL)
+    return FoundBackend(directory, version)
+
+
+def import_apex() -> ModuleType:
+    """Return apex.normalization.fused_layer_norm.
+
+    Raises: ImportError where it or its compiled part does not load.
+    """
+    module = _imported("apex.normalization.fused_layer_norm")
+    _imported(APEX_EXTENSION)  # apex itself loads it at the first norm, which is after the worker has started
+    return module
+
+
+def import_transformer_engine() -> TransformerEngine:
+    """Return transformer_engine.pytorch and transformer_engine.common.recipe.
+
+    Raises: ImportError where it does not load, or is older than the entry points that are used.
+    """
+    module = _imported("transformer_engine.pytorch")
+    if not hasattr(module, "autocast"):
+        raise ImportError(
+            "transformer_engine.pytorch has no autocast, it is too old: install Transformer Engine >= 2.9"
+        )
+    return TransformerEngine(module, _imported("transformer_engine.common.recipe"))
+
+
+def _imported(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except (ImportError, OSError, RuntimeError, AssertionError, AttributeError) as error:
+        # both look for libraries, versions and devices while they are imported, and say in many ways what they miss
+        raise ImportError(f"{name} does not load: {type(error).__name__}: {error}") from error
+
+
+def _directory(package: str) -> Path | None:
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    return Path(next(iter(spec.submodule_search_locations)))
+
+
+def _version(distribution: str) -> str:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return "of unknown version"

@@ -1,0 +1,44 @@
+"""What megatrain calls of NVIDIA apex, with its signatures (apex/normalization/fused_layer_norm.py), in plain torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+def fused_layer_norm_affine(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    normalized_shape: Sequence[int],
+    eps: float = 1e-6,
+    memory_efficient: bool = False,
+) -> Tensor:
+    """Return the norm, with sums in fp32 and one rounding at the end."""
+    _check(input, normalized_shape, weight, bias)
+    wide = input.float()
+    centred = wide - wide.mean(-1, keepdim=True)  # torch's own norm adds up rows one after the other on CPUs
+    rstd = torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps)
+    return (centred * rstd * weight.float() + bias.float()).to(input.dtype)
+
+
+def fused_rms_norm_affine(
+    input: Tensor,
+    weight: Tensor,
+    normalized_shape: Sequence[int],
+    eps: float = 1e-6,
+    memory_efficient: bool = False,
+) -> Tensor:
+    """Return the norm, with sums in fp32 and one rounding at the end."""
+    _check(input, normalized_shape, weight)
+    return functional.rms_norm(input.float(), list(normalized_shape), weight.float(), eps).to(input.dtype)
+
+
+def _check(input: Tensor, normalized_shape: Sequence[int], *parameters: Tensor) -> None:
+    for one in parameters:
+        assert tuple(one.shape) == tuple(normalized_shape)
+        assert one.dtype == input.dtype
+    assert input.dtype in (torch.float32, torch.float16, torch.bfloat16)
