@@ -16,6 +16,7 @@ from megatrain.config.config import Config
 from megatrain.contracts.operations import Operation
 from megatrain.model import TokenContext, initialise_
 from megatrain.model.fp8 import Fp8Scales, use_fp8
+from megatrain.model.norm import use_norms
 from megatrain.ops.documents import pack_documents
 from megatrain.ops.precision import DTYPES, accumulate_dtype
 from megatrain.optim import ShardedOptimizer
@@ -159,6 +160,7 @@ def _build_chunk(
 ) -> PipelineChunk:
     """Return one chunk. `fp8_scales` gets the scales that its layers keep from step to step."""
     meta = build_meta_chunk(config, mesh.layout, mesh.coordinate.pp, chunk, mesh.tp)
+    use_norms(meta.module, config.kernels)
     scales = use_fp8(meta.module, config.fp8, device)
     if scales is not None:
         fp8_scales.append(scales)

@@ -1,21 +1,76 @@
-"""Whether the GPU that a worker was given runs what its configuration asks for. Asked before anything is built."""
+"""Whether the device that a worker was given runs what its configuration asks for. Asked before anything is built."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 from megatrain.config.config import Config
 from megatrain.contracts.errors import ConfigError
 from megatrain.ops.extension import Extension, missing_capability
+from megatrain.ops.optional_backends import (
+    FoundBackend,
+    find_apex,
+    find_transformer_engine,
+    import_apex,
+    import_transformer_engine,
+)
 
 FP8_CAPABILITY = {"tensorwise": (8, 9), "rowwise": (9, 0)}
+
+
+@dataclass(frozen=True, slots=True)
+class _NamedBackend:
+    """A backend that the configuration names by the value `name` of [section] key."""
+
+    section: str
+    key: str
+    name: str
+    find: Callable[[], FoundBackend]
+    load: Callable[[], Any]
+
+    def __str__(self) -> str:
+        return f'{self.section}.{self.key}="{self.name}"'
+
+    def problem(self) -> str:
+        """Import it; return why it cannot be used, or ""."""
+        found = self.find()
+        if found.problem:
+            return f"{found.problem}: {found.way_out}"
+        try:
+            self.load()
+        except ImportError as error:
+            return str(error)
+        return ""
+
+
+def _named_backends(config: Config) -> Iterator[_NamedBackend]:
+    if config.kernels.norm == "apex":
+        yield _NamedBackend("kernels", "norm", "apex", find_apex, import_apex)
+    if config.fp8.backend == "transformer_engine":
+        yield _NamedBackend("fp8", "backend", "transformer_engine", find_transformer_engine, import_transformer_engine)
+
+
+def refuse_gpu_backends(config: Config) -> None:
+    """Raise ConfigError where the configuration names what runs on GPUs only: this worker is on a processor."""
+    problems = [
+        f'{one} runs on GPUs only, and torch sees none here; use {one.key}="megatrain", or see `megatrain doctor`'
+        for one in _named_backends(config)
+    ]
+    if problems:
+        raise ConfigError(problems)
 
 
 def kernel_note(config: Config, capability: tuple[int, int], extension: Extension) -> str:
     """Return which kernels a GPU of `capability` will run, in words for the log.
 
+    Imports the backends that the configuration names, and no others.
     Raises: ConfigError where kernels are missing and kernels.strict is set, where those that were built are for other
-    GPUs, or where the GPU has no FP8.
+    GPUs, where the GPU has no FP8, or where a named backend is not installed, is another package or does not load.
     """
-    problems = []
+    backends = tuple(_named_backends(config))
+    problems = [f'{one}: {problem}; or use {one.key}="megatrain"' for one in backends if (problem := one.problem())]
     if extension.is_active:
         unfit = missing_capability(extension.architectures, capability)
         if unfit:
@@ -34,5 +89,7 @@ def kernel_note(config: Config, capability: tuple[int, int], extension: Extensio
     if problems:
         raise ConfigError(problems)
     if extension.is_active:
-        return f"compiled kernels for {', '.join(extension.architectures)}"
-    return f"no compiled kernels ({extension.reason}): every operation in its plain PyTorch form, which is slower"
+        note = f"compiled kernels for {', '.join(extension.architectures)}"
+    else:
+        note = f"no compiled kernels ({extension.reason}): every operation in its plain PyTorch form, which is slower"
+    return "; ".join([note, *(f"{one.section}.{one.key} by {one.name} {one.find().version}" for one in backends)])

@@ -34,6 +34,13 @@ class Fp8Config:
     history_len: int = field(
         default=16, metadata=option("delayed: steps that a scale looks back.", unit="steps", minimum=1, maximum=65536)
     )
+    backend: Literal["megatrain", "transformer_engine"] = field(
+        default="megatrain",
+        metadata=option(
+            "What multiplies in FP8. megatrain: its own quantization and torch's products. transformer_engine: NVIDIA "
+            "Transformer Engine (2.9 or later), which must be installed; tensorwise with current scaling, GPUs only."
+        ),
+    )
     skip_layers: tuple[int, ...] = field(
         default=(),
         metadata=option(

@@ -27,3 +27,10 @@ class KernelsConfig:
             "have one kernel."
         ),
     )
+    norm: Literal["megatrain", "apex"] = field(
+        default="megatrain",
+        metadata=option(
+            "What computes LayerNorm and RMSNorm. megatrain: the kernels that come with it, or plain PyTorch. apex: "
+            "NVIDIA apex, which must be installed with its CUDA extensions; GPUs only."
+        ),
+    )

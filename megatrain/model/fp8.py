@@ -16,7 +16,9 @@ from megatrain.model.linear import Product, Projection
 from megatrain.model.transformer import Transformer
 from megatrain.ops.fp8_linear import CurrentScaler, TensorwiseFp8Linear, rowwise_fp8_linear
 from megatrain.ops.fp8_scaling import DelayedScaling
+from megatrain.ops.optional_backends import import_transformer_engine
 from megatrain.ops.quantization import E4M3, E5M2
+from megatrain.ops.transformer_engine_linear import TransformerEngineLinear
 
 OPERAND_FORMATS = (E4M3, E4M3, E5M2)
 """Of input, weight and gradient."""
@@ -40,11 +42,17 @@ def use_fp8(model: Transformer, config: Fp8Config, device: torch.device) -> Fp8S
     """Let the projections of `model`'s layers multiply in FP8, as `config` says.
 
     Returns the scales that go from step to step, where there are such.
+    Raises: ImportError where the backend is not installed.
     """
     layers = tuple(layer for layer in model.part.layers if config.is_used and layer not in config.skip_layers)
     projections = [
         module for layer in layers for module in model.blocks[str(layer)].modules() if isinstance(module, Projection)
     ]
+    if config.backend == "transformer_engine":
+        engine = import_transformer_engine()
+        for projection in projections:
+            projection.multiply = TransformerEngineLinear(engine)
+        return None
     scaling = None
     if config.scaling == "delayed" and projections:
         scaling = DelayedScaling([*OPERAND_FORMATS] * len(projections), config.history_len, device)

@@ -1,17 +1,30 @@
-"""The two norms as modules: they add up the residual stream and give its norm. Shapes: H hidden."""
+"""The two norms as modules: they add up the residual stream and give its norm. Shapes: H hidden.
+
+What computes them may be replaced, as the products of projections may (model/linear.py).
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
+from megatrain.config.kernels import KernelsConfig
 from megatrain.config.model import ModelConfig
+from megatrain.ops.apex_norm import ApexNorms
 from megatrain.ops.normalization import layer_norm, rms_norm
+from megatrain.ops.optional_backends import import_apex
 from megatrain.ops.residual import ResidualStream
+
+Normalize = Callable[..., tuple[Tensor, Tensor]]
+"""What layer_norm() or rms_norm() does: from (x, parameters, eps, added or nothing) to (norm of the sum, the sum)."""
 
 
 class LayerNorm(nn.Module):
     """Mean and variance removed over H, then scale and shift."""
+
+    normalize: Normalize = staticmethod(layer_norm)
 
     def __init__(self, hidden_size: int, eps: float) -> None:
         super().__init__()
@@ -21,11 +34,13 @@ class LayerNorm(nn.Module):
 
     def forward(self, stream: ResidualStream) -> tuple[Tensor, Tensor]:
         """Return (norm of the sum, the sum)."""
-        return layer_norm(stream.x_SBH, self.weight, self.bias, self.eps, stream.added_SBH)
+        return self.normalize(stream.x_SBH, self.weight, self.bias, self.eps, stream.added_SBH)
 
 
 class RmsNorm(nn.Module):
     """Root mean square removed over H, then scale."""
+
+    normalize: Normalize = staticmethod(rms_norm)
 
     def __init__(self, hidden_size: int, eps: float) -> None:
         super().__init__()
@@ -34,9 +49,24 @@ class RmsNorm(nn.Module):
 
     def forward(self, stream: ResidualStream) -> tuple[Tensor, Tensor]:
         """Return (norm of the sum, the sum)."""
-        return rms_norm(stream.x_SBH, self.weight, self.eps, stream.added_SBH)
+        return self.normalize(stream.x_SBH, self.weight, self.eps, stream.added_SBH)
 
 
 def build_norm(config: ModelConfig) -> nn.Module:
     kind = LayerNorm if config.norm == "layernorm" else RmsNorm
     return kind(config.hidden_size, config.norm_eps)
+
+
+def use_norms(model: nn.Module, config: KernelsConfig) -> None:
+    """Let the norms of `model` be computed by what `config` names.
+
+    Raises: ImportError where that is not installed.
+    """
+    if config.norm != "apex":
+        return
+    norms = ApexNorms(import_apex())
+    for module in model.modules():
+        if isinstance(module, LayerNorm):
+            module.normalize = norms.layer_norm
+        elif isinstance(module, RmsNorm):
+            module.normalize = norms.rms_norm

@@ -32,7 +32,7 @@ def block_footprint(config: Config, sizes: TensorBytes) -> Footprint:
         for has_attention, has_mlp in mixers
     ]
     block = in_a_row(branches)
-    eight_bits = fp8_inputs(config, sizes)
+    eight_bits = fp8_inputs(config, sizes) + fp8_weights(config, sizes)
     block = Footprint(block.kept + eight_bits, block.forward + eight_bits, block.backward + eight_bits)
     if recompute != "full":
         return block
@@ -49,6 +49,23 @@ def fp8_inputs(config: Config, sizes: TensorBytes) -> int:
     if not config.fp8.is_used:
         return 0
     return (2 * sizes.hidden + sizes.query + sizes.activation) // sizes.element
+
+
+def fp8_weights(config: Config, sizes: TensorBytes) -> int:
+    """Return what a backend keeps of a block's weights in 8 bits: Transformer Engine each one, and it transposed.
+
+    The latter is not there on Blackwell and later.
+    """
+    if config.fp8.backend == "megatrain":
+        return 0
+    # the other side of each weight: what leaves the widening products, what enters the narrowing ones
+    widths = (sizes.qkv + sizes.query + sizes.up + sizes.activation) // (sizes.rows * sizes.element)
+    return 2 * widths * config.model.hidden_size
+
+
+def fp8_staying(config: Config, sizes: TensorBytes) -> int:
+    """Return what of both is never offloaded: Transformer Engine saves bytes as integers, which stay on the device."""
+    return 0 if config.fp8.backend == "megatrain" else fp8_inputs(config, sizes) + fp8_weights(config, sizes)
 
 
 @dataclass(frozen=True, slots=True)

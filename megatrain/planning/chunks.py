@@ -14,7 +14,7 @@ from megatrain.contracts.layout import Layout
 from megatrain.model import ModelPart
 from megatrain.parallel.bucket import group_into_buckets, padded_numel
 from megatrain.parallel.sharding import LogicalParameter
-from megatrain.planning.blocks import block_footprint, norm_kept
+from megatrain.planning.blocks import block_footprint, fp8_staying, norm_kept
 from megatrain.planning.ends import embedding_footprint, head_footprint
 from megatrain.planning.footprint import Footprint, in_a_row
 from megatrain.planning.meta_chunk import build_meta_chunk
@@ -47,7 +47,7 @@ class PlannedChunk:
             len(self.part.layers),
             config.parallel.offload_layers,
             sizes,
-            staying=num_norms * (norm_kept(config, sizes) - sizes.hidden_local),
+            staying=num_norms * (norm_kept(config, sizes) - sizes.hidden_local) + fp8_staying(config, sizes),
             is_input_held=not self.part.has_embedding,
         )
         if self.part.has_embedding:

@@ -1,8 +1,9 @@
 """Skip what this machine cannot test, unless the machine promised to test everything.
 
 MEGATRAIN_REQUIRE=all (set by .ci/run), or a comma-separated list of parts, turns the skip into a failure. A GPU and a
-compiler are never required: no rule of this project is tested with them only. Nor is the registry of npm packages: it
-is away now and then, and the page is built again on the next machine that reaches it.
+compiler are never required, nor packages that run with both only: no rule of this project is tested with them alone.
+Nor is the registry of npm packages: it is away now and then, and the page is built again on the next machine that
+reaches it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from types import ModuleType
 
 import pytest
 
-NEVER_REQUIRED = frozenset({"compiler", "gpu", "npm-packages"})
+NEVER_REQUIRED = frozenset({"apex", "compiler", "gpu", "npm-packages", "transformer_engine"})
 
 
 def require(part: str, found: bool, reason: str) -> None:

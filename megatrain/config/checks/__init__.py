@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping
 from megatrain.config.checks.batch import batch_problems
 from megatrain.config.checks.context import Context
 from megatrain.config.checks.fp8 import fp8_problems
+from megatrain.config.checks.kernels import kernel_problems
 from megatrain.config.checks.model import model_problems
 from megatrain.config.checks.optimizer import optimizer_problems
 from megatrain.config.checks.parallel import parallel_problems
@@ -50,7 +51,15 @@ def find_problems(
     in_range, problems = _own_ranges(config)
     untrusted = frozenset(doubtful).union(key for problem in problems for key in problem.keys)
     context = Context(in_range, world_size, untrusted)
-    passes = (model_problems, parallel_problems, batch_problems, optimizer_problems, fp8_problems, run_problems)
+    passes = (
+        model_problems,
+        parallel_problems,
+        batch_problems,
+        optimizer_problems,
+        kernel_problems,
+        fp8_problems,
+        run_problems,
+    )
     between_keys = [problem for check_pass in passes for problem in check_pass(context)]
     if is_for_training:
         between_keys += training_problems(in_range)

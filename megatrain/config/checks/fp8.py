@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from megatrain.config.checks.context import Context
+from megatrain.config.checks.kernels import gpu_only_problems
 from megatrain.config.checks.unused import unused_problems
 from megatrain.config.config import Config
 from megatrain.config.fp8 import DIM_MULTIPLE
@@ -17,7 +18,7 @@ def fp8_problems(context: Context) -> Iterator[Problem]:
     config = context.config
     fp8 = config.fp8
     if not fp8.is_used:
-        for name in ("scaling", "history_len", "skip_layers"):
+        for name in ("scaling", "history_len", "backend", "skip_layers"):
             yield from unused_problems("fp8", fp8, name, "recipe", "tensorwise")
         return
     if fp8.scaling == "delayed" and fp8.recipe == "rowwise":
@@ -28,6 +29,8 @@ def fp8_problems(context: Context) -> Iterator[Problem]:
         )
     if fp8.scaling != "delayed":
         yield from unused_problems("fp8", fp8, "history_len", "scaling", "delayed")
+    if fp8.backend == "transformer_engine":
+        yield from _transformer_engine_problems(config)
     if config.train.precision != "bf16":
         yield Problem(
             ("fp8.recipe", "train.precision"),
@@ -42,6 +45,23 @@ def fp8_problems(context: Context) -> Iterator[Problem]:
             f"{config.model.num_layers - 1}",
         )
     yield from _dim_problems(config)
+
+
+def _transformer_engine_problems(config: Config) -> Iterator[Problem]:
+    fp8, named = config.fp8, 'fp8.backend="transformer_engine"'
+    if fp8.recipe == "rowwise":
+        yield Problem(
+            ("fp8.recipe", "fp8.backend"),
+            f'fp8.recipe="rowwise" is not what {named} has: it scales by tensor or by block, never by row; '
+            f'use recipe="tensorwise" or backend="megatrain"',
+        )
+    elif fp8.scaling == "delayed":
+        yield Problem(
+            ("fp8.scaling", "fp8.backend"),
+            f'fp8.scaling="delayed" with {named} would keep histories in its own modules, where checkpoints do not '
+            f'reach them; use scaling="current" or backend="megatrain"',
+        )
+    yield from gpu_only_problems(config, "fp8.backend", "megatrain")
 
 
 def _dim_problems(config: Config) -> Iterator[Problem]:

@@ -23,6 +23,36 @@ CASES = {
             "(--fp8.skip_layers on the command line)"
         ),
     ),
+    "backend without a recipe": (
+        ["--fp8.backend=transformer_engine"],
+        (
+            'fp8.backend="transformer_engine" does nothing with fp8.recipe="none"; use recipe="tensorwise" or '
+            'backend="megatrain" (--fp8.backend on the command line)'
+        ),
+    ),
+    "transformer engine": ([*FITTING, "--fp8.backend=transformer_engine", "--fp8.skip_layers=[0]"], None),
+    "transformer engine by row": (
+        [*FITTING, "--fp8.backend=transformer_engine", "--fp8.recipe=rowwise"],
+        (
+            'fp8.recipe="rowwise" is not what fp8.backend="transformer_engine" has: it scales by tensor or by block, '
+            'never by row; use recipe="tensorwise" or backend="megatrain" (--fp8.recipe on the command line)'
+        ),
+    ),
+    "transformer engine, delayed": (
+        [*FITTING, "--fp8.backend=transformer_engine", "--fp8.scaling=delayed"],
+        (
+            'fp8.scaling="delayed" with fp8.backend="transformer_engine" would keep histories in its own modules, '
+            'where checkpoints do not reach them; use scaling="current" or backend="megatrain" (--fp8.scaling on the '
+            "command line)"
+        ),
+    ),
+    "transformer engine on processors": (
+        [*FITTING, "--fp8.backend=transformer_engine", "--runtime.device=cpu"],
+        (
+            'fp8.backend="transformer_engine" runs on GPUs only, and runtime.device="cpu"; use backend="megatrain" or '
+            "another device (--fp8.backend on the command line)"
+        ),
+    ),
     "history of current scaling": (
         [*FITTING, "--fp8.history_len=4"],
         (

@@ -15,6 +15,7 @@ from tests.helpers.require import is_required, require
         ("etcd", "chromium,etcd", True),
         ("etcd", "chromium", False),
         ("gpu", "all", False),
+        ("apex", "all", False),
         ("gpu", "gpu", False),
     ],
 )

@@ -7,6 +7,7 @@ import pytest
 from benchmarks.memory import with_changes
 from megatrain.config.config import Config
 from megatrain.contracts.layout import Layout
+from megatrain.planning.blocks import block_footprint, fp8_inputs, fp8_staying
 from megatrain.planning.chunks import plan_stage
 from megatrain.planning.footprint import Footprint, Ledger, in_a_row
 from megatrain.planning.memory import estimate_memory
@@ -92,3 +93,17 @@ def test_a_copy_in_another_type_is_beside_the_gradients_for_a_moment() -> None:
     moment = walked("1f1b", 1, 1, 0, chunk, parallel__zero_stage=2)
 
     assert (moment.total, moment.what) == (600, "reduction of chunk 0")
+
+
+def test_transformer_engine_keeps_weights_in_eight_bits_for_each_micro_batch() -> None:
+    kept, staying = [], []
+    for backend in ("megatrain", "transformer_engine"):
+        changes = {"fp8.recipe": "tensorwise", "fp8.backend": backend, "train.precision": "bf16"}
+        config = Config.from_dict(with_changes(changes))
+        kept.append(block_footprint(config, tensor_bytes(config, 2)).kept)
+        staying.append(fp8_staying(config, tensor_bytes(config, 2)))
+
+    # GPT: attention has 4 H^2 weights, the MLP 8 H^2; each is kept as it is and transposed, a byte an element
+    weights = 2 * 12 * config.model.hidden_size**2 // 2
+    assert kept[1] - kept[0] == weights
+    assert staying == [0, weights + fp8_inputs(config, tensor_bytes(config, 2))]

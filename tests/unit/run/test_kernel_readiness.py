@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from megatrain.contracts.errors import ConfigError
-from megatrain.kernel_readiness import kernel_note
+from megatrain.kernel_readiness import kernel_note, refuse_gpu_backends
 from megatrain.ops.extension import Extension
+from tests.helpers.backend_packages import APEX, NAMES, PYPI_APEX, TRANSFORMER_ENGINE, write_packages
 from tests.helpers.lone_rank import make_config
 
 BUILT = Extension(("8.0", "9.0a"), "")
@@ -44,3 +47,70 @@ def test_strict_is_content_where_all_is_there() -> None:
     config = make_config(kernels={"strict": True}, fp8={"recipe": "tensorwise"})
 
     assert kernel_note(config, ADA, BUILT).startswith("compiled kernels")
+
+
+BOTH = {
+    "kernels": {"norm": "apex"},
+    "fp8": {"recipe": "tensorwise", "backend": "transformer_engine"},
+}
+
+
+def test_named_backends_are_imported_and_told(package_root: Path) -> None:
+    write_packages(package_root, APEX | TRANSFORMER_ENGINE)
+
+    assert kernel_note(make_config(), HOPPER, BUILT) == "compiled kernels for 8.0, 9.0a"
+    assert not set(NAMES) & set(sys.modules)
+    assert kernel_note(make_config(**BOTH), HOPPER, BUILT) == (
+        "compiled kernels for 8.0, 9.0a; kernels.norm by apex 0.1; fp8.backend by transformer_engine 2.9.0"
+    )
+    assert set(NAMES) <= set(sys.modules)
+
+
+def test_backends_that_are_not_there_are_refused_together(package_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [str(package_root)])
+    with pytest.raises(ConfigError) as caught:
+        kernel_note(make_config(**BOTH), HOPPER, BUILT)
+
+    apex, engine = caught.value.problems
+    assert apex.startswith('kernels.norm="apex": NVIDIA apex is not installed: build it from ')
+    assert apex.endswith('; or use norm="megatrain"')
+    assert engine == (
+        'fp8.backend="transformer_engine": Transformer Engine is not installed: pip install --no-build-isolation '
+        "'transformer_engine[pytorch]'; or use backend=\"megatrain\""
+    )
+
+
+@pytest.mark.parametrize(
+    ("files", "problem"),
+    [
+        (PYPI_APEX, r'kernels\.norm="apex": the apex at .* is not NVIDIA\'s, .*: pip uninstall apex, then build it'),
+        (
+            APEX | {"fused_layer_norm_cuda.py": "import no_such_library\n"},
+            r'kernels\.norm="apex": fused_layer_norm_cuda does not load: .* \'no_such_library\'; or use norm="mega',
+        ),
+    ],
+    ids=["PyPI's", "broken"],
+)
+def test_the_wrong_backend_is_refused(package_root: Path, files: dict[str, str], problem: str) -> None:
+    write_packages(package_root, files)
+
+    with pytest.raises(ConfigError, match=problem):
+        kernel_note(make_config(kernels={"norm": "apex"}), HOPPER, BUILT)
+
+
+def test_on_processors_named_backends_are_refused(package_root: Path) -> None:
+    write_packages(package_root, APEX | TRANSFORMER_ENGINE)
+    refuse_gpu_backends(make_config())
+    with pytest.raises(ConfigError) as caught:
+        refuse_gpu_backends(make_config(**BOTH))
+
+    assert caught.value.problems == (
+        (
+            'kernels.norm="apex" runs on GPUs only, and torch sees none here; use norm="megatrain", or see '
+            "`megatrain doctor`"
+        ),
+        (
+            'fp8.backend="transformer_engine" runs on GPUs only, and torch sees none here; use backend="megatrain", or '
+            "see `megatrain doctor`"
+        ),
+    )

@@ -35,3 +35,11 @@ def test_a_gpu_that_is_asked_for_and_absent_is_refused(monkeypatch: pytest.Monke
 
     with pytest.raises(ConfigError, match=r'runtime\.device="cuda": torch sees no CUDA device here'):
         run_worker(make_config(runtime={"device": "cuda"}), Process(), nobody, nobody)
+
+
+def test_a_backend_of_gpus_is_refused_on_a_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    nobody: Any = None
+
+    with pytest.raises(ConfigError, match=r'kernels\.norm="apex" runs on GPUs only, and torch sees none here'):
+        run_worker(make_config(kernels={"norm": "apex"}), Process(), nobody, nobody)

@@ -1,0 +1,45 @@
+"""The product with a weight in 8-bit floating point by Transformer Engine.
+
+Scales are those of the tensor at hand (Float8CurrentScaling: E4M3, gradients E5M2), so nothing goes from step to step.
+The entry is the module Linear, which is older and steadier than the functions beneath it; its own parameters stay on
+the meta device, and each call puts ours in their place.
+Shapes: T tokens (any dims), I inputs, O outputs (any dims: they are flattened); T, I and O multiples of 16.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from megatrain.ops.optional_backends import TransformerEngine
+
+
+class TransformerEngineLinear:
+    """linear() of one projection, on CUDA only.
+
+    Its module keeps quantizers, and must be no child of ours: then it would have parameters of theirs.
+    """
+
+    def __init__(self, engine: TransformerEngine) -> None:
+        self._engine = engine.pytorch
+        self._recipe = engine.recipe.Float8CurrentScaling()
+        self._module: nn.Module | None = None
+
+    def __call__(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+        """Return x weight' + bias. Saves x and the weight in 8 bits for backward.
+
+        The weight's gradient is autograd's, in its dtype, also where the weight has a sink: theirs is an attribute that
+        is read in forward or backward, of the weight or of what was saved of it, as the version has it.
+        Shapes: x [..., I]; weight [*O, I]; bias [*O]; result [..., prod(O)].
+        """
+        parameters = {"weight": weight_OI.flatten(0, -2)}
+        if bias_O is not None:
+            parameters["bias"] = bias_O.flatten()
+        if self._module is None:
+            num_outputs, num_inputs = parameters["weight"].shape
+            self._module = self._engine.Linear(
+                num_inputs, num_outputs, bias=bias_O is not None, params_dtype=weight_OI.dtype, device="meta"
+            )
+        with self._engine.autocast(enabled=True, recipe=self._recipe):
+            out = functional_call(self._module, parameters, (x_TI.flatten(0, -2),))
+        return out.view(*x_TI.shape[:-1], -1)

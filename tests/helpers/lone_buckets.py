@@ -1,0 +1,44 @@
+"""One module whose parameters lie in the buckets of a rank without peers, as a chunk's do in training."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from megatrain.parallel.data_parallel import ChunkDataParallel, DataParallelOptions
+from megatrain.parallel.sharding import LogicalParameter
+from tests.helpers.lone_rank import simulated_group
+
+
+def put_in_buckets(module: nn.Module, dtype: torch.dtype, device: torch.device) -> ChunkDataParallel:
+    """Give `module`, which is on meta, memory in buckets of `dtype` with fp32 gradients, and the values of a draw."""
+    parameters = [
+        LogicalParameter(name, parameter, tuple(parameter.shape), (0,) * parameter.dim(), is_tp_sharded=True)
+        for name, parameter in module.named_parameters()
+    ]
+    options = DataParallelOptions(
+        zero_stage=1,
+        dtype=dtype,
+        gradient_dtype=torch.float32,
+        reduce_dtype=torch.float32,
+        bucket_size=1 << 20,
+        has_overlap=False,
+    )
+    groups = [simulated_group(name, 1, 0) for name in ("dp", "tp", "embedding")]
+    chunk = ChunkDataParallel(parameters, *groups, options, device)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(1 + torch.randn(parameter.shape, generator=generator))
+    return chunk
+
+
+def bucket_gradients(chunk: ChunkDataParallel) -> dict[str, Tensor]:
+    """Return what lies in the buckets, by the parameters' names."""
+    found: dict[str, Tensor] = {}
+    for bucket in chunk.buckets:
+        gradients = bucket.finished_gradients()
+        for logical, start in zip(bucket.parameters, bucket.starts, strict=True):
+            shape = logical.parameter.shape
+            found[logical.name] = gradients[start : start + shape.numel()].view(shape)
+    return found
