@@ -180,15 +180,6 @@ CASES = {
             "num_layers=16, or pp_size and num_chunks whose product is 1, 2, 4 or 8 (small.toml:5)"
         ),
     ),
-    "more offloaded layers than a chunk has": (
-        ["--parallel.pp_size=2", "--parallel.offload_layers=5"],
-        (
-            "parallel.offload_layers=5 must be at most the 4 layers of a chunk (model.num_layers=8 over "
-            "parallel.pp_size * parallel.num_chunks = 2 * 1); use 4 or less (--parallel.offload_layers on the command "
-            "line)"
-        ),
-    ),
-    "all layers of a chunk offloaded": (["--parallel.pp_size=2", "--parallel.offload_layers=4"], None),
     "chunks without interleaving": (
         ["--parallel.pp_size=2", "--parallel.num_chunks=2"],
         (

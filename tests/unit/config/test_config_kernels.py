@@ -1,4 +1,4 @@
-"""Rules of [kernels]."""
+"""Rules of [kernels]: what may be named, and where."""
 
 from __future__ import annotations
 

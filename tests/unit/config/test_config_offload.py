@@ -1,0 +1,13 @@
+"""Rules of parallel.offload_layers."""
+
+from __future__ import annotations
+
+
+def test_chunk_has_no_more_layers_to_offload_than_it_has(problems_of) -> None:
+    (problem,) = problems_of("--parallel.pp_size=2", "--parallel.offload_layers=5")
+
+    assert problem == (
+        "parallel.offload_layers=5 must be at most the 4 layers of a chunk (model.num_layers=8 over parallel.pp_size * "
+        "parallel.num_chunks = 2 * 1); use 4 or less (--parallel.offload_layers on the command line)"
+    )
+    assert problems_of("--parallel.pp_size=2", "--parallel.offload_layers=4") == ()
