@@ -5,7 +5,8 @@ The model is built on the meta device, cut, and only then given memory, so no ra
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -21,11 +22,12 @@ from megatrain.ops.documents import pack_documents
 from megatrain.ops.precision import DTYPES, accumulate_dtype
 from megatrain.optim import ShardedOptimizer
 from megatrain.parallel.data_parallel import ChunkDataParallel, DataParallelOptions
+from megatrain.parallel.graphed_chunk import Capture, CudaGraphCapture, GraphedChunk
 from megatrain.parallel.offload import CudaCopies, ImmediateCopies, Offloader
 from megatrain.parallel.pipeline import Pipeline, PipelineChunk, PipelineInput
 from megatrain.parallel.recompute import recompute_fully
 from megatrain.parallel.sharding import Box, FlatShard
-from megatrain.planning.meta_chunk import build_meta_chunk
+from megatrain.planning.meta_chunk import MetaChunk, build_meta_chunk
 from megatrain.telemetry.recorder import Recorder
 
 SMALLEST_ACTIVATION_WIDTH = 16
@@ -117,8 +119,14 @@ class Replica:
             chunk.module.train(is_training)
 
 
-def build_replica(config: Config, mesh: Mesh, recorder: Recorder, device: torch.device) -> Replica:
-    """Build this rank's chunks and everything around them. Weights are zero until initialised or loaded."""
+def build_replica(
+    config: Config, mesh: Mesh, recorder: Recorder, device: torch.device, capture: Capture | None = None
+) -> Replica:
+    """Build this rank's chunks and everything around them. Weights are zero until initialised or loaded.
+
+    capture: makes recordings of micro-batches; by default that of the configuration and the device.
+    """
+    capture = capture or capture_of(config, device)
     dtype = DTYPES[config.train.precision]
     gradient_dtype = accumulate_dtype(dtype)
     options = DataParallelOptions(
@@ -131,7 +139,8 @@ def build_replica(config: Config, mesh: Mesh, recorder: Recorder, device: torch.
     )
     fp8_scales: list[Fp8Scales] = []
     chunks = [
-        _build_chunk(config, mesh, chunk, options, device, fp8_scales) for chunk in range(config.parallel.num_chunks)
+        _build_chunk(config, mesh, chunk, options, device, fp8_scales, capture)
+        for chunk in range(config.parallel.num_chunks)
     ]
     pipeline = Pipeline(
         mesh,
@@ -150,6 +159,11 @@ def build_replica(config: Config, mesh: Mesh, recorder: Recorder, device: torch.
     return Replica(config, mesh, device, pipeline, data_parallel, optimizer, tuple(fp8_scales))
 
 
+def capture_of(config: Config, device: torch.device) -> Capture | None:
+    """Return what makes recordings of micro-batches where kernels.cuda_graphs asks for it: on a GPU, CUDA graphs."""
+    return CudaGraphCapture() if config.kernels.cuda_graphs and device.type == "cuda" else None
+
+
 def _build_chunk(
     config: Config,
     mesh: Mesh,
@@ -157,6 +171,7 @@ def _build_chunk(
     options: DataParallelOptions,
     device: torch.device,
     fp8_scales: list[Fp8Scales],
+    capture: Capture | None,
 ) -> PipelineChunk:
     """Return one chunk. `fp8_scales` gets the scales that its layers keep from step to step."""
     meta = build_meta_chunk(config, mesh.layout, mesh.coordinate.pp, chunk, mesh.tp)
@@ -174,4 +189,12 @@ def _build_chunk(
         offloader = Offloader(copies, smallest_numel=SMALLEST_ACTIVATION_WIDTH * tokens)
         offloader.attach(meta.module, list(meta.module.blocks.values()), config.parallel.offload_layers)
         meta.rematerializer.keeper = offloader
-    return PipelineChunk(meta.module, meta.rematerializer, data_parallel)
+    built = PipelineChunk(meta.module, meta.rematerializer, data_parallel)
+    if capture is None:
+        return built
+    return replace(built, graphs=GraphedChunk(built.forward, data_parallel, capture, lambda: _decisions(meta, scales)))
+
+
+def _decisions(meta: MetaChunk, scales: Fp8Scales | None) -> Hashable:
+    """Return what the model's Python decides by and what changes while it trains: see docs/adr/0029."""
+    return meta.module.training, scales is not None and scales.scaling.is_primed

@@ -16,6 +16,7 @@ from megatrain.ops.optional_backends import (
     import_apex,
     import_transformer_engine,
 )
+from megatrain.parallel.graphed_chunk import STEPS_BEFORE_RECORDING
 
 FP8_CAPABILITY = {"tensorwise": (8, 9), "rowwise": (9, 0)}
 
@@ -66,8 +67,9 @@ def kernel_note(config: Config, capability: tuple[int, int], extension: Extensio
     """Return which kernels a GPU of `capability` will run, in words for the log.
 
     Imports the backends that the configuration names, and no others.
-    Raises: ConfigError where kernels are missing and kernels.strict is set, where those that were built are for other
-    GPUs, where the GPU has no FP8, or where a named backend is not installed, is another package or does not load.
+    Raises: ConfigError where kernels are missing and kernels.strict or kernels.cuda_graphs is set, where those that
+    were built are for other GPUs, where the GPU has no FP8, or where a named backend is not installed, is another
+    package or does not load.
     """
     backends = tuple(_named_backends(config))
     problems = [f'{one}: {problem}; or use {one.key}="megatrain"' for one in backends if (problem := one.problem())]
@@ -78,6 +80,11 @@ def kernel_note(config: Config, capability: tuple[int, int], extension: Extensio
     elif config.kernels.strict:
         problems.append(
             f"kernels.strict=true and there are no compiled kernels: {extension.reason}; see `megatrain doctor`"
+        )
+    elif config.kernels.cuda_graphs:
+        problems.append(
+            f"kernels.cuda_graphs=true and there are no compiled kernels ({extension.reason}): operations in their "
+            f"plain PyTorch form were not made to be recorded; see `megatrain doctor`, or use cuda_graphs=false"
         )
     needed = FP8_CAPABILITY.get(config.fp8.recipe, (0, 0))
     if capability < needed:
@@ -92,4 +99,17 @@ def kernel_note(config: Config, capability: tuple[int, int], extension: Extensio
         note = f"compiled kernels for {', '.join(extension.architectures)}"
     else:
         note = f"no compiled kernels ({extension.reason}): every operation in its plain PyTorch form, which is slower"
-    return "; ".join([note, *(f"{one.section}.{one.key} by {one.name} {one.find().version}" for one in backends)])
+    notes = [note, *(f"{one.section}.{one.key} by {one.name} {one.find().version}" for one in backends)]
+    if config.kernels.cuda_graphs:
+        notes.append(f"micro-batches are replayed from CUDA graphs after {STEPS_BEFORE_RECORDING} steps")
+    return "; ".join(notes)
+
+
+def processor_notes(config: Config) -> list[str]:
+    """Return what is to be said of a configuration for GPUs that runs on a processor, in words for the log."""
+    notes = []
+    if config.kernels.cuda_graphs:
+        notes.append("kernels.cuda_graphs=true: a processor has nothing to replay")
+    if config.parallel.offload_layers:
+        notes.append("parallel.offload_layers saves nothing without a GPU: host memory is all there is")
+    return notes

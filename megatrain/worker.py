@@ -35,7 +35,7 @@ from megatrain.data.reader import BatchReader
 from megatrain.device_memory import device_memory, let_segments_grow, set_allocator
 from megatrain.evaluation import open_validation
 from megatrain.garbage import PlannedGarbageCollection
-from megatrain.kernel_readiness import kernel_note, refuse_gpu_backends
+from megatrain.kernel_readiness import kernel_note, processor_notes, refuse_gpu_backends
 from megatrain.lifecycle import StopSignals, Watchdog
 from megatrain.ops.extension import load_extension
 from megatrain.profiling import StepProfiler
@@ -203,8 +203,7 @@ def _device_notes(config: Config, device: torch.device) -> list[str]:
     """Set up a GPU's memory. Return what is to be said of the device. Raises: ConfigError as kernel_note does."""
     if device.type != "cuda":
         refuse_gpu_backends(config)
-        copies = "parallel.offload_layers saves nothing without a GPU: host memory is all there is"
-        return [copies] if config.parallel.offload_layers else []
+        return processor_notes(config)
     allocator = let_segments_grow(os.environ, set_allocator)
     kernels = kernel_note(config, torch.cuda.get_device_capability(device), load_extension())
     return [note for note in (kernels, allocator) if note]

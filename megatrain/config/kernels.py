@@ -34,3 +34,11 @@ class KernelsConfig:
             "NVIDIA apex, which must be installed with its CUDA extensions; GPUs only."
         ),
     )
+    cuda_graphs: bool = field(
+        default=False,
+        metadata=option(
+            "Whether a GPU replays micro-batches from CUDA graphs, from the third step on: for models so small that "
+            "the host cannot launch their work fast enough. The same numbers; the memory of a micro-batch stays taken. "
+            "For data parallel alone (tp_size and pp_size 1, zero_stage 1). Processors have nothing to replay."
+        ),
+    )

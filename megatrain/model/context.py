@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -24,6 +24,22 @@ class TokenContext:
     seq_len: int
     documents: PackedDocuments | None = None
     token_offset: int = 0
+
+    def clone(self) -> TokenContext:
+        """Return the same in memory of its own. Raises: ValueError with documents, of which each has other borders."""
+        if self.documents is not None:
+            raise ValueError("a context with documents has no fixed form; use data.has_document_mask=false")
+        return replace(self, sample_B=self.sample_B.clone())
+
+    def copy_(self, other: TokenContext) -> None:
+        """Take over the samples of `other`. Raises: ValueError where anything else of it differs."""
+        if self._form() != other._form():
+            raise ValueError(f"a context of {self._form()} cannot take over the samples of {other._form()}")
+        self.sample_B.copy_(other.sample_B)
+
+    def _form(self) -> str:
+        documents = "" if self.documents is None else ", documents"
+        return f"{self.sample_B.numel()} samples, seq_len={self.seq_len}, token_offset={self.token_offset}{documents}"
 
     def token_numbers(self, num_rows: int) -> Tensor:
         """Return the global number of each token of the `num_rows` rows at hand. Shapes: result [num_rows, B]."""

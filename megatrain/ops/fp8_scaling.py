@@ -26,6 +26,11 @@ class DelayedScaling:
         self._largest_P = torch.tensor([torch.finfo(one).max for one in formats], device=device)
         self._is_primed = False
 
+    @property
+    def is_primed(self) -> bool:
+        """Whether all slots have seen a step: scales are then taken from the history and not from tensors."""
+        return self._is_primed
+
     def slot(self, number: int) -> Slot:
         return Slot(self, number)
 

@@ -91,6 +91,15 @@ class Bucket:
         """Forget the gradients. The next one of each parameter is copied instead of added, which saves a pass."""
         self._is_written = [False] * len(self.parameters)
 
+    @property
+    def written(self) -> tuple[bool, ...]:
+        """Which parameters have a gradient since the last clear_gradients, in order."""
+        return tuple(self._is_written)
+
+    @written.setter
+    def written(self, written: tuple[bool, ...]) -> None:
+        self._is_written = list(written)
+
     def take_gradient(self, index: int) -> tuple[Tensor, bool]:
         """Return the memory of parameter number `index`'s gradient, and whether it is fresh (see GradientSink.take)."""
         assert self.gradients is not None

@@ -20,6 +20,9 @@ from megatrain.ops.gradient_sink import set_gradient_sink
 from megatrain.parallel.bucket import Bucket, group_into_buckets
 from megatrain.parallel.sharding import LogicalParameter
 
+WrittenGradients = tuple[tuple[bool, ...], ...]
+"""Of each bucket and each of its parameters, whether its gradient has begun its sum over the step's micro-batches."""
+
 
 @dataclass(frozen=True, slots=True)
 class DataParallelOptions:
@@ -87,6 +90,15 @@ class ChunkDataParallel:
                 self._shares[bucket].zero_()
             else:
                 bucket.clear_gradients()
+
+    def written_gradients(self) -> WrittenGradients:
+        """Return which gradients the next one of the same parameter is added to; it overwrites the others."""
+        return tuple(bucket.written for bucket in self.buckets)
+
+    def set_written_gradients(self, written: WrittenGradients) -> None:
+        """Say so for a backward that wrote to the buckets without asking for its sinks: one that was replayed."""
+        for bucket, one in zip(self.buckets, written, strict=True):
+            bucket.written = one
 
     def settle(self) -> None:
         """Finish what an earlier micro-batch sent on its way (ZeRO-2), which frees its whole gradients."""

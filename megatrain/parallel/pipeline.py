@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from megatrain.comm.group import Pending
 from megatrain.comm.mesh import Mesh
 from megatrain.contracts.operations import Operation
 from megatrain.parallel.data_parallel import ChunkDataParallel
+from megatrain.parallel.graphed_chunk import Backward, GraphedChunk
 from megatrain.schedule import Action, ActionKind, Schedule
 from megatrain.telemetry.recorder import Recorder
 
@@ -36,11 +38,19 @@ class PipelineInput:
 
 @dataclass(frozen=True, slots=True)
 class PipelineChunk:
-    """One chunk on this stage: the module, the context its forward runs in, and its buckets."""
+    """One chunk on this stage: the module, the context its forward runs in, its buckets, and who replays it, if any."""
 
     module: nn.Module
     forward_context: AbstractContextManager[Any]
     data_parallel: ChunkDataParallel
+    graphs: GraphedChunk | None = None
+
+    def forward(self, x: Tensor, context: Any, labels_SB: Tensor | None) -> tuple[Tensor, Backward]:
+        """Return the output without history, and its backward, which keeps just the autograd edge of the output."""
+        with self.forward_context:
+            out = self.module(x, context, labels_SB)
+        edge = get_gradient_edge(out) if out.requires_grad else None
+        return out.detach(), partial(_run_backward, edge, out.dtype)
 
 
 @dataclass(slots=True)
@@ -55,7 +65,7 @@ class _Run:
     forward_sends: dict[tuple[int, int], Pending] = field(default_factory=dict)
     backward_sends: dict[tuple[int, int], Pending] = field(default_factory=dict)
     stage_inputs: dict[tuple[int, int], Tensor] = field(default_factory=dict)
-    edges: dict[tuple[int, int], GradientEdge] = field(default_factory=dict)
+    backwards: dict[tuple[int, int], Backward] = field(default_factory=dict)
 
 
 class Pipeline:
@@ -83,10 +93,10 @@ class Pipeline:
     def train(self, schedule: Schedule, inputs: Sequence[PipelineInput], loss_scale: Callable[[], Tensor]) -> Tensor:
         """Run forward and backward of all micro-batches; gradients end up summed in the buckets.
 
-        loss_scale gives the factor of the summed loss before backward (1 / number of label tokens), at first use.
-        Returns the sum of this rank's losses over label tokens: 0 but on the last stage.
+        loss_scale gives the gradient of the summed loss (1 / number of label tokens); it is asked once, by the first
+        backward. Returns the sum of this rank's losses over label tokens: 0 but on the last stage.
         """
-        return self._run(schedule, inputs, loss_scale)
+        return self._run(schedule, inputs, cache(loss_scale))
 
     def evaluate(self, schedule: Schedule, inputs: Sequence[PipelineInput]) -> Tensor:
         """Run a forward-only schedule. Returns as `train` does."""
@@ -137,23 +147,23 @@ class Pipeline:
                 x.requires_grad_()
                 run.stage_inputs[key] = x
         chunk.data_parallel.finish_gather()
+        forward = chunk.forward if run.loss_scale is None or chunk.graphs is None else chunk.graphs.forward
         with self.recorder.span(Operation.FORWARD_COMPUTE, microbatch=action.microbatch, chunk=action.chunk):
-            with chunk.forward_context:
-                out = chunk.module(x, micro.context, micro.labels_SB if is_last else None)
+            out, backward = forward(x, micro.context, micro.labels_SB if is_last else None)
             if is_last:
-                loss = out.detach()
-                run.loss_sum = loss.double() if run.loss_sum is None else run.loss_sum + loss
-                if run.loss_scale is not None:
-                    out = out * run.loss_scale().to(out.dtype)
+                loss = out.to(torch.float64, copy=True)  # a replayed loss is overwritten by the next
+                run.loss_sum = loss if run.loss_sum is None else run.loss_sum + loss
             else:
-                run.outgoing[(ActionKind.SEND_FORWARD, *key)] = out.detach()
+                run.outgoing[(ActionKind.SEND_FORWARD, *key)] = out
             if run.loss_scale is not None:
-                run.edges[key] = get_gradient_edge(out)
+                run.backwards[key] = backward
 
     def _backward(self, action: Action, run: _Run) -> None:
         chunk, key = self.chunks[action.chunk], (action.chunk, action.microbatch)
-        gradient = None
-        if self._model_chunk(action.chunk) != self._last_model_chunk:
+        if self._model_chunk(action.chunk) == self._last_model_chunk:
+            assert run.loss_scale is not None
+            gradient = run.loss_scale()
+        else:
             gradient = run.received.pop((ActionKind.RECV_BACKWARD, *key)).wait()
             # its gradient came back, so the output has arrived: gloo tells only him who waits, NCCL told _let_go
             if (sent := run.forward_sends.pop(key, None)) is not None:
@@ -162,7 +172,7 @@ class Pipeline:
             other.data_parallel.settle()
         chunk.data_parallel.before_backward()
         with self.recorder.span(Operation.BACKWARD_COMPUTE, microbatch=action.microbatch, chunk=action.chunk):
-            torch.autograd.backward([run.edges.pop(key)], [gradient])
+            run.backwards.pop(key)(gradient)
         chunk.data_parallel.after_backward()
         stage_input = run.stage_inputs.pop(key, None)
         if stage_input is not None:
@@ -195,6 +205,11 @@ class Pipeline:
             chunk=action.chunk,
             microbatch=action.microbatch,
         )
+
+
+def _run_backward(edge: GradientEdge | None, dtype: torch.dtype, gradient: Tensor) -> None:
+    assert edge is not None, "a forward without grad mode has no backward"
+    torch.autograd.backward([edge], [gradient.to(dtype)])
 
 
 def _let_go(sends: dict[tuple[int, int], Pending]) -> None:

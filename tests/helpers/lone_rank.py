@@ -15,6 +15,7 @@ from megatrain.comm.mesh import Mesh, create_mesh
 from megatrain.config.config import Config
 from megatrain.contracts.layout import Layout
 from megatrain.contracts.operations import Operation
+from megatrain.parallel.graphed_chunk import Capture
 from megatrain.parallel.pipeline import PipelineInput
 from megatrain.schedule import build_schedule
 
@@ -64,9 +65,9 @@ def make_config(**tables: dict[str, Any]) -> Config:
     return Config.from_dict({name: defaults.get(name, {}) | tables.get(name, {}) for name in {**defaults, **tables}})
 
 
-def lone_replica(config: Config, device: str = "cpu") -> Replica:
-    """Return the whole model with its initial weights, in training mode."""
-    replica = build_replica(config, lone_mesh(device), SilentRecorder(), torch.device(device))
+def lone_replica(config: Config, device: str = "cpu", capture: Capture | None = None) -> Replica:
+    """Return the whole model with its initial weights, in training mode. `capture`: see build_replica."""
+    replica = build_replica(config, lone_mesh(device), SilentRecorder(), torch.device(device), capture)
     replica.initialise()
     replica.set_training(True)
     return replica

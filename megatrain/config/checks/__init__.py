@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from megatrain.config.checks.batch import batch_problems
 from megatrain.config.checks.context import Context
 from megatrain.config.checks.fp8 import fp8_problems
-from megatrain.config.checks.kernels import kernel_problems
+from megatrain.config.checks.kernels import kernels_problems
 from megatrain.config.checks.model import model_problems
 from megatrain.config.checks.optimizer import optimizer_problems
 from megatrain.config.checks.parallel import parallel_problems
@@ -56,7 +56,7 @@ def find_problems(
         parallel_problems,
         batch_problems,
         optimizer_problems,
-        kernel_problems,
+        kernels_problems,
         fp8_problems,
         run_problems,
     )

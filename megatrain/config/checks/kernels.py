@@ -7,14 +7,20 @@ from collections.abc import Iterator
 from megatrain.config.checks.context import Context
 from megatrain.config.config import Config
 from megatrain.config.problem import Problem
-from megatrain.config.wording import value_text
+from megatrain.config.wording import setting, value_text
+
+_ORDER = "a backward must follow its forward"
 
 
-def kernel_problems(context: Context) -> Iterator[Problem]:
-    """Yield what the kernels that are asked for do not compute."""
-    config = context.config
-    if config.kernels.norm != "apex":
-        return
+def kernels_problems(context: Context) -> Iterator[Problem]:
+    """Yield what the kernels that are asked for do not compute, and what cannot be recorded as CUDA graphs."""
+    if context.config.kernels.norm == "apex":
+        yield from _apex_problems(context.config)
+    if context.config.kernels.cuda_graphs:
+        yield from _recording_problems(context.config)
+
+
+def _apex_problems(config: Config) -> Iterator[Problem]:
     yield from gpu_only_problems(config, "kernels.norm", "megatrain")
     if config.model.norm == "layernorm" and config.train.precision == "fp64":
         yield Problem(
@@ -22,6 +28,27 @@ def kernel_problems(context: Context) -> Iterator[Problem]:
             'kernels.norm="apex" has no backward of model.norm="layernorm" for train.precision="fp64"; '
             'use kernels.norm="megatrain" or precision="fp32"',
         )
+
+
+def _recording_problems(config: Config) -> Iterator[Problem]:
+    """More than one chunk needs a pipeline, which has its own rule."""
+    parallel = config.parallel
+    rules: list[tuple[str, object, object, str]] = [
+        ("parallel.tp_size", parallel.tp_size, 1, "the exchanges of tensor parallelism cannot be recorded"),
+        ("parallel.pp_size", parallel.pp_size, 1, _ORDER),
+        ("parallel.zero_stage", parallel.zero_stage, 1, "ZeRO-2 sums each micro-batch in other memory"),
+        ("parallel.offload_layers", parallel.offload_layers, 0, "ways to host memory cannot be recorded"),
+        ("data.has_document_mask", config.data.has_document_mask, False, "each micro-batch has other documents"),
+    ]
+    if parallel.pp_size == 1:
+        rules.append(("parallel.schedule", parallel.schedule, "1f1b", _ORDER))
+    for key, found, needed, reason in rules:
+        if found != needed:
+            yield Problem(
+                ("kernels.cuda_graphs", key),
+                f"kernels.cuda_graphs=true does not go with {setting(key, found)}: {reason}; "
+                f"use {setting(key.partition('.')[2], needed)} or cuda_graphs=false",
+            )
 
 
 def gpu_only_problems(config: Config, key: str, instead: str) -> Iterator[Problem]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from megatrain.contracts.errors import ConfigError
-from megatrain.kernel_readiness import kernel_note, refuse_gpu_backends
+from megatrain.kernel_readiness import kernel_note, processor_notes, refuse_gpu_backends
 from megatrain.ops.extension import Extension
 from tests.helpers.backend_packages import APEX, NAMES, PYPI_APEX, TRANSFORMER_ENGINE, write_packages
 from tests.helpers.lone_rank import make_config
@@ -31,6 +31,12 @@ def test_kernels_that_run_and_kernels_that_are_not_there() -> None:
     ("tables", "capability", "extension", "problem"),
     [
         ({"kernels": {"strict": True}}, HOPPER, MISSING, r"kernels\.strict=true and there are no compiled kernels: .*"),
+        (
+            {"kernels": {"cuda_graphs": True}},
+            HOPPER,
+            MISSING,
+            r"kernels\.cuda_graphs=true and there are no compiled kernels \(megatrain\._C was not .*cuda_graphs=false",
+        ),
         ({}, (10, 0), BUILT, r"built for compute capability 8\.0, 9\.0a, this GPU has 10\.0: install megatrain again"),
         ({"fp8": {"recipe": "tensorwise"}}, AMPERE, BUILT, r'"tensorwise" needs a GPU of compute capability 8\.9'),
         ({"fp8": {"recipe": "rowwise"}}, ADA, BUILT, r'"rowwise" needs a GPU of compute capability 9\.0, this one'),
@@ -114,3 +120,13 @@ def test_on_processors_named_backends_are_refused(package_root: Path) -> None:
             "see `megatrain doctor`"
         ),
     )
+
+
+def test_recordings_are_told() -> None:
+    config = make_config(kernels={"cuda_graphs": True})
+
+    assert kernel_note(config, HOPPER, BUILT) == (
+        "compiled kernels for 8.0, 9.0a; micro-batches are replayed from CUDA graphs after 2 steps"
+    )
+    assert processor_notes(config) == ["kernels.cuda_graphs=true: a processor has nothing to replay"]
+    assert processor_notes(make_config()) == []

@@ -1,0 +1,185 @@
+"""What recordings refuse, and how CUDA's are made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.autograd.graph import get_gradient_edge
+
+from megatrain.assembly import Replica, capture_of
+from megatrain.model import TokenContext
+from megatrain.ops.documents import pack_documents
+from megatrain.parallel.graphed_chunk import CudaGraphCapture
+from megatrain.parallel.pipeline import PipelineInput
+from megatrain.schedule import build_schedule
+from tests.helpers.lone_rank import (
+    lone_replica,
+    make_config,
+    microbatches,
+    random_tokens,
+    run_gradients,
+)
+from tests.helpers.replayed_operations import ReplayedOperations
+
+
+@pytest.fixture
+def recorded() -> Replica:
+    """A replica whose first micro-batch was recorded."""
+    replica = lone_replica(
+        make_config(batch={"micro_batch_size": 2, "global_batch_size": 2}), capture=ReplayedOperations()
+    )
+    for _ in range(3):
+        run_gradients(replica, random_tokens(replica.config, seed=0))
+    return replica
+
+
+def train(replica: Replica, inputs: list[PipelineInput], schedule: str = "1f1b") -> None:
+    for chunk in replica.data_parallel:
+        chunk.start_step()
+    scale = torch.ones((), dtype=torch.float64)
+    replica.pipeline.train(build_schedule(schedule, 1, 1, len(inputs)), inputs, lambda: scale)
+
+
+def with_context(one: PipelineInput, **changes: Any) -> PipelineInput:
+    return replace(one, context=replace(one.context, **changes))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda one: replace(one, tokens_SB=one.tokens_SB[:, :1]), r"x must be \[8, 2\] of torch.int64 .* \[8, 1\]"),
+        (lambda one: replace(one, labels_SB=one.labels_SB[:1]), r"labels_SB must be \[8, 2\] .*, got \[1, 2\]"),
+        (lambda one: replace(one, labels_SB=one.labels_SB.int()), r"labels_SB must be .*, got \[8, 2\] of torch.int32"),
+        (lambda one: with_context(one, seq_len=16), r"2 samples, seq_len=8, token_offset=0 cannot .* seq_len=16"),
+        (lambda one: with_context(one, sample_B=torch.zeros(1)), r"cannot take over the samples of 1 samples"),
+        (
+            lambda one: with_context(one, documents=pack_documents(one.tokens_SB)),
+            r"cannot take over the samples of 2 samples, seq_len=8, token_offset=0, documents",
+        ),
+    ],
+)  # fmt: skip
+def test_another_form_of_microbatch_is_refused(
+    recorded: Replica, change: Callable[[PipelineInput], PipelineInput], message: str
+) -> None:
+    (one,) = microbatches(recorded, random_tokens(recorded.config, seed=0))
+
+    with pytest.raises(ValueError, match=message):
+        train(recorded, [change(one)])
+
+
+def test_documents_are_not_recorded() -> None:
+    context = TokenContext(torch.zeros(2), 8, pack_documents(torch.zeros(8, 2)))
+
+    with pytest.raises(ValueError, match=r"no fixed form; use data\.has_document_mask=false"):
+        context.clone()
+
+
+def test_a_forward_before_the_last_backward_is_refused(recorded: Replica) -> None:
+    """As in gpipe: the second forward would overwrite what the first backward needs."""
+    inputs = 2 * microbatches(recorded, random_tokens(recorded.config, seed=0))
+
+    with pytest.raises(RuntimeError, match="came before the backward of the last one"):
+        train(recorded, inputs, "gpipe")
+
+
+def test_work_that_waits_is_not_recorded() -> None:
+    """The stand-in refuses what CUDA would: else these tests would prove less than they say."""
+    for work in (lambda: torch.ones(3).sum().item(), lambda: torch.ones(3).nonzero(), lambda: torch.tensor([1.0])):
+        with pytest.raises(RuntimeError, match="waits for the device"):
+            ReplayedOperations().capture(work)
+
+
+def test_a_recording_changes_nothing_and_a_replay_does_it_all() -> None:
+    """What the stand-in promises: memory from before is put back, and Python runs once."""
+    total, seen = torch.ones(3), []
+
+    def work() -> None:
+        seen.append(0)
+        total.add_((total * 2).sum())
+
+    replay = ReplayedOperations().capture(work)
+    assert total.tolist() == [1.0, 1.0, 1.0]
+    for expected in (7.0, 49.0):
+        replay()
+        assert total.tolist() == [expected] * 3
+    assert len(seen) == 1
+
+
+def test_nothing_keeps_the_nodes_that_gather_gradients() -> None:
+    """They belong to the stream on which they were made: a recording must make its own, on its own stream."""
+    replica = lone_replica(make_config())
+    (chunk,) = replica.pipeline.chunks
+    parameters = list(chunk.module.parameters())
+    used = [get_gradient_edge(parameter).node for parameter in parameters]
+    for node in used:
+        node.metadata["is_used"] = True
+    run_gradients(replica, random_tokens(replica.config, seed=0))
+    assert all("is_used" in get_gradient_edge(parameter).node.metadata for parameter in parameters)
+    del used, node
+
+    assert not any("is_used" in get_gradient_edge(parameter).node.metadata for parameter in parameters)
+
+
+@pytest.mark.parametrize("is_wanted", [False, True])
+@pytest.mark.parametrize("device", ["cpu", "meta", "cuda"])
+def test_a_gpu_gets_recordings_where_they_are_asked_for(
+    device: str, is_wanted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("megatrain.assembly.CudaGraphCapture", ReplayedOperations)
+    config = make_config(kernels={"cuda_graphs": is_wanted})
+
+    assert (capture_of(config, torch.device(device)) is not None) == (is_wanted and device == "cuda")
+
+
+def test_a_replica_records_with_what_its_device_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    captures = {True: ReplayedOperations(), False: None}
+    monkeypatch.setattr("megatrain.assembly.capture_of", lambda config, device: captures[config.kernels.cuda_graphs])
+    for is_wanted, capture in captures.items():
+        replica = lone_replica(
+            make_config(kernels={"cuda_graphs": is_wanted}, batch={"micro_batch_size": 2, "global_batch_size": 2})
+        )
+        for _ in range(4):
+            run_gradients(replica, random_tokens(replica.config, seed=0))
+        assert capture is None or capture.num_replays == [2, 2]
+
+
+class _FakeGraph:
+    def __init__(self) -> None:
+        self.num_replays = 0
+
+    def replay(self) -> None:
+        self.num_replays += 1
+
+
+def test_cuda_graphs_share_one_pool_and_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[Any, dict[str, Any]]] = []
+
+    @contextmanager
+    def graph(made: Any, **options: Any) -> Iterator[None]:
+        calls.append((made, options))
+        yield
+
+    fake = SimpleNamespace(graph_pool_handle=object, Stream=object, CUDAGraph=_FakeGraph, graph=graph)
+    monkeypatch.setattr("megatrain.parallel.graphed_chunk.torch", SimpleNamespace(cuda=fake))
+    capture, ran = CudaGraphCapture(), []
+    replays = [capture.capture(lambda: ran.append(0)) for _ in range(2)]
+    replays[1]()
+
+    assert len(ran) == 2
+    assert calls[0][1] == calls[1][1]
+    assert calls[0][1].keys() == {"pool", "stream", "capture_error_mode"}
+    assert calls[0][1]["capture_error_mode"] == "thread_local"
+    assert [made.num_replays for made, _ in calls] == [0, 1]
+
+    def wait() -> None:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    problem = r"kernels\.cuda_graphs: a micro-batch could not be recorded: operation not permitted.*cuda_graphs=false"
+    with pytest.raises(RuntimeError, match=problem):
+        capture.capture(wait)
