@@ -26,6 +26,7 @@ import torch
 
 from benchmarks.gpu_operator_cases import Case, Sizes, cases, products
 from benchmarks.gpu_step import (
+    host_bound_config,
     layers_that_fit,
     measure,
     model_config,
@@ -129,6 +130,7 @@ def stages() -> dict[str, Callable[[dict[str, Any]], Any]]:
         "Weight gradients added in fp32": lambda _: _products(),
         "Whole steps": lambda _: _steps(),
         "Ten steps of 125M beside the CPU": lambda _: _parity(),
+        "125M by micro-batches of one sample": lambda _: _host_bound_steps(),
         "Activation offload": lambda _: _offload(),
         "Sanitizers": lambda _: _sanitizers(),
     }
@@ -286,6 +288,26 @@ def beside(rows: list[dict[str, Any]], base: str) -> list[dict[str, Any]]:
         is_timed = isinstance(row["seconds"], float) and isinstance(found, float)
         row[f"seconds / {base}"] = row["seconds"] / found if is_timed else ""
         row |= {key: row.get(key, "") for key in keys}
+    return rows
+
+
+def _host_bound_steps() -> list[dict[str, Any]]:
+    """Time the same steps launched by Python and replayed from CUDA graphs; their losses stand beside them."""
+    device = torch.device("cuda")
+    peak = peak_flops(torch.cuda.get_device_name(device)) or product_flops()
+    base = load_config(ROOT / "configs" / "gpt_125m.toml", []).config
+    rows: list[dict[str, Any]] = []
+    for name, has_graphs in (("launched by Python", False), ("CUDA graphs", True)):
+        config = host_bound_config(base, cuda_graphs=has_graphs)
+        generator = torch.Generator().manual_seed(0)
+        shape = (config.model.seq_len + 1, config.batch.global_batch_size)
+        tokens = torch.randint(0, config.model.vocab_size, shape, generator=generator)
+        step, trainer = our_step(config, device)
+        figures = measure(step, config, tokens, peak)
+        trainer.close()
+        rows.append({"side": name, "ms a step": figures.seconds * 1e3} | asdict(figures))
+        step = trainer = None
+        release()
     return rows
 
 

@@ -1,4 +1,5 @@
-"""Whole training steps on one GPU, ours beside the same model in plain torch, compiled, with fused AdamW.
+"""Whole training steps on one GPU, ours beside the same model in plain torch, compiled, with fused AdamW; and a model
+so small that the host is too slow for it, launched by Python and replayed from CUDA graphs.
 
 The model has the width of Llama 3 8B and as many layers as the GPU's memory holds. The peer is written the way people
 write one: fp32 weights, bf16 autocast, torch's attention, torch.compile, torch's cross entropy and torch.optim.AdamW.
@@ -77,6 +78,14 @@ def our_config(model: dict[str, Any], **tables: dict[str, Any]) -> Config:
         }
         | tables
     )
+
+
+def host_bound_config(base: Config, *, cuda_graphs: bool) -> Config:
+    """Return `base` with little for the GPU to do at a time: micro-batches of one sample, four a step."""
+    tables = base.to_dict()
+    tables["batch"] |= {"micro_batch_size": 1, "global_batch_size": 4}
+    tables["kernels"] |= {"cuda_graphs": cuda_graphs}
+    return Config.from_dict(tables)
 
 
 def our_step(config: Config, device: torch.device) -> tuple[Step, LoneTrainer]:

@@ -12,7 +12,18 @@ import torch
 
 from benchmarks.gpu import Record, beside, markdown
 from benchmarks.gpu_operator_cases import Case, Sizes, cases, products
-from benchmarks.gpu_step import PlainLlama, idle_share, layers_that_fit, model_config, our_config, our_step, peer_step
+from benchmarks.gpu_step import (
+    PlainLlama,
+    host_bound_config,
+    idle_share,
+    layers_that_fit,
+    model_config,
+    our_config,
+    our_step,
+    peer_step,
+)
+from megatrain.config import load_config
+from megatrain.config.checks import check
 from tests.helpers.source_tree import ROOT
 
 CPU = torch.device("cpu")
@@ -63,6 +74,22 @@ def test_both_sides_train() -> None:
     for step in (ours, peer_step(model, CPU, is_compiled=False)):
         losses = [step(tokens) for _ in range(3)]
         assert losses[-1] < losses[0]
+    trainer.close()
+
+
+@pytest.mark.parametrize("has_graphs", [False, True])
+def test_the_host_bound_model_trains_with_and_without_graphs(has_graphs: bool) -> None:
+    base = load_config(ROOT / "configs" / "gpt_125m.toml", ["--model.seq_len=16", "--model.vocab_size=128"]).config
+    small = base.to_dict()
+    small["model"] |= {"hidden_size": 64, "num_layers": 1, "num_heads": 4}
+    config = host_bound_config(type(base).from_dict(small), cuda_graphs=has_graphs)
+    assert check(config, {}, world_size=1) == []
+    assert (config.kernels.cuda_graphs, config.batch.micro_batch_size) == (has_graphs, 1)
+
+    step, trainer = our_step(config, CPU)
+    tokens = torch.randint(0, 128, (17, config.batch.global_batch_size), generator=torch.Generator().manual_seed(0))
+    losses = [step(tokens) for _ in range(4)]
+    assert losses[-1] < losses[0]
     trainer.close()
 
 
