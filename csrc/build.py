@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import runpy
 import shutil
 import subprocess
@@ -60,6 +61,7 @@ def build(output: Path, architectures: Sequence[str], jobs: int) -> None:
         raise BuildError("no nvcc on PATH, in CUDA_HOME, in /usr/local/cuda or in the package nvidia-cuda-nvcc")
     if torch is None:
         raise BuildError("torch is not installed in this environment: its headers are needed")
+    check_same_toolkit(_run([str(nvcc), "--version"]).stdout, cuda_of_torch(torch))
     with tempfile.TemporaryDirectory() as directory:
         sources = sorted([*OPERATORS.glob("*.cu"), *OPERATORS.glob("*.cpp")])
         objects = [Path(directory) / f"{source.name}.o" for source in sources]
@@ -83,8 +85,15 @@ def build(output: Path, architectures: Sequence[str], jobs: int) -> None:
 
 
 def architecture_list(text: str) -> tuple[str, ...]:
-    """Return compute capabilities of a list as TORCH_CUDA_ARCH_LIST has it: '8.0;9.0a' or '8.0 9.0a'."""
-    return tuple(text.replace(";", " ").replace(",", " ").split()) or ARCHITECTURES
+    """Return compute capabilities of a list as TORCH_CUDA_ARCH_LIST has it: '8.0;9.0a' or '8.0 9.0a'.
+
+    Raises: BuildError for what is none.
+    """
+    found = tuple(text.replace(";", " ").replace(",", " ").split()) or ARCHITECTURES
+    for one in found:
+        if re.fullmatch(r"\d+\.\d[af]?(\+PTX)?", one) is None:
+            raise BuildError(f"TORCH_CUDA_ARCH_LIST: {one!r} is no compute capability, such as 8.0, 9.0a or 9.0+PTX")
+    return found
 
 
 def compile_flags(torch: Path, architectures: Sequence[str]) -> list[str]:
@@ -140,10 +149,30 @@ def find_torch() -> Path | None:
 
 
 def is_torch_for_cuda() -> bool:
-    """Return whether the torch of this environment is built for CUDA, by its version file."""
+    """Return whether the torch of this environment is built for CUDA."""
     torch = find_torch()
-    version = torch / "version.py" if torch else None
-    return version is not None and version.exists() and runpy.run_path(str(version)).get("cuda") is not None
+    return torch is not None and cuda_of_torch(torch) is not None
+
+
+def cuda_of_torch(torch: Path) -> str | None:
+    """Return the version of CUDA that torch is built for, by its version file; None where it is built without."""
+    version = torch / "version.py"
+    return runpy.run_path(str(version)).get("cuda") if version.exists() else None
+
+
+def check_same_toolkit(nvcc_answer: str, torch_cuda: str | None) -> None:
+    """Raise BuildError where nvcc is of another CUDA generation than torch.
+
+    The kernels would be linked with a runtime that the driver, which fits torch, may be too old for: they would load,
+    and every launch would fail. A torch without CUDA says nothing: then kernels are built to see that they compile.
+    """
+    release = re.search(r"release (\d+)\.\d+", nvcc_answer)
+    if torch_cuda is None or release is None or release[1] == torch_cuda.partition(".")[0]:
+        return
+    raise BuildError(
+        f"nvcc is of CUDA {release[0].removeprefix('release ')} and torch of CUDA {torch_cuda}: one generation must "
+        f"serve both; put an nvcc of CUDA {torch_cuda.partition('.')[0]} first on PATH or in CUDA_HOME"
+    )
 
 
 def site_packages() -> Iterator[Path]:

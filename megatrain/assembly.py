@@ -5,7 +5,7 @@ The model is built on the meta device, cut, and only then given memory, so no ra
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -138,10 +138,16 @@ def build_replica(
         has_overlap=config.parallel.overlap,
     )
     fp8_scales: list[Fp8Scales] = []
-    chunks = [
-        _build_chunk(config, mesh, chunk, options, device, fp8_scales, capture)
+    metas = [
+        build_meta_chunk(config, mesh.layout, mesh.coordinate.pp, chunk, mesh.tp)
         for chunk in range(config.parallel.num_chunks)
     ]
+    chunks = [
+        _build_chunk(config, mesh, number, meta, options, device, fp8_scales, capture)
+        for number, meta in enumerate(metas)
+    ]
+    if config.parallel.offload_layers:
+        _offload_activations(config, mesh, metas, device)
     pipeline = Pipeline(
         mesh,
         chunks,
@@ -167,14 +173,14 @@ def capture_of(config: Config, device: torch.device) -> Capture | None:
 def _build_chunk(
     config: Config,
     mesh: Mesh,
-    chunk: int,
+    number: int,
+    meta: MetaChunk,
     options: DataParallelOptions,
     device: torch.device,
     fp8_scales: list[Fp8Scales],
     capture: Capture | None,
 ) -> PipelineChunk:
-    """Return one chunk. `fp8_scales` gets the scales that its layers keep from step to step."""
-    meta = build_meta_chunk(config, mesh.layout, mesh.coordinate.pp, chunk, mesh.tp)
+    """Return chunk `number` of the stage. `fp8_scales` gets the scales that its layers keep from step to step."""
     use_norms(meta.module, config.kernels)
     scales = use_fp8(meta.module, config.fp8, device)
     if scales is not None:
@@ -182,17 +188,21 @@ def _build_chunk(
     if config.parallel.recompute == "full":
         for block in meta.module.blocks.values():
             recompute_fully(block)
-    data_parallel = ChunkDataParallel(meta.parameters, mesh.dp, mesh.tp, mesh.embedding, options, device, chunk)
-    if config.parallel.offload_layers:
-        copies = CudaCopies(device) if device.type == "cuda" else ImmediateCopies()
-        tokens = config.model.seq_len // mesh.layout.tp_size * config.batch.micro_batch_size
-        offloader = Offloader(copies, smallest_numel=SMALLEST_ACTIVATION_WIDTH * tokens)
-        offloader.attach(meta.module, list(meta.module.blocks.values()), config.parallel.offload_layers)
-        meta.rematerializer.keeper = offloader
+    data_parallel = ChunkDataParallel(meta.parameters, mesh.dp, mesh.tp, mesh.embedding, options, device, number)
     built = PipelineChunk(meta.module, meta.rematerializer, data_parallel)
     if capture is None:
         return built
     return replace(built, graphs=GraphedChunk(built.forward, data_parallel, capture, lambda: _decisions(meta, scales)))
+
+
+def _offload_activations(config: Config, mesh: Mesh, metas: Sequence[MetaChunk], device: torch.device) -> None:
+    """Let the first layers of each chunk offload. The chunks, which have their memory by now, share the way there."""
+    copies = CudaCopies(device) if device.type == "cuda" else ImmediateCopies()
+    tokens = config.model.seq_len // mesh.layout.tp_size * config.batch.micro_batch_size
+    for meta in metas:
+        offloader = Offloader(copies, smallest_numel=SMALLEST_ACTIVATION_WIDTH * tokens)
+        offloader.attach(meta.module, list(meta.module.blocks.values()), config.parallel.offload_layers)
+        meta.rematerializer.keeper = offloader
 
 
 def _decisions(meta: MetaChunk, scales: Fp8Scales | None) -> Hashable:

@@ -8,6 +8,7 @@ from typing import Any
 
 from megatrain.config.config import Config
 from megatrain.contracts.errors import ConfigError
+from megatrain.ops.attention_choice import attention_case, choose_attention
 from megatrain.ops.extension import Extension, missing_capability
 from megatrain.ops.optional_backends import (
     FoundBackend,
@@ -86,6 +87,16 @@ def kernel_note(config: Config, capability: tuple[int, int], extension: Extensio
             f"kernels.cuda_graphs=true and there are no compiled kernels ({extension.reason}): operations in their "
             f"plain PyTorch form were not made to be recorded; see `megatrain doctor`, or use cuda_graphs=false"
         )
+    if config.fp8.is_used and config.fp8.backend == "megatrain" and not extension.is_active:
+        problems.append(
+            f'fp8.recipe="{config.fp8.recipe}" and there are no compiled kernels: {extension.reason}; their plain form '
+            f'takes thousands of launches a product; use recipe="none", or see `megatrain doctor`'
+        )
+    try:
+        case = attention_case(config, "cuda", capability)
+        choose_attention(case, config.kernels.attention, is_strict=config.kernels.strict)
+    except ConfigError as error:
+        problems += error.problems
     needed = FP8_CAPABILITY.get(config.fp8.recipe, (0, 0))
     if capability < needed:
         wanted, found = (f"{major}.{minor}" for major, minor in (needed, capability))
@@ -110,6 +121,10 @@ def processor_notes(config: Config) -> list[str]:
     notes = []
     if config.kernels.cuda_graphs:
         notes.append("kernels.cuda_graphs=true: a processor has nothing to replay")
+    if config.kernels.strict:
+        notes.append("kernels.strict=true: a processor has one form of everything")
+    if config.kernels.attention != "auto":
+        notes.append(f'kernels.attention="{config.kernels.attention}": a processor has its own kernel')
     if config.parallel.offload_layers:
         notes.append("parallel.offload_layers saves nothing without a GPU: host memory is all there is")
     return notes

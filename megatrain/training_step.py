@@ -73,12 +73,12 @@ def train_step(
     grad_norm = math.sqrt(square_sum) if square_sum >= 0.0 else math.nan
     loss = loss_total / max(total_tokens, 1)
     is_skipped = not (math.isfinite(grad_norm) and math.isfinite(loss))
+    replica.advance_fp8_scales()  # before the parameters' gathers, which its exchange would queue behind
     if not is_skipped:
         with recorder.span(Operation.OPTIMIZER):
             replica.optimizer.step(lr, _clip_scale(grad_norm, grad_clip))
         for chunk in replica.data_parallel:
             chunk.start_gather()
-    replica.advance_fp8_scales()
     return StepOutcome(loss, grad_norm, is_skipped, num_stop_requests > 0.0, num_checkpoint_requests > 0.0)
 
 

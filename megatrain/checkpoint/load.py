@@ -18,14 +18,14 @@ from torch import Tensor
 from megatrain.checkpoint.image import key_of
 from megatrain.checkpoint.item_reader import ItemReader, metadata_content, tensor_of, torch_dtype
 from megatrain.checkpoint.load_plan import ItemCatalog, ItemRead, WantedBox, assign_readers, plan_load
-from megatrain.checkpoint.metadata_reader import METADATA_NAME, StoredItem, read_metadata
+from megatrain.checkpoint.metadata_reader import METADATA_NAME, StoredItem, StoredTensor, read_metadata
 from megatrain.comm.channel import Channel
 from megatrain.comm.host_groups import HostGroups, gather_json_in
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.location import Location
 from megatrain.contracts.manifest import Manifest
 from megatrain.contracts.operations import Operation
-from megatrain.parallel.sharding import FlatShard
+from megatrain.parallel.sharding import Box, FlatShard
 
 FP8_HISTORY = "fp8_history"
 """The kind of state that delayed scaling keeps. A checkpoint from before it was switched on has none."""
@@ -60,25 +60,30 @@ def load_state(
             problem = str(error)
     _raise_for_all(host, rank, problem)
     metadata = host.broadcast_bytes(metadata)
-    stored: list[tuple[str, FlatShard]] = []
+    wanted: list[WantedBox] = []
+    targets: list[Tensor] = []
     reads: tuple[ItemRead, ...] = ()
     items: tuple[StoredItem, ...] = ()
     dtypes: dict[str, torch.dtype] = {}
     try:
         tensors = read_metadata(metadata, str(directory / METADATA_NAME)).tensors
         for kind, shard in shards:
-            is_absent = kind == FP8_HISTORY and key_of(kind, shard.name) not in tensors
-            if (manifest.has_optimizer or kind == "master") and not is_absent:
-                stored.append((kind, shard))
+            box, target = WantedBox(key_of(kind, shard.name), shard.global_shape, shard.box), shard.tensor
+            if kind == FP8_HISTORY:
+                target.zero_()
+                box, target = _newest_steps(box, target, tensors.get(box.key))
+            if (manifest.has_optimizer or kind == "master") and target.numel():
+                wanted.append(box)
+                targets.append(target)
             else:
-                shard.tensor.zero_()
+                target.zero_()
         catalog = ItemCatalog(tensors, str(directory))
         items, dtypes = catalog.items, {key: torch_dtype(tensor.dtype) for key, tensor in tensors.items()}
-        reads = plan_load([_wanted(kind, shard) for kind, shard in stored], catalog)
+        reads = plan_load(wanted, catalog)
     except CheckpointError as error:
         problem = str(error)
     _raise_for_all(host, rank, problem)
-    loader = _Loader(ItemReader(directory, manifest.files), items, dtypes, [one.tensor for _, one in stored], host)
+    loader = _Loader(ItemReader(directory, manifest.files), items, dtypes, targets, host)
     loader.run(reads)
     loader.report.num_items, loader.report.bytes_read = loader.reader.num_items, loader.reader.bytes_read
     _raise_for_all(host, rank, loader.problem)
@@ -92,8 +97,13 @@ def _raise_for_all(host: HostGroups, rank: int, problem: str | None) -> None:
         raise CheckpointError(first)
 
 
-def _wanted(kind: str, shard: FlatShard) -> WantedBox:
-    return WantedBox(key_of(kind, shard.name), shard.global_shape, shard.box)
+def _newest_steps(history: WantedBox, target: Tensor, stored: StoredTensor | None) -> tuple[WantedBox, Tensor]:
+    """Return what there is of a history, and where it goes: of a longer or shorter one the newest steps, or nothing."""
+    num_slots, num_steps = history.global_shape
+    num_stored = 0 if stored is None else stored.shape[-1]
+    num_steps = min(num_steps, num_stored)
+    box = Box((0, 0), (num_slots, num_steps))
+    return WantedBox(history.key, (num_slots, num_stored), box), target[:, :num_steps]
 
 
 @dataclass(slots=True)

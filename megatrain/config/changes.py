@@ -24,7 +24,7 @@ _RESOLVED = {
     "ffn_size": "resolved_ffn_size",
     "vocab_multiple": "padded_vocab_size",
 }
-_TRAINING_SECTIONS = ("batch", "train", "optimizer", "data")
+_TRAINING_SECTIONS = ("batch", "train", "optimizer", "data", "fp8")
 _NO_MATTER = frozenset({"train.steps", "train.gc_interval", "data.prefetch"})
 """Keys that change how training runs and not what it computes."""
 

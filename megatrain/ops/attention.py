@@ -52,7 +52,7 @@ class AttentionPattern:
     def choice(self, q_SBND: Tensor, k_SBGD: Tensor) -> AttentionChoice:
         """Return the kernel for these heads, which are of one kind in all layers.
 
-        Raises: RuntimeError where only a slow one takes them and is_strict is set.
+        Raises: ConfigError as choose_attention does.
         """
         if self._choice is None:
             case = AttentionCase(
@@ -140,9 +140,7 @@ def _flash_attention(q_SBND: Tensor, k_SBGD: Tensor, v_SBGD: Tensor, pattern: At
 @cache
 def _checked_choice(case: AttentionCase, wanted: str, is_strict: bool) -> AttentionChoice:
     """Choose, and say so: once for each case of a process."""
-    choice = choose_attention(case, wanted)
-    if choice.is_fallback and is_strict:
-        raise RuntimeError(f"kernels.strict: attention would write out all S * S scores: {choice.reason}")
+    choice = choose_attention(case, wanted, is_strict=is_strict)
     _logger.log(
         logging.WARNING if choice.is_fallback else logging.INFO,
         "attention: %s%s",

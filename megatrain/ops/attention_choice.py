@@ -8,6 +8,10 @@ from enum import StrEnum
 
 import torch
 
+from megatrain.config.config import Config
+from megatrain.contracts.errors import ConfigError
+from megatrain.ops.precision import DTYPES
+
 _HALF = (torch.bfloat16, torch.float16)
 
 
@@ -46,10 +50,22 @@ class AttentionChoice:
     """On a GPU, and slow: memory and time grow with S * S."""
 
 
-def choose_attention(case: AttentionCase, wanted: str = "auto") -> AttentionChoice:
+def attention_case(config: Config, device_type: str, capability: tuple[int, int]) -> AttentionCase:
+    """Return the case of a configuration's model, as far as it is known before there are tensors."""
+    return AttentionCase(
+        device_type,
+        capability,
+        DTYPES[config.train.precision],
+        config.model.resolved_head_dim,
+        0 < config.model.window_size < config.model.seq_len,
+        config.data.has_document_mask,
+    )
+
+
+def choose_attention(case: AttentionCase, wanted: str = "auto", *, is_strict: bool = False) -> AttentionChoice:
     """Return the best backend for `case`, or on a GPU `wanted` if that is none but "auto".
 
-    Raises: RuntimeError where `wanted` does not take the case.
+    Raises: ConfigError where `wanted` does not take the case, or only a slow one does and is_strict is set.
     """
     if case.device_type != "cuda":
         wanted = "auto"
@@ -60,9 +76,18 @@ def choose_attention(case: AttentionCase, wanted: str = "auto") -> AttentionChoi
             continue
         if not refusal:
             is_fallback = backend is Backend.DENSE and case.device_type == "cuda"
-            return AttentionChoice(backend, "; ".join(refusals), is_fallback)
-        refusals.append(f"not {backend}: {refusal}")
-    raise RuntimeError(f"kernels.attention = {wanted!r} does not take this model: {'; '.join(refusals)}; use 'auto'")
+            reason = "; ".join(refusals)
+            if is_fallback and is_strict:
+                problem = (
+                    f"kernels.strict=true, and attention would write out all S * S scores: {reason or 'as asked for'}"
+                )
+                raise ConfigError([f"{problem}; use strict=false, or a model or GPU that has a kernel"])
+            return AttentionChoice(backend, reason, is_fallback)
+        if backend is not Backend.CPU:  # nobody expects that one on a GPU
+            refusals.append(f"not {backend}: {refusal}")
+    raise ConfigError(
+        [f'kernels.attention="{wanted}" does not take this model: {"; ".join(refusals)}; use attention="auto"']
+    )
 
 
 def _cudnn(case: AttentionCase) -> str:

@@ -25,7 +25,7 @@ class PackedDocuments:
     longest: tuple[int, ...]
 
     def to(self, device: torch.device) -> PackedDocuments:
-        """Return the same on `device`, without waiting for the copies."""
+        """Return the same on `device`."""
         return PackedDocuments(
             self.number_SB.to(device, non_blocking=True),
             tuple(start.to(device, non_blocking=True) for start in self.starts),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from dataclasses import dataclass
 from functools import cache
 
@@ -31,23 +32,25 @@ def load_extension() -> Extension:
         module = importlib.import_module("megatrain._C")
     except ModuleNotFoundError:
         return Extension((), "megatrain._C was not built when megatrain was installed")
-    except ImportError as error:
-        return Extension((), f"megatrain._C does not load: {error}")
+    except Exception as error:  # noqa: BLE001 - whatever is wrong with it, every operation has a form without it
+        return Extension((), f"megatrain._C does not load: {type(error).__name__}: {error}")
     return Extension(tuple(module.architectures.split(";")), "")
 
 
 def missing_capability(architectures: tuple[str, ...], capability: tuple[int, int]) -> str:
     """Return why a GPU of `capability` cannot run code built for `architectures`, or "" where it can.
 
-    Code for 8.0 runs on every 8.x; code for 9.0a on 9.0 alone; "+PTX" also on whatever comes later.
+    Code for 8.0 runs on every 8.x, and so does that for a family, such as 10.0f; code for 9.0a runs on 9.0 alone, its
+    PTX too; other PTX on whatever comes later.
     """
     for one in architectures:
-        major, _, rest = one.partition(".")
-        minor = int("".join(filter(str.isdigit, rest)))
-        built = (int(major), minor)
-        if capability == built or (not one.endswith("a") and capability[0] == built[0] and capability[1] > minor):
-            return ""
-        if one.endswith("+PTX") and capability > built:
+        found = re.fullmatch(r"(\d+)\.(\d)([af]?)(\+PTX)?", one)
+        if found is None:
+            continue
+        built, is_exact = (int(found[1]), int(found[2])), found[3] == "a"
+        is_later_minor = capability[0] == built[0] and capability[1] > built[1]
+        is_later = found[4] is not None and found[3] == "" and capability > built
+        if capability == built or (not is_exact and is_later_minor) or is_later:
             return ""
     wanted = f"{capability[0]}.{capability[1]}"
     return (

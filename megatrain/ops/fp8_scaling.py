@@ -44,15 +44,20 @@ class DelayedScaling:
         self.history_PN.copy_(self.history_PN.roll(1, 1))
         self.history_PN[:, 0] = newest_P
         self.collected_P.zero_()
-        self.refresh()
+        largest_P = self._take_scales()
+        if not self._is_primed:  # once it is, it stays so: a slot keeps what it has seen
+            self._is_primed = bool((largest_P > 0.0).all())
 
     def refresh(self) -> None:
         """Take scales from the history, as after loading it."""
+        self._is_primed = bool((self._take_scales() > 0.0).all())
+
+    def _take_scales(self) -> Tensor:
+        """Write the scales. Returns the largest magnitude of each slot's history. Shapes: result [P]."""
         largest_P = self.history_PN.amax(1)
         scale_P = torch.where(largest_P > 0.0, self._largest_P / largest_P, 1.0)
         torch.stack([scale_P, 1.0 / scale_P], 1, out=self._scale_P2)
-        # one look from the host a step, at a time when it waits for the step's loss anyway
-        self._is_primed = bool((largest_P > 0.0).all())
+        return largest_P
 
     def scale_of(self, number: int, x: Tensor, dtype: torch.dtype) -> Tensor:
         """Return [scale, 1 / scale] for `x` in slot `number`. Shapes: result [2]."""

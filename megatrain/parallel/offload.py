@@ -32,6 +32,9 @@ class Copies(Protocol):
     def finish(self, pending: Any) -> None:
         """Let what is launched from now on wait until the copies are made."""
 
+    def abandon(self, sources: Sequence[Tensor]) -> None:
+        """See to it that memory which is being copied in vain is not given to others before that is over."""
+
 
 class CudaCopies:
     """Copies on streams of their own, one a direction, through pinned memory."""
@@ -64,6 +67,10 @@ class CudaCopies:
     def finish(self, pending: torch.cuda.Event) -> None:
         torch.cuda.current_stream(self._device).wait_event(pending)
 
+    def abandon(self, sources: Sequence[Tensor]) -> None:
+        for source in sources:
+            source.record_stream(self._leaving)
+
 
 class ImmediateCopies:
     """Copies of a device without streams: made at once. Where it is the processor they save nothing."""
@@ -76,6 +83,9 @@ class ImmediateCopies:
 
     def finish(self, pending: None) -> None:
         """Nothing is under way."""
+
+    def abandon(self, sources: Sequence[Tensor]) -> None:
+        """As finish()."""
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -138,6 +148,8 @@ class _BlockActivations:
     def come_back(self) -> None:
         """Start copying to the device, unless it was started or nothing was let go."""
         away = [(one, one.on_host) for one in self._wanted() if one.on_device is None and one.on_host is not None]
+        if self._sources:
+            self._copies.abandon(self._sources)
         self._away, self._sources = [], []
         if away:
             results, self._pending = self._copies.start_coming_back([copy for _, copy in away], self._pending)

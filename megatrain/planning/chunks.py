@@ -6,7 +6,7 @@ plan's memory here. Nothing is allocated.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from megatrain.comm.group import Group
 from megatrain.config.config import Config
@@ -63,7 +63,8 @@ def with_masks(sizes: TensorBytes, chunk: Footprint) -> Footprint:
     if not mask:
         return chunk
     made_from = 2 * mask // sizes.element  # which pairs may meet, and one more condition
-    return Footprint(chunk.kept + mask, max(chunk.forward + mask, mask + made_from), chunk.backward + mask)
+    forward = max(chunk.forward + mask, mask + made_from)
+    return replace(chunk, kept=chunk.kept + mask, forward=forward, backward=chunk.backward + mask)
 
 
 def plan_stage(config: Config, layout: Layout, stage: int, tp: Group) -> list[PlannedChunk]:

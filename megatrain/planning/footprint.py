@@ -42,13 +42,16 @@ class Footprint:
     """Most at once during its forward, with what it keeps."""
     backward: int
     """Most at once during its backward, with what is still kept."""
+    on_host: int = 0
+    """From its forward to its backward, in host memory instead."""
 
 
 def in_a_row(parts: Sequence[Footprint]) -> Footprint:
     """Return the footprint of parts that run one after the other, backward in reverse order."""
-    kept = forward = backward = 0
+    kept = forward = backward = on_host = 0
     for part in parts:
         forward = max(forward, kept + part.forward)
         backward = max(backward, kept + part.backward)
         kept += part.kept
-    return Footprint(kept, forward, backward)
+        on_host += part.on_host
+    return Footprint(kept, forward, backward, on_host)

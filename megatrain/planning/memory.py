@@ -41,6 +41,8 @@ class RankMemory:
     """What runs when most is alive."""
     num_in_flight: int
     """Most micro-batches of a chunk between forward and backward."""
+    on_host: int = 0
+    """Activations that wait in host memory, at most; not part of the total, which is the device's."""
 
     @property
     def total(self) -> int:
@@ -82,7 +84,8 @@ def estimate_memory(config: Config, layout: Layout, stage: int, chunks: Sequence
     chunk_memory = [
         _chunk_memory(config, layout, chunk, numels, sizes) for chunk, numels in zip(chunks, buckets, strict=True)
     ]
-    peak = StepWalk(config, stage, chunk_memory, sizes.hidden_local).run(schedule.stages[stage])
+    walk = StepWalk(config, stage, chunk_memory, sizes.hidden_local)
+    peak = walk.run(schedule.stages[stage])
     return RankMemory(
         parameters=num_elements * sizes.element,
         gradients=sum(shares) if parallel.zero_stage == 2 else num_elements * sizes.sum_element,
@@ -94,6 +97,7 @@ def estimate_memory(config: Config, layout: Layout, stage: int, chunks: Sequence
         travelling=peak.travelling,
         moment=peak.what,
         num_in_flight=peak_in_flight(schedule)[stage],
+        on_host=walk.most_on_host,
     )
 
 

@@ -33,6 +33,7 @@ def offloaded_blocks(
                 own_stay if is_away else block.kept,
                 block.forward + passing,
                 block.backward + passing + held_twice,
+                on_host=block.kept - staying if is_away else 0,
             )
         )
     return parts

@@ -70,6 +70,18 @@ def _memory(plan: RunPlan) -> list[str]:
     return [
         f"Memory of one rank in {unit}, at the fullest moment of a step (tensors; an allocator adds to that)",
         *_table(["stage with", *kinds, "total", "moment"], rows, num_left=1),
+        *_host_memory(plan),
+    ]
+
+
+def _host_memory(plan: RunPlan) -> list[str]:
+    most = max(stage.memory.on_host for stage in plan.stages)
+    if not most:
+        return []
+    unit, unit_bytes = next((one for one in _UNITS if most >= one[1]), _UNITS[-1])
+    needs = ", ".join(f"{stage.name}: {stage.memory.on_host / unit_bytes:.2f}" for stage in plan.stages)
+    return [
+        f"Offloaded activations of one rank, pinned in host memory, in {unit}: {needs}; each rank of a host adds its own"
     ]
 
 

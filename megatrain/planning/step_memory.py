@@ -62,7 +62,10 @@ class StepWalk:
         self._unsent = 0
         self._unconfirmed: set[tuple[int, int]] = set()
         self._receives: set[tuple[ActionKind, int, int]] = set()
+        self._on_host = 0
         self.peak = Moment("start")
+        self.most_on_host = 0
+        """Bytes of activations that wait in host memory."""
 
     def run(self, actions: Sequence[Action]) -> Moment:
         """Return the largest moment of forward and backward."""
@@ -86,6 +89,8 @@ class StepWalk:
         self._take(ActionKind.RECV_FORWARD, action)
         self._see(f"forward of chunk {action.chunk}", footprint.forward)
         self._activations += footprint.kept
+        self._on_host += footprint.on_host
+        self.most_on_host = max(self.most_on_host, self._on_host)
         self._finish_compute(is_sent)
         if is_sent and not self._is_delivery_known:
             self._unconfirmed.add((action.chunk, action.microbatch))
@@ -99,6 +104,7 @@ class StepWalk:
                 self._arrive(earlier)
             self._travelling[action.chunk] = chunk.whole_gradients
         self._activations -= chunk.footprint.kept
+        self._on_host -= chunk.footprint.on_host
         self._see(f"backward of chunk {action.chunk}", chunk.footprint.backward, of_which_kept=chunk.footprint.kept)
         if self._is_zero_2:
             self._depart(action.chunk)

@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from megatrain.config.config import Config
-from megatrain.ops.attention_choice import AttentionCase, Backend, choose_attention
-from megatrain.ops.precision import DTYPES
+from megatrain.ops.attention_choice import Backend, attention_case, choose_attention
 
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp64": 8}
 TOKEN_BYTES = 8
@@ -126,13 +125,7 @@ def _num_masks(config: Config) -> int:
     """Return how many masks of [S, S] attention needs: none where a kernel knows windows and documents."""
     # on a GPU that is not known here: its kernels are the same from Ampere on
     on_gpu = ("cuda", (9, 0))
-    case = AttentionCase(
-        *(("cpu", (0, 0)) if config.runtime.device == "cpu" else on_gpu),
-        DTYPES[config.train.precision],
-        config.model.resolved_head_dim,
-        0 < config.model.window_size < config.model.seq_len,
-        config.data.has_document_mask,
-    )
+    case = attention_case(config, *(("cpu", (0, 0)) if config.runtime.device == "cpu" else on_gpu))
     if choose_attention(case, config.kernels.attention).backend not in (Backend.CPU, Backend.DENSE):
         return 0
     if config.data.has_document_mask:

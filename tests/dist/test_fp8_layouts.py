@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from megatrain.checkpoint.load import FP8_HISTORY
 from tests.dist.test_resume import HALF, STEPS, stop_and_resume
 from tests.dist.training_jobs import Tables, TrainingJobs, assert_bitwise, assert_close, assert_states_bitwise
 from tests.helpers.training_case import make_config, on_layout
@@ -38,6 +39,25 @@ def test_resumed_at_the_same_layout_continues_bitwise(jobs: TrainingJobs, train_
 
     assert before.losses + after.losses == straight.losses
     assert_states_bitwise(after.final_state, straight.final_state)
+
+
+@pytest.mark.parametrize("history_len", [2, 7])
+def test_resumed_with_another_length_of_history_keeps_the_newest_steps(
+    history_len: int, jobs: TrainingJobs, train_data: Tables, tmp_path: Path
+) -> None:
+    common = {**train_data, **DELAYED}
+    sizes = (1, 1, 2, 1)
+    before, after = stop_and_resume(
+        jobs, common, tmp_path, sizes, sizes, changes={"fp8": {**DELAYED["fp8"], "history_len": history_len}}
+    )
+    kept = min(3, history_len)
+    histories = before.final_state[FP8_HISTORY]
+    assert histories
+    for name, was in histories.items():
+        became = after.initial_state[FP8_HISTORY][name]
+        assert became.shape == (was.shape[0], history_len)
+        assert (became[:, :kept] == was[:, :kept]).all()
+        assert not became[:, kept:].any()
 
 
 def test_resumed_at_another_layout_goes_on_with_its_scales(

@@ -31,6 +31,7 @@ from tests.helpers.faults import RankFault
 from tests.helpers.rank_pool import RankPool
 from tests.helpers.rank_protocol import RankContext
 from tests.helpers.training_case import Orders, RankRecord, make_config, on_layout, train_on_rank
+from tests.helpers.waiting import wait_until
 
 LAYOUT = on_layout(2, 2, 2, 2)
 STEPS, INTERVAL = 5, 2
@@ -148,6 +149,16 @@ def test_a_state_that_changes_right_after_a_snapshot_does_not_leak_into_it(
         assert_states_bitwise(loaded.initial_state, straight.final_state)
 
 
+def remove(directory: Path) -> None:
+    """Remove a directory in which a writer may still be tidying up after its commit."""
+
+    def is_gone() -> bool:
+        shutil.rmtree(directory, ignore_errors=True)
+        return not directory.exists()
+
+    wait_until(is_gone, f"{directory} to stay away", 10.0)
+
+
 def test_a_run_that_was_removed_does_not_come_back_from_memory(
     rank_pool: RankPool, jobs: TrainingJobs, train_data: Tables, tmp_path: Path
 ) -> None:
@@ -156,7 +167,7 @@ def test_a_run_that_was_removed_does_not_come_back_from_memory(
     tables = (train_data, OPTIONS, KEPT, LAYOUT, place(run_directory))
     crash(rank_pool, *tables, orders=Orders(die_at=(5, 3)))
     wait_for_commit(run_directory, 2)
-    shutil.rmtree(run_directory / "checkpoints")
+    remove(run_directory / "checkpoints")
     memory = the_arena(run_directory)
 
     after = jobs.run(make_config(*tables, {"train": {"steps": 4}}))

@@ -52,9 +52,12 @@ def pair_name(pair: tuple[Sizes, Sizes]) -> str:
 
 
 def stop_and_resume(
-    jobs: TrainingJobs, common: Tables, run_directory: Path, first: Sizes, second: Sizes
+    jobs: TrainingJobs, common: Tables, run_directory: Path, first: Sizes, second: Sizes, changes: Tables | None = None
 ) -> tuple[Run, Run]:
-    """Train on one layout until the last rank is asked to stop within step HALF; train on with another layout."""
+    """Train on one layout until the last rank is asked to stop within step HALF; train on with another layout.
+
+    changes: of the configuration that goes on.
+    """
     place: Tables = {"job": {"run_directory": str(run_directory)}}
     last_rank = first[0] * first[1] * first[2] - 1
     before = jobs.run(make_config(common, place, on_layout(*first)), Orders(stop_at=(last_rank, HALF - 1)))
@@ -62,7 +65,7 @@ def stop_and_resume(
     found = candidates(LocalLocation(run_directory / "checkpoints"))
     assert [(candidate.branch, candidate.step) for candidate in found] == [("main", HALF)]
     wait_until(lambda: not list(run_directory.glob("megatrain-arena*")), "nothing in memory to go on from", 20.0)
-    after = jobs.run(make_config(common, place, on_layout(*second)))
+    after = jobs.run(make_config(common, place, on_layout(*second), changes or {}))
     assert [report.step for report in before.steps + after.steps] == list(range(1, STEPS + 1))
     return before, after
 

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from megatrain.assembly import Replica, build_replica
 from megatrain.checkpoint.job import JobCheckpoints
+from megatrain.checkpoint.load import FP8_HISTORY
 from megatrain.comm import Mesh, create_mesh, join, meet
 from megatrain.config.checks import check
 from megatrain.config.config import Config
@@ -47,7 +48,7 @@ from tests.helpers.rank_protocol import RankContext
 from tests.helpers.waiting import wait_until
 
 DEATH_EXIT_CODE = 7
-STATE_KINDS = ("master", "exp_avg", "exp_avg_sq")
+STATE_KINDS = ("master", "exp_avg", "exp_avg_sq", FP8_HISTORY)
 
 TINY: Mapping[str, Mapping[str, Any]] = {
     "model": {"vocab_size": 90, "seq_len": 16, "hidden_size": 32, "num_layers": 4, "num_heads": 8, "vocab_multiple": 8},
@@ -339,6 +340,11 @@ def _state(replica: Replica) -> State:
     for kind, shard, is_owner in replica.optimizer.flat_shards():
         values = shard.tensor.numpy().copy()
         pieces[kind].append(Piece(shard.name, shard.global_shape, shard.box.offsets, values, is_owner))
+    for saved in replica.saved_shards():
+        if saved.kind == FP8_HISTORY:
+            shard, is_owner = saved.shard, saved.copy_index == 0
+            values = shard.tensor.numpy().copy()
+            pieces[FP8_HISTORY].append(Piece(shard.name, shard.global_shape, shard.box.offsets, values, is_owner))
     return pieces
 
 

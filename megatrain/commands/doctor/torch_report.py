@@ -94,7 +94,10 @@ def _kernels_finding(report: Mapping[str, Any]) -> Finding:
     if report["kernels"]["reason"]:
         if not report["is_cuda_available"]:
             return Finding("cuda kernels", report["kernels"]["reason"], f"not needed without a GPU: {plain}", level)
-        rebuild = "with nvcc on this machine: MEGATRAIN_CUDA=1 pip install --no-build-isolation --no-deps megatrain"
+        rebuild = (
+            "with nvcc on this machine: MEGATRAIN_CUDA=1 pip install --no-build-isolation --no-deps --no-cache-dir "
+            "--force-reinstall megatrain"
+        )
         return Finding("cuda kernels", report["kernels"]["reason"], f"{plain}, which is slower; {rebuild}", level)
     state = f"compiled for compute capability {', '.join(report['kernels']['architectures'])}"
     unfit = next((device["missing_capability"] for device in report["devices"] if device["missing_capability"]), "")

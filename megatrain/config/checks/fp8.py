@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from megatrain.config.checks.context import Context
@@ -36,6 +37,15 @@ def fp8_problems(context: Context) -> Iterator[Problem]:
             ("fp8.recipe", "train.precision"),
             f'fp8.recipe="{fp8.recipe}" needs train.precision="bf16", not "{config.train.precision}"; '
             f'use that precision or recipe="none"',
+        )
+    for layer, count in Counter(fp8.skip_layers).items():
+        if count > 1:
+            yield Problem(("fp8.skip_layers",), f"fp8.skip_layers names layer {layer} {count} times; name it once")
+    if set(fp8.skip_layers) >= set(range(config.model.num_layers)):
+        yield Problem(
+            ("fp8.skip_layers", "fp8.recipe"),
+            f'fp8.skip_layers names all {config.model.num_layers} layers, so fp8.recipe="{fp8.recipe}" does nothing; '
+            f'use recipe="none" or name fewer',
         )
     beyond = [layer for layer in fp8.skip_layers if layer >= config.model.num_layers]
     if beyond:

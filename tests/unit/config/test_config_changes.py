@@ -57,9 +57,12 @@ def test_the_same_model_in_other_words(before: dict[str, Any], now: dict[str, An
 
 
 def test_changes_of_training_are_listed_in_words() -> None:
-    now = config(optimizer={"name": "lamb", "lr": 2e-3}, train={"steps": 9}, model={"dropout": 0.1})
+    now = config(
+        optimizer={"name": "lamb", "lr": 2e-3}, train={"steps": 9}, model={"dropout": 0.1}, fp8={"skip_layers": [0, 1]}
+    )
     assert [str(change) for change in training_changes(config(), now)] == [
         "model.dropout: 0.0 -> 0.1",
         'optimizer.name: "adamw" -> "lamb"',
         "optimizer.lr: 0.001 -> 0.002",
+        "fp8.skip_layers: [] -> [0, 1]",
     ]

@@ -30,6 +30,17 @@ CASES = {
             'backend="megatrain" (--fp8.backend on the command line)'
         ),
     ),
+    "all layers skipped": (
+        [*FITTING, "--fp8.skip_layers=[0, 1, 2, 3, 4, 5, 6, 7]"],
+        (
+            'fp8.skip_layers names all 8 layers, so fp8.recipe="tensorwise" does nothing; use recipe="none" or name '
+            "fewer (--fp8.skip_layers on the command line)"
+        ),
+    ),
+    "a layer skipped twice": (
+        [*FITTING, "--fp8.skip_layers=[0, 3, 0]"],
+        "fp8.skip_layers names layer 0 2 times; name it once (--fp8.skip_layers on the command line)",
+    ),
     "transformer engine": ([*FITTING, "--fp8.backend=transformer_engine", "--fp8.skip_layers=[0]"], None),
     "transformer engine by row": (
         [*FITTING, "--fp8.backend=transformer_engine", "--fp8.recipe=rowwise"],

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
+import runpy
 from pathlib import Path
 
 import pytest
+import torch
 
 from megatrain.cli import main
 from megatrain.commands.doctor import machine, software, torch_report
 from megatrain.commands.doctor.finding import Finding, Level
-from megatrain.ops.extension import missing_capability
+from megatrain.ops.extension import load_extension, missing_capability
 from megatrain.ops.optional_backends import FoundBackend
 from tests.helpers.backend_packages import PYPI_APEX, write_packages
 
@@ -122,12 +125,27 @@ def test_kernels_for_another_gpu() -> None:
         (("8.6",), (8, 0), False),
         (("8.0+PTX",), (12, 0), True),
         (("8.0+PTX",), (7, 5), False),
+        (("9.0a+PTX",), (9, 0), True),
+        (("9.0a+PTX",), (10, 0), False),
+        (("10.0f",), (10, 3), True),
+        (("10.0f",), (11, 0), False),
+        (("90", "8.0"), (8, 6), True),
     ],
 )
 def test_which_gpus_run_code_built_for_others(
     architectures: tuple[str, ...], capability: tuple[int, int], runs: bool
 ) -> None:
     assert (missing_capability(architectures, capability) == "") is runs
+
+
+def test_kernels_that_break_while_they_load_are_a_reason_and_no_error(
+    package_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (package_root / "broken.py").write_text("raise ValueError('nonsense inside')\n")
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(importlib, "import_module", lambda name: runpy.run_path(str(package_root / "broken.py")))
+
+    assert load_extension.__wrapped__().reason == "megatrain._C does not load: ValueError: nonsense inside"
 
 
 @pytest.mark.parametrize(("version", "level"), [("2.10.1", Level.FATAL), ("2.11.0", Level.OK), ("3.0.0a0", Level.OK)])

@@ -7,6 +7,7 @@ import logging
 import pytest
 import torch
 
+from megatrain.contracts.errors import ConfigError
 from megatrain.ops import attention
 from megatrain.ops.attention import AttentionPattern, causal_attention
 from megatrain.ops.attention_choice import AttentionCase, Backend, choose_attention
@@ -53,7 +54,7 @@ def test_a_backend_by_name() -> None:
     assert choose_attention(gpu(), "flash").backend is Backend.FLASH
     assert choose_attention(gpu(), "dense").is_fallback
     with pytest.raises(
-        RuntimeError, match=r"kernels\.attention = 'cudnn' does not take this model: not cudnn: it has no kernel"
+        ConfigError, match=r'kernels\.attention="cudnn" does not take this model: not cudnn: it has no kernel'
     ):
         choose_attention(gpu(window=True), "cudnn")
 
@@ -84,5 +85,7 @@ def test_a_slow_path_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.mark.usefixtures("slow_case")
 def test_a_slow_path_is_an_error_where_that_is_asked_for() -> None:
     q = draw(6, 1, 2, 8)
-    with pytest.raises(RuntimeError, match=r"kernels\.strict: attention would write out all S \* S scores: not cudnn"):
+    with pytest.raises(
+        ConfigError, match=r"kernels\.strict=true, and attention would write out all S \* S scores: not cudnn"
+    ):
         causal_attention(q, q, q, AttentionPattern(6, 3, is_strict=True))

@@ -55,6 +55,9 @@ class LateCopies:
             if is_source_free_then:
                 source.fill_(NOT_A_NUMBER)
 
+    def abandon(self, sources: Sequence[Tensor]) -> None:
+        self.story.append(("abandon", tuple(one.numel() for one in sources)))
+
     def _pending(self, results: Sequence[Tensor], sources: Sequence[Tensor], *, is_source_free_then: bool) -> Any:
         return list(zip(results, sources, strict=True)), is_source_free_then
 

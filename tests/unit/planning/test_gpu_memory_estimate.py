@@ -20,6 +20,8 @@ from megatrain.config.config import Config
 from megatrain.contracts.layout import Layout
 from megatrain.planning.chunks import plan_stage
 from megatrain.planning.memory import estimate_memory
+from megatrain.planning.plan_text import render
+from megatrain.planning.run_plan import plan_run
 from megatrain.schedule import build_schedule
 from tests.helpers.lone_rank import SilentRecorder, lone_mesh
 from tests.helpers.tensor_memory import PeakTensorBytes
@@ -78,3 +80,20 @@ def peak_of_a_pass(replica: Replica) -> int:
         scale = torch.ones((), dtype=torch.float64)
         replica.pipeline.train(build_schedule("1f1b", 1, 1, len(inputs)), inputs, lambda: scale)
         return memory.peak_bytes
+
+
+def test_host_memory_of_offloaded_activations_is_told_beside_the_devices() -> None:
+    plans = []
+    for num_offloaded in (0, 3):
+        changes = LLAMA | {"runtime.device": "cuda", "parallel.offload_layers": num_offloaded}
+        plans.append(plan_run(Config.from_dict(with_changes(changes))))
+    (plain,), (offloaded,) = (plan.stages for plan in plans)
+
+    assert plain.memory.on_host == 0
+    tokens, hidden, qkv, ffn = 2 * 256, 256, 256 + 2 * 128, 1024
+    # inputs of the norms and of the mixers, heads, attention's output, both sides of the activation function; in bf16
+    a_layer = 2 * tokens * (2 * hidden + 2 * hidden + qkv + hidden + 2 * ffn + ffn)
+    assert offloaded.memory.on_host == pytest.approx(3 * a_layer, rel=0.01)
+    told = f"pinned in host memory, in MiB: all layers: {offloaded.memory.on_host / 2**20:.2f}; each rank"
+    assert told in render(plans[1])
+    assert "Offloaded" not in render(plans[0])

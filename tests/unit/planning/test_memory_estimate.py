@@ -78,6 +78,9 @@ class NumpyCopies:
     def finish(self, pending: None) -> None:
         pass
 
+    def abandon(self, sources: Sequence[Tensor]) -> None:
+        pass
+
 
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 def test_offloaded_activations_are_off_the_device_as_estimated(recompute: str, monkeypatch: pytest.MonkeyPatch) -> None:

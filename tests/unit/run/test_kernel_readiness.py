@@ -37,6 +37,24 @@ def test_kernels_that_run_and_kernels_that_are_not_there() -> None:
             MISSING,
             r"kernels\.cuda_graphs=true and there are no compiled kernels \(megatrain\._C was not .*cuda_graphs=false",
         ),
+        (
+            {"fp8": {"recipe": "rowwise"}},
+            HOPPER,
+            MISSING,
+            r'fp8\.recipe="rowwise" and there are no compiled kernels: megatrain\._C was .*; use recipe="none"',
+        ),
+        (
+            {"kernels": {"attention": "flash"}},
+            HOPPER,
+            BUILT,
+            r'kernels\.attention="flash" does not take this model: not flash: it needs bf16 or fp16, not',
+        ),
+        (
+            {"kernels": {"strict": True}},
+            HOPPER,
+            BUILT,
+            r"kernels\.strict=true, and attention would write out all S \* S scores: not cudnn: it needs bf16 or fp16",
+        ),
         ({}, (10, 0), BUILT, r"built for compute capability 8\.0, 9\.0a, this GPU has 10\.0: install megatrain again"),
         ({"fp8": {"recipe": "tensorwise"}}, AMPERE, BUILT, r'"tensorwise" needs a GPU of compute capability 8\.9'),
         ({"fp8": {"recipe": "rowwise"}}, ADA, BUILT, r'"rowwise" needs a GPU of compute capability 9\.0, this one'),
@@ -50,9 +68,21 @@ def test_what_cannot_run_is_refused(
 
 
 def test_strict_is_content_where_all_is_there() -> None:
-    config = make_config(kernels={"strict": True}, fp8={"recipe": "tensorwise"})
+    config = make_config(
+        kernels={"strict": True}, fp8={"recipe": "tensorwise"}, train={"precision": "bf16"}, model={"num_heads": 2}
+    )
 
     assert kernel_note(config, ADA, BUILT).startswith("compiled kernels")
+
+
+def test_what_means_nothing_on_a_processor_is_told() -> None:
+    config = make_config(
+        kernels={"strict": True, "attention": "flash", "cuda_graphs": True}, parallel={"offload_layers": 1}
+    )
+
+    told = processor_notes(config)
+    for key in ("kernels.strict", "kernels.attention", "kernels.cuda_graphs", "parallel.offload_layers"):
+        assert any(note.startswith(key) for note in told), key
 
 
 BOTH = {
