@@ -80,9 +80,7 @@ def _host_memory(plan: RunPlan) -> list[str]:
         return []
     unit, unit_bytes = next((one for one in _UNITS if most >= one[1]), _UNITS[-1])
     needs = ", ".join(f"{stage.name}: {stage.memory.on_host / unit_bytes:.2f}" for stage in plan.stages)
-    return [
-        f"Offloaded activations of one rank, pinned in host memory, in {unit}: {needs}; each rank of a host adds its own"
-    ]
+    return [f"Offloaded activations of one rank, pinned in host memory, in {unit} (hosts have several): {needs}"]
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, num_left: int) -> list[str]:
