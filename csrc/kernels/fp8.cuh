@@ -23,10 +23,14 @@ __device__ __forceinline__ unsigned quantize_pair(float a, float b) {
   return __nv_cvt_float2_to_fp8x2(pair, __NV_SATFINITE, FORMAT);
 }
 
+constexpr float LARGEST_SCALE = 0x1p126f;  // the last of which the inverse is a normal number
+
 // The scale that maps the largest magnitude to the largest number of the format. All zeros: 1. Not finite: stays visible.
 template <__nv_fp8_interpretation_t FORMAT>
 __device__ __forceinline__ float scale_for(float largest) {
-  return largest == 0.0f ? 1.0f : fp8_largest<FORMAT> / largest;
+  if (largest == 0.0f) return 1.0f;
+  const float scale = fp8_largest<FORMAT> / largest;
+  return scale > LARGEST_SCALE ? LARGEST_SCALE : scale;
 }
 
 // The maximum that keeps NaN, which fmaxf does not.
@@ -40,11 +44,10 @@ __device__ __forceinline__ float warp_largest(float value) {
   return value;
 }
 
-// The largest over the whole block of blockDim.x threads, a multiple of 32; every thread must call it.
+// The largest over the whole block of blockDim.x threads, a multiple of 32. Every thread must call it, once a kernel.
 __device__ __forceinline__ float block_largest(float value) {
   __shared__ float of_warp[WARP];
   value = warp_largest(value);
-  __syncthreads();  // the last call's values may still be read
   if (threadIdx.x % WARP == 0) of_warp[threadIdx.x / WARP] = value;
   __syncthreads();
   for (int warp = 0; warp < int(blockDim.x) / WARP; ++warp) value = larger_or_nan(value, of_warp[warp]);
@@ -109,7 +112,8 @@ struct Quantize {
 template <typename T, __nv_fp8_interpretation_t FORMAT, bool IS_WIDE>
 __global__ void __launch_bounds__(FP8_THREADS) quantize(const Quantize<T> p) {
   constexpr int WIDTH = 8;
-  using P = Pack<T, WIDTH>;
+  constexpr int LANES = full_width<T> < WIDTH ? full_width<T> : WIDTH;  // of a load: 16 bytes at most
+  using P = Pack<T, LANES>;
   __shared__ unsigned tile[TILE][TILE_STRIDE];
   const int64_t row0 = int64_t(blockIdx.y) * TILE, column0 = int64_t(blockIdx.x) * TILE;
   float largest = 0.0f;
@@ -125,9 +129,12 @@ __global__ void __launch_bounds__(FP8_THREADS) quantize(const Quantize<T> p) {
     for (int r = 0; r < 4; ++r) {
       const int64_t row = row0 + 4 * word + r, first = column0 + column;
       if (IS_WIDE && row < p.rows && first < p.columns) {
-        const P pack = *reinterpret_cast<const P*>(p.x + row * p.columns + first);
 #pragma unroll
-        for (int k = 0; k < WIDTH; ++k) values[r][k] = float(widen(pack.lane[k]));
+        for (int k = 0; k < WIDTH; k += LANES) {
+          const P pack = P::load(p.x + row * p.columns + first + k);
+#pragma unroll
+          for (int i = 0; i < LANES; ++i) values[r][k + i] = float(widen(pack.lane[i]));
+        }
       } else {
 #pragma unroll
         for (int k = 0; k < WIDTH; ++k) {

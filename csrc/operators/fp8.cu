@@ -7,6 +7,7 @@ namespace megatrain {
 namespace {
 
 constexpr int BLOCKS_A_MULTIPROCESSOR = 8;
+constexpr int64_t MAX_ROWS = int64_t(65535) * TILE;  // a grid has so many tiles along y
 
 using Format = std::integral_constant<__nv_fp8_interpretation_t, __NV_E4M3>;
 using WideRangeFormat = std::integral_constant<__nv_fp8_interpretation_t, __NV_E5M2>;
@@ -32,6 +33,7 @@ void dispatch_quantized(ScalarType dtype, Body&& body) {
 
 void check_matrix(const Tensor& x) {
   require(x.dim() == 2, "x must be [rows, columns], got ", shape_text(x));
+  require(x.size(0) <= MAX_ROWS, "x must have at most ", MAX_ROWS, " rows, got ", shape_text(x));
   check_contiguous("x", x);
 }
 

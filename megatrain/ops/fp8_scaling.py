@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from megatrain.ops.quantization import fp8_scale
+from megatrain.ops.quantization import fp8_scale, scale_for
 
 
 class DelayedScaling:
@@ -55,7 +55,7 @@ class DelayedScaling:
     def _take_scales(self) -> Tensor:
         """Write the scales. Returns the largest magnitude of each slot's history. Shapes: result [P]."""
         largest_P = self.history_PN.amax(1)
-        scale_P = torch.where(largest_P > 0.0, self._largest_P / largest_P, 1.0)
+        scale_P = scale_for(largest_P, self._largest_P)
         torch.stack([scale_P, 1.0 / scale_P], 1, out=self._scale_P2)
         return largest_P
 

@@ -18,6 +18,8 @@ E5M2 = torch.float8_e5m2
 """More range, fewer digits: for gradients."""
 
 _TILE = 128
+_MAX_ROWS = 65535 * _TILE  # a grid has so many tiles along y
+_LARGEST_SCALE = 2.0**126  # the last of which the inverse is a normal number
 
 
 def _check_format(x: Tensor, dtype: torch.dtype) -> None:
@@ -32,6 +34,8 @@ def _check_matrix(x: Tensor, dtype: torch.dtype) -> None:
     _check_format(x, dtype)
     if x.dim() != 2:
         raise RuntimeError(f"x must be [rows, columns], got {list(x.shape)}")
+    if x.shape[0] > _MAX_ROWS:
+        raise RuntimeError(f"x must have at most {_MAX_ROWS} rows, got {list(x.shape)}")
 
 
 def _check_quantize(x: Tensor, scale: Tensor, dtype: torch.dtype, has_plain: bool, has_transposed: bool) -> None:
@@ -42,8 +46,9 @@ def _check_quantize(x: Tensor, scale: Tensor, dtype: torch.dtype, has_plain: boo
         raise RuntimeError("scale must have a number")
 
 
-def _scale_for(largest: Tensor, dtype: torch.dtype) -> Tensor:
-    return torch.where(largest == 0.0, 1.0, torch.finfo(dtype).max / largest)
+def scale_for(largest: Tensor, largest_of_format: Tensor | float) -> Tensor:
+    """Return what maps the magnitude `largest` to the largest number of the format: 1 for zero, never infinity."""
+    return torch.where(largest == 0.0, 1.0, (largest_of_format / largest).clamp(max=_LARGEST_SCALE))
 
 
 def _quantized(scaled: Tensor, dtype: torch.dtype) -> Tensor:
@@ -56,7 +61,7 @@ def _largest(x: Tensor, dim: int) -> Tensor:
 
 
 def _reference_scale(x: Tensor, dtype: torch.dtype) -> Tensor:
-    scale = _scale_for(_largest(x.flatten(), 0).reshape(()), dtype)
+    scale = scale_for(_largest(x.flatten(), 0).reshape(()), torch.finfo(dtype).max)
     return torch.stack([scale, 1.0 / scale])
 
 
@@ -72,7 +77,7 @@ def _reference_quantize(
 
 
 def _reference_quantize_rows(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    scale = _scale_for(_largest(x, 1), dtype).expand(x.shape[0], 1)
+    scale = scale_for(_largest(x, 1), torch.finfo(dtype).max).expand(x.shape[0], 1)
     return _quantized(x.float() * scale, dtype), 1.0 / scale
 
 

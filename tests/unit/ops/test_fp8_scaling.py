@@ -66,3 +66,14 @@ def test_scales_come_back_from_a_history_that_was_loaded() -> None:
 
     for number, dtype in ((0, E4M3), (1, E5M2)):
         assert torch.equal(other.slot(number).scale(x, dtype), scales.slot(number).scale(x, dtype))
+
+
+def test_small_magnitudes_have_a_finite_scale() -> None:
+    x, scales = draw(16, 16, dtype=torch.bfloat16), scaling()
+    for number in range(2):
+        scales.collect(number, on_device(torch.tensor([1e-37])))
+    scales.advance()
+    scale, inverse = scales.slot(0).scale(x, E4M3).tolist()
+
+    assert scale == 2.0**126
+    assert inverse == 2.0**-126

@@ -70,6 +70,33 @@ def test_zeros_stay_zeros(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", FORMATS)
+@pytest.mark.parametrize("size", [1e-35, 1e-36, 1e-37])
+def test_small_numbers_are_not_scaled_to_infinity(size: float, dtype: torch.dtype) -> None:
+    """As a unit that no token turns on leaves them: the largest of the format over them is more than fp32 has."""
+    x = 1.0 + draw(16, 48, dtype=torch.float32).abs()
+    x *= size
+    scale = fp8_scale(x, dtype)
+    whole, _, _ = fp8_quantize(x, scale, dtype, True, False)
+    rows, inverse = fp8_quantize_rows(x, dtype)
+    columns, inverse_t = fp8_quantize_columns(x, dtype)
+
+    for found, expected, unit in ((whole, x, scale[1]), (rows, x, inverse), (columns, x.t(), inverse_t)):
+        assert (unit >= torch.finfo(torch.float32).tiny).all()
+        torch.testing.assert_close(found.double() * unit, expected.double(), rtol=0.13, atol=0.0)
+
+
+def test_quantization_needs_no_address_wider_than_a_pack() -> None:
+    base = draw(4 + 16 * 48, dtype=torch.float32)
+    one = on_device(torch.ones(1))
+    x = base[4:].view(16, 48)  # a multiple of 16 bytes, and not of 32
+
+    expected = x.to(E4M3)
+    q, q_t, _ = fp8_quantize(x, one, E4M3, True, True)
+    assert torch.equal(q.float(), expected.float())
+    assert torch.equal(q_t.float(), expected.float().t())
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 def test_what_is_not_finite_stays_visible(bad: float, dtype: torch.dtype) -> None:
     x = draw(32, 48, dtype=torch.float32)
@@ -112,3 +139,5 @@ def test_quantization_refuses_what_does_not_fit() -> None:
     assert_refused(fp8_quantize, (x, scale.double(), E4M3, True, True), "scale must be float32, got float64")
     assert_refused(fp8_quantize_rows, (x[0], E4M3), r"x must be \[rows, columns\], got \[16\]")
     assert_refused(fp8_quantize_columns, (x.t()[1:], E4M3), "x must be contiguous")
+    many = on_device(torch.empty(65535 * 128 + 1, 0))
+    assert_refused(fp8_quantize_columns, (many, E4M3), r"x must have at most 8388480 rows, got \[8388481, 0\]")
