@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from megatrain.ops.embedding import embedding, embedding_gradient_
 from tests.helpers.kernels import UNDER_TEST, draw, on_device
-from tests.helpers.operator_contract import assert_contract, assert_refused
+from tests.helpers.operator_contract import assert_contract, assert_refused, misaligned
 from tests.helpers.relative_error import assert_no_worse_than_eager, assert_same
 
 OPS = torch.ops.megatrain
@@ -169,6 +169,16 @@ def test_operators_keep_the_contract(shape: tuple[int, int, int], dtype: torch.d
     assert_contract(OPS.embedding_gradient_.default, weight, tokens, grad)
     if dtype in (torch.bfloat16, torch.float16):
         assert_contract(OPS.embedding_gradient_.default, weight.float(), tokens, grad)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_gradient_or_table_at_an_odd_address(dtype: torch.dtype) -> None:
+    tokens, table, grad = draw_tokens(70, 5), draw(5, 16, dtype=dtype), draw(70, 16, dtype=dtype, seed=1)
+    expected = table.clone()
+    embedding_gradient_(expected, tokens, grad)
+    for found, from_grad in ((misaligned(table), grad), (table.clone(), misaligned(grad))):
+        embedding_gradient_(found, tokens, from_grad)
+        torch.testing.assert_close(found, expected)
 
 
 def test_wrong_tokens_are_refused() -> None:

@@ -212,6 +212,28 @@ def test_lamb_does_not_change_a_bit_of_moments_and_directions_by_cuts_and_addres
     assert_identical([*moved.tensors, moved_grad], [*whole.tensors, grad])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_one_tensor_at_an_odd_address(dtype: torch.dtype) -> None:
+    share = make_share([40, 20, 4], dtype, is_published=dtype == torch.float32)
+    grad, ratios = draw(64, dtype=dtype, seed=7), draw(2, seed=9).exp()
+    state, table = [share.master, share.exp_avg, share.exp_avg_sq], [share.run_borders, share.is_decayed]
+    for operator, tensors, rest in (
+        (OPS.adamw_, [grad, *state, share.published], [*table, 0.1, *SCALARS]),
+        (OPS.lamb_direction_, [grad, *state], [*table, *SCALARS]),
+        (OPS.lamb_apply_, [grad, share.master, share.published], [share.run_borders, ratios, 0.1]),
+    ):
+        results = []
+        for odd in range(-1, len(tensors)):
+            copies = [
+                one if one is None else misaligned(one) if number == odd else one.clone()
+                for number, one in enumerate(tensors)
+            ]
+            operator(*copies, *rest)
+            results.append([one for one in copies if one is not None])
+        for result in results[1:]:
+            assert_identical(result, results[0])
+
+
 def test_an_element_that_is_not_finite_stays_alone() -> None:
     share = make_share(LAYOUTS["packs"], torch.float32)
     grad = draw(share.master.numel(), dtype=torch.float32, seed=7)
