@@ -18,6 +18,8 @@ def assert_contract(operator: Operator, *arguments: Any) -> None:
     """Check schema, fake, results that are wholly written and the same each time, and inputs at odd addresses."""
     torch.library.opcheck(operator, arguments, test_utils=("test_schema", "test_faketensor"))
     results = [_run_poisoned(operator, arguments, order) for order in thread_orders()]
+    for one in results[0]:
+        assert not one.float().isnan().any(), "an element that nobody wrote"
     for result in results[1:]:
         assert_identical(result, results[0])
     moved = tuple(misaligned(one) if isinstance(one, Tensor) else one for one in arguments)

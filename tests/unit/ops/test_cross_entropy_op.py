@@ -107,6 +107,18 @@ def test_rows_of_all_lengths(shape: tuple[int, int, int], terms: LossTerms) -> N
     )
 
 
+def test_the_largest_logit_may_be_anyones() -> None:
+    """Far above the others, so that whatever is taken relative to another number overflows or is lost."""
+    logits, labels, grad_T = draw_logits(34, 2051, dtype=torch.float32), draw_labels(2051, 34), draw(34, seed=2)
+    places = on_device(torch.tensor([*range(0, 2048, 64), 2047, 2050]))  # of each warp, and in a tail
+    logits.scatter_(1, places[:, None], 200.0)
+
+    expected = by_torch(logits.double(), labels, 2051, grad_T)
+    for dtype, tolerance in ((torch.float32, 1e-5), (torch.float64, 1e-12)):
+        found = in_parts(logits.to(dtype), labels, 2051, 1, grad_T.to(dtype))
+        assert_all_close(tuple(one.double() for one in found), expected, tolerance)
+
+
 @some_terms
 @pytest.mark.parametrize("num_parts", [1, 2, 4])
 def test_ignored_labels_count_for_nothing(num_parts: int, terms: LossTerms) -> None:

@@ -65,6 +65,18 @@ def test_mask_of_every_token_number_and_key(first: int) -> None:
         assert torch.equal(dropout(ones, 0.4, key, token) != 0, keep_mask(key, 0.4, token, 40))
 
 
+def test_mask_at_the_very_threshold() -> None:
+    """What is drawn is 32 bits: equal to the threshold is kept; a probability between two goes to the nearer."""
+    token = on_device(torch.tensor([[3]]))
+    ones = torch.ones(1, 1, 8, device=UNDER_TEST.device)
+    low, high = 0, 1 << 32
+    while high - low > 1:  # the draw of unit 5 is the largest threshold at which it is kept
+        middle = (low + high) // 2
+        low, high = (middle, high) if keep_mask(KEY, middle / 2**32, token, 8)[0, 0, 5] else (low, middle)
+    for threshold, is_kept in ((low, True), (low + 0.4, True), (low + 0.6, False), (low + 1, False)):
+        assert bool(dropout(ones, threshold / 2**32, KEY, token)[0, 0, 5]) == is_kept
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("probability", [0.1, 0.5])
 def test_elements_are_dropped_or_scaled(probability: float, dtype: torch.dtype) -> None:
