@@ -111,6 +111,19 @@ def test_rms_norm_in_bf16_is_rounded_once() -> None:
     assert (our_rms(x, weight) != exact).double().mean().item() < 1e-3
 
 
+@pytest.mark.parametrize("shape", [(64, 4, 128), (5, 8191)])
+def test_gradient_past_a_norm_in_bf16_is_rounded_once(shape: tuple[int, ...]) -> None:
+    (x, _, weight, bias), grads = drawn_inputs(shape, torch.bfloat16)
+    zeros = torch.zeros_like(x)
+    for ours, plain, inputs in (
+        (our_add_rms, plain_add_rms, [x, zeros, weight]),
+        (our_add_layer_norm, plain_add_layer_norm, [x, zeros, weight, bias]),
+    ):
+        found = forward_and_backward(ours, inputs, grads)[1]
+        exact = forward_and_backward(plain, [one.double() for one in inputs], grads.double())[1]
+        assert (found != exact.to(torch.bfloat16)).double().mean().item() < 2e-3
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_the_norm_of_a_sum_is_the_norm_of_its_rounded_sum(dtype: torch.dtype) -> None:
     (x, residual, weight, bias), _ = drawn_inputs((9, 2, 264), dtype)
