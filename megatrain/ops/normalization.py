@@ -108,6 +108,8 @@ def _check_forward(x: Tensor, *others: Tensor | float) -> None:
     require_floating("x", x)
     if x.dim() < 1:
         raise RuntimeError(f"x must have at least one dim, got {list(x.shape)}")
+    if x.shape[-1] >= 1 << 30:
+        raise RuntimeError(f"x must have rows of less than 2^30 elements, got {list(x.shape)}")
     require_contiguous("x", x)
     for name, tensor in zip(("weight", "bias"), [one for one in others if isinstance(one, Tensor)], strict=False):
         require_same_kind(name, tensor, "x", x)

@@ -54,6 +54,11 @@ def misaligned(tensor: Tensor) -> Tensor:
     return _copied(tensor, 1)
 
 
+def with_gaps(tensor: Tensor) -> Tensor:
+    """Return the same values with a number between each two of them, which no operator takes as contiguous."""
+    return torch.stack([tensor, tensor], dim=-1)[..., 0]
+
+
 def _copied(tensor: Tensor, offset: int) -> Tensor:
     extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     room = torch.empty(max(extent, 0) + offset, dtype=tensor.dtype, device=tensor.device)

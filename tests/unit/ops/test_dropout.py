@@ -9,7 +9,7 @@ from torch import Tensor
 from megatrain.ops.dropout import dropout, residual_dropout
 from megatrain.rng import derive_key, keep_mask
 from tests.helpers.kernels import UNDER_TEST, draw, on_device
-from tests.helpers.operator_contract import assert_contract, assert_refused, misaligned
+from tests.helpers.operator_contract import assert_contract, assert_refused, misaligned, with_gaps
 from tests.helpers.relative_error import assert_no_worse_than_eager, assert_same
 
 KEY = derive_key("dropout", 1, "embedding")
@@ -251,3 +251,8 @@ def test_dropout_refuses_what_does_not_fit() -> None:
         r"token must have one number for each row of grad_out, \[4, 2, 8\], got \[3, 2\]",
     )
     assert_refused(OPS.bias_backward.default, (grad[0, 0, 0],), r"grad_out must have at least one dim, got \[\]")
+    assert_refused(forward, (x, y, bias.double(), token, 0.1, *KEY), "bias must be float32, got float64")
+    with pytest.raises(RuntimeError, match="bias must be contiguous"):
+        OPS.residual_dropout(x, y, with_gaps(bias), token, 0.1, *KEY)
+    with pytest.raises(RuntimeError, match="residual must be contiguous"):
+        OPS.residual_dropout(with_gaps(x), y, bias, token, 0.1, *KEY)

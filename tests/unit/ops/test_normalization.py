@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from megatrain.ops.normalization import layer_norm, rms_norm
 from tests.helpers.kernels import UNDER_TEST, draw
-from tests.helpers.operator_contract import assert_contract, assert_refused, misaligned
+from tests.helpers.operator_contract import assert_contract, assert_refused, misaligned, with_gaps
 from tests.helpers.plain_norms import EPS, eager_rms, plain_add_layer_norm, plain_add_rms, plain_layer_norm
 from tests.helpers.relative_error import assert_no_worse_than_eager, assert_same, forward_and_backward
 
@@ -240,6 +240,11 @@ def test_norms_refuse_what_does_not_fit() -> None:
     )
     assert_refused(OPS.rms_norm.default, (x[0, 0, 0], weight, EPS), r"x must have at least one dim, got \[\]")
     assert_refused(OPS.rms_norm.default, (x.transpose(0, 1), weight, EPS), "x must be contiguous")
+    assert_refused(
+        OPS.rms_norm.default,
+        (x.new_empty(0, 1 << 30), weight, EPS),
+        r"x must have rows of less than 2\^30 elements, got \[0, 1073741824\]",
+    )
     assert_refused(OPS.layer_norm.default, (x, weight, bias[:, None], EPS), r"bias must have shape \[8\], got \[8, 1\]")
     assert_refused(
         OPS.add_rms_norm.default,
@@ -255,3 +260,16 @@ def test_norms_refuse_what_does_not_fit() -> None:
         (grads[0], None, x, weight, mean[1:], rstd),
         r"mean must have one number for each row of x, \[4, 2, 8\], got \[3, 2, 1\]",
     )
+    assert_refused(
+        backward,
+        (grads[0], None, x, weight, mean, rstd[..., 0].contiguous()),
+        r"rstd must have one number for each row of x, \[4, 2, 8\], got \[4, 2\]",
+    )
+    assert_refused(backward, (grads[0], None, x, weight[:7], mean, rstd), r"weight must have shape \[8\], got \[7\]")
+    assert_refused(backward, (grads[0].half(), None, x, weight, mean, rstd), "grad_out must be float32, got float16")
+    assert_refused(backward, (grads[0], grads[1, 1:], x, weight, mean, rstd), "grad_sum must have the shape of x")
+    for number, name in enumerate(("grad_out", "grad_sum", "x", "weight", "mean", "rstd")):
+        arguments = [grads[0], grads[1], x, weight, mean, rstd]
+        arguments[number] = with_gaps(arguments[number])
+        with pytest.raises(RuntimeError, match=f"{name} must be contiguous"):
+            OPS.layer_norm_backward(*arguments)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from megatrain.ops.optimizer_step import adamw_, lamb_apply_, lamb_direction_
 from tests.helpers.kernels import UNDER_TEST, draw, on_device
-from tests.helpers.operator_contract import assert_contract, assert_identical, assert_refused, misaligned
+from tests.helpers.operator_contract import assert_contract, assert_identical, assert_refused, misaligned, with_gaps
 
 OPS = torch.ops.megatrain
 BETAS: dict[str, Any] = {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8}
@@ -393,7 +393,7 @@ def test_a_share_with_gaps_is_refused(number: int) -> None:
     share = make_share([3, 5, 0], torch.float32, is_published=True)
     state = (share.master, share.exp_avg, share.exp_avg_sq, share.published)
     arguments = [draw(8, dtype=torch.float32), *state, share.run_borders, share.is_decayed]
-    arguments[number] = torch.stack([arguments[number]] * 2, dim=1)[:, 0]
+    arguments[number] = with_gaps(arguments[number])
 
     with pytest.raises(RuntimeError, match="must be contiguous"):
         OPS.adamw_.default(*arguments, 0.1, *SCALARS)
@@ -405,7 +405,23 @@ def test_lamb_refuses_what_does_not_fit() -> None:
     state, table = (share.master, share.exp_avg, share.exp_avg_sq), (share.run_borders, share.is_decayed)
     direction, apply = OPS.lamb_direction_.default, OPS.lamb_apply_.default
 
+    for operator, good, scalars in (
+        (direction, (grad, *state, *table), SCALARS),
+        (apply, (grad, share.master, share.published, table[0], ratios), (0.1,)),
+    ):
+        for gap in range(len(good)):
+            arguments = [with_gaps(one) if number == gap else one for number, one in enumerate(good)]
+            with pytest.raises(RuntimeError, match="must be contiguous"):
+                operator(*arguments, *scalars)
+
     assert_refused(direction, (grad.bfloat16(), *state, *table, *SCALARS), "grad must be float32, got bfloat16")
+    for wrong, name in enumerate(("master", "exp_avg", "exp_avg_sq")):
+        changed = [one.half() if number == wrong else one for number, one in enumerate(state)]
+        message = f"{name} must be float32.*, got float16"
+        assert_refused(direction, (grad, *changed, *table, *SCALARS), message)
+    assert_refused(
+        apply, (grad, share.master, None, table[0].int(), ratios, 0.1), "run_borders must be int64, got int32"
+    )
     assert_refused(
         direction,
         (grad, *state, table[0], table[1][:1], *SCALARS),
