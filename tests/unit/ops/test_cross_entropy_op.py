@@ -377,10 +377,16 @@ def test_operators_refuse_what_does_not_fit() -> None:
 
     refuse_statistics("logits must be bf16, fp16, fp32 or fp64, got int64", labels[:, None], labels)
     refuse_statistics(r"logits must have two dims, got \[4\]", logits[:, 0].contiguous(), labels)
+    refuse_statistics(
+        r"logits must have less than 2\^31 rows, got \[2147483648, 0\]", logits.new_empty(1 << 31, 0), labels
+    )
     refuse_statistics("logits must be contiguous", draw_logits(8, 4).t(), labels)
     refuse_statistics("labels must be int64, got int32", logits, labels.int())
     refuse_statistics(r"labels must have shape \[4\], got \[3\]", logits, labels[:3])
     refuse_gradient("logits must be bf16, fp16, fp32 or fp64, got int64", labels[:, None], labels, lse, grad)
+    refuse_gradient(r"logits must have two dims, got \[4\]", logits[:, 0].contiguous(), labels, lse, grad)
+    refuse_gradient("logits must be contiguous", draw_logits(8, 4).t(), labels, lse.double(), grad.double())
+    refuse_gradient("labels must be int64, got int32", logits, labels.int(), lse, grad)
     refuse_gradient("lse must be float32, got bfloat16", logits, labels, lse.bfloat16(), grad)
     refuse_gradient(r"lse must have shape \[4\], got \[4, 1\]", logits, labels, lse[:, None], grad)
     refuse_gradient("grad must be float64, got float32", logits.double(), labels, lse.double(), grad)

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from megatrain.ops.embedding import embedding, embedding_gradient_
 from tests.helpers.kernels import UNDER_TEST, draw, on_device
-from tests.helpers.operator_contract import assert_contract, assert_refused, misaligned
+from tests.helpers.operator_contract import assert_contract, assert_refused, misaligned, with_gaps
 from tests.helpers.relative_error import assert_no_worse_than_eager, assert_same
 
 OPS = torch.ops.megatrain
@@ -200,6 +200,9 @@ def test_operators_refuse_what_does_not_fit() -> None:
     refuse(r"weight must have two dims, got \[4\]", tokens, weight[:, 0].contiguous())
     refuse("weight must be contiguous", tokens, weight.t())
     refuse("tokens must be int64, got int32", tokens.int(), weight)
+    long_rows = r"weight must have less than 2\^31 rows of less than 2\^30 elements, got \[0, 1073741824\]"
+    refuse(long_rows, tokens, weight.new_empty(0, 1 << 30))
+    refuse("tokens must be int64, got int32", weight, tokens.int(), grad)
     refuse(r"grad_weight must have two dims, got \[4\]", weight[:, 0].contiguous(), tokens, grad)
     refuse("grad_weight must be contiguous", weight.t(), tokens, grad)
     refuse(r"tokens must have one dim, got \[2, 3\]", weight, tokens.view(2, 3), grad)
@@ -211,3 +214,5 @@ def test_operators_refuse_what_does_not_fit() -> None:
     # no fake: on the meta device a copy of these would be contiguous
     with pytest.raises(RuntimeError, match="tokens must be contiguous"):
         OPS.embedding(tokens.repeat(2)[::2], weight)
+    with pytest.raises(RuntimeError, match="tokens must be contiguous"):
+        OPS.embedding_gradient_(weight, with_gaps(tokens), grad)

@@ -137,6 +137,7 @@ def test_quantization_refuses_what_does_not_fit() -> None:
         fp8_quantize, (x, scale, torch.bfloat16, True, True), "dtype must be float8_e4m3fn or float8_e5m2, got"
     )
     assert_refused(fp8_quantize, (x, scale.double(), E4M3, True, True), "scale must be float32, got float64")
+    assert_refused(fp8_scale, (x.t()[1:], E4M3), "x must be contiguous")
     assert_refused(fp8_quantize, (x, scale[:0], E4M3, True, True), "scale must have a number")
     assert_refused(fp8_quantize, (x[0], scale, E4M3, True, True), r"x must be \[rows, columns\], got \[16\]")
     assert_refused(fp8_quantize_rows, (x[0], E4M3), r"x must be \[rows, columns\], got \[16\]")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from megatrain.ops.rotary import inverse_frequencies, rotary_table, split_rotated_
 from tests.helpers.kernels import UNDER_TEST, draw
-from tests.helpers.operator_contract import assert_contract, assert_refused, misaligned
+from tests.helpers.operator_contract import assert_contract, assert_refused, misaligned, with_gaps
 from tests.helpers.relative_error import assert_no_worse_than_eager, assert_same
 from tests.helpers.require import require
 
@@ -290,6 +290,9 @@ def test_rotary_operators_refuse_what_does_not_fit() -> None:
         assert_refused(operator, (product.transpose(0, 1), cos, sin), "product must be contiguous")
         assert_refused(operator, (product, cos[1:], sin), r"cos must have shape \[4, 1, 1, 4\], got \[3, 1, 1, 4\]")
         assert_refused(operator, (product, cos, sin.double()), "sin must be float32, got float64")
+        for tables_with_gaps in ((with_gaps(cos), sin), (cos, with_gaps(sin))):
+            with pytest.raises(RuntimeError, match=r"(cos|sin) must be contiguous"):
+                operator(product, *tables_with_gaps)
         assert_refused(operator, (product.long(), cos, sin), "product must be bf16, fp16, fp32 or fp64, got int64")
     backward = OPS.rotated_backward.default
     assert_refused(
