@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from megatrain.ops.activation import bias_gelu, bias_swiglu
 from tests.helpers.kernels import UNDER_TEST, draw
-from tests.helpers.operator_contract import assert_contract, assert_refused, misaligned
+from tests.helpers.operator_contract import assert_contract, assert_refused, misaligned, with_gaps
 from tests.helpers.relative_error import assert_no_worse_than_eager, assert_same
 
 OPS = torch.ops.megatrain
@@ -190,6 +190,9 @@ def test_activations_refuse_what_does_not_fit() -> None:
     assert_refused(forward, (x.transpose(0, 1), bias), "x must be contiguous")
     assert_refused(backward, (grad[1:], x, bias), r"grad_out must have shape \[4, 2, 8\], got \[3, 2, 8\]")
     assert_refused(backward, (grad.half(), x, bias), "grad_out must be float32, got float16")
+    assert_refused(backward, (grad, x, bias[:7]), r"bias must have shape \[8\], got \[7\]")
+    with pytest.raises(RuntimeError, match="grad_out must be contiguous"):
+        OPS.gelu_backward(with_gaps(grad), x)
     assert_refused(OPS.gelu_backward.default, (grad.transpose(0, 1), x), r"grad_out must have shape \[4, 2, 8\]")
 
     x, bias, grad = drawn_inputs((4, 2, 8), 2, torch.float32)

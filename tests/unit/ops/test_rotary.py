@@ -300,6 +300,7 @@ def test_rotary_operators_refuse_what_does_not_fit() -> None:
     )
     assert_refused(backward, (q, q, v, cos, sin), r"grad_k must have shape \[4, 2, 3, 1, 8\], got \[4, 2, 3, 2, 8\]")
     assert_refused(backward, (q, k, v.half(), cos, sin), "grad_v must be float32, got float16")
-    spread = v.transpose(0, 4).contiguous().transpose(0, 4)
+    spread, spread_q = (one.transpose(0, 4).contiguous().transpose(0, 4) for one in (v, q))
+    assert_refused(backward, (spread_q, k, v, cos, sin), "grad_q must have units next to each other")
     assert_refused(backward, (q, k, spread, cos, sin), "grad_v must have units next to each other")
     assert_refused(backward, (q, k, v, cos, sin[..., :3].contiguous()), r"sin must have shape \[4, 1, 1, 4\], got")
