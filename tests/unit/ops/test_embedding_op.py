@@ -103,6 +103,16 @@ def test_gradients_are_added_to_what_is_there(dtype: torch.dtype, is_wide: bool)
     assert torch.equal(found[6], untouched)
 
 
+def test_what_is_added_to_a_table_in_bf16_is_rounded_once() -> None:
+    table, tokens = draw(40, 64, dtype=torch.bfloat16), draw_tokens(200, 40)
+    grad = draw(200, 64, dtype=torch.bfloat16, seed=1)
+    exact = summed_rows(table, tokens, grad).to(torch.bfloat16)
+    embedding_gradient_(table, tokens, grad)
+
+    # equal to fp64's result rounded, except where fp32 arithmetic falls on the other side of a tie
+    assert (table != exact).double().mean().item() < 2e-3
+
+
 def test_gradients_that_come_in_steps_are_those_of_one() -> None:
     """What micro-batches add up in an fp32 table is what one batch of all tokens adds."""
     tokens, grad = draw_tokens(128, 6), draw(128, 16, dtype=torch.bfloat16)
