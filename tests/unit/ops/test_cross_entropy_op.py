@@ -33,8 +33,10 @@ BOTH = LossTerms(z_loss=0.01, label_smoothing=0.1)
 all_terms = pytest.mark.parametrize("terms", TERMS, ids=["alone", "z_loss", "smoothing", "strong"])
 some_terms = pytest.mark.parametrize("terms", [TERMS[0], BOTH], ids=["alone", "both"])
 
-# (rows, columns, real columns): less than a pack; packs and a tail; what a block reads in one turn, and in several
+# (rows, columns, real columns): less than a pack; packs and a tail; what a block reads in one turn, and in several;
+# more padding than a block has threads
 SHAPES = [(1, 1, 1), (3, 7, 5), (T, PADDED, 21), (2, 123, 123), (2, 8191, 8190), (1, 9224, 9221), (2, 5128, 5120)]
+SHAPES += [(2, 1000, 301)]
 
 
 def draw_logits(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
