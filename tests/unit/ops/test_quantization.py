@@ -10,8 +10,8 @@ from tests.helpers.kernels import draw, on_device
 from tests.helpers.operator_contract import assert_contract, assert_refused
 
 FORMATS = [E4M3, E5M2]
-# tiles that are whole, cut by one edge, by both; sizes that no pack fits
-SHAPES = [(128, 256), (16, 16), (144, 48), (7, 123), (1, 1), (130, 129), (3, 1000)]
+# tiles that are whole, cut by one edge, by both; sizes that no pack fits, along one dim or both; several parts of rows
+SHAPES = [(128, 256), (16, 16), (144, 48), (7, 123), (1, 1), (130, 129), (3, 1000), (16, 123), (123, 16), (600, 7)]
 
 
 @pytest.mark.parametrize("dtype", FORMATS)
@@ -43,6 +43,14 @@ def test_quantized_values_are_the_scaled_ones(shape: tuple[int, int], kind: torc
     assert torch.equal(q.float(), expected.float())
     assert torch.equal(q_t.float(), expected.float().t())
     assert largest.max().item() == x.abs().max().item()
+
+
+def test_the_largest_of_many_may_be_anywhere() -> None:
+    x = on_device(torch.zeros(80001))
+    for place in [*range(0, 80001, 6000), 80000]:
+        x[place] = 3.0
+        assert fp8_scale(x, E4M3)[0].item() == pytest.approx(448 / 3)
+        x[place] = 0.0
 
 
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float32])
