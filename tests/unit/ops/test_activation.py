@@ -13,7 +13,7 @@ from torch.nn import functional
 from megatrain.ops.activation import bias_gelu, bias_swiglu
 from tests.helpers.kernels import UNDER_TEST, draw
 from tests.helpers.operator_contract import assert_contract, assert_refused, misaligned, with_gaps
-from tests.helpers.relative_error import assert_no_worse_than_eager, assert_same
+from tests.helpers.relative_error import assert_no_worse_than_eager, assert_same, forward_and_backward
 
 OPS = torch.ops.megatrain
 
@@ -131,6 +131,17 @@ def test_activations_leave_their_inputs_alone(num_parts: int) -> None:
     operation(x.requires_grad_(), bias.requires_grad_()).backward(grad)
 
     assert all(torch.equal(one.detach(), copy) for one, copy in zip(inputs, copies, strict=True))
+
+
+@pytest.mark.parametrize("num_parts", [1, 2])
+def test_gradients_in_bf16_are_rounded_once(num_parts: int) -> None:
+    operation, plain = ((bias_gelu, plain_gelu), (bias_swiglu, plain_swiglu))[num_parts - 1]
+    x, bias, grad = drawn_inputs((80, 512), num_parts, torch.bfloat16)
+    found = forward_and_backward(operation, [x, bias], grad)[1:]
+    exact = forward_and_backward(plain, [x.double(), bias.double()], grad.double())[1:]
+    for mine, truth in zip(found, exact, strict=True):
+        is_large = truth.abs() > 0.05  # what cancels to less has lost digits of fp32 before it is rounded
+        assert (mine != truth.to(torch.bfloat16))[is_large].double().mean().item() < 1e-2
 
 
 @pytest.mark.parametrize("num_parts", [1, 2])
