@@ -172,6 +172,15 @@ def test_turn_loses_no_more_than_plain_torch(shape: tuple[int, ...], dtype: torc
     assert_no_worse_than_eager(joined(cos.float(), sin.float()), plain, inputs, grad)
 
 
+@pytest.mark.parametrize("shape", [(32, 2, 4, 1, 32), (33, 2, 2, 3, 22)])
+def test_turn_in_bf16_is_rounded_once(shape: tuple[int, ...]) -> None:
+    product, (cos, sin) = drawn_product(shape, torch.bfloat16), tables(shape[0], shape[-1], torch.float32)
+    exact = joined_by_llama(cos.double(), sin.double())(product.double()).to(torch.bfloat16)
+
+    # equal to fp64's result rounded, except where fp32 arithmetic falls on the other side of a tie
+    assert (joined(cos, sin)(product) != exact).double().mean().item() < 2e-3
+
+
 @pytest.mark.parametrize("shape", IN_PLACE)
 def test_heads_that_lie_evenly_stay_in_the_product(shape: tuple[int, ...]) -> None:
     product = drawn_product(shape).requires_grad_()
@@ -277,6 +286,18 @@ def test_one_gradient_or_table_at_an_odd_address(dtype: torch.dtype) -> None:
     # heads that are an odd number of elements apart
     inputs[0] = torch.cat([inputs[0], inputs[0][..., :1]], dim=-1)[..., :-1]
     torch.testing.assert_close(OPS.rotated_backward(*inputs), expected)
+
+
+@pytest.mark.parametrize("dim", range(4))
+def test_one_odd_stride(dim: int) -> None:
+    product, (cos, sin) = drawn_product((5, 2, 2, 3, 32), torch.bfloat16), tables(5, 32, torch.float32)
+    q, k, v = (one.contiguous() for one in product.split((3, 1, 1), dim=3))
+    strides = [stride * 2 if outer < dim else stride for outer, stride in enumerate(q.stride())]
+    strides[dim] += 1
+    odd_q = q.new_empty(2 * q.numel() + 8).as_strided(q.shape, strides).copy_(q)
+
+    found, expected = (OPS.rotated_backward(one, k, v, cos, sin) for one in (odd_q, q))
+    torch.testing.assert_close(found, expected)
 
 
 def test_rotary_operators_refuse_what_does_not_fit() -> None:
