@@ -17,7 +17,7 @@ from megatrain.comm import Mesh
 from megatrain.config.config import Config
 from megatrain.parallel.bucket import Bucket, group_into_buckets
 from megatrain.parallel.sharding import FlatShard
-from megatrain.planning.meta_chunk import build_meta_chunk
+from megatrain.planning.meta_chunk import build_meta_chunks
 
 KINDS = ("master", "exp_avg", "exp_avg_sq")
 _BYTES_A_PARAMETER = 4 * len(KINDS)
@@ -75,7 +75,7 @@ def state_tables(size_gb: float) -> dict[str, dict[str, Any]]:
 
 def build_state(config: Config, mesh: Mesh, bucket_size: int) -> RankState:
     """Return this data-parallel rank's share; another `bucket_size` cuts the same state at other places."""
-    meta = build_meta_chunk(config, mesh.layout, mesh.coordinate.pp, 0, mesh.tp)
+    (meta,) = build_meta_chunks(config, mesh.layout, mesh.coordinate.pp, mesh.tp)
     shards: list[SavedShard] = []
     flats: list[Tensor] = []
     for members in group_into_buckets(meta.parameters, bucket_size):

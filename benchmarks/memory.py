@@ -52,6 +52,7 @@ CASES: dict[str, dict[str, Any]] = {
     "GPT, pp2, gpipe": {"parallel.pp_size": 2, "parallel.schedule": "gpipe"},
     "GPT, pp2, 2 chunks": _INTERLEAVED,
     "GPT, dp2": {"parallel.dp_size": 2},
+    "GPT, 4 chunks on one stage": {"parallel.num_chunks": 4, "parallel.schedule": "interleaved"},
     "Llama, dp2, ZeRO-2, bf16": {
         **_LLAMA, "parallel.dp_size": 2, "parallel.zero_stage": 2, "train.precision": "bf16",
     },

@@ -27,7 +27,7 @@ from megatrain.parallel.offload import CudaCopies, ImmediateCopies, Offloader
 from megatrain.parallel.pipeline import Pipeline, PipelineChunk, PipelineInput
 from megatrain.parallel.recompute import recompute_fully
 from megatrain.parallel.sharding import Box, FlatShard
-from megatrain.planning.meta_chunk import MetaChunk, build_meta_chunk
+from megatrain.planning.meta_chunk import MetaChunk, build_meta_chunks
 from megatrain.telemetry.recorder import Recorder
 
 SMALLEST_ACTIVATION_WIDTH = 16
@@ -138,10 +138,7 @@ def build_replica(
         has_overlap=config.parallel.overlap,
     )
     fp8_scales: list[Fp8Scales] = []
-    metas = [
-        build_meta_chunk(config, mesh.layout, mesh.coordinate.pp, chunk, mesh.tp)
-        for chunk in range(config.parallel.num_chunks)
-    ]
+    metas = build_meta_chunks(config, mesh.layout, mesh.coordinate.pp, mesh.tp)
     chunks = [
         _build_chunk(config, mesh, number, meta, options, device, fp8_scales, capture)
         for number, meta in enumerate(metas)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from megatrain.comm.channel import Channel
+from megatrain.comm.channel import Channel, LocalChannel
 from megatrain.comm.group import Group, brief
 from megatrain.comm.host_groups import HostGroups
 from megatrain.comm.process import set_world_timeout
@@ -30,15 +30,15 @@ from megatrain.telemetry.recorder import Recorder
 class Links:
     """The channels of one stage. Activations go to the next stage, and from the last to the first (next chunk)."""
 
-    forward_to_next: Channel
-    forward_from_previous: Channel
-    backward_to_previous: Channel
-    backward_from_next: Channel
+    forward_to_next: Channel | LocalChannel
+    forward_from_previous: Channel | LocalChannel
+    backward_to_previous: Channel | LocalChannel
+    backward_from_next: Channel | LocalChannel
 
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """This rank's place, groups and links. `links` is None where there is one stage only."""
+    """This rank's place, groups and links. `links` is None where one stage has the whole model as one chunk."""
 
     layout: Layout
     rank: int
@@ -72,7 +72,7 @@ class Mesh:
             channels = (self.links.forward_to_next, self.links.forward_from_previous,
                         self.links.backward_to_previous, self.links.backward_from_next)  # fmt: skip
             for channel in channels:
-                if all(channel.group is not group for group in found):
+                if isinstance(channel, Channel) and all(channel.group is not group for group in found):
                     found.append(channel.group)
         return tuple(found)
 
@@ -109,7 +109,7 @@ def create_mesh(
 ) -> Mesh:
     """Create this rank's groups.
 
-    has_wrap_links: the pipeline is interleaved, so the last stage sends to the first.
+    has_wrap_links: a stage has several chunks, so the last stage sends to the first.
     Communication: each group's own rendezvous; no barrier over all ranks.
     Raises: CommunicationError naming the group.
     """
@@ -149,7 +149,7 @@ def create_mesh(
             pp=group("host-pp", pp_ranks, on_host),
             dp=group("host-dp", layout.dp_ranks(rank), on_host),
         ),
-        links=_links(at.pp, pp_ranks, recorder, group, has_wrap_links) if len(pp_ranks) > 1 else None,
+        links=_links(at.pp, pp_ranks, recorder, group, has_wrap_links),
         # last: torch names a group by its ranks and by how many groups this rank has already. Middle stages lack this
         # one, so a group made after it would have two names, and its members would wait for each other forever
         embedding=group("embedding", ends),
@@ -162,7 +162,12 @@ def _links(
     recorder: Recorder,
     group: Callable[[str, tuple[int, ...]], Group],
     has_wrap_links: bool,
-) -> Links:
+) -> Links | None:
+    if len(pp_ranks) == 1:
+        if not has_wrap_links:
+            return None
+        onward, back = LocalChannel(), LocalChannel()
+        return Links(onward, onward, back, back)
     forward = group("pp-forward", pp_ranks)
     backward = group("pp-backward", pp_ranks)
     forward_wrap, backward_wrap = forward, backward

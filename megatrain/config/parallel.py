@@ -43,7 +43,8 @@ class ParallelConfig:
     num_chunks: int = field(
         default=1,
         metadata=option(
-            "Model chunks on each stage; more than 1 with the interleaved schedule only.",
+            "Model chunks on each stage; more than 1 with the interleaved schedule only. They are of use without a "
+            "pipeline, too: exchanges of data parallelism are made chunk by chunk beneath the other chunks.",
             minimum=1,
             maximum=LARGEST_SIZE,
         ),

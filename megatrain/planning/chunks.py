@@ -17,7 +17,7 @@ from megatrain.parallel.sharding import LogicalParameter
 from megatrain.planning.blocks import block_footprint, fp8_staying, norm_kept
 from megatrain.planning.ends import embedding_footprint, head_footprint
 from megatrain.planning.footprint import Footprint, in_a_row
-from megatrain.planning.meta_chunk import build_meta_chunk
+from megatrain.planning.meta_chunk import build_meta_chunks
 from megatrain.planning.offload import offloaded_blocks
 from megatrain.planning.tensor_bytes import TensorBytes
 
@@ -72,5 +72,4 @@ def plan_stage(config: Config, layout: Layout, stage: int, tp: Group) -> list[Pl
 
     Raises: TopologyError when a parameter cannot be cut.
     """
-    built = (build_meta_chunk(config, layout, stage, chunk, tp) for chunk in range(config.parallel.num_chunks))
-    return [PlannedChunk(chunk.part, chunk.parameters) for chunk in built]
+    return [PlannedChunk(chunk.part, chunk.parameters) for chunk in build_meta_chunks(config, layout, stage, tp)]

@@ -1,12 +1,12 @@
-"""One chunk of the model as one rank holds it: built on the meta device and cut by the tensor plan, without memory.
+"""The chunks of the model that one rank holds: built on the meta device and cut by the tensor plan, without memory.
 
-The only place that knows both the model's parts and the tensor plan. The trainer gives such a chunk memory, planning
+The only place that knows both the model's parts and the tensor plan. The trainer gives such chunks memory, planning
 counts what that would be: both speak of the same parameters.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -31,11 +31,25 @@ class MetaChunk:
     rematerializer: Rematerializer
 
 
-def build_meta_chunk(config: Config, layout: Layout, stage: int, chunk: int, tp: Group) -> MetaChunk:
-    """Return chunk number `chunk` of `stage` as rank number tp.rank of its tensor-parallel group holds it.
+def build_meta_chunks(config: Config, layout: Layout, stage: int, tp: Group) -> list[MetaChunk]:
+    """Return the chunks of `stage` as rank number tp.rank of its tensor-parallel group holds them.
 
+    Where both ends of a tied model are chunks of this stage, they have one parameter: the first chunk's.
     Raises: TopologyError when a parameter cannot be cut.
     """
+    chunks = [_build_meta_chunk(config, layout, stage, chunk, tp) for chunk in range(config.parallel.num_chunks)]
+    first, last = chunks[0], chunks[-1]
+    if first is last or not config.model.has_tied_head or layout.pp_size > 1:
+        return chunks
+    assert first.module.embedding is not None
+    assert last.module.loss_head is not None
+    copy = last.module.loss_head.weight
+    last.module.loss_head.weight = first.module.embedding.word.weight
+    own = tuple(logical for logical in last.parameters if logical.parameter is not copy)
+    return [*chunks[:-1], replace(last, parameters=own)]
+
+
+def _build_meta_chunk(config: Config, layout: Layout, stage: int, chunk: int, tp: Group) -> MetaChunk:
     part = _model_part(config, layout, stage, chunk)
     loss_terms = LossTerms(z_loss=config.train.z_loss, label_smoothing=config.train.label_smoothing)
     with torch.device("meta"):

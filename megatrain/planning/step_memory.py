@@ -53,6 +53,7 @@ class StepWalk:
         self._hidden_local = hidden_local
         self._is_zero_2 = config.parallel.zero_stage == 2
         self._has_overlap = config.parallel.overlap
+        self._is_only_stage = config.parallel.pp_size == 1
         # gloo, which serves CPUs, does not tell that a send is done: an output is kept until its gradient comes back,
         # a gradient to the end of the pass
         self._is_delivery_known = config.runtime.device != "cpu"
@@ -71,9 +72,8 @@ class StepWalk:
         """Return the largest moment of forward and backward."""
         sent = {(a.kind, a.chunk, a.microbatch) for a in actions if a.kind in _SENDS}
         for action in actions:
-            if action.kind in _RECEIVES:
-                self._receives.add((action.kind, action.chunk, action.microbatch))
-                self._messages += self._hidden_local
+            if action.kind in _RECEIVES and not self._is_only_stage:
+                self._hold_message((action.kind, action.chunk, action.microbatch))
             elif action.kind is ActionKind.FORWARD:
                 self._forward(action, (ActionKind.SEND_FORWARD, action.chunk, action.microbatch) in sent)
             elif action.kind is ActionKind.BACKWARD:
@@ -91,6 +91,9 @@ class StepWalk:
         self._activations += footprint.kept
         self._on_host += footprint.on_host
         self.most_on_host = max(self.most_on_host, self._on_host)
+        if is_sent and self._is_only_stage:
+            self._hold_message((ActionKind.RECV_FORWARD, action.chunk + 1, action.microbatch))
+            return
         self._finish_compute(is_sent)
         if is_sent and not self._is_delivery_known:
             self._unconfirmed.add((action.chunk, action.microbatch))
@@ -108,7 +111,15 @@ class StepWalk:
         self._see(f"backward of chunk {action.chunk}", chunk.footprint.backward, of_which_kept=chunk.footprint.kept)
         if self._is_zero_2:
             self._depart(action.chunk)
+        if is_sent and self._is_only_stage:
+            self._hold_message((ActionKind.RECV_BACKWARD, action.chunk - 1, action.microbatch))
+            return
         self._finish_compute(is_sent)
+
+    def _hold_message(self, key: tuple[ActionKind, int, int]) -> None:
+        """Count what waits for its consumer: from another stage as of its receive, from this one as of its making."""
+        self._receives.add(key)
+        self._messages += self._hidden_local
 
     def _take(self, kind: ActionKind, action: Action) -> None:
         """A received tensor goes from the messages to what its consumer counts."""

@@ -41,12 +41,12 @@ def forward_only(pp_size: int, num_chunks: int, num_microbatches: int) -> Schedu
     """Return the action lists of an evaluation: forwards and their messages, gathers, and no reduce.
 
     Any num_microbatches of at least 1 will do: with fewer than pp_size the chunks' turns stall, but nothing blocks.
-    Raises: TopologyError when a size is below 1, or num_chunks exceeds 1 without a pipeline.
+    Raises: TopologyError when a size is below 1.
     """
-    if min(pp_size, num_chunks, num_microbatches) < 1 or (pp_size == 1 and num_chunks > 1):
+    if min(pp_size, num_chunks, num_microbatches) < 1:
         raise TopologyError(
             f"no forward pipeline of pp_size={pp_size}, num_chunks={num_chunks}, num_microbatches={num_microbatches}: "
-            "each must be at least 1, and num_chunks must be 1 where pp_size is 1"
+            "each must be at least 1"
         )
     order: ComputeOrder = []
     first = 0

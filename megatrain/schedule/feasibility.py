@@ -13,11 +13,6 @@ def infeasibility(name: str, pp_size: int, num_chunks: int, num_microbatches: in
     for key, value in sizes.items():
         if value < 1:
             return f"{key}={value} must be at least 1"
-    if num_chunks > 1 and pp_size == 1:
-        return (
-            f"parallel.num_chunks={num_chunks} needs a pipeline, but parallel.pp_size=1; "
-            "use num_chunks=1 or a pp_size of at least 2"
-        )
     if num_chunks > 1 and name != "interleaved":
         return (
             f"parallel.num_chunks={num_chunks} needs parallel.schedule='interleaved', found {name!r}; "

@@ -15,7 +15,7 @@ from tests.dist.training_jobs import (
     assert_states_bitwise,
     distance,
 )
-from tests.helpers.black_boxes import boxes_by_rank, recording_in, spans_by_step
+from tests.helpers.black_boxes import boxes_by_rank, recording_in, spans, spans_by_step
 from tests.helpers.training_case import make_config, on_layout
 
 LAYOUTS = {
@@ -23,13 +23,14 @@ LAYOUTS = {
     "tp2-dp2": on_layout(2, 1, 2),
     "pp4-dp2": on_layout(1, 4, 2),
     "tp2-pp2-dp2-chunks2": on_layout(2, 2, 2, 2),
+    "dp2-chunks2": on_layout(1, 1, 2, 2),
 }
 COMMON: Tables = {"train": {"precision": "fp32", "steps": 3}, "model": {"dropout": 0.1}}
 
 
 @pytest.mark.parametrize(
     ("layout", "zero_stage"),
-    [("dp4", 1), ("tp2-dp2", 2), ("pp4-dp2", 2), ("tp2-pp2-dp2-chunks2", 1)],
+    [("dp4", 1), ("tp2-dp2", 2), ("pp4-dp2", 2), ("tp2-pp2-dp2-chunks2", 1), ("dp2-chunks2", 1)],
 )
 def test_overlap_changes_no_bit(layout: str, zero_stage: int, jobs: TrainingJobs, train_data: Tables) -> None:
     on, off = (
@@ -44,6 +45,20 @@ def test_overlap_changes_no_bit(layout: str, zero_stage: int, jobs: TrainingJobs
     assert on.losses == off.losses
     assert on.grad_norms == off.grad_norms
     assert_states_bitwise(on.final_state, off.final_state)
+
+
+def test_chunks_of_one_stage_are_reduced_beneath_each_other(
+    jobs: TrainingJobs, train_data: Tables, tmp_path: Path
+) -> None:
+    jobs.run(make_config(train_data, COMMON, LAYOUTS["dp2-chunks2"], recording_in(tmp_path)))
+    for box in boxes_by_rank(tmp_path).values():
+        for step in range(3):
+            started = [one for one in spans(box, Operation.GRADS_REDUCE_SCATTER) if one.step == step]
+            backward = [one for one in spans(box, Operation.BACKWARD_COMPUTE) if one.step == step]
+            first = min(one.start_ns for one in started)
+            later = [one for one in backward if one.start_ns > first]
+            assert {one.chunk for one in started if one.start_ns < later[0].start_ns} == {1}
+            assert [one.chunk for one in later] == [0], "only the first chunk's last backward comes after"
 
 
 @pytest.mark.parametrize("layout", ["dp4", "tp2-pp2-dp2-chunks2"])

@@ -124,7 +124,12 @@ class _Walk:
     def has_message(self, stage: int, chunk: int, kind: ActionKind, is_receive: bool) -> bool:
         towards = 1 if kind is ActionKind.FORWARD else -1
         peer = self.model_chunk(stage, chunk) + (-towards if is_receive else towards)
-        return 0 <= peer < self.job.pp_size * self.job.num_chunks
+        return self.job.pp_size > 1 and 0 <= peer < self.job.pp_size * self.job.num_chunks
+
+    @property
+    def has_idle_messages(self) -> bool:
+        """Whether the model's input and loss have messages in a trace, too, which take no time."""
+        return self.job.num_chunks > 1 and self.job.pp_size > 1
 
     def can(self, stage: int, action) -> bool:
         if action.kind not in (ActionKind.FORWARD, ActionKind.BACKWARD):
@@ -153,7 +158,7 @@ class _Walk:
             peer = (stage + (-1 if kind is ActionKind.FORWARD else 1)) % self.job.pp_size
             self.message(receive.replace("recv", "send"), peer, sent, arrived)
             ready = np.maximum(ready, arrived)
-        elif self.job.num_chunks > 1:
+        elif self.has_idle_messages:
             post = np.maximum(posted, self.channel_free[stage, receive])
             self.message(receive, stage, post, post)
         if kind is ActionKind.FORWARD:
@@ -178,7 +183,7 @@ class _Walk:
         start = np.maximum(end, self.channel_free[stage, send])
         if self.has_message(stage, chunk, kind, False):
             self.sent[receive, (stage + towards) % self.job.pp_size].append((start, self.vary(MESSAGE_S), chunk, stage))
-        elif self.job.num_chunks > 1:
+        elif self.has_idle_messages:
             self.message(send, stage, start, start)
 
     def message(self, kind: str, stage: int, start: Times, end: Times) -> None:

@@ -89,10 +89,7 @@ def _division_problems(context: Context, levels: Sequence[int]) -> Iterator[Prob
 def _schedule_problems(context: Context, levels: Sequence[int]) -> Iterator[Problem]:
     parallel, batch = context.config.parallel, context.config.batch
     # An impossible combination of schedule, stages and chunks is reported by the layout's own rules.
-    is_pipeline_sound = (parallel.schedule == "interleaved") == (parallel.num_chunks > 1) and (
-        parallel.num_chunks == 1 or parallel.pp_size > 1
-    )
-    if not is_pipeline_sound:
+    if (parallel.schedule == "interleaved") != (parallel.num_chunks > 1):
         return
     # One replica has the most micro-batches: what is impossible there is impossible with any number of replicas.
     part = batch.micro_batch_size * (context.dp_size or 1)

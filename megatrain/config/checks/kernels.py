@@ -31,7 +31,7 @@ def _apex_problems(config: Config) -> Iterator[Problem]:
 
 
 def _recording_problems(config: Config) -> Iterator[Problem]:
-    """More than one chunk needs a pipeline, which has its own rule."""
+    """Yield what is not one forward and its backward after the other, in the same memory each time."""
     parallel = config.parallel
     rules: list[tuple[str, object, object, str]] = [
         ("parallel.tp_size", parallel.tp_size, 1, "the exchanges of tensor parallelism cannot be recorded"),

@@ -87,11 +87,12 @@ def _chunk_problems(context: Context) -> Iterator[Problem]:
             'parallel.schedule="interleaved" needs parallel.num_chunks of at least 2, found 1; '
             'use num_chunks=2 or schedule="1f1b"',
         )
-    if parallel.pp_size == 1:
+    if parallel.pp_size == 1 and parallel.zero_stage == 2 and context.config.model.has_tied_head:
         yield Problem(
-            ("parallel.schedule", "parallel.pp_size"),
-            'parallel.schedule="interleaved" needs parallel.pp_size of at least 2, found 1; '
-            'use pp_size=2, or schedule="1f1b" with num_chunks=1',
+            ("parallel.zero_stage", "parallel.num_chunks", "model.has_tied_head"),
+            f"parallel.zero_stage=2 keeps whole gradients of one chunk at a time; with model.has_tied_head=true and "
+            f"parallel.num_chunks={parallel.num_chunks} on one stage, two chunks write one gradient; use zero_stage=1, "
+            f"num_chunks=1 or has_tied_head=false",
         )
 
 

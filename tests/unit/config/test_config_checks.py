@@ -194,11 +194,13 @@ CASES = {
             'schedule="1f1b" (--parallel.schedule on the command line)'
         ),
     ),
-    "interleaving without stages": (
-        ["--parallel.num_chunks=2", "--parallel.schedule=interleaved"],
+    "chunks on one stage": (["--parallel.num_chunks=2", "--parallel.schedule=interleaved"], None),
+    "chunks on one stage that write one gradient": (
+        ["--parallel.num_chunks=2", "--parallel.schedule=interleaved", "--parallel.zero_stage=2"],
         (
-            'parallel.schedule="interleaved" needs parallel.pp_size of at least 2, found 1; use pp_size=2, or '
-            'schedule="1f1b" with num_chunks=1 (--parallel.schedule on the command line)'
+            "parallel.zero_stage=2 keeps whole gradients of one chunk at a time; with model.has_tied_head=true and "
+            "parallel.num_chunks=2 on one stage, two chunks write one gradient; use zero_stage=1, num_chunks=1 or "
+            "has_tied_head=false (--parallel.zero_stage on the command line)"
         ),
     ),
     "bf16 gradients": (

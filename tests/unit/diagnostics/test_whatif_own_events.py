@@ -28,6 +28,7 @@ JOBS = {
     ),
     "gaps": PipelineJob(pp_size=2, dp_size=3, num_chunks=3, num_microbatches=6, gaps=0.4, slow_stages={1: 1.3}),
     "no pipeline": PipelineJob(pp_size=1, dp_size=6, slow_dp_ranks={4: 1.4}),
+    "chunks on one stage": PipelineJob(pp_size=1, dp_size=4, num_chunks=3, slow_dp_ranks={2: 1.4}),
     "no data parallel": PipelineJob(pp_size=3, dp_size=1, num_microbatches=6, slow_stages={2: 1.4}),
 }
 

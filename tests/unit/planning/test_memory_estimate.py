@@ -47,6 +47,7 @@ CASES: dict[str, dict[str, Any]] = {
         "model.dropout": 0.1,
         "parallel.recompute": "selective",
     },
+    "chunks on one stage": {"parallel.num_chunks": 2, "parallel.schedule": "interleaved"},
     "offloaded": LLAMA | {"model.num_layers": 6, "parallel.offload_layers": 3},
     "documents, full recompute, LAMB, ZeRO-2": {
         "data.has_document_mask": True,

@@ -21,6 +21,7 @@ PLAIN = ChunkMemory(Footprint(kept=KEPT, forward=KEPT, backward=KEPT + 1), whole
 
 
 def walked(name: str, pp_size: int, num_chunks: int, stage: int, chunk: ChunkMemory, **changes: object) -> Moment:
+    changes = {"parallel__pp_size": pp_size, **changes}
     config = Config.from_dict(with_changes({key.replace("__", "."): value for key, value in changes.items()}))
     schedule = build_schedule(name, pp_size, num_chunks, 8)
     return StepWalk(config, stage, [chunk] * num_chunks, MESSAGE).run(schedule.stages[stage])

@@ -15,7 +15,7 @@ from megatrain_diagnostics.analysis.whatif.span_rows import NUMBER_OF, Cells, Ro
 def add_missing_rows(rows: Rows, cells: Cells) -> Rows:
     """Return the rows, chunks of gathers and reduce-scatters filled in, with all that readers of the format expect."""
     rows = replace(rows, chunk=_chunks(rows, cells))
-    if cells.num_chunks > 1:
+    if cells.num_chunks > 1 and cells.layout.pp_size > 1:
         rows = rows.and_also(*_unsent_messages(rows, cells))
     rows = _in_order(rows, cells)
     return rows.and_also(*_empty_operations(rows, cells))
