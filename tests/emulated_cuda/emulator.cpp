@@ -166,6 +166,7 @@ std::uint64_t exchange(unsigned mask, std::uint64_t value, unsigned lane) {
 void run_grid(dim3 grid, dim3 shape, const std::function<void()>& thread) {
   unsigned count = shape.x * shape.y * shape.z;
   if (count == 0 || count > MAX_THREADS) fail("a block of more than 1024 threads, or of none");
+  if (shape.z > 64) fail("a block of more than 64 threads along z");
   if (grid.x == 0 || grid.y == 0 || grid.z == 0 || grid.x > 0x7fffffffu || grid.y > 65535 || grid.z > 65535) {
     fail("a grid that no device launches");
   }
