@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from megatrain.ops.embedding import embedding, embedding_gradient_
+from tests.helpers.forked_program import run_forked
 from tests.helpers.kernels import UNDER_TEST, draw, on_device
 from tests.helpers.operator_contract import assert_contract, assert_refused, misaligned, with_gaps
 from tests.helpers.relative_error import assert_no_worse_than_eager, assert_same
@@ -197,6 +200,28 @@ def test_wrong_tokens_are_refused() -> None:
     for token in (-2, 4):
         with pytest.raises(IndexError):
             embedding(torch.tensor([0, token]), draw(4, 3))
+
+
+WRONG_TOKEN = """
+import torch
+from megatrain.ops.embedding import embedding, embedding_gradient_
+from tests.emulated_cuda.build import load_emulated_kernels
+
+load_emulated_kernels()
+tokens, rows = torch.tensor([0, {token}]), torch.ones(4, 3)
+{call}
+"""
+
+
+@pytest.mark.parametrize("token", [-2, 4])
+@pytest.mark.parametrize("call", ["embedding(tokens, rows)", "embedding_gradient_(rows, tokens, rows[:2])"])
+def test_a_wrong_token_ends_the_process_of_a_kernel(call: str, token: int) -> None:
+    if UNDER_TEST.kind != "emulated":
+        return  # plain torch raises; after such an end no process of the GPU's goes on
+    done = run_forked(["-c", WRONG_TOKEN.format(call=call, token=token)], timeout_s=30.0)
+
+    assert done.returncode == -signal.SIGABRT
+    assert "Assertion" in done.stderr
 
 
 def test_operators_refuse_what_does_not_fit() -> None:
