@@ -291,6 +291,17 @@ def test_lamb_is_its_formula(layout: str, dtype: torch.dtype, tolerance: float) 
     torch.testing.assert_close(share.master.double(), moved, rtol=tolerance, atol=tolerance)
 
 
+def test_squares_of_a_run_of_more_tiles_than_a_block_has_threads() -> None:
+    share = make_share([5, 8192 * 300, 0], torch.float32)
+    grad = draw(share.master.numel(), dtype=torch.float32, seed=7)
+    sums = share.lamb_direction(grad)
+
+    for of_run, run in zip(sums.tolist(), share.runs, strict=True):
+        assert of_run == pytest.approx(
+            [one[run].double().square().sum().item() for one in (share.master, grad)], rel=1e-13
+        )
+
+
 def plain_lamb(weights: list[Tensor], grads: list[list[Tensor]], decayed: list[bool], lr: float) -> list[Tensor]:
     """Algorithm 2 of arXiv:1904.00962 for whole parameters, with a trust ratio for decayed ones only."""
     weights = [one.clone() for one in weights]
