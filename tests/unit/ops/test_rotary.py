@@ -325,3 +325,12 @@ def test_rotary_operators_refuse_what_does_not_fit() -> None:
     assert_refused(backward, (spread_q, k, v, cos, sin), "grad_q must have units next to each other")
     assert_refused(backward, (q, k, spread, cos, sin), "grad_v must have units next to each other")
     assert_refused(backward, (q, k, v, cos, sin[..., :3].contiguous()), r"sin must have shape \[4, 1, 1, 4\], got")
+
+
+def test_more_tokens_or_heads_than_a_kernel_counts_are_refused() -> None:
+    if UNDER_TEST.kind == "reference":
+        return  # plain torch takes them
+    cos, sin = tables(1 << 16, 2, torch.float32)
+    for shape in ((1 << 16, 1 << 15, 0, 3, 2), (1 << 16, 0, 1, (1 << 23) + 1, 2)):
+        with pytest.raises(RuntimeError, match=r"product must have less than 2\^31 tokens of less than 2\^23 heads"):
+            OPS.rotate_queries_and_keys_(cos.new_empty(shape), cos, sin)
