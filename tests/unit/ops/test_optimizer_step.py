@@ -127,6 +127,20 @@ def test_twenty_steps_of_adamw_are_torchs(layout: str, dtype: torch.dtype, toler
         torch.testing.assert_close(share.master[run], weight.detach(), rtol=tolerance, atol=tolerance)
 
 
+def test_moments_in_fp32_are_rounded_where_torch_rounds_on_the_cpu() -> None:
+    share = start_share([4096, 0], torch.float32)
+    weight = share.master.cpu().clone().requires_grad_()
+    optimizer = torch.optim.AdamW([weight], betas=(0.9, 0.95), fused=False, foreach=False)
+    for step in range(3):
+        grad = draw(4096, dtype=torch.float32, seed=100 + step)
+        weight.grad = grad.cpu()
+        optimizer.step()
+        share.adamw(grad, num_updates=step + 1, gradient_scale=1.0)
+
+    for name in ("exp_avg", "exp_avg_sq"):
+        assert torch.equal(getattr(share, name).cpu(), optimizer.state[weight][name]), name
+
+
 @pytest.mark.parametrize("beta1", [0.9, 0.2])
 def test_adamw_is_its_formula(beta1: float) -> None:
     for lengths in LAYOUTS.values():
