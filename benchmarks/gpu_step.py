@@ -2,20 +2,21 @@
 so small that the host is too slow for it, launched by Python and replayed from CUDA graphs.
 
 The model has the width of Llama 3 8B and as many layers as the GPU's memory holds. The peer is written the way people
-write one: fp32 weights, bf16 autocast, torch's attention, torch.compile, torch's cross entropy and torch.optim.AdamW.
+write one: fp32 weights, bf16 autocast and residual stream, torch's attention, torch.compile, torch's cross entropy and
+torch.optim.AdamW.
 """
 
 from __future__ import annotations
 
-import gc
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import DeviceType
 from torch.nn import functional
 
 from benchmarks.lone_trainer import LoneTrainer
@@ -23,9 +24,8 @@ from megatrain.config.config import Config
 from megatrain.ops.rotary import inverse_frequencies, rotary_table
 from megatrain.telemetry.flops import mfu, training_flops_per_token
 
-BYTES_A_WEIGHT = 18
-"""bf16 weight, fp32 gradient, master weight and two moments: what decides how many layers fit."""
-SHARE_FOR_WEIGHTS = 0.72
+SHARE_OF_MEMORY = 0.87
+"""What tensors may take: the rest is the driver's, the libraries' and lost between tensors."""
 GIB = 1 << 30
 STEPS, WARMUP = 8, 3
 Step = Callable[[Tensor], float]
@@ -33,7 +33,7 @@ Step = Callable[[Tensor], float]
 
 @dataclass(frozen=True, slots=True)
 class StepFigures:
-    """Medians over the timed steps. idle is the share of a step in which no kernel ran.
+    """Medians over the timed steps.
 
     peak_gib: of tensors. held_gib: what torch took for them. growth_gib: by how much that grew in the timed steps.
     """
@@ -41,7 +41,6 @@ class StepFigures:
     seconds: float
     tokens_per_s: float
     mfu: float
-    idle: float
     peak_gib: float
     held_gib: float
     growth_gib: float
@@ -57,13 +56,34 @@ def model_config(num_layers: int, *, seq_len: int = 8192, **changes: Any) -> dic
     } | changes  # fmt: skip
 
 
-def layers_that_fit(memory_bytes: int, config: dict[str, Any]) -> int:
-    """Return how many layers leave enough memory for activations, by the bytes that a weight takes."""
-    hidden, ffn = config["hidden_size"], config["ffn_size"]
-    heads = config["num_heads"] + 2 * config["num_kv_heads"]
-    a_layer = hidden * (heads * hidden // config["num_heads"] + hidden) + 3 * hidden * ffn
-    ends = 2 * config["vocab_size"] * hidden
-    return max(1, int((SHARE_FOR_WEIGHTS * memory_bytes / BYTES_A_WEIGHT - ends) // a_layer))
+def layers_that_fit(memory_bytes: int, model: dict[str, Any]) -> int:
+    """Return how many layers both sides have room for, at least 1."""
+    num_layers = 1
+    while needed_bytes(model, num_layers + 1) <= SHARE_OF_MEMORY * memory_bytes:
+        num_layers += 1
+    return num_layers
+
+
+def needed_bytes(model: dict[str, Any], num_layers: int) -> int:
+    """Return an upper estimate of what a step takes on either side, one sample a step.
+
+    With Llama 3 8B's sizes, of 8192 tokens: 218,103,808 weights a layer and 1,050,673,152 at both ends; 1.14e9 bytes
+    kept for backward a layer; 1.05e9 logits. An H100 (85.0e9 bytes) gets 10 layers, which take 71.7e9; an H200 (150e9)
+    gets 21, which take 127.4e9.
+    """
+    hidden, ffn, tokens = model["hidden_size"], model["ffn_size"], model["seq_len"]
+    qkv = hidden // model["num_heads"] * (model["num_heads"] + 2 * model["num_kv_heads"])
+    num_weights = num_layers * (hidden * (qkv + hidden) + 3 * hidden * ffn) + 2 * model["vocab_size"] * hidden
+    # bf16: two sums of the residual stream, two norms, the attention's result, q with k and v, gate, up and product
+    kept = num_layers * 2 * tokens * (5 * hidden + qkv + 3 * ffn)
+    num_logits = tokens * model["vocab_size"]
+    # the peer when backward begins: fp32 weights and moments (4 + 8), bf16 copies (2), no gradients yet; logits and
+    # their gradient, each in bf16 and fp32 (12)
+    at_the_loss = 14 * num_weights + kept + 12 * num_logits
+    # ours, which has its gradients from the first step on: bf16 weight (2), fp32 gradient, master weight and moments
+    # (16); logits in bf16, their gradient in the same place. The peer at the end of backward takes less: 18 and no kept
+    with_gradients = 18 * num_weights + kept + 2 * num_logits
+    return max(at_the_loss, with_gradients)
 
 
 def our_config(model: dict[str, Any], **tables: dict[str, Any]) -> Config:
@@ -96,9 +116,11 @@ def our_step(config: Config, device: torch.device) -> tuple[Step, LoneTrainer]:
 
 def peer_step(model: dict[str, Any], device: torch.device, *, is_compiled: bool) -> Step:
     """Return the peer's step."""
-    net = PlainLlama(model).to(device)
+    with device:  # drawing so many weights on the CPU takes long
+        net = PlainLlama(model)
+    net.to(device)
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
-    forward = torch.compile(net) if is_compiled else net
+    forward = torch.compile(net, dynamic=False) if is_compiled else net
 
     def step(tokens_SB: Tensor) -> float:
         tokens_BS = tokens_SB.t().to(device)
@@ -114,7 +136,7 @@ def peer_step(model: dict[str, Any], device: torch.device, *, is_compiled: bool)
 
 
 def measure(step: Step, config: Config, tokens_SB: Tensor, peak_flops: float) -> StepFigures:
-    """Run warm-up, timed steps, and two steps under the profiler for the idle time."""
+    """Run warm-up and timed steps."""
     for _ in range(WARMUP):
         step(tokens_SB)
     torch.cuda.reset_peak_memory_stats()
@@ -134,7 +156,6 @@ def measure(step: Step, config: Config, tokens_SB: Tensor, peak_flops: float) ->
         median,
         tokens_per_s,
         share,
-        _idle_share(step, tokens_SB),
         peak_gib,
         held_gib,
         held_gib - held_before,
@@ -142,30 +163,36 @@ def measure(step: Step, config: Config, tokens_SB: Tensor, peak_flops: float) ->
     )
 
 
-def release() -> None:
-    """Give the memory of the last model back."""
-    gc.collect()
-    torch.cuda.empty_cache()
+def profiled_idle(step: Step, tokens_SB: Tensor) -> float | str:
+    """Return the part of two steps, from the first kernel to the last, in which the GPU ran none, or why not.
+
+    `step` has run before. The profiler may leave something behind in this process.
+    """
+    try:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            for _ in range(2):
+                step(tokens_SB)
+            torch.cuda.synchronize()
+        return idle_share(kernel_spans(profile.events()))
+    except RuntimeError as error:  # a machine may forbid profiling; the step's time is known all the same
+        return f"not measured: {error}"
 
 
-def _idle_share(step: Step, tokens_SB: Tensor) -> float:
-    """Return the part of two steps, from the first kernel to the last, in which the GPU ran none."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        for _ in range(2):
-            step(tokens_SB)
-        torch.cuda.synchronize()
-    spans = sorted(
+def kernel_spans(events: Iterable[Any]) -> list[tuple[float, float]]:
+    """Return when each kernel of a profile began and ended, sorted. Copies, and annotations of code, are no kernels."""
+    return sorted(
         (event.time_range.start, event.time_range.end)
-        for event in profile.events()
-        if event.device_type == torch.autograd.DeviceType.CUDA and not event.name.startswith("Memcpy")
+        for event in events
+        if event.device_type == DeviceType.CUDA
+        and not event.is_user_annotation
+        and not event.name.startswith(("Memcpy", "Memset"))
     )
-    return idle_share(spans)
 
 
-def idle_share(spans: list[tuple[float, float]]) -> float:
+def idle_share(spans: list[tuple[float, float]]) -> float | str:
     """Return the share of the time from the first start to the last end that no span covers. `spans` are sorted."""
     if not spans:
-        return 0.0
+        return "not measured: the profiler saw no kernel"
     busy, reached = 0.0, spans[0][0]
     for start, end in spans:
         busy += max(0.0, end - max(start, reached))
@@ -180,7 +207,7 @@ class PlainLlama(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(model["vocab_size"], model["hidden_size"])
         self.layers = nn.ModuleList(PlainLayer(model) for _ in range(model["num_layers"]))
-        self.norm = nn.RMSNorm(model["hidden_size"], eps=1e-5)
+        self.norm = PlainNorm(model["hidden_size"])
         self.head = nn.Linear(model["hidden_size"], model["vocab_size"], bias=False)
         head_dim = model["hidden_size"] // model["num_heads"]
         frequency = inverse_frequencies(head_dim, model["rope_theta"])
@@ -189,11 +216,24 @@ class PlainLlama(nn.Module):
         self.register_buffer("sin", sin.view(1, -1, 1, head_dim // 2), persistent=False)
 
     def forward(self, tokens_BS: Tensor, labels_BS: Tensor) -> Tensor:
-        x_BSH = self.embedding(tokens_BS)
+        x_BSH = self.embedding(tokens_BS).bfloat16()
         for layer in self.layers:
             x_BSH = layer(x_BSH, self.cos, self.sin)
         logits = self.head(self.norm(x_BSH)).float()
         return functional.cross_entropy(logits.flatten(0, 1), labels_BS.flatten())
+
+
+class PlainNorm(nn.Module):
+    """RMSNorm in fp32 whose result is bf16 like the residual stream: autocast alone would leave it in fp32."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(hidden))
+
+    def forward(self, x_BSH: Tensor) -> Tensor:
+        wide_BSH = x_BSH.float()
+        rstd_BS1 = (wide_BSH.square().mean(-1, keepdim=True) + 1e-5).rsqrt()
+        return (wide_BSH * rstd_BS1 * self.weight).to(x_BSH.dtype)
 
 
 class PlainLayer(nn.Module):
@@ -201,7 +241,7 @@ class PlainLayer(nn.Module):
         super().__init__()
         hidden, self.heads, self.kv_heads = model["hidden_size"], model["num_heads"], model["num_kv_heads"]
         self.head_dim = hidden // self.heads
-        self.norm1, self.norm2 = nn.RMSNorm(hidden, eps=1e-5), nn.RMSNorm(hidden, eps=1e-5)
+        self.norm1, self.norm2 = PlainNorm(hidden), PlainNorm(hidden)
         self.qkv = nn.Linear(hidden, (self.heads + 2 * self.kv_heads) * self.head_dim, bias=False)
         self.out = nn.Linear(hidden, hidden, bias=False)
         self.gate_up = nn.Linear(hidden, 2 * model["ffn_size"], bias=False)

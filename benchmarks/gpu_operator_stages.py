@@ -1,0 +1,84 @@
+"""The stages of the GPU benchmark that time operations alone."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from benchmarks.gpu_operator_cases import Case, Sizes, cases, compiled, products
+from benchmarks.gpu_record import Stage, ratio
+from benchmarks.gpu_stage import Work, fill, run_stage
+from benchmarks.gpu_timing import copy_bandwidth, product_flops, seconds_of
+from megatrain.ops.cross_entropy import summed_cross_entropy
+
+CEILINGS = "Ceilings"
+BANDWIDTH = "copy, TB/s"
+
+
+def ceilings(stage: Stage) -> None:
+    """Measure what no operation can beat. Needs no kernels."""
+    stage.change(found={BANDWIDTH: copy_bandwidth() / 1e12, "bf16 product, TFLOP/s": product_flops() / 1e12})
+
+
+def operations(stage: Stage) -> None:
+    """Time each memory-bound operation beside plain torch, eager and compiled."""
+    found = stage.record.stage(CEILINGS).content["found"]
+    bandwidth = found[BANDWIDTH] * 1e12 if BANDWIDTH in found else None
+    for case in cases(Sizes(), torch.device("cuda")):
+        operation(stage, case, bandwidth)
+
+
+def operation(stage: Stage, case: Case, bandwidth: float | None) -> None:
+    """Time one operation. `bandwidth`: of a copy, bytes a second, where that is known."""
+    row = stage.row(operation=case.name)
+    fill(stage, row, "ours, us", lambda: seconds_of(case.ours()) * 1e6, is_ours=True)
+    ours, theirs = row["ours, us"], case.theirs
+    row["of copy bandwidth"] = ratio(case.num_bytes / bandwidth * 1e6, ours) if bandwidth else ""
+    if theirs is None:
+        return
+    fill(stage, row, "eager, us", lambda: seconds_of(theirs(lambda one: one)) * 1e6, is_ours=False)
+    if case.why_not_compiled:
+        row["compiled, us"] = case.why_not_compiled
+    fill(stage, row, "compiled, us", lambda: seconds_of(theirs(compiled)) * 1e6, is_ours=False)
+    for side in ("eager", "compiled"):
+        row[f"{side} / ours"] = ratio(row[f"{side}, us"], ours)
+    stage.record.write()
+
+
+def weight_gradients(stage: Stage) -> None:
+    """Time the products that add to a sum: whether torch's is as fast as one that adds to nothing."""
+    for name, flops, ways in products(Sizes(), torch.device("cuda")):
+        row = stage.row(**{"gradient of": name})
+        for way, make in ways.items():
+            fill(stage, row, f"{way}, TFLOP/s", partial(_rate, flops, make), is_ours=way == "ours")
+
+
+def _rate(flops: int, make: Callable[[], Callable[[], object]]) -> float:
+    return flops / seconds_of(make()) / 1e12
+
+
+def loss_memory(stage: Stage) -> None:
+    """Measure what cross entropy takes beside its logits."""
+    tokens, vocab = 8192, 128256
+    labels = torch.randint(0, vocab, (tokens,), device="cuda")
+    logits = torch.randn(tokens, vocab, device="cuda", dtype=torch.bfloat16).requires_grad_()
+    before = torch.cuda.memory_allocated() - logits.nbytes
+    torch.cuda.reset_peak_memory_stats()
+    summed_cross_entropy(logits, labels, vocab).backward()
+    peak = torch.cuda.max_memory_allocated() - before
+    stage.change(found={"peak / bf16 logits": peak / logits.nbytes})
+
+
+STAGES: dict[str, Work] = {
+    CEILINGS: ceilings,
+    "Memory-bound operations": operations,
+    "Cross entropy, memory": loss_memory,
+    "Weight gradients added in fp32": weight_gradients,
+}
+
+
+if __name__ == "__main__":
+    sys.exit(run_stage(STAGES, without_kernels=[CEILINGS]))

@@ -1,0 +1,115 @@
+"""What the GPU benchmark found so far, on disk after every figure: gpu.json, and gpu.md for people.
+
+Several processes write it, one after the other: each reads it when it begins.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Self
+
+from benchmarks.result import machine, table
+
+Row = dict[str, Any]
+
+
+class Record:
+    """The document of one run in `directory`."""
+
+    def __init__(self, directory: Path, document: dict[str, Any]) -> None:
+        self._directory = directory
+        self.document = document
+
+    @classmethod
+    def begin(cls, directory: Path, command: str) -> Self:
+        """Return an empty record in place of an earlier one."""
+        date = datetime.now(UTC).strftime("%Y-%m-%d")
+        record = cls(directory, {"name": "gpu", "date": date, "command": command, "machine": machine(), "stages": {}})
+        directory.mkdir(parents=True, exist_ok=True)
+        record.write()
+        return record
+
+    @classmethod
+    def read(cls, directory: Path) -> Self:
+        """Return the record that is in `directory`."""
+        return cls(directory, json.loads((directory / "gpu.json").read_text()))
+
+    def write(self) -> None:
+        """Put it on disk. A reader finds the last state or this one, never a part."""
+        for name, text in (
+            ("gpu.json", json.dumps(self.document, indent=2) + "\n"),
+            ("gpu.md", markdown(self.document)),
+        ):
+            unfinished = self._directory / f".{name}.unfinished"
+            unfinished.write_text(text)
+            unfinished.replace(self._directory / name)
+
+    def stage(self, name: str) -> Stage:
+        """Return the part of one stage, which is empty until something was found."""
+        empty = {"seconds": 0.0, "found": [], "failed": [], "note": "", "is_done": False}
+        return Stage(self, self.document["stages"].setdefault(name, empty))
+
+
+class Stage:
+    """One stage of a record. `content` has its time, its rows or facts, and what failed; all changes go to disk."""
+
+    def __init__(self, record: Record, content: dict[str, Any]) -> None:
+        self.record = record
+        self.content = content
+
+    def change(self, **values: Any) -> None:
+        """Set some of found, seconds, note and is_done."""
+        self.content |= values
+        self.record.write()
+
+    def fail(self, *reasons: str) -> None:
+        """Add to what failed, which makes the run one that failed."""
+        self.content["failed"] += reasons
+        self.record.write()
+
+    def row(self, **identity: Any) -> Row:
+        """Return the row that has `identity`: the one that an earlier process began, or a new one."""
+        rows: list[Row] = self.content["found"]
+        for row in rows:
+            if all(key in row and row[key] == value for key, value in identity.items()):
+                return row
+        rows.append(dict(identity))
+        self.record.write()
+        return rows[-1]
+
+
+def markdown(document: dict[str, Any]) -> str:
+    """Return the record for people."""
+    facts = ", ".join(f"{key} {value}" for key, value in document["machine"].items())
+    lines = [
+        "# One GPU: kernels and whole steps",
+        "",
+        f"{document['date']}, {facts}.",
+        f"Command: `{document['command']}`.",
+    ]
+    for name, stage in document["stages"].items():
+        lines += ["", f"## {name} ({stage['seconds']} s)", ""]
+        lines += [stage["note"], ""] if stage["note"] else []
+        for reason in stage["failed"]:
+            lines += ["Failed:", "", *(f"    {line}" for line in reason.splitlines()), ""]
+        found = stage["found"]
+        if isinstance(found, dict):
+            lines += [f"- {key}: {value}" for key, value in found.items()]
+        elif found:
+            columns = dict.fromkeys(key for row in found for key in row)
+            lines.append(table([{key: row.get(key, "") for key in columns} for row in found]))
+    return "\n".join(lines) + "\n"
+
+
+def beside(rows: list[Row], column: str, base: str) -> None:
+    """Give each row its `column` beside that of the side `base` of as many layers, where both were measured."""
+    bases = {row.get("layers"): row.get(column) for row in rows if row["side"] == base}
+    for row in rows:
+        row[f"{column} / {base}"] = ratio(row.get(column), bases.get(row.get("layers")))
+
+
+def ratio(value: object, base: object) -> float | str:
+    """Return value / base, or "" where one of them is no figure."""
+    return value / base if isinstance(value, float) and isinstance(base, float) else ""
