@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch._functorch.config
 from torch import Tensor
 from torch.nn import functional
 
@@ -55,11 +54,8 @@ class Case:
 
 
 def compiled(operation: Operation) -> Operation:
-    """Return the operation compiled by torch, so that its backward can run again and again on one graph.
-
-    By default the compiled backward writes over what forward saved, and refuses a second run.
-    """
-    return torch._functorch.config.patch(donated_buffer=False)(torch.compile(operation, dynamic=False))
+    """Return the operation compiled by torch for the sizes that it is called with."""
+    return torch.compile(operation, dynamic=False)
 
 
 def cases(sizes: Sizes, device: torch.device) -> Iterator[Case]:

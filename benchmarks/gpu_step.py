@@ -174,8 +174,8 @@ def profiled_idle(step: Step, tokens_SB: Tensor) -> float | str:
                 step(tokens_SB)
             torch.cuda.synchronize()
         return idle_share(kernel_spans(profile.events()))
-    except RuntimeError as error:  # a machine may forbid profiling; the step's time is known all the same
-        return f"not measured: {error}"
+    except Exception as error:  # noqa: BLE001 - a machine may forbid profiling; the step's time is known all the same
+        return f"not measured: {type(error).__name__}: {error}"
 
 
 def kernel_spans(events: Iterable[Any]) -> list[tuple[float, float]]:

@@ -469,6 +469,43 @@ def test_both_sides_are_measured_again_with_fewer_layers_where_one_does_not_fit(
     assert trainer.num_closed == 5
 
 
+@pytest.mark.usefixtures("_usable")
+@pytest.mark.parametrize(
+    ("on_gpu", "is_failed"), [(5.05, False), (5.2, True), (float("nan"), True), (0.0, True)], ids=str
+)
+def test_losses_that_differ_are_a_failure(
+    on_gpu: float, is_failed: bool, record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_steps = gpu_step_stages.PARITY_STEPS
+
+    def our_side(config: Any, device: torch.device) -> tuple[Callable[[Tensor], float], StandInTrainer]:
+        losses = iter([5.0] * (num_steps - 1) + [on_gpu if device.type == "cuda" else 5.0])
+        return lambda _: next(losses), StandInTrainer()
+
+    monkeypatch.setattr(gpu_step_stages, "our_step", our_side)
+    stage = record.stage("Parity")
+    gpu_step_stages.parity(stage)
+
+    assert bool(stage.content["failed"]) == is_failed
+    assert Record.read(tmp_path).stage("Parity").content["found"]["cpu"] == [5.0] * num_steps
+
+
+@pytest.mark.usefixtures("_usable")
+def test_a_way_to_add_that_torch_does_not_have_leaves_the_others(
+    record: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ways = {"ours": lambda: lambda: 2.0, "rounded": raises(TypeError("out_dtype")), "alone": lambda: lambda: 1.0}
+    monkeypatch.setattr(gpu_operator_stages, "seconds_of", lambda work: work())
+    monkeypatch.setattr(gpu_operator_stages, "products", lambda *_: [("qkv", 4 * 10**12, ways)])
+    stage = record.stage("Weights")
+    gpu_operator_stages.weight_gradients(stage)
+
+    assert stage.content["found"] == [
+        {"gradient of": "qkv", "ours, TFLOP/s": 2.0, "rounded, TFLOP/s": "TypeError: out_dtype", "alone, TFLOP/s": 4.0}
+    ]
+    assert not stage.content["failed"]
+
+
 @pytest.mark.usefixtures("_cuda_stand_in")
 def test_a_host_bound_side_that_fails_leaves_the_other(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = StandInTrainer()
