@@ -16,6 +16,7 @@ from benchmarks import gpu_operator_cases, gpu_timing
 from benchmarks.gpu_operator_cases import Case, Sizes, cases, compiled, products
 from benchmarks.gpu_step import (
     PlainLlama,
+    PlainNorm,
     host_bound_config,
     idle_share,
     kernel_spans,
@@ -211,6 +212,13 @@ def test_plain_adamw_is_ours() -> None:
 
     for found, expected in zip(theirs, ours, strict=True):
         torch.testing.assert_close(found, expected)
+
+
+def test_the_norm_of_the_peer_is_torchs_and_of_the_residual_stream_s_type() -> None:
+    x = torch.randn(3, 64, generator=torch.Generator().manual_seed(0), dtype=torch.bfloat16)
+    found = PlainNorm(64)(x)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found, torch.nn.functional.rms_norm(x.float(), (64,), eps=1e-5).bfloat16())
 
 
 def test_the_compiled_peer_keeps_no_activation_in_fp32() -> None:

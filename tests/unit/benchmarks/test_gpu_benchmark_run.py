@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import select
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,6 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import csrc.build
 from benchmarks import gpu, gpu_operator_stages, gpu_stage, gpu_step, gpu_step_stages
 from benchmarks.gpu_operator_cases import Case, compiled
 from benchmarks.gpu_operator_stages import operation
@@ -288,13 +291,43 @@ def test_stages_get_the_time_that_is_left_and_the_last_are_not_reached(
     assert stages["a"]["seconds"] == 40.0
 
 
-def test_a_command_that_takes_too_long_ends_with_all_that_it_started() -> None:
-    child = "import time; print('child', flush=True); time.sleep(600)"
-    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
-    # the log is complete only when nobody has it open any more, and the child has it too
-    found, log = gpu.run_command([sys.executable, "-c", code], 2.0)
-    assert found is None
-    assert log in ("child\n", "")
+def test_a_command_that_takes_too_long_ends_with_all_that_it_started(tmp_path: Path) -> None:
+    held = tmp_path / "held"
+    os.mkfifo(held)
+    reader = os.open(held, os.O_RDONLY | os.O_NONBLOCK)
+    found, log = gpu.run_command(["sh", "-c", f"echo begun; exec 3>{held}; sleep 60 & wait"], 1.0)
+
+    assert (found, log) == (None, "begun\n")
+    # readable when nobody holds the other end any more
+    assert select.select([reader], [], [], 10.0)[0] == [reader]
+    os.close(reader)
+
+
+@pytest.mark.parametrize(("capability", "architecture"), [((9, 0), "9.0a"), ((8, 9), "8.9")])
+@pytest.mark.parametrize(("code", "failures"), [(0, []), (1, ["nvcc failed"]), (None, ["not built after 50 s"])])
+def test_kernels_are_built_for_the_gpu_at_hand(
+    capability: tuple[int, int],
+    architecture: str,
+    code: int | None,
+    failures: list[str],
+    record: Record,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    built: list[tuple[Path, Any]] = []
+    monkeypatch.setattr(csrc.build, "build", lambda output, architectures, jobs: built.append((output, architectures)))
+
+    def run(command: list[str], timeout_s: float) -> tuple[int | None, str]:
+        assert (command[:2], timeout_s) == ([sys.executable, "csrc/build.py"], 50.0)
+        csrc.build.main(command[2:])
+        return code, "nvcc failed"
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    monkeypatch.setattr(gpu, "run_command", run)
+    stage = record.stage("Build")
+    gpu.build(stage, 50.0)
+
+    assert built == [(Path("megatrain/_C.abi3.so"), (architecture,))]
+    assert stage.content["failed"] == failures
 
 
 def run_stand_in(code: int | None, log: str) -> Callable[..., tuple[int | None, str]]:
