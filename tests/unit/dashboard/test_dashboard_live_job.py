@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -231,10 +233,19 @@ def test_while_etcd_is_away_the_last_stays_and_afterwards_it_goes_on(servers: Et
             assert found.diagnosis.is_daemon_alive is None
             own.members[0].start()
             own.wait_ready()
-            running.put(running.keys.status("host-1"), make_status(1, min_step=1250, max_step=1250))
+            later = make_status(1, min_step=1250, max_step=1250)
+            # an etcd that has just begun may take longer than the client's short patience here
+            wait_until(lambda: has_put(running, running.keys.status("host-1"), later), "etcd to take a value", SOON_S)
             running.wait(lambda: step_told(running) == 1250 and not running.source.etcd_trouble(), "etcd to be back")
         finally:
             running.close()
+
+
+def has_put(running: Running, key: str, record: Any) -> bool:
+    with suppress(CoordinationError):
+        running.put(key, record)
+        return True
+    return False
 
 
 def test_after_a_look_that_failed_slowly_the_next_one_is_soon(
