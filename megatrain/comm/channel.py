@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from megatrain.comm.group import Group, Pending
+from megatrain.comm.group import Group
+from megatrain.comm.queue import Exchange, Lane, Pending
 from megatrain.contracts.operations import Operation
 
 
@@ -24,6 +25,7 @@ class Channel:
     group: Group
     peer: int
     number: int
+    lane: Lane | None = None
 
     def send(self, x: Tensor, operation: Operation, *, chunk: int, microbatch: int) -> Pending:
         """Start sending contiguous `x`; it must stay unchanged until the result was waited for."""
@@ -44,34 +46,28 @@ class Channel:
         return self._start(operation, out, chunk, microbatch, is_send=False)
 
     def _start(self, operation: Operation, x: Tensor, chunk: int, microbatch: int, *, is_send: bool) -> Pending:
-        group, recorder = self.group, self.group.recorder
-        token = recorder.begin(
-            operation,
-            microbatch=microbatch,
-            chunk=chunk,
-            num_bytes=x.numel() * x.element_size(),
-            group=self.number,
-        )
+        group, call = self.group, dist.isend if is_send else dist.irecv
         side = "to" if is_send else "from"
         what = f"{operation.value} of chunk {chunk}, microbatch {microbatch} {side} rank {self.peer}"
-        try:
-            work = (dist.isend if is_send else dist.irecv)(x, self.peer, group=group.process_group)
-        except RuntimeError as error:
-            raise group.failure(what, error) from error
 
-        def finish(work: dist.Work) -> None:
-            recorder.await_end(token)
-            try:
-                if x.device.type == "cpu":
-                    # gloo bounds a send or a receive by the timeout of the group's creation, unless it is given here
-                    work.wait(group.timeout)
-                else:
-                    work.wait()  # NCCL watches over it by the group's timeout; one given here would block the host
-            except RuntimeError as error:
-                raise group.failure(what, error) from error
-            recorder.end(token)
+        def start() -> dist.Work:
+            work = call(x, self.peer, group=group.process_group)
+            assert work is not None, "this rank is of the group"
+            return work
 
-        return Pending(x, work, finish)
+        exchange = Exchange(
+            operation,
+            self.number,
+            x.numel() * x.element_size(),
+            start,
+            # gloo bounds a send or a receive by the timeout of the group's creation, unless it is given here. NCCL
+            # watches over it by the group's timeout, and one given here would block the host
+            wait=(lambda work: work.wait(group.timeout)) if x.device.type == "cpu" else lambda work: work.wait(),
+            failure=lambda error: group.failure(what, error),
+            chunk=chunk,
+            microbatch=microbatch,
+        )
+        return group.queue.submit(x, exchange, self.lane)
 
 
 class LocalChannel:

@@ -10,55 +10,36 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 
+import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from megatrain.comm.queue import CommunicationQueue, Exchange, Lane, Pending
 from megatrain.contracts.errors import CommunicationError
 from megatrain.contracts.operations import Operation
-from megatrain.telemetry.recorder import Recorder
 
 # torch 2.13 renamed these two; the old names still work but warn
 _ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-
-
-class Pending:
-    """A started exchange. `wait` blocks until `result` may be used; waiting again is free."""
-
-    __slots__ = ("_finish", "_work", "result")
-
-    def __init__(
-        self, result: Tensor, work: dist.Work | None = None, finish: Callable[[dist.Work], None] | None = None
-    ) -> None:
-        self.result = result
-        self._work = work
-        self._finish = finish
-
-    def wait(self) -> Tensor:
-        if self._work is not None and self._finish is not None:
-            work, self._work = self._work, None
-            self._finish(work)
-        return self.result
-
-    def is_done(self) -> bool:
-        """Whether `wait` would return at once."""
-        return self._work is None or self._work.is_completed()
+_HALF = (torch.bfloat16, torch.float16)
 
 
 @dataclass(slots=True)
 class Group:
     """Ranks of one axis, in axis order.
 
-    `number` is the group's in the black box; `process_group` is None for a group of one; `num_calls` counts the
-    collectives started, so that an error can say which of them failed; `timeout` bounds an exchange.
+    `number` is the group's in the black box; `process_group` is None for a group of one; every collective goes through
+    `lane` where there is one; `num_calls` counts the collectives submitted, so that an error can say which of them
+    failed; `timeout` bounds an exchange.
     """
 
     name: str
     ranks: tuple[int, ...]
     rank: int
-    recorder: Recorder
+    queue: CommunicationQueue
     number: int = 0
     process_group: dist.ProcessGroup | None = None
+    lane: Lane | None = None
     num_calls: int = 0
     timeout: timedelta = timedelta(minutes=5)
 
@@ -80,11 +61,15 @@ class Group:
             operation, out, x, lambda: _ALL_GATHER(out, x, group=self.process_group, async_op=True), chunk
         )
 
-    def reduce_scatter(self, x: Tensor, operation: Operation, *, out: Tensor | None = None, chunk: int = -1) -> Pending:
+    def reduce_scatter(
+        self, x: Tensor, operation: Operation, *, out: Tensor | None = None, chunk: int = -1, has_wide_sum: bool = False
+    ) -> Pending:
         """Start summing `x` over the group, keeping this rank's slice of dim 0. `chunk`: of the stage, for the records.
 
+        has_wide_sum: half precision is summed in fp32 and rounded once. For that ranks exchange their parts, and each
+        sums its own in rank order; on gloo they always do, as its own reduce-scatter sends twice the bytes.
         Shapes: x [size * n, ...] contiguous; result [n, ...], `out` where given (it may be x's own slice).
-        Communication: one reduce-scatter, (size - 1) / size of x's bytes sent per rank.
+        Communication: one reduce-scatter or all-to-all, (size - 1) / size of x's bytes sent per rank.
         Raises: ValueError when dim 0 does not divide.
         """
         if x.shape[0] % self.size:
@@ -93,9 +78,20 @@ class Group:
             return Pending(_copied(x, out))
         if out is None:
             out = x.new_empty((x.shape[0] // self.size, *x.shape[1:]))
+        if x.device.type == "cpu" or (has_wide_sum and x.dtype in _HALF):
+            return self._exchange_parts(x, operation, out, chunk)
         return self._start(
             operation, out, x, lambda: _REDUCE_SCATTER(out, x, group=self.process_group, async_op=True), chunk
         )
+
+    def _exchange_parts(self, x: Tensor, operation: Operation, out: Tensor, chunk: int) -> Pending:
+        arrived: list[Tensor] = []  # memory that is taken when the exchange's turn has come
+
+        def start() -> dist.Work:
+            arrived.append(torch.empty_like(x))
+            return dist.all_to_all_single(arrived[0], x, group=self.process_group, async_op=True)
+
+        return self._start(operation, out, x, start, chunk, then=lambda: _sum_parts(arrived.pop(), self.size, out))
 
     def all_reduce(self, x: Tensor, operation: Operation, *, maximum: bool = False) -> Pending:
         """Start summing (or taking the maximum of) `x` over the group, in place.
@@ -136,26 +132,27 @@ class Group:
             dist.distributed_c10d._set_pg_timeout(self.timeout, self.process_group)
 
     def _start(
-        self, operation: Operation, out: Tensor, sent: Tensor, call: Callable[[], dist.Work], chunk: int = -1
+        self,
+        operation: Operation,
+        out: Tensor,
+        sent: Tensor,
+        start: Callable[[], dist.Work],
+        chunk: int = -1,
+        then: Callable[[], None] | None = None,
     ) -> Pending:
-        num_bytes = sent.numel() * sent.element_size()
-        token = self.recorder.begin(operation, chunk=chunk, num_bytes=num_bytes, group=self.number)
         self.num_calls += 1
         what = f"{operation.value} number {self.num_calls}"
-        try:
-            work = call()
-        except RuntimeError as error:
-            raise self.failure(what, error) from error
-
-        def finish(work: dist.Work) -> None:
-            self.recorder.await_end(token)
-            try:
-                work.wait()
-            except RuntimeError as error:
-                raise self.failure(what, error) from error
-            self.recorder.end(token)
-
-        return Pending(out, work, finish)
+        exchange = Exchange(
+            operation,
+            self.number,
+            sent.numel() * sent.element_size(),
+            start,
+            wait=lambda work: work.wait(),
+            failure=lambda error: self.failure(what, error),
+            chunk=chunk,
+            then=then,
+        )
+        return self.queue.submit(out, exchange, self.lane)
 
     def failure(self, what: str, error: Exception) -> CommunicationError:
         """Return the error that says what this rank was doing with whom."""
@@ -164,6 +161,15 @@ class Group:
             f"{what} on group {self.name} (ranks {brief(self.ranks)}) failed on rank {self.ranks[self.rank]}: {cause} "
             f"(an exchange of this phase may take {self.timeout.total_seconds():g} s, see runtime.*_timeout_s)"
         )
+
+
+def _sum_parts(parts: Tensor, num_parts: int, out: Tensor) -> None:
+    """Write the sum of equal parts along dim 0 to `out`, added in their order; half precision is rounded once."""
+    first, *others = parts.chunk(num_parts)
+    total = first.float() if first.dtype in _HALF else first
+    for part in others:
+        total.add_(part)
+    out.copy_(total)
 
 
 def _copied(x: Tensor, out: Tensor | None) -> Tensor:

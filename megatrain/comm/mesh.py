@@ -20,6 +20,7 @@ from megatrain.comm.channel import Channel, LocalChannel
 from megatrain.comm.group import Group, brief
 from megatrain.comm.host_groups import HostGroups
 from megatrain.comm.process import set_world_timeout
+from megatrain.comm.queue import CommunicationQueue, Exchange, Lane
 from megatrain.contracts.errors import CommunicationError
 from megatrain.contracts.layout import Coordinate, Layout
 from megatrain.contracts.operations import Operation
@@ -106,10 +107,12 @@ def create_mesh(
     *,
     has_wrap_links: bool = False,
     timeout_s: float = 300.0,
+    before_exchange: Callable[[Exchange], None] | None = None,
 ) -> Mesh:
     """Create this rank's groups.
 
-    has_wrap_links: a stage has several chunks, so the last stage sends to the first.
+    has_wrap_links: a stage has several chunks, so the last stage sends to the first. before_exchange: called with each
+    exchange before it starts; for tests, which delay and break some.
     Communication: each group's own rendezvous; no barrier over all ranks.
     Raises: CommunicationError naming the group.
     """
@@ -118,8 +121,12 @@ def create_mesh(
     is_end = at.pp in (0, layout.pp_size - 1)
     ends = (pp_ranks[0], pp_ranks[-1]) if is_end and layout.pp_size > 1 else (rank,)
     timeout = timedelta(seconds=timeout_s)
+    queue = CommunicationQueue(recorder, before_exchange)
 
-    def group(name: str, members: tuple[int, ...], backend: str | None = None) -> Group:
+    def lane(name: str) -> Lane | None:
+        return Lane(name) if device.type == "cpu" else None
+
+    def group(name: str, members: tuple[int, ...], backend: str | None = None, own_lane: Lane | None = None) -> Group:
         number = recorder.add_group(name, members)
         process_group = None
         if len(members) > 1:
@@ -132,7 +139,7 @@ def create_mesh(
                     f"rank {rank} could not create group {name} of ranks {brief(members)} within "
                     f"runtime.init_timeout_s={timeout_s:g}; one of them is missing or stuck: {error}"
                 ) from error
-        return Group(name, members, members.index(rank), recorder, number, process_group, timeout=timeout)
+        return Group(name, members, members.index(rank), queue, number, process_group, own_lane, timeout=timeout)
 
     on_host = "gloo" if device.type == "cuda" else None
     return Mesh(
@@ -142,14 +149,14 @@ def create_mesh(
         device=device,
         recorder=recorder,
         tp=group("tp", layout.tp_ranks(rank)),
-        dp=group("dp", layout.dp_ranks(rank)),
+        dp=group("dp", layout.dp_ranks(rank), own_lane=lane("dp")),
         pp=group("pp", pp_ranks),
         host=HostGroups(
             tp=group("host-tp", layout.tp_ranks(rank), on_host),
             pp=group("host-pp", pp_ranks, on_host),
             dp=group("host-dp", layout.dp_ranks(rank), on_host),
         ),
-        links=_links(at.pp, pp_ranks, recorder, group, has_wrap_links),
+        links=_links(at.pp, pp_ranks, recorder, group, lane, has_wrap_links),
         # last: torch names a group by its ranks and by how many groups this rank has already. Middle stages lack this
         # one, so a group made after it would have two names, and its members would wait for each other forever
         embedding=group("embedding", ends),
@@ -161,6 +168,7 @@ def _links(
     pp_ranks: tuple[int, ...],
     recorder: Recorder,
     group: Callable[[str, tuple[int, ...]], Group],
+    lane: Callable[[str], Lane | None],
     has_wrap_links: bool,
 ) -> Links | None:
     if len(pp_ranks) == 1:
@@ -184,7 +192,8 @@ def _links(
         here = pp_ranks[stage]
         ends = (here, peer) if is_sender else (peer, here)
         over = wrap if is_wrap else direct
-        return Channel(over, peer, recorder.add_group(over.name, ends))
+        number = recorder.add_group(over.name, ends)
+        return Channel(over, peer, number, lane(f"{over.name}-{'to' if is_sender else 'from'}-{peer}"))
 
     return Links(
         forward_to_next=channel(forward, forward_wrap, +1, is_sender=True),

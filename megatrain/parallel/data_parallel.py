@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from megatrain.comm.group import Group, Pending
+from megatrain.comm.group import Group
+from megatrain.comm.queue import Pending
 from megatrain.contracts.operations import Operation
 from megatrain.ops.gradient_sink import set_gradient_sink
 from megatrain.parallel.bucket import Bucket, group_into_buckets
@@ -174,7 +175,9 @@ class ChunkDataParallel:
             gradients = bucket.finished_gradients()
             whole = gradients.to(options.reduce_dtype)
             in_place = whole[bucket.share] if whole is gradients else None
-            pending = bucket.dp.reduce_scatter(whole, Operation.GRADS_REDUCE_SCATTER, out=in_place, chunk=self.number)
+            pending = bucket.dp.reduce_scatter(
+                whole, Operation.GRADS_REDUCE_SCATTER, out=in_place, chunk=self.number, has_wide_sum=True
+            )
             self._reductions.append(_Reduction(bucket, pending))
             if options.zero_stage == 2:
                 bucket.gradients = None  # what is in flight keeps it alive

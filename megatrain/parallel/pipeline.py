@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from megatrain.comm.group import Pending
 from megatrain.comm.mesh import Mesh
+from megatrain.comm.queue import Pending
 from megatrain.contracts.operations import Operation
 from megatrain.parallel.data_parallel import ChunkDataParallel
 from megatrain.parallel.graphed_chunk import Backward, GraphedChunk
@@ -165,9 +165,6 @@ class Pipeline:
             gradient = run.loss_scale()
         else:
             gradient = run.received.pop((ActionKind.RECV_BACKWARD, *key)).wait()
-            # its gradient came back, so the output has arrived: gloo tells only him who waits, NCCL told _let_go
-            if (sent := run.forward_sends.pop(key, None)) is not None:
-                sent.wait()
         for other in self.chunks:
             other.data_parallel.settle()
         chunk.data_parallel.before_backward()

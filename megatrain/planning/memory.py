@@ -108,15 +108,20 @@ def _chunk_memory(
     is_copied = config.parallel.grad_reduce_dtype == "bf16"
     reduced = ELEMENT_BYTES["bf16"] if is_copied else sizes.sum_element
     travelling = sum(numels) * reduced if is_copied or config.parallel.zero_stage == 2 else 0
-    if is_copied and layout.dp_size > 1:
-        travelling += sum(numels) // layout.dp_size * reduced
-    # gloo sums a copy of what it reduces and scatters
-    has_library_copy = sizes.is_on_cpu and layout.dp_size > 1
+    exchanged = 0
+    if layout.dp_size > 1:
+        # where ranks exchange their parts and sum them themselves (Group.reduce_scatter), what arrives has memory of
+        # its own: on CPUs of one bucket after the other, else of all
+        if is_copied:
+            travelling += sum(numels) // layout.dp_size * reduced + (0 if sizes.is_on_cpu else sum(numels) * reduced)
+        if sizes.is_on_cpu:
+            exchanged = max(numels) * reduced
     return ChunkMemory(
         footprint=chunk.footprint(config, sizes),
         whole_gradients=sum(numels) * sizes.sum_element,
         travelling=travelling,
-        arriving=max(numels) * reduced if has_library_copy else 0,
+        exchanged=exchanged,
+        copied=sum(numels) * reduced if is_copied else 0,
     )
 
 

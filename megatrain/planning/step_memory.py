@@ -26,8 +26,10 @@ class ChunkMemory:
     """In the type in which they accumulate."""
     travelling: int
     """What is alive from the start of a reduction to its end, beside gradients that stay."""
-    arriving: int
-    """A library's own copy, which comes to light when a reduction ends."""
+    exchanged: int
+    """What arrives from other ranks, where chunks take turns, so that it is there for one of them at a time."""
+    copied: int
+    """Of what travels, what is made of the gradients in another type: for a moment they are there beside it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +56,11 @@ class StepWalk:
         self._is_zero_2 = config.parallel.zero_stage == 2
         self._has_overlap = config.parallel.overlap
         self._is_only_stage = config.parallel.pp_size == 1
-        # gloo, which serves CPUs, does not tell that a send is done: an output is kept until its gradient comes back,
-        # a gradient to the end of the pass
-        self._is_delivery_known = config.runtime.device != "cpu"
         self._activations = 0
         self._messages = 0
         self._travelling: dict[int, int] = {}
+        self._exchanged: dict[int, int] = {}
         self._unsent = 0
-        self._unconfirmed: set[tuple[int, int]] = set()
         self._receives: set[tuple[ActionKind, int, int]] = set()
         self._on_host = 0
         self.peak = Moment("start")
@@ -95,13 +94,10 @@ class StepWalk:
             self._hold_message((ActionKind.RECV_FORWARD, action.chunk + 1, action.microbatch))
             return
         self._finish_compute(is_sent)
-        if is_sent and not self._is_delivery_known:
-            self._unconfirmed.add((action.chunk, action.microbatch))
 
     def _backward(self, action: Action, is_sent: bool) -> None:
         chunk = self._chunks[action.chunk]
         self._take(ActionKind.RECV_BACKWARD, action)
-        self._release_delivered((action.chunk, action.microbatch))
         if self._is_zero_2:
             for earlier in list(self._travelling):
                 self._arrive(earlier)
@@ -128,31 +124,24 @@ class StepWalk:
             self._receives.remove(key)
             self._messages -= self._hidden_local
 
-    def _release_delivered(self, key: tuple[int, int]) -> None:
-        if key in self._unconfirmed:
-            self._unconfirmed.remove(key)
-            self._messages -= self._hidden_local
-
     def _finish_compute(self, is_sent: bool) -> None:
         """What was sent before this computation has arrived by now; its own result is on its way."""
-        if self._is_delivery_known:
-            self._messages -= self._unsent
+        self._messages -= self._unsent
         self._unsent = self._hidden_local if is_sent else 0
         self._messages += self._unsent
 
     def _depart(self, chunk: int) -> None:
         """A reduction starts; where gradients travel in another type, for a moment both are there."""
         memory = self._chunks[chunk]
-        is_copied = memory.travelling not in (0, memory.whole_gradients)
-        self._see(f"reduction of chunk {chunk}", memory.travelling if is_copied else 0)
-        self._travelling[chunk] = memory.travelling
+        self._see(f"reduction of chunk {chunk}", memory.copied)
+        self._travelling[chunk], self._exchanged[chunk] = memory.travelling, memory.exchanged
+        self._see(f"reduction of chunk {chunk}", 0)
         if not self._has_overlap:
             self._arrive(chunk)
 
     def _arrive(self, chunk: int) -> None:
-        if chunk in self._travelling:
-            self._see(f"end of the reduction of chunk {chunk}", self._chunks[chunk].arriving)
-            del self._travelling[chunk]
+        self._travelling.pop(chunk, None)
+        self._exchanged.pop(chunk, None)
 
     def _see(self, what: str, bytes_of_part: int, of_which_kept: int = 0) -> None:
         moment = Moment(
@@ -160,7 +149,7 @@ class StepWalk:
             self._activations + of_which_kept,
             bytes_of_part - of_which_kept,
             self._messages,
-            sum(self._travelling.values()),
+            sum(self._travelling.values()) + max(self._exchanged.values(), default=0),
         )
         if moment.total > self.peak.total:
             self.peak = moment

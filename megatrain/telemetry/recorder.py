@@ -191,6 +191,16 @@ class Recorder:
             self._timer.start(token, number)
         return token
 
+    def begin_now(self, token: int) -> None:
+        """Say that what this span stands for begins only now: it waited for its turn since `begin`."""
+        span = self._open.get(token)
+        if span is not None:
+            _, number, num_bytes, group, place, word = span
+            now = monotonic_ns()
+            self._open[token] = (now, number, num_bytes, group, place, word)
+            if self._words[word] == token:
+                self._words[word + 1] = now
+
     def await_end(self, token: int) -> None:
         """Say that the host waits from now on for the operation of a group whose span this is, until it has ended.
 

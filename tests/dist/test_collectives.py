@@ -165,3 +165,19 @@ def test_two_stages_have_links_of_their_own_for_the_way_round(rank_pool: RankPoo
 def test_three_stages_need_no_more_links(rank_pool: RankPool) -> None:
     names = ["pp-forward", "pp-forward", "pp-backward", "pp-backward"]
     assert rank_pool.run(channels_of, 3, Layout(pp_size=3), True) == [(names, True, True)] * 3
+
+
+def reduce_half_precision(context: RankContext) -> list[float]:
+    """Sum bf16 into the rank's own slice, as buckets do: what the ranks hold is lost one by one where sums round."""
+    rank = context.rank
+    x = torch.full((SIZE * 2,), 256.0 if rank == 0 else 1.0, dtype=torch.bfloat16)
+    own_slice = x[2 * rank : 2 * rank + 2]
+    dp = meet(context, Layout(dp_size=SIZE)).dp
+    reduced = dp.reduce_scatter(x, Operation.GRADS_REDUCE_SCATTER, out=own_slice, has_wide_sum=True).wait()
+    assert reduced is own_slice
+    return reduced.tolist()
+
+
+def test_half_precision_is_summed_wide_and_rounded_once(rank_pool: RankPool) -> None:
+    # 256 + 1 is no bf16 and would round back to 256; 258 is one
+    assert rank_pool.run(reduce_half_precision, SIZE) == [[258.0, 258.0]] * SIZE

@@ -119,7 +119,7 @@ def test_parameters_are_on_their_way_before_the_next_data(boxes: dict[int, Black
         gathers = [
             span
             for span in spans(box, Operation.PARAMS_ALL_GATHER)
-            if updated.start_ns + updated.duration_ns <= span.start_ns < waited.start_ns
+            if updated.start_ns + updated.duration_ns <= span.launch_ns < waited.start_ns
         ]
         # every bucket of this rank
         num_buckets = len([span for span in spans(box, Operation.GRADS_REDUCE_SCATTER) if span.step == 0])

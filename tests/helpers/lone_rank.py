@@ -12,6 +12,7 @@ from torch import Tensor
 from megatrain.assembly import Replica, build_replica
 from megatrain.comm.group import Group
 from megatrain.comm.mesh import Mesh, create_mesh
+from megatrain.comm.queue import CommunicationQueue
 from megatrain.config.config import Config
 from megatrain.contracts.layout import Layout
 from megatrain.contracts.operations import Operation
@@ -32,13 +33,19 @@ class SilentRecorder:
     def begin(self, operation: Operation, **place: int) -> int:
         return 0
 
+    def begin_now(self, token: int) -> None:
+        pass
+
+    def await_end(self, token: int) -> None:
+        pass
+
     def end(self, token: int, has_failed: bool = False) -> None:
         pass
 
 
 def simulated_group(name: str, size: int, rank: int) -> Group:
     """Return the group as rank `rank` of `size` sees it. It has no peers: use it for what needs no exchange."""
-    return Group(name, tuple(range(size)), rank, SilentRecorder())
+    return Group(name, tuple(range(size)), rank, CommunicationQueue(SilentRecorder()))
 
 
 def lone_mesh(device: str = "cpu") -> Mesh:

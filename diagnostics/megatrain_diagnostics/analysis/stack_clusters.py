@@ -27,8 +27,8 @@ _MAX_DISTINCT = 512
 """Stacks that are compared for likeness: beyond it the rarest stay groups of their own."""
 _LINE = re.compile(r"^(?P<file>.+?):\d+ (?P<name>.+)$")
 _NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+")
-_WAITS = re.compile(r"(comm/(group|channel|host_groups)\.py|distributed/distributed_c10d\.py|threading\.py) ")
-_OF_COMMUNICATION = re.compile(r"(comm/(group|channel|host_groups)\.py|distributed/distributed_c10d\.py) ")
+_WAITS = re.compile(r"(comm/(queue|group|channel|host_groups)\.py|distributed/distributed_c10d\.py|threading\.py) ")
+_OF_COMMUNICATION = re.compile(r"(comm/(queue|group|channel|host_groups)\.py|distributed/distributed_c10d\.py) ")
 
 
 @dataclass(frozen=True, slots=True)

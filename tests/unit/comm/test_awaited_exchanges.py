@@ -12,6 +12,7 @@ import torch
 from megatrain.comm import channel as channel_module
 from megatrain.comm.channel import Channel
 from megatrain.comm.group import Group
+from megatrain.comm.queue import CommunicationQueue
 from megatrain.contracts.black_box import read_black_box
 from megatrain.contracts.black_box_values import Identity
 from megatrain.contracts.layout import Layout
@@ -50,7 +51,7 @@ def awaited(recorder: Recorder) -> tuple[int, int, int]:
 def test_a_collective_is_awaited_from_its_wait_on(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[int, int, int]] = []
     number = recorder.add_group("dp", [0, 1])
-    group = Group("dp", (0, 1), 0, recorder, number)
+    group = Group("dp", (0, 1), 0, CommunicationQueue(recorder), number)
     x = torch.zeros(2)
 
     def call() -> Any:
@@ -67,7 +68,7 @@ def test_a_collective_is_awaited_from_its_wait_on(recorder: Recorder, monkeypatc
 
 def test_a_message_is_awaited_from_its_wait_on(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[int, int, int]] = []
-    group = Group("pp-forward", (0, 1), 0, recorder)
+    group = Group("pp-forward", (0, 1), 0, CommunicationQueue(recorder))
     link = Channel(group, 1, recorder.add_group("pp-forward", [0, 1]))
     work = _Work(lambda: seen.append(awaited(recorder)))
     monkeypatch.setattr(channel_module.dist, "isend", lambda *_, **__: work)

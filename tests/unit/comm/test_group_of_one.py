@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from megatrain.comm.group import Pending
+from megatrain.comm.queue import Pending
 from megatrain.contracts.operations import Operation
 from tests.helpers.lone_rank import simulated_group
 
@@ -44,26 +44,16 @@ def test_rows_that_do_not_divide_are_refused() -> None:
         group.reduce_scatter(torch.zeros(3, 2), REDUCE)
 
 
-class Work:
-    """An exchange that is done when the test says so."""
-
-    def __init__(self) -> None:
-        self.is_over = False
-
-    def is_completed(self) -> bool:
-        return self.is_over
-
-
 def test_a_pending_is_done_with_its_exchange_or_when_it_was_waited_for() -> None:
-    work, finished = Work(), []
-    pending = Pending(torch.zeros(1), work, finished.append)  # type: ignore[arg-type]
+    is_over, finished = False, []
+    pending = Pending(torch.zeros(1), lambda: finished.append("finished"), lambda: is_over)
 
     assert not pending.is_done()
-    work.is_over = True
+    is_over = True
     assert pending.is_done()
-    work.is_over = False
+    is_over = False
     results: list[Tensor] = [pending.wait(), pending.wait()]
     assert results[0] is results[1] is pending.result
-    assert finished == [work]
+    assert finished == ["finished"]
     assert pending.is_done()
     assert Pending(torch.zeros(1)).is_done()

@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from megatrain.comm.group import Group, Pending
+from megatrain.comm.group import Group
+from megatrain.comm.queue import CommunicationQueue, Pending
 from tests.helpers.hand_made_optimizer import CUT, DECAYED, SHAPES, Rank, build_rank, draw, whole_state
 from tests.helpers.lone_rank import SilentRecorder, lone_mesh
 
@@ -54,7 +55,7 @@ class MeetingGroup(Group):
     __slots__ = ("_meeting",)
 
     def __init__(self, name: str, meeting: Meeting, rank: int) -> None:
-        super().__init__(name, tuple(range(len(meeting.tensors))), rank, SilentRecorder())
+        super().__init__(name, tuple(range(len(meeting.tensors))), rank, CommunicationQueue(SilentRecorder()))
         self._meeting = meeting
 
     def all_reduce(self, x: Tensor, operation: object, *, maximum: bool = False) -> Pending:

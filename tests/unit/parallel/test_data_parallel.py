@@ -189,7 +189,10 @@ class NotingGroup:
     def all_gather(self, x: Tensor, operation: Operation, *, out: Tensor, chunk: int) -> Exchange:
         return self._note(operation, out)
 
-    def reduce_scatter(self, x: Tensor, operation: Operation, *, out: Tensor | None, chunk: int) -> Exchange:
+    def reduce_scatter(
+        self, x: Tensor, operation: Operation, *, out: Tensor | None, chunk: int, has_wide_sum: bool
+    ) -> Exchange:
+        assert has_wide_sum
         return self._note(operation, x if out is None else out)
 
     def all_reduce(self, x: Tensor, operation: Operation) -> Exchange:

@@ -19,13 +19,14 @@ from megatrain.contracts.layout import Layout
 from megatrain.planning.chunks import plan_stage
 from megatrain.telemetry.black_box_writer import BlackBoxWriter
 from megatrain.telemetry.recorder import Recorder
+from tests.helpers.lone_rank import simulated_group
 from tests.helpers.source_tree import ROOT
 
 CONFIGS = sorted((ROOT / "configs").glob("*.toml"))
 
 
 def tp_group(tp_size: int, tp_rank: int = 0) -> Group:
-    return Group("tp", tuple(range(tp_size)), tp_rank, Recorder(BlackBoxWriter.anonymous()))
+    return simulated_group("tp", tp_size, tp_rank)
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)

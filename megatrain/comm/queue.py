@@ -1,0 +1,217 @@
+"""The one way out for what a rank exchanges: here it is recorded, ordered, bounded, and its failure named.
+
+An exchange is submitted by a group or a channel and becomes a Pending. On an accelerator it starts at once: there the
+library has a stream for each group, which orders and bounds, and mesh.py gives these streams their priorities. On CPUs
+gloo carries out all that it is given side by side, so that what is needed first arrives as late as what is needed last;
+and it tells nobody but him who waits that something has ended. So groups whose exchanges are awaited later have a lane
+there: a thread that starts an exchange when the one before it has ended. It knows when each has really begun and ended.
+The order in a lane is that of submission, which the schedule makes the order of need (schedule/lowering.py); it never
+depends on time, so that all ranks of a group have the same.
+Source: MegaScale sec. 3.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from threading import Event, Lock, Thread
+
+from torch import Tensor
+from torch import distributed as dist
+
+from megatrain.contracts.errors import CommunicationError
+from megatrain.contracts.operations import Operation
+from megatrain.telemetry.recorder import Recorder
+
+_IDLE_S = 5.0
+"""After so long without an exchange a lane's thread ends; the next one gets another."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One collective, send or receive of this rank."""
+
+    operation: Operation
+    group: int
+    """Its number in the black box."""
+    num_bytes: int
+    start: Callable[[], dist.Work]
+    wait: Callable[[dist.Work], object]
+    failure: Callable[[Exception], CommunicationError]
+    """Says what this rank was doing with whom."""
+    chunk: int = -1
+    microbatch: int = -1
+    then: Callable[[], None] | None = None
+    """Makes the result of what has arrived."""
+
+
+class Pending:
+    """An exchange under way. `wait` blocks until `result` may be used; waiting again is free."""
+
+    __slots__ = ("_finish", "_is_completed", "result")
+
+    def __init__(
+        self, result: Tensor, finish: Callable[[], None] | None = None, is_completed: Callable[[], bool] | None = None
+    ) -> None:
+        """finish: blocks until the end; None where there is nothing to wait for. Without is_completed nobody knows."""
+        self.result = result
+        self._finish = finish
+        self._is_completed = is_completed
+
+    def wait(self) -> Tensor:
+        if self._finish is not None:
+            finish, self._finish = self._finish, None
+            finish()
+        return self.result
+
+    def is_done(self) -> bool:
+        """Whether `wait` would return at once."""
+        return self._finish is None or (self._is_completed is not None and self._is_completed())
+
+
+class CommunicationQueue:
+    """All exchanges of a rank.
+
+    before: called with each exchange when its turn has come, before it starts. For tests, which delay and break some.
+    """
+
+    def __init__(self, recorder: Recorder, before: Callable[[Exchange], None] | None = None) -> None:
+        self.recorder = recorder
+        self._before = before
+
+    def submit(self, result: Tensor, exchange: Exchange, lane: Lane | None) -> Pending:
+        """Start `exchange`, which fills `result`, now or when its turn in `lane` comes.
+
+        Raises: CommunicationError where it could not be started; its Pending raises what goes wrong later.
+        """
+        token = self.recorder.begin(
+            exchange.operation,
+            chunk=exchange.chunk,
+            microbatch=exchange.microbatch,
+            num_bytes=exchange.num_bytes,
+            group=exchange.group,
+        )
+        if lane is not None:
+            task = _Task(self, exchange, token)
+            lane.add(task)
+            return Pending(result, task.finish, task.has_ended.is_set)
+        work = self.started(exchange)
+
+        def finish() -> None:
+            self.recorder.await_end(token)
+            self.finish(exchange, work, token)
+
+        return Pending(result, finish, work.is_completed)
+
+    def started(self, exchange: Exchange) -> dist.Work:
+        """Start it. Raises: CommunicationError."""
+        if self._before is not None:
+            self._before(exchange)
+        try:
+            return exchange.start()
+        except RuntimeError as error:
+            raise exchange.failure(error) from error
+
+    def finish(self, exchange: Exchange, work: dist.Work, token: int) -> None:
+        """Wait for its end. Raises: CommunicationError."""
+        try:
+            exchange.wait(work)
+        except RuntimeError as error:
+            raise exchange.failure(error) from error
+        if exchange.then is not None:
+            exchange.then()
+        self.recorder.end(token)
+
+
+class Lane:
+    """Carries out the exchanges that one thread submits one after another, each when the one before has ended.
+
+    After a failure whatever comes later fails with the same error: the group has lost its order.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._tasks: SimpleQueue[_Task] = SimpleQueue()
+        self._lock = Lock()
+        self._num_open = 0
+        self._is_running = False
+        self._error: BaseException | None = None
+
+    def add(self, task: _Task) -> None:
+        """Start `task`, or let it start when its turn comes."""
+        with self._lock:
+            is_first = self._num_open == 0
+            self._num_open += 1
+        if is_first and self._error is None:
+            task.start()  # at once, not when the thread has woken up
+        with self._lock:
+            self._tasks.put(task)
+            if not self._is_running:
+                self._is_running = True
+                Thread(target=self._run, name=f"lane-{self._name}", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                task = self._tasks.get(timeout=_IDLE_S)
+            except Empty:
+                with self._lock:
+                    if self._tasks.empty():
+                        self._is_running = False
+                        return
+                continue
+            self._error = self._error or task.carry_out()
+            task.end(self._error)
+            del task  # and with it the memory of what was exchanged
+            with self._lock:
+                self._num_open -= 1
+
+
+class _Task:
+    """One exchange in a lane."""
+
+    __slots__ = ("_error", "_exchange", "_queue", "_token", "_work", "has_ended")
+
+    def __init__(self, queue: CommunicationQueue, exchange: Exchange, token: int) -> None:
+        self._queue = queue
+        self._exchange: Exchange | None = exchange
+        self._token = token
+        self._work: dist.Work | None = None
+        self._error: BaseException | None = None
+        self.has_ended = Event()
+
+    def start(self) -> None:
+        """Start it; what goes wrong is kept for `carry_out`."""
+        assert self._exchange is not None
+        try:
+            self._work = self._queue.started(self._exchange)
+        except BaseException as error:  # noqa: BLE001 -- raised in the thread that waits, whatever it is
+            self._error = error
+
+    def carry_out(self) -> BaseException | None:
+        """Start it unless that is done, and wait for its end. Returns what went wrong."""
+        exchange = self._exchange
+        assert exchange is not None
+        if self._work is None and self._error is None:
+            self._queue.recorder.begin_now(self._token)
+            self.start()
+        if self._work is not None:
+            try:
+                self._queue.finish(exchange, self._work, self._token)
+            except BaseException as error:  # noqa: BLE001 -- raised in the thread that waits, whatever it is
+                self._error = error
+        return self._error
+
+    def end(self, error: BaseException | None) -> None:
+        """Let go what was exchanged, and whoever waits."""
+        self._exchange, self._work, self._error = None, None, error
+        self.has_ended.set()
+
+    def finish(self) -> None:
+        """Block until the end. Raises: what went wrong."""
+        if not self.has_ended.is_set():
+            self._queue.recorder.await_end(self._token)
+            self.has_ended.wait()
+        if self._error is not None:
+            raise self._error

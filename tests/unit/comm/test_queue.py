@@ -1,0 +1,222 @@
+"""A lane carries out exchanges one after another, notes when each began and ended, and gives up after a failure."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from megatrain.comm import queue
+from megatrain.comm.queue import CommunicationQueue, Exchange, Lane, Pending
+from megatrain.contracts.black_box import read_black_box
+from megatrain.contracts.black_box_values import Identity
+from megatrain.contracts.errors import CommunicationError
+from megatrain.contracts.layout import Layout
+from megatrain.contracts.operations import Operation
+from megatrain.telemetry.recorder import Recorder, open_recorder
+from tests.helpers.lone_rank import SilentRecorder
+from tests.helpers.waiting import wait_until
+
+DEADLINE_S = 20.0
+
+
+class Work:
+    """What a library returns: under way until the test says that it has ended."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.has_ended = threading.Event()
+        self.error = error
+        self.waiting_thread: threading.Thread | None = None
+
+    def wait(self) -> None:
+        self.waiting_thread = threading.current_thread()
+        assert self.has_ended.wait(DEADLINE_S)
+        if self.error is not None:
+            raise self.error
+
+    def is_completed(self) -> bool:
+        return self.has_ended.is_set()
+
+
+class Link:
+    """Notes what is started, by name."""
+
+    def __init__(self, before: Callable[[Exchange], None] | None = None, recorder: Recorder | None = None) -> None:
+        self.queue = CommunicationQueue(SilentRecorder() if recorder is None else recorder, before)
+        self.started: list[str] = []
+        self.works: dict[str, Work] = {}
+
+    def submit(
+        self,
+        name: str,
+        lane: Lane | None,
+        *,
+        result: Tensor | None = None,
+        error: Exception | None = None,
+        start_error: Exception | None = None,
+        then: Callable[[], None] | None = None,
+    ) -> Pending:
+        self.works[name] = work = Work(error)
+
+        def start() -> Any:
+            self.started.append(name)
+            if start_error is not None:
+                raise start_error
+            return work
+
+        exchange = Exchange(
+            Operation.PARAMS_ALL_GATHER, 0, 8, start, Work.wait, lambda e: CommunicationError(f"{name}: {e}"), then=then
+        )
+        return self.queue.submit(torch.zeros(1) if result is None else result, exchange, lane)
+
+
+def until_started(link: Link, names: list[str]) -> None:
+    wait_until(lambda: link.started == names, f"{names} to be started", DEADLINE_S)
+
+
+def test_an_exchange_starts_when_the_one_before_has_ended() -> None:
+    link, lane = Link(), Lane("dp")
+    first, second = link.submit("first", lane), link.submit("second", lane)
+
+    until_started(link, ["first"])
+    assert not first.is_done()
+    link.works["first"].has_ended.set()
+    until_started(link, ["first", "second"])
+    assert first.is_done()
+    assert not second.is_done()
+    link.works["second"].has_ended.set()
+    second.wait()
+    second.wait()
+    first.wait()
+
+
+def test_lanes_do_not_wait_for_each_other() -> None:
+    link, one, other = Link(), Lane("dp"), Lane("link")
+    link.submit("stuck", one)
+    free = link.submit("free", other)
+
+    link.works["free"].has_ended.set()
+    free.wait()
+    assert not link.works["stuck"].has_ended.is_set()
+    link.works["stuck"].has_ended.set()
+
+
+def test_without_a_lane_it_starts_at_once_and_the_caller_waits() -> None:
+    link = Link()
+    pending = link.submit("only", None)
+
+    assert link.started == ["only"]
+    assert not pending.is_done()
+    link.works["only"].has_ended.set()
+    assert pending.is_done()
+    pending.wait()
+    assert link.works["only"].waiting_thread is threading.current_thread()
+
+
+@pytest.mark.parametrize("lane", [None, Lane("dp")])
+def test_the_result_is_made_of_what_arrived_before_anybody_may_use_it(lane: Lane | None) -> None:
+    link, result = Link(), torch.zeros(1)
+    pending = link.submit("sum", lane, result=result, then=lambda: result.fill_(7.0))
+    link.works["sum"].has_ended.set()
+
+    assert pending.wait() is result
+    assert result.item() == 7.0
+
+
+@pytest.mark.parametrize("where", ["error", "start_error"])
+def test_after_a_failure_all_that_comes_later_fails_with_it(where: str) -> None:
+    link, lane = Link(), Lane("dp")
+    failing = link.submit("first", lane, **{where: RuntimeError("peer closed")})
+    earlier = link.submit("second", lane)
+    link.works["first"].has_ended.set()
+
+    for pending in (failing, earlier, link.submit("third", lane)):
+        with pytest.raises(CommunicationError, match="first: peer closed"):
+            pending.wait()
+        assert pending.is_done()
+    assert link.started == ["first"]
+
+
+def test_a_mistake_in_a_lane_reaches_him_who_waits() -> None:
+    link, lane = Link(), Lane("dp")
+    pending = link.submit("first", lane, start_error=TypeError("no tensor"))
+
+    with pytest.raises(TypeError, match="no tensor"):
+        pending.wait()
+
+
+def test_a_failure_without_a_lane_is_named() -> None:
+    link = Link()
+    with pytest.raises(CommunicationError, match="first: peer closed"):
+        link.submit("first", None, start_error=RuntimeError("peer closed"))
+    pending = link.submit("second", None, error=RuntimeError("timed out"))
+    link.works["second"].has_ended.set()
+    with pytest.raises(CommunicationError, match="second: timed out"):
+        pending.wait()
+
+
+def test_what_was_exchanged_is_free_when_it_has_ended() -> None:
+    """Nobody has waited yet: an activation that is sent need not stay to the end of the step."""
+    link, lane = Link(), Lane("link")
+    sent = torch.zeros(4)
+    memory = weakref.ref(sent)
+    pending = link.submit("send", lane, result=sent, then=lambda x=sent: None)
+    link.works["send"].has_ended.set()
+    wait_until(pending.is_done, "the send to end", DEADLINE_S)
+    del sent, pending
+
+    def is_free() -> bool:
+        gc.collect()
+        return memory() is None
+
+    wait_until(is_free, "the memory to be free", DEADLINE_S)
+
+
+def test_a_span_is_announced_at_once_and_begins_with_its_turn(tmp_path: Path) -> None:
+    identity = Identity("demo", "main", 1, 0, Layout(dp_size=2), 1, "a")
+    recorder = open_recorder(identity, directory=str(tmp_path), run_key="key", num_records=64)
+    link, lane = Link(recorder=recorder), Lane("dp")
+    assert recorder.path is not None
+    pending = [link.submit(name, lane) for name in ("first", "second")]
+    until_started(link, ["first"])
+    assert len(read_black_box(recorder.path).in_flight) == 2
+    for name, one in zip(("first", "second"), pending, strict=True):
+        link.works[name].has_ended.set()
+        one.wait()
+
+    first, second = read_black_box(recorder.path).records
+    assert first.duration_ns is not None
+    assert second.start_ns >= first.start_ns + first.duration_ns
+    assert second.launch_ns <= first.start_ns + first.duration_ns
+
+
+def test_a_lane_without_work_has_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue, "_IDLE_S", 0.01)
+    link, lane = Link(), Lane("rarely")
+
+    def threads() -> list[threading.Thread]:
+        return [one for one in threading.enumerate() if one.name == "lane-rarely"]
+
+    for name in ("first", "second"):
+        pending = link.submit(name, lane)
+        link.works[name].has_ended.set()
+        pending.wait()
+        wait_until(lambda: not threads(), "the thread to end", DEADLINE_S)
+
+
+@pytest.mark.parametrize("lane", [None, Lane("dp")])
+def test_who_is_called_before_sees_each_exchange_in_turn(lane: Lane | None) -> None:
+    seen: list[int] = []
+    link = Link(lambda exchange: seen.append(exchange.num_bytes))
+    pending = link.submit("first", lane)
+    link.works["first"].has_ended.set()
+    pending.wait()
+
+    assert seen == [8]
