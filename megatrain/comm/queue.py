@@ -91,6 +91,7 @@ class CommunicationQueue:
             microbatch=exchange.microbatch,
             num_bytes=exchange.num_bytes,
             group=exchange.group,
+            is_watched=lane is not None,
         )
         if lane is not None:
             task = _Task(self, exchange, token)

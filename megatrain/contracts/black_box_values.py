@@ -57,6 +57,8 @@ class RecordFlag(IntFlag):
     """Not a span but the sum of a step's spans of one operation: see StepTotal."""
     VALUE = 16
     """Not a span but a number that a step came to: see NotedValue."""
+    WATCHED = 32
+    """A thread of its own waited for the end from the start on: both are true, whoever else awaited the span."""
 
 
 NO_SPAN = RecordFlag.STEP_TOTAL | RecordFlag.VALUE

@@ -59,6 +59,7 @@ _LONGEST_WORDS = {
     Phase.CHECKPOINT: int(Word.LONGEST_CHECKPOINT_NS),
     Phase.EVALUATION: int(Word.LONGEST_EVALUATION_NS),
 }
+_WATCHED = int(RecordFlag.WATCHED)
 _LEFT_WORDS = [word + GROUP_LEFT_WORD for word in _GROUP_WORDS]
 
 
@@ -150,8 +151,13 @@ class Recorder:
         chunk: int = -1,
         num_bytes: int = 0,
         group: int = 0,
+        *,
+        is_watched: bool = False,
     ) -> int:
-        """Open a span that something else will end, as the wait of an asynchronous collective: return its token."""
+        """Open a span that something else will end, as the wait of an asynchronous collective: return its token.
+
+        is_watched: a thread that does nothing else ends it (RecordFlag.WATCHED).
+        """
         number = operation.number
         if not self._is_timed[number]:
             return self._enter(group) if group else 0
@@ -161,7 +167,7 @@ class Recorder:
             place = self._entered[group] + 1
             self._entered[group] = place
             words[_ENTERED_WORDS[group]] = place
-        flags = self._initial_flags[number]
+        flags = _WATCHED if is_watched else self._initial_flags[number]
         start = monotonic_ns()
         token = self._next_sequence()
         word = _RING_WORD + token % self._capacity * RECORD_WORDS
@@ -187,7 +193,7 @@ class Recorder:
         )
         words[word] = token
         self._open[token] = (start, number, num_bytes, group, place, word)
-        if flags and self._timer is not None:
+        if flags and not is_watched and self._timer is not None:
             self._timer.start(token, number)
         return token
 

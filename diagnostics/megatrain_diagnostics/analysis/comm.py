@@ -1,8 +1,8 @@
 """How fast communication is, where it is slow, and how much of it compute hides.
 
 Transfer time of an exchange is from the latest start among its peers to the first end: waiting for a late peer is not
-slowness of a network (OSDI'25). Where hosts time the work an end is when the host looked, so only ends count that a
-host was waiting for: what compute hid has no transfer time. Bandwidths are those of nccl-tests (doc/PERFORMANCE.md):
+slowness of a network (OSDI'25). Where hosts time the work and no thread watches it, an end is when the host looked, so
+only ends count that a host was waiting for: what compute hid has no transfer time. Bandwidths are those of nccl-tests (doc/PERFORMANCE.md):
 algorithm bandwidth is the size of the whole vector over time; bus bandwidth multiplies by what each link must carry,
 2(n-1)/n of it in an all-reduce, (n-1)/n in an all-gather or reduce-scatter, all of it from rank to rank. Groups and
 links more than 10 % slower than the median of their kind are told (Greyhound).
@@ -30,6 +30,7 @@ _GATHERS = (Operation.PARAMS_ALL_GATHER, Operation.TP_ALL_GATHER)
 _SCATTERS = (Operation.GRADS_REDUCE_SCATTER, Operation.TP_REDUCE_SCATTER)
 _SUMS = (Operation.TP_ALL_REDUCE, Operation.DP_ALL_REDUCE, Operation.PP_ALL_REDUCE, Operation.EMBEDDING_ALL_REDUCE)
 _LINKS = (Operation.FORWARD_SEND, Operation.BACKWARD_SEND)
+_HAS_TRUE_END = int(RecordFlag.DEVICE_CLOCK | RecordFlag.WATCHED)
 _HELD_UP = 0.1
 """Part of the transfer time that a host must have waited: less is the time that it takes to look."""
 _KNOWN = (*_GATHERS, *_SCATTERS, *_SUMS, *_LINKS)
@@ -146,9 +147,9 @@ def transfer_times(spans: Spans, exchanges: Exchanges, held_up_ns: Int64) -> tup
         return np.zeros(0, dtype=bool), np.zeros(0, dtype=np.int64)
     parts = exchanges.parts
     after_ns = end_ns(spans)[parts] - np.repeat(exchanges.latest_start_ns, exchanges.num_parts)
-    is_of_device = (spans.flags[parts] & int(RecordFlag.DEVICE_CLOCK)) != 0
+    has_true_end = (spans.flags[parts] & _HAS_TRUE_END) != 0
     was_awaited = (held_up_ns[parts] > _HELD_UP * np.maximum(after_ns, 0)) | (after_ns <= 0)
-    knows = is_of_device | was_awaited
+    knows = has_true_end | was_awaited
     first = np.minimum.reduceat(np.where(knows, after_ns, np.iinfo(np.int64).max), exchanges.first[:-1])
     has_end: NDArray[np.bool_] = np.logical_or.reduceat(knows, exchanges.first[:-1])
     return has_end, np.where(has_end, first, 0)

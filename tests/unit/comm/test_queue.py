@@ -16,7 +16,7 @@ from torch import Tensor
 from megatrain.comm import queue
 from megatrain.comm.queue import CommunicationQueue, Exchange, Lane, Pending
 from megatrain.contracts.black_box import read_black_box
-from megatrain.contracts.black_box_values import Identity
+from megatrain.contracts.black_box_values import Identity, RecordFlag
 from megatrain.contracts.errors import CommunicationError
 from megatrain.contracts.layout import Layout
 from megatrain.contracts.operations import Operation
@@ -195,6 +195,7 @@ def test_a_span_is_announced_at_once_and_begins_with_its_turn(tmp_path: Path) ->
     assert first.duration_ns is not None
     assert second.start_ns >= first.start_ns + first.duration_ns
     assert second.launch_ns <= first.start_ns + first.duration_ns
+    assert first.flags == second.flags == RecordFlag.WATCHED
 
 
 def test_a_lane_without_work_has_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
