@@ -80,6 +80,11 @@ class CommunicationQueue:
         self.recorder = recorder
         self._before = before
 
+    @property
+    def starts_at_once(self) -> bool:
+        """Whether he who submits may start an exchange himself: not where somebody holds it up."""
+        return self._before is None
+
     def submit(self, result: Tensor, exchange: Exchange, lane: Lane | None) -> Pending:
         """Start `exchange`, which fills `result`, now or when its turn in `lane` comes.
 
@@ -145,7 +150,7 @@ class Lane:
             is_first = self._num_open == 0
             self._num_open += 1
         if is_first and self._error is None:
-            task.start()  # at once, not when the thread has woken up
+            task.start_at_once()
         with self._lock:
             self._tasks.put(task)
             if not self._is_running:
@@ -182,8 +187,12 @@ class _Task:
         self._error: BaseException | None = None
         self.has_ended = Event()
 
-    def start(self) -> None:
-        """Start it; what goes wrong is kept for `carry_out`."""
+    def start_at_once(self) -> None:
+        """Start it before the lane's thread has woken up; what goes wrong is kept for `carry_out`."""
+        if self._queue.starts_at_once:
+            self._start()
+
+    def _start(self) -> None:
         assert self._exchange is not None
         try:
             self._work = self._queue.started(self._exchange)
@@ -196,7 +205,7 @@ class _Task:
         assert exchange is not None
         if self._work is None and self._error is None:
             self._queue.recorder.begin_now(self._token)
-            self.start()
+            self._start()
         if self._work is not None:
             try:
                 self._queue.finish(exchange, self._work, self._token)

@@ -1,0 +1,185 @@
+"""Ranks that train while random exchanges are late, in buffers that hold NaN until something has arrived."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from megatrain.assembly import Replica, build_replica
+from megatrain.comm import create_mesh, join, meet
+from megatrain.comm.channel import Channel
+from megatrain.comm.group import Group
+from megatrain.comm.queue import Exchange, Pending
+from megatrain.config.config import Config
+from megatrain.contracts.black_box_values import Identity
+from megatrain.contracts.process import Process
+from megatrain.schedule import Schedule, build_schedule
+from megatrain.telemetry.recorder import Recorder, open_recorder
+from megatrain.training_step import train_step
+from tests.helpers.rank_pool import RankPool
+from tests.helpers.rank_protocol import RankContext
+from tests.helpers.training_case import make_config, on_layout
+
+Tables = dict[str, dict[str, Any]]
+MOST_S = 0.004
+LATE_PART = 0.1
+NUM_STEPS = 2
+
+
+SHORT: Tables = {"train": {"precision": "fp32"}, "model": {"dropout": 0.1}}
+ZERO_2: Tables = {"parallel": {"zero_stage": 2}}
+LATE_CASES: dict[str, tuple[Tables, ...]] = {
+    "dp2-chunks2": (on_layout(1, 1, 2, 2),),
+    "dp4-zero2": (on_layout(1, 1, 4), ZERO_2),
+    "pp2-dp2": (on_layout(1, 2, 2),),
+    "pp2-dp2-zero2-chunks2": (on_layout(1, 2, 2, 2), ZERO_2),
+    "pp2-dp2-gpipe-tied": (on_layout(1, 2, 2, schedule="gpipe"), {"model": {"has_tied_head": True, "dropout": 0.1}}),
+    "pp4": (on_layout(1, 4, 1),),
+    "pp2-chunks2": (on_layout(1, 2, 1, 2),),
+    "tp2-dp2": (on_layout(2, 1, 2),),
+    "tp2-pp2-recompute": (on_layout(2, 2, 1), {"parallel": {"recompute": "full"}}),
+    "tp2-pp2-dp2-bf16-chunks2": (
+        on_layout(2, 2, 2, 2),
+        {"train": {"precision": "bf16"}},
+        {"parallel": {"grad_reduce_dtype": "bf16"}},
+    ),
+}
+
+
+def late_case(name: str, *, overlap: bool) -> Config:
+    """Return a case's configuration."""
+    merged: Tables = {key: dict(table) for key, table in SHORT.items()}
+    for tables in (*LATE_CASES[name], {"parallel": {"overlap": overlap}}):
+        for key, values in tables.items():
+            merged[key] = merged.get(key, {}) | values
+    return make_config(merged)
+
+
+@dataclass(slots=True)
+class Delays:
+    """Holds up some exchanges of this rank, each seed others. None: no exchange is late."""
+
+    rank: int
+    draw: random.Random | None = None
+
+    def set_seed(self, seed: int | None) -> None:
+        self.draw = None if seed is None else random.Random(f"{seed}-{self.rank}")
+
+    def __call__(self, exchange: Exchange) -> None:
+        if self.draw is not None and self.draw.random() < LATE_PART:
+            time.sleep(MOST_S * self.draw.random())
+
+
+@contextmanager
+def poisoned_buffers() -> Iterator[None]:
+    """Let memory that awaits parameters or a neighbour's message hold NaN."""
+    gather, start = Group.all_gather, Channel._start
+
+    def poisoned_gather(self: Group, x: Tensor, operation: Any, *, out: Tensor | None = None, chunk: int = -1) -> Any:
+        if out is not None and out.is_floating_point() and self.size > 1:
+            own = x.clone()
+            out.fill_(float("nan"))
+            x.copy_(own)
+        return gather(self, x, operation, out=out, chunk=chunk)
+
+    def poisoned_start(self: Channel, operation: Any, x: Tensor, chunk: int, microbatch: int, *, is_send: bool) -> Any:
+        if not is_send:
+            x.fill_(float("nan"))
+        pending: Pending = start(self, operation, x, chunk, microbatch, is_send=is_send)
+        return pending
+
+    with patch.object(Group, "all_gather", poisoned_gather), patch.object(Channel, "_start", poisoned_start):
+        yield
+
+
+def train_late(context: RankContext, name: str, seeds: Sequence[int]) -> tuple[str, list[str]]:
+    """Train with overlap off and all in time, and then with overlap on, once a seed of delays. Runs on the pool.
+
+    Returns a digest of the losses, gradient norms and optimizer state of the first, and those of the others.
+    """
+    on, off = (late_case(name, overlap=overlap) for overlap in (True, False))
+    layout, rank, device = on.layout(context.world_size), context.rank, torch.device("cpu")
+    process = Process(rank, context.world_size, rank, context.world_size, 0, context.init_method)
+    join(meet(process, job="late", timeout_s=20.0), device, timeout_s=20.0)
+    identity = Identity("late", "main", 0, rank, layout, os.getpid(), "host")
+    recorder = open_recorder(identity, directory="", run_key="late", num_records=256)
+    delays = Delays(rank)
+    mesh = create_mesh(
+        layout, rank, device, recorder, has_wrap_links=on.parallel.num_chunks > 1, before_exchange=delays
+    )
+    in_time = _train(build_replica(off, mesh, recorder, device), recorder)
+    late = []
+    for seed in seeds:
+        delays.set_seed(seed)
+        with poisoned_buffers():
+            late.append(_train(build_replica(on, mesh, recorder, device), recorder))
+    delays.set_seed(None)
+    mesh.barrier()
+    recorder.close()
+    return in_time, late
+
+
+def _train(replica: Replica, recorder: Recorder) -> str:
+    replica.initialise()
+    replica.set_training(True)
+    config = replica.config
+    num_microbatches = config.num_microbatches(config.parallel.dp_size)
+    digest = hashlib.blake2b()
+    for step in range(NUM_STEPS):
+        recorder.set_step(step)
+        generator = torch.Generator().manual_seed(1000 * step + replica.mesh.coordinate.dp)
+        shape = (config.model.seq_len + 1, config.batch.micro_batch_size)
+        tokens = [
+            torch.randint(0, config.model.vocab_size, shape, generator=generator) for _ in range(num_microbatches)
+        ]
+        samples = torch.arange(shape[1])
+        outcome = train_step(
+            replica,
+            schedule_of(config),
+            [replica.pipeline_input(one[:-1], one[1:], samples, None) for one in tokens],
+            num_label_tokens=num_microbatches * (shape[0] - 1) * shape[1],
+            lr=1e-2,
+            grad_clip=0.5,
+            is_stop_requested=False,
+            is_checkpoint_requested=False,
+            recorder=recorder,
+        )
+        recorder.complete_step()
+        digest.update(repr((outcome.loss, outcome.grad_norm, outcome.is_skipped)).encode())
+        assert not outcome.is_skipped
+    for chunk in replica.data_parallel:
+        chunk.finish_gather()
+    for _, state in replica.optimizer.states:
+        for flat in state.tensors().values():
+            digest.update(flat.numpy())
+    return digest.hexdigest()
+
+
+def schedule_of(config: Config) -> Schedule:
+    """Return the trainer's schedule of one step."""
+    parallel = config.parallel
+    return build_schedule(
+        parallel.schedule,
+        parallel.pp_size,
+        parallel.num_chunks,
+        config.num_microbatches(parallel.dp_size),
+        receives_ahead=1 if parallel.overlap else 0,
+    )
+
+
+def assert_late_changes_nothing(pool: RankPool, name: str, seeds: Sequence[int], timeout_s: float) -> None:
+    """Train a case with each seed's delays and compare all bits with those of a run without."""
+    world_size = late_case(name, overlap=True).layout(None).world_size
+    for rank, (in_time, late) in enumerate(pool.run(train_late, world_size, name, seeds, timeout_s=timeout_s)):
+        assert len(late) == len(seeds)
+        assert [seed for seed, digest in zip(seeds, late, strict=True) if digest != in_time] == [], rank
