@@ -97,6 +97,22 @@ def test_an_exchange_starts_when_the_one_before_has_ended() -> None:
     first.wait()
 
 
+def test_nobody_overtakes_what_is_under_way() -> None:
+    link, lane = Link(), Lane("dp")
+    first, second = link.submit("first", lane), link.submit("second", lane)
+    link.works["first"].has_ended.set()
+    first.wait()
+    until_started(link, ["first", "second"])
+    third = link.submit("third", lane)
+
+    assert link.started == ["first", "second"]
+    link.works["third"].has_ended.set()
+    assert not third.is_done()
+    link.works["second"].has_ended.set()
+    second.wait()
+    third.wait()
+
+
 def test_lanes_do_not_wait_for_each_other() -> None:
     link, one, other = Link(), Lane("dp"), Lane("link")
     link.submit("stuck", one)
