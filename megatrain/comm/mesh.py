@@ -19,6 +19,7 @@ from torch import distributed as dist
 from megatrain.comm.channel import Channel, LocalChannel
 from megatrain.comm.group import Group, brief
 from megatrain.comm.host_groups import HostGroups
+from megatrain.comm.priorities import nccl_options
 from megatrain.comm.process import set_world_timeout
 from megatrain.comm.queue import CommunicationQueue, Exchange, Lane
 from megatrain.contracts.errors import CommunicationError
@@ -132,7 +133,12 @@ def create_mesh(
         if len(members) > 1:
             try:
                 process_group = dist.new_group(
-                    list(members), timeout=timeout, backend=backend, use_local_synchronization=True, group_desc=name
+                    list(members),
+                    timeout=timeout,
+                    backend=backend,
+                    pg_options=nccl_options(name, timeout) if device.type == "cuda" and backend is None else None,
+                    use_local_synchronization=True,
+                    group_desc=name,
                 )
             except RuntimeError as error:
                 raise CommunicationError(
