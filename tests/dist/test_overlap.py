@@ -8,6 +8,7 @@ import pytest
 
 from megatrain.contracts.operations import Operation
 from tests.dist.training_jobs import (
+    Run,
     Tables,
     TrainingJobs,
     assert_close,
@@ -16,7 +17,8 @@ from tests.dist.training_jobs import (
     distance,
 )
 from tests.helpers.black_boxes import boxes_by_rank, recording_in, spans, spans_by_step
-from tests.helpers.training_case import make_config, on_layout
+from tests.helpers.training_case import Orders, Poison, make_config, on_layout
+from tests.helpers.waiting import wait_until
 
 LAYOUTS = {
     "dp4": on_layout(1, 1, 4),
@@ -26,25 +28,46 @@ LAYOUTS = {
     "dp2-chunks2": on_layout(1, 1, 2, 2),
 }
 COMMON: Tables = {"train": {"precision": "fp32", "steps": 3}, "model": {"dropout": 0.1}}
+STEPS, SKIPPED, STOPPED = 20, 6, 11
+OPTIONS: dict[str, tuple[str, dict[str, object], dict[str, object]]] = {
+    "dp4": ("dp4", {}, {}),
+    "tp2-dp2-zero2-selective": ("tp2-dp2", {"zero_stage": 2, "recompute": "selective"}, {}),
+    "pp4-dp2-zero2-tied": ("pp4-dp2", {"zero_stage": 2}, {"has_tied_head": True}),
+    "tp2-pp2-dp2-chunks2-full": ("tp2-pp2-dp2-chunks2", {"recompute": "full"}, {}),
+    "dp2-chunks2-tied": ("dp2-chunks2", {}, {"has_tied_head": True}),
+}
+RESTARTED = ("dp4", "tp2-pp2-dp2-chunks2-full")
 
 
-@pytest.mark.parametrize(
-    ("layout", "zero_stage"),
-    [("dp4", 1), ("tp2-dp2", 2), ("pp4-dp2", 2), ("tp2-pp2-dp2-chunks2", 1), ("dp2-chunks2", 1)],
-)
-def test_overlap_changes_no_bit(layout: str, zero_stage: int, jobs: TrainingJobs, train_data: Tables) -> None:
-    on, off = (
-        jobs.run(
-            make_config(
-                train_data, COMMON, LAYOUTS[layout], {"parallel": {"overlap": overlap, "zero_stage": zero_stage}}
-            )
-        )
-        for overlap in (True, False)
-    )
+@pytest.mark.parametrize("case", OPTIONS)
+def test_overlap_changes_no_bit(case: str, jobs: TrainingJobs, all_data: Tables, tmp_path: Path) -> None:
+    """Neither with micro-batches summed up, nor after evaluations, a skipped step, a stop and a restart."""
+    layout, parallel, model = OPTIONS[case]
+    common: Tables = {
+        "train": {"precision": "fp32", "steps": STEPS},
+        "evaluation": {"interval": 6, "num_samples": 4},
+        "model": {"dropout": 0.1, **model},
+    }
+    runs: dict[bool, list[Run]] = {}
+    for overlap in (True, False):
+        place: Tables = {"job": {"run_directory": str(tmp_path / str(overlap))}} if case in RESTARTED else {}
+        changes: Tables = {"parallel": {**parallel, "overlap": overlap}}
+        config = make_config(all_data, common, LAYOUTS[layout], changes, place)
+        poison = Poison(rank=0, steps=(SKIPPED,), parameter="embedding.word.weight")
+        runs[overlap] = [jobs.run(config, Orders(stop_at=(0, STOPPED) if place else None, poison=poison))]
+        if place:
+            wait_until(lambda: not list(tmp_path.glob("*/megatrain-arena*")), "nothing in memory to go on from", 20.0)
+            runs[overlap].append(jobs.run(config))
 
-    assert on.losses == off.losses
-    assert on.grad_norms == off.grad_norms
-    assert_states_bitwise(on.final_state, off.final_state)
+    for on, off in zip(runs[True], runs[False], strict=True):
+        assert on.losses == off.losses
+        assert repr(on.grad_norms) == repr(off.grad_norms), "one of them is nan"
+        assert [one.loss for one in on.ranks[0].evaluations] == [one.loss for one in off.ranks[0].evaluations]
+        assert_states_bitwise(on.final_state, off.final_state)
+    reports = [report for run in runs[True] for report in run.steps]
+    assert [report.step for report in reports] == list(range(1, STEPS + 1))
+    assert [report.step - 1 for report in reports if report.is_skipped] == [SKIPPED]
+    assert sum(len(run.ranks[0].evaluations) for run in runs[True]) >= STEPS // 6
 
 
 def test_chunks_of_one_stage_are_reduced_beneath_each_other(
