@@ -11,6 +11,7 @@ from benchmarks.result import publish
 NAMES = (
     "throughput",
     "throughput_ranks",
+    "overlap",
     "memory",
     "span_overhead",
     "telemetry_overhead",

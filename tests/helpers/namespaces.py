@@ -49,11 +49,11 @@ class HostNetwork:
         """Let nothing through between a host and the others, although its link is up."""
         self._inside(network, "link", "set", "dev", f"p{host}", "nomaster")
 
-    def slow_down(self, host: int, network: str, rate: str) -> None:
-        """Let no more than `rate` through to and from a host, "20mbit" for instance."""
+    def slow_down(self, host: int, network: str, rate: str, burst: str = "64kb") -> None:
+        """Let no more than `rate` through to and from a host, "20mbit" for instance, but for a first `burst`."""
         for space, device in ((self._switch, f"p{host}"), (self._host(host), network)):
             command = ["netns", "exec", space, "tc", "qdisc", "replace", "dev", device, "root", "tbf"]
-            self._run(*command, "rate", rate, "burst", "64kb", "latency", "400ms", network=network)
+            self._run(*command, "rate", rate, "burst", burst, "latency", "400ms", network=network)
 
     def mend(self, host: int, network: str) -> None:
         self._run("netns", "exec", self._switch, "ip", "link", "set", "dev", f"p{host}", "up", network=network)

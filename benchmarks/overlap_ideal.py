@@ -1,0 +1,168 @@
+"""The time of a step at best: its schedule replayed with measured computations and the rate of the links.
+
+Every rank computes one thing after another and has one way out, on which what it sends is sent one after another at the
+link's rate, in the order of its actions. Nothing else costs time: no latency, no waiting for a thread.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megatrain.comm import dry_mesh
+from megatrain.config.config import Config
+from megatrain.contracts.black_box_values import Record
+from megatrain.contracts.operations import Operation
+from megatrain.planning.chunks import plan_stage
+from megatrain.replay import build_graph, evaluate
+from megatrain.schedule import Action, ActionKind, Schedule, build_schedule
+
+_ELEMENT_BYTES = 4
+_NUM_STEPS = 3
+"""Replayed in a row: the last one less the one before is a step among others."""
+_COMPUTES = {
+    Operation.FORWARD_COMPUTE.value: ActionKind.FORWARD,
+    Operation.BACKWARD_COMPUTE.value: ActionKind.BACKWARD,
+}
+_SENDS = {
+    ActionKind.SEND_FORWARD: (ActionKind.FORWARD, +1),
+    ActionKind.SEND_BACKWARD: (ActionKind.BACKWARD, -1),
+}
+
+
+@dataclass(slots=True)
+class Computes:
+    """Median seconds of what a rank computes in a step: `parts` by kind, chunk and micro-batch, and the update."""
+
+    parts: dict[tuple[ActionKind, int, int], float] = field(default_factory=dict)
+    update: float = 0.0
+
+    @property
+    def total(self) -> float:
+        return sum(self.parts.values()) + self.update
+
+
+def measured_computes(records: Sequence[Record], steps: set[int]) -> Computes:
+    """Return what a rank's black box says of these steps."""
+    found: dict[Any, list[float]] = {}
+    for one in records:
+        if one.step not in steps or not one.is_span or one.duration_ns is None:
+            continue
+        if one.operation in _COMPUTES:
+            found.setdefault((_COMPUTES[one.operation], one.chunk, one.microbatch), []).append(one.duration_ns / 1e9)
+        elif one.operation in (Operation.OPTIMIZER.value, Operation.CLIP.value):
+            found.setdefault(one.operation, []).append(one.duration_ns / 1e9)
+    medians = {key: statistics.median(values) for key, values in found.items()}
+    update = sum(medians.pop(name, 0.0) for name in (Operation.OPTIMIZER.value, Operation.CLIP.value))
+    return Computes(medians, update)
+
+
+def sent_bytes(config: Config) -> tuple[dict[tuple[int, int], int], int]:
+    """Return the bytes that a rank sends to gather, or to reduce, the chunk of (stage, chunk), and those of a message.
+
+    In fp32, parameters and gradients alike.
+    """
+    layout = config.layout(None)
+    found = {}
+    for stage in range(layout.pp_size):
+        rank = next(rank for rank in range(layout.world_size) if layout.coordinate(rank).pp == stage)
+        with dry_mesh(layout, rank, has_wrap_links=config.parallel.num_chunks > 1) as mesh:
+            chunks = plan_stage(config, layout, stage, mesh.tp)
+        for number, chunk in enumerate(chunks):
+            numel = sum(chunk.bucket_sizes(config.parallel.bucket_size, layout.dp_size))
+            found[stage, number] = numel * _ELEMENT_BYTES * (layout.dp_size - 1) // layout.dp_size
+    model = config.model
+    message = model.seq_len // layout.tp_size * config.batch.micro_batch_size * model.hidden_size * _ELEMENT_BYTES
+    return found, message
+
+
+def schedule_of(config: Config) -> Schedule:
+    """Return the trainer's schedule of a step."""
+    parallel = config.parallel
+    return build_schedule(
+        parallel.schedule,
+        parallel.pp_size,
+        parallel.num_chunks,
+        config.num_microbatches(parallel.dp_size),
+        receives_ahead=1 if parallel.overlap else 0,
+    )
+
+
+def ideal_seconds(config: Config, computes: Sequence[Computes], rate: float) -> float:
+    """Return the seconds of a step. computes: by rank; rate: bytes a second that a rank sends."""
+    replay = _Replay(config, rate)
+    ends = []
+    updates: list[int | None] = [None] * len(computes)
+    for step in range(_NUM_STEPS):
+        updates = [replay.add_rank(step, rank, one, updates[rank]) for rank, one in enumerate(computes)]
+        ends.append([one for one in updates if one is not None])
+    end = replay.ends()
+    return float(max(end[ends[-1]]) - max(end[ends[-2]]))
+
+
+class _Replay:
+    """What happens in some steps of all ranks, and what waits for what."""
+
+    def __init__(self, config: Config, rate: float) -> None:
+        self._layout = config.layout(None)
+        self._schedule = schedule_of(config)
+        chunk_bytes, message_bytes = sent_bytes(config)
+        self._exchange_s = {key: num_bytes / rate for key, num_bytes in chunk_bytes.items()}
+        self._message_s = message_bytes / rate if self._layout.pp_size > 1 else 0.0
+        self._streams: list[int] = []
+        self._durations: list[float] = []
+        self._groups: list[int] = []
+        self._numbers_of_groups: dict[Any, int] = {}
+        self._edges: list[tuple[int, int]] = []
+        self._arrivals: dict[Any, int] = {}
+        """Messages by step, rank and the action that consumes them."""
+        self._consumers: list[tuple[Any, int]] = []
+
+    def ends(self) -> NDArray[np.float64]:
+        """Return when everything ends, in the order in which it was added."""
+        edges = [(self._arrivals[what], number) for what, number in self._consumers if what in self._arrivals]
+        graph = build_graph(self._streams, self._edges + edges, start_groups=self._groups)
+        return evaluate(graph, self._durations).end
+
+    def add_rank(self, step: int, rank: int, computes: Computes, last_update: int | None) -> int:
+        """Add what a rank does in a step. Returns its update of the parameters, which all ranks begin together."""
+        schedule, at = self._schedule, self._layout.coordinate(rank)
+        computing, sending = 2 * rank, 2 * rank + 1
+        peers = (at.pp, at.tp)
+        gathers = []
+        for chunk in range(schedule.num_chunks):
+            after = [] if last_update is None else [last_update]
+            seconds = self._exchange_s[at.pp, chunk] if after else 0.0
+            gathers.append(self._add(sending, seconds, after, (step, "gather", chunk, peers)))
+        last, reduced = -1, []
+        for action in schedule.stages[at.pp]:
+            if action.kind in _COMPUTES.values():
+                seconds = computes.parts[action.kind, action.chunk, action.microbatch]
+                last = self._add(computing, seconds, [gathers[action.chunk]])
+                self._consumers.append(((step, rank, action), last))
+            elif action.kind in _SENDS:
+                consumer, direction = _SENDS[action.kind]
+                model_chunk = schedule.model_chunk(at.pp, action.chunk) + direction
+                chunk, stage = divmod(model_chunk, self._layout.pp_size)
+                receiver = self._layout.pp_ranks(rank)[stage]
+                sent = self._add(sending, self._message_s, [last])
+                self._arrivals[step, receiver, Action(consumer, chunk, action.microbatch)] = sent
+            elif action.kind is ActionKind.REDUCE:
+                seconds = self._exchange_s[at.pp, action.chunk]
+                reduced.append(self._add(sending, seconds, [last], (step, "reduce", action.chunk, peers)))
+        return self._add(computing, computes.update, reduced, (step, "update"))
+
+    def _add(self, stream: int, seconds: float, after: Sequence[int], group: Any = None) -> int:
+        """Add something that takes so long; members of a group begin together."""
+        number = len(self._streams)
+        self._streams.append(stream)
+        self._durations.append(seconds)
+        known = self._numbers_of_groups
+        self._groups.append(-1 if group is None else known.setdefault(group, len(known)))
+        self._edges += [(one, number) for one in after]
+        return number

@@ -1,0 +1,54 @@
+"""The peers of the overlap benchmark: the same model under torch's DistributedDataParallel and FSDP2."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from megatrain.comm import Mesh
+from megatrain.config.config import Config
+from megatrain.model import Transformer
+from megatrain.parallel.pipeline import PipelineInput
+
+
+class PeerSide:
+    """The same model under torch's own data parallelism, with AdamW in torch's form."""
+
+    def __init__(self, kind: str, config: Config, inputs: list[PipelineInput], mesh: Mesh) -> None:
+        """kind: "DDP", or "FSDP2" with parameters that stay whole between forward and backward."""
+        self._mesh, self._inputs = mesh, inputs
+        model = Transformer(config.model)
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.02)
+        if kind == "DDP":
+            self._model = DistributedDataParallel(model, gradient_as_bucket_view=True)
+        else:
+            devices = init_device_mesh("cpu", (mesh.dp.size,))
+            blocks, each = list(model.blocks.values()), config.model.num_layers // config.parallel.num_chunks
+            for first in range(0, len(blocks), each):
+                fully_shard(blocks[first : first + each], mesh=devices, reshard_after_forward=False)
+            self._model = fully_shard(model, mesh=devices, reshard_after_forward=False)
+        self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=1e-4)
+
+    def block(self, first_number: int, num_steps: int) -> float:
+        """Train some steps. Returns the seconds of each."""
+        self._mesh.barrier()
+        started = time.perf_counter()
+        for _ in range(num_steps):
+            self._step()
+        return (time.perf_counter() - started) / num_steps
+
+    def _step(self) -> None:
+        num_labels = sum(one.labels_SB.numel() for one in self._inputs)
+        for one in self._inputs:
+            loss = self._model(one.tokens_SB, one.context, one.labels_SB)
+            (loss / num_labels).backward()
+        torch.nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)

@@ -1,0 +1,181 @@
+"""One rank of the overlap benchmark: the same job with overlap off and on, in turns, within one process.
+
+Started by benchmarks/overlap.py in a network namespace: `python -m benchmarks.overlap_rank JOB.json`. It carries out
+the orders order-0.json, order-1.json ... that the benchmark writes to the job's directory, and answers each.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from benchmarks.overlap_ideal import schedule_of
+from benchmarks.overlap_peers import PeerSide
+from megatrain.assembly import Replica, build_replica
+from megatrain.comm import Mesh, create_mesh, join, leave, meet
+from megatrain.config.config import Config
+from megatrain.contracts.black_box_values import Identity
+from megatrain.contracts.operations import Operation
+from megatrain.contracts.process import Process
+from megatrain.parallel.graphed_chunk import Backward
+from megatrain.parallel.pipeline import PipelineChunk, PipelineInput
+from megatrain.telemetry.recorder import Recorder, open_recorder
+from megatrain.training_step import train_step
+from tests.helpers.paced_train import pause_until
+from tests.helpers.waiting import wait_until
+
+DEADLINE_S = 600.0
+PROBE_BYTES = 2 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a rank is told: tables of the two sides, kinds of PeerSide beside them, and where it is."""
+
+    sides: dict[str, dict[str, Any]]
+    peers: list[str]
+    rank: int
+    world_size: int
+    init_method: str
+    directory: str
+    """Shared by all ranks and the benchmark."""
+    forward_s: float = 0.0
+    """What the forward of a micro-batch takes at least, and its backward twice that: paced compute."""
+
+
+class Side:
+    """One configuration's replica."""
+
+    def __init__(self, config: Config, mesh: Mesh, recorder: Recorder) -> None:
+        self.replica: Replica = build_replica(config, mesh, recorder, torch.device("cpu"))
+        self.replica.initialise()
+        self.replica.set_training(True)
+        self.inputs = _inputs(self.replica)
+        self._recorder = recorder
+
+    def block(self, first_number: int, num_steps: int) -> float:
+        """Train some steps, to the end of the last one's exchanges. Returns the seconds of each."""
+        self.replica.mesh.barrier()
+        started = time.perf_counter()
+        for number in range(first_number, first_number + num_steps):
+            self._step(number)
+        for chunk in self.replica.data_parallel:
+            chunk.finish_gather()
+        return (time.perf_counter() - started) / num_steps
+
+    def _step(self, number: int) -> None:
+        self._recorder.set_step(number)
+        train_step(
+            self.replica,
+            schedule_of(self.replica.config),
+            self.inputs,
+            num_label_tokens=sum(one.labels_SB.numel() for one in self.inputs),
+            lr=1e-4,
+            grad_clip=1.0,
+            is_stop_requested=False,
+            is_checkpoint_requested=False,
+            recorder=self._recorder,
+        )
+        self._recorder.complete_step()
+
+
+def main() -> None:
+    job = Job(**json.loads(Path(sys.argv[1]).read_text()))
+    torch.set_num_threads(1)
+    configs = {name: Config.from_dict(tables) for name, tables in job.sides.items()}
+    first = next(iter(configs.values()))
+    layout = first.layout(job.world_size)
+    recorder = open_recorder(
+        Identity("overlap", "main", 0, job.rank, layout, os.getpid(), f"host-{job.rank}"),
+        directory=job.directory,
+        run_key="overlap",
+        num_records=1 << 18,
+    )
+    process = Process(job.rank, job.world_size, 0, 1, 0, job.init_method)
+    join(meet(process, job="overlap", timeout_s=60.0), torch.device("cpu"), timeout_s=DEADLINE_S)
+    mesh = create_mesh(layout, job.rank, torch.device("cpu"), recorder, has_wrap_links=first.parallel.num_chunks > 1)
+    sides: dict[str, Side | PeerSide] = {}
+    with patch.object(PipelineChunk, "forward", _paced_forward(job.forward_s)):
+        for name, config in configs.items():
+            side = sides[name] = Side(config, mesh, recorder)
+        sides |= {kind: PeerSide(kind, first, side.inputs, mesh) for kind in job.peers}
+        _obey(job, sides, mesh)
+    mesh.barrier()
+    leave()
+    recorder.close(keep=True)
+
+
+def _obey(job: Job, sides: dict[str, Side | PeerSide], mesh: Mesh) -> None:
+    """Carry out orders until there are to be no more."""
+    directory, number_of_step, number = Path(job.directory), 0, 0
+    while True:
+        path = directory / f"order-{number}.json"
+        wait_until(path.exists, f"order {number}", DEADLINE_S)
+        order = json.loads(path.read_text())
+        if order["what"] == "end":
+            return
+        if order["what"] == "rate":
+            answer: dict[str, Any] = {"rate": _link_rate(mesh)}
+        else:
+            steps = list(range(number_of_step, number_of_step + order["num_steps"]))
+            answer = {"seconds": sides[order["side"]].block(number_of_step, len(steps)), "steps": steps}
+            number_of_step += len(steps)
+        unfinished = directory / f".answer-{number}-{job.rank}"
+        unfinished.write_text(json.dumps(answer))
+        unfinished.rename(directory / f"answer-{number}-{job.rank}.json")
+        number += 1
+
+
+def _link_rate(mesh: Mesh) -> float:
+    """Return bytes a second that a rank sends while its group gathers: the link's rate as gloo gets it."""
+    group = next(group for group in (mesh.dp, mesh.pp, mesh.tp) if group.size > 1)
+    share = torch.zeros(PROBE_BYTES // 4)
+    rates = []
+    for _ in range(3):
+        mesh.barrier()
+        started = time.perf_counter()
+        group.all_gather(share, Operation.DP_ALL_REDUCE).wait()
+        rates.append((group.size - 1) * PROBE_BYTES / (time.perf_counter() - started))
+    return sorted(rates)[1]
+
+
+def _paced_forward(forward_s: float) -> Any:
+    """Return a chunk's forward that takes so long at least, with a backward of twice that, waiting as for a device."""
+    forward = PipelineChunk.forward
+
+    def paced(chunk: PipelineChunk, x: Tensor, context: Any, labels_SB: Tensor | None) -> tuple[Tensor, Backward]:
+        until = time.monotonic() + forward_s
+        out, backward = forward(chunk, x, context, labels_SB)
+
+        def paced_backward(gradient: Tensor) -> None:
+            until = time.monotonic() + 2.0 * forward_s
+            backward(gradient)
+            pause_until(until)
+
+        pause_until(until)
+        return out, paced_backward
+
+    return paced if forward_s > 0.0 else forward
+
+
+def _inputs(replica: Replica) -> list[PipelineInput]:
+    config, generator = replica.config, torch.Generator().manual_seed(replica.mesh.coordinate.dp)
+    size, length = config.batch.micro_batch_size, config.model.seq_len
+    inputs = []
+    for _ in range(config.num_microbatches(replica.mesh.layout.dp_size)):
+        tokens = torch.randint(0, config.model.vocab_size, (length + 1, size), generator=generator)
+        inputs.append(replica.pipeline_input(tokens[:-1], tokens[1:], torch.arange(size), None))
+    return inputs
+
+
+if __name__ == "__main__":
+    main()
