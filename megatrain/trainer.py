@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from time import perf_counter
 
@@ -26,6 +27,7 @@ from megatrain.evaluation import evaluate
 from megatrain.garbage import PlannedGarbageCollection
 from megatrain.optim import learning_rate
 from megatrain.profiling import StepProfiler
+from megatrain.replica_check import ReplicaCheck
 from megatrain.reporting import EvaluationReport, Reporter, StepReport
 from megatrain.schedule import build_schedule
 from megatrain.telemetry.compute_cost import compute_cost, device_name
@@ -65,6 +67,7 @@ class Trainer:
         self._saved_step = -1
         self._obeyed_command = 0
         self._validation = parts.validation
+        self._replica_check = self._make_replica_check()
         self._cost = compute_cost(parts.config, device_name(parts.replica.device))
         self.is_stopped = False
         """Whether training ended early because it was asked to."""
@@ -99,8 +102,9 @@ class Trainer:
     def train(self) -> None:
         """Run the step loop.
 
-        Raises: NonFiniteError after train.max_skipped_steps skipped steps in a row; DataError, CheckpointError,
-        CommunicationError as the parts raise them.
+        Raises: NonFiniteError after train.max_skipped_steps skipped steps in a row; ReplicaError where ranks hold
+        different parameters (train.checksum_interval); DataError, CheckpointError, CommunicationError as the parts
+        raise them.
         """
         config, recorder = self._config, self._parts.recorder
         if self.step >= config.train.steps:
@@ -176,7 +180,19 @@ class Trainer:
             is_stop_requested=self._parts.is_stop_requested(),
             is_checkpoint_requested=self._is_checkpoint_requested(),
             recorder=self._parts.recorder,
+            check_replicas=self._check_of(self.step + 1),
         )
+
+    def _make_replica_check(self) -> ReplicaCheck | None:
+        interval, dp_size = self._config.train.checksum_interval, self._parts.replica.mesh.layout.dp_size
+        if interval and dp_size == 1:
+            self._note(f"train.checksum_interval={interval}: one data-parallel rank has nobody to compare with")
+        return ReplicaCheck(interval, self._parts.replica) if interval and dp_size > 1 else None
+
+    def _check_of(self, step: int) -> Callable[[], None] | None:
+        """Return what compares the replicas in this step, None where it is not due."""
+        check = self._replica_check
+        return partial(check.check, step) if check is not None and check.is_due(step) else None
 
     def _lr(self, step: int) -> float:
         return learning_rate(self._config.optimizer, step, self._config.resolved_lr_decay_steps)

@@ -8,7 +8,7 @@ ranks learn the same norm, so they agree without a further word.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -42,10 +42,12 @@ def train_step(
     is_stop_requested: bool,
     is_checkpoint_requested: bool,
     recorder: Recorder,
+    check_replicas: Callable[[], None] | None = None,
 ) -> StepOutcome:
     """Train on one global batch, of which `inputs` are this pipeline's micro-batches.
 
     num_label_tokens: of this pipeline's micro-batches. grad_clip: the largest gradient norm, 0 for any.
+    check_replicas: called when the parameters have been used and nobody has changed them yet.
     Communication: everything that the step needs; returns when this rank's shares are updated and their gather has
     started.
     """
@@ -58,6 +60,8 @@ def train_step(
     loss_sum = replica.pipeline.train(schedule, inputs, lambda: 1.0 / counted.wait().clamp(min=1.0)[0])
     for chunk in replica.data_parallel:
         chunk.finish_reduce()
+    if check_replicas is not None:
+        check_replicas()
 
     with recorder.span(Operation.CLIP):
         # every tp rank of the last stage has the same loss: one of them speaks

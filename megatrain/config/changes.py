@@ -25,7 +25,7 @@ _RESOLVED = {
     "vocab_multiple": "padded_vocab_size",
 }
 _TRAINING_SECTIONS = ("batch", "train", "optimizer", "data", "fp8")
-_NO_MATTER = frozenset({"train.steps", "train.gc_interval", "data.prefetch"})
+_NO_MATTER = frozenset({"train.steps", "train.gc_interval", "train.checksum_interval", "data.prefetch"})
 """Keys that change how training runs and not what it computes."""
 
 

@@ -61,3 +61,12 @@ class TrainConfig:
             minimum=0,
         ),
     )
+    checksum_interval: int = field(
+        default=0,
+        metadata=option(
+            "Steps between comparisons of all parameters over the data-parallel ranks, bit by bit, by checksums: a "
+            "difference ends the run and names parameter and rank. Reads all parameters once. 0: never.",
+            unit="steps",
+            minimum=0,
+        ),
+    )

@@ -58,6 +58,10 @@ class NonFiniteError(MegatrainError):
     exit_code = ExitCode.NON_FINITE
 
 
+class ReplicaError(MegatrainError):
+    """Ranks that must hold the same parameters hold different ones."""
+
+
 class CommunicationError(MegatrainError):
     """A peer was lost, or a collective did not finish in its time."""
 

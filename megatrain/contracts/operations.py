@@ -55,6 +55,7 @@ class Operation(StrEnum):
     # A barrier is a collective that the host itself waits for: the host clock is the true one.
     BARRIER = "barrier", 24, "host-collective"
     CHECKPOINT_EXCHANGE = "checkpoint-exchange", 25, "host-collective"
+    CHECKSUM = "checksum", 26, "host-collective"
 
 
 MAX_OPERATIONS = 64

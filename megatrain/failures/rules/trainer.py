@@ -20,6 +20,11 @@ RULES: tuple[Rule, ...] = (
         is_silencer=True, names_own_rank=False,
     ),
     rule("too-many-skipped-steps", Label.NUMERICS, SPECIFIC, "train.max_skipped_steps & in a row"),
+    # every rank says it of those that differ
+    rule(
+        "replicas-differ", Label.NUMERICS, SPECIFIC, "parameters differ & train.checksum_interval",
+        names_own_rank=False,
+    ),
     rule(
         "exchange-failed", Label.NETWORK, LOST_PEER, "an exchange of this phase may take",
         is_cascade=True, is_fallback=True, names_own_rank=False,

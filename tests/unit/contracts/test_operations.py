@@ -30,8 +30,9 @@ FROZEN = {
     "init": 23,
     "barrier": 24,
     "checkpoint-exchange": 25,
+    "checksum": 26,
 }
-ON_HOST = {"barrier", "checkpoint-exchange"}
+ON_HOST = {"barrier", "checkpoint-exchange", "checksum"}
 COLLECTIVES = {name for name, number in FROZEN.items() if 9 <= number <= 16} | ON_HOST
 POINT_TO_POINT = {"forward-send", "forward-recv", "backward-send", "backward-recv"}
 ON_DEVICE = (COLLECTIVES | POINT_TO_POINT | {"forward-compute", "backward-compute", "clip", "optimizer"}) - ON_HOST

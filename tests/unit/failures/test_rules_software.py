@@ -86,10 +86,16 @@ def test_what_our_own_programs_print() -> None:
     step = "step 8/100 | loss {} | grad norm nan | data wait 0.1 ms | skipped 1 | consumed 9 tokens"
     group = "all-reduce on group dp (ranks 0-3) failed on rank 1: {} (an exchange of this phase may take 9 s)"
     skips = "megatrain: error: loss=nan at step 9: not finite for 9 steps in a row (train.max_skipped_steps)"
+    differ = (
+        "megatrain: error: parameters differ at step 8 in a.weight (chunk 0): rank 3 differs from most of the "
+        "data-parallel ranks 1, 3, 5 (train.checksum_interval=4, last found equal at step 4); check the memory and the "
+        "network of their hosts, and go back to before that step"
+    )
     killed = "megatrain: rank 3 (process 4711) got SIGTERM, but came to no step boundary within runtime.save_grace_s=60"
 
     assert classify(step.format("nan")).label == "benign"
     assert classify(skips).label == "numerics"
+    assert (classify(differ).label, classify(differ).rule) == ("numerics", "replicas-differ")
     assert classify(killed).label == "preemption"
     assert classify(group.format("something odd")).is_cascade
     assert classify(

@@ -1,0 +1,134 @@
+"""Parameters compared over dp while a job trains: what a rank alone has is found and named; nothing else changes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from megatrain.config.config import Config
+from megatrain.contracts.operations import Operation
+from megatrain.parallel.pipeline import Pipeline
+from megatrain.replica_check import odd_rows
+from tests.dist.training_jobs import Tables, TrainingJobs, assert_states_bitwise
+from tests.helpers.black_boxes import boxes_by_rank, recording_in, spans_by_step
+from tests.helpers.rank_pool import RankError, RankPool
+from tests.helpers.rank_protocol import RankContext
+from tests.helpers.training_case import Orders, RankRecord, make_config, on_layout, train_on_rank
+
+STEPS = 4
+SMALL: Tables = {"model": {"num_layers": 2}, "train": {"steps": STEPS, "checksum_interval": 2}}
+
+
+@dataclass(frozen=True, slots=True)
+class Flip:
+    """On `rank`, turn the lowest bit of element `index` of a parameter in every step from number `step` on.
+
+    Each gather mends it.
+    """
+
+    rank: int
+    step: int
+    parameter: str
+    index: int = 0
+
+
+def train_with_flipped_bits(
+    context: RankContext, config: Config, orders: Orders, flips: tuple[Flip, ...]
+) -> RankRecord:
+    """Be one worker of a job of which some ranks do not keep the bits that they gathered."""
+    train = Pipeline.train
+    steps = count(1)
+
+    def train_and_flip(pipeline: Pipeline, *args: Any) -> torch.Tensor:
+        loss = train(pipeline, *args)
+        step = next(steps)
+        names = {flip.parameter: flip for flip in flips if flip.rank == context.rank and step >= flip.step}
+        for chunk in pipeline.chunks:
+            for logical in (logical for bucket in chunk.data_parallel.buckets for logical in bucket.parameters):
+                if logical.name in names:
+                    bits = logical.parameter.detach().view(-1).view(torch.int64)
+                    bits[names.pop(logical.name).index] ^= 1
+        assert not names
+        return loss
+
+    with patch.object(Pipeline, "train", train_and_flip):
+        return train_on_rank(context, config, orders)
+
+
+def failures_of(pool: RankPool, config: Config, *flips: Flip) -> list[str]:
+    """Return what each rank of a job that fails says, in rank order."""
+    with pytest.raises(RankError) as caught:
+        pool.run(train_with_flipped_bits, config.layout(None).world_size, config, Orders(), flips)
+    return [one.description for one in sorted(caught.value.failures, key=lambda one: one.rank)]
+
+
+def test_a_flipped_bit_ends_the_run_on_all_ranks_and_is_named(rank_pool: RankPool, train_data: Tables) -> None:
+    # rank = dp * 2 + tp
+    config = make_config(train_data, SMALL, on_layout(2, 1, 4))
+    name = "blocks.1.mlp_branch.mlp.down.weight"
+
+    found = failures_of(rank_pool, config, Flip(5, 2, name, index=7))
+
+    expected = (
+        f"ReplicaError: parameters differ at step 2 in {name} (chunk 0): rank 5 differs from most of the data-parallel "
+        f"ranks 1, 3, 5, 7 (train.checksum_interval=2, last found equal at no step of this process)"
+    )
+    assert len(found) == 8
+    for description in found:
+        assert expected in description
+
+
+def test_it_is_found_within_the_interval_and_after_good_checks(rank_pool: RankPool, train_data: Tables) -> None:
+    config = make_config(train_data, SMALL, on_layout(1, 1, 2), {"train": {"steps": 6, "checksum_interval": 3}})
+
+    for description in failures_of(
+        rank_pool, config, Flip(1, 5, "embedding.word.weight"), Flip(0, 4, "blocks.0.mlp_branch.norm.weight")
+    ):
+        assert "parameters differ at step 6 in " in description
+        assert "embedding.word.weight (chunk 0)" in description
+        assert "blocks.0.mlp_branch.norm.weight (chunk 0)" in description
+        assert "of the data-parallel ranks 0, 1 no majority agrees, so who is wrong is not known" in description
+        assert "last found equal at step 3)" in description
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_clean_run_is_bitwise_the_same(overlap: bool, jobs: TrainingJobs, train_data: Tables, tmp_path: Path) -> None:
+    layout = on_layout(2, 1, 2, 2)
+    precision: Tables = {
+        "train": {**SMALL["train"], "precision": "bf16"},
+        "parallel": {**layout["parallel"], "overlap": overlap},
+    }
+    checked = make_config(train_data, SMALL, layout, precision, recording_in(tmp_path))
+    plain = replace(checked, train=replace(checked.train, checksum_interval=0), telemetry=make_config().telemetry)
+
+    found, expected = jobs.run(checked), jobs.run(plain)
+
+    assert found.losses == expected.losses
+    assert found.grad_norms == expected.grad_norms
+    assert_states_bitwise(found.final_state, expected.final_state)
+    for box in boxes_by_rank(tmp_path).values():
+        # one exchange a check
+        assert spans_by_step(box, Operation.CHECKSUM) == {1: 1, 3: 1}
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ([(1, 2), (1, 2), (1, 3)], (2,)),
+        ([(1, 2), (9, 9), (1, 2), (1, 2), (0, 0)], (1, 4)),
+        ([(1,), (2,)], None),
+        ([(1,), (1,), (2,), (2,)], None),
+        ([(1,), (1,), (2,), (3,)], None),
+        ([(5,), (5,)], ()),
+    ],
+)
+def test_odd_rows_are_those_that_more_than_half_speak_against(
+    rows: list[tuple[int, ...]], expected: tuple[int, ...] | None
+) -> None:
+    assert odd_rows(rows) == expected
