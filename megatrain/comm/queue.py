@@ -103,6 +103,7 @@ class CommunicationQueue:
             lane.add(task)
             return Pending(result, task.finish, task.has_ended.is_set)
         work = self.started(exchange)
+        self.recorder.launched(token)
 
         def finish() -> None:
             self.recorder.await_end(token)

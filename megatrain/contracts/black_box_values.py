@@ -61,6 +61,11 @@ class RecordFlag(IntFlag):
     """A thread of its own waited for the end from the start on: both are true, whoever else awaited the span."""
 
 
+ATTENDED_SHIFT = 8
+"""The bits of a record's flags from here on: the part of a span that its host spent on it. See `attended_bits`."""
+ATTENDED_STEPS = 126
+ATTENDED_MASK = 127
+
 NO_SPAN = RecordFlag.STEP_TOTAL | RecordFlag.VALUE
 """Records with one of these are no spans."""
 
@@ -205,6 +210,21 @@ class Record:
     @property
     def is_in_flight(self) -> bool:
         return self.duration_ns is None
+
+    @property
+    def attended_ns(self) -> int | None:
+        """How long the host did nothing but launch and await what this span stands for; None: not said."""
+        share = (int(self.flags) >> ATTENDED_SHIFT & ATTENDED_MASK) - 1
+        return None if share < 0 or self.duration_ns is None else round(self.duration_ns * share / ATTENDED_STEPS)
+
+
+def attended_bits(attended_ns: int, duration_ns: int) -> int:
+    """Return the bits of a record's flags that say for how much of a span the host did nothing but launch and await it.
+
+    To 1 in 126, rounded: the rest of the span it did something else.
+    """
+    share = round(ATTENDED_STEPS * min(attended_ns, duration_ns) / duration_ns) if duration_ns > 0 else ATTENDED_STEPS
+    return (1 + share) << ATTENDED_SHIFT
 
 
 @dataclass(frozen=True, slots=True)

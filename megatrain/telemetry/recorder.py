@@ -30,7 +30,14 @@ from megatrain.contracts.black_box_layout import (
     Word,
     value_bits,
 )
-from megatrain.contracts.black_box_values import ALL_OPERATIONS, ControlPage, Identity, Phase, RecordFlag
+from megatrain.contracts.black_box_values import (
+    ALL_OPERATIONS,
+    ControlPage,
+    Identity,
+    Phase,
+    RecordFlag,
+    attended_bits,
+)
 from megatrain.contracts.operations import MAX_OPERATIONS, Operation
 from megatrain.contracts.step_values import StepValue
 from megatrain.telemetry.black_box_writer import BlackBoxWriter, open_writer
@@ -107,6 +114,10 @@ class Recorder:
         self._entered = [0] * MAX_GROUPS
         # token -> start, operation number, bytes, group, place in the group's order, word of the record
         self._open: dict[int, tuple[int, int, int, int, int, int]] = {}
+        self._launched: dict[int, int] = {}
+        """token -> how long the host took to launch it."""
+        self._awaited: dict[int, int] = {}
+        """token -> since when the host waits for its end."""
         self._untimed: dict[int, tuple[int, int]] = {}
         """token -> group, place in the group's order, of spans that are switched off."""
         self._totals = TotalsBuilder()
@@ -207,15 +218,26 @@ class Recorder:
             if self._words[word] == token:
                 self._words[word + 1] = now
 
+    def launched(self, token: int) -> None:
+        """Say that the thread of the step loop has launched what this span stands for and turns to something else."""
+        span = self._open.get(token)
+        if span is not None:
+            self._launched[token] = monotonic_ns() - span[0]
+
     def await_end(self, token: int) -> None:
         """Say that the host waits from now on for the operation of a group whose span this is, until it has ended.
 
-        What was started and is not waited for holds nobody up: a hang's culprits are told from its victims by this.
+        What was started and is not waited for holds nobody up: a hang's culprits are told from its victims by this,
+        and communication that compute hides from communication that keeps a rank waiting.
         """
         span = self._open.get(token)
         group, place = (span[3], span[4]) if span is not None else self._untimed.get(token, (0, 0))
         if group:
             self._words[_AWAITED_WORD] = place * MAX_GROUPS + group
+        if span is not None:
+            self._awaited[token] = monotonic_ns()
+            if token not in self._open:  # another thread has ended it just now, and looked for this before it was there
+                self._awaited.pop(token, None)
 
     def end(self, token: int, has_failed: bool = False) -> None:
         """Close a span. A token that is 0, or was ended before, is ignored."""
@@ -227,6 +249,7 @@ class Recorder:
                 self._leave(*untimed)
             return
         start, number, num_bytes, group, place, word = span
+        attended = self._attended(token, start, now) if group else -1
         if has_failed:
             self._set_flag(token, word, RecordFlag.FAILED)
         if self._timer is not None and self._initial_flags[number]:
@@ -238,15 +261,24 @@ class Recorder:
             # the device is too far behind: by the host's clock the span took at least until now
             self._open.pop(token)
             self._clear_flag(token, word, RecordFlag.HOST_DONE | RecordFlag.DEVICE_CLOCK)
+            attended = -1  # the host waits for no device
         if self._words[word] == token:
+            if attended >= 0:
+                self._words[word + RECORD_WORDS - 1] |= attended_bits(attended, now - start) << _FLAGS_SHIFT
             self._words[word + 2] = now - start
         else:  # so long ago that the ring has come round and another span lies there
             self._words[_LOST_WORD] += 1
         if group:
             self._leave(group, place)
-        self._note_ended((number, now - start, num_bytes))
+        self._note_ended((number, now - start, num_bytes, attended))
         if not token & _FOLD_MASK:
             self._totals.fold()
+
+    def _attended(self, token: int, start: int, end: int) -> int:
+        """Return for how much of a span the host did nothing but launch it and wait for it."""
+        attended = self._launched.pop(token, 0)
+        since = self._awaited.pop(token, 0)
+        return attended + end - max(since, start) if since else attended
 
     def _enter(self, group: int) -> int:
         """Count a span of a group that is switched off: ranks obey a switch some steps apart, and must yet agree."""
@@ -284,7 +316,7 @@ class Recorder:
                 words[_LOST_WORD] += 1
             if group:
                 self._leave(group, place)
-            self._note_ended((number, duration_ns, num_bytes))
+            self._note_ended((number, duration_ns, num_bytes, -1))
         if len(self._totals.ended) > _FOLD_EVERY:
             self._totals.fold()
 

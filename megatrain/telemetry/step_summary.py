@@ -20,6 +20,8 @@ class OperationTotals:
     max_ns: int
     count: int
     num_bytes: int
+    attended_ns: int | None = None
+    """For how much of `sum_ns` the host did nothing but launch and await it; None where that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +40,13 @@ class StepSummary:
 
 
 class TotalsBuilder:
-    """Collects (operation number, duration, bytes) of ended spans from any thread.
+    """Collects (operation number, duration, bytes, time attended or -1) of ended spans from any thread.
 
     `ended` is appended to without a lock, which a deque allows; adding up is left for later, out of the spans' way.
     """
 
     def __init__(self) -> None:
-        self.ended: deque[tuple[int, int, int]] = deque()
+        self.ended: deque[tuple[int, int, int, int]] = deque()
         self._sums = _empty_sums()
         self._lock = threading.Lock()
 
@@ -67,20 +69,27 @@ class TotalsBuilder:
             sums, self._sums = self._sums, _empty_sums()
         measured = [(operation, sums[operation.number]) for operation in Operation if sums[operation.number][2]]
         measured.sort(key=lambda pair: pair[1][0], reverse=True)
-        return {operation: OperationTotals(*values) for operation, values in measured}
+        return {
+            operation: OperationTotals(*values[:4], attended_ns=None if values[5] else values[4])
+            for operation, values in measured
+        }
 
     def _fold(self) -> None:
         take, sums = self.ended.popleft, self._sums
         for _ in range(len(self.ended)):
-            number, duration_ns, num_bytes = take()
+            number, duration_ns, num_bytes, attended_ns = take()
             values = sums[number]
             values[0] += duration_ns
             values[2] += 1
             values[3] += num_bytes
+            if attended_ns >= 0:
+                values[4] += attended_ns
+            else:
+                values[5] += 1
             if duration_ns > values[1]:
                 values[1] = duration_ns
 
 
 def _empty_sums() -> list[list[int]]:
-    """Return [sum, longest, count, bytes] for each operation number."""
-    return [[0, 0, 0, 0] for _ in range(MAX_OPERATIONS)]
+    """Return [sum, longest, count, bytes, attended, spans of which that is not known] for each operation number."""
+    return [[0] * 6 for _ in range(MAX_OPERATIONS)]

@@ -36,6 +36,9 @@ class SilentRecorder:
     def begin_now(self, token: int) -> None:
         pass
 
+    def launched(self, token: int) -> None:
+        pass
+
     def await_end(self, token: int) -> None:
         pass
 

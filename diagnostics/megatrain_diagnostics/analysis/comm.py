@@ -20,9 +20,10 @@ from megatrain.contracts.black_box_values import RecordFlag
 from megatrain.contracts.operations import Operation, operation_name
 from megatrain_diagnostics.analysis.exchanges import Exchanges, end_ns, find_exchanges
 from megatrain_diagnostics.analysis.exposure import COMMUNICATION, Category, expose
+from megatrain_diagnostics.analysis.overlap import Overlap, knows_end, overlaps
 from megatrain_diagnostics.analysis.slow_links import SlowLinks, find_slow_links
 from megatrain_diagnostics.analysis.step_windows import StepEvents, step_windows
-from megatrain_diagnostics.events.tables import Float64, Int64, Spans
+from megatrain_diagnostics.events.tables import Float64, Int64, Spans, select
 
 _LIMITS_BYTES = (4 * 2**10, 64 * 2**10, 2**20, 16 * 2**20, 256 * 2**20)
 _BUCKETS = ("< 4 KiB", "4-64 KiB", "64 KiB-1 MiB", "1-16 MiB", "16-256 MiB", ">= 256 MiB")
@@ -30,9 +31,6 @@ _GATHERS = (Operation.PARAMS_ALL_GATHER, Operation.TP_ALL_GATHER)
 _SCATTERS = (Operation.GRADS_REDUCE_SCATTER, Operation.TP_REDUCE_SCATTER)
 _SUMS = (Operation.TP_ALL_REDUCE, Operation.DP_ALL_REDUCE, Operation.PP_ALL_REDUCE, Operation.EMBEDDING_ALL_REDUCE)
 _LINKS = (Operation.FORWARD_SEND, Operation.BACKWARD_SEND)
-_HAS_TRUE_END = int(RecordFlag.DEVICE_CLOCK | RecordFlag.WATCHED)
-_HELD_UP = 0.1
-"""Part of the transfer time that a host must have waited: less is the time that it takes to look."""
 _KNOWN = (*_GATHERS, *_SCATTERS, *_SUMS, *_LINKS)
 
 
@@ -56,23 +54,6 @@ class Bandwidth:
     bus_bandwidth: float
     bus_bandwidth_p10: float
     is_device_clock: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Overlap:
-    """How much of one operation compute hides. Units: s a rank and step, means."""
-
-    operation: str
-    count: float
-    total_s: float
-    exposed_s: float
-    waiting_s: float
-    """The part of it in which the last peer had not begun."""
-    overlapped_s: float
-
-    @property
-    def exposed_percent(self) -> float:
-        return 100.0 * self.exposed_s / self.total_s if self.total_s > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,14 +98,11 @@ def analyse_communication(events: StepEvents, first_step: int, last_step: int) -
     notes += exchanges.problems()
     if not len(windows):
         notes.append("no step of these was recorded span by span: nothing can be said of communication")
-    in_windows = np.isin(spans.step, np.unique(windows.step)) & np.isin(spans.rank, np.unique(windows.rank))
     return Communication(
         steps=tuple(np.unique(windows.step).tolist()),
         num_ranks=len(np.unique(windows.rank)),
         bandwidths=tuple(_bandwidths(spans, exchanges, chosen, transfer_ns)),
-        overlaps=tuple(
-            _overlaps(spans, np.flatnonzero(in_windows), exposure.exposed_ns, exposure.span_waiting_ns, len(windows))
-        ),
+        overlaps=overlaps(spans, exposure),
         exposed_percent=100.0 * exposed / total,
         bubble_percent=100.0 * int(spent[names.index(Category.BUBBLE)]) / total,
         slow=find_slow_links(
@@ -147,9 +125,8 @@ def transfer_times(spans: Spans, exchanges: Exchanges, held_up_ns: Int64) -> tup
         return np.zeros(0, dtype=bool), np.zeros(0, dtype=np.int64)
     parts = exchanges.parts
     after_ns = end_ns(spans)[parts] - np.repeat(exchanges.latest_start_ns, exchanges.num_parts)
-    has_true_end = (spans.flags[parts] & _HAS_TRUE_END) != 0
-    was_awaited = (held_up_ns[parts] > _HELD_UP * np.maximum(after_ns, 0)) | (after_ns <= 0)
-    knows = has_true_end | was_awaited
+    is_of_device = (spans.flags[parts] & int(RecordFlag.DEVICE_CLOCK)) != 0
+    knows = is_of_device | knows_end(select(spans, parts), held_up_ns[parts], after_ns)
     first = np.minimum.reduceat(np.where(knows, after_ns, np.iinfo(np.int64).max), exchanges.first[:-1])
     has_end: NDArray[np.bool_] = np.logical_or.reduceat(knows, exchanges.first[:-1])
     return has_end, np.where(has_end, first, 0)
@@ -232,25 +209,3 @@ def _mean_waits(spans: Spans, exchanges: Exchanges) -> Float64:
     waits = np.repeat(exchanges.latest_start_ns, exchanges.num_parts) - spans.start_ns[exchanges.parts]
     sums: NDArray[np.float64] = np.add.reduceat(waits, exchanges.first[:-1]) / exchanges.num_parts
     return sums
-
-
-def _overlaps(spans: Spans, rows: Int64, exposed_ns: Int64, waiting_ns: Int64, num_windows: int) -> Sequence[Overlap]:
-    found = []
-    for operation in Operation:
-        own = rows[spans.operation[rows] == operation.number]
-        is_communication = (operation.is_collective or operation.is_point_to_point) and operation.is_on_device
-        if not is_communication or not len(own) or not num_windows:
-            continue
-        total = int(np.maximum(spans.duration_ns[own], 0).sum())
-        exposed = int(exposed_ns[own].sum())
-        found.append(
-            Overlap(
-                operation=operation.value,
-                count=len(own) / num_windows,
-                total_s=total / 1e9 / num_windows,
-                exposed_s=exposed / 1e9 / num_windows,
-                waiting_s=int(waiting_ns[own].sum()) / 1e9 / num_windows,
-                overlapped_s=(total - exposed) / 1e9 / num_windows,
-            )
-        )
-    return sorted(found, key=lambda one: -one.exposed_s)

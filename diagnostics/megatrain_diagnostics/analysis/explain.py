@@ -7,7 +7,7 @@ what overlaps cannot be told, so communication, bubble and what nobody timed rem
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from megatrain.contracts.errors import DataError
 from megatrain.contracts.operations import Operation
 from megatrain_diagnostics.analysis.exchanges import Exchanges, find_exchanges
 from megatrain_diagnostics.analysis.exposure import CATEGORIES, Category, Exposure, expose
+from megatrain_diagnostics.analysis.overlap import Overlap, overlaps
 from megatrain_diagnostics.analysis.step_windows import StepEvents, step_windows
 from megatrain_diagnostics.events.roster import Roster
 from megatrain_diagnostics.events.tables import Int64, Spans, StepTotals, select
@@ -71,6 +72,10 @@ class StepExplanation:
     """Ranks of the layout of which nothing of this step is known."""
     last: tuple[LastArrival, ...]
     """Whom the others waited for, the worst first."""
+    overlaps: tuple[Overlap, ...]
+    """What of each kind of communication was waited for and what was hidden; none where only sums are known."""
+    overlaps_by_stage: tuple[tuple[Overlap, ...], ...]
+    """The same of each of `stages`."""
     notes: tuple[str, ...]
 
 
@@ -85,9 +90,18 @@ def explain_step(events: StepEvents, step: int) -> StepExplanation:
         exposure = expose(events.spans, exchanges, windows)
         notes = list(events.notes)
         notes += exchanges.problems()
-        last = last_arrivals(events.spans, exchanges, exposure, events.roster)
         ranks = [_of_window(exposure, place) for place in range(len(windows))]
-        return _explanation(events.roster, step, ranks, [int(rank) for rank in windows.rank], True, last, notes)
+        numbers = [int(rank) for rank in windows.rank]
+        by_stage = tuple(
+            overlaps(events.spans, exposure, of_stage) for of_stage in _ranks_by_stage(events.roster, numbers).values()
+        )
+        return replace(
+            _explanation(events.roster, step, ranks, numbers, notes),
+            is_full=True,
+            last=last_arrivals(events.spans, exchanges, exposure, events.roster),
+            overlaps=overlaps(events.spans, exposure),
+            overlaps_by_stage=by_stage,
+        )
     totals = select(events.totals, events.totals.step == step)
     if not len(totals.rank):
         raise DataError(f"step {step} is not among the events of incarnation {events.roster.incarnation}")
@@ -98,7 +112,7 @@ def explain_step(events: StepEvents, step: int) -> StepExplanation:
     whole = [(rank, one) for rank, one in zip(numbers, found, strict=True) if one.wall_ns > 0]
     if not whole:
         raise DataError(f"step {step}: its sums tell no duration: the operations step and data-wait are not recorded")
-    return _explanation(events.roster, step, [one for _, one in whole], [rank for rank, _ in whole], False, (), notes)
+    return _explanation(events.roster, step, [one for _, one in whole], [rank for rank, _ in whole], notes)
 
 
 def _explanation(
@@ -106,25 +120,34 @@ def _explanation(
     step: int,
     found: Sequence[Breakdown],
     numbers: Sequence[int],
-    is_full: bool,
-    last: tuple[LastArrival, ...],
     notes: Iterable[str],
 ) -> StepExplanation:
-    stages = [int(roster.stage_of[rank]) for rank in numbers]
+    """Return what sums and spans both tell."""
+    breakdowns = dict(zip(numbers, found, strict=True))
     return StepExplanation(
         step=step,
-        is_full=is_full,
+        is_full=False,
         wall_ns=int(np.median([one.wall_ns for one in found])),
         job=summed("job", found),
         stages=tuple(
-            summed(f"stage {stage}", [one for one, its in zip(found, stages, strict=True) if its == stage])
-            for stage in sorted(set(stages))
+            summed(f"stage {stage}", [breakdowns[rank] for rank in ranks])
+            for stage, ranks in _ranks_by_stage(roster, numbers).items()
         ),
         ranks=tuple(found),
         num_missing=roster.layout.world_size - len(found),
-        last=last,
+        last=(),
+        overlaps=(),
+        overlaps_by_stage=(),
         notes=tuple(notes),
     )
+
+
+def _ranks_by_stage(roster: Roster, ranks: Sequence[int]) -> dict[int, list[int]]:
+    """Return the ranks of each stage that has some, the first stage first."""
+    by_stage: dict[int, list[int]] = {}
+    for rank in sorted(ranks, key=lambda rank: int(roster.stage_of[rank])):
+        by_stage.setdefault(int(roster.stage_of[rank]), []).append(rank)
+    return by_stage
 
 
 def summed(name: str, parts: Sequence[Breakdown]) -> Breakdown:

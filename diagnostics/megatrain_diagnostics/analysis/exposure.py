@@ -3,8 +3,10 @@
 A rank's window of a step is cut where anything begins or ends; the pieces are given away in layers: collector and
 checkpoint over data, data over compute, compute over clip and optimizer, and what is left to the communication that was
 waited for. Communication is waited for (exposed) where nothing else ran and it ended before something else began; of
-several the one that ended first held the rank up. Inside compute only tensor-parallel collectives are waited for, and
-inside clip and optimizer the all-reduces. All times are integers, so the parts of a window add up to it exactly.
+several the one that ended first held the rank up, but before all others that for which the host says it waited. Inside
+compute only tensor-parallel collectives are waited for, and inside clip and optimizer the all-reduces. Communication is
+hidden where one of the layers above ran and nothing was waited for. All times are integers, so the parts of a window
+add up to it exactly.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from megatrain.contracts.black_box_values import ATTENDED_MASK, ATTENDED_SHIFT, ATTENDED_STEPS
 from megatrain.contracts.operations import MAX_OPERATIONS, Operation
 from megatrain_diagnostics.analysis.exchanges import Exchanges, end_ns
 from megatrain_diagnostics.events.tables import NO_DURATION, Int32, Int64, Spans
@@ -74,6 +77,7 @@ _COMMUNICATION_OF: dict[Operation, Category] = {
     Operation.PP_ALL_REDUCE: Category.OTHER_COMMUNICATION,
     Operation.EMBEDDING_ALL_REDUCE: Category.OTHER_COMMUNICATION,
     Operation.BARRIER: Category.OTHER_COMMUNICATION,
+    Operation.CHECKSUM: Category.OTHER_COMMUNICATION,
 }
 _IN_COMPUTE = (Operation.TP_ALL_GATHER, Operation.TP_REDUCE_SCATTER, Operation.TP_ALL_REDUCE)
 _IN_OPTIMIZER = (Operation.TP_ALL_REDUCE, Operation.DP_ALL_REDUCE, Operation.PP_ALL_REDUCE)
@@ -106,6 +110,10 @@ class Exposure:
     """Of each span: how much of it was waited for."""
     span_waiting_ns: Int64
     """Of each span: how much of that passed before the last peer had begun; of links it is in the bubble."""
+    hidden_ns: Int64
+    """Of each span: how much of it passed beneath work of its rank."""
+    inside_ns: Int64
+    """Of each span: how much of it passed in the windows."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -129,13 +137,15 @@ def expose(spans: Spans, exchanges: Exchanges, windows: Windows) -> Exposure:
     num = len(CATEGORIES)
     if not len(windows):
         none = np.zeros((0, num), dtype=np.int64)
-        return Exposure(windows, none, none, np.zeros_like(spans.start_ns), np.zeros_like(spans.start_ns))
+        return Exposure(windows, none, none, *(np.zeros_like(spans.start_ns) for _ in range(4)))
     arrived = exchanges.arrived_ns(spans)
     lane = _lanes(spans, windows)
-    grid = _cut(spans, arrived, lane, windows)
+    awaited = awaited_since_ns(spans)
+    grid = _cut(spans, (arrived, awaited), lane, windows)
     low, high = _pieces(spans, lane, grid)
     owner = _paint_layers(spans, low, high, len(grid.begin))
-    blamed = _held_up_by(spans, low, high, owner, grid, lane)
+    blamed = _held_up_by(spans, (low, _places(awaited, lane, grid), high), owner, grid)
+    is_worked = (owner != _INDEX[Category.OTHER]) & (blamed == _NOBODY)
     category = _categories(spans, owner, blamed)
     at_ns = _piece_times(grid)
     exposed = np.flatnonzero(blamed != _NOBODY)
@@ -156,7 +166,28 @@ def expose(spans: Spans, exchanges: Exchanges, windows: Windows) -> Exposure:
         waiting_ns=summed(waits),
         exposed_ns=_totals(blamed[exposed], grid.length[exposed], len(spans.rank)),
         span_waiting_ns=span_waiting_ns,
+        hidden_ns=_lengths(grid, is_worked & (grid.window != _NOBODY), low, high),
+        inside_ns=_lengths(grid, grid.window != _NOBODY, low, high),
     )
+
+
+def awaited_since_ns(spans: Spans) -> Int64:
+    """Return since when the host waited for each span's end; its start where that is not said, its end: it never did.
+
+    What the host took to launch it counts as waiting, at its end.
+    """
+    share = ((spans.flags.astype(np.int64) >> ATTENDED_SHIFT) & ATTENDED_MASK) - 1
+    length = np.maximum(spans.duration_ns, 0)
+    attended = np.where(share < 0, length, (length * share + ATTENDED_STEPS // 2) // ATTENDED_STEPS)
+    since: Int64 = end_ns(spans) - attended
+    return since
+
+
+def _lengths(grid: _Grid, is_chosen: NDArray[np.bool_], low: Int64, high: Int64) -> Int64:
+    """Return how long the chosen ones of the pieces are that each span covers."""
+    until = np.concatenate(([0], np.cumsum(np.where(is_chosen, grid.length, 0))))
+    lengths: Int64 = until[np.maximum(high, low)] - until[low]
+    return lengths
 
 
 def _totals(cells: Int64, amounts: Int64, num_cells: int) -> Int64:
@@ -173,7 +204,8 @@ def _lanes(spans: Spans, windows: Windows) -> Int64:
     return np.where(ranks[place] == spans.rank, place, _NOBODY)
 
 
-def _cut(spans: Spans, arrived_ns: Int64, lane: Int64, windows: Windows) -> _Grid:
+def _cut(spans: Spans, moments_ns: tuple[Int64, ...], lane: Int64, windows: Windows) -> _Grid:
+    """Return the grid that has a cut at each span's begin, its end and its moments."""
     ranks, first = np.unique(windows.rank, return_index=True)
     base = windows.begin_ns[first]
     limit = np.maximum.reduceat(windows.end_ns, first)
@@ -192,7 +224,7 @@ def _cut(spans: Spans, arrived_ns: Int64, lane: Int64, windows: Windows) -> _Gri
         ends,
         on_axis(spans.start_ns[has], lane[has]),
         on_axis(end_ns(spans)[has], lane[has]),
-        on_axis(arrived_ns[has], lane[has]),
+        *(on_axis(moment_ns[has], lane[has]) for moment_ns in moments_ns),
     ]
     cuts = np.unique(np.concatenate(marks))
     begin, length = cuts[:-1], np.diff(cuts)
@@ -203,15 +235,17 @@ def _cut(spans: Spans, arrived_ns: Int64, lane: Int64, windows: Windows) -> _Gri
 
 def _pieces(spans: Spans, lane: Int64, grid: _Grid) -> tuple[Int64, Int64]:
     """Return which pieces each span covers: from the first to before the second; none for those without a window."""
-    place = np.maximum(lane, 0)
-    base, limit, offset = grid.rank_base[place], grid.rank_limit[place], grid.rank_offset[place]
-    low = np.searchsorted(grid.begin, offset + np.clip(spans.start_ns, base, limit) - base)
     # an open span lasts, as far as anybody knows, to the end of its window
-    last = np.where(spans.duration_ns == NO_DURATION, limit, end_ns(spans))
-    high = np.searchsorted(grid.begin, offset + np.clip(last, base, limit) - base)
-    high[lane == _NOBODY] = 0
-    low[lane == _NOBODY] = 0
-    return low.astype(np.int64), high.astype(np.int64)
+    last = np.where(spans.duration_ns == NO_DURATION, grid.rank_limit[np.maximum(lane, 0)], end_ns(spans))
+    return _places(spans.start_ns, lane, grid), _places(last, lane, grid)
+
+
+def _places(times_ns: Int64, lane: Int64, grid: _Grid) -> Int64:
+    """Return the piece that begins at each span's time, which is one of the cuts; 0 for spans without a window."""
+    rank = np.maximum(lane, 0)
+    base, limit, offset = grid.rank_base[rank], grid.rank_limit[rank], grid.rank_offset[rank]
+    found = np.searchsorted(grid.begin, offset + np.clip(times_ns, base, limit) - base).astype(np.int64)
+    return np.where(lane == _NOBODY, 0, found)
 
 
 def _paint_layers(spans: Spans, low: Int64, high: Int64, num_pieces: int) -> NDArray[np.int8]:
@@ -225,16 +259,24 @@ def _paint_layers(spans: Spans, low: Int64, high: Int64, num_pieces: int) -> NDA
 
 
 def _held_up_by(
-    spans: Spans, low: Int64, high: Int64, owner: NDArray[np.int8], grid: _Grid, lane: Int64
+    spans: Spans, pieces: tuple[Int64, Int64, Int64], owner: NDArray[np.int8], grid: _Grid
 ) -> NDArray[np.int64]:
-    """Return for each piece the span of communication that was waited for, -1: none."""
+    """Return for each piece the span of communication that was waited for, -1: none.
+
+    pieces: of each span the first, the first that was awaited, and the one after the last.
+    """
+    low, awaited, high = pieces
     is_communication = np.isin(spans.operation, [operation.number for operation in _COMMUNICATION_OF])
     rows = np.flatnonzero(is_communication & (high > low) & (spans.duration_ns != NO_DURATION))
     last = end_ns(spans)
     rows = rows[np.argsort(-last[rows], kind="stable")]
     in_gaps = _painted(rows, low, high, len(owner))
+    # who the host says it waited for comes before whatever is on its way besides
+    is_said = (spans.flags[rows].astype(np.int64) >> ATTENDED_SHIFT) & ATTENDED_MASK != 0
+    said = _painted(rows[is_said], awaited, high, len(owner))
+    in_gaps = np.where(said != _NOBODY, said, in_gaps)
     gap_end = _gap_ends(owner, grid)
-    open_there = np.flatnonzero((owner == _INDEX[Category.OTHER]) & (in_gaps != _NOBODY))
+    open_there = np.flatnonzero((owner == _INDEX[Category.OTHER]) & (in_gaps != _NOBODY) & (grid.window != _NOBODY))
     ends_within = last[in_gaps[open_there]] <= gap_end[open_there]
     blamed = np.full(len(owner), _NOBODY, dtype=np.int64)
     blamed[open_there[ends_within]] = in_gaps[open_there[ends_within]]
@@ -243,7 +285,7 @@ def _held_up_by(
         index = _INDEX[category]
         # what began before it, or goes on after it, was not waited for inside it
         is_inside = (owner[low[nested]] == index) & (owner[high[nested] - 1] == index)
-        inside = _painted(nested[is_inside], low, high, len(owner))
+        inside = _painted(nested[is_inside], awaited, high, len(owner))
         chosen = np.flatnonzero((owner == index) & (inside != _NOBODY))
         blamed[chosen] = inside[chosen]
     return blamed

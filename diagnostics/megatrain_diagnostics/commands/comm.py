@@ -23,6 +23,7 @@ from megatrain_diagnostics.commands.arguments import (
     open_source,
     tell_problems,
 )
+from megatrain_diagnostics.commands.overlap_table import overlap_document, overlap_table
 from megatrain_diagnostics.events.source import Where
 from megatrain_diagnostics.events.tables import Spans
 
@@ -67,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
 def _document(found: Communication) -> dict[str, Any]:
     return {
         **asdict(found),
-        "overlaps": [{**asdict(one), "exposed_percent": one.exposed_percent} for one in found.overlaps],
+        "overlaps": [overlap_document(one) for one in found.overlaps],
         "slow": {
             **asdict(found.slow),
             "groups": [{**asdict(one), "excess": one.excess} for one in found.slow.groups],
@@ -93,15 +94,7 @@ def _lines(found: Communication) -> list[str]:
         )
     lines = facts(pairs)
     if found.overlaps:
-        rows = [("a rank and step", "count", "total", "exposed", "of it waiting", "hidden", "exposed")]
-        rows += [
-            (
-                *(one.operation, f"{one.count:.1f}", _ms(one.total_s), _ms(one.exposed_s), _ms(one.waiting_s)),
-                *(_ms(one.overlapped_s), f"{one.exposed_percent:.1f} %"),
-            )
-            for one in found.overlaps
-        ]
-        lines += ["", *table(rows, left=(0,))]
+        lines += ["", *overlap_table("a rank and step", found.overlaps)]
     if found.bandwidths:
         speeds = [
             ("group", "operation", "size", "ranks", "count", "median", "p90", "waited", "algorithm", "bus", "bus p10")

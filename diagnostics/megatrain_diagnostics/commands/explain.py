@@ -22,6 +22,7 @@ from megatrain_diagnostics.commands.arguments import (
     open_source,
     tell_problems,
 )
+from megatrain_diagnostics.commands.overlap_table import hidden_share, overlap_document, overlap_table
 
 _MOST_RANKS = 32
 _MOST_LATE = 5
@@ -67,6 +68,11 @@ def _document(place: str, incarnation: int, found: StepExplanation) -> dict[str,
         "stages": [_breakdown(one) for one in found.stages],
         "ranks": [_breakdown(one) for one in found.ranks],
         "num_missing_ranks": found.num_missing,
+        "communication": [overlap_document(one) for one in found.overlaps],
+        "communication_by_stage": [
+            {"name": stage.name, "communication": [overlap_document(one) for one in of_stage]}
+            for stage, of_stage in zip(found.stages, found.overlaps_by_stage, strict=False)
+        ],
         "came_last": [
             {
                 "rank": one.rank,
@@ -106,6 +112,9 @@ def _lines(found: StepExplanation) -> list[str]:
         if len(shown) < len(found.ranks):
             lines += ["", f"the {len(shown)} ranks of {len(found.ranks)} that computed longest:"]
         lines += ["", *_comparison(shown)]
+    if found.overlaps:
+        lines += ["", *overlap_table("communication of a rank", found.overlaps)]
+        lines += _hidden_by_stage(found)
     if found.last:
         lines += ["", "came last to collectives, and so held the others up:"]
         lines += [
@@ -114,6 +123,22 @@ def _lines(found: StepExplanation) -> list[str]:
             for one in found.last[:_MOST_LATE]
         ]
     return lines + [f"note: {note}" for note in found.notes]
+
+
+def _hidden_by_stage(found: StepExplanation) -> list[str]:
+    """Return the shares of kinds of which the stages hide different parts."""
+    shares = [{one.operation: one for one in of_stage} for of_stage in found.overlaps_by_stage]
+    differing = [
+        kind.operation
+        for kind in found.overlaps
+        if len({hidden_share(of_stage[kind.operation]) for of_stage in shares if kind.operation in of_stage}) > 1
+    ]
+    if not differing:
+        return []
+    rows: list[tuple[str, ...]] = [("share hidden", *differing)]
+    for stage, of_stage in zip(found.stages, shares, strict=True):
+        rows.append((stage.name, *(hidden_share(of_stage[kind]) if kind in of_stage else "" for kind in differing)))
+    return ["", *table(rows, left=(0,))]
 
 
 def _busy(one: Breakdown) -> int:

@@ -86,10 +86,11 @@ def test_exposed_and_hidden() -> None:
     (one,) = found.overlaps
 
     # both until 200: rank 0 from 100 on without work, 20 of it before rank 1 had come; rank 1 from 160 on
-    assert one.total_s == pytest.approx((150 + 80) / 2 * 1e-6)
-    assert one.exposed_s == pytest.approx((100 + 40) / 2 * 1e-6)
-    assert one.waiting_s == pytest.approx(20 / 2 * 1e-6)
-    assert one.overlapped_s == pytest.approx((50 + 40) / 2 * 1e-6)
+    assert (one.num_windows, one.count) == (2, 2)
+    assert one.total_ns == (150 + 80) * 1000
+    assert one.exposed_ns == (100 + 40) * 1000
+    assert one.waiting_ns == 20 * 1000
+    assert one.hidden_ns == (50 + 40) * 1000
     assert found.exposed_percent == pytest.approx(100 * 140 / 600)
 
 

@@ -5,8 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from megatrain.contracts.black_box import write_control
-from megatrain.contracts.black_box_values import ControlPage, Phase
+from megatrain.contracts.black_box_values import ControlPage, Phase, Record, RecordFlag, attended_bits
 from megatrain.contracts.operations import Operation
 from tests.unit.telemetry.conftest import Boxed
 
@@ -87,3 +91,89 @@ def test_a_sign_of_life_makes_a_phase_young_and_its_length_is_still_known(boxed:
     assert box.read().progress.phase is Phase.CHECKPOINT
     recorder.set_step(1)
     assert (box.read().progress.longest_checkpoint_ns or 0) >= 2_000_000
+
+
+class Clock:
+    """Takes the place of the monotonic clock; it goes only when a test lets it."""
+
+    def __init__(self) -> None:
+        self.now = 10**15
+
+    def __call__(self) -> int:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("megatrain.telemetry.recorder.monotonic_ns", clock)
+    return clock
+
+
+def test_a_span_tells_for_how_much_of_it_the_host_launched_and_waited(boxed: Boxes, clock: Clock) -> None:
+    box = boxed()
+    recorder = box.recorder
+    recorder.set_step(0)
+    group = recorder.add_group("dp", [0, 2])
+    at_once = recorder.begin(Operation.TP_ALL_GATHER, group=group)
+    clock.now += 1000
+    recorder.launched(at_once)
+    recorder.await_end(at_once)
+    clock.now += 260
+    recorder.end(at_once)
+    half = recorder.begin(Operation.TP_REDUCE_SCATTER, group=group, is_watched=True)
+    clock.now += 100
+    recorder.launched(half)
+    clock.now += 630
+    recorder.await_end(half)
+    clock.now += 530
+    recorder.end(half)
+    never = recorder.begin(Operation.DP_ALL_REDUCE, group=group)
+    clock.now += 1260
+    recorder.end(never)
+    with recorder.span(Operation.FORWARD_COMPUTE):
+        clock.now += 1260
+
+    found = box.read().records
+    assert [one.attended_ns for one in found] == [1260, 630, 0, None]
+    assert [RecordFlag.WATCHED in one.flags for one in found] == [False, True, False, False]
+    totals = recorder.complete_step().totals
+    assert {operation.value: one.attended_ns for operation, one in totals.items()} == {
+        "tp-all-gather": 1260, "tp-reduce-scatter": 630, "dp-all-reduce": 0, "forward-compute": None,
+    }  # fmt: skip
+
+
+def test_what_waits_for_its_turn_is_attended_from_its_begin_at_the_earliest(boxed: Boxes, clock: Clock) -> None:
+    box = boxed()
+    recorder = box.recorder
+    group = recorder.add_group("dp", [0, 2])
+    token = recorder.begin(Operation.PARAMS_ALL_GATHER, group=group)
+    recorder.await_end(token)
+    clock.now += 500
+    recorder.begin_now(token)
+    clock.now += 400
+    recorder.end(token)
+
+    (record,) = box.read().records
+    assert (record.start_ns, record.duration_ns, record.attended_ns) == (record.launch_ns + 500, 400, 400)
+
+
+def test_waiting_for_what_has_ended_leaves_nothing_behind(boxed: Boxes) -> None:
+    recorder = boxed().recorder
+    token = recorder.begin(Operation.PARAMS_ALL_GATHER, group=recorder.add_group("dp", [0, 2]))
+    recorder.end(token)
+    recorder.await_end(token)
+    recorder.launched(token)
+
+    assert not recorder._awaited
+    assert not recorder._launched
+
+
+@given(attended=st.integers(0, 10**12), duration=st.integers(0, 10**12))
+def test_the_part_of_a_span_is_told_to_one_percent(attended: int, duration: int) -> None:
+    record = Record(1, 0, duration, 0, 0, 0, 1, -1, -1, 9, 1, RecordFlag(attended_bits(attended, duration)))
+
+    assert record.attended_ns is not None
+    assert abs(record.attended_ns - min(attended, duration)) <= 0.004 * duration + 1
+    assert record.flags & 0xFF == 0
+    assert int(record.flags) < 2**15, "a column of events holds so much"

@@ -1,0 +1,24 @@
+"""The events of black boxes that a job has left, as the streamer would bring them away."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from megatrain.contracts.black_box_values import ClockBase
+from megatrain_diagnostics.events.source import MemoryEvents
+from megatrain_diagnostics.events.tables import Table, joined
+from megatrain_diagnostics.streamer.host_clock import HostClock
+from megatrain_diagnostics.streamer.rank_tail import RankTail
+
+_CLOCK = HostClock(ClockBase(monotonic_ns=0, unix_ns=1_700_000_000_000_000_000, error_ns=1))
+
+
+def recorded_events(directory: Path) -> MemoryEvents:
+    """Return all that the ranks of one job recorded in `directory`."""
+    tables: dict[type[Table], list[Table]] = {}
+    for path in sorted(directory.iterdir()):
+        tail = RankTail(path, _CLOCK)
+        for kind, rows in tail.look():
+            tables.setdefault(kind, []).append(rows)
+        tail.close()
+    return MemoryEvents({kind: joined(kind, parts) for kind, parts in tables.items()})
