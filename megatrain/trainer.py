@@ -26,6 +26,7 @@ from megatrain.device_memory import DeviceMemory
 from megatrain.evaluation import evaluate
 from megatrain.garbage import PlannedGarbageCollection
 from megatrain.optim import learning_rate
+from megatrain.overlap_watch import OverlapWatch
 from megatrain.profiling import StepProfiler
 from megatrain.replica_check import ReplicaCheck
 from megatrain.reporting import EvaluationReport, Reporter, StepReport
@@ -68,6 +69,7 @@ class Trainer:
         self._obeyed_command = 0
         self._validation = parts.validation
         self._replica_check = self._make_replica_check()
+        self._overlap_watch = OverlapWatch(parts.config, parts.replica.mesh.layout)
         self._cost = compute_cost(parts.config, device_name(parts.replica.device))
         self.is_stopped = False
         """Whether training ended early because it was asked to."""
@@ -122,7 +124,7 @@ class Trainer:
                 with recorder.span(Operation.STEP):
                     outcome = self._train_step(batch)
                 self._advance(batch, outcome)
-                recorder.complete_step()
+                self._note(self._overlap_watch.after_step(recorder.complete_step()))
                 self._note_values(batch, outcome)
                 if self.step == first_step + 1:
                     mesh.set_timeout(config.runtime.step_timeout_s)

@@ -192,6 +192,7 @@ class _Task:
         """Start it before the lane's thread has woken up; what goes wrong is kept for `carry_out`."""
         if self._queue.starts_at_once:
             self._start()
+            self._queue.recorder.launched(self._token)
 
     def _start(self) -> None:
         assert self._exchange is not None

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
+from torch import distributed as dist
 
+from megatrain.comm.queue import CommunicationQueue, Exchange
+from megatrain.config.config import Config
+from megatrain.contracts.operations import Operation
+from megatrain.overlap_watch import LEFT_OUT_STEPS, WATCHED_STEPS
 from megatrain_diagnostics.analysis.explain import explain_step
 from megatrain_diagnostics.analysis.overlap import Overlap
 from megatrain_diagnostics.analysis.step_windows import read_step_events
 from tests.dist.training_jobs import Tables, TrainingJobs
 from tests.helpers.black_boxes import recording_in
+from tests.helpers.rank_protocol import RankContext
 from tests.helpers.recorded_events import recorded_events
-from tests.helpers.training_case import make_config, on_layout
+from tests.helpers.training_case import Orders, RankRecord, make_config, on_layout, train_on_rank
 
 STEPS = (1, 2)
 JOB: Tables = {"train": {"precision": "fp32", "steps": 4}, "model": {"hidden_size": 64}}
@@ -64,3 +72,26 @@ def test_tensor_parallel_exchanges_that_are_awaited_at_once_hide_nothing_worth_m
         for one in found[kind]:
             assert one.exposed_ns > 0.8 * one.total_ns
             assert one.hidden_ns + one.elsewhere_ns < 0.2 * one.total_ns
+
+
+def train_with_long_reductions(context: RankContext, config: Config, orders: Orders) -> RankRecord:
+    """Be one worker of a job whose reductions of gradients take a while."""
+    finish = CommunicationQueue.finish
+
+    def finish_late(queue: CommunicationQueue, exchange: Exchange, work: dist.Work, token: int) -> None:
+        if exchange.operation is Operation.GRADS_REDUCE_SCATTER:
+            threading.Event().wait(0.02)  # as long as a larger exchange would
+        finish(queue, exchange, work, token)
+
+    with patch.object(CommunicationQueue, "finish", finish_late):
+        return train_on_rank(context, config, orders)
+
+
+def test_a_job_that_hides_nothing_of_its_reductions_says_so_once(jobs: TrainingJobs, train_data: Tables) -> None:
+    long: Tables = {"train": {"steps": LEFT_OUT_STEPS + WATCHED_STEPS + 3}, "parallel": {"bucket_size": 10**6}}
+    run = jobs.run(make_config(train_data, on_layout(1, 1, 2), long), worker=train_with_long_reductions)
+
+    for record in run.ranks:  # here every rank has a reporter
+        (text,) = [note for note in record.notes if note.startswith("warning: parallel.overlap=true")]
+        assert "grads-reduce-scatter: waited for" in text
+        assert "the whole gradient is reduced after the last backward" in text

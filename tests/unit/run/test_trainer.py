@@ -16,6 +16,7 @@ from megatrain.contracts.black_box_values import Command, ControlPage, Phase
 from megatrain.contracts.operations import Operation
 from megatrain.contracts.step_values import StepValue
 from megatrain.optim import ShardedOptimizer, learning_rate
+from megatrain.overlap_watch import OverlapWatch
 from megatrain.telemetry.flops import training_flops_per_token
 from tests.helpers.black_boxes import boxes_by_rank, recording_in, spans, spans_by_step
 from tests.helpers.lone_trainer import LoneTrainer, Note
@@ -139,6 +140,22 @@ def test_profiler_and_collector_are_told_of_every_step(make_trainer: MakeTrainer
         *(("before step", 0), ("after step", 0), ("garbage", 1), ("take", 1)),
         *(("before step", 1), ("after step", 1), ("garbage", 2), ("take", 2)),
     ]
+
+
+def test_what_is_said_of_overlap_goes_to_the_log(make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OverlapWatch, "after_step", lambda _, summary: f"looked at step {summary.step}")
+    made = make_trainer()
+    made.run()
+
+    told = [text for text in made.reports.texts if text.startswith("looked at")]
+    assert told == [f"looked at step {step}" for step in range(made.config.train.steps)]
+
+
+def test_a_rank_alone_is_told_that_it_compares_with_nobody(make_trainer: MakeTrainer) -> None:
+    made = make_trainer({"train": {"checksum_interval": 2, "steps": 2}, "optimizer": {"lr_warmup_steps": 1}})
+    made.run()
+
+    assert "train.checksum_interval=2: one data-parallel rank has nobody to compare with" in made.reports.texts
 
 
 def test_everything_is_a_span(make_trainer: MakeTrainer, tmp_path: Path) -> None:

@@ -1,0 +1,140 @@
+"""Overlap that is on and hides nothing says so once, with figures, reason and way out; there is no false alarm."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from megatrain.config.checks import check
+from megatrain.config.config import Config
+from megatrain.contracts.operations import Operation
+from megatrain.overlap_watch import LEFT_OUT_STEPS, WATCHED_STEPS, OverlapWatch, structural_reason, warning
+from megatrain.telemetry.step_summary import OperationTotals, StepSummary
+from tests.helpers.training_case import make_config, on_layout
+
+REDUCE, GATHER = Operation.GRADS_REDUCE_SCATTER, Operation.PARAMS_ALL_GATHER
+MS = 10**6
+Tables = dict[str, dict[str, Any]]
+
+
+def dp_config(*changes: Tables) -> Config:
+    return make_config(on_layout(1, 1, 2), *changes)
+
+
+def step(number: int, totals: dict[Operation, tuple[float, float | None]], step_ms: float = 100) -> StepSummary:
+    """Return a step of which each operation took (ms in all, of it attended)."""
+    return StepSummary(
+        number,
+        0,
+        round(step_ms * MS),
+        {
+            operation: OperationTotals(
+                round(total * MS), round(total * MS), 1, 1000, None if attended is None else round(attended * MS)
+            )
+            for operation, (total, attended) in totals.items()
+        },
+    )
+
+
+def said(config: Config, totals: dict[Operation, tuple[float, float | None]], step_ms: float = 100) -> str:
+    return warning(config, config.layout(None), [step(number, totals, step_ms) for number in range(5, 25)])
+
+
+def test_what_is_waited_for_all_the_time_is_said_with_reason_and_way_out() -> None:
+    text = said(dp_config(), {REDUCE: (20, 19.5), GATHER: (10, 2)})
+
+    assert text == (
+        "warning: parallel.overlap=true hid next to nothing in steps 6 to 25. grads-reduce-scatter: waited for 19.500 "
+        "of its 20.000 ms a step, 20% of the step. Why: with parallel.num_chunks=1 and pp_size=1 the whole gradient is "
+        'reduced after the last backward. Use parallel.num_chunks=4 with parallel.schedule="interleaved"'
+    )
+
+
+def test_both_kinds_are_in_one_text() -> None:
+    text = said(dp_config(), {REDUCE: (20, 20), GATHER: (10, 10)})
+
+    assert text.count("warning") == 1
+    assert "20% of the step. params-all-gather: waited for 10.000" in text
+    assert "all parameters are gathered before the first forward" in text
+
+
+@pytest.mark.parametrize(
+    ("totals", "step_ms"),
+    [
+        ({}, 100),
+        ({REDUCE: (20, 18)}, 100),  # a tenth may be hidden
+        ({REDUCE: (2, 2)}, 100),  # too little to matter
+        ({REDUCE: (20, 20)}, 1000),
+        ({REDUCE: (20, None)}, 100),  # a device's: nobody knows
+        ({Operation.FORWARD_RECV: (60, 60)}, 100),  # the bubble
+        ({Operation.TP_ALL_GATHER: (60, 60)}, 100),
+    ],
+)
+def test_nobody_is_alarmed_without_need(totals: dict[Operation, tuple[float, float | None]], step_ms: float) -> None:
+    assert said(dp_config(), totals, step_ms) == ""
+
+
+def test_a_kind_that_steps_lack_counts_as_nothing_there() -> None:
+    steps = [step(number, {REDUCE: (20, 20)} if number == 5 else {}) for number in range(5, 25)]
+
+    config = dp_config()
+    assert warning(config, config.layout(None), steps) == ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "operation", "is_structural"),
+    [
+        (({},), REDUCE, True),
+        (({},), GATHER, True),
+        (({"parallel": {"zero_stage": 2}},), REDUCE, False),
+        (({"parallel": {"zero_stage": 2}}, {"batch": {"global_batch_size": 4}}), REDUCE, True),
+        (({"parallel": {"zero_stage": 2}},), GATHER, True),
+        ((on_layout(1, 1, 2, 2),), REDUCE, False),
+        ((on_layout(1, 2, 2),), REDUCE, False),
+    ],
+)
+def test_what_no_speed_could_hide(changes: tuple[Tables, ...], operation: Operation, is_structural: bool) -> None:
+    config = dp_config(*changes)
+
+    assert bool(structural_reason(config, config.layout(None), operation)) is is_structural
+
+
+def test_where_it_could_be_hidden_the_reason_is_to_be_looked_for() -> None:
+    text = said(make_config(on_layout(1, 1, 2, 2)), {REDUCE: (20, 20)})
+
+    assert text.endswith("Why: megatrain diag explain shows what a step waits for")
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(("num_layers", "chunks"), [(4, 4), (6, 3), (10, 2), (5, 0)])
+def test_the_way_out_is_a_configuration_that_is_accepted(num_layers: int, chunks: int, tied: bool) -> None:
+    model = {"num_layers": num_layers, "has_tied_head": tied}
+    config = dp_config({"model": model, "parallel": {"zero_stage": 2}})
+    text = said(config, {GATHER: (20, 20)})
+
+    if not chunks:
+        assert text.endswith("model.num_layers=5 that 2, 3 or 4 divides would allow parallel.num_chunks > 1")
+        return
+    stage = " and parallel.zero_stage=1" if tied else ""
+    assert text.endswith(f'Use parallel.num_chunks={chunks} with parallel.schedule="interleaved"{stage}')
+    followed: Tables = {"parallel": {"num_chunks": chunks, "schedule": "interleaved", "zero_stage": 1 if tied else 2}}
+    assert not check(make_config(on_layout(1, 1, 2), {"model": model}, followed), {}, 2)
+
+
+def test_it_is_said_once_and_not_of_the_first_steps() -> None:
+    config = dp_config()
+    watch = OverlapWatch(config, config.layout(None))
+    texts = [
+        watch.after_step(step(number, {REDUCE: (20, 0 if number < LEFT_OUT_STEPS else 20)})) for number in range(100)
+    ]
+
+    assert [number for number, text in enumerate(texts) if text] == [LEFT_OUT_STEPS + WATCHED_STEPS - 1]
+
+
+@pytest.mark.parametrize("changes", [({"parallel": {"overlap": False}},), (on_layout(1, 1, 1),)])
+def test_nothing_is_watched_where_overlap_is_off_or_nobody_is_there(changes: tuple[Tables, ...]) -> None:
+    config = dp_config(*changes)
+    watch = OverlapWatch(config, config.layout(None))
+
+    assert {watch.after_step(step(number, {REDUCE: (20, 20)})) for number in range(100)} == {""}
