@@ -12,6 +12,7 @@ NAMES = (
     "throughput",
     "throughput_ranks",
     "overlap",
+    "jitter",
     "memory",
     "span_overhead",
     "telemetry_overhead",

@@ -11,7 +11,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -32,8 +34,7 @@ def run() -> Result:
     """Train the demo's model for some steps in each layout, on random tokens."""
     with tempfile.TemporaryDirectory() as directory:
         prefix = Path(directory) / "train"
-        with IndexedWriter(prefix, token_dtype(VOCAB_SIZE)) as writer:
-            writer.add_document(np.random.default_rng(0).integers(0, VOCAB_SIZE, 400_000))
+        write_random_tokens(prefix)
         rows = [_measure(name, Path(directory), prefix) for name in LAYOUTS]
     return Result(
         name="throughput-ranks",
@@ -50,16 +51,8 @@ def run() -> Result:
 
 def _measure(name: str, directory: Path, prefix: Path) -> dict[str, object]:
     num_processes, overrides = LAYOUTS[name]
-    run_directory = directory / f"run-{num_processes}"
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_processes}",
-        "-m", "megatrain.train", str(ROOT / "configs" / "demo.toml"), f"--train.steps={STEPS}",
-        f"--job.run_directory={run_directory}", f"--data.train={prefix}", "--data.validation=", "--data.tokenizer=",
-        "--checkpoint.save_at_end=false", "--optimizer.lr_warmup_steps=0", *overrides,
-    ]  # fmt: skip
-    subprocess.run(command, check=True, env={"OMP_NUM_THREADS": "1", **os.environ}, stdout=subprocess.DEVNULL)
-    lines = (run_directory / "metrics" / "metrics.jsonl").read_text().splitlines()
-    steps = [record for record in map(json.loads, lines) if record["kind"] == "step"][WARMUP:]
+    records = train_records(directory / f"run-{num_processes}", prefix, num_processes, STEPS, overrides)
+    steps = [record for record in records if record["kind"] == "step"][WARMUP:]
     seconds = [record["duration_s"] for record in steps]
     deciles = statistics.quantiles(seconds, n=10)
     return {
@@ -70,3 +63,23 @@ def _measure(name: str, directory: Path, prefix: Path) -> dict[str, object]:
         "p90 ms": deciles[-1] * 1e3,
         "peak RSS of rank 0, GiB": steps[-1]["memory_bytes"] / 2**30,
     }
+
+
+def train_records(
+    run_directory: Path, prefix: Path, num_processes: int, num_steps: int, overrides: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Train the demo's model by the real command under torchrun. Return what it reported: metrics.jsonl."""
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_processes}",
+        "-m", "megatrain.train", str(ROOT / "configs" / "demo.toml"), f"--train.steps={num_steps}",
+        f"--job.run_directory={run_directory}", f"--data.train={prefix}", "--data.validation=", "--data.tokenizer=",
+        "--checkpoint.save_at_end=false", "--optimizer.lr_warmup_steps=0", *overrides,
+    ]  # fmt: skip
+    subprocess.run(command, check=True, env={"OMP_NUM_THREADS": "1", **os.environ}, stdout=subprocess.DEVNULL)
+    return [json.loads(line) for line in (run_directory / "metrics" / "metrics.jsonl").read_text().splitlines()]
+
+
+def write_random_tokens(prefix: Path) -> None:
+    """Write the data that the steps read."""
+    with IndexedWriter(prefix, token_dtype(VOCAB_SIZE)) as writer:
+        writer.add_document(np.random.default_rng(0).integers(0, VOCAB_SIZE, 400_000))
