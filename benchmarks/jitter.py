@@ -36,7 +36,7 @@ def run() -> Result:
                 seconds[side] += [one["wall_s"] for one in records if one["kind"] == "interval"][LEFT_OUT:]
     return Result(
         name="jitter",
-        title=f"Step times of {ROUNDS * (STEPS - LEFT_OUT)} steps, with planned and with Python's own garbage collection",
+        title=f"Step times of {ROUNDS * (STEPS - LEFT_OUT)} steps, with planned and Python's own garbage collection",
         command="python -m benchmarks jitter --write",
         rows=[{"garbage collection": side, **figures(values)} for side, values in seconds.items()],
         notes=[

@@ -1,13 +1,14 @@
 """Says so once when overlap is on and hides nothing, with the reason and the way out.
 
 Decided by the sums of a rank's own steps: what the host waited for was not hidden. What it did not wait for may have
-been over before it looked, so only "nothing is hidden" can be told for certain. Watched is the communication of data
-parallelism: a receive of a pipeline waits for the neighbour's work, too, and that is the bubble.
+been over before it looked, so only "nothing is hidden" can be told for certain. On a device nobody knows what was
+waited for, and the layout alone tells. Watched is the communication of data parallelism: a receive of a pipeline waits
+for the neighbour's work, too, and that is the bubble.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from megatrain.config.config import Config
@@ -30,8 +31,9 @@ class NotHidden:
     """One kind of communication of which next to nothing is hidden. Units: ns a step, means."""
 
     operation: Operation
-    total_ns: float
-    attended_ns: float
+    exposed_ns: float
+    total_ns: float | None
+    """None where the layout says that nothing is hidden, and of exposed_ns the least is known."""
 
 
 class OverlapWatch:
@@ -59,35 +61,44 @@ class OverlapWatch:
 
 def warning(config: Config, layout: Layout, steps: Sequence[StepSummary]) -> str:
     """Return what is to be said of these steps of one rank; nothing where communication is hidden, short or untold."""
-    found = not_hidden(steps)
+    reasons = {operation: structural_reason(config, layout, operation) for operation in _KINDS}
+    found = not_hidden(steps, cannot_hide={operation for operation, reason in reasons.items() if reason})
     if not found:
         return ""
     step_ns = sum(step.duration_ns for step in steps) / len(steps)
-    parts = [
-        f"{one.operation.value}: waited for {one.attended_ns / 1e6:,.3f} of its {one.total_ns / 1e6:,.3f} ms a step, "
-        f"{one.attended_ns / step_ns:.0%} of the step"
-        for one in found
-    ]
-    reasons = [reason for one in found if (reason := structural_reason(config, layout, one.operation))]
-    why = "; ".join(reasons) or "megatrain diag explain shows what a step waits for"
-    out = f". {way_out(config, layout)}" if reasons else ""
+    parts = [f"{_waited(one)} a step, {one.exposed_ns / step_ns:.0%} of the step" for one in found]
+    given = [reasons[one.operation] for one in found if reasons[one.operation]]
+    why = "; ".join(given) or "megatrain diag explain shows what a step waits for"
+    out = f". {way_out(config, layout)}" if given else ""
     span = f"steps {steps[0].step + 1} to {steps[-1].step + 1}"
     return f"warning: parallel.overlap=true hid next to nothing in {span}. {'. '.join(parts)}. Why: {why}{out}"
 
 
-def not_hidden(steps: Sequence[StepSummary]) -> list[NotHidden]:
-    """Return the kinds that take a part of the steps and that the host waited for nearly all of the time."""
+def _waited(one: NotHidden) -> str:
+    exposed = f"{one.operation.value}: waited for {one.exposed_ns / 1e6:,.3f}"
+    return f"{exposed} ms at least" if one.total_ns is None else f"{exposed} of its {one.total_ns / 1e6:,.3f} ms"
+
+
+def not_hidden(steps: Sequence[StepSummary], cannot_hide: Collection[Operation] = ()) -> list[NotHidden]:
+    """Return the kinds that take a part of the steps and that the rank waited for nearly all of the time.
+
+    cannot_hide: of which the layout says so. A device does not tell what it waits for; but of a reduction that nothing
+    can run beneath, the longest exchange of a step was waited for. Gathers have the loading of data to run beneath.
+    """
     found = []
     step_ns = sum(step.duration_ns for step in steps) / len(steps)
     for operation in _KINDS:
         totals = [step.totals[operation] for step in steps if operation in step.totals]
-        total_ns = sum(one.sum_ns for one in totals) / len(steps)
-        attended = [one.attended_ns for one in totals]
-        if None in attended or not total_ns:
-            continue
-        attended_ns = sum(one for one in attended if one is not None) / len(steps)
-        if total_ns - attended_ns < LEAST_HIDDEN * total_ns and attended_ns >= LEAST_OF_STEP * step_ns:
-            found.append(NotHidden(operation, total_ns, attended_ns))
+        if all(one.attended_ns is not None for one in totals):
+            total_ns = sum(one.sum_ns for one in totals) / len(steps)
+            exposed_ns = sum(one.attended_ns or 0 for one in totals) / len(steps)
+            one = NotHidden(operation, exposed_ns, total_ns)
+            is_hidden = total_ns - exposed_ns >= LEAST_HIDDEN * total_ns
+        else:
+            one = NotHidden(operation, sum(one.max_ns for one in totals) / len(steps), None)
+            is_hidden = operation not in cannot_hide or operation is not Operation.GRADS_REDUCE_SCATTER
+        if not is_hidden and one.exposed_ns >= LEAST_OF_STEP * step_ns:
+            found.append(one)
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from megatrain.commands.argument_types import whole_number
@@ -49,6 +50,8 @@ def run(args: argparse.Namespace) -> int:
         found = explain_step(events, args.step)
     except DataError as error:
         raise DataError(f"{args.place}: {error}; there are {known_steps(source, incarnation)}") from error
+    if not found.is_full:
+        found = replace(found, notes=(*found.notes, f"there are {known_steps(source, incarnation)}"))
     if args.is_json:
         print_json(_document(args.place, incarnation, found))
     else:

@@ -60,9 +60,37 @@ def test_explain_a_full_step(events: Path, capsys: pytest.CaptureFixture[str]) -
         assert sum(one["spent_ns"].values()) == one["wall_ns"]
         assert sum(one["percent"].values()) == pytest.approx(100.0, abs=1e-9)
     assert document["job"]["spent_ns"]["compute"] > 0
+    kinds = {one["operation"]: one for one in document["communication"]}
+    assert kinds.keys() == {"tp-all-gather", "forward-send", "forward-recv", "grads-reduce-scatter"}
+    for one in kinds.values():
+        assert one["num_windows"] == 8
+        assert one["total_ns"] == one["exposed_ns"] + one["hidden_ns"] + one["elsewhere_ns"] > 0
+    assert [stage["name"] for stage in document["communication_by_stage"]] == ["stage 0", "stage 1"]
     text = shown(capsys, "explain", str(events), "11")
     assert "100.00 %" in text
+    assert "communication of a rank" in text
     assert "came last to collectives" in text
+
+
+def test_explain_tells_stages_apart_where_they_hide_different_shares(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drawing = Drawing(layout=Layout(pp_size=2))
+    for rank, compute in enumerate((60, 90)):
+        drawing.span(Op.STEP, 0, 100, rank=rank)
+        drawing.total(Op.STEP, 0, 100, rank=rank)
+        drawing.total(Op.STEP, 100, 1, rank=rank, step=2)
+        drawing.span(Op.BACKWARD_COMPUTE, 0, compute, rank=rank)
+        drawing.span(Op.GRADS_REDUCE_SCATTER, 50, 20, rank=rank)
+        drawing.span(Op.PARAMS_ALL_GATHER, 20, 20, rank=rank)
+
+    lines = shown(capsys, "explain", str(stored(tmp_path, drawing)), "1").splitlines()
+
+    (place,) = [number for number, line in enumerate(lines) if line.startswith("share hidden")]
+    # gathers are hidden by both; nobody waited for the end of the second stage's reduction
+    assert [line.split() for line in lines[place : place + 3]] == [
+        ["share", "hidden", "grads-reduce-scatter"], ["stage", "0", "50.0", "%"], ["stage", "1", "<=", "100.0", "%"],
+    ]  # fmt: skip
 
 
 def test_explain_a_step_of_sums(events: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -70,7 +98,10 @@ def test_explain_a_step_of_sums(events: Path, capsys: pytest.CaptureFixture[str]
 
     assert not document["is_full"]
     assert document["job"]["percent"]["not-split"] == pytest.approx(40.0)
-    assert "sums only" in shown(capsys, "explain", str(events), "20")
+    assert document["communication"] == []
+    text = shown(capsys, "explain", str(events), "20")
+    assert "sums only" in text
+    assert "note: there are all spans of steps 10, 11, 12, 13" in text
 
 
 def test_explain_tells_which_steps_there_are(events: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -66,13 +66,23 @@ def test_both_kinds_are_in_one_text() -> None:
         ({REDUCE: (20, 18)}, 100),  # a tenth may be hidden
         ({REDUCE: (2, 2)}, 100),  # too little to matter
         ({REDUCE: (20, 20)}, 1000),
-        ({REDUCE: (20, None)}, 100),  # a device's: nobody knows
+        ({GATHER: (20, None)}, 100),  # a device's: nobody knows
         ({Operation.FORWARD_RECV: (60, 60)}, 100),  # the bubble
         ({Operation.TP_ALL_GATHER: (60, 60)}, 100),
     ],
 )
 def test_nobody_is_alarmed_without_need(totals: dict[Operation, tuple[float, float | None]], step_ms: float) -> None:
     assert said(dp_config(), totals, step_ms) == ""
+
+
+def test_of_a_device_the_layout_tells_and_the_longest_exchange_was_waited_for() -> None:
+    totals: dict[Operation, tuple[float, float | None]] = {REDUCE: (20, None), GATHER: (20, None)}
+    text = said(dp_config(), totals)
+
+    assert "grads-reduce-scatter: waited for 20.000 ms at least a step, 20% of the step. Why: with" in text
+    assert "params-all-gather" not in text
+    assert said(make_config(on_layout(1, 1, 2, 2)), totals) == ""
+    assert said(dp_config(), {REDUCE: (2, None)}) == ""
 
 
 def test_a_kind_that_steps_lack_counts_as_nothing_there() -> None:

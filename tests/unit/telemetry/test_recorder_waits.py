@@ -146,6 +146,7 @@ def test_a_span_tells_for_how_much_of_it_the_host_launched_and_waited(boxed: Box
 def test_what_waits_for_its_turn_is_attended_from_its_begin_at_the_earliest(boxed: Boxes, clock: Clock) -> None:
     box = boxed()
     recorder = box.recorder
+    recorder.set_step(0)
     group = recorder.add_group("dp", [0, 2])
     token = recorder.begin(Operation.PARAMS_ALL_GATHER, group=group)
     recorder.await_end(token)
@@ -156,6 +157,7 @@ def test_what_waits_for_its_turn_is_attended_from_its_begin_at_the_earliest(boxe
 
     (record,) = box.read().records
     assert (record.start_ns, record.duration_ns, record.attended_ns) == (record.launch_ns + 500, 400, 400)
+    assert recorder.complete_step().totals[Operation.PARAMS_ALL_GATHER].attended_ns == 400
 
 
 def test_waiting_for_what_has_ended_leaves_nothing_behind(boxed: Boxes) -> None:
