@@ -74,6 +74,20 @@ def test_tensor_parallel_exchanges_that_are_awaited_at_once_hide_nothing_worth_m
             assert one.hidden_ns + one.elsewhere_ns < 0.2 * one.total_ns
 
 
+def test_receives_of_a_pipeline_are_hidden_by_nothing_with_overlap_off(
+    jobs: TrainingJobs, train_data: Tables, tmp_path: Path
+) -> None:
+    layout = on_layout(1, 2, 1)
+    off: Tables = {"parallel": {**layout["parallel"], "overlap": False}}
+    jobs.run(make_config(train_data, JOB, layout, off, recording_in(tmp_path)))
+
+    found = explained(tmp_path)
+
+    for kind in ("forward-recv", "backward-recv"):
+        assert [one.hidden_ns for one in found[kind]] == [0, 0], kind
+        assert all(one.exposed_ns > 0 for one in found[kind]), kind
+
+
 def train_with_long_reductions(context: RankContext, config: Config, orders: Orders) -> RankRecord:
     """Be one worker of a job whose reductions of gradients take a while."""
     finish = CommunicationQueue.finish
