@@ -26,6 +26,7 @@ from megatrain.contracts.process import Process
 from megatrain.schedule import Schedule, build_schedule
 from megatrain.telemetry.recorder import Recorder, open_recorder
 from megatrain.training_step import train_step
+from tests.helpers.paced_train import pause_until
 from tests.helpers.rank_pool import RankPool
 from tests.helpers.rank_protocol import RankContext
 from tests.helpers.training_case import make_config, on_layout
@@ -77,7 +78,7 @@ class Delays:
 
     def __call__(self, exchange: Exchange) -> None:
         if self.draw is not None and self.draw.random() < LATE_PART:
-            time.sleep(MOST_S * self.draw.random())
+            pause_until(time.monotonic() + MOST_S * self.draw.random())
 
 
 @contextmanager
