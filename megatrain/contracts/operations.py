@@ -55,8 +55,13 @@ class Operation(StrEnum):
     # A barrier is a collective that the host itself waits for: the host clock is the true one.
     BARRIER = "barrier", 24, "host-collective"
     CHECKPOINT_EXCHANGE = "checkpoint-exchange", 25, "host-collective"
-    CHECKSUM = "checksum", 26, "host-collective"
+    # The weights' half of a backward that a schedule splits; BACKWARD_COMPUTE is then the half that messages wait for.
+    BACKWARD_WEIGHT_COMPUTE = "backward-weight-compute", 26, "compute"
+    CHECKSUM = "checksum", 27, "host-collective"
 
+
+MODEL_COMPUTES = (Operation.FORWARD_COMPUTE, Operation.BACKWARD_COMPUTE, Operation.BACKWARD_WEIGHT_COMPUTE)
+"""A rank's own work on the micro-batches of a step."""
 
 MAX_OPERATIONS = 64
 """Numbers are below this: one bit each in the span mask."""

@@ -107,6 +107,8 @@ def _with_layout(config: Config, layout: Layout, num_chunks: int) -> Config:
     schedule = config.parallel.schedule
     if (schedule == "interleaved") != (num_chunks > 1):
         schedule = "interleaved" if num_chunks > 1 else "1f1b"
+    elif schedule == "zero_bubble" and layout.pp_size == 1:
+        schedule = "1f1b"
     parallel = replace(
         config.parallel,
         tp_size=layout.tp_size,

@@ -10,6 +10,7 @@ Shapes: T tokens (any dims), I inputs, O outputs (any dims: they are flattened);
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -176,21 +177,33 @@ def _sum_dtype(ctx: Any) -> torch.dtype:
 def _add_scaled_product(
     ctx: Any, a: Tensor, b: Tensor, a_inverse: Tensor, b_inverse: Tensor, out_dtype: torch.dtype
 ) -> Tensor | None:
-    """Return a b in the weight's shape and dtype, or add it to the weight's sink."""
+    """Return a b in the weight's shape and dtype, or leave it to the weight's sink."""
     sink: GradientSink | None = ctx.sink
     if sink is None:
         return torch._scaled_mm(a, b, a_inverse, b_inverse, out_dtype=out_dtype).view(ctx.weight_shape)
-    total, is_fresh = sink.take()
+    factors = (one.detach() for one in (a, b, a_inverse, b_inverse))
+    sink.add_product(partial(_add_to_sum, *factors, out_dtype))
+    return None
+
+
+def _add_to_sum(
+    a: Tensor,
+    b: Tensor,
+    a_inverse: Tensor,
+    b_inverse: Tensor,
+    out_dtype: torch.dtype,
+    total: Tensor,
+    is_fresh: bool,
+) -> None:
     total = total.flatten(0, -2)
     if is_fresh and total.dtype == out_dtype:
         torch._scaled_mm(a, b, a_inverse, b_inverse, out_dtype=out_dtype, out=total)
-        return None
+        return
     product = torch._scaled_mm(a, b, a_inverse, b_inverse, out_dtype=out_dtype)
     if is_fresh:
         total.copy_(product)
     else:
         total.add_(product)
-    return None
 
 
 def _bias_gradient(ctx: Any, grad_TO: Tensor) -> Tensor | None:

@@ -2,16 +2,21 @@
 
 That saves a tensor of the weight's size, a pass over the sum, and, in half precision, the rounding of each
 micro-batch's gradient before it is added. Whoever keeps such sums gives a parameter a sink; operations that know of
-sinks ask for it, and all others go on returning gradients.
+sinks ask for it, and all others go on returning gradients. Products with weights leave it to the sink when they run: no
+gradient of an input waits for them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from torch import Tensor, nn
 
 _ATTRIBUTE = "gradient_sink"
+
+Addition = Callable[[Tensor, bool], None]
+"""Adds one micro-batch's gradient to a sum: called with what GradientSink.take() returns."""
 
 
 class GradientSink(Protocol):
@@ -22,6 +27,13 @@ class GradientSink(Protocol):
 
         Fresh memory holds anything and must be overwritten; other memory is to be added to. The caller does so before
         it returns: from here on the gradient counts as written.
+        """
+
+    def add_product(self, add: Addition) -> None:
+        """Have `add` add a product to the sum, now or later; products are added in the order in which they come.
+
+        Until then the sink keeps `add` and what it refers to. That must be nothing but the product's factors, which
+        nobody may change, and without autograd's history, which would keep the graph.
         """
 
 

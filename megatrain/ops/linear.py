@@ -5,6 +5,7 @@ Shapes: T tokens (any dims), I inputs, O outputs (any dims: they are flattened).
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -44,16 +45,19 @@ class _Linear(torch.autograd.Function):
 
 
 def weight_gradient(grad_TO: Tensor, x_TI: Tensor, weight_OI: Tensor, sink: GradientSink | None) -> Tensor | None:
-    """Return grad' x in the weight's shape and dtype, or add it to `sink` and return None.
+    """Return grad' x in the weight's shape and dtype, or leave it to `sink` and return None.
 
     Shapes: grad [..., O]; x [..., I]; weight [*O, I].
     """
-    grad, x = grad_TO.flatten(0, -2), x_TI.flatten(0, -2)
+    grad, x = grad_TO.detach().flatten(0, -2), x_TI.detach().flatten(0, -2)
     if sink is None:
         return (grad.t() @ x).view(weight_OI.shape)
-    total, is_fresh = sink.take()
-    add_product_(total.flatten(0, -2), grad, x, is_fresh)
+    sink.add_product(partial(_add_weight_gradient, grad, x))
     return None
+
+
+def _add_weight_gradient(grad: Tensor, x: Tensor, total: Tensor, is_fresh: bool) -> None:
+    add_product_(total.flatten(0, -2), grad, x, is_fresh)
 
 
 def _check_add_product(total: Tensor, grad: Tensor, x: Tensor, is_fresh: bool) -> None:

@@ -17,9 +17,10 @@ from torch import Tensor
 from megatrain.comm.group import Group
 from megatrain.comm.queue import Pending
 from megatrain.contracts.operations import Operation
-from megatrain.ops.gradient_sink import set_gradient_sink
+from megatrain.ops.gradient_sink import Addition, set_gradient_sink
 from megatrain.parallel.bucket import Bucket, group_into_buckets
 from megatrain.parallel.sharding import LogicalParameter
+from megatrain.parallel.weight_products import WeightProducts
 
 WrittenGradients = tuple[tuple[bool, ...], ...]
 """Of each bucket and each of its parameters, whether its gradient has begun its sum over the step's micro-batches."""
@@ -61,6 +62,7 @@ class ChunkDataParallel:
         """`number`: of the chunk on its stage, for the records."""
         self.options = options
         self.number = number
+        self.weight_products = WeightProducts()
         self.buckets: list[Bucket] = []
         self._reductions: list[_Reduction] = []
         self._gathers: list[Pending] = []
@@ -75,7 +77,7 @@ class ChunkDataParallel:
             )
             self.buckets.append(bucket)
             for index, logical in enumerate(members):
-                sink = _BucketSink(bucket, index)
+                sink = _BucketSink(bucket, index, self.weight_products)
                 set_gradient_sink(logical.parameter, sink)
                 # for what comes from operations that know nothing of sinks
                 logical.parameter.register_post_accumulate_grad_hook(sink.add_grad)
@@ -200,9 +202,13 @@ class _BucketSink:
 
     bucket: Bucket
     index: int
+    products: WeightProducts
 
     def take(self) -> tuple[Tensor, bool]:
         return self.bucket.take_gradient(self.index)
+
+    def add_product(self, add: Addition) -> None:
+        self.products.run(lambda: add(*self.take()))
 
     def add_grad(self, parameter: Tensor) -> None:
         """Move what autograd left at the parameter, if anything, to the bucket."""

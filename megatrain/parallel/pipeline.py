@@ -23,6 +23,7 @@ from megatrain.comm.queue import Pending
 from megatrain.contracts.operations import Operation
 from megatrain.parallel.data_parallel import ChunkDataParallel
 from megatrain.parallel.graphed_chunk import Backward, GraphedChunk
+from megatrain.parallel.weight_products import PutOffProducts
 from megatrain.schedule import Action, ActionKind, Schedule
 from megatrain.telemetry.recorder import Recorder
 
@@ -66,6 +67,7 @@ class _Run:
     backward_sends: dict[tuple[int, int], Pending] = field(default_factory=dict)
     stage_inputs: dict[tuple[int, int], Tensor] = field(default_factory=dict)
     backwards: dict[tuple[int, int], Backward] = field(default_factory=dict)
+    put_off: dict[tuple[int, int], PutOffProducts] = field(default_factory=dict)
 
 
 class Pipeline:
@@ -120,8 +122,10 @@ class Pipeline:
         match action.kind:
             case ActionKind.FORWARD:
                 self._forward(action, run)
-            case ActionKind.BACKWARD:
+            case ActionKind.BACKWARD | ActionKind.BACKWARD_INPUT:
                 self._backward(action, run)
+            case ActionKind.BACKWARD_WEIGHT:
+                self._backward_weight(action, run)
             case ActionKind.SEND_FORWARD | ActionKind.SEND_BACKWARD:
                 self._send(action, run)
             case ActionKind.RECV_FORWARD | ActionKind.RECV_BACKWARD:
@@ -169,12 +173,21 @@ class Pipeline:
             other.data_parallel.settle()
         chunk.data_parallel.before_backward()
         with self.recorder.span(Operation.BACKWARD_COMPUTE, microbatch=action.microbatch, chunk=action.chunk):
-            run.backwards.pop(key)(gradient)
+            if action.kind is ActionKind.BACKWARD_INPUT:
+                with chunk.data_parallel.weight_products.put_off() as run.put_off[key]:
+                    run.backwards.pop(key)(gradient)
+            else:
+                run.backwards.pop(key)(gradient)
         chunk.data_parallel.after_backward()
         stage_input = run.stage_inputs.pop(key, None)
         if stage_input is not None:
             assert stage_input.grad is not None
             run.outgoing[(ActionKind.SEND_BACKWARD, *key)] = stage_input.grad
+
+    def _backward_weight(self, action: Action, run: _Run) -> None:
+        products = run.put_off.pop((action.chunk, action.microbatch))
+        with self.recorder.span(Operation.BACKWARD_WEIGHT_COMPUTE, microbatch=action.microbatch, chunk=action.chunk):
+            products.carry_out()
 
     def _send(self, action: Action, run: _Run) -> None:
         x = run.outgoing.pop((action.kind, action.chunk, action.microbatch)).contiguous()

@@ -6,8 +6,8 @@ A schedule is, for each stage, a list of actions (compute, send, receive, gather
 
 from __future__ import annotations
 
-from megatrain.schedule.action import Action, ActionKind, Schedule
-from megatrain.schedule.bounds import bubble_fraction, in_flight_bound
+from megatrain.schedule.action import COMPUTES, MESSAGES_OF, MICROBATCH_ENDS, Action, ActionKind, Schedule
+from megatrain.schedule.bounds import ComputeDurations, bubble_fraction, in_flight_bound
 from megatrain.schedule.build import build_schedule, forward_only
 from megatrain.schedule.checker import check_schedule
 from megatrain.schedule.drawing import render
@@ -15,9 +15,13 @@ from megatrain.schedule.feasibility import SCHEDULE_NAMES, infeasibility
 from megatrain.schedule.stage_rules import peak_in_flight
 
 __all__ = [
+    "COMPUTES",
+    "MESSAGES_OF",
+    "MICROBATCH_ENDS",
     "SCHEDULE_NAMES",
     "Action",
     "ActionKind",
+    "ComputeDurations",
     "Schedule",
     "bubble_fraction",
     "build_schedule",

@@ -1,9 +1,10 @@
 """The vocabulary of a pipeline schedule: actions, and each stage's list of them.
 
-A stage executes its list in order. Every action returns at once except FORWARD and BACKWARD, which first wait for what
-they consume. The model is cut into pp_size * num_chunks model chunks; chunk c of stage s is model chunk
-c * pp_size + s, so the output of the last stage's chunk c wraps around to chunk c + 1 of stage 0. Messages from one
-stage to another in one direction form a channel, first in, first out: its n-th send is received by its n-th receive.
+A stage executes its list in order. Every action returns at once except the computes, which first wait for what they
+consume. A backward is one compute, or two where a schedule splits it. The model is cut into pp_size * num_chunks model
+chunks; chunk c of stage s is model chunk c * pp_size + s, so the output of the last stage's chunk c wraps around to
+chunk c + 1 of stage 0. Messages from one stage to another in one direction form a channel, first in, first out: its
+n-th send is received by its n-th receive.
 Source: the list-of-actions form is that of torch.distributed.pipelining and DeepSpeed; the semantics here are ours.
 """
 
@@ -20,6 +21,10 @@ class ActionKind(Enum):
     """Wait for the input and for the chunk's parameters, then compute."""
     BACKWARD = "backward"
     """Wait for the output's gradient, then compute the gradients of input and weights."""
+    BACKWARD_INPUT = "backward_input"
+    """Wait for the output's gradient, then compute the input's; put the products that give weights' gradients off."""
+    BACKWARD_WEIGHT = "backward_weight"
+    """Carry out the products that this microbatch's BACKWARD_INPUT put off."""
     SEND_FORWARD = "send_forward"
     """Post the output of this chunk to the next model chunk; its buffer is released when delivered."""
     RECV_FORWARD = "recv_forward"
@@ -35,6 +40,20 @@ class ActionKind(Enum):
 
     # Members are singletons, so identity is equality; Enum's own hash is a Python call, and checkers hash millions.
     __hash__ = object.__hash__
+
+
+COMPUTES = frozenset({ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT})
+"""What takes time on a stage."""
+
+MICROBATCH_ENDS = frozenset({ActionKind.BACKWARD, ActionKind.BACKWARD_WEIGHT})
+"""After these a microbatch has left nothing on its chunk: activations are released, gradients are in their sums."""
+
+MESSAGES_OF = {
+    ActionKind.FORWARD: (ActionKind.RECV_FORWARD, ActionKind.SEND_FORWARD),
+    ActionKind.BACKWARD: (ActionKind.RECV_BACKWARD, ActionKind.SEND_BACKWARD),
+    ActionKind.BACKWARD_INPUT: (ActionKind.RECV_BACKWARD, ActionKind.SEND_BACKWARD),
+}
+"""What a compute receives before and sends after. BACKWARD_WEIGHT does neither."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from megatrain.schedule.interleaved import group_sizes, interleaved
 from megatrain.schedule.lowering import lower
 from megatrain.schedule.one_f_one_b import one_f_one_b
 from megatrain.schedule.order import ComputeOrder
+from megatrain.schedule.zero_bubble import zero_bubble
 
 FORWARD_ONLY = "forward_only"
 
@@ -30,6 +31,8 @@ def build_schedule(
         orders = gpipe(pp_size, num_microbatches)
     elif name == "1f1b":
         orders = one_f_one_b(pp_size, num_microbatches)
+    elif name == "zero_bubble":
+        orders = zero_bubble(pp_size, num_microbatches)
     else:
         orders = interleaved(pp_size, num_chunks, num_microbatches)
     actions = lower(orders, num_chunks, num_microbatches, receives_ahead)

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from string import ascii_lowercase
 
-from megatrain.schedule.action import Action, ActionKind, Schedule
+from megatrain.schedule.action import COMPUTES, Action, ActionKind, Schedule
 from megatrain.schedule.execution import execute
+
+_LETTERS = {
+    ActionKind.FORWARD: "F",
+    ActionKind.BACKWARD: "B",
+    ActionKind.BACKWARD_INPUT: "I",
+    ActionKind.BACKWARD_WEIGHT: "W",
+}
 
 
 def render(schedule: Schedule) -> str:
     """Return the drawing: F or B, the microbatch, with several chunks a letter for the chunk; a dot is idle.
 
+    Where backward is split, I is its half for the input and W that for the weights.
     Every compute takes one slot and messages none, so columns show order and bubble, not time.
     """
     execution = execute(schedule)
@@ -19,7 +27,7 @@ def render(schedule: Schedule) -> str:
     label_width = len(f"stage {schedule.pp_size - 1}")
     rows = []
     for stage, (actions, slots) in enumerate(zip(schedule.stages, execution.slots, strict=True)):
-        computes = [action for action in actions if action.kind in (ActionKind.FORWARD, ActionKind.BACKWARD)]
+        computes = [action for action in actions if action.kind in COMPUTES]
         cells = dict(zip(slots, (_cell(schedule, action) for action in computes), strict=False))
         row = " ".join(cells.get(slot, ".").ljust(width) for slot in range(num_slots))
         rows.append(f"{f'stage {stage}':{label_width}} | {row}".rstrip())
@@ -27,8 +35,7 @@ def render(schedule: Schedule) -> str:
 
 
 def _cell(schedule: Schedule, action: Action) -> str:
-    letter = "F" if action.kind is ActionKind.FORWARD else "B"
-    return f"{letter}{action.microbatch}{_chunk_label(schedule, action.chunk)}"
+    return f"{_LETTERS[action.kind]}{action.microbatch}{_chunk_label(schedule, action.chunk)}"
 
 
 def _chunk_label(schedule: Schedule, chunk: int) -> str:

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from megatrain.schedule.action import Action, ActionKind, Schedule
+from megatrain.schedule.action import COMPUTES, MESSAGES_OF, Action, ActionKind, Schedule
+
+_RECEIVE_OF = {compute: receive for compute, (receive, _) in MESSAGES_OF.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,7 @@ class _Stage:
         self._actions = actions
         self._mailboxes = mailboxes
         self._next_slot = 0
-        self._posted: dict[tuple[ActionKind, int, int], tuple[_Mailbox, int]] = {}
+        self._posted: dict[tuple[ActionKind | None, int, int], tuple[_Mailbox, int]] = {}
 
     def advance(self) -> set[int]:
         """Execute until the end or until a message is missing; return the stages that were sent something."""
@@ -94,8 +96,8 @@ class _Stage:
         for position in range(self.position, len(self._actions)):
             action = self._actions[position]
             kind = action.kind
-            if kind is ActionKind.FORWARD or kind is ActionKind.BACKWARD:
-                receive = self._posted.get((kind, action.chunk, action.microbatch))
+            if kind in COMPUTES:
+                receive = self._posted.get((_RECEIVE_OF.get(kind), action.chunk, action.microbatch))
                 if receive is not None:
                     mailbox, message = receive
                     if message >= len(mailbox.arrivals):
@@ -110,8 +112,7 @@ class _Stage:
                 reached.add(mailbox.channel.destination)
             elif kind is ActionKind.RECV_FORWARD or kind is ActionKind.RECV_BACKWARD:
                 mailbox = self._mailboxes[kind]
-                consumer = ActionKind.FORWARD if kind is ActionKind.RECV_FORWARD else ActionKind.BACKWARD
-                self._posted[consumer, action.chunk, action.microbatch] = (mailbox, mailbox.num_received)
+                self._posted[kind, action.chunk, action.microbatch] = (mailbox, mailbox.num_received)
                 mailbox.num_received += 1
         self.position = len(self._actions)
         return reached

@@ -3,7 +3,7 @@
 The one idea: sends and receives are separate actions, and the receive of a compute is posted one compute earlier, in
 warm-up, steady state and cool-down alike, so that each transfer has a whole compute to hide behind. Never earlier
 than that: a receive that waits long keeps a buffer and, on NCCL, a spinning kernel. Gathers run one chunk ahead
-of their first use; a reduce follows the send of the chunk's last gradient, for which another stage waits.
+of their first use; a reduce follows the chunk's last backward, and the send after it for which another stage waits.
 Source: MegaScale sec. 3.2.
 """
 
@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 
-from megatrain.schedule.action import Action, ActionKind
+from megatrain.schedule.action import MICROBATCH_ENDS, Action, ActionKind
 from megatrain.schedule.order import ComputeOrder
 
 RECEIVES_AHEAD = 1
@@ -37,12 +37,12 @@ class _Messages:
         }
 
     def receives(self, stage: int, order: Sequence[Action]) -> list[Action | None]:
-        """Return what each compute of `order` receives; None at the model's input and at the loss."""
+        """Return what each compute of `order` receives; None at the model's input, at the loss, and for weights."""
         input_chunk, loss_chunk = self._ends(stage)
         return self._select(order, ActionKind.RECV_FORWARD, input_chunk, ActionKind.RECV_BACKWARD, loss_chunk)
 
     def sends(self, stage: int, order: Sequence[Action]) -> list[Action | None]:
-        """Return what each compute of `order` sends; None at the loss and at the model's input."""
+        """Return what each compute of `order` sends; None at the loss, at the model's input, and for weights."""
         input_chunk, loss_chunk = self._ends(stage)
         return self._select(order, ActionKind.SEND_FORWARD, loss_chunk, ActionKind.SEND_BACKWARD, input_chunk)
 
@@ -64,6 +64,8 @@ class _Messages:
             chunk = compute.chunk
             if compute.kind is ActionKind.FORWARD:
                 selected.append(None if chunk == forward_end else forwards[chunk][compute.microbatch])
+            elif compute.kind is ActionKind.BACKWARD_WEIGHT:
+                selected.append(None)
             else:
                 selected.append(None if chunk == backward_end else backwards[chunk][compute.microbatch])
         return selected
@@ -92,7 +94,7 @@ def _lower_stage(
     reduces: list[Action],
     receives_ahead: int,
 ) -> tuple[Action, ...]:
-    backwards_left = Counter(compute.chunk for compute in order if compute.kind is ActionKind.BACKWARD)
+    ends_left = Counter(compute.chunk for compute in order if compute.kind in MICROBATCH_ENDS)
     chunks = list(dict.fromkeys(compute.chunk for compute in order if compute.kind is ActionKind.FORWARD))
     gather_before = {chunk: gathers[following] for chunk, following in pairwise(chunks)}
     actions: list[Action] = [gathers[chunks[0]]]
@@ -106,8 +108,8 @@ def _lower_stage(
         actions.append(compute)
         if (send := sends[slot]) is not None:
             actions.append(send)
-        if compute.kind is ActionKind.BACKWARD:
-            backwards_left[compute.chunk] -= 1
-            if backwards_left[compute.chunk] == 0:
+        if compute.kind in MICROBATCH_ENDS:
+            ends_left[compute.chunk] -= 1
+            if ends_left[compute.chunk] == 0:
                 actions.append(reduces[compute.chunk])
     return tuple(actions)

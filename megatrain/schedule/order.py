@@ -2,7 +2,8 @@
 
 A generator of a schedule yields these alone; lowering.py adds the communication. Every schedule here is one weave of
 two sequences, which all stages share: warm-up forwards, then one forward and one backward in turn, then the backwards
-that are left. Schedules differ in the sequences and in the number of warm-up forwards.
+that are left. Schedules differ in the sequences and in the number of warm-up forwards; one puts the weights' halves of
+the backwards in between.
 """
 
 from __future__ import annotations

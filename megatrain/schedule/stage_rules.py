@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from megatrain.schedule.action import Action, ActionKind, Schedule
+from megatrain.schedule.action import MESSAGES_OF, MICROBATCH_ENDS, Action, ActionKind, Schedule
 from megatrain.schedule.build import FORWARD_ONLY
 
-_MESSAGES_OF = {
-    ActionKind.FORWARD: (ActionKind.RECV_FORWARD, ActionKind.SEND_FORWARD),
-    ActionKind.BACKWARD: (ActionKind.RECV_BACKWARD, ActionKind.SEND_BACKWARD),
-}
 # What exchanges messages with the model chunk before this one, and with the one after it.
 _TOWARDS_INPUT = (ActionKind.RECV_FORWARD, ActionKind.SEND_BACKWARD)
 _TOWARDS_LOSS = (ActionKind.SEND_FORWARD, ActionKind.RECV_BACKWARD)
@@ -36,7 +32,7 @@ def check_stages(schedule: Schedule, pending_receives_bound: int) -> list[str]:
 
 
 def peak_in_flight(schedule: Schedule) -> tuple[int, ...]:
-    """Return, by stage, the most forwards whose backward has not been done, in microbatches of one chunk.
+    """Return, by stage, the most forwards whose backward has not been done in full, in microbatches of one chunk.
 
     A schedule without backwards holds nothing: its peaks are 0.
     """
@@ -49,7 +45,7 @@ def _peak_in_flight(actions: Sequence[Action]) -> int:
         if action.kind is ActionKind.FORWARD:
             held += 1
             peak = max(peak, held)
-        elif action.kind is ActionKind.BACKWARD:
+        elif action.kind in MICROBATCH_ENDS:
             held -= 1
             num_backwards += 1
     return peak if num_backwards else 0
@@ -62,21 +58,36 @@ def _place(stage: int, position: int, action: Action) -> str:
 def _precedences(schedule: Schedule) -> Iterator[Precedence]:
     """Yield the order rules of a stage in the middle of the model; every action it needs is in at least one."""
     has_backward = schedule.name != FORWARD_ONLY
+    is_split = _splits_backward(schedule)
     for chunk in range(schedule.num_chunks):
         gather, reduce = Action(ActionKind.GATHER, chunk, -1), Action(ActionKind.REDUCE, chunk, -1)
         for microbatch in range(schedule.num_microbatches):
             forward = Action(ActionKind.FORWARD, chunk, microbatch)
             yield gather, forward, "a chunk's parameters are gathered before its first forward"
             yield from _around(forward)
-            if has_backward:
-                backward = Action(ActionKind.BACKWARD, chunk, microbatch)
-                yield forward, backward, "a forward comes before its backward"
-                yield from _around(backward)
-                yield backward, reduce, "a chunk's gradients are reduced after its last backward"
+            if not has_backward:
+                continue
+            backward = Action(ActionKind.BACKWARD_INPUT if is_split else ActionKind.BACKWARD, chunk, microbatch)
+            yield forward, backward, "a forward comes before its backward"
+            yield from _around(backward)
+            end = backward
+            if is_split:
+                end = Action(ActionKind.BACKWARD_WEIGHT, chunk, microbatch)
+                yield backward, end, "what a backward put off is carried out after it"
+            yield end, reduce, "a chunk's gradients are reduced after its last backward"
+
+
+def _splits_backward(schedule: Schedule) -> bool:
+    """Say whether backwards are to come in halves: all of them, where one does."""
+    return any(
+        action.kind is ActionKind.BACKWARD_INPUT or action.kind is ActionKind.BACKWARD_WEIGHT
+        for actions in schedule.stages
+        for action in actions
+    )
 
 
 def _around(compute: Action) -> Iterator[Precedence]:
-    receive, send = _MESSAGES_OF[compute.kind]
+    receive, send = MESSAGES_OF[compute.kind]
     yield Action(receive, compute.chunk, compute.microbatch), compute, "a receive is posted before its consumer"
     yield compute, Action(send, compute.chunk, compute.microbatch), "a result is sent after it is computed"
 
@@ -119,6 +130,6 @@ def _check_pending_receives(stage: int, actions: Sequence[Action], bound: int) -
             if len(pending) > bound:
                 excess = f"{len(pending)} receives are posted and not consumed; at most {bound} may be"
                 return [f"{_place(stage, position, action)}: {excess}"]
-        elif action.kind is ActionKind.FORWARD or action.kind is ActionKind.BACKWARD:
-            pending.discard(Action(_MESSAGES_OF[action.kind][0], action.chunk, action.microbatch))
+        elif action.kind in MESSAGES_OF:
+            pending.discard(Action(MESSAGES_OF[action.kind][0], action.chunk, action.microbatch))
     return []

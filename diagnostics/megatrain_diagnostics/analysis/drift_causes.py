@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from megatrain.contracts.operations import Operation
+from megatrain.contracts.operations import MODEL_COMPUTES, Operation
 from megatrain_diagnostics.events.roster import Roster
 from megatrain_diagnostics.events.tables import Float64, Int64, StepTotals
 
@@ -23,10 +23,9 @@ EXPLAINS = 0.4
 COMPUTE = "forward-compute and backward-compute"
 """Named where neither alone explains a change, and both may."""
 _OWN_WORK = (
-    *(Operation.FORWARD_COMPUTE, Operation.BACKWARD_COMPUTE, Operation.DATA_WAIT, Operation.GC),
+    *(*MODEL_COMPUTES, Operation.DATA_WAIT, Operation.GC),
     Operation.OPTIMIZER,
 )
-_COMPUTE = (Operation.FORWARD_COMPUTE, Operation.BACKWARD_COMPUTE)
 _OF_TP = (Operation.TP_ALL_GATHER, Operation.TP_REDUCE_SCATTER, Operation.TP_ALL_REDUCE)
 _OF_DP = (Operation.GRADS_REDUCE_SCATTER, Operation.PARAMS_ALL_GATHER)
 _OF_PP = (Operation.FORWARD_RECV, Operation.BACKWARD_RECV, Operation.EMBEDDING_ALL_REDUCE)
@@ -72,11 +71,10 @@ def moved_operations(before: StepTotals, after: StepTotals, roster: Roster, delt
         for operation, change in changes.items()
         if np.isfinite(change).any()
     ]
-    forward, backward = _COMPUTE
-    both = changes[forward] + changes[backward]
+    both = _sum([changes[operation] for operation in MODEL_COMPUTES])
     if np.isfinite(both).any() and all(one.explained < EXPLAINS for order, one in found if order == 0):
         # a device that slows down slows both
-        found.append((0, _moved(COMPUTE, sums[forward][0] + sums[backward][0], both, roster, delta_s)))
+        found.append((0, _moved(COMPUTE, _sum([sums[one][0] for one in MODEL_COMPUTES]), both, roster, delta_s)))
     likely = sorted(
         (one for one in found if one[1].explained > 0.05),
         key=lambda one: (one[1].explained < EXPLAINS, one[0] if one[1].explained >= EXPLAINS else 0, -one[1].explained),
@@ -87,11 +85,16 @@ def moved_operations(before: StepTotals, after: StepTotals, roster: Roster, delt
 def _take_tp_out(changes: dict[Operation, Float64]) -> None:
     """Take the collectives of tp, which lie inside compute, out of its change."""
     of_tp = sum(np.nan_to_num(changes[operation]) for operation in _OF_TP)
-    total = sum(np.nan_to_num(changes[operation]) for operation in _COMPUTE)
-    for operation in _COMPUTE:
+    total = sum(np.nan_to_num(changes[operation]) for operation in MODEL_COMPUTES)
+    for operation in MODEL_COMPUTES:
         change = changes[operation]
         share = np.divide(np.nan_to_num(change), total, out=np.zeros(len(change)), where=np.abs(total) > 0)
         changes[operation] = change - np.clip(share, 0.0, 1.0) * of_tp
+
+
+def _sum(of_operations: Sequence[Float64]) -> Float64:
+    summed: Float64 = np.sum(of_operations, axis=0)
+    return summed
 
 
 def _order(operation: Operation) -> int:

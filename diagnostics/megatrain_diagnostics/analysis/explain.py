@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from megatrain.contracts.errors import DataError
-from megatrain.contracts.operations import Operation
+from megatrain.contracts.operations import MODEL_COMPUTES, Operation
 from megatrain_diagnostics.analysis.exchanges import Exchanges, find_exchanges
 from megatrain_diagnostics.analysis.exposure import CATEGORIES, Category, Exposure, expose
 from megatrain_diagnostics.analysis.overlap import Overlap, overlaps
@@ -206,7 +206,7 @@ def _of_totals(rank: int, totals: StepTotals, after: StepTotals) -> Breakdown:
 
     spent = {
         Category.DATA.value: taken("step", of(Operation.DATA_WAIT)),
-        Category.COMPUTE.value: taken("step", of(Operation.FORWARD_COMPUTE, Operation.BACKWARD_COMPUTE)),
+        Category.COMPUTE.value: taken("step", of(*MODEL_COMPUTES)),
         Category.OPTIMIZER.value: taken("step", of(Operation.CLIP, Operation.OPTIMIZER)),
         Category.CHECKPOINT.value: taken("between", later.get(Operation.CHECKPOINT.number, 0)),
         Category.EVALUATION.value: taken("between", later.get(Operation.EVALUATION.number, 0)),

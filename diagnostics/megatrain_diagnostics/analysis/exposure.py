@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatrain.contracts.black_box_values import ATTENDED_MASK, ATTENDED_SHIFT, ATTENDED_STEPS
-from megatrain.contracts.operations import MAX_OPERATIONS, Operation
+from megatrain.contracts.operations import MAX_OPERATIONS, MODEL_COMPUTES, Operation
 from megatrain_diagnostics.analysis.exchanges import Exchanges, end_ns
 from megatrain_diagnostics.events.tables import NO_DURATION, Int32, Int64, Spans
 
@@ -57,7 +57,7 @@ COMMUNICATION = (
 # from the lowest to the highest layer
 _LAYERS: tuple[tuple[Category, tuple[Operation, ...]], ...] = (
     (Category.OPTIMIZER, (Operation.CLIP, Operation.OPTIMIZER)),
-    (Category.COMPUTE, (Operation.FORWARD_COMPUTE, Operation.BACKWARD_COMPUTE)),
+    (Category.COMPUTE, MODEL_COMPUTES),
     (Category.DATA, (Operation.DATA_WAIT,)),
     (Category.EVALUATION, (Operation.EVALUATION,)),
     (Category.CHECKPOINT, (Operation.CHECKPOINT, Operation.CHECKPOINT_LOAD, Operation.CHECKPOINT_EXCHANGE)),

@@ -10,7 +10,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from megatrain.contracts.operations import Operation
+from megatrain.contracts.operations import MODEL_COMPUTES, Operation
 from megatrain_diagnostics.analysis.peers import Floats, Indices
 from megatrain_diagnostics.analysis.step_ring import OVERLAPPED, StepRow
 
@@ -24,7 +24,7 @@ class Aspect(IntEnum):
     WAIT = 3
 
 
-_PASSES = (Operation.FORWARD_COMPUTE.number, Operation.BACKWARD_COMPUTE.number)
+_PASSES = tuple(operation.number for operation in MODEL_COMPUTES)
 _INSIDE_PASSES = (
     Operation.TP_ALL_GATHER.number,
     Operation.TP_REDUCE_SCATTER.number,

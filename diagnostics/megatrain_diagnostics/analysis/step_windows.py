@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from megatrain.contracts.operations import Operation
+from megatrain.contracts.operations import MODEL_COMPUTES, Operation
 from megatrain_diagnostics.analysis.exchanges import end_ns
 from megatrain_diagnostics.analysis.exposure import Windows
 from megatrain_diagnostics.events.clocks import align
@@ -28,7 +28,7 @@ _FARTHEST_NS = 3600 * 10**9
 """A span so far from the others of its step was timed by a clock that jumped."""
 _MOST_NAMED = 12
 _LONGEST_NS = 24 * 3600 * 10**9
-PROVES_FULL = (Operation.STEP, Operation.FORWARD_COMPUTE, Operation.BACKWARD_COMPUTE)
+PROVES_FULL = (Operation.STEP, *MODEL_COMPUTES)
 # what the thread of the step loop does itself: communication may go on into the next step
 _OF_THE_LOOP = (
     *(*PROVES_FULL, Operation.DATA_WAIT, Operation.CLIP, Operation.OPTIMIZER, Operation.GC),

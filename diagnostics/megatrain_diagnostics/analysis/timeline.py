@@ -26,6 +26,7 @@ _NESTING = ("compute", "host")
 _LANE_OF: dict[Operation, str] = {
     Operation.FORWARD_COMPUTE: "compute",
     Operation.BACKWARD_COMPUTE: "compute",
+    Operation.BACKWARD_WEIGHT_COMPUTE: "compute",
     Operation.CLIP: "compute",
     Operation.OPTIMIZER: "compute",
     Operation.TP_ALL_GATHER: "tp",

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from megatrain import __version__
-from megatrain.contracts.operations import Operation
+from megatrain.contracts.operations import MODEL_COMPUTES, Operation
 from megatrain_diagnostics.events.tables import StepTotals
 from megatrain_diagnostics.metrics.readings import HostReading, RankReading
 from megatrain_diagnostics.streamer.host_clock import HostClock
@@ -16,7 +16,7 @@ from megatrain_diagnostics.streamer.rank_tail import RankTail
 from megatrain_diagnostics.wire.sender import SenderState
 
 _NS = 1_000_000_000
-_COMPUTE = (Operation.FORWARD_COMPUTE, Operation.BACKWARD_COMPUTE, Operation.CLIP, Operation.OPTIMIZER)
+_COMPUTE = (*MODEL_COMPUTES, Operation.CLIP, Operation.OPTIMIZER)
 _EXCHANGES = tuple(one for one in Operation if one.is_collective or one.is_point_to_point)
 
 

@@ -91,6 +91,8 @@ def _schedule_problems(context: Context, levels: Sequence[int]) -> Iterator[Prob
     # An impossible combination of schedule, stages and chunks is reported by the layout's own rules.
     if (parallel.schedule == "interleaved") != (parallel.num_chunks > 1):
         return
+    if parallel.schedule == "zero_bubble" and parallel.pp_size == 1:
+        return
     # One replica has the most micro-batches: what is impossible there is impossible with any number of replicas.
     part = batch.micro_batch_size * (context.dp_size or 1)
     # The smallest batch of the run is the hardest: no schedule has too many micro-batches.

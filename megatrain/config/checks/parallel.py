@@ -15,6 +15,7 @@ def parallel_problems(context: Context) -> Iterator[Problem]:
     """Yield what makes the layout impossible."""
     yield from _tensor_parallel_problems(context)
     yield from _chunk_problems(context)
+    yield from _split_backward_problems(context)
     yield from _layer_problems(context)
     yield from _world_size_problems(context)
     parallel, train = context.config.parallel, context.config.train
@@ -93,6 +94,32 @@ def _chunk_problems(context: Context) -> Iterator[Problem]:
             f"parallel.zero_stage=2 keeps whole gradients of one chunk at a time; with model.has_tied_head=true and "
             f"parallel.num_chunks={parallel.num_chunks} on one stage, two chunks write one gradient; use zero_stage=1, "
             f"num_chunks=1 or has_tied_head=false",
+        )
+
+
+def _split_backward_problems(context: Context) -> Iterator[Problem]:
+    """Yield what leaves nothing to put off, or nowhere to put it."""
+    config = context.config
+    parallel = config.parallel
+    if parallel.schedule != "zero_bubble":
+        return
+    if parallel.pp_size == 1:
+        yield Problem(
+            ("parallel.schedule", "parallel.pp_size"),
+            'parallel.schedule="zero_bubble" fills the bubble of a pipeline, and parallel.pp_size=1 has none; '
+            'use schedule="1f1b" or pp_size=2',
+        )
+    if parallel.zero_stage == 2:
+        yield Problem(
+            ("parallel.zero_stage", "parallel.schedule"),
+            "parallel.zero_stage=2 lets go of a micro-batch's gradients after its backward, and "
+            'parallel.schedule="zero_bubble" puts most of them off; use zero_stage=1 or schedule="1f1b"',
+        )
+    if config.fp8.is_used and config.fp8.backend == "transformer_engine":
+        yield Problem(
+            ("fp8.backend", "parallel.schedule"),
+            'fp8.backend="transformer_engine" computes weights\' gradients in its own backward, where '
+            'parallel.schedule="zero_bubble" cannot put them off; use backend="megatrain" or schedule="1f1b"',
         )
 
 

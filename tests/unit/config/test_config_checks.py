@@ -466,7 +466,7 @@ def test_rule(problems_of, overrides: list[str], expected: str | None) -> None:
         ("optimizer.lr=inf", "must be finite; use an ordinary number"),
         ("parallel.tp_size=0", "is out of range; use a value >= 1 and <= 10000000"),
         ("parallel.zero_stage=3", "is not allowed; use 1 or 2"),
-        ('parallel.schedule="zb"', 'is not allowed; use "gpipe", "1f1b" or "interleaved"'),
+        ('parallel.schedule="zb"', 'is not allowed; use "gpipe", "1f1b", "interleaved" or "zero_bubble"'),
         ("runtime.step_timeout_s=0.0", "is out of range; use a value > 0 and <= 1000000000"),
         ("profile.ranks=[0, -1, -2]", "is out of range: element 2 is -1; use values >= 0"),
         ('profile.ranks=[0, -1, "a"]', 'must be a list of integers, such as [0, 8]; element 3 is "a", a string'),

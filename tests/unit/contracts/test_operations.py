@@ -30,12 +30,14 @@ FROZEN = {
     "init": 23,
     "barrier": 24,
     "checkpoint-exchange": 25,
-    "checksum": 26,
+    "backward-weight-compute": 26,
+    "checksum": 27,
 }
 ON_HOST = {"barrier", "checkpoint-exchange", "checksum"}
 COLLECTIVES = {name for name, number in FROZEN.items() if 9 <= number <= 16} | ON_HOST
 POINT_TO_POINT = {"forward-send", "forward-recv", "backward-send", "backward-recv"}
-ON_DEVICE = (COLLECTIVES | POINT_TO_POINT | {"forward-compute", "backward-compute", "clip", "optimizer"}) - ON_HOST
+COMPUTES = {"forward-compute", "backward-compute", "backward-weight-compute", "clip", "optimizer"}
+ON_DEVICE = (COLLECTIVES | POINT_TO_POINT | COMPUTES) - ON_HOST
 
 
 def test_names_and_numbers_never_change() -> None:

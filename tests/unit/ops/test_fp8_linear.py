@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from megatrain.ops.fp8_linear import CurrentScaler, TensorwiseFp8Linear, rowwise_fp8_linear
-from megatrain.ops.gradient_sink import set_gradient_sink
+from megatrain.ops.gradient_sink import Addition, set_gradient_sink
 from megatrain.ops.linear import linear
 from tests.helpers.fp8_error import GRADIENT_ERROR, INPUT_ERROR, relative
 from tests.helpers.kernels import UNDER_TEST, draw
@@ -64,6 +64,9 @@ def test_the_weights_gradient_goes_to_its_sink(name: str) -> None:
         def take(self) -> tuple[Tensor, bool]:
             taken.append(not taken)
             return total, taken[-1]
+
+        def add_product(self, add: Addition) -> None:
+            add(*self.take())
 
     set_gradient_sink(weight, Sum())
     expected = torch.zeros(32, 48, dtype=torch.float64, device=UNDER_TEST.device)

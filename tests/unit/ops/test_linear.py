@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from megatrain.ops.gradient_sink import set_gradient_sink
+from megatrain.ops.gradient_sink import Addition, set_gradient_sink
 from megatrain.ops.linear import linear
 from tests.helpers.kernels import UNDER_TEST, draw
 from tests.helpers.operator_contract import assert_contract, assert_refused
@@ -26,6 +26,9 @@ class Sum:
     def take(self) -> tuple[Tensor, bool]:
         self.num_taken += 1
         return self.memory, self.num_taken == 1
+
+    def add_product(self, add: Addition) -> None:
+        add(*self.take())
 
 
 def plain(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -11,15 +11,31 @@ import pytest
 from numpy.typing import NDArray
 
 from megatrain.replay import build_graph, evaluate
-from megatrain.schedule import SCHEDULE_NAMES, ActionKind, Schedule, bubble_fraction, build_schedule, infeasibility
+from megatrain.schedule import (
+    SCHEDULE_NAMES,
+    ActionKind,
+    ComputeDurations,
+    Schedule,
+    bubble_fraction,
+    build_schedule,
+    infeasibility,
+)
+
+FORWARD, BACKWARD = ActionKind.FORWARD, ActionKind.BACKWARD
+INPUT, WEIGHT = ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
+COMPUTES = (FORWARD, BACKWARD, INPUT, WEIGHT)
 
 DURATIONS = [
-    (1, 2),
-    (2, 1),
-    (1, 1),
-    *((random.Random(n).randrange(1, 1000), random.Random(-n).randrange(1, 1000)) for n in range(1, 5)),
+    (1, 1, 1),
+    (2, 1, 1),
+    # the shortest is each of the three in turn; weights may cost nothing
+    (1, 3, 2),
+    (3, 1, 2),
+    (3, 2, 1),
+    (2, 3, 0),
+    *(tuple(random.Random(n).choices(range(1, 1000), k=3)) for n in range(4)),
 ]
-"""(forward, backward) of a model chunk, as integers so that equality means equality."""
+"""Forward and both halves of backward of a model chunk, as integers so that equality means equality."""
 
 SIZES = [
     (name, pp_size, num_chunks, num_microbatches)
@@ -36,7 +52,8 @@ class Operations:
     """All schedules as one graph for the engine; they do not touch each other."""
 
     streams: list[int] = field(default_factory=list)
-    is_forward: list[bool] = field(default_factory=list)
+    kinds: list[int] = field(default_factory=list)
+    """Of each compute, its place in COMPUTES."""
     edges: list[tuple[int, int]] = field(default_factory=list)
     num_streams: int = 0
 
@@ -46,17 +63,21 @@ class Operations:
         sends: dict[tuple[ActionKind, int], list[int]] = defaultdict(list)
         receives: dict[tuple[ActionKind, int], list[int]] = defaultdict(list)
         for stage, actions in enumerate(schedule.stages):
-            awaiting: dict[tuple[ActionKind, int, int], tuple[list[int], int]] = {}
+            awaiting: dict[tuple[bool, int, int], tuple[list[int], int]] = {}
             previous, following = (stage - 1) % schedule.pp_size, (stage + 1) % schedule.pp_size
             for action in actions:
                 match action.kind:
-                    case ActionKind.FORWARD | ActionKind.BACKWARD:
+                    case ActionKind.FORWARD | ActionKind.BACKWARD | ActionKind.BACKWARD_INPUT:
                         operation = len(self.streams)
                         self.streams.append(self.num_streams + stage)
-                        self.is_forward.append(action.kind is ActionKind.FORWARD)
-                        if (receive := awaiting.get((action.kind, action.chunk, action.microbatch))) is not None:
+                        self.kinds.append(COMPUTES.index(action.kind))
+                        key = (action.kind is FORWARD, action.chunk, action.microbatch)
+                        if (receive := awaiting.get(key)) is not None:
                             channel, number = receive
                             channel[number] = operation
+                    case ActionKind.BACKWARD_WEIGHT:
+                        self.streams.append(self.num_streams + stage)
+                        self.kinds.append(COMPUTES.index(WEIGHT))
                     case ActionKind.SEND_FORWARD | ActionKind.SEND_BACKWARD:
                         sends[action.kind, stage].append(operation)
                     case ActionKind.RECV_FORWARD | ActionKind.RECV_BACKWARD:
@@ -64,9 +85,8 @@ class Operations:
                         sender = (
                             (ActionKind.SEND_FORWARD, previous) if is_forward else (ActionKind.SEND_BACKWARD, following)
                         )
-                        consumer = ActionKind.FORWARD if is_forward else ActionKind.BACKWARD
                         channel = receives[sender]
-                        awaiting[consumer, action.chunk, action.microbatch] = (channel, len(channel))
+                        awaiting[is_forward, action.chunk, action.microbatch] = (channel, len(channel))
                         channel.append(-1)
         for sender, operations in sends.items():
             self.edges += zip(operations, receives[sender], strict=True)
@@ -76,22 +96,29 @@ class Operations:
 
 @pytest.fixture(scope="module")
 def makespans() -> dict[tuple[str, int, int, int], NDArray[np.int64]]:
-    """The time of a step of every schedule, for each pair of durations."""
+    """The time of a step of every schedule, for each of the durations."""
     operations = Operations()
     parts = {sizes: operations.add(build_schedule(*sizes)) for sizes in SIZES}
-    is_forward = np.array(operations.is_forward)
-    durations = np.stack([np.where(is_forward, forward, backward) for forward, backward in DURATIONS])
+    kinds = np.array(operations.kinds)
+    durations = np.stack([np.array([forward, half + rest, half, rest])[kinds] for forward, half, rest in DURATIONS])
     end = evaluate(build_graph(operations.streams, operations.edges), durations).end
     return {sizes: end[:, part].max(axis=1) for sizes, part in parts.items()}
 
 
 def test_bubble_equals_its_closed_form(makespans: dict[tuple[str, int, int, int], NDArray[np.int64]]) -> None:
     for sizes, makespan in makespans.items():
-        _, pp_size, num_chunks, num_microbatches = sizes
-        for (forward, backward), time in zip(DURATIONS, makespan.tolist(), strict=True):
-            compute = num_chunks * num_microbatches * (forward + backward)
-            assert time - compute == (pp_size - 1) * (forward + backward), sizes
-            assert (time - compute) / compute == bubble_fraction(*sizes), sizes
+        name, pp_size, num_chunks, num_microbatches = sizes
+        for durations, time in zip(DURATIONS, makespan.tolist(), strict=True):
+            forward, half, rest = durations
+            compute = num_chunks * num_microbatches * sum(durations)
+            idle = forward + half - min(durations) if name == "zero_bubble" else forward + half + rest
+            assert time - compute == (pp_size - 1) * idle, sizes
+            assert (time - compute) / compute == bubble_fraction(*sizes, ComputeDurations(*durations)), sizes
+
+
+def test_the_bubble_of_equal_durations_is_told_where_none_are_given() -> None:
+    assert bubble_fraction("1f1b", 4, 1, 8) == 3 / 8
+    assert bubble_fraction("zero_bubble", 4, 1, 8) == 1 / 8
 
 
 def test_four_times_the_batch_has_a_quarter_of_the_bubble(
@@ -99,7 +126,7 @@ def test_four_times_the_batch_has_a_quarter_of_the_bubble(
 ) -> None:
     # LAMB allows it. The paper's own figure for the same case is 87.5 % less; counting the steps gives 75 %.
     for num_chunks in (1, 2):
-        per_step = num_chunks * np.array([sum(pair) for pair in DURATIONS])
+        per_step = num_chunks * np.array([sum(durations) for durations in DURATIONS])
         four_small_steps = 4 * (makespans["interleaved", 4, num_chunks, 8] - 8 * per_step)
         one_large_step = makespans["interleaved", 4, num_chunks, 32] - 32 * per_step
         assert (four_small_steps == 4 * one_large_step).all()

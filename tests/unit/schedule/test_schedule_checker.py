@@ -11,11 +11,13 @@ import pytest
 from megatrain.contracts.errors import TopologyError
 from megatrain.replay import build_graph
 from megatrain.schedule import Action, ActionKind, Schedule, build_schedule, check_schedule, forward_only
+from megatrain.schedule.execution import execute
 from megatrain.schedule.interleaved import interleaved
 from megatrain.schedule.lowering import lower
 from megatrain.schedule.order import weave
 
 FORWARD, BACKWARD = ActionKind.FORWARD, ActionKind.BACKWARD
+INPUT, WEIGHT = ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
 
 
 def act(kind: ActionKind, microbatch: int, chunk: int = 0) -> Action:
@@ -128,6 +130,64 @@ def test_action_that_does_not_belong(schedule: Schedule, foreign: Action) -> Non
     broken = with_stage(schedule, 0, [*schedule.stages[0], foreign])
     place = f"stage 0, position {len(schedule.stages[0])}, {foreign}"
     expect_one_problem(broken, f"{place}: this stage has no such action in this schedule")
+
+
+@pytest.fixture(scope="module")
+def split() -> Schedule:
+    return build_schedule("zero_bubble", 3, 1, 5)
+
+
+def test_a_weights_half_before_the_inputs_half(split: Schedule) -> None:
+    broken = swapped(split, 0, act(INPUT, 1), act(WEIGHT, 1))
+    expect_one_problem(
+        broken, "stage 0", "BACKWARD_WEIGHT(chunk=0, microbatch=1): comes before BACKWARD_INPUT", "put off is carried"
+    )
+
+
+def test_an_inputs_half_before_its_forward(split: Schedule) -> None:
+    broken = swapped(split, 2, act(INPUT, 0), act(FORWARD, 0))
+    expect_one_problem(broken, "stage 2", "BACKWARD_INPUT(chunk=0, microbatch=0)", "a forward comes before its")
+
+
+@pytest.mark.parametrize("kind", [INPUT, WEIGHT])
+def test_a_half_that_is_missing_or_done_twice(split: Schedule, kind: ActionKind) -> None:
+    expect_one_problem(without(split, 1, act(kind, 3)), f"stage 1: {act(kind, 3)} is missing")
+    twice = with_stage(split, 1, [*split.stages[1], act(kind, 3)])
+    expect_one_problem(twice, f"{act(kind, 3)}: already at position {split.stages[1].index(act(kind, 3))}")
+
+
+def test_a_whole_backward_among_halves(split: Schedule) -> None:
+    broken = with_stage(split, 1, [*split.stages[1], act(BACKWARD, 2)])
+    expect_one_problem(broken, f"{act(BACKWARD, 2)}: this stage has no such action in this schedule")
+    whole = build_schedule("1f1b", 2, 1, 4)
+    halved = with_stage(whole, 0, [*whole.stages[0], act(WEIGHT, 2)])
+    expect_one_problem(halved, "stage 1: BACKWARD_WEIGHT(chunk=0, microbatch=2) is missing")
+
+
+def test_a_gradient_sent_before_or_received_after_the_inputs_half(split: Schedule) -> None:
+    early = swapped(split, 1, act(ActionKind.SEND_BACKWARD, 1), act(INPUT, 1))
+    expect_one_problem(early, "stage 1", "SEND_BACKWARD(chunk=0, microbatch=1)", "sent after it is computed")
+    late = swapped(split, 1, act(ActionKind.RECV_BACKWARD, 1), act(INPUT, 1))
+    expect_one_problem(late, "stage 1", "BACKWARD_INPUT(chunk=0, microbatch=1)", "posted before its consumer")
+
+
+def test_gradients_reduced_before_the_last_weights_half(split: Schedule) -> None:
+    broken = swapped(split, 0, Action(ActionKind.REDUCE, 0, -1), act(WEIGHT, 4))
+    expect_one_problem(broken, "stage 0", "REDUCE(chunk=0): comes before BACKWARD_WEIGHT(chunk=0, microbatch=4)")
+
+
+def test_an_activation_is_held_until_the_weights_half(split: Schedule) -> None:
+    order = [action for action in split.stages[2] if action.kind is not WEIGHT]
+    weights = [act(WEIGHT, microbatch) for microbatch in range(5)]
+    hoarding = with_stage(split, 2, [*order[:-1], *weights, order[-1]])
+    expect_one_problem(hoarding, "stage 2: 5 activations are held at once; schedule 'zero_bubble' may hold 3")
+
+
+def test_a_weights_half_takes_its_slot(split: Schedule) -> None:
+    # the message that the next stage waits for leaves before it, not after
+    late = swapped(split, 1, act(ActionKind.SEND_BACKWARD, 4), act(WEIGHT, 3))
+    assert check_schedule(late) == []
+    assert execute(late).slots[0][-1] > execute(split).slots[0][-1]
 
 
 def test_evaluation_has_no_reduce() -> None:

@@ -17,6 +17,14 @@ def test_one_f_one_b() -> None:
     ]
 
 
+def test_halves_of_a_backward_have_letters_of_their_own() -> None:
+    assert render(build_schedule("zero_bubble", 3, 1, 4)).splitlines() == [
+        "stage 0 | F0 F1 F2 .  .  I0 W0 F3 I1 W1 I2 W2 I3 W3",
+        "stage 1 | .  F0 F1 .  I0 F2 I1 W0 F3 I2 W1 I3 W2 W3",
+        "stage 2 | .  .  F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 W2 W3",
+    ]
+
+
 def test_single_stage_has_no_idle_slot() -> None:
     assert render(build_schedule("gpipe", 1, 1, 3)) == "stage 0 | F0 F1 F2 B0 B1 B2"
 
@@ -43,7 +51,7 @@ def test_more_chunks_than_letters_are_numbered() -> None:
 
 
 def test_guide_draws_what_the_code_builds() -> None:
-    for sizes in (("1f1b", 4, 1, 6), ("interleaved", 2, 2, 4), ("interleaved", 2, 2, 5)):
+    for sizes in (("1f1b", 4, 1, 6), ("zero_bubble", 4, 1, 6), ("interleaved", 2, 2, 4), ("interleaved", 2, 2, 5)):
         assert render(build_schedule(*sizes)) in GUIDE_BLOCKS, sizes
 
 

@@ -20,9 +20,17 @@ from megatrain.schedule import (
 )
 from megatrain.schedule.interleaved import group_sizes
 
-COMPUTES = (ActionKind.FORWARD, ActionKind.BACKWARD)
-RECEIVE_OF = {ActionKind.FORWARD: ActionKind.RECV_FORWARD, ActionKind.BACKWARD: ActionKind.RECV_BACKWARD}
-SEND_OF = {ActionKind.FORWARD: ActionKind.SEND_FORWARD, ActionKind.BACKWARD: ActionKind.SEND_BACKWARD}
+COMPUTES = (ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT)
+RECEIVE_OF = {
+    ActionKind.FORWARD: ActionKind.RECV_FORWARD,
+    ActionKind.BACKWARD: ActionKind.RECV_BACKWARD,
+    ActionKind.BACKWARD_INPUT: ActionKind.RECV_BACKWARD,
+}
+SEND_OF = {
+    ActionKind.FORWARD: ActionKind.SEND_FORWARD,
+    ActionKind.BACKWARD: ActionKind.SEND_BACKWARD,
+    ActionKind.BACKWARD_INPUT: ActionKind.SEND_BACKWARD,
+}
 
 
 def feasible_sizes(name: str, pp_size: int) -> Iterator[tuple[int, int]]:
@@ -58,6 +66,8 @@ def test_every_pipeline_with_enough_microbatches_is_feasible() -> None:
             assert list(feasible_sizes(name, pp_size)) == [(1, m) for m in range(1, 33)]
         expected = [(c, m) for c in range(1, 5) for m in range(pp_size, 33)]
         assert list(feasible_sizes("interleaved", pp_size)) == expected
+        expected = [(1, m) for m in range(pp_size, 33)] if pp_size > 1 else []
+        assert list(feasible_sizes("zero_bubble", pp_size)) == expected
 
 
 def test_the_largest_published_shape_is_right() -> None:
@@ -71,13 +81,18 @@ def test_single_stage_neither_sends_nor_receives() -> None:
     assert kinds == [ActionKind.GATHER, forward, backward, forward, backward, ActionKind.REDUCE]
 
 
-@pytest.mark.parametrize(("name", "num_chunks"), [("gpipe", 1), ("1f1b", 1), ("interleaved", 1), ("interleaved", 3)])
+@pytest.mark.parametrize(
+    ("name", "num_chunks"),
+    [("gpipe", 1), ("1f1b", 1), ("interleaved", 1), ("interleaved", 3), ("zero_bubble", 1)],
+)
 def test_receives_are_posted_exactly_one_compute_ahead_and_sends_at_once(name: str, num_chunks: int) -> None:
     schedule = build_schedule(name, 4, num_chunks, 9)
     for actions in schedule.stages:
         positions = {action: position for position, action in enumerate(actions)}
         computes = [action for action in actions if action.kind in COMPUTES]
         for slot, compute in enumerate(computes):
+            if compute.kind is ActionKind.BACKWARD_WEIGHT:
+                continue
             receive = positions.get(Action(RECEIVE_OF[compute.kind], compute.chunk, compute.microbatch))
             if receive is not None and slot:
                 assert receive < positions[computes[slot - 1]]
@@ -99,6 +114,26 @@ def test_gathers_run_one_chunk_ahead_and_reduces_follow_the_last_gradient() -> N
             last_backward = positions[Action(ActionKind.BACKWARD, chunk, 7)]
             has_send = Action(ActionKind.SEND_BACKWARD, chunk, 7) in positions
             assert reduce == last_backward + 1 + has_send
+
+
+def test_halves_of_a_backward() -> None:
+    split, whole = build_schedule("zero_bubble", 4, 1, 9), build_schedule("1f1b", 4, 1, 9)
+    for stage, (actions, of_whole) in enumerate(zip(split.stages, whole.stages, strict=True)):
+        # forwards and inputs' halves in the order of 1f1b, and gradients reduced when all weights' halves are done
+        rest = [(one.kind, one.microbatch) for one in actions if one.kind is not ActionKind.BACKWARD_WEIGHT]
+        renamed = {ActionKind.BACKWARD: ActionKind.BACKWARD_INPUT}
+        expected = [(renamed.get(one.kind, one.kind), one.microbatch) for one in of_whole]
+        computes = [pair for pair in rest if pair[0] in COMPUTES]
+        assert computes == [pair for pair in expected if pair[0] in COMPUTES]
+        assert actions[-2:] == (Action(ActionKind.BACKWARD_WEIGHT, 0, 8), Action(ActionKind.REDUCE, 0, -1))
+        # weights' halves in the order of the microbatches, each as many computes late as stages lie before this one
+        done = [one for one in actions if one.kind in (ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT)]
+        weights = [place for place, one in enumerate(done) if one.kind is ActionKind.BACKWARD_WEIGHT]
+        assert [done[place].microbatch for place in weights] == list(range(9))
+        inputs_before = [done[:place].count(Action(ActionKind.BACKWARD_INPUT, 0, n)) for n, place in enumerate(weights)]
+        assert inputs_before == [1] * 9
+        late = [sum(one.kind is ActionKind.BACKWARD_INPUT for one in done[:place]) - 1 for place in weights]
+        assert late == [min(microbatch + stage, 8) for microbatch in range(9)]
 
 
 def test_warmup_depth_is_that_of_the_papers() -> None:
@@ -125,12 +160,15 @@ def test_groups_are_nearly_equal_and_the_largest_is_first(
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        (("zigzag", 2, 1, 4), "parallel.schedule='zigzag' is not one of gpipe, 1f1b, interleaved"),
+        (("zigzag", 2, 1, 4), "parallel.schedule='zigzag' is not one of gpipe, 1f1b, interleaved, zero_bubble"),
         (("1f1b", 0, 1, 4), "parallel.pp_size=0 must be at least 1"),
         (("1f1b", 2, 0, 4), "parallel.num_chunks=0 must be at least 1"),
         (("gpipe", 2, 1, 0), "num_microbatches=0 must be at least 1"),
         (("1f1b", 2, 2, 4), "parallel.num_chunks=2 needs parallel.schedule='interleaved', found '1f1b'; use"),
         (("interleaved", 4, 2, 3), "num_microbatches=3 .* must be at least parallel.pp_size=4 .* use schedule='1f1b'"),
+        (("zero_bubble", 4, 1, 3), "num_microbatches=3 .* must be at least parallel.pp_size=4 .* use schedule='1f1b'"),
+        (("zero_bubble", 1, 1, 4), "parallel.pp_size=1 has none; use schedule='1f1b' or pp_size=2"),
+        (("zero_bubble", 2, 2, 4), "parallel.num_chunks=2 needs parallel.schedule='interleaved', found 'zero_bubble'"),
     ],
 )
 def test_impossible_pipelines_are_refused_with_the_way_out(sizes: tuple[str, int, int, int], message: str) -> None:

@@ -17,7 +17,12 @@ from megatrain.schedule import ActionKind, build_schedule
 
 torch_schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
 
-KIND_NAMES = {ActionKind.FORWARD: "FORWARD", ActionKind.BACKWARD: "FULL_BACKWARD"}
+KIND_NAMES = {
+    ActionKind.FORWARD: "FORWARD",
+    ActionKind.BACKWARD: "FULL_BACKWARD",
+    ActionKind.BACKWARD_INPUT: "BACKWARD_INPUT",
+    ActionKind.BACKWARD_WEIGHT: "BACKWARD_WEIGHT",
+}
 
 
 def our_order(name: str, pp_size: int, num_chunks: int, num_microbatches: int) -> list[list[tuple[int, str, int]]]:
@@ -52,6 +57,7 @@ def torch_stage(pp_size: int, num_chunks: int, chunk: int) -> SimpleNamespace:
         stage_index=chunk * pp_size,
         is_first=chunk == 0,
         is_last=False,
+        submod=None,
     )
 
 
@@ -69,6 +75,18 @@ def test_one_f_one_b(pp_size: int) -> None:
         ours, theirs = our_order("1f1b", pp_size, 1, num_microbatches), torch_order(oracle)
         assert ours[:-1] == theirs[:-1]
         assert [kind for _, kind, _ in ours[-1]] == [kind for _, kind, _ in theirs[-1]]
+
+
+@pytest.mark.parametrize("pp_size", range(2, 9))
+def test_zero_bubble(pp_size: int) -> None:
+    num_compared = 0
+    for num_microbatches in range(pp_size, 4 * pp_size + 1):
+        if num_microbatches % (num_microbatches // pp_size) == 0:
+            stage = torch_stage(pp_size, 1, 0)
+            oracle = torch_schedules.ScheduleInterleavedZeroBubble([stage], num_microbatches)
+            assert our_order("zero_bubble", pp_size, 1, num_microbatches) == torch_order(oracle)
+            num_compared += 1
+    assert num_compared >= pp_size
 
 
 @pytest.mark.parametrize("num_chunks", [2, 3, 4])

@@ -59,7 +59,7 @@ def find_dependencies(keys: Sequence[OperationKey], start_s: Sequence[float], en
     groups: list[list[int]] = []
     add_messages(step, edges, groups)
     for stage in range(step.num_stages):
-        computes = step.by_start(step.of(stage, kinds.FORWARD, kinds.BACKWARD))
+        computes = step.by_start(step.of(stage, kinds.FORWARD, kinds.BACKWARD, kinds.BACKWARD_WEIGHT))
         _chain(edges, computes)
         _add_backward_channels(step, stage, computes, edges)
         _chain(edges, step.by_start(step.of(stage, kinds.PARAMS_GATHER, kinds.GRADS_SCATTER)))
@@ -130,9 +130,9 @@ def _add_ending(step: Step, stage: int, computes: Sequence[int], edges: Edges) -
 
 
 def _add_scatters(step: Step, stage: int, scatters: Sequence[int], edges: Edges) -> None:
-    """A chunk's first reduce-scatter waits for the chunk's last backward."""
+    """A chunk's first reduce-scatter waits for the chunk's last backward, in both its halves."""
     last_of: dict[int, int] = {}
-    for number in step.of(stage, kinds.BACKWARD):
+    for number in step.of(stage, kinds.BACKWARD, kinds.BACKWARD_WEIGHT):
         chunk = step.keys[number].chunk
         if chunk not in last_of or step.end_s[number] > step.end_s[last_of[chunk]]:
             last_of[chunk] = number

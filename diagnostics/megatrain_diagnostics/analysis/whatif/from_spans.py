@@ -25,6 +25,7 @@ from megatrain_diagnostics.events.tables import Spans, select
 _OF_A_MICROBATCH = {
     Operation.FORWARD_COMPUTE: kinds.FORWARD,
     Operation.BACKWARD_COMPUTE: kinds.BACKWARD,
+    Operation.BACKWARD_WEIGHT_COMPUTE: kinds.BACKWARD_WEIGHT,
     Operation.FORWARD_SEND: kinds.FORWARD_SEND,
     Operation.FORWARD_RECV: kinds.FORWARD_RECV,
     Operation.BACKWARD_SEND: kinds.BACKWARD_SEND,
@@ -41,6 +42,7 @@ _KIND_OF = {
 }
 SPAN_OPERATIONS = tuple(operation.number for operation in (*_KIND_OF, Operation.DATA_WAIT))
 """Numbers of the spans that are of use here."""
+_BACKWARDS = (Operation.BACKWARD_COMPUTE.number, Operation.BACKWARD_WEIGHT_COMPUTE.number)
 _NS_PER_S = 1e9
 
 
@@ -131,7 +133,7 @@ def _bounds(spans: Spans, cells: Cells) -> _Bounds:
     first = np.full(len(cells.steps), np.iinfo(np.int64).max)
     np.minimum.at(first, cell[is_front] % len(cells.steps), spans.start_ns[is_front])
     return _Bounds(
-        last_backward=cells.latest(cell, end, spans.operation == Operation.BACKWARD_COMPUTE.number),
+        last_backward=cells.latest(cell, end, np.isin(spans.operation, _BACKWARDS)),
         clip=cells.latest(cell, spans.start_ns, clip),
         optimizer=cells.latest(cell, end, optimizer),
         begin=np.tile(first, cells.num_pipelines),
@@ -202,7 +204,7 @@ def _table(rows: Rows, cells: Cells) -> OperationTable:
     dp_rank, stage, step = cells.places(rows.cell)
     begin = np.full(len(cells.steps), np.iinfo(np.int64).max)
     np.minimum.at(begin, step, rows.start)
-    is_compute = np.isin(rows.kind, [NUMBER_OF[kinds.FORWARD], NUMBER_OF[kinds.BACKWARD]])
+    is_compute = rows.of(*kinds.COMPUTES)
     return OperationTable(
         kinds=KINDS,
         dp_rank=dp_rank,

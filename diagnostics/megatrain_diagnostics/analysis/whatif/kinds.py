@@ -6,6 +6,8 @@ Sources: "Understanding Stragglers in Large Model Training" (OSDI'25) sec. 3.2, 
 from __future__ import annotations
 
 FORWARD, BACKWARD = "forward-compute", "backward-compute"
+BACKWARD_WEIGHT = "backward-weight-compute"
+"""The half of a backward that nothing is sent after, where a schedule splits it. Ours: public traces do not split."""
 FORWARD_SEND, FORWARD_RECV = "forward-send", "forward-recv"
 BACKWARD_SEND, BACKWARD_RECV = "backward-send", "backward-recv"
 PARAMS_GATHER, GRADS_SCATTER = "params-all-gather", "grads-reduce-scatter"
@@ -14,7 +16,7 @@ SEPARATE_REDUCE = "separate-grads-all-reduce"
 """Gradients beside the buckets. Where a trace has it, the other gradients are reduced while backwards still run."""
 CLIP, OPTIMIZER, GC = "optimizer-clip-main-grad", "optimizer", "gc"
 
-COMPUTES = frozenset({FORWARD, BACKWARD})
+COMPUTES = frozenset({FORWARD, BACKWARD, BACKWARD_WEIGHT})
 MESSAGES = frozenset({FORWARD_SEND, FORWARD_RECV, BACKWARD_SEND, BACKWARD_RECV})
 COLLECTIVES = frozenset({PARAMS_GATHER, GRADS_SCATTER, SEPARATE_REDUCE, EMBEDDING_REDUCE, CLIP})
 SHARED = frozenset({PARAMS_GATHER, GRADS_SCATTER, SEPARATE_REDUCE, CLIP})
