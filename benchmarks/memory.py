@@ -51,6 +51,11 @@ CASES: dict[str, dict[str, Any]] = {
     "Llama, tp2, selective": {**_LLAMA, "parallel.tp_size": 2, "parallel.recompute": "selective"},
     "GPT, pp2, gpipe": {"parallel.pp_size": 2, "parallel.schedule": "gpipe"},
     "GPT, pp2, 2 chunks": _INTERLEAVED,
+    "GPT, pp4, zero bubble": {"parallel.pp_size": 4, "parallel.schedule": "zero_bubble"},
+    "Llama, tp2 pp2, zero bubble, selective": {
+        **_LLAMA, "parallel.tp_size": 2, "parallel.pp_size": 2, "parallel.schedule": "zero_bubble",
+        "parallel.recompute": "selective",
+    },
     "GPT, dp2": {"parallel.dp_size": 2},
     "GPT, 4 chunks on one stage": {"parallel.num_chunks": 4, "parallel.schedule": "interleaved"},
     "Llama, dp2, ZeRO-2, bf16": {

@@ -101,6 +101,11 @@ class ParallelConfig:
     )
 
     @property
+    def splits_backward(self) -> bool:
+        """Whether products that give weights' gradients are put off: see docs/guides/schedules.md."""
+        return self.schedule == "zero_bubble"
+
+    @property
     def ranks_per_replica(self) -> int:
         """Ranks that hold one replica of the model."""
         return self.tp_size * self.pp_size

@@ -33,14 +33,22 @@ def block_footprint(config: Config, sizes: TensorBytes) -> Footprint:
     ]
     block = in_a_row(branches)
     eight_bits = fp8_inputs(config, sizes) + fp8_weights(config, sizes)
-    block = Footprint(block.kept + eight_bits, block.forward + eight_bits, block.backward + eight_bits)
+    block = Footprint(
+        block.kept + eight_bits,
+        block.forward + eight_bits,
+        block.backward + eight_bits,
+        put_off=block.put_off + fp8_inputs(config, sizes) * sizes.is_split,
+    )
     if recompute != "full":
         return block
     # forward keeps nothing but the block's input; backward runs all of it, beside the gradient of its output
     gradient = sizes.hidden_local + sizes.hidden * sizes.is_tp
     kept = sizes.hidden_local
     return Footprint(
-        kept, kept + max(branch.forward for branch in branches), max(block.forward + gradient, block.backward)
+        kept,
+        kept + max(branch.forward for branch in branches),
+        max(block.forward + gradient, block.backward),
+        put_off=block.put_off,
     )
 
 
@@ -91,7 +99,8 @@ class BranchMemory:
         return norm_kept(self.config, sizes) + self._kept_inner + mixers + tokens
 
     def footprint(self) -> Footprint:
-        return Footprint(self.kept, self._forward(), self._backward())
+        backward = self._backward()
+        return Footprint(self.kept, self._forward(), backward.peak, put_off=backward.put_off)
 
     def _forward(self) -> int:
         sizes = self.sizes
@@ -110,9 +119,10 @@ class BranchMemory:
         ledger.hold(sizes.hidden_local)
         return ledger.peak
 
-    def _backward(self) -> int:
+    def _backward(self) -> Ledger:
         sizes = self.sizes
-        ledger = Ledger(self.kept)
+        # the factors of FP8's products are those in 8 bits
+        ledger = Ledger(self.kept, is_split=sizes.is_split and not sizes.is_fp8)
         ledger.hold(sizes.hidden_local)  # the gradient of the sum, which also goes past the branch
         own = 0  # the branch's gradient, where it is another tensor
         if self.config.model.dropout:
@@ -129,12 +139,16 @@ class BranchMemory:
             self._attention.backward(ledger, own, 0 if self.has_mlp else inner)
             if self.has_mlp:
                 ledger.release(sizes.hidden)  # two gradients of one input became their sum
-        ledger.release(inner, self._kept_inner)
+        if not own:
+            ledger.share_factor(sizes.hidden_local)
+        if inner:
+            ledger.release(self._kept_inner)
+        ledger.release_factors(inner or self._kept_inner)
         if sizes.is_tp:
             ledger.hold(sizes.hidden_local)
             ledger.release(sizes.hidden)
         ledger.visit(sizes.hidden_local)  # the gradient of the norm's input
-        return ledger.peak
+        return ledger
 
     @property
     def _attention(self) -> AttentionMemory:

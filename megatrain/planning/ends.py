@@ -59,11 +59,13 @@ def head_footprint(config: Config, sizes: TensorBytes) -> Footprint:
         forward.hold(sizes.hidden)
     forward.hold(sizes.logits, sums)
 
-    backward = Ledger(kept)
+    backward = Ledger(kept, is_split=sizes.is_split)
     backward.hold(again, sizes.hidden)
-    backward.release(sizes.logits, again, inner)
+    if again:
+        backward.release(inner)
+    backward.release_factors(sizes.logits, again or inner)
     if sizes.is_tp:
         backward.hold(sizes.hidden_local)
         backward.release(sizes.hidden)
     backward.visit(sizes.hidden_local)  # the gradient of the norm's input
-    return Footprint(kept, forward.peak, backward.peak)
+    return Footprint(kept, forward.peak, backward.peak, put_off=backward.put_off)

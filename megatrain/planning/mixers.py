@@ -2,7 +2,7 @@
 
 Follows megatrain/model/attention.py and mlp.py line by line: a tensor is held from the line that makes it to the line
 after which nothing refers to it, whether its own name or a view of it. A weight's gradient is none: its product adds to
-the sum in the bucket.
+the sum in the bucket. Its factors are the projection's input and the gradient of its output.
 """
 
 from __future__ import annotations
@@ -47,15 +47,18 @@ class AttentionMemory:
         """
         sizes = self.sizes
         ledger.visit(sizes.query, sizes.fp8_backward(sizes.query, sizes.hidden))
+        ledger.hold_factor(sizes.fp8_put_off(sizes.hidden))
         ledger.hold(sizes.query)
-        ledger.release(gradient)
+        ledger.release_factors(gradient)
         ledger.hold(sizes.query + 2 * sizes.key)
-        ledger.release(self.kept, sizes.query)
+        ledger.release(self.kept - sizes.query, sizes.query)
+        ledger.release_factors(sizes.query)
         ledger.hold(sizes.qkv)  # the three parts are put together
         ledger.release(sizes.query + 2 * sizes.key)
         ledger.visit(inner, sizes.hidden, sizes.fp8_backward(sizes.hidden, sizes.qkv))
+        ledger.hold_factor(sizes.fp8_put_off(sizes.qkv))
         ledger.hold(inner, sizes.hidden)
-        ledger.release(sizes.qkv)
+        ledger.release_factors(sizes.qkv)
 
     @property
     def _is_split(self) -> bool:
@@ -98,10 +101,12 @@ class MlpMemory:
         if self.is_selective:
             ledger.hold(sizes.activation)
         ledger.visit(sizes.activation, sizes.fp8_backward(sizes.activation, sizes.hidden))
+        ledger.hold_factor(sizes.fp8_put_off(sizes.hidden))
         ledger.hold(sizes.activation)
-        ledger.release(sizes.activation, gradient)
+        ledger.release_factors(sizes.activation, gradient)
         ledger.hold(sizes.up)
         ledger.release(sizes.up, sizes.activation)
         ledger.visit(inner, sizes.hidden, sizes.fp8_backward(sizes.hidden, sizes.up))
+        ledger.hold_factor(sizes.fp8_put_off(sizes.up))
         ledger.hold(inner, sizes.hidden)
-        ledger.release(sizes.up)
+        ledger.release_factors(sizes.up)

@@ -34,6 +34,7 @@ def offloaded_blocks(
                 block.forward + passing,
                 block.backward + passing + held_twice,
                 on_host=block.kept - staying if is_away else 0,
+                put_off=block.put_off,
             )
         )
     return parts
@@ -46,4 +47,5 @@ def _on_one_memory(block: Footprint, passing: int, *, is_offloaded: bool) -> Foo
         block.kept,
         max(block.forward + passing, copied),
         max(block.backward, block.kept + passing),
+        put_off=block.put_off,
     )

@@ -2,7 +2,8 @@
 
 The world group is torch's `fake` backend at the job's full size, on which the real mesh is created for one rank of each
 kind of stage (with the embedding, in the middle, with the head); the rank's chunks are built on meta. What comes out is
-what these ranks would hold. Middle stages are alike but for the micro-batches in flight: the first of them has most.
+what these ranks would hold. Middle stages are alike but for the micro-batches in flight: the first of them has most, or
+the last, where what it puts off is more than what it keeps.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class GroupPlan:
 
 @dataclass(frozen=True, slots=True)
 class StagePlan:
-    """What a rank of a stage holds. `stages`: those which the numbers stand for; exact for the first of them."""
+    """What a rank of a stage holds. `stages`: those which the numbers stand for; `rank` is of the first of them."""
 
     name: str
     stages: tuple[int, ...]
@@ -43,6 +44,7 @@ class StagePlan:
     num_parameters: int
     """Elements on one rank, without padding."""
     memory: RankMemory
+    """Of the fullest stage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,10 @@ def plan_run(config: Config) -> RunPlan:
                 rank=rank,
                 layers=tuple(tuple(chunk.part.layers) for chunk in chunks),
                 num_parameters=sum(chunk.num_parameters for chunk in chunks),
-                memory=estimate_memory(config, layout, alike[0], chunks),
+                memory=max(
+                    (estimate_memory(config, layout, stage, chunks) for stage in dict.fromkeys((alike[0], alike[-1]))),
+                    key=lambda memory: memory.total,
+                ),
             )
         )
     return RunPlan(

@@ -75,8 +75,10 @@ class StepWalk:
                 self._hold_message((action.kind, action.chunk, action.microbatch))
             elif action.kind is ActionKind.FORWARD:
                 self._forward(action, (ActionKind.SEND_FORWARD, action.chunk, action.microbatch) in sent)
-            elif action.kind is ActionKind.BACKWARD:
+            elif action.kind is ActionKind.BACKWARD or action.kind is ActionKind.BACKWARD_INPUT:
                 self._backward(action, (ActionKind.SEND_BACKWARD, action.chunk, action.microbatch) in sent)
+            elif action.kind is ActionKind.BACKWARD_WEIGHT:
+                self._backward_weight(action)
             elif action.kind is ActionKind.REDUCE and not self._is_zero_2:
                 self._depart(action.chunk)
         for chunk in list(self._travelling):
@@ -105,12 +107,18 @@ class StepWalk:
         self._activations -= chunk.footprint.kept
         self._on_host -= chunk.footprint.on_host
         self._see(f"backward of chunk {action.chunk}", chunk.footprint.backward, of_which_kept=chunk.footprint.kept)
+        self._activations += chunk.footprint.put_off
         if self._is_zero_2:
             self._depart(action.chunk)
         if is_sent and self._is_only_stage:
             self._hold_message((ActionKind.RECV_BACKWARD, action.chunk - 1, action.microbatch))
             return
         self._finish_compute(is_sent)
+
+    def _backward_weight(self, action: Action) -> None:
+        self._see(f"weights' gradients of chunk {action.chunk}", 0)
+        self._activations -= self._chunks[action.chunk].footprint.put_off
+        self._finish_compute(False)
 
     def _hold_message(self, key: tuple[ActionKind, int, int]) -> None:
         """Count what waits for its consumer: from another stage as of its receive, from this one as of its making."""

@@ -26,6 +26,8 @@ class TensorBytes:
     """One number of the type of sums and statistics: fp32, or fp64 for fp64."""
     is_tp: bool
     is_on_cpu: bool
+    is_split: bool
+    """Whether products that give weights' gradients are put off."""
     fp8_product_element: int
     """One number of a weight's gradient as a product in FP8 gives it, before it is added to the sum; 0 without FP8."""
     rows: int
@@ -69,7 +71,12 @@ class TensorBytes:
     def fp8_backward(self, inputs: int, outputs: int) -> int:
         """Return the same of backward: the output's gradient in both forms, the transposed weight, its gradient."""
         weight = self._weight_elements(inputs, outputs)
-        return (2 * self._elements(outputs) + weight) * self.is_fp8 + weight * self.fp8_product_element
+        product = 0 if self.is_split else weight * self.fp8_product_element
+        return (2 * self._elements(outputs) + weight) * self.is_fp8 + product
+
+    def fp8_put_off(self, outputs: int) -> int:
+        """Return what stays of the output's gradient, in 8 bits, for a product that is put off."""
+        return self._elements(outputs) * (self.is_fp8 and self.is_split)
 
     def _elements(self, size: int) -> int:
         return size // self.element
@@ -101,6 +108,7 @@ def tensor_bytes(config: Config, tp_size: int) -> TensorBytes:
         sum_element=sum_element,
         is_tp=tp_size > 1,
         is_on_cpu=config.runtime.device == "cpu",
+        is_split=config.parallel.splits_backward,
         fp8_product_element={"none": 0, "tensorwise": sum_element, "rowwise": element}[config.fp8.recipe],
         rows=rows,
         hidden=rows * hidden * element,

@@ -47,12 +47,50 @@ def test_parts_in_a_row() -> None:
     assert in_a_row([first]) == first
 
 
+def test_parts_in_a_row_that_put_something_off() -> None:
+    first = Footprint(kept=10, forward=50, backward=30, put_off=3)
+    second = Footprint(kept=20, forward=25, backward=60, put_off=40)
+
+    # what the second part put off is there when the first one runs backward, which then is the fullest moment
+    assert in_a_row([first, second]) == Footprint(kept=30, forward=50, backward=70, put_off=43)
+
+
+def test_factors_of_what_is_put_off_outlive_their_product() -> None:
+    whole, split = Ledger(10), Ledger(10, is_split=True)
+    for ledger in (whole, split):
+        ledger.hold(5)
+        ledger.release_factors(5, 4)
+        ledger.share_factor(2)
+        ledger.hold(3)
+
+    assert (whole.live, whole.peak, whole.put_off) == (9, 15, 0)
+    assert (split.live, split.peak, split.put_off) == (18, 18, 11)
+
+
 @pytest.mark.parametrize(("name", "num_chunks"), [("gpipe", 1), ("1f1b", 1), ("interleaved", 2)])
 @pytest.mark.parametrize("stage", [0, 1, 3])
 def test_activations_are_those_in_flight(name: str, num_chunks: int, stage: int) -> None:
     moment = walked(name, 4, num_chunks, stage, PLAIN)
 
     assert moment.activations == KEPT * peak_in_flight(build_schedule(name, 4, num_chunks, 8))[stage]
+
+
+@pytest.mark.parametrize(("stage", "num_kept", "num_put_off"), [(0, 4, 0), (1, 3, 1), (3, 1, 3)])
+def test_what_is_put_off_is_held_until_it_is_made_up_for(stage: int, num_kept: int, num_put_off: int) -> None:
+    put_off = 300
+    chunk = ChunkMemory(Footprint(KEPT, KEPT, KEPT + 500, put_off=put_off), 0, 0, 0, 0)
+    moment = walked("zero_bubble", 4, 1, stage, chunk, parallel__schedule="zero_bubble")
+
+    assert moment.activations == num_kept * KEPT + num_put_off * put_off
+    assert (moment.working, moment.what) == (500, "backward of chunk 0")
+
+
+def test_the_fullest_moment_may_be_that_of_weights_gradients() -> None:
+    """Where products keep more than backward did: all that was put off is there before the first one is made up for."""
+    chunk = ChunkMemory(Footprint(0, 0, 0, put_off=300), 0, 0, 0, 0)
+    moment = walked("zero_bubble", 4, 1, 3, chunk, parallel__schedule="zero_bubble")
+
+    assert (moment.activations, moment.what) == (4 * 300, "weights' gradients of chunk 0")
 
 
 @pytest.mark.parametrize("name", ["1f1b", "gpipe"])

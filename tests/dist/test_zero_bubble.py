@@ -1,0 +1,149 @@
+"""The zero-bubble schedule gives the bits of 1f1b and the numbers of one process, and nothing else changes with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.memory import measure_rank, with_changes
+from megatrain.config.config import Config
+from megatrain.contracts.operations import Operation
+from tests.dist.test_resume import HALF, STEPS, stop_and_resume
+from tests.dist.training_jobs import (
+    Run,
+    Tables,
+    TrainingJobs,
+    assert_bitwise,
+    assert_close,
+    assert_parity,
+    assert_states_bitwise,
+)
+from tests.helpers.black_boxes import boxes_by_rank, recording_in, spans_by_step
+from tests.helpers.rank_pool import RankPool
+from tests.helpers.training_case import Orders, Poison, make_config, on_layout
+
+BOUND = 1e-10
+ZERO_BUBBLE: Tables = {"parallel": {"schedule": "zero_bubble"}}
+FEWEST: Tables = {"batch": {"micro_batch_size": 2}}
+"""As many micro-batches as stages, where on_layout makes twice as many."""
+
+CASES: dict[str, tuple[dict[str, Any], Tables]] = {
+    "pp2-selective": (on_layout(1, 2, 1), {"parallel": {"recompute": "selective"}}),
+    "pp4-untied": (on_layout(1, 4, 1), {"model": {"has_tied_head": False}}),
+    "pp4-fewest": (on_layout(1, 4, 1), FEWEST),
+    "tp2-pp2-parallel-block-selective": (
+        on_layout(2, 2, 1),
+        {"model": {"block": "parallel", "dropout": 0.1}, "parallel": {"recompute": "selective"}},
+    ),
+    "tp2-pp2-swiglu-full": (
+        on_layout(2, 2, 1),
+        {"model": {"mlp": "swiglu", "num_kv_heads": 4}, "parallel": {"recompute": "full"}},
+    ),
+    "dp2-pp2-offload-no-overlap": (on_layout(1, 2, 2), {"parallel": {"offload_layers": 1, "overlap": False}}),
+    "tp2-pp2-dp2-lamb": (on_layout(2, 2, 2), {"optimizer": {"name": "lamb"}, "model": {"dropout": 0.1}}),
+}
+
+
+def merged(*several: Tables) -> Tables:
+    """Return tables of which the later ones add keys to the same sections of the earlier."""
+    found: Tables = {}
+    for tables in several:
+        for section, keys in tables.items():
+            found[section] = found.get(section, {}) | keys
+    return found
+
+
+def assert_same_bits(found: Run, expected: Run) -> None:
+    assert found.losses == expected.losses
+    assert found.grad_norms == expected.grad_norms
+    assert [record.digests for record in found.ranks] == [record.digests for record in expected.ranks]
+    assert_states_bitwise(found.final_state, expected.final_state)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_bits_of_1f1b_and_numbers_of_one_process(case: str, jobs: TrainingJobs, all_data: Tables) -> None:
+    layout, options = CASES[case]
+    # an evaluation after every other step: its forwards come between backwards that were put off and the next ones
+    common = merged(all_data, {"evaluation": {"interval": 2, "num_samples": 3}}, options)
+    run = jobs.run(make_config(merged(layout, common, ZERO_BUBBLE)))
+    same = jobs.run(make_config(merged(layout, common)))
+    alone = {"model": options.get("model", {}), "optimizer": options.get("optimizer", {})}
+    reference = jobs.remembered(make_config(merged(all_data, {"evaluation": common["evaluation"]}, alone)))
+
+    assert_same_bits(run, same)
+    assert [one.loss for one in run.ranks[0].evaluations] == [one.loss for one in same.ranks[0].evaluations]
+    assert_bitwise(run.initial, reference.initial)
+    assert_parity(run, reference, BOUND)
+    assert_close([run.evaluation.loss], [reference.evaluation.loss], BOUND, "evaluation")
+    assert run.losses[-1] < run.losses[0]
+
+
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
+def test_bits_of_1f1b_in_low_precision(recipe: str, jobs: TrainingJobs, train_data: Tables) -> None:
+    delayed = {"scaling": "delayed", "history_len": 3} if recipe == "tensorwise" else {}
+    common: Tables = {"train": {"precision": "bf16", "steps": 4}, "fp8": {"recipe": recipe, **delayed}}
+    tables = merged(train_data, common, on_layout(2, 2, 1), {"batch": {"micro_batch_size": 1}})
+
+    assert_same_bits(jobs.run(make_config(merged(tables, ZERO_BUBBLE))), jobs.run(make_config(tables)))
+
+
+def test_a_skipped_step_leaves_nothing_behind(jobs: TrainingJobs, train_data: Tables) -> None:
+    tables = merged(train_data, on_layout(1, 2, 2))
+    # the products of this weight are put off: the sum is spoilt before the first of them is added to it
+    poison = Poison(rank=3, steps=(2,), parameter="blocks.2.mlp_branch.mlp.up.weight", microbatch=1)
+    run, same = (
+        jobs.run(make_config(merged(tables, schedule)), Orders(poison=poison)) for schedule in (ZERO_BUBBLE, {})
+    )
+
+    for record in run.ranks:
+        assert [report.is_skipped for report in record.steps] == [step == 2 for step in range(5)]
+    assert [record.digests for record in run.ranks] == [record.digests for record in same.ranks]
+    assert_states_bitwise(run.final_state, same.final_state)
+
+
+def test_a_checkpoint_of_1f1b_is_resumed(jobs: TrainingJobs, train_data: Tables, tmp_path: Path) -> None:
+    sizes = (1, 2, 2, 1)
+    common = {**train_data, "train": {"steps": STEPS, "precision": "fp64"}}
+    changes = merged(on_layout(*sizes), ZERO_BUBBLE)
+    before, after = stop_and_resume(jobs, common, tmp_path, sizes, sizes, changes)
+    straight = jobs.run(make_config(common, on_layout(*sizes)))
+
+    assert_states_bitwise(after.initial_state, before.final_state)
+    assert after.losses == straight.losses[HALF:]
+    assert_states_bitwise(after.final_state, straight.final_state)
+
+
+def test_each_half_is_a_span_of_its_own(jobs: TrainingJobs, train_data: Tables, tmp_path: Path) -> None:
+    jobs.run(make_config(merged(train_data, on_layout(1, 2, 1), ZERO_BUBBLE, recording_in(tmp_path))))
+    # on_layout makes micro-batches of 2 of the 8 samples
+    four_a_step = dict.fromkeys(range(5), 4)
+    for box in boxes_by_rank(tmp_path).values():
+        for operation in (Operation.BACKWARD_COMPUTE, Operation.BACKWARD_WEIGHT_COMPUTE):
+            assert spans_by_step(box, operation) == four_a_step
+
+
+MEMORY: dict[str, Any] = {
+    "model.seq_len": 128,
+    "model.hidden_size": 128,
+    "model.vocab_size": 1024,
+    "batch.micro_batch_size": 4,
+    "batch.global_batch_size": 16,
+    "parallel.pp_size": 2,
+    "parallel.schedule": "zero_bubble",
+}
+MEMORY_CASES: dict[str, dict[str, Any]] = {
+    "tp2-selective": {"parallel.tp_size": 2, "parallel.recompute": "selective", "model.mlp": "swiglu"},
+    "parallel-block-full": {"model.block": "parallel", "parallel.recompute": "full"},
+    "fp8": {"fp8.recipe": "tensorwise", "train.precision": "bf16", "model.has_tied_head": False},
+}
+
+
+@pytest.mark.parametrize("case", MEMORY_CASES)
+def test_memory_is_what_is_planned(case: str, rank_pool: RankPool) -> None:
+    tables = with_changes({**MEMORY, **MEMORY_CASES[case]})
+    world_size = Config.from_dict(tables).layout(None).world_size
+
+    for rank, (counted, estimated, moment) in enumerate(rank_pool.run(measure_rank, world_size, tables)):
+        assert abs(estimated / counted - 1) < 0.05, f"rank {rank}: {counted:,} counted, {estimated:,}: {moment}"
