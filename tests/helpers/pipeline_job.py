@@ -29,6 +29,8 @@ class PipelineJob:
     tp_size: int = 1
     num_chunks: int = 1
     num_microbatches: int = 4
+    schedule: str = "1f1b"
+    """Of one chunk a stage; several are interleaved."""
     steps: tuple[int, ...] = (10, 20, 30)
     noise: float = 0.0
     gaps: float = 0.0
@@ -59,6 +61,14 @@ class PipelineJob:
         return _Walk(self).run()
 
 
+_MEANS_S = {
+    ActionKind.FORWARD: FORWARD_S,
+    ActionKind.BACKWARD: BACKWARD_S,
+    ActionKind.BACKWARD_INPUT: 0.5 * BACKWARD_S,
+    ActionKind.BACKWARD_WEIGHT: 0.5 * BACKWARD_S,
+}
+
+
 @dataclass(frozen=True)
 class _Row:
     kind: str
@@ -72,7 +82,7 @@ class _Row:
 class _Walk:
     def __init__(self, job: PipelineJob) -> None:
         self.job = job
-        name = "interleaved" if job.num_chunks > 1 else "1f1b"
+        name = "interleaved" if job.num_chunks > 1 else job.schedule
         self.schedule: Schedule = build_schedule(name, job.pp_size, job.num_chunks, job.num_microbatches)
         self.rng = np.random.default_rng(job.seed)
         self.lanes = (job.dp_size, len(job.steps))
@@ -106,7 +116,7 @@ class _Walk:
         return mean * np.maximum(0.2, 1.0 + self.job.noise * self.rng.standard_normal(self.lanes))
 
     def compute_time(self, kind: ActionKind, stage: int) -> Times:
-        time = self.vary(FORWARD_S if kind is ActionKind.FORWARD else BACKWARD_S)
+        time = self.vary(_MEANS_S[kind])
         time = time * self.job.slow_stages.get(stage, 1.0)
         for dp, factor in self.job.slow_dp_ranks.items():
             time[dp] *= factor
@@ -132,22 +142,28 @@ class _Walk:
         return self.job.num_chunks > 1 and self.job.pp_size > 1
 
     def can(self, stage: int, action) -> bool:
-        if action.kind not in (ActionKind.FORWARD, ActionKind.BACKWARD):
+        if action.kind not in (ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT):
             return True
         if not self.has_message(stage, action.chunk, action.kind, True):
             return True
         return bool(self.sent[self.receive_kind(action.kind), stage])
 
     def act(self, stage: int, action) -> None:
-        if action.kind in (ActionKind.FORWARD, ActionKind.BACKWARD):
+        if action.kind in (ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT):
             self.compute(stage, action.kind, action.chunk, action.microbatch)
+        elif action.kind is ActionKind.BACKWARD_WEIGHT:
+            end = self.free[stage] + self.compute_time(action.kind, stage)
+            self.rows.append(
+                _Row("backward-weight-compute", stage, action.chunk, action.microbatch, self.free[stage], end)
+            )
+            self.free[stage] = end
         elif action.kind is ActionKind.REDUCE and self.job.is_overlapped:
             self.collective("grads-reduce-scatter", stage, action.chunk, self.free[stage])
 
     def compute(self, stage: int, kind: ActionKind, chunk: int, microbatch: int) -> None:
         ready = self.free[stage]
         posted = self.last_of_kind.get((stage, kind), self.zero)
-        if kind is ActionKind.BACKWARD and (stage, kind) not in self.last_of_kind:
+        if kind is not ActionKind.FORWARD and (stage, kind) not in self.last_of_kind:
             posted = self.first_backward_posted(stage)
         receive = self.receive_kind(kind)
         if self.has_message(stage, chunk, kind, True):

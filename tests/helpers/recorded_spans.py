@@ -18,6 +18,7 @@ INCARNATION = 3
 _OPERATIONS = {
     "forward-compute": Operation.FORWARD_COMPUTE,
     "backward-compute": Operation.BACKWARD_COMPUTE,
+    "backward-weight-compute": Operation.BACKWARD_WEIGHT_COMPUTE,
     "forward-send": Operation.FORWARD_SEND,
     "forward-recv": Operation.FORWARD_RECV,
     "backward-send": Operation.BACKWARD_SEND,

@@ -17,6 +17,7 @@ SHAPES = [
     PipelineJob(pp_size=3, dp_size=2, num_microbatches=5, is_overlapped=True),
     PipelineJob(pp_size=2, dp_size=2, num_chunks=3, num_microbatches=4),
     PipelineJob(pp_size=4, dp_size=3, num_chunks=2, num_microbatches=8, is_overlapped=True),
+    PipelineJob(pp_size=4, dp_size=2, num_microbatches=7, schedule="zero_bubble", is_overlapped=True),
 ]
 
 

@@ -29,6 +29,9 @@ JOBS = {
     "gaps": PipelineJob(pp_size=2, dp_size=3, num_chunks=3, num_microbatches=6, gaps=0.4, slow_stages={1: 1.3}),
     "no pipeline": PipelineJob(pp_size=1, dp_size=6, slow_dp_ranks={4: 1.4}),
     "chunks on one stage": PipelineJob(pp_size=1, dp_size=4, num_chunks=3, slow_dp_ranks={2: 1.4}),
+    "zero bubble": PipelineJob(
+        pp_size=4, dp_size=2, num_microbatches=6, schedule="zero_bubble", slow_cells={(1, 2): 1.5}
+    ),
     "no data parallel": PipelineJob(pp_size=3, dp_size=1, num_microbatches=6, slow_stages={2: 1.4}),
 }
 
@@ -86,11 +89,24 @@ def test_spans_give_the_figures_of_what_they_record(name: str) -> None:
     for way in ("by_dp_rank", "by_stage"):
         parts, told = getattr(found.parts, way).overall, getattr(expected.parts, way).overall
         assert parts == pytest.approx(told, rel=2e-3)
-    for kind in ("forward-compute", "backward-compute", "forward-pp-comm", "optimizer", "params-all-gather"):
+    computes = ("forward-compute", "backward-compute", "backward-weight-compute")
+    for kind in (*computes, "forward-pp-comm", "optimizer", "params-all-gather"):
         told = expected.parts.by_optype.overall.get(kind)
         assert found.parts.by_optype.overall.get(kind) == (told if told is None else pytest.approx(told, rel=2e-3))
     assert list(found.measured_s) == list(job.steps)
     assert found.notes == ()
+
+
+def test_the_halves_of_a_backward_are_told_apart() -> None:
+    table, job = recorded(replace(JOBS["zero bubble"], slow_cells={}))
+    spans = recorded_spans(table, job.shape)
+    # all but one rank are faster at it: a longer span would reach into what comes after it
+    is_fast = (spans.rank != 1) & (spans.operation == Operation.BACKWARD_WEIGHT_COMPUTE.number)
+    one_slow = replace(spans, duration_ns=np.where(is_fast, spans.duration_ns // 4, spans.duration_ns))
+    even, uneven = (of_spans(each, job).parts.by_optype.overall for each in (spans, one_slow))
+
+    assert uneven["backward-weight-compute"] > even["backward-weight-compute"] + 0.05
+    assert uneven["backward-compute"] == pytest.approx(even["backward-compute"], abs=0.03)
 
 
 def test_slowest_tensor_parallel_rank_counts() -> None:
