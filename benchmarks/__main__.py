@@ -14,6 +14,7 @@ NAMES = (
     "overlap",
     "jitter",
     "memory",
+    "zero_bubble",
     "span_overhead",
     "telemetry_overhead",
     "checkpoint",

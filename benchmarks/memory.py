@@ -123,7 +123,7 @@ def measure_rank(context: RankContext, tables: dict[str, dict[str, Any]]) -> tup
         replica = build_replica(config, mesh, recorder, device)
         replica.initialise()
         replica.set_training(True)
-        inputs = _random_inputs(replica)
+        inputs = random_inputs(replica)
         memory.reset_peak()
         train_step(
             replica,
@@ -143,7 +143,7 @@ def measure_rank(context: RankContext, tables: dict[str, dict[str, Any]]) -> tup
     return memory.peak_bytes, estimate.total, estimate.moment
 
 
-def _random_inputs(replica: Replica) -> list[PipelineInput]:
+def random_inputs(replica: Replica) -> list[PipelineInput]:
     """Return the micro-batches of a step, each tensor with memory of its own as the reader makes them."""
     config = replica.config
     shape = (config.model.seq_len, config.batch.micro_batch_size)

@@ -20,7 +20,8 @@ from megatrain.comm.queue import Pending
 from megatrain.contracts.layout import Coordinate, Layout
 from megatrain.contracts.operations import Operation
 from megatrain.parallel.pipeline import Pipeline, PipelineChunk, PipelineInput
-from megatrain.schedule import Schedule, build_schedule, forward_only
+from megatrain.parallel.weight_products import WeightProducts
+from megatrain.schedule import ActionKind, Schedule, build_schedule, forward_only
 
 SHAPE = (4, 2, 3)
 """Rows, micro-batch, hidden."""
@@ -76,6 +77,7 @@ class Buckets:
     def __init__(self, log: list[str], chunk: int) -> None:
         self._log = log
         self._chunk = chunk
+        self.weight_products = WeightProducts()
 
     def __getattr__(self, name: str) -> Any:
         return lambda: self._log.append(f"{name} {self._chunk}")
@@ -250,3 +252,34 @@ def test_every_compute_is_a_span_of_its_own() -> None:
     for operation in (Operation.FORWARD_COMPUTE, Operation.BACKWARD_COMPUTE):
         found = [span[1:] for span in stage.recorder.spans if span[0] is operation]
         assert sorted(found) == [(microbatch, chunk) for microbatch in range(4) for chunk in range(2)]
+
+
+@pytest.mark.parametrize("stage_number", [0, 1])
+def test_what_a_backward_puts_off_runs_where_the_schedule_has_it(stage_number: int) -> None:
+    stage = Stage(stage_number)
+    (chunk,), (module,) = stage.pipeline.chunks, stage.modules
+    module.weight.register_hook(
+        # as an operation does that leaves its product to the sink: with what it knows in backward
+        lambda gradient: chunk.data_parallel.weight_products.run(lambda: stage.log.append(f"product {gradient:g}"))
+    )
+    schedule = build_schedule("zero_bubble", 2, 1, COUNT)
+    whole = Stage(stage_number)
+    for one in (stage, whole):
+        one.train(schedule if one is stage else build_schedule("1f1b", 2, 1, COUNT))
+
+    operations = {
+        ActionKind.FORWARD: Operation.FORWARD_COMPUTE,
+        ActionKind.BACKWARD_INPUT: Operation.BACKWARD_COMPUTE,
+        ActionKind.BACKWARD_WEIGHT: Operation.BACKWARD_WEIGHT_COMPUTE,
+    }
+    computes = [action for action in schedule.stages[stage_number] if action.kind in operations]
+    assert stage.recorder.spans == [(operations[one.kind], one.microbatch, one.chunk) for one in computes]
+    products = stage.wanted("product")
+    assert len(products) == COUNT
+    assert stage.log.index(products[-1]) < stage.log.index("reduce 0")
+    if stage_number == 1:
+        # the gradient leaves before the product that was put off: here, another two backwards later
+        gone = [stage.log.index(f"backward-send 0.{microbatch}") for microbatch in range(COUNT)]
+        made = [stage.log.index(product) for product in products]
+        assert gone[0] < gone[1] < made[0] < gone[2] < made[1]
+    assert module.weight.grad == whole.modules[0].weight.grad
