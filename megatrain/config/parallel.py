@@ -54,8 +54,8 @@ class ParallelConfig:
         metadata=option(
             "Order of the pipeline. gpipe: all forwards, then all backwards. 1f1b: one forward, one backward. "
             "interleaved: 1f1b over num_chunks chunks a stage, with a bubble smaller by that factor. zero_bubble: 1f1b "
-            "that puts weights' gradients off to where it would be idle, with a third of the bubble, or less; every "
-            "stage holds what the first one of 1f1b does."
+            "that puts weights' gradients off to where it would be idle: about a third of the bubble, and every stage "
+            "has pp_size microbatches in flight."
         ),
     )
     zero_stage: Literal[1, 2] = field(

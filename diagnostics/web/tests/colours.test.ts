@@ -55,12 +55,17 @@ test("a table is the map as pixels", () => {
 
 test("labels on the colours of operations can be read", () => {
   for (const theme of ["light", "dark"] as const) {
-    for (const name of ["forward-compute", "backward-compute", "forward-send", "gc", "step", "optimizer", "nonsense"]) {
+    for (const name of [
+      "forward-compute", "backward-compute", "backward-weight-compute", "forward-send", "gc", "step", "optimizer",
+      "nonsense",
+    ]) {
       const colour = operationColour(name, theme);
       assert.ok(contrast(inkOn(colour), colour) >= 4.5, `${name} ${theme} ${contrast(inkOn(colour), colour)}`);
     }
   }
   assert.notDeepEqual(operationColour("forward-compute", "light"), operationColour("backward-compute", "light"));
+  assert.notDeepEqual(operationColour("backward-weight-compute", "light"), operationColour("backward-compute", "light"));
+  assert.notDeepEqual(operationColour("backward-weight-compute", "light"), operationColour("nonsense", "light"));
 });
 
 test("tokens are read and mixed", () => {

@@ -17,35 +17,47 @@ FP8 = ["--fp8.recipe=tensorwise", "--train.precision=bf16", "--fp8.backend=trans
         (["--parallel.recompute=full", "--parallel.offload_layers=1", "--parallel.overlap=false"], None),
         (
             ["--parallel.pp_size=1"],
-            'parallel.schedule="zero_bubble" fills the bubble of a pipeline, and parallel.pp_size=1 has none; use '
-            'schedule="1f1b" or pp_size=2',
+            (
+                'parallel.schedule="zero_bubble" fills the bubble of a pipeline, and parallel.pp_size=1 has none; use '
+                'schedule="1f1b" or pp_size=2'
+            ),
         ),
         (
             ["--parallel.zero_stage=2"],
-            "parallel.zero_stage=2 lets go of a micro-batch's gradients after its backward, and "
-            'parallel.schedule="zero_bubble" puts most of them off; use zero_stage=1 or schedule="1f1b"',
+            (
+                "parallel.zero_stage=2 lets go of a micro-batch's gradients after its backward, and "
+                'parallel.schedule="zero_bubble" puts most of them off; use zero_stage=1 or schedule="1f1b"'
+            ),
         ),
         (
             ["--parallel.num_chunks=2"],
-            'parallel.num_chunks=2 needs parallel.schedule="interleaved", found "zero_bubble"; use '
-            'schedule="interleaved" or num_chunks=1',
+            (
+                'parallel.num_chunks=2 needs parallel.schedule="interleaved", found "zero_bubble"; use '
+                'schedule="interleaved" or num_chunks=1'
+            ),
         ),
         (
             ["--parallel.dp_size=16"],
-            "batch.global_batch_size=48: num_microbatches=3 (batch.global_batch_size / (batch.micro_batch_size * "
-            "dp_size)) must be at least parallel.pp_size=4 for parallel.schedule='zero_bubble', or there is too little "
-            "to fill the bubble with; raise batch.global_batch_size to 4 microbatches or use schedule='1f1b'; the "
-            "smallest batch that fits is 64",
+            (
+                "batch.global_batch_size=48: num_microbatches=3 (batch.global_batch_size / (batch.micro_batch_size * "
+                "dp_size)) must be at least parallel.pp_size=4 for parallel.schedule='zero_bubble', or there is too little "
+                "to fill the bubble with; raise batch.global_batch_size to 4 microbatches or use schedule='1f1b'; the "
+                "smallest batch that fits is 64"
+            ),
         ),
         (
             ["--kernels.cuda_graphs=true"],
-            "kernels.cuda_graphs=true does not go with parallel.pp_size=4: a backward must follow its forward; use "
-            "pp_size=1 or cuda_graphs=false",
+            (
+                "kernels.cuda_graphs=true does not go with parallel.pp_size=4: a backward must follow its forward; use "
+                "pp_size=1 or cuda_graphs=false"
+            ),
         ),
         (
             FP8,
-            'fp8.backend="transformer_engine" computes weights\' gradients in its own backward, where '
-            'parallel.schedule="zero_bubble" cannot put them off; use backend="megatrain" or schedule="1f1b"',
+            (
+                'fp8.backend="transformer_engine" computes weights\' gradients in its own backward, where '
+                'parallel.schedule="zero_bubble" cannot put them off; use backend="megatrain" or schedule="1f1b"'
+            ),
         ),
     ],
 )

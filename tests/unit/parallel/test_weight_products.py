@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from megatrain.ops.embedding import embedding
+from megatrain.ops.fp8_linear import CurrentScaler, TensorwiseFp8Linear, rowwise_fp8_linear
 from megatrain.ops.linear import linear
 from megatrain.parallel.data_parallel import ChunkDataParallel
 from megatrain.parallel.weight_products import PutOffProducts, WeightProducts
@@ -72,6 +75,35 @@ def test_what_is_put_off_gives_the_same_bits_in_the_end() -> None:
         for products in waiting:
             products.carry_out()
         assert_equal(sums(chunk, PRODUCTS | SMALL), sums(same, PRODUCTS | SMALL))
+
+
+@pytest.mark.parametrize(
+    "multiply",
+    [linear, TensorwiseFp8Linear(CurrentScaler(), CurrentScaler(), CurrentScaler()), rowwise_fp8_linear],
+    ids=["bf16", "fp8 tensorwise", "fp8 rowwise"],
+)
+def test_products_in_low_precision_wait_as_well(multiply: Callable[[Tensor, Tensor], Tensor]) -> None:
+    found = []
+    for is_put_off in (True, False):
+        with torch.device("meta"):
+            layer = nn.Linear(32, 16, bias=False)
+        chunk = put_in_buckets(layer, torch.bfloat16, CPU)
+        waiting = []
+        for microbatch in range(3):
+            generator = torch.Generator().manual_seed(microbatch)
+            x = torch.randn(16, 32, dtype=torch.bfloat16, generator=generator, requires_grad=True)
+            with chunk.weight_products.put_off() if is_put_off else nullcontext() as products:
+                multiply(x, layer.weight).square().sum().backward()
+            if products is not None:
+                assert len(products) == 1
+                waiting.append(products)
+        assert not is_put_off or not bucket_gradients(chunk)["weight"].any()
+        for products in waiting:
+            products.carry_out()
+        found.append(bucket_gradients(chunk)["weight"].clone())
+
+    assert found[0].any()
+    assert torch.equal(found[0], found[1])
 
 
 def test_nothing_is_added_before_it_is_carried_out() -> None:

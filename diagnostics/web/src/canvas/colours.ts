@@ -69,6 +69,7 @@ export function tripleOfHex(text: string): Triple {
 const OPERATION_COLOURS: Record<string, readonly [number, number, number]> = {
   "forward-compute": [255, 0.12, 0],
   "backward-compute": [255, 0.12, -0.13],
+  "backward-weight-compute": [235, 0.1, 0.09],
   "optimizer": [285, 0.11, -0.03],
   "clip": [285, 0.09, 0.07],
   "forward-send": [75, 0.12, 0.06],

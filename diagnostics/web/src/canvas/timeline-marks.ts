@@ -12,7 +12,9 @@ const MOST_LABELS = 260;
 const MOST_OUTLINES = 1500;
 const MOST_ARROWS = 150;
 /** What pipelines are drawn with everywhere; where the whole name does not fit. */
-const SHORT_NAMES: Record<string, string> = { "forward-compute": "F", "backward-compute": "B" };
+const SHORT_NAMES: Record<string, string> = {
+  "forward-compute": "F", "backward-compute": "B", "backward-weight-compute": "W",
+};
 
 export function paintLabels(
   context: CanvasRenderingContext2D, scene: TimelineScene, wide: Wide[], scroll: number, size: Size, style: TimelineStyle,
