@@ -20,7 +20,8 @@ from tests.helpers.drawn_spans import BASE_NS, Drawing
 
 LAYOUT = Layout(tp_size=1, pp_size=2, dp_size=4)
 CHANGE = 120
-OWN_WORK = {Op.FORWARD_COMPUTE: 20.0, Op.BACKWARD_COMPUTE: 40.0, Op.DATA_WAIT: 1.0, Op.OPTIMIZER: 4.0}
+OWN_WORK = {Op.FORWARD_COMPUTE: 20.0, Op.BACKWARD_COMPUTE: 40.0, Op.BACKWARD_WEIGHT_COMPUTE: 0.0, Op.DATA_WAIT: 1.0,
+            Op.OPTIMIZER: 4.0}  # fmt: skip
 """ms a step."""
 TRANSFERS = {Op.GRADS_REDUCE_SCATTER: 6.0, Op.FORWARD_RECV: 2.0}
 Costs = Callable[[Op, int, int], float]
@@ -96,18 +97,19 @@ def test_no_alarm_in_stationary_jobs() -> None:
         assert not found.step_trend.is_falling
 
 
-def test_slow_rank_is_named_though_the_others_wait_in_their_collectives() -> None:
-    found = drift(Job(cost=lambda op, rank, step: 20.0 * (op is Op.BACKWARD_COMPUTE and rank == 5 and step >= CHANGE)))
+@pytest.mark.parametrize("slow", [Op.BACKWARD_COMPUTE, Op.BACKWARD_WEIGHT_COMPUTE])
+def test_slow_rank_is_named_though_the_others_wait_in_their_collectives(slow: Op) -> None:
+    found = drift(Job(cost=lambda op, rank, step: 20.0 * (op is slow and rank == 5 and step >= CHANGE)))
 
     (change,) = found.changes
     assert abs(change.step - CHANGE) <= 1
     assert change.shift == pytest.approx(20 / 73, abs=0.03)
     assert change.before_s == pytest.approx(0.073, rel=0.03)
     cause = change.moved[0]
-    assert (cause.operation, cause.ranks, cause.hosts) == ("backward-compute", (5,), ("host-2",))
+    assert (cause.operation, cause.ranks, cause.hosts) == (slow, (5,), ("host-2",))
     assert cause.explained == pytest.approx(1.0, abs=0.1)
     # the collectives of seven ranks grew as much, but of each group somebody waits no longer than ever
-    assert [one.operation for one in change.moved if one.explained > 0.4] == ["backward-compute"]
+    assert [one.operation for one in change.moved if one.explained > 0.4] == [slow]
     assert not change.is_of_work
 
 
@@ -128,8 +130,15 @@ def test_data_that_comes_late_is_the_cause() -> None:
     assert found.changes[0].moved[0].num_ranks == LAYOUT.world_size
 
 
-def test_device_that_slows_down_slows_forward_and_backward() -> None:
-    compute = {Op.FORWARD_COMPUTE: 5.0, Op.BACKWARD_COMPUTE: 5.0}
+@pytest.mark.parametrize(
+    "compute",
+    [
+        {Op.FORWARD_COMPUTE: 5.0, Op.BACKWARD_COMPUTE: 5.0},
+        {Op.FORWARD_COMPUTE: 4.0, Op.BACKWARD_COMPUTE: 3.0, Op.BACKWARD_WEIGHT_COMPUTE: 3.0},
+    ],
+    ids=["whole", "split"],
+)
+def test_device_that_slows_down_slows_forward_and_backward(compute: dict[Op, float]) -> None:
     found = drift(
         Job(cost=lambda op, rank, step: (compute.get(op, 0.0) + 3.8 * (op is Op.FORWARD_RECV)) * (step >= CHANGE))
     )

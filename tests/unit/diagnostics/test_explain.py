@@ -148,7 +148,8 @@ def test_step_of_which_only_sums_are_known_is_not_split_further() -> None:
     drawing = Drawing()
     for step, start in ((1, 0), (2, 150)):
         for operation, amount in ((Op.STEP, 90), (Op.DATA_WAIT, 10), (Op.FORWARD_COMPUTE, 30),
-                                  (Op.BACKWARD_COMPUTE, 30), (Op.OPTIMIZER, 5), (Op.CHECKPOINT, 40)):  # fmt: skip
+                                  (Op.BACKWARD_COMPUTE, 20), (Op.BACKWARD_WEIGHT_COMPUTE, 10), (Op.OPTIMIZER, 5),
+                                  (Op.CHECKPOINT, 40)):  # fmt: skip
             drawing.total(operation, start, amount, step=step)
 
     found = explain(drawing)
@@ -256,7 +257,8 @@ def test_group_that_nobody_told_of_is_told() -> None:
 
 LAYERS = [
     ("gc", (Op.GC,)), ("checkpoint", (Op.CHECKPOINT,)), ("evaluation", (Op.EVALUATION,)), ("data", (Op.DATA_WAIT,)),
-    ("compute", (Op.FORWARD_COMPUTE, Op.BACKWARD_COMPUTE)), ("optimizer", (Op.CLIP, Op.OPTIMIZER)),
+    ("compute", (Op.FORWARD_COMPUTE, Op.BACKWARD_COMPUTE, Op.BACKWARD_WEIGHT_COMPUTE)),
+    ("optimizer", (Op.CLIP, Op.OPTIMIZER)),
 ]  # fmt: skip
 DRAWN = [operation for _, operations in LAYERS for operation in operations] + [
     *(Op.GRADS_REDUCE_SCATTER, Op.PARAMS_ALL_GATHER, Op.DP_ALL_REDUCE, Op.FORWARD_SEND, Op.BACKWARD_RECV),

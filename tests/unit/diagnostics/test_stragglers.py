@@ -335,7 +335,8 @@ def test_forward_and_backward_agree_where_sequences_differ_and_not_where_a_host_
     assert (pass_correlations(passes(steady, factor=np.ones((2, 2, 32))), 3) == 0.0).all()
 
 
-def test_a_neighbour_in_tensor_parallel_waits_within_its_passes_and_is_a_victim() -> None:
+@pytest.mark.parametrize("slow", [Operation.FORWARD_COMPUTE, Operation.BACKWARD_WEIGHT_COMPUTE])
+def test_a_neighbour_in_tensor_parallel_waits_within_its_passes_and_is_a_victim(slow: Operation) -> None:
     """Whoever shares a layer with a slow rank has passes as long as its own."""
     job = SyntheticJob(Layout(tp_size=2, dp_size=4), ranks_per_host=2, noise=0.01)
     live = LiveDetection(job.roster(), Thresholds())
@@ -346,7 +347,7 @@ def test_a_neighbour_in_tensor_parallel_waits_within_its_passes_and_is_a_victim(
         totals, _ = job.step(
             step,
             {
-                Operation.FORWARD_COMPUTE: passes,
+                slow: passes,
                 Operation.TP_ALL_REDUCE: waits,
                 Operation.GRADS_REDUCE_SCATTER: np.where(passes > 0.5, 0.02, 0.42),
             },
