@@ -138,15 +138,17 @@ def test_each_half_is_a_span_of_its_own(jobs: TrainingJobs, train_data: Tables, 
 
 
 MEMORY: dict[str, Any] = {
+    # so many sequences and so few words that blocks' activations are most of the memory
     "model.seq_len": 128,
     "model.hidden_size": 128,
-    "model.vocab_size": 1024,
-    "batch.micro_batch_size": 4,
-    "batch.global_batch_size": 16,
+    "model.vocab_size": 256,
+    "batch.micro_batch_size": 8,
+    "batch.global_batch_size": 32,
     "parallel.pp_size": 2,
     "parallel.schedule": "zero_bubble",
 }
 MEMORY_CASES: dict[str, dict[str, Any]] = {
+    "serial-block": {},
     "tp2-selective": {"parallel.tp_size": 2, "parallel.recompute": "selective", "model.mlp": "swiglu"},
     "parallel-block-full": {"model.block": "parallel", "parallel.recompute": "full"},
     "fp8": {"fp8.recipe": "tensorwise", "train.precision": "bf16", "model.has_tied_head": False},
@@ -159,4 +161,4 @@ def test_memory_is_what_is_planned(case: str, rank_pool: RankPool) -> None:
     world_size = Config.from_dict(tables).layout(None).world_size
 
     for rank, (counted, estimated, moment) in enumerate(rank_pool.run(measure_rank, world_size, tables)):
-        assert abs(estimated / counted - 1) < 0.05, f"rank {rank}: {counted:,} counted, {estimated:,}: {moment}"
+        assert abs(estimated / counted - 1) < 0.025, f"rank {rank}: {counted:,} counted, {estimated:,}: {moment}"
