@@ -45,7 +45,7 @@ LATE_CASES: dict[str, tuple[Tables, ...]] = {
     "pp2-dp2": (on_layout(1, 2, 2),),
     "pp2-dp2-zero2-chunks2": (on_layout(1, 2, 2, 2), ZERO_2),
     "pp2-dp2-gpipe-tied": (on_layout(1, 2, 2, schedule="gpipe"), {"model": {"has_tied_head": True, "dropout": 0.1}}),
-    "pp4": (on_layout(1, 4, 1),),
+    "pp4-zero-bubble": (on_layout(1, 4, 1, schedule="zero_bubble"),),
     "pp2-chunks2": (on_layout(1, 2, 1, 2),),
     "tp2-dp2": (on_layout(2, 1, 2),),
     "tp2-pp2-recompute": (on_layout(2, 2, 1), {"parallel": {"recompute": "full"}}),

@@ -225,3 +225,17 @@ def test_a_store_without_directories_will_do(ckpt: Ckpt, tmp_path: Path) -> None
     finally:
         if store.exists("/test-ckpt-reshard"):
             store.rm("/test-ckpt-reshard", recursive=True)
+
+
+@pytest.mark.parametrize(("layout", "schedule"), [({"tp": 2, "pp": 2}, "zero_bubble"), ({"dp": 2}, "1f1b")])
+def test_a_schedule_of_pipelines_stays_where_there_is_one(
+    ckpt: Ckpt, tmp_path: Path, layout: dict[str, int], schedule: str
+) -> None:
+    config = make_config({"parallel": {"pp_size": 2, "dp_size": 1, "schedule": "zero_bubble"}})
+    write_as_job(tmp_path / "a", config, whole_state(config))
+
+    ckpt("reshard", tmp_path / "a", "--output", tmp_path / "out", *options({"pp": 1, **layout}), "--json")
+
+    manifest = read_manifest(LocalLocation(tmp_path / "out"))
+    assert manifest.config["parallel"]["schedule"] == schedule
+    assert "OK" in ckpt("verify", tmp_path / "out")

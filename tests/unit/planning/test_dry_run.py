@@ -9,7 +9,13 @@ from typing import Any
 
 import pytest
 
+from benchmarks.memory import with_changes
 from megatrain.config import load_config, parameters_by_part
+from megatrain.config.config import Config
+from megatrain.planning.chunks import plan_stage
+from megatrain.planning.memory import estimate_memory
+from megatrain.planning.run_plan import plan_run
+from tests.helpers.lone_rank import simulated_group
 from tests.helpers.source_tree import ROOT
 
 CONFIG = ROOT / "configs" / "megascale_175b.toml"
@@ -112,3 +118,18 @@ def test_text_says_it_all(output: dict[str, Any]) -> None:
     ):
         assert part in text
     assert all(line == line.rstrip() and len(line) <= 160 for line in text.splitlines())
+
+
+@pytest.mark.parametrize(("schedule", "fullest"), [("zero_bubble", 2), ("1f1b", 1)])
+def test_middle_stages_are_told_by_the_fullest_of_them(schedule: str, fullest: int) -> None:
+    """Recomputed blocks keep less than they put off: with zero_bubble the last of these stages has most."""
+    changes = {"parallel.pp_size": 4, "parallel.recompute": "full", "parallel.schedule": schedule}
+    config = Config.from_dict(with_changes(changes))
+    layout = config.layout(None)
+    totals = {
+        stage: estimate_memory(config, layout, stage, plan_stage(config, layout, stage, simulated_group("tp", 1, 0)))
+        for stage in (1, 2)
+    }
+
+    assert max(totals, key=lambda stage: totals[stage].total) == fullest
+    assert plan_run(config).stages[1].memory == totals[fullest]
