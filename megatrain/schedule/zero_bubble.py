@@ -2,8 +2,8 @@
 
 Another stage waits for the gradient of an input, none for those of weights. Forwards and inputs' halves go in the order
 of 1F1B, which gives gradients to the stage before as early as can be; the weights' half of a microbatch follows the
-inputs' half of the microbatch `stage` later, and what is left at the end runs where 1F1B idles. So every stage holds
-pp_size microbatches, what the first stage of 1F1B does; fewer microbatches than that leave stages nothing to fill with.
+inputs' half of the microbatch `stage` later, and what is left at the end runs where 1F1B idles. So every stage has
+pp_size microbatches in flight, as the first stage of 1F1B; with fewer, stages have nothing to fill the bubble with.
 Source: Qi et al., "Zero Bubble Pipeline Parallelism" (arXiv:2401.10241), sec. 2.
 """
 
