@@ -30,7 +30,7 @@ from megatrain.assembly import Replica, build_replica
 from megatrain.checkpoint.continuation import Progress
 from megatrain.checkpoint.job import JobCheckpoints
 from megatrain.checkpoint.load import LoadReport, load_state
-from megatrain.comm import Mesh, create_mesh, join, meet
+from megatrain.comm import Mesh, create_mesh, meet
 from megatrain.config.config import Config
 from megatrain.contracts.checkpoint_files import read_manifest, step_directory_name
 from megatrain.contracts.layout import Layout
@@ -290,10 +290,13 @@ class _Steps:
 
 
 def _join(context: RankContext, tables: dict[str, Any], places: Places) -> tuple[Mesh, Config]:
-    """Join the other ranks; all of them are data-parallel."""
+    """Join the other ranks, in a world group that is connected, as torch's checkpoints need; all are data-parallel."""
     device, size = torch.device("cpu"), context.world_size
     process = Process(context.rank, size, context.rank, size, 0, context.init_method)
-    join(meet(process, job="benchmark", timeout_s=300.0), device, timeout_s=300.0)
+    meeting = meet(process, job="benchmark", timeout_s=300.0)
+    if meeting is not None:
+        store = dist.PrefixStore(meeting.prefix, meeting.store)
+        dist.init_process_group("gloo", store=store, rank=context.rank, world_size=size)
     mesh = create_mesh(Layout(dp_size=size), context.rank, device, Recorder(BlackBoxWriter.anonymous()),
                        has_wrap_links=False)  # fmt: skip
     checkpoint = {"arena_directory": str(places.memory), "slots": 2, "keep_arena_s": 60.0}

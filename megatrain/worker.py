@@ -18,6 +18,7 @@ from megatrain.assembly import build_replica
 from megatrain.binding import bind_process, gpu_pci_address, set_threads
 from megatrain.checkpoint.job import JobCheckpoints
 from megatrain.comm import Mesh, create_mesh, join, leave, meet
+from megatrain.comm.group_stores import GroupStores
 from megatrain.comm.incarnation import Meeting, told_by_rank_0
 from megatrain.config.config import Config
 from megatrain.config.serialize import config_values, to_toml
@@ -159,16 +160,27 @@ def _open_recorder(config: Config, process: Process, run_directory: RunDirectory
 
 
 def _join(config: Config, process: Process, meeting: Meeting | None, device: torch.device, recorder: Recorder) -> Mesh:
-    timeout_s = config.runtime.init_timeout_s
+    runtime = config.runtime
     with recorder.span(Operation.INIT):
-        join(meeting, device, timeout_s=timeout_s, network_interface=config.runtime.network_interface)
+        join(meeting, network_interface=runtime.network_interface)
+        stores = (
+            None
+            if meeting is None
+            else GroupStores(
+                meeting,
+                ranks_per_store=runtime.ranks_per_store,
+                timeout_s=runtime.init_timeout_s,
+                network_interface=runtime.network_interface,
+            )
+        )
         return create_mesh(
             config.layout(process.world_size),
             process.rank,
             device,
             recorder,
+            stores=stores,
             has_wrap_links=config.parallel.num_chunks > 1,
-            timeout_s=timeout_s,
+            timeout_s=runtime.init_timeout_s,
         )
 
 

@@ -1,14 +1,13 @@
 """The 3D mesh: this rank's groups along each axis, and its channels to the neighbouring stages.
 
-Groups are created by their members alone, each rank going through the same kinds in the same order; every kind
-partitions the ranks that take part in it, so no creation waits for an unrelated one (MegaScale sec. 3.5).
+Which groups there are, and in which order each rank creates its own, is computed (group_plan.py).
 Axes: tp, dp, pp; `host` has the same once more, on CPU memory. The `embedding` group joins the first and last stage of
 a pipeline, which both hold a tied embedding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -17,12 +16,12 @@ from torch import Tensor
 from torch import distributed as dist
 
 from megatrain.comm.channel import Channel, LocalChannel
-from megatrain.comm.group import Group, brief
+from megatrain.comm.group import Group
+from megatrain.comm.group_creation import create_process_group
+from megatrain.comm.group_plan import PlannedGroup, planned_groups
+from megatrain.comm.group_stores import GroupStores
 from megatrain.comm.host_groups import HostGroups
-from megatrain.comm.priorities import nccl_options
-from megatrain.comm.process import set_world_timeout
 from megatrain.comm.queue import CommunicationQueue, Exchange, Lane
-from megatrain.contracts.errors import CommunicationError
 from megatrain.contracts.layout import Coordinate, Layout
 from megatrain.contracts.operations import Operation
 from megatrain.telemetry.recorder import Recorder
@@ -40,7 +39,10 @@ class Links:
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """This rank's place, groups and links. `links` is None where one stage has the whole model as one chunk."""
+    """This rank's place, groups and links. `links` is None where one stage has the whole model as one chunk.
+
+    `stores` is where the groups met; the one that this rank serves, if it does, lasts as long.
+    """
 
     layout: Layout
     rank: int
@@ -53,6 +55,7 @@ class Mesh:
     embedding: Group
     host: HostGroups
     links: Links | None
+    stores: GroupStores | None = None
 
     @property
     def is_first_stage(self) -> bool:
@@ -79,10 +82,9 @@ class Mesh:
         return tuple(found)
 
     def set_timeout(self, seconds: float) -> None:
-        """Bound every later exchange on every group and on the world group."""
+        """Bound every later exchange on every group."""
         for group in self.groups:
             group.set_timeout(seconds)
-        set_world_timeout(seconds)
 
     def sum_over_all(self, x: Tensor) -> Tensor:
         """Return the sum of `x` over all ranks, made axis by axis. In place, blocks.
@@ -106,89 +108,74 @@ def create_mesh(
     device: torch.device,
     recorder: Recorder,
     *,
+    stores: GroupStores | None = None,
     has_wrap_links: bool = False,
     timeout_s: float = 300.0,
     before_exchange: Callable[[Exchange], None] | None = None,
 ) -> Mesh:
     """Create this rank's groups.
 
+    stores: where the groups meet; None: at the store that torch was given for the world.
     has_wrap_links: a stage has several chunks, so the last stage sends to the first. before_exchange: called with each
     exchange before it starts; for tests, which delay and break some.
-    Communication: each group's own rendezvous; no barrier over all ranks.
-    Raises: CommunicationError naming the group.
+    Communication: each group's own rendezvous, one after the other; no barrier over all ranks.
+    Raises: CommunicationError naming the group and the ranks that have not come to it.
     """
-    at = layout.coordinate(rank)
-    pp_ranks = layout.pp_ranks(rank)
-    is_end = at.pp in (0, layout.pp_size - 1)
-    ends = (pp_ranks[0], pp_ranks[-1]) if is_end and layout.pp_size > 1 else (rank,)
-    timeout = timedelta(seconds=timeout_s)
     queue = CommunicationQueue(recorder, before_exchange)
+    groups: dict[str, Group] = {}
+
+    def create(planned: PlannedGroup) -> dist.ProcessGroup:
+        store = dist.distributed_c10d._get_default_store() if stores is None else stores.of(planned)
+        return create_process_group(planned, rank, device, store, timeout_s=timeout_s)
 
     def lane(name: str) -> Lane | None:
         return Lane(name) if device.type == "cpu" else None
 
-    def group(name: str, members: tuple[int, ...], backend: str | None = None, own_lane: Lane | None = None) -> Group:
-        number = recorder.add_group(name, members)
-        process_group = None
-        if len(members) > 1:
-            try:
-                process_group = dist.new_group(
-                    list(members),
-                    timeout=timeout,
-                    backend=backend,
-                    pg_options=nccl_options(name, timeout) if device.type == "cuda" and backend is None else None,
-                    use_local_synchronization=True,
-                    group_desc=name,
-                )
-            except RuntimeError as error:
-                raise CommunicationError(
-                    f"rank {rank} could not create group {name} of ranks {brief(members)} within "
-                    f"runtime.init_timeout_s={timeout_s:g}; one of them is missing or stuck: {error}"
-                ) from error
-        return Group(name, members, members.index(rank), queue, number, process_group, own_lane, timeout=timeout)
-
-    on_host = "gloo" if device.type == "cuda" else None
+    for planned in planned_groups(layout, rank, has_wrap_links=has_wrap_links):
+        number = recorder.add_group(planned.name, planned.ranks)
+        groups[planned.name] = Group(
+            planned.name,
+            planned.ranks,
+            planned.ranks.index(rank),
+            queue,
+            number,
+            None if len(planned.ranks) == 1 else create(planned),
+            lane("dp") if planned.name == "dp" else None,
+            timeout=timedelta(seconds=timeout_s),
+        )
+    coordinate = layout.coordinate(rank)
     return Mesh(
         layout=layout,
         rank=rank,
-        coordinate=at,
+        coordinate=coordinate,
         device=device,
         recorder=recorder,
-        tp=group("tp", layout.tp_ranks(rank)),
-        dp=group("dp", layout.dp_ranks(rank), own_lane=lane("dp")),
-        pp=group("pp", pp_ranks),
-        host=HostGroups(
-            tp=group("host-tp", layout.tp_ranks(rank), on_host),
-            pp=group("host-pp", pp_ranks, on_host),
-            dp=group("host-dp", layout.dp_ranks(rank), on_host),
-        ),
-        links=_links(at.pp, pp_ranks, recorder, group, lane, has_wrap_links),
-        # last: torch names a group by its ranks and by how many groups this rank has already. Middle stages lack this
-        # one, so a group made after it would have two names, and its members would wait for each other forever
-        embedding=group("embedding", ends),
+        tp=groups["tp"],
+        dp=groups["dp"],
+        pp=groups["pp"],
+        embedding=groups["embedding"],
+        host=HostGroups(tp=groups["host-tp"], pp=groups["host-pp"], dp=groups["host-dp"]),
+        links=_links(coordinate.pp, groups, recorder, lane, has_wrap_links),
+        stores=stores,
     )
 
 
 def _links(
     stage: int,
-    pp_ranks: tuple[int, ...],
+    groups: Mapping[str, Group],
     recorder: Recorder,
-    group: Callable[[str, tuple[int, ...]], Group],
     lane: Callable[[str], Lane | None],
     has_wrap_links: bool,
 ) -> Links | None:
+    pp_ranks = groups["pp"].ranks
     if len(pp_ranks) == 1:
         if not has_wrap_links:
             return None
         onward, back = LocalChannel(), LocalChannel()
         return Links(onward, onward, back, back)
-    forward = group("pp-forward", pp_ranks)
-    backward = group("pp-backward", pp_ranks)
-    forward_wrap, backward_wrap = forward, backward
-    if has_wrap_links and len(pp_ranks) == 2:
-        # two stages are each other's neighbour on both sides: there the wrap link would share a pair with the other
-        forward_wrap = group("pp-forward-wrap", pp_ranks)
-        backward_wrap = group("pp-backward-wrap", pp_ranks)
+    forward, backward = groups["pp-forward"], groups["pp-backward"]
+    forward_wrap = groups.get("pp-forward-wrap", forward)
+    backward_wrap = groups.get("pp-backward-wrap", backward)
     last = len(pp_ranks) - 1
 
     def channel(direct: Group, wrap: Group, step: int, *, is_sender: bool) -> Channel:

@@ -1,4 +1,4 @@
-"""Joining and leaving the job: the world group, its store and its backend.
+"""Joining and leaving the job: the store where workers meet, and the place of this one among all ranks.
 
 Each incarnation of a job (each restart) uses a key prefix of its own in the store, so that what a dead incarnation
 left there can never be mistaken for a peer.
@@ -9,11 +9,22 @@ from __future__ import annotations
 import os
 from datetime import timedelta
 
-import torch
 from torch import distributed as dist
 
 from megatrain.comm.incarnation import Meeting, agree_on_incarnation, could_not_meet
 from megatrain.contracts.process import Process
+
+_UNCONNECTED = "unconnected"
+_FEW_REQUESTS = {"GLOO_ENABLE_STORE_V2_API": "1", "GLOO_ENABLE_RANK_AS_SEQUENCE_NUMBER": "1"}
+"""gloo reads the addresses of 128 peers in one request, in place of two requests a peer; and an address says where a
+rank listens, in place of that and a number for each peer."""
+
+
+class _Unconnected(dist.ProcessGroup):
+    """All ranks, without a connection: every collective on it is an error."""
+
+    def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
+        super().__init__(rank, size)
 
 
 def meet(process: Process, *, job: str, timeout_s: float) -> Meeting | None:
@@ -38,29 +49,27 @@ def meet(process: Process, *, job: str, timeout_s: float) -> Meeting | None:
     return Meeting(process, store, f"{job}/{process.incarnation}")
 
 
-def join(meeting: Meeting | None, device: torch.device, *, timeout_s: float, network_interface: str = "") -> None:
-    """Create the world group: NCCL on CUDA devices, gloo on CPUs. Nothing when the process is alone.
+def join(meeting: Meeting | None, *, network_interface: str = "") -> None:
+    """Take this process's place among all ranks. Nothing when the process is alone.
 
-    Communication: rendezvous of all ranks at the store; blocks up to `timeout_s`.
-    Raises: CommunicationError naming the store and the ranks awaited.
+    torch wants a world group; ours knows the store and the ranks and connects none of them: whoever speaks to all goes
+    along tp, pp and dp in turn, and 12,288 ranks connected to each other would be 75 million connections.
+    Communication: none.
     """
     if meeting is None:
         return
-    process = meeting.process
+    # the libraries read these names and offer no other way to choose
     if network_interface:
-        # the libraries read these names and offer no other way to choose a NIC
         os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = network_interface
-    try:
-        dist.init_process_group(
-            "nccl" if device.type == "cuda" else "gloo",
-            store=dist.PrefixStore(meeting.prefix, meeting.store),
-            rank=process.rank,
-            world_size=process.world_size,
-            timeout=timedelta(seconds=timeout_s),
-            device_id=device if device.type == "cuda" else None,
-        )
-    except (RuntimeError, ValueError) as error:
-        raise could_not_meet(process, timeout_s, error) from error
+    os.environ.update(_FEW_REQUESTS)
+    if not hasattr(dist.Backend, _UNCONNECTED.upper()):
+        dist.Backend.register_backend(_UNCONNECTED, _Unconnected, devices=["cpu", "cuda"])
+    dist.init_process_group(
+        _UNCONNECTED,
+        store=dist.PrefixStore(meeting.prefix, meeting.store),
+        rank=meeting.process.rank,
+        world_size=meeting.process.world_size,
+    )
 
 
 def join_fake(rank: int, world_size: int) -> None:
@@ -70,13 +79,7 @@ def join_fake(rank: int, world_size: int) -> None:
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
 
 
-def set_world_timeout(seconds: float) -> None:
-    """Bound every later exchange on the world group."""
-    if dist.is_initialized():
-        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=seconds), None)
-
-
 def leave() -> None:
-    """Destroy the world group and all groups made from it."""
+    """Destroy all groups."""
     if dist.is_initialized():
         dist.destroy_process_group()

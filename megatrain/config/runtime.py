@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from megatrain.config.options import option
+from megatrain.config.options import LARGEST_INTEGER, option
 
 LONGEST_S = 1_000_000_000
 """Three decades: longer waits overflow the clocks of communication libraries."""
@@ -28,6 +28,15 @@ class RuntimeConfig:
     network_interface: str = field(
         default="",
         metadata=option("Network interface for traffic between hosts, such as eth0. Empty: the backend's choice."),
+    )
+    ranks_per_store: int = field(
+        default=2048,
+        metadata=option(
+            "For how many ranks there is a store at which groups meet while they are created: up to this many meet at "
+            "that of the job, in larger worlds some ranks serve one each.",
+            minimum=1,
+            maximum=LARGEST_INTEGER,
+        ),
     )
     init_timeout_s: float = field(
         default=300.0,

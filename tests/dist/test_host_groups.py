@@ -29,7 +29,7 @@ def talk(context: RankContext, sizes: tuple[int, int, int]) -> dict[str, Any]:
     rank, world_size = context.rank, layout.world_size
     if world_size > 1:
         process = Process(rank, world_size, rank, world_size, 0, context.init_method)
-        join(meet(process, job="talk", timeout_s=20), torch.device("cpu"), timeout_s=20)
+        join(meet(process, job="talk", timeout_s=20))
     recorder = open_recorder(
         Identity("talk", "main", 0, rank, layout, 1, "host"), directory="", run_key="", num_records=256
     )

@@ -291,7 +291,7 @@ def _join(context: RankContext, config: Config) -> tuple[Mesh, Recorder]:
     if world_size > 1:
         process = Process(rank, world_size, rank, world_size, 0, context.init_method)
         timeout_s = config.runtime.init_timeout_s
-        join(meet(process, job=config.job.name, timeout_s=timeout_s), device, timeout_s=timeout_s)
+        join(meet(process, job=config.job.name, timeout_s=timeout_s))
     recorder = open_recorder(
         Identity(config.job.name, "main", 0, rank, layout, os.getpid(), "host"),
         directory=config.telemetry.black_box_directory,

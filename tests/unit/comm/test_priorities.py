@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import distributed as dist
+from torch.distributed import distributed_c10d as c10d
 
-from megatrain.comm import mesh as mesh_module
-from megatrain.comm import priorities
+from megatrain.comm import group_creation, priorities
 from megatrain.comm.mesh import create_mesh
 from megatrain.comm.process import join_fake, leave
 from megatrain.contracts.layout import Layout
@@ -26,16 +27,20 @@ class Options:
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_groups_are_created_with_their_priority(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     told: dict[str, Any] = {}
-    new_group = mesh_module.dist.new_group
+    create = c10d._new_process_group_helper
 
-    def noting(ranks: list[int], *, pg_options: Any, group_desc: str, **more: Any) -> Any:
-        told[group_desc] = pg_options
-        return new_group(ranks, group_desc=group_desc, **{**more, "backend": None})
+    def noting(
+        size: int, index: int, ranks: list[int], backend: str, *place: Any, backend_options: Any, **more: Any
+    ) -> Any:
+        told[more["group_desc"]] = backend_options
+        return create(size, index, ranks, dist.Backend("fake"), *place, **{**more, "device_id": None})
 
-    monkeypatch.setattr(priorities.dist, "ProcessGroupNCCL", SimpleNamespace(Options=Options), raising=False)
-    monkeypatch.setattr(mesh_module.dist, "new_group", noting)
     layout = Layout(tp_size=2, pp_size=2, dp_size=2)
     join_fake(0, layout.world_size)
+    monkeypatch.setattr(priorities.dist, "ProcessGroupNCCL", SimpleNamespace(Options=Options), raising=False)
+    monkeypatch.setattr(c10d, "_new_process_group_helper", noting)
+    monkeypatch.setattr(group_creation, "_await_members", lambda *_: None)
+    monkeypatch.setattr(dist, "get_backend", lambda: "unconnected")
     try:
         create_mesh(layout, 0, torch.device(device), SilentRecorder(), timeout_s=7.0)
     finally:

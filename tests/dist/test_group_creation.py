@@ -1,0 +1,141 @@
+"""Groups are created by their members alone, under their own names; who does not come is named."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+import torch
+from torch import distributed as dist
+
+from megatrain.comm import create_mesh, join, meet
+from megatrain.comm.group_creation import create_process_group
+from megatrain.comm.group_plan import PlannedGroup
+from megatrain.comm.incarnation import Meeting
+from megatrain.contracts.errors import CommunicationError
+from megatrain.contracts.layout import Layout
+from megatrain.contracts.process import Process
+from megatrain.telemetry.black_box_writer import BlackBoxWriter
+from megatrain.telemetry.recorder import Recorder
+from tests.helpers.rank_pool import RankPool
+from tests.helpers.rank_protocol import RankContext
+
+CPU = torch.device("cpu")
+TIMEOUT_S = 1.0
+"""Of a rank that waits for one that never comes."""
+DEADLINE = timedelta(seconds=20)
+
+
+def come(context: RankContext, port: int = 0) -> Meeting:
+    """Join at a store that is a file, or, as a job's is, a server on this machine."""
+    process = Process(context.rank, context.world_size, init_method=context.init_method)
+    if port:
+        store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=TIMEOUT_S))
+        meeting = Meeting(process, store, context.init_method)
+    else:
+        met = meet(process, job="creation", timeout_s=20)
+        assert met is not None
+        meeting = met
+    join(meeting)
+    return meeting
+
+
+def create(planned: PlannedGroup, meeting: Meeting, timeout_s: float = 20.0) -> dist.ProcessGroup:
+    store = dist.PrefixStore(meeting.prefix, meeting.store)
+    return create_process_group(planned, meeting.process.rank, CPU, store, timeout_s=timeout_s)
+
+
+@pytest.fixture(scope="module")
+def server() -> dist.TCPStore:
+    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+def groups_of_unequal_ranks(context: RankContext, port: int) -> list[float]:
+    """Let rank 0 be in three groups before the one of all, rank 1 in two, rank 2 in one."""
+    meeting = come(context, port)
+    pairs = [PlannedGroup("one", (0, 1)), PlannedGroup("two", (0, 1)), PlannedGroup("three", (0, 2))]
+    sums = []
+    for planned in (*pairs, PlannedGroup("all", (0, 1, 2))):
+        if context.rank in planned.ranks:
+            x = torch.tensor([10.0**context.rank])
+            dist.all_reduce(x, group=create(planned, meeting))
+            sums.append(x.item())
+    return sums
+
+
+@pytest.mark.parametrize("is_server", [True, False])
+def test_ranks_need_not_have_created_as_many_groups(
+    rank_pool: RankPool, server: dist.TCPStore, is_server: bool
+) -> None:
+    sums = rank_pool.run(groups_of_unequal_ranks, 3, server.port if is_server else 0)
+    assert sums == [
+        [11.0, 11.0, 101.0, 111.0],
+        [11.0, 11.0, 111.0],
+        [101.0, 111.0],
+    ]
+
+
+def talk_to_the_world(context: RankContext) -> str:
+    come(context)
+    assert (dist.get_rank(), dist.get_world_size()) == (context.rank, context.world_size)
+    with pytest.raises(RuntimeError) as caught:
+        dist.all_reduce(torch.ones(1))
+    return str(caught.value)
+
+
+def test_the_world_has_no_connections_and_says_so(rank_pool: RankPool) -> None:
+    for error in rank_pool.run(talk_to_the_world, 2):
+        assert "No backend" in error
+
+
+def wait_for_one_that_never_comes(context: RankContext, absent: tuple[int, ...], size: int, port: int) -> str:
+    """Return the error of a rank that is there."""
+    meeting = come(context, port)
+    store = meeting.store
+    everybody = range(size)
+    store.set(f"here-{context.rank}", b"1")
+    store.wait([f"here-{rank}" for rank in everybody], DEADLINE)
+    text = ""
+    if context.rank not in absent:
+        with pytest.raises(CommunicationError) as caught:
+            create(PlannedGroup("dp", tuple(everybody)), meeting, TIMEOUT_S)
+        text = str(caught.value)
+    store.set(f"seen-{context.rank}", b"1")
+    # nobody leaves before all have seen it: an absent rank is alive, and elsewhere
+    store.wait([f"seen-{rank}" for rank in everybody], DEADLINE)
+    return text
+
+
+@pytest.mark.parametrize(("absent", "named"), [((2,), "rank 2"), ((0, 3), "ranks 0, 3"), ((1, 2, 3), "ranks 1, 2, 3")])
+def test_who_never_comes_is_named(
+    rank_pool: RankPool, server: dist.TCPStore, absent: tuple[int, ...], named: str
+) -> None:
+    for rank, error in enumerate(rank_pool.run(wait_for_one_that_never_comes, 4, absent, 4, server.port)):
+        if rank not in absent:
+            assert error.startswith(
+                f"rank {rank} could not create group dp of ranks 0, 1, 2, 3 within runtime.init_timeout_s=1; "
+                f"without a sign of {named}: "
+            )
+
+
+def only_half_of_a_mesh(context: RankContext) -> str:
+    """Let rank 3 stay away: rank 2 waits for it in tp, and the others for rank 2, or for who waits for it."""
+    meeting = come(context)
+    if context.rank == 3:
+        meeting.store.wait([f"seen-{rank}" for rank in range(3)], DEADLINE)
+        return ""
+    recorder = Recorder(BlackBoxWriter.anonymous())
+    with pytest.raises(CommunicationError) as caught:
+        create_mesh(Layout(tp_size=2, dp_size=2), context.rank, CPU, recorder, timeout_s=TIMEOUT_S)
+    meeting.store.set(f"seen-{context.rank}", b"1")
+    return str(caught.value)
+
+
+def test_in_a_mesh_every_rank_names_whom_it_waits_for(rank_pool: RankPool) -> None:
+    errors = rank_pool.run(only_half_of_a_mesh, 4)
+    assert "rank 2 could not create group tp of ranks 2, 3" in errors[2]
+    assert "without a sign of rank 3:" in errors[2]
+    assert "rank 0 could not create group dp of ranks 0, 2" in errors[0]
+    assert "without a sign of rank 2:" in errors[0]
+    assert "rank 1 could not create group dp of ranks 1, 3" in errors[1]
+    assert "without a sign of rank 3:" in errors[1]

@@ -1,0 +1,114 @@
+"""One order of creation for the whole world, in which no ranks ever wait for each other in a circle."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pytest
+
+from megatrain.comm.group_plan import PlannedGroup, all_planned_groups, planned_groups
+from megatrain.contracts.layout import Layout
+
+SIZES = (1, 2, 4)
+SMALL = [
+    (Layout(*sizes), has_wrap_links) for sizes in itertools.product(SIZES, repeat=3) for has_wrap_links in (False, True)
+]
+LARGE = [(Layout(8, 8, 192), True), (Layout(8, 2, 768), True), (Layout(8, 48, 32), False)]
+
+
+def plans(layout: Layout, has_wrap_links: bool, ranks: Sequence[int]) -> dict[int, list[PlannedGroup]]:
+    """Return what each of some ranks creates; groups of one are not created."""
+    return {
+        rank: [plan for plan in planned_groups(layout, rank, has_wrap_links=has_wrap_links) if len(plan.ranks) > 1]
+        for rank in ranks
+    }
+
+
+def by_member(groups: Sequence[PlannedGroup]) -> dict[int, list[PlannedGroup]]:
+    """Return each rank's part of the world's order."""
+    found: dict[int, list[PlannedGroup]] = defaultdict(list)
+    for group in groups:
+        for rank in group.ranks:
+            found[rank].append(group)
+    return found
+
+
+def created_in_turn(plans: Mapping[int, Sequence[PlannedGroup]]) -> set[str]:
+    """Let each rank stay in its next group until all members are in it. Return what was created when nothing moves."""
+    reached = dict.fromkeys(plans, 0)
+    created: set[str] = set()
+    inside: dict[str, int] = defaultdict(int)
+    entering = list(plans)
+    while entering:
+        rank = entering.pop()
+        if reached[rank] == len(plans[rank]):
+            continue
+        group = plans[rank][reached[rank]]
+        inside[group.key] += 1
+        if inside[group.key] == len(group.ranks):
+            created.add(group.key)
+            for member in group.ranks:
+                reached[member] += 1
+                entering.append(member)
+    return created
+
+
+@pytest.mark.parametrize(("layout", "has_wrap_links"), SMALL + LARGE, ids=str)
+def test_every_rank_walks_its_part_of_one_order(layout: Layout, has_wrap_links: bool) -> None:
+    groups = list(all_planned_groups(layout, has_wrap_links=has_wrap_links))
+    parts = by_member(groups)
+    ranks = range(layout.world_size) if layout.world_size <= 64 else [0, 1, 4095, 6144, layout.world_size - 1]
+
+    for rank, plan in plans(layout, has_wrap_links, ranks).items():
+        assert plan == parts[rank], "a member of a group creates it, at its place of the order, and creates no other"
+    assert len({group.key for group in groups}) == len(groups), "no two groups meet at the same place"
+
+
+@pytest.mark.parametrize(("layout", "has_wrap_links"), SMALL + LARGE, ids=str)
+def test_no_ranks_wait_in_a_circle(layout: Layout, has_wrap_links: bool) -> None:
+    groups = list(all_planned_groups(layout, has_wrap_links=has_wrap_links))
+    assert created_in_turn(by_member(groups)) == {group.key for group in groups}
+
+
+def test_ranks_that_took_another_order_would_wait_in_a_circle() -> None:
+    """What the test above would see."""
+    one, other = PlannedGroup("one", (0, 1)), PlannedGroup("other", (0, 1))
+    assert created_in_turn({0: [one, other], 1: [other, one]}) == set()
+
+
+@pytest.mark.parametrize(("layout", "has_wrap_links"), SMALL + LARGE, ids=str)
+def test_the_groups_of_a_name_are_those_of_the_layout(layout: Layout, has_wrap_links: bool) -> None:
+    found: dict[str, set[tuple[int, ...]]] = defaultdict(set)
+    for group in all_planned_groups(layout, has_wrap_links=has_wrap_links):
+        assert not found[group.name].intersection([group.ranks])
+        found[group.name].add(group.ranks)
+    grid = np.arange(layout.world_size).reshape(layout.pp_size, layout.dp_size, layout.tp_size)
+    partitions = {
+        name: {tuple(members) for members in np.moveaxis(grid, axis, -1).reshape(-1, grid.shape[axis]).tolist()}
+        if grid.shape[axis] > 1
+        else set()
+        for axis, name in enumerate(("pp", "dp", "tp"))
+    }
+    expected = {**partitions, **{f"host-{name}": groups for name, groups in partitions.items()}}
+    pipelines = partitions["pp"]
+    expected["embedding"] = {(members[0], members[-1]) for members in pipelines}
+    expected |= dict.fromkeys(("pp-forward", "pp-backward"), pipelines)
+    if has_wrap_links and layout.pp_size == 2:
+        expected |= dict.fromkeys(("pp-forward-wrap", "pp-backward-wrap"), pipelines)
+    assert found == {name: groups for name, groups in expected.items() if groups}
+    for groups in found.values():
+        members = [rank for group in groups for rank in group]
+        assert len(set(members)) == len(members), "no rank is in two groups of a name"
+
+
+def test_groups_on_the_host_and_links_are_marked() -> None:
+    planned = planned_groups(Layout(2, 2, 2), 5, has_wrap_links=True)
+    names = {plan.name: plan for plan in planned}
+    assert {name for name, plan in names.items() if plan.is_on_host} == {"host-tp", "host-pp", "host-dp"}
+    assert {name for name, plan in names.items() if plan.is_link} == {
+        "pp-forward", "pp-backward", "pp-forward-wrap", "pp-backward-wrap"
+    }  # fmt: skip
+    assert (names["dp"].ranks, names["dp"].key) == ((5, 7), "dp-5")

@@ -1,0 +1,33 @@
+"""Which store a group meets at: the same for all members, and as many requests for each store."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from megatrain.comm.group_plan import all_planned_groups, planned_groups
+from megatrain.comm.group_stores import serving_ranks, store_number
+from megatrain.contracts.layout import Layout
+
+
+@pytest.mark.parametrize("layout", [Layout(8, 8, 192), Layout(8, 16, 96), Layout(4, 3, 1024)], ids=str)
+def test_requests_are_dealt_to_the_stores(layout: Layout) -> None:
+    serving = serving_ranks(layout.world_size, 2048)
+    members: Counter[int] = Counter()
+    for planned in all_planned_groups(layout):
+        members[store_number(planned, len(serving))] += len(planned.ranks)
+    assert set(members) == set(range(6))
+    assert max(members.values()) < 1.3 * members.total() / 6
+
+
+def test_a_group_always_meets_at_the_same_store() -> None:
+    """Every rank computes it: by Python's own hash, each process would have another answer."""
+    numbers = [store_number(planned, 5) for planned in planned_groups(Layout(2, 2, 2), 5)]
+    assert numbers == [4, 2, 4, 3, 4, 4, 1, 4, 0]
+
+
+def test_a_store_for_so_many_ranks() -> None:
+    assert list(serving_ranks(2048, 2048)) == [0]
+    assert list(serving_ranks(2049, 2048)) == [0, 2048]
+    assert list(serving_ranks(3, 1)) == [0, 1, 2]
