@@ -13,6 +13,7 @@ NAMES = (
     "throughput_ranks",
     "overlap",
     "jitter",
+    "group_init",
     "memory",
     "zero_bubble",
     "span_overhead",
@@ -44,6 +45,10 @@ def main() -> int:
     parser.add_argument(
         "--ingest-seconds", type=float, default=60.0, help="event_ingest: for how long (default: %(default)s)"
     )
+    parser.add_argument(
+        "--processes", type=int, default=128, help="group_init: ranks of the largest layout (default: %(default)s)"
+    )
+    parser.add_argument("--rounds", type=int, default=5, help="group_init: of each side (default: %(default)s)")
     args = parser.parse_args()
     unknown = set(args.names) - set(NAMES)
     if unknown:
@@ -51,6 +56,7 @@ def main() -> int:
     options = {
         "checkpoint": {"size_gb": args.size_gb, "storage": args.storage},
         "event_ingest": {"seconds": args.ingest_seconds},
+        "group_init": {"num_processes": args.processes, "num_rounds": args.rounds},
         "heartbeats": {"num_hosts": args.hosts, "seconds": args.seconds},
     }
     for name in args.names or NAMES:

@@ -1,0 +1,156 @@
+"""The rank's side of the benchmark of group creation: one function that creates all groups in one of three ways."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import distributed as dist
+
+from megatrain.comm import create_mesh, join
+from megatrain.comm.group_plan import all_planned_groups
+from megatrain.comm.incarnation import Meeting
+from megatrain.contracts.layout import Layout
+from megatrain.contracts.process import Process
+from megatrain.telemetry.black_box_writer import BlackBoxWriter
+from megatrain.telemetry.recorder import Recorder
+from tests.helpers.rank_protocol import RankContext
+
+OURS, TORCH, TORCH_BARRIER = "ours", "torch", "torch, TORCH_DIST_INIT_BARRIER=1"
+SIDES = (OURS, TORCH, TORCH_BARRIER)
+_TIMEOUT = timedelta(seconds=300)
+_HOST = "127.0.0.1"
+
+
+class CountingStore(dist.Store):
+    """Hands every request on, and counts it by kind; what torch's C++ asks passes through here too."""
+
+    def __init__(self, store: dist.Store) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+        self._store = store
+
+    def set(self, key: str, value: Any) -> None:
+        self.counts["set"] += 1
+        self._store.set(key, value)
+
+    def get(self, key: str) -> bytes:
+        self.counts["get"] += 1
+        return self._store.get(key)
+
+    def add(self, key: str, value: int) -> int:
+        self.counts["add"] += 1
+        return self._store.add(key, value)
+
+    def check(self, keys: list[str]) -> bool:
+        self.counts["check"] += 1
+        return self._store.check(keys)
+
+    def wait(self, keys: list[str], timeout: timedelta = _TIMEOUT) -> None:  # type: ignore[override]
+        self.counts["wait"] += 1
+        self._store.wait(keys, timeout)
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        self.counts["multi_get"] += 1
+        return self._store.multi_get(keys)
+
+    def has_extended_api(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """One creation of all groups. port: of the store's server on this machine. prefix: of the keys of this creation."""
+
+    side: str
+    layout: Layout
+    port: int
+    prefix: str
+    is_counted: bool = False
+
+
+@dataclass(slots=True)
+class Record:
+    """What a rank saw: when it was let go and when it had a result from each of its groups (monotonic), its requests
+    for the world group and for all others, and its sums by group, of which each must be the number of members."""
+
+    began_s: float = 0.0
+    ended_s: float = 0.0
+    world_requests: Counter[str] = field(default_factory=Counter)
+    group_requests: Counter[str] = field(default_factory=Counter)
+    sums: dict[str, tuple[int, float]] = field(default_factory=dict)
+
+
+def create_all(context: RankContext, orders: Orders) -> Record:
+    """Wait until all ranks are there, create the groups, and carry out a collective on each."""
+    if orders.side == TORCH_BARRIER:
+        os.environ["TORCH_DIST_INIT_BARRIER"] = "1"
+    everything = list(all_planned_groups(orders.layout))
+    # before the gate: torch looks up the name of the server's address, and where a reply is lost that takes 5 s
+    store: dist.Store = dist.TCPStore(_HOST, orders.port, is_master=False, timeout=_TIMEOUT)
+    _pass_gate(store, context.world_size, orders.prefix)
+    record = Record(began_s=time.monotonic())
+    counts: Counter[str] = Counter()
+    if orders.is_counted:
+        store = counting = CountingStore(store)
+        counts = counting.counts
+    if orders.side == OURS:
+        process = Process(context.rank, context.world_size, init_method=context.init_method)
+        join(Meeting(process, store, orders.prefix))
+        record.world_requests = Counter(counts)
+        mesh = create_mesh(orders.layout, context.rank, torch.device("cpu"), Recorder(BlackBoxWriter.anonymous()))
+        groups = [(one.name, one.size, one.process_group) for one in mesh.groups if one.process_group is not None]
+    else:
+        inside = dist.PrefixStore(orders.prefix, store)
+        dist.init_process_group("gloo", store=inside, rank=context.rank, world_size=context.world_size)
+        record.world_requests = Counter(counts)
+        created = [(planned, dist.new_group(list(planned.ranks))) for planned in everything]
+        groups = [(one.name, len(one.ranks), group) for one, group in created if context.rank in one.ranks]
+    record.sums = dict(_first_sums(groups))
+    record.ended_s = time.monotonic()
+    record.group_requests = counts - record.world_requests
+    return record
+
+
+def _pass_gate(store: dist.Store, world_size: int, prefix: str) -> None:
+    if store.add(f"{prefix}/arrived", 1) == world_size:
+        store.set(f"{prefix}/open", b"1")
+    store.wait([f"{prefix}/open"], _TIMEOUT)
+
+
+def _first_sums(groups: Iterable[tuple[str, int, Any]]) -> Iterable[tuple[str, tuple[int, float]]]:
+    for name, size, group in groups:
+        x = torch.ones(1)
+        dist.all_reduce(x, group=group)
+        yield name, (size, x.item())
+
+
+def load_store(context: RankContext, port: int, kind: str, num_keys: int, num_requests: int) -> float:
+    """Ask the server for `num_requests` of one kind, after the keys are there. Return the seconds that took."""
+    store = dist.TCPStore(_HOST, port, is_master=False, timeout=_TIMEOUT)
+    keys = [f"{kind}-{num_keys}/{number}" for number in range(num_keys)]
+    for key in keys:
+        store.set(key, b"a" * ADDRESS_BYTES)
+    began_s = time.monotonic()
+    for _ in range(num_requests):
+        if kind == "set":
+            store.set(keys[0], b"a" * ADDRESS_BYTES)
+        elif kind == "get":
+            store.get(keys[0])
+        elif kind == "add":
+            store.add(f"{kind}/count", 1)
+        elif kind == "wait":
+            store.wait(keys)
+        else:
+            store.multi_get(keys)
+    return time.monotonic() - began_s
+
+
+ADDRESS_BYTES = 154
+"""What gloo writes for a rank whose host has a name of a few letters, and reads of each of its peers."""

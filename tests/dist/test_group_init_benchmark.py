@@ -1,0 +1,69 @@
+"""The benchmark of group creation: what its model says is what ranks ask, and each side has the groups it should."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from torch import distributed as dist
+
+from benchmarks.group_init import seconds_of
+from benchmarks.group_init_ranks import OURS, SIDES, TORCH_BARRIER, Orders, Record, create_all
+from benchmarks.group_init_requests import Costs, busy_s, group_requests, nccl_requests, world_requests
+from megatrain.comm.group_plan import planned_groups
+from megatrain.contracts.layout import Layout
+from tests.helpers.rank_pool import RankPool
+
+COSTS = Costs({"set": 1.0, "get": 10.0, "wait": 100.0, "add": 1000.0, "multi_get": 10000.0}, key_s=0.5)
+
+
+@pytest.fixture(scope="module")
+def server() -> dist.TCPStore:
+    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+def without_set(requests: Counter[str]) -> Counter[str]:
+    return Counter({kind: count for kind, count in requests.items() if kind != "set" and count})
+
+
+@pytest.mark.parametrize("layout", [Layout(2, 2, 2), Layout(1, 4, 1), Layout(1, 1, 3)], ids=str)
+@pytest.mark.parametrize("side", SIDES)
+def test_the_model_is_what_ranks_ask(rank_pool: RankPool, server: dist.TCPStore, layout: Layout, side: str) -> None:
+    orders = Orders(side, layout, server.port, f"{layout}/{side}", is_counted=True)
+    records: list[Record] = rank_pool.run(create_all, layout.world_size, orders)
+
+    assert seconds_of(records) > 0
+    for rank, record in enumerate(records):
+        own = [planned for planned in planned_groups(layout, rank) if len(planned.ranks) > 1]
+        assert record.sums == {planned.name: (len(planned.ranks), len(planned.ranks)) for planned in own}
+        groups, world = group_requests(side, layout, rank), world_requests(side, layout, rank)
+        if side != TORCH_BARRIER:
+            assert (record.group_requests, record.world_requests) == (groups, world)
+        else:
+            # which rank sees that it is the last to come is a matter of chance, and two may
+            assert without_set(record.group_requests) == without_set(groups)
+            assert without_set(record.world_requests) == without_set(world)
+    total = sum((record.group_requests for record in records), Counter[str]())
+    modelled = sum((group_requests(side, layout, rank) for rank in range(layout.world_size)), Counter[str]())
+    assert total["set"] >= modelled["set"]
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_the_server_is_busy_with_all_requests_of_all_ranks(side: str) -> None:
+    layout = Layout(2, 3, 2)
+    ranks = range(layout.world_size)
+    groups = sum((group_requests(side, layout, rank) for rank in ranks), Counter[str]())
+    world = sum((world_requests(side, layout, rank) for rank in ranks), Counter[str]())
+    num_keys = 0
+    if side == OURS:
+        num_keys = sum(len(one.ranks) for rank in ranks for one in planned_groups(layout, rank) if len(one.ranks) > 1)
+    assert busy_s(side, layout, COSTS) == pytest.approx((COSTS.of(groups, num_keys), COSTS.of(world)))
+
+
+def test_requests_of_a_rank_do_not_grow_with_the_world() -> None:
+    worlds = [Layout(8, 8, dp_size) for dp_size in (16, 32, 64, 128)]
+    assert {group_requests(OURS, layout, 0).total() for layout in worlds} == {18}
+    assert {nccl_requests(layout, 0).total() for layout in worlds} == {20}
+    # groups of more members than are read at once: one request more for each 128
+    assert group_requests(OURS, Layout(8, 8, 192), 0).total() == 18 + 2
+    assert not world_requests(OURS, Layout(8, 8, 192), 0)
