@@ -52,3 +52,7 @@ class Fp8Config:
     @property
     def is_used(self) -> bool:
         return self.recipe != "none"
+
+    def covers(self, layer: int) -> bool:
+        """Whether the layer of that number multiplies in FP8."""
+        return self.is_used and layer not in self.skip_layers

@@ -25,6 +25,17 @@ class ParallelConfig:
             maximum=LARGEST_SIZE,
         ),
     )
+    num_sequence_chunks: int = field(
+        default=1,
+        metadata=option(
+            "Chunks in which tensor-parallel ranks exchange their rows of the sequence, so that the exchanges run "
+            "beneath the products of a layer, in forward and in backward. 1: each exchange alone, all rows at once. "
+            "4 hides most of what can be hidden; many chunks make products small. Layers that multiply in FP8 have 1.",
+            unit="chunks",
+            minimum=1,
+            maximum=LARGEST_SIZE,
+        ),
+    )
     pp_size: int = field(
         default=1,
         metadata=option(

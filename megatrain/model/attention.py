@@ -43,10 +43,16 @@ class Attention(nn.Module):
 
     def forward(self, x_SBH: Tensor, pattern: AttentionPattern, positions: RotaryPositions | None) -> Tensor:
         """Return what attention adds. Shapes: x and result [S, B, H], the whole sequence."""
-        product = self.qkv(x_SBH)
+        return self.out(self.attend(self.qkv(x_SBH), pattern, positions))
+
+    def attend(self, product: Tensor, pattern: AttentionPattern, positions: RotaryPositions | None) -> Tensor:
+        """Return what the heads read, side by side. May overwrite `product`.
+
+        Shapes: product [S, B, G, R + 2, D], the whole sequence; result [S, B, N * D].
+        """
         if positions is None:
             q, k, v = product.split((product.shape[3] - 2, 1, 1), dim=3)
         else:
-            q, k, v = split_rotated_(product, *positions.table(x_SBH.shape[0], x_SBH.device, x_SBH.dtype))
+            q, k, v = split_rotated_(product, *positions.table(product.shape[0], product.device, product.dtype))
         del product  # attention keeps what it needs of it
-        return self.out(causal_attention(q.flatten(2, 3), k.flatten(2, 3), v.flatten(2, 3), pattern))
+        return causal_attention(q.flatten(2, 3), k.flatten(2, 3), v.flatten(2, 3), pattern)

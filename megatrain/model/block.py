@@ -4,7 +4,7 @@ serial:   y = x + Attention(norm(x));  z = y + Mlp(norm(y))           two branch
 parallel: y = x + Attention(norm(x)) + Mlp(norm(x))                   one branch of two mixers (MegaScale sec. 3.1)
 
 Points: `branch_in` (hidden states enter the mixers) and `branch_out` (the mixers' sum leaves). They do nothing here; a
-parallel plan may replace them, which is why all that is done a token stays outside of them.
+parallel plan may replace them, or the `mixing` around them whole, which is why all that is done a token stays outside.
 """
 
 from __future__ import annotations
@@ -23,16 +23,42 @@ from megatrain.ops.attention import AttentionPattern
 from megatrain.ops.residual import ResidualStream
 
 
+class Mixing(nn.Module):
+    """branch_in -> attention, MLP, or both side by side -> their sum -> branch_out. It has no parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.branch_in = nn.Identity()
+        self.branch_out = nn.Identity()
+
+    def forward(
+        self,
+        normed_SBH: Tensor,
+        attention: Attention | None,
+        mlp: Mlp | None,
+        pattern: AttentionPattern,
+        positions: RotaryPositions | None,
+    ) -> Tensor:
+        """Return what the mixers add to the stream."""
+        inner_SBH = self.branch_in(normed_SBH)
+        del normed_SBH
+        added: list[Tensor] = []
+        if attention is not None:
+            added.append(attention(inner_SBH, pattern, positions))
+        if mlp is not None:
+            added.append(mlp(inner_SBH))
+        return self.branch_out(added[0] if len(added) == 1 else added[0] + added[1])
+
+
 class Branch(nn.Module):
     """What one norm feeds: attention, the MLP, or both."""
 
     def __init__(self, config: ModelConfig, *, attention: bool, mlp: bool, dropout_seed: int, site: str) -> None:
         super().__init__()
         self.norm = build_norm(config)
-        self.branch_in = nn.Identity()
+        self.mixing = Mixing()
         self.attention = Attention(config) if attention else None
         self.mlp = Mlp(config) if mlp else None
-        self.branch_out = nn.Identity()
         # each mixer has a bias of its own, as in the models this reads; their sum is added once, after the mixers'
         self.attention_bias = nn.Parameter(torch.empty(config.hidden_size)) if config.has_bias and attention else None
         self.mlp_bias = nn.Parameter(torch.empty(config.hidden_size)) if config.has_bias and mlp else None
@@ -46,14 +72,8 @@ class Branch(nn.Module):
         positions: RotaryPositions | None,
     ) -> ResidualStream:
         normed_SBH, x_SBH = self.norm(stream)
-        inner_SBH = self.branch_in(normed_SBH)
+        y_SBH = self.mixing(normed_SBH, self.attention, self.mlp, pattern, positions)
         del normed_SBH
-        added: list[Tensor] = []
-        if self.attention is not None:
-            added.append(self.attention(inner_SBH, pattern, positions))
-        if self.mlp is not None:
-            added.append(self.mlp(inner_SBH))
-        y_SBH = self.branch_out(added[0] if len(added) == 1 else added[0] + added[1])
         biases = [bias for bias in (self.attention_bias, self.mlp_bias) if bias is not None]
         bias_H = sum(biases[1:], biases[0]) if biases else None
         if bias_H is None and not self.dropout.is_active:

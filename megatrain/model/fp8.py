@@ -44,7 +44,7 @@ def use_fp8(model: Transformer, config: Fp8Config, device: torch.device) -> Fp8S
     Returns the scales that go from step to step, where there are such.
     Raises: ImportError where the backend is not installed.
     """
-    layers = tuple(layer for layer in model.part.layers if config.is_used and layer not in config.skip_layers)
+    layers = tuple(layer for layer in model.part.layers if config.covers(layer))
     projections = [
         module for layer in layers for module in model.blocks[str(layer)].modules() if isinstance(module, Projection)
     ]

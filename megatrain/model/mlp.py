@@ -50,4 +50,8 @@ class Mlp(nn.Module):
         self.down = Linear(config.resolved_ffn_size, config.hidden_size)
 
     def forward(self, x_SBH: Tensor) -> Tensor:
-        return self.down(self.activation(self.up(x_SBH), self.up.bias))
+        return self.down(self.activate(self.up(x_SBH)))
+
+    def activate(self, product_SBPF: Tensor) -> Tensor:
+        """Return the activation of up's product and its bias. Shapes: product [S, B, P, F]; result [S, B, F]."""
+        return self.activation(product_SBPF, self.up.bias)

@@ -7,16 +7,18 @@ The model is on the meta device when the plan is applied: no full weight ever ex
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from torch import nn
 
 from megatrain.comm.group import Group
+from megatrain.comm.sequence_chunks import SequenceChunks
 from megatrain.contracts.errors import TopologyError
 from megatrain.ops.cross_entropy import CROSS_ENTROPY_ALONE, LossTerms
 from megatrain.parallel.rematerialize import Rematerializer
+from megatrain.parallel.sequence_chunks import ChunkedMixing
 from megatrain.parallel.sharding import LogicalParameter
 from megatrain.parallel.styles import (
     GatherSequence,
@@ -52,7 +54,12 @@ TIED_COPY = "loss_head.weight"
 
 @dataclass(frozen=True, slots=True)
 class TensorPlan:
-    """What to apply: the tensor-parallel group, how much to recompute, the true vocabulary and the loss."""
+    """What to apply: the tensor-parallel group, how much to recompute, the true vocabulary and the loss.
+
+    num_sequence_chunks: in how many chunks the branches of a layer exchange their rows beneath their products, where
+    more than one; has_overlap: or else above them. whole_layers: those with products of their own kind, whose branches
+    exchange all rows at once.
+    """
 
     group: Group
     recompute: str
@@ -61,6 +68,9 @@ class TensorPlan:
     is_head_elsewhere: bool
     """The tied embedding's two uses are on different stages."""
     loss_terms: LossTerms = CROSS_ENTROPY_ALONE
+    num_sequence_chunks: int = 1
+    has_overlap: bool = True
+    whole_layers: Container[int] = ()
 
 
 def apply_tensor_plan(chunk: nn.Module, plan: TensorPlan) -> tuple[list[LogicalParameter], Rematerializer]:
@@ -103,6 +113,7 @@ def _cut_parameters(chunk: nn.Module, group: Group) -> None:
 
 def _place_styles(chunk: nn.Module, plan: TensorPlan, rematerializer: Rematerializer) -> None:
     group, is_selective = plan.group, plan.recompute == "selective"
+    chunks = SequenceChunks(group, plan.num_sequence_chunks, plan.has_overlap)
     for path, module in list(chunk.named_modules()):
         leaf = path.rsplit(".", 1)[-1]
         if leaf == "norm":
@@ -111,7 +122,11 @@ def _place_styles(chunk: nn.Module, plan: TensorPlan, rematerializer: Rematerial
             recompute_output(module, rematerializer)
         if group.size == 1:
             continue
-        if leaf in ("branch_in", "head_in"):
+        if leaf == "mixing" and _has_chunks(plan, path):
+            _replace(chunk, path, ChunkedMixing(chunks, rematerializer, keeps_rows=plan.recompute == "full"))
+        elif leaf in ("branch_in", "branch_out") and _has_chunks(plan, path):
+            continue  # of a mixing that was replaced
+        elif leaf in ("branch_in", "head_in"):
             _replace(chunk, path, GatherSequence(group, rematerializer))
         elif leaf in ("branch_out", "embedding_out"):
             _replace(chunk, path, ReduceScatterSequence(group))
@@ -121,6 +136,12 @@ def _place_styles(chunk: nn.Module, plan: TensorPlan, rematerializer: Rematerial
             columns = chunk.get_parameter(TIED_COPY).shape[0]
             style = VocabularyCrossEntropy(group, group.rank * columns, plan.vocab_size, plan.loss_terms)
             _replace(chunk, path, style)
+
+
+def _has_chunks(plan: TensorPlan, path: str) -> bool:
+    """Whether the branch in which `path` lies exchanges its rows in chunks; layers keep their number in all parts."""
+    _, layer, _ = path.split(".", 2)
+    return plan.num_sequence_chunks > 1 and int(layer) not in plan.whole_layers
 
 
 def _replace(chunk: nn.Module, path: str, module: nn.Module) -> None:

@@ -61,6 +61,9 @@ def _build_meta_chunk(config: Config, layout: Layout, stage: int, chunk: int, tp
         has_tied_head=config.model.has_tied_head,
         is_head_elsewhere=layout.pp_size > 1,
         loss_terms=loss_terms,
+        num_sequence_chunks=config.parallel.num_sequence_chunks,
+        has_overlap=config.parallel.overlap,
+        whole_layers=[layer for layer in part.layers if config.fp8.covers(layer)],
     )
     parameters, rematerializer = apply_tensor_plan(module, plan)
     return MetaChunk(part, module, tuple(parameters), rematerializer)

@@ -14,6 +14,7 @@ from megatrain.config.wording import alternatives, divisors, multiples_around, n
 def parallel_problems(context: Context) -> Iterator[Problem]:
     """Yield what makes the layout impossible."""
     yield from _tensor_parallel_problems(context)
+    yield from _sequence_chunk_problems(context)
     yield from _chunk_problems(context)
     yield from _split_backward_problems(context)
     yield from _layer_problems(context)
@@ -70,6 +71,32 @@ def _tensor_parallel_problems(context: Context) -> Iterator[Problem]:
         if split.size % tp_size:
             text = f"parallel.tp_size={tp_size} must divide {split.text}; use {fitting}{split.extra_way_out}"
             yield Problem(("parallel.tp_size", *split.keys), text)
+
+
+def _sequence_chunk_problems(context: Context) -> Iterator[Problem]:
+    parallel, model = context.config.parallel, context.config.model
+    num_chunks, tp_size = parallel.num_sequence_chunks, parallel.tp_size
+    if num_chunks == 1:
+        return
+    found = f"parallel.num_sequence_chunks={num_chunks}"
+    if tp_size == 1:
+        yield Problem(
+            ("parallel.num_sequence_chunks", "parallel.tp_size"),
+            f"{found} does nothing with parallel.tp_size=1; use tp_size=2 or more, or num_sequence_chunks=1",
+        )
+    elif model.seq_len % tp_size == 0 and model.seq_len // tp_size % num_chunks:
+        num_rows = model.seq_len // tp_size
+        yield Problem(
+            ("parallel.num_sequence_chunks", "parallel.tp_size", "model.seq_len"),
+            f"{found} must divide model.seq_len / parallel.tp_size = {model.seq_len} / {tp_size} = {num_rows}; "
+            f"use {alternatives(nearest(divisors(num_rows), num_chunks))}",
+        )
+    if all(context.config.fp8.covers(layer) for layer in range(model.num_layers)):
+        yield Problem(
+            ("parallel.num_sequence_chunks", "fp8.recipe"),
+            f"{found} does nothing where all layers multiply in FP8, which takes whole inputs; use "
+            f'num_sequence_chunks=1 or fp8.recipe="none"',
+        )
 
 
 def _chunk_problems(context: Context) -> Iterator[Problem]:
