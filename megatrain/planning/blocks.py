@@ -19,8 +19,9 @@ def block_footprint(config: Config, sizes: TensorBytes) -> Footprint:
     recompute = config.parallel.recompute
     is_parallel = config.model.block == "parallel"
     mixers = ((True, True),) if is_parallel else ((True, False), (False, True))
+    kind = ChunkedBranchMemory if has_sequence_chunks(config, sizes) else BranchMemory
     branches = [
-        BranchMemory(
+        kind(
             config,
             sizes,
             has_attention,
@@ -50,6 +51,11 @@ def block_footprint(config: Config, sizes: TensorBytes) -> Footprint:
         max(block.forward + gradient, block.backward),
         put_off=block.put_off,
     )
+
+
+def has_sequence_chunks(config: Config, sizes: TensorBytes) -> bool:
+    """Whether branches exchange their rows chunk by chunk. With FP8, of which skipped layers are no part, none do."""
+    return sizes.is_tp and config.parallel.num_sequence_chunks > 1 and not config.fp8.is_used
 
 
 def fp8_inputs(config: Config, sizes: TensorBytes) -> int:
@@ -170,6 +176,66 @@ class BranchMemory:
         """What comes to life in backward because only its recipe was kept."""
         is_gathered = self.sizes.is_tp and self.has_recipes
         return self.sizes.hidden if is_gathered else self.sizes.hidden_local * self.is_selective
+
+
+class ChunkedBranchMemory(BranchMemory):
+    """A branch whose rows are exchanged in chunks: see megatrain/parallel/sequence_chunks.py."""
+
+    @property
+    def kept(self) -> int:
+        has_copy = self.has_attention and not self.has_recipes
+        return BranchMemory.kept.fget(self) + self.sizes.query * has_copy
+
+    def _forward(self) -> int:
+        sizes = self.sizes
+        ledger = Ledger(norm_kept(self.config, sizes))
+        ledger.hold(sizes.hidden_local)  # the norm's output
+        ledger.hold(sizes.hidden, sizes.qkv * self.has_attention, sizes.up * self.has_mlp)
+        ledger.release(sizes.hidden * self.has_recipes)
+        if self.has_attention:
+            ledger.hold(sizes.qkv)  # in the order of the sequence
+            ledger.release(sizes.qkv)
+            self._attention.attend(ledger)
+            ledger.hold(sizes.query)  # in the order of the chunks
+        if self.has_mlp:
+            ledger.hold(sizes.activation)
+        ledger.visit(self._pieces, sizes.hidden_local)
+        ledger.hold(2 * sizes.hidden_local)
+        return ledger.peak
+
+    def _backward(self) -> int:
+        sizes = self.sizes
+        ledger = Ledger(self.kept)
+        ledger.hold(sizes.hidden_local)  # the gradient of the sum, which also goes past the branch
+        own = sizes.hidden_local if self.config.model.dropout else 0
+        copy = sizes.query * self.has_attention
+        last_inputs = copy + sizes.activation * self.has_mlp
+        normed = sizes.hidden_local * self.is_selective
+        again = sizes.hidden * self.has_recipes
+        ledger.hold(own, copy * self.has_recipes, sizes.activation * (self.has_mlp and self.is_selective), normed)
+        ledger.hold(last_inputs)  # their gradients
+        ledger.hold(sizes.hidden, again)
+        ledger.release(sizes.hidden, own, last_inputs)
+        if self.has_mlp:
+            ledger.hold(sizes.up)
+            ledger.release(sizes.up, sizes.activation)
+        if self.has_attention:
+            ledger.hold(sizes.query)  # in the order of the sequence
+            ledger.release(sizes.query)
+            self._attention.attend_backward(ledger)
+            ledger.hold(sizes.qkv)  # in the order of the chunks
+            ledger.release(sizes.qkv)
+        ledger.visit(self._pieces, sizes.hidden_local)
+        ledger.hold(sizes.hidden_local)
+        ledger.release(again, self._kept_inner, normed, sizes.qkv * self.has_attention, sizes.up * self.has_mlp)
+        ledger.visit(sizes.hidden_local)  # the gradient of the norm's input
+        return ledger.peak
+
+    @property
+    def _pieces(self) -> int:
+        """Partial sums on their way, or made for it."""
+        parallel = self.config.parallel
+        return self.sizes.hidden if parallel.overlap else self.sizes.hidden // parallel.num_sequence_chunks
 
 
 def norm_kept(config: Config, sizes: TensorBytes) -> int:

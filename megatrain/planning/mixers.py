@@ -31,14 +31,27 @@ class AttentionMemory:
         sizes = self.sizes
         ledger.visit(sizes.qkv, sizes.fp8_forward(sizes.hidden, sizes.qkv))
         ledger.hold(sizes.qkv)
-        if self._is_split:
-            ledger.hold(self._heads)
-            ledger.release(sizes.qkv)
-        else:
-            ledger.hold(self._heads - sizes.qkv)
-        ledger.hold(sizes.query, sizes.lse)
+        self.attend(ledger)
         ledger.visit(sizes.hidden, sizes.fp8_forward(sizes.query, sizes.hidden))
         ledger.hold(sizes.hidden)
+
+    def attend(self, ledger: Ledger) -> None:
+        """Go from the first product, which is held, to what the second is made of."""
+        if self._is_split:
+            ledger.hold(self._heads)
+            ledger.release(self.sizes.qkv)
+        else:
+            ledger.hold(self._heads - self.sizes.qkv)
+        ledger.hold(self.sizes.query, self.sizes.lse)
+
+    def attend_backward(self, ledger: Ledger) -> None:
+        """Go the same way back with the gradient, letting go of what is kept."""
+        sizes = self.sizes
+        ledger.hold(sizes.query + 2 * sizes.key)
+        ledger.release(self.kept - sizes.query, sizes.query)
+        ledger.release_factors(sizes.query)
+        ledger.hold(sizes.qkv)  # the three parts are put together
+        ledger.release(sizes.query + 2 * sizes.key)
 
     def backward(self, ledger: Ledger, gradient: int, inner: int) -> None:
         """Go from the output's gradient, of which `gradient` bytes die here, to the input's.
@@ -50,11 +63,7 @@ class AttentionMemory:
         ledger.hold_factor(sizes.fp8_put_off(sizes.hidden))
         ledger.hold(sizes.query)
         ledger.release_factors(gradient)
-        ledger.hold(sizes.query + 2 * sizes.key)
-        ledger.release(self.kept - sizes.query, sizes.query)
-        ledger.release_factors(sizes.query)
-        ledger.hold(sizes.qkv)  # the three parts are put together
-        ledger.release(sizes.query + 2 * sizes.key)
+        self.attend_backward(ledger)
         ledger.visit(inner, sizes.hidden, sizes.fp8_backward(sizes.hidden, sizes.qkv))
         ledger.hold_factor(sizes.fp8_put_off(sizes.qkv))
         ledger.hold(inner, sizes.hidden)

@@ -43,6 +43,7 @@ FACTORS: dict[str, list[Any]] = {
     "has_document_mask": [False, True],
     "zero_stage": [1, 2],
     "overlap": [True, False],
+    "num_sequence_chunks": [1, 4],
     "offload_layers": [0, 1],
     "z_loss": [0.0, 0.01],
     "label_smoothing": [0.0, 0.1],
@@ -88,6 +89,8 @@ def test_options_give_the_numbers_of_one_process(row: dict[str, Any], jobs: Trai
         "evaluation": {"num_samples": 5},
     }
     options = {"parallel": {key: row[key] for key in ("recompute", "zero_stage", "overlap", "offload_layers")}}
+    if sizes["tp_size"] > 1:
+        options["parallel"]["num_sequence_chunks"] = row["num_sequence_chunks"]
     reference = jobs.run(make_config(common))
     run = jobs.run(make_config(LAYOUTS[row["layout"]], common, options))
 
