@@ -117,7 +117,9 @@ def multiply_and_scatter(
     Shapes: inputs [S, B, I]; weights [O, I]; result [S / tp, B, O].
     Communication: K reduce-scatters beneath the products; in backward K all-gathers, and K more of x_local.
     """
-    return _MultiplyAndScatter.apply(x_local.detach(), passage, *inputs, *weights)
+    again = [] if passage.keeps_rows else [x_local.detach()]
+    first = _Keep.apply(*inputs, *weights, *again)
+    return _MultiplyAndScatter.apply(first.grad_fn, passage, first, *inputs[1:], *weights)
 
 
 class _GatherAndMultiply(torch.autograd.Function):
@@ -155,28 +157,44 @@ class _GatherAndMultiply(torch.autograd.Function):
         return scattering.wait(), None, *found
 
 
+class _Keep(torch.autograd.Function):
+    """Saves what the backward of the function after it needs, and hands on the first of it.
+
+    A block that backward runs again is left at the last thing it saves: so before the exchanges, which are not wanted.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, *saved: Tensor) -> Tensor:
+        ctx.save_for_backward(*saved)
+        return saved[0].view_as(saved[0])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return grad, *[None] * (len(ctx.needs_input_grad) - 1)
+
+
 class _MultiplyAndScatter(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x_local: Tensor, passage: _Passage, *flat: Tensor) -> Tensor:
+    def forward(ctx: Any, keep: Any, passage: _Passage, *flat: Tensor) -> Tensor:
         inputs, weights = flat[: len(flat) // 2], flat[len(flat) // 2 :]
         matrices = [weight.t() for weight in weights]
         scattering = RowScattering(passage.chunks)
         for pieces in zip(*_cut(inputs, passage), strict=True):
             scattering.start(_sum_of_products(pieces, matrices))
+        ctx.keep = keep
         ctx.passage = passage
         ctx.sinks = [gradient_sink_of(weight) for weight in weights]
-        ctx.save_for_backward(*flat, *([] if passage.keeps_rows else [x_local]))
         return scattering.wait()
 
     @staticmethod
     def backward(ctx: Any, grad_local: Tensor) -> tuple[Tensor | None, ...]:
-        passage, saved, num_products = ctx.passage, ctx.saved_tensors, len(ctx.sinks)
-        inputs, weights = saved[:num_products], saved[num_products : 2 * num_products]
+        passage, saved, num_products = ctx.passage, ctx.keep.saved_tensors, len(ctx.sinks)
+        inputs, weights, again = saved[:num_products], saved[num_products : 2 * num_products], saved[2 * num_products :]
         grads = [torch.empty_like(x) for x in inputs]
         gathering = RowGathering(grad_local, passage.chunks)
         for number, (rows, *outs) in enumerate(zip(gathering.pieces(), *_cut(grads, passage), strict=True)):
-            if number == passage.chunks.num_chunks - 1 and not passage.keeps_rows:
-                passage.start_gathering_again(saved[-1])
+            if again and number == passage.chunks.num_chunks - 1:
+                passage.start_gathering_again(*again)
             for out, weight in zip(outs, weights, strict=True):
                 _multiply(rows, weight.t(), None, out)
         found = [
