@@ -70,6 +70,39 @@ def test_overlap_changes_no_bit(case: str, jobs: TrainingJobs, all_data: Tables,
     assert sum(len(run.ranks[0].evaluations) for run in runs[True]) >= STEPS // 6
 
 
+SEQUENCE_CHUNKS: dict[str, list[Tables]] = {
+    "tp2-dp2, serial, accumulation": [
+        on_layout(2, 1, 2),
+        {"parallel": {"num_sequence_chunks": 4}, "model": {"dropout": 0.1, "has_bias": False}},
+    ],
+    "tp4, parallel, selective": [
+        on_layout(4, 1, 1),
+        {"parallel": {"num_sequence_chunks": 2, "recompute": "selective"}, "batch": {"micro_batch_size": 8}},
+        {"model": {"block": "parallel", "mlp": "swiglu", "positions": "rope", "norm": "rmsnorm"}},
+    ],
+    "tp2-pp2, parallel, full": [
+        on_layout(2, 2, 1),
+        {"parallel": {"num_sequence_chunks": 2, "recompute": "full"}},
+        {"model": {"block": "parallel", "has_tied_head": False}},
+    ],
+}
+
+
+@pytest.mark.parametrize("case", SEQUENCE_CHUNKS)
+def test_chunks_of_the_sequence_beneath_products_change_no_bit(
+    case: str, jobs: TrainingJobs, train_data: Tables
+) -> None:
+    small: Tables = {"train": {"precision": "fp32", "steps": 20}, "model": {"num_layers": 2}}
+    on, off = (
+        jobs.run(make_config(train_data, small, *SEQUENCE_CHUNKS[case], {"parallel": {"overlap": overlap}}))
+        for overlap in (True, False)
+    )
+
+    assert on.losses == off.losses
+    assert on.grad_norms == off.grad_norms
+    assert_states_bitwise(on.final_state, off.final_state)
+
+
 def test_chunks_of_one_stage_are_reduced_beneath_each_other(
     jobs: TrainingJobs, train_data: Tables, tmp_path: Path
 ) -> None:

@@ -17,12 +17,14 @@ from tests.helpers.training_case import make_config, on_layout
 
 LAYOUTS = {
     "tp2": on_layout(2, 1, 1),
+    "tp4-sequence-chunks2": on_layout(4, 1, 1),
     "pp2-chunks2": on_layout(1, 2, 1, 2),
     "dp4": on_layout(1, 1, 4),
     "tp4-pp2": on_layout(4, 2, 1),
     "tp2-pp2-dp2": on_layout(2, 2, 2),
     "tp2-pp2-dp2-chunks2": on_layout(2, 2, 2, 2),
 }
+LAYOUTS["tp4-sequence-chunks2"]["parallel"]["num_sequence_chunks"] = 2
 
 OPTIMIZER: Tables = {"optimizer": {"lr": 1e-3, "eps": 1e-4}}
 """Adam divides a gradient by its own size plus eps. Where the exact gradient is zero (the keys' bias: softmax ignores a
@@ -51,7 +53,7 @@ def test_fp32_gives_the_numbers_of_one_process(layout: str, jobs: TrainingJobs, 
     assert_parity(run, reference, FP32_BOUND)
 
 
-@pytest.mark.parametrize("layout", ["tp2", "pp2-chunks2", "dp4", "tp2-pp2-dp2-chunks2"])
+@pytest.mark.parametrize("layout", ["tp2", "tp4-sequence-chunks2", "pp2-chunks2", "dp4", "tp2-pp2-dp2-chunks2"])
 def test_bf16_stays_within_its_rounding_of_one_process(layout: str, jobs: TrainingJobs, train_data: Tables) -> None:
     common: Tables = {"train": {"precision": "bf16"}}
     reference = jobs.remembered(make_config(train_data, common, OPTIMIZER))
