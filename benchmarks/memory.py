@@ -118,7 +118,14 @@ def measure_rank(context: RankContext, tables: dict[str, dict[str, Any]]) -> tup
     if context.world_size > 1:
         process = Process(rank=context.rank, world_size=context.world_size, init_method=context.init_method)
         join(meet(process, job="benchmark", timeout_s=60.0))
-    mesh = create_mesh(layout, context.rank, device, recorder, has_wrap_links=config.parallel.num_chunks > 1)
+    mesh = create_mesh(
+        layout,
+        context.rank,
+        device,
+        recorder,
+        has_wrap_links=config.parallel.num_chunks > 1,
+        has_tp_lane=config.parallel.num_sequence_chunks > 1,
+    )
     with PeakTensorBytes() as memory:
         replica = build_replica(config, mesh, recorder, device)
         replica.initialise()

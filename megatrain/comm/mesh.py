@@ -110,14 +110,16 @@ def create_mesh(
     *,
     stores: GroupStores | None = None,
     has_wrap_links: bool = False,
+    has_tp_lane: bool = False,
     timeout_s: float = 300.0,
     before_exchange: Callable[[Exchange], None] | None = None,
 ) -> Mesh:
     """Create this rank's groups.
 
     stores: where the groups meet; None: at the store that torch was given for the world.
-    has_wrap_links: a stage has several chunks, so the last stage sends to the first. before_exchange: called with each
-    exchange before it starts; for tests, which delay and break some.
+    has_wrap_links: a stage has several chunks, so the last stage sends to the first. has_tp_lane: exchanges over tp are
+    awaited later than they are started, too. before_exchange: called with each exchange before it starts; for tests,
+    which delay and break some.
     Communication: each group's own rendezvous, one after the other; no barrier over all ranks.
     Raises: CommunicationError naming the group and the ranks that have not come to it.
     """
@@ -131,6 +133,7 @@ def create_mesh(
     def lane(name: str) -> Lane | None:
         return Lane(name) if device.type == "cpu" else None
 
+    with_lanes = ("dp", "tp") if has_tp_lane else ("dp",)
     for planned in planned_groups(layout, rank, has_wrap_links=has_wrap_links):
         number = recorder.add_group(planned.name, planned.ranks)
         groups[planned.name] = Group(
@@ -140,7 +143,7 @@ def create_mesh(
             queue,
             number,
             None if len(planned.ranks) == 1 else create(planned),
-            lane("dp") if planned.name == "dp" else None,
+            lane(planned.name) if planned.name in with_lanes else None,
             timeout=timedelta(seconds=timeout_s),
         )
     coordinate = layout.coordinate(rank)

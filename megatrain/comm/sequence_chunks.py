@@ -4,7 +4,8 @@ Each rank's rows are cut in K chunks. The gathered sequence is in chunk order: c
 chunk 1 of all ranks, and so on; piece k of it arrives whole with the k-th exchange and needs no copy. What works row by
 row does not mind the order; what does, puts rows in the sequence's own (the two functions at the end).
 
-An exchange is started when its turn comes in the code of all ranks alike. Without overlap it is awaited at once.
+Chunks travel one after another, in the order in which they were started: on CPUs the group has a lane (queue.py), on an
+accelerator the library's own stream. Without overlap each is awaited at once.
 Shapes: S whole sequence, K chunks; a `_local` tensor holds S / tp_size rows, a piece S / K.
 """
 
@@ -42,7 +43,7 @@ class SequenceChunks:
 
 
 class RowGathering:
-    """Joins the ranks' rows: [S / tp, ...] -> `rows` [S, ...] in chunk order.
+    """Starts joining the ranks' rows: [S / tp, ...] -> [S, ...] in chunk order.
 
     Communication: num_chunks all-gathers, together (tp - 1) times the local rows' bytes received per rank.
     Raises: ValueError when the rows cannot be cut.
@@ -50,43 +51,26 @@ class RowGathering:
 
     def __init__(self, x_local: Tensor, chunks: SequenceChunks) -> None:
         chunks.require_whole(x_local.shape[0])
-        self._chunks = chunks
-        self._sent = x_local.contiguous().chunk(chunks.num_chunks)
-        self._pending: list[Pending] = []
         self.rows = x_local.new_empty((chunks.group.size * x_local.shape[0], *x_local.shape[1:]))
-        self._pieces = self.rows.chunk(chunks.num_chunks)
+        """Whole when all was awaited."""
+        sent = x_local.contiguous().chunk(chunks.num_chunks)
+        self._pending: list[Pending] = []
+        for chunk_local, piece in zip(sent, self.rows.chunk(chunks.num_chunks), strict=True):
+            pending = chunks.group.all_gather(chunk_local, Operation.TP_ALL_GATHER, out=piece)
+            if not chunks.has_overlap:
+                pending.wait()
+            self._pending.append(pending)
 
     def pieces(self) -> Iterator[Tensor]:
-        """Yield the pieces in order, each when it has arrived and the next one is on its way.
-
-        One at a time is on its way: exchanges side by side share the link, and the first would come as late as the last.
-        """
-        self._start_next()
-        for number, piece in enumerate(self._pieces):
-            self._pending[number].wait()
-            if number + 1 < len(self._pieces):
-                self._start_next()
-            yield piece
-
-    def start(self) -> None:
-        """Start all exchanges: none is needed before the others."""
-        while len(self._pending) < len(self._pieces):
-            self._start_next()
+        """Yield the pieces in order, each when it has arrived. Shapes: each [S / K, ...]."""
+        for pending in self._pending:
+            yield pending.wait()
 
     def wait(self) -> Tensor:
         """Return all rows."""
         for pending in self._pending:
             pending.wait()
         return self.rows
-
-    def _start_next(self) -> None:
-        number = len(self._pending)
-        pending = self._chunks.group.all_gather(
-            self._sent[number], Operation.TP_ALL_GATHER, out=self._pieces[number]
-        )
-        if not self._chunks.has_overlap:
-            pending.wait()
-        self._pending.append(pending)
 
 
 class RowScattering:

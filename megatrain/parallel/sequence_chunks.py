@@ -1,10 +1,12 @@
 """A branch whose products run beneath the exchanges of its rows, chunk by chunk, in forward and in backward.
 
-forward    gather chunk k | first products of chunk k - 1;   last products of chunk k | reduce-scatter chunk k - 1
-backward   of the last products: gather the gradient's chunk k | gradient of the input of chunk k - 1;
-           then gather the branch's input again | gradients of the weights, and all up to the first products;
-           of the first products: gradient of the input of chunk k | reduce-scatter chunk k - 1;
-           the last chunks travel beneath the gradients of the weights
+what is computed                                     | what travels beneath it
+forward    first products of chunk k                 | gather of the chunks after it
+           last products of chunk k                  | reduce-scatter of the chunks before it
+backward   gradient of the last products' inputs     | gather of the gradient's chunks after it
+           gradient of their weights, and the middle | gather of the branch's input, again
+           gradient of the first products' input     | reduce-scatter of the chunks before it
+           gradient of their weights                 | the rest of that
 
 Rows are in the order of their chunks between the two exchanges (comm/sequence_chunks.py), and attention, which does
 mind, gets a copy of its product in the sequence's order. A weight's gradient is one product over all rows, never a sum
@@ -85,7 +87,6 @@ class _Passage:
 
     def start_gathering_again(self, x_local: Tensor) -> None:
         self._gathering = RowGathering(x_local, self.chunks)
-        self._gathering.start()
 
     def take_rows(self) -> Tensor:
         assert self._gathering is not None
@@ -192,9 +193,9 @@ class _MultiplyAndScatter(torch.autograd.Function):
         inputs, weights, again = saved[:num_products], saved[num_products : 2 * num_products], saved[2 * num_products :]
         grads = [torch.empty_like(x) for x in inputs]
         gathering = RowGathering(grad_local, passage.chunks)
-        for number, (rows, *outs) in enumerate(zip(gathering.pieces(), *_cut(grads, passage), strict=True)):
-            if again and number == passage.chunks.num_chunks - 1:
-                passage.start_gathering_again(*again)
+        if again:  # behind the gradient, which is needed first
+            passage.start_gathering_again(*again)
+        for rows, *outs in zip(gathering.pieces(), *_cut(grads, passage), strict=True):
             for out, weight in zip(outs, weights, strict=True):
                 _multiply(rows, weight.t(), None, out)
         found = [

@@ -88,4 +88,4 @@ CASES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("changes", CASES.values(), ids=CASES)
 def test_estimate_is_what_a_step_holds(changes: dict[str, Any], rank_pool: RankPool) -> None:
     for counted, estimated, moment in rank_pool.run(measure_rank, 2, with_changes({**SMALL, **changes})):
-        assert abs(estimated / counted - 1) < 0.03, f"{counted:,} counted, {estimated:,} estimated: {moment}"
+        assert abs(estimated / counted - 1) < 0.07, f"{counted:,} counted, {estimated:,} estimated: {moment}"

@@ -49,6 +49,10 @@ LATE_CASES: dict[str, tuple[Tables, ...]] = {
     "pp2-chunks2": (on_layout(1, 2, 1, 2),),
     "tp2-dp2": (on_layout(2, 1, 2),),
     "tp2-pp2-recompute": (on_layout(2, 2, 1), {"parallel": {"recompute": "full"}}),
+    "tp2-dp2-sequence-chunks4": (
+        on_layout(2, 1, 2),
+        {"model": {"block": "parallel", "dropout": 0.1}, "parallel": {"num_sequence_chunks": 4}},
+    ),
     "tp2-pp2-dp2-bf16-chunks2": (
         on_layout(2, 2, 2, 2),
         {"train": {"precision": "bf16"}},
@@ -116,7 +120,13 @@ def train_late(context: RankContext, name: str, seeds: Sequence[int]) -> tuple[s
     recorder = open_recorder(identity, directory="", run_key="late", num_records=256)
     delays = Delays(rank)
     mesh = create_mesh(
-        layout, rank, device, recorder, has_wrap_links=on.parallel.num_chunks > 1, before_exchange=delays
+        layout,
+        rank,
+        device,
+        recorder,
+        has_wrap_links=on.parallel.num_chunks > 1,
+        has_tp_lane=on.parallel.num_sequence_chunks > 1,
+        before_exchange=delays,
     )
     in_time = _train(build_replica(off, mesh, recorder, device), recorder)
     late = []

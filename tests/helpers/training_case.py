@@ -298,8 +298,16 @@ def _join(context: RankContext, config: Config) -> tuple[Mesh, Recorder]:
         run_key="test",
         num_records=config.telemetry.black_box_records,
     )
-    has_wrap_links = config.parallel.num_chunks > 1
-    return create_mesh(layout, rank, device, recorder, has_wrap_links=has_wrap_links), recorder
+    parallel = config.parallel
+    mesh = create_mesh(
+        layout,
+        rank,
+        device,
+        recorder,
+        has_wrap_links=parallel.num_chunks > 1,
+        has_tp_lane=parallel.num_sequence_chunks > 1,
+    )
+    return mesh, recorder
 
 
 def _obey(context: RankContext, orders: Orders, step: int) -> bool:

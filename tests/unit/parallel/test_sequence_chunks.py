@@ -117,19 +117,15 @@ def test_products_run_beneath_the_exchanges() -> None:
     _, forward, backward = run(*branch_of(attention=False, mlp=True))
 
     assert forward == [
-        "start gather 0", "wait gather 0",
-        "start gather 1", "product", "wait gather 1",
-        "start gather 2", "product", "wait gather 2",
-        "product",
+        "start gather 0", "start gather 1", "start gather 2",
+        "wait gather 0", "product", "wait gather 1", "product", "wait gather 2", "product",
         "product", "start scatter 3", "product", "start scatter 4", "product", "start scatter 5",
         "wait scatter 3", "wait scatter 4", "wait scatter 5",
     ]  # fmt: skip
     assert backward == [
-        "start gather 6", "wait gather 6",
-        "start gather 7", "product", "wait gather 7",
-        "start gather 8", "product", "wait gather 8",
+        "start gather 6", "start gather 7", "start gather 8",
         "start gather 9", "start gather 10", "start gather 11",  # the branch's input again
-        "product",
+        "wait gather 6", "product", "wait gather 7", "product", "wait gather 8", "product",
         "product",  # down's weight gradient: one, over all rows
         "product", "start scatter 12", "product", "start scatter 13", "product", "start scatter 14",
         "wait gather 9", "wait gather 10", "wait gather 11",
@@ -159,8 +155,8 @@ def test_attention_takes_part(attention: bool, mlp: bool) -> None:
     products = [line for line in forward if line == "product"]
     assert len(products) == 2 * K * num_products
     # the products of a chunk, all of them, lie between the start of the next chunk's exchange and its end
-    first = forward[forward.index("start gather 1") : forward.index("wait gather 1") + 1]
-    assert first == ["start gather 1", *["product"] * num_products, "wait gather 1"]
+    first = forward[forward.index("start gather 2") : forward.index("wait gather 1") + 1]
+    assert first == ["start gather 2", "wait gather 0", *["product"] * num_products, "wait gather 1"]
     last = forward[forward.index("start scatter 3") : forward.index("start scatter 4") + 1]
     assert last == ["start scatter 3", *["product"] * num_products, "start scatter 4"]
     # the input comes again beneath all that attention does
