@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from threading import Event, Lock, Thread
 
+import torch
 from torch import Tensor
 from torch import distributed as dist
 
@@ -158,6 +159,7 @@ class Lane:
                 self._is_running = True
                 Thread(target=self._run, name=f"lane-{self._name}", daemon=True).start()
 
+    @torch.no_grad()  # a thread starts with gradients asked for, whatever he who submits has said
     def _run(self) -> None:
         while True:
             try:

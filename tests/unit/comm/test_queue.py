@@ -146,6 +146,16 @@ def test_the_result_is_made_of_what_arrived_before_anybody_may_use_it(lane: Lane
     assert result.item() == 7.0
 
 
+def test_what_a_lane_carries_out_has_no_gradient() -> None:
+    link, lane = Link(), Lane("tp")
+    parameter, result = torch.ones(1, requires_grad=True), torch.zeros(1)
+    with torch.no_grad():
+        pending = link.submit("gather", lane, result=result, then=lambda: result.copy_(parameter))
+    link.works["gather"].has_ended.set()
+
+    assert not pending.wait().requires_grad
+
+
 @pytest.mark.parametrize("where", ["error", "start_error"])
 def test_after_a_failure_all_that_comes_later_fails_with_it(where: str) -> None:
     link, lane = Link(), Lane("dp")
