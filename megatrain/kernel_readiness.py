@@ -128,3 +128,13 @@ def processor_notes(config: Config) -> list[str]:
     if config.parallel.offload_layers:
         notes.append("parallel.offload_layers saves nothing without a GPU: host memory is all there is")
     return notes
+
+
+def whole_sequence_notes(config: Config) -> list[str]:
+    """Return which layers do not do what parallel.num_sequence_chunks says, in words for the log."""
+    layers = [layer for layer in range(config.model.num_layers) if config.fp8.covers(layer)]
+    num_chunks = config.parallel.num_sequence_chunks
+    if num_chunks == 1 or not layers:
+        return []
+    counted = f"{len(layers)} of {config.model.num_layers} layers exchange all rows at once"
+    return [f"parallel.num_sequence_chunks={num_chunks}: {counted}: they multiply in FP8, which takes whole inputs"]

@@ -36,7 +36,7 @@ from megatrain.data.reader import BatchReader
 from megatrain.device_memory import device_memory, let_segments_grow, set_allocator
 from megatrain.evaluation import open_validation
 from megatrain.garbage import PlannedGarbageCollection
-from megatrain.kernel_readiness import kernel_note, processor_notes, refuse_gpu_backends
+from megatrain.kernel_readiness import kernel_note, processor_notes, refuse_gpu_backends, whole_sequence_notes
 from megatrain.lifecycle import StopSignals, Watchdog
 from megatrain.ops.extension import load_extension
 from megatrain.profiling import StepProfiler
@@ -216,10 +216,10 @@ def _device_notes(config: Config, device: torch.device) -> list[str]:
     """Set up a GPU's memory. Return what is to be said of the device. Raises: ConfigError as kernel_note does."""
     if device.type != "cuda":
         refuse_gpu_backends(config)
-        return processor_notes(config)
+        return [*processor_notes(config), *whole_sequence_notes(config)]
     allocator = let_segments_grow(os.environ, set_allocator)
     kernels = kernel_note(config, torch.cuda.get_device_capability(device), load_extension())
-    return [note for note in (kernels, allocator) if note]
+    return [note for note in (kernels, allocator, *whole_sequence_notes(config)) if note]
 
 
 def _choose_device(config: Config, process: Process) -> tuple[torch.device, str]:

@@ -1,8 +1,8 @@
 """Exchanges of sequence parallelism in chunks, so that products run beneath them.
 
-Each rank's rows are cut in K chunks. The gathered sequence is in chunk order: chunk 0 of all ranks, in group order, then
-chunk 1 of all ranks, and so on; piece k of it arrives whole with the k-th exchange and needs no copy. What works row by
-row does not mind the order; what does, puts rows in the sequence's own (the two functions at the end).
+Each rank's rows are cut in K chunks. The gathered sequence is in chunk order: chunk 0 of all ranks, in group order,
+then chunk 1 of all ranks, and so on; piece k of it arrives whole with the k-th exchange and needs no copy. What works
+row by row does not mind the order; what does, puts rows in the sequence's own (the two functions at the end).
 
 Chunks travel one after another, in the order in which they were started: on CPUs the group has a lane (queue.py), on an
 accelerator the library's own stream. Without overlap each is awaited at once.

@@ -78,7 +78,7 @@ class ChunkedMixing(nn.Module):
 
 
 class _Passage:
-    """What one run through a branch carries from the backward of its end to that of its beginning: rows on their way."""
+    """What one run through a branch carries from the backward of its end to that of its beginning: arriving rows."""
 
     def __init__(self, chunks: SequenceChunks, keeps_rows: bool) -> None:
         self.chunks = chunks

@@ -206,7 +206,7 @@ def test_the_two_orders_are_each_others_inverse() -> None:
 def test_rows_that_are_no_equal_chunks_are_refused() -> None:
     chunks = SequenceChunks(simulated_group("tp", TP, 0), 4, has_overlap=True)
 
-    with pytest.raises(ValueError, match="6 rows .* parallel.num_sequence_chunks=4 equal chunks"):
+    with pytest.raises(ValueError, match=r"6 rows .* parallel\.num_sequence_chunks=4 equal chunks"):
         RowGathering(torch.zeros(6, 1), chunks)
 
 

@@ -15,6 +15,7 @@ from megatrain.config.model import ModelConfig
 from megatrain.contracts.errors import TopologyError
 from megatrain.model import ModelPart, TokenContext, Transformer
 from megatrain.ops.cross_entropy import CROSS_ENTROPY_ALONE, LossTerms
+from megatrain.parallel.sequence_chunks import ChunkedMixing
 from megatrain.parallel.sharding import LogicalParameter
 from megatrain.parallel.styles import GatherSequence, ReduceScatterSequence, VocabularyCrossEntropy, VocabularyRows
 from megatrain.parallel.tensor_plan import TensorPlan, apply_tensor_plan
@@ -50,6 +51,7 @@ def plan_of(
     recompute: str = "none",
     pp_size: int = 1,
     loss_terms: LossTerms = CROSS_ENTROPY_ALONE,
+    **sequence: Any,
 ) -> TensorPlan:
     return TensorPlan(
         group=simulated_group("tp", tp_size, rank),
@@ -58,6 +60,7 @@ def plan_of(
         has_tied_head=config.has_tied_head,
         is_head_elsewhere=pp_size > 1,
         loss_terms=loss_terms,
+        **sequence,
     )
 
 
@@ -125,6 +128,36 @@ def test_styles_take_the_places_of_the_points(block: str) -> None:
     assert isinstance(model.loss_head.cross_entropy, VocabularyCrossEntropy)
     assert model.embedding.word.first == model.loss_head.cross_entropy.first_column == 30
     assert model.embedding.word.weight is model.loss_head.weight
+
+
+@pytest.mark.parametrize("block", ["serial", "parallel"])
+def test_branches_in_chunks_take_the_place_of_both_points(block: str) -> None:
+    config = config_of((block, "layernorm", "gelu", True, "learned", True))
+    model, found = planned(config, 2, recompute="full", num_sequence_chunks=4, has_overlap=False)
+    whole = planned(config, 2)[1]
+    styles = chunked(model)
+
+    assert len(styles) == 2 * (2 if block == "serial" else 1)
+    assert {(style.chunks.num_chunks, style.chunks.has_overlap) for style in styles} == {(4, False)}
+    assert all(style.keeps_rows for style in styles)
+    # embedding and head exchange all rows at once
+    kinds = Counter(type(module).__name__ for module in model.modules())
+    assert kinds[GatherSequence.__name__] == kinds[ReduceScatterSequence.__name__] == 1
+    assert [one.name for one in found] == [one.name for one in whole]
+    assert not any(style.keeps_rows for style in chunked(planned(config, 2, num_sequence_chunks=4)[0]))
+
+
+def test_layers_with_products_of_their_own_stay_whole() -> None:
+    config = config_of(STYLES[0])
+    model, _ = planned(config, 2, num_sequence_chunks=4, whole_layers={0})
+
+    assert not chunked(model.blocks["0"])
+    assert len(chunked(model.blocks["1"])) == 2
+    assert sum(isinstance(module, GatherSequence) for module in model.blocks["0"].modules()) == 2
+
+
+def chunked(model: nn.Module) -> list[ChunkedMixing]:
+    return [module for module in model.modules() if isinstance(module, ChunkedMixing)]
 
 
 def test_the_loss_of_a_spread_vocabulary_adds_its_terms_in_training_only() -> None:

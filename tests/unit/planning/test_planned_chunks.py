@@ -16,7 +16,9 @@ from megatrain.config import load_config, num_parameters
 from megatrain.config.config import Config
 from megatrain.contracts.errors import TopologyError
 from megatrain.contracts.layout import Layout
+from megatrain.parallel.sequence_chunks import ChunkedMixing
 from megatrain.planning.chunks import plan_stage
+from megatrain.planning.meta_chunk import build_meta_chunks
 from megatrain.telemetry.black_box_writer import BlackBoxWriter
 from megatrain.telemetry.recorder import Recorder
 from tests.helpers.lone_rank import simulated_group
@@ -80,3 +82,22 @@ def test_what_cannot_be_cut_is_refused() -> None:
 
     with pytest.raises(TopologyError, match=r"cannot be cut in tp_size=3 parts"):
         plan_stage(config, Layout(tp_size=3), 0, tp_group(3))
+
+
+def test_layers_in_fp8_exchange_all_rows_at_once() -> None:
+    changes = {
+        "train.precision": "bf16",
+        "fp8.recipe": "tensorwise",
+        "fp8.skip_layers": [0, 3],
+        "parallel.tp_size": 2,
+        "parallel.num_sequence_chunks": 4,
+        "parallel.overlap": False,
+    }
+    (chunk,) = build_meta_chunks(Config.from_dict(with_changes(changes)), Layout(tp_size=2), 0, tp_group(2))
+    styles = {
+        path.split(".")[1]: (module.chunks.num_chunks, module.chunks.has_overlap)
+        for path, module in chunk.module.named_modules()
+        if isinstance(module, ChunkedMixing)
+    }
+
+    assert styles == dict.fromkeys(["0", "3"], (4, False))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from megatrain.contracts.errors import ConfigError
-from megatrain.kernel_readiness import kernel_note, processor_notes, refuse_gpu_backends
+from megatrain.kernel_readiness import kernel_note, processor_notes, refuse_gpu_backends, whole_sequence_notes
 from megatrain.ops.extension import Extension
 from tests.helpers.backend_packages import APEX, NAMES, PYPI_APEX, TRANSFORMER_ENGINE, write_packages
 from tests.helpers.lone_rank import make_config
@@ -160,3 +160,13 @@ def test_recordings_are_told() -> None:
     )
     assert processor_notes(config) == ["kernels.cuda_graphs=true: a processor has nothing to replay"]
     assert processor_notes(make_config()) == []
+
+
+def test_layers_that_exchange_all_rows_at_once_are_told() -> None:
+    fp8 = {"recipe": "tensorwise", "skip_layers": [0]}
+    chunks = {"tp_size": 2, "num_sequence_chunks": 4}
+
+    (told,) = whole_sequence_notes(make_config(fp8=fp8, parallel=chunks))
+    assert told.startswith("parallel.num_sequence_chunks=4: 1 of 2 layers exchange all rows at once")
+    assert whole_sequence_notes(make_config(parallel=chunks)) == []
+    assert whole_sequence_notes(make_config(fp8=fp8, parallel={"tp_size": 2})) == []
