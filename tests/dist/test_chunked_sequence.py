@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.memory import measure_rank, with_changes
+from megatrain.contracts.black_box_values import RecordFlag
 from megatrain.contracts.operations import Operation
 from tests.dist.training_jobs import Tables, TrainingJobs
 from tests.helpers.black_boxes import boxes_by_rank, recording_in, spans
@@ -41,6 +42,8 @@ def test_as_many_bytes_travel_in_more_exchanges(
             for operation in EXCHANGES:
                 found = spans(box, operation)
                 assert not any(span.is_in_flight for span in found)
+                # chunks have a lane, which sees their ends
+                assert all(bool(span.flags & RecordFlag.WATCHED) == (num_chunks > 1) for span in found)
                 numbers[num_chunks, rank, operation] = len(found)
                 sizes[num_chunks, rank, operation] = sum(span.num_bytes for span in found)
     num_microbatches = config.num_microbatches(1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -25,7 +26,9 @@ from megatrain.ops.attention import AttentionPattern
 from megatrain.ops.residual import ResidualStream
 from megatrain.parallel.rematerialize import Rematerializer
 from megatrain.parallel.sequence_chunks import ChunkedMixing
-from tests.helpers.lone_rank import simulated_group
+from megatrain.planning.blocks import ChunkedBranchMemory
+from megatrain.planning.tensor_bytes import tensor_bytes
+from tests.helpers.lone_rank import make_config, simulated_group
 from tests.helpers.tensor_memory import PeakTensorBytes
 
 TP, K, LOCAL_ROWS, B, H = 2, 3, 6, 2, 8
@@ -238,3 +241,29 @@ def test_nothing_of_a_micro_batch_stays(keeps_rows: bool, has_backward: bool) ->
 
         assert in_between > before
         assert memory.live_bytes == before
+
+
+@pytest.mark.parametrize("keeps_rows", [False, True])
+@pytest.mark.parametrize(("attention", "mlp"), [(True, False), (False, True), (True, True)])
+def test_what_is_kept_is_what_planning_says(attention: bool, mlp: bool, keeps_rows: bool) -> None:
+    branch, _ = branch_of(attention=attention, mlp=mlp, keeps_rows=keeps_rows)
+    style = branch.mixing
+    assert isinstance(style, ChunkedMixing)
+    # the branch above is one rank's share: half of the heads and of the MLP's width
+    whole = {"num_heads": 4, "head_dim": H // 2, "ffn_size": 24, "seq_len": S, "hidden_size": H, "norm": "rmsnorm",
+             "mlp": "swiglu", "vocab_size": 8}  # fmt: skip
+    config = make_config(
+        model=whole,
+        parallel={"tp_size": TP, "num_sequence_chunks": K},
+        batch={"micro_batch_size": B, "global_batch_size": B},
+    )
+    sizes = tensor_bytes(config, TP)
+    planned = ChunkedBranchMemory(config, sizes, attention, mlp, has_recipes=not keeps_rows, is_selective=False)
+    x = torch.randn(LOCAL_ROWS, B, H, dtype=torch.float64, requires_grad=True)
+    with PeakTensorBytes().include(branch) as memory:
+        before = memory.live_bytes
+        memory.include(x)
+        with nullcontext() if keeps_rows else style.rematerializer:
+            total = branch(ResidualStream(x), TokenContext(torch.arange(B), S), AttentionPattern(S), None).total()
+
+        assert memory.live_bytes - before - total.nbytes == planned.kept
