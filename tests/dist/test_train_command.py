@@ -46,6 +46,7 @@ def test_stopped_by_a_signal_and_started_again_it_is_the_run_that_was_never_stop
     tables: tuple[Tables, ...] = (
         all_data,
         on_layout(2, 2, 1),
+        {"parallel": {"num_sequence_chunks": 2}},
         {"train": {"steps": STEPS, "precision": "fp32"}},
         {"model": {"num_layers": 2}, "batch": {"global_batch_size": GLOBAL_BATCH_SIZE}},
     )
