@@ -23,6 +23,7 @@ from megatrain.contracts.operations import Operation
 from megatrain.model import TokenContext
 from megatrain.model.block import Branch
 from megatrain.ops.attention import AttentionPattern
+from megatrain.ops.gradient_sink import set_gradient_sink
 from megatrain.ops.residual import ResidualStream
 from megatrain.parallel.rematerialize import Rematerializer
 from megatrain.parallel.sequence_chunks import ChunkedMixing
@@ -243,9 +244,19 @@ def test_nothing_of_a_micro_batch_stays(keeps_rows: bool, has_backward: bool) ->
         assert memory.live_bytes == before
 
 
+class Sink:
+    """Memory that was there before."""
+
+    def __init__(self, parameter: nn.Parameter) -> None:
+        self.total = torch.zeros_like(parameter)
+
+    def take(self) -> tuple[Tensor, bool]:
+        return self.total, False
+
+
 @pytest.mark.parametrize("keeps_rows", [False, True])
 @pytest.mark.parametrize(("attention", "mlp"), [(True, False), (False, True), (True, True)])
-def test_what_is_kept_is_what_planning_says(attention: bool, mlp: bool, keeps_rows: bool) -> None:
+def test_memory_is_what_planning_says(attention: bool, mlp: bool, keeps_rows: bool) -> None:
     branch, _ = branch_of(attention=attention, mlp=mlp, keeps_rows=keeps_rows)
     style = branch.mixing
     assert isinstance(style, ChunkedMixing)
@@ -260,10 +271,22 @@ def test_what_is_kept_is_what_planning_says(attention: bool, mlp: bool, keeps_ro
     sizes = tensor_bytes(config, TP)
     planned = ChunkedBranchMemory(config, sizes, attention, mlp, has_recipes=not keeps_rows, is_selective=False)
     x = torch.randn(LOCAL_ROWS, B, H, dtype=torch.float64, requires_grad=True)
+    for parameter in branch.parameters():
+        set_gradient_sink(parameter, Sink(parameter))
     with PeakTensorBytes().include(branch) as memory:
         before = memory.live_bytes
         memory.include(x)
         with nullcontext() if keeps_rows else style.rematerializer:
             total = branch(ResidualStream(x), TokenContext(torch.arange(B), S), AttentionPattern(S), None).total()
 
-        assert memory.live_bytes - before - total.nbytes == planned.kept
+        kept = memory.live_bytes - before - total.nbytes
+        forward = memory.peak_bytes - before
+        memory.reset_peak()
+        total.backward(torch.ones_like(total))
+        backward = memory.peak_bytes - before
+
+    footprint = planned.footprint()
+    assert kept == footprint.kept
+    # beside the plan there are gradients of biases, the output of the branch, and a piece that the group above copies
+    assert 0 <= forward - footprint.forward < sizes.hidden
+    assert 0 <= backward - footprint.backward < sizes.hidden
