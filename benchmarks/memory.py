@@ -49,6 +49,9 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "GPT, tp2": {"parallel.tp_size": 2},
     "Llama, tp2, selective": {**_LLAMA, "parallel.tp_size": 2, "parallel.recompute": "selective"},
+    "parallel block, tp2, 4 sequence chunks": {
+        "model.block": "parallel", "parallel.tp_size": 2, "parallel.num_sequence_chunks": 4,
+    },
     "GPT, pp2, gpipe": {"parallel.pp_size": 2, "parallel.schedule": "gpipe"},
     "GPT, pp2, 2 chunks": _INTERLEAVED,
     "GPT, pp4, zero bubble": {"parallel.pp_size": 4, "parallel.schedule": "zero_bubble"},
