@@ -142,6 +142,12 @@ def _split_backward_problems(context: Context) -> Iterator[Problem]:
             "parallel.zero_stage=2 lets go of a micro-batch's gradients after its backward, and "
             'parallel.schedule="zero_bubble" puts most of them off; use zero_stage=1 or schedule="1f1b"',
         )
+    if parallel.num_sequence_chunks > 1:
+        yield Problem(
+            ("parallel.num_sequence_chunks", "parallel.schedule"),
+            f"parallel.num_sequence_chunks={parallel.num_sequence_chunks} hides exchanges beneath products that "
+            'parallel.schedule="zero_bubble" puts off; use num_sequence_chunks=1 or schedule="1f1b"',
+        )
     if config.fp8.is_used and config.fp8.backend == "transformer_engine":
         yield Problem(
             ("fp8.backend", "parallel.schedule"),

@@ -46,6 +46,13 @@ FP8 = ["--fp8.recipe=tensorwise", "--train.precision=bf16", "--fp8.backend=trans
             ),
         ),
         (
+            ["--parallel.tp_size=2", "--parallel.num_sequence_chunks=2"],
+            (
+                "parallel.num_sequence_chunks=2 hides exchanges beneath products that parallel.schedule="
+                '"zero_bubble" puts off; use num_sequence_chunks=1 or schedule="1f1b"'
+            ),
+        ),
+        (
             ["--kernels.cuda_graphs=true"],
             (
                 "kernels.cuda_graphs=true does not go with parallel.pp_size=4: a backward must follow its forward; use "

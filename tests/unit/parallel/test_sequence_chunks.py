@@ -23,7 +23,7 @@ from megatrain.contracts.operations import Operation
 from megatrain.model import TokenContext
 from megatrain.model.block import Branch
 from megatrain.ops.attention import AttentionPattern
-from megatrain.ops.gradient_sink import set_gradient_sink
+from megatrain.ops.gradient_sink import Addition, set_gradient_sink
 from megatrain.ops.residual import ResidualStream
 from megatrain.parallel.rematerialize import Rematerializer
 from megatrain.parallel.sequence_chunks import ChunkedMixing
@@ -252,6 +252,9 @@ class Sink:
 
     def take(self) -> tuple[Tensor, bool]:
         return self.total, False
+
+    def add_product(self, add: Addition) -> None:
+        add(*self.take())
 
 
 @pytest.mark.parametrize("keeps_rows", [False, True])
