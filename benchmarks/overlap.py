@@ -34,7 +34,7 @@ NETWORK = "train"
 LOWEST, SHARE, HIGHEST = 0.46, 0.5, 0.54
 """Part of a step with overlap off that is communication."""
 NUM_TRIES = 6
-BURST = "16kb"
+BURST, QUEUE = "64kb", "50ms"
 MODEL = {"vocab_size": 1024, "seq_len": 256, "hidden_size": 256, "num_layers": 8, "num_heads": 4, "norm": "rmsnorm",
          "mlp": "swiglu", "positions": "rope", "has_bias": False, "has_tied_head": False}  # fmt: skip
 SMALL = {**MODEL, "hidden_size": 128, "vocab_size": 256}
@@ -200,7 +200,7 @@ def _shape(ranks: _Ranks, network: HostNetwork, config: Config, free: float, num
     rate = num_bytes / (free * SHARE / (1.0 - SHARE))
     for _ in range(NUM_TRIES):
         for host in range(network.num_hosts):
-            network.slow_down(host, NETWORK, f"{int(rate * 8)}bit", BURST)
+            network.slow_down(host, NETWORK, f"{int(rate * 8)}bit", BURST, QUEUE)
         ranks.block("off", 1)
         off, _ = ranks.block("off", num_steps)
         share = 1.0 - free / off

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import torch
+from torch import distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -13,6 +14,11 @@ from megatrain.comm import Mesh
 from megatrain.config.config import Config
 from megatrain.model import Transformer
 from megatrain.parallel.pipeline import PipelineInput
+
+
+def join_world(init_method: str, rank: int, world_size: int) -> None:
+    """Create torch's own group of all ranks, which the peers speak over."""
+    dist.init_process_group("gloo", init_method=init_method, rank=rank, world_size=world_size)
 
 
 class PeerSide:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.overlap_ideal import schedule_of
-from benchmarks.overlap_peers import PeerSide
+from benchmarks.overlap_peers import PeerSide, join_world
 from megatrain.assembly import Replica, build_replica
 from megatrain.comm import Mesh, create_mesh, join, leave, meet
 from megatrain.config.config import Config
@@ -100,8 +100,11 @@ def main() -> None:
         run_key="overlap",
         num_records=1 << 18,
     )
-    process = Process(job.rank, job.world_size, 0, 1, 0, job.init_method)
-    join(meet(process, job="overlap", timeout_s=60.0), torch.device("cpu"), timeout_s=DEADLINE_S)
+    if job.peers:
+        join_world(job.init_method, job.rank, job.world_size)
+    else:
+        process = Process(job.rank, job.world_size, 0, 1, 0, job.init_method)
+        join(meet(process, job="overlap", timeout_s=60.0))
     mesh = create_mesh(layout, job.rank, torch.device("cpu"), recorder, has_wrap_links=first.parallel.num_chunks > 1)
     sides: dict[str, Side | PeerSide] = {}
     with patch.object(PipelineChunk, "forward", _paced_forward(job.forward_s)):

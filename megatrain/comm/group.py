@@ -6,7 +6,7 @@ Pending; its `wait` gives the result. Sums are made in the tensor's dtype.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from megatrain.comm.queue import CommunicationQueue, Exchange, Lane, Pending
+from megatrain.comm.queue import CommunicationQueue, Exchange, Lane, Pending, Work
 from megatrain.contracts.errors import CommunicationError
 from megatrain.contracts.operations import Operation
 
@@ -57,6 +57,11 @@ class Group:
             return Pending(_copied(x, out))
         if out is None:
             out = x.new_empty((self.size * x.shape[0], *x.shape[1:]))
+        if self.lane is not None:
+            own = out.chunk(self.size)[self.rank]
+            if own.data_ptr() != x.data_ptr():
+                own.copy_(x)
+            return self._start(operation, out, x, lambda: self._swap([x] * self.size, out.chunk(self.size)), chunk)
         return self._start(
             operation, out, x, lambda: _ALL_GATHER(out, x, group=self.process_group, async_op=True), chunk
         )
@@ -87,11 +92,26 @@ class Group:
     def _exchange_parts(self, x: Tensor, operation: Operation, out: Tensor, chunk: int) -> Pending:
         arrived: list[Tensor] = []  # memory that is taken when the exchange's turn has come
 
-        def start() -> dist.Work:
+        def start() -> Work:
             arrived.append(torch.empty_like(x))
-            return dist.all_to_all_single(arrived[0], x, group=self.process_group, async_op=True)
+            if x.device.type != "cpu":
+                return dist.all_to_all_single(arrived[0], x, group=self.process_group, async_op=True)
+            sent, parts = x.chunk(self.size), arrived[0].chunk(self.size)
+            parts[self.rank].copy_(sent[self.rank])
+            return self._swap(sent, parts)
 
         return self._start(operation, out, x, start, chunk, then=lambda: _sum_parts(arrived.pop(), self.size, out))
+
+    def _swap(self, sent: Sequence[Tensor], received: Sequence[Tensor]) -> Work:
+        """Start sending `sent[i]` to member i of a group on CPUs, and receiving `received[i]` from it.
+
+        Receives go first: gloo tells a sender that he may begin on the connection whose other direction he sends on,
+        and there the word would wait behind what is being sent, so that one direction would follow the other.
+        """
+        others = [(self.rank + step) % self.size for step in range(1, self.size)]
+        works = [dist.irecv(received[other], self.ranks[other], group=self.process_group) for other in others[::-1]]
+        works += [dist.isend(sent[other], self.ranks[other], group=self.process_group) for other in others]
+        return _Together([work for work in works if work is not None], self.timeout)
 
     def all_reduce(self, x: Tensor, operation: Operation, *, maximum: bool = False) -> Pending:
         """Start summing (or taking the maximum of) `x` over the group, in place.
@@ -136,7 +156,7 @@ class Group:
         operation: Operation,
         out: Tensor,
         sent: Tensor,
-        start: Callable[[], dist.Work],
+        start: Callable[[], Work],
         chunk: int = -1,
         then: Callable[[], None] | None = None,
     ) -> Pending:
@@ -161,6 +181,21 @@ class Group:
             f"{what} on group {self.name} (ranks {brief(self.ranks)}) failed on rank {self.ranks[self.rank]}: {cause} "
             f"(an exchange of this phase may take {self.timeout.total_seconds():g} s, see runtime.*_timeout_s)"
         )
+
+
+class _Together:
+    """Several sends and receives as one."""
+
+    def __init__(self, works: Sequence[dist.Work], timeout: timedelta) -> None:
+        self._works = works
+        self._timeout = timeout
+
+    def wait(self) -> None:
+        for work in self._works:
+            work.wait(self._timeout)  # gloo would bound it by the timeout of the group's creation
+
+    def is_completed(self) -> bool:
+        return all(work.is_completed() for work in self._works)
 
 
 def _sum_parts(parts: Tensor, num_parts: int, out: Tensor) -> None:

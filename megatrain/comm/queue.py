@@ -16,10 +16,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from threading import Event, Lock, Thread
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch import distributed as dist
 
 from megatrain.contracts.errors import CommunicationError
 from megatrain.contracts.operations import Operation
@@ -27,6 +27,16 @@ from megatrain.telemetry.recorder import Recorder
 
 _IDLE_S = 5.0
 """After so long without an exchange a lane's thread ends; the next one gets another."""
+
+
+class Work(Protocol):
+    """What a library returns for something that it has started, as torch's dist.Work."""
+
+    def wait(self) -> object:
+        """Block until the end, or let the device's stream wait."""
+
+    def is_completed(self) -> bool:
+        """Whether it has ended; a library that does not know says no."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +47,8 @@ class Exchange:
     group: int
     """Its number in the black box."""
     num_bytes: int
-    start: Callable[[], dist.Work]
-    wait: Callable[[dist.Work], object]
+    start: Callable[[], Work]
+    wait: Callable[[Any], object]
     failure: Callable[[Exception], CommunicationError]
     """Says what this rank was doing with whom."""
     chunk: int = -1
@@ -112,7 +122,7 @@ class CommunicationQueue:
 
         return Pending(result, finish, work.is_completed)
 
-    def started(self, exchange: Exchange) -> dist.Work:
+    def started(self, exchange: Exchange) -> Work:
         """Start it. Raises: CommunicationError."""
         if self._before is not None:
             self._before(exchange)
@@ -121,7 +131,7 @@ class CommunicationQueue:
         except RuntimeError as error:
             raise exchange.failure(error) from error
 
-    def finish(self, exchange: Exchange, work: dist.Work, token: int) -> None:
+    def finish(self, exchange: Exchange, work: Work, token: int) -> None:
         """Wait for its end. Raises: CommunicationError."""
         try:
             exchange.wait(work)
@@ -186,7 +196,7 @@ class _Task:
         self._queue = queue
         self._exchange: Exchange | None = exchange
         self._token = token
-        self._work: dist.Work | None = None
+        self._work: Work | None = None
         self._error: BaseException | None = None
         self.has_ended = Event()
 

@@ -203,7 +203,7 @@ class ChunkedBranchMemory(BranchMemory):
         ledger.hold(2 * sizes.hidden_local)
         return ledger.peak
 
-    def _backward(self) -> int:
+    def _backward(self) -> Ledger:
         sizes = self.sizes
         ledger = Ledger(self.kept)
         ledger.hold(sizes.hidden_local)  # the gradient of the sum, which also goes past the branch
@@ -229,7 +229,7 @@ class ChunkedBranchMemory(BranchMemory):
         ledger.hold(sizes.hidden_local)
         ledger.release(again, self._kept_inner, normed, sizes.qkv * self.has_attention, sizes.up * self.has_mlp)
         ledger.visit(sizes.hidden_local)  # the gradient of the norm's input
-        return ledger.peak
+        return ledger
 
     @property
     def _pieces(self) -> int:

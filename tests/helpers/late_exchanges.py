@@ -115,7 +115,7 @@ def train_late(context: RankContext, name: str, seeds: Sequence[int]) -> tuple[s
     on, off = (late_case(name, overlap=overlap) for overlap in (True, False))
     layout, rank, device = on.layout(context.world_size), context.rank, torch.device("cpu")
     process = Process(rank, context.world_size, rank, context.world_size, 0, context.init_method)
-    join(meet(process, job="late", timeout_s=20.0), device, timeout_s=20.0)
+    join(meet(process, job="late", timeout_s=20.0))
     identity = Identity("late", "main", 0, rank, layout, os.getpid(), "host")
     recorder = open_recorder(identity, directory="", run_key="late", num_records=256)
     delays = Delays(rank)

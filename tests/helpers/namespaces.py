@@ -49,11 +49,16 @@ class HostNetwork:
         """Let nothing through between a host and the others, although its link is up."""
         self._inside(network, "link", "set", "dev", f"p{host}", "nomaster")
 
-    def slow_down(self, host: int, network: str, rate: str, burst: str = "64kb") -> None:
-        """Let no more than `rate` through to and from a host, "20mbit" for instance, but for a first `burst`."""
+    def slow_down(self, host: int, network: str, rate: str, burst: str = "64kb", queue: str = "400ms") -> None:
+        """Let no more than `rate` through to and from a host, "20mbit" for instance, but for a first `burst`.
+
+        queue: how long what waits to be let through may wait before it is dropped.
+        """
         for space, device in ((self._switch, f"p{host}"), (self._host(host), network)):
+            # tbf cuts what is larger than its burst into frames, each of which costs the processor as much as the whole
+            self._run("-n", space, "link", "set", "dev", device, "gso_max_size", "32768", network=network)
             command = ["netns", "exec", space, "tc", "qdisc", "replace", "dev", device, "root", "tbf"]
-            self._run(*command, "rate", rate, "burst", burst, "latency", "400ms", network=network)
+            self._run(*command, "rate", rate, "burst", burst, "latency", queue, network=network)
 
     def mend(self, host: int, network: str) -> None:
         self._run("netns", "exec", self._switch, "ip", "link", "set", "dev", f"p{host}", "up", network=network)
