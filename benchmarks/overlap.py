@@ -35,9 +35,9 @@ LOWEST, SHARE, HIGHEST = 0.46, 0.5, 0.54
 """Part of a step with overlap off that is communication."""
 NUM_TRIES = 6
 BURST, QUEUE = "64kb", "50ms"
-MODEL = {"vocab_size": 1024, "seq_len": 256, "hidden_size": 256, "num_layers": 8, "num_heads": 4, "norm": "rmsnorm",
+MODEL = {"vocab_size": 1024, "seq_len": 256, "hidden_size": 128, "num_layers": 8, "num_heads": 4, "norm": "rmsnorm",
          "mlp": "swiglu", "positions": "rope", "has_bias": False, "has_tied_head": False}  # fmt: skip
-SMALL = {**MODEL, "hidden_size": 128, "vocab_size": 256}
+SMALL = {**MODEL, "vocab_size": 256}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Case:
     parallel: Mapping[str, Any]
     num_microbatches: int
     wanted: tuple[float, float]
-    micro_batch_size: int = 8
+    micro_batch_size: int = 16
     model: Mapping[str, Any] = field(default_factory=lambda: MODEL)
     forward_s: float = 0.0
     peers: Sequence[str] = ()
@@ -56,8 +56,8 @@ class Case:
     num_blocks: int = 6
 
 
-DP = {"num_chunks": 4, "schedule": "interleaved", "bucket_size": 1 << 20}
-PP = {"dp_size": 1, "num_chunks": 2, "schedule": "interleaved", "bucket_size": 1 << 20}
+DP = {"num_chunks": 4, "schedule": "interleaved", "bucket_size": 1 << 18}
+PP = {"dp_size": 1, "num_chunks": 2, "schedule": "interleaved", "bucket_size": 1 << 18}
 CASES = [
     Case("DP, 2 ranks, 4 chunks", {"dp_size": 2, **DP}, 1, (0.8, 1.08), peers=("DDP", "FSDP2")),
     Case("DP, 4 ranks, 4 chunks, paced", {"dp_size": 4, **DP}, 1, (0.8, 1.08), 2, SMALL, 0.1),
