@@ -61,7 +61,7 @@ PP = {"dp_size": 1, "num_chunks": 2, "schedule": "interleaved", "bucket_size": 1
 CASES = [
     Case("DP, 2 ranks, 4 chunks", {"dp_size": 2, **DP}, 1, (0.8, 1.08), peers=("DDP", "FSDP2")),
     Case("DP, 4 ranks, 4 chunks, paced", {"dp_size": 4, **DP}, 1, (0.8, 1.08), 2, SMALL, 0.1),
-    Case("PP, 2 stages, interleaved", {"pp_size": 2, **PP}, 8, (0.8, 1.10), 2, block=2),
+    Case("PP, 2 stages, interleaved", {"pp_size": 2, **PP}, 8, (0.8, 1.10), 4, block=2),
     Case("PP, 4 stages, interleaved, paced", {"pp_size": 4, **PP}, 8, (0.8, 1.10), 2, SMALL, 0.06, block=2),
     Case(
         "DP 2 x PP 2, interleaved, paced", {**PP, "dp_size": 2, "pp_size": 2}, 4, (0.75, 9.9), 2, SMALL, 0.06, block=2
