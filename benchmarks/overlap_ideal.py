@@ -20,7 +20,7 @@ from megatrain.contracts.black_box_values import Record
 from megatrain.contracts.operations import Operation
 from megatrain.planning.chunks import plan_stage
 from megatrain.replay import build_graph, evaluate
-from megatrain.schedule import Action, ActionKind, Schedule, build_schedule
+from megatrain.schedule import Action, ActionKind
 
 _ELEMENT_BYTES = 4
 _NUM_STEPS = 3
@@ -81,18 +81,6 @@ def sent_bytes(config: Config) -> tuple[dict[tuple[int, int], int], int]:
     return found, message
 
 
-def schedule_of(config: Config) -> Schedule:
-    """Return the trainer's schedule of a step."""
-    parallel = config.parallel
-    return build_schedule(
-        parallel.schedule,
-        parallel.pp_size,
-        parallel.num_chunks,
-        config.num_microbatches(parallel.dp_size),
-        receives_ahead=1 if parallel.overlap else 0,
-    )
-
-
 def ideal_seconds(config: Config, computes: Sequence[Computes], rate: float) -> float:
     """Return the seconds of a step. computes: by rank; rate: bytes a second that a rank sends."""
     replay = _Replay(config, rate)
@@ -110,7 +98,7 @@ class _Replay:
 
     def __init__(self, config: Config, rate: float) -> None:
         self._layout = config.layout(None)
-        self._schedule = schedule_of(config)
+        self._schedule = config.parallel.build_schedule(config.num_microbatches(config.parallel.dp_size))
         chunk_bytes, message_bytes = sent_bytes(config)
         self._exchange_s = {key: num_bytes / rate for key, num_bytes in chunk_bytes.items()}
         self._message_s = message_bytes / rate if self._layout.pp_size > 1 else 0.0

@@ -18,7 +18,6 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from benchmarks.overlap_ideal import schedule_of
 from benchmarks.overlap_peers import PeerSide, join_world
 from megatrain.assembly import Replica, build_replica
 from megatrain.comm import Mesh, create_mesh, join, leave, meet
@@ -76,7 +75,7 @@ class Side:
         self._recorder.set_step(number)
         train_step(
             self.replica,
-            schedule_of(self.replica.config),
+            self.replica.config.parallel.build_schedule(len(self.inputs)),
             self.inputs,
             num_label_tokens=sum(one.labels_SB.numel() for one in self.inputs),
             lr=1e-4,

@@ -30,7 +30,6 @@ from megatrain.overlap_watch import OverlapWatch
 from megatrain.profiling import StepProfiler
 from megatrain.replica_check import ReplicaCheck
 from megatrain.reporting import EvaluationReport, Reporter, StepReport
-from megatrain.schedule import build_schedule
 from megatrain.telemetry.compute_cost import compute_cost, device_name
 from megatrain.telemetry.recorder import Recorder
 from megatrain.training_step import StepOutcome, train_step
@@ -160,14 +159,7 @@ class Trainer:
 
     def _train_step(self, batch: StepBatch) -> StepOutcome:
         config, replica = self._config, self._parts.replica
-        parallel = config.parallel
-        schedule = build_schedule(
-            parallel.schedule,
-            parallel.pp_size,
-            parallel.num_chunks,
-            len(batch.microbatches),
-            receives_ahead=1 if parallel.overlap else 0,
-        )
+        schedule = config.parallel.build_schedule(len(batch.microbatches))
         inputs = [
             replica.pipeline_input(micro.tokens_SB, micro.labels_SB, micro.sample_B, micro.document_SB)
             for micro in batch.microbatches

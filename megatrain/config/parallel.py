@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from megatrain.config.options import option
+from megatrain.schedule import Schedule, build_schedule
 
 LARGEST_SIZE = 10_000_000
 """Beyond every cluster: the largest runs known have tens of thousands of ranks."""
@@ -79,6 +80,13 @@ class ParallelConfig:
         default=True,
         metadata=option("Whether communication runs beneath computation. Off gives the same numbers, bit by bit."),
     )
+    has_aligned_reductions: bool = field(
+        default=False,
+        metadata=option(
+            "Whether all stages start to reduce a chunk's gradients together, when the last of them is done with it: "
+            "they are then slowed down by it at the same time, not one after the other. For zero_stage=1."
+        ),
+    )
     recompute: Literal["none", "selective", "full"] = field(
         default="none",
         metadata=option(
@@ -120,3 +128,17 @@ class ParallelConfig:
     def ranks_per_replica(self) -> int:
         """Ranks that hold one replica of the model."""
         return self.tp_size * self.pp_size
+
+    def build_schedule(self, num_microbatches: int) -> Schedule:
+        """Return what each stage does in a training step of so many micro-batches.
+
+        Raises: TopologyError with the rule and the way out where there is no such pipeline.
+        """
+        return build_schedule(
+            self.schedule,
+            self.pp_size,
+            self.num_chunks,
+            num_microbatches,
+            receives_ahead=1 if self.overlap else 0,
+            has_aligned_reductions=self.has_aligned_reductions,
+        )

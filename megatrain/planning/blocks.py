@@ -121,6 +121,7 @@ class BranchMemory:
         if self.has_attention and self.has_mlp:
             ledger.hold(sizes.hidden)  # the sum, beside both
         if sizes.is_tp:
+            ledger.visit(self._arriving)
             ledger.hold(sizes.hidden_local)
         ledger.hold(sizes.hidden_local)
         return ledger.peak
@@ -151,10 +152,17 @@ class BranchMemory:
             ledger.release(self._kept_inner)
         ledger.release_factors(inner or self._kept_inner)
         if sizes.is_tp:
+            ledger.visit(self._arriving)
             ledger.hold(sizes.hidden_local)
             ledger.release(sizes.hidden)
         ledger.visit(sizes.hidden_local)  # the gradient of the norm's input
         return ledger
+
+    @property
+    def _arriving(self) -> int:
+        """What a reduce-scatter of partial sums takes for a moment: its result, and on CPUs the parts of all ranks."""
+        sizes = self.sizes
+        return sizes.hidden_local + (sizes.hidden if sizes.is_on_cpu else 0)
 
     @property
     def _attention(self) -> AttentionMemory:

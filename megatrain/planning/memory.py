@@ -16,7 +16,7 @@ from megatrain.contracts.layout import Layout
 from megatrain.planning.chunks import PlannedChunk
 from megatrain.planning.step_memory import ChunkMemory, StepWalk
 from megatrain.planning.tensor_bytes import ELEMENT_BYTES, TensorBytes, tensor_bytes
-from megatrain.schedule import build_schedule, peak_in_flight
+from megatrain.schedule import peak_in_flight
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +74,7 @@ def estimate_memory(config: Config, layout: Layout, stage: int, chunks: Sequence
     num_elements = sum(map(sum, buckets))
 
     num_microbatches = config.num_microbatches(layout.dp_size)
-    schedule = build_schedule(
-        parallel.schedule,
-        layout.pp_size,
-        parallel.num_chunks,
-        num_microbatches,
-        receives_ahead=1 if parallel.overlap else 0,
-    )
+    schedule = parallel.build_schedule(num_microbatches)
     chunk_memory = [
         _chunk_memory(config, layout, chunk, numels, sizes) for chunk, numels in zip(chunks, buckets, strict=True)
     ]

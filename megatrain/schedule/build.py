@@ -6,6 +6,7 @@ from functools import lru_cache
 
 from megatrain.contracts.errors import TopologyError
 from megatrain.schedule.action import Action, ActionKind, Schedule
+from megatrain.schedule.alignment import align_reductions
 from megatrain.schedule.bounds import require_feasible
 from megatrain.schedule.gpipe import gpipe
 from megatrain.schedule.interleaved import group_sizes, interleaved
@@ -19,11 +20,17 @@ FORWARD_ONLY = "forward_only"
 
 @lru_cache(maxsize=16)
 def build_schedule(
-    name: str, pp_size: int, num_chunks: int, num_microbatches: int, receives_ahead: int = 1
+    name: str,
+    pp_size: int,
+    num_chunks: int,
+    num_microbatches: int,
+    receives_ahead: int = 1,
+    has_aligned_reductions: bool = False,
 ) -> Schedule:
     """Return the action lists of one training step.
 
     receives_ahead: computes between posting a receive and its consumer; 0 exposes the whole transfer.
+    has_aligned_reductions: see alignment.py.
     Raises: TopologyError with the rule and the way out when `infeasibility` finds one.
     """
     require_feasible(name, pp_size, num_chunks, num_microbatches)
@@ -36,7 +43,8 @@ def build_schedule(
     else:
         orders = interleaved(pp_size, num_chunks, num_microbatches)
     actions = lower(orders, num_chunks, num_microbatches, receives_ahead)
-    return Schedule(name, pp_size, num_chunks, num_microbatches, actions)
+    schedule = Schedule(name, pp_size, num_chunks, num_microbatches, actions)
+    return align_reductions(schedule) if has_aligned_reductions else schedule
 
 
 @lru_cache(maxsize=16)

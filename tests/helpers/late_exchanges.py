@@ -23,7 +23,6 @@ from megatrain.comm.queue import Exchange, Pending
 from megatrain.config.config import Config
 from megatrain.contracts.black_box_values import Identity
 from megatrain.contracts.process import Process
-from megatrain.schedule import Schedule, build_schedule
 from megatrain.telemetry.recorder import Recorder, open_recorder
 from megatrain.training_step import train_step
 from tests.helpers.paced_train import pause_until
@@ -42,7 +41,7 @@ ZERO_2: Tables = {"parallel": {"zero_stage": 2}}
 LATE_CASES: dict[str, tuple[Tables, ...]] = {
     "dp2-chunks2": (on_layout(1, 1, 2, 2),),
     "dp4-zero2": (on_layout(1, 1, 4), ZERO_2),
-    "pp2-dp2": (on_layout(1, 2, 2),),
+    "pp2-dp2-aligned": (on_layout(1, 2, 2), {"parallel": {"has_aligned_reductions": True}}),
     "pp2-dp2-zero2-chunks2": (on_layout(1, 2, 2, 2), ZERO_2),
     "pp2-dp2-gpipe-tied": (on_layout(1, 2, 2, schedule="gpipe"), {"model": {"has_tied_head": True, "dropout": 0.1}}),
     "pp4-zero-bubble": (on_layout(1, 4, 1, schedule="zero_bubble"),),
@@ -156,7 +155,7 @@ def _train(replica: Replica, recorder: Recorder) -> str:
         samples = torch.arange(shape[1])
         outcome = train_step(
             replica,
-            schedule_of(config),
+            config.parallel.build_schedule(num_microbatches),
             [replica.pipeline_input(one[:-1], one[1:], samples, None) for one in tokens],
             num_label_tokens=num_microbatches * (shape[0] - 1) * shape[1],
             lr=1e-2,
@@ -174,18 +173,6 @@ def _train(replica: Replica, recorder: Recorder) -> str:
         for flat in state.tensors().values():
             digest.update(flat.numpy())
     return digest.hexdigest()
-
-
-def schedule_of(config: Config) -> Schedule:
-    """Return the trainer's schedule of one step."""
-    parallel = config.parallel
-    return build_schedule(
-        parallel.schedule,
-        parallel.pp_size,
-        parallel.num_chunks,
-        config.num_microbatches(parallel.dp_size),
-        receives_ahead=1 if parallel.overlap else 0,
-    )
 
 
 def assert_late_changes_nothing(pool: RankPool, name: str, seeds: Sequence[int], timeout_s: float) -> None:

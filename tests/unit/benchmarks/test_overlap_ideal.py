@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.overlap_ideal import Computes, ideal_seconds, schedule_of, sent_bytes
+from benchmarks.overlap_ideal import Computes, ideal_seconds, sent_bytes
 from megatrain.config.config import Config
 from megatrain.schedule import ActionKind
 
@@ -30,7 +30,8 @@ def config_of(**parallel: object) -> Config:
 
 
 def computes_of(config: Config) -> list[Computes]:
-    layout, schedule = config.layout(None), schedule_of(config)
+    layout = config.layout(None)
+    schedule = config.parallel.build_schedule(config.num_microbatches(layout.dp_size))
     seconds = {ActionKind.FORWARD: FORWARD_S, ActionKind.BACKWARD: BACKWARD_S}
     found = []
     for rank in range(layout.world_size):
