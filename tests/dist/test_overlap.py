@@ -25,6 +25,7 @@ LAYOUTS = {
     "tp2-dp2": on_layout(2, 1, 2),
     "pp4-dp2": on_layout(1, 4, 2),
     "tp2-pp2-dp2-chunks2": on_layout(2, 2, 2, 2),
+    "tp2-pp2-chunks2": on_layout(2, 2, 1, 2),
     "dp2-chunks2": on_layout(1, 1, 2, 2),
 }
 COMMON: Tables = {"train": {"precision": "fp32", "steps": 3}, "model": {"dropout": 0.1}}
@@ -33,10 +34,10 @@ OPTIONS: dict[str, tuple[str, dict[str, object], dict[str, object]]] = {
     "dp4": ("dp4", {}, {}),
     "tp2-dp2-zero2-selective": ("tp2-dp2", {"zero_stage": 2, "recompute": "selective"}, {}),
     "pp4-dp2-zero2-tied": ("pp4-dp2", {"zero_stage": 2}, {"has_tied_head": True}),
-    "tp2-pp2-dp2-chunks2-full": ("tp2-pp2-dp2-chunks2", {"recompute": "full"}, {}),
+    "tp2-pp2-chunks2-full": ("tp2-pp2-chunks2", {"recompute": "full"}, {}),
     "dp2-chunks2-tied": ("dp2-chunks2", {}, {"has_tied_head": True}),
 }
-RESTARTED = ("dp4", "tp2-pp2-dp2-chunks2-full")
+RESTARTED = ("dp4", "dp2-chunks2-tied")
 
 
 @pytest.mark.parametrize("case", OPTIONS)

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-import megatrain.trainer as trainer_module
 from megatrain.checkpoint.continuation import Continuation, Progress
 from megatrain.checkpoint.job import Restored
+from megatrain.config import parallel as parallel_module
 from megatrain.contracts.black_box_values import Command, ControlPage, Phase
 from megatrain.contracts.operations import Operation
 from megatrain.contracts.step_values import StepValue
@@ -221,22 +221,23 @@ def test_reports_tell_of_time_tokens_and_memory(make_trainer: MakeTrainer) -> No
         assert 50 << 20 < report.memory_bytes < 1 << 40
 
 
-@pytest.mark.parametrize(("overlap", "receives_ahead"), [(True, 1), (False, 0)])
-def test_receives_are_posted_ahead_only_where_work_overlaps(
-    overlap: bool, receives_ahead: int, make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("overlap", "receives_ahead", "is_aligned"), [(True, 1, True), (False, 0, False)])
+def test_the_schedule_is_that_of_the_configuration(
+    overlap: bool, receives_ahead: int, is_aligned: bool, make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[Any, ...]] = []
-    build = trainer_module.build_schedule
+    build = parallel_module.build_schedule
 
-    def note(*place: Any, receives_ahead: int) -> Any:
-        asked.append((*place, receives_ahead))
-        return build(*place, receives_ahead=receives_ahead)
+    def note(*place: Any, **options: Any) -> Any:
+        asked.append((place, options))
+        return build(*place, **options)
 
-    monkeypatch.setattr(trainer_module, "build_schedule", note)
-    made = make_trainer({"parallel": {"overlap": overlap}})
+    monkeypatch.setattr(parallel_module, "build_schedule", note)
+    made = make_trainer({"parallel": {"overlap": overlap, "has_aligned_reductions": is_aligned}})
     made.run()
 
-    assert asked == [("1f1b", 1, 1, 2, receives_ahead)] * STEPS
+    options = {"receives_ahead": receives_ahead, "has_aligned_reductions": is_aligned}
+    assert asked == [(("1f1b", 1, 1, 2), options)] * STEPS
 
 
 def test_a_command_of_the_executor_takes_a_checkpoint_once(make_trainer: MakeTrainer) -> None:
