@@ -4,7 +4,8 @@ An exchange is submitted by a group or a channel and becomes a Pending. On an ac
 library has a stream for each group, which orders and bounds, and mesh.py gives these streams their priorities. On CPUs
 gloo carries out all that it is given side by side, so that what is needed first arrives as late as what is needed last;
 and it tells nobody but him who waits that something has ended. So groups whose exchanges are awaited later have a lane
-there: a thread that starts an exchange when the one before it has ended. It knows when each has really begun and ended.
+there: a thread that carries out one exchange after the other, and has the next one started when its turn is near. It
+knows when each has really begun and ended.
 The order in a lane is that of submission, which the schedule makes the order of need (schedule/lowering.py); it never
 depends on time, so that all ranks of a group have the same.
 Source: MegaScale sec. 3.2.
@@ -12,7 +13,9 @@ Source: MegaScale sec. 3.2.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from threading import Event, Lock, Thread
@@ -25,6 +28,8 @@ from megatrain.contracts.errors import CommunicationError
 from megatrain.contracts.operations import Operation
 from megatrain.telemetry.recorder import Recorder
 
+_MOST_STARTED = 2
+"""Of a lane: the exchange that has its turn, and the next."""
 _IDLE_S = 5.0
 """After so long without an exchange a lane's thread ends; the next one gets another."""
 
@@ -128,6 +133,8 @@ class CommunicationQueue:
             self._before(exchange)
         try:
             return exchange.start()
+        except torch.OutOfMemoryError:
+            raise  # no peer's doing
         except RuntimeError as error:
             raise exchange.failure(error) from error
 
@@ -143,9 +150,10 @@ class CommunicationQueue:
 
 
 class Lane:
-    """Carries out the exchanges that one thread submits one after another, each when the one before has ended.
+    """Carries out the exchanges that one thread submits, in that order, each when the one before has ended.
 
-    After a failure whatever comes later fails with the same error: the group has lost its order.
+    Two at a time are given to the library: while one travels, the ranks agree on the next. After a failure whatever
+    comes later fails with the same error: the group has lost its order.
     """
 
     def __init__(self, name: str) -> None:
@@ -153,16 +161,21 @@ class Lane:
         self._tasks: SimpleQueue[_Task] = SimpleQueue()
         self._lock = Lock()
         self._num_open = 0
+        self._num_unstarted = 0
         self._is_running = False
         self._error: BaseException | None = None
 
     def add(self, task: _Task) -> None:
-        """Start `task`, or let it start when its turn comes."""
+        """Start `task`, or let it start when its turn is near."""
         with self._lock:
-            is_first = self._num_open == 0
+            # what is not started yet the lane's thread starts, perhaps just now: nobody may overtake it
+            is_near = self._num_open < _MOST_STARTED and not self._num_unstarted and task.may_start_at_once
+            has_turn = self._num_open == 0
             self._num_open += 1
-        if is_first and self._error is None:
-            task.start_at_once()
+            self._num_unstarted += not is_near
+        if is_near:
+            self._error = self._error or task.start_at_once(has_turn=has_turn)
+            task.is_started = True
         with self._lock:
             self._tasks.put(task)
             if not self._is_running:
@@ -171,26 +184,45 @@ class Lane:
 
     @torch.no_grad()  # a thread starts with gradients asked for, whatever he who submits has said
     def _run(self) -> None:
-        while True:
-            try:
-                task = self._tasks.get(timeout=_IDLE_S)
-            except Empty:
-                with self._lock:
-                    if self._tasks.empty():
-                        self._is_running = False
-                        return
-                continue
+        taken: deque[_Task] = deque()
+        while self._take(taken):
+            for task in taken:
+                self._start(task, has_turn=task is taken[0])
+            task = taken.popleft()
             self._error = self._error or task.carry_out()
             task.end(self._error)
             del task  # and with it the memory of what was exchanged
             with self._lock:
                 self._num_open -= 1
 
+    def _take(self, taken: deque[_Task]) -> bool:
+        """Add the next tasks, of which the thread has some at a time. Returns whether it has any; else it is to end."""
+        while not taken:
+            try:
+                taken.append(self._tasks.get(timeout=_IDLE_S))
+            except Empty:
+                with self._lock:
+                    if self._tasks.empty():
+                        self._is_running = False
+                        return False
+        with suppress(Empty):
+            while len(taken) < _MOST_STARTED:
+                taken.append(self._tasks.get_nowait())
+        return True
+
+    def _start(self, task: _Task, *, has_turn: bool) -> None:
+        if task.is_started:
+            return
+        self._error = self._error or task.start(has_turn=has_turn)
+        task.is_started = True
+        with self._lock:
+            self._num_unstarted -= 1
+
 
 class _Task:
-    """One exchange in a lane."""
+    """One exchange in a lane. It may be started before it has its turn; its span begins with that."""
 
-    __slots__ = ("_error", "_exchange", "_queue", "_token", "_work", "has_ended")
+    __slots__ = ("_error", "_exchange", "_has_begun", "_queue", "_token", "_work", "has_ended", "is_started")
 
     def __init__(self, queue: CommunicationQueue, exchange: Exchange, token: int) -> None:
         self._queue = queue
@@ -198,31 +230,37 @@ class _Task:
         self._token = token
         self._work: Work | None = None
         self._error: BaseException | None = None
+        self._has_begun = False
+        self.is_started = False
+        """Or will never be."""
         self.has_ended = Event()
 
-    def start_at_once(self) -> None:
-        """Start it before the lane's thread has woken up; what goes wrong is kept for `carry_out`."""
-        if self._queue.starts_at_once:
-            self._start()
-            self._queue.recorder.launched(self._token)
+    @property
+    def may_start_at_once(self) -> bool:
+        return self._queue.starts_at_once
 
-    def _start(self) -> None:
-        assert self._exchange is not None
-        try:
-            self._work = self._queue.started(self._exchange)
-        except BaseException as error:  # noqa: BLE001 -- raised in the thread that waits, whatever it is
-            self._error = error
+    def start_at_once(self, *, has_turn: bool) -> BaseException | None:
+        """Start it before the lane's thread has woken up. Returns what went wrong."""
+        self._has_begun = has_turn
+        self._start()
+        if has_turn:
+            self._queue.recorder.launched(self._token)
+        return self._error
+
+    def start(self, *, has_turn: bool) -> BaseException | None:
+        """Start it in the lane's thread. Returns what went wrong."""
+        if has_turn:
+            self._begin()
+        self._start()
+        return self._error
 
     def carry_out(self) -> BaseException | None:
-        """Start it unless that is done, and wait for its end. Returns what went wrong."""
-        exchange = self._exchange
-        assert exchange is not None
-        if self._work is None and self._error is None:
-            self._queue.recorder.begin_now(self._token)
-            self._start()
+        """Wait for the end of what was started: it has its turn now. Returns what went wrong."""
         if self._work is not None:
+            assert self._exchange is not None
             try:
-                self._queue.finish(exchange, self._work, self._token)
+                self._begin()
+                self._queue.finish(self._exchange, self._work, self._token)
             except BaseException as error:  # noqa: BLE001 -- raised in the thread that waits, whatever it is
                 self._error = error
         return self._error
@@ -239,3 +277,17 @@ class _Task:
             self.has_ended.wait()
         if self._error is not None:
             raise self._error
+
+    def _begin(self) -> None:
+        if not self._has_begun:
+            self._has_begun = True
+            self._queue.recorder.begin_now(self._token)
+
+    def _start(self) -> None:
+        assert self._exchange is not None
+        try:
+            self._work = self._queue.started(self._exchange)
+        except KeyboardInterrupt:
+            raise  # of the thread that submits
+        except BaseException as error:  # noqa: BLE001 -- raised in the thread that waits, whatever it is
+            self._error = error

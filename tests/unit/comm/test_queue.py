@@ -81,36 +81,52 @@ def until_started(link: Link, names: list[str]) -> None:
     wait_until(lambda: link.started == names, f"{names} to be started", DEADLINE_S)
 
 
-def test_an_exchange_starts_when_the_one_before_has_ended() -> None:
+def test_the_next_exchange_is_started_too_and_no_other() -> None:
     link, lane = Link(), Lane("dp")
-    first, second = link.submit("first", lane), link.submit("second", lane)
+    first, second, third = (link.submit(name, lane) for name in ("first", "second", "third"))
 
-    until_started(link, ["first"])
-    assert not first.is_done()
-    link.works["first"].has_ended.set()
     until_started(link, ["first", "second"])
-    assert first.is_done()
-    assert not second.is_done()
+    assert not first.is_done()
     link.works["second"].has_ended.set()
+    assert not second.is_done(), "its turn comes after the first"
+    link.works["first"].has_ended.set()
+    until_started(link, ["first", "second", "third"])
     second.wait()
     second.wait()
+    assert first.is_done()
+    assert not third.is_done()
+    link.works["third"].has_ended.set()
+    third.wait()
     first.wait()
 
 
 def test_nobody_overtakes_what_is_under_way() -> None:
-    link, lane = Link(), Lane("dp")
-    first, second = link.submit("first", lane), link.submit("second", lane)
-    link.works["first"].has_ended.set()
-    first.wait()
-    until_started(link, ["first", "second"])
-    third = link.submit("third", lane)
+    link, lane, names = Link(), Lane("dp"), [str(number) for number in range(200)]
+    pending = []
+    for number, name in enumerate(names):
+        pending.append(link.submit(name, lane))
+        if number % 3 == 2:  # the lane's thread starts some while others are submitted
+            for ended in names[: number - 1]:
+                link.works[ended].has_ended.set()
+    for name in names:
+        link.works[name].has_ended.set()
+    for one in pending:
+        one.wait()
 
-    assert link.started == ["first", "second"]
-    link.works["third"].has_ended.set()
-    assert not third.is_done()
-    link.works["second"].has_ended.set()
-    second.wait()
-    third.wait()
+    assert link.started == names
+
+
+def test_somebody_who_holds_exchanges_up_does_so_in_the_lanes_thread() -> None:
+    threads: list[threading.Thread] = []
+    link, lane = Link(lambda _: threads.append(threading.current_thread())), Lane("dp")
+    pending = [link.submit(name, lane) for name in ("first", "second", "third")]
+    for work in link.works.values():
+        work.has_ended.set()
+    for one in pending:
+        one.wait()
+
+    assert link.started == ["first", "second", "third"]
+    assert {thread.name for thread in threads} == {"lane-dp"}
 
 
 def test_lanes_do_not_wait_for_each_other() -> None:
@@ -167,7 +183,7 @@ def test_after_a_failure_all_that_comes_later_fails_with_it(where: str) -> None:
         with pytest.raises(CommunicationError, match="first: peer closed"):
             pending.wait()
         assert pending.is_done()
-    assert link.started == ["first"]
+    assert link.started == (["first"] if where == "start_error" else ["first", "second"])
 
 
 def test_a_mistake_in_a_lane_reaches_him_who_waits() -> None:
@@ -211,7 +227,7 @@ def test_a_span_is_announced_at_once_and_begins_with_its_turn(tmp_path: Path) ->
     link, lane = Link(recorder=recorder), Lane("dp")
     assert recorder.path is not None
     pending = [link.submit(name, lane) for name in ("first", "second")]
-    until_started(link, ["first"])
+    until_started(link, ["first", "second"])
     assert len(read_black_box(recorder.path).in_flight) == 2
     for name, one in zip(("first", "second"), pending, strict=True):
         link.works[name].has_ended.set()
