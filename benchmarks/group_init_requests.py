@@ -95,8 +95,9 @@ def _nccl(planned: PlannedGroup, rank: int) -> Requests:
     if planned.is_on_host:
         return _gloo(OURS, size)
     if planned.is_link:
-        # a communicator for each neighbour: the lower rank writes its identity, the other reads it
-        return Counter(set=int(index < size - 1), get=int(index > 0))
+        # both ends meet, and get a communicator: the lower rank writes its identity, the other reads it
+        num_neighbours = int(index < size - 1) + int(index > 0)
+        return Counter(set=num_neighbours + int(index < size - 1), get=int(index > 0), wait=num_neighbours)
     arrival = Counter(set=1, wait=1)
     if size <= KEYS_A_REQUEST:
         return arrival + Counter(set=int(index == 0), get=int(index > 0))

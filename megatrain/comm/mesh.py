@@ -7,7 +7,7 @@ a pipeline, which both hold a tied embedding.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -15,26 +15,18 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from megatrain.comm.channel import Channel, LocalChannel
+from megatrain.comm.channel import Channel
 from megatrain.comm.group import Group
 from megatrain.comm.group_creation import create_process_group
 from megatrain.comm.group_plan import PlannedGroup, planned_groups
 from megatrain.comm.group_stores import GroupStores
 from megatrain.comm.host_groups import HostGroups
+from megatrain.comm.link_warmup import warm_up
+from megatrain.comm.links import Links, create_links
 from megatrain.comm.queue import CommunicationQueue, Exchange, Lane
 from megatrain.contracts.layout import Coordinate, Layout
 from megatrain.contracts.operations import Operation
 from megatrain.telemetry.recorder import Recorder
-
-
-@dataclass(frozen=True, slots=True)
-class Links:
-    """The channels of one stage. Activations go to the next stage, and from the last to the first (next chunk)."""
-
-    forward_to_next: Channel | LocalChannel
-    forward_from_previous: Channel | LocalChannel
-    backward_to_previous: Channel | LocalChannel
-    backward_from_next: Channel | LocalChannel
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,15 +112,18 @@ def create_mesh(
     has_wrap_links: a stage has several chunks, so the last stage sends to the first. has_tp_lane: exchanges over tp are
     awaited later than they are started, too. before_exchange: called with each exchange before it starts; for tests,
     which delay and break some.
-    Communication: each group's own rendezvous, one after the other; no barrier over all ranks.
+    Communication: each group's own rendezvous, one after the other; no barrier over all ranks. On a GPU also the first
+    message on every link.
     Raises: CommunicationError naming the group and the ranks that have not come to it.
     """
     queue = CommunicationQueue(recorder, before_exchange)
     groups: dict[str, Group] = {}
 
+    def store_of(planned: PlannedGroup) -> dist.Store:
+        return dist.distributed_c10d._get_default_store() if stores is None else stores.of(planned)
+
     def create(planned: PlannedGroup) -> dist.ProcessGroup:
-        store = dist.distributed_c10d._get_default_store() if stores is None else stores.of(planned)
-        return create_process_group(planned, rank, device, store, timeout_s=timeout_s)
+        return create_process_group(planned, rank, device, store_of(planned), timeout_s=timeout_s)
 
     def lane(name: str) -> Lane | None:
         return Lane(name) if device.type == "cpu" else None
@@ -147,6 +142,18 @@ def create_mesh(
             timeout=timedelta(seconds=timeout_s),
         )
     coordinate = layout.coordinate(rank)
+    links = create_links(coordinate.pp, groups, recorder, lane, has_wrap_links=has_wrap_links)
+    if layout.pp_size > 1 and device.type == "cuda":
+        assert links is not None
+        meeting = {planned.name: planned for planned in planned_groups(layout, rank, has_wrap_links=has_wrap_links)}
+        warm_up(
+            links,
+            coordinate.pp,
+            layout.pp_size,
+            device,
+            lambda group: store_of(meeting[group.name]),
+            has_wrap_links=has_wrap_links,
+        )
     return Mesh(
         layout=layout,
         rank=rank,
@@ -158,42 +165,6 @@ def create_mesh(
         pp=groups["pp"],
         embedding=groups["embedding"],
         host=HostGroups(tp=groups["host-tp"], pp=groups["host-pp"], dp=groups["host-dp"]),
-        links=_links(coordinate.pp, groups, recorder, lane, has_wrap_links),
+        links=links,
         stores=stores,
-    )
-
-
-def _links(
-    stage: int,
-    groups: Mapping[str, Group],
-    recorder: Recorder,
-    lane: Callable[[str], Lane | None],
-    has_wrap_links: bool,
-) -> Links | None:
-    pp_ranks = groups["pp"].ranks
-    if len(pp_ranks) == 1:
-        if not has_wrap_links:
-            return None
-        onward, back = LocalChannel(), LocalChannel()
-        return Links(onward, onward, back, back)
-    forward, backward = groups["pp-forward"], groups["pp-backward"]
-    forward_wrap = groups.get("pp-forward-wrap", forward)
-    backward_wrap = groups.get("pp-backward-wrap", backward)
-    last = len(pp_ranks) - 1
-
-    def channel(direct: Group, wrap: Group, step: int, *, is_sender: bool) -> Channel:
-        peer_stage = (stage + step) % len(pp_ranks)
-        is_wrap = (stage, step) in ((last, +1), (0, -1))
-        peer = pp_ranks[peer_stage]
-        here = pp_ranks[stage]
-        ends = (here, peer) if is_sender else (peer, here)
-        over = wrap if is_wrap else direct
-        number = recorder.add_group(over.name, ends)
-        return Channel(over, peer, number, lane(f"{over.name}-{'to' if is_sender else 'from'}-{peer}"))
-
-    return Links(
-        forward_to_next=channel(forward, forward_wrap, +1, is_sender=True),
-        forward_from_previous=channel(forward, forward_wrap, -1, is_sender=False),
-        backward_to_previous=channel(backward, backward_wrap, -1, is_sender=True),
-        backward_from_next=channel(backward, backward_wrap, +1, is_sender=False),
     )

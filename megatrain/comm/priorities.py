@@ -1,8 +1,8 @@
 """Which of a rank's groups go first on a GPU, where each group's communication has a stream of its own.
 
-What the next kernel waits for is urgent: gathers of tensor parallelism, messages between stages, the small sums at the
-end of a step. Gradients and parameters of data parallelism are due later and large: they yield, else a message would
-wait for a whole bucket. Streams have priorities instead of an order of launches, so CUDA_DEVICE_MAX_CONNECTIONS may
+What the next kernel waits for is urgent: gathers of tensor parallelism, messages between stages. Gradients and
+parameters of data parallelism are due later and large: they yield, else a message would wait for a whole bucket.
+Streams have priorities instead of an order of launches, so CUDA_DEVICE_MAX_CONNECTIONS may
 have any value.
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from datetime import timedelta
 
 import pytest
@@ -12,6 +13,7 @@ from megatrain.comm import create_mesh, join, meet
 from megatrain.comm.group_creation import create_process_group
 from megatrain.comm.group_plan import PlannedGroup
 from megatrain.comm.incarnation import Meeting
+from megatrain.comm.link_warmup import warm_up
 from megatrain.contracts.errors import CommunicationError
 from megatrain.contracts.layout import Layout
 from megatrain.contracts.process import Process
@@ -139,3 +141,58 @@ def test_in_a_mesh_every_rank_names_whom_it_waits_for(rank_pool: RankPool) -> No
     assert "without a sign of rank 2:" in errors[0]
     assert "rank 1 could not create group dp of ranks 1, 3" in errors[1]
     assert "without a sign of rank 3:" in errors[1]
+
+
+def say_hello_to_neighbours(context: RankContext, layout: Layout, has_wrap_links: bool) -> list[str]:
+    """Return the operations of what this rank's links exchanged."""
+    meeting = come(context)
+    noted: list[str] = []
+    mesh = create_mesh(
+        layout,
+        context.rank,
+        CPU,
+        Recorder(BlackBoxWriter.anonymous()),
+        has_wrap_links=has_wrap_links,
+        before_exchange=lambda exchange: noted.append(exchange.operation.value),
+    )
+    assert mesh.links is not None
+    store = dist.PrefixStore(meeting.prefix, meeting.store)
+    warm_up(mesh.links, mesh.coordinate.pp, layout.pp_size, CPU, lambda group: store, has_wrap_links=has_wrap_links)
+    found = list(noted)
+    mesh.barrier()
+    return found
+
+
+@pytest.mark.parametrize(("pp_size", "has_wrap_links"), [(2, False), (2, True), (3, True)])
+def test_first_messages_go_over_every_link(rank_pool: RankPool, pp_size: int, has_wrap_links: bool) -> None:
+    found = rank_pool.run(say_hello_to_neighbours, pp_size, Layout(1, pp_size, 1), has_wrap_links)
+
+    num_links = pp_size if has_wrap_links else pp_size - 1
+    counts = Counter(operation for rank in found for operation in rank)
+    kinds = ("forward-send", "forward-recv", "backward-send", "backward-recv")
+    assert counts == dict.fromkeys(kinds, num_links)
+
+
+def come_to_links_alone(context: RankContext) -> str:
+    """Return what stage 0 of two is told that waits for the other's first message; stage 1 never sends any."""
+    meeting = come(context)
+    layout = Layout(1, 2, 1)
+    mesh = create_mesh(layout, context.rank, CPU, Recorder(BlackBoxWriter.anonymous()))
+    store = dist.PrefixStore(meeting.prefix, meeting.store)
+    error = ""
+    if context.rank == 0:
+        assert mesh.links is not None
+        mesh.set_timeout(TIMEOUT_S)
+        try:
+            warm_up(mesh.links, 0, 2, CPU, lambda group: store, has_wrap_links=False)
+        except CommunicationError as raised:
+            error = str(raised)
+        store.set("over", b"1")
+    store.wait(["over"], DEADLINE)
+    return error
+
+
+def test_a_neighbour_that_does_not_come_to_a_link_is_named(rank_pool: RankPool) -> None:
+    error, _ = rank_pool.run(come_to_links_alone, 2)
+
+    assert error.startswith("rank 0 could not begin the link pp-forward to rank 1 within runtime.init_timeout_s=1: ")
