@@ -71,8 +71,9 @@ class Group:
     ) -> Pending:
         """Start summing `x` over the group, keeping this rank's slice of dim 0. `chunk`: of the stage, for the records.
 
-        has_wide_sum: half precision is summed in fp32 and rounded once. For that ranks exchange their parts, and each
-        sums its own in rank order; on gloo they always do, as its own reduce-scatter sends twice the bytes.
+        has_wide_sum: half precision is summed in fp32 and rounded at most once: `out` may be of fp32 then. For that
+        ranks exchange their parts, and each sums its own in rank order; on gloo they always do, as its own
+        reduce-scatter sends twice the bytes.
         Shapes: x [size * n, ...] contiguous; result [n, ...], `out` where given (it may be x's own slice).
         Communication: one reduce-scatter or all-to-all, (size - 1) / size of x's bytes sent per rank.
         Raises: ValueError when dim 0 does not divide.

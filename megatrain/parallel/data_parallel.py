@@ -175,10 +175,13 @@ class ChunkDataParallel:
         options = self.options
         for bucket in self.buckets:
             gradients = bucket.finished_gradients()
-            whole = gradients.to(options.reduce_dtype)
-            in_place = whole[bucket.share] if whole is gradients else None
+            # what goes to nobody is not rounded for the way
+            whole = gradients.to(options.reduce_dtype) if bucket.dp.size > 1 else gradients
+            share = gradients[bucket.share]
+            if options.zero_stage == 2 and whole is not gradients:
+                share = torch.empty_like(share)  # a slice would keep all of them
             pending = bucket.dp.reduce_scatter(
-                whole, Operation.GRADS_REDUCE_SCATTER, out=in_place, chunk=self.number, has_wide_sum=True
+                whole, Operation.GRADS_REDUCE_SCATTER, out=share, chunk=self.number, has_wide_sum=True
             )
             self._reductions.append(_Reduction(bucket, pending))
             if options.zero_stage == 2:
@@ -189,11 +192,9 @@ class ChunkDataParallel:
     def _finish_transfers(self) -> None:
         while self._reductions:
             reduction = self._reductions.pop(0)
-            result, bucket = reduction.pending.wait(), reduction.bucket
+            result = reduction.pending.wait()
             if self.options.zero_stage == 2:
-                self._shares[bucket].add_(result)
-            elif bucket.gradients is not None and result.dtype != bucket.gradients.dtype:
-                bucket.gradients[bucket.share].copy_(result)
+                self._shares[reduction.bucket].add_(result)
 
 
 @dataclass(frozen=True, slots=True)

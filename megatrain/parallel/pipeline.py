@@ -178,9 +178,10 @@ class Pipeline:
                     run.backwards.pop(key)(gradient)
             else:
                 run.backwards.pop(key)(gradient)
-        chunk.data_parallel.after_backward()
         stage_input = run.stage_inputs.pop(key, None)
-        if stage_input is not None:
+        if stage_input is None:
+            chunk.data_parallel.after_backward()
+        else:  # the message goes first, for which another stage waits
             assert stage_input.grad is not None
             run.outgoing[(ActionKind.SEND_BACKWARD, *key)] = stage_input.grad
 
@@ -199,6 +200,8 @@ class Pipeline:
             channel, operation, sends = links.backward_to_previous, Operation.BACKWARD_SEND, run.backward_sends
         pending = channel.send(x, operation, chunk=action.chunk, microbatch=action.microbatch)
         sends[(action.chunk, action.microbatch)] = pending
+        if action.kind is ActionKind.SEND_BACKWARD:
+            self.chunks[action.chunk].data_parallel.after_backward()
 
     def _receive(self, action: Action, run: _Run) -> None:
         links = self.mesh.links

@@ -98,18 +98,19 @@ def estimate_memory(config: Config, layout: Layout, stage: int, chunks: Sequence
 def _chunk_memory(
     config: Config, layout: Layout, chunk: PlannedChunk, numels: Sequence[int], sizes: TensorBytes
 ) -> ChunkMemory:
-    """ZeRO-1 reduces gradients in place, ZeRO-2 lets them go; in another type they travel as a copy, with its share."""
-    is_copied = config.parallel.grad_reduce_dtype == "bf16"
+    """ZeRO-1 reduces gradients in place, ZeRO-2 lets them go and keeps its share; in another type a copy travels."""
+    is_copied = config.parallel.grad_reduce_dtype == "bf16" and layout.dp_size > 1
     reduced = ELEMENT_BYTES["bf16"] if is_copied else sizes.sum_element
     travelling = sum(numels) * reduced if is_copied or config.parallel.zero_stage == 2 else 0
     exchanged = 0
     if layout.dp_size > 1:
         # where ranks exchange their parts and sum them themselves (Group.reduce_scatter), what arrives has memory of
-        # its own: on CPUs of one bucket after the other, else of all
+        # its own: on CPUs of the bucket that travels and the next one, else of all
         if is_copied:
-            travelling += sum(numels) // layout.dp_size * reduced + (0 if sizes.is_on_cpu else sum(numels) * reduced)
+            share = sum(numels) // layout.dp_size * sizes.sum_element if config.parallel.zero_stage == 2 else 0
+            travelling += share + (0 if sizes.is_on_cpu else sum(numels) * reduced)
         if sizes.is_on_cpu:
-            exchanged = max(numels) * reduced
+            exchanged = sum(sorted(numels)[-2:]) * reduced
     return ChunkMemory(
         footprint=chunk.footprint(config, sizes),
         whole_gradients=sum(numels) * sizes.sum_element,

@@ -174,9 +174,11 @@ def reduce_half_precision(context: RankContext) -> list[float]:
     dp = meet(context, Layout(dp_size=SIZE)).dp
     reduced = dp.reduce_scatter(x, Operation.GRADS_REDUCE_SCATTER, out=own_slice, has_wide_sum=True).wait()
     assert reduced is own_slice
-    return reduced.tolist()
+    halves = torch.full((SIZE,), 256.0 if rank == 0 else 0.5, dtype=torch.bfloat16)
+    wide = dp.reduce_scatter(halves, Operation.GRADS_REDUCE_SCATTER, out=torch.empty(1), has_wide_sum=True).wait()
+    return [*reduced.tolist(), *wide.tolist()]
 
 
-def test_half_precision_is_summed_wide_and_rounded_once(rank_pool: RankPool) -> None:
-    # 256 + 1 is no bf16 and would round back to 256; 258 is one
-    assert rank_pool.run(reduce_half_precision, SIZE) == [[258.0, 258.0]] * SIZE
+def test_half_precision_is_summed_wide_and_rounded_once_at_most(rank_pool: RankPool) -> None:
+    # 256 + 1 is no bf16 and would round back to 256; 258 is one, and 257 is of fp32
+    assert rank_pool.run(reduce_half_precision, SIZE) == [[258.0, 258.0, 257.0]] * SIZE
