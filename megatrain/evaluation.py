@@ -21,7 +21,6 @@ from megatrain.data.held_out import evaluation_batches
 from megatrain.data.indexed import IndexedDataset
 from megatrain.data.meta import META_NAME, read_meta
 from megatrain.data.reader import MicroBatch, num_label_tokens
-from megatrain.schedule import forward_only
 
 _MICROBATCHES_AT_ONCE = 8
 
@@ -71,8 +70,7 @@ def evaluate(replica: Replica, dataset: IndexedDataset, text_bytes: int | None) 
 
 def _loss_sum(replica: Replica, config: Config, group: Iterable[MicroBatch]) -> torch.Tensor:
     inputs = [replica.pipeline_input(m.tokens_SB, m.labels_SB, m.sample_B, m.document_SB) for m in group]
-    schedule = forward_only(replica.mesh.layout.pp_size, config.parallel.num_chunks, len(inputs))
-    return replica.pipeline.evaluate(schedule, inputs)
+    return replica.pipeline.evaluate(config.parallel.forward_only(len(inputs)), inputs)
 
 
 def open_validation(config: Config) -> tuple[IndexedDataset, int | None] | None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from megatrain.config.options import option
-from megatrain.schedule import Schedule, build_schedule
+from megatrain.schedule import Schedule, build_schedule, forward_only
 
 LARGEST_SIZE = 10_000_000
 """Beyond every cluster: the largest runs known have tens of thousands of ranks."""
@@ -31,7 +31,7 @@ class ParallelConfig:
         metadata=option(
             "Chunks in which tensor-parallel ranks exchange their rows of the sequence, so that the exchanges run "
             "beneath the products of a layer, in forward and in backward. 1: each exchange alone, all rows at once. "
-            "4 hides most of what can be hidden; many chunks make products small. Layers that multiply in FP8 have 1.",
+            "More chunks leave less in sight and make products smaller. Layers that multiply in FP8 have 1.",
             unit="chunks",
             minimum=1,
             maximum=LARGEST_SIZE,
@@ -84,7 +84,8 @@ class ParallelConfig:
         default=False,
         metadata=option(
             "Whether all stages start to reduce a chunk's gradients together, when the last of them is done with it: "
-            "they are then slowed down by it at the same time, not one after the other. For zero_stage=1."
+            "they are then slowed down by it at the same time, not one after the other. For pipelines of several "
+            "chunks with zero_stage=1; what a stage reduces last, it reduces when it is done."
         ),
     )
     recompute: Literal["none", "selective", "full"] = field(
@@ -139,6 +140,14 @@ class ParallelConfig:
             self.pp_size,
             self.num_chunks,
             num_microbatches,
-            receives_ahead=1 if self.overlap else 0,
+            receives_ahead=self._receives_ahead,
             has_aligned_reductions=self.has_aligned_reductions,
         )
+
+    def forward_only(self, num_microbatches: int) -> Schedule:
+        """Return what each stage does in an evaluation of so many micro-batches."""
+        return forward_only(self.pp_size, self.num_chunks, num_microbatches, self._receives_ahead)
+
+    @property
+    def _receives_ahead(self) -> int:
+        return 1 if self.overlap else 0

@@ -10,7 +10,7 @@ from megatrain.schedule.alignment import align_reductions
 from megatrain.schedule.bounds import require_feasible
 from megatrain.schedule.gpipe import gpipe
 from megatrain.schedule.interleaved import group_sizes, interleaved
-from megatrain.schedule.lowering import lower
+from megatrain.schedule.lowering import RECEIVES_AHEAD, lower
 from megatrain.schedule.one_f_one_b import one_f_one_b
 from megatrain.schedule.order import ComputeOrder
 from megatrain.schedule.zero_bubble import zero_bubble
@@ -48,7 +48,9 @@ def build_schedule(
 
 
 @lru_cache(maxsize=16)
-def forward_only(pp_size: int, num_chunks: int, num_microbatches: int) -> Schedule:
+def forward_only(
+    pp_size: int, num_chunks: int, num_microbatches: int, receives_ahead: int = RECEIVES_AHEAD
+) -> Schedule:
     """Return the action lists of an evaluation: forwards and their messages, gathers, and no reduce.
 
     Any num_microbatches of at least 1 will do: with fewer than pp_size the chunks' turns stall, but nothing blocks.
@@ -65,5 +67,5 @@ def forward_only(pp_size: int, num_chunks: int, num_microbatches: int) -> Schedu
         for chunk in range(num_chunks):
             order += (Action(ActionKind.FORWARD, chunk, first + index) for index in range(size))
         first += size
-    actions = lower([order] * pp_size, num_chunks, num_microbatches)
+    actions = lower([order] * pp_size, num_chunks, num_microbatches, receives_ahead)
     return Schedule(FORWARD_ONLY, pp_size, num_chunks, num_microbatches, actions)

@@ -41,7 +41,7 @@ ZERO_2: Tables = {"parallel": {"zero_stage": 2}}
 LATE_CASES: dict[str, tuple[Tables, ...]] = {
     "dp2-chunks2": (on_layout(1, 1, 2, 2),),
     "dp4-zero2": (on_layout(1, 1, 4), ZERO_2),
-    "pp2-dp2-aligned": (on_layout(1, 2, 2), {"parallel": {"has_aligned_reductions": True}}),
+    "pp2-dp2-chunks2-aligned": (on_layout(1, 2, 2, 2), {"parallel": {"has_aligned_reductions": True}}),
     "pp2-dp2-zero2-chunks2": (on_layout(1, 2, 2, 2), ZERO_2),
     "pp2-dp2-gpipe-tied": (on_layout(1, 2, 2, schedule="gpipe"), {"model": {"has_tied_head": True, "dropout": 0.1}}),
     "pp4-zero-bubble": (on_layout(1, 4, 1, schedule="zero_bubble"),),

@@ -17,6 +17,7 @@ def parallel_problems(context: Context) -> Iterator[Problem]:
     yield from _sequence_chunk_problems(context)
     yield from _chunk_problems(context)
     yield from _split_backward_problems(context)
+    yield from _alignment_problems(context)
     yield from _layer_problems(context)
     yield from _world_size_problems(context)
     parallel, train = context.config.parallel, context.config.train
@@ -121,6 +122,32 @@ def _chunk_problems(context: Context) -> Iterator[Problem]:
             f"parallel.zero_stage=2 keeps whole gradients of one chunk at a time; with model.has_tied_head=true and "
             f"parallel.num_chunks={parallel.num_chunks} on one stage, two chunks write one gradient; use zero_stage=1, "
             f"num_chunks=1 or has_tied_head=false",
+        )
+
+
+def _alignment_problems(context: Context) -> Iterator[Problem]:
+    """Yield what leaves nothing to align."""
+    parallel = context.config.parallel
+    if not parallel.has_aligned_reductions:
+        return
+    if parallel.pp_size == 1:
+        yield Problem(
+            ("parallel.has_aligned_reductions", "parallel.pp_size"),
+            "parallel.has_aligned_reductions=true lets the stages of a pipeline reduce together, and "
+            "parallel.pp_size=1 has one stage; use has_aligned_reductions=false or pp_size=2",
+        )
+    if parallel.num_chunks == 1:
+        yield Problem(
+            ("parallel.has_aligned_reductions", "parallel.num_chunks"),
+            "parallel.has_aligned_reductions=true puts reductions off behind later computes of their stage, and "
+            "parallel.num_chunks=1 reduces after the last one; use has_aligned_reductions=false, or num_chunks=2 "
+            'with schedule="interleaved"',
+        )
+    if parallel.zero_stage == 2:
+        yield Problem(
+            ("parallel.has_aligned_reductions", "parallel.zero_stage"),
+            "parallel.has_aligned_reductions=true puts off the reduction of a chunk's gradients, and "
+            "parallel.zero_stage=2 reduces after every micro-batch; use zero_stage=1 or has_aligned_reductions=false",
         )
 
 

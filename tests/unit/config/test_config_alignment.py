@@ -1,0 +1,45 @@
+"""Reductions are aligned where there are stages to align and whole gradients to put off."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.config.conftest import ProblemsOf
+
+INTERLEAVED = ["--parallel.num_chunks=2", "--parallel.schedule=interleaved"]
+ALIGNED = ["--parallel.has_aligned_reductions=true", "--parallel.pp_size=2", *INTERLEAVED]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ([], None),
+        (
+            ["--parallel.num_chunks=1", "--parallel.schedule=zero_bubble"],
+            (
+                "parallel.has_aligned_reductions=true puts reductions off behind later computes of their stage, and "
+                "parallel.num_chunks=1 reduces after the last one; use has_aligned_reductions=false, or num_chunks=2 "
+                'with schedule="interleaved"'
+            ),
+        ),
+        (
+            ["--parallel.pp_size=1"],
+            (
+                "parallel.has_aligned_reductions=true lets the stages of a pipeline reduce together, and "
+                "parallel.pp_size=1 has one stage; use has_aligned_reductions=false or pp_size=2"
+            ),
+        ),
+        (
+            ["--parallel.zero_stage=2"],
+            (
+                "parallel.has_aligned_reductions=true puts off the reduction of a chunk's gradients, and "
+                "parallel.zero_stage=2 reduces after every micro-batch; use zero_stage=1 or "
+                "has_aligned_reductions=false"
+            ),
+        ),
+    ],
+)
+def test_what_cannot_be_aligned_is_refused(overrides: list[str], expected: str | None, problems_of: ProblemsOf) -> None:
+    found = problems_of(*ALIGNED, *overrides)
+
+    assert [problem.rpartition(" (")[0] for problem in found] == ([expected] if expected else [])
