@@ -2,16 +2,20 @@
 
 Decided by the sums of a rank's own steps: what the host waited for was not hidden. What it did not wait for may have
 been over before it looked, so only "nothing is hidden" can be told for certain. On a device nobody knows what was
-waited for, and the layout alone tells. Watched is the communication of data parallelism: a receive of a pipeline waits
-for the neighbour's work, too, and that is the bubble.
+waited for, and the layout alone tells. Watched is the communication of data parallelism and, where it is cut in chunks,
+of tensor parallelism: a receive of a pipeline waits for the neighbour's work, too, and that is the bubble.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
+from megatrain.config.checks import check
 from megatrain.config.config import Config
+from megatrain.config.wording import value_text
 from megatrain.contracts.layout import Layout
 from megatrain.contracts.operations import Operation
 from megatrain.telemetry.step_summary import StepSummary
@@ -22,7 +26,8 @@ WATCHED_STEPS = 20
 LEAST_HIDDEN = 0.1
 LEAST_OF_STEP = 0.03
 """What takes less of a step is not worth hiding."""
-_KINDS = (Operation.GRADS_REDUCE_SCATTER, Operation.PARAMS_ALL_GATHER)
+_DATA_PARALLEL = (Operation.GRADS_REDUCE_SCATTER, Operation.PARAMS_ALL_GATHER)
+_TENSOR_PARALLEL = (Operation.TP_ALL_GATHER, Operation.TP_REDUCE_SCATTER)
 _MOST_CHUNKS = 4
 
 
@@ -39,12 +44,13 @@ class NotHidden:
 class OverlapWatch:
     """Looks at the steps after the first ones, and speaks once at most."""
 
-    def __init__(self, config: Config, layout: Layout) -> None:
+    def __init__(self, config: Config, layout: Layout, stage: int) -> None:
         self._config = config
         self._layout = layout
+        self._stage = stage
         self._num_steps = 0
         self._steps: list[StepSummary] = []
-        self._is_over = not config.parallel.overlap or layout.dp_size == 1
+        self._is_over = not config.parallel.overlap or not watched_kinds(config, layout)
 
     def after_step(self, summary: StepSummary) -> str:
         """Take in a step. Return what is to be said, once."""
@@ -56,13 +62,19 @@ class OverlapWatch:
         if len(self._steps) < WATCHED_STEPS:
             return ""
         steps, self._steps, self._is_over = self._steps, [], True
-        return warning(self._config, self._layout, steps)
+        return warning(self._config, self._layout, self._stage, steps)
 
 
-def warning(config: Config, layout: Layout, steps: Sequence[StepSummary]) -> str:
-    """Return what is to be said of these steps of one rank; nothing where communication is hidden, short or untold."""
-    reasons = {operation: structural_reason(config, layout, operation) for operation in _KINDS}
-    found = not_hidden(steps, cannot_hide={operation for operation, reason in reasons.items() if reason})
+def watched_kinds(config: Config, layout: Layout) -> tuple[Operation, ...]:
+    """Return what overlap is to hide in this layout."""
+    kinds = _DATA_PARALLEL if layout.dp_size > 1 else ()
+    return kinds + (_TENSOR_PARALLEL if config.parallel.num_sequence_chunks > 1 else ())
+
+
+def warning(config: Config, layout: Layout, stage: int, steps: Sequence[StepSummary]) -> str:
+    """Return what is to be said of these steps of a rank of `stage`; nothing where it is hidden, short or untold."""
+    reasons = {kind: structural_reason(config, layout, stage, kind) for kind in watched_kinds(config, layout)}
+    found = not_hidden(steps, reasons)
     if not found:
         return ""
     step_ns = sum(step.duration_ns for step in steps) / len(steps)
@@ -79,15 +91,15 @@ def _waited(one: NotHidden) -> str:
     return f"{exposed} ms at least" if one.total_ns is None else f"{exposed} of its {one.total_ns / 1e6:,.3f} ms"
 
 
-def not_hidden(steps: Sequence[StepSummary], cannot_hide: Collection[Operation] = ()) -> list[NotHidden]:
+def not_hidden(steps: Sequence[StepSummary], reasons: Mapping[Operation, str]) -> list[NotHidden]:
     """Return the kinds that take a part of the steps and that the rank waited for nearly all of the time.
 
-    cannot_hide: of which the layout says so. A device does not tell what it waits for; but of a reduction that nothing
-    can run beneath, the longest exchange of a step was waited for. Gathers have the loading of data to run beneath.
+    reasons: by kind, why the layout hides nothing of it. A device does not tell what it waits for; but of a reduction
+    that nothing can run beneath, the longest exchange of a step was waited for. Gathers have the loading of data.
     """
     found = []
     step_ns = sum(step.duration_ns for step in steps) / len(steps)
-    for operation in _KINDS:
+    for operation, reason in reasons.items():
         totals = [step.totals[operation] for step in steps if operation in step.totals]
         if all(one.attended_ns is not None for one in totals):
             total_ns = sum(one.sum_ns for one in totals) / len(steps)
@@ -96,30 +108,40 @@ def not_hidden(steps: Sequence[StepSummary], cannot_hide: Collection[Operation] 
             is_hidden = total_ns - exposed_ns >= LEAST_HIDDEN * total_ns
         else:
             one = NotHidden(operation, sum(one.max_ns for one in totals) / len(steps), None)
-            is_hidden = operation not in cannot_hide or operation is not Operation.GRADS_REDUCE_SCATTER
+            is_hidden = not reason or operation is not Operation.GRADS_REDUCE_SCATTER
         if not is_hidden and one.exposed_ns >= LEAST_OF_STEP * step_ns:
             found.append(one)
     return found
 
 
-def structural_reason(config: Config, layout: Layout, operation: Operation) -> str:
-    """Return why nothing of it can be hidden in this layout, whatever the speed; nothing where it could."""
+def structural_reason(config: Config, layout: Layout, stage: int, operation: Operation) -> str:
+    """Return why nothing of it can be hidden in this layout, whatever the speed; nothing where it could.
+
+    Later stages of a pipeline idle before their first forward and after their last backward, the first one does not.
+    """
     parallel = config.parallel
-    if parallel.num_chunks > 1 or layout.pp_size > 1:
+    if parallel.num_chunks > 1 or stage > 0 or operation not in _DATA_PARALLEL:
         return ""
+    where = f"with parallel.num_chunks=1 {'on the first stage' if layout.pp_size > 1 else 'and pp_size=1'}"
     if operation is Operation.PARAMS_ALL_GATHER:
-        return "with parallel.num_chunks=1 and pp_size=1 all parameters are gathered before the first forward"
+        return f"{where} all parameters are gathered before the first forward"
     if parallel.zero_stage == 2 and config.num_microbatches(layout.dp_size) > 1:
         return ""  # each micro-batch's gradients may travel beneath the next forward
-    return "with parallel.num_chunks=1 and pp_size=1 the whole gradient is reduced after the last backward"
+    return f"{where} the whole gradient is reduced after the last backward"
 
 
 def way_out(config: Config, layout: Layout) -> str:
-    """Return which keys let a stage compute beneath its communication."""
-    num_layers = config.model.num_layers // layout.pp_size
-    fitting = [count for count in range(_MOST_CHUNKS, 1, -1) if num_layers % count == 0]
-    if not fitting:
-        return f"model.num_layers={config.model.num_layers} that 2, 3 or 4 divides would allow parallel.num_chunks > 1"
-    chunks = f'parallel.num_chunks={fitting[0]} with parallel.schedule="interleaved"'
-    has_limit = config.parallel.zero_stage == 2 and config.model.has_tied_head
-    return f"Use {chunks}{' and parallel.zero_stage=1' if has_limit else ''}"
+    """Return which keys let a stage compute beneath its communication: the first set that is accepted."""
+    for num_chunks, zero_stage, is_eager in itertools.product(range(_MOST_CHUNKS, 1, -1), (0, 1), (False, True)):
+        num_layers = config.model.num_layers // (layout.pp_size * num_chunks)
+        changed: dict[str, Any] = {"num_chunks": num_chunks, "schedule": "interleaved"}
+        changed |= {"zero_stage": zero_stage} if zero_stage else {}
+        changed |= {"offload_layers": num_layers} if config.parallel.offload_layers > num_layers else {}
+        kernels = replace(config.kernels, cuda_graphs=False) if is_eager else config.kernels
+        candidate = replace(config, parallel=replace(config.parallel, **changed), kernels=kernels)
+        if not check(candidate, {}, layout.world_size):
+            texts = [f"parallel.{key}={value_text(value)}" for key, value in changed.items()]
+            return f"Use {', '.join([*texts, 'kernels.cuda_graphs=false'] if is_eager else texts)}"
+    return (
+        f"model.num_layers={config.model.num_layers} that {layout.pp_size} * 2, 3 or 4 divides would allow more chunks"
+    )

@@ -68,7 +68,8 @@ class Trainer:
         self._obeyed_command = 0
         self._validation = parts.validation
         self._replica_check = self._make_replica_check()
-        self._overlap_watch = OverlapWatch(parts.config, parts.replica.mesh.layout)
+        mesh = parts.replica.mesh
+        self._overlap_watch = OverlapWatch(parts.config, mesh.layout, mesh.coordinate.pp)
         self._cost = compute_cost(parts.config, device_name(parts.replica.device))
         self.is_stopped = False
         """Whether training ended early because it was asked to."""
@@ -137,6 +138,8 @@ class Trainer:
                 self._maybe_save(is_asked_for=outcome.is_checkpoint_agreed)
                 self._maybe_evaluate()
         recorder.set_phase(Phase.STOPPING)
+        for chunk in self._parts.replica.data_parallel:
+            chunk.finish_gather()  # no group may go while something is under way in it
         if self._saved_step >= 0:
             # also what this process did not take itself: it may have gone on from a snapshot that is still on its way
             self._wait_for_storage()

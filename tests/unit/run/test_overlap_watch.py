@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from megatrain.config.checks import check
 from megatrain.config.config import Config
+from megatrain.config.wording import value_text
 from megatrain.contracts.operations import Operation
 from megatrain.overlap_watch import LEFT_OUT_STEPS, WATCHED_STEPS, OverlapWatch, structural_reason, warning
 from megatrain.telemetry.step_summary import OperationTotals, StepSummary
 from tests.helpers.training_case import make_config, on_layout
 
 REDUCE, GATHER = Operation.GRADS_REDUCE_SCATTER, Operation.PARAMS_ALL_GATHER
+TP_GATHER = Operation.TP_ALL_GATHER
 MS = 10**6
 Tables = dict[str, dict[str, Any]]
 
@@ -38,7 +41,7 @@ def step(number: int, totals: dict[Operation, tuple[float, float | None]], step_
 
 
 def said(config: Config, totals: dict[Operation, tuple[float, float | None]], step_ms: float = 100) -> str:
-    return warning(config, config.layout(None), [step(number, totals, step_ms) for number in range(5, 25)])
+    return warning(config, config.layout(None), 0, [step(number, totals, step_ms) for number in range(5, 25)])
 
 
 def test_what_is_waited_for_all_the_time_is_said_with_reason_and_way_out() -> None:
@@ -47,7 +50,7 @@ def test_what_is_waited_for_all_the_time_is_said_with_reason_and_way_out() -> No
     assert text == (
         "warning: parallel.overlap=true hid next to nothing in steps 6 to 25. grads-reduce-scatter: waited for 19.500 "
         "of its 20.000 ms a step, 20% of the step. Why: with parallel.num_chunks=1 and pp_size=1 the whole gradient is "
-        'reduced after the last backward. Use parallel.num_chunks=4 with parallel.schedule="interleaved"'
+        'reduced after the last backward. Use parallel.num_chunks=4, parallel.schedule="interleaved"'
     )
 
 
@@ -68,7 +71,7 @@ def test_both_kinds_are_in_one_text() -> None:
         ({REDUCE: (20, 20)}, 1000),
         ({GATHER: (20, None)}, 100),  # a device's: nobody knows
         ({Operation.FORWARD_RECV: (60, 60)}, 100),  # the bubble
-        ({Operation.TP_ALL_GATHER: (60, 60)}, 100),
+        ({TP_GATHER: (60, 60)}, 100),
     ],
 )
 def test_nobody_is_alarmed_without_need(totals: dict[Operation, tuple[float, float | None]], step_ms: float) -> None:
@@ -89,7 +92,7 @@ def test_a_kind_that_steps_lack_counts_as_nothing_there() -> None:
     steps = [step(number, {REDUCE: (20, 20)} if number == 5 else {}) for number in range(5, 25)]
 
     config = dp_config()
-    assert warning(config, config.layout(None), steps) == ""
+    assert warning(config, config.layout(None), 0, steps) == ""
 
 
 @pytest.mark.parametrize(
@@ -101,13 +104,37 @@ def test_a_kind_that_steps_lack_counts_as_nothing_there() -> None:
         (({"parallel": {"zero_stage": 2}}, {"batch": {"global_batch_size": 4}}), REDUCE, True),
         (({"parallel": {"zero_stage": 2}},), GATHER, True),
         ((on_layout(1, 1, 2, 2),), REDUCE, False),
-        ((on_layout(1, 2, 2),), REDUCE, False),
+        ((on_layout(1, 2, 2),), REDUCE, True),
+        ((on_layout(1, 2, 2),), GATHER, True),
+        ((on_layout(1, 2, 2, 2),), REDUCE, False),
+        ((on_layout(2, 1, 2), {"parallel": {"num_sequence_chunks": 2}}), TP_GATHER, False),
     ],
 )
 def test_what_no_speed_could_hide(changes: tuple[Tables, ...], operation: Operation, is_structural: bool) -> None:
     config = dp_config(*changes)
+    layout = config.layout(None)
 
-    assert bool(structural_reason(config, config.layout(None), operation)) is is_structural
+    assert bool(structural_reason(config, layout, 0, operation)) is is_structural
+    assert all(not structural_reason(config, layout, stage, operation) for stage in range(1, layout.pp_size))
+
+
+def test_a_first_stage_of_one_chunk_hears_that_chunks_would_help() -> None:
+    text = said(make_config(on_layout(1, 2, 2)), {REDUCE: (20, 20)})
+
+    assert text.endswith(
+        "Why: with parallel.num_chunks=1 on the first stage the whole gradient is reduced after the last backward. "
+        'Use parallel.num_chunks=2, parallel.schedule="interleaved"'
+    )
+
+
+@pytest.mark.parametrize(("num_chunks", "is_said"), [(1, False), (4, True)])
+def test_chunks_of_the_sequence_that_hide_nothing_are_told(num_chunks: int, is_said: bool) -> None:
+    config = make_config(on_layout(2, 1, 1), {"parallel": {"num_sequence_chunks": num_chunks}})
+
+    text = said(config, {TP_GATHER: (20, 19.5), Operation.TP_REDUCE_SCATTER: (20, 5)})
+
+    assert ("tp-all-gather: waited for 19.500 of its 20.000 ms" in text) is is_said
+    assert "tp-reduce-scatter" not in text
 
 
 def test_where_it_could_be_hidden_the_reason_is_to_be_looked_for() -> None:
@@ -116,25 +143,45 @@ def test_where_it_could_be_hidden_the_reason_is_to_be_looked_for() -> None:
     assert text.endswith("Why: megatrain diag explain shows what a step waits for")
 
 
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize(("num_layers", "chunks"), [(4, 4), (6, 3), (10, 2), (5, 0)])
-def test_the_way_out_is_a_configuration_that_is_accepted(num_layers: int, chunks: int, tied: bool) -> None:
-    model = {"num_layers": num_layers, "has_tied_head": tied}
-    config = dp_config({"model": model, "parallel": {"zero_stage": 2}})
+WAYS_OUT: list[tuple[Tables, Tables]] = [
+    ({}, {"parallel": {"num_chunks": 4}}),
+    ({"model": {"num_layers": 6}}, {"parallel": {"num_chunks": 3}}),
+    ({"model": {"num_layers": 10}}, {"parallel": {"num_chunks": 2}}),
+    ({"model": {"has_tied_head": True}}, {"parallel": {"num_chunks": 4, "zero_stage": 1}}),
+    ({"parallel": {"zero_stage": 2, "offload_layers": 3}}, {"parallel": {"num_chunks": 4, "offload_layers": 1}}),
+]
+
+
+@pytest.mark.parametrize(("changes", "expected"), WAYS_OUT)
+def test_the_way_out_is_a_configuration_that_is_accepted(changes: Tables, expected: Tables) -> None:
+    config = dp_config({"model": {"has_tied_head": False}, "parallel": {"zero_stage": 2}}, changes)
     text = said(config, {GATHER: (20, 20)})
 
-    if not chunks:
-        assert text.endswith("model.num_layers=5 that 2, 3 or 4 divides would allow parallel.num_chunks > 1")
-        return
-    stage = " and parallel.zero_stage=1" if tied else ""
-    assert text.endswith(f'Use parallel.num_chunks={chunks} with parallel.schedule="interleaved"{stage}')
-    followed: Tables = {"parallel": {"num_chunks": chunks, "schedule": "interleaved", "zero_stage": 1 if tied else 2}}
-    assert not check(make_config(on_layout(1, 1, 2), {"model": model}, followed), {}, 2)
+    parallel = {"num_chunks": 0, "schedule": "interleaved", **expected["parallel"]}
+    words = [f"parallel.{key}={value_text(value)}" for key, value in parallel.items()]
+    assert text.endswith(f"Use {', '.join(words)}")
+    followed = replace(config, parallel=replace(config.parallel, **parallel))
+    assert not check(followed, {}, 2)
+
+
+def test_graphs_are_given_up_for_chunks() -> None:
+    config = dp_config()
+    graphed = replace(config, kernels=replace(config.kernels, cuda_graphs=True))
+
+    assert said(graphed, {GATHER: (20, 20)}).endswith(
+        'Use parallel.num_chunks=4, parallel.schedule="interleaved", kernels.cuda_graphs=false'
+    )
+
+
+def test_layers_that_cannot_be_cut_are_named() -> None:
+    text = said(dp_config({"model": {"num_layers": 5}}), {GATHER: (20, 20)})
+
+    assert text.endswith("model.num_layers=5 that 1 * 2, 3 or 4 divides would allow more chunks")
 
 
 def test_it_is_said_once_and_not_of_the_first_steps() -> None:
     config = dp_config()
-    watch = OverlapWatch(config, config.layout(None))
+    watch = OverlapWatch(config, config.layout(None), 0)
     texts = [
         watch.after_step(step(number, {REDUCE: (20, 0 if number < LEFT_OUT_STEPS else 20)})) for number in range(100)
     ]
@@ -145,6 +192,6 @@ def test_it_is_said_once_and_not_of_the_first_steps() -> None:
 @pytest.mark.parametrize("changes", [({"parallel": {"overlap": False}},), (on_layout(1, 1, 1),)])
 def test_nothing_is_watched_where_overlap_is_off_or_nobody_is_there(changes: tuple[Tables, ...]) -> None:
     config = dp_config(*changes)
-    watch = OverlapWatch(config, config.layout(None))
+    watch = OverlapWatch(config, config.layout(None), 0)
 
     assert {watch.after_step(step(number, {REDUCE: (20, 20)})) for number in range(100)} == {""}
