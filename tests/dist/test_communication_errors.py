@@ -12,6 +12,7 @@ from megatrain.config.config import Config
 from megatrain.contracts.checkpoint_files import committed_steps
 from megatrain.contracts.errors import CommunicationError
 from megatrain.contracts.location import LocalLocation
+from megatrain.contracts.operations import Operation
 from tests.dist.training_jobs import Tables
 from tests.helpers.faults import RankFault
 from tests.helpers.rank_pool import RankError, RankPool
@@ -22,20 +23,32 @@ LAYOUT = on_layout(2, 2, 2)
 WORLD_SIZE = 8
 MESSAGE = re.compile(
     r"(?P<operation>[a-z]+(-[a-z]+)+) (number \d+|of chunk \d+, microbatch \d+ (to|from) rank \d+) "
-    r"on group (?P<group>tp|dp|pp|embedding|pp-forward|pp-backward) \(ranks (?P<ranks>\d(, \d)*)\) "
+    r"on group (?P<group>tp|dp|pp|embedding|pp-(forward|backward)(-wrap)?) \(ranks (?P<ranks>\d(, \d)*)\) "
     r"failed on rank (?P<rank>\d): (?P<cause>.+)"
 )
 
 
-def check_message(rank: int, text: str) -> None:
+CHUNKED_TP: list[Tables] = [on_layout(2, 1, 2), {"parallel": {"num_sequence_chunks": 4}}]
+IN_FLIGHT: dict[str, tuple[list[Tables], Operation, str]] = {
+    "reduction-beneath-a-backward": ([on_layout(1, 1, 2, 2)], Operation.GRADS_REDUCE_SCATTER, "dp"),
+    "gather-beneath-a-forward": ([on_layout(1, 1, 2, 2)], Operation.PARAMS_ALL_GATHER, "dp"),
+    "chunk-of-the-sequence-gathered": (CHUNKED_TP, Operation.TP_ALL_GATHER, "tp"),
+    "chunk-of-the-sequence-scattered": (CHUNKED_TP, Operation.TP_REDUCE_SCATTER, "tp"),
+    "gradient-between-stages": ([on_layout(1, 2, 2, 2)], Operation.BACKWARD_SEND, "pp"),
+}
+"""In which overlapped exchange a rank dies, and along which axis its peers are."""
+
+
+def check_message(rank: int, text: str, config: Config) -> re.Match[str]:
     """Check that the message in `text` names an operation, one of the rank's groups, and the rank."""
     found = MESSAGE.search(text)
     assert found, f"rank {rank} said: {text}"
     members = [int(member) for member in found["ranks"].split(", ")]
-    layout = make_config(LAYOUT).layout(WORLD_SIZE)
+    layout = config.layout(None)
     axis = {"tp": layout.tp_ranks, "dp": layout.dp_ranks}.get(found["group"], layout.pp_ranks)
     assert int(found["rank"]) == rank
     assert members == list(axis(rank))
+    return found
 
 
 def train_until_communication_fails(context: RankContext, config: Config, orders: Orders) -> None:
@@ -51,8 +64,9 @@ def train_until_communication_fails(context: RankContext, config: Config, orders
 
 def messages_of(rank_pool: RankPool, config: Config, orders: Orders) -> tuple[dict[int, str], tuple[RankFailure, ...]]:
     """Train until communication fails. Return what ranks noted, by rank, and how their processes ended."""
+    world_size = config.layout(None).world_size
     with pytest.raises(RankError) as caught:
-        rank_pool.run(train_until_communication_fails, WORLD_SIZE, config, orders)
+        rank_pool.run(train_until_communication_fails, world_size, config, orders)
     notes = sorted(Path(orders.diary).iterdir())
     return {int(note.name.removeprefix("rank-")): note.read_text() for note in notes}, caught.value.failures
 
@@ -61,15 +75,33 @@ def test_survivors_of_a_dead_rank_name_operation_group_and_rank(
     rank_pool: RankPool, train_data: Tables, tmp_path: Path
 ) -> None:
     dead = 5
-    messages, failures = messages_of(
-        rank_pool, make_config(train_data, LAYOUT), Orders(die_at=(dead, 2), diary=str(tmp_path))
-    )
+    config = make_config(train_data, LAYOUT)
+    messages, failures = messages_of(rank_pool, config, Orders(die_at=(dead, 2), diary=str(tmp_path)))
 
     assert sorted(messages) == [rank for rank in range(WORLD_SIZE) if rank != dead]
     for rank, message in messages.items():
-        check_message(rank, message)
+        check_message(rank, message, config)
     codes = {failure.rank: failure.description.rpartition(" ")[2] for failure in failures}
     assert codes == {rank: str(DEATH_EXIT_CODE if rank == dead else 69) for rank in range(WORLD_SIZE)}
+
+
+@pytest.mark.parametrize("case", IN_FLIGHT)
+def test_a_rank_that_dies_in_the_middle_of_overlapped_traffic_is_named_by_its_peers(
+    case: str, rank_pool: RankPool, train_data: Tables, tmp_path: Path
+) -> None:
+    changes, operation, axis = IN_FLIGHT[case]
+    config = make_config(train_data, {"train": {"steps": 200}}, *changes)
+    assert config.parallel.overlap
+    layout, dead = config.layout(None), 1
+    orders = Orders(die_in=(dead, operation, 11), diary=str(tmp_path))
+
+    messages, _ = messages_of(rank_pool, config, orders)
+
+    assert sorted(messages) == [rank for rank in range(layout.world_size) if rank != dead]
+    found = {rank: check_message(rank, message, config) for rank, message in messages.items()}
+    peers = {"tp": layout.tp_ranks, "dp": layout.dp_ranks, "pp": layout.pp_ranks}[axis](dead)
+    for peer in set(peers) - {dead}:  # the others follow when these have gone
+        assert str(dead) in found[peer]["ranks"].split(", "), messages
 
 
 def test_a_step_that_takes_too_long_is_an_error_on_every_waiting_rank(
@@ -84,7 +116,7 @@ def test_a_step_that_takes_too_long_is_an_error_on_every_waiting_rank(
 
     assert sorted(messages) == list(range(WORLD_SIZE))
     for rank, message in messages.items():
-        check_message(rank, message)
+        check_message(rank, message, config)
     causes = [message for rank, message in messages.items() if rank != blocked]
     assert any("timed out" in cause.lower() or "timeout" in cause.lower() for cause in causes), messages
 

@@ -25,17 +25,20 @@ LAYOUTS = {
     "tp2-dp2": on_layout(2, 1, 2),
     "pp4-dp2": on_layout(1, 4, 2),
     "tp2-pp2-dp2-chunks2": on_layout(2, 2, 2, 2),
-    "tp2-pp2-chunks2": on_layout(2, 2, 1, 2),
+    # two micro-batches, as many as there are stages: fewer exchanges than on_layout's
+    "tp2-pp2-chunks2": {**on_layout(2, 2, 1, 2), "batch": {"micro_batch_size": 4}},
     "dp2-chunks2": on_layout(1, 1, 2, 2),
+    "pp2-dp2-zero-bubble": on_layout(1, 2, 2, schedule="zero_bubble"),
 }
 COMMON: Tables = {"train": {"precision": "fp32", "steps": 3}, "model": {"dropout": 0.1}}
 STEPS, SKIPPED, STOPPED = 20, 6, 11
 OPTIONS: dict[str, tuple[str, dict[str, object], dict[str, object]]] = {
     "dp4": ("dp4", {}, {}),
-    "tp2-dp2-zero2-selective": ("tp2-dp2", {"zero_stage": 2, "recompute": "selective"}, {}),
+    "tp2-dp2-zero2-selective": ("tp2-dp2", {"zero_stage": 2, "recompute": "selective"}, {"num_layers": 2}),
     "pp4-dp2-zero2-tied": ("pp4-dp2", {"zero_stage": 2}, {"has_tied_head": True}),
     "tp2-pp2-chunks2-full": ("tp2-pp2-chunks2", {"recompute": "full"}, {}),
     "dp2-chunks2-tied": ("dp2-chunks2", {}, {"has_tied_head": True}),
+    "pp2-dp2-zero-bubble": ("pp2-dp2-zero-bubble", {}, {}),
 }
 RESTARTED = ("dp4", "dp2-chunks2-tied")
 
@@ -74,7 +77,7 @@ def test_overlap_changes_no_bit(case: str, jobs: TrainingJobs, all_data: Tables,
 SEQUENCE_CHUNKS: dict[str, list[Tables]] = {
     "tp2-dp2, serial, accumulation": [
         on_layout(2, 1, 2),
-        {"parallel": {"num_sequence_chunks": 4}, "model": {"dropout": 0.1, "has_bias": False}},
+        {"parallel": {"num_sequence_chunks": 4}, "model": {"dropout": 0.1, "has_bias": False, "num_layers": 1}},
     ],
     "tp4, parallel, selective": [
         on_layout(4, 1, 1),

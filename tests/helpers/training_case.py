@@ -7,6 +7,7 @@ Orders make it stop, die, hang or spoil a gradient at a stated step.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -23,11 +24,13 @@ from megatrain.assembly import Replica, build_replica
 from megatrain.checkpoint.job import JobCheckpoints
 from megatrain.checkpoint.load import FP8_HISTORY
 from megatrain.comm import Mesh, create_mesh, join, meet
+from megatrain.comm.queue import Exchange
 from megatrain.config.checks import check
 from megatrain.config.config import Config
 from megatrain.contracts.black_box_values import Identity
 from megatrain.contracts.layout import Coordinate
 from megatrain.contracts.manifest import SampleStream
+from megatrain.contracts.operations import Operation
 from megatrain.contracts.process import Process
 from megatrain.contracts.rounds import Rollback
 from megatrain.contracts.run_directory import RunDirectory
@@ -110,13 +113,15 @@ class Poison:
 class Orders:
     """What happens to a job: (rank, step) says that it happens to that rank when that step, counted from 0, begins.
 
-    stop_at: it is asked to stop. die_at: its process ends. block_at: it does nothing until each of its peers has
-    written a file rank-* to the directory `diary`. Writers obey the faults in the directory `writer_faults`, those of
-    each host in host-0, host-1 and so on below it; hosts have an arena each, and the same number of ranks.
+    stop_at: it is asked to stop. die_at: its process ends. die_in: (rank, operation, number) ends a rank when it is the
+    turn of its exchange of that operation with that number, counted from 1. block_at: it does nothing until each of its
+    peers has written a file rank-* to the directory `diary`. Writers obey the faults in the directory `writer_faults`,
+    those of each host in host-0, host-1 and so on below it; hosts have an arena each, and the same number of ranks.
     """
 
     stop_at: tuple[int, int] | None = None
     die_at: tuple[int, int] | None = None
+    die_in: tuple[int, Operation, int] | None = None
     block_at: tuple[int, int] | None = None
     fault: RankFault | None = None
     writer_faults: str = ""
@@ -211,7 +216,7 @@ class _NotingReporter:
 
 def train_on_rank(context: RankContext, config: Config, orders: Orders) -> RankRecord:
     """Be one worker of the job, from joining to the last step. Runs on the pool."""
-    mesh, recorder = _join(context, config)
+    mesh, recorder = _join(context, config, orders)
     replica = build_replica(config, mesh, recorder, mesh.device)
     dataset = open_dataset(Path(config.data.train), config.model.vocab_size)
     order_kind = type("Order", (_OrderWithout,), {"hidden": orders.hidden})
@@ -285,7 +290,7 @@ def train_on_rank(context: RankContext, config: Config, orders: Orders) -> RankR
     )
 
 
-def _join(context: RankContext, config: Config) -> tuple[Mesh, Recorder]:
+def _join(context: RankContext, config: Config, orders: Orders) -> tuple[Mesh, Recorder]:
     layout, device = config.layout(context.world_size), torch.device("cpu")
     rank, world_size = context.rank, context.world_size
     if world_size > 1:
@@ -306,8 +311,23 @@ def _join(context: RankContext, config: Config) -> tuple[Mesh, Recorder]:
         recorder,
         has_wrap_links=parallel.num_chunks > 1,
         has_tp_lane=parallel.num_sequence_chunks > 1,
+        before_exchange=_killer(context.rank, orders),
     )
     return mesh, recorder
+
+
+def _killer(rank: int, orders: Orders) -> Callable[[Exchange], None] | None:
+    """Return what ends this rank at an exchange, if that is ordered."""
+    if orders.die_in is None or orders.die_in[0] != rank:
+        return None
+    _, operation, number = orders.die_in
+    turns = itertools.count(1)
+
+    def die(exchange: Exchange) -> None:
+        if exchange.operation is operation and next(turns) == number:
+            os._exit(DEATH_EXIT_CODE)
+
+    return die
 
 
 def _obey(context: RankContext, orders: Orders, step: int) -> bool:
