@@ -91,6 +91,7 @@ const OPERATION_COLOURS: Record<string, readonly [number, number, number]> = {
   "checkpoint-exchange": [200, 0.07, 0.08],
   "evaluation": [220, 0.05, 0.04],
   "barrier": [60, 0.03, -0.06],
+  "checksum": [60, 0.03, 0.06],
   "step": [255, 0.008, 0.06],
   "init": [255, 0.01, -0.06],
 };
