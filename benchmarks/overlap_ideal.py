@@ -1,8 +1,4 @@
-"""The time of a step at best: its schedule replayed with measured computations and the rate of the links.
-
-Every rank computes one thing after another and has one way out, on which what it sends is sent one after another at the
-link's rate, in the order of its actions. Nothing else costs time: no latency, no waiting for a thread.
-"""
+"""The time of a step at best: its schedule replayed with measured computations and the rate of the links."""
 
 from __future__ import annotations
 
@@ -14,12 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.overlap_replay import LinkReplay
 from megatrain.comm import dry_mesh
 from megatrain.config.config import Config
 from megatrain.contracts.black_box_values import Record
 from megatrain.contracts.operations import Operation
 from megatrain.planning.chunks import plan_stage
-from megatrain.replay import build_graph, evaluate
 from megatrain.schedule import Action, ActionKind
 
 _ELEMENT_BYTES = 4
@@ -62,6 +58,15 @@ def measured_computes(records: Sequence[Record], steps: set[int]) -> Computes:
     return Computes(medians, update)
 
 
+def sent_by_schedule(config: Config) -> float:
+    """Return the bytes that a rank sends in a step, the mean over stages."""
+    chunk_bytes, message_bytes = sent_bytes(config)
+    schedule = config.parallel.build_schedule(config.num_microbatches(config.parallel.dp_size))
+    num_messages = sum(action.kind in _SENDS for actions in schedule.stages for action in actions)
+    shared = 2 * sum(chunk_bytes.values())
+    return (shared + (num_messages * message_bytes if schedule.pp_size > 1 else 0)) / schedule.pp_size
+
+
 def sent_bytes(config: Config) -> tuple[dict[tuple[int, int], int], int]:
     """Return the bytes that a rank sends to gather, or to reduce, the chunk of (stage, chunk), and those of a message.
 
@@ -81,7 +86,7 @@ def sent_bytes(config: Config) -> tuple[dict[tuple[int, int], int], int]:
     return found, message
 
 
-def ideal_seconds(config: Config, computes: Sequence[Computes], rate: float) -> float:
+def ideal_of_schedule(config: Config, computes: Sequence[Computes], rate: float) -> float:
     """Return the seconds of a step. computes: by rank; rate: bytes a second that a rank sends."""
     replay = _Replay(config, rate)
     ends = []
@@ -102,55 +107,41 @@ class _Replay:
         chunk_bytes, message_bytes = sent_bytes(config)
         self._exchange_s = {key: num_bytes / rate for key, num_bytes in chunk_bytes.items()}
         self._message_s = message_bytes / rate if self._layout.pp_size > 1 else 0.0
-        self._streams: list[int] = []
-        self._durations: list[float] = []
-        self._groups: list[int] = []
-        self._numbers_of_groups: dict[Any, int] = {}
-        self._edges: list[tuple[int, int]] = []
+        self._replay = LinkReplay()
         self._arrivals: dict[Any, int] = {}
         """Messages by step, rank and the action that consumes them."""
         self._consumers: list[tuple[Any, int]] = []
 
     def ends(self) -> NDArray[np.float64]:
         """Return when everything ends, in the order in which it was added."""
-        edges = [(self._arrivals[what], number) for what, number in self._consumers if what in self._arrivals]
-        graph = build_graph(self._streams, self._edges + edges, start_groups=self._groups)
-        return evaluate(graph, self._durations).end
+        for what, number in self._consumers:
+            if what in self._arrivals:
+                self._replay.wait(self._arrivals[what], number)
+        return self._replay.ends()
 
     def add_rank(self, step: int, rank: int, computes: Computes, last_update: int | None) -> int:
         """Add what a rank does in a step. Returns its update of the parameters, which all ranks begin together."""
-        schedule, at = self._schedule, self._layout.coordinate(rank)
-        computing, sending = 2 * rank, 2 * rank + 1
+        schedule, replay, at = self._schedule, self._replay, self._layout.coordinate(rank)
         peers = (at.pp, at.tp)
         gathers = []
         for chunk in range(schedule.num_chunks):
             after = [] if last_update is None else [last_update]
             seconds = self._exchange_s[at.pp, chunk] if after else 0.0
-            gathers.append(self._add(sending, seconds, after, (step, "gather", chunk, peers)))
+            gathers.append(replay.send(rank, "dp", seconds, after, (step, "gather", chunk, peers)))
         last, reduced = -1, []
         for action in schedule.stages[at.pp]:
             if action.kind in _COMPUTES.values():
                 seconds = computes.parts[action.kind, action.chunk, action.microbatch]
-                last = self._add(computing, seconds, [gathers[action.chunk]])
+                last = replay.compute(rank, seconds, [gathers[action.chunk]])
                 self._consumers.append(((step, rank, action), last))
             elif action.kind in _SENDS:
                 consumer, direction = _SENDS[action.kind]
                 model_chunk = schedule.model_chunk(at.pp, action.chunk) + direction
                 chunk, stage = divmod(model_chunk, self._layout.pp_size)
                 receiver = self._layout.pp_ranks(rank)[stage]
-                sent = self._add(sending, self._message_s, [last])
+                sent = replay.send(rank, direction, self._message_s, [last])
                 self._arrivals[step, receiver, Action(consumer, chunk, action.microbatch)] = sent
             elif action.kind is ActionKind.REDUCE:
                 seconds = self._exchange_s[at.pp, action.chunk]
-                reduced.append(self._add(sending, seconds, [last], (step, "reduce", action.chunk, peers)))
-        return self._add(computing, computes.update, reduced, (step, "update"))
-
-    def _add(self, stream: int, seconds: float, after: Sequence[int], group: Any = None) -> int:
-        """Add something that takes so long; members of a group begin together."""
-        number = len(self._streams)
-        self._streams.append(stream)
-        self._durations.append(seconds)
-        known = self._numbers_of_groups
-        self._groups.append(-1 if group is None else known.setdefault(group, len(known)))
-        self._edges += [(one, number) for one in after]
-        return number
+                reduced.append(replay.send(rank, "dp", seconds, [last], (step, "reduce", action.chunk, peers)))
+        return replay.compute(rank, computes.update, reduced, (step, "update"))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from itertools import pairwise
+from typing import cast
 
 import torch
 from torch import distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from megatrain.comm import Mesh
@@ -19,6 +21,20 @@ from megatrain.parallel.pipeline import PipelineInput
 def join_world(init_method: str, rank: int, world_size: int) -> None:
     """Create torch's own group of all ranks, which the peers speak over."""
     dist.init_process_group("gloo", init_method=init_method, rank=rank, world_size=world_size)
+
+
+def _fully_sharded(model: Transformer, config: Config, devices: DeviceMesh) -> FSDPModule:
+    """Return the model in as many groups as we have chunks, each gathered beneath the one before it."""
+    blocks, each = list(model.blocks.values()), config.model.num_layers // config.parallel.num_chunks
+    firsts = []
+    for first in range(0, len(blocks), each):
+        fully_shard(blocks[first : first + each], mesh=devices, reshard_after_forward=False)
+        firsts.append(cast(FSDPModule, blocks[first]))
+    whole = fully_shard(model, mesh=devices, reshard_after_forward=False)
+    whole._set_unshard_async_op(True)
+    for one, following in pairwise([whole, *firsts]):
+        one.set_modules_to_forward_prefetch([following])
+    return whole
 
 
 class PeerSide:
@@ -33,13 +49,11 @@ class PeerSide:
             for parameter in model.parameters():
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.02)
         if kind == "DDP":
-            self._model = DistributedDataParallel(model, gradient_as_bucket_view=True)
+            # the same buckets as ours: torch's own are larger than this model, and would leave it nothing to hide
+            bucket_mb = config.parallel.bucket_size * 4 / 2**20
+            self._model = DistributedDataParallel(model, gradient_as_bucket_view=True, bucket_cap_mb=bucket_mb)
         else:
-            devices = init_device_mesh("cpu", (mesh.dp.size,))
-            blocks, each = list(model.blocks.values()), config.model.num_layers // config.parallel.num_chunks
-            for first in range(0, len(blocks), each):
-                fully_shard(blocks[first : first + each], mesh=devices, reshard_after_forward=False)
-            self._model = fully_shard(model, mesh=devices, reshard_after_forward=False)
+            self._model = _fully_sharded(model, config, init_device_mesh("cpu", (mesh.dp.size,)))
         self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=1e-4)
 
     def block(self, first_number: int, num_steps: int) -> float:

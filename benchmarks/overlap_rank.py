@@ -10,26 +10,26 @@ import json
 import os
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch import Tensor
 
+from benchmarks.overlap_pace import paced_forward, paced_products
 from benchmarks.overlap_peers import PeerSide, join_world
+from benchmarks.overlap_trace import traced
 from megatrain.assembly import Replica, build_replica
 from megatrain.comm import Mesh, create_mesh, join, leave, meet
 from megatrain.config.config import Config
 from megatrain.contracts.black_box_values import Identity
 from megatrain.contracts.operations import Operation
 from megatrain.contracts.process import Process
-from megatrain.parallel.graphed_chunk import Backward
 from megatrain.parallel.pipeline import PipelineChunk, PipelineInput
 from megatrain.telemetry.recorder import Recorder, open_recorder
 from megatrain.training_step import train_step
-from tests.helpers.paced_train import pause_until
 from tests.helpers.waiting import wait_until
 
 DEADLINE_S = 600.0
@@ -49,6 +49,10 @@ class Job:
     """Shared by all ranks and the benchmark."""
     forward_s: float = 0.0
     """What the forward of a micro-batch takes at least, and its backward twice that: paced compute."""
+    product_s: float = 0.0
+    """The same for the product of one piece of the sequence with one weight."""
+    is_traced: bool = False
+    """Blocks of a side answer with their overlap_trace.Trace."""
 
 
 class Side:
@@ -104,9 +108,17 @@ def main() -> None:
     else:
         process = Process(job.rank, job.world_size, 0, 1, 0, job.init_method)
         join(meet(process, job="overlap", timeout_s=60.0))
-    mesh = create_mesh(layout, job.rank, torch.device("cpu"), recorder, has_wrap_links=first.parallel.num_chunks > 1)
+    mesh = create_mesh(
+        layout,
+        job.rank,
+        torch.device("cpu"),
+        recorder,
+        has_wrap_links=first.parallel.num_chunks > 1,
+        has_tp_lane=first.parallel.num_sequence_chunks > 1,
+    )
     sides: dict[str, Side | PeerSide] = {}
-    with patch.object(PipelineChunk, "forward", _paced_forward(job.forward_s)):
+    paces = paced_products(job.product_s, first.parallel.num_sequence_chunks)
+    with patch.object(PipelineChunk, "forward", paced_forward(job.forward_s)), paces:
         for name, config in configs.items():
             side = sides[name] = Side(config, mesh, recorder)
         sides |= {kind: PeerSide(kind, first, side.inputs, mesh) for kind in job.peers}
@@ -129,7 +141,9 @@ def _obey(job: Job, sides: dict[str, Side | PeerSide], mesh: Mesh) -> None:
             answer: dict[str, Any] = {"rate": _link_rate(mesh)}
         else:
             steps = list(range(number_of_step, number_of_step + order["num_steps"]))
-            answer = {"seconds": sides[order["side"]].block(number_of_step, len(steps)), "steps": steps}
+            with traced() if job.is_traced else nullcontext() as trace:
+                answer = {"seconds": sides[order["side"]].block(number_of_step, len(steps)), "steps": steps}
+            answer["trace"] = trace and trace.as_dict()
             number_of_step += len(steps)
         unfinished = directory / f".answer-{number}-{job.rank}"
         unfinished.write_text(json.dumps(answer))
@@ -148,25 +162,6 @@ def _link_rate(mesh: Mesh) -> float:
         group.all_gather(share, Operation.DP_ALL_REDUCE).wait()
         rates.append((group.size - 1) * PROBE_BYTES / (time.perf_counter() - started))
     return sorted(rates)[1]
-
-
-def _paced_forward(forward_s: float) -> Any:
-    """Return a chunk's forward that takes so long at least, with a backward of twice that, waiting as for a device."""
-    forward = PipelineChunk.forward
-
-    def paced(chunk: PipelineChunk, x: Tensor, context: Any, labels_SB: Tensor | None) -> tuple[Tensor, Backward]:
-        until = time.monotonic() + forward_s
-        out, backward = forward(chunk, x, context, labels_SB)
-
-        def paced_backward(gradient: Tensor) -> None:
-            until = time.monotonic() + 2.0 * forward_s
-            backward(gradient)
-            pause_until(until)
-
-        pause_until(until)
-        return out, paced_backward
-
-    return paced if forward_s > 0.0 else forward
 
 
 def _inputs(replica: Replica) -> list[PipelineInput]:

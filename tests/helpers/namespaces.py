@@ -16,6 +16,8 @@ from typing import Self
 from tests.helpers.require import require
 
 _OWN_ADDRESS = 254
+_LARGEST_SENT = str(16 << 10)
+"""Bytes in one piece, less than a burst of a slow link."""
 
 
 class HostNetwork:
@@ -49,16 +51,19 @@ class HostNetwork:
         """Let nothing through between a host and the others, although its link is up."""
         self._inside(network, "link", "set", "dev", f"p{host}", "nomaster")
 
-    def slow_down(self, host: int, network: str, rate: str, burst: str = "64kb", queue: str = "400ms") -> None:
-        """Let no more than `rate` through to and from a host, "20mbit" for instance, but for a first `burst`.
+    def slow_down(self, host: int, network: str, rate: str, burst_kb: int = 64, queue: str = "400ms") -> None:
+        """Let no more than `rate` through to and from a host, "20mbit" for instance, but for a first `burst_kb`.
 
         queue: how long what waits to be let through may wait before it is dropped.
         """
         for space, device in ((self._switch, f"p{host}"), (self._host(host), network)):
-            # tbf cuts what is larger than its burst into frames, each of which costs the processor as much as the whole
-            self._run("-n", space, "link", "set", "dev", device, "gso_max_size", "32768", network=network)
             command = ["netns", "exec", space, "tc", "qdisc", "replace", "dev", device, "root", "tbf"]
-            self._run(*command, "rate", rate, "burst", burst, "latency", queue, network=network)
+            self._run(*command, "rate", rate, "burst", f"{burst_kb}kb", "latency", queue, network=network)
+
+    def speed_up(self, host: int, network: str) -> None:
+        """Let everything through again as fast as it can."""
+        for space, device in ((self._switch, f"p{host}"), (self._host(host), network)):
+            self._run("netns", "exec", space, "tc", "qdisc", "del", "dev", device, "root", network=network)
 
     def mend(self, host: int, network: str) -> None:
         self._run("netns", "exec", self._switch, "ip", "link", "set", "dev", f"p{host}", "up", network=network)
@@ -106,6 +111,10 @@ class HostNetwork:
                 "netns", self._switch, network=network,
             )  # fmt: skip
             self._plug(network, f"p{host}")
+            # tbf cuts what is larger than its burst into frames, each of which costs the processor as much as the
+            # whole; a connection keeps the size that it began with
+            for place, device in ((self._switch, f"p{host}"), (space, network)):
+                self._run("-n", place, "link", "set", "dev", device, "gso_max_size", _LARGEST_SENT, network=network)
             self._run("-n", space, "addr", "add", f"{self.address(network, host)}/24", "dev", network)
             self._run("-n", space, "link", "set", network, "up")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.overlap_ideal import Computes, ideal_seconds, sent_bytes
+from benchmarks.overlap_ideal import Computes, ideal_of_schedule, sent_bytes
 from megatrain.config.config import Config
 from megatrain.schedule import ActionKind
 
@@ -48,7 +48,7 @@ def test_with_free_links_a_step_computes_and_has_its_bubble(pp_size: int, num_ch
 
     per_chunk = FORWARD_S + BACKWARD_S
     expected = (num_microbatches * num_chunks + pp_size - 1) * per_chunk + UPDATE_S
-    assert ideal_seconds(config, computes_of(config), FREE) == pytest.approx(expected)
+    assert ideal_of_schedule(config, computes_of(config), FREE) == pytest.approx(expected)
 
 
 def test_one_chunk_of_one_stage_hides_nothing() -> None:
@@ -57,7 +57,7 @@ def test_one_chunk_of_one_stage_hides_nothing() -> None:
     compute = config.num_microbatches(2) * (FORWARD_S + BACKWARD_S) + UPDATE_S
 
     # gathered before the first forward, reduced after the last backward
-    assert ideal_seconds(config, computes_of(config), num_bytes / 3.0) == pytest.approx(compute + 2 * 3.0)
+    assert ideal_of_schedule(config, computes_of(config), num_bytes / 3.0) == pytest.approx(compute + 2 * 3.0)
 
 
 def test_of_four_chunks_only_the_first_is_waited_for() -> None:
@@ -67,7 +67,7 @@ def test_of_four_chunks_only_the_first_is_waited_for() -> None:
     exposed = 2 * sizes[0, 0] / rate
     compute = config.num_microbatches(2) * 4 * (FORWARD_S + BACKWARD_S) + UPDATE_S
 
-    assert ideal_seconds(config, computes_of(config), rate) == pytest.approx(compute + exposed)
+    assert ideal_of_schedule(config, computes_of(config), rate) == pytest.approx(compute + exposed)
 
 
 def test_a_message_is_waited_for_where_no_compute_lies_between() -> None:
@@ -75,8 +75,8 @@ def test_a_message_is_waited_for_where_no_compute_lies_between() -> None:
     chunk_bytes, message_bytes = sent_bytes(config)
     assert set(chunk_bytes.values()) == {0}
     assert message_bytes == 8 * 2 * 16 * 4
-    late = ideal_seconds(config, computes_of(config), message_bytes / 0.1)
-    free = ideal_seconds(config, computes_of(config), FREE)
+    late = ideal_of_schedule(config, computes_of(config), message_bytes / 0.1)
+    free = ideal_of_schedule(config, computes_of(config), FREE)
 
     # 1F1B: the first activation, the last gradient, and what the two stages hand to each other in between
     assert free + 2 * 0.1 <= late + 1e-9
