@@ -8,7 +8,8 @@ the same order, hence bitwise the same numbers. Source: MegaScale sec. 3.2; ZeRO
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -80,7 +81,7 @@ class ChunkDataParallel:
                 sink = _BucketSink(bucket, index, self.weight_products)
                 set_gradient_sink(logical.parameter, sink)
                 # for what comes from operations that know nothing of sinks
-                logical.parameter.register_post_accumulate_grad_hook(sink.add_grad)
+                logical.parameter.register_post_accumulate_grad_hook(_weakly(sink))
             if options.zero_stage == 2:
                 self._shares[bucket] = torch.zeros(bucket.share_numel, dtype=options.gradient_dtype, device=device)
             else:
@@ -197,7 +198,7 @@ class ChunkDataParallel:
                 self._shares[reduction.bucket].add_(result)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class _BucketSink:
     """The place of one parameter's gradient in its bucket."""
 
@@ -216,3 +217,18 @@ class _BucketSink:
         if parameter.grad is not None:
             self.bucket.add_gradient(self.index, parameter.grad)
             parameter.grad = None
+
+
+def _weakly(sink: _BucketSink) -> Callable[[Tensor], None]:
+    """Return the hook of a parameter that has `sink`. torch's hooks are out of the garbage collector's sight.
+
+    A hook that held its bucket, and with it the parameter, would keep the whole model and its groups for ever.
+    """
+    reference = weakref.ref(sink)
+
+    def add_grad(parameter: Tensor) -> None:
+        found = reference()
+        if found is not None:  # or else the parameter has another sink by now
+            found.add_grad(parameter)
+
+    return add_grad

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import dataclass
 
 import pytest
@@ -142,6 +144,17 @@ def test_bf16_gradients_are_summed_in_fp32(zero_stage: int) -> None:
     for name, truth in bf16_gradients_summed(net, 64).items():
         assert found[name].dtype == torch.float32
         assert (found[name].double() - truth).norm().item() < 1e-6 * truth.norm().item(), name
+
+
+def test_a_chunk_that_nobody_has_is_forgotten_with_its_parameters() -> None:
+    net, chunk = build(1, torch.float32)
+    run_step(net, chunk, 0, [True] * 2)
+    remembered = [weakref.ref(chunk.buckets[0]), weakref.ref(next(net.parameters()))]
+
+    del net, chunk
+    gc.collect()
+
+    assert [one() for one in remembered] == [None, None]
 
 
 @pytest.mark.parametrize("zero_stage", [1, 2])
