@@ -143,5 +143,6 @@ def way_out(config: Config, layout: Layout) -> str:
             texts = [f"parallel.{key}={value_text(value)}" for key, value in changed.items()]
             return f"Use {', '.join([*texts, 'kernels.cuda_graphs=false'] if is_eager else texts)}"
     return (
-        f"model.num_layers={config.model.num_layers} that {layout.pp_size} * 2, 3 or 4 divides would allow more chunks"
+        f"No parallel.num_chunks from 2 to {_MOST_CHUNKS} goes with model.num_layers={config.model.num_layers}, "
+        f"parallel.pp_size={layout.pp_size} and the batch"
     )

@@ -176,7 +176,9 @@ def test_graphs_are_given_up_for_chunks() -> None:
 def test_layers_that_cannot_be_cut_are_named() -> None:
     text = said(dp_config({"model": {"num_layers": 5}}), {GATHER: (20, 20)})
 
-    assert text.endswith("model.num_layers=5 that 1 * 2, 3 or 4 divides would allow more chunks")
+    assert text.endswith(
+        "No parallel.num_chunks from 2 to 4 goes with model.num_layers=5, parallel.pp_size=1 and the batch"
+    )
 
 
 def test_it_is_said_once_and_not_of_the_first_steps() -> None:
