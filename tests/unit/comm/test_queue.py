@@ -116,6 +116,50 @@ def test_nobody_overtakes_what_is_under_way() -> None:
     assert link.started == names
 
 
+def test_what_the_lanes_thread_has_yet_to_start_is_not_overtaken() -> None:
+    """Neither where it missed an exchange that was counted and not in its queue yet, while the one before ended."""
+    link, lane, may_take = Link(), Lane("dp"), threading.Event()
+    lock, tasks, submitter, num_entered = lane._lock, lane._tasks, threading.current_thread(), [0]
+
+    class LockHook:
+        """Between the third's count and its place in the queue the first ends, and the second is taken alone."""
+
+        def __enter__(self) -> None:
+            if threading.current_thread() is submitter:
+                num_entered[0] += 1
+                if num_entered[0] == 6:
+                    link.works["first"].has_ended.set()
+                    wait_until(lambda: link.works["second"].waiting_thread is not None, "second's turn", DEADLINE_S)
+            lock.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            lock.release()
+
+    class TasksHook:
+        """The third is taken late."""
+
+        put, get_nowait, empty = tasks.put, tasks.get_nowait, tasks.empty
+
+        @staticmethod
+        def get(timeout: float) -> Any:
+            if "second" in link.works and link.works["second"].has_ended.is_set():
+                assert may_take.wait(DEADLINE_S)
+            return tasks.get(timeout=timeout)
+
+    lane._lock, lane._tasks = LockHook(), TasksHook()  # type: ignore[assignment]
+    pending = [link.submit(name, lane) for name in ("first", "second", "third")]
+    link.works["second"].has_ended.set()
+    wait_until(lambda: lane._num_open == 1, "the second's end", DEADLINE_S)
+    pending.append(link.submit("fourth", lane))
+    may_take.set()
+    for name in ("third", "fourth"):
+        link.works[name].has_ended.set()
+    for one in pending:
+        one.wait()
+
+    assert link.started == ["first", "second", "third", "fourth"]
+
+
 def test_somebody_who_holds_exchanges_up_does_so_in_the_lanes_thread() -> None:
     threads: list[threading.Thread] = []
     link, lane = Link(lambda _: threads.append(threading.current_thread())), Lane("dp")
