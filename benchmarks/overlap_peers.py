@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import cast
 
@@ -56,13 +57,17 @@ class PeerSide:
             self._model = _fully_sharded(model, config, init_device_mesh("cpu", (mesh.dp.size,)))
         self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=1e-4)
 
-    def block(self, first_number: int, num_steps: int) -> float:
-        """Train some steps. Returns the seconds of each."""
+    def block(self, numbers: Sequence[int], mark: Callable[[], None]) -> float:
+        """Train these steps. Returns the seconds of each but the first, before and after which comes a mark."""
         self._mesh.barrier()
+        self._step()
+        mark()
         started = time.perf_counter()
-        for _ in range(num_steps):
+        for _ in numbers[1:]:
             self._step()
-        return (time.perf_counter() - started) / num_steps
+        seconds = time.perf_counter() - started
+        mark()
+        return seconds / (len(numbers) - 1)
 
     def _step(self) -> None:
         num_labels = sum(one.labels_SB.numel() for one in self._inputs)

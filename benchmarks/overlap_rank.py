@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,15 +66,22 @@ class Side:
         self.inputs = _inputs(self.replica)
         self._recorder = recorder
 
-    def block(self, first_number: int, num_steps: int) -> float:
-        """Train some steps, to the end of the last one's exchanges. Returns the seconds of each."""
+    def block(self, numbers: Sequence[int], mark: Callable[[], None]) -> float:
+        """Train these steps. Returns the seconds of each but the first, before and after which comes a mark.
+
+        They are steps among others: what is under way at the end of the first belongs to it, that of the last does not.
+        """
         self.replica.mesh.barrier()
+        self._step(numbers[0])
+        mark()
         started = time.perf_counter()
-        for number in range(first_number, first_number + num_steps):
+        for number in numbers[1:]:
             self._step(number)
+        seconds = time.perf_counter() - started
+        mark()
         for chunk in self.replica.data_parallel:
             chunk.finish_gather()
-        return (time.perf_counter() - started) / num_steps
+        return seconds / (len(numbers) - 1)
 
     def _step(self, number: int) -> None:
         self._recorder.set_step(number)
@@ -141,8 +149,8 @@ def _obey(job: Job, sides: dict[str, Side | PeerSide], mesh: Mesh) -> None:
             answer: dict[str, Any] = {"rate": _link_rate(mesh)}
         else:
             steps = list(range(number_of_step, number_of_step + order["num_steps"]))
-            with traced() if job.is_traced else nullcontext() as trace:
-                answer = {"seconds": sides[order["side"]].block(number_of_step, len(steps)), "steps": steps}
+            with traced() if job.is_traced else nullcontext((None, lambda: None)) as (trace, mark):
+                answer = {"seconds": sides[order["side"]].block(steps, mark), "steps": steps}
             answer["trace"] = trace and trace.as_dict()
             number_of_step += len(steps)
         unfinished = directory / f".answer-{number}-{job.rank}"

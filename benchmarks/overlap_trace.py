@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -22,6 +22,8 @@ from megatrain.comm import Pending
 from megatrain.comm.group import Group
 from megatrain.contracts.operations import Operation
 
+MARK = -1
+"""In place of an exchange's number: where the counted steps of a block begin, and where they end."""
 _GATHERS = (Operation.TP_ALL_GATHER, Operation.PARAMS_ALL_GATHER)
 _SCATTERS = (Operation.TP_REDUCE_SCATTER, Operation.GRADS_REDUCE_SCATTER)
 
@@ -39,26 +41,24 @@ class Sent:
 class Trace:
     """The calls of one rank in a block of steps.
 
-    calls: exchange, whether it is a wait for it, and the seconds of computing since the call before; after the last of
-    them come `rest` seconds.
+    calls: exchange or MARK, whether it is a wait for it, and the seconds of computing since the call before.
     """
 
     exchanges: list[Sent] = field(default_factory=list)
     calls: list[tuple[int, bool, float]] = field(default_factory=list)
-    rest: float = 0.0
 
     @classmethod
     def from_dict(cls, found: dict[str, Any]) -> Trace:
         exchanges = [Sent(tuple(one["ranks"]), one["operation"], one["num_bytes"]) for one in found["exchanges"]]
-        return cls(exchanges, [tuple(call) for call in found["calls"]], found["rest"])
+        return cls(exchanges, [tuple(call) for call in found["calls"]])
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
 @contextmanager
-def traced() -> Iterator[Trace]:
-    """Note what this rank's groups exchange in the block."""
+def traced() -> Iterator[tuple[Trace, Callable[[], None]]]:
+    """Note what this rank's groups exchange in the block. What it yields besides sets a mark."""
     trace = Trace()
     start = Group._start
     since = time.perf_counter()
@@ -87,8 +87,7 @@ def traced() -> Iterator[Trace]:
         return _Traced(pending, lambda: call(number, True), wait)
 
     with patch.object(Group, "_start", traced_start):
-        yield trace
-    trace.rest = time.perf_counter() - since
+        yield trace, lambda: call(MARK, False)
 
 
 class _Traced(Pending):
@@ -112,32 +111,38 @@ def sent_by_calls(trace: Trace) -> float:
 
 
 def ideal_of_calls(traces: Sequence[Sequence[Trace]], rate: float) -> float:
-    """Return the seconds of a block. traces: by rank, its blocks with overlap off; rate: bytes a second it sends."""
+    """Return the seconds of a block between its marks.
+
+    traces: by rank, its blocks with overlap off; rate: bytes a second it sends.
+    """
     replay = LinkReplay()
-    for rank, blocks in enumerate(traces):
-        _add_rank(replay, rank, blocks, rate)
-    return float(replay.ends().max())
+    marks = np.array([_add_rank(replay, rank, blocks, rate) for rank, blocks in enumerate(traces)])
+    begin, end = replay.ends()[marks].max(axis=0)
+    return float(end - begin)
 
 
-def _add_rank(replay: LinkReplay, rank: int, blocks: Sequence[Trace], rate: float) -> None:
-    """Add a rank's block; what it computes takes the median of its blocks."""
+def _add_rank(replay: LinkReplay, rank: int, blocks: Sequence[Trace], rate: float) -> list[int]:
+    """Add a rank's block; what it computes takes the median of its blocks. Returns its marks."""
     first = blocks[0]
     program = [call[:2] for call in first.calls]
     assert all([call[:2] for call in one.calls] == program for one in blocks), f"the blocks of rank {rank} differ"
     computes = [float(np.median([one.calls[at][2] for one in blocks])) for at in range(len(program))]
     needed = _needed_waits(first)
     nodes: list[int] = []
+    marks: list[int] = []
     num_calls: Counter[tuple[int, ...]] = Counter()
     after: list[int] = []
     for at, (number, is_wait) in enumerate(program):
         computed = replay.compute(rank, computes[at], after)
         after = [nodes[one] for one in needed.get(at, ())]
-        if not is_wait:
+        if number == MARK:
+            marks.append(computed)
+        elif not is_wait:
             sent = first.exchanges[number]
             num_calls[sent.ranks] += 1
             group = (sent.ranks, num_calls[sent.ranks])
             nodes.append(replay.send(rank, sent.ranks, sent.num_bytes / rate, [computed], group))
-    replay.compute(rank, float(np.median([one.rest for one in blocks])), after)
+    return marks
 
 
 def _needed_waits(trace: Trace) -> dict[int, list[int]]:
@@ -150,6 +155,8 @@ def _needed_waits(trace: Trace) -> dict[int, list[int]]:
     found: dict[int, list[int]] = {}
     reduced: list[int] = []
     for at, (number, is_wait, _) in enumerate(trace.calls):
+        if number == MARK:
+            continue
         operation = trace.exchanges[number].operation
         if operation == Operation.GRADS_REDUCE_SCATTER.value:
             reduced += [] if is_wait else [number]

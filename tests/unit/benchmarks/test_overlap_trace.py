@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.overlap_trace import Sent, Trace, ideal_of_calls, sent_by_calls
+from benchmarks.overlap_trace import MARK, Sent, Trace, ideal_of_calls, sent_by_calls
 from megatrain.contracts.operations import Operation
 
 RANKS = (0, 1)
@@ -14,7 +14,8 @@ START, WAIT = False, True
 
 def trace_of(operation: Operation, calls: list[tuple[int, bool, float]], rest: float = 0.0) -> Trace:
     num_exchanges = 1 + max(number for number, _, _ in calls)
-    return Trace([Sent(RANKS, operation.value, PIECE) for _ in range(num_exchanges)], calls, rest)
+    exchanges = [Sent(RANKS, operation.value, PIECE) for _ in range(num_exchanges)]
+    return Trace(exchanges, [(MARK, False, 0.0), *calls, (MARK, False, rest)])
 
 
 def ideal(*traces: Trace, rate: float = PIECE) -> float:
@@ -52,7 +53,11 @@ def test_gradients_are_awaited_before_the_sums_at_the_end() -> None:
             Sent(RANKS, Operation.GRADS_REDUCE_SCATTER.value, PIECE),
             Sent(RANKS, Operation.TP_ALL_REDUCE.value, 0.0),
         ],
-        [(0, START, 1.0), (0, WAIT, 0.0), (1, START, 2.0), (1, WAIT, 0.0), (2, START, 0.5), (2, WAIT, 0.0)],
+        [
+            (MARK, False, 0.0),
+            *[(0, START, 1.0), (0, WAIT, 0.0), (1, START, 2.0), (1, WAIT, 0.0), (2, START, 0.5), (2, WAIT, 0.0)],
+            (MARK, False, 0.0),
+        ],
     )
 
     # 3 s of backward with the first exchange beneath, 0.5 s with a part of the second, and the rest of that
@@ -67,3 +72,12 @@ def test_medians_of_blocks_count_and_their_calls_must_agree() -> None:
     other = trace_of(Operation.TP_ALL_GATHER, [(0, START, 1.0), (0, WAIT, 0.0), (0, WAIT, 0.0)])
     with pytest.raises(AssertionError, match="the blocks of rank 0 differ"):
         ideal_of_calls([[of(1.0), other]], PIECE)
+
+
+def test_what_is_before_the_first_mark_and_after_the_last_does_not_count() -> None:
+    # a step of 2 s, whose exchange travels beneath the next one
+    step = [(0, START, 2.0), (0, WAIT, 0.0)]
+    calls = [*step, (MARK, False, 0.0), (0, WAIT, 0.0), (1, START, 2.0), (1, WAIT, 0.0), (MARK, False, 0.0)]
+    trace = Trace([Sent(RANKS, Operation.PARAMS_ALL_GATHER.value, PIECE)] * 2, [*calls, (1, WAIT, 7.0)])
+
+    assert ideal(trace, trace) == pytest.approx(3.0)
