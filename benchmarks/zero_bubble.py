@@ -127,7 +127,7 @@ def measure_stage(
     """Be one stage: run steps of both schedules in turn, the first of each to warm up."""
     config, device = Config.from_dict(_TABLES), torch.device("cpu")
     process = Process(rank=context.rank, world_size=context.world_size, init_method=context.init_method)
-    join(meet(process, job="benchmark", timeout_s=60.0), device, timeout_s=60.0)
+    join(meet(process, job="benchmark", timeout_s=60.0))
     recorder = Recorder(BlackBoxWriter.anonymous())
     mesh = create_mesh(config.layout(context.world_size), context.rank, device, recorder)
     replica = build_replica(config, mesh, recorder, device)
