@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from megatrain.contracts.operations import Operation
+from tests.dist.overlap_runs import assert_overlap_changes_no_bit
 from tests.dist.training_jobs import (
-    Run,
     Tables,
     TrainingJobs,
     assert_close,
@@ -17,8 +17,7 @@ from tests.dist.training_jobs import (
     distance,
 )
 from tests.helpers.black_boxes import boxes_by_rank, recording_in, spans, spans_by_step
-from tests.helpers.training_case import Orders, Poison, make_config, on_layout
-from tests.helpers.waiting import wait_until
+from tests.helpers.training_case import make_config, on_layout
 
 LAYOUTS = {
     "dp4": on_layout(1, 1, 4),
@@ -31,7 +30,6 @@ LAYOUTS = {
     "pp2-dp2-zero-bubble": on_layout(1, 2, 2, schedule="zero_bubble"),
 }
 COMMON: Tables = {"train": {"precision": "fp32", "steps": 3}, "model": {"dropout": 0.1}}
-STEPS, SKIPPED, STOPPED = 20, 6, 11
 OPTIONS: dict[str, tuple[str, dict[str, object], dict[str, object]]] = {
     "dp4": ("dp4", {}, {}),
     "tp2-dp2-zero2-selective": ("tp2-dp2", {"zero_stage": 2, "recompute": "selective"}, {"num_layers": 2}),
@@ -45,33 +43,10 @@ RESTARTED = ("dp4", "dp2-chunks2-tied")
 
 @pytest.mark.parametrize("case", OPTIONS)
 def test_overlap_changes_no_bit(case: str, jobs: TrainingJobs, all_data: Tables, tmp_path: Path) -> None:
-    """Neither with micro-batches summed up, nor after evaluations, a skipped step, a stop and a restart."""
     layout, parallel, model = OPTIONS[case]
-    common: Tables = {
-        "train": {"precision": "fp32", "steps": STEPS},
-        "evaluation": {"interval": 6, "num_samples": 4},
-        "model": {"dropout": 0.1, **model},
-    }
-    runs: dict[bool, list[Run]] = {}
-    for overlap in (True, False):
-        place: Tables = {"job": {"run_directory": str(tmp_path / str(overlap))}} if case in RESTARTED else {}
-        changes: Tables = {"parallel": {**parallel, "overlap": overlap}}
-        config = make_config(all_data, common, LAYOUTS[layout], changes, place)
-        poison = Poison(rank=0, steps=(SKIPPED,), parameter="embedding.word.weight")
-        runs[overlap] = [jobs.run(config, Orders(stop_at=(0, STOPPED) if place else None, poison=poison))]
-        if place:
-            wait_until(lambda: not list(tmp_path.glob("*/megatrain-arena*")), "nothing in memory to go on from", 20.0)
-            runs[overlap].append(jobs.run(config))
+    tables = (all_data, LAYOUTS[layout], {"parallel": parallel, "model": {"dropout": 0.1, **model}})
 
-    for on, off in zip(runs[True], runs[False], strict=True):
-        assert on.losses == off.losses
-        assert repr(on.grad_norms) == repr(off.grad_norms), "one of them is nan"
-        assert [one.loss for one in on.ranks[0].evaluations] == [one.loss for one in off.ranks[0].evaluations]
-        assert_states_bitwise(on.final_state, off.final_state)
-    reports = [report for run in runs[True] for report in run.steps]
-    assert [report.step for report in reports] == list(range(1, STEPS + 1))
-    assert [report.step - 1 for report in reports if report.is_skipped] == [SKIPPED]
-    assert sum(len(run.ranks[0].evaluations) for run in runs[True]) >= STEPS // 6
+    assert_overlap_changes_no_bit(jobs, tables, tmp_path if case in RESTARTED else None)
 
 
 SEQUENCE_CHUNKS: dict[str, list[Tables]] = {

@@ -1,0 +1,42 @@
+"""The same job with overlap on and off: micro-batches summed up, evaluations, a skipped step, a stop and a restart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.dist.training_jobs import Run, Tables, TrainingJobs, assert_states_bitwise
+from tests.helpers.training_case import Orders, Poison, make_config
+from tests.helpers.waiting import wait_until
+
+STEPS, SKIPPED, STOPPED = 20, 6, 11
+COMMON: Tables = {
+    "train": {"precision": "fp32", "steps": STEPS},
+    "evaluation": {"interval": 6, "num_samples": 4},
+}
+
+
+def assert_overlap_changes_no_bit(jobs: TrainingJobs, tables: Sequence[Tables], directory: Path | None) -> None:
+    """Train with overlap on and off, and compare. With a directory they stop on the way, and go on from there."""
+    runs = {overlap: _train(jobs, tables, overlap, directory) for overlap in (True, False)}
+
+    for on, off in zip(runs[True], runs[False], strict=True):
+        assert on.losses == off.losses
+        assert repr(on.grad_norms) == repr(off.grad_norms), "one of them is nan"
+        assert [one.loss for one in on.ranks[0].evaluations] == [one.loss for one in off.ranks[0].evaluations]
+        assert_states_bitwise(on.final_state, off.final_state)
+    reports = [report for run in runs[True] for report in run.steps]
+    assert [report.step for report in reports] == list(range(1, STEPS + 1))
+    assert [report.step - 1 for report in reports if report.is_skipped] == [SKIPPED]
+    assert sum(len(run.ranks[0].evaluations) for run in runs[True]) >= STEPS // 6
+
+
+def _train(jobs: TrainingJobs, tables: Sequence[Tables], overlap: bool, directory: Path | None) -> list[Run]:
+    place: Tables = {} if directory is None else {"job": {"run_directory": str(directory / str(overlap))}}
+    config = make_config(COMMON, *tables, {"parallel": {"overlap": overlap}}, place)
+    poison = Poison(rank=0, steps=(SKIPPED,), parameter="embedding.word.weight")
+    runs = [jobs.run(config, Orders(stop_at=None if directory is None else (0, STOPPED), poison=poison))]
+    if directory is not None:
+        wait_until(lambda: not list(directory.glob("*/megatrain-arena*")), "nothing in memory to go on from", 20.0)
+        runs.append(jobs.run(config))
+    return runs
