@@ -58,7 +58,7 @@ def assert_all_numbers(value: Any) -> None:
 def test_step_with_a_duration_that_cannot_be_is_left_out(bad: float) -> None:
     used, notes = steps_used(changed(in_step(20)[:1], duration_s=bad))
     assert used == [10, 30, 40]
-    assert "step 20 is left out: 1 operations with a time that is negative or no number" in notes
+    assert "step 20 is left out: 1 operation with a time that is negative or no number" in notes
 
 
 def test_step_in_which_a_rank_is_missing_is_left_out() -> None:
@@ -75,7 +75,7 @@ def test_step_with_an_operation_twice_is_left_out() -> None:
     )
     used, notes = steps_used(table)
     assert used == [20, 30, 40]
-    assert "1 operations that most steps do not have" in notes
+    assert "1 operation that most steps do not have" in notes
 
 
 def test_first_step_may_be_the_bad_one() -> None:

@@ -18,7 +18,7 @@ from megatrain_diagnostics.events.roster import make_roster
 from megatrain_diagnostics.events.tables import Ranks, Spans, joined, select
 from megatrain_diagnostics.store.segment_store import SegmentStore
 from tests.helpers.pipeline_job import PipelineJob
-from tests.helpers.recorded_spans import INCARNATION, no_groups, recorded_spans, who_ran
+from tests.helpers.recorded_spans import INCARNATION, later, no_groups, recorded_spans, who_ran
 from tests.helpers.whatif_figures import differences, figures_printed
 
 JOBS = {
@@ -118,6 +118,22 @@ def test_slowest_tensor_parallel_rank_counts() -> None:
     assert (
         of_spans(slowed, job).parts.by_dp_rank.overall["1"] > of_spans(spans, job).parts.by_dp_rank.overall["1"] + 0.1
     )
+
+
+@pytest.mark.parametrize("behind_s", [0.003, 0.2])
+@pytest.mark.parametrize("name", ["interleaved", "zero bubble"])
+def test_tensor_parallel_ranks_that_are_not_abreast_cost_no_step(name: str, behind_s: float) -> None:
+    """One rank sums its gradients, or receives, while another is in its last backward still: each has its place."""
+    table, job = recorded(replace(JOBS[name], tp_size=2))
+    spans = recorded_spans(table, job.shape)
+    behind = spans
+    for rank in range(1, job.shape.world_size, 2):
+        behind = later(behind, rank, behind_s)
+    found, told = of_spans(behind, job), of_spans(spans, job)
+
+    assert found.notes == ()
+    assert found.measured_s == pytest.approx(told.measured_s, abs=1.01 * behind_s)
+    assert found.worst_ranks == told.worst_ranks
 
 
 def test_rank_that_says_nothing_costs_the_step_it_is_silent_in() -> None:

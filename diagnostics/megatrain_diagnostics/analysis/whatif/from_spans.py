@@ -18,7 +18,7 @@ from megatrain.contracts.operations import Operation
 from megatrain_diagnostics.analysis.whatif import kinds
 from megatrain_diagnostics.analysis.whatif.operations import Ints, JobShape, OperationTable
 from megatrain_diagnostics.analysis.whatif.span_fillers import add_missing_rows
-from megatrain_diagnostics.analysis.whatif.span_rows import KINDS, NUMBER_OF, Cells, Rows
+from megatrain_diagnostics.analysis.whatif.span_rows import KINDS, NUMBER_OF, Cells, Rows, latest_at
 from megatrain_diagnostics.events.roster import Roster
 from megatrain_diagnostics.events.tables import Spans, select
 
@@ -48,13 +48,13 @@ _NS_PER_S = 1e9
 
 @dataclass(frozen=True, slots=True)
 class _Bounds:
-    """By cell: when things begin and end, ns."""
+    """When things begin and end, ns. By line, as tensor-parallel ranks are not abreast, but for `begin`."""
 
     last_backward: Ints
     clip: Ints
     optimizer: Ints
     begin: Ints
-    """Of the step, the same for all cells of a step."""
+    """Of the step, by cell; the same for all cells of a step."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,6 +77,7 @@ def operations_of(spans: Spans, roster: Roster, job: str) -> tuple[OperationTabl
     """
     rows, cells, bounds = _numbered_rows(spans, roster)
     rows = _reduced_over_tp(_one_after_the_other(rows, bounds), roster.layout.tp_size)
+    rows = _received_before_use(rows, cells)
     rows = add_missing_rows(rows, cells)
     return _table(rows, cells), _shape(roster, job, cells)
 
@@ -126,6 +127,7 @@ def _is_usable(spans: Spans, roster: Roster) -> NDArray[np.bool_]:
 
 def _bounds(spans: Spans, cells: Cells) -> _Bounds:
     cell = cells.of_ranks(spans.rank, spans.step)
+    line = cells.line(cell, cells.tp_rank(spans.rank))
     end = spans.start_ns + spans.duration_ns
     clip = spans.operation == Operation.CLIP.number
     optimizer = spans.operation == Operation.OPTIMIZER.number
@@ -133,9 +135,9 @@ def _bounds(spans: Spans, cells: Cells) -> _Bounds:
     first = np.full(len(cells.steps), np.iinfo(np.int64).max)
     np.minimum.at(first, cell[is_front] % len(cells.steps), spans.start_ns[is_front])
     return _Bounds(
-        last_backward=cells.latest(cell, end, np.isin(spans.operation, _BACKWARDS)),
-        clip=cells.latest(cell, spans.start_ns, clip),
-        optimizer=cells.latest(cell, end, optimizer),
+        last_backward=latest_at(cells.num_lines, line, end, np.isin(spans.operation, _BACKWARDS)),
+        clip=latest_at(cells.num_lines, line, spans.start_ns, clip),
+        optimizer=latest_at(cells.num_lines, line, end, optimizer),
         begin=np.tile(first, cells.num_pipelines),
     )
 
@@ -145,17 +147,18 @@ def _rows(spans: Spans, cells: Cells, bounds: _Bounds) -> Rows:
     kind_of = np.full(256, -1, dtype=np.int64)
     for operation, name in _KIND_OF.items():
         kind_of[operation.number] = NUMBER_OF[name]
-    kind, cell = kind_of[spans.operation], cells.of_ranks(spans.rank, spans.step)
+    kind, cell, tp_rank = kind_of[spans.operation], cells.of_ranks(spans.rank, spans.step), cells.tp_rank(spans.rank)
+    line = cells.line(cell, tp_rank)
+    last_backward, clip, optimizer = bounds.last_backward[line], bounds.clip[line], bounds.optimizer[line]
     start, end = spans.start_ns.copy(), spans.start_ns + spans.duration_ns
     is_summed = np.isin(kind, [NUMBER_OF[kinds.NORM_REDUCE], NUMBER_OF[kinds.EMBEDDING_REDUCE]])
     # sums inside a forward, or of an optimizer's own norms, are part of these
-    has_place = (kind >= 0) & (~is_summed | ((start >= bounds.last_backward[cell]) & (start < bounds.clip[cell])))
+    has_place = (kind >= 0) & (~is_summed | ((start >= last_backward) & (start < clip)))
     # an evaluation's forwards bear the number of the step before it
-    is_after = (start >= bounds.optimizer[cell]) & (bounds.optimizer[cell] > 0)
+    is_after = (start >= optimizer) & (optimizer > 0)
     has_place &= ~is_after | (kind == NUMBER_OF[kinds.PARAMS_GATHER])
-    is_behind = (kind == NUMBER_OF[kinds.PARAMS_GATHER]) & (start >= bounds.clip[cell]) & (bounds.clip[cell] > 0)
-    shift = np.where(is_behind, bounds.optimizer[cell] - bounds.begin[cell], 0)
-    tp_rank = spans.rank.astype(np.int64) % cells.layout.tp_size
+    is_behind = (kind == NUMBER_OF[kinds.PARAMS_GATHER]) & (start >= clip) & (clip > 0)
+    shift = np.where(is_behind, optimizer - bounds.begin[cell], 0)
     sequence, span = np.zeros_like(cell), np.arange(len(cell))
     rows = Rows(kind, cell, tp_rank, start - shift, end - shift, sequence, spans.chunk, spans.microbatch, span)
     return cells.numbered(rows.where(has_place))
@@ -198,6 +201,16 @@ def _reduced_over_tp(rows: Rows, tp_size: int) -> Rows:
     start = np.where(is_compute, earliest, latest)
     end = np.maximum.reduceat(rows.end, firsts)
     return replace(reduced, start=start, end=end).where(counts == tp_size)
+
+
+def _received_before_use(rows: Rows, cells: Cells) -> Rows:
+    """Let no receive begin later than the compute that awaits it.
+
+    Of tensor-parallel ranks that are not abreast the last one's receive counts, and the first one's compute.
+    """
+    compute = cells.computes_of(rows)
+    is_receive = (compute >= 0) & rows.of(kinds.FORWARD_RECV, kinds.BACKWARD_RECV)
+    return replace(rows, start=np.where(is_receive, np.minimum(rows.start, rows.start[compute]), rows.start))
 
 
 def _table(rows: Rows, cells: Cells) -> OperationTable:

@@ -181,7 +181,7 @@ def _whole_steps(table: OperationTable, steps: Ints, place: _Places, num_dp: int
     num_surplus = (counts * ~usual).sum(axis=(0, 1)) + (np.maximum(counts - 1, 0) * usual).sum(axis=(0, 1))
     for index in np.flatnonzero(num_bad + num_missing + num_surplus).tolist():
         reasons = [
-            f"{number} operations {what}"
+            f"{number} operation{'s' if number > 1 else ''} {what}"
             for number, what in (
                 (int(num_missing[index]), f"missing ({_who_lacks(counts[:, :, index], usual[:, :, 0])})"),
                 (int(num_surplus[index]), "that most steps do not have"),

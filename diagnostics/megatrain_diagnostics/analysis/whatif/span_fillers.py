@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from megatrain_diagnostics.analysis.whatif import kinds
 from megatrain_diagnostics.analysis.whatif.operations import Ints
-from megatrain_diagnostics.analysis.whatif.span_rows import NUMBER_OF, Cells, Rows
+from megatrain_diagnostics.analysis.whatif.span_rows import NUMBER_OF, Cells, Rows, latest_at
 
 
 def add_missing_rows(rows: Rows, cells: Cells) -> Rows:
@@ -76,9 +76,9 @@ def _in_order(rows: Rows, cells: Cells) -> Rows:
 
 def _empty_operations(rows: Rows, cells: Cells) -> list[Rows]:
     """Return one row a cell for each kind that this job does not have; joint ones end where the last of them begins."""
-    backward_end = cells.latest(rows.cell, rows.end, rows.of(*kinds.COMPUTES))
-    ready = np.maximum(backward_end, cells.latest(rows.cell, rows.end, rows.of(kinds.GRADS_SCATTER)))
-    clip = np.maximum(ready, cells.latest(rows.cell, rows.start, rows.of(kinds.CLIP)))
+    backward_end = latest_at(cells.num_cells, rows.cell, rows.end, rows.of(*kinds.COMPUTES))
+    ready = np.maximum(backward_end, latest_at(cells.num_cells, rows.cell, rows.end, rows.of(kinds.GRADS_SCATTER)))
+    clip = np.maximum(ready, latest_at(cells.num_cells, rows.cell, rows.start, rows.of(kinds.CLIP)))
     present = np.flatnonzero(backward_end)
     _, stage, _ = cells.places(present)
     is_end = (stage == 0) | (stage == cells.layout.pp_size - 1)

@@ -69,17 +69,22 @@ class Cells:
         stage, dp_rank = group // self.layout.dp_size, group % self.layout.dp_size
         return (dp_rank * self.layout.pp_size + stage) * len(self.steps) + np.searchsorted(self.steps, step)
 
+    @property
+    def num_lines(self) -> int:
+        return self.num_cells * self.layout.tp_size
+
+    def tp_rank(self, rank: NDArray[Any]) -> Ints:
+        return rank.astype(np.int64) % self.layout.tp_size
+
+    def line(self, cell: Ints, tp_rank: Ints) -> Ints:
+        """Return the number of a tensor-parallel rank's part of a cell."""
+        return cell * self.layout.tp_size + tp_rank
+
     def places(self, cell: Ints) -> tuple[Ints, Ints, Ints]:
         """Return data-parallel rank, stage and place of the step."""
         pipeline, step = np.divmod(cell, len(self.steps))
         dp_rank, stage = np.divmod(pipeline, self.layout.pp_size)
         return dp_rank, stage, step
-
-    def latest(self, cell: Ints, times: Ints, chosen: NDArray[np.bool_]) -> Ints:
-        """Return the latest of the chosen times, by cell; 0 where there is none."""
-        found = np.zeros(self.num_cells, dtype=np.int64)
-        np.maximum.at(found, cell[chosen], times[chosen])
-        return found
 
     def numbered(self, rows: Rows) -> Rows:
         """Number the operations of a kind within each tp rank's cell: by start, messages as their computes.
@@ -88,32 +93,41 @@ class Cells:
         """
         order = np.lexsort((rows.start, rows.kind, rows.tp_rank, rows.cell))
         rows = rows.where(order)
-        line = (rows.cell * self.layout.tp_size + rows.tp_rank) * len(KINDS) + rows.kind
+        line = self.line(rows.cell, rows.tp_rank) * len(KINDS) + rows.kind
         places = np.arange(len(line))
         is_first = np.ones(len(line), dtype=bool)
         is_first[1:] = np.diff(line) != 0
         sequence = places - np.maximum.accumulate(np.where(is_first, places, 0))
-        is_message = rows.of(*kinds.MESSAGES)
-        is_compute = rows.of(*kinds.COMPUTES)
-        number_of_compute = np.full(len(KINDS), -1, dtype=np.int64)
+        compute = self.computes_of(rows)
+        sequence = np.where(compute >= 0, sequence[compute], sequence)
+        return replace(rows, sequence=sequence).where(~rows.of(*kinds.MESSAGES) | (compute >= 0))
+
+    def computes_of(self, rows: Rows) -> Ints:
+        """Return of each message the row of its compute; -1 where that is not there, and of what is no message."""
+        compute_kind = np.full(len(KINDS), -1, dtype=np.int64)
         for message, compute in _COMPUTE_OF.items():
-            number_of_compute[NUMBER_OF[message]] = NUMBER_OF[compute]
-        kind = np.where(is_message, number_of_compute[rows.kind], rows.kind)
-        identity = self._identity(rows, kind)
-        known, first = np.unique(identity[is_compute], return_index=True)
-        at = np.searchsorted(known, identity[is_message])
-        is_known = np.zeros(len(line), dtype=bool)
-        if len(known):
-            at = np.minimum(at, len(known) - 1)
-            is_known[is_message] = known[at] == identity[is_message]
-            sequence[is_message] = sequence[is_compute][first][at]
-        numbered = replace(rows, sequence=sequence)
-        return numbered.where(~is_message | is_known)
+            compute_kind[NUMBER_OF[message]] = NUMBER_OF[compute]
+        messages, computes = np.flatnonzero(rows.of(*kinds.MESSAGES)), np.flatnonzero(rows.of(*kinds.COMPUTES))
+        found = np.full(len(rows.kind), -1, dtype=np.int64)
+        if not len(computes):
+            return found
+        identity = self._identity(rows, np.where(rows.of(*kinds.MESSAGES), compute_kind[rows.kind], rows.kind))
+        known, first = np.unique(identity[computes], return_index=True)
+        at = np.minimum(np.searchsorted(known, identity[messages]), len(known) - 1)
+        found[messages] = np.where(known[at] == identity[messages], computes[first][at], -1)
+        return found
 
     def _identity(self, rows: Rows, kind: Ints) -> Ints:
         """Return a number for (cell, tensor-parallel rank, kind, chunk, micro-batch)."""
-        line = (rows.cell * self.layout.tp_size + rows.tp_rank) * len(KINDS) + kind
+        line = self.line(rows.cell, rows.tp_rank) * len(KINDS) + kind
         num_microbatches = int(rows.microbatch.max(initial=0)) + 1
         num_chunks = int(rows.chunk.max(initial=0)) + 1
         identity: Ints = (line * num_chunks + rows.chunk) * num_microbatches + rows.microbatch
         return identity
+
+
+def latest_at(num_places: int, place: Ints, times: Ints, chosen: NDArray[np.bool_]) -> Ints:
+    """Return the latest of the chosen times at each place; 0 where there is none."""
+    found = np.zeros(num_places, dtype=np.int64)
+    np.maximum.at(found, place[chosen], times[chosen])
+    return found
