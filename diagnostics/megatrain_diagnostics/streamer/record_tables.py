@@ -52,9 +52,13 @@ def kinds_of(records: Records) -> tuple[Records, Records, Records, int]:
 
 
 def is_sampled(spans: Records, period: int) -> NDArray[np.bool_]:
-    """Return which spans are streamed although nothing has happened: those of full steps, and rare ones."""
-    step = spans["step"]
-    chosen: NDArray[np.bool_] = (step < 0) | (step % max(1, period) == 0) | _IS_RARE[spans["operation"]]
+    """Return which spans are streamed although nothing has happened: those of full steps, and rare ones.
+
+    A full step's forwards wait for gathers that were started behind the update of the step before.
+    """
+    step, operation, period = spans["step"], spans["operation"], max(1, period)
+    is_used_by_full = (operation == Operation.PARAMS_ALL_GATHER.number) & ((step + 1) % period == 0)
+    chosen: NDArray[np.bool_] = (step < 0) | (step % period == 0) | is_used_by_full | _IS_RARE[operation]
     return chosen
 
 

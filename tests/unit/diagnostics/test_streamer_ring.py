@@ -212,6 +212,24 @@ def test_a_rank_becomes_rows(open_box: OpenBox) -> None:
     tail.close()
 
 
+def test_a_full_step_has_the_gathers_that_it_waits_for(open_box: OpenBox) -> None:
+    """They are started behind the update of the step before; and those for the step after it come with it, too."""
+    recorder, path = open_box(num_records=512)
+    write_control(path, ControlPage(sample_period=3))
+    group = recorder.add_group("dp", [2, 3])
+    for step in range(8):
+        recorder.set_step(step)
+        for operation in (FORWARD, Operation.GRADS_REDUCE_SCATTER, Operation.PARAMS_ALL_GATHER):
+            recorder.end(recorder.begin(operation, group=0 if operation is FORWARD else group))
+    tail = RankTail(path, CLOCK)
+    spans = dict(tail.look())[Spans]
+    assert isinstance(spans, Spans)
+    assert spans.step[spans.operation == FORWARD.number].tolist() == [0, 3, 6]
+    assert spans.step[spans.operation == Operation.GRADS_REDUCE_SCATTER.number].tolist() == [0, 3, 6]
+    assert spans.step[spans.operation == Operation.PARAMS_ALL_GATHER.number].tolist() == [0, 2, 3, 5, 6]
+    tail.close()
+
+
 def test_a_control_page_full_of_nonsense_costs_no_rank(open_box: OpenBox) -> None:
     recorder, path = open_box(num_records=512)
     write_control(path, ControlPage(sample_period=2**32 - 1))
