@@ -46,7 +46,7 @@ class Slowed:
     is_evicted: bool
     verdict_steps: int
     next_step_s: float
-    steps_lost: int
+    steps_lost: int | None
     pace_after: float
     """Time of a step by that before anything was slow."""
 
@@ -137,7 +137,7 @@ def _slowed_row(runs: Sequence[Slowed]) -> dict[str, Any]:
         "evicted": sum(one.is_evicted for one in runs),
         "verdict, steps": _spread([float(one.verdict_steps) for one in runs], 0),
         "next step s": _spread([one.next_step_s for one in runs], 2),
-        "steps lost": max(one.steps_lost for one in runs),
+        "steps lost": max(one.steps_lost or 0 for one in runs),
         "pace after": _spread([one.pace_after for one in runs], 3),
     }
 

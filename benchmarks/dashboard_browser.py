@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from itertools import product
 from typing import Any
 
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Page, ViewportSize, sync_playwright
 
 CHROMIUM = "/usr/bin/chromium"
-_SIZE = {"width": 1920, "height": 1080}
+_SIZE: ViewportSize = {"width": 1920, "height": 1080}
 _NUM_PAINTS = 15
 _NUM_FRAMES = 120
 _OPERATIONS = ("backward-compute", "optimizer", "data-wait", "grads-reduce-scatter", "step")

@@ -12,6 +12,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -132,10 +133,10 @@ def _ask(directory: Path, files: str) -> list[dict[str, object]]:
     }
     rows: list[dict[str, object]] = []
     for question, (ours, theirs) in questions.items():
-        first_ms, _ = _timed(lambda ours=ours: ours(StoredEvents(directory)))
+        first_ms, _ = _timed(partial(_ask_anew, ours, directory))
         events = StoredEvents(directory)
         ours(events)
-        pairs = [(_timed(lambda ours=ours, events=events: ours(events)), _timed(theirs)) for _ in range(REPEATS)]
+        pairs = [(_timed(partial(ours, events)), _timed(theirs)) for _ in range(REPEATS)]
         (_, ours_found), (_, theirs_found) = pairs[0]
         if not np.array_equal(ours_found, theirs_found):
             raise RuntimeError(f"{question}: both sides give different answers")
@@ -152,6 +153,10 @@ def _ask(directory: Path, files: str) -> list[dict[str, object]]:
             }
         )
     return rows
+
+
+def _ask_anew(question: Callable[[StoredEvents], Any], directory: Path) -> Any:
+    return question(StoredEvents(directory))
 
 
 def _timed(action: Callable[[], Any]) -> tuple[float, Any]:

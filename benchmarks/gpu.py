@@ -199,7 +199,7 @@ def run_command(
     with tempfile.TemporaryFile("w+", errors="replace") as log:
         process = subprocess.Popen(
             command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, process_group=0,
-            env=os.environ | {"PYTHONUNBUFFERED": "1"} | (environment or {}),
+            env={**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {})},
         )  # fmt: skip
         code: int | None = None
         try:

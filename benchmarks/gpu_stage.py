@@ -69,7 +69,8 @@ def fill(stage: Stage, row: Row, column: str, work: Callable[[], Any], *, is_our
     is_lost = row.get(column) == RUNNING
     row[column] = RUNNING
     stage.record.write()
-    found, is_error = "the process did not come back from it", True
+    found: Any = "the process did not come back from it"
+    is_error = True
     if not is_lost:
         try:
             found, is_error = work(), False
@@ -89,7 +90,8 @@ def fill(stage: Stage, row: Row, column: str, work: Callable[[], Any], *, is_our
 
 def described(error: BaseException) -> str:
     """Return an error in a line that a table takes."""
-    chain, cause = [], error
+    chain: list[BaseException] = []
+    cause: BaseException | None = error
     while cause is not None and cause not in chain:
         chain.append(cause)
         cause = cause.__cause__ or cause.__context__

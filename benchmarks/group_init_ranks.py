@@ -52,7 +52,7 @@ class CountingStore(dist.Store):
         self.counts["check"] += 1
         return self._store.check(keys)
 
-    def wait(self, keys: list[str], timeout: timedelta = _TIMEOUT) -> None:  # type: ignore[override]
+    def wait(self, keys: list[str], timeout: timedelta = _TIMEOUT) -> None:
         self.counts["wait"] += 1
         self._store.wait(keys, timeout)
 

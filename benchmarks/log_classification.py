@@ -64,7 +64,7 @@ def prose(rng: random.Random) -> str:
 
 def _word(number: int) -> str:
     consonants, vowels = "bdfgklmnprstvz", "aeiou"
-    letters = []
+    letters: list[str] = []
     while number or len(letters) < 3:
         number, digit = divmod(number, len(consonants) * len(vowels))
         letters.append(consonants[digit % len(consonants)] + vowels[digit // len(consonants)])

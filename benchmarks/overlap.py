@@ -283,6 +283,6 @@ def _start(network: HostNetwork, directory: Path, rank: int, shared: Mapping[str
 class _Killed(subprocess.Popen[bytes]):
     """A process that does not outlive its block."""
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, *error: Any) -> None:
         self.kill()
         super().__exit__(*error)
