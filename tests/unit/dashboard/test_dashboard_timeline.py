@@ -27,7 +27,7 @@ from megatrain_diagnostics.dashboard.routes.timeline import gzipped, router
 from megatrain_diagnostics.dashboard.sources import timelines
 from megatrain_diagnostics.dashboard.views.timeline import default_ranks
 from megatrain_diagnostics.events.roster import make_roster
-from megatrain_diagnostics.events.tables import select
+from megatrain_diagnostics.events.tables import Spans, select
 from tests.helpers.dashboard_pictures import PictureSource, picture_client, stored_events
 from tests.helpers.drawn_spans import Drawing, draw_job
 from tests.helpers.pipeline_job import PipelineJob
@@ -331,10 +331,18 @@ def test_ideal_comes_in_the_order_of_the_slices(tmp_path: Path) -> None:
     assert ideal["steps"].tolist() == [20]
 
 
-def test_timeline_without_an_ideal_says_why(client: TestClient) -> None:
+def test_timeline_without_an_ideal_says_why(tmp_path: Path) -> None:
+    """A rank has lost a forward of the only step."""
+    tables = draw_job(LAYOUT, range(10, 11), 3).tables()
+    spans = tables[Spans]
+    assert isinstance(spans, Spans)
+    is_lost = (spans.rank == 6) & (spans.operation == Op.FORWARD_COMPUTE.number) & (spans.microbatch == 1)
+    directory = stored_events(tmp_path, *{**tables, Spans: select(spans, ~is_lost)}.values())
+    client = picture_client(PictureSource(directory), router)
+
     fields, arrays = drawn(client, "first=10&last=10", "/timeline/ideal")
 
-    assert "step" in fields["problem"]
+    assert "no step has all operations of all ranks: step 10 is left out" in fields["problem"]
     assert fields["ideal_s"] is None
     assert set(arrays["length"].tolist()) == {-1.0}
 
