@@ -46,7 +46,7 @@ class Slowed:
     is_evicted: bool
     verdict_steps: int
     next_step_s: float
-    steps_lost: int | None
+    steps_lost: int
     pace_after: float
     """Time of a step by that before anything was slow."""
 
@@ -96,6 +96,7 @@ def _slowed(seed: int) -> Slowed:
         newest = {part.host for part in loop.view.rounds()[-1].hosts}
         resumed = loop.newest_step()
         after = loop.wait_for_more_steps(STEPS_AFTER, _PACE_S)
+        assert incident.steps_lost is not None, "known of an incident that is over"
         return Slowed(
             is_host_right=verdict.hosts[0] == slow.host,
             is_evicted=newest == {part.host for part in parts} - {slow.host} | {SPARE},
@@ -137,7 +138,7 @@ def _slowed_row(runs: Sequence[Slowed]) -> dict[str, Any]:
         "evicted": sum(one.is_evicted for one in runs),
         "verdict, steps": _spread([float(one.verdict_steps) for one in runs], 0),
         "next step s": _spread([one.next_step_s for one in runs], 2),
-        "steps lost": max(one.steps_lost or 0 for one in runs),
+        "steps lost": max(one.steps_lost for one in runs),
         "pace after": _spread([one.pace_after for one in runs], 3),
     }
 
