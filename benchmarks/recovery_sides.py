@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from megatrain.contracts.incident import IncidentState, phase_seconds
+from megatrain.contracts.run_directory import own_box_paths
 from megatrain_launcher.etcd_process import free_ports
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.job_under_launch import JobView, LaunchedJob, make_launched_job
@@ -77,7 +78,7 @@ def next_step_s(job: Job, struck_unix_s: float) -> float | None:
 
 def memory_files(job: Job) -> tuple[str, ...]:
     """Return what the job left in its memory directories."""
-    boxes = [path.name for path in (job.root / "boxes").iterdir()]
+    boxes = [path.name for path in own_box_paths(job.root / "boxes")]
     arenas = [path.name for path in job.root.glob("megatrain-arena*")]
     return tuple(sorted(boxes + arenas))
 

@@ -15,8 +15,8 @@ class TelemetryConfig:
     black_box_directory: str = field(
         default="/dev/shm",
         metadata=option(
-            "Directory of the black boxes; on a memory file system they cost no disk and survive the process. Empty: "
-            "off."
+            "Where the black boxes lie, in a directory megatrain-UID that only this user can open; on a memory file "
+            "system they cost no disk and survive the process. Empty: off."
         ),
     )
     black_box_records: int = field(

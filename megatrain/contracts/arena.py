@@ -12,7 +12,6 @@ import errno
 import hashlib
 import os
 import re
-import stat
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from megatrain.contracts.arena_layout import SlotState
 from megatrain.contracts.arena_locks import HeldLock, create_wake, hold_alone, hold_shared, wake
 from megatrain.contracts.arena_slot import SlotReader
 from megatrain.contracts.errors import CheckpointError, MissingFileError
+from megatrain.contracts.own_files import NotOwnError, check_own_directory, make_own_directory
 from megatrain.contracts.run_directory import safe_name
 
 _SLOT_NAME = re.compile(r"(rank|copy)-([0-9]{5,})\.slot-([0-9])")
@@ -127,15 +127,9 @@ def create_arena(path: Path) -> Arena:
     Raises: CheckpointError when it cannot be made or is not ours alone.
     """
     try:
-        above = path.parent.stat()
-        if above.st_mode & stat.S_IWOTH and not above.st_mode & stat.S_ISVTX:
-            raise CheckpointError(
-                f"{path.parent}: anybody may replace files in it (mode {stat.S_IMODE(above.st_mode):o}, not sticky); "
-                "name another checkpoint.arena_directory"
-            )
-        path.mkdir(mode=0o700)
-    except FileExistsError:
-        pass
+        make_own_directory(path)
+    except NotOwnError as error:
+        raise _not_ours(error) from error
     except OSError as error:
         raise CheckpointError(
             f"{path}: the arena cannot be made: {error.strerror}; name another checkpoint.arena_directory"
@@ -149,23 +143,21 @@ def open_arena(path: Path) -> Arena:
     Raises: MissingFileError when it is not there; CheckpointError when somebody else may have been in it.
     """
     try:
-        status = path.lstat()
+        check_own_directory(path)
     except FileNotFoundError as error:
         raise MissingFileError(f"{path}: there is no arena") from error
+    except NotOwnError as error:
+        raise _not_ours(error) from error
     except OSError as error:
         raise CheckpointError(f"{path}: the arena cannot be looked at: {error.strerror}") from error
-    mode, problem = stat.S_IMODE(status.st_mode), ""
-    if not stat.S_ISDIR(status.st_mode):
-        problem = "is a symbolic link" if stat.S_ISLNK(status.st_mode) else "is no directory"
-    elif status.st_uid != os.geteuid():
-        problem = f"belongs to user {status.st_uid}, and this is user {os.geteuid()}"
-    elif mode & 0o077 or mode & 0o700 != 0o700:
-        problem = f"has mode {mode:o}, expected 700"
-    if problem:
-        raise CheckpointError(
-            f"{path}: {problem}; what is in it may be another's. Remove it, or name another checkpoint.arena_directory"
-        )
     return Arena(path)
+
+
+def _not_ours(error: NotOwnError) -> CheckpointError:
+    return CheckpointError(
+        f"{error.filename}: {error.strerror}; what is in it may be another's. Remove it, or name another "
+        "checkpoint.arena_directory"
+    )
 
 
 def join_arena(path: Path) -> tuple[Arena, HeldLock]:

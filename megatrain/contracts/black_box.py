@@ -50,6 +50,7 @@ from megatrain.contracts.black_box_values import (
     StepTotal,
 )
 from megatrain.contracts.errors import DataError
+from megatrain.contracts.own_files import NotOwnError, check_own_directory, open_own_file
 
 _LOOK_AHEAD = 16
 """Slots read beyond the cursor: with several recording threads the cursor may for a moment lag by as many."""
@@ -118,16 +119,19 @@ class Tail:
 
 
 class BlackBoxReader:
-    """An open black box of a rank that may be alive.
+    """An open black box of a rank that may be alive: a file of this user's, in a directory that is his alone.
 
-    Raises: DataError, from every method, for a file that is missing, unreadable, truncated, foreign or of a newer
-    version; never anything else because of what is in the file.
+    Raises: DataError, from every method, for a file that is missing, unreadable, truncated, foreign, another user's, or
+    of a newer version; never anything else because of what is in the file.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, is_kept: bool = False, access: int = os.O_RDONLY) -> None:
+        """Open the file. `is_kept`: a copy, which may also belong to whoever its directory belongs to."""
         self.path = path
         try:
-            self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe must not block us
+            self._file = _opened(path, access, is_kept=is_kept)
+        except NotOwnError as error:
+            raise DataError(f"{error.filename}: {error.strerror}; what is in it may be another's: not read") from error
         except OSError as error:
             raise DataError(f"{path}: cannot open the black box: {error.strerror}") from error
         try:
@@ -197,6 +201,19 @@ class BlackBoxReader:
             if page is not None:
                 return page
         return None
+
+    def _write_control(self, page: ControlPage) -> None:
+        before = int.from_bytes(self._read(CONTROL_OFFSET, 8), "little")
+        # A writer that died in the page left an odd number; going on from it heals the page.
+        busy = before if before % 2 else before + 1
+        done = (busy + 1) % 2**64
+        raw = encode_control(replace(page, written_ns=time.monotonic_ns()), done)
+        try:
+            os.pwrite(self._file, busy.to_bytes(8, "little"), CONTROL_OFFSET)
+            os.pwrite(self._file, raw[8:], CONTROL_OFFSET + 8)
+            os.pwrite(self._file, done.to_bytes(8, "little"), CONTROL_OFFSET)
+        except OSError as error:
+            raise DataError(f"{self.path}: cannot write the control page: {error.strerror}") from error
 
     def snapshot(self) -> BlackBox:
         """Read everything."""
@@ -274,6 +291,14 @@ class BlackBoxReader:
         return raw
 
 
+def _opened(path: Path, access: int, *, is_kept: bool) -> int:
+    """Return a descriptor of a black box whose writer can be believed. Raises: NotOwnError, OSError."""
+    if is_kept:
+        return open_own_file(path, access, (os.geteuid(), path.parent.stat().st_uid))
+    check_own_directory(path.parent)
+    return open_own_file(path, access)
+
+
 def _decoded_state(words: tuple[int, ...], place: str) -> State:
     try:
         return State(words[Word.STATE])
@@ -282,11 +307,11 @@ def _decoded_state(words: tuple[int, ...], place: str) -> State:
 
 
 def read_black_box(path: Path) -> BlackBox:
-    """Read the black box of a rank that is running, has ended or was killed.
+    """Read the black box of a rank that is running, has ended or was killed, or a copy of it that was kept.
 
     Raises: DataError, as BlackBoxReader.
     """
-    with BlackBoxReader(path) as reader:
+    with BlackBoxReader(path, is_kept=True) as reader:
         return reader.snapshot()
 
 
@@ -335,21 +360,7 @@ class BlackBoxFollower:
 def write_control(path: Path, page: ControlPage) -> None:
     """Tell the worker whose black box this is; `written_ns` is set here. One writer a host: its executor.
 
-    Raises: DataError when the file is not a black box or cannot be written, or a field does not fit.
+    Raises: DataError when the file is not a black box of ours or cannot be written, or a field does not fit.
     """
-    with BlackBoxReader(path) as reader:
-        before = int.from_bytes(reader._read(CONTROL_OFFSET, 8), "little")
-    # A writer that died in the page left an odd number; going on from it heals the page.
-    busy = before if before % 2 else before + 1
-    done = (busy + 1) % 2**64
-    raw = encode_control(replace(page, written_ns=time.monotonic_ns()), done)
-    try:
-        file = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-        try:
-            os.pwrite(file, busy.to_bytes(8, "little"), CONTROL_OFFSET)
-            os.pwrite(file, raw[8:], CONTROL_OFFSET + 8)
-            os.pwrite(file, done.to_bytes(8, "little"), CONTROL_OFFSET)
-        finally:
-            os.close(file)
-    except OSError as error:
-        raise DataError(f"{path}: cannot write the control page: {error.strerror}") from error
+    with BlackBoxReader(path, access=os.O_RDWR) as box:
+        box._write_control(page)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.lineage import LOCK_NAME
+from megatrain.contracts.own_files import check_own_directory
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]")
 _MAX_NAME_LENGTH = 48
@@ -183,11 +184,29 @@ def _lock_alone(file: int) -> None:
     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
+def own_box_directory(directory: Path) -> Path:
+    """Return where this user's black boxes lie in telemetry.black_box_directory: nobody else can make files there."""
+    return directory / f"megatrain-{os.geteuid()}"
+
+
+def own_box_paths(directory: Path) -> list[Path]:
+    """Return what lies in this user's directory of black boxes; nothing where that is missing, or may be another's."""
+    own = own_box_directory(directory)
+    try:
+        check_own_directory(own)
+        return sorted(own.iterdir())
+    except OSError:
+        return []
+
+
 def black_box_path(directory: Path, job: str, run_key: str, branch: str, incarnation: int, rank: int) -> Path:
-    """Return the file of one rank's black box in one incarnation of a job. `run_key`: see RunDirectory.key."""
+    """Return the file of one rank's black box in one incarnation of a job.
+
+    `directory`: telemetry.black_box_directory; `run_key`: see RunDirectory.key.
+    """
     # A dot separates the parts and occurs in none of them.
     names = ".".join(safe_name(name) for name in (job, run_key, branch))
-    return directory / f"megatrain.{names}.{incarnation:06d}.rank-{rank:05d}.blackbox"
+    return own_box_directory(directory) / f"megatrain.{names}.{incarnation:06d}.rank-{rank:05d}.blackbox"
 
 
 def kept_black_box(directory: Path, rank: int) -> Path:

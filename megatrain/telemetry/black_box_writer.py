@@ -40,6 +40,7 @@ from megatrain.contracts.black_box_values import (
 )
 from megatrain.contracts.clock_base import read_clock_base
 from megatrain.contracts.errors import DataError
+from megatrain.contracts.own_files import check_own_directory, make_own_directory
 from megatrain.contracts.run_directory import black_box_path, previous_black_box
 
 logger = logging.getLogger(__name__)
@@ -84,11 +85,12 @@ class BlackBoxWriter:
     def create(cls, path: Path, identity: Identity, capacity: int) -> Self:
         """Make the file. One of an earlier process of the same rank and incarnation is evidence: it is set aside.
 
-        Raises: OSError when the directory is missing, read-only or full; DataError when a name does not fit.
+        Raises: OSError when the directory is missing, read-only, full or not ours; DataError when a name does not fit.
         """
         if sys.byteorder != "little":
             raise DataError("the layout is little endian, and this machine is not")
         header = encode_header(identity, read_clock_base(), capacity)
+        check_own_directory(path.parent)
         size = box_bytes(capacity)
         space = os.statvfs(path.parent)
         free = space.f_bavail * space.f_frsize
@@ -96,7 +98,6 @@ class BlackBoxWriter:
             raise OSError(f"{free} bytes free, {size} needed and {_SPARE_BYTES} to be left free")
         file, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         try:
-            os.fchmod(file, 0o644)  # anyone may read it, only the owner's executor may command
             os.posix_fallocate(file, 0, size)
             buffer = mmap.mmap(file, size)
             buffer[: len(header)] = header
@@ -159,7 +160,8 @@ def open_writer(identity: Identity, directory: str, run_key: str, num_records: i
         return BlackBoxWriter.anonymous()
     path = black_box_path(Path(directory), identity.job, run_key, identity.branch, identity.incarnation, identity.rank)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.parent.mkdir(parents=True, exist_ok=True)
+        make_own_directory(path.parent)
         return BlackBoxWriter.create(path, identity, num_records)
     except (OSError, DataError) as error:
         logger.warning(

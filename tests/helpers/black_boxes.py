@@ -9,6 +9,7 @@ from typing import Any
 from megatrain.contracts.black_box import BlackBox, read_black_box
 from megatrain.contracts.black_box_values import Record, RecordFlag
 from megatrain.contracts.operations import Operation
+from megatrain.contracts.run_directory import own_box_paths
 
 _NUM_RECORDS = 8192
 
@@ -20,7 +21,7 @@ def recording_in(directory: Path) -> dict[str, dict[str, Any]]:
 
 def boxes_by_rank(directory: Path) -> dict[int, BlackBox]:
     """Return the black boxes in `directory`, each whole: nothing was overwritten."""
-    boxes = {box.identity.rank: box for box in map(read_black_box, sorted(directory.iterdir()))}
+    boxes = {box.identity.rank: box for box in map(read_black_box, own_box_paths(directory))}
     assert boxes, f"no black box in {directory}"
     assert all(box.cursor <= box.capacity and not box.num_torn for box in boxes.values())
     return boxes

@@ -18,7 +18,7 @@ from typing import Any
 
 from megatrain.config.config import Config
 from megatrain.config.serialize import to_toml
-from megatrain.contracts.run_directory import RunDirectory
+from megatrain.contracts.run_directory import RunDirectory, own_box_paths
 from tests.helpers.forked_program import ForkedProgram, forked_program
 from tests.helpers.permissions import heed_permissions
 from tests.helpers.source_tree import ROOT
@@ -40,7 +40,7 @@ class Job:
 
     @property
     def boxes(self) -> list[Path]:
-        return sorted((self.root / "boxes").iterdir())
+        return own_box_paths(self.root / "boxes")
 
     @property
     def config_file(self) -> Path:

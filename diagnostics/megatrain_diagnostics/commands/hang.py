@@ -21,7 +21,7 @@ from megatrain.commands.printing import facts, print_json, print_lines, print_no
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.layout import Layout
-from megatrain.contracts.run_directory import RunDirectory
+from megatrain.contracts.run_directory import RunDirectory, own_box_directory
 from megatrain_diagnostics.analysis.flight_recorder import disagreements, flight_groups, flight_standings
 from megatrain_diagnostics.analysis.hang import find_hang
 from megatrain_diagnostics.analysis.hang_grid import LEGEND, grid_lines
@@ -99,7 +99,7 @@ def _answer(args: argparse.Namespace) -> HangAnswer:
     filed: FiledEvidence | None = None
     if args.blackbox:
         run_key = "" if run_directory is None else RunDirectory(run_directory).key
-        filed = read_boxes(Path(args.blackbox), args.incarnation, run_key)
+        filed = read_boxes(_box_directory(Path(args.blackbox)), args.incarnation, run_key)
     elif run_directory is not None:
         filed = read_incident(RunDirectory(run_directory), args.incarnation)
     if filed is not None:
@@ -112,6 +112,12 @@ def _answer(args: argparse.Namespace) -> HangAnswer:
     where = Where(incarnations=(number,))
     roster = make_roster(source.read(Ranks, where), source.read(Groups, where), number)
     return answer_of_spans(source, roster)
+
+
+def _box_directory(named: Path) -> Path:
+    """Return where the black boxes are, of their directory or of telemetry.black_box_directory above it."""
+    own = own_box_directory(named)
+    return own if own.is_dir() else named
 
 
 def _of_dumps(directory: Path, args: argparse.Namespace) -> HangAnswer:

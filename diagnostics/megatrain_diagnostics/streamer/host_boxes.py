@@ -7,13 +7,12 @@ the others go on.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 from megatrain.contracts.black_box_values import Identity
 from megatrain.contracts.errors import DataError
-from megatrain.contracts.run_directory import previous_black_box, safe_name
+from megatrain.contracts.run_directory import own_box_paths, previous_black_box, safe_name
 from megatrain_diagnostics.streamer.host_clock import HostClock
 from megatrain_diagnostics.streamer.rank_tail import RankTail, Tables, box_inode
 
@@ -53,9 +52,8 @@ class HostBoxes:
         for tail in self._tails:
             tail.check_process()
         found = {}
-        for name in self._names():
-            path = self._directory / name
-            key = (box_inode(path), name)
+        for path in self._paths():
+            key = (box_inode(path), path.name)
             if key[0]:
                 found[key] = self._known[key] if key in self._known else self._open(path)
         self._known = found
@@ -89,12 +87,9 @@ class HostBoxes:
         for tail in self.tails:
             self._let_go(tail)
 
-    def _names(self) -> list[str]:
-        try:
-            names = os.listdir(self._directory)
-        except OSError:
-            return []
-        return sorted(name for name in names if name.startswith(self._prefix) and name.endswith(".blackbox"))
+    def _paths(self) -> list[Path]:
+        found = own_box_paths(self._directory)
+        return [path for path in found if path.name.startswith(self._prefix) and path.name.endswith(".blackbox")]
 
     def _open(self, path: Path) -> Identity | None:
         """Follow a box, unless it is somebody else's, or one that is known and was set aside; return whose it is."""

@@ -19,6 +19,7 @@ from typing import Any
 
 from megatrain.contracts.black_box import BlackBoxReader
 from megatrain.contracts.errors import DataError
+from megatrain.contracts.run_directory import own_box_paths
 from megatrain.contracts.stack_dumps import STACKS_FILE, STACKS_SIGNAL
 from megatrain_diagnostics.analysis.stack_clusters import MAIN_THREAD
 from megatrain_diagnostics.events.tables import Stacks, from_columns, num_rows
@@ -59,8 +60,9 @@ def targets_in(directory: Path, prefix: str, host: str) -> tuple[DumpTarget, ...
     Empty `prefix` or `host`: of any job, any host. What is no black box is passed over.
     """
     found = []
-    for path in sorted(directory.glob(f"{prefix}*.blackbox")):
-        if ".previous." in path.name:
+    for path in own_box_paths(directory):
+        name = path.name
+        if not name.startswith(prefix) or not name.endswith(".blackbox") or ".previous." in name:
             continue
         try:
             with BlackBoxReader(path) as reader:

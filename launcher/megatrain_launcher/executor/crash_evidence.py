@@ -8,6 +8,7 @@ begins and ends. Only boxes of this job's run and of dead processes of this mach
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import shutil
 import threading
@@ -23,14 +24,23 @@ from megatrain.contracts.black_box_values import ClockBase
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.host_records import HangEvidence
 from megatrain.contracts.lineage import MAIN_BRANCH
+from megatrain.contracts.own_files import NotOwnError, check_own_directory, make_own_directory, open_own_file
 from megatrain.contracts.record import encode
-from megatrain.contracts.run_directory import RunDirectory, black_box_path, kept_black_box, safe_name
+from megatrain.contracts.run_directory import (
+    RunDirectory,
+    black_box_path,
+    kept_black_box,
+    own_box_directory,
+    own_box_paths,
+    safe_name,
+)
 from megatrain_launcher.executor.evidence import is_running
 
 _logger = logging.getLogger(__name__)
 _MAX_ROUNDS_KEPT = 20
 _MAX_BOXES_KEPT = 1280
 """Of the newest rounds so many are kept on disk, but fewer of a large job; two at least."""
+_COPIED_BYTES = 1 << 20
 _SAME_BOOT_NS = 2_000_000_000
 """The system's clock may have been set by less than this since."""
 
@@ -52,15 +62,35 @@ class BoxPlaces:
             for rank in ranks
         }
 
+    def make(self) -> None:
+        """Make this user's directory before any rank needs it. What keeps us from that, `trouble` says."""
+        if self.directory is not None:
+            with suppress(OSError):
+                self.directory.mkdir(parents=True, exist_ok=True)
+                make_own_directory(own_box_directory(self.directory))
+
+    @property
+    def trouble(self) -> str:
+        """Why no black box can be believed, empty where they can: no hang is seen then, and no step."""
+        if self.directory is None:
+            return ""
+        try:
+            check_own_directory(own_box_directory(self.directory))
+        except FileNotFoundError:
+            return ""  # it is made with the first black box
+        except OSError as error:
+            return (
+                f"no black boxes: {error.filename} {error.strerror}; remove it, or name another "
+                "telemetry.black_box_directory"
+            )
+        return ""
+
     def leftovers(self) -> list[Path]:
         """Return the black boxes of this run, and what was left of unfinished ones."""
         if self.directory is None:
             return []
         start = ".".join(("megatrain", safe_name(self.job), safe_name(self.run.key), safe_name(MAIN_BRANCH), ""))
-        found = []
-        with suppress(OSError):
-            found = [path for path in self.directory.iterdir() if path.name.lstrip(".").startswith(start)]
-        return sorted(found)
+        return [path for path in own_box_paths(self.directory) if path.name.lstrip(".").startswith(start)]
 
 
 class CrashEvidence:
@@ -134,8 +164,11 @@ class CrashEvidence:
             directory.mkdir(parents=True, exist_ok=True)
             place = kept_black_box(directory, rank)
             place.unlink(missing_ok=True)
-            if not path.is_symlink():  # /dev/shm is everybody's: a link is no black box of ours
-                shutil.copyfile(path, place)
+            with open(open_own_file(path, os.O_RDONLY), "rb") as box, place.open("xb") as kept:
+                shutil.copyfileobj(box, kept, _COPIED_BYTES)
+        except NotOwnError as error:
+            _logger.warning("black box of rank %d in round %d is not kept: %s", rank, round_number, error)
+            return
         except OSError as error:
             # the disk is full or away; shared memory must not fill up as well
             _logger.warning("black box of rank %d in round %d is not kept: %s", rank, round_number, error)

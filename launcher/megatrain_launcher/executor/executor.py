@@ -126,7 +126,9 @@ def _open_local(settings: ExecutorSettings, closing: ExitStack) -> _Local:
     wakers = _Wakers()
     state = HostState(settings.host, wakers.wake)
     # what is entered first is closed last
-    crash = CrashEvidence(_box_places(settings), settings.max_hosts * settings.num_workers)
+    places = _box_places(settings)
+    places.make()
+    crash = CrashEvidence(places, settings.max_hosts * settings.num_workers)
     closing.callback(crash.close)
     closing.callback(crash.sweep)
     crash.sweep()
@@ -169,7 +171,8 @@ def _take_part(
         def status() -> HostStatus:
             view = orders.view()
             troubles = (orders.trouble, membership.trouble, local.standby.trouble, local.logs.trouble)
-            trouble = "; ".join(one for one in (*troubles, driver.trouble if driver else "") if one)
+            more = (local.crash.places.trouble, driver.trouble if driver else "")
+            trouble = "; ".join(one for one in (*troubles, *more) if one)
             return local.state.status(membership.session, view, trouble)
 
         writer = StatusWriter(client, place.keys, membership, status, settings.config.recovery.status_interval_s)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from megatrain.contracts.own_files import NotOwnError, check_own_directory
+from megatrain.contracts.run_directory import own_box_directory
 from megatrain_launcher.health.context import HealthContext
 from megatrain_launcher.health.finding import Finding, failed, passed, skipped, warning
 from megatrain_launcher.health.history import History
@@ -88,6 +91,10 @@ def judge_shared_memory(directory: Path, needed_bytes: int, free: int | str) -> 
 def _free_bytes(directory: Path) -> int | str:
     try:
         space = os.statvfs(directory)
+        with suppress(FileNotFoundError):  # it is made with the first black box
+            check_own_directory(own_box_directory(directory))
+    except NotOwnError as error:
+        return f"{error.filename} {error.strerror}, remove it"
     except OSError as error:
         return error.strerror or str(error)
     if not os.access(directory, os.W_OK):

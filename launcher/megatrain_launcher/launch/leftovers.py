@@ -16,7 +16,7 @@ from megatrain.config.config import Config
 from megatrain.contracts.arena import Arena, find_arenas, remove_arena, wake_writer
 from megatrain.contracts.arena_plans import HostPlan
 from megatrain.contracts.errors import CheckpointError
-from megatrain.contracts.run_directory import RunDirectory, safe_name
+from megatrain.contracts.run_directory import RunDirectory, own_box_paths, safe_name
 
 _POLL_S = 0.05
 _WRITER_S = 10.0
@@ -27,10 +27,11 @@ def remove_black_boxes(config: Config, run: RunDirectory) -> None:
     """Remove the black boxes of a run that nobody trains in."""
     if not config.telemetry.black_box_directory:
         return
-    directory = Path(config.telemetry.black_box_directory)
-    for path in directory.glob(f"megatrain.{safe_name(config.job.name)}.{run.key}.*.blackbox"):
-        with suppress(OSError):
-            path.unlink()
+    prefix = f"megatrain.{safe_name(config.job.name)}.{run.key}."
+    for path in own_box_paths(Path(config.telemetry.black_box_directory)):
+        if path.name.startswith(prefix) and path.name.endswith(".blackbox"):
+            with suppress(OSError):
+                path.unlink()
 
 
 def find_snapshots(config: Config, run: RunDirectory) -> list[Arena]:

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import os
 import resource
+from contextlib import suppress
 from pathlib import Path
 
 from megatrain.commands.doctor.finding import Finding, Level
+from megatrain.contracts.own_files import NotOwnError, check_own_directory
+from megatrain.contracts.run_directory import own_box_directory
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -62,9 +65,12 @@ def shared_memory_finding(directory: Path) -> Finding:
     name = str(directory)
     try:
         status = os.statvfs(directory)
+        with suppress(FileNotFoundError):  # it is made with the first black box
+            check_own_directory(own_box_directory(directory))
     except OSError as error:
+        what = f"{error.filename} {error.strerror}" if isinstance(error, NotOwnError) else error.strerror
         consequence = 'name another place for the black boxes (telemetry.black_box_directory, "" = none)'
-        return Finding(name, f"not usable: {error.strerror}", consequence, Level.WARNING)
+        return Finding(name, f"not usable: {what}", consequence, Level.WARNING)
     size, free = status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
     state = f"{size / GIB:.1f} GiB, {free / GIB:.1f} GiB free"
     if free < SMALL_SHM_BYTES:

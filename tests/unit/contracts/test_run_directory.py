@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from megatrain.contracts.errors import ConfigError
-from megatrain.contracts.run_directory import RunDirectory, black_box_path, checkpoints_held
+from megatrain.contracts.run_directory import RunDirectory, black_box_path, checkpoints_held, own_box_directory
 
 
 def test_create_makes_every_directory_and_may_be_repeated(tmp_path: Path) -> None:
@@ -30,7 +30,9 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 
 def test_black_box_names_are_readable_where_they_can_be() -> None:
     path = black_box_path(Path("/dev/shm"), "gpt-125m", "1a2b3c4d", "main", 3, 17)
-    assert path == Path("/dev/shm/megatrain.gpt-125m.1a2b3c4d.main.000003.rank-00017.blackbox")
+    assert path == Path(
+        f"/dev/shm/megatrain-{os.geteuid()}/megatrain.gpt-125m.1a2b3c4d.main.000003.rank-00017.blackbox"
+    )
 
 
 def test_black_box_names_are_safe_and_distinct() -> None:
@@ -42,7 +44,7 @@ def test_black_box_names_are_safe_and_distinct() -> None:
     ]
     assert len(set(paths)) == len(paths)
     for path in paths:
-        assert path.parent == Path("d")
+        assert path.parent == own_box_directory(Path("d"))
         assert re.fullmatch(r"megatrain\.[\w-]+\.1a2b3c4d\.[\w-]+\.\d{6}\.rank-\d{5}\.blackbox", path.name, re.ASCII)
         assert len(path.name) < 200
 

@@ -17,7 +17,7 @@ from megatrain.contracts.host_records import HangEvidence, RankEvidence, RankPos
 from megatrain.contracts.layout import Layout
 from megatrain.contracts.operations import Operation
 from megatrain.contracts.record import encode
-from megatrain.contracts.run_directory import RunDirectory
+from megatrain.contracts.run_directory import RunDirectory, own_box_directory, own_box_paths
 from megatrain.telemetry.recorder import Recorder, open_recorder
 from megatrain_diagnostics.columns.schema import to_arrow
 from megatrain_diagnostics.events.tables import Groups, Ranks, Spans, Stacks, Table, columns_of, from_columns
@@ -76,7 +76,7 @@ def test_black_boxes_of_a_job_that_hangs(boxes: Path, tmp_path: Path, capsys: py
 def test_damaged_and_foreign_boxes_are_told_of_and_left_out(
     boxes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (boxes / "megatrain.demo.damaged.blackbox").write_bytes(b"MTBLKBOX" + bytes(99))
+    (own_box_directory(boxes) / "megatrain.demo.damaged.blackbox").write_bytes(b"MTBLKBOX" + bytes(99))
     other = open_recorder(
         Identity("other", "main", 9, 0, Layout(), os.getpid(), "host-9"),
         directory=str(boxes),
@@ -114,12 +114,14 @@ def test_boxes_of_the_run_that_is_named_count_and_no_others(tmp_path: Path, caps
 def test_of_a_box_and_its_copy_the_one_that_went_on_counts(
     boxes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    box = next(boxes.glob("*rank-00001.blackbox"))
+    box = next(boxes.rglob("*rank-00001.blackbox"))
     early = open_recorder(
         Identity("demo", "main", 3, 1, LAYOUT, os.getpid(), "host-0"),
         directory=str(tmp_path), run_key="key", num_records=256,
     )  # fmt: skip
-    shutil.copy(next(tmp_path.glob("*rank-00001.blackbox")), box.with_name(f"{box.stem}_copy.blackbox"))
+    shutil.copy(
+        next(own_box_directory(tmp_path).glob("*rank-00001.blackbox")), box.with_name(f"{box.stem}_copy.blackbox")
+    )
     early.close()
     assert told(capsys, str(tmp_path), "--blackbox", str(boxes))["grid"]["letters"] == "wwXw"
 
@@ -129,7 +131,7 @@ def test_what_is_kept_of_a_broken_round(boxes: Path, tmp_path: Path, capsys: pyt
     run.create()
     kept = run.incidents / "round-000003"
     kept.mkdir()
-    for number, path in enumerate(sorted(boxes.iterdir())[:2]):
+    for number, path in enumerate(own_box_paths(boxes)[:2]):
         (kept / f"rank-{number:05d}.blackbox").write_bytes(path.read_bytes())
     evidence = HangEvidence(
         "host-1",

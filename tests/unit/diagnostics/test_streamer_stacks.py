@@ -14,6 +14,7 @@ import pytest
 
 from megatrain.contracts.black_box_values import Identity
 from megatrain.contracts.layout import Layout
+from megatrain.contracts.run_directory import own_box_directory
 from megatrain.telemetry.recorder import open_recorder
 from megatrain_diagnostics.events.tables import Stacks, num_rows
 from megatrain_diagnostics.streamer.stacks import (
@@ -139,7 +140,7 @@ def test_a_watch_asks_the_ranks_whose_boxes_are_here(start: Start, tmp_path: Pat
         )
         for incarnation, rank, host in ((5, 0, "host-a"), (6, 1, "host-a"), (6, 2, "host-b"))
     ]
-    (tmp_path / "megatrain.demo.damaged.blackbox").write_bytes(b"x")
+    (own_box_directory(tmp_path) / "megatrain.demo.damaged.blackbox").write_bytes(b"x")
     assert targets_in(tmp_path, "megatrain.demo.", "host-a") == (DumpTarget(1, 6, process.pid),)
     assert targets_in(tmp_path, "megatrain.other.", "host-a") == ()
     sent: list[Stacks] = []

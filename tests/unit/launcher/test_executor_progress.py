@@ -19,7 +19,7 @@ from megatrain.contracts.layout import Layout
 from megatrain.contracts.operations import Operation
 from megatrain.contracts.record import decode, encode
 from megatrain.contracts.rounds import Round, RoundHost
-from megatrain.contracts.run_directory import RunDirectory
+from megatrain.contracts.run_directory import RunDirectory, own_box_directory, own_box_paths
 from megatrain.failures.patience import Patience, find_stall
 from megatrain.telemetry.recorder import Recorder, open_recorder
 from megatrain_launcher.executor.control_pages import ControlPages
@@ -43,14 +43,16 @@ class Boxes:
 
     places: BoxPlaces
 
-    def open(self, rank: int, round_number: int = 3, pid: int | None = None) -> Recorder:
+    @property
+    def directory(self) -> Path:
         assert self.places.directory is not None
+        return self.places.directory
+
+    def open(self, rank: int, round_number: int = 3, pid: int | None = None) -> Recorder:
         identity = Identity(
             self.places.job, "main", round_number, rank, Layout(dp_size=4), pid or os.getpid(), "host-1"
         )
-        return open_recorder(
-            identity, directory=str(self.places.directory), run_key=self.places.run.key, num_records=256
-        )
+        return open_recorder(identity, directory=str(self.directory), run_key=self.places.run.key, num_records=256)
 
     def paths(self, round_number: int = 3, ranks: range = range(2, 4)) -> dict[int, Path]:
         return self.places.paths(round_number, ranks)
@@ -309,7 +311,7 @@ def test_a_broken_rounds_boxes_are_kept_and_their_memory_freed(
     assert sorted(path.name for path in directory.iterdir()) == ["host-1.json", "rank-00002.blackbox"]
     assert read_black_box(directory / "rank-00002.blackbox").progress.completed_step == 6
     assert decode(HangEvidence, (directory / "host-1.json").read_bytes(), "file") == evidence
-    assert list((boxes.places.directory or Path()).iterdir()) == []
+    assert own_box_paths(boxes.directory) == []
 
 
 def test_where_a_rank_stood_counts_and_not_that_the_halt_ended_it(
@@ -330,10 +332,9 @@ def test_where_a_rank_stood_counts_and_not_that_the_halt_ended_it(
 def test_boxes_of_dead_processes_are_swept_and_those_of_others_left(
     boxes: Boxes, crash: Callable[..., CrashEvidence]
 ) -> None:
-    assert boxes.places.directory is not None
     living, dead = boxes.open(2), boxes.open(3, round_number=2, pid=NOBODY)
     dead.close(keep=True)
-    foreign = boxes.places.directory / "megatrain.another.12345678.main.000001.rank-00000.blackbox"
+    foreign = own_box_directory(boxes.directory) / "megatrain.another.12345678.main.000001.rank-00000.blackbox"
     foreign.write_bytes(b"not ours")
     elsewhere = boxes.paths(1)[3]
     other_boot = ClockBase(time.monotonic_ns() + 60 * 10**9, time.time_ns(), 0)
@@ -344,7 +345,7 @@ def test_boxes_of_dead_processes_are_swept_and_those_of_others_left(
     keeper = crash()
     keeper.sweep()
     keeper.close()
-    assert sorted(boxes.places.directory.iterdir()) == sorted([foreign, elsewhere, boxes.paths()[2]])
+    assert own_box_paths(boxes.directory) == sorted([foreign, elsewhere, boxes.paths()[2]])
     assert (boxes.places.run.incidents / "round-000002" / "rank-00003.blackbox").exists()
     living.close()
 
@@ -352,8 +353,8 @@ def test_boxes_of_dead_processes_are_swept_and_those_of_others_left(
 def test_links_lead_evidence_nowhere_else(boxes: Boxes, crash: Callable[..., CrashEvidence], tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     mine.write_text("precious")
-    boxes.paths()[2].symlink_to(mine)  # shared memory is everybody's
     boxes.open(3).close(keep=True)
+    boxes.paths()[2].symlink_to(mine)
     directory = boxes.places.run.incidents / "round-000003"
     directory.mkdir()
     for name in ("rank-00003.blackbox", "host-1.json"):

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from megatrain.contracts.errors import ConfigError
-from megatrain.contracts.run_directory import RunDirectory, black_box_path
+from megatrain.contracts.own_files import make_own_directory
+from megatrain.contracts.run_directory import RunDirectory, black_box_path, own_box_directory
 from megatrain_launcher.executor.settings import ExecutorSettings
 from megatrain_launcher.launch.host import run_launch
 from megatrain_launcher.launch.plan import LaunchPlan, make_plan
@@ -30,6 +31,8 @@ def run(plan: LaunchPlan) -> RunDirectory:
 
 @pytest.fixture
 def box(plan: LaunchPlan, run: RunDirectory) -> Path:
+    directory = Path(plan.config.telemetry.black_box_directory)
+    make_own_directory(own_box_directory(directory))
     return black_box_path(Path(plan.config.telemetry.black_box_directory), "small", run.key, "main", 1, 0)
 
 

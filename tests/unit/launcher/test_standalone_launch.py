@@ -17,6 +17,7 @@ import pytest
 
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.own_files import make_own_directory
 from megatrain.contracts.record import encode
 from megatrain.contracts.rounds import JobEnd
 from megatrain.contracts.run_directory import RunDirectory, black_box_path
@@ -73,6 +74,7 @@ def test_one_host_is_an_executor_in_this_process(plan: LaunchPlan) -> None:
     def execute(settings: ExecutorSettings) -> int:
         seen["endpoint"] = json.loads(plan.files.endpoint.read_text())
         seen["settings"] = settings
+        make_own_directory(box.parent)
         box.touch()
         foreign.touch()
         with EtcdClient(settings.etcd) as client:

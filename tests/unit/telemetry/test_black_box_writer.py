@@ -22,7 +22,7 @@ from megatrain.contracts.black_box_values import ControlPage, Record, State
 from megatrain.contracts.clock_base import read_clock_base
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.operations import Operation
-from megatrain.contracts.run_directory import black_box_path, previous_black_box
+from megatrain.contracts.run_directory import black_box_path, own_box_directory, own_box_paths, previous_black_box
 from megatrain.telemetry.black_box_writer import open_writer
 from megatrain.telemetry.recorder import open_recorder
 from tests.unit.telemetry.conftest import IDENTITY, Boxed
@@ -186,8 +186,8 @@ def test_the_file_is_complete_and_allocated_from_the_start(boxed: Callable[..., 
     status = box.path.stat()
     assert status.st_size == box_bytes(1000)
     assert status.st_blocks * 512 >= status.st_size, "no holes: a store into one could kill the process"
-    assert status.st_mode & 0o777 == 0o644
-    assert [path.name for path in tmp_path.iterdir()] == [box.path.name]
+    assert status.st_mode & 0o777 == 0o600
+    assert list(own_box_directory(tmp_path).iterdir()) == [box.path]
     found = box.read()
     assert found.identity == IDENTITY
     assert found.capacity == 1000
@@ -231,7 +231,7 @@ def test_a_full_tmpfs_costs_one_warning(
 ) -> None:
     monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=2000, f_frsize=4096))
     assert_falls_back(tmp_path, caplog, "8192000 bytes free, 28672 needed and 8388608 to be left free")
-    assert list(tmp_path.iterdir()) == []
+    assert own_box_paths(tmp_path) == []
 
 
 def test_a_tmpfs_that_fills_up_meanwhile_leaves_nothing_behind(
@@ -242,7 +242,7 @@ def test_a_tmpfs_that_fills_up_meanwhile_leaves_nothing_behind(
 
     monkeypatch.setattr(os, "posix_fallocate", no_space)
     assert_falls_back(tmp_path, caplog, "No space left on device")
-    assert list(tmp_path.iterdir()) == []
+    assert list(own_box_directory(tmp_path).iterdir()) == []
 
 
 def test_a_name_too_long_for_the_header_costs_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -280,4 +280,4 @@ def test_a_black_box_that_was_left_is_set_aside_and_only_the_own_one_is_removed(
     killed.close(keep=False, has_failed=False)
     assert read_black_box(path).identity.pid == 77
     restarted.close(keep=False, has_failed=False)
-    assert [entry.name for entry in tmp_path.iterdir()] == [previous_black_box(path).name]
+    assert own_box_paths(tmp_path) == [previous_black_box(path)]

@@ -1,0 +1,76 @@
+"""Directories and files that nobody but their user can have touched, in places where everybody may write.
+
+/dev/shm is everybody's: any local user can make a directory or a file there before we do. What lies in a directory of
+mode 0700 that is ours is ours too, as long as nobody else can put another one in its place. Whoever opens a file
+follows no link, and looks at what was opened, not at what its name stood for a moment before.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Collection
+from contextlib import suppress
+from pathlib import Path
+
+
+class NotOwnError(PermissionError):
+    """Another user may have written it; `strerror` says why, in words."""
+
+    def __init__(self, problem: str, path: Path) -> None:
+        super().__init__(errno.EPERM, problem, str(path))
+
+
+def make_own_directory(path: Path) -> None:
+    """Make a directory of mode 0700, unless there is something of its name: whose that is, `check_own_directory` says.
+
+    Raises: NotOwnError when anybody may replace it; OSError when it cannot be made.
+    """
+    above = path.parent.stat()
+    if above.st_mode & stat.S_IWOTH and not above.st_mode & stat.S_ISVTX:
+        mode = stat.S_IMODE(above.st_mode)
+        raise NotOwnError(f"anybody may replace files in it (mode {mode:o}, not sticky)", path.parent)
+    with suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+
+
+def check_own_directory(path: Path) -> None:
+    """See that a directory is ours, that it is no link to one, and that nobody else can write in it.
+
+    Raises: NotOwnError; FileNotFoundError; OSError when it cannot be looked at.
+    """
+    status = path.lstat()
+    mode, problem = stat.S_IMODE(status.st_mode), ""
+    if not stat.S_ISDIR(status.st_mode):
+        problem = "is a symbolic link" if stat.S_ISLNK(status.st_mode) else "is no directory"
+    elif status.st_uid != os.geteuid():
+        problem = f"belongs to user {status.st_uid}, and this is user {os.geteuid()}"
+    elif mode & 0o077 or mode & 0o700 != 0o700:
+        problem = f"has mode {mode:o}, expected 700"
+    if problem:
+        raise NotOwnError(problem, path)
+
+
+def open_own_file(path: Path, flags: int, owners: Collection[int] = ()) -> int:
+    """Return a descriptor of a regular file that belongs to one of `owners`; empty: to this process's user.
+
+    Never waits, as opening a FIFO would. Raises: NotOwnError for another's file, a link, and for what is no file;
+    OSError.
+    """
+    try:
+        handle = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise NotOwnError("is a symbolic link", path) from error
+        raise
+    try:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode):
+            raise NotOwnError("is not a regular file", path)
+        if status.st_uid not in (owners or (os.geteuid(),)):
+            raise NotOwnError(f"belongs to user {status.st_uid}, and this is user {os.geteuid()}", path)
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle

@@ -1,0 +1,42 @@
+"""Another user of this machine: one without any right of ours, for tests of what is refused to him."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.helpers.require import require
+
+OTHER_USER = 65_533
+"""No account has this number."""
+
+
+def as_other_user(act: Callable[[], None]) -> None:
+    """Carry out `act` in a child process of another user; fail when it raises. Only root can: else skip the test."""
+    require("root", os.geteuid() == 0, "only root can act as another user")
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.setgroups([])
+            os.setresgid(OTHER_USER, OTHER_USER, OTHER_USER)
+            os.setresuid(OTHER_USER, OTHER_USER, OTHER_USER)
+            act()
+            code = 0
+        except OSError:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, "the other user could not act"
+
+
+def everybodys_place(parent: Path) -> Path:
+    """Return a directory below `parent`, a test's own, in which every user may make files, as in /dev/shm."""
+    for directory in (parent.parent.parent, parent.parent, parent):
+        directory.chmod(0o755)
+    place = parent / "shm"
+    place.mkdir()
+    place.chmod(0o1777)
+    return place
