@@ -311,7 +311,7 @@ def _job(config: Config, mesh: Mesh, state: RankState, places: Places) -> JobChe
         state.shards,
         SampleStream(0, 0),
         local_rank=mesh.rank,
-        incarnation=0,
+        round_number=0,
         directory=str(places.storage / "checkpoints"),
         logs=places.storage,
     )

@@ -65,7 +65,7 @@ def made_rows(first_rank: int, num_rows: int) -> Spans:
     numbers = np.arange(num_rows)
     operations = [operation.number for operation in Operation][1:12]
     columns: dict[str, Any] = {
-        "incarnation": np.zeros(num_rows),
+        "round": np.zeros(num_rows),
         "rank": first_rank + numbers % RANKS_A_HOST,
         "sequence": numbers,
         "step": numbers // 1000,

@@ -103,7 +103,7 @@ def _rows(step: int, rng: np.random.Generator) -> StepTotals:
     return from_columns(
         StepTotals,
         {
-            "incarnation": np.ones(count),
+            "round": np.ones(count),
             "rank": rank,
             "sequence": np.tile(np.arange(len(OPERATIONS)), RANKS) + step * 2500,
             "step": np.full(count, step),
@@ -166,7 +166,7 @@ def _timed(action: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def _peer_heat(peer: ds.Dataset) -> Any:
-    chosen = (pc.field("operation") == Operation.FORWARD_COMPUTE.value) & (pc.field("incarnation") == 1)
+    chosen = (pc.field("operation") == Operation.FORWARD_COMPUTE.value) & (pc.field("round") == 1)
     table = peer.to_table(columns=["rank", "step", "sum_ns"], filter=chosen)
     grid = np.full((RANKS, STEPS), -1, dtype=np.int64)
     grid[table.column("rank").to_numpy(), table.column("step").to_numpy()] = table.column("sum_ns").to_numpy()

@@ -15,7 +15,7 @@ from torch import distributed as dist
 
 from megatrain.comm import create_mesh, join
 from megatrain.comm.group_plan import all_planned_groups
-from megatrain.comm.incarnation import Meeting
+from megatrain.comm.meeting import Meeting
 from megatrain.contracts.layout import Layout
 from megatrain.contracts.process import Process
 from megatrain.telemetry.black_box_writer import BlackBoxWriter

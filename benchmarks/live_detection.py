@@ -48,7 +48,7 @@ _RECOMPUTED = 5
 
 def run() -> Result:
     roster = Roster(
-        incarnation=1,
+        round=1,
         layout=LAYOUT,
         hosts={rank: f"host-{rank // RANKS_PER_HOST:04d}" for rank in range(LAYOUT.world_size)},
         groups={},
@@ -130,7 +130,7 @@ def _totals(step: int, random: np.random.Generator) -> StepTotals:
     return from_columns(
         StepTotals,
         {
-            "incarnation": np.ones(num * count, dtype=np.int32),
+            "round": np.ones(num * count, dtype=np.int32),
             "rank": np.tile(np.arange(num), count)[order],
             "sequence": order + step * num * count,
             "step": np.full(num * count, step),

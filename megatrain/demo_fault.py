@@ -63,7 +63,7 @@ def _kill_a_rank(args: argparse.Namespace, run: RunDirectory, launch: subprocess
     """Wait for the step, and kill the process; do nothing when training ends before."""
     config = load_config(args.config).config
     box = black_box_path(
-        Path(config.telemetry.black_box_directory), "demo-fault", run.key, MAIN_BRANCH, incarnation=1, rank=RANK
+        Path(config.telemetry.black_box_directory), "demo-fault", run.key, MAIN_BRANCH, round_number=1, rank=RANK
     )
     while launch.poll() is None and steps_done(run.metrics / "metrics.jsonl") < FAULT_STEP:
         time.sleep(_LOOK_S)

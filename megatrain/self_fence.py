@@ -38,7 +38,7 @@ class SelfFence:
 
     def _judge(self, control: ControlPage, progress: Progress) -> str:
         own = self._reader.identity
-        return reason_to_end(control, progress, self._patience, own.incarnation, own.rank, time.monotonic_ns())
+        return reason_to_end(control, progress, self._patience, own.round, own.rank, time.monotonic_ns())
 
 
 def reason_to_end(

@@ -19,7 +19,7 @@ from megatrain.binding import bind_process, gpu_pci_address, set_threads
 from megatrain.checkpoint.job import JobCheckpoints
 from megatrain.comm import Mesh, create_mesh, join, leave, meet
 from megatrain.comm.group_stores import GroupStores
-from megatrain.comm.incarnation import Meeting, told_by_rank_0
+from megatrain.comm.meeting import Meeting, told_by_rank_0
 from megatrain.config.config import Config
 from megatrain.config.serialize import config_values, to_toml
 from megatrain.contracts.black_box_values import Identity
@@ -82,7 +82,7 @@ def run_worker(config: Config, process: Process, signals: StopSignals, watchdog:
                 replica.saved_shards(),
                 SampleStream(reader.dataset.num_tokens, config.resolved_data_seed),
                 local_rank=process.local_rank,
-                incarnation=process.incarnation,
+                round_number=process.round,
                 directory=config.checkpoint.directory or str(run_directory.checkpoints),
                 logs=run_directory.logs,
                 master=process.store,
@@ -144,7 +144,7 @@ def _open_recorder(config: Config, process: Process, run_directory: RunDirectory
     identity = Identity(
         job=config.job.name,
         branch=MAIN_BRANCH,
-        incarnation=process.incarnation,
+        round=process.round,
         rank=process.rank,
         layout=config.layout(process.world_size),
         pid=os.getpid(),

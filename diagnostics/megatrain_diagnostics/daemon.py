@@ -48,7 +48,7 @@ from megatrain_diagnostics.collector.rounds_known import KnownRounds
 from megatrain_diagnostics.collector.rows_ahead import RowsAhead
 from megatrain_diagnostics.collector.settings import DaemonSettings, add_daemon_arguments
 from megatrain_diagnostics.controller.controller import Controller
-from megatrain_diagnostics.events.roster import newest_incarnation
+from megatrain_diagnostics.events.roster import newest_round
 from megatrain_diagnostics.events.source import Where, matching
 from megatrain_diagnostics.events.tables import Groups, Ranks, num_rows, select
 from megatrain_diagnostics.kept_dashboard import kept_dashboard
@@ -170,10 +170,10 @@ def _recall(store: ParquetEventStore, rounds: KnownRounds, consumers: ConsumerTh
     """Tell who the ranks are: hosts told that to an earlier daemon, and say it once."""
     try:
         ranks = store.read(Ranks)
-        ranks = select(ranks, ranks.incarnation <= rounds.latest_told)
+        ranks = select(ranks, ranks.round <= rounds.latest_told)
         if num_rows(ranks):
             rounds.note_ranks(ranks)
-            newest = Where(incarnations=(newest_incarnation(ranks),))
+            newest = Where(rounds=(newest_round(ranks),))
             consumers.put(Groups, store.read(Groups, newest))
             consumers.put(Ranks, select(ranks, matching(ranks, newest)))
     except DataError as error:

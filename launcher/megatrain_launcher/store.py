@@ -1,6 +1,6 @@
 """The key-value store at which workers meet: one for the life of an executor, used in the rounds that it is first in.
 
-The trainer puts job and incarnation before its keys, so that the addresses of one round are never found by the next.
+The trainer puts job and round before its keys, so that the addresses of one are never found by the next.
 """
 
 from __future__ import annotations

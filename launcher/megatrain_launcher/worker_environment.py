@@ -23,7 +23,7 @@ def server_environment(base: Mapping[str, str], num_workers: int) -> dict[str, s
 
 
 def worker_environment(base: Mapping[str, str], job: str, assignment: Assignment, local_rank: int) -> dict[str, str]:
-    """Return the whole environment of one worker of a round; its number is the incarnation."""
+    """Return the whole environment of one worker of a round."""
     a_round, part = assignment.round, assignment.part
     rank = part.first_rank + local_rank
     return {

@@ -45,9 +45,9 @@ _HEX_DIGEST = re.compile("[0-9a-f]{64}")
 Bytes = bytes | bytearray | memoryview
 
 
-def data_file_name(incarnation: int, number: int) -> str:
+def data_file_name(round_number: int, number: int) -> str:
     """Return the name of the data file of rank `number`. The round keeps an older round's late writes out of it."""
-    return f"r{incarnation:06d}-rank-{number:05d}.distcp"
+    return f"r{round_number:06d}-rank-{number:05d}.distcp"
 
 
 def is_data_file_name(name: str) -> bool:

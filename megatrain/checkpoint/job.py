@@ -64,7 +64,7 @@ class JobCheckpoints:
         data: SampleStream,
         *,
         local_rank: int,
-        incarnation: int,
+        round_number: int,
         directory: str,
         logs: Path,
         master: str = "",
@@ -81,7 +81,7 @@ class JobCheckpoints:
         self._shards = tuple(shards)
         self._data = data
         self._local_rank = local_rank
-        self._round = incarnation
+        self._round = round_number
         self._host = host
         self._rollback = rollback
         self._notes: list[str] = []

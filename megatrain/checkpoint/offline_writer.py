@@ -158,7 +158,7 @@ def new_checkpoint(
     checkpoint = NewCheckpoint(directory, manifest, file_name_of)
     try:
         with _saving():
-            WritingMark(manifest.incarnation, manifest.job, time.time()).write(directory)
+            WritingMark(manifest.round, manifest.job, time.time()).write(directory)
         yield checkpoint
         checkpoint.commit(small_files)
     except BaseException:

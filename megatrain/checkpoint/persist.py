@@ -108,7 +108,7 @@ class Persistence:
         problems = wrong_files(self._directory, manifest)
         if problems:
             raise CheckpointError(f"{problems[0]}; {self._directory} is committed and damaged: remove it")
-        return manifest.incarnation <= self._snapshot.round
+        return manifest.round <= self._snapshot.round
 
     # This host's files
 
@@ -185,7 +185,7 @@ class Persistence:
         return Manifest(
             job=self._plan.job,
             branch=self._plan.branch,
-            incarnation=self._snapshot.round,
+            round=self._snapshot.round,
             step=self._snapshot.step,
             consumed_samples=words.consumed_samples,
             consumed_tokens=words.consumed_tokens,
@@ -277,7 +277,7 @@ class Persistence:
         try:
             manifest = read_manifest(self._directory)
             for entry in self._directory.entries():
-                if is_leftover(entry.name, manifest.incarnation) and entry.name not in manifest.files:
+                if is_leftover(entry.name, manifest.round) and entry.name not in manifest.files:
                     entry.remove()
         except CheckpointError as error:
             return [str(error)]

@@ -137,7 +137,7 @@ def _warnings(branch: Location) -> tuple[str, ...]:
 def _last_round(own: Sequence[Candidate]) -> int:
     for one in own:
         with suppress(CheckpointError):  # it is told when it is tried
-            return read_manifest(one.location).incarnation
+            return read_manifest(one.location).round
     return -1
 
 

@@ -53,7 +53,7 @@ class FoundCheckpoint:
     """Of the files that the manifest lists, without one of all there are."""
     written_unix_s: float | None = None
     consumed_tokens: int | None = None
-    incarnation: int | None = None
+    round: int | None = None
     pin_reason: str | None = None
     problem: str | None = None
 
@@ -164,7 +164,7 @@ def _look(branch: str, step: int, place: Location, *, is_in_line: bool) -> Found
         num_bytes=stored_bytes(manifest),
         written_unix_s=manifest.written_unix_s,
         consumed_tokens=manifest.consumed_tokens,
-        incarnation=manifest.incarnation,
+        round=manifest.round,
         pin_reason=reason,
         problem=problem,
     )

@@ -14,8 +14,8 @@ from datetime import timedelta
 from torch import distributed as dist
 
 from megatrain.comm.group_plan import PlannedGroup
-from megatrain.comm.incarnation import Meeting
 from megatrain.comm.local_address import local_address
+from megatrain.comm.meeting import Meeting
 from megatrain.comm.peer_link import listen
 from megatrain.contracts.errors import CommunicationError
 

@@ -1,6 +1,6 @@
 """Joining and leaving the job: the store where workers meet, and the place of this one among all ranks.
 
-Each incarnation of a job (each restart) uses a key prefix of its own in the store, so that what a dead incarnation
+Each round of a job (under torchrun, each restart) uses a key prefix of its own in the store, so that what a dead round
 left there can never be mistaken for a peer.
 """
 
@@ -11,7 +11,7 @@ from datetime import timedelta
 
 from torch import distributed as dist
 
-from megatrain.comm.incarnation import Meeting, agree_on_incarnation, could_not_meet
+from megatrain.comm.meeting import Meeting, agree_on_round, could_not_meet
 from megatrain.contracts.process import Process
 
 _UNCONNECTED = "unconnected"
@@ -28,10 +28,10 @@ class _Unconnected(dist.ProcessGroup):
 
 
 def meet(process: Process, *, job: str, timeout_s: float) -> Meeting | None:
-    """Go to the store where the workers meet, and agree there on the incarnation if they do not know it.
+    """Go to the store where the workers meet, and agree there on the round if they do not know it.
 
     Returns None when the process is alone.
-    Communication: connects to the store; see agree_on_incarnation. Blocks up to `timeout_s`.
+    Communication: connects to the store; see agree_on_round. Blocks up to `timeout_s`.
     Raises: CommunicationError naming the store and the ranks awaited.
     """
     if process.init_method is None:
@@ -42,11 +42,11 @@ def meet(process: Process, *, job: str, timeout_s: float) -> Meeting | None:
             iter(dist.rendezvous(process.init_method, process.rank, process.world_size, timeout=timeout))
         )
         store.set_timeout(timeout)
-        if not process.is_incarnation_common:
-            return agree_on_incarnation(process, store, job=job, timeout_s=timeout_s)
+        if not process.is_round_common:
+            return agree_on_round(process, store, job=job, timeout_s=timeout_s)
     except (RuntimeError, ValueError) as error:
         raise could_not_meet(process, timeout_s, error) from error
-    return Meeting(process, store, f"{job}/{process.incarnation}")
+    return Meeting(process, store, f"{job}/{process.round}")
 
 
 def join(meeting: Meeting | None, *, network_interface: str = "") -> None:

@@ -130,7 +130,7 @@ def _facts(box: BlackBox, now_ns: int) -> list[str]:
     kept = f"{len(box.records)} of the last {min(box.cursor, box.capacity)}, {len(box.in_flight)} in flight"
     opened, alive = _utc(box.clock.unix_ns), _utc(box.clock.unix_of(box.newest_ns))
     facts = [
-        ("job", f"{identity.job}  branch {identity.branch}  incarnation {identity.incarnation}"),
+        ("job", f"{identity.job}  branch {identity.branch}  round {identity.round}"),
         ("rank", f"{identity.rank} of {layout.world_size}  ({grid})"),
         ("process", f"{identity.pid} on {identity.host}, {state.get(box.state, box.state.name.lower())}"),
         ("opened", f"{opened} (times below count from then), last sign of life {alive}"),

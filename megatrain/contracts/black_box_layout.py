@@ -50,7 +50,7 @@ _HEADER = struct.Struct("<8sIIII II I III III I QQQQ 128s 64s 128s")
 _HEADER_CRC = struct.Struct("<I")
 HEADER_FIELDS = (
     *("magic", "version", "record_bytes", "capacity", "ring_offset", "rank", "world_size", "pid", "dp", "pp", "tp"),
-    *("dp_size", "pp_size", "tp_size", "num_groups_max", "incarnation", "monotonic_ns", "unix_ns", "clock_error_ns"),
+    *("dp_size", "pp_size", "tp_size", "num_groups_max", "round", "monotonic_ns", "unix_ns", "clock_error_ns"),
     *("job", "branch", "host"),
 )
 _TEXT_BYTES = {"job": 128, "branch": 64, "host": 128}
@@ -144,7 +144,7 @@ def encode_header(identity: Identity, clock: ClockBase, capacity: int) -> bytes:
         *(MAGIC, VERSION, RECORD_BYTES, capacity, RING_OFFSET),
         *(identity.rank, layout.world_size, identity.pid),
         *(at.dp, at.pp, at.tp, layout.dp_size, layout.pp_size, layout.tp_size),
-        *(MAX_GROUPS, identity.incarnation, clock.monotonic_ns, clock.unix_ns, clock.error_ns),
+        *(MAX_GROUPS, identity.round, clock.monotonic_ns, clock.unix_ns, clock.error_ns),
         *(_encode_text(name, getattr(identity, name)) for name in _TEXT_BYTES),
     )
     return body + _HEADER_CRC.pack(zlib.crc32(body))
@@ -192,7 +192,7 @@ def decode_header(page: bytes, place: str) -> tuple[Identity, ClockBase, int]:
     identity = Identity(
         job=texts["job"],
         branch=texts["branch"],
-        incarnation=values["incarnation"],
+        round=values["round"],
         rank=values["rank"],
         layout=layout,
         pid=values["pid"],

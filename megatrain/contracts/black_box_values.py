@@ -72,14 +72,14 @@ NO_SPAN = RecordFlag.STEP_TOTAL | RecordFlag.VALUE
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Whose black box it is. Everything about diagnosis is keyed by job, branch and incarnation.
+    """Whose black box it is. Everything about diagnosis is keyed by job, branch and round.
 
-    `incarnation` is the round number; `host` is the machine's name.
+    `round` is its number; `host` is the machine's name.
     """
 
     job: str
     branch: str
-    incarnation: int
+    round: int
     rank: int
     layout: Layout
     pid: int

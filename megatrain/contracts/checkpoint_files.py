@@ -14,16 +14,16 @@ import time
 import zlib
 
 from megatrain.contracts.errors import CheckpointError, MissingFileError
-from megatrain.contracts.json_object import JsonObject
+from megatrain.contracts.json_object import JsonObject, renamed
 from megatrain.contracts.location import LocalLocation, Location
-from megatrain.contracts.manifest import Manifest
+from megatrain.contracts.manifest import FORMER_NAMES, Manifest
 
 MANIFEST_NAME = "manifest.json"
 COMMIT_NAME = "COMMIT"
 PINNED_NAME = "PINNED"
 WRITING_NAME = "WRITING"
 TOKENIZER_NAME = "tokenizer.json"
-COMMIT_SCHEMA_VERSION = 1
+COMMIT_SCHEMA_VERSION = 2
 PINNED_SCHEMA_VERSION = 1
 _DIRECTORY_NAME = re.compile(r"step-([0-9]{9,})")
 
@@ -43,14 +43,14 @@ def step_of(name: str) -> int | None:
     return int(match[1])
 
 
-def check_writable(directory: Location, incarnation: int) -> None:
+def check_writable(directory: Location, round_number: int) -> None:
     """Refuse to write into a checkpoint that is complete, or through a link: what COMMIT vouches for changes no more.
 
     Raises: CheckpointError, which tells a process of an older round to stop.
     """
     if _is_link(directory):
         raise CheckpointError(f"{directory} is a symbolic link, and nothing is written through it; remove the link")
-    _check_round(directory, incarnation)
+    _check_round(directory, round_number)
     if is_committed(directory):
         raise CheckpointError(f"{directory} is a complete checkpoint already and is not overwritten; remove it first")
 
@@ -60,7 +60,7 @@ def write_manifest(directory: Location, manifest: Manifest) -> None:
 
     Raises: CheckpointError when it cannot be written, or as `check_writable` does.
     """
-    check_writable(directory, manifest.incarnation)
+    check_writable(directory, manifest.round)
     (directory / MANIFEST_NAME).write(manifest.to_json().encode())
 
 
@@ -103,18 +103,18 @@ def write_commit(directory: Location, manifest: Manifest) -> None:
     Raises: CheckpointError when a newer round has committed this step, when the manifest in place is not `manifest`,
     or when COMMIT cannot be written.
     """
-    _check_round(directory, manifest.incarnation)
+    _check_round(directory, manifest.round)
     found = read_manifest(directory)
     content = manifest.to_json().encode()
     if _manifest_content(directory) != content:
         raise CheckpointError(
-            f"{directory / MANIFEST_NAME}: of round {found.incarnation}, not what round {manifest.incarnation}"
+            f"{directory / MANIFEST_NAME}: of round {found.round}, not what round {manifest.round}"
             " wrote; another process saves the same step, and one of the two must stop"
         )
     commit = {
         "schema_version": COMMIT_SCHEMA_VERSION,
         "step": manifest.step,
-        "incarnation": manifest.incarnation,
+        "round": manifest.round,
         "manifest_crc32": zlib.crc32(content),
     }
     (directory / COMMIT_NAME).write((json.dumps(commit, sort_keys=True) + "\n").encode())
@@ -257,11 +257,11 @@ def _is_link(directory: Location) -> bool:
     return isinstance(directory, LocalLocation) and directory.path.is_symlink()
 
 
-def _check_round(directory: Location, incarnation: int) -> None:
+def _check_round(directory: Location, round_number: int) -> None:
     commit = _read_commit(directory)
-    if commit is not None and commit["incarnation"] > incarnation:
+    if commit is not None and commit["round"] > round_number:
         raise CheckpointError(
-            f"{directory / COMMIT_NAME}: committed by round {commit['incarnation']}, and round {incarnation}"
+            f"{directory / COMMIT_NAME}: committed by round {commit['round']}, and round {round_number}"
             " is older; this process was left behind and must stop"
         )
 
@@ -279,7 +279,9 @@ def _read_commit(directory: Location) -> dict[str, int] | None:
         raw = json.loads((directory / COMMIT_NAME).read())
     except (MissingFileError, ValueError, RecursionError):
         return None
-    names = ("schema_version", "step", "incarnation", "manifest_crc32")
+    if isinstance(raw, dict) and raw.get("schema_version") == COMMIT_SCHEMA_VERSION - 1:
+        raw = {**renamed(raw, FORMER_NAMES), "schema_version": COMMIT_SCHEMA_VERSION}
+    names = ("schema_version", "step", "round", "manifest_crc32")
     if not isinstance(raw, dict) or not all(isinstance(raw.get(name), int) for name in names):
         return None
     return raw if raw["schema_version"] == COMMIT_SCHEMA_VERSION else None

@@ -1,7 +1,7 @@
 """Verdicts: what the diagnosis says of a host or of the training itself, and what became of that.
 
 The daemon's controller writes a HostVerdict, the driver alone decides and writes a VerdictOutcome. Both are kept: they
-are the audit. A verdict holds for one round (incarnation); of a later one it says nothing (DESIGN decisions 13, 14).
+are the audit. A verdict holds for one round; of a later one it says nothing (DESIGN decisions 13, 14).
 Steps are those of events, from 0: a checkpoint of step n holds what steps 0 to n - 1 made, and step n is trained next.
 """
 
@@ -50,7 +50,7 @@ class VerdictConfidence(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HostVerdict:
-    """One verdict. Ids sort by time; `round` is the incarnation that it is about."""
+    """One verdict. Ids sort by time; `round` is that which it is about."""
 
     verdict_id: str
     kind: VerdictKind

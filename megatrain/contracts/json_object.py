@@ -21,6 +21,11 @@ _MAX_SHOWN = 100
 """Characters of a wrong value that an error repeats."""
 
 
+def renamed(raw: Mapping[str, Any], former_names: Mapping[str, str]) -> dict[str, Any]:
+    """Return the fields under their names of now. One that is there under its new name too keeps its former one."""
+    return {name if (now := former_names.get(name, name)) in raw else now: value for name, value in raw.items()}
+
+
 class JsonObject:
     """The fields of a JSON object, taken out by kind. `place` names the file in errors, `prefix` the object in it."""
 
@@ -31,8 +36,17 @@ class JsonObject:
         self._prefix = prefix
 
     @classmethod
-    def parse(cls, content: bytes | str, place: str, schema_version: int, damage: str) -> Self:
+    def parse(
+        cls,
+        content: bytes | str,
+        place: str,
+        schema_version: int,
+        damage: str,
+        former_names: Mapping[str, str] | None = None,
+    ) -> Self:
         """Return the object that a file holds; `damage` says what a file that is no JSON means.
+
+        `former_names`: what fields were called in the schema version before, which is then read too.
 
         Raises: CheckpointError when it is no JSON object or of another schema version.
         """
@@ -45,9 +59,13 @@ class JsonObject:
         if not isinstance(raw, dict):
             raise CheckpointError(f"{place}: a {type(raw).__name__}, expected a JSON object; {damage}")
         found = raw.get("schema_version")
+        if former_names is not None and found == schema_version - 1 and not isinstance(found, bool):
+            return cls(renamed(raw, former_names), place, found)
         if found != schema_version or isinstance(found, bool):
+            former = "" if former_names is None else f"{schema_version - 1} and "
             raise CheckpointError(
-                f"{place}: schema_version={found!r}, this program reads {schema_version}; use the program that wrote it"
+                f"{place}: schema_version={found!r}, this program reads {former}{schema_version}; use the program that"
+                " wrote it"
             )
         return cls(raw, place, schema_version)
 

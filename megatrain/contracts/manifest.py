@@ -12,7 +12,9 @@ from megatrain.contracts.json_object import JsonObject
 from megatrain.contracts.location import is_relative_name
 from megatrain.contracts.sample_ranges import SampleRanges
 
-MANIFEST_SCHEMA_VERSION = 2
+MANIFEST_SCHEMA_VERSION = 3
+FORMER_NAMES = {"incarnation": "round"}
+"""Of the manifest in version 2 and of COMMIT in version 1: former name -> name."""
 _DIGEST = re.compile(r"(items-)?sha256:[0-9a-f]{64}")
 
 
@@ -69,14 +71,14 @@ class Manifest:
     """What a checkpoint is of, and what its files must be.
 
     `consumed_samples` is the cursor in the sample order; `num_updates` counts the optimizer's updates: `step` less the
-    `num_skipped` steps that were not finite. `incarnation` is the round that wrote it. Without the optimizer's moments
+    `num_skipped` steps that were not finite. `round` is that which wrote it. Without the optimizer's moments
     (`has_optimizer`) training starts from the weights. `files` maps paths relative to the directory to sizes and
     digests, without the manifest, COMMIT and PINNED themselves.
     """
 
     job: str
     branch: str
-    incarnation: int
+    round: int
     step: int
     consumed_samples: int
     consumed_tokens: int
@@ -104,7 +106,7 @@ class Manifest:
 
         Raises: CheckpointError naming the file and the field that is missing, unknown or of a wrong kind.
         """
-        reader = JsonObject.parse(content, place, MANIFEST_SCHEMA_VERSION, "the checkpoint is damaged")
+        reader = JsonObject.parse(content, place, MANIFEST_SCHEMA_VERSION, "the checkpoint is damaged", FORMER_NAMES)
         reader.check_names(cls)
         mesh = reader.section("mesh")
         mesh.check_names(CheckpointMesh)
@@ -113,7 +115,7 @@ class Manifest:
         return cls(
             job=reader.text("job"),
             branch=reader.text("branch"),
-            incarnation=reader.count("incarnation"),
+            round=reader.count("round"),
             step=reader.count("step"),
             consumed_samples=reader.count("consumed_samples"),
             consumed_tokens=reader.count("consumed_tokens"),

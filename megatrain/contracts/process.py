@@ -29,13 +29,13 @@ class Process:
     world_size: int = 1
     local_rank: int = 0
     local_world_size: int = 1
-    incarnation: int = 0
+    round: int = 0
     init_method: str | None = None
     store: str = ""
     """Where the workers meet, for messages."""
     host: str = ""
     """What the launcher calls this host; empty where none gave it a name: under torchrun, or alone."""
-    is_incarnation_common: bool = True
+    is_round_common: bool = True
     """Every rank knows the same one. torchrun's agents count restarts, each from when it came."""
     rollback: Rollback | None = None
     """What the launcher wants undone before the state is loaded."""
@@ -66,10 +66,8 @@ def process_from_environment(environment: Mapping[str, str]) -> Process:
         world_size=world_size,
         local_rank=local_rank,
         local_world_size=local_world_size,
-        incarnation=_number(
-            environment, ROUND_VARIABLE if has_round else _COUNT_VARIABLE, 0, _MOST_RESTARTS, default=0
-        ),
-        is_incarnation_common=not has_own_count,
+        round=_number(environment, ROUND_VARIABLE if has_round else _COUNT_VARIABLE, 0, _MOST_RESTARTS, default=0),
+        is_round_common=not has_own_count,
         init_method="env://",
         store=f"{environment['MASTER_ADDR']}:{environment['MASTER_PORT']}",
         host=environment.get(HOST_VARIABLE, ""),

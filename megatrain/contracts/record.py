@@ -18,6 +18,8 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 from megatrain.contracts.errors import CoordinationError
 
 SCHEMA_VERSION = 1
+FORMER_NAME = "former_name"
+"""In a field's metadata: what it was called before; under that name it is read too."""
 _MAX_SHOWN = 80
 _TOO_LARGE = 2**63
 
@@ -72,8 +74,9 @@ def from_plain(kind: type[RecordType], value: Mapping[str, Any], place: str) -> 
     found: dict[str, Any] = {}
     plain_kind: Any = kind
     for field, wanted in _fields(plain_kind):
-        if field.name in value:
-            held = value[field.name]
+        name = field.name if field.name in value else field.metadata.get(FORMER_NAME, field.name)
+        if name in value:
+            held = value[name]
             # most are scalars of the very type: said at once, for there are thousands of records in a look at a job
             found[field.name] = held if _fits(wanted, held) else _read(wanted, held, f"{place}: {field.name}")
         elif field.default is MISSING and field.default_factory is MISSING:

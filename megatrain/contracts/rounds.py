@@ -1,4 +1,4 @@
-"""Rounds: who trains with which ranks, from when on, and that it is over. The round's number is the incarnation."""
+"""Rounds: who trains with which ranks, from when on, and that it is over."""
 
 from __future__ import annotations
 

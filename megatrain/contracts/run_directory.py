@@ -199,14 +199,14 @@ def own_box_paths(directory: Path) -> list[Path]:
         return []
 
 
-def black_box_path(directory: Path, job: str, run_key: str, branch: str, incarnation: int, rank: int) -> Path:
-    """Return the file of one rank's black box in one incarnation of a job.
+def black_box_path(directory: Path, job: str, run_key: str, branch: str, round_number: int, rank: int) -> Path:
+    """Return the file of one rank's black box in one round of a job.
 
     `directory`: telemetry.black_box_directory; `run_key`: see RunDirectory.key.
     """
     # A dot separates the parts and occurs in none of them.
     names = ".".join(safe_name(name) for name in (job, run_key, branch))
-    return own_box_directory(directory) / f"megatrain.{names}.{incarnation:06d}.rank-{rank:05d}.blackbox"
+    return own_box_directory(directory) / f"megatrain.{names}.{round_number:06d}.rank-{rank:05d}.blackbox"
 
 
 def kept_black_box(directory: Path, rank: int) -> Path:

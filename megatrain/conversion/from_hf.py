@@ -114,7 +114,7 @@ def _manifest(opened: HfModel) -> Manifest:
     return Manifest(
         job=config.job.name,
         branch=MAIN_BRANCH,
-        incarnation=0,
+        round=0,
         step=0,
         consumed_samples=0,
         consumed_tokens=0,

@@ -66,7 +66,7 @@ def reshard(source: Location, output: Location, layout: Layout, num_chunks: int)
         files={},
     )
     with new_checkpoint(
-        output, written, lambda rank: data_file_name(manifest.incarnation, rank), _small_files(source, manifest)
+        output, written, lambda rank: data_file_name(manifest.round, rank), _small_files(source, manifest)
     ) as target:
         for images in _windows(planned_images(config, layout, has_optimizer=manifest.has_optimizer)):
             _write_images(target, images, reader)

@@ -83,7 +83,7 @@ class BlackBoxWriter:
 
     @classmethod
     def create(cls, path: Path, identity: Identity, capacity: int) -> Self:
-        """Make the file. One of an earlier process of the same rank and incarnation is evidence: it is set aside.
+        """Make the file. One of an earlier process of the same rank and round is evidence: it is set aside.
 
         Raises: OSError when the directory is missing, read-only, full or not ours; DataError when a name does not fit.
         """
@@ -158,7 +158,7 @@ def open_writer(identity: Identity, directory: str, run_key: str, num_records: i
     """Return the writer of this rank's black box in `directory`; "" means none, and a useless directory a warning."""
     if not directory:
         return BlackBoxWriter.anonymous()
-    path = black_box_path(Path(directory), identity.job, run_key, identity.branch, identity.incarnation, identity.rank)
+    path = black_box_path(Path(directory), identity.job, run_key, identity.branch, identity.round, identity.rank)
     try:
         path.parent.parent.mkdir(parents=True, exist_ok=True)
         make_own_directory(path.parent)

@@ -12,8 +12,8 @@ from torch import distributed as dist
 from megatrain.comm import create_mesh, join, meet
 from megatrain.comm.group_creation import create_process_group
 from megatrain.comm.group_plan import PlannedGroup
-from megatrain.comm.incarnation import Meeting
 from megatrain.comm.link_warmup import warm_up
+from megatrain.comm.meeting import Meeting
 from megatrain.contracts.errors import CommunicationError
 from megatrain.contracts.layout import Layout
 from megatrain.contracts.process import Process

@@ -13,7 +13,7 @@ from megatrain.comm import Mesh, create_mesh, join
 from megatrain.comm.group_creation import create_process_group
 from megatrain.comm.group_plan import PlannedGroup
 from megatrain.comm.group_stores import GroupStores
-from megatrain.comm.incarnation import Meeting
+from megatrain.comm.meeting import Meeting
 from megatrain.contracts.errors import CommunicationError
 from megatrain.contracts.layout import Layout
 from megatrain.contracts.operations import Operation

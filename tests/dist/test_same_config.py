@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from torch import distributed as dist
 
-from megatrain.comm.incarnation import Meeting
+from megatrain.comm.meeting import Meeting
 from megatrain.config.config import Config
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.process import Process

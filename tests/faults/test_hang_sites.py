@@ -130,7 +130,7 @@ def check_named(root: Path, capsys: pytest.CaptureFixture[str], orders: list[tup
             assert incident.culprit_ranks == (rank,), (site, incident)
             assert incident.culprit_hosts == (f"host-{rank // 2}",), site
             assert incident.moments.detected - running.struck_unix_s(number) <= NAMED_S, (site, incident)
-            words = ["diag", "hang", str(running.job.files.root), "--incarnation", str(incident.round), "--json"]
+            words = ["diag", "hang", str(running.job.files.root), "--round", str(incident.round), "--json"]
             assert main(words) == 0
             told = json.loads(capsys.readouterr().out)
             assert [one["rank"] for one in told["suspects"]] == [rank], (site, told)

@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 from megatrain.comm import join, leave
 from megatrain.comm.group_creation import create_process_group
 from megatrain.comm.group_plan import PlannedGroup
-from megatrain.comm.incarnation import Meeting
+from megatrain.comm.meeting import Meeting
 from megatrain.contracts.process import Process
 from tests.helpers.require import require
 

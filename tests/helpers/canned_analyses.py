@@ -44,14 +44,12 @@ def log_lines() -> LogLinesDocument:
                 line=texts[kind].format(step=STEP - (NUM_LINES - index) // 16),
             )
         )
-    return LogLinesDocument(
-        incarnation=2, num_matching=41_230, num_searched=1_204_118, lines=tuple(lines), is_partial=False
-    )
+    return LogLinesDocument(round=2, num_matching=41_230, num_searched=1_204_118, lines=tuple(lines), is_partial=False)
 
 
 def log_causes() -> LogVerdictDocument:
     return LogVerdictDocument(
-        incarnation=2,
+        round=2,
         label="cuda-ecc",
         action="replace the host",
         culprit="host-011",
@@ -118,7 +116,7 @@ def stragglers() -> StragglersDocument:
         )
 
     return StragglersDocument(
-        incarnation=2,
+        round=2,
         source="daemon",
         is_enough=True,
         headline=f"{SLOW_HOST} makes every step 0.36 s longer: a slow device, high confidence.",
@@ -143,7 +141,7 @@ def what_if() -> WhatIfDocument:
         return tuple(PartDocument(name=name.replace("_", "-"), slowdown=value) for name, value in slowdowns.items())
 
     return WhatIfDocument(
-        incarnation=2,
+        round=2,
         steps=tuple(range(48_020, 48_231, 10)),
         slowdown=1.083,
         launch_slowdown=1.004,

@@ -17,10 +17,10 @@ from megatrain_diagnostics.dashboard.documents.hosts import (
     HostsDocument,
 )
 from megatrain_diagnostics.dashboard.documents.job import (
-    IncarnationDocument,
     JobDocument,
     LayoutDocument,
     OperationDocument,
+    RoundDocument,
 )
 from megatrain_diagnostics.dashboard.documents.overview import (
     CheckpointAge,
@@ -53,11 +53,9 @@ def job_document(*, can_act: bool = False, is_recorded: bool = False, has_sessio
         run_directory="/data/runs/gpt-13b-demo",
         is_recorded=is_recorded,
         layout=LayoutDocument(tp_size=8, pp_size=8, dp_size=6, world_size=384),
-        incarnations=(
-            IncarnationDocument(number=1, began_unix_s=NOW_S - 90_000, world_size=384, first_step=1, last_step=31_000),
-            IncarnationDocument(
-                number=2, began_unix_s=NOW_S - 30_000, world_size=384, first_step=30_801, last_step=STEP
-            ),
+        rounds=(
+            RoundDocument(number=1, began_unix_s=NOW_S - 90_000, world_size=384, first_step=1, last_step=31_000),
+            RoundDocument(number=2, began_unix_s=NOW_S - 30_000, world_size=384, first_step=30_801, last_step=STEP),
         ),
         operations=(
             OperationDocument(name="forward-compute", number=1, lane="compute", is_exchange=False),
@@ -170,7 +168,7 @@ def series_document(num: int = 600) -> SeriesDocument:
         step_s_high=tuple(one * (1.05 + spike.get(index, 0)) for index, one in enumerate(step_s)),
         tokens_per_s=tuple(tokens),
         mfu=tuple(one / 1_200_000 for one in tokens),
-        incarnation=tuple(1 if step <= 31_000 else 2 for step in steps),
+        round=tuple(1 if step <= 31_000 else 2 for step in steps),
         bad_steps=(),
     )
 

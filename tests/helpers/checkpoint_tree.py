@@ -17,7 +17,7 @@ def make_manifest(**changes: Any) -> Manifest:
     values: dict[str, Any] = {
         "job": "demo",
         "branch": "main",
-        "incarnation": 2,
+        "round": 2,
         "step": 120,
         "consumed_samples": 3840,
         "consumed_tokens": 983_040,

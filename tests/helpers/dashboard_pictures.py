@@ -18,7 +18,7 @@ from megatrain_diagnostics.dashboard.security.heavy import HeavyQuestions
 from megatrain_diagnostics.dashboard.settings import DashboardSettings
 from megatrain_diagnostics.dashboard.sources.facts import JobFacts
 from megatrain_diagnostics.dashboard.sources.protocol import LiveState
-from megatrain_diagnostics.events.roster import Roster, make_roster, newest_incarnation
+from megatrain_diagnostics.events.roster import Roster, make_roster, newest_round
 from megatrain_diagnostics.events.source import Where
 from megatrain_diagnostics.events.tables import Groups, Ranks, Table
 from megatrain_diagnostics.store.hang_evidence import FiledEvidence
@@ -54,11 +54,11 @@ class PictureSource:
     def facts(self) -> JobFacts:
         return JobFacts()
 
-    def kept_evidence(self, incarnation: int) -> FiledEvidence | None:
+    def kept_evidence(self, round_number: int) -> FiledEvidence | None:
         return self.evidence
 
-    def roster(self, incarnation: int | None) -> Roster:
-        number = newest_incarnation(self.events.read(Ranks)) if incarnation is None else incarnation
+    def roster(self, round_number: int | None) -> Roster:
+        number = newest_round(self.events.read(Ranks)) if round_number is None else round_number
         if number not in self._rosters:
             where = Where((number,))
             self._rosters[number] = make_roster(self.events.read(Ranks, where), self.events.read(Groups, where), number)

@@ -76,10 +76,10 @@ class MadeUpJob:
     def facts(self) -> JobFacts:
         return JobFacts()
 
-    def roster(self, incarnation: int | None) -> Roster:
+    def roster(self, round_number: int | None) -> Roster:
         raise DataError("no rank was ever heard of")
 
-    def kept_evidence(self, incarnation: int) -> FiledEvidence | None:
+    def kept_evidence(self, round_number: int) -> FiledEvidence | None:
         return None
 
     def live(self) -> LiveState:

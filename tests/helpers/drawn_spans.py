@@ -37,7 +37,7 @@ class Drawing:
 
     def _add(self, table: type[Table], **columns: Any) -> None:
         rows = self.rows.setdefault(table, [])
-        rows.append({"incarnation": 1, "sequence": len(rows) + 1, **columns})
+        rows.append({"round": 1, "sequence": len(rows) + 1, **columns})
 
     def group(self, name: str, members: Sequence[int]) -> int:
         """Return the number of a group, the same at all of its members."""

@@ -78,11 +78,11 @@ class RunningCollector:
         assert self.server.stop(10.0), "a stream did not end"
 
 
-def span_rows(num_rows: int, *, rank: int = 0, first: int = 0, incarnation: int = 0, **columns: Any) -> Spans:
+def span_rows(num_rows: int, *, rank: int = 0, first: int = 0, round_number: int = 0, **columns: Any) -> Spans:
     """Return spans of one rank with sequence numbers from `first`, just now; `columns` replace others."""
     now = time.time_ns()
     values: dict[str, Any] = {
-        "incarnation": incarnation, "rank": rank, "sequence": first + np.arange(num_rows), "step": 7,
+        "round": round_number, "rank": rank, "sequence": first + np.arange(num_rows), "step": 7,
         "operation": Operation.FORWARD_COMPUTE.number, "microbatch": 3, "chunk": 0, "group": 0, "collective": 0,
         "start_ns": now, "duration_ns": 1000, "launch_ns": now, "num_bytes": 0, "flags": 0,
     }  # fmt: skip

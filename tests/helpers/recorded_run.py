@@ -1,6 +1,6 @@
-"""A run directory as a job leaves it: two incarnations, a failure, a slow host, logs, stacks, checkpoints.
+"""A run directory as a job leaves it: two rounds, a failure, a slow host, logs, stacks, checkpoints.
 
-Incarnation 1 trains steps 0 to 59, incarnation 2 goes on from step 50 to 119; a step takes a second, and between them
+Round 1 trains steps 0 to 59, round 2 goes on from step 50 to 119; a step takes a second, and between them
 lie 30 seconds. Rank 2 (host-1) is slow from step 80 on.
 """
 
@@ -41,9 +41,9 @@ LAYOUT = Layout(dp_size=4)
 START_S = START_NS / 1e9
 TOKENS = 4096.0
 GAP_S = 30.0
-"""Between the last step of incarnation 1 and the first of incarnation 2."""
+"""Between the last step of round 1 and the first of round 2."""
 SECOND_BEGAN_S = START_S + 60 + GAP_S - 50
-"""Step n of incarnation 2 ends at this and n + 1 seconds."""
+"""Step n of round 2 ends at this and n + 1 seconds."""
 FAILED_S = START_S + 60.5
 END_TOKENS = 120 * 4096
 """Steps that were done again count once."""
@@ -67,7 +67,7 @@ def write_recorded_run(root: Path) -> RecordedRun:
     run = RunDirectory(root)
     run.create()
     (root / "config.toml").write_text((ROOT / "configs" / "demo.toml").read_text())
-    jobs = {number: SyntheticJob(LAYOUT, incarnation=number) for number in (1, 2)}
+    jobs = {number: SyntheticJob(LAYOUT, round=number) for number in (1, 2)}
     with SegmentStore(run.events) as store:
         for number, job in jobs.items():
             ranks = job.ranks()
@@ -93,12 +93,12 @@ def write_recorded_run(root: Path) -> RecordedRun:
     return RecordedRun(run, jobs)
 
 
-def end_s(incarnation: int, step: int) -> float:
+def end_s(round_number: int, step: int) -> float:
     """Return when a step ended, unix seconds."""
-    return (START_S if incarnation == 1 else SECOND_BEGAN_S) + step + 1
+    return (START_S if round_number == 1 else SECOND_BEGAN_S) + step + 1
 
 
-def step_of(job: SyntheticJob, incarnation: int, step: int) -> tuple[StepTotals, Values]:
+def step_of(job: SyntheticJob, round_number: int, step: int) -> tuple[StepTotals, Values]:
     """Return what all ranks tell of a step: each takes a second, whatever the job's ranks did in it."""
     totals, squares = job.step(step)
     told = {
@@ -108,10 +108,10 @@ def step_of(job: SyntheticJob, incarnation: int, step: int) -> tuple[StepTotals,
         StepValue.MODEL_FLOPS: 4e14,
         StepValue.PEAK_FLOPS: 1e15,
     }
-    values = joined(Values, [squares, values_told_by(range(LAYOUT.world_size), step, told, incarnation)])
+    values = joined(Values, [squares, values_told_by(range(LAYOUT.world_size), step, told, round_number)])
     # sequence numbers of one rank and step differ
     values = replace(values, sequence=np.arange(len(values.rank)) + 10_000 * (step + 1))
-    begin_ns = int((end_s(incarnation, step) - 1) * 1e9)
+    begin_ns = int((end_s(round_number, step) - 1) * 1e9)
     is_step = totals.operation == 1
     totals = replace(
         totals,
@@ -122,7 +122,7 @@ def step_of(job: SyntheticJob, incarnation: int, step: int) -> tuple[StepTotals,
 
 
 def failure() -> Incident:
-    """Return the incident between the two incarnations: ten steps had to be done again."""
+    """Return the incident between the two rounds: ten steps had to be done again."""
     moments = replace(
         make_incident().moments,
         began=FAILED_S, detected=FAILED_S + 1, decided=FAILED_S + 1.5, halted=FAILED_S + 3, round_written=FAILED_S + 4,
@@ -142,7 +142,7 @@ def _groups() -> Groups:
     return from_columns(
         Groups,
         {
-            "incarnation": [number for number in (1, 2) for _ in range(4)],
+            "round": [number for number in (1, 2) for _ in range(4)],
             "rank": [0, 1, 2, 3] * 2,
             "group": [1] * 8,
             "first_rank": [0] * 8,
@@ -165,7 +165,7 @@ def _logs() -> LogLines:
     return from_columns(
         LogLines,
         {
-            "incarnation": [one[0] for one in lines],
+            "round": [one[0] for one in lines],
             "rank": [one[1] for one in lines],
             "sequence": [100 * (place + 1) for place in range(len(lines))],
             "at_ns": [int(one[2] * 1e9) for one in lines],
@@ -181,7 +181,7 @@ def _stacks() -> Stacks:
     return from_columns(
         Stacks,
         {
-            "incarnation": [2] * 5,
+            "round": [2] * 5,
             "rank": [0, 1, 2, 3, 3],
             "sequence": [1, 1, 1, 1, 2],
             "at_ns": [int((SECOND_BEGAN_S + 120) * 1e9)] * 4 + [int((SECOND_BEGAN_S + 121) * 1e9)],

@@ -13,7 +13,7 @@ from megatrain_diagnostics.events.tables import Groups, Ranks, Spans, from_colum
 
 BEGIN_NS = 1_780_000_000_000_000_000
 STEP_NS = 60_000_000_000
-INCARNATION = 3
+ROUND = 3
 
 _OPERATIONS = {
     "forward-compute": Operation.FORWARD_COMPUTE,
@@ -77,7 +77,7 @@ def recorded_spans(table: OperationTable, shape: JobShape) -> Spans:
             from_columns(
                 Spans,
                 {
-                    "incarnation": [INCARNATION] * count,
+                    "round": [ROUND] * count,
                     "rank": [rank + tp_rank for rank in ranks],
                     "sequence": list(range(1, count + 1)),
                     "step": columns["step"],
@@ -105,7 +105,7 @@ def who_ran(shape: JobShape, ranks_per_host: int = 2) -> Ranks:
     return from_columns(
         Ranks,
         {
-            "incarnation": [INCARNATION] * count,
+            "round": [ROUND] * count,
             "rank": list(range(count)),
             "dp_rank": [one.dp for one in at],
             "pp_rank": [one.pp for one in at],
@@ -123,7 +123,7 @@ def who_ran(shape: JobShape, ranks_per_host: int = 2) -> Ranks:
 
 def no_groups() -> Groups:
     return from_columns(
-        Groups, {name: [] for name in ("incarnation", "rank", "group", "first_rank", "stride", "num_ranks", "name")}
+        Groups, {name: [] for name in ("round", "rank", "group", "first_rank", "stride", "num_ranks", "name")}
     )
 
 

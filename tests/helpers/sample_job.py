@@ -17,7 +17,7 @@ from pathlib import Path
 from megatrain.cli import main
 from megatrain.contracts.incident import Incident, IncidentKind, IncidentState
 from megatrain.contracts.record import decode
-from megatrain_diagnostics.events.roster import newest_incarnation
+from megatrain_diagnostics.events.roster import newest_round
 from megatrain_diagnostics.events.tables import Ranks
 from megatrain_diagnostics.store.compaction import compact
 from megatrain_diagnostics.store.reader import StoredEvents
@@ -88,9 +88,9 @@ def _pid_of(loop: ClosedLoop, rank: int) -> int:
     """Return the process of a rank in the newest round, when it has told."""
     newest = max(one.number for one in loop.view.rounds())
     source = StoredEvents(loop.launched.job.files.events)
-    wait_until(lambda: newest_incarnation(source.read(Ranks)) == newest, f"ranks of round {newest}", _DEADLINE_S)
+    wait_until(lambda: newest_round(source.read(Ranks)) == newest, f"ranks of round {newest}", _DEADLINE_S)
     ranks = source.read(Ranks)
-    return int(ranks.pid[(ranks.incarnation == newest) & (ranks.rank == rank)][0])
+    return int(ranks.pid[(ranks.round == newest) & (ranks.rank == rank)][0])
 
 
 def _tend_checkpoints(run: Path) -> None:

@@ -49,7 +49,7 @@ def put_whole(branch: Location, step: int, tensor: Tensor | None = None, **chang
         manifest,
         [(0, plan_image([("master", shard)]))],
         lambda item: item.tensor,
-        lambda number: data_file_name(manifest.incarnation, number),
+        lambda number: data_file_name(manifest.round, number),
         {},
     )
     return Path(str(place))

@@ -1,7 +1,7 @@
 """A small language of faults in training workers: `fail_at(rank, step, kind, place)`.
 
 `python -m tests.helpers.step_faults CONFIG ...` is `megatrain.train` whose workers obey the faults that are ordered in
-a directory (environment variable MEGATRAIN_FAULTS). A fault strikes once, in the first incarnation that comes to its
+a directory (environment variable MEGATRAIN_FAULTS). A fault strikes once, in the first round that comes to its
 step: it takes its file NN.json away, and leaves NN.struck with the time. `pace_s` makes every step take so long.
 The kinds are those of nvidia-resiliency-ext's catalogue that need no GPU.
 """
@@ -37,7 +37,7 @@ class StepFault:
     kind: str
     rank: int
     step: int
-    """Steps that are done by then; of a load, the incarnation."""
+    """Steps that are done by then; of a load, the round."""
     place: str = "step"
     """One of PLACES, "read", or "before" or "in" and the name of an operation: see hang_sites.py."""
 
@@ -129,7 +129,7 @@ def ordered(root: Path) -> dict[Path, StepFault]:
 
 
 def strike(path: Path, fault: StepFault) -> None:
-    """Do as ordered, unless another incarnation was first."""
+    """Do as ordered, unless another round was first."""
     taken = path.with_suffix(".struck")
     try:
         path.rename(path.with_suffix(".taken"))
@@ -164,7 +164,7 @@ def main() -> int:
 
     root = Path(os.environ[VARIABLE])
     rank = int(os.environ.get("RANK", "0"))
-    incarnation = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    round_number = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     pace_s = float(json.loads((root / _PACE).read_text()))
 
     def obey(place: str, step: int) -> None:
@@ -191,7 +191,7 @@ def main() -> int:
         evaluate(trainer)
 
     def faulty_publish(checkpoints: JobCheckpoints, slots: Any) -> None:
-        obey("load", incarnation)
+        obey("load", round_number)
         publish(checkpoints, slots)
 
     def faulty_copy_out(slot: ArenaSlot) -> None:

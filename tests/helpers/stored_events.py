@@ -14,7 +14,7 @@ OPERATIONS = (3, 4, 10)
 START_NS = 1_700_000_000 * 10**9
 
 
-def step_totals(ranks: range, steps: range, *, incarnation: int = 1, start_ns: int = START_NS) -> StepTotals:
+def step_totals(ranks: range, steps: range, *, round_number: int = 1, start_ns: int = START_NS) -> StepTotals:
     """Return a row for each rank, step and operation; `sum_ns` is a number that no other row has."""
     rank, step, operation = (
         grid.ravel() for grid in np.meshgrid(list(ranks), list(steps), list(OPERATIONS), indexing="ij")
@@ -23,13 +23,13 @@ def step_totals(ranks: range, steps: range, *, incarnation: int = 1, start_ns: i
     return from_columns(
         StepTotals,
         {
-            "incarnation": np.full(len(rank), incarnation),
+            "round": np.full(len(rank), round_number),
             "rank": rank,
             "sequence": sequence,
             "step": step,
             "operation": operation,
             "start_ns": start_ns + step * 10**9,
-            "sum_ns": (incarnation * 1000 + rank) * 10**6 + sequence,
+            "sum_ns": (round_number * 1000 + rank) * 10**6 + sequence,
             "max_ns": sequence,
             "count": np.full(len(rank), 4),
             "num_bytes": rank * 0,

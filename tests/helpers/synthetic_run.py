@@ -100,7 +100,7 @@ def spans_of_step(layout: Layout, step: int, ranks: range, num_microbatches: int
     return from_columns(
         Spans,
         {
-            "incarnation": np.full(num * count, 1),
+            "round": np.full(num * count, 1),
             "rank": np.repeat(rank, count),
             "sequence": np.tile(step * 100_000 + np.arange(count), num),
             "step": np.full(num * count, step),

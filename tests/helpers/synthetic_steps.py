@@ -33,7 +33,7 @@ class SyntheticJob:
     ranks_per_host: int = 2
     noise: float = 0.02
     seed: int = 0
-    incarnation: int = 1
+    round: int = 1
     compute_factor: dict[int, float] = field(default_factory=dict)
     """By rank; may be changed between steps."""
     data_s: dict[int, float] = field(default_factory=dict)
@@ -64,7 +64,7 @@ class SyntheticJob:
         return from_columns(
             Ranks,
             {
-                "incarnation": [self.incarnation] * num,
+                "round": [self.round] * num,
                 "rank": list(range(num)),
                 "dp_rank": [one.dp for one in at],
                 "pp_rank": [one.pp for one in at],
@@ -80,7 +80,7 @@ class SyntheticJob:
         )
 
     def roster(self) -> Roster:
-        return make_roster(self.ranks(), empty_groups(), self.incarnation)
+        return make_roster(self.ranks(), empty_groups(), self.round)
 
     def step(self, step: int, extra: dict[Operation, Array] | None = None) -> tuple[StepTotals, Values]:
         """Return what all ranks stream of a step. `extra`: seconds of other operations by rank."""
@@ -133,7 +133,7 @@ class SyntheticJob:
         return from_columns(
             StepTotals,
             {
-                "incarnation": np.full(num * count, self.incarnation),
+                "round": np.full(num * count, self.round),
                 "rank": np.tile(np.arange(num), count),
                 "sequence": np.repeat(self.sequence + np.arange(count), num),
                 "step": np.full(num * count, step),
@@ -148,11 +148,11 @@ class SyntheticJob:
 
     def _values(self, step: int, work: Array) -> Values:
         loss = [float(x) for x in (3.0 + 0.01 * self._random.normal(), 1.0 + 0.05 * self._random.normal())]
-        return step_values(self.incarnation, step, {StepValue.LOSS: loss[0], StepValue.GRAD_NORM: loss[1]}, work * 1e6)
+        return step_values(self.round, step, {StepValue.LOSS: loss[0], StepValue.GRAD_NORM: loss[1]}, work * 1e6)
 
 
 def step_values(
-    incarnation: int, step: int, values: dict[StepValue, float], squared_lengths: Sequence[float] | Array = ()
+    round_number: int, step: int, values: dict[StepValue, float], squared_lengths: Sequence[float] | Array = ()
 ) -> Values:
     """Return rows of rank 0 for `values`, and of each rank for its squared lengths."""
     rows = [(0, int(kind), value) for kind, value in values.items()]
@@ -160,7 +160,7 @@ def step_values(
     return from_columns(
         Values,
         {
-            "incarnation": [incarnation] * len(rows),
+            "round": [round_number] * len(rows),
             "rank": [row[0] for row in rows],
             "sequence": [step * 1000 + place for place in range(len(rows))],
             "step": [step] * len(rows),
@@ -171,13 +171,13 @@ def step_values(
     )
 
 
-def values_told_by(ranks: Sequence[int], step: int, values: dict[StepValue, float], incarnation: int = 1) -> Values:
+def values_told_by(ranks: Sequence[int], step: int, values: dict[StepValue, float], round_number: int = 1) -> Values:
     """Return rows of each of these ranks for the same `values`."""
-    table = step_values(incarnation, step, values)
+    table = step_values(round_number, step, values)
     return joined(Values, [replace(table, rank=np.full_like(table.rank, rank)) for rank in ranks])
 
 
 def empty_groups() -> Groups:
     return from_columns(
-        Groups, {name: [] for name in ("incarnation", "rank", "group", "first_rank", "stride", "num_ranks", "name")}
+        Groups, {name: [] for name in ("round", "rank", "group", "first_rank", "stride", "num_ranks", "name")}
     )

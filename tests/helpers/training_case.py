@@ -238,7 +238,7 @@ def train_on_rank(context: RankContext, config: Config, orders: Orders) -> RankR
         replica.saved_shards(),
         SampleStream(dataset.num_tokens, config.resolved_data_seed),
         local_rank=local_rank,
-        incarnation=0,
+        round_number=0,
         directory=str(run.checkpoints),
         logs=run.logs,
         rollback=orders.rollback,

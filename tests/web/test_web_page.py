@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from megatrain_diagnostics.dashboard.documents.job import IncarnationDocument
+from megatrain_diagnostics.dashboard.documents.job import RoundDocument
 from tests.helpers.canned_dashboard import CannedDashboard
 from tests.helpers.canned_job import JOB, NOW_S, SLOW_HOST, STEP, job_document, overview_document
 from tests.helpers.waiting import wait_until
@@ -63,12 +63,12 @@ def test_an_open_page_goes_on_to_a_new_round(serve: Serve, pages) -> None:
     dashboard.news("overview")
     wait_until(lambda: "job" in dashboard.asked, "the job is asked again", 5.0)
     known = job_document()
-    third = IncarnationDocument(number=3, began_unix_s=NOW_S, world_size=384, first_step=STEP, last_step=STEP)
-    dashboard.answers["job"] = known.model_copy(update={"incarnations": (*known.incarnations, third)})
+    third = RoundDocument(number=3, began_unix_s=NOW_S, world_size=384, first_step=STEP, last_step=STEP)
+    dashboard.answers["job"] = known.model_copy(update={"rounds": (*known.rounds, third)})
     dashboard.news("heat")
     page.get_by_text("3, the newest").wait_for(state="attached")
     assert page.get_by_label("Round").input_value() == "3"
-    assert "incarnation" not in page.url
+    assert "round" not in page.url
 
 
 HIDE = """() => {

@@ -70,6 +70,15 @@ def test_script_in_a_log_line_is_seen_and_never_run(url: str, pages) -> None:
     assert page.locator("main script").count() == 0
 
 
+def test_a_link_of_before_shows_its_round(url: str, pages) -> None:
+    pages.expected.append("404")
+    page = pages.open(f"{url}#/logs?incarnation=1")
+    page.get_by_text("Connection closed by peer").first.wait_for()
+    page.get_by_role("link", name="Stragglers").click()
+    page.locator("main[data-view=stragglers] h1").wait_for()
+    assert page.url.endswith("?round=1")
+
+
 def test_rounds_can_be_gone_back_to(url: str, pages) -> None:
     pages.expected.append("404")
     page = pages.open(f"{url}#/logs")
@@ -77,6 +86,6 @@ def test_rounds_can_be_gone_back_to(url: str, pages) -> None:
     page.get_by_text("Connection closed by peer").first.wait_for()
     page.get_by_role("link", name="Stragglers").click()
     page.locator("main[data-view=stragglers] h1").wait_for()
-    assert "incarnation=1" in page.url
+    assert "round=1" in page.url
     page.get_by_role("button", name="round 1 is shown").click()
-    page.wait_for_function("() => !location.hash.includes('incarnation')")
+    page.wait_for_function("() => !location.hash.includes('round')")

@@ -32,12 +32,12 @@ VIEWS = {
     "hosts": "last in round 1",
     "hosts/host-1": "About it",
     "heat": "Farthest above their peers",
-    f"heat?incarnation={SLOW.round}&scale=z&by=host": "Farthest above their peers",
+    f"heat?round={SLOW.round}&scale=z&by=host": "Farthest above their peers",
     "timeline": "slices of 8 ranks",
-    f"timeline?incarnation={SLOW.round}&ideal=1&critical=1": "without stragglers",
+    f"timeline?round={SLOW.round}&ideal=1&critical=1": "without stragglers",
     "grid": "in step: 8",
-    f"grid?incarnation={HUNG.round}&rank=3": "process is stopped (T)",
-    f"stragglers?incarnation={SLOW.round}": "host-1",
+    f"grid?round={HUNG.round}&rank=3": "process is stopped (T)",
+    f"stragglers?round={SLOW.round}": "host-1",
     "stragglers": "What if all were typical?",
     "logs": "Lines",
     "checkpoints": "pinned: starting point of the evaluation",
@@ -73,8 +73,8 @@ def test_view_of_the_sample(url: str, pages, view: str) -> None:
     [
         "overview",
         "incidents",
-        f"grid?incarnation={HUNG.round}&rank=3",
-        f"stragglers?incarnation={SLOW.round}",
+        f"grid?round={HUNG.round}&rank=3",
+        f"stragglers?round={SLOW.round}",
         "checkpoints",
     ],
 )
@@ -107,7 +107,7 @@ _CUT = """
 
 
 def test_the_culprit_of_the_hang_is_named_in_the_picture(url: str, pages) -> None:
-    page = pages.open(f"{url}#/grid?incarnation={HUNG.round}")
+    page = pages.open(f"{url}#/grid?round={HUNG.round}")
     canvas = page.get_by_test_id("grid-canvas")
     canvas.wait_for()
     wait_until(lambda: canvas.get_attribute("data-marks") == "1", "the culprit is marked", 10.0)
@@ -133,13 +133,13 @@ def test_steps_that_are_not_known_are_said_to_be_so(url: str, pages) -> None:
 
 
 def test_a_round_of_which_nothing_is_known_is_said_to_be_so(url: str, pages) -> None:
-    page = pages.open(f"{url}#/stragglers?incarnation=99")
+    page = pages.open(f"{url}#/stragglers?round=99")
     page.get_by_role("button", name="nothing is known of round 99; the newest is shown").click()
-    page.wait_for_function("() => !location.hash.includes('incarnation')")
+    page.wait_for_function("() => !location.hash.includes('round')")
 
 
 def test_what_was_said_of_another_round_is_not_shown_as_of_this_one(url: str, pages) -> None:
-    page = pages.open(f"{url}#/stragglers?incarnation={SLOW.round}")
+    page = pages.open(f"{url}#/stragglers?round={SLOW.round}")
     findings = page.get_by_text("computes 119.5 ms a step longer")
     findings.wait_for()
     held = []
@@ -153,7 +153,7 @@ def test_what_was_said_of_another_round_is_not_shown_as_of_this_one(url: str, pa
     page.get_by_text("nobody is slower than its peers").wait_for()
 
 
-@pytest.mark.parametrize("view", [f"grid?incarnation={HUNG.round}", f"stragglers?incarnation={SLOW.round}"])
+@pytest.mark.parametrize("view", [f"grid?round={HUNG.round}", f"stragglers?round={SLOW.round}"])
 def test_a_page_of_twice_the_size_is_not_wider_than_its_screen(url: str, pages, view: str) -> None:
     page = pages.open(f"{url}#/{view}", width=720, height=450)
     page.get_by_role("button", name="is shown; go to the newest").wait_for()

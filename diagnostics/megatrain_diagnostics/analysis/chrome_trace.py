@@ -41,7 +41,7 @@ def _other_data(timeline: Timeline) -> dict[str, Any]:
     return {
         # as text: readers in JavaScript have no integers of 64 bits
         "base_unix_ns": str(timeline.base_ns),
-        "incarnation": timeline.roster.incarnation,
+        "round": timeline.roster.round,
         "layout": str(timeline.roster.layout),
         "num_slices": timeline.num_slices,
         "num_flows": len(timeline.flows),

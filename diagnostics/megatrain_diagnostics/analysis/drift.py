@@ -67,7 +67,7 @@ class LevelChange:
 class Drift:
     """How the pace changed. Units: s; shares are parts of 1."""
 
-    incarnation: int
+    round: int
     first_step: int
     last_step: int
     num_steps: int
@@ -98,15 +98,15 @@ class Drift:
 
 
 def analyse_drift(
-    source: EventSource, incarnation: int, first_step: int | None = None, last_step: int | None = None
+    source: EventSource, round_number: int, first_step: int | None = None, last_step: int | None = None
 ) -> Drift:
-    """Return how the pace of an incarnation changed over its steps, or over those given (both ends included).
+    """Return how the pace of a round changed over its steps, or over those given (both ends included).
 
     Raises: DataError where no step's time is known.
     """
-    whole = Where(incarnations=(incarnation,), first_step=first_step, last_step=last_step)
-    of_incarnation = Where(incarnations=(incarnation,))
-    roster = make_roster(source.read(Ranks, of_incarnation), source.read(Groups, of_incarnation), incarnation)
+    whole = Where(rounds=(round_number,), first_step=first_step, last_step=last_step)
+    of_round = Where(rounds=(round_number,))
+    roster = make_roster(source.read(Ranks, of_round), source.read(Groups, of_round), round_number)
     ranks = _spread_out(tuple(sorted(roster.hosts)), _NUM_PACE_RANKS)
     some = replace(whole, ranks=ranks)
     series = step_series(
@@ -114,7 +114,7 @@ def analyse_drift(
     )
     if not len(series):
         raise DataError(
-            f"incarnation {incarnation} has no step whose time is known"
+            f"round {round_number} has no step whose time is known"
             + (f", but for {series.num_left_out} of warm-up or after checkpoints" if series.num_left_out else "")
         )
     rate = np.where(series.work > 0, series.work / series.seconds, 0.0)
@@ -124,7 +124,7 @@ def analyse_drift(
     known_void = [sample for sample in samples if sample.void >= 0]
     changes = _changes(source, series, roster)
     return Drift(
-        incarnation=incarnation,
+        round=round_number,
         first_step=int(series.step[0]),
         last_step=int(series.step[-1]),
         num_steps=len(series),
@@ -193,7 +193,7 @@ def _change(
 def _totals(source: EventSource, series: StepSeries, part: slice, roster: Roster) -> StepTotals:
     """Read the sums of all ranks for the steps of one side of a change."""
     steps = series.step[part]
-    where = Where(incarnations=(roster.incarnation,), first_step=int(steps[0]), last_step=int(steps[-1]))
+    where = Where(rounds=(roster.round,), first_step=int(steps[0]), last_step=int(steps[-1]))
     found = source.read(StepTotals, where)
     is_fit = np.isin(found.step, steps) & (found.rank >= 0) & (found.rank < roster.layout.world_size)
     return select(found, is_fit & (found.sum_ns >= 0))
@@ -225,11 +225,11 @@ def _samples(source: EventSource, roster: Roster, some: Where) -> tuple[list[Lau
         notes.append("no step was recorded span by span: launch stagger, issue latency and void time are not known")
     found = []
     for step in _spread_out(tuple(steps.tolist()), _NUM_SAMPLED_STEPS):
-        everything = read_step_events(source, roster.incarnation, step, step, some.ranks)
+        everything = read_step_events(source, roster.round, step, step, some.ranks)
         scatters = source.read(
             Spans,
             Where(
-                incarnations=(roster.incarnation,),
+                rounds=(roster.round,),
                 first_step=step,
                 last_step=step,
                 operations=(Operation.GRADS_REDUCE_SCATTER.number,),

@@ -20,7 +20,7 @@ from megatrain.jobs.lost_time import Interval, covered_s, median_of, once_a_roun
 class Restart:
     """A restart as events tell of it, in unix seconds."""
 
-    incarnation: int
+    round: int
     """That ended."""
     begin_s: float
     """End of its last step that counts."""
@@ -41,7 +41,7 @@ def effective_time_ratio(
 def lost_times(incidents: Sequence[Incident], restarts: Iterable[Restart], now_s: float) -> list[Interval]:
     """Return the times in which nothing was done that counts; they may overlap."""
     seen = list(restarts)
-    known = {one.incarnation for one in seen}
+    known = {one.round for one in seen}
     lost = recoveries(incidents, now_s)
     lost += [(one.begin_s, one.end_s) for one in seen]
     for one in once_a_round(incidents):

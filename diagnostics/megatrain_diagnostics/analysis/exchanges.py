@@ -76,7 +76,7 @@ def end_ns(spans: Spans) -> Int64:
 
 
 def find_exchanges(spans: Spans, roster: Roster) -> Exchanges:
-    """Return the exchanges among spans of one incarnation, whose times are of one clock."""
+    """Return the exchanges among spans of one round, whose times are of one clock."""
     groups, group_of_span = _identify_groups(spans, roster)
     rows = np.flatnonzero((group_of_span >= 0) & (spans.collective > 0))
     rows = rows[np.lexsort((spans.rank[rows], spans.collective[rows], group_of_span[rows]))]

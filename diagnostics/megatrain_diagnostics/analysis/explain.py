@@ -104,7 +104,7 @@ def explain_step(events: StepEvents, step: int) -> StepExplanation:
         )
     totals = select(events.totals, events.totals.step == step)
     if not len(totals.rank):
-        raise DataError(f"step {step} is not among the events of incarnation {events.roster.incarnation}")
+        raise DataError(f"step {step} is not among the events of round {events.roster.round}")
     notes = [*events.notes, f"step {step} was not recorded span by span: what overlapped is not known"]
     after = select(events.totals, events.totals.step == step + 1)
     numbers = sorted(set(totals.rank.tolist()))

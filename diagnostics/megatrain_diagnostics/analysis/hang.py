@@ -79,14 +79,14 @@ def roster_groups(roster: Roster) -> dict[str, tuple[int, ...]]:
 
 def standings_of_spans(spans: Spans, roster: Roster) -> dict[int, RankStanding]:
     """Return where the ranks stand by their spans: the newest exchange of each group that was begun, and ended."""
-    rows = np.flatnonzero((spans.incarnation == roster.incarnation) & (spans.group > 0))
+    rows = np.flatnonzero((spans.round == roster.round) & (spans.group > 0))
     positions: dict[int, dict[str, Position]] = {int(rank): {} for rank in np.unique(spans.rank)}
     for rank, group, entered, finished in _newest_places(spans, rows):
         members = roster.groups.get((rank, group))
         if members is not None and members.stride:
             key = group_key(members.name, members.first_rank, members.num_ranks, members.stride)
             positions[rank][key] = Position(entered, finished)
-    busy = _innermost(spans, roster.incarnation)
+    busy = _innermost(spans, roster.round)
     return {
         rank: RankStanding(
             rank,
@@ -142,9 +142,9 @@ def _newest_places(spans: Spans, rows: Selection) -> Iterable[tuple[int, int, in
     yield from zip(rank[starts].tolist(), group[starts].tolist(), entered.tolist(), finished.tolist(), strict=True)
 
 
-def _innermost(spans: Spans, incarnation: int) -> dict[int, int]:
+def _innermost(spans: Spans, round_number: int) -> dict[int, int]:
     """Return for each rank the row of the open span that began last."""
-    rows = np.flatnonzero((spans.incarnation == incarnation) & (spans.duration_ns == NO_DURATION))
+    rows = np.flatnonzero((spans.round == round_number) & (spans.duration_ns == NO_DURATION))
     if not len(rows):
         return {}
     rows = rows[np.lexsort((spans.sequence[rows], spans.rank[rows]))]

@@ -1,6 +1,6 @@
 """The steps that were compared, in arrays of fixed size: own time by aspect, excess over peers, and the network.
 
-Kept are the newest, which are judged, and the first of the incarnation, which say how it was: a slowness that lasts
+Kept are the newest, which are judged, and the first of the round, which say how it was: a slowness that lasts
 does not become the measure of itself.
 """
 
@@ -112,7 +112,7 @@ class History:
 
     @property
     def past(self) -> Window:
-        """Return the first steps of the incarnation; none until there are others than these to compare them with."""
+        """Return the first steps of the round; none until there are others than these to compare them with."""
         if self._first is None or self._count < self._num_first + self._num_first // 2:
             return self.window(0)
         return self._first

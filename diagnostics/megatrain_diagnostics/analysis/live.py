@@ -21,7 +21,7 @@ from megatrain_diagnostics.events.roster import Roster
 from megatrain_diagnostics.events.tables import StepTotals, Values
 
 NUM_WARM_UP = 2
-"""First steps of an incarnation, which compile, warm up and fill caches."""
+"""First steps of a round, which compile, warm up and fill caches."""
 _HISTORY_STEPS = 64
 _REMEMBERED_BREAKS = 16
 _RECHECK_STEPS = 4
@@ -44,7 +44,7 @@ class StepScores:
 
 
 class LiveDetection:
-    """The ranks of one incarnation."""
+    """The ranks of one round."""
 
     def __init__(self, roster: Roster, thresholds: Thresholds, deadline_s: float = 30.0) -> None:
         self.roster = roster
@@ -69,7 +69,7 @@ class LiveDetection:
         self.roster, self.peers = roster, Peers(roster)
 
     def add_totals(self, totals: StepTotals, now_s: float) -> None:
-        """Enter rows of this incarnation. Units: `now_s` on the clock that `advance` is told."""
+        """Enter rows of this round. Units: `now_s` on the clock that `advance` is told."""
         self.ring.add_totals(totals, now_s)
 
     @property
@@ -78,7 +78,7 @@ class LiveDetection:
         return self.ring.farthest_step
 
     def add_values(self, values: Values) -> None:
-        """Enter rows of this incarnation."""
+        """Enter rows of this round."""
         self.ring.add_values(values)
 
     def advance(self, now_s: float, at_most: int = _ALL) -> int:

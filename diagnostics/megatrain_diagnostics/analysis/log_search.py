@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from megatrain.failures.bundle import BundleVerdict, RankLog, judge, read_rank
-from megatrain_diagnostics.events.roster import Roster, newest_incarnation
+from megatrain_diagnostics.events.roster import Roster, newest_round
 from megatrain_diagnostics.events.source import EventSource, Where
 from megatrain_diagnostics.events.tables import LogLines, Ranks, Selection, num_rows
 
@@ -55,12 +55,12 @@ def matching_lines(logs: LogLines, pattern: re.Pattern[str] | None) -> Selection
 
 
 def newest_logged(source: EventSource) -> int:
-    """Return the newest incarnation that wrote anything: one that failed before it had ranks has lines only."""
+    """Return the newest round that wrote anything: one that failed before it had ranks has lines only."""
     ranks = source.read(Ranks)
     if not num_rows(ranks):
-        return int(max(source.read(LogLines).incarnation, default=0))
-    newest = newest_incarnation(ranks)
-    while num_rows(source.read(LogLines, Where(incarnations=(newest + 1,)))):
+        return int(max(source.read(LogLines).round, default=0))
+    newest = newest_round(ranks)
+    while num_rows(source.read(LogLines, Where(rounds=(newest + 1,)))):
         newest += 1
     return newest
 

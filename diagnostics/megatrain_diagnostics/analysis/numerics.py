@@ -46,7 +46,7 @@ class NumericsAlarm:
 
 
 class NumericsWatch:
-    """One incarnation. Values may come from several ranks, twice and in any order of ranks; steps in order."""
+    """One round. Values may come from several ranks, twice and in any order of ranks; steps in order."""
 
     def __init__(self, jump_factor: float, num_ranks: int = 1) -> None:
         self._factor = jump_factor

@@ -45,7 +45,7 @@ class Reference:
 
 
 class Peers:
-    """The comparisons of one incarnation."""
+    """The comparisons of one round."""
 
     def __init__(self, roster: Roster) -> None:
         self.num_ranks = roster.layout.world_size

@@ -76,11 +76,11 @@ def normalised(stack: str) -> tuple[str, ...]:
     return tuple(frames)
 
 
-def newest_main_stacks(stacks: Stacks, incarnation: int) -> dict[int, str]:
+def newest_main_stacks(stacks: Stacks, round_number: int) -> dict[int, str]:
     """Return by rank the newest stack of its main thread, or of its first thread where none has that name."""
     found: dict[int, tuple[tuple[int, bool], str]] = {}
     for row in range(len(stacks.rank)):
-        if stacks.incarnation[row] != incarnation:
+        if stacks.round[row] != round_number:
             continue
         rank, order = int(stacks.rank[row]), (int(stacks.at_ns[row]), stacks.thread[row] == MAIN_THREAD)
         if rank not in found or order > found[rank][0]:

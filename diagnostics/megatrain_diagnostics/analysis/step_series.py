@@ -50,7 +50,7 @@ class StepSeries:
 
 
 def step_series(totals: StepTotals, values: Values) -> StepSeries:
-    """Return the series of one incarnation's steps.
+    """Return the series of one round's steps.
 
     A number that one rank alone tells of, where others tell of other steps, is nonsense of that rank.
     """

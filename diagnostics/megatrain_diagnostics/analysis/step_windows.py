@@ -38,7 +38,7 @@ _OF_THE_LOOP = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepEvents:
-    """Events of some steps of one incarnation, by the daemon's clock."""
+    """Events of some steps of one round, by the daemon's clock."""
 
     roster: Roster
     spans: Spans
@@ -49,19 +49,19 @@ class StepEvents:
 
 def read_step_events(
     source: EventSource,
-    incarnation: int,
+    round_number: int,
     first_step: int | None,
     last_step: int | None,
     ranks: tuple[int, ...] | None = None,
 ) -> StepEvents:
     """Read spans and totals of steps, and of the steps before and after, which overlap with them.
 
-    Raises: DataError for an incarnation without ranks, and as the source does.
+    Raises: DataError for a round without ranks, and as the source does.
     """
-    of_incarnation = Where(incarnations=(incarnation,))
-    roster = make_roster(source.read(Ranks, of_incarnation), source.read(Groups, of_incarnation), incarnation)
+    of_round = Where(rounds=(round_number,))
+    roster = make_roster(source.read(Ranks, of_round), source.read(Groups, of_round), round_number)
     where = Where(
-        incarnations=(incarnation,),
+        rounds=(round_number,),
         first_step=None if first_step is None else first_step - 1,
         last_step=None if last_step is None else last_step + 1,
         ranks=ranks,
@@ -103,9 +103,9 @@ def _fit(spans: Spans, roster: Roster) -> tuple[Spans, tuple[str, ...]]:
     return spans, tuple(notes)
 
 
-def known_steps(source: EventSource, incarnation: int) -> str:
+def known_steps(source: EventSource, round_number: int) -> str:
     """Return in words which steps the events tell of."""
-    where = Where(incarnations=(incarnation,), operations=(Operation.STEP.number,))
+    where = Where(rounds=(round_number,), operations=(Operation.STEP.number,))
     full, summed = (
         full_steps(source.read(Spans, where)).tolist(),
         np.unique(source.read(StepTotals, where).step).tolist(),

@@ -40,12 +40,12 @@ def stored_stragglers(
     Raises: DataError where no sums of such steps are there.
     """
     first, last = step_range(source, roster, asked, most)
-    incarnation = roster.incarnation
+    round_number = roster.round
     return straggler_history(
         roster,
         thresholds,
         lambda: _steps(source, roster, first, last),
-        lambda ranks: _passes(source, incarnation, first, last, ranks),
+        lambda ranks: _passes(source, round_number, first, last, ranks),
     )
 
 
@@ -58,10 +58,10 @@ def step_range(
     """
     known = sorted(roster.hosts)
     probes = tuple(known[:: max(1, len(known) // _PROBES)])
-    rows = source.read(StepTotals, Where((roster.incarnation,), asked[0], asked[1], probes, (Operation.STEP.number,)))
+    rows = source.read(StepTotals, Where((roster.round,), asked[0], asked[1], probes, (Operation.STEP.number,)))
     if not len(rows.step):
         between = "" if asked == (None, None) else f" between steps {asked[0] or 0} and {asked[1] or 'the newest'}"
-        raise DataError(f"incarnation {roster.incarnation} has no sums of steps{between}; is streaming on (diag on)?")
+        raise DataError(f"round {roster.round} has no sums of steps{between}; is streaming on (diag on)?")
     last = newest_step(rows)
     return (int(rows.step.min()) if asked[0] is not None else max(int(rows.step.min()), last - most + 1)), last
 
@@ -81,10 +81,10 @@ def _steps(source: EventSource, roster: Roster, first: int, last: int) -> Iterat
     # each reading costs the same however little it finds
     at_once = max(STEPS_AT_ONCE, _ROWS_AT_ONCE // (_ROWS_OF_RANK * max(1, roster.layout.world_size)))
     for begin in range(first, last + 1, at_once):
-        where = Where((roster.incarnation,), begin, min(begin + at_once - 1, last))
+        where = Where((roster.round,), begin, min(begin + at_once - 1, last))
         yield source.read(StepTotals, where), source.read(Values, where)
 
 
-def _passes(source: EventSource, incarnation: int, first: int, last: int, ranks: tuple[int, ...]) -> Spans:
+def _passes(source: EventSource, round_number: int, first: int, last: int, ranks: tuple[int, ...]) -> Spans:
     passes = (Operation.FORWARD_COMPUTE.number, Operation.BACKWARD_COMPUTE.number)
-    return source.read(Spans, Where((incarnation,), first, last, ranks, passes))
+    return source.read(Spans, Where((round_number,), first, last, ranks, passes))

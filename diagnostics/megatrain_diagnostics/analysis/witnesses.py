@@ -12,10 +12,10 @@ from megatrain_diagnostics.events.tables import Int32, Int64
 
 
 class Witnesses:
-    """The newest step of each rank of one incarnation."""
+    """The newest step of each rank of one round."""
 
     def __init__(self, num_ranks: int) -> None:
-        """`num_ranks`: that the incarnation has; of a single one all is believed."""
+        """`num_ranks`: that the round has; of a single one all is believed."""
         self.num_needed = min(2, num_ranks)
         self._newest: Int64 = np.full(0, -1, dtype=np.int64)
 

@@ -1,7 +1,7 @@
 """Which rows of a batch are events: what cannot be is left out, counted by reason, and harms no other row.
 
 What is checked here nobody checks again: rows in the store have ranks that exist, and durations and counts that add up
-without an overflow. Rows of an incarnation that is over are stored, and never judged.
+without an overflow. Rows of a round that is over are stored, and never judged.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LONGEST_NS = 2**60
 _LAST_NS = 2**62
 _LARGE = 2**62
 _BOUNDS: Mapping[str, tuple[int, int]] = {
-    "incarnation": (0, 2**31 - 1),
+    "round": (0, 2**31 - 1),
     "rank": (0, MAX_RANKS - 1),
     "sequence": (0, _LARGE),
     "step": (-1, 2**31 - 1),
@@ -78,7 +78,7 @@ class Admitted:
     kind: type[Table]
     stored: pa.RecordBatch
     live: Table
-    """The rows that are not of an incarnation that is over."""
+    """The rows that are not of a round that is over."""
     refused: Mapping[Reason, int]
     old_rows: int
 
@@ -102,7 +102,7 @@ class Admission:
             Reason.FOREIGN_HOST: _of_host(table, host),
             Reason.OUT_OF_RANGE: self._in_range(table),
             Reason.FROM_THE_FUTURE: _at_most(table, time_column(kind), header.made_unix_ns + _FUTURE_NS),
-            Reason.UNKNOWN_INCARNATION: _at_most(table, "incarnation", self._rounds.latest_possible),
+            Reason.UNKNOWN_ROUND: _at_most(table, "round", self._rounds.latest_possible),
         }
         kept = np.ones(num_rows(table), dtype=bool)
         refused: dict[Reason, int] = {}
@@ -133,15 +133,15 @@ class Admission:
 
     def _check_ranks(self, table: Table, good: Mask) -> None:
         """Narrow to ranks that their round has, and to layouts that are as large as it."""
-        incarnations, ranks = _column(table, "incarnation"), _column(table, "rank")
+        rounds, ranks = _column(table, "round"), _column(table, "rank")
         sizes = self._rounds.world_sizes()
-        for incarnation in np.unique(incarnations):
-            size = sizes.get(int(incarnation))
+        for round_number in np.unique(rounds):
+            size = sizes.get(int(round_number))
             if size is not None:
-                good &= (incarnations != incarnation) | (ranks < size)
+                good &= (rounds != round_number) | (ranks < size)
                 if isinstance(table, Ranks):
                     told = table.dp_size.astype(np.int64) * table.pp_size * table.tp_size
-                    good &= (incarnations != incarnation) | (told == size)
+                    good &= (rounds != round_number) | (told == size)
         if isinstance(table, Ranks):
             for axis in ("dp", "pp", "tp"):
                 good &= _column(table, f"{axis}_rank") < _column(table, f"{axis}_size")
@@ -156,11 +156,11 @@ class Admission:
         return mask
 
     def _live(self, table: Table) -> Table:
-        if "incarnation" not in columns_of(type(table)):
+        if "round" not in columns_of(type(table)):
             return table
         if isinstance(table, Ranks):
             self._rounds.note_ranks(table)
-        is_live = _column(table, "incarnation") >= self._rounds.newest
+        is_live = _column(table, "round") >= self._rounds.newest
         return table if is_live.all() else _selected(table, is_live)
 
 

@@ -23,7 +23,7 @@ class Consumer(Protocol):
     """Judges rows as they come. Both methods are called from one thread, and their errors are logged."""
 
     def consume(self, kind: type[Table], table: Table) -> None:
-        """Take rows that are on disk, of an incarnation that is not over."""
+        """Take rows that are on disk, of a round that is not over."""
 
     def tick(self, now_s: float) -> None:
         """Be called about once a second, with the unix time, whether or not rows came."""

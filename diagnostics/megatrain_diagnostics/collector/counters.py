@@ -31,7 +31,7 @@ class Reason(StrEnum):
     """A rank beyond the round's, a negative duration, a step that cannot be."""
     FROM_THE_FUTURE = "from-the-future"
     """More than an hour after their batch was made, by the same clock."""
-    UNKNOWN_INCARNATION = "unknown-incarnation"
+    UNKNOWN_ROUND = "unknown-round"
     """Of a round far beyond the newest."""
     FLOOD = "flood"
     """More rows from one rank than is sustained."""
@@ -46,7 +46,7 @@ class IngestCounters:
     stored_rows: Mapping[str, int]
     duplicate_batches: int
     old_rows: int
-    """Of incarnations that are over: stored, and not judged."""
+    """Of rounds that are over: stored, and not judged."""
     refused_rows: Mapping[tuple[Reason, str], int]
     refused_batches: Mapping[tuple[Reason, str], int]
     """As a whole: how many rows they had is not known."""

@@ -18,7 +18,13 @@ from megatrain.contracts.record import encode
 from megatrain_diagnostics.collector.ingest import Ingest, Session
 from megatrain_diagnostics.wire.authentication import DaemonAuthentication, peer_of
 from megatrain_diagnostics.wire.connection import location_of
-from megatrain_diagnostics.wire.messages import ANSWER_SCHEMA, CLOCK_ACTION, COMMAND, Acknowledgement, ClockAnswer
+from megatrain_diagnostics.wire.messages import (
+    ANSWER_SCHEMA,
+    CLOCK_ACTION,
+    COMMANDS_SERVED,
+    Acknowledgement,
+    ClockAnswer,
+)
 
 _POLL_S = 60.0
 _LAST_WAIT_S = 5.0
@@ -52,9 +58,9 @@ class EventServer(flight.FlightServerBase):  # type: ignore[misc] # pyarrow has 
         return have_ended
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        if descriptor.command != COMMAND:
+        if descriptor.command not in COMMANDS_SERVED:
             raise flight.FlightServerError(
-                f"not a stream of this daemon's: {descriptor.command!r}; expected {COMMAND!r}"
+                f"not a stream of this daemon's: {descriptor.command!r}; expected one of {COMMANDS_SERVED}"
             )
         if self._closing.is_set():
             raise flight.FlightUnavailableError("the daemon ends")

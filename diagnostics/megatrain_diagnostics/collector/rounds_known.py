@@ -1,4 +1,4 @@
-"""Which rounds there are, for the collector: what rank may be, and which incarnation is the one that trains."""
+"""Which rounds there are, for the collector: what rank may be, and which one trains."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class KnownRounds:
 
     def note_ranks(self, ranks: Ranks) -> None:
         """Take what ranks say of themselves: it counts for as long as etcd has said nothing."""
-        if len(ranks.incarnation):
+        if len(ranks.round):
             with self._lock:
-                self._newest_seen = max(self._newest_seen, int(ranks.incarnation.max()))
+                self._newest_seen = max(self._newest_seen, int(ranks.round.max()))
 
     @property
     def newest(self) -> int:
-        """The newest incarnation; -1: none is known."""
+        """The newest round; -1: none is known."""
         with self._lock:
             return self._newest_told if self._newest_told >= 0 else self._newest_seen
 
@@ -51,7 +51,7 @@ class KnownRounds:
 
     @property
     def latest_possible(self) -> int:
-        """The greatest incarnation that a row may have."""
+        """The greatest round that a row may have."""
         with self._lock:
             return self._newest_told + _MAX_AHEAD if self._newest_told >= 0 else _ANY
 

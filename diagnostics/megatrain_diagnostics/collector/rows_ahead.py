@@ -53,9 +53,9 @@ class RowsAhead:
 
 def _ahead(table: Any, latest: int) -> Any:
     """Return which rows are of a later round; None: none is."""
-    if "incarnation" not in columns_of(type(table)):
+    if "round" not in columns_of(type(table)):
         return None
-    mask = np.asarray(table.incarnation > latest)
+    mask = np.asarray(table.round > latest)
     return mask if mask.any() else None
 
 

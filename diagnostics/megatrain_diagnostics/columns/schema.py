@@ -17,11 +17,15 @@ from megatrain.contracts.operations import operation_name
 from megatrain.contracts.step_values import StepValue
 from megatrain_diagnostics.events.tables import TABLES, Int8, Table, TableType, columns_of, from_columns
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 TABLE_KEY = b"megatrain_table"
 VERSION_KEY = b"megatrain_schema_version"
 NOT_KNOWN = 0
 """Number of an operation, or of a value's kind, whose name is from a newer program. No one is ever given it."""
+
+FORMER_COLUMNS = {"incarnation": "round"}
+"""Of version 1, which is read too: former name -> name."""
+_VERSIONS_READ = ("1", str(SCHEMA_VERSION))
 
 _ARROW_TYPES = {
     "u1": pa.uint8(),
@@ -82,9 +86,15 @@ def kind_of(schema: pa.Schema) -> type[Table]:
     if kind is None:
         raise DataError(f"table {name!r} is not known; there are {', '.join(_KINDS)}")
     version = metadata.get(VERSION_KEY, b"").decode(errors="replace")
-    if version != str(SCHEMA_VERSION):
-        raise DataError(f"table {name} of version {version!r}; this program reads version {SCHEMA_VERSION}")
+    if version not in _VERSIONS_READ:
+        raise DataError(f"table {name} of version {version!r}; this program reads {' and '.join(_VERSIONS_READ)}")
     return kind
+
+
+def schema_of_now(schema: pa.Schema) -> pa.Schema:
+    """Return a schema with the names that columns have in this version."""
+    fields = [field.with_name(FORMER_COLUMNS.get(field.name, field.name)) for field in schema]
+    return pa.schema(fields, metadata=schema.metadata)
 
 
 def to_arrow(table: Table) -> pa.RecordBatch:
@@ -104,8 +114,8 @@ def from_arrow(kind: type[TableType], data: pa.RecordBatch | pa.Table) -> TableT
     """
     check_columns(kind, data.schema)
     columns: dict[str, Any] = {}
-    for name, dtype in columns_of(kind).items():
-        array = _one_chunk(data.column(name))
+    for place, (name, dtype) in enumerate(columns_of(kind).items()):
+        array = _one_chunk(data.column(place))
         if array.null_count:
             raise DataError(f"{kind.NAME}.{name}: {array.null_count} rows without a value")
         if name in _NAMES and array.type != pa.uint8():
@@ -118,10 +128,10 @@ def from_arrow(kind: type[TableType], data: pa.RecordBatch | pa.Table) -> TableT
 def check_columns(kind: type[Table], schema: pa.Schema) -> None:
     """Raise DataError unless a schema has the table's columns, in their order and of their types, in either form."""
     wanted = columns_of(kind)
-    if schema.names != list(wanted):
+    if schema_of_now(schema).names != list(wanted):
         raise DataError(f"{kind.NAME}: columns {schema.names}; expected {list(wanted)}")
-    for name, dtype in wanted.items():
-        found = schema.field(name).type
+    for place, (name, dtype) in enumerate(wanted.items()):
+        found = schema.field(place).type
         is_name = name in _NAMES and (
             pa.types.is_string(found) or (pa.types.is_dictionary(found) and pa.types.is_string(found.value_type))
         )

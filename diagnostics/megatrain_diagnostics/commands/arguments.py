@@ -10,7 +10,7 @@ from megatrain.commands.argument_types import utf8_text, whole_number
 from megatrain.commands.printing import print_note
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.run_directory import RunDirectory
-from megatrain_diagnostics.events.roster import newest_incarnation
+from megatrain_diagnostics.events.roster import newest_round
 from megatrain_diagnostics.events.source import EventSource
 from megatrain_diagnostics.events.tables import Ranks
 
@@ -33,15 +33,17 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", dest="is_json", help="print one JSON object")
 
 
-def add_incarnation(parser: argparse.ArgumentParser) -> None:
-    """Declare --incarnation, which `chosen_incarnation` reads."""
+def add_round(parser: argparse.ArgumentParser) -> None:
+    """Declare --round, which `chosen_round` reads."""
     parser.add_argument(
-        "--incarnation",
+        "--round",
         type=whole_number(0),
         default=None,
         metavar="N",
         help="which round of the job (default: the newest)",
     )
+    # its former name
+    parser.add_argument("--incarnation", type=whole_number(0), dest="round", help=argparse.SUPPRESS)
 
 
 def add_steps(parser: argparse.ArgumentParser) -> None:
@@ -120,17 +122,17 @@ def open_source(args: argparse.Namespace) -> EventSource:
     return source
 
 
-def chosen_incarnation(args: argparse.Namespace, source: EventSource) -> int:
-    """Return the incarnation that is meant. Raises: DataError when there is no such, or none at all."""
+def chosen_round(args: argparse.Namespace, source: EventSource) -> int:
+    """Return the round that is meant. Raises: DataError when there is no such, or none at all."""
     ranks = source.read(Ranks)
-    known = sorted({int(number) for number in ranks.incarnation})
+    known = sorted({int(number) for number in ranks.round})
     if not known:
         raise DataError(f"{args.place}: no rank was ever heard of: no segments of the table ranks; is it a job's?")
-    chosen: int | None = args.incarnation
+    chosen: int | None = args.round
     if chosen is None:
-        return newest_incarnation(ranks)
+        return newest_round(ranks)
     if chosen not in known:
-        raise DataError(f"--incarnation={chosen}: {args.place} has {', '.join(map(str, known))}")
+        raise DataError(f"--round={chosen}: {args.place} has {', '.join(map(str, known))}")
     return chosen
 
 

@@ -15,11 +15,11 @@ from megatrain_diagnostics.analysis.slow_links import SLOW_EXCESS, SlowLinks
 from megatrain_diagnostics.analysis.step_windows import full_steps, known_steps, newest_steps, read_step_events
 from megatrain_diagnostics.commands.arguments import (
     Verbs,
-    add_incarnation,
     add_json,
     add_place,
+    add_round,
     add_steps,
-    chosen_incarnation,
+    chosen_round,
     open_source,
     tell_problems,
 )
@@ -37,7 +37,7 @@ def add_verb(verbs: Verbs) -> None:
     )
     add_place(parser)
     add_steps(parser)
-    add_incarnation(parser)
+    add_round(parser)
     add_json(parser)
     parser.set_defaults(run_verb=run)
 
@@ -45,20 +45,20 @@ def add_verb(verbs: Verbs) -> None:
 def run(args: argparse.Namespace) -> int:
     """Analyse communication. Raises: DataError when no step of these was recorded span by span."""
     source = open_source(args)
-    incarnation = chosen_incarnation(args, source)
+    round_number = chosen_round(args, source)
     first, last = args.steps
-    spans = source.read(Spans, Where(incarnations=(incarnation,), first_step=first, last_step=last))
+    spans = source.read(Spans, Where(rounds=(round_number,), first_step=first, last_step=last))
     known = full_steps(spans).tolist()
     if not known:
         raise DataError(
-            f"{args.place}: no such step was recorded span by span; there are {known_steps(source, incarnation)}"
+            f"{args.place}: no such step was recorded span by span; there are {known_steps(source, round_number)}"
         )
     # without a choice the newest: a long job's spans would not fit the memory
     chosen = known if args.steps != (None, None) else newest_steps(spans, _NUM_DEFAULT_STEPS).tolist()
-    events = read_step_events(source, incarnation, chosen[0], chosen[-1])
+    events = read_step_events(source, round_number, chosen[0], chosen[-1])
     found = analyse_communication(events, chosen[0], chosen[-1])
     if args.is_json:
-        print_json({"place": args.place, "incarnation": incarnation, **_document(found)})
+        print_json({"place": args.place, "round": round_number, **_document(found)})
     else:
         print_lines(_lines(found))
     tell_problems(args)

@@ -15,11 +15,11 @@ from megatrain_diagnostics.analysis.drift_causes import EXPLAINS, Moved
 from megatrain_diagnostics.analysis.trends import Trend
 from megatrain_diagnostics.commands.arguments import (
     Verbs,
-    add_incarnation,
     add_json,
     add_place,
+    add_round,
     add_steps,
-    chosen_incarnation,
+    chosen_round,
     open_source,
     tell_problems,
 )
@@ -32,7 +32,7 @@ def add_verb(verbs: Verbs) -> None:
     parser = verbs.add_parser("drift", help="when and why the pace of a job changed", allow_abbrev=False)
     add_place(parser)
     add_steps(parser)
-    add_incarnation(parser)
+    add_round(parser)
     parser.add_argument(
         "--peak-tflops",
         type=real_number("a number above 0", lambda value: 0.0 < value < 1e6),
@@ -47,7 +47,7 @@ def add_verb(verbs: Verbs) -> None:
 def run(args: argparse.Namespace) -> int:
     """Look for drift. Raises: DataError where no step's time is known."""
     source = open_source(args)
-    found = analyse_drift(source, chosen_incarnation(args, source), *args.steps)
+    found = analyse_drift(source, chosen_round(args, source), *args.steps)
     if args.is_json:
         print_json({"place": args.place, **_document(found, args.peak_tflops)})
     else:

@@ -15,11 +15,11 @@ from megatrain_diagnostics.analysis.explain import Breakdown, StepExplanation, e
 from megatrain_diagnostics.analysis.step_windows import known_steps, read_step_events
 from megatrain_diagnostics.commands.arguments import (
     Verbs,
-    add_incarnation,
     add_json,
     add_place,
     add_ranks,
-    chosen_incarnation,
+    add_round,
+    chosen_round,
     open_source,
     tell_problems,
 )
@@ -36,7 +36,7 @@ def add_verb(verbs: Verbs) -> None:
     add_place(parser)
     parser.add_argument("step", type=whole_number(0, 2**31 - 2), metavar="STEP", help="which step")
     add_ranks(parser)
-    add_incarnation(parser)
+    add_round(parser)
     add_json(parser)
     parser.set_defaults(run_verb=run)
 
@@ -44,26 +44,26 @@ def add_verb(verbs: Verbs) -> None:
 def run(args: argparse.Namespace) -> int:
     """Explain. Raises: DataError naming the steps that are known, when this one is not."""
     source = open_source(args)
-    incarnation = chosen_incarnation(args, source)
-    events = read_step_events(source, incarnation, args.step, args.step, args.ranks)
+    round_number = chosen_round(args, source)
+    events = read_step_events(source, round_number, args.step, args.step, args.ranks)
     try:
         found = explain_step(events, args.step)
     except DataError as error:
-        raise DataError(f"{args.place}: {error}; there are {known_steps(source, incarnation)}") from error
+        raise DataError(f"{args.place}: {error}; there are {known_steps(source, round_number)}") from error
     if not found.is_full:
-        found = replace(found, notes=(*found.notes, f"there are {known_steps(source, incarnation)}"))
+        found = replace(found, notes=(*found.notes, f"there are {known_steps(source, round_number)}"))
     if args.is_json:
-        print_json(_document(args.place, incarnation, found))
+        print_json(_document(args.place, round_number, found))
     else:
         print_lines(_lines(found))
     tell_problems(args)
     return int(ExitCode.OK)
 
 
-def _document(place: str, incarnation: int, found: StepExplanation) -> dict[str, Any]:
+def _document(place: str, round_number: int, found: StepExplanation) -> dict[str, Any]:
     return {
         "place": place,
-        "incarnation": incarnation,
+        "round": round_number,
         "step": found.step,
         "is_full": found.is_full,
         "wall_ns": found.wall_ns,

@@ -28,10 +28,10 @@ from megatrain_diagnostics.analysis.hang_grid import LEGEND, grid_lines
 from megatrain_diagnostics.analysis.stack_clusters import StackFinding, find_outliers, newest_main_stacks
 from megatrain_diagnostics.commands.arguments import (
     Verbs,
-    add_incarnation,
     add_json,
     add_place,
-    chosen_incarnation,
+    add_round,
+    chosen_round,
     open_source,
 )
 from megatrain_diagnostics.events.roster import Roster, make_roster
@@ -56,7 +56,7 @@ def add_verb(verbs: Verbs) -> None:
     """Declare the verb."""
     parser = verbs.add_parser("hang", help="who holds up a job that stands still", description=__doc__)
     add_place(parser)
-    add_incarnation(parser)
+    add_round(parser)
     parser.add_argument(
         "--blackbox", type=utf8_text, default="", metavar="DIR", help="black boxes, as /dev/shm of a job's hosts"
     )
@@ -99,17 +99,17 @@ def _answer(args: argparse.Namespace) -> HangAnswer:
     filed: FiledEvidence | None = None
     if args.blackbox:
         run_key = "" if run_directory is None else RunDirectory(run_directory).key
-        filed = read_boxes(_box_directory(Path(args.blackbox)), args.incarnation, run_key)
+        filed = read_boxes(_box_directory(Path(args.blackbox)), args.round, run_key)
     elif run_directory is not None:
-        filed = read_incident(RunDirectory(run_directory), args.incarnation)
+        filed = read_incident(RunDirectory(run_directory), args.round)
     if filed is not None:
-        place = f"black boxes in {args.blackbox}" if args.blackbox else f"what is kept of round {filed.incarnation}"
+        place = f"black boxes in {args.blackbox}" if args.blackbox else f"what is kept of round {filed.round}"
         stacks = _stacks_now(filed, evidence_roster(filed, source)) if args.has_stacks else None
         return answer_of_evidence(filed, place, source, stacks)
     if source is None:
         raise DataError(f"{args.place}: neither events nor a broken round's files; name black boxes by --blackbox")
-    number = chosen_incarnation(args, source)
-    where = Where(incarnations=(number,))
+    number = chosen_round(args, source)
+    where = Where(rounds=(number,))
     roster = make_roster(source.read(Ranks, where), source.read(Groups, where), number)
     return answer_of_spans(source, roster)
 
@@ -124,7 +124,7 @@ def _of_dumps(directory: Path, args: argparse.Namespace) -> HangAnswer:
     dumps, problems = read_dumps(directory)
     groups = flight_groups(dumps)
     source = _source(args)
-    number = args.incarnation
+    number = args.round
     roster = None if source is None else roster_of_events(source, number)
     if roster is None:
         world_size = 1 + max(rank for ranks in ((one.rank for one in dumps), *groups.values()) for rank in ranks)
@@ -143,18 +143,18 @@ def _source(args: argparse.Namespace) -> EventSource | None:
 
 def _stacks_now(filed: FiledEvidence, roster: Roster) -> StackFinding:
     """Ask the ranks of this machine; those of others are not judged by having no dump."""
-    targets = [DumpTarget(rank, filed.incarnation, pid) for rank, pid in sorted(filed.pids.items())]
+    targets = [DumpTarget(rank, filed.round, pid) for rank, pid in sorted(filed.pids.items())]
     if not targets:
         raise DataError("--stacks: none of these black boxes is of a process that runs on this machine")
     stacks = collect_stacks(targets, socket.gethostname(), 1, time.time_ns)
-    return find_outliers(newest_main_stacks(stacks, filed.incarnation), roster, [one.rank for one in targets])
+    return find_outliers(newest_main_stacks(stacks, filed.round), roster, [one.rank for one in targets])
 
 
 def _as_json(answer: HangAnswer) -> dict[str, Any]:
     report, layout = answer.finding.report, answer.roster.layout
     return {
         "source": answer.source,
-        "incarnation": answer.roster.incarnation,
+        "round": answer.roster.round,
         "layout": {"tp_size": layout.tp_size, "pp_size": layout.pp_size, "dp_size": layout.dp_size},
         "confidence": str(report.confidence),
         "reason": report.reason,
@@ -180,7 +180,8 @@ def _as_text(answer: HangAnswer) -> list[str]:
     report, roster = answer.finding.report, answer.roster
     lines = facts(
         [
-            ("from", f"{answer.source}, incarnation {roster.incarnation}, {roster.layout}"),
+            ("from", answer.source),
+            ("round", f"{roster.round}, {roster.layout}"),
             ("culprit", _named(answer)),
             ("confidence", str(report.confidence)),
             ("because", report.reason),

@@ -17,10 +17,10 @@ from megatrain.contracts.texts import short, time_text
 from megatrain_diagnostics.analysis.log_search import LogFinding, classify_logs, matching_lines, newest_logged
 from megatrain_diagnostics.commands.arguments import (
     Verbs,
-    add_incarnation,
     add_json,
     add_place,
     add_ranks,
+    add_round,
     open_source,
     tell_problems,
 )
@@ -36,7 +36,7 @@ def add_verb(verbs: Verbs) -> None:
     """Declare the verb."""
     parser = verbs.add_parser("logs", help="search and judge the output of all ranks", description=__doc__)
     add_place(parser)
-    add_incarnation(parser)
+    add_round(parser)
     add_ranks(parser)
     parser.add_argument(
         "--grep", type=_pattern, default=None, metavar="RE", help="only lines that match this regular expression"
@@ -56,16 +56,16 @@ def run(args: argparse.Namespace) -> int:
     if args.is_classified and args.grep is not None:
         raise DataError("--classify and --grep: a verdict needs all lines; name one of the two")
     source = open_source(args)
-    incarnation = newest_logged(source) if args.incarnation is None else int(args.incarnation)
-    logs = source.read(LogLines, Where(incarnations=(incarnation,), ranks=args.ranks))
+    round_number = newest_logged(source) if args.round is None else int(args.round)
+    logs = source.read(LogLines, Where(rounds=(round_number,), ranks=args.ranks))
     if not num_rows(logs):
-        raise DataError(f"{args.place}: no line of output of incarnation {incarnation} was streamed")
+        raise DataError(f"{args.place}: no line of output of round {round_number} was streamed")
     if not args.is_json or args.is_classified:
         tell_problems(args)
     if args.is_classified:
-        _print_verdict(classify_logs(logs, _roster(source, incarnation, args)), incarnation, args)
+        _print_verdict(classify_logs(logs, _roster(source, round_number, args)), round_number, args)
     else:
-        _print_lines(logs, incarnation, source, args)
+        _print_lines(logs, round_number, source, args)
     return int(ExitCode.OK)
 
 
@@ -76,14 +76,14 @@ def _pattern(text: str) -> re.Pattern[str]:
         raise argparse.ArgumentTypeError(f"{text!r} is no regular expression: {error}") from error
 
 
-def _roster(source: EventSource, incarnation: int, args: argparse.Namespace) -> Roster | None:
-    ranks = source.read(Ranks, Where(incarnations=(incarnation,)))
+def _roster(source: EventSource, round_number: int, args: argparse.Namespace) -> Roster | None:
+    ranks = source.read(Ranks, Where(rounds=(round_number,)))
     if args.ranks is not None or not num_rows(ranks):
         return None
-    return make_roster(ranks, source.read(Groups, Where(incarnations=(incarnation,))), incarnation)
+    return make_roster(ranks, source.read(Groups, Where(rounds=(round_number,))), round_number)
 
 
-def _print_lines(logs: LogLines, incarnation: int, source: EventSource, args: argparse.Namespace) -> None:
+def _print_lines(logs: LogLines, round_number: int, source: EventSource, args: argparse.Namespace) -> None:
     rows = matching_lines(logs, args.grep)
     shown = rows[-args.last :]
     if args.is_json:
@@ -98,7 +98,7 @@ def _print_lines(logs: LogLines, incarnation: int, source: EventSource, args: ar
         ]
         print_json(
             {
-                "incarnation": incarnation,
+                "round": round_number,
                 "num_matching": len(rows),
                 "lines": lines,
                 "problems": source.problems(),
@@ -118,17 +118,17 @@ def _print_lines(logs: LogLines, incarnation: int, source: EventSource, args: ar
         print_note(f"{len(rows) - len(shown)} older lines match, too; see --last")
 
 
-def _print_verdict(found: LogFinding, incarnation: int, args: argparse.Namespace) -> None:
+def _print_verdict(found: LogFinding, round_number: int, args: argparse.Namespace) -> None:
     verdict, root = found.verdict.verdict, found.verdict.root_rank
     root_rank = None if root is None else int(root)
     if args.is_json:
         values = {**verdict.to_dict(), "root_rank": root_rank, "reason": found.verdict.reason}
         failures = [asdict(one) for one in found.failures]
-        print_json({"incarnation": incarnation, **values, "num_ranks": found.num_ranks, "failures": failures})
+        print_json({"round": round_number, **values, "num_ranks": found.num_ranks, "failures": failures})
         return
     lines = facts(
         [
-            ("incarnation", f"{incarnation}: {found.num_lines:,} lines of {found.num_ranks:,} ranks"),
+            ("round", f"{round_number}: {found.num_lines:,} lines of {found.num_ranks:,} ranks"),
             ("verdict", f"{verdict.label}; action {verdict.action}"),
             ("began at", "no rank" if root_rank is None else f"rank {root_rank}"),
             ("because", found.verdict.reason),

@@ -17,11 +17,11 @@ from megatrain_diagnostics.analysis.stored_stragglers import stored_stragglers
 from megatrain_diagnostics.analysis.straggler_history import StragglerHistory
 from megatrain_diagnostics.commands.arguments import (
     Verbs,
-    add_incarnation,
     add_json,
     add_place,
+    add_round,
     add_steps,
-    chosen_incarnation,
+    chosen_round,
     open_source,
     tell_problems,
 )
@@ -37,7 +37,7 @@ def add_verb(verbs: Verbs) -> None:
     config = DiagnosticsConfig()
     parser = verbs.add_parser("stragglers", help="who makes the job slow, and why", allow_abbrev=False)
     add_place(parser)
-    add_incarnation(parser)
+    add_round(parser)
     add_steps(parser)
     parser.add_argument(
         "--excess",
@@ -66,13 +66,13 @@ def add_verb(verbs: Verbs) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print. Raises: DataError where there are no such events."""
     source = open_source(args)
-    incarnation = chosen_incarnation(args, source)
-    of_round = Where(incarnations=(incarnation,))
-    roster = make_roster(source.read(Ranks, of_round), source.read(Groups, of_round), incarnation)
+    round_number = chosen_round(args, source)
+    of_round = Where(rounds=(round_number,))
+    roster = make_roster(source.read(Ranks, of_round), source.read(Groups, of_round), round_number)
     found = stored_stragglers(source, roster, Thresholds(args.excess, args.score, args.lasting), args.steps)
     tell_problems(args)
     if args.is_json:
-        print_json({"place": args.place, "incarnation": incarnation, **_document(found)})
+        print_json({"place": args.place, "round": round_number, **_document(found)})
     else:
         print_lines(_lines(found, roster))
     return int(ExitCode.OK)

@@ -17,12 +17,12 @@ from megatrain_diagnostics.analysis.step_windows import full_steps, known_steps,
 from megatrain_diagnostics.analysis.timeline import MAX_SLICES, Timeline, lay_out
 from megatrain_diagnostics.commands.arguments import (
     Verbs,
-    add_incarnation,
     add_json,
     add_place,
     add_ranks,
+    add_round,
     add_steps,
-    chosen_incarnation,
+    chosen_round,
     open_source,
     tell_problems,
 )
@@ -40,7 +40,7 @@ def add_verb(verbs: Verbs) -> None:
     add_place(parser)
     add_ranks(parser)
     add_steps(parser)
-    add_incarnation(parser)
+    add_round(parser)
     parser.add_argument(
         "--output",
         type=utf8_path,
@@ -62,23 +62,23 @@ def add_verb(verbs: Verbs) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the timeline. Raises: DataError when no span of these is known, or FILE cannot be written."""
     source = open_source(args)
-    incarnation = chosen_incarnation(args, source)
-    first, last = _steps(args.steps, source, incarnation)
-    events = read_step_events(source, incarnation, first, last, args.ranks)
-    where = Where(incarnations=(incarnation,), first_step=first, last_step=last, ranks=args.ranks)
+    round_number = chosen_round(args, source)
+    first, last = _steps(args.steps, source, round_number)
+    events = read_step_events(source, round_number, first, last, args.ranks)
+    where = Where(rounds=(round_number,), first_step=first, last_step=last, ranks=args.ranks)
     values = align(source.read(Values, where), source.read(Clocks), events.roster.hosts)
     timeline = lay_out(events, values, first, last, args.max_slices)
     if not timeline.num_slices:
         raise DataError(
             f"{args.place}: no span of steps {first} to {last} of these ranks; there are "
-            f"{known_steps(source, incarnation)}"
+            f"{known_steps(source, round_number)}"
         )
     num_bytes = _write(timeline, args.output)
     if args.is_json:
         print_json(
             {
                 "place": args.place,
-                "incarnation": incarnation,
+                "round": round_number,
                 "output": str(args.output),
                 "num_bytes": num_bytes,
                 "first_step": first,
@@ -100,16 +100,16 @@ def run(args: argparse.Namespace) -> int:
     return int(ExitCode.OK)
 
 
-def _steps(chosen: tuple[int | None, int | None], source: EventSource, incarnation: int) -> tuple[int, int]:
+def _steps(chosen: tuple[int | None, int | None], source: EventSource, round_number: int) -> tuple[int, int]:
     """Return the bounds; the newest two steps that were recorded in full, where none was said."""
     first, last = chosen
     if first is not None and last is not None:
         return first, last
-    where = Where(incarnations=(incarnation,), first_step=first, last_step=last)
+    where = Where(rounds=(round_number,), first_step=first, last_step=last)
     spans = source.read(Spans, where)
     known = full_steps(spans).tolist()
     if not known:
-        raise DataError(f"no step was recorded span by span; there are {known_steps(source, incarnation)}")
+        raise DataError(f"no step was recorded span by span; there are {known_steps(source, round_number)}")
     if first is None and last is None:
         known = newest_steps(spans, _NUM_DEFAULT_STEPS).tolist()
     return (known[0] if first is None else first, known[-1] if last is None else last)

@@ -21,7 +21,7 @@ _SHOWN_NOTES = 10
 
 def add_verb(verbs: Verbs) -> None:
     """Declare `whatif`."""
-    from megatrain_diagnostics.commands.arguments import add_incarnation, add_json, add_steps
+    from megatrain_diagnostics.commands.arguments import add_json, add_round, add_steps
 
     parser = verbs.add_parser("whatif", help="what stragglers cost, and who they are, by replaying recorded steps")
     parser.add_argument(
@@ -36,7 +36,7 @@ def add_verb(verbs: Verbs) -> None:
         help="also write the steps in the public format, and FILE.yaml",
     )
     add_steps(parser)
-    add_incarnation(parser)
+    add_round(parser)
     add_json(parser)
     parser.set_defaults(run_verb=run)
 
@@ -64,15 +64,15 @@ def run(args: argparse.Namespace) -> int:
 def _from_trace(args: argparse.Namespace) -> tuple[OperationTable, JobShape]:
     from megatrain_diagnostics.store.public_trace import read_meta, read_trace
 
-    if args.incarnation is not None:
-        raise DataError("--incarnation: a trace holds one run only")
+    if args.round is not None:
+        raise DataError("--round: a trace holds one run only")
     meta = args.meta or args.trace.with_suffix(".yaml")
     return read_trace(args.trace).between(*args.steps), read_meta(meta)
 
 
 def _from_events(args: argparse.Namespace) -> tuple[OperationTable, JobShape]:
     from megatrain_diagnostics.analysis.whatif.from_spans import SPAN_OPERATIONS, operations_of
-    from megatrain_diagnostics.commands.arguments import chosen_incarnation, open_source, tell_problems
+    from megatrain_diagnostics.commands.arguments import chosen_round, open_source, tell_problems
     from megatrain_diagnostics.events.clocks import align
     from megatrain_diagnostics.events.roster import make_roster
     from megatrain_diagnostics.events.source import Where
@@ -81,11 +81,11 @@ def _from_events(args: argparse.Namespace) -> tuple[OperationTable, JobShape]:
     if args.meta is not None:
         raise DataError("--meta belongs to --trace; a job's events say themselves who ran")
     source = open_source(args)
-    incarnation = chosen_incarnation(args, source)
-    where = Where(incarnations=(incarnation,))
-    roster = make_roster(source.read(Ranks, where), source.read(Groups, where), incarnation)
+    round_number = chosen_round(args, source)
+    where = Where(rounds=(round_number,))
+    roster = make_roster(source.read(Ranks, where), source.read(Groups, where), round_number)
     first, last = args.steps
-    spans = source.read(Spans, Where((incarnation,), first, last, operations=SPAN_OPERATIONS))
+    spans = source.read(Spans, Where((round_number,), first, last, operations=SPAN_OPERATIONS))
     spans = align(spans, source.read(Clocks), roster.hosts)
     tell_problems(args)
     return operations_of(spans, roster, args.place)

@@ -1,6 +1,6 @@
 """The judge of a running job: fed with committed rows, writes verdicts to etcd. Training never waits for it.
 
-Only the newest incarnation counts; of a job that began anew everything that was known is dropped. While etcd is away
+Only the newest round counts; of a job that began anew everything that was known is dropped. While etcd is away
 verdicts wait, a few of them; a daemon that begins anew reads what the one before it has said.
 """
 
@@ -46,7 +46,7 @@ def thresholds_of(config: DiagnosticsConfig) -> Thresholds:
 class Controller:
     """A consumer of committed rows. What it knows (`assessment`, `scores`, `silent_ranks`) any thread may ask for.
 
-    `section` returns [diagnostics] as it is now; thresholds are those at the beginning of an incarnation.
+    `section` returns [diagnostics] as it is now; thresholds are those at the beginning of a round.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Controller:
         self._next_complaint_s = self._next_write_s = float("-inf")
 
     @property
-    def incarnation(self) -> int:
+    def round(self) -> int:
         """The newest that ranks told of; -1: none."""
         return self._book.newest
 
@@ -111,7 +111,7 @@ class Controller:
         """Take rows that are on disk."""
         if isinstance(table, Ranks | Groups):
             if self._book.add(table):
-                self._begin_incarnation()
+                self._begin_round()
             elif isinstance(table, Ranks):
                 self._take_hosts()
         elif isinstance(table, StepTotals) and self._live is not None:
@@ -145,12 +145,12 @@ class Controller:
             self._next_write_s = self._steady_s + _AGAIN_S
             self._complain(f"verdicts wait, {len(self._waiting)} of them: {error}")
 
-    def _begin_incarnation(self) -> None:
-        """Drop everything: of another incarnation it says nothing."""
+    def _begin_round(self) -> None:
+        """Drop everything: of another round it says nothing."""
         try:
             roster = self._book.roster()
         except DataError as error:
-            _logger.warning("incarnation %d cannot be judged: %s", self._book.newest, error)
+            _logger.warning("round %d cannot be judged: %s", self._book.newest, error)
             self._live = None
             return
         self._live = LiveDetection(roster, thresholds_of(self._section()), STEP_DEADLINE_S)
@@ -165,7 +165,7 @@ class Controller:
             self._complain(str(error))
             return
         if self._live is None or roster.layout != self._live.roster.layout:
-            self._begin_incarnation()  # whoever was heard first told of another layout than most do
+            self._begin_round()  # whoever was heard first told of another layout than most do
         elif roster.hosts != self._live.roster.hosts:
             self._live.set_roster(roster)
 

@@ -1,4 +1,4 @@
-"""Who the ranks of the newest incarnation are, as their rows come in bit by bit."""
+"""Who the ranks of the newest round are, as their rows come in bit by bit."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ OfRanks = TypeVar("OfRanks", Spans, StepTotals, Values)
 
 
 class RosterBook:
-    """Only of the newest incarnation; of each rank the newest rows."""
+    """Only of the newest round; of each rank the newest rows."""
 
     def __init__(self) -> None:
         self.newest = -1
-        """Incarnation; -1: none was heard of."""
+        """Its number; -1: none was heard of."""
         self._ranks = _no_ranks()
         self._groups = _no_groups()
 
     def add(self, table: Ranks | Groups) -> bool:
-        """Take rows, and return whether they begin a newer incarnation."""
+        """Take rows, and return whether they begin a newer round."""
         if isinstance(table, Groups):
-            self._groups = joined(Groups, [self._groups, select(table, table.incarnation >= self.newest)])
+            self._groups = joined(Groups, [self._groups, select(table, table.round >= self.newest)])
             self._groups = select(self._groups, _last_of(self._groups.rank, self._groups.group))
             return False
-        if not len(table.incarnation):
+        if not len(table.round):
             return False
-        newest = int(table.incarnation.max())
+        newest = int(table.round.max())
         is_new = newest > self.newest
         if is_new:
             self.newest = newest
             self._ranks = _no_ranks()
-            self._groups = select(self._groups, self._groups.incarnation == newest)
-        self._ranks = joined(Ranks, [self._ranks, select(table, table.incarnation == self.newest)])
+            self._groups = select(self._groups, self._groups.round == newest)
+        self._ranks = joined(Ranks, [self._ranks, select(table, table.round == self.newest)])
         self._ranks = select(self._ranks, _last_of(self._ranks.rank, np.zeros_like(self._ranks.rank)))
         return is_new
 
@@ -54,8 +54,8 @@ class RosterBook:
         return make_roster(self._ranks, self._groups, self.newest)
 
     def of_newest(self, table: OfRanks) -> OfRanks:
-        """Return the rows of the newest incarnation."""
-        rows = table.incarnation == self.newest
+        """Return the rows of the newest round."""
+        rows = table.round == self.newest
         return table if rows.all() else select(table, rows)
 
 

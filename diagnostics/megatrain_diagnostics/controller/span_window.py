@@ -23,7 +23,7 @@ _MAX_CLOCK_ROWS = 20_000
 
 
 class SpanWindow:
-    """Of one incarnation; only what passes and what-if ask for."""
+    """Of one round; only what passes and what-if ask for."""
 
     def __init__(self) -> None:
         self._parts: deque[Spans] = deque()

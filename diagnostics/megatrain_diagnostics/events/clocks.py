@@ -155,6 +155,6 @@ def _as_written(table: Any, rows: Int64) -> list[Int64]:
     has = columns_of(type(table))
     if "rank" not in has:
         return [rows]
-    keys = [getattr(table, name)[rows] for name in ("sequence", "incarnation", "rank") if name in has]
+    keys = [getattr(table, name)[rows] for name in ("sequence", "round", "rank") if name in has]
     ordered = rows[np.lexsort(keys)]
     return np.split(ordered, np.flatnonzero(np.diff(table.rank[ordered])) + 1)

@@ -1,4 +1,4 @@
-"""Who the ranks of one incarnation are: host, coordinates, groups, as the analyses ask for them."""
+"""Who the ranks of one round are: host, coordinates, groups, as the analyses ask for them."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class GroupMembers:
 
 @dataclass(frozen=True)
 class Roster:
-    """The ranks of one incarnation. `hosts` has no entry for a rank that was never heard of."""
+    """The ranks of one round. `hosts` has no entry for a rank that was never heard of."""
 
-    incarnation: int
+    round: int
     layout: Layout
     hosts: Mapping[int, str]
     groups: Mapping[tuple[int, int], GroupMembers]
@@ -61,44 +61,44 @@ class Roster:
         return tuple(sorted(rank for rank, name in self.hosts.items() if name == host))
 
 
-def newest_incarnation(ranks: Ranks) -> int:
-    """Return the number of the newest incarnation of which at least half of the ranks told. Raises: DataError.
+def newest_round(ranks: Ranks) -> int:
+    """Return the number of the newest round of which at least half of the ranks told. Raises: DataError.
 
-    A single rank that made a number up is not the job; where no incarnation has that many, the newest of all counts.
+    A single rank that made a number up is not the job; where no round has that many, the newest of all counts.
     """
-    if not len(ranks.incarnation):
+    if not len(ranks.round):
         raise DataError("no rank was ever heard of: the directory holds no table of ranks; is it a job's events?")
-    numbers = sorted(set(ranks.incarnation.tolist()), reverse=True)
+    numbers = sorted(set(ranks.round.tolist()), reverse=True)
     return next((number for number in numbers if _has_half(ranks, number)), int(numbers[0]))
 
 
-def _has_half(ranks: Ranks, incarnation: int) -> bool:
-    rows = ranks.incarnation == incarnation
+def _has_half(ranks: Ranks, round_number: int) -> bool:
+    rows = ranks.round == round_number
     sizes = ranks.tp_size[rows].astype(np.int64) * ranks.pp_size[rows] * ranks.dp_size[rows]
     return bool(2 * len(np.unique(ranks.rank[rows])) >= np.median(sizes))
 
 
-def make_roster(ranks: Ranks, groups: Groups, incarnation: int) -> Roster:
-    """Return the ranks of one incarnation; of a rank that is told of twice the newest row counts.
+def make_roster(ranks: Ranks, groups: Groups, round_number: int) -> Roster:
+    """Return the ranks of one round; of a rank that is told of twice the newest row counts.
 
     The layout is what more than half of the ranks say; those that say another one, or are none of it, are left out.
-    Raises: DataError for an incarnation that nothing is known of, and for ranks without such a majority.
+    Raises: DataError for a round that nothing is known of, and for ranks without such a majority.
     """
-    rows = np.flatnonzero(ranks.incarnation == incarnation)
+    rows = np.flatnonzero(ranks.round == round_number)
     if not len(rows):
-        raise DataError(f"incarnation {incarnation} has no ranks; there are {sorted(set(ranks.incarnation.tolist()))}")
+        raise DataError(f"round {round_number} has no ranks; there are {sorted(set(ranks.round.tolist()))}")
     rows = rows[np.argsort(ranks.at_ns[rows], kind="stable")]
     said = {int(ranks.rank[row]): (int(ranks.tp_size[row]), int(ranks.pp_size[row]), int(ranks.dp_size[row]))
             for row in rows}  # fmt: skip
     (sizes, count), *_ = Counter(said.values()).most_common(1)
     if 2 * count <= len(said) or min(sizes) < 1:
         raise DataError(
-            f"incarnation {incarnation}: ranks tell of different layouts (tp, pp, dp): {sorted(set(said.values()))}"
+            f"round {round_number}: ranks tell of different layouts (tp, pp, dp): {sorted(set(said.values()))}"
         )
     tp_size, pp_size, dp_size = sizes
     if tp_size * pp_size * dp_size > MOST_RANKS:
         raise DataError(
-            f"incarnation {incarnation}: ranks tell of a layout (tp, pp, dp)={sizes}, more than {MOST_RANKS:,} ranks; "
+            f"round {round_number}: ranks tell of a layout (tp, pp, dp)={sizes}, more than {MOST_RANKS:,} ranks; "
             "no job is as large, and these events are nonsense"
         )
     layout = Layout(tp_size=tp_size, pp_size=pp_size, dp_size=dp_size)
@@ -108,10 +108,10 @@ def make_roster(ranks: Ranks, groups: Groups, incarnation: int) -> Roster:
         (int(groups.rank[row]), int(groups.group[row])): GroupMembers(
             str(groups.name[row]), int(groups.first_rank[row]), int(groups.stride[row]), int(groups.num_ranks[row])
         )
-        for row in np.flatnonzero(groups.incarnation == incarnation)
+        for row in np.flatnonzero(groups.round == round_number)
     }
     return Roster(
-        incarnation=incarnation,
+        round=round_number,
         layout=layout,
         hosts={int(ranks.rank[row]): str(ranks.host[row]) for row in rows},
         groups=members,

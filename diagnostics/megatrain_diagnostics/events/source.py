@@ -24,7 +24,7 @@ from megatrain_diagnostics.events.tables import (
 class Where:
     """Which rows. None: all. A condition on a column that a table does not have does not hold it back."""
 
-    incarnations: tuple[int, ...] | None = None
+    rounds: tuple[int, ...] | None = None
     first_step: int | None = None
     last_step: int | None = None
     """Inclusive."""
@@ -41,7 +41,7 @@ class EventSource(Protocol):
     """Anything that holds events."""
 
     def read(self, kind: type[TableType], where: Where = Where()) -> TableType:
-        """Return the rows, each once, ordered by (incarnation, rank, sequence) where the table has these.
+        """Return the rows, each once, ordered by (round, rank, sequence) where the table has these.
 
         Raises: DataError when nothing can be read at all; what is damaged is left out and told of by `problems`.
         """
@@ -76,7 +76,7 @@ def matching(table: Table, where: Where) -> Selection:
         if values is not None and name in has:
             chosen[~np.isin(getattr(table, name), values)] = False
 
-    keep_in("incarnation", where.incarnations)
+    keep_in("round", where.rounds)
     keep_in("rank", where.ranks)
     keep_in("operation", where.operations)
     keep_in("host", where.hosts)
@@ -90,9 +90,9 @@ def matching(table: Table, where: Where) -> Selection:
 
 
 def in_order(table: TableType) -> TableType:
-    """Return the rows by (incarnation, rank, sequence), each of these keys once."""
+    """Return the rows by (round, rank, sequence), each of these keys once."""
     has = columns_of(type(table))
-    keys = [name for name in ("sequence", "rank", "incarnation") if name in has]
+    keys = [name for name in ("sequence", "rank", "round") if name in has]
     if "sequence" not in keys or not num_rows(table):
         return table
     columns: list[Any] = [getattr(table, name) for name in keys]

@@ -1,6 +1,6 @@
 """The tables of events, one class each; a column is a numpy array, all of one length.
 
-Keys: a row of a rank is (incarnation, rank, sequence), the sequence number being that of its record in the rank's black
+Keys: a row of a rank is (round, rank, sequence), the sequence number being that of its record in the rank's black
 box; what arrives twice is known by it. Times are unix ns of the rank's host (one clock base a host); `clocks` has each
 host's offset from the daemon, and `clocks.align` moves times to the daemon's clock. Text columns are arrays of str.
 """
@@ -37,7 +37,7 @@ class Spans:
 
     NAME: ClassVar[str] = "spans"
 
-    incarnation: Int32 = column("i4", "round of the job")
+    round: Int32 = column("i4", "round of the job")
     rank: Int32 = column("i4", "")
     sequence: Int64 = column("i8", "number of the record in the rank's black box")
     step: Int32 = column("i4", "-1: before the first")
@@ -59,7 +59,7 @@ class StepTotals:
 
     NAME: ClassVar[str] = "totals"
 
-    incarnation: Int32 = column("i4", "round of the job")
+    round: Int32 = column("i4", "round of the job")
     rank: Int32 = column("i4", "")
     sequence: Int64 = column("i8", "number of the record in the rank's black box")
     step: Int32 = column("i4", "")
@@ -77,7 +77,7 @@ class Values:
 
     NAME: ClassVar[str] = "values"
 
-    incarnation: Int32 = column("i4", "round of the job")
+    round: Int32 = column("i4", "round of the job")
     rank: Int32 = column("i4", "")
     sequence: Int64 = column("i8", "number of the record in the rank's black box")
     step: Int32 = column("i4", "")
@@ -88,11 +88,11 @@ class Values:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ranks:
-    """Who is who: a row for each rank of each incarnation."""
+    """Who is who: a row for each rank of each round."""
 
     NAME: ClassVar[str] = "ranks"
 
-    incarnation: Int32 = column("i4", "round of the job")
+    round: Int32 = column("i4", "round of the job")
     rank: Int32 = column("i4", "")
     dp_rank: Int32 = column("i4", "")
     pp_rank: Int32 = column("i4", "the stage")
@@ -112,7 +112,7 @@ class Groups:
 
     NAME: ClassVar[str] = "groups"
 
-    incarnation: Int32 = column("i4", "round of the job")
+    round: Int32 = column("i4", "round of the job")
     rank: Int32 = column("i4", "")
     group: Int16 = column("i2", "number in this rank's table")
     first_rank: Int32 = column("i4", "")
@@ -139,9 +139,9 @@ class LogLines:
 
     NAME: ClassVar[str] = "logs"
 
-    incarnation: Int32 = column("i4", "round of the job")
+    round: Int32 = column("i4", "round of the job")
     rank: Int32 = column("i4", "")
-    sequence: Int64 = column("i8", "offset of the line's end in the rank's log of that incarnation, in bytes")
+    sequence: Int64 = column("i8", "offset of the line's end in the rank's log of that round, in bytes")
     at_ns: Int64 = column("i8", "when it was read, unix ns by the host's clock")
     host: Texts = column("text", "")
     line: Texts = column("text", "without the end of line")
@@ -153,7 +153,7 @@ class Stacks:
 
     NAME: ClassVar[str] = "stacks"
 
-    incarnation: Int32 = column("i4", "round of the job")
+    round: Int32 = column("i4", "round of the job")
     rank: Int32 = column("i4", "")
     sequence: Int64 = column("i8", "number of the dump on its host")
     at_ns: Int64 = column("i8", "unix ns by the host's clock")

@@ -1,7 +1,7 @@
 """Readings as Prometheus metrics: names, units and labels by Prometheus' own rules (one prefix, base units, _total).
 
 A label is bounded: rank is one on nine gauges and on `megatrain_rank_info`, the metric to join others with (DCGM by
-gpu_uuid); step, incarnation, process and error text never are. What is not known has no sample, never a NaN of ours.
+gpu_uuid); step, round, process and error text never are. What is not known has no sample, never a NaN of ours.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What the daemon knows of its job as numbers: kept up with every committed row, read by each scrape.
 
-Of the newest incarnation only; a step that is done again after a restart counts again in the histogram of step times,
+Of the newest round only; a step that is done again after a restart counts again in the histogram of step times,
 because it took its time, and in the tokens, because they were computed.
 """
 
@@ -31,7 +31,7 @@ class JobBook:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._incarnation = -1
+        self._round = -1
         self._witnesses = Witnesses(1)
         self._values_step = -1
         """The newest step of which values came."""
@@ -80,14 +80,14 @@ class JobBook:
             )
 
     def _take_ranks(self, table: Ranks) -> None:
-        self._begin(int(table.incarnation.max(initial=-1)))
-        now = table.incarnation == self._incarnation
+        self._begin(int(table.round.max(initial=-1)))
+        now = table.round == self._round
         sizes = table.tp_size[now].astype(np.int64) * table.pp_size[now] * table.dp_size[now]
         self._witnesses.num_needed = max(self._witnesses.num_needed, min(2, int(sizes.max(initial=1))))
 
     def _take_values(self, table: Values) -> None:
-        self._begin(int(table.incarnation.max(initial=-1)))
-        fresh = (table.incarnation == self._incarnation) & (table.step > self._values_step)
+        self._begin(int(table.round.max(initial=-1)))
+        fresh = (table.round == self._round) & (table.step > self._values_step)
         fresh &= self._is_believed(table, fresh)
         for step in np.unique(table.step[fresh]).tolist():
             rows = np.flatnonzero(fresh & (table.step == step))
@@ -99,9 +99,9 @@ class JobBook:
             self._tokens += int(_finite(of_step.get(StepValue.TOKENS, 0.0)))
 
     def _take_totals(self, table: StepTotals) -> None:
-        self._begin(int(table.incarnation.max(initial=-1)))
+        self._begin(int(table.round.max(initial=-1)))
         is_step = table.operation == Operation.STEP.number
-        fresh = is_step & (table.incarnation == self._incarnation) & (table.step > self._timed_step)
+        fresh = is_step & (table.round == self._round) & (table.step > self._timed_step)
         fresh &= self._is_believed(table, fresh)
         # all ranks leave a step together, so the first that tells of it tells its time
         steps, rows = np.unique(table.step[fresh], return_index=True)
@@ -115,9 +115,9 @@ class JobBook:
         self._witnesses.add(table.rank[rows], table.step[rows])
         return np.asarray(table.step <= self._witnesses.believed)
 
-    def _begin(self, incarnation: int) -> None:
-        if incarnation > self._incarnation:
-            self._incarnation, self._values_step, self._timed_step = incarnation, -1, -1
+    def _begin(self, round_number: int) -> None:
+        if round_number > self._round:
+            self._round, self._values_step, self._timed_step = round_number, -1, -1
             self._witnesses = Witnesses(1)
 
 

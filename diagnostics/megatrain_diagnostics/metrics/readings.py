@@ -1,6 +1,6 @@
 """What a host, and the daemon, know at a moment: plain values, which metrics are made from.
 
-Bounded on purpose: no field grows with steps, incarnations or processes (cardinality: a host has its ranks, the daemon
+Bounded on purpose: no field grows with steps, rounds or processes (cardinality: a host has its ranks, the daemon
 a few worst hosts).
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class RankReading:
-    """One rank of this host, in the newest incarnation. None: not known yet. Unix seconds and seconds."""
+    """One rank of this host, in the newest round. None: not known yet. Unix seconds and seconds."""
 
     rank: int
     dp_rank: int

@@ -25,7 +25,7 @@ class LiveJudge(Protocol):
     """What is told of whoever judges the job."""
 
     @property
-    def incarnation(self) -> int: ...
+    def round(self) -> int: ...
 
     @property
     def assessment(self) -> Assessment: ...
@@ -81,7 +81,7 @@ class StateWriter:
             host=self._record.host,
             started_unix_s=self._record.started_unix_s,
             written_unix_s=0.0,
-            incarnation=judge.incarnation,
+            round=judge.round,
             step=None if scores is None else scores.step,
             rank_scores="" if scores is None else scores_text(scores.scores.max(axis=0, initial=0.0).tolist()),
             host_scores=judge.host_scores(),

@@ -144,7 +144,7 @@ def may_have(segment: Segment, where: Where) -> bool:
     return (
         overlaps("step", where.first_step, where.last_step)
         and overlaps(time, where.first_ns, where.last_ns)
-        and includes("incarnation", where.incarnations)
+        and includes("round", where.rounds)
         and includes("rank", where.ranks)
     )
 

@@ -176,4 +176,4 @@ def by_step(table: Any) -> Any:
     """Return rows that are in order by rank, in order by step and rank."""
     if "step" not in columns_of(type(table)):
         return table
-    return select(table, np.lexsort([table.step, table.incarnation]))
+    return select(table, np.lexsort([table.step, table.round]))

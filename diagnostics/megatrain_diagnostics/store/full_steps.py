@@ -25,19 +25,19 @@ class FullStep:
     end_ns: int
 
 
-def full_steps_told(events: StoredEvents, incarnation: int) -> tuple[FullStep, ...]:
+def full_steps_told(events: StoredEvents, round_number: int) -> tuple[FullStep, ...]:
     """Return the newest steps that ranks recorded in full, ascending.
 
     A number that one rank alone tells of, where others tell of other steps, is nonsense of that rank.
     Raises: DataError.
     """
-    bounds = events.bounds(Spans, Where((incarnation,)), "step")
+    bounds = events.bounds(Spans, Where((round_number,)), "step")
     if bounds is None:
         return ()
     for first in dict.fromkeys((max(0, bounds[1] - _NEWEST), 0)):
         # nearly always the span around the step is there, which is one row a rank and not hundreds
         for operations in ((Operation.STEP,), PROVES_FULL):
-            found = _told(events, Where((incarnation,), first, operations=tuple(one.number for one in operations)))
+            found = _told(events, Where((round_number,), first, operations=tuple(one.number for one in operations)))
             if found:
                 return found[-_NEWEST:]
     return ()

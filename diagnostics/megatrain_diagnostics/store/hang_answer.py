@@ -45,37 +45,37 @@ def answer_of_evidence(
 
 
 def answer_of_spans(source: EventSource, roster: Roster, *, first_step: int | None = None) -> HangAnswer:
-    """Return the answer by the spans of an incarnation, from a step on."""
-    spans = source.read(Spans, Where((roster.incarnation,), first_step))
+    """Return the answer by the spans of a round, from a step on."""
+    spans = source.read(Spans, Where((roster.round,), first_step))
     finding = find_hang(standings_of_spans(spans, roster), roster_groups(roster), roster)
     return HangAnswer("spans", roster, finding, stacks_of(source, roster), (), source.problems())
 
 
 def evidence_roster(filed: FiledEvidence, source: EventSource | None) -> Roster:
     """Return who the ranks of evidence are: as its files say, else as events do, else nothing but numbers."""
-    return filed.roster or roster_of_events(source, filed.incarnation) or _flat_roster(filed)
+    return filed.roster or roster_of_events(source, filed.round) or _flat_roster(filed)
 
 
-def roster_of_events(source: EventSource | None, incarnation: int | None) -> Roster | None:
-    """Return who the ranks of an incarnation are, None where events do not tell; None: of the newest."""
+def roster_of_events(source: EventSource | None, round_number: int | None) -> Roster | None:
+    """Return who the ranks of a round are, None where events do not tell; None: of the newest."""
     if source is None:
         return None
     ranks = source.read(Ranks)
-    number = incarnation if incarnation is not None else int(max(ranks.incarnation, default=-1))
-    if number not in ranks.incarnation:
+    number = round_number if round_number is not None else int(max(ranks.round, default=-1))
+    if number not in ranks.round:
         return None
-    return make_roster(ranks, source.read(Groups, Where(incarnations=(number,))), number)
+    return make_roster(ranks, source.read(Groups, Where(rounds=(number,))), number)
 
 
 def stacks_of(source: EventSource | None, roster: Roster, asked: Iterable[int] | None = None) -> StackFinding:
     """Return the groups of the newest stacks among the events. `asked`: ranks that ought to have one."""
     if source is None:
         return find_outliers({}, roster)
-    stacks = source.read(Stacks, Where(incarnations=(roster.incarnation,)))
-    return find_outliers(newest_main_stacks(stacks, roster.incarnation), roster, asked)
+    stacks = source.read(Stacks, Where(rounds=(roster.round,)))
+    return find_outliers(newest_main_stacks(stacks, roster.round), roster, asked)
 
 
 def _flat_roster(filed: FiledEvidence) -> Roster:
     """Return the ranks as replicas of nothing else: no file tells the layout."""
     known = {*filed.standings, *filed.silent, *(rank for ranks in filed.groups.values() for rank in ranks)}
-    return Roster(filed.incarnation, Layout(dp_size=1 + max(known, default=0)), {}, {})
+    return Roster(filed.round, Layout(dp_size=1 + max(known, default=0)), {}, {})

@@ -30,9 +30,9 @@ _STOPPED = ("T", "t")
 
 @dataclass(frozen=True, slots=True)
 class FiledEvidence:
-    """What the files of one incarnation say. `problems`: what could not be read, a sentence each."""
+    """What the files of one round say. `problems`: what could not be read, a sentence each."""
 
-    incarnation: int
+    round: int
     roster: Roster | None
     """None where no file tells the layout."""
     standings: Mapping[int, RankStanding]
@@ -43,8 +43,8 @@ class FiledEvidence:
     """By rank, the processes of this machine that live and write these black boxes."""
 
 
-def read_boxes(directory: Path, incarnation: int | None = None, run_key: str = "") -> FiledEvidence:
-    """Return what the black boxes of a directory say, of one incarnation, the newest where None is named.
+def read_boxes(directory: Path, round_number: int | None = None, run_key: str = "") -> FiledEvidence:
+    """Return what the black boxes of a directory say, of one round, the newest where None is named.
 
     `run_key`: RunDirectory.key; where boxes of this run are there, those of other runs and jobs are left out.
     Raises: DataError where there is no such black box.
@@ -65,16 +65,16 @@ def read_boxes(directory: Path, incarnation: int | None = None, run_key: str = "
     boxes.sort(key=lambda box: box.cursor)  # of a box and its copy the one that went on counts
     if not boxes:
         raise DataError("; ".join([f"{directory}: no black box that can be read", *problems[:3]]))
-    newest = max(boxes, key=lambda box: (box.clock.unix_ns, box.identity.incarnation))
+    newest = max(boxes, key=lambda box: (box.clock.unix_ns, box.identity.round))
     job = newest.identity.job
     others = sorted({box.identity.job for box in boxes} - {job})
     if others:
         problems.append(f"{directory}: black boxes of other jobs are left out: {', '.join(others[:8])}")
     boxes = [box for box in boxes if box.identity.job == job]
-    number = max(box.identity.incarnation for box in boxes) if incarnation is None else incarnation
-    boxes = [box for box in boxes if box.identity.incarnation == number and ".previous." not in box.path.name]
+    number = max(box.identity.round for box in boxes) if round_number is None else round_number
+    boxes = [box for box in boxes if box.identity.round == number and ".previous." not in box.path.name]
     if not boxes:
-        raise DataError(f"{directory}: no black box of incarnation {number} of job {job}")
+        raise DataError(f"{directory}: no black box of round {number} of job {job}")
     roster = _roster(number, boxes, problems)
     standings = {box.identity.rank: _standing(box) for box in boxes if box.identity.layout == roster.layout}
     groups = _groups(boxes, roster.layout.world_size)
@@ -82,16 +82,16 @@ def read_boxes(directory: Path, incarnation: int | None = None, run_key: str = "
     return FiledEvidence(number, roster, standings, groups, (), tuple(problems), pids)
 
 
-def read_incident(run: RunDirectory, incarnation: int | None = None) -> FiledEvidence | None:
+def read_incident(run: RunDirectory, round_number: int | None = None) -> FiledEvidence | None:
     """Return what is kept of a broken round, the newest where None is named; None where nothing is.
 
     What executors wrote at the stall comes before black boxes, which were copied when the processes were killed.
     """
     found = kept_rounds(run)
-    if incarnation is None:
-        incarnation = max(found, default=None)
-    directory = found.get(-1 if incarnation is None else incarnation)
-    if directory is None or incarnation is None:
+    if round_number is None:
+        round_number = max(found, default=None)
+    directory = found.get(-1 if round_number is None else round_number)
+    if directory is None or round_number is None:
         return None
     told, problems = _told(directory)
     boxes: FiledEvidence | None = None
@@ -102,11 +102,11 @@ def read_incident(run: RunDirectory, incarnation: int | None = None) -> FiledEvi
         if not told:
             raise
         problems.append(str(error))
-    of_told = told_evidence(incarnation, told)
+    of_told = told_evidence(round_number, told)
     standings = {**({} if boxes is None else boxes.standings), **of_told.standings}
     groups = {**({} if boxes is None else boxes.groups), **of_told.groups}
     roster = None if boxes is None else boxes.roster
-    return FiledEvidence(incarnation, roster, standings, groups, of_told.silent, tuple(problems))
+    return FiledEvidence(round_number, roster, standings, groups, of_told.silent, tuple(problems))
 
 
 def kept_rounds(run: RunDirectory) -> dict[int, Path]:
@@ -114,14 +114,14 @@ def kept_rounds(run: RunDirectory) -> dict[int, Path]:
     return {int(match[1]): path for path in run.incidents.glob("round-*") if (match := _ROUND.search(path.name))}
 
 
-def told_evidence(incarnation: int, told: Sequence[HangEvidence]) -> FiledEvidence:
+def told_evidence(round_number: int, told: Sequence[HangEvidence]) -> FiledEvidence:
     """Return what executors told of a stuck round, as etcd holds it. No file tells the layout."""
     groups: dict[str, tuple[int, ...]] = {}
     for evidence in told:
         groups.update(_groups_told(evidence))
     standings = {one.rank: _standing_told(one) for evidence in told for one in evidence.ranks}
     silent = tuple(sorted({rank for evidence in told for rank in evidence.silent}))
-    return FiledEvidence(incarnation, None, standings, groups, silent)
+    return FiledEvidence(round_number, None, standings, groups, silent)
 
 
 def read_dumps(directory: Path) -> tuple[tuple[FlightDump, ...], tuple[str, ...]]:
@@ -159,7 +159,7 @@ def _told(directory: Path) -> tuple[list[HangEvidence], list[str]]:
     return told, problems
 
 
-def _roster(incarnation: int, boxes: Iterable[BlackBox], problems: list[str]) -> Roster:
+def _roster(round_number: int, boxes: Iterable[BlackBox], problems: list[str]) -> Roster:
     """Return who is who. Of boxes that tell of different layouts the commonest counts; the others are problems."""
     by_layout: dict[Layout, list[BlackBox]] = {}
     for box in boxes:
@@ -172,7 +172,7 @@ def _roster(incarnation: int, boxes: Iterable[BlackBox], problems: list[str]) ->
         for one in box.groups.values()
     }
     hosts = {box.identity.rank: box.identity.host for box in by_layout[layout]}
-    return Roster(incarnation, layout, hosts, groups, by_layout[layout][0].identity.branch)
+    return Roster(round_number, layout, hosts, groups, by_layout[layout][0].identity.branch)
 
 
 def _standing(box: BlackBox) -> RankStanding:

@@ -26,7 +26,7 @@ class HeatQuestion:
 
     kind: ClassVar[type[StepTotals]] = StepTotals
 
-    incarnation: int
+    round: int
     operation: int
     """Its number."""
     ranks: range
@@ -53,7 +53,7 @@ class HeatQuestion:
     @property
     def where(self) -> Where:
         return Where(
-            incarnations=(self.incarnation,),
+            rounds=(self.round,),
             operations=(self.operation,),
             first_step=self.steps[0],
             last_step=self.steps[-1],

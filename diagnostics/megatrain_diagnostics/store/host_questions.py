@@ -12,31 +12,31 @@ _HOUR_NS = 3600 * 10**9
 
 
 def hosts_of_ranks(events: StoredEvents, places: Iterable[tuple[int, int]]) -> dict[tuple[int, int], str]:
-    """Return the host of each (incarnation, rank) that is known. Raises: DataError."""
+    """Return the host of each (round, rank) that is known. Raises: DataError."""
     wanted = set(places)
     if not wanted:
         return {}
     where = Where(
-        incarnations=tuple(sorted({incarnation for incarnation, _ in wanted})),
+        rounds=tuple(sorted({round_number for round_number, _ in wanted})),
         ranks=tuple(sorted({rank for _, rank in wanted})),
     )
     table = events.read(Ranks, where)
-    found = zip(table.incarnation.tolist(), table.rank.tolist(), table.host.tolist(), strict=True)
-    return {(incarnation, rank): host for incarnation, rank, host in found if (incarnation, rank) in wanted}
+    found = zip(table.round.tolist(), table.rank.tolist(), table.host.tolist(), strict=True)
+    return {(round_number, rank): host for round_number, rank, host in found if (round_number, rank) in wanted}
 
 
 def rounds_of_host(events: StoredEvents, host: str) -> tuple[int, ...]:
-    """Return the incarnations in which ranks of a host told of themselves. Raises: DataError."""
+    """Return the rounds in which ranks of a host told of themselves. Raises: DataError."""
     where = Where(hosts=(host,))
     conditions, values = sql_conditions(Ranks, where)
-    sql = f"SELECT DISTINCT incarnation FROM segments WHERE {conditions} ORDER BY incarnation"
+    sql = f"SELECT DISTINCT round FROM segments WHERE {conditions} ORDER BY round"
     found = events.query(Ranks, where, sql, values)
     return () if found is None else tuple(found.column(0).to_pylist())
 
 
 def last_rounds(events: StoredEvents) -> dict[str, int]:
-    """Return the newest incarnation in which ranks of each host told of themselves. Raises: DataError."""
-    found = events.query(Ranks, ALL, "SELECT host, max(incarnation) AS number FROM segments GROUP BY host")
+    """Return the newest round in which ranks of each host told of themselves. Raises: DataError."""
+    found = events.query(Ranks, ALL, "SELECT host, max(round) AS number FROM segments GROUP BY host")
     return {} if found is None else {row["host"]: row["number"] for row in found.to_pylist()}
 
 

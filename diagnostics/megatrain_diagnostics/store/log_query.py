@@ -18,8 +18,8 @@ from megatrain.contracts.errors import DataError
 from megatrain_diagnostics.columns.schema import from_arrow
 from megatrain_diagnostics.events.source import Where
 from megatrain_diagnostics.events.tables import LogLines, columns_of, from_columns, joined, select
-from megatrain_diagnostics.store.incarnations import incarnations_seen, shown_incarnation
 from megatrain_diagnostics.store.reader import ALL, StoredEvents, TooSlowError, sql_conditions
+from megatrain_diagnostics.store.rounds import rounds_seen, shown_round
 
 _FIRST_WINDOW_NS = 600 * 10**9
 _GROWTH = 4
@@ -30,7 +30,7 @@ _MAX_PATTERN = 500
 class LogQuestion:
     """Which lines. `text` empty: all."""
 
-    incarnation: int
+    round: int
     text: str = ""
     is_regex: bool = False
     ranks: tuple[int, ...] | None = None
@@ -60,31 +60,31 @@ def pattern_problem(text: str) -> str:
     return ""
 
 
-def logged_incarnation(events: StoredEvents, incarnation: int | None) -> int:
-    """Return an incarnation of which lines came; None: the newest, also one that failed before it had ranks.
+def logged_round(events: StoredEvents, round_number: int | None) -> int:
+    """Return a round of which lines came; None: the newest, also one that failed before it had ranks.
 
     Raises: DataError where there are no such lines.
     """
-    found = events.query(LogLines, ALL, "SELECT DISTINCT incarnation FROM segments ORDER BY incarnation")
+    found = events.query(LogLines, ALL, "SELECT DISTINCT round FROM segments ORDER BY round")
     logged = set() if found is None else set(found.column(0).to_pylist())
     if not logged:
         raise DataError(f"{events.directory}: no line of output was streamed")
-    if incarnation is None:
-        shown = shown_incarnation(incarnations_seen(events))
+    if round_number is None:
+        shown = shown_round(rounds_seen(events))
         newest = max(logged) if shown is None else shown.number
         while newest + 1 in logged:
             newest += 1
         return newest
-    if incarnation not in logged:
+    if round_number not in logged:
         there = ", ".join(map(str, sorted(logged)))
-        raise DataError(f"incarnation={incarnation}: no line of its output was streamed; there are {there}")
-    return incarnation
+        raise DataError(f"round={round_number}: no line of its output was streamed; there are {there}")
+    return round_number
 
 
 def search_lines(events: StoredEvents, question: LogQuestion, *, budget_s: float = 2.0) -> FoundLines:
     """Return the newest lines that match. Raises: DataError."""
     deadline_s = time.monotonic() + budget_s
-    where = Where((question.incarnation,), ranks=question.ranks, hosts=question.hosts)
+    where = Where((question.round,), ranks=question.ranks, hosts=question.hosts)
     parts: list[LogLines] = []
     num_matching = num_searched = num_found = 0
     try:
@@ -97,7 +97,7 @@ def search_lines(events: StoredEvents, question: LogQuestion, *, budget_s: float
             begin_ns = max(first_ns, last_ns - window_ns)
             if time.monotonic() >= deadline_s:
                 raise TooSlowError("the time is over")
-            within = Where(where.incarnations, ranks=where.ranks, hosts=where.hosts, first_ns=begin_ns, last_ns=last_ns)
+            within = Where(where.rounds, ranks=where.ranks, hosts=where.hosts, first_ns=begin_ns, last_ns=last_ns)
             searched, matching, lines = _in_window(events, question, within, question.limit - num_found, deadline_s)
             num_searched, num_matching = num_searched + searched, num_matching + matching
             num_found += len(lines.rank)

@@ -28,17 +28,19 @@ class RankProgress:
     """Number of the last that began, 0: not known."""
 
 
-def rank_progress(events: StoredEvents, incarnation: int, num_ranks: int) -> RankProgress:
+def rank_progress(events: StoredEvents, round_number: int, num_ranks: int) -> RankProgress:
     """Return how far the ranks have come. Raises: DataError."""
-    return RankProgress(_newest_steps(events, incarnation, num_ranks), _last_operations(events, incarnation, num_ranks))
+    return RankProgress(
+        _newest_steps(events, round_number, num_ranks), _last_operations(events, round_number, num_ranks)
+    )
 
 
-def _newest_steps(events: StoredEvents, incarnation: int, num_ranks: int) -> Int32:
+def _newest_steps(events: StoredEvents, round_number: int, num_ranks: int) -> Int32:
     steps = np.full(num_ranks, -1, dtype=np.int32)
-    told = newest_steps_told(events, incarnation, _NUM_STEPS)
+    told = newest_steps_told(events, round_number, _NUM_STEPS)
     if not len(told):
         return steps
-    where = Where((incarnation,), int(told[0]), int(told[-1]))
+    where = Where((round_number,), int(told[0]), int(told[-1]))
     conditions, values = sql_conditions(StepTotals, where)
     sql = f"SELECT rank, max(step) AS step FROM segments WHERE {conditions} GROUP BY rank"
     table = events.query(StepTotals, where, sql, values)
@@ -49,13 +51,13 @@ def _newest_steps(events: StoredEvents, incarnation: int, num_ranks: int) -> Int
     return steps
 
 
-def _last_operations(events: StoredEvents, incarnation: int, num_ranks: int) -> Int8:
+def _last_operations(events: StoredEvents, round_number: int, num_ranks: int) -> Int8:
     operations = np.full(num_ranks, NOT_KNOWN, dtype=np.uint8)
-    full = full_steps_told(events, incarnation)
+    full = full_steps_told(events, round_number)
     if not full:
         return operations
     # what is open is of the newest step that was begun, which may not be among those that ended
-    where = Where((incarnation,), full[-1].step)
+    where = Where((round_number,), full[-1].step)
     conditions, values = sql_conditions(Spans, where)
     # the step itself ends last, and says nothing of what was done
     conditions += f" AND operation <> '{Operation.STEP.value}'"

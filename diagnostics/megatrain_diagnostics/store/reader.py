@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from megatrain.contracts.errors import DataError
-from megatrain_diagnostics.columns.schema import NOT_KNOWN, from_arrow, names_of, time_column
+from megatrain_diagnostics.columns.schema import FORMER_COLUMNS, NOT_KNOWN, from_arrow, names_of, time_column
 from megatrain_diagnostics.events.source import Where, in_order
 from megatrain_diagnostics.events.tables import Table, TableType, columns_of, from_columns
 from megatrain_diagnostics.store.catalog import Catalog
@@ -76,7 +76,7 @@ class StoredEvents:
             raise DataError(f"{self.directory}: no segments of events below it; was anything streamed?")
 
     def read(self, kind: type[TableType], where: Where = ALL) -> TableType:
-        """Return the rows, each once, ordered by (incarnation, rank, sequence) where the table has these.
+        """Return the rows, each once, ordered by (round, rank, sequence) where the table has these.
 
         Raises: DataError when nothing can be read at all; what is damaged is left out and told of by `problems`.
         """
@@ -125,14 +125,12 @@ class StoredEvents:
                 continue
             if not segments:
                 return None
-            files = [_GLOB.sub(r"[\g<0>]", str(segment.path)) for segment in segments]
-            source = f"read_parquet(${len(values) + 1}, hive_partitioning = false)"
-            question = f"WITH segments AS (SELECT * FROM {source}) {sql}"
+            source, files = _source(segments, len(values) + 1)
             try:
                 with self._lock:
                     cursor = self._connection.cursor()
                 with cursor, _interrupted(cursor, timeout_s):
-                    return cursor.sql(question, params=[*values, files]).to_arrow_table()
+                    return cursor.sql(f"WITH segments AS ({source}) {sql}", params=[*values, *files]).to_arrow_table()
             except duckdb.InterruptException as error:
                 raise TooSlowError(f"{self.directory}: no answer within {timeout_s:g} s") from error
             except duckdb.Error as error:
@@ -177,7 +175,7 @@ def sql_conditions(kind: type[Table], where: Where) -> tuple[str, list[Any]]:
     has = columns_of(kind)
     parts: list[str] = []
     values: list[Any] = []
-    for column, wanted in (("incarnation", where.incarnations), ("rank", where.ranks)):
+    for column, wanted in (("round", where.rounds), ("rank", where.ranks)):
         if wanted is not None and column in has:
             parts.append(_among(column, wanted))
     for column, texts in (("operation", _operation_names(where)), ("host", where.hosts)):
@@ -192,6 +190,19 @@ def sql_conditions(kind: type[Table], where: Where) -> tuple[str, list[Any]]:
         if name in has and most is not None:
             parts.append(f"{name} <= {int(most)}")
     return " AND ".join(parts) or "1 = 1", values
+
+
+def _source(segments: Sequence[Segment], number: int) -> tuple[str, list[list[str]]]:
+    """Return the rows of segments as SQL with their names of now, and the lists of files for $number and the next."""
+    renames = ", ".join(f"{former} AS {now}" for former, now in FORMER_COLUMNS.items())
+    parts: list[str] = []
+    lists: list[list[str]] = []
+    for has_former_names, chosen in ((False, "*"), (True, f"* RENAME ({renames})")):
+        files = [_GLOB.sub(r"[\g<0>]", str(one.path)) for one in segments if one.has_former_names is has_former_names]
+        if files:
+            parts.append(f"SELECT {chosen} FROM read_parquet(${number + len(lists)}, hive_partitioning = false)")
+            lists.append(files)
+    return " UNION ALL ".join(parts), lists
 
 
 def _among(column: str, wanted: tuple[int, ...]) -> str:

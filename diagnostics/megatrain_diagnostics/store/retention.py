@@ -1,6 +1,6 @@
 """How long events are kept: so many hours, and so many bytes; beyond either the oldest go.
 
-Who the ranks and groups of an incarnation are is told once, and needed as long as anything of it is left: these tables
+Who the ranks and groups of a round are is told once, and needed as long as anything of it is left: these tables
 are small and follow the others.
 """
 
@@ -79,22 +79,22 @@ def _files(table_directory: Path) -> list[_OldFile]:
 
 
 def _not_needed(old: Sequence[_OldFile], kept: Sequence[_OldFile], rosters: Sequence[_OldFile]) -> list[_OldFile]:
-    """Return those of the old rosters of whose incarnations no event is left, and which are not of the newest."""
+    """Return those of the old rosters of whose rounds no event is left, and which are not of the newest."""
     first_hours: dict[Path, int] = {}
     for file in kept:
         table = file.path.parent.parent.parent
         first_hours[table] = min(file.end_ns, first_hours.get(table, file.end_ns))
-    # incarnations only grow: the least that is left is in a table's first hour
+    # rounds only grow: the least that is left is in a table's first hour
     oldest = [file for file in kept if file.end_ns == first_hours[file.path.parent.parent.parent]]
-    needed = [bounds[0] for file in oldest if (bounds := _incarnations(file.path))]
-    newest = [bounds[1] for file in rosters if (bounds := _incarnations(file.path))]
+    needed = [bounds[0] for file in oldest if (bounds := _rounds(file.path))]
+    newest = [bounds[1] for file in rosters if (bounds := _rounds(file.path))]
     least = min([*needed, max(newest, default=0)])
-    return [file for file in old if (bounds := _incarnations(file.path)) is None or bounds[1] < least]
+    return [file for file in old if (bounds := _rounds(file.path)) is None or bounds[1] < least]
 
 
-def _incarnations(path: Path) -> tuple[int, int] | None:
+def _rounds(path: Path) -> tuple[int, int] | None:
     try:
-        return read_footer(path).bounds.get("incarnation")
+        return read_footer(path).bounds.get("round")
     except (DataError, FileNotFoundError):
         return None
 

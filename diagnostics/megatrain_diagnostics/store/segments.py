@@ -23,7 +23,14 @@ import pyarrow.parquet as pq
 
 from megatrain.contracts.errors import CheckpointError, DataError, MegatrainError
 from megatrain.contracts.location import LocalLocation
-from megatrain_diagnostics.columns.schema import check_columns, from_arrow, kind_of, names_of, time_column
+from megatrain_diagnostics.columns.schema import (
+    check_columns,
+    from_arrow,
+    kind_of,
+    names_of,
+    schema_of_now,
+    time_column,
+)
 from megatrain_diagnostics.events.tables import StepTotals, Table
 
 SUFFIX = ".parquet"
@@ -38,7 +45,7 @@ _DELTA_COLUMNS = ("rank", "sequence", "start_ns", "at_ns", "duration_ns", "launc
 """Integers of so many values that a dictionary of them would only be made and thrown away."""
 _LEVEL = 1  # of zstd: 3 is 4 % smaller and takes 1.4 times as long
 _NAME = re.compile(r"(\d{12,18})-(\d{12,18})\.([0-9a-f]{8})\.parquet")
-_BOUNDED = ("incarnation", "rank", "step", "start_ns", "at_ns")
+_BOUNDED = ("round", "rank", "step", "start_ns", "at_ns")
 
 
 class StoreError(MegatrainError):
@@ -76,6 +83,8 @@ class Segment:
     bounds: Mapping[str, tuple[int, int]]
     ahead_ns: int
     """How far its rows' times are ahead of the time that they were written at, by the daemon's clock."""
+    has_former_names: bool
+    """Of columns: see FORMER_COLUMNS."""
 
 
 def parse_name(name: str) -> SegmentName | None:
@@ -117,7 +126,7 @@ def read_footer(path: Path) -> Segment:
     """Return what a file's footer says. Raises: DataError for a file that is no segment; FileNotFoundError."""
     try:
         with pq.ParquetFile(path) as file:
-            schema, metadata = file.schema_arrow, file.metadata
+            written, metadata = file.schema_arrow, file.metadata
         num_bytes = path.stat().st_size
     except FileNotFoundError:
         raise
@@ -125,6 +134,7 @@ def read_footer(path: Path) -> Segment:
         reason = "empty" if _is_empty(path) else f"not a whole Parquet file ({_first_line(error)})"
         raise DataError(f"{path}: {reason}") from error
     try:
+        schema = schema_of_now(written)
         kind = kind_of(schema)
         check_columns(kind, schema)
         _check_names(schema)
@@ -142,6 +152,7 @@ def read_footer(path: Path) -> Segment:
         num_plain_bytes=sum(group.total_byte_size for group in groups),
         bounds=_bounds(schema, groups),
         ahead_ns=int(ahead) if re.fullmatch(rb"-?\d{1,18}", ahead) else 0,
+        has_former_names=schema.names != written.names,
     )
 
 

@@ -15,7 +15,7 @@ Floats = NDArray[np.float64]
 
 
 def step_cells(
-    events: StoredEvents, incarnation: int, operation: int, aggregate: Aggregate, steps: range, num_ranks: int
+    events: StoredEvents, round_number: int, operation: int, aggregate: Aggregate, steps: range, num_ranks: int
 ) -> Floats:
     """Return [steps, ranks]: ns, spans or bytes; NaN where a rank has no row. Of rows for one cell the greatest counts.
 
@@ -23,7 +23,7 @@ def step_cells(
     """
     if not steps:
         return np.zeros((0, num_ranks))
-    where = Where((incarnation,), steps[0], steps[-1], operations=(operation,))
+    where = Where((round_number,), steps[0], steps[-1], operations=(operation,))
     conditions, values = sql_conditions(StepTotals, where)
     conditions += f" AND rank BETWEEN 0 AND {num_ranks - 1}"
     sql = f"SELECT rank, step, {aggregate} AS value FROM segments WHERE {conditions}"
@@ -40,27 +40,27 @@ def step_cells(
 
 
 def newest_steps_told(
-    events: StoredEvents, incarnation: int, most: int, first: int | None = None, last: int | None = None
+    events: StoredEvents, round_number: int, most: int, first: int | None = None, last: int | None = None
 ) -> Int64:
     """Return the newest steps that sums tell of, ascending, `most` at most, from `first` to `last`.
 
     A number that one rank alone tells of, where others tell of other steps, is nonsense of that rank.
     Raises: DataError.
     """
-    bounds = events.bounds(StepTotals, Where((incarnation,)), "step")
+    bounds = events.bounds(StepTotals, Where((round_number,)), "step")
     if bounds is None:
         return np.zeros(0, dtype=np.int64)
     least = 0 if first is None else first
     newest = bounds[1] if last is None else min(bounds[1], last)
     lonely = np.zeros(0, dtype=np.int64)
     for begin in dict.fromkeys((max(least, newest - most + 1), least)):
-        # nonsense, or another incarnation, may have hidden where the steps are: then all are looked at
+        # nonsense, or another round, may have hidden where the steps are: then all are looked at
         for operations in ((Operation.STEP.number,), (Operation.FORWARD_COMPUTE.number,), None):
-            found, is_shared = _told(events, Where((incarnation,), begin, newest, operations=operations))
+            found, is_shared = _told(events, Where((round_number,), begin, newest, operations=operations))
             if is_shared and begin > least and found[-1] < newest:
-                # the footers know of later steps, which are another incarnation's: as many are to be found before
+                # the footers know of later steps, which are another round's: as many are to be found before
                 begin, newest = max(least, int(found[-1]) - most + 1), int(found[-1])
-                found, _ = _told(events, Where((incarnation,), begin, newest, operations=operations))
+                found, _ = _told(events, Where((round_number,), begin, newest, operations=operations))
             if is_shared:
                 return found[-most:]
             lonely = found if len(found) else lonely

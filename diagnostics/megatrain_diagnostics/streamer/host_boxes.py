@@ -43,9 +43,9 @@ class HostBoxes:
         return tuple(self._tails)
 
     def newest(self) -> tuple[RankTail, ...]:
-        """Return the ranks of the newest incarnation."""
-        number = max((tail.identity.incarnation for tail in self._tails), default=0)
-        return tuple(tail for tail in self._tails if tail.identity.incarnation == number)
+        """Return the ranks of the newest round."""
+        number = max((tail.identity.round for tail in self._tails), default=0)
+        return tuple(tail for tail in self._tails if tail.identity.round == number)
 
     def find(self) -> None:
         """Look which boxes there are, and whose ranks are gone."""
@@ -109,7 +109,7 @@ class HostBoxes:
         if (after := self._position_of(tail.name)) > 0:
             tail.go_on_after(after)
         self._tails.append(tail)
-        _logger.info("rank %d of round %d: following %s", tail.identity.rank, tail.identity.incarnation, path)
+        _logger.info("rank %d of round %d: following %s", tail.identity.rank, tail.identity.round, path)
         return tail.identity
 
     def _let_go(self, tail: RankTail) -> None:
@@ -121,6 +121,6 @@ class HostBoxes:
 
 def _is_named_for(path: Path, identity: Identity) -> bool:
     """Say whether a box has the name that its writer gave it, or the one under which it was set aside."""
-    at = (safe_name(identity.branch), f"{identity.incarnation:06d}", f"rank-{identity.rank:05d}")
+    at = (safe_name(identity.branch), f"{identity.round:06d}", f"rank-{identity.rank:05d}")
     own = path.with_name(f"{'.'.join(at)}.blackbox")
     return path.name.endswith((f".{own.name}", f".{previous_black_box(own).name}"))

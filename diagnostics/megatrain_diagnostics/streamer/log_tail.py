@@ -35,8 +35,8 @@ class LogPosition:
 class LogTail:
     """Follows the log of one rank in one round."""
 
-    def __init__(self, path: Path, host: str, incarnation: int, rank: int, start: LogPosition | None = None) -> None:
-        self._path, self._host, self._incarnation, self._rank = path, host, incarnation, rank
+    def __init__(self, path: Path, host: str, round_number: int, rank: int, start: LogPosition | None = None) -> None:
+        self._path, self._host, self._round, self._rank = path, host, round_number, rank
         self._file = -1
         self._inode = 0
         self._offset = 0
@@ -64,7 +64,7 @@ class LogTail:
         return from_columns(
             LogLines,
             {
-                "incarnation": [self._incarnation] * len(lines),
+                "round": [self._round] * len(lines),
                 "rank": [self._rank] * len(lines),
                 "sequence": [end for end, _ in lines],
                 "at_ns": [at_ns] * len(lines),

@@ -1,4 +1,4 @@
-"""One rank in one incarnation: what its black box has brought since the last look, as tables.
+"""One rank in one round: what its black box has brought since the last look, as tables.
 
 The box stays open when its name goes, so that the last records of a rank are read although the executor has copied the
 file and freed its memory. The rank may be dead; what it wrote is whole.
@@ -40,11 +40,11 @@ class RankTail:
         self._reader = BlackBoxReader(path)
         self._clock = clock
         self.identity = self._reader.identity
-        if max(self.identity.incarnation, self.identity.rank) > _MOST:
+        if max(self.identity.round, self.identity.rank) > _MOST:
             self._reader.close()
-            raise DataError(f"{path}: rank {self.identity.rank} of incarnation {self.identity.incarnation}: no such")
+            raise DataError(f"{path}: rank {self.identity.rank} of round {self.identity.round}: no such")
         self._period = 1
-        self._writer = Writer(self.identity.incarnation, self.identity.rank, clock.offset_ns)
+        self._writer = Writer(self.identity.round, self.identity.rank, clock.offset_ns)
         self._ring = RingTail(self._reader)
         self._told_groups = {0}
         self._is_told = False
@@ -125,7 +125,7 @@ class RankTail:
     def _ranks_row(self) -> Ranks:
         identity, at, layout = self.identity, self.identity.coordinate, self.identity.layout
         row = {
-            "incarnation": identity.incarnation, "rank": identity.rank,
+            "round": identity.round, "rank": identity.rank,
             "dp_rank": at.dp, "pp_rank": at.pp, "tp_rank": at.tp,
             "dp_size": layout.dp_size, "pp_size": layout.pp_size, "tp_size": layout.tp_size,
             "pid": identity.pid, "at_ns": self._reader.clock.monotonic_ns + self._clock.offset_ns,
@@ -142,7 +142,7 @@ class RankTail:
         return from_columns(
             Groups,
             {
-                "incarnation": [self.identity.incarnation] * len(groups),
+                "round": [self.identity.round] * len(groups),
                 "rank": [self.identity.rank] * len(groups),
                 "group": [group.number for group in groups],
                 "first_rank": [group.first_rank for group in groups],

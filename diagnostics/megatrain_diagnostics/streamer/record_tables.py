@@ -30,7 +30,7 @@ for _operation in (
 class Writer:
     """Whose records they are; `offset_ns` turns its times into unix ns."""
 
-    incarnation: int
+    round: int
     rank: int
     offset_ns: int
 
@@ -70,7 +70,7 @@ def spans_table(spans: Records, writer: Writer) -> Spans:
     duration_ns = duration.astype(np.int64)
     duration_ns[is_open] = NO_DURATION
     return Spans(
-        incarnation=_all(spans, writer.incarnation),
+        round=_all(spans, writer.round),
         rank=_all(spans, writer.rank),
         sequence=spans["sequence"].astype(np.int64),
         step=spans["step"].astype(np.int32),
@@ -90,7 +90,7 @@ def spans_table(spans: Records, writer: Writer) -> Spans:
 def totals_table(totals: Records, writer: Writer) -> StepTotals:
     """Return the rows of STEP_TOTAL records: see contracts.black_box_values.StepTotal."""
     return StepTotals(
-        incarnation=_all(totals, writer.incarnation),
+        round=_all(totals, writer.round),
         rank=_all(totals, writer.rank),
         sequence=totals["sequence"].astype(np.int64),
         step=totals["step"].astype(np.int32),
@@ -106,7 +106,7 @@ def totals_table(totals: Records, writer: Writer) -> StepTotals:
 def values_table(values: Records, writer: Writer) -> Values:
     """Return the rows of VALUE records: see contracts.black_box_values.NotedValue."""
     return Values(
-        incarnation=_all(values, writer.incarnation),
+        round=_all(values, writer.round),
         rank=_all(values, writer.rank),
         sequence=values["sequence"].astype(np.int64),
         step=values["step"].astype(np.int32),

@@ -30,7 +30,7 @@ class StreamerSettings:
 
     @property
     def box_prefix(self) -> str:
-        """Return how the names of this run's black boxes begin, whatever the incarnation."""
+        """Return how the names of this run's black boxes begin, whatever the round."""
         names = (self.job, RunDirectory(Path(self.run)).key, MAIN_BRANCH)
         return f"megatrain.{'.'.join(map(safe_name, names))}."
 

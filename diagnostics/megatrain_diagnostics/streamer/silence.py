@@ -29,7 +29,7 @@ class SilenceWatch:
             time.time(),
         )
         found = set(stall.ranks) if stall is not None else set()
-        has_box = {tail.identity.rank for tail in tails if tail.identity.incarnation == expected.round}
+        has_box = {tail.identity.rank for tail in tails if tail.identity.round == expected.round}
         if time.monotonic() - expected.seen_s > self._patience.init_s:
             found |= set(expected.ranks) - has_box
         silent, self._suspected = tuple(sorted(found & set(self._suspected))), tuple(found)

@@ -42,7 +42,7 @@ class DumpTarget:
     """A process that is asked for its stacks."""
 
     rank: int
-    incarnation: int
+    round: int
     pid: int
 
 
@@ -55,7 +55,7 @@ class ThreadStack:
 
 
 def targets_in(directory: Path, prefix: str, host: str) -> tuple[DumpTarget, ...]:
-    """Return the ranks of the newest incarnation whose black boxes of this host are in a directory.
+    """Return the ranks of the newest round whose black boxes of this host are in a directory.
 
     Empty `prefix` or `host`: of any job, any host. What is no black box is passed over.
     """
@@ -70,9 +70,9 @@ def targets_in(directory: Path, prefix: str, host: str) -> tuple[DumpTarget, ...
         except DataError:
             continue
         if host in ("", identity.host):
-            found.append(DumpTarget(identity.rank, identity.incarnation, identity.pid))
-    newest = max((one.incarnation for one in found), default=0)
-    return tuple(one for one in found if one.incarnation == newest)
+            found.append(DumpTarget(identity.rank, identity.round, identity.pid))
+    newest = max((one.round for one in found), default=0)
+    return tuple(one for one in found if one.round == newest)
 
 
 def collect_stacks(targets: Sequence[DumpTarget], host: str, first_number: int, clock_ns: Callable[[], int]) -> Stacks:
@@ -93,7 +93,7 @@ def collect_stacks(targets: Sequence[DumpTarget], host: str, first_number: int, 
     return from_columns(
         Stacks,
         {
-            "incarnation": [target.incarnation for target, _, _ in rows],
+            "round": [target.round for target, _, _ in rows],
             "rank": [target.rank for target, _, _ in rows],
             "sequence": list(range(first_number, first_number + len(rows))),
             "at_ns": [at_ns for _, at_ns, _ in rows],

@@ -16,8 +16,10 @@ from megatrain.contracts.errors import DataError
 from megatrain_diagnostics.columns.schema import arrow_schema, check_columns, from_arrow, to_arrow
 from megatrain_diagnostics.events.tables import Table, TableType
 
-COMMAND = b"megatrain events 1"
-"""Of the Flight descriptor: what is streamed, and the version."""
+COMMAND = b"megatrain events 2"
+"""Of the Flight descriptor: what is streamed, and the version of the tables that a sender makes."""
+COMMANDS_SERVED = (b"megatrain events 1", COMMAND)
+"""What a daemon serves: hosts may be a version behind. What it does not serve, they keep in their spools."""
 CLOCK_ACTION = "clock"
 FRAME_SCHEMA = pa.schema([pa.field("batch", pa.binary(), nullable=False)])
 ANSWER_SCHEMA = pa.schema([])
@@ -84,7 +86,8 @@ def read_batch(kind: type[TableType], content: pa.Buffer) -> tuple[pa.RecordBatc
         raise DataError(f"{kind.NAME}: no batch of Arrow's: {error}") from error
     if batch.schema.types != arrow_schema(kind).types:
         raise DataError(f"{kind.NAME}: columns in the form of files, not in that of the wire")
-    return batch, from_arrow(kind, batch)
+    table = from_arrow(kind, batch)
+    return pa.RecordBatch.from_arrays(batch.columns, schema=arrow_schema(kind)), table
 
 
 def frame_of(content: pa.Buffer) -> pa.RecordBatch:

@@ -131,7 +131,7 @@ class CrashEvidence:
                 _remove_old(path)
                 continue
             if _is_of_this_machine(clock) and not is_running(identity.pid):
-                self.keep_boxes(identity.incarnation, {identity.rank: path})
+                self.keep_boxes(identity.round, {identity.rank: path})
 
     def close(self) -> None:
         """Finish what was asked for."""

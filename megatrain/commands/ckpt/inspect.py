@@ -57,7 +57,7 @@ def _document(place: Location, manifest: Manifest, stored: StoredTensors) -> dic
         "place": str(place),
         "job": manifest.job,
         "branch": manifest.branch,
-        "round": manifest.incarnation,
+        "round": manifest.round,
         "step": manifest.step,
         "consumed_samples": manifest.consumed_samples,
         "consumed_tokens": manifest.consumed_tokens,
@@ -94,7 +94,7 @@ def _facts(manifest: Manifest, document: dict[str, Any]) -> list[tuple[str, str]
     shards += f" in {document['num_data_files']} data {'file' if document['num_data_files'] == 1 else 'files'}"
     found = [
         ("checkpoint", document["place"]),
-        ("job", f"{manifest.job}, branch {manifest.branch}, round {manifest.incarnation}"),
+        ("job", f"{manifest.job}, branch {manifest.branch}, round {manifest.round}"),
         ("step", f"{manifest.step} ({manifest.num_updates} updates{skipped})"),
         ("tokens", f"{manifest.consumed_tokens:,} in {manifest.consumed_samples:,} samples"),
         ("written", f"{time_text(manifest.written_unix_s)} ({age_text(manifest.written_unix_s, time.time())} ago)"),

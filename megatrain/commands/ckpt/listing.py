@@ -73,7 +73,7 @@ def _entry(found: Survey, one: FoundCheckpoint) -> dict[str, Any]:
         "num_bytes": one.num_bytes,
         "written_unix_s": one.written_unix_s,
         "consumed_tokens": one.consumed_tokens,
-        "round": one.incarnation,
+        "round": one.round,
         "pin_reason": one.pin_reason,
         "problem": one.problem,
     }
@@ -125,6 +125,6 @@ def _row(found: Survey, one: FoundCheckpoint) -> tuple[str, ...]:
         "-" if one.written_unix_s is None else age_text(one.written_unix_s, time.time()),
         bytes_text(one.num_bytes),
         "-" if one.consumed_tokens is None else f"{one.consumed_tokens:,}",
-        "-" if one.incarnation is None else str(one.incarnation),
+        "-" if one.round is None else str(one.round),
         "; ".join(remark for remark in remarks if remark),
     )

@@ -115,9 +115,11 @@ def test_a_damaged_claim_is_replaced(directory: Location, content: bytes) -> Non
     assert WritingMark.read(directory) == MARK
 
 
-@pytest.mark.parametrize(("incarnation", "message"), [(2, "is a complete checkpoint already"), (3, "round 2 is older")])
-def test_a_complete_checkpoint_is_not_claimed(directory: Location, incarnation: int, message: str) -> None:
-    put_checkpoint(LocalLocation(path_of(directory).parent), 120, incarnation=incarnation)
+@pytest.mark.parametrize(
+    ("round_number", "message"), [(2, "is a complete checkpoint already"), (3, "round 2 is older")]
+)
+def test_a_complete_checkpoint_is_not_claimed(directory: Location, round_number: int, message: str) -> None:
+    put_checkpoint(LocalLocation(path_of(directory).parent), 120, round=round_number)
     with pytest.raises(CheckpointError, match=message):
         claim(directory, MARK)
     assert WritingMark.read(directory) is None

@@ -68,7 +68,7 @@ def test_a_snapshot_becomes_a_checkpoint(job: Job, arena: Arena, tmp_path: Path)
         assert files[name][: len(image)] == image
     manifest = read_manifest(directory)
     plan = HostPlan.read(arena.host_plan)
-    assert (manifest.step, manifest.incarnation, manifest.branch, manifest.job) == (10, 2, "main", "demo")
+    assert (manifest.step, manifest.round, manifest.branch, manifest.job) == (10, 2, "main", "demo")
     assert (manifest.consumed_samples, manifest.consumed_tokens) == (320, 81920)
     assert (manifest.num_updates, manifest.num_skipped, manifest.has_optimizer) == (9, 1, True)
     assert (manifest.mesh, manifest.versions, manifest.data) == (
@@ -152,7 +152,7 @@ def test_what_an_older_round_wanted_is_persisted_while_a_newer_one_runs(job: Job
     drain(arena)
     directory = job.step(10)
     assert verify_checkpoint(directory) == []
-    assert read_manifest(directory).incarnation == 2
+    assert read_manifest(directory).round == 2
 
 
 # How it lives and ends

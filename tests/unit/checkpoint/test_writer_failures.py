@@ -265,7 +265,7 @@ def test_a_slot_that_does_not_take_the_word_is_not_tried_for_ever(job: Job, monk
 
 
 def test_a_newer_round_has_committed_the_step(job: Job) -> None:
-    put_checkpoint(job.checkpoints / "main", 10, incarnation=3, files={})
+    put_checkpoint(job.checkpoints / "main", 10, round=3, files={})
     before = tree(path_of(job.checkpoints))
     with writer_thread(job.arena):
         assert "committed by round 3, and round 2 is older" in persist_next(job, 10, 4, failures=1)

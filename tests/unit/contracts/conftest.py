@@ -31,7 +31,7 @@ def make_identity(**changes: object) -> Identity:
     values = {
         "job": "demo",
         "branch": "main",
-        "incarnation": 3,
+        "round": 3,
         "rank": 5,
         "layout": Layout(tp_size=2, pp_size=2, dp_size=2),
         "pid": 4321,

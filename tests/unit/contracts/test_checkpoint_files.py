@@ -135,26 +135,26 @@ def test_what_cannot_be_read_is_not_taken_for_missing(branch: Location, monkeypa
 def test_commit_needs_the_manifest_that_was_written(branch: Location) -> None:
     with pytest.raises(MissingFileError, match=r"manifest\.json: .* No such file"):
         write_commit(branch / step_directory_name(120), make_manifest())
-    directory = put_manifest(branch, 120, incarnation=3)
+    directory = put_manifest(branch, 120, round=3)
     message = r"manifest\.json: of round 3, not what round 4 wrote; another process saves the same step"
     with pytest.raises(CheckpointError, match=message):
-        write_commit(directory, make_manifest(incarnation=4))
+        write_commit(directory, make_manifest(round=4))
     assert not is_committed(directory)
 
 
 def test_a_complete_checkpoint_is_not_written_again(branch: Location) -> None:
-    directory = put_checkpoint(branch, 120, incarnation=5)
+    directory = put_checkpoint(branch, 120, round=5)
     before = tree(path_of(directory))
     left_behind = "COMMIT: committed by round 5, and round 4 is older; this process was left behind and must stop"
     complete = "is a complete checkpoint already and is not overwritten; remove it first"
-    changed = make_manifest(incarnation=5, written_unix_s=1.0)
+    changed = make_manifest(round=5, written_unix_s=1.0)
     for manifest, message in [
-        (make_manifest(incarnation=4), left_behind),
+        (make_manifest(round=4), left_behind),
         (changed, complete),
-        (make_manifest(incarnation=6), complete),
+        (make_manifest(round=6), complete),
     ]:
         with pytest.raises(CheckpointError, match=message):
-            check_writable(directory, manifest.incarnation)
+            check_writable(directory, manifest.round)
         with pytest.raises(CheckpointError, match=message):
             write_manifest(directory, manifest)
         with pytest.raises(CheckpointError, match=left_behind if message == left_behind else "not what round"):
@@ -170,13 +170,13 @@ def test_a_commit_may_be_tried_again(branch: Location) -> None:
 
 
 def test_an_older_round_does_not_replace_what_a_newer_one_began_to_replace(branch: Location) -> None:
-    directory = put_checkpoint(branch, 120, incarnation=5)
-    (directory / "manifest.json").write(make_manifest(incarnation=4).to_json().encode())
+    directory = put_checkpoint(branch, 120, round=5)
+    (directory / "manifest.json").write(make_manifest(round=4).to_json().encode())
     with pytest.raises(CheckpointError, match="committed by round 5, and round 4 is older"):
-        write_commit(directory, make_manifest(incarnation=4))
-    write_manifest(directory, make_manifest(incarnation=5, written_unix_s=1.0))
+        write_commit(directory, make_manifest(round=4))
+    write_manifest(directory, make_manifest(round=5, written_unix_s=1.0))
     assert not is_committed(directory)
-    write_commit(directory, make_manifest(incarnation=5, written_unix_s=1.0))
+    write_commit(directory, make_manifest(round=5, written_unix_s=1.0))
     assert is_committed(directory)
 
 

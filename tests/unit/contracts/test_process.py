@@ -23,9 +23,7 @@ def test_alone_without_a_launcher() -> None:
 
 
 def test_what_torchrun_says() -> None:
-    assert process_from_environment(GOOD) == Process(
-        5, 8, 1, 4, 2, "env://", "node-0:29500", is_incarnation_common=False
-    )
+    assert process_from_environment(GOOD) == Process(5, 8, 1, 4, 2, "env://", "node-0:29500", is_round_common=False)
 
 
 def test_a_launcher_of_ours_names_the_host() -> None:
@@ -41,14 +39,14 @@ def test_a_launcher_of_ours_names_the_host() -> None:
         pytest.param({"TORCHELASTIC_RESTART_COUNT": ""}, id="nobody counts"),
     ],
 )
-def test_where_all_ranks_know_the_same_incarnation(known: dict[str, str]) -> None:
-    assert process_from_environment(GOOD | known).is_incarnation_common
+def test_where_all_ranks_know_the_same_round(known: dict[str, str]) -> None:
+    assert process_from_environment(GOOD | known).is_round_common
 
 
 def test_our_rendezvous_counts_rounds_where_torchrun_counts_an_agents_restarts() -> None:
     environment = GOOD | {"TORCHELASTIC_RESTART_COUNT": "1"}
-    assert process_from_environment(environment | {"MEGATRAIN_ROUND": "7"}).incarnation == 7
-    assert process_from_environment(environment | {"MEGATRAIN_ROUND": ""}).incarnation == 1
+    assert process_from_environment(environment | {"MEGATRAIN_ROUND": "7"}).round == 7
+    assert process_from_environment(environment | {"MEGATRAIN_ROUND": ""}).round == 1
     with pytest.raises(TopologyError, match="MEGATRAIN_ROUND='x'"):
         process_from_environment(environment | {"MEGATRAIN_ROUND": "x"})
 

@@ -38,9 +38,9 @@ def test_black_box_names_are_readable_where_they_can_be() -> None:
 def test_black_box_names_are_safe_and_distinct() -> None:
     names = ["a", "a/b", "a_b", "a.b", "../../etc/passwd", "", " ", "j" * 200, "j" * 201, "tr\u00e4um"]  # fmt: skip
     paths = [
-        black_box_path(Path("d"), job, "1a2b3c4d", branch, incarnation, rank)
+        black_box_path(Path("d"), job, "1a2b3c4d", branch, round_number, rank)
         for job, branch in itertools.product(names, names)
-        for incarnation, rank in ((0, 1), (1, 0))
+        for round_number, rank in ((0, 1), (1, 0))
     ]
     assert len(set(paths)) == len(paths)
     for path in paths:

@@ -37,7 +37,7 @@ FINDING = Finding(
     victims=(0,), num_victims=3, step_s=1.2, gain_s=0.2, evidence=("it is slow",), scores={"host-1": 8.0},
 )  # fmt: skip
 STATE = DaemonState(
-    job="demo", session="d1", host="here", started_unix_s=1.0, written_unix_s=2.0, incarnation=3, step=89,
+    job="demo", session="d1", host="here", started_unix_s=1.0, written_unix_s=2.0, round=3, step=89,
     rank_scores=scores_text([0.5, 8.0]), host_scores={"host-1": 8.0}, findings=(FINDING,), first_step=80,
     last_step=89, num_steps=10, is_enough=True, silent=((4, 3),), unjudged=(), stored_rows={"totals": 9},
     refused_rows={"flood": 2}, dropped_rows=1, connected_hosts=("host-0", "host-1"), segment_bytes=1234,
@@ -109,7 +109,7 @@ def test_figures_that_are_no_numbers_are_not_told() -> None:
 class Judge:
     """A judge that knows what it is told to know."""
 
-    incarnation: int = 3
+    round: int = 3
     assessment: Assessment = field(default_factory=Assessment)
     scores: StepScores | None = None
 
@@ -151,7 +151,7 @@ def test_the_daemon_writes_what_is_new_and_nothing_else(tmp_path: Path) -> None:
     found, _ = read_state(tmp_path)
     assert found is not None
     assert (found.written_unix_s, found.refused_rows, found.dropped_rows) == (102.0, {"flood": 6}, 4)
-    assert (found.connected_hosts, found.silent_ranks, found.incarnation) == (("host-1",), (7,), 3)
+    assert (found.connected_hosts, found.silent_ranks, found.round) == (("host-1",), (7,), 3)
     assert found.scores().shape == (4,)
     assert found.scores().argmax() == 2
     assert "secret" not in (tmp_path / STATE_NAME).read_text()

@@ -162,9 +162,9 @@ def test_scores_and_silence_are_the_daemons(tmp_path: Path) -> None:
     source = PictureSource(stored_events(tmp_path, job.ranks(), job.step(5)[0]))
     scores = [0.0, 1.5, 9.0, 0.0, 0.0, 0.0, 0.0, 0.5]
 
-    def state(incarnation: int) -> DaemonState:
+    def state(round_number: int) -> DaemonState:
         return DaemonState(
-            job="made", session="s", host="h", started_unix_s=0.0, written_unix_s=0.0, incarnation=incarnation,
+            job="made", session="s", host="h", started_unix_s=0.0, written_unix_s=0.0, round=round_number,
             rank_scores=scores_text(scores), silent=ranges_of([4, 5]),
         )  # fmt: skip
 
@@ -193,7 +193,7 @@ def test_picture_of_a_large_job_is_small() -> None:
     assert unpack(body)[1]["state"].shape == (12_288,)
 
 
-@pytest.mark.parametrize(("query", "status"), [("incarnation=-1", 400), ("colour=state", 400), ("incarnation=8", 404)])
+@pytest.mark.parametrize(("query", "status"), [("round=-1", 400), ("colour=state", 400), ("round=8", 404)])
 def test_wrong_questions_are_refused(tmp_path: Path, query: str, status: int) -> None:
     source = PictureSource(stored_events(tmp_path, SyntheticJob(LAYOUT).ranks()))
 

@@ -84,7 +84,7 @@ def test_the_answer_is_that_of_the_verb(
     found = ask(client, "hang")
     assert main(["diag", "hang", str(run.root), "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
-    assert (found["incarnation"], found["source"]) == (ROUND, said["source"])
+    assert (found["round"], found["source"]) == (ROUND, said["source"])
     assert (found["confidence"], found["reason"], found["suspects"]) == (
         said["confidence"],
         said["reason"],
@@ -110,8 +110,8 @@ def test_a_rank_tells_where_it_stood(client: TestClient) -> None:
 
 
 def test_another_round_has_no_hang(client: TestClient) -> None:
-    assert ask(client, "hang?incarnation=1")["source"] == ""
-    assert "there are 1, 2" in ask(client, "hang?incarnation=7", 404)["text"]
+    assert ask(client, "hang?round=1")["source"] == ""
+    assert "there are 1, 2" in ask(client, "hang?round=7", 404)["text"]
 
 
 def test_spans_are_asked_only_where_an_incident_tells_of_a_hang(tmp_path: Path) -> None:

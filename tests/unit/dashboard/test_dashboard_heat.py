@@ -360,7 +360,7 @@ def test_csv_has_all_cells_and_no_formula(client: TestClient, tmp_path: Path) ->
         ("/heat?max_cells=5", 400, "max_cells"),
         ("/heat?first=0&last=2147483647", 413, "choose at most 600,000 steps"),
         ("/heat?colour=red", 400, "no such parameter"),
-        ("/heat?incarnation=9", 404, "9"),
+        ("/heat?round=9", 404, "9"),
         ("/heat/cell?rank=40&step=5", 400, "there are ranks 0 to 39"),
         ("/heat/cell?rank=1", 400, "step"),
     ],
@@ -372,7 +372,7 @@ def test_wrong_questions_are_told_what_is_wrong(client: TestClient, path: str, s
     assert told in answer.json()["text"]
 
 
-def test_incarnation_without_a_step_is_an_empty_picture(tmp_path: Path) -> None:
+def test_round_without_a_step_is_an_empty_picture(tmp_path: Path) -> None:
     source = PictureSource(stored_events(tmp_path, job().ranks()))
     client = picture_client(source, router)
 
@@ -396,18 +396,18 @@ def test_step_that_one_rank_makes_up_does_not_hide_the_others(tmp_path: Path) ->
     assert arrays["cells"].shape == (40, 20)
 
 
-def test_steps_of_another_incarnation_do_not_hide_any_of_this_one(tmp_path: Path) -> None:
-    later = SyntheticJob(LAYOUT, incarnation=2)
+def test_steps_of_another_round_do_not_hide_any_of_this_one(tmp_path: Path) -> None:
+    later = SyntheticJob(LAYOUT, round=2)
     both = joined(StepTotals, [TOTALS, *(later.step(step)[0] for step in range(20, 35))])
     ranks = [job().ranks(), later.ranks()]
     source = PictureSource(stored_events(tmp_path, joined(Ranks, ranks), both))
 
     # 25 columns: by the footers the newest are steps 10 to 34
-    fields, arrays = picture(picture_client(source, router), "incarnation=1&max_cells=1000")
+    fields, arrays = picture(picture_client(source, router), "round=1&max_cells=1000")
     assert (fields["first_step"], fields["last_step"]) == (5, 24)
     assert arrays["cells"].shape == (40, 20)
     fields, _ = picture(picture_client(source, router), "max_cells=1000")
-    assert (fields["incarnation"], fields["first_step"], fields["last_step"]) == (2, 20, 34)
+    assert (fields["round"], fields["first_step"], fields["last_step"]) == (2, 20, 34)
 
 
 def test_downloads_take_turns_and_give_them_back(client: TestClient, source: PictureSource) -> None:

@@ -164,7 +164,7 @@ def test_verdicts_checks_and_the_daemon_come_from_etcd_and_older_verdicts_from_t
 
 
 def test_steps_are_taken_as_they_are_streamed_and_the_daemon_judges(running: Running) -> None:
-    job = SyntheticJob(LAYOUT, incarnation=2)
+    job = SyntheticJob(LAYOUT, round=2)
     with SegmentStore(running.run.events) as store:
         store.append(Ranks, to_arrow(job.ranks()))
         store.append(Groups, to_arrow(empty_groups()))
@@ -175,9 +175,9 @@ def test_steps_are_taken_as_they_are_streamed_and_the_daemon_judges(running: Run
                 store.append(Values, to_arrow(values))
             store.commit()
             running.wait(lambda last=last: running.source.live().step == last, f"step {last}")
-    assert running.source.roster(None).incarnation == 2
+    assert running.source.roster(None).round == 2
     before = running.source.live().versions["stragglers"]
-    write_state(running.run.diagnosis, replace(STATE, incarnation=2))
+    write_state(running.run.diagnosis, replace(STATE, round=2))
     running.wait(lambda: running.source.daemon_state() is not None, "the daemon's state")
     running.wait(lambda: running.source.live().versions["stragglers"] > before, "the word of it")
     # no daemon is registered, so nobody believes what one has left
@@ -206,7 +206,7 @@ def test_a_hang_is_told_by_executors_before_anything_is_on_disk(running: Running
 
 def test_a_stall_without_evidence_is_looked_for_in_the_spans(running: Running) -> None:
     with SegmentStore(running.run.events) as store:
-        store.append(Ranks, to_arrow(SyntheticJob(LAYOUT, incarnation=2).ranks()))
+        store.append(Ranks, to_arrow(SyntheticJob(LAYOUT, round=2).ranks()))
         store.append(Groups, to_arrow(group_of_four(2)))
         store.append(Spans, to_arrow(open_spans(2)))
         store.commit()

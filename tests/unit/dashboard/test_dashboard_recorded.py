@@ -119,10 +119,21 @@ def test_a_run_is_as_its_launch_left_it(own_run: RunDirectory, code: str, state:
     assert f"exit code {code}" in found["headline"]
 
 
-def test_steps_are_told_once_by_the_incarnation_that_did_them_last(page: Page) -> None:
+@pytest.mark.parametrize("path", ["series", "logs", "logs/causes", "ranks/0", "hang", "stragglers"])
+def test_links_of_before_name_a_round_by_its_former_name(page: Page, path: str) -> None:
+    former, now = (page.client.get(f"/api/v1/{path}?{name}=1") for name in ("incarnation", "round"))
+    assert (former.status_code, former.json()) == (200, now.json())
+
+
+def test_both_names_of_a_round_are_one_parameter(page: Page) -> None:
+    assert "given twice" in page.ask("series?incarnation=1&round=2", 400)["text"]
+    assert "no such parameter" in page.ask("series?incarnations=1", 400)["text"]
+
+
+def test_steps_are_told_once_by_the_round_that_did_them_last(page: Page) -> None:
     found = page.ask("series")
     assert found["step"] == list(range(120))
-    assert found["incarnation"] == [1] * 50 + [2] * 70
+    assert found["round"] == [1] * 50 + [2] * 70
     assert found["at_unix_s"][49:51] == [end_s(1, 49), end_s(2, 50)]
     assert found["bad_steps"] == [NAN_STEP]
     assert found["loss"][NAN_STEP] is None
@@ -130,9 +141,9 @@ def test_steps_are_told_once_by_the_incarnation_that_did_them_last(page: Page) -
     assert len(few["step"]) == 10
     assert max(few["loss_high"]) == 100.0
     assert few["loss"][SPIKE_STEP * 10 // 120] != 100.0
-    assert page.ask("series?incarnation=1")["step"] == list(range(50))
+    assert page.ask("series?round=1")["step"] == list(range(50))
     assert page.ask("series?first=100&last=102")["step"] == [100, 101, 102]
-    assert "there are 1, 2" in page.ask("series?incarnation=3", 404)["text"]
+    assert "there are 1, 2" in page.ask("series?round=3", 404)["text"]
     assert page.ask("series?first=5&last=4", 400)["text"].startswith("last=4:")
     assert page.ask("series?points=1", 400)["error"] == "bad-request"
 
@@ -202,18 +213,18 @@ def test_checkpoints_tell_their_state_and_what_a_verification_found(own_run: Run
 
 
 def test_lines_are_found_whatever_their_case_and_stay_text(page: Page) -> None:
-    found = page.ask("logs?query=error&incarnation=1")
+    found = page.ask("logs?query=error&round=1")
     assert [(one["rank"], one["host"]) for one in found["lines"]] == [(3, "host-1"), (1, "host-0")]
     assert (found["num_matching"], found["num_searched"], found["is_partial"]) == (2, 3, False)
     (line,) = page.ask("logs?query=%3Cscript%3E")["lines"]
     assert line["line"].startswith(SCRIPT)
     for ranks in ("0:1", "0-1"):
-        assert page.ask(f"logs?ranks={ranks}&incarnation=1")["num_matching"] == 2
-    assert page.ask("logs?hosts=host-1&incarnation=1")["num_matching"] == 1
-    newest = page.ask("logs?incarnation=1&limit=1")
+        assert page.ask(f"logs?ranks={ranks}&round=1")["num_matching"] == 2
+    assert page.ask("logs?hosts=host-1&round=1")["num_matching"] == 1
+    newest = page.ask("logs?round=1&limit=1")
     assert [one["rank"] for one in newest["lines"]] == [1]
     assert newest["num_matching"] == 3
-    assert "there are 1, 2" in page.ask("logs?incarnation=8", 404)["text"]
+    assert "there are 1, 2" in page.ask("logs?round=8", 404)["text"]
     assert page.ask("logs?ranks=5:2", 400)["text"].startswith("ranks=")
 
 
@@ -228,9 +239,9 @@ def test_an_expression_that_backtracks_for_ever_elsewhere_is_answered_at_once(pa
 
 
 def test_the_cause_of_a_failure_comes_before_what_followed(page: Page, capsys: pytest.CaptureFixture[str]) -> None:
-    found = page.ask("logs/causes?incarnation=1")
+    found = page.ask("logs/causes?round=1")
     assert [(one["rank"], one["role"]) for one in found["causes"]] == [(3, "root"), (1, "follows")]
-    assert main(["diag", "logs", str(page.run.root), "--incarnation", "1", "--classify", "--json"]) == 0
+    assert main(["diag", "logs", str(page.run.root), "--round", "1", "--classify", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert (found["label"], found["root_rank"], found["reason"]) == (said["label"], said["root_rank"], said["reason"])
 
@@ -239,7 +250,7 @@ def test_stragglers_are_what_the_verb_says(page: Page, capsys: pytest.CaptureFix
     found = page.ask("stragglers")
     assert main(["diag", "stragglers", str(page.run.root), "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
-    assert (found["source"], found["incarnation"], found["is_enough"]) == ("events", 2, said["is_enough"])
+    assert (found["source"], found["round"], found["is_enough"]) == ("events", 2, said["is_enough"])
     same = ("cause", "confidence", "hosts", "ranks", "first_step", "last_step", "gain_s", "evidence", "is_over")
     assert [{key: one[key] for key in same} for one in found["findings"]] == [
         {key: one[key] for key in same} for one in said["findings"]
@@ -255,13 +266,13 @@ def test_a_rank_tells_its_place_its_peers_and_its_stacks(page: Page) -> None:
     (stack,) = found["stacks"]
     assert stack["frames"][-1] == "megatrain/data/loader.py:7 read"
     assert "ranks 0 to 3" in page.ask("ranks/4", 404)["text"]
-    assert page.ask("ranks/0?incarnation=1")["incarnation"] == 1
+    assert page.ask("ranks/0?round=1")["round"] == 1
     page.ask("ranks/x", 400)
 
 
 def test_a_run_that_trained_has_no_hang(page: Page) -> None:
     assert page.ask("hang")["source"] == ""
-    page.ask("hang?incarnation=9", 404)
+    page.ask("hang?round=9", 404)
 
 
 def test_whatif_without_a_step_recorded_in_full_says_so(page: Page) -> None:
@@ -269,7 +280,7 @@ def test_whatif_without_a_step_recorded_in_full_says_so(page: Page) -> None:
 
 
 def test_the_daemons_last_judgement_stays_with_the_run(own_run: RunDirectory) -> None:
-    write_state(own_run.diagnosis, replace(STATE, incarnation=2, findings=(replace(FINDING, ranks=(3,)),)))
+    write_state(own_run.diagnosis, replace(STATE, round=2, findings=(replace(FINDING, ranks=(3,)),)))
     page = Page(own_run)
     rank = page.ask("ranks/1")
     silent = page.ask("overview")["diagnosis"]
@@ -370,5 +381,5 @@ def test_what_an_answer_is_kept_under_is_small(page: Page, monkeypatch: pytest.M
         return get(self, key, *words, **more)
 
     monkeypatch.setattr(AnswerCache, "get", noted)
-    assert page.ask("logs?ranks=0:999998&incarnation=1")["num_searched"] == 3
+    assert page.ask("logs?ranks=0:999998&round=1")["num_searched"] == 3
     assert len(repr(keys)) < 1000

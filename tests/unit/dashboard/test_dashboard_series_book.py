@@ -19,28 +19,28 @@ RANKS = (0, 1, 2)
 SECOND_NS = 10**9
 
 
-def told(step: int, loss: float = 2.0, *, ranks: tuple[int, ...] = RANKS, incarnation: int = 1) -> Values:
+def told(step: int, loss: float = 2.0, *, ranks: tuple[int, ...] = RANKS, round_number: int = 1) -> Values:
     worth = {StepValue.LOSS: loss, StepValue.GRAD_NORM: 1.0, StepValue.TOKENS: 100.0}
-    values = values_told_by(ranks, step, worth, incarnation)
-    return replace(values, at_ns=np.full_like(values.at_ns, (incarnation * 10_000 + step + 1) * SECOND_NS))
+    values = values_told_by(ranks, step, worth, round_number)
+    return replace(values, at_ns=np.full_like(values.at_ns, (round_number * 10_000 + step + 1) * SECOND_NS))
 
 
-def timed(step: int, seconds: float = 1.0, *, ranks: tuple[int, ...] = RANKS, incarnation: int = 1) -> StepTotals:
+def timed(step: int, seconds: float = 1.0, *, ranks: tuple[int, ...] = RANKS, round_number: int = 1) -> StepTotals:
     num = len(ranks)
     return from_columns(
         StepTotals,
         {
-            "incarnation": [incarnation] * num, "rank": list(ranks), "sequence": [step] * num, "step": [step] * num,
-            "operation": [1] * num, "start_ns": [(incarnation * 10_000 + step) * SECOND_NS] * num,
+            "round": [round_number] * num, "rank": list(ranks), "sequence": [step] * num, "step": [step] * num,
+            "operation": [1] * num, "start_ns": [(round_number * 10_000 + step) * SECOND_NS] * num,
             "sum_ns": [int(seconds * 1e9)] * num, "max_ns": [0] * num, "count": [1] * num, "num_bytes": [0] * num,
         },
     )  # fmt: skip
 
 
-def enter(book: SeriesBook, steps: range, *, incarnation: int = 1, losses: dict[int, float] | None = None) -> None:
+def enter(book: SeriesBook, steps: range, *, round_number: int = 1, losses: dict[int, float] | None = None) -> None:
     named = losses or {}
-    values = joined(Values, [told(step, named.get(step, 2.0), incarnation=incarnation) for step in steps])
-    totals = joined(StepTotals, [timed(step, incarnation=incarnation) for step in steps])
+    values = joined(Values, [told(step, named.get(step, 2.0), round_number=round_number) for step in steps])
+    totals = joined(StepTotals, [timed(step, round_number=round_number) for step in steps])
     book.take(values, totals)
 
 
@@ -51,7 +51,7 @@ def begun(capacity: int = 1024) -> SeriesBook:
 
 
 def shown(series: SeriesSnapshot, points: int = 600, **changes: int | None) -> dict[str, list[float | None]]:
-    question = {"incarnation": None, "first": None, "last": None, "points": points, **changes}
+    question = {"round_number": None, "first": None, "last": None, "points": points, **changes}
     return series_document(series, **question).model_dump(mode="json")  # type: ignore[arg-type]
 
 
@@ -107,34 +107,34 @@ def test_no_number_becomes_null_and_is_named() -> None:
     assert shown(book.snapshot(), first=3, last=3)["bad_steps"] == [3]
 
 
-def test_a_later_incarnation_takes_back_what_it_does_again() -> None:
+def test_a_later_round_takes_back_what_it_does_again() -> None:
     book = begun()
     enter(book, range(20))
     book.begin(2, len(RANKS), 0)
-    enter(book, range(10, 13), incarnation=2, losses={10: 1.5})
+    enter(book, range(10, 13), round_number=2, losses={10: 1.5})
     series = book.snapshot()
     assert series.column("last").tolist() == list(range(13))
-    assert series.column("incarnation").tolist() == [1] * 10 + [2] * 3
+    assert series.column("round").tolist() == [1] * 10 + [2] * 3
     assert series.column("loss")[10] == 1.5
-    # from the end of step 9 in incarnation 1 to the begin of step 10 in incarnation 2
+    # from the end of step 9 in round 1 to the begin of step 10 in round 2
     assert series.restarts == (Restart(1, 10_010.0, 20_010.0),)
     assert series.reached == ((1, 0, 19), (2, 10, 12))
-    assert shown(series, incarnation=2)["step"] == [10, 11, 12]
+    assert shown(series, round_number=2)["step"] == [10, 11, 12]
 
 
 def test_a_bad_step_that_is_done_again_is_bad_no_more() -> None:
     book = begun()
     enter(book, range(5), losses={1: math.nan, 4: math.nan})
     book.begin(2, len(RANKS), 0)
-    enter(book, range(3, 6), incarnation=2)
+    enter(book, range(3, 6), round_number=2)
     assert book.snapshot().bad_steps == (1,)
 
 
-def test_an_incarnation_that_goes_on_where_the_other_ended_takes_nothing_back() -> None:
+def test_a_round_that_goes_on_where_the_other_ended_takes_nothing_back() -> None:
     book = begun()
     enter(book, range(5))
     book.begin(2, len(RANKS), 0)
-    enter(book, range(5, 8), incarnation=2)
+    enter(book, range(5, 8), round_number=2)
     assert len(book.snapshot()) == 8
     assert book.snapshot().restarts == (Restart(1, 10_005.0, 20_005.0),)
 
@@ -164,7 +164,7 @@ def test_a_restart_into_a_coarse_entry_keeps_its_part() -> None:
     first_span = int(book.snapshot().column("last")[0])
     assert first_span >= 2
     book.begin(2, len(RANKS), 0)
-    enter(book, range(1, 5), incarnation=2)
+    enter(book, range(1, 5), round_number=2)
     series = book.snapshot()
     assert series.column("last").tolist() == [0, 1, 2, 3, 4]
     assert series.column("tokens").tolist()[0] == pytest.approx(100.0)

@@ -27,9 +27,9 @@ from megatrain_diagnostics.dashboard.views.hosts import HostInputs, host_history
 from megatrain_diagnostics.dashboard.views.incidents import incident_document
 from megatrain_diagnostics.events.source import Where
 from megatrain_diagnostics.events.tables import LogLines, Ranks, StepTotals, Values, from_columns, select
-from megatrain_diagnostics.store.incarnations import incarnations_seen, shown_incarnation
 from megatrain_diagnostics.store.log_query import LogQuestion, newest_tails, search_lines
 from megatrain_diagnostics.store.reader import StoredEvents, TooSlowError
+from megatrain_diagnostics.store.rounds import rounds_seen, shown_round
 from megatrain_diagnostics.store.segment_store import SegmentStore
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.launched_job import make_cordon, make_failure, make_incident, make_snapshot, make_status
@@ -42,13 +42,13 @@ from tests.unit.dashboard.test_daemon_state import STATE
 NS = 10**9
 
 
-def put_steps(directory: Path, incarnation: int, steps: range, *, has_ranks: bool = True) -> None:
-    job = SyntheticJob(LAYOUT, incarnation=incarnation)
+def put_steps(directory: Path, round_number: int, steps: range, *, has_ranks: bool = True) -> None:
+    job = SyntheticJob(LAYOUT, round=round_number)
     with SegmentStore(directory) as store:
         if has_ranks:
             store.append(Ranks, to_arrow(job.ranks()))
         for step in steps:
-            totals, values = step_of(job, incarnation, step)
+            totals, values = step_of(job, round_number, step)
             store.append(StepTotals, to_arrow(totals))
             store.append(Values, to_arrow(values))
         store.commit()
@@ -56,7 +56,7 @@ def put_steps(directory: Path, incarnation: int, steps: range, *, has_ranks: boo
 
 def read_all(events: StoredEvents, book: SeriesBook, *, steps_at_once: int = 16) -> list[int]:
     reader = SeriesReader(events, book, steps_at_once=steps_at_once)
-    while reader.look(incarnations_seen(events), is_over=True):
+    while reader.look(rounds_seen(events), is_over=True):
         pass
     return [int(step) for step in book.snapshot().column("last")]
 
@@ -72,19 +72,19 @@ def test_steps_that_have_expired_are_passed_over(tmp_path: Path) -> None:
     assert read_all(StoredEvents(tmp_path), SeriesBook()) == [*range(5), *range(500, 520)]
 
 
-def test_an_incarnation_that_one_rank_made_up_is_passed_over(tmp_path: Path) -> None:
+def test_a_round_that_one_rank_made_up_is_passed_over(tmp_path: Path) -> None:
     put_steps(tmp_path, 1, range(5))
-    ranks = SyntheticJob(LAYOUT, incarnation=77).ranks()
+    ranks = SyntheticJob(LAYOUT, round=77).ranks()
     with SegmentStore(tmp_path) as store:
         store.append(Ranks, to_arrow(select(ranks, ranks.rank == 0)))
         store.commit()
     events = StoredEvents(tmp_path)
-    seen = incarnations_seen(events)
+    seen = rounds_seen(events)
     assert [(one.number, one.num_ranks, one.world_size, one.is_believed) for one in seen] == [
         (1, 4, 4, True),
         (77, 1, 4, False),
     ]
-    shown = shown_incarnation(seen)
+    shown = shown_round(seen)
     assert shown is not None
     assert shown.number == 1
     book = SeriesBook()
@@ -92,7 +92,7 @@ def test_an_incarnation_that_one_rank_made_up_is_passed_over(tmp_path: Path) -> 
     assert not reader.look(seen)
     # the next one is older than what was made up, and counts
     put_steps(tmp_path, 2, range(5, 30))
-    assert not reader.look(incarnations_seen(events), is_over=True)
+    assert not reader.look(rounds_seen(events), is_over=True)
     assert book.snapshot().column("last").tolist() == list(range(30))
 
 
@@ -126,7 +126,7 @@ def put_lines(directory: Path, count: int, *, each_s: int) -> None:
                 from_columns(
                     LogLines,
                     {
-                        "incarnation": [1] * count,
+                        "round": [1] * count,
                         "rank": [number % 4 for number in range(count)],
                         "sequence": list(range(count)),
                         "at_ns": [(1_700_000_000 + number * each_s) * NS for number in range(count)],
@@ -238,7 +238,7 @@ def test_hosts_of_a_running_job_tell_what_keeps_them_from_training() -> None:
 
 
 def test_hosts_of_a_history_are_those_of_the_round_and_then_those_of_earlier_ones() -> None:
-    roster = SyntheticJob(Layout(dp_size=4), ranks_per_host=2, incarnation=3).roster()
+    roster = SyntheticJob(Layout(dp_size=4), ranks_per_host=2, round=3).roster()
     rounds = {"host-10": 1, "host-9": 2, **dict.fromkeys(roster.hosts.values(), 3)}
     found = hosts_document(HostInputs(None, roster, last_rounds=rounds)).hosts
     assert [(one.host, one.first_rank, one.num_workers, one.remark) for one in found] == [

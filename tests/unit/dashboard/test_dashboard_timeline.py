@@ -31,7 +31,7 @@ from megatrain_diagnostics.events.tables import Spans, select
 from tests.helpers.dashboard_pictures import PictureSource, picture_client, stored_events
 from tests.helpers.drawn_spans import Drawing, draw_job
 from tests.helpers.pipeline_job import PipelineJob
-from tests.helpers.recorded_spans import INCARNATION, no_groups, recorded_spans, who_ran
+from tests.helpers.recorded_spans import ROUND, no_groups, recorded_spans, who_ran
 
 LAYOUT = Layout(tp_size=2, pp_size=2, dp_size=2)
 STEPS = range(10, 13)
@@ -191,7 +191,7 @@ def test_pieces_are_one_gzip_file() -> None:
         ("first=5&last=4", 400, "it must not be before first=5"),
         ("first=90", 404, "no span of steps 90 to 90"),
         ("max_slices=0", 400, "max_slices"),
-        ("incarnation=7", 404, "7"),
+        ("round=7", 404, "7"),
     ],
 )
 def test_wrong_questions_are_told_what_is_wrong(client: TestClient, query: str, status: int, told: str) -> None:
@@ -240,7 +240,7 @@ JOB = replace(
     is_overlapped=True, separate_s=0.0, noise=0.05,
 )  # fmt: skip
 SPANS = recorded_spans(JOB.run(), JOB.shape)
-ROSTER = make_roster(who_ran(JOB.shape), no_groups(), INCARNATION)
+ROSTER = make_roster(who_ran(JOB.shape), no_groups(), ROUND)
 
 
 def test_ideal_of_each_slice_is_that_of_the_model() -> None:

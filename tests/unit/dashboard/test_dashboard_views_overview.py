@@ -25,7 +25,7 @@ from megatrain_diagnostics.dashboard.sources.facts import JobFacts
 from megatrain_diagnostics.dashboard.sources.series_book import COLUMNS, SeriesSnapshot
 from megatrain_diagnostics.dashboard.views.overview import OverviewInputs, overview_document
 from megatrain_diagnostics.store.daemon_state import DaemonState, scores_text
-from megatrain_diagnostics.store.incarnations import IncarnationSeen
+from megatrain_diagnostics.store.rounds import RoundSeen
 from tests.helpers.checkpoint_tree import make_manifest, put_main
 from tests.helpers.launched_job import (
     NOW_S,
@@ -56,7 +56,7 @@ def series(last: int = 1239, *, first: int = 0, step_s: float = 2.0) -> SeriesSn
     columns = {name: np.full(len(steps), np.nan) for name in COLUMNS}
     columns |= {
         "first": steps, "last": steps, "at": NOW_S - (last - steps) * step_s, "loss": 5.0 - steps / 1000,
-        "tokens": np.full(len(steps), 100.0), "incarnation": np.full(len(steps), 2.0),
+        "tokens": np.full(len(steps), 100.0), "round": np.full(len(steps), 2.0),
         "tokens_per_s": np.full(len(steps), 50.0), "mfu": np.full(len(steps), 0.4),
     }  # fmt: skip
     columns |= {name: np.full(len(steps), step_s) for name in ("step_s", "step_s_low", "step_s_high", "sum_s")}
@@ -218,11 +218,11 @@ def test_the_last_step_is_the_newest_that_anybody_tells_of() -> None:
 
 
 def test_a_job_that_nobody_watches_any_more_is_no_healthy_one() -> None:
-    seen = (IncarnationSeen(2, 4, 4, NOW_S),)
-    found = overview(facts=JobFacts(is_daemon_alive=False, incarnations=seen))
+    seen = (RoundSeen(2, 4, 4, NOW_S),)
+    found = overview(facts=JobFacts(is_daemon_alive=False, rounds=seen))
     assert found.health == "warning"
     assert any("daemon does not run" in one.text for one in found.problems)
-    for facts in (JobFacts(is_daemon_alive=False), JobFacts(is_daemon_alive=True, incarnations=seen)):
+    for facts in (JobFacts(is_daemon_alive=False), JobFacts(is_daemon_alive=True, rounds=seen)):
         found = overview(facts=facts)
         assert (found.health, found.problems) == ("good", ())
 
@@ -239,7 +239,7 @@ def test_it_takes_less_than_50_ms_at_12288_ranks_on_1536_hosts() -> None:
     round_ = Round(2, 8 * count, parts, "10.0.0.1", 1, "start", "host-1", NOW_S - 700)
     snapshot = make_snapshot(hosts=hosts, statuses=statuses, rounds={2: round_})
     state = DaemonState(
-        job="demo", session="d", host="h", started_unix_s=0, written_unix_s=0, step=9, incarnation=2,
+        job="demo", session="d", host="h", started_unix_s=0, written_unix_s=0, step=9, round=2,
         rank_scores=scores_text([0.0] * 8 * count), host_scores=dict.fromkeys(hosts, 1.0),
     )  # fmt: skip
     incidents = tuple(make_incident(f"{number:04d}") for number in range(200))

@@ -26,7 +26,7 @@ from megatrain_diagnostics.store.daemon_state import write_state
 from megatrain_diagnostics.store.segment_store import SegmentStore
 from tests.helpers.launched_job import make_incident
 from tests.helpers.pipeline_job import PipelineJob
-from tests.helpers.recorded_spans import INCARNATION, recorded_spans, who_ran
+from tests.helpers.recorded_spans import ROUND, recorded_spans, who_ran
 from tests.helpers.source_tree import ROOT
 from tests.helpers.waiting import wait_until
 from tests.unit.dashboard.test_daemon_state import FINDING, STATE
@@ -50,7 +50,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     (found.incidents / "one.json").write_bytes(encode(make_incident()))
     finding = replace(FINDING, hosts=("host2",), ranks=(SLOW_RANK,), gain_s=0.5, step_s=2.0)
     rotating = replace(finding, cause=Cause.LENGTHS, hosts=(), gain_s=0.1)
-    write_state(found.diagnosis, replace(STATE, incarnation=INCARNATION, findings=(finding, rotating)))
+    write_state(found.diagnosis, replace(STATE, round=ROUND, findings=(finding, rotating)))
     return found
 
 

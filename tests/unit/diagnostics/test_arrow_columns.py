@@ -126,7 +126,7 @@ def test_text_that_is_not_unicode_is_mended() -> None:
     table = from_columns(
         LogLines,
         {
-            "incarnation": [1],
+            "round": [1],
             "rank": [0],
             "sequence": [9],
             "at_ns": [5],
@@ -157,7 +157,7 @@ def test_other_columns_are_refused(change, message: str) -> None:
     [
         (None, "does not say which table"),
         ({"megatrain_table": "spans"}, "spans of version ''"),
-        ({"megatrain_table": "spans", "megatrain_schema_version": "2"}, "version '2'; this program reads version 1"),
+        ({"megatrain_table": "spans", "megatrain_schema_version": "3"}, "version '3'; this program reads 1 and 2"),
         ({"megatrain_table": "pancakes", "megatrain_schema_version": "1"}, "'pancakes' is not known"),
     ],
 )

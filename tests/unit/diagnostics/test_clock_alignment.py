@@ -97,7 +97,7 @@ def test_hosts_are_told_apart_and_one_that_was_never_compared_stays_as_it_is() -
 
 def test_tables_with_a_host_column_need_no_roster() -> None:
     rows: dict[str, Any] = {
-        "incarnation": [0, 0], "rank": [0, 1], "sequence": [0, 0], "at_ns": [BEGIN, BEGIN], "pid": [1, 2],
+        "round": [0, 0], "rank": [0, 1], "sequence": [0, 0], "at_ns": [BEGIN, BEGIN], "pid": [1, 2],
         "host": ["host-1", "host-9"], "thread": ["a", "b"], "stack": ["", ""],
     }  # fmt: skip
     moved = align(from_columns(Stacks, rows), compared([(BEGIN, 100)]), {})

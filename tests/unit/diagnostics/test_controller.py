@@ -110,10 +110,10 @@ def test_a_daemon_that_begins_anew_says_nothing_twice(client: EtcdClient) -> Non
     assert len(stream.verdicts()) == 1
 
 
-def test_of_another_incarnation_nothing_is_known(client: EtcdClient) -> None:
+def test_of_another_round_nothing_is_known(client: EtcdClient) -> None:
     stream = Stream(client)
     old = slowed(stream)
-    new = replace(old, incarnation=2, compute_factor={})
+    new = replace(old, round=2, compute_factor={})
     stream.begin(new)
     stream.run(new, 5)
     assert stream.controller.assessment.findings == ()

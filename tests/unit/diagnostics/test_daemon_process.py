@@ -67,7 +67,7 @@ def test_a_killed_daemon_loses_nothing_that_it_acknowledged_and_the_next_one_get
 
             def has_acknowledged() -> bool:
                 nonlocal num_sent
-                sender.send(Spans, span_rows(100, first=num_sent, incarnation=3, rank=3))
+                sender.send(Spans, span_rows(100, first=num_sent, round_number=3, rank=3))
                 num_sent += 100
                 return sender.state().outbox.acknowledged_rows >= 2000
 
@@ -78,7 +78,7 @@ def test_a_killed_daemon_loses_nothing_that_it_acknowledged_and_the_next_one_get
         assert len(stored.read(Spans).sequence) >= acknowledged
         assert stored.problems() == ()
         with running_daemon(run, etcd.urls) as second:
-            sender.send(Spans, span_rows(3, rank=4, incarnation=3))
+            sender.send(Spans, span_rows(3, rank=4, round_number=3))
             assert sender.flush(WAIT_S)
             wait_until(lambda: "3 rows not taken: out-of-range" in second.log, "the complaint", WAIT_S)
             assert "passed over" in second.log  # what is no round

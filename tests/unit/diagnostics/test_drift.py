@@ -81,7 +81,7 @@ def totals(columns: Mapping[str, list[float]]) -> StepTotals:
 
 def with_keys(kind, columns):
     num = len(columns["rank"])
-    return from_columns(kind, {"incarnation": [1] * num, "sequence": list(range(num)), **columns})
+    return from_columns(kind, {"round": [1] * num, "sequence": list(range(num)), **columns})
 
 
 def drift(job: Job) -> Drift:

@@ -47,7 +47,7 @@ def with_one(column: str, value: int) -> Spans:
 
 @pytest.mark.parametrize(
     ("column", "value"),
-    [("rank", -1), ("rank", 1 << 20), ("incarnation", -1), ("sequence", -1), ("step", -2), ("operation", 64),
+    [("rank", -1), ("rank", 1 << 20), ("round", -1), ("sequence", -1), ("step", -2), ("operation", 64),
      ("operation", 255), ("duration_ns", -2), ("duration_ns", 2**62), ("start_ns", -1), ("launch_ns", -1),
      ("num_bytes", -1), ("collective", -1), ("chunk", -2), ("microbatch", -2), ("group", -1), ("flags", -1)],
 )  # fmt: skip
@@ -72,30 +72,30 @@ def test_ranks_beyond_their_round_are_left_out_and_other_rounds_are_not_touched(
     rounds.note(5, world_size=16)
     ranks = np.array([7, 8, 15, 16])
     admission = Admission(rounds, FloodGate())
-    assert admitted(span_rows(4, rank=ranks, incarnation=4), admission).stored["rank"].to_pylist() == [7]
-    assert admitted(span_rows(4, rank=ranks, incarnation=5), admission).stored["rank"].to_pylist() == [7, 8, 15]
-    assert admitted(span_rows(4, rank=ranks, incarnation=6), admission).stored["rank"].to_pylist() == [7, 8, 15, 16]
+    assert admitted(span_rows(4, rank=ranks, round_number=4), admission).stored["rank"].to_pylist() == [7]
+    assert admitted(span_rows(4, rank=ranks, round_number=5), admission).stored["rank"].to_pylist() == [7, 8, 15]
+    assert admitted(span_rows(4, rank=ranks, round_number=6), admission).stored["rank"].to_pylist() == [7, 8, 15, 16]
 
 
 def test_rows_of_a_round_that_is_over_are_stored_and_not_judged() -> None:
     rounds = KnownRounds()
     rounds.note(5, world_size=16)
-    found = admitted(span_rows(4, incarnation=np.array([4, 5, 6, 3])), Admission(rounds, FloodGate()))
+    found = admitted(span_rows(4, round_number=np.array([4, 5, 6, 3])), Admission(rounds, FloodGate()))
     assert found.stored.num_rows == 4
-    assert found.live.incarnation.tolist() == [5, 6]
+    assert found.live.round.tolist() == [5, 6]
     assert found.old_rows == 2
 
 
 def test_a_round_far_ahead_of_the_newest_is_no_round() -> None:
     rounds = KnownRounds()
     rounds.note(5, world_size=16)
-    found = admitted(span_rows(2, incarnation=np.array([5, 2**31 - 1])), Admission(rounds, FloodGate()))
-    assert found.refused == {Reason.UNKNOWN_INCARNATION: 1}
+    found = admitted(span_rows(2, round_number=np.array([5, 2**31 - 1])), Admission(rounds, FloodGate()))
+    assert found.refused == {Reason.UNKNOWN_ROUND: 1}
 
 
 def rank_row(**columns: int) -> Ranks:
     values: dict[str, Any] = {
-        "incarnation": 2, "rank": 1, "dp_rank": 1, "pp_rank": 0, "tp_rank": 0, "dp_size": 2, "pp_size": 1, "tp_size": 2,
+        "round": 2, "rank": 1, "dp_rank": 1, "pp_rank": 0, "tp_rank": 0, "dp_size": 2, "pp_size": 1, "tp_size": 2,
         "pid": 5, "at_ns": 1, "host": "host-1", "branch": "main",
     }  # fmt: skip
     return from_columns(Ranks, {name: [value] for name, value in (values | columns).items()})
@@ -112,9 +112,9 @@ def test_a_layout_that_is_none_or_not_the_rounds_is_left_out(columns: dict[str, 
 
 def test_without_etcd_the_ranks_tell_which_round_is_the_newest() -> None:
     admission = Admission(KnownRounds(), FloodGate())
-    assert admitted(span_rows(1, incarnation=1), admission).old_rows == 0
+    assert admitted(span_rows(1, round_number=1), admission).old_rows == 0
     admitted(rank_row(), admission)
-    assert admitted(span_rows(1, incarnation=1), admission).old_rows == 1
+    assert admitted(span_rows(1, round_number=1), admission).old_rows == 1
 
 
 def test_rows_later_than_their_batch_by_more_than_an_hour_are_from_the_future() -> None:

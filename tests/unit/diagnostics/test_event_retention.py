@@ -17,31 +17,33 @@ HOUR_NS = 3600 * 10**9
 NO_LIMIT = 1e18
 
 
-def ranks(incarnation: int) -> Ranks:
+def ranks(round_number: int) -> Ranks:
     columns = {name: ["h0"] if dtype == "text" else [1] for name, dtype in columns_of(Ranks).items()}
-    return from_columns(Ranks, {**columns, "incarnation": [incarnation]})
+    return from_columns(Ranks, {**columns, "round": [round_number]})
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> ParquetEventStore:
-    """Return a store with ten hours of a step each; incarnation 2 begins with hour 5, and each says who it is."""
+    """Return a store with ten hours of a step each; round 2 begins with hour 5, and each says who it is."""
     now_ns = START_NS
     with ParquetEventStore(tmp_path / "events", now_ns=lambda: now_ns) as store:
         for hour in range(10):
             now_ns = START_NS + hour * HOUR_NS
-            incarnation = 1 if hour < 5 else 2
+            round_number = 1 if hour < 5 else 2
             if hour in (0, 5):
-                store.append(Ranks, to_arrow(ranks(incarnation)))
-            store.append(StepTotals, to_arrow(step_totals(range(200), range(hour, hour + 1), incarnation=incarnation)))
+                store.append(Ranks, to_arrow(ranks(round_number)))
+            store.append(
+                StepTotals, to_arrow(step_totals(range(200), range(hour, hour + 1), round_number=round_number))
+            )
             store.commit()
     return store
 
 
 def kept(store: ParquetEventStore) -> tuple[list[int], list[int]]:
-    """Return which steps and incarnations are told of."""
+    """Return which steps and rounds are told of."""
     return (
         np.unique(store.read(StepTotals).step).tolist(),
-        store.read(Ranks).incarnation.tolist(),
+        store.read(Ranks).round.tolist(),
     )
 
 
@@ -54,20 +56,18 @@ def test_nothing_goes_while_there_is_room_and_time(store: ParquetEventStore) -> 
 
 
 @pytest.mark.parametrize(
-    ("hours", "first_kept", "incarnations"), [(6.5, 2, [1, 2]), (4.5, 4, [1, 2]), (3.5, 5, [2]), (2.5, 6, [2])]
+    ("hours", "first_kept", "rounds"), [(6.5, 2, [1, 2]), (4.5, 4, [1, 2]), (3.5, 5, [2]), (2.5, 6, [2])]
 )
-def test_hours_that_are_too_old_go(
-    store: ParquetEventStore, hours: float, first_kept: int, incarnations: list[int]
-) -> None:
+def test_hours_that_are_too_old_go(store: ParquetEventStore, hours: float, first_kept: int, rounds: list[int]) -> None:
     # START_NS is 13 minutes into an hour: the directory of step n ends 47 minutes after it was written
     done = expire(store.directory, Retention(hours=hours, num_bytes=NO_LIMIT), NOW_NS)
 
-    assert kept(store) == (list(range(first_kept, 10)), incarnations)
-    assert done.num_files == first_kept + (incarnations == [2])
+    assert kept(store) == (list(range(first_kept, 10)), rounds)
+    assert done.num_files == first_kept + (rounds == [2])
     assert len([path for path in store.directory.glob("totals/*/*") if path.is_dir()]) == 10 - first_kept
 
 
-def test_newest_incarnation_is_known_when_all_its_events_are_gone(store: ParquetEventStore) -> None:
+def test_newest_round_is_known_when_all_its_events_are_gone(store: ParquetEventStore) -> None:
     expire(store.directory, Retention(hours=1, num_bytes=NO_LIMIT), NOW_NS + 1000 * HOUR_NS)
 
     assert kept(store) == ([], [2])
@@ -79,9 +79,9 @@ def test_oldest_go_beyond_the_size(store: ParquetEventStore) -> None:
 
     done = expire(store.directory, Retention(hours=48, num_bytes=limit), NOW_NS)
 
-    steps, incarnations = kept(store)
+    steps, rounds = kept(store)
     assert steps == list(range(done.num_files, 10))
-    assert incarnations == [1, 2]
+    assert rounds == [1, 2]
     assert sum(path.stat().st_size for path in segment_paths(store.directory)) <= limit
     assert sum(path.stat().st_size for path in segment_paths(store.directory)) > limit - max(sizes)
 

@@ -53,7 +53,7 @@ class HeldStore:
 def test_rows_of_several_tables_arrive_once_and_are_on_disk_when_they_are_acknowledged(tmp_path: Path) -> None:
     lines = from_columns(
         LogLines,
-        {"incarnation": [0, 0], "rank": [0, 1], "sequence": [10, 20], "at_ns": [time.time_ns()] * 2,
+        {"round": [0, 0], "rank": [0, 1], "sequence": [10, 20], "at_ns": [time.time_ns()] * 2,
          "host": ["host-1"] * 2, "line": ["step 1", "gr\u00fc\u00dfe \udcff"]},
     )  # fmt: skip
     with RunningCollector(tmp_path / "events") as collector:
@@ -278,7 +278,7 @@ def garbage_frames() -> list[tuple[bytes, pa.RecordBatch]]:
         writer.write_batch(pa.record_batch([pa.array(["one"])], schema=schema))
     text = from_columns(
         LogLines,
-        {"incarnation": [0], "rank": [0], "sequence": [1], "at_ns": [now], "host": ["host-1"], "line": ["x" * 99]},
+        {"round": [0], "rank": [0], "sequence": [1], "at_ns": [now], "host": ["host-1"], "line": ["x" * 99]},
     )
     offsets = bytearray(batch_bytes(text).to_pybytes())
     place = bytes(offsets).rindex(b"x" * 99)
@@ -359,16 +359,16 @@ class Watcher:
         self.num_ticks += 1
 
 
-def test_consumers_get_committed_rows_of_living_incarnations_and_may_fail(tmp_path: Path) -> None:
+def test_consumers_get_committed_rows_of_living_rounds_and_may_fail(tmp_path: Path) -> None:
     watcher = Watcher()
     with RunningCollector(tmp_path / "events", consumers=(watcher,)) as collector:
         collector.rounds.note(3, world_size=8)
         with Sender("host-1", FixedDaemon(collector.record), None) as sender:
             wait_until(lambda: watcher.num_calls > 0, "the first table, of clocks", WAIT_S)
-            sender.send(Spans, span_rows(5, incarnation=3))
-            sender.send(Spans, span_rows(7, incarnation=2))
+            sender.send(Spans, span_rows(5, round_number=3))
+            sender.send(Spans, span_rows(7, round_number=2))
             assert sender.flush(WAIT_S)
             wait_until(lambda: len(watcher.tables) >= 1 and watcher.num_ticks > 1, "tables and ticks", WAIT_S)
         assert num_rows(collector.read(Spans)) == 12
         assert collector.ledger.counters().old_rows == 7
-    assert [(num_rows(table), table.incarnation[0]) for table in watcher.tables] == [(5, 3)]
+    assert [(num_rows(table), table.round[0]) for table in watcher.tables] == [(5, 3)]

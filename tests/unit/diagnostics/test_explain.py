@@ -174,7 +174,7 @@ def test_step_that_is_not_there_and_those_that_are() -> None:
     draw_step(drawing, 50)
     drawing.span(Op.FORWARD_COMPUTE, 0, 50)
 
-    with pytest.raises(DataError, match="step 7 is not among the events of incarnation 1"):
+    with pytest.raises(DataError, match="step 7 is not among the events of round 1"):
         explain(drawing, 7)
     assert known_steps(drawing.source(), 1) == "all spans of steps 1; sums of steps 1, 2"
 

@@ -47,7 +47,7 @@ def key(roster: Roster, rank: int, group: int) -> str:
 
 def make_spans(rows: list[Mapping[str, Any]]) -> Spans:
     """Return spans; what a row does not say is 0, and an open one has no duration."""
-    base = {"incarnation": 1, "microbatch": -1, "chunk": -1, "duration_ns": 10}
+    base = {"round": 1, "microbatch": -1, "chunk": -1, "duration_ns": 10}
     return from_columns(
         Spans,
         {name: [{**base, "sequence": place + 1, **row}.get(name, 0) for place, row in enumerate(rows)]
@@ -132,7 +132,7 @@ def test_positions_come_from_the_newest_exchange_of_each_group() -> None:
     rows.append({"rank": 0, "group": TP, "collective": 9, "operation": Operation.TP_ALL_GATHER.number})
     rows.append({"rank": 1, "group": TP, "collective": 8, "operation": Operation.TP_ALL_GATHER.number, "step": 4})
     rows.append({"rank": 1, "operation": Operation.DATA_WAIT.number, "duration_ns": NO_DURATION, "step": 4})
-    rows.append({"rank": 1, "group": DP, "collective": 77, "incarnation": 2})
+    rows.append({"rank": 1, "group": DP, "collective": 77, "round": 2})
     rows.append({"rank": 1, "group": 63, "collective": 5})  # a group that its table has not
     found = standings_of_spans(make_spans(rows), roster)
 

@@ -39,8 +39,8 @@ def boxes(tmp_path: Path) -> Iterator[Path]:
         recorder.close()
 
 
-def stuck_rank(directory: Path, rank: int, incarnation: int = 3, run_key: str = "key") -> Recorder:
-    identity = Identity("demo", "main", incarnation, rank, LAYOUT, os.getpid(), f"host-{rank // 2}")
+def stuck_rank(directory: Path, rank: int, round_number: int = 3, run_key: str = "key") -> Recorder:
+    identity = Identity("demo", "main", round_number, rank, LAYOUT, os.getpid(), f"host-{rank // 2}")
     recorder = open_recorder(identity, directory=str(directory), run_key=run_key, num_records=256)
     groups = {"tp": LAYOUT.tp_ranks(rank), "dp": LAYOUT.dp_ranks(rank)}
     numbers = {name: recorder.add_group(name, ranks) for name, ranks in groups.items()}
@@ -65,7 +65,7 @@ def test_black_boxes_of_a_job_that_hangs(boxes: Path, tmp_path: Path, capsys: py
     found = told(capsys, str(tmp_path), "--blackbox", str(boxes))
     (suspect,) = found["suspects"]
     assert (suspect["rank"], suspect["host"], suspect["doing"]) == (LATE, "host-1", "forward-compute")
-    assert (found["confidence"], found["incarnation"], found["grid"]["letters"]) == ("certain", 3, "wwXw")
+    assert (found["confidence"], found["round"], found["grid"]["letters"]) == ("certain", 3, "wwXw")
     assert main(["diag", "hang", str(tmp_path), "--blackbox", str(boxes)]) == 0
     text = capsys.readouterr().out
     assert "culprit     rank 2 on host-1" in text
@@ -97,9 +97,9 @@ def test_boxes_of_the_run_that_is_named_count_and_no_others(tmp_path: Path, caps
     run, directory = RunDirectory(tmp_path / "run"), tmp_path / "boxes"
     run.create()
     directory.mkdir()
-    recorders = [stuck_rank(directory, rank, incarnation=1, run_key=run.key) for rank in range(4)]
+    recorders = [stuck_rank(directory, rank, round_number=1, run_key=run.key) for rank in range(4)]
     # what a run of the same job has left, which got further, and a job that began later
-    recorders += [stuck_rank(directory, rank, incarnation=8) for rank in (0, 1)]
+    recorders += [stuck_rank(directory, rank, round_number=8) for rank in (0, 1)]
     other = Identity("other", "main", 9, 0, Layout(), os.getpid(), "host-9")
     recorders.append(open_recorder(other, directory=str(directory), run_key="k", num_records=64))
 
@@ -107,7 +107,7 @@ def test_boxes_of_the_run_that_is_named_count_and_no_others(tmp_path: Path, caps
 
     for recorder in recorders:
         recorder.close()
-    assert (found["incarnation"], [one["rank"] for one in found["suspects"]]) == (1, [LATE])
+    assert (found["round"], [one["rank"] for one in found["suspects"]]) == (1, [LATE])
     assert any("3 black boxes of other runs are left out" in problem for problem in found["problems"])
 
 
@@ -148,7 +148,7 @@ def test_what_is_kept_of_a_broken_round(boxes: Path, tmp_path: Path, capsys: pyt
     assert [one["rank"] for one in found["suspects"]] == [LATE]
     assert (found["confidence"], found["silent"], found["grid"]["letters"]) == ("likely", [LATE], "wwXw")
     assert any("host-0.json" in problem for problem in found["problems"])
-    assert main(["diag", "hang", str(run.root), "--incarnation", "8"]) != 0
+    assert main(["diag", "hang", str(run.root), "--round", "8"]) != 0
     assert "neither events nor a broken round" in capsys.readouterr().err
 
 
@@ -158,7 +158,7 @@ def test_spans_and_stacks_of_the_events(tmp_path: Path, capsys: pytest.CaptureFi
         empty = {name: "" if dtype == "text" else 0 for name, dtype in columns.items()}
         made: Table = from_columns(
             kind,
-            {name: [{**empty, "incarnation": 1, "sequence": place + 1, **row}[name] for place, row in enumerate(rows)]
+            {name: [{**empty, "round": 1, "sequence": place + 1, **row}[name] for place, row in enumerate(rows)]
              for name in columns},
         )  # fmt: skip
         return made

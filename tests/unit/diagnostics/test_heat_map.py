@@ -19,7 +19,7 @@ from tests.helpers.stored_events import step_totals
 
 def shuffled_values() -> StepTotals:
     """Return rows of 13 ranks and 11 steps, some missing, with values in no order, all different."""
-    table = joined(StepTotals, [step_totals(range(13), range(11)), step_totals(range(13), range(11), incarnation=2)])
+    table = joined(StepTotals, [step_totals(range(13), range(11)), step_totals(range(13), range(11), round_number=2)])
     rng = np.random.default_rng(3)
     table.sum_ns[:] = rng.permutation(num_rows(table)) * 10
     table.max_ns[:] = rng.permutation(num_rows(table))
@@ -44,7 +44,7 @@ def cells(question: HeatQuestion) -> dict[tuple[int, int], tuple[int, int, int]]
     found: dict[tuple[int, int], tuple[int, int, int]] = {}
     for row in range(num_rows(ROWS)):
         rank, step = int(ROWS.rank[row]), int(ROWS.step[row])
-        is_wanted = ROWS.incarnation[row] == question.incarnation and ROWS.operation[row] == question.operation
+        is_wanted = ROWS.round[row] == question.round and ROWS.operation[row] == question.operation
         if is_wanted and rank in question.ranks and step in question.steps:
             cell = (
                 (rank - question.ranks.start) // question.ranks_per_bin,
@@ -58,7 +58,7 @@ def cells(question: HeatQuestion) -> dict[tuple[int, int], tuple[int, int, int]]
 @given(
     question=st.builds(
         HeatQuestion,
-        incarnation=st.integers(1, 3),
+        round=st.integers(1, 3),
         operation=st.sampled_from([3, 4, 10]),
         ranks=st.builds(range, st.integers(0, 5), st.integers(6, 20)),
         steps=st.builds(range, st.integers(0, 3), st.integers(4, 14)),

@@ -30,7 +30,7 @@ def log_lines(rows: Sequence[tuple[int, int, str]]) -> LogLines:
     return from_columns(
         LogLines,
         {
-            "incarnation": [1] * len(rows),
+            "round": [1] * len(rows),
             "rank": [row[0] for row in rows],
             "sequence": [100 * place for place in range(len(rows))],
             "at_ns": [row[1] * 10**9 for row in rows],
@@ -109,21 +109,21 @@ def test_the_verb_judges(place: str, capsys: pytest.CaptureFixture[str]) -> None
     assert (found["label"], found["root_rank"], found["failures"][0]["rank"]) == ("gpu_hardware", 2, 2)
     assert main(["diag", "logs", place, "--classify"]) == 0
     text = capsys.readouterr().out
-    assert "began at     rank 2" in text
+    assert "began at  rank 2" in text
     assert re.search(r"2 +host-1 +root +gpu_hardware", text)
 
 
 def test_rounds_that_failed_before_they_had_ranks_are_found(place: str, capsys: pytest.CaptureFixture[str]) -> None:
     with SegmentStore(Path(place)) as store:
-        store.append(Ranks, to_arrow(SyntheticJob(Layout(dp_size=4), incarnation=1).ranks()))
+        store.append(Ranks, to_arrow(SyntheticJob(Layout(dp_size=4), round=1).ranks()))
         for number in (2, 3):
             lines = log_lines([(0, 20, f"ModuleNotFoundError in round {number}")])
-            store.append(LogLines, to_arrow(replace(lines, incarnation=lines.incarnation * number)))
+            store.append(LogLines, to_arrow(replace(lines, round=lines.round * number)))
         store.commit()
 
     assert told(capsys, place)["lines"][0]["line"] == "ModuleNotFoundError in round 3"
-    assert told(capsys, place, "--incarnation", "2")["lines"][0]["line"] == "ModuleNotFoundError in round 2"
-    assert told(capsys, place, "--incarnation", "1")["num_matching"] == len(FAILED)
+    assert told(capsys, place, "--round", "2")["lines"][0]["line"] == "ModuleNotFoundError in round 2"
+    assert told(capsys, place, "--round", "1")["num_matching"] == len(FAILED)
 
 
 def test_what_makes_no_sense_is_said(place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

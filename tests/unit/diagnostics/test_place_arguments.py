@@ -12,12 +12,12 @@ from megatrain.contracts.errors import DataError
 from megatrain.contracts.layout import Layout
 from megatrain_diagnostics.columns.schema import to_arrow
 from megatrain_diagnostics.commands.arguments import (
-    add_incarnation,
     add_json,
     add_place,
     add_ranks,
+    add_round,
     add_steps,
-    chosen_incarnation,
+    chosen_round,
     open_source,
     tell_problems,
 )
@@ -29,20 +29,20 @@ from tests.helpers.synthetic_steps import SyntheticJob
 
 def parsed(*words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="megatrain diag test", exit_on_error=False)
-    for add in (add_place, add_json, add_incarnation, add_steps, add_ranks):
+    for add in (add_place, add_json, add_round, add_steps, add_ranks):
         add(parser)
     return parser.parse_args(words)
 
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the directory of a run with two incarnations, in ./runs/demo."""
+    """Return the directory of a run with two rounds, in ./runs/demo."""
     monkeypatch.chdir(tmp_path)
     run = Path("runs/demo")
     with SegmentStore(run / "events") as store:
         store.append(StepTotals, to_arrow(step_totals(range(2), range(2))))
-        for incarnation in (3, 4):
-            columns = {name: ["h"] if dtype == "text" else [incarnation] for name, dtype in columns_of(Ranks).items()}
+        for round_number in (3, 4):
+            columns = {name: ["h"] if dtype == "text" else [round_number] for name, dtype in columns_of(Ranks).items()}
             store.append(Ranks, to_arrow(from_columns(Ranks, columns)))
         store.commit()
     return run
@@ -61,15 +61,15 @@ def test_place_without_events_is_an_error(run: Path) -> None:
         open_source(parsed("runs/demo/logs"))
 
 
-def test_incarnation_is_the_newest_or_the_one_that_is_named(run: Path) -> None:
+def test_round_is_the_newest_or_the_one_that_is_named(run: Path) -> None:
     source = open_source(parsed("demo"))
 
-    assert chosen_incarnation(parsed("demo"), source) == 4
-    assert chosen_incarnation(parsed("demo", "--incarnation", "3"), source) == 3
-    with pytest.raises(DataError, match="--incarnation=2: demo has 3, 4"):
-        chosen_incarnation(parsed("demo", "--incarnation", "2"), source)
+    assert chosen_round(parsed("demo"), source) == 4
+    assert chosen_round(parsed("demo", "--round", "3"), source) == 3
+    with pytest.raises(DataError, match="--round=2: demo has 3, 4"):
+        chosen_round(parsed("demo", "--round", "2"), source)
     with pytest.raises(DataError, match="no rank was ever heard of"):
-        chosen_incarnation(parsed("runs/demo/events/totals"), open_source(parsed("runs/demo/events/totals")))
+        chosen_round(parsed("runs/demo/events/totals"), open_source(parsed("runs/demo/events/totals")))
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_ranks() -> None:
         (["--ranks", "4:1"], "'4:1' ends before it begins"),
         (["--ranks", ""], "'' is not a whole number"),
         (["--ranks", "0:2000000000"], "names more than 1,000,000 ranks"),
-        (["--incarnation", "-1"], "'-1' is not a whole number of at least 0"),
+        (["--round", "-1"], "'-1' is not a whole number of at least 0"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(words: list[str], message: str) -> None:
@@ -121,7 +121,7 @@ def test_problems_are_told_on_stderr(run: Path, capsys: pytest.CaptureFixture[st
 
 def test_problems_are_told_where_they_leave_no_answer(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with SegmentStore(run / "events") as store:
-        store.append(Ranks, to_arrow(SyntheticJob(Layout(dp_size=2), incarnation=5).ranks()))
+        store.append(Ranks, to_arrow(SyntheticJob(Layout(dp_size=2), round=5).ranks()))
         store.commit()
     segment_paths(run / "events" / "totals")[0].write_bytes(b"garbage")
 

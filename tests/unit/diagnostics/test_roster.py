@@ -1,4 +1,4 @@
-"""Who the ranks of an incarnation are, where some of them lie."""
+"""Who the ranks of a round are, where some of them lie."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.layout import Layout
-from megatrain_diagnostics.events.roster import make_roster, newest_incarnation
+from megatrain_diagnostics.events.roster import make_roster, newest_round
 from megatrain_diagnostics.events.tables import Ranks, joined, select
 from tests.helpers.synthetic_steps import SyntheticJob, empty_groups
 
@@ -45,11 +45,11 @@ def test_a_layout_that_no_job_has_is_not_believed() -> None:
         make_roster(replace(RANKS, dp_size=np.full_like(RANKS.dp_size, 2**31 - 1)), empty_groups(), 1)
 
 
-def test_the_newest_incarnation_is_one_that_half_of_its_ranks_tell_of() -> None:
-    def ranks_of(incarnation: int, count: int) -> Ranks:
+def test_the_newest_round_is_one_that_half_of_its_ranks_tell_of() -> None:
+    def ranks_of(round_number: int, count: int) -> Ranks:
         some = select(RANKS, list(range(count)))
-        return replace(some, incarnation=np.full_like(some.incarnation, incarnation))
+        return replace(some, round=np.full_like(some.round, round_number))
 
-    assert newest_incarnation(joined(Ranks, [RANKS, ranks_of(6, 1)])) == 1
-    assert newest_incarnation(joined(Ranks, [RANKS, ranks_of(2, 2), ranks_of(6, 1)])) == 2
-    assert newest_incarnation(joined(Ranks, [ranks_of(3, 1), ranks_of(2, 1)])) == 3
+    assert newest_round(joined(Ranks, [RANKS, ranks_of(6, 1)])) == 1
+    assert newest_round(joined(Ranks, [RANKS, ranks_of(2, 2), ranks_of(6, 1)])) == 2
+    assert newest_round(joined(Ranks, [ranks_of(3, 1), ranks_of(2, 1)])) == 3

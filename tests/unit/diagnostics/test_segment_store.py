@@ -46,7 +46,7 @@ def line(text: str, rank: int = 0) -> LogLines:
     return from_columns(
         LogLines,
         {
-            "incarnation": [1],
+            "round": [1],
             "rank": [rank],
             "sequence": [len(text)],
             "at_ns": [START_NS],
@@ -89,7 +89,7 @@ def test_files_lie_by_table_and_hour_and_are_plain_parquet(tmp_path: Path) -> No
     assert str(second.relative_to(tmp_path)) == f"totals/2026-03-02/00/000000000002-000000000002.{crcs[1]}.parquet"
     rows = pq.read_table(first).to_pylist()
     assert next(row for row in rows if row["operation"] == "backward-compute") == {
-        "incarnation": 1,
+        "round": 1,
         "rank": 0,
         "sequence": 1,
         "step": 0,
@@ -156,7 +156,7 @@ def test_directory_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("batch", "message"),
     [
-        (to_arrow(line("x")), "columns incarnation int32, rank int32, .* expected incarnation int32"),
+        (to_arrow(line("x")), "columns round int32, rank int32, .* expected round int32"),
         (
             pa.RecordBatch.from_arrays(
                 [pa.array([1, None], column.type) for column in to_arrow(step_totals(range(1), range(1))).columns],

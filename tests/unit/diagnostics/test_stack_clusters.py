@@ -133,7 +133,7 @@ def test_the_newest_dump_of_the_main_thread_counts() -> None:
     stacks = from_columns(
         Stacks,
         {
-            "incarnation": [row[0] for row in rows],
+            "round": [row[0] for row in rows],
             "rank": [row[1] for row in rows],
             "sequence": range(len(rows)),
             "at_ns": [row[2] for row in rows],

@@ -23,7 +23,7 @@ def rows(cells: Iterable[tuple[int, int, int, int]]) -> StepTotals:
     return from_columns(
         StepTotals,
         {
-            "incarnation": np.ones(count),
+            "round": np.ones(count),
             "rank": rank,
             "sequence": np.arange(count),
             "step": step,

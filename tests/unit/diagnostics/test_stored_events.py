@@ -43,7 +43,7 @@ PARTS = [
     step_totals(range(5), range(4)),
     step_totals(range(5, 9), range(4)),
     step_totals(range(9), range(4, 6)),
-    step_totals(range(3, 7), range(6), incarnation=2),
+    step_totals(range(3, 7), range(6), round_number=2),
     step_totals(range(2, 4), range(3)),  # the same rows again, as a spool replays them
 ]
 
@@ -75,7 +75,7 @@ numbers = st.lists(st.integers(-1, 10), max_size=4).map(tuple)
 steps = st.integers(-1, 7)
 wheres = st.builds(
     Where,
-    incarnations=st.none() | numbers,
+    rounds=st.none() | numbers,
     first_step=st.none() | steps,
     last_step=st.none() | steps,
     ranks=st.none() | numbers,
@@ -96,7 +96,7 @@ def test_rows_are_those_that_memory_gives(stored: StoredEvents, where: Where) ->
 
 def test_table_without_segments_has_no_rows(stored: StoredEvents) -> None:
     assert num_rows(stored.read(Spans)) == 0
-    assert num_rows(stored.read(StepTotals, Where(incarnations=(7,)))) == 0
+    assert num_rows(stored.read(StepTotals, Where(rounds=(7,)))) == 0
 
 
 def test_texts_choose_rows_and_are_never_sql(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_texts_choose_rows_and_are_never_sql(tmp_path: Path) -> None:
 
 def test_values_keep_what_is_no_number(tmp_path: Path) -> None:
     with SegmentStore(tmp_path) as store:
-        rows = {"incarnation": [1] * 3, "rank": [0] * 3, "sequence": [1, 2, 3], "step": [0] * 3, "kind": [1, 2, 99]}
+        rows = {"round": [1] * 3, "rank": [0] * 3, "sequence": [1, 2, 3], "step": [0] * 3, "kind": [1, 2, 99]}
         table = from_columns(Values, {**rows, "at_ns": [5] * 3, "value": [np.nan, np.inf, 1.5]})
         store.append(Values, to_arrow(table))
         store.commit()

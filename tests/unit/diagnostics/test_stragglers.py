@@ -307,7 +307,7 @@ def passes(times: np.ndarray, *, factor: np.ndarray) -> Spans:
         Spans,
         {
             **columns,
-            "incarnation": [1] * rows,
+            "round": [1] * rows,
             "rank": np.tile(rank, 2),
             "sequence": range(rows),
             "step": [10] * rows,

@@ -150,7 +150,7 @@ def test_whole_spans_tell_samples_from_a_slow_host(tmp_path: Path, capsys: pytes
     lengths = np.exp(0.4 * np.random.default_rng(3).normal(size=32))
     rows = 2 * len(lengths)
     spans = {name: np.zeros(rows) for name in ("group", "collective", "start_ns", "launch_ns", "num_bytes", "flags")}
-    spans |= {"incarnation": np.ones(rows), "rank": np.full(rows, 2), "step": np.full(rows, 20)}
+    spans |= {"round": np.ones(rows), "rank": np.full(rows, 2), "step": np.full(rows, 20)}
     spans |= {"sequence": np.arange(rows) + 10**6, "chunk": np.zeros(rows), "microbatch": np.tile(np.arange(32), 2)}
     spans["operation"] = np.repeat([Operation.FORWARD_COMPUTE.number, Operation.BACKWARD_COMPUTE.number], 32)
     spans["duration_ns"] = (np.concatenate([lengths, 2 * lengths]) * 1e7).astype(int)

@@ -34,7 +34,7 @@ def test_lines_come_once_with_the_offset_of_their_end(path: Path) -> None:
     append(path, b"one\ntwo\r\n\nhal")
     found = tail.look(5)
     assert told(found) == [(4, "one"), (9, "two")]
-    assert (found.host.tolist(), found.rank.tolist(), found.incarnation.tolist()) == (["host-1"] * 2, [7, 7], [3, 3])
+    assert (found.host.tolist(), found.rank.tolist(), found.round.tolist()) == (["host-1"] * 2, [7, 7], [3, 3])
     assert found.at_ns.tolist() == [5, 5]
     append(path, b"f \xff\n")
     assert told(tail.look(6)) == [(17, "half \ufffd")]

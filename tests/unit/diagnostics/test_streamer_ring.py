@@ -36,10 +36,10 @@ def open_box(tmp_path: Path) -> Iterator[OpenBox]:
     """Return a function that opens a rank's recorder and its box."""
     opened: list[Recorder] = []
 
-    def make(num_records: int = 64, rank: int = 2, incarnation: int = 5) -> tuple[Recorder, Path]:
-        identity = Identity("demo", "main", incarnation, rank, Layout(2, 2, 1), os.getpid(), "host-1")
+    def make(num_records: int = 64, rank: int = 2, round_number: int = 5) -> tuple[Recorder, Path]:
+        identity = Identity("demo", "main", round_number, rank, Layout(2, 2, 1), os.getpid(), "host-1")
         opened.append(open_recorder(identity, directory=str(tmp_path), run_key="key", num_records=num_records))
-        return opened[-1], black_box_path(tmp_path, "demo", "key", "main", incarnation, rank)
+        return opened[-1], black_box_path(tmp_path, "demo", "key", "main", round_number, rank)
 
     yield make
     for recorder in opened:
@@ -178,7 +178,7 @@ def test_a_rank_becomes_rows(open_box: OpenBox) -> None:
     found = dict(tail.look())
     ranks, groups, totals, values, spans = (found[kind] for kind in (Ranks, Groups, StepTotals, Values, Spans))
     assert isinstance(ranks, Ranks)
-    assert (ranks.host[0], ranks.rank[0], ranks.incarnation[0], ranks.pp_rank[0]) == ("host-1", 2, 5, 1)
+    assert (ranks.host[0], ranks.rank[0], ranks.round[0], ranks.pp_rank[0]) == ("host-1", 2, 5, 1)
     assert isinstance(groups, Groups)
     assert (groups.name.tolist(), groups.first_rank.tolist(), groups.num_ranks.tolist()) == (["tp"], [2], [2])
     assert isinstance(totals, StepTotals)

@@ -92,7 +92,7 @@ def test_a_process_that_holds_the_interpreter_lock_tells_its_stacks_and_lives_on
         assert num_rows(stacks) == 4
         assert stacks.sequence.tolist() == list(range(number, number + 4))
         assert set(stacks.host) == {"host-a"}
-        assert set(stacks.incarnation.tolist()) == {4}
+        assert set(stacks.round.tolist()) == {4}
     assert stuck.poll() is None
     assert asleep.poll() is None
 
@@ -133,12 +133,12 @@ def test_a_watch_asks_the_ranks_whose_boxes_are_here(start: Start, tmp_path: Pat
     layout = Layout(dp_size=3)
     recorders = [
         open_recorder(
-            Identity("demo", "main", incarnation, rank, layout, process.pid, host),
+            Identity("demo", "main", round_number, rank, layout, process.pid, host),
             directory=str(tmp_path),
             run_key="key",
             num_records=64,
         )
-        for incarnation, rank, host in ((5, 0, "host-a"), (6, 1, "host-a"), (6, 2, "host-b"))
+        for round_number, rank, host in ((5, 0, "host-a"), (6, 1, "host-a"), (6, 2, "host-b"))
     ]
     (own_box_directory(tmp_path) / "megatrain.demo.damaged.blackbox").write_bytes(b"x")
     assert targets_in(tmp_path, "megatrain.demo.", "host-a") == (DumpTarget(1, 6, process.pid),)

@@ -18,7 +18,7 @@ from megatrain_diagnostics.events.roster import make_roster
 from megatrain_diagnostics.events.tables import Ranks, Spans, joined, select
 from megatrain_diagnostics.store.segment_store import SegmentStore
 from tests.helpers.pipeline_job import PipelineJob
-from tests.helpers.recorded_spans import INCARNATION, later, no_groups, recorded_spans, who_ran
+from tests.helpers.recorded_spans import ROUND, later, no_groups, recorded_spans, who_ran
 from tests.helpers.whatif_figures import differences, figures_printed
 
 JOBS = {
@@ -43,7 +43,7 @@ def recorded(job: PipelineJob) -> tuple[OperationTable, PipelineJob]:
 
 
 def of_spans(spans: Spans, job: PipelineJob) -> WhatIf:
-    roster = make_roster(who_ran(job.shape), no_groups(), INCARNATION)
+    roster = make_roster(who_ran(job.shape), no_groups(), ROUND)
     return what_if(make_model(*operations_of(spans, roster, "job")))
 
 
@@ -165,7 +165,7 @@ def test_garbage_spans_cost_no_more_than_themselves() -> None:
         replace(few, duration_ns=np.full_like(few.duration_ns, -5)),
         replace(few, step=np.full_like(few.step, -1)),
         replace(few, operation=np.full_like(few.operation, 200)),
-        replace(few, incarnation=few.incarnation + 1),
+        replace(few, round=few.round + 1),
         replace(few, chunk=np.full_like(few.chunk, -1), microbatch=np.full_like(few.microbatch, -1)),
     ]
     only_computes = np.isin(few.operation, list(range(3, 9)))
@@ -217,8 +217,8 @@ def test_summary_for_people(run_directory: Path, capsys: pytest.CaptureFixture[s
         ([], "name either PLACE or --trace FILE"),
         (["--trace", "a.parquet", "RUN"], "name either PLACE or --trace FILE"),
         (["RUN", "--meta", "a.yaml"], "--meta belongs to --trace"),
-        (["--trace", "a.parquet", "--incarnation", "3"], "a trace holds one run only"),
-        (["RUN", "--incarnation", "9"], "incarnation"),
+        (["--trace", "a.parquet", "--round", "3"], "a trace holds one run only"),
+        (["RUN", "--round", "9"], "--round=9"),
         (["RUN", "--steps", "500:600"], "no step was recorded in full"),
     ],
 )

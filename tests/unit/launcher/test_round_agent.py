@@ -284,7 +284,7 @@ def test_environment_is_what_the_trainer_reads() -> None:
     environment = worker_environment({"PATH": "/bin", "RANK": "99"}, "job-1", assignment, 1)
     process = process_from_environment(environment)
     assert (process.rank, process.world_size, process.local_rank, process.local_world_size) == (3, 4, 1, 2)
-    assert (process.incarnation, process.store) == (7, "10.0.0.1:4711")
+    assert (process.round, process.store) == (7, "10.0.0.1:4711")
     assert environment["GROUP_RANK"] == "1"
     assert environment["MEGATRAIN_HOST"] == "host-2"
     assert environment["TORCHELASTIC_RUN_ID"] == "job-1"

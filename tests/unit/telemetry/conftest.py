@@ -18,7 +18,7 @@ from megatrain.telemetry.timers import DeviceTimer
 IDENTITY = Identity(
     job="demo",
     branch="main",
-    incarnation=1,
+    round=1,
     rank=2,
     layout=Layout(tp_size=2, pp_size=2, dp_size=1),
     pid=os.getpid(),

@@ -73,7 +73,7 @@ class SpanPlaces:
 def operations_of(spans: Spans, roster: Roster, job: str) -> tuple[OperationTable, JobShape]:
     """Return the operations of the steps that were recorded in full, and who ran them.
 
-    spans: of the roster's incarnation, times by one clock. Raises: DataError where no step was recorded in full.
+    spans: of the roster's round, times by one clock. Raises: DataError where no step was recorded in full.
     """
     rows, cells, bounds = _numbered_rows(spans, roster)
     rows = _reduced_over_tp(_one_after_the_other(rows, bounds), roster.layout.tp_size)
@@ -97,7 +97,7 @@ def _numbered_rows(spans: Spans, roster: Roster) -> tuple[Rows, Cells, _Bounds]:
     forward = spans.operation[usable] == Operation.FORWARD_COMPUTE.number
     if not forward.any():
         raise DataError(
-            f"incarnation {roster.incarnation}: no step was recorded in full; one in ten is, and `megatrain diag set` "
+            f"round {roster.round}: no step was recorded in full; one in ten is, and `megatrain diag set` "
             "records all of them for a while"
         )
     steps = np.unique(spans.step[usable][forward])
@@ -114,7 +114,7 @@ def _is_usable(spans: Spans, roster: Roster) -> NDArray[np.bool_]:
     is_numbered = (spans.microbatch >= 0) & (spans.chunk >= 0)
     needs_number = np.isin(spans.operation, [operation.number for operation in _OF_A_MICROBATCH])
     usable: NDArray[np.bool_] = (
-        (spans.incarnation == roster.incarnation)
+        (spans.round == roster.round)
         & np.isin(spans.operation, SPAN_OPERATIONS)
         & (spans.duration_ns >= 0)
         & (spans.step >= 0)
@@ -238,7 +238,7 @@ def _shape(roster: Roster, job: str, cells: Cells) -> JobShape:
     layout = roster.layout
     return JobShape(
         trial_name=job,
-        run_id=roster.incarnation,
+        run_id=roster.round,
         dp_size=layout.dp_size,
         pp_size=layout.pp_size,
         tp_size=layout.tp_size,

@@ -8,7 +8,7 @@ from megatrain_diagnostics.dashboard.documents.document import Document
 class HeatCellDocument(Document):
     """The answer of /heat/cell. Of several ranks or steps in a cell, the one that gives the cell its colour."""
 
-    incarnation: int
+    round: int
     operation: str
     measure: str
     rank: int
@@ -49,7 +49,7 @@ class HeatOutlierDocument(Document):
 class HeatOutliersDocument(Document):
     """The answer of /heat/outliers: at most 20 ranks, the farthest first."""
 
-    incarnation: int
+    round: int
     operation: str
     measure: str
     unit: str

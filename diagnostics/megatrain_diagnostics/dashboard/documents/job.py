@@ -16,7 +16,7 @@ class LayoutDocument(Document):
     world_size: int
 
 
-class IncarnationDocument(Document):
+class RoundDocument(Document):
     """A round that ranks told of; `hosts` by first rank."""
 
     number: int
@@ -44,7 +44,7 @@ class JobDocument(Document):
     is_recorded: bool
     """The history of a run, without its etcd: nothing changes and nothing can be asked for."""
     layout: LayoutDocument | None
-    incarnations: tuple[IncarnationDocument, ...]
+    rounds: tuple[RoundDocument, ...]
     """The oldest first; the last one is shown unless another is chosen."""
     operations: tuple[OperationDocument, ...]
     role: Literal["viewer", "operator"]

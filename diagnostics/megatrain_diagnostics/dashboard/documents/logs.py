@@ -15,7 +15,7 @@ class LogLineDocument(Document):
 class LogLinesDocument(Document):
     """The answer of /logs: in order of time, the newest `limit` of those that match."""
 
-    incarnation: int
+    round: int
     num_matching: int
     num_searched: int
     lines: tuple[LogLineDocument, ...]
@@ -39,7 +39,7 @@ class LogCauseDocument(Document):
 class LogVerdictDocument(Document):
     """The answer of /logs/causes: `causes` with the root first."""
 
-    incarnation: int
+    round: int
     label: str
     action: str
     culprit: str

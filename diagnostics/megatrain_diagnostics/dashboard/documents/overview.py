@@ -115,7 +115,7 @@ class SeriesDocument(Document):
     step_s_high: tuple[float | None, ...]
     tokens_per_s: tuple[float | None, ...]
     mfu: tuple[float | None, ...]
-    incarnation: tuple[int, ...]
+    round: tuple[int, ...]
     """Of each entry: where it changes, the job began anew."""
     bad_steps: tuple[int, ...]
     """Whose loss or gradient norm was no finite number."""

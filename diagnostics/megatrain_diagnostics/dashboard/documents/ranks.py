@@ -30,7 +30,7 @@ class StackDocument(Document):
 class RankDocument(Document):
     """The answer of /ranks/{rank}."""
 
-    incarnation: int
+    round: int
     rank: int
     host: str
     dp: int
@@ -75,9 +75,9 @@ class HangMissingDocument(Document):
 
 
 class HangDocument(Document):
-    """The answer of /hang; `source` empty: nothing is known of any hang of this incarnation."""
+    """The answer of /hang; `source` empty: nothing is known of any hang of this round."""
 
-    incarnation: int
+    round: int
     source: str
     confidence: str
     reason: str

@@ -40,7 +40,7 @@ class StragglersDocument(Document):
     `source`: daemon (as it judged the running job), or events (computed from the store).
     """
 
-    incarnation: int
+    round: int
     source: str
     is_enough: bool
     headline: str
@@ -77,7 +77,7 @@ class ActionBalance(Document):
 class WhatIfDocument(Document):
     """The answer of /whatif (analysis/whatif/metrics.py): S and its parts over the steps that were recorded in full."""
 
-    incarnation: int
+    round: int
     steps: tuple[int, ...]
     slowdown: float
     launch_slowdown: float

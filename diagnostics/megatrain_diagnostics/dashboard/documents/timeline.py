@@ -17,5 +17,5 @@ class FullStepDocument(Document):
 class TimelineStepsDocument(Document):
     """The answer of /timeline/steps: the oldest first. Other steps are known as sums only."""
 
-    incarnation: int
+    round: int
     steps: tuple[FullStepDocument, ...]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import numpy as np
-from fastapi import APIRouter, Query
+from fastapi import APIRouter
 from numpy.typing import NDArray
 from starlette.requests import Request
 from starlette.responses import Response
@@ -13,6 +11,7 @@ from starlette.responses import Response
 from megatrain.contracts.errors import DataError
 from megatrain_diagnostics.dashboard.routes.answers import ARRAYS_TYPE, cached_answer
 from megatrain_diagnostics.dashboard.routes.parts import Parts
+from megatrain_diagnostics.dashboard.routes.questions import RoundNumber
 from megatrain_diagnostics.dashboard.sources.hangs import hang_of
 from megatrain_diagnostics.dashboard.views.grid import HangPicture, grid_picture
 from megatrain_diagnostics.store.daemon_state import DaemonState
@@ -26,24 +25,24 @@ def router(parts: Parts) -> APIRouter:
     routes = APIRouter(dependencies=[parts.heavy_question])
 
     @routes.get("/grid", response_class=Response, responses={200: {"content": {ARRAYS_TYPE: {}}}})
-    def grid(request: Request, incarnation: Annotated[int | None, Query(ge=0, le=2**31 - 1)] = None) -> Response:
+    def grid(request: Request, round_number: RoundNumber = None) -> Response:
         """Return state, step, operation, score and host of each rank, and the arrows of a hang."""
 
         def make() -> bytes:
-            roster = parts.source.roster(incarnation)
-            progress = rank_progress(parts.source.events, roster.incarnation, roster.layout.world_size)
+            roster = parts.source.roster(round_number)
+            progress = rank_progress(parts.source.events, roster.round, roster.layout.world_size)
             state = parts.source.daemon_state()
-            if state is not None and state.incarnation != roster.incarnation:
+            if state is not None and state.round != roster.round:
                 state = None
             return grid_picture(
                 roster,
                 progress,
                 scores=_scores(state),
                 silent=state.silent_ranks if state is not None else (),
-                hang=_hang(parts, roster.incarnation),
+                hang=_hang(parts, roster.round),
             )
 
-        key = ("grid", parts.source.live().versions.get("grid", 0), incarnation)
+        key = ("grid", parts.source.live().versions.get("grid", 0), round_number)
         return cached_answer(request, parts.answers.get(key, make, fresh_s=_FRESH_S), ARRAYS_TYPE)
 
     return routes
@@ -54,9 +53,9 @@ def _scores(state: DaemonState | None) -> NDArray[np.float32] | None:
     return found if found is not None and len(found) else None
 
 
-def _hang(parts: Parts, incarnation: int) -> HangPicture | None:
+def _hang(parts: Parts, round_number: int) -> HangPicture | None:
     try:
-        seen = hang_of(parts.source, incarnation)
+        seen = hang_of(parts.source, round_number)
     except DataError as error:  # the ranks can be shown, whatever is wrong with what is kept of the hang
         return HangPicture(reason=str(error))
     if seen is None:

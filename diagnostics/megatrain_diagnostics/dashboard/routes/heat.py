@@ -16,6 +16,7 @@ from megatrain_diagnostics.dashboard.routes.answers import ARRAYS_TYPE, cached_a
 from megatrain_diagnostics.dashboard.routes.downloads import Download
 from megatrain_diagnostics.dashboard.routes.errors import RefusalError, bad_query
 from megatrain_diagnostics.dashboard.routes.parts import Parts
+from megatrain_diagnostics.dashboard.routes.questions import RoundNumber
 from megatrain_diagnostics.dashboard.sources.heat_cells import (
     HeatCellReader,
     HeatQuery,
@@ -38,7 +39,6 @@ _MOST_COLUMN_STEPS = 100_000
 _FRESH_S = 1.0
 
 Step = Annotated[int | None, Query(ge=0, le=_LAST_STEP)]
-Incarnation = Annotated[int | None, Query(ge=0, le=_LAST_STEP)]
 MaxCells = Annotated[int, Query(ge=1000, le=_MOST_CELLS)]
 
 
@@ -47,7 +47,7 @@ class CellChoice:
 
     def __init__(
         self,
-        incarnation: Incarnation = None,
+        round_number: RoundNumber = None,
         operation: str = Operation.FORWARD_COMPUTE.value,
         measure: Measure = Measure.SUM,
         first: Step = None,
@@ -56,7 +56,7 @@ class CellChoice:
     ) -> None:
         if first is not None and last is not None and first > last:
             raise bad_query("last", last, f"it must not be before first={first}")
-        self.incarnation, self.measure, self.first, self.last = incarnation, measure, first, last
+        self.round, self.measure, self.first, self.last = round_number, measure, first, last
         self.max_cells = max_cells
         self.operation = _operation_number(operation)
 
@@ -76,7 +76,7 @@ def router(parts: Parts) -> APIRouter:
         return HeatQuery(choice.operation, choice.measure, choice.first, choice.last, choice.max_cells, version())
 
     def read(choice: CellChoice) -> HeatCells:
-        return _guarded(lambda: reader.read(parts.source.roster(choice.incarnation), query_of(choice)))
+        return _guarded(lambda: reader.read(parts.source.roster(choice.round), query_of(choice)))
 
     @routes.get("/heat", response_class=Response, responses={200: {"content": {ARRAYS_TYPE: {}}}})
     def heat(
@@ -108,7 +108,7 @@ def router(parts: Parts) -> APIRouter:
     ) -> Download:
         """Return the picture as CSV: a line a row, a column a step; no step shares a column here."""
         cells = read(choice)
-        name = f"heat-{cells.roster.incarnation}-{operation_name(choice.operation)}-{scale.value}.csv"
+        name = f"heat-{cells.roster.round}-{operation_name(choice.operation)}-{scale.value}.csv"
         return Download(heat_csv(cells, scale, by, sort), "text/csv; charset=utf-8", name)
 
     @routes.get("/heat/cell", response_model=HeatCellDocument)
@@ -120,7 +120,7 @@ def router(parts: Parts) -> APIRouter:
         num_steps: Annotated[int, Query(ge=1, le=_MOST_COLUMN_STEPS)] = 1,
     ) -> Response:
         """Return one cell exactly; of the `num_steps` of a column, and of the ranks of a host, the one that shows."""
-        roster = parts.source.roster(choice.incarnation)
+        roster = parts.source.roster(choice.round)
         if rank >= roster.layout.world_size:
             raise bad_query("rank", rank, f"there are ranks 0 to {roster.layout.world_size - 1}")
         last = min(step + num_steps - 1, _LAST_STEP)
@@ -139,7 +139,7 @@ def router(parts: Parts) -> APIRouter:
 
 def _values(choice: CellChoice) -> tuple[object, ...]:
     return (
-        choice.incarnation, choice.operation, choice.measure, choice.first, choice.last, choice.max_cells
+        choice.round, choice.operation, choice.measure, choice.first, choice.last, choice.max_cells
     )  # fmt: skip
 
 

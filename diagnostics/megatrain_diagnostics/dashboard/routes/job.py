@@ -24,14 +24,14 @@ def router(parts: Parts) -> APIRouter:
         """Return what a page needs before all else."""
         caller, source, settings = caller_of(request), parts.source, parts.settings
         reason = why_not_act(caller, is_enabled=settings.enable_actions, is_recorded=source.is_recorded)
-        layout, incarnations, operations = job_facts(source)
+        layout, rounds, operations = job_facts(source)
         return document_answer(
             JobDocument(
                 job=source.job,
                 run_directory=str(source.run.root),
                 is_recorded=source.is_recorded,
                 layout=layout,
-                incarnations=incarnations,
+                rounds=rounds,
                 operations=operations,
                 role=caller.role.value,
                 can_act=not reason,

@@ -14,14 +14,14 @@ from megatrain_diagnostics.dashboard.documents.logs import LogLinesDocument, Log
 from megatrain_diagnostics.dashboard.routes.answers import cached_answer, document_bytes
 from megatrain_diagnostics.dashboard.routes.errors import bad_query, unavailable
 from megatrain_diagnostics.dashboard.routes.parts import Parts
-from megatrain_diagnostics.dashboard.routes.questions import Incarnation, host_list, rank_list
+from megatrain_diagnostics.dashboard.routes.questions import RoundNumber, host_list, rank_list
 from megatrain_diagnostics.dashboard.sources.protocol import JobSource
 from megatrain_diagnostics.dashboard.views.logs import causes_document, lines_document
 from megatrain_diagnostics.events.roster import Roster
 from megatrain_diagnostics.events.source import Where
 from megatrain_diagnostics.store.log_query import (
     LogQuestion,
-    logged_incarnation,
+    logged_round,
     newest_tails,
     pattern_problem,
     search_lines,
@@ -47,14 +47,14 @@ def router(parts: Parts) -> APIRouter:
         is_regex: bool = False,
         ranks: Annotated[str, Query(max_length=10_000)] = "",
         hosts: Annotated[str, Query(max_length=10_000)] = "",
-        incarnation: Incarnation = None,
+        round_number: RoundNumber = None,
         limit: Annotated[int, Query(ge=1, le=5000)] = 500,
     ) -> Response:
         """Return the newest lines that hold a text (in any case of letters) or match an expression (of RE2)."""
         problem = pattern_problem(query) if is_regex else ""
         if problem:
             raise bad_query("query", query, f"no regular expression: {problem}")
-        number = logged_incarnation(source.events, incarnation)
+        number = logged_round(source.events, round_number)
         asked_ranks, asked_hosts = rank_list(ranks), host_list(hosts)
 
         def make() -> bytes:
@@ -68,9 +68,9 @@ def router(parts: Parts) -> APIRouter:
         return cached_answer(request, parts.answers.get(key, make))
 
     @routes.get("/logs/causes", response_model=LogVerdictDocument)
-    def causes(request: Request, incarnation: Incarnation = None) -> Response:
+    def causes(request: Request, round_number: RoundNumber = None) -> Response:
         """Return what failed, as the ends of all ranks' logs tell it: the root cause before what followed from it."""
-        number = logged_incarnation(source.events, incarnation)
+        number = logged_round(source.events, round_number)
         key = ("causes", number)
         answer = parts.answers.get(key, lambda: _causes(source, number), fresh_s=_CAUSES_FRESH_S)
         return cached_answer(request, answer)
@@ -78,19 +78,19 @@ def router(parts: Parts) -> APIRouter:
     return routes
 
 
-def _causes(source: JobSource, incarnation: int) -> bytes:
-    roster = _roster(source, incarnation)
+def _causes(source: JobSource, round_number: int) -> bytes:
+    roster = _roster(source, round_number)
     num_ranks = 1 if roster is None else roster.layout.world_size
-    where = Where(incarnations=(incarnation,))
+    where = Where(rounds=(round_number,))
     try:
         lines = newest_tails(source.events, where, _MOST_JUDGED_LINES, num_ranks=num_ranks, budget_s=_CAUSES_BUDGET_S)
     except TooSlowError as error:
         raise unavailable(f"the ends of {num_ranks:,} logs take too long to read: {error}") from error
-    return document_bytes(causes_document(incarnation, classify_logs(lines, roster)))
+    return document_bytes(causes_document(round_number, classify_logs(lines, roster)))
 
 
-def _roster(source: JobSource, incarnation: int) -> Roster | None:
+def _roster(source: JobSource, round_number: int) -> Roster | None:
     try:
-        return source.roster(incarnation)
+        return source.roster(round_number)
     except DataError:
         return None

@@ -12,7 +12,7 @@ from megatrain.contracts.errors import DataError
 from megatrain_diagnostics.dashboard.documents.overview import OverviewDocument, SeriesDocument
 from megatrain_diagnostics.dashboard.routes.answers import cached_answer, document_bytes
 from megatrain_diagnostics.dashboard.routes.parts import Parts
-from megatrain_diagnostics.dashboard.routes.questions import Incarnation, Step, check_incarnation, check_steps
+from megatrain_diagnostics.dashboard.routes.questions import RoundNumber, Step, check_round, check_steps
 from megatrain_diagnostics.dashboard.sources.protocol import JobSource
 from megatrain_diagnostics.dashboard.views.overview import OverviewInputs, overview_document
 from megatrain_diagnostics.dashboard.views.series import series_document
@@ -36,7 +36,7 @@ def router(parts: Parts) -> APIRouter:
     @routes.get("/series", response_model=SeriesDocument)
     def series(
         request: Request,
-        incarnation: Incarnation = None,
+        round_number: RoundNumber = None,
         first: Step = None,
         last: Step = None,
         points: Annotated[int, Query(ge=2, le=10_000)] = 600,
@@ -44,15 +44,15 @@ def router(parts: Parts) -> APIRouter:
         """Return loss, gradient norm, times and throughput of steps, at most `points` entries, extremes kept."""
         check_steps(first, last)
         facts = parts.source.facts()
-        check_incarnation(facts, incarnation)
+        check_round(facts, round_number)
 
         def make() -> bytes:
             return document_bytes(
-                series_document(facts.series, incarnation=incarnation, first=first, last=last, points=points)
+                series_document(facts.series, round_number=round_number, first=first, last=last, points=points)
             )
 
         version = parts.source.live().versions["series"]
-        return cached_answer(request, parts.answers.get(("series", version, incarnation, first, last, points), make))
+        return cached_answer(request, parts.answers.get(("series", version, round_number, first, last, points), make))
 
     return routes
 

@@ -1,7 +1,8 @@
-"""Parameters that several routes have: incarnation, steps, lists of ranks and hosts."""
+"""Parameters that several routes have: round, steps, lists of ranks and hosts."""
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 from fastapi import Query
@@ -10,11 +11,17 @@ from megatrain_diagnostics.dashboard.routes.errors import bad_query, not_found
 from megatrain_diagnostics.dashboard.sources.facts import JobFacts
 
 _LARGEST = 2**31 - 1
+_FORMER_ROUND = re.compile(rb"(?:^|(?<=&))incarnation(?==)")
 _MOST_RANKS = 1_000_000
 _MOST_HOSTS = 1000
 
-Incarnation = Annotated[int | None, Query(ge=0, le=_LARGEST)]
+RoundNumber = Annotated[int | None, Query(alias="round", ge=0, le=_LARGEST)]
 Step = Annotated[int | None, Query(ge=0, le=_LARGEST)]
+
+
+def query_of_now(query: bytes) -> bytes:
+    """Return a query with the names that parameters have by now: bookmarks and scripts may have a former one."""
+    return _FORMER_ROUND.sub(b"round", query)
 
 
 def check_steps(first: int | None, last: int | None) -> None:
@@ -23,12 +30,12 @@ def check_steps(first: int | None, last: int | None) -> None:
         raise bad_query("last", last, f"it must not be before first={first}")
 
 
-def check_incarnation(facts: JobFacts, incarnation: int | None) -> None:
-    """Raises: Refusal where ranks told of no such incarnation."""
-    known = [one.number for one in facts.incarnations]
-    if incarnation is not None and incarnation not in known:
+def check_round(facts: JobFacts, round_number: int | None) -> None:
+    """Raises: Refusal where ranks told of no such round."""
+    known = [one.number for one in facts.rounds]
+    if round_number is not None and round_number not in known:
         there = ", ".join(map(str, known)) or "none"
-        raise not_found(f"incarnation={incarnation}: no rank told of it; there are {there}")
+        raise not_found(f"round={round_number}: no rank told of it; there are {there}")
 
 
 def rank_list(text: str) -> tuple[int, ...] | None:

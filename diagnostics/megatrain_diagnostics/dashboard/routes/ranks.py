@@ -14,7 +14,7 @@ from megatrain_diagnostics.dashboard.documents.ranks import HangDocument, RankDo
 from megatrain_diagnostics.dashboard.routes.answers import cached_answer, document_bytes
 from megatrain_diagnostics.dashboard.routes.errors import not_found
 from megatrain_diagnostics.dashboard.routes.parts import Parts
-from megatrain_diagnostics.dashboard.routes.questions import Incarnation, check_incarnation
+from megatrain_diagnostics.dashboard.routes.questions import RoundNumber, check_round
 from megatrain_diagnostics.dashboard.sources.hangs import hang_of, standings_of
 from megatrain_diagnostics.dashboard.sources.protocol import JobSource
 from megatrain_diagnostics.dashboard.views.hang import hang_document
@@ -23,7 +23,7 @@ from megatrain_diagnostics.events.roster import Roster
 from megatrain_diagnostics.events.source import Where
 from megatrain_diagnostics.events.tables import Ranks, Spans, Stacks, StepTotals, joined, num_rows
 from megatrain_diagnostics.store.hang_evidence import kept_rounds
-from megatrain_diagnostics.store.incarnations import steps_ahead
+from megatrain_diagnostics.store.rounds import steps_ahead
 
 _FRESH_S = 1.0
 
@@ -35,25 +35,23 @@ def router(parts: Parts) -> APIRouter:
 
     @routes.get("/ranks/{rank}", response_model=RankDocument)
     def rank(
-        request: Request, rank: Annotated[int, Path(ge=0, le=2**31 - 1)], incarnation: Incarnation = None
+        request: Request, rank: Annotated[int, Path(ge=0, le=2**31 - 1)], round_number: RoundNumber = None
     ) -> Response:
         """Return where a rank is, its peers, its stacks and what is kept of it."""
-        roster = source.roster(incarnation)
+        roster = source.roster(round_number)
         if rank >= roster.layout.world_size:
-            raise not_found(
-                f"rank={rank}: incarnation {roster.incarnation} has ranks 0 to {roster.layout.world_size - 1}"
-            )
+            raise not_found(f"rank={rank}: round {roster.round} has ranks 0 to {roster.layout.world_size - 1}")
         answer = parts.answers.get(
-            ("rank", roster.incarnation, rank),
+            ("rank", roster.round, rank),
             lambda: document_bytes(rank_document(rank_inputs(source, roster, rank))),
             fresh_s=_FRESH_S,
         )
         return cached_answer(request, answer)
 
     @routes.get("/hang", response_model=HangDocument)
-    def hang(request: Request, incarnation: Incarnation = None) -> Response:
+    def hang(request: Request, round_number: RoundNumber = None) -> Response:
         """Return who holds up the job, or held it up when a round ended; an empty source: nobody that is known."""
-        number = _incarnation(source, incarnation)
+        number = _chosen_round(source, round_number)
         key = ("hang", number, source.live().versions["grid"])
 
         def make() -> bytes:
@@ -64,29 +62,29 @@ def router(parts: Parts) -> APIRouter:
     return routes
 
 
-def _incarnation(source: JobSource, incarnation: int | None) -> int:
-    """Return the incarnation that is meant: also one of which only black boxes are kept. Raises: DataError, Refusal."""
-    if incarnation is None:
-        return source.roster(None).incarnation
-    if incarnation not in kept_rounds(source.run):
-        check_incarnation(source.facts(), incarnation)
-    return incarnation
+def _chosen_round(source: JobSource, round_number: int | None) -> int:
+    """Return the round that is meant: also one of which only black boxes are kept. Raises: DataError, Refusal."""
+    if round_number is None:
+        return source.roster(None).round
+    if round_number not in kept_rounds(source.run):
+        check_round(source.facts(), round_number)
+    return round_number
 
 
 def rank_inputs(source: JobSource, roster: Roster, rank: int) -> RankInputs:
     """Return what is known of one rank. Raises: DataError."""
-    events, of_rank = source.events, Where((roster.incarnation,), ranks=(rank,))
+    events, of_rank = source.events, Where((roster.round,), ranks=(rank,))
     ahead = steps_ahead(events, Spans, of_rank)
     newest = steps_ahead(events, StepTotals, of_rank)
     spans = joined(Spans, [])
     if ahead is not None:
-        spans = events.read(Spans, Where((roster.incarnation,), ahead.last, None, (rank,)))
+        spans = events.read(Spans, Where((roster.round,), ahead.last, None, (rank,)))
     told = events.read(Ranks, of_rank)
     state = source.daemon_state()
-    is_judged = state is not None and state.incarnation == roster.incarnation
+    is_judged = state is not None and state.round == roster.round
     scores = state.scores() if state is not None and is_judged else None
     try:
-        answer = hang_of(source, roster.incarnation)
+        answer = hang_of(source, roster.round)
     except DataError:
         answer = None
     return RankInputs(
@@ -97,16 +95,16 @@ def rank_inputs(source: JobSource, roster: Roster, rank: int) -> RankInputs:
         pid=int(told.pid[-1]) if num_rows(told) else None,
         step=None if newest is None else newest.last,
         score=float(scores[rank]) if scores is not None and rank < len(scores) else None,
-        standing=standings_of(source, roster.incarnation).get(rank),
-        black_box=_black_box(source, roster.incarnation, rank),
+        standing=standings_of(source, roster.round).get(rank),
+        black_box=_black_box(source, roster.round, rank),
         findings=state.findings if state is not None and is_judged else (),
         suspects=() if answer is None else answer.finding.suspects,
     )
 
 
-def _black_box(source: JobSource, incarnation: int, rank: int) -> str:
+def _black_box(source: JobSource, round_number: int, rank: int) -> str:
     """Return the file that is kept of a rank, below the run directory; empty where none is."""
-    directory = kept_rounds(source.run).get(incarnation)
+    directory = kept_rounds(source.run).get(round_number)
     if directory is None:
         return ""
     path = kept_black_box(directory, rank)

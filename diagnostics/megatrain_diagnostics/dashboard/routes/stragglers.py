@@ -18,7 +18,7 @@ from megatrain_diagnostics.analysis.straggler_history import StragglerHistory
 from megatrain_diagnostics.dashboard.documents.stragglers import StragglersDocument, WhatIfDocument
 from megatrain_diagnostics.dashboard.routes.answers import cached_answer, document_bytes
 from megatrain_diagnostics.dashboard.routes.parts import Parts
-from megatrain_diagnostics.dashboard.routes.questions import Incarnation, Step, check_incarnation, check_steps
+from megatrain_diagnostics.dashboard.routes.questions import RoundNumber, Step, check_round, check_steps
 from megatrain_diagnostics.dashboard.sources.protocol import JobSource
 from megatrain_diagnostics.dashboard.sources.what_ifs import WhatIfReader
 from megatrain_diagnostics.dashboard.views.overview import completed_step
@@ -41,60 +41,60 @@ def router(parts: Parts) -> APIRouter:
     reader = WhatIfReader(source.events)
 
     @routes.get("/stragglers", response_model=StragglersDocument)
-    def stragglers(request: Request, incarnation: Incarnation = None) -> Response:
+    def stragglers(request: Request, round_number: RoundNumber = None) -> Response:
         """Return who makes the job slow: as the daemon judges the running job, else from the events."""
-        check_incarnation(source.facts(), incarnation)
-        state = daemon_judgement(source, incarnation)
+        check_round(source.facts(), round_number)
+        state = daemon_judgement(source, round_number)
         if state is not None:
             key = ("stragglers", "daemon", state.session, state.written_unix_s)
             return cached_answer(request, parts.answers.get(key, lambda: document_bytes(stragglers_of_daemon(state))))
-        roster = source.roster(incarnation)
+        roster = source.roster(round_number)
         fresh_s = float("inf") if source.is_recorded else _COMPUTED_FRESH_S
         version = source.live().versions["stragglers"] if source.is_recorded else 0
-        name = ("stragglers", "events", roster.incarnation, version)
+        name = ("stragglers", "events", roster.round, version)
         answer = parts.answers.get(name, lambda: _computed(source, roster), fresh_s=fresh_s)
         return cached_answer(request, answer)
 
     @routes.get("/whatif", response_model=WhatIfDocument)
-    def whatif(request: Request, incarnation: Incarnation = None, first: Step = None, last: Step = None) -> Response:
+    def whatif(request: Request, round_number: RoundNumber = None, first: Step = None, last: Step = None) -> Response:
         """Return what stragglers cost by a replay of the newest steps that were recorded in full."""
         check_steps(first, last)
-        check_incarnation(source.facts(), incarnation)
-        roster = source.roster(incarnation)
+        check_round(source.facts(), round_number)
+        roster = source.roster(round_number)
 
         def make() -> bytes:
             replayed = reader.replayed(roster, first, last, source.job)
             hosts = dict.fromkeys(roster.host_of(rank) for rank in replayed.result.worst_ranks)
             return document_bytes(
                 whatif_document(
-                    roster.incarnation,
+                    roster.round,
                     replayed.result,
                     _findings(source, roster),
                     [host for host in hosts if host],
-                    economy_of(source, parts.clock(), roster.incarnation),
+                    economy_of(source, parts.clock(), roster.round),
                     replayed.notes,
                 )
             )
 
-        key = ("whatif", roster.incarnation, first, last, source.live().versions["stragglers"])
+        key = ("whatif", roster.round, first, last, source.live().versions["stragglers"])
         return cached_answer(request, parts.answers.get(key, make, fresh_s=_COMPUTED_FRESH_S))
 
     return routes
 
 
-def daemon_judgement(source: JobSource, incarnation: int | None) -> DaemonState | None:
-    """Return what the running daemon says of an incarnation; None where it does not run, or judges another one."""
+def daemon_judgement(source: JobSource, round_number: int | None) -> DaemonState | None:
+    """Return what the running daemon says of a round; None where it does not run, or judges another one."""
     state = source.daemon_state()
     if source.is_recorded or state is None or source.facts().is_daemon_alive is False:
         return None
-    shown = state.incarnation if incarnation is None else incarnation
-    return state if state.incarnation == shown and state.step is not None else None
+    shown = state.round if round_number is None else round_number
+    return state if state.round == shown and state.step is not None else None
 
 
 def _findings(source: JobSource, roster: Roster) -> Sequence[Finding]:
-    """Return what the daemon told last of an incarnation; else what holds at the end of its events."""
+    """Return what the daemon told last of a round; else what holds at the end of its events."""
     state = source.daemon_state()
-    if state is not None and state.incarnation == roster.incarnation:
+    if state is not None and state.round == roster.round:
         return state.findings
     try:
         found = _judged(source, roster)
@@ -103,15 +103,15 @@ def _findings(source: JobSource, roster: Roster) -> Sequence[Finding]:
     return [one for one in found.findings if one.key not in found.ended]
 
 
-def economy_of(source: JobSource, now_s: float, incarnation: int) -> Economy:
-    """Return what a restart costs, and for how many steps a gain counts: from the end of an incarnation on."""
+def economy_of(source: JobSource, now_s: float, round_number: int) -> Economy:
+    """Return what a restart costs, and for how many steps a gain counts: from the end of a round on."""
     facts, snapshot = source.facts(), source.snapshot()
     measured = restart_price_s(facts.incidents)
     config = facts.config
     default_s = (DiagnosticsConfig() if config is None else config.diagnostics).restart_price_s
     step = completed_step(None if snapshot is None else assess(snapshot, now_s), facts)
-    if incarnation < max((number for number, _, _ in facts.series.reached), default=incarnation):
-        step = next((last + 1 for number, _, last in facts.series.reached if number == incarnation), step)
+    if round_number < max((number for number, _, _ in facts.series.reached), default=round_number):
+        step = next((last + 1 for number, _, last in facts.series.reached if number == round_number), step)
     remaining = None if config is None or step is None else max(0, config.train.steps - step)
     if measured is not None:
         return Economy(remaining, measured, "measured")
@@ -119,11 +119,11 @@ def economy_of(source: JobSource, now_s: float, incarnation: int) -> Economy:
 
 
 def _computed(source: JobSource, roster: Roster) -> bytes:
-    return document_bytes(stragglers_of_events(roster.incarnation, _judged(source, roster)))
+    return document_bytes(stragglers_of_events(roster.round, _judged(source, roster)))
 
 
 def _judged(source: JobSource, roster: Roster) -> StragglerHistory:
-    """Return who made an incarnation slow in its newest steps. Raises: DataError where it told of none."""
+    """Return who made a round slow in its newest steps. Raises: DataError where it told of none."""
     config = source.facts().config
     section = DiagnosticsConfig() if config is None else config.diagnostics
     thresholds = Thresholds(section.straggler_excess, section.straggler_score, section.straggler_steps)

@@ -19,6 +19,7 @@ from megatrain_diagnostics.dashboard.routes.answers import ARRAYS_TYPE, cached_a
 from megatrain_diagnostics.dashboard.routes.downloads import Download
 from megatrain_diagnostics.dashboard.routes.errors import RefusalError, bad_query, not_found
 from megatrain_diagnostics.dashboard.routes.parts import Parts
+from megatrain_diagnostics.dashboard.routes.questions import RoundNumber
 from megatrain_diagnostics.dashboard.sources.timelines import TimelineQuery, TimelineReader, TooManySpansError
 from megatrain_diagnostics.dashboard.views.timeline import (
     default_ranks,
@@ -45,7 +46,7 @@ class SliceChoice:
 
     def __init__(
         self,
-        incarnation: Step = None,
+        round_number: RoundNumber = None,
         first: Step = None,
         last: Step = None,
         ranks: Annotated[str, Query(max_length=_MOST_TEXT, description="as 0:7,16; empty: chosen around `rank`")] = "",
@@ -54,12 +55,12 @@ class SliceChoice:
     ) -> None:
         if first is not None and last is not None and first > last:
             raise bad_query("last", last, f"it must not be before first={first}")
-        self.incarnation, self.first, self.last = incarnation, first, last
+        self.round, self.first, self.last = round_number, first, last
         self.ranks, self.rank, self.max_slices = ranks, rank, max_slices
 
     @property
     def key(self) -> tuple[object, ...]:
-        return (self.incarnation, self.first, self.last, self.ranks, self.rank, self.max_slices)
+        return (self.round, self.first, self.last, self.ranks, self.rank, self.max_slices)
 
 
 Choice = Annotated[SliceChoice, Depends()]
@@ -74,27 +75,27 @@ def router(parts: Parts) -> APIRouter:
         return parts.source.live().versions.get("timeline", 0)
 
     def asked(choice: SliceChoice) -> tuple[Roster, TimelineQuery]:
-        roster = parts.source.roster(choice.incarnation)
+        roster = parts.source.roster(choice.round)
         first = choice.last if choice.first is None else choice.first
         if first is None:
-            first = reader.newest_step(roster.incarnation)
+            first = reader.newest_step(roster.round)
         if first is None:
             raise not_found(
-                f"incarnation {roster.incarnation}: no step was recorded span by span; one in ten is, and "
+                f"round {roster.round}: no step was recorded span by span; one in ten is, and "
                 "`megatrain diag set` records all of them for a while"
             )
         last = first if choice.last is None else choice.last
         return roster, TimelineQuery(first, last, _ranks(choice, roster), choice.max_slices)
 
     @routes.get("/timeline/steps", response_model=TimelineStepsDocument)
-    def steps(request: Request, incarnation: Step = None) -> Response:
+    def steps(request: Request, round_number: RoundNumber = None) -> Response:
         """Return which steps were recorded in full."""
 
         def make() -> bytes:
-            number = parts.source.roster(incarnation).incarnation
+            number = parts.source.roster(round_number).round
             return document_bytes(steps_document(number, full_steps_told(parts.source.events, number)))
 
-        key = ("timeline/steps", version(), incarnation)
+        key = ("timeline/steps", version(), round_number)
         return cached_answer(request, parts.answers.get(key, make, fresh_s=_FRESH_S))
 
     @routes.get("/timeline", response_class=Response, responses={200: {"content": {ARRAYS_TYPE: {}}}})
@@ -139,7 +140,7 @@ def router(parts: Parts) -> APIRouter:
         """Return the slices as a Chrome trace, which Perfetto opens."""
         roster, query = asked(choice)
         found = _guarded(lambda: reader.read(roster, query, has_values=True))
-        name = f"timeline-{roster.incarnation}-{query.first}-{query.last}.json.gz"
+        name = f"timeline-{roster.round}-{query.first}-{query.last}.json.gz"
         return Download(gzipped(chrome_trace(found)), "application/gzip", name)
 
     return routes

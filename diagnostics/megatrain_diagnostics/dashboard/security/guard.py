@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from megatrain_diagnostics.dashboard.routes.errors import RefusalError, internal_error, refusal_answer, shown
+from megatrain_diagnostics.dashboard.routes.questions import query_of_now
 from megatrain_diagnostics.dashboard.security.headers import secured
 from megatrain_diagnostics.dashboard.security.identity import Identity
 from megatrain_diagnostics.dashboard.security.origins import REQUEST_HEADER, SAFE_METHODS, Origins
@@ -76,7 +77,7 @@ class Guard:
         address = scope["client"][0] if scope.get("client") else ""
         self._origins.check_host(headers.get("host", ""))
         scope = {**scope, "path": self._own_path(scope["path"]), "root_path": ""}
-        scope["raw_path"] = scope["path"].encode()
+        scope["raw_path"], scope["query_string"] = scope["path"].encode(), query_of_now(scope["query_string"])
         scope[IS_SECURE_KEY] = scope["scheme"] == "https" or (
             self._identity.is_from_proxy(address) and headers.get("x-forwarded-proto") == "https"
         )

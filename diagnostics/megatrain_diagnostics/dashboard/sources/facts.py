@@ -12,7 +12,7 @@ from megatrain.contracts.incident import Incident
 from megatrain.contracts.verifications import Verification
 from megatrain.jobs.verdict_cases import Case
 from megatrain_diagnostics.dashboard.sources.series_book import EMPTY, SeriesSnapshot
-from megatrain_diagnostics.store.incarnations import IncarnationSeen
+from megatrain_diagnostics.store.rounds import RoundSeen
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class JobFacts:
     """Of a recorded job, where its launch left one."""
     is_daemon_alive: bool | None = None
     """None: nobody can tell."""
-    incarnations: tuple[IncarnationSeen, ...] = ()
+    rounds: tuple[RoundSeen, ...] = ()
     series: SeriesSnapshot = EMPTY
     checkpoints: CheckpointsSeen = CheckpointsSeen()
     problems: tuple[str, ...] = ()

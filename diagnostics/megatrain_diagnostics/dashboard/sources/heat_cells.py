@@ -57,7 +57,7 @@ class HeatCellReader:
 
         Raises: DataError; TooManyCellsError.
         """
-        key = (roster.incarnation, query)
+        key = (roster.round, query)
         with self._lock:
             kept = self._kept.get(key)
         if kept is not None and kept.roster is roster:
@@ -77,8 +77,8 @@ class HeatCellReader:
         Raises: DataError; TooManyCellsError.
         """
         with self._lock:
-            for (incarnation, other), kept in self._kept.items():
-                is_same = incarnation == roster.incarnation and other.version == query.version
+            for (round_number, other), kept in self._kept.items():
+                is_same = round_number == roster.round and other.version == query.version
                 is_same &= (other.operation, other.measure) == (query.operation, query.measure)
                 if is_same and kept.first_step <= first and last < kept.first_step + kept.num_steps:
                     return kept
@@ -95,9 +95,9 @@ class HeatCellReader:
     def _newest(self, roster: Roster, query: HeatQuery) -> tuple[range, Floats] | None:
         """Return the newest steps by what the footers tell, which costs one question less; None: they may mislead.
 
-        They know of nonsense that one rank told, too, and of steps of another incarnation.
+        They know of nonsense that one rank told, too, and of steps of another round.
         """
-        bounds = self._events.bounds(StepTotals, Where((roster.incarnation,)), "step")
+        bounds = self._events.bounds(StepTotals, Where((roster.round,)), "step")
         if bounds is None:
             return None
         steps = range(max(0, bounds[1] - self._most(roster, query) + 1), bounds[1] + 1)
@@ -119,7 +119,7 @@ class HeatCellReader:
 
     def _cells(self, roster: Roster, query: HeatQuery, steps: range) -> Floats:
         aggregate, num_ranks = query.measure.aggregate, roster.layout.world_size
-        return step_cells(self._events, roster.incarnation, query.operation, aggregate, steps, num_ranks)
+        return step_cells(self._events, roster.round, query.operation, aggregate, steps, num_ranks)
 
     def _steps(self, roster: Roster, query: HeatQuery) -> range:
         if query.first is not None and query.last is not None:
@@ -127,7 +127,7 @@ class HeatCellReader:
         most = self._most(roster, query)
         if query.first is not None:
             most = max(1, MOST_RAW_CELLS // roster.layout.world_size)
-        told = newest_steps_told(self._events, roster.incarnation, most, query.first, query.last)
+        told = newest_steps_told(self._events, roster.round, most, query.first, query.last)
         if not len(told):
             return range(0)
         first = int(told[0]) if query.first is None else query.first
@@ -138,7 +138,7 @@ class HeatCellReader:
         return max(1, min(_MOST_DEFAULT_STEPS, query.max_cells // roster.layout.world_size))
 
     def _peers_of(self, roster: Roster) -> Peers:
-        """Return who is compared with whom, kept for the incarnation that was asked for last."""
+        """Return who is compared with whom, kept for the round that was asked for last."""
         kept = self._peers
         if kept is None or kept[0] is not roster:
             kept = self._peers = (roster, Peers(roster))

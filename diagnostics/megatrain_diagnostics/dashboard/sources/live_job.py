@@ -72,7 +72,7 @@ class LiveJob(RunSource):
             evidence=look.records.evidence,
             config=self._config,
             is_daemon_alive=None if look.trouble else look.records.has_daemon,
-            incarnations=history.incarnations,
+            rounds=history.rounds,
             series=history.series,
             checkpoints=history.checkpoints,
             problems=(*history.problems(), *look.records.unreadable),

@@ -60,13 +60,13 @@ class JobSource(Protocol):
     def facts(self) -> JobFacts:
         """Return what is known beside the snapshot: records, the series of steps, checkpoints."""
 
-    def roster(self, incarnation: int | None) -> Roster:
-        """Return who the ranks of an incarnation are; None: the one that is shown.
+    def roster(self, round_number: int | None) -> Roster:
+        """Return who the ranks of a round are; None: the one that is shown.
 
         Raises: DataError where nothing is known of it, with what there is.
         """
 
-    def kept_evidence(self, incarnation: int) -> FiledEvidence | None:
+    def kept_evidence(self, round_number: int) -> FiledEvidence | None:
         """Return what is kept of a broken round; None where nothing is.
 
         Raises: DataError where none of it can be read.

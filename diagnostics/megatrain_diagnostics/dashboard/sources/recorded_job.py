@@ -47,7 +47,7 @@ class RecordedJob(RunSource):
             cases=tuple(cases_of_audit(history.files.entries)),
             config=self._config,
             exit_code=self._exit_code,
-            incarnations=history.incarnations,
+            rounds=history.rounds,
             series=history.series,
             checkpoints=history.checkpoints,
             problems=(*history.problems(), *filter(None, [self._problem])),

@@ -1,8 +1,8 @@
-"""What a run directory tells, kept fresh by a thread: records, incarnations, the series of steps, the daemon's state.
+"""What a run directory tells, kept fresh by a thread: records, rounds, the series of steps, the daemon's state.
 
 Each second it looks whether anything has changed: times of files and of the newest hour of each table. Only what has
 changed is read, and of the series only what is new. In memory: the series (2 MB), the newest 2,000 incidents, the
-daemon's state, and who the ranks of four incarnations are (12,288 ranks: 6 MB each).
+daemon's state, and who the ranks of four rounds are (12,288 ranks: 6 MB each).
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from megatrain_diagnostics.events.roster import Roster
 from megatrain_diagnostics.events.tables import TABLES
 from megatrain_diagnostics.store.daemon_state import STATE_NAME, DaemonState, read_state
 from megatrain_diagnostics.store.hang_evidence import FiledEvidence, kept_rounds, read_incident
-from megatrain_diagnostics.store.incarnations import (
-    IncarnationSeen,
-    incarnations_seen,
-    roster_of,
-    shown_incarnation,
-)
 from megatrain_diagnostics.store.reader import StoredEvents
+from megatrain_diagnostics.store.rounds import (
+    RoundSeen,
+    roster_of,
+    rounds_seen,
+    shown_round,
+)
 
 _logger = logging.getLogger(__name__)
 PERIOD_S = 1.0
@@ -73,7 +73,7 @@ class RunHistory:
         self._is_over, self._period_s = is_over, period_s
         self.files = RunFiles(run)
         self.state: DaemonState | None = None
-        self.incarnations: tuple[IncarnationSeen, ...] = ()
+        self.rounds: tuple[RoundSeen, ...] = ()
         self.series: SeriesSnapshot = EMPTY
         self.has_looked = threading.Event()
         """Set when all that is there has been read once."""
@@ -100,38 +100,38 @@ class RunHistory:
         told = [*own, *self.files.problems, *self._events.problems()][:_MOST_PROBLEMS]
         return tuple(printable(text) for text in told)
 
-    def roster(self, incarnation: int | None) -> Roster:
-        """Return who the ranks of an incarnation are; None: the one that is shown. Raises: DataError."""
-        if incarnation is None:
-            shown = shown_incarnation(self.incarnations or incarnations_seen(self._events))
+    def roster(self, round_number: int | None) -> Roster:
+        """Return who the ranks of a round are; None: the one that is shown. Raises: DataError."""
+        if round_number is None:
+            shown = shown_round(self.rounds or rounds_seen(self._events))
             if shown is None:
                 raise DataError("no rank was ever heard of: nothing was streamed yet, or its events have expired")
-            incarnation = shown.number
+            round_number = shown.number
         with self._lock:
-            known = self._rosters.get(incarnation)
+            known = self._rosters.get(round_number)
         if known is not None:
             return known
-        roster = roster_of(self._events, incarnation)
+        roster = roster_of(self._events, round_number)
         with self._lock:
-            self._rosters[incarnation] = roster
+            self._rosters[round_number] = roster
             while len(self._rosters) > _MAX_ROSTERS:
                 self._rosters.popitem(last=False)
         return roster
 
-    def kept_evidence(self, incarnation: int) -> FiledEvidence | None:
+    def kept_evidence(self, round_number: int) -> FiledEvidence | None:
         """Return what is kept of a broken round: black boxes, and what executors told; None where nothing is.
 
         Read once, and again when its directory has changed. Raises: DataError where none of it can be read.
         """
-        directory = kept_rounds(self._run).get(incarnation)
+        directory = kept_rounds(self._run).get(round_number)
         if directory is None:
             return None
         signature = _file_signature(directory)
         with self._kept_lock:  # whoever asks meanwhile waits: it may be thousands of files
-            known = self._kept.get(incarnation)
+            known = self._kept.get(round_number)
             if known is None or known[0] != signature:
-                known = (signature, read_incident(self._run, incarnation))
-                self._kept[incarnation] = known
+                known = (signature, read_incident(self._run, round_number))
+                self._kept[round_number] = known
                 while len(self._kept) > _MAX_KEPT:
                     self._kept.popitem(last=False)
             return known[1]
@@ -182,14 +182,14 @@ class RunHistory:
         return has_more
 
     def _look_at_ranks(self) -> None:
-        self.incarnations = incarnations_seen(self._events)
+        self.rounds = rounds_seen(self._events)
         with self._lock:
             self._rosters.clear()
 
     def _look_at_steps(self) -> bool:
-        before = (self._book.incarnation, self._book.next_step)
-        has_more = self._reader.look(self.incarnations, is_over=self._is_over)
-        if before != (self._book.incarnation, self._book.next_step):
+        before = (self._book.round, self._book.next_step)
+        has_more = self._reader.look(self.rounds, is_over=self._is_over)
+        if before != (self._book.round, self._book.next_step):
             self.series = self._book.snapshot()
             self._versions.bump("series", "overview")
         return has_more

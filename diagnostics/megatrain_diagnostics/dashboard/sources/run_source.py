@@ -46,11 +46,11 @@ class RunSource:
     def daemon_state(self) -> DaemonState | None:
         return self._history.state
 
-    def roster(self, incarnation: int | None) -> Roster:
-        return self._history.roster(incarnation)
+    def roster(self, round_number: int | None) -> Roster:
+        return self._history.roster(round_number)
 
-    def kept_evidence(self, incarnation: int) -> FiledEvidence | None:
-        return self._history.kept_evidence(incarnation)
+    def kept_evidence(self, round_number: int) -> FiledEvidence | None:
+        return self._history.kept_evidence(round_number)
 
     def live(self) -> LiveState:
         series = self._history.series

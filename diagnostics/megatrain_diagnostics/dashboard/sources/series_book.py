@@ -2,7 +2,7 @@
 
 One entry a step; when there are 16,384 of them, the older half is put together two by two, so that the newest thousands
 of steps stay as they are and the oldest become coarse: a book never takes more than 2 MB. Of what is put together the
-last step stands, beside the extremes. A newer incarnation that begins at a step takes back all that was known from that
+last step stands, beside the extremes. A newer round that begins at a step takes back all that was known from that
 step on: the time that those steps took is remembered as lost.
 """
 
@@ -27,7 +27,7 @@ _MAX_RESTARTS = 1000
 _NS = 1e9
 
 COLUMNS = (
-    "first", "last", "at", "incarnation", "loss", "loss_low", "loss_high", "grad", "grad_high",
+    "first", "last", "at", "round", "loss", "loss_low", "loss_high", "grad", "grad_high",
     "step_s", "step_s_low", "step_s_high", "sum_s", "tokens", "tokens_per_s", "mfu",
 )  # fmt: skip
 """`sum_s` and `tokens`: of all steps of an entry."""
@@ -45,7 +45,7 @@ class SeriesSnapshot:
     """The newest thousand whose loss or gradient norm was no finite number."""
     restarts: tuple[Restart, ...] = ()
     reached: tuple[tuple[int, int, int], ...] = ()
-    """(incarnation, first step, last step) of each incarnation that told of steps."""
+    """(round, first step, last step) of each round that told of steps."""
 
     def column(self, name: str) -> Float64:
         found: Float64 = self.table[_ROW[name]]
@@ -71,7 +71,7 @@ class SeriesBook:
         assert capacity >= 8
         self._table: Float64 = np.full((len(COLUMNS), capacity), np.nan)
         self._size = 0
-        self._incarnation = -1
+        self._round = -1
         self._next_step = 0
         self._num_needed = 1
         self._has_entered = False
@@ -80,18 +80,18 @@ class SeriesBook:
         self._reached: dict[int, tuple[int, int]] = {}
 
     @property
-    def incarnation(self) -> int:
+    def round(self) -> int:
         """That is being entered; -1: none yet."""
-        return self._incarnation
+        return self._round
 
     @property
     def next_step(self) -> int:
-        """The first step of the incarnation that is still to be entered."""
+        """The first step of the round that is still to be entered."""
         return self._next_step
 
-    def begin(self, incarnation: int, num_ranks: int, first_step: int) -> None:
-        """Go on with an incarnation from a step on. `num_ranks`: that are asked; of one all is believed."""
-        self._incarnation, self._next_step, self._has_entered = incarnation, first_step, False
+    def begin(self, round_number: int, num_ranks: int, first_step: int) -> None:
+        """Go on with a round from a step on. `num_ranks`: that are asked; of one all is believed."""
+        self._round, self._next_step, self._has_entered = round_number, first_step, False
         self._num_needed = min(2, num_ranks)
 
     def skip_to(self, step: int) -> None:
@@ -99,7 +99,7 @@ class SeriesBook:
         self._next_step = max(self._next_step, step)
 
     def take(self, values: Values, totals: StepTotals, *, is_last: bool = False) -> int:
-        """Enter the steps that are told of by now, return how many. Rows are of the incarnation, from next_step on.
+        """Enter the steps that are told of by now, return how many. Rows are of the round, from next_step on.
 
         `is_last`: what has not come will not come.
         """
@@ -110,15 +110,15 @@ class SeriesBook:
         steps = np.unique(told[(told >= self._next_step) & (told <= last)])
         if not len(steps):
             return 0
-        entries = _entries(steps, self._incarnation, values, totals)
+        entries = _entries(steps, self._round, values, totals)
         if not self._has_entered:
             self._begin_anew(int(steps[0]), float(entries[_ROW["at"], 0] - entries[_ROW["step_s"], 0]))
             self._has_entered = True
         self._append(entries)
         self._note_bad(values, steps)
         self._next_step = int(steps[-1]) + 1
-        first = self._reached.get(self._incarnation, (int(steps[0]), 0))[0]
-        self._reached[self._incarnation] = (first, int(steps[-1]))
+        first = self._reached.get(self._round, (int(steps[0]), 0))[0]
+        self._reached[self._round] = (first, int(steps[-1]))
         return len(steps)
 
     def _believed(self, table: Values | StepTotals) -> int:
@@ -134,10 +134,10 @@ class SeriesBook:
         return SeriesSnapshot(self._table[:, : self._size].copy(), tuple(self._bad), tuple(self._restarts), reached)
 
     def _begin_anew(self, step: int, begin_s: float) -> None:
-        """Forget the steps from one on, which an incarnation does again, and note what was lost until it began."""
+        """Forget the steps from one on, which a round does again, and note what was lost until it began."""
         if not self._size:
             return
-        before = int(self._table[_ROW["incarnation"], self._size - 1])
+        before = int(self._table[_ROW["round"], self._size - 1])
         kept_s = self._take_back(step)
         if np.isfinite(kept_s) and kept_s <= begin_s:
             self._restarts = [*self._restarts, Restart(before, kept_s, begin_s)][-_MAX_RESTARTS:]
@@ -201,7 +201,7 @@ def _middle(values: Float64) -> float:
     return float(np.sort(values)[(len(values) - 1) // 2])
 
 
-def _entries(steps: Int64, incarnation: int, values: Values, totals: StepTotals) -> Float64:
+def _entries(steps: Int64, round_number: int, values: Values, totals: StepTotals) -> Float64:
     """Return the entries of some steps, ascending: of what several ranks tell the middle counts."""
 
     def told(kind: StepValue) -> Float64:
@@ -221,7 +221,7 @@ def _entries(steps: Int64, incarnation: int, values: Values, totals: StepTotals)
     tokens, flops, peak = (told(kind) for kind in (StepValue.TOKENS, StepValue.MODEL_FLOPS, StepValue.PEAK_FLOPS))
     loss, grad = told(StepValue.LOSS), told(StepValue.GRAD_NORM)
     columns = {
-        "first": steps, "last": steps, "at": at_s, "incarnation": np.full(len(steps), incarnation),
+        "first": steps, "last": steps, "at": at_s, "round": np.full(len(steps), round_number),
         "loss": loss, "loss_low": loss, "loss_high": loss, "grad": grad, "grad_high": grad,
         "step_s": seconds, "step_s_low": seconds, "step_s_high": seconds, "sum_s": seconds, "tokens": tokens,
         "tokens_per_s": np.where(tokens > 0, tokens, np.nan) / seconds,

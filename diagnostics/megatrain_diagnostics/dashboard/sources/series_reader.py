@@ -13,8 +13,8 @@ from megatrain.contracts.operations import Operation
 from megatrain_diagnostics.dashboard.sources.series_book import SeriesBook
 from megatrain_diagnostics.events.source import Where
 from megatrain_diagnostics.events.tables import StepTotals, Values, num_rows
-from megatrain_diagnostics.store.incarnations import IncarnationSeen, steps_ahead
 from megatrain_diagnostics.store.reader import StoredEvents
+from megatrain_diagnostics.store.rounds import RoundSeen, steps_ahead
 
 _STEPS_AT_ONCE = 4096
 _NUM_PROBES = 8
@@ -29,7 +29,7 @@ class SeriesReader:
         self._probes: tuple[int, ...] = ()
         self._number = -1
 
-    def look(self, seen: Sequence[IncarnationSeen], *, is_over: bool = False) -> bool:
+    def look(self, seen: Sequence[RoundSeen], *, is_over: bool = False) -> bool:
         """Take what is new, for half a second at most; return whether there may be more at once.
 
         `is_over`: the job is, so that what has not come will not come. Raises: DataError.
@@ -47,7 +47,7 @@ class SeriesReader:
             self._begin(later[0])
         return bool(known)
 
-    def _begin(self, seen: IncarnationSeen) -> None:
+    def _begin(self, seen: RoundSeen) -> None:
         self._number = seen.number
         stride = max(1, seen.world_size // _NUM_PROBES)
         self._probes = tuple(range(0, max(1, seen.world_size), stride))[:_NUM_PROBES]
@@ -58,7 +58,7 @@ class SeriesReader:
         first = self._book.next_step
         where = Where((self._number,), first, first + self._steps_at_once - 1, self._probes)
         values = self._events.read(Values, where)
-        of_step = Where(where.incarnations, where.first_step, where.last_step, where.ranks, (Operation.STEP.number,))
+        of_step = Where(where.rounds, where.first_step, where.last_step, where.ranks, (Operation.STEP.number,))
         totals = self._events.read(StepTotals, of_step)
         if num_rows(values) or num_rows(totals):
             return self._book.take(values, totals, is_last=is_last) > 0

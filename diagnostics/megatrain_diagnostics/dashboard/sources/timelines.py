@@ -39,9 +39,9 @@ class TimelineReader:
     def __init__(self, events: StoredEvents) -> None:
         self._events = events
 
-    def newest_step(self, incarnation: int) -> int | None:
+    def newest_step(self, round_number: int) -> int | None:
         """Return the newest step that was recorded in full; None: there is none. Raises: DataError."""
-        steps = full_steps_told(self._events, incarnation)
+        steps = full_steps_told(self._events, round_number)
         return steps[-1].step if steps else None
 
     def read(self, roster: Roster, query: TimelineQuery, *, has_values: bool = False) -> Timeline:
@@ -49,7 +49,7 @@ class TimelineReader:
 
         Raises: DataError; TooManySpansError.
         """
-        where = Where((roster.incarnation,), query.first, query.last, ranks=query.ranks)
+        where = Where((roster.round,), query.first, query.last, ranks=query.ranks)
         count = num_spans_told(self._events, where)
         if count > MOST_SPANS_READ:
             raise TooManySpansError(
@@ -70,12 +70,12 @@ class TimelineReader:
         Raises: DataError where no step was recorded in full; TooManySpansError.
         """
         roster = timeline.roster
-        where = Where((roster.incarnation,), query.first, query.last)
+        where = Where((roster.round,), query.first, query.last)
         if num_spans_told(self._events, where) > MOST_SPANS_READ:
             layout = roster.layout
             drawn = {roster.coordinate(track.rank).dp for track in timeline.tracks}
             ranks = [rank for rank in range(layout.world_size) if layout.coordinate(rank).dp in drawn]
-            where = Where((roster.incarnation,), query.first, query.last, ranks=tuple(ranks))
+            where = Where((roster.round,), query.first, query.last, ranks=tuple(ranks))
             count = num_spans_told(self._events, where)
             if count > MOST_SPANS_READ:
                 raise TooManySpansError(

@@ -44,7 +44,7 @@ class WhatIfReader:
         """Return the figures of the newest steps within the bounds. Raises: DataError where none was recorded."""
         with self._lock:
             begin, end, notes = self._steps(roster, first, last)
-            key = (roster.incarnation, begin, end)
+            key = (roster.round, begin, end)
             if key not in self._known:
                 while len(self._known) >= _MOST_KNOWN:
                     del self._known[next(iter(self._known))]
@@ -53,7 +53,7 @@ class WhatIfReader:
 
     def _steps(self, roster: Roster, first: int | None, last: int | None) -> tuple[int, int, tuple[str, ...]]:
         """Return the first and last step that are replayed."""
-        told = full_steps_told(self._events, roster.incarnation)
+        told = full_steps_told(self._events, roster.round)
         # while a step is on its way some of its ranks are missing
         num_ranks = max((one.num_ranks for one in told), default=0)
         full = [
@@ -63,13 +63,13 @@ class WhatIfReader:
         if not full:
             shown = ", ".join(str(one.step) for one in told[-12:]) or "none"
             raise DataError(
-                f"incarnation {roster.incarnation}: no step was recorded in full{_bounds_text(first, last)}; there are "
+                f"round {roster.round}: no step was recorded in full{_bounds_text(first, last)}; there are "
                 f"{shown}. One in diagnostics.sample_period is, and all are for a while after `megatrain diag set`"
             )
         chosen: list[int] = []
         num_spans = 0
         for step in reversed(full[-_MOST_STEPS:]):
-            where = Where((roster.incarnation,), step, step, operations=SPAN_OPERATIONS)
+            where = Where((roster.round,), step, step, operations=SPAN_OPERATIONS)
             num_spans += num_spans_told(self._events, where)
             most = min(_MOST_SPANS, self._most_operations * roster.layout.tp_size)
             if chosen and num_spans > most:
@@ -81,7 +81,7 @@ class WhatIfReader:
         return chosen[-1], chosen[0], notes
 
     def _replay(self, roster: Roster, first: int, last: int, job: str) -> WhatIf:
-        spans = self._events.read(Spans, Where((roster.incarnation,), first, last, operations=SPAN_OPERATIONS))
+        spans = self._events.read(Spans, Where((roster.round,), first, last, operations=SPAN_OPERATIONS))
         clocks = self._events.read(Clocks, _around(spans))
         spans = align(spans, clocks, roster.hosts)
         operations, shape = operations_of(spans, roster, job)

@@ -70,7 +70,7 @@ def _checkpoint(
         num_bytes=found.num_bytes,
         written_unix_s=found.written_unix_s,
         consumed_tokens=found.consumed_tokens,
-        round=found.incarnation,
+        round=found.round,
         pin_reason=printable(found.pin_reason or ""),
         problem=printable(found.problem or (_NO_COMMIT if is_bare else "")),
         verified_unix_s=None if verification is None else verification.at_unix_s,

@@ -77,7 +77,7 @@ def grid_picture(
         score[: len(scores)] = scores[:world_size]
     newest = int(progress.step.max(initial=-1))
     fields: dict[str, Any] = {
-        "incarnation": roster.incarnation,
+        "round": roster.round,
         "layout": {"tp_size": layout.tp_size, "pp_size": layout.pp_size, "dp_size": layout.dp_size},
         "states": [{"name": name, "letter": letter} for name, letter in STATES],
         "arrow_kinds": [kind.name.lower() for kind in Awaited],

@@ -15,16 +15,16 @@ _MOST_CLUSTERS = 32
 _MOST_FRAMES = 64
 
 
-def hang_document(incarnation: int, answer: HangAnswer | None) -> HangDocument:
+def hang_document(round_number: int, answer: HangAnswer | None) -> HangDocument:
     """Return what is known of a hang; None: nothing is."""
     if answer is None:
         return HangDocument(
-            incarnation=incarnation, source="", confidence="", reason="", suspects=(), missing=(), silent=(),
+            round=round_number, source="", confidence="", reason="", suspects=(), missing=(), silent=(),
             waiting=(), stack_clusters=(), outlier_ranks=(),
         )  # fmt: skip
     finding, report = answer.finding, answer.finding.report
     return HangDocument(
-        incarnation=incarnation,
+        round=round_number,
         source=answer.source,
         confidence=str(report.confidence),
         reason=report.reason,

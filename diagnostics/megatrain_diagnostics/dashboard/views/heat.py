@@ -135,7 +135,7 @@ def heat_picture(
     low, high = (found.low, found.high) if ends is None else (ends.low, ends.high)
     layout = cells.roster.layout
     fields: dict[str, Any] = {
-        "incarnation": cells.roster.incarnation,
+        "round": cells.roster.round,
         "layout": {"tp_size": layout.tp_size, "pp_size": layout.pp_size, "dp_size": layout.dp_size},
         "operation": operation_name(cells.operation),
         "measure": cells.measure.value,
@@ -180,7 +180,7 @@ def heat_cell(cells: HeatCells, by: By, rank: int, step: int, num_steps: int = 1
     has_peers = num_peers > 0 and not np.isnan(cells.against.median[row, chosen])
     median = _number(cells.against.median[row, chosen]) if has_peers else None
     return HeatCellDocument(
-        incarnation=cells.roster.incarnation,
+        round=cells.roster.round,
         operation=operation_name(cells.operation),
         measure=cells.measure.value,
         rank=chosen,
@@ -214,7 +214,7 @@ def heat_outliers(cells: HeatCells) -> HeatOutliersDocument:
             if np.isfinite(worst[rank]) and worst[rank] > 0.0
         ]
     return HeatOutliersDocument(
-        incarnation=cells.roster.incarnation,
+        round=cells.roster.round,
         operation=operation_name(cells.operation),
         measure=cells.measure.value,
         unit=cells.measure.unit,

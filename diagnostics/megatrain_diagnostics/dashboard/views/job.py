@@ -1,4 +1,4 @@
-"""/job: the layout, the incarnations and the kinds of spans that pages ask about."""
+"""/job: the layout, the rounds and the kinds of spans that pages ask about."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from megatrain.contracts.errors import DataError
 from megatrain.contracts.layout import Layout
 from megatrain.contracts.operations import Operation
 from megatrain_diagnostics.analysis.timeline import lane_of
-from megatrain_diagnostics.dashboard.documents.job import IncarnationDocument, LayoutDocument, OperationDocument
+from megatrain_diagnostics.dashboard.documents.job import LayoutDocument, OperationDocument, RoundDocument
 from megatrain_diagnostics.dashboard.sources.facts import JobFacts
 from megatrain_diagnostics.dashboard.sources.protocol import JobSource
 
-JobParts = tuple[LayoutDocument | None, tuple[IncarnationDocument, ...], tuple[OperationDocument, ...]]
+JobParts = tuple[LayoutDocument | None, tuple[RoundDocument, ...], tuple[OperationDocument, ...]]
 
 
 def job_facts(source: JobSource) -> JobParts:
-    """Return layout, incarnations and operations of a job."""
+    """Return layout, rounds and operations of a job."""
     try:
         layout = source.roster(None).layout
     except DataError:
         layout = None
-    return layout_document(layout), incarnation_documents(source.facts()), operation_documents()
+    return layout_document(layout), round_documents(source.facts()), operation_documents()
 
 
 def layout_document(layout: Layout | None) -> LayoutDocument | None:
@@ -30,12 +30,12 @@ def layout_document(layout: Layout | None) -> LayoutDocument | None:
     )
 
 
-def incarnation_documents(facts: JobFacts) -> tuple[IncarnationDocument, ...]:
-    """Return the incarnations that are believed, the oldest first, with the steps that were streamed of them."""
+def round_documents(facts: JobFacts) -> tuple[RoundDocument, ...]:
+    """Return the rounds that are believed, the oldest first, with the steps that were streamed of them."""
     reached = {number: (first, last) for number, first, last in facts.series.reached}
-    believed = [one for one in facts.incarnations if one.is_believed] or list(facts.incarnations[-1:])
+    believed = [one for one in facts.rounds if one.is_believed] or list(facts.rounds[-1:])
     return tuple(
-        IncarnationDocument(
+        RoundDocument(
             number=one.number,
             began_unix_s=one.began_unix_s,
             world_size=one.world_size,

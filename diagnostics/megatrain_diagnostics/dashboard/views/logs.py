@@ -16,12 +16,12 @@ _MOST_CAUSES = 1000
 _MOST_CHARACTERS = 4000
 
 
-def lines_document(incarnation: int, found: FoundLines, limit: int) -> LogLinesDocument:
+def lines_document(round_number: int, found: FoundLines, limit: int) -> LogLinesDocument:
     """Return the newest `limit` of the lines that were found, in order of time."""
     lines = found.lines
     first = max(0, len(lines.rank) - limit)
     return LogLinesDocument(
-        incarnation=incarnation,
+        round=round_number,
         num_matching=found.num_matching,
         num_searched=found.num_searched,
         lines=tuple(
@@ -37,11 +37,11 @@ def lines_document(incarnation: int, found: FoundLines, limit: int) -> LogLinesD
     )
 
 
-def causes_document(incarnation: int, found: LogFinding) -> LogVerdictDocument:
-    """Return the verdict on all logs of an incarnation, the root cause before what followed from it."""
+def causes_document(round_number: int, found: LogFinding) -> LogVerdictDocument:
+    """Return the verdict on all logs of a round, the root cause before what followed from it."""
     verdict, root = found.verdict.verdict, found.verdict.root_rank
     return LogVerdictDocument(
-        incarnation=incarnation,
+        round=round_number,
         label=str(verdict.label),
         action=str(verdict.action),
         culprit=verdict.culprit or "",

@@ -45,7 +45,7 @@ _BUSY = (HostPhase.STARTING, HostPhase.RUNNING, HostPhase.STOPPING)
 
 @dataclass(frozen=True, slots=True)
 class OverviewInputs:
-    """All that is known at a moment. `num_hosts`: of the shown incarnation, where etcd cannot tell."""
+    """All that is known at a moment. `num_hosts`: of the shown round, where etcd cannot tell."""
 
     now_s: float
     facts: JobFacts
@@ -92,7 +92,7 @@ def overview_document(given: OverviewInputs) -> OverviewDocument:
             ProblemDocument(is_error=one.is_error, text=one.text, hosts=one.hosts, ranks=one.ranks)
             for one in standing.problems[:_MOST_PROBLEMS]
         ),
-        round=newest.number if newest is not None else _shown_incarnation(facts),
+        round=newest.number if newest is not None else _shown_round(facts),
         step=step,
         last_step_unix_s=_last_step_unix_s(assessment, series),
         train_steps=train_steps,
@@ -183,7 +183,7 @@ def _standing(given: OverviewInputs, assessment: Assessment | None) -> _Standing
         return _Standing(_UNKNOWN, "unknown", given.etcd_trouble, None, (trouble, *problems))
     if assessment is None:
         return _Standing(_UNKNOWN, "unknown", "etcd has not answered yet", None, ())
-    if given.facts.is_daemon_alive is False and given.facts.incarnations and assessment.state not in OVER:
+    if given.facts.is_daemon_alive is False and given.facts.rounds and assessment.state not in OVER:
         problems = (*problems, Problem(False, _NO_DAEMON))
     health = _health(assessment, bool(problems))
     return _Standing(str(assessment.state), health, assessment.headline, assessment.since_unix_s, problems)
@@ -237,7 +237,7 @@ def _ratios(given: OverviewInputs, own: Sequence[Incident]) -> tuple[float | Non
 def _bounds(given: OverviewInputs) -> tuple[float | None, float | None]:
     """Return when the job began, and until when it ran."""
     snapshot, series = given.snapshot, given.facts.series
-    began = [one.began_unix_s for one in given.facts.incarnations]
+    began = [one.began_unix_s for one in given.facts.rounds]
     begin_s = min(began, default=None)
     if snapshot is not None and snapshot.record is not None:
         begin_s = snapshot.record.created_unix_s
@@ -248,8 +248,8 @@ def _bounds(given: OverviewInputs) -> tuple[float | None, float | None]:
     return begin_s, max([*ends, *([] if last_s is None else [last_s])], default=None)
 
 
-def _shown_incarnation(facts: JobFacts) -> int | None:
-    believed = [one.number for one in facts.incarnations if one.is_believed]
+def _shown_round(facts: JobFacts) -> int | None:
+    believed = [one.number for one in facts.rounds if one.is_believed]
     return believed[-1] if believed else None
 
 

@@ -46,7 +46,7 @@ def rank_document(given: RankInputs) -> RankDocument:
     roster, rank, standing = given.roster, given.rank, given.standing
     at = roster.coordinate(rank)
     return RankDocument(
-        incarnation=roster.incarnation,
+        round=roster.round,
         rank=rank,
         host=roster.host_of(rank),
         dp=at.dp,

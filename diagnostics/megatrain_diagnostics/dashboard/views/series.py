@@ -10,12 +10,12 @@ from megatrain_diagnostics.events.tables import Float64
 
 
 def series_document(
-    series: SeriesSnapshot, *, incarnation: int | None, first: int | None, last: int | None, points: int
+    series: SeriesSnapshot, *, round_number: int | None, first: int | None, last: int | None, points: int
 ) -> SeriesDocument:
-    """Return at most `points` entries of the steps from `first` to `last`; None: no bound, or all incarnations."""
+    """Return at most `points` entries of the steps from `first` to `last`; None: no bound, or all rounds."""
     chosen = np.ones(len(series), dtype=bool)
-    if incarnation is not None:
-        chosen &= series.column("incarnation") == incarnation
+    if round_number is not None:
+        chosen &= series.column("round") == round_number
     if first is not None:
         chosen &= series.column("last") >= first
     if last is not None:
@@ -44,7 +44,7 @@ def series_document(
         step_s_high=_numbers(picked.column("step_s_high")),
         tokens_per_s=_numbers(_rate(picked)),
         mfu=_numbers(picked.column("mfu")),
-        incarnation=tuple(picked.column("incarnation").astype(np.int64).tolist()),
+        round=tuple(picked.column("round").astype(np.int64).tolist()),
         bad_steps=tuple(step for step in series.bad_steps if (first or 0) <= step and (last is None or step <= last)),
     )
 

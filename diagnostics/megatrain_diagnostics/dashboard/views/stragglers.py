@@ -19,7 +19,7 @@ def stragglers_of_daemon(state: DaemonState) -> StragglersDocument:
     scores = sorted(state.host_scores.items(), key=lambda item: (-item[1], item[0]))[:_MOST_SCORES]
     findings = state.findings
     return StragglersDocument(
-        incarnation=state.incarnation,
+        round=state.round,
         source="daemon",
         is_enough=state.is_enough,
         headline=findings_headline(findings, is_enough=state.is_enough),
@@ -33,7 +33,7 @@ def stragglers_of_daemon(state: DaemonState) -> StragglersDocument:
     )
 
 
-def stragglers_of_events(incarnation: int, found: StragglerHistory) -> StragglersDocument:
+def stragglers_of_events(round_number: int, found: StragglerHistory) -> StragglersDocument:
     """Return what live detection would have said of stored steps, those that are over too."""
     end = found.assessment
     worst: dict[str, float] = {}
@@ -42,7 +42,7 @@ def stragglers_of_events(incarnation: int, found: StragglerHistory) -> Straggler
             worst[host] = max(score, worst.get(host, score))
     ordered = sorted(worst.items(), key=lambda item: (-item[1], item[0]))[:_MOST_SCORES]
     return StragglersDocument(
-        incarnation=incarnation,
+        round=round_number,
         source="events",
         is_enough=end.is_enough,
         headline=findings_headline(found.findings, is_enough=end.is_enough),

@@ -95,7 +95,7 @@ def timeline_picture(timeline: Timeline, first_step: int, last_step: int, ranks:
     hosts = {name: number for number, name in enumerate(dict.fromkeys(roster.host_of(rank) for rank in shown))}
     steps, step_begin, step_end = _steps(timeline)
     fields: dict[str, Any] = {
-        "incarnation": roster.incarnation,
+        "round": roster.round,
         "layout": {
             "tp_size": roster.layout.tp_size, "pp_size": roster.layout.pp_size, "dp_size": roster.layout.dp_size
         },
@@ -155,10 +155,10 @@ def ideal_picture(timeline: Timeline, ideal: IdealTimes | None, problem: str) ->
     return pack(fields, arrays)
 
 
-def steps_document(incarnation: int, steps: Sequence[FullStep]) -> TimelineStepsDocument:
+def steps_document(round_number: int, steps: Sequence[FullStep]) -> TimelineStepsDocument:
     """Return the steps that can be drawn."""
     return TimelineStepsDocument(
-        incarnation=incarnation,
+        round=round_number,
         steps=tuple(
             FullStepDocument(
                 step=one.step,

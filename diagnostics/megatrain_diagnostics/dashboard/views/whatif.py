@@ -31,7 +31,7 @@ class Economy:
 
 
 def whatif_document(
-    incarnation: int,
+    round_number: int,
     result: WhatIf,
     findings: Sequence[Finding],
     worst_hosts: Sequence[str],
@@ -42,7 +42,7 @@ def whatif_document(
     steps = tuple(sorted(result.measured_s))
     measured_s, replayed_s = _mean(result.measured_s), _mean(result.without_gaps_s)
     return WhatIfDocument(
-        incarnation=incarnation,
+        round=round_number,
         steps=steps,
         slowdown=result.slowdown,
         launch_slowdown=result.launch_slowdown,

@@ -57,7 +57,7 @@ export interface CheckpointsDocument {
 }
 
 export interface HeatCellDocument {
-  incarnation: number;
+  round: number;
   operation: string;
   measure: string;
   rank: number;
@@ -90,7 +90,7 @@ export interface HeatOutlierDocument {
 }
 
 export interface HeatOutliersDocument {
-  incarnation: number;
+  round: number;
   operation: string;
   measure: string;
   unit: string;
@@ -240,7 +240,7 @@ export interface LayoutDocument {
   world_size: number;
 }
 
-export interface IncarnationDocument {
+export interface RoundDocument {
   number: number;
   began_unix_s: number | null;
   world_size: number;
@@ -260,7 +260,7 @@ export interface JobDocument {
   run_directory: string;
   is_recorded: boolean;
   layout: LayoutDocument | null;
-  incarnations: readonly IncarnationDocument[];
+  rounds: readonly RoundDocument[];
   operations: readonly OperationDocument[];
   role: "viewer" | "operator";
   can_act: boolean;
@@ -285,7 +285,7 @@ export interface LogLineDocument {
 }
 
 export interface LogLinesDocument {
-  incarnation: number;
+  round: number;
   num_matching: number;
   num_searched: number;
   lines: readonly LogLineDocument[];
@@ -305,7 +305,7 @@ export interface LogCauseDocument {
 }
 
 export interface LogVerdictDocument {
-  incarnation: number;
+  round: number;
   label: string;
   action: string;
   culprit: string;
@@ -397,7 +397,7 @@ export interface SeriesDocument {
   step_s_high: readonly (number | null)[];
   tokens_per_s: readonly (number | null)[];
   mfu: readonly (number | null)[];
-  incarnation: readonly number[];
+  round: readonly number[];
   bad_steps: readonly number[];
 }
 
@@ -421,7 +421,7 @@ export interface StackDocument {
 }
 
 export interface RankDocument {
-  incarnation: number;
+  round: number;
   rank: number;
   host: string;
   dp: number;
@@ -461,7 +461,7 @@ export interface HangMissingDocument {
 }
 
 export interface HangDocument {
-  incarnation: number;
+  round: number;
   source: string;
   confidence: string;
   reason: string;
@@ -516,7 +516,7 @@ export interface HostScore {
 }
 
 export interface StragglersDocument {
-  incarnation: number;
+  round: number;
   source: string;
   is_enough: boolean;
   headline: string;
@@ -545,7 +545,7 @@ export interface ActionBalance {
 }
 
 export interface WhatIfDocument {
-  incarnation: number;
+  round: number;
   steps: readonly number[];
   slowdown: number;
   launch_slowdown: number;
@@ -574,6 +574,6 @@ export interface FullStepDocument {
 }
 
 export interface TimelineStepsDocument {
-  incarnation: number;
+  round: number;
   steps: readonly FullStepDocument[];
 }

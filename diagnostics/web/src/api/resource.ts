@@ -16,7 +16,7 @@ export interface Resource<T> {
 
 interface Held<T> {
   path: string | null;
-  incarnation: Query[string];
+  round: Query[string];
   key: string;
   data: T | null;
   error: ApiError | null;
@@ -33,16 +33,16 @@ export function useResource<T>(path: string | null, query: Query = {}, topic?: s
   const key = path === null ? "" : `${path} ${JSON.stringify(query)}`;
   const version = topic === undefined ? 0 : (versions.value[topic] ?? 0);
   const era = epoch.value;
-  const about = query["incarnation"];
+  const about = query["round"];
   const [held, setHeld] = useState<Held<T>>({
     path,
-    incarnation: about,
+    round: about,
     key: "",
     data: null,
     error: null,
     isPending: path !== null,
   });
-  const [round, setRound] = useState(0);
+  const [attempt, setAttempt] = useState(0);
   const askedAt = useRef(0);
   const askedKey = useRef("");
 
@@ -57,11 +57,11 @@ export function useResource<T>(path: string | null, query: Query = {}, topic?: s
       setHeld((old) => ({ ...old, isPending: true }));
       try {
         const data = await getJson<T>(path, query, stop.signal);
-        setHeld({ path, incarnation: about, key, data, error: null, isPending: false });
+        setHeld({ path, round: about, key, data, error: null, isPending: false });
       } catch (error) {
         if (!stop.signal.aborted) {
           const data = (old: Held<T>): T | null => (old.key === key ? old.data : null);
-          setHeld((old) => ({ path, incarnation: about, key, data: data(old), error: asApiError(error), isPending: false }));
+          setHeld((old) => ({ path, round: about, key, data: data(old), error: asApiError(error), isPending: false }));
         }
       }
     };
@@ -83,14 +83,14 @@ export function useResource<T>(path: string | null, query: Query = {}, topic?: s
       stop.abort();
     };
     // the key stands for path and query
-  }, [key, version, era, round]);
+  }, [key, version, era, attempt]);
 
   // What was said of another round must never be taken for what is said of this one.
-  const isOfThis = held.path === path && held.incarnation === about;
+  const isOfThis = held.path === path && held.round === about;
   return {
     data: isOfThis ? held.data : null,
     error: isOfThis ? held.error : null,
     isPending: held.isPending || !isOfThis,
-    reload: () => setRound((old) => old + 1),
+    reload: () => setAttempt((old) => old + 1),
   };
 }

@@ -10,7 +10,7 @@ import { nowS } from "../ui/clocked";
 import { Age, TimeText } from "../ui/figures";
 import { countText, durationText } from "../ui/format";
 import { ShapeIcon } from "../ui/icons";
-import { incarnation, isPastShown, job, missingRound, overview, shownStep } from "./job";
+import { isPastShown, job, missingRound, overview, shownRound, shownStep } from "./job";
 import { hrefOf, setParams } from "./location";
 import { clock, shownTheme, theme, type Theme } from "./preferences";
 
@@ -130,7 +130,7 @@ function Announcement(): JSX.Element {
 
 export function Header(): JSX.Element {
   const told = overview.value;
-  const shown = incarnation.value;
+  const shown = shownRound.value;
   return (
     <header class="header">
       <a class="header-job" href={hrefOf("overview")} title={job.value?.run_directory}>
@@ -150,12 +150,12 @@ export function Header(): JSX.Element {
       )}
       <span class="header-right">
         {isPastShown.value && shown !== null ? (
-          <button type="button" class="button small past" onClick={() => setParams({ incarnation: null }, { isNewEntry: true })}>
+          <button type="button" class="button small past" onClick={() => setParams({ round: null }, { isNewEntry: true })}>
             round {shown.number} is shown; go to the newest
           </button>
         ) : null}
         {missingRound.value === null ? null : (
-          <button type="button" class="button small past" onClick={() => setParams({ incarnation: null })}>
+          <button type="button" class="button small past" onClick={() => setParams({ round: null })}>
             nothing is known of round {missingRound.value}; the newest is shown
           </button>
         )}

@@ -4,7 +4,7 @@ import { computed, effect, signal } from "@preact/signals";
 
 import { ApiError, getJson, isSignedOut } from "../api/client";
 import { epoch, newestStep, startLive, takeServerTime, unseenTicks, versions } from "../api/live";
-import type { IncarnationDocument, JobDocument, OverviewDocument } from "../api/documents";
+import type { JobDocument, OverviewDocument, RoundDocument } from "../api/documents";
 import { route } from "./location";
 
 export const job = signal<JobDocument | null>(null);
@@ -19,24 +19,24 @@ export const shownStep = computed<number | null>(() => {
   return known.length === 0 ? null : Math.max(...known);
 });
 
-/** The incarnation that the URL names, else the newest that any rank told of; null where there is none. */
-export const incarnation = computed<IncarnationDocument | null>(() => {
-  const all = job.value?.incarnations ?? [];
-  const asked = route.value.params.get("incarnation");
+/** The round that the URL names, else the newest that any rank told of; null where there is none. */
+export const shownRound = computed<RoundDocument | null>(() => {
+  const all = job.value?.rounds ?? [];
+  const asked = route.value.params.get("round");
   const named = asked === null ? undefined : all.find((one) => String(one.number) === asked);
   return named ?? all[all.length - 1] ?? null;
 });
 
-/** Whether an incarnation of the past is looked at although a newer one is there. */
+/** Whether a round of the past is looked at although a newer one is there. */
 export const isPastShown = computed(() => {
-  const all = job.value?.incarnations ?? [];
-  return incarnation.value !== null && incarnation.value.number !== all[all.length - 1]?.number;
+  const all = job.value?.rounds ?? [];
+  return shownRound.value !== null && shownRound.value.number !== all[all.length - 1]?.number;
 });
 
 /** The round that the URL names and of which nothing is known: a link to a round whose records have expired, or of another job. */
 export const missingRound = computed<string | null>(() => {
-  const asked = route.value.params.get("incarnation");
-  const isKnown = asked === null || job.value === null || job.value.incarnations.some((one) => String(one.number) === asked);
+  const asked = route.value.params.get("round");
+  const isKnown = asked === null || job.value === null || job.value.rounds.some((one) => String(one.number) === asked);
   return isKnown ? null : asked;
 });
 
@@ -112,7 +112,7 @@ export function startJob(): void {
     void versions.value;
     const round = overview.value?.round ?? null;
     const known = job.peek();
-    if (known !== null && round !== null && round > (known.incarnations.at(-1)?.number ?? 0)) {
+    if (known !== null && round !== null && round > (known.rounds.at(-1)?.number ?? 0)) {
       void readJob();
     }
   });

@@ -1,7 +1,7 @@
 // Where the page is: a view, what it is about, and every choice made in it, all of it in the URL's hash. A copied URL shows
 // the same picture to somebody else, a reload loses nothing, and the server needs no route of its own.
 //
-//   #/heat?operation=forward-compute&measure=max&incarnation=3      #/incidents/000123
+//   #/heat?operation=forward-compute&measure=max&round=3      #/incidents/000123
 
 import { signal } from "@preact/signals";
 
@@ -21,7 +21,10 @@ const HOME = "overview";
 const WRITE_DELAY_MS = 250;
 
 /** What stays the same when another view is opened. */
-const CARRIED = ["incarnation"];
+const CARRIED = ["round"];
+
+/** What choices were called in links of before: former name -> name. */
+const FORMER_NAMES: ReadonlyMap<string, string> = new Map([["incarnation", "round"]]);
 
 function decoded(part: string): string {
   try {
@@ -29,6 +32,10 @@ function decoded(part: string): string {
   } catch {
     return part;
   }
+}
+
+function withNamesOfNow(params: URLSearchParams): URLSearchParams {
+  return new URLSearchParams([...params].map(([name, value]) => [FORMER_NAMES.get(name) ?? name, value]));
 }
 
 export function parseRoute(hash: string): Route {
@@ -39,7 +46,7 @@ export function parseRoute(hash: string): Route {
   return {
     view: parts[0] ?? HOME,
     rest: parts.slice(1),
-    params: new URLSearchParams(cut < 0 ? "" : text.slice(cut + 1)),
+    params: withNamesOfNow(new URLSearchParams(cut < 0 ? "" : text.slice(cut + 1))),
   };
 }
 

@@ -4,11 +4,11 @@ import type { JSX } from "preact";
 
 import { Select } from "../ui/controls";
 import { countText } from "../ui/format";
-import { incarnation, job } from "./job";
+import { job, shownRound } from "./job";
 import { setParams } from "./location";
 
 export function RoundSelect(): JSX.Element | null {
-  const all = job.value?.incarnations ?? [];
+  const all = job.value?.rounds ?? [];
   const newest = all[all.length - 1];
   if (all.length < 2 || newest === undefined) {
     return null;
@@ -24,8 +24,8 @@ export function RoundSelect(): JSX.Element | null {
     <Select
       label="Round"
       options={options}
-      value={String(incarnation.value?.number ?? newest.number)}
-      onChange={(value) => setParams({ incarnation: value === String(newest.number) ? null : value }, { isNewEntry: true })}
+      value={String(shownRound.value?.number ?? newest.number)}
+      onChange={(value) => setParams({ round: value === String(newest.number) ? null : value }, { isNewEntry: true })}
     />
   );
 }

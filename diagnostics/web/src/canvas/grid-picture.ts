@@ -9,7 +9,7 @@ export interface RankState {
 }
 
 export interface GridPicture {
-  incarnation: number;
+  round: number;
   layout: Layout;
   states: readonly RankState[];
   arrowKinds: readonly string[];
@@ -37,7 +37,7 @@ export function gridPicture(arrays: Arrays): GridPicture {
   const fields = arrays.fields;
   const state = arrays.bytes("state");
   return {
-    incarnation: Number(fields["incarnation"]),
+    round: Number(fields["round"]),
     layout: fields["layout"] as Layout,
     states: fields["states"] as RankState[],
     arrowKinds: fields["arrow_kinds"] as string[],

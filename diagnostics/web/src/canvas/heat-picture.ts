@@ -12,7 +12,7 @@ export interface Layout {
 }
 
 export interface HeatPicture {
-  incarnation: number;
+  round: number;
   layout: Layout;
   operation: string;
   measure: string;
@@ -62,7 +62,7 @@ export function heatPicture(arrays: Arrays): HeatPicture {
   const layout = fields["layout"] as Layout;
   const shape = arrays.shape("cells");
   return {
-    incarnation: numberField(fields, "incarnation"),
+    round: numberField(fields, "round"),
     layout,
     operation: textField(fields, "operation"),
     measure: textField(fields, "measure"),
@@ -187,7 +187,7 @@ export function rowOfRank(picture: HeatPicture, rank: number): number {
 }
 
 function isContinued(old: HeatPicture, next: HeatPicture): boolean {
-  const same = ["incarnation", "operation", "measure", "scale", "by", "sort", "low", "high", "numRows"] as const;
+  const same = ["round", "operation", "measure", "scale", "by", "sort", "low", "high", "numRows"] as const;
   return same.every((name) => old[name] === next[name])
     && old.stepsPerBin === 1 && next.stepsPerBin === 1
     && next.firstStep > old.firstStep && next.firstStep <= old.lastStep + 1

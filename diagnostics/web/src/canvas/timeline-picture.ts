@@ -8,7 +8,7 @@ export const HAS_FAILED = 2;
 export const NO_CHUNK = 255;
 
 export interface TimelinePicture {
-  incarnation: number;
+  round: number;
   layout: Layout;
   firstStep: number;
   lastStep: number;
@@ -69,7 +69,7 @@ export function timelinePicture(arrays: Arrays): TimelinePicture {
   const flows = arrays.integers("flows");
   const lineFirst = arrays.integers("line_first");
   return {
-    incarnation: Number(fields["incarnation"]),
+    round: Number(fields["round"]),
     layout: fields["layout"] as Layout,
     firstStep: Number(fields["first_step"]),
     lastStep: Number(fields["last_step"]),

@@ -5,7 +5,7 @@ import "./grid.css";
 import type { JSX } from "preact";
 import { useMemo, useState } from "preact/hooks";
 
-import { incarnation } from "../../app/job";
+import { shownRound } from "../../app/job";
 import { RoundSelect } from "../../app/round_select";
 import { hrefOf, setParams, useNumberParam, useParam } from "../../app/location";
 import { shownTheme } from "../../app/preferences";
@@ -170,7 +170,7 @@ function HangLine({ picture }: { picture: GridPicture }): JSX.Element | null {
 }
 
 export function GridView(): JSX.Element {
-  const number = incarnation.value?.number;
+  const number = shownRound.value?.number;
   const { picture, error, reload } = useLiveGrid(number);
   const [colourText, setColour] = useParam("colour", "state");
   const [rank] = useNumberParam("rank");
@@ -235,7 +235,7 @@ export function GridView(): JSX.Element {
                 </>
               )}
             </div>
-            <RankPanel rank={chosen} incarnation={picture.incarnation} />
+            <RankPanel rank={chosen} round={picture.round} />
           </div>
         </>
       )}

@@ -7,8 +7,8 @@ import { useRefreshed, type Refreshed } from "../refresher";
 
 const LEAST_PAUSE_MS = 1000;
 
-export function useLiveGrid(incarnation: number | undefined): Refreshed<GridPicture> {
-  return useRefreshed("grid", String(incarnation), LEAST_PAUSE_MS, () => async (_, stop) =>
-    gridPicture(readArrays(await getArrays("grid", { incarnation }, stop))),
+export function useLiveGrid(round: number | undefined): Refreshed<GridPicture> {
+  return useRefreshed("grid", String(round), LEAST_PAUSE_MS, () => async (_, stop) =>
+    gridPicture(readArrays(await getArrays("grid", { round }, stop))),
   );
 }

@@ -83,8 +83,8 @@ function RankFacts({ rank }: { rank: RankDocument }): JSX.Element {
   );
 }
 
-function LogTail({ rank, incarnation }: { rank: number; incarnation: number }): JSX.Element {
-  const lines = useResource<LogLinesDocument>("logs", { ranks: rank, incarnation, limit: NUM_LINES }, "logs");
+function LogTail({ rank, round }: { rank: number; round: number }): JSX.Element {
+  const lines = useResource<LogLinesDocument>("logs", { ranks: rank, round, limit: NUM_LINES }, "logs");
   const isNone = lines.error !== null && lines.error.status === 404;
   if (isNone) {
     return (
@@ -112,9 +112,9 @@ function LogTail({ rank, incarnation }: { rank: number; incarnation: number }): 
   );
 }
 
-export function RankPanel({ rank, incarnation }: { rank: number | null; incarnation: number }): JSX.Element {
+export function RankPanel({ rank, round }: { rank: number | null; round: number }): JSX.Element {
   const path = rank === null ? null : `ranks/${rank}`;
-  const resource = useResource<RankDocument>(path, { incarnation }, "grid");
+  const resource = useResource<RankDocument>(path, { round }, "grid");
   if (rank === null) {
     return (
       <Section title="Rank" className="grid-panel">
@@ -127,7 +127,7 @@ export function RankPanel({ rank, incarnation }: { rank: number | null; incarnat
       <Loaded resource={resource} lines={8}>
         {(found) => <RankFacts rank={found} />}
       </Loaded>
-      <LogTail rank={rank} incarnation={incarnation} />
+      <LogTail rank={rank} round={round} />
     </Section>
   );
 }

@@ -6,7 +6,7 @@ import type { JSX } from "preact";
 import { useCallback, useState } from "preact/hooks";
 
 import { apiUrl } from "../../api/client";
-import { incarnation, job } from "../../app/job";
+import { job, shownRound } from "../../app/job";
 import { RoundSelect } from "../../app/round_select";
 import { hrefOf, setParams, useNumberParam } from "../../app/location";
 import type { HeatPicture } from "../../canvas/heat-picture";
@@ -94,7 +94,7 @@ function noteOf(picture: HeatPicture | null): string {
 }
 
 function NoStep({ choice }: { choice: HeatChoice }): JSX.Element {
-  const shown = incarnation.value;
+  const shown = shownRound.value;
   if (shown !== null && shown.first_step !== null && (choice.first !== null || choice.last !== null)) {
     return (
       <EmptyState title="These steps are not known" action={<a href={hrefOf("heat")}>Show the newest</a>}>

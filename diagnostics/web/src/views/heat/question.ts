@@ -1,6 +1,6 @@
 // What the heat map is asked: all of it is in the URL.
 
-import { incarnation, job } from "../../app/job";
+import { job, shownRound } from "../../app/job";
 import { useNumberParam, useParam } from "../../app/location";
 import type { Query } from "../../api/client";
 
@@ -71,7 +71,7 @@ export function useHeatChoice(): HeatChoice {
 /** Return the parameters that say which cells: those of /heat/cell and /heat/outliers. */
 export function cellsQuery(choice: HeatChoice): Query {
   return {
-    incarnation: incarnation.value?.number,
+    round: shownRound.value?.number,
     operation: choice.operation,
     measure: choice.measure,
     first: choice.first,

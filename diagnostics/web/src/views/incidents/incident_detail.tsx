@@ -74,7 +74,7 @@ function Failures({ incident }: { incident: IncidentDocument }): JSX.Element | n
   if (incident.failures.length === 0) {
     return null;
   }
-  const logs = hrefOf("logs", { incarnation: incident.round, ranks: incident.ranks.slice(0, 16).join(",") });
+  const logs = hrefOf("logs", { round: incident.round, ranks: incident.ranks.slice(0, 16).join(",") });
   return (
     <Section
       title="How ranks ended"

@@ -4,7 +4,7 @@ import type { JSX } from "preact";
 
 import { useResource } from "../../api/resource";
 import type { LogLinesDocument, LogVerdictDocument } from "../../api/documents";
-import { incarnation } from "../../app/job";
+import { shownRound } from "../../app/job";
 import { setParams, useParam } from "../../app/location";
 import { RoundSelect } from "../../app/round_select";
 import { connection } from "../../api/live";
@@ -33,9 +33,9 @@ function Search(): JSX.Element {
   const [ranks, setRanks] = useParam("ranks", "");
   const [hosts, setHosts] = useParam("hosts", "");
   const [follow, setFollow] = useParam("follow", "yes");
-  const number = incarnation.value?.number ?? null;
+  const number = shownRound.value?.number ?? null;
   const isFollowing = follow === "yes" && connection.value !== "recorded";
-  const asked = { query, is_regex: isRegex === "yes" ? true : null, ranks, hosts, incarnation: number, limit: LIMIT };
+  const asked = { query, is_regex: isRegex === "yes" ? true : null, ranks, hosts, round: number, limit: LIMIT };
   const found = useResource<LogLinesDocument>("logs", asked, isFollowing ? "logs" : undefined);
   const isNarrowed = query !== "" || ranks !== "" || hosts !== "";
   return (
@@ -72,7 +72,7 @@ function Search(): JSX.Element {
               }
             >
               {isNarrowed
-                ? `${countText(document.num_searched)} lines of round ${document.incarnation} were searched.`
+                ? `${countText(document.num_searched)} lines of round ${document.round} were searched.`
                 : "Workers write to their logs when they start, warn or fail; the streamer of each host sends those lines."}
             </EmptyState>
           ) : (
@@ -85,8 +85,8 @@ function Search(): JSX.Element {
 }
 
 export function LogsView(): JSX.Element {
-  const number = incarnation.value?.number ?? null;
-  const causes = useResource<LogVerdictDocument>("logs/causes", { incarnation: number }, "logs");
+  const number = shownRound.value?.number ?? null;
+  const causes = useResource<LogVerdictDocument>("logs/causes", { round: number }, "logs");
   return (
     <>
       <ViewHead title="Logs" note={number === null ? undefined : `round ${number}`}>

@@ -24,8 +24,8 @@ export function marksOf(series: SeriesDocument, incidents: readonly IncidentDocu
   const marked = new Set(marks.map((mark) => mark.step));
   for (let index = 1; index < series.step.length; index += 1) {
     const step = series.step[index];
-    if (step !== undefined && series.incarnation[index] !== series.incarnation[index - 1] && !marked.has(step)) {
-      marks.push({ step, text: `round ${series.incarnation[index]}`, tone: "quiet" });
+    if (step !== undefined && series.round[index] !== series.round[index - 1] && !marked.has(step)) {
+      marks.push({ step, text: `round ${series.round[index]}`, tone: "quiet" });
     }
   }
   for (const step of series.bad_steps) {

@@ -24,11 +24,11 @@ function placeText(finding: FindingDocument): string {
 
 function Links({ finding, number }: { finding: FindingDocument; number: number }): JSX.Element {
   const rank = finding.ranks[0];
-  const span = { first: finding.first_step, last: finding.last_step, incarnation: number };
+  const span = { first: finding.first_step, last: finding.last_step, round: number };
   return (
     <span class="links">
       {rank === undefined ? null : <a href={hrefOf("heat", { ...span, rank })}>heat map</a>}
-      {rank === undefined ? null : <a href={hrefOf("grid", { rank, incarnation: number })}>rank {rank}</a>}
+      {rank === undefined ? null : <a href={hrefOf("grid", { rank, round: number })}>rank {rank}</a>}
       {finding.hosts[0] === undefined ? null : <a href={hrefOf(["hosts", finding.hosts[0]])}>host</a>}
     </span>
   );
@@ -113,7 +113,7 @@ export function Findings({ document }: { document: StragglersDocument }): JSX.El
             <Finding
               key={`${finding.cause} ${finding.ranks.join(",")} ${finding.first_step}`}
               finding={finding}
-              number={document.incarnation}
+              number={document.round}
             />
           ))}
         </ul>

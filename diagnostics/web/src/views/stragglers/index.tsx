@@ -4,7 +4,7 @@ import type { JSX } from "preact";
 
 import { useResource } from "../../api/resource";
 import type { StragglersDocument, WhatIfDocument } from "../../api/documents";
-import { incarnation } from "../../app/job";
+import { shownRound } from "../../app/job";
 import { useNumberParam } from "../../app/location";
 import { RoundSelect } from "../../app/round_select";
 import { ViewHead } from "../../ui/section";
@@ -14,12 +14,12 @@ import { Scores } from "./scores";
 import { WhatIf } from "./what_if";
 
 export function StragglersView(): JSX.Element {
-  const number = incarnation.value?.number ?? null;
+  const number = shownRound.value?.number ?? null;
   const [first] = useNumberParam("first");
   const [last] = useNumberParam("last");
   const asked = number === null ? null : "stragglers";
-  const stragglers = useResource<StragglersDocument>(asked, { incarnation: number }, "stragglers");
-  const whatIf = useResource<WhatIfDocument>(number === null ? null : "whatif", { incarnation: number, first, last }, "timeline");
+  const stragglers = useResource<StragglersDocument>(asked, { round: number }, "stragglers");
+  const whatIf = useResource<WhatIfDocument>(number === null ? null : "whatif", { round: number, first, last }, "timeline");
   if (number === null) {
     return (
       <>

@@ -8,7 +8,7 @@ import { useEffect, useMemo, useState } from "preact/hooks";
 import { apiUrl } from "../../api/client";
 import type { TimelineStepsDocument } from "../../api/documents";
 import { useResource } from "../../api/resource";
-import { incarnation, job } from "../../app/job";
+import { job, shownRound } from "../../app/job";
 import { RoundSelect } from "../../app/round_select";
 import { hrefOf, setParams } from "../../app/location";
 import {
@@ -187,7 +187,7 @@ function Shown({ picture, choice, steps }: ShownProps): JSX.Element {
         {wantsIdeal ? <IdealNote ideal={ideal.data} isPending={ideal.isPending} /> : null}
       </div>
       <Chart
-        key={`${picture.incarnation} ${picture.firstStep} ${picture.lastStep} ${choice.ranks}`}
+        key={`${picture.round} ${picture.firstStep} ${picture.lastStep} ${choice.ranks}`}
         picture={picture}
         ideal={ideal.data}
         hasIdeal={choice.hasIdeal}
@@ -229,8 +229,8 @@ function nearest(steps: TimelineStepsDocument | null, step: number): number | nu
 
 export function TimelineView(): JSX.Element {
   const choice = useTimelineChoice();
-  const number = incarnation.value?.number;
-  const steps = useResource<TimelineStepsDocument>("timeline/steps", { incarnation: number }, "timeline");
+  const number = shownRound.value?.number;
+  const steps = useResource<TimelineStepsDocument>("timeline/steps", { round: number }, "timeline");
   const slices = useArrays("timeline", slicesQuery(choice), timelinePicture, true);
   const { data: picture, error } = slices;
   const asked = choice.first ?? choice.last;
@@ -238,7 +238,7 @@ export function TimelineView(): JSX.Element {
   const isMissing = error !== null && error.status === 404;
   return (
     <>
-      <ViewHead title="Timeline" note={picture === null ? "" : `round ${picture.incarnation}`}>
+      <ViewHead title="Timeline" note={picture === null ? "" : `round ${picture.round}`}>
         <RoundSelect />
         {picture === null ? null : <Handover choice={choice} />}
       </ViewHead>

@@ -1,7 +1,7 @@
 // What the timeline is asked, and which part of it is in sight: all of it is in the URL.
 
 import type { Query } from "../../api/client";
-import { incarnation } from "../../app/job";
+import { shownRound } from "../../app/job";
 import { route, useNumberParam, useParam } from "../../app/location";
 
 export interface TimelineChoice {
@@ -38,7 +38,7 @@ export function useTimelineChoice(): TimelineChoice {
 
 export function slicesQuery(choice: TimelineChoice): Query {
   return {
-    incarnation: incarnation.value?.number,
+    round: shownRound.value?.number,
     first: choice.first,
     last: choice.last,
     ranks: choice.ranks === "" ? null : choice.ranks,

@@ -1,4 +1,4 @@
-"""Which incarnation of the job the workers are, where their launchers count restarts each for itself.
+"""Which round of the job the workers are, where their launchers count restarts each for itself.
 
 A torchrun agent that takes a dead one's place has counted no restart, and its peers have. Workers that looked for each
 other below their own counts would never meet, so rank 0 says what counts, to every rank that is there now. The store
@@ -23,7 +23,7 @@ _MOST_NAMED = 8
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """Where the ranks of one incarnation meet: keys below `prefix`, which no other incarnation uses."""
+    """Where the ranks of one round meet: keys below `prefix`, which no other round uses."""
 
     process: Process
     store: dist.Store
@@ -48,8 +48,8 @@ def told_by_rank_0(meeting: Meeting, name: str, value: str) -> str:
         ) from error
 
 
-def agree_on_incarnation(process: Process, store: dist.Store, *, job: str, timeout_s: float) -> Meeting:
-    """Return the meeting that rank 0 calls, with its incarnation: of the meetings at this store and the restarts that
+def agree_on_round(process: Process, store: dist.Store, *, job: str, timeout_s: float) -> Meeting:
+    """Return the meeting that rank 0 calls, with its round: of the meetings at this store and the restarts that
     rank 0 has counted, the greater number.
 
     Communication: every rank writes and reads three keys of the store; rank 0 those of all. Blocks up to `timeout_s`.
@@ -57,7 +57,7 @@ def agree_on_incarnation(process: Process, store: dist.Store, *, job: str, timeo
     """
     root, own = f"{job}/meeting", uuid4().hex
     if process.rank == 0:
-        number = max(store.add(f"{root}/count", 1) - 1, process.incarnation)
+        number = max(store.add(f"{root}/count", 1) - 1, process.round)
         _call(store, root, f"{number}/{own}", process, timeout_s)
         told = f"{number}/{own}"
     else:
@@ -69,7 +69,7 @@ def agree_on_incarnation(process: Process, store: dist.Store, *, job: str, timeo
         told = store.get(f"{root}/called/{own}").decode()
         store.set(f"{root}/seen/{told}/{own}", b"1")
     number_text, _, _ = told.partition("/")
-    agreed = replace(process, incarnation=int(number_text), is_incarnation_common=True)
+    agreed = replace(process, round=int(number_text), is_round_common=True)
     return Meeting(agreed, store, f"{job}/{told}")
 
 

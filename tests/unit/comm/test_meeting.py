@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 from torch import distributed as dist
 
-from megatrain.comm.incarnation import Meeting, agree_on_incarnation
+from megatrain.comm.meeting import Meeting, agree_on_round
 from megatrain.contracts.errors import CommunicationError
 from megatrain.contracts.process import Process
 
@@ -22,32 +22,32 @@ def store() -> dist.Store:
 
 
 def process(rank: int, count: int, world_size: int = 4) -> Process:
-    return Process(rank, world_size, 0, 1, count, "env://", "node-0:29500", is_incarnation_common=False)
+    return Process(rank, world_size, 0, 1, count, "env://", "node-0:29500", is_round_common=False)
 
 
 def meet_all(store: dist.Store, counts: list[int]) -> list[Meeting]:
     with ThreadPoolExecutor(len(counts)) as pool:
         futures: list[Future[Meeting]] = [
-            pool.submit(agree_on_incarnation, process(rank, count, len(counts)), store, job=JOB, timeout_s=DEADLINE_S)
+            pool.submit(agree_on_round, process(rank, count, len(counts)), store, job=JOB, timeout_s=DEADLINE_S)
             for rank, count in enumerate(counts)
         ]
         return [future.result() for future in futures]
 
 
 @pytest.mark.parametrize("counts", [[0, 0, 0, 0], [3, 3, 0, 0], [0, 0, 3, 3]])
-def test_all_take_the_incarnation_of_rank_0(store: dist.Store, counts: list[int]) -> None:
+def test_all_take_the_round_of_rank_0(store: dist.Store, counts: list[int]) -> None:
     met = meet_all(store, counts)
-    assert {meeting.process.incarnation for meeting in met} == {counts[0]}
+    assert {meeting.process.round for meeting in met} == {counts[0]}
     assert len({meeting.prefix for meeting in met}) == 1
     assert [meeting.process.rank for meeting in met] == [0, 1, 2, 3]
-    assert all(meeting.process.is_incarnation_common for meeting in met)
+    assert all(meeting.process.is_round_common for meeting in met)
 
 
 def test_a_store_that_outlives_the_workers_never_mixes_two_meetings(store: dist.Store) -> None:
     """Also where another agent's worker is rank 0, which has counted fewer restarts."""
     met = [meet_all(store, counts) for counts in ([0, 0, 0], [1, 1, 0], [0, 1, 2], [1, 0, 3])]
     assert len({meetings[0].prefix for meetings in met}) == len(met)
-    numbers = [meetings[0].process.incarnation for meetings in met]
+    numbers = [meetings[0].process.round for meetings in met]
     assert numbers == sorted(set(numbers)), "newer workers have higher numbers"
 
 
@@ -55,22 +55,22 @@ def test_ranks_that_died_while_they_waited_are_not_called(store: dist.Store) -> 
     """Rank 0 and rank 2 never came in the first attempt; what ranks 1 and 3 left there is stale."""
     for rank in (1, 3):
         with pytest.raises(CommunicationError, match=f"rank {rank} could not meet all 4 ranks at node-0:29500"):
-            agree_on_incarnation(process(rank, 0), store, job=JOB, timeout_s=0.05)
+            agree_on_round(process(rank, 0), store, job=JOB, timeout_s=0.05)
     met = meet_all(store, [1, 1, 1, 1])
     assert len({meeting.prefix for meeting in met}) == 1
 
 
 def test_rank_0_names_who_is_missing(store: dist.Store) -> None:
     with pytest.raises(CommunicationError, match=r"init_timeout_s=0\.05: no sign of ranks 1, 2, 3$"):
-        agree_on_incarnation(process(0, 0), store, job=JOB, timeout_s=0.05)
+        agree_on_round(process(0, 0), store, job=JOB, timeout_s=0.05)
     with pytest.raises(CommunicationError, match=r"no sign of ranks 1, 2, 3, 4, 5, 6, 7, 8, \.\.\.$"):
-        agree_on_incarnation(process(0, 0, 100), store, job=JOB, timeout_s=0.05)
+        agree_on_round(process(0, 0, 100), store, job=JOB, timeout_s=0.05)
 
 
-def test_nothing_but_the_incarnation_changes(store: dist.Store) -> None:
+def test_nothing_but_the_round_changes(store: dist.Store) -> None:
     own = process(1, 5, 2)
     with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(agree_on_incarnation, process(0, 2, 2), store, job=JOB, timeout_s=DEADLINE_S)
-        met = agree_on_incarnation(own, store, job=JOB, timeout_s=DEADLINE_S)
+        first = pool.submit(agree_on_round, process(0, 2, 2), store, job=JOB, timeout_s=DEADLINE_S)
+        met = agree_on_round(own, store, job=JOB, timeout_s=DEADLINE_S)
         first.result()
-    assert met.process == dataclasses.replace(own, incarnation=2, is_incarnation_common=True)
+    assert met.process == dataclasses.replace(own, round=2, is_round_common=True)

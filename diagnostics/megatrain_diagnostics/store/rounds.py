@@ -1,4 +1,4 @@
-"""Which incarnations a store knows of, and how far a table goes: small questions of large tables, asked in SQL."""
+"""Which rounds a store knows of, and how far a table goes: small questions of large tables, asked in SQL."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from megatrain_diagnostics.store.reader import ALL, StoredEvents, sql_conditions
 
 
 @dataclass(frozen=True, slots=True)
-class IncarnationSeen:
-    """What ranks told of one incarnation. `began_unix_s`: when the first of them opened its black box."""
+class RoundSeen:
+    """What ranks told of one round. `began_unix_s`: when the first of them opened its black box."""
 
     number: int
     num_ranks: int
@@ -27,37 +27,37 @@ class IncarnationSeen:
         return 2 * self.num_ranks >= self.world_size
 
 
-def incarnations_seen(events: StoredEvents) -> tuple[IncarnationSeen, ...]:
+def rounds_seen(events: StoredEvents) -> tuple[RoundSeen, ...]:
     """Return all that ranks told of, the oldest first. Raises: DataError."""
     sizes = "median(CAST(tp_size AS BIGINT) * pp_size * dp_size)"
     found = events.query(
         Ranks,
         ALL,
-        f"SELECT incarnation, count(DISTINCT rank) AS num_ranks, {sizes} AS world_size, min(at_ns) AS at_ns"
-        " FROM segments GROUP BY incarnation ORDER BY incarnation",
+        f"SELECT round, count(DISTINCT rank) AS num_ranks, {sizes} AS world_size, min(at_ns) AS at_ns"
+        " FROM segments GROUP BY round ORDER BY round",
     )
     if found is None:
         return ()
     return tuple(
-        IncarnationSeen(int(row["incarnation"]), int(row["num_ranks"]), int(row["world_size"]), row["at_ns"] / 1e9)
+        RoundSeen(int(row["round"]), int(row["num_ranks"]), int(row["world_size"]), row["at_ns"] / 1e9)
         for row in found.to_pylist()
     )
 
 
-def shown_incarnation(seen: tuple[IncarnationSeen, ...]) -> IncarnationSeen | None:
-    """Return the newest that is believed; the newest of all where none is (as events.roster.newest_incarnation)."""
+def shown_round(seen: tuple[RoundSeen, ...]) -> RoundSeen | None:
+    """Return the newest that is believed; the newest of all where none is (as events.roster.newest_round)."""
     believed = [one for one in seen if one.is_believed]
     return (believed or seen)[-1] if seen else None
 
 
-def roster_of(events: StoredEvents, incarnation: int) -> Roster:
-    """Return who the ranks of an incarnation are. Raises: DataError where nothing is known of it."""
-    where = Where(incarnations=(incarnation,))
+def roster_of(events: StoredEvents, round_number: int) -> Roster:
+    """Return who the ranks of a round are. Raises: DataError where nothing is known of it."""
+    where = Where(rounds=(round_number,))
     ranks = events.read(Ranks, where)
     if not num_rows(ranks):
-        known = ", ".join(str(one.number) for one in incarnations_seen(events)) or "none"
-        raise DataError(f"incarnation={incarnation}: no rank told of it; there are {known}")
-    return make_roster(ranks, events.read(Groups, where), incarnation)
+        known = ", ".join(str(one.number) for one in rounds_seen(events)) or "none"
+        raise DataError(f"round={round_number}: no rank told of it; there are {known}")
+    return make_roster(ranks, events.read(Groups, where), round_number)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,125 @@
+"""Events that were written or sent when a round was called an incarnation are read as ever, also beside new ones.
+
+tests/golden/former-names was written by the last program that called it so, and is never written anew.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.flight as flight
+import pyarrow.parquet as pq
+import pytest
+
+from megatrain.cli import main
+from megatrain.contracts.record import encode
+from megatrain_diagnostics.events.source import Where
+from megatrain_diagnostics.events.tables import LogLines, Ranks, Spans, StepTotals, Table, num_rows
+from megatrain_diagnostics.store.compaction import compact
+from megatrain_diagnostics.store.daemon_state import read_state
+from megatrain_diagnostics.store.reader import StoredEvents
+from megatrain_diagnostics.store.segment_store import SegmentStore
+from megatrain_diagnostics.wire.authentication import HostAuthentication, SenderName
+from megatrain_diagnostics.wire.connection import location_of
+from megatrain_diagnostics.wire.discovery import FixedDaemon
+from megatrain_diagnostics.wire.messages import FRAME_SCHEMA, BatchHeader, frame_of
+from megatrain_diagnostics.wire.sender import Sender
+from tests.helpers.event_collector import RunningCollector
+from tests.helpers.source_tree import ROOT
+from tests.helpers.stored_events import START_NS, committed, segment_paths, step_totals
+
+FORMER = ROOT / "tests" / "golden" / "former-names"
+FORMER_COMMAND = b"megatrain events 1"
+ROUND = 3
+WAIT_S = 40.0
+
+
+@pytest.fixture
+def events(tmp_path: Path) -> Path:
+    """Return events of round 3 from before, in a directory that may be written."""
+    shutil.copytree(FORMER / "events", tmp_path / "events")
+    return tmp_path / "events"
+
+
+@pytest.mark.parametrize(("kind", "count"), [(Ranks, 4), (StepTotals, 36), (LogLines, 1)])
+def test_former_segments_are_read(events: Path, kind: type[Table], count: int) -> None:
+    stored = StoredEvents(events)
+    found: Any = stored.read(kind, Where(rounds=(ROUND,)))
+    assert (num_rows(found), set(found.round.tolist())) == (count, {ROUND})
+    assert num_rows(stored.read(kind, Where(rounds=(ROUND + 1,)))) == 0
+    assert stored.problems() == ()
+
+
+def test_former_and_new_segments_are_read_as_one_and_merged(events: Path) -> None:
+    with SegmentStore(events, now_ns=lambda: START_NS + 5 * 10**9) as store:
+        committed(store, step_totals(range(4), range(3, 5), round_number=ROUND + 1))
+    stored = StoredEvents(events)
+    where = Where(first_step=2, last_step=3, operations=(3,))
+    before = stored.read(StepTotals)
+    assert sorted(set(before.round.tolist())) == [ROUND, ROUND + 1]
+    assert stored.read(StepTotals, where).round.tolist() == [ROUND] * 4 + [ROUND + 1] * 4
+    assert stored.bounds(StepTotals, Where(rounds=(ROUND,)), "round") == (ROUND, ROUND)
+
+    assert compact(events, START_NS + 10**14).num_merged == 2
+    (merged,) = [path for path in segment_paths(events / "totals") if path.name.startswith("000000000001-000000000002")]
+    assert pq.read_schema(merged).names[0] == "round"
+    assert StoredEvents(events).read(StepTotals).sum_ns.tolist() == before.sum_ns.tolist()
+
+
+def test_verbs_take_the_former_option(events: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = []
+    for words in (["--incarnation", "3"], ["--round", "3"], []):
+        assert main(["diag", "logs", str(events), *words, "--json"]) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    assert found[0] == found[1] == found[2]
+    assert (found[0]["round"], found[0]["num_matching"]) == (ROUND, 1)
+
+
+def test_the_former_option_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diag", "logs", "--help"]) == 0
+    told = capsys.readouterr().out
+    assert "--round N" in told
+    assert "incarnation" not in told
+
+
+def test_a_former_state_tells_the_round_that_was_judged() -> None:
+    state, problem = read_state(FORMER / "diagnosis")
+    assert problem == ""
+    assert state is not None
+    assert (state.round, state.step) == (ROUND, 89)
+
+
+def test_a_former_streamer_is_served(tmp_path: Path) -> None:
+    (path,) = (FORMER / "spool").iterdir()
+    with RunningCollector(tmp_path / "events") as collector:
+        client = flight.FlightClient(location_of("127.0.0.1", collector.server.port))
+        client.authenticate(HostAuthentication(SenderName("host-1", "s"), collector.record.token))
+        writer, reader = client.do_exchange(flight.FlightDescriptor.for_command(FORMER_COMMAND))
+        writer.begin(FRAME_SCHEMA)
+        header = BatchHeader("spans", 1, time.time_ns())
+        writer.write_with_metadata(frame_of(pa.py_buffer(path.read_bytes())), encode(header))
+        writer.done_writing()
+        with pytest.raises(StopIteration):
+            while True:
+                reader.read_chunk()
+        client.close()
+        check_spans(collector)
+
+
+def test_a_spool_of_before_the_upgrade_is_sent(tmp_path: Path) -> None:
+    shutil.copytree(FORMER / "spool", tmp_path / "spool")
+    with RunningCollector(tmp_path / "events") as collector:
+        with Sender("host-1", FixedDaemon(collector.record), tmp_path / "spool") as sender:
+            assert sender.flush(WAIT_S)
+        check_spans(collector)
+
+
+def check_spans(collector: RunningCollector) -> None:
+    found = collector.read(Spans)
+    assert (found.round.tolist(), found.sequence.tolist()) == ([ROUND] * 5, list(range(10, 15)))
+    assert collector.ledger.counters().refused_batches == {}
