@@ -77,7 +77,11 @@ class EtcdClient:
 
     def read(self, request: Range, *, deadline_s: float | None = None) -> RangeAnswer:
         """Return one answer of the newest state, from a member that knows it is up to date."""
-        return self._call("/v3/kv/range", request.to_json(), RangeAnswer.from_json, "read", request.keys, deadline_s)
+
+        def decode(answer: JsonObject) -> RangeAnswer:
+            return RangeAnswer.from_json(answer, request)
+
+        return self._call("/v3/kv/range", request.to_json(), decode, "read", request.keys, deadline_s)
 
     def read_all(self, keys: KeyRange, *, has_values: bool = True, page_keys: int = _PAGE_KEYS) -> RangeAnswer:
         """Return the whole range as it was at one revision, however many keys it has, in pages.
@@ -157,12 +161,16 @@ class EtcdClient:
             "success": [operation_to_json(operation) for operation in then],
             "failure": [operation_to_json(operation) for operation in otherwise],
         }
+
+        def decode(answer: JsonObject) -> TxnAnswer:
+            return TxnAnswer.from_json(answer, then, otherwise)
+
         involved = [condition.key for condition in conditions] + [_first_key(operation) for operation in then]
         keys = KeyRange.key(involved[0]) if involved else None
         return self._call(
             "/v3/kv/txn",
             body,
-            TxnAnswer.from_json,
+            decode,
             "transaction on",
             keys,
             deadline_s,

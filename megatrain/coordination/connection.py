@@ -10,28 +10,14 @@ import ssl
 from contextlib import suppress
 
 from megatrain.coordination.deadline import Deadline
-from megatrain.coordination.http_response import GarbageError, HttpResponse
+from megatrain.coordination.http_exchange import GarbageError, HttpExchange
 from megatrain.coordination.settings import Endpoint
 
 _READ_BYTES = 1 << 16
-_MAX_ANSWER_BYTES = 256 << 20
+MAX_CONTENT_BYTES = 64 << 20
+"""Of an answer, and of one message of an answer that keeps coming: a page of 500 values of 96 KiB."""
 _KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 """Seconds and tries after which a silent connection whose other end has vanished is an error."""
-
-
-def request_bytes(endpoint: Endpoint, path: str, body: bytes, token: str | None, *, is_last: bool) -> bytes:
-    """Return a POST request as it is sent."""
-    lines = [
-        f"POST {path} HTTP/1.1",
-        f"Host: {endpoint.authority}",
-        "Content-Type: application/json",
-        f"Content-Length: {len(body)}",
-    ]
-    if token is not None:
-        lines.append(f"Authorization: {token}")
-    if is_last:
-        lines.append("Connection: close")
-    return ("\r\n".join(lines) + "\r\n\r\n").encode("ascii") + body
 
 
 class Connection:
@@ -62,19 +48,18 @@ class Connection:
         self._socket.settimeout(timeout_s)
         return self._socket.recv(_READ_BYTES)
 
-    def answer(self, deadline: Deadline) -> tuple[HttpResponse, bytes]:
-        """Read a whole answer."""
-        response = HttpResponse()
+    def answer(self, exchange: HttpExchange, deadline: Deadline) -> bytes:
+        """Read the whole answer of an exchange whose request was sent; return its body."""
         body = bytearray()
-        while not response.is_complete:
+        while not exchange.is_complete:
             data = self.receive(deadline.remaining_s())
             if not data:
-                response.end()
+                exchange.end()
                 break
-            body += response.feed(data)
-            if len(body) > _MAX_ANSWER_BYTES:
-                raise GarbageError(f"the answer is longer than {_MAX_ANSWER_BYTES >> 20} MiB")
-        return response, bytes(body)
+            body += exchange.feed(data)
+            if len(body) > MAX_CONTENT_BYTES:
+                raise GarbageError(f"the answer is longer than {MAX_CONTENT_BYTES >> 20} MiB")
+        return bytes(body)
 
     def is_quiet(self) -> bool:
         """Return whether the idle connection still stands: not closed by the server, nothing unasked sent."""

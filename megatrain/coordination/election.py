@@ -162,7 +162,7 @@ class Election:
         answer = self._client.txn([Compare.is_absent(key)], [put], [Range(KeyRange.key(key))], is_repeatable=True)
         if answer.is_met:
             return answer.revision
-        item = answer.range_answer(0).items[0]
+        item = answer.range_answer(0).first()
         if item.value != as_bytes(value) or item.lease_id != keeper.lease_id:
             self._client.txn([Compare.create_revision(key, item.create_revision)], [put], is_repeatable=True)
         return item.create_revision

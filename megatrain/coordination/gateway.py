@@ -11,6 +11,7 @@ import json
 import logging
 import math
 import random
+import re
 import ssl
 import threading
 import time
@@ -19,7 +20,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from megatrain.contracts.errors import CoordinationError
-from megatrain.coordination.connection import Connection, request_bytes
+from megatrain.coordination.connection import Connection
 from megatrain.coordination.deadline import Deadline
 from megatrain.coordination.endpoint_ring import EndpointRing
 from megatrain.coordination.errors import UnknownOutcomeError
@@ -30,13 +31,15 @@ from megatrain.coordination.gateway_answer import (
     read_answer,
     unwrap,
 )
-from megatrain.coordination.http_response import GarbageError
+from megatrain.coordination.http_exchange import GarbageError, HttpExchange
 from megatrain.coordination.json_stream import JsonStream
 from megatrain.coordination.settings import Credentials, Endpoint, EtcdSettings
 
 Answer = TypeVar("Answer")
 _logger = logging.getLogger(__name__)
 _AUTHENTICATE = "/v3/auth/authenticate"
+_TOKEN = re.compile(r"[!-~]{1,16384}")
+_CLUSTER_ID = re.compile(r"[0-9]{1,20}", re.ASCII)
 _BY_MAJORITY = ("/v3/kv/", "/v3/lease/")
 """Calls that a member answers only in touch with a leader: our reads are all linearizable."""
 _PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8)
@@ -168,13 +171,14 @@ class Gateway:
         try:
             token = self._current_token(endpoint, what, deadline)
             connection = Connection(endpoint, self._context_for(endpoint), deadline)
-            stream = JsonStream(connection, self._forget_stream)
+            exchange = HttpExchange(endpoint.authority, path, _encode(body), token, is_last=True)
+            stream = JsonStream(connection, exchange, self._forget_stream)
             with self._lock:
                 self._streams.add(stream)
             if self.is_closed:  # after it was added: either this or close() sees the other
                 stream.interrupt()
             try:
-                stream.start(request_bytes(endpoint, path, _encode(body), token, is_last=True), deadline)
+                stream.start(deadline)
             except BaseException:
                 stream.close()
                 raise
@@ -228,7 +232,8 @@ class Gateway:
             token = self._current_token(endpoint, what, deadline)
             try:
                 answer = self._exchange(endpoint, path, body, token, deadline)
-                decoded = decode(self._checked(answer, endpoint))
+                cluster_id = self._cluster_of(answer, endpoint)
+                decoded = decode(answer)
             except GatewayError as error:
                 if self._drop_token(token, error) and not is_second:
                     continue
@@ -242,6 +247,9 @@ class Gateway:
                 raise AttemptError(
                     f"an answer that is not etcd's: {error}", may_have_applied=True, is_alive=False
                 ) from error
+            # not before all of the answer was read: what is not etcd's says nothing about the cluster
+            with self._lock:
+                self._cluster_id = self._cluster_id or cluster_id
             self._note_success(endpoint)
             if path.startswith(_BY_MAJORITY):
                 self._proven_at[endpoint] = asked_at
@@ -256,12 +264,13 @@ class Gateway:
         connection: Connection | None = None
         is_reusable = False
         try:
+            exchange = HttpExchange(endpoint.authority, path, _encode(body), token, is_last=False)
             connection = self._take_connection(endpoint, deadline)
-            connection.send(request_bytes(endpoint, path, _encode(body), token, is_last=False), deadline)
+            connection.send(exchange.request, deadline)
             was_sent = True  # not before: part of a request is nothing that etcd could carry out
-            response, content = connection.answer(deadline)
-            is_reusable = not response.is_last
-            return _without_envelope(read_answer(response.status, content))
+            content = connection.answer(exchange, deadline)
+            is_reusable = not exchange.is_last
+            return _without_envelope(read_answer(exchange.status, content))
         except (OSError, GarbageError) as error:
             reason = _reason(error)
             # what a caller in haste could not wait for says nothing about the member and its streams
@@ -272,20 +281,21 @@ class Gateway:
             if connection is not None:
                 self._return_connection(connection, is_reusable=is_reusable)
 
-    def _checked(self, answer: JsonObject, endpoint: Endpoint) -> JsonObject:
-        """See that the answer is one of our cluster. etcd 3.4 leaves the header out where there is nothing to say."""
+    def _cluster_of(self, answer: JsonObject, endpoint: Endpoint) -> str | None:
+        """Return the cluster that an answer is of. Raises: MalformedError when it is not ours.
+
+        etcd 3.4 leaves the header out where there is nothing to say.
+        """
         header = answer.get("header")
         if header is None and not answer.keys() - {"alarms"}:
-            return answer
-        if not isinstance(header, dict) or not isinstance(header.get("cluster_id"), str):
+            return None
+        found = header.get("cluster_id") if isinstance(header, dict) else None
+        if not isinstance(found, str) or not _CLUSTER_ID.fullmatch(found):
             raise MalformedError("no header")
-        found = header["cluster_id"]
-        with self._lock:
-            self._cluster_id = self._cluster_id or found
-            expected = self._cluster_id
-        if found != expected:
+        expected = self._cluster_id
+        if expected is not None and found != expected:
             raise MalformedError(f"{endpoint} is of cluster {found}, the others are of {expected}")
-        return answer
+        return found
 
     def _current_token(self, endpoint: Endpoint, what: str, deadline: Deadline) -> str | None:
         credentials = self.settings.credentials
@@ -314,7 +324,7 @@ class Gateway:
             # whatever became of it, the call that needs the token was not sent
             raise AttemptError(str(error), may_have_applied=False, is_alive=error.is_alive) from error
         token = answer.get("token")
-        if not isinstance(token, str) or not (token.isascii() and token.isprintable()):
+        if not isinstance(token, str) or not _TOKEN.fullmatch(token):
             self.note_failure(endpoint, "no token in the answer")
             raise AttemptError("no token in the answer", may_have_applied=False, is_alive=False)
         return token

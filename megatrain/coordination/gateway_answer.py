@@ -18,10 +18,13 @@ from megatrain.coordination.errors import (
     LeaseLostError,
     NoSpaceError,
 )
-from megatrain.coordination.http_response import GarbageError
+from megatrain.coordination.http_exchange import GarbageError
 
 JsonObject = Mapping[str, Any]
 _SHOWN = 80
+_MAX_MESSAGE = 400
+_MAX_VALUES = 1 << 21
+"""Objects, lists and what is in them: two million take up to 200 MB. A page of 500 keys has 5,000."""
 
 
 class GrpcCode(IntEnum):
@@ -109,6 +112,9 @@ class GatewayError(Exception):
 
 def parse_object(content: bytes) -> JsonObject:
     """Return the JSON object that an answer is. Raises: GarbageError."""
+    # before they are made: three bytes can become a hundred. Keys and values, as base64, have none of these
+    if sum(map(content.count, (b",", b"[", b"{"))) > _MAX_VALUES:
+        raise GarbageError(f"the answer holds more than {_MAX_VALUES} values: {content[:_SHOWN]!r}")
     try:
         value = json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -134,7 +140,7 @@ def read_error(answer: JsonObject) -> GatewayError:
     message = answer.get("message", answer.get("error"))
     if not isinstance(code, int) or not isinstance(message, str):
         raise MalformedError(f"an error without code and message: {str(answer)[:_SHOWN]}")
-    return GatewayError(code, message)
+    return GatewayError(code, message[:_MAX_MESSAGE])
 
 
 def unwrap(message: JsonObject) -> JsonObject:

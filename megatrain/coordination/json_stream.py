@@ -7,22 +7,20 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from megatrain.coordination.connection import Connection
+from megatrain.coordination.connection import MAX_CONTENT_BYTES, Connection
 from megatrain.coordination.deadline import Deadline
 from megatrain.coordination.gateway_answer import JsonObject, parse_object, read_answer, unwrap
-from megatrain.coordination.http_response import GarbageError, HttpResponse
+from megatrain.coordination.http_exchange import GarbageError, HttpExchange
 from megatrain.coordination.settings import Endpoint
-
-_MAX_MESSAGE_BYTES = 256 << 20
 
 
 class JsonStream:
     """Read by one thread; `interrupt` may come from any."""
 
-    def __init__(self, connection: Connection, on_close: Callable[[JsonStream], None]) -> None:
+    def __init__(self, connection: Connection, exchange: HttpExchange, on_close: Callable[[JsonStream], None]) -> None:
         self._connection = connection
+        self._exchange = exchange
         self._on_close = on_close
-        self._response = HttpResponse()
         self._partial = bytearray()
         self._lines: deque[bytes] = deque()
 
@@ -30,26 +28,27 @@ class JsonStream:
     def endpoint(self) -> Endpoint:
         return self._connection.endpoint
 
-    def start(self, request: bytes, deadline: Deadline) -> None:
+    def start(self, deadline: Deadline) -> None:
         """Send the request and wait for the first message. Raises: OSError, GarbageError, GatewayError."""
-        self._connection.send(request, deadline)
+        self._connection.send(self._exchange.request, deadline)
+        while not self._exchange.status:
+            self._receive(deadline)
+        if self._exchange.status != 200:
+            content = b"\n".join(self._lines) + bytes(self._partial) + self._connection.answer(self._exchange, deadline)
+            read_answer(self._exchange.status, content)
         while not self._lines:
-            is_open = self._receive(deadline.remaining_s())
-            if self._response.has_head and self._response.status != 200:
-                if is_open and not self._response.is_complete:
-                    continue
-                read_answer(self._response.status, b"".join(self._lines) + bytes(self._partial))
-            if not is_open:
+            if not self._receive(deadline):
                 raise GarbageError("the stream ended before its first message")
 
     def next(self, silence_s: float) -> JsonObject | None:
-        """Return the next message, or None when none came in that time.
+        """Return the next message, or None when none was complete in that time.
 
         Raises: OSError or GarbageError when the stream has ended or broken, GatewayError when etcd ends it so.
         """
+        deadline = Deadline(silence_s)
         while not self._lines:
             try:
-                is_open = self._receive(silence_s)
+                is_open = self._receive(deadline)
             except TimeoutError:
                 return None
             if not is_open and not self._lines:
@@ -72,18 +71,18 @@ class JsonStream:
     ) -> None:
         self.close()
 
-    def _receive(self, timeout_s: float) -> bool:
+    def _receive(self, deadline: Deadline) -> bool:
         """Take what comes; return whether more may follow. What is cut off in the middle of a line never counts."""
-        data = self._connection.receive(timeout_s)
+        data = self._connection.receive(deadline.remaining_s())
         if not data:
-            self._response.end()
+            self._exchange.end()
             return False
-        first, *more = self._response.feed(data).split(b"\n")
+        first, *more = self._exchange.feed(data).split(b"\n")
         self._partial += first
         for piece in more:
             if self._partial.strip():
                 self._lines.append(bytes(self._partial))
             self._partial = bytearray(piece)
-        if len(self._partial) > _MAX_MESSAGE_BYTES:
-            raise GarbageError(f"a message is longer than {_MAX_MESSAGE_BYTES >> 20} MiB")
-        return not self._response.is_complete
+        if len(self._partial) > MAX_CONTENT_BYTES:
+            raise GarbageError(f"a message is longer than {MAX_CONTENT_BYTES >> 20} MiB")
+        return not self._exchange.is_complete

@@ -135,7 +135,7 @@ class LeaseKeeper:
             self._tell(self.state, str(error))
             return self._period_s * _RETRY_PART
         with self._lock:
-            self._valid_until = asked_at + ttl_s
+            self._valid_until = asked_at + min(ttl_s, self.lease.ttl_s)
         self._tell(self.state, "renewed again")
         return self._period_s
 

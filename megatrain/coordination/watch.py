@@ -16,21 +16,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from megatrain.contracts.errors import CoordinationError, CoordinationRefusedError
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.errors import CompactedError
 from megatrain.coordination.event_queue import EventQueue
 from megatrain.coordination.gateway_answer import GatewayError, JsonObject, MalformedError
-from megatrain.coordination.http_response import GarbageError
+from megatrain.coordination.http_exchange import GarbageError
 from megatrain.coordination.json_stream import JsonStream
 from megatrain.coordination.settings import Endpoint
 from megatrain.coordination.wire import (
     KeyRange,
     KeyValue,
     Range,
-    RangeAnswer,
     flag_field,
     header_revision,
     int_field,
@@ -248,14 +247,11 @@ class Watch:
 
     def _prove(self, endpoint: Endpoint, next_revision: int) -> None:
         """See that the member answers for the majority, and that its history is the one we follow."""
-        answer = self._gateway.call_at(
+        revision = self._gateway.call_at(
             endpoint, "/v3/kv/range", Range(KeyRange(self.keys.start), limit=1, has_values=False).to_json(),
-            RangeAnswer.from_json, what=f"etcd watch of {self.keys}", key=shown(self.keys.start),
+            header_revision, what=f"etcd watch of {self.keys}", key=shown(self.keys.start),
         )  # fmt: skip
-        if answer.revision < next_revision - 1:
-            raise CompactedError(
-                f"etcd's history went back from revision {next_revision - 1} to {answer.revision}: it was restored"
-            )
+        _check_history(next_revision, revision)
 
     def _take(self, message: JsonObject, endpoint: Endpoint) -> bool:
         """Deliver what a message holds; return whether it holds events, which only a majority can make."""
@@ -266,16 +262,18 @@ class Watch:
             self._trouble = ""
         if flag_field(message, "created"):
             return False
+        assert self._next_revision is not None
+        newest = header_revision(message)
+        _check_history(self._next_revision, newest)
+        changes = [_read_change(raw, self.keys, newest) for raw in list_field(message, "events")]
         self._num_failures = self._num_refusals = 0
-        events = list_field(message, "events")
-        if not events:
+        if not changes:
             # a sign of progress: all up to this revision has been sent
-            self._advance(header_revision(message))
-        for revision, group in itertools.groupby(map(_read_change, events), lambda one: one.item.mod_revision):
-            assert self._next_revision is not None
+            self._advance(newest)
+        for revision, group in itertools.groupby(changes, lambda one: one.item.mod_revision):
             if revision >= self._next_revision and self._queue.put(Changes(revision, tuple(group))):
                 self._advance(revision)
-        return bool(events)
+        return bool(changes)
 
     def _advance(self, revision: int) -> None:
         assert self._next_revision is not None
@@ -286,9 +284,9 @@ class Watch:
         compacted = int_field(message, "compact_revision")
         if compacted:
             raise CompactedError(f"etcd keeps no history before revision {compacted}")
-        reason = message.get("cancel_reason", "no reason given")
+        reason = f"{message.get('cancel_reason', 'no reason given')!s:.200}"
         text = f"etcd watch of {self.keys} at {endpoint}: ended by etcd: {reason}"
-        if any(word in str(reason) for word in ("ermission", "auth token", "user name is empty", "Unauthenticated")):
+        if any(word in reason for word in ("ermission", "auth token", "user name is empty", "Unauthenticated")):
             # which of them it was, etcd 3.5 does not say
             self._num_refusals += 1
             self._gateway.drop_token()
@@ -297,9 +295,19 @@ class Watch:
         raise CoordinationError(text, endpoints=(str(endpoint),), key=shown(self.keys.start))
 
 
-def _read_change(raw: Any) -> Change:
-    item = raw.get("kv")
-    if not isinstance(item, dict):
-        raise MalformedError("an event without a key")
-    is_delete = raw.get("type", "PUT") == "DELETE"
-    return Change(ChangeKind.DELETE if is_delete else ChangeKind.PUT, KeyValue.from_json(item))
+def _check_history(next_revision: int, newest: int) -> None:
+    """Raises: CompactedError when etcd is at an older revision than one that it told of before."""
+    if newest < next_revision - 1:
+        raise CompactedError(f"etcd's history went back from revision {next_revision - 1} to {newest}: it was restored")
+
+
+def _read_change(raw: JsonObject, keys: KeyRange, newest: int) -> Change:
+    """Read an event of a range, told when the store was at revision `newest`. Raises: MalformedError."""
+    item, kind = raw.get("kv"), raw.get("type", "PUT")
+    if not isinstance(item, dict) or kind not in ("PUT", "DELETE"):
+        raise MalformedError(f"an event that is no change of a key: {raw!s:.60}")
+    change = Change(ChangeKind.DELETE if kind == "DELETE" else ChangeKind.PUT, KeyValue.from_json(item))
+    if change.item.key not in keys or change.item.mod_revision > newest:
+        found = f"key {shown(change.item.key)[:60]} at revision {change.item.mod_revision}"
+        raise MalformedError(f"an event of {found}, in a watch of {keys} at revision {newest}")
+    return change

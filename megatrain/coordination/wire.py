@@ -6,15 +6,20 @@ The gateway speaks proto3's JSON: 64-bit integers are strings, fields that are z
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Self
 
+from megatrain.contracts.errors import CoordinationError
 from megatrain.coordination.gateway_answer import JsonObject, MalformedError
 
 Text = str | bytes
 """A key or a value: text is taken as UTF-8."""
+_INTEGER = re.compile(r"-?[0-9]{1,20}", re.ASCII)
+"""int() would take spaces, underscores, other scripts' digits, and thousands of them."""
+_NO_REVISION = 1 << 63
 
 
 def as_bytes(text: Text) -> bytes:
@@ -42,12 +47,17 @@ def bytes_field(answer: JsonObject, name: str) -> bytes:
 
 def int_field(answer: JsonObject, name: str) -> int:
     value = answer.get(name, 0)
-    if isinstance(value, bool) or not isinstance(value, int | str):
-        raise MalformedError(f"{name}={value!r:.60} is no integer")
-    try:
-        return int(value)
-    except ValueError as error:
-        raise MalformedError(f"{name}={value!r:.60} is no integer") from error
+    if isinstance(value, bool) or not isinstance(value, int | str) or not _INTEGER.fullmatch(f"{value}"):
+        raise MalformedError(f"{name}={value!r:.60} is no integer of 64 bits")
+    return int(value)
+
+
+def revision_field(answer: JsonObject, name: str) -> int:
+    """Return a revision of the store; the first one is 1."""
+    revision = int_field(answer, name)
+    if not 0 < revision < _NO_REVISION:
+        raise MalformedError(f"{name}={revision} is no revision")
+    return revision
 
 
 def list_field(answer: JsonObject, name: str) -> list[Mapping[str, Any]]:
@@ -69,7 +79,7 @@ def header_revision(answer: JsonObject) -> int:
     header = answer.get("header")
     if not isinstance(header, dict):
         raise MalformedError("no header")
-    return int_field(header, "revision")
+    return revision_field(header, "revision")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +99,7 @@ class KeyValue:
             bytes_field(raw, "key"),
             bytes_field(raw, "value"),
             int_field(raw, "create_revision"),
-            int_field(raw, "mod_revision"),
+            revision_field(raw, "mod_revision"),
             int_field(raw, "version"),
             int_field(raw, "lease"),
         )
@@ -113,6 +123,11 @@ class KeyRange:
         kept = start.rstrip(b"\xff")
         end = kept[:-1] + bytes([kept[-1] + 1]) if kept else b"\0"
         return cls(start or b"\0", end)
+
+    def __contains__(self, key: bytes) -> bool:
+        if not self.end:
+            return key == self.start
+        return self.start <= key and (self.end == bytes(1) or key < self.end)
 
     def to_json(self) -> dict[str, Any]:
         fields = {"key": to_base64(self.start)}
@@ -270,9 +285,25 @@ class RangeAnswer:
     has_more: bool
 
     @classmethod
-    def from_json(cls, answer: JsonObject) -> Self:
+    def from_json(cls, answer: JsonObject, request: Range) -> Self:
+        """Read the answer to a request. Raises: MalformedError, also for keys that were not asked for."""
         items = tuple(KeyValue.from_json(raw) for raw in list_field(answer, "kvs"))
-        return cls(header_revision(answer), items, int_field(answer, "count"), flag_field(answer, "more"))
+        has_more = flag_field(answer, "more")
+        last: bytes | None = None
+        for item in items:
+            is_in_order = request.is_newest_first or last is None or item.key > last
+            if item.key not in request.keys or not is_in_order:
+                raise MalformedError(f"key {shown(item.key)[:60]} does not belong into an answer for {request.keys}")
+            last = item.key
+        if has_more and not items:
+            raise MalformedError("more keys are to come, and none is here")
+        return cls(header_revision(answer), items, int_field(answer, "count"), has_more)
+
+    def first(self) -> KeyValue:
+        """Return the first item of an answer that cannot be empty. Raises: CoordinationError when it is."""
+        if not self.items:
+            raise CoordinationError("etcd's answer contradicts itself: a key that it says is there is not in it")
+        return self.items[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,9 +341,13 @@ class TxnAnswer:
     answers: tuple[OperationAnswer, ...]
 
     @classmethod
-    def from_json(cls, answer: JsonObject) -> Self:
-        answers = tuple(_operation_answer(raw) for raw in list_field(answer, "responses"))
-        return cls(header_revision(answer), flag_field(answer, "succeeded"), answers)
+    def from_json(cls, answer: JsonObject, then: Sequence[Operation], otherwise: Sequence[Operation]) -> Self:
+        """Read the answer to a transaction. Raises: MalformedError, also for answers to other operations."""
+        is_met = flag_field(answer, "succeeded")
+        asked, answers = then if is_met else otherwise, list_field(answer, "responses")
+        if len(answers) != len(asked):
+            raise MalformedError(f"{len(answers)} answers to {len(asked)} operations")
+        return cls(header_revision(answer), is_met, tuple(map(_operation_answer, answers, asked)))
 
     def range_answer(self, index: int = 0) -> RangeAnswer:
         """Return the answer of an operation that was a Range. Raises: TypeError when it was another."""
@@ -322,14 +357,18 @@ class TxnAnswer:
         return answer
 
 
-def _operation_answer(raw: JsonObject) -> OperationAnswer:
-    kinds: dict[str, type[PutAnswer | DeleteAnswer | RangeAnswer]] = {
-        "response_put": PutAnswer,
-        "response_delete_range": DeleteAnswer,
-        "response_range": RangeAnswer,
-    }
-    for name, kind in kinds.items():
-        inner = raw.get(name)
-        if isinstance(inner, dict):
-            return kind.from_json(inner)
-    raise MalformedError(f"an operation with another answer: {sorted(raw)}")
+def _operation_answer(raw: JsonObject, operation: Operation) -> OperationAnswer:
+    match operation:
+        case Put():
+            return PutAnswer.from_json(_inner(raw, "response_put"))
+        case Delete():
+            return DeleteAnswer.from_json(_inner(raw, "response_delete_range"))
+        case Range():
+            return RangeAnswer.from_json(_inner(raw, "response_range"), operation)
+
+
+def _inner(raw: JsonObject, name: str) -> JsonObject:
+    inner = raw.get(name)
+    if not isinstance(inner, dict):
+        raise MalformedError(f"an operation with another answer than {name}: {str(sorted(raw))[:60]}")
+    return inner

@@ -23,7 +23,7 @@ def cordon_host(client: EtcdClient, keys: JobKeys, host: str, *, reason: str, by
     )
     if answer.is_met:
         return new, True
-    there = decode(Cordon, answer.range_answer(0).items[0].value, key)
+    there = decode(Cordon, answer.range_answer(0).first().value, key)
     return there, there == new  # a repeated try finds what the first one wrote
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from enum import Enum, auto
 from types import TracebackType
@@ -23,7 +23,7 @@ class Conduct(Enum):
     SWALLOW = auto()
     """Requests go nowhere, answers never come."""
     GARBAGE = auto()
-    """Requests go nowhere, `garbage` is the answer."""
+    """Requests that `spoils` picks go nowhere, `garbage` is the answer; others pass."""
     HALF_ANSWER = auto()
     """Requests are carried out, the connection ends in the middle of the answer."""
     DRIP = auto()
@@ -35,7 +35,10 @@ class EtcdProxy:
 
     def __init__(self, port: int, *, budget: Callable[[], int | None] = lambda: None) -> None:
         self.conduct = Conduct.PASS
-        self.garbage = b"garbage\r\n\r\n"
+        self.garbage: Iterable[bytes] = [b"garbage\r\n\r\n"]
+        """Sent piece by piece until the client has enough."""
+        self.spoils: Callable[[bytes], bool] = lambda request: True
+        self.num_spoiled = 0
         self.num_connections = 0
         self._port = port
         self._budget = budget
@@ -113,8 +116,10 @@ class EtcdProxy:
                 match self.conduct:
                     case Conduct.SWALLOW:
                         pass
-                    case Conduct.GARBAGE:
-                        client.sendall(self.garbage)
+                    case Conduct.GARBAGE if self.spoils(data):
+                        self.num_spoiled += 1
+                        for piece in self.garbage:
+                            client.sendall(piece)
                         _shut(client)
                     case _:
                         server.sendall(data)

@@ -214,7 +214,7 @@ class Membership:
             answer = self._client.txn([Compare.is_absent(key)], [put], [Range(KeyRange.key(key))], is_repeatable=True)
             if answer.is_met:
                 return None
-            item = answer.range_answer().items[0]
+            item = answer.range_answer().first()
             if item.lease_id == keeper.lease_id:
                 same = Compare.mod_revision(key, item.mod_revision)
                 return None if self._client.txn([same], [put], is_repeatable=True).is_met else item

@@ -175,7 +175,7 @@ def test_bad_proxy_is_passed_over_or_named(etcd: EtcdServers, prefix: str, condu
 def test_answer_that_is_not_etcds_is_never_taken_for_an_empty_one(etcd: EtcdServers, prefix: str, body: bytes) -> None:
     with proxied(etcd) as bad, EtcdClient(EtcdSettings.of(bad.url, call_s=0.15)) as client:
         bad.conduct = Conduct.GARBAGE
-        bad.garbage = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+        bad.garbage = [b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)]
         with pytest.raises(CoordinationError, match="answer"):
             client.get(prefix + "a")
 

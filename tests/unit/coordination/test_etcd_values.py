@@ -20,7 +20,7 @@ from megatrain.coordination.errors import (
 )
 from megatrain.coordination.event_queue import EventQueue
 from megatrain.coordination.gateway_answer import GatewayError, MalformedError, read_answer, unwrap
-from megatrain.coordination.http_response import GarbageError
+from megatrain.coordination.http_exchange import GarbageError
 from megatrain.coordination.settings import Credentials, Endpoint, EtcdSettings, TlsFiles
 from megatrain.coordination.wire import Compare, KeyRange, KeyValue, Relation, TxnAnswer, int_field
 from tests.helpers.waiting import wait_until
@@ -107,9 +107,9 @@ def test_field_of_another_kind_is_malformed(raw: dict[str, object]) -> None:
 
 
 def test_absent_fields_are_zero_and_integers_may_be_text() -> None:
-    assert KeyValue.from_json({"key": "YQ=="}) == KeyValue(b"a", b"", 0, 0, 0, 0)
+    assert KeyValue.from_json({"key": "YQ==", "mod_revision": "1"}) == KeyValue(b"a", b"", 0, 1, 0, 0)
     assert int_field({"a": str(2**63 - 1)}, "a") == 2**63 - 1
-    assert TxnAnswer.from_json({"header": {"revision": "3"}}) == TxnAnswer(3, False, ())
+    assert TxnAnswer.from_json({"header": {"revision": "3"}}, (), ()) == TxnAnswer(3, False, ())
 
 
 @pytest.mark.parametrize(

@@ -376,7 +376,7 @@ def test_garbage_is_survived(etcd: EtcdServers, garbage: bytes, prefix: str) -> 
         Watch(client, KeyRange.prefix(prefix)) as watch,
     ):
         take_snapshot(watch)
-        proxy.garbage, proxy.conduct = garbage, Conduct.GARBAGE
+        proxy.garbage, proxy.conduct = [garbage], Conduct.GARBAGE
         proxy.cut()
         wait_until(lambda: watch.trouble != "", "the watch to notice", 10.0)
         written = writer.put(prefix + "a", "")

@@ -12,7 +12,7 @@ from tests.helpers.source_tree import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 LAUNCHER_VERBS = ("driver", "host", "incidents", "job", "launch", "status")
-RUNTIME = {"torch", "numpy", "safetensors"}
+RUNTIME = {"torch", "numpy", "safetensors", "h11"}
 EXTRAS = {
     "data": {"pyarrow", "tokenizers"},
     "tensorboard": {"tensorboard"},

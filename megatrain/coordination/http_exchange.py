@@ -1,0 +1,82 @@
+"""One HTTP/1.1 request and its answer, as bytes that go and come: h11 writes and reads them, the socket is ours.
+
+A client of HTTP with a socket of its own cannot go on after a time limit in the middle of a chunk, and its limit is for
+one read, not for the whole. A watch needs the first, a deadline the second.
+"""
+
+from __future__ import annotations
+
+import h11
+
+_MAX_HEAD_BYTES = 64 << 10
+"""Of the head of an answer, of the line before a chunk, and of what follows the last one."""
+_MAX_INTERIM = 16
+"""Answers with a status of 1xx before the one that counts: h11 passes over any number."""
+_SHOWN = 120
+
+
+class GarbageError(Exception):
+    """What came is no HTTP answer, or none of etcd's."""
+
+
+class HttpExchange:
+    """A POST of JSON and its answer. Send `request`, then `feed` what the socket gives; it returns what is body."""
+
+    def __init__(self, authority: str, path: str, body: bytes, token: str | None, *, is_last: bool) -> None:
+        headers = [("Host", authority), ("Content-Type", "application/json"), ("Content-Length", str(len(body)))]
+        if token is not None:
+            headers.append(("Authorization", token))
+        if is_last:
+            headers.append(("Connection", "close"))
+        self.status = 0
+        """0 until the head of the answer is there."""
+        self.is_complete = False
+        self._num_interim = 0
+        self._connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=_MAX_HEAD_BYTES)
+        head = self._connection.send(h11.Request(method="POST", target=path, headers=headers))
+        self.request = head + self._connection.send(h11.Data(data=body)) + self._connection.send(h11.EndOfMessage())
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the server closes the connection after its answer."""
+        return self._connection.their_state is not h11.DONE
+
+    def feed(self, data: bytes) -> bytes:
+        """Take the next bytes, return those of the body among them. Raises: GarbageError."""
+        body = bytearray()
+        try:
+            self._connection.receive_data(data)
+            while self._take(self._connection.next_event(), body):
+                pass
+        except h11.RemoteProtocolError as error:
+            raise GarbageError(f"the answer is no HTTP: {str(error)[:_SHOWN]}") from error
+        if self.is_complete and (rest := self._connection.trailing_data[0]):
+            raise GarbageError(f"bytes after the end of the answer: {rest[:40]!r}")
+        return bytes(body)
+
+    def end(self) -> None:
+        """Take notice that the connection ended. Raises: GarbageError when the answer was not complete."""
+        if self.is_complete:
+            return
+        try:
+            self.feed(b"")
+        except GarbageError as error:
+            place = "in the middle of" if self.status or self._connection.trailing_data[0] else "without"
+            raise GarbageError(f"the connection was closed {place} an answer") from error
+
+    def _take(self, event: object, body: bytearray) -> bool:
+        """Take one event; return whether there may be another. Raises: GarbageError."""
+        match event:
+            case h11.Data():
+                body += event.data
+            case h11.InformationalResponse():
+                self._num_interim += 1
+                if self._num_interim > _MAX_INTERIM:
+                    raise GarbageError(f"more than {_MAX_INTERIM} interim answers, the last with {event.status_code}")
+            case h11.Response():
+                self.status = event.status_code
+            case h11.EndOfMessage():
+                self.is_complete = True
+            case _:  # more bytes are needed, or the connection is over
+                return False
+        return True
