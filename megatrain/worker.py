@@ -29,7 +29,8 @@ from megatrain.contracts.lineage import MAIN_BRANCH
 from megatrain.contracts.manifest import SampleStream
 from megatrain.contracts.operations import Operation
 from megatrain.contracts.process import Process
-from megatrain.contracts.run_directory import RunDirectory, checkpoints_held
+from megatrain.contracts.run_directory import RunDirectory
+from megatrain.contracts.run_hold import JobRound, checkpoints_held
 from megatrain.data.dataset import check_tokenizer, open_dataset
 from megatrain.data.order import SampleOrder
 from megatrain.data.reader import BatchReader
@@ -58,9 +59,12 @@ def run_worker(config: Config, process: Process, signals: StopSignals, watchdog:
     run_directory = RunDirectory(Path(config.job.resolved_run_directory))
     run_directory.create()
     with ExitStack() as closing:
+        run_hold = None
         if process.rank == 0:
-            closing.enter_context(run_directory.held())
-            closing.enter_context(checkpoints_held(config.checkpoint.directory))
+            job_round = _job_round(config, process)
+            run_hold = closing.enter_context(run_directory.held(job_round))
+            saving = closing.enter_context(checkpoints_held(config.checkpoint.directory, job_round))
+            notes += [lock.note for lock in (run_hold.lock, saving) if lock is not None and lock.note]
         meeting = meet(process, job=config.job.name, timeout_s=config.runtime.init_timeout_s)
         if meeting is not None:
             process = meeting.process
@@ -70,8 +74,8 @@ def run_worker(config: Config, process: Process, signals: StopSignals, watchdog:
         try:
             mesh = _join(config, process, meeting, device, recorder)
             reporter = None
-            if process.rank == 0:
-                reporter = closing.enter_context(Reporter(config, mesh.layout, device, run_directory))
+            if run_hold is not None:
+                reporter = closing.enter_context(Reporter(config, mesh.layout, device, run_directory, run_hold.check))
                 reporter.note(f"run directory {run_directory.root.absolute()}; cores of rank 0: {binding}")
                 for note in notes:
                     reporter.note(note)
@@ -113,6 +117,12 @@ def run_worker(config: Config, process: Process, signals: StopSignals, watchdog:
     return exit_code
 
 
+def _job_round(config: Config, process: Process) -> JobRound | None:
+    if not process.round_counter:
+        return None
+    return JobRound(f"{config.job.name} (etcd cluster {process.round_counter})", process.round)
+
+
 def _train(
     trainer: Trainer, config: Config, run_directory: RunDirectory, reporter: Reporter | None, signals: StopSignals
 ) -> ExitCode:
@@ -133,6 +143,7 @@ def _keep_config(config: Config, run_directory: RunDirectory, reporter: Reporter
     """Leave what this run was told beside its results, now that its checkpoint has accepted it."""
     path = run_directory.root / "config.toml"
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    reporter.check_hold()
     try:
         temporary.write_text(to_toml(config))
         temporary.replace(path)

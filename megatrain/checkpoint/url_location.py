@@ -23,6 +23,8 @@ from megatrain.contracts.whole_files import MISSING_ERRORS, is_temporary_name, s
 _URL = re.compile(r"([a-z][a-z0-9+.-]*)://(.*)", re.DOTALL)
 _OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss", "oci", "tos", "memory"})
 """Their put is atomic, and they have no directories to make."""
+_CONDITIONAL_PUTS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "memory"})
+"""Whose drivers can put what is not there yet, so that one of two who do it wins."""
 _BLOCK_BYTES = 16 * 2**20
 """Sent at once while a big file is written: S3 takes 10,000 parts, so files may have 160 GB."""
 _MOST_UNCHECKED_BYTES = 64 * 2**20
@@ -149,20 +151,44 @@ class UrlLocation:
             if self._is_object_store:
                 self.store.pipe_file(self.path, content)
                 return
-            self._make_parent()
-            if self._has_type("directory"):
-                raise IsADirectoryError
-            temporary = f"{self._parent}/{temporary_name(self.name)}"
-            try:
-                with self.store.open(temporary, "wb") as file:
-                    file.write(content)
-                    self._sync(file)
+            with self._written(content) as temporary:
                 self.store.mv(temporary, self.path)
-                self._sync_parent()
-            except BaseException:
-                with suppress(Exception):
-                    self.store.rm_file(temporary)
-                raise
+
+    def write_new(self, content: bytes) -> bool:
+        with self._naming("cannot be written"):
+            try:
+                if self._has_conditional_put:
+                    self.store.pipe_file(self.path, content, mode="create")
+                elif "file" in self._protocols:
+                    with self._written(content) as temporary:
+                        self.store.link(temporary, self.path)
+                        self.store.rm_file(temporary)
+                else:
+                    # all that can be done here is to look first
+                    if self._info() is not None:
+                        return False
+                    self.write(content)
+            except FileExistsError:
+                return False
+        return True
+
+    @contextmanager
+    def _written(self, content: bytes) -> Iterator[str]:
+        """Give a file of a temporary name to put in place; what was put there is durable after the block."""
+        self._make_parent()
+        if self._has_type("directory"):
+            raise IsADirectoryError
+        temporary = f"{self._parent}/{temporary_name(self.name)}"
+        try:
+            with self.store.open(temporary, "wb") as file:
+                file.write(content)
+                self._sync(file)
+            yield temporary
+            self._sync_parent()
+        except BaseException:
+            with suppress(Exception):
+                self.store.rm_file(temporary)
+            raise
 
     def create(self) -> Sink:
         with self._naming("cannot be written"):
@@ -199,6 +225,10 @@ class UrlLocation:
     @property
     def _is_object_store(self) -> bool:
         return not _OBJECT_STORES.isdisjoint(self._protocols)
+
+    @property
+    def _has_conditional_put(self) -> bool:
+        return not _CONDITIONAL_PUTS.isdisjoint(self._protocols)
 
     def _info(self) -> dict[str, Any] | None:
         with self._naming("cannot be looked up"):

@@ -52,6 +52,15 @@ class SaveError(CheckpointError):
     exit_code = ExitCode.SAVE_FAILED
 
 
+class FencedError(MegatrainError):
+    """Somebody else holds what this process would write to: it is left behind, or came too late, and must stop.
+
+    Nothing is wrong with the run: the holder trains.
+    """
+
+    exit_code = ExitCode.COORDINATION
+
+
 class NonFiniteError(MegatrainError):
     """Too many steps in a row had a non-finite loss or gradient norm."""
 

@@ -23,7 +23,8 @@ class ExitCode(IntEnum):
     NON_FINITE = 67
     """Too many steps in a row had a non-finite loss or gradient."""
     COORDINATION = 68
-    """etcd could not be reached, or gave an answer that stops this program. Restarting helps when that is mended."""
+    """etcd could not be reached, or gave an answer that stops this program; or a newer round has taken its place.
+    Restarting helps when that is mended."""
     COMMUNICATION = 69
     """A peer was lost or a collective timed out. Restarting may help."""
     SAVE_FAILED = 74

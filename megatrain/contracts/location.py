@@ -2,7 +2,8 @@
 
 Location is what both have in common, no more: there is no rename and no lock. What is read back is what was written
 whole: a small file appears with all of its content or not at all, and a big one counts only when a manifest and a
-COMMIT vouch for it. When `write`, `Sink.close` or `remove` return, a power failure takes nothing of it back.
+COMMIT vouch for it. When `write`, `write_new`, `Sink.close` or `remove` return, a power failure takes nothing of it
+back. Of several who `write_new` one file, one wins.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from megatrain.contracts.whole_files import MISSING_ERRORS, is_temporary_name, s
 
 _MOST_READ_BYTES = 2**30
 """Of a file that is read whole: far above the largest metadata. What is bigger was not made by this program."""
+_NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
+"""What a file system says that has no hard links."""
 
 
 def is_relative_name(text: str) -> bool:
@@ -99,6 +102,13 @@ class Location(Protocol):
         """Replace or make a small file, whole or not at all, with the directories above it."""
         ...
 
+    def write_new(self, content: bytes) -> bool:
+        """Make a small file as `write` does, unless there is one of its name; return whether it is this one.
+
+        After an error nobody knows: see `put_once`.
+        """
+        ...
+
     def create(self) -> Sink:
         """Begin a big file, in place of any of that name, with the directories above it."""
         ...
@@ -106,6 +116,24 @@ class Location(Protocol):
     def remove(self) -> None:
         """Remove a file or a directory with all that it holds; nothing there is fine."""
         ...
+
+
+def put_once(place: Location, content: bytes) -> bool:
+    """Make a file of which there is only ever one; return whether it has `content`, which no other writer writes.
+
+    An answer that was lost changes nothing: what lies there is read again, and says whose it is.
+    Raises: CheckpointError when it could not be written. It may yet appear, if the storage took it and did not answer.
+    """
+    try:
+        if place.write_new(content):
+            return True
+    except CheckpointError:
+        with suppress(CheckpointError):
+            return place.read() == content
+        raise
+    with suppress(MissingFileError):  # removed since
+        return place.read() == content
+    return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +209,18 @@ class LocalLocation:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def write(self, content: bytes) -> None:
+        with self._written(content) as temporary:
+            temporary.replace(self.path)
+
+    def write_new(self, content: bytes) -> bool:
+        with self._written(content) as temporary:
+            is_new = _link(temporary, self.path)
+            temporary.unlink(missing_ok=True)
+        return is_new
+
+    @contextmanager
+    def _written(self, content: bytes) -> Iterator[Path]:
+        """Give a durable file of a temporary name to put in place; what was put there is durable after the block."""
         temporary = self.path.with_name(temporary_name(self.name))
         try:
             with _naming(self.path, "cannot be written"):
@@ -189,8 +229,8 @@ class LocalLocation:
                     file.write(content)
                     file.flush()
                     os.fsync(file.fileno())
-                temporary.replace(self.path)
-                # the rename itself is on disk only when the directory is
+                yield temporary
+                # the new name itself is on disk only when the directory is
                 sync_directory(self.path.parent)
         except BaseException:
             with suppress(OSError):
@@ -214,6 +254,22 @@ class LocalLocation:
                 sync_directory(self.path.parent)
             except MISSING_ERRORS:
                 return
+
+
+def _link(temporary: Path, path: Path) -> bool:
+    """Give a file another name that nothing has yet; return whether it has it. Raises: OSError."""
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        # all that can be done here is to look first
+        if path.exists():
+            return False
+        temporary.replace(path)
+    return True
 
 
 class _LocalSink:

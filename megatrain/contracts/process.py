@@ -15,6 +15,8 @@ HOST_VARIABLE = "MEGATRAIN_HOST"
 """Set by `megatrain launch` for its workers: a machine may be several hosts."""
 ROUND_VARIABLE = "MEGATRAIN_ROUND"
 """Set by `megatrain launch` and by our rendezvous under torchrun: the same for all workers of a round."""
+ROUND_COUNTER_VARIABLE = "MEGATRAIN_ROUND_COUNTER"
+"""Set beside it: the id of the etcd cluster that counts these rounds. Numbers of two clusters cannot be compared."""
 ROLLBACK_VARIABLE = "MEGATRAIN_ROLLBACK"
 """Set by `megatrain launch` for its workers where their round has a Rollback: its record as JSON."""
 _COUNT_VARIABLE = "TORCHELASTIC_RESTART_COUNT"
@@ -37,6 +39,8 @@ class Process:
     """What the launcher calls this host; empty where none gave it a name: under torchrun, or alone."""
     is_round_common: bool = True
     """Every rank knows the same one. torchrun's agents count restarts, each from when it came."""
+    round_counter: str = ""
+    """Who counts the rounds of which `round` is one; empty where no launcher of ours does."""
     rollback: Rollback | None = None
     """What the launcher wants undone before the state is loaded."""
 
@@ -71,6 +75,7 @@ def process_from_environment(environment: Mapping[str, str]) -> Process:
         init_method="env://",
         store=f"{environment['MASTER_ADDR']}:{environment['MASTER_PORT']}",
         host=environment.get(HOST_VARIABLE, ""),
+        round_counter=(environment.get(ROUND_COUNTER_VARIABLE) or "etcd") if has_round else "",
         rollback=_rollback(environment.get(ROLLBACK_VARIABLE, "")),
     )
 

@@ -7,20 +7,26 @@ import hashlib
 import os
 import re
 import socket
-import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from megatrain.contracts.claims import CLAIMS_NAME
 from megatrain.contracts.errors import ConfigError
-from megatrain.contracts.lineage import LOCK_NAME
 from megatrain.contracts.own_files import check_own_directory
+from megatrain.contracts.run_hold import (
+    LOCK_FILE,
+    UNKNOWN_HOLDER,
+    JobRound,
+    NotOpenedError,
+    RunHold,
+    claim_run,
+    hold,
+)
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]")
 _MAX_NAME_LENGTH = 48
-_NUM_LOCK_TRIES = 3
-_TRY_AGAIN_S = 0.002
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +77,8 @@ class RunDirectory:
             "hosts",
             "incidents",
             "config.toml",
-            "lock",
+            LOCK_FILE,
+            CLAIMS_NAME,
         }
 
     def create(self) -> None:
@@ -87,16 +94,20 @@ class RunDirectory:
                 raise ConfigError([f"{problem}; name a directory that can be written"]) from error
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """Keep every other process from training in this directory; the system lets go when this one ends.
+    def held(self, job_round: JobRound | None = None) -> Iterator[RunHold]:
+        """Keep others from training in this directory: until this process ends, or a newer round takes it over.
 
-        Raises: ConfigError naming the process that holds it, or why it cannot be held.
+        job_round: the round of this process, None without a launcher that counts them.
+        Raises: ConfigError naming the process that holds it, or why it cannot be held; under a launcher FencedError in
+        place of the first.
         """
         key = f"job.run_directory={str(self.root)!r}"
         try:
-            with _held_alone(self.root / "lock", key, "job.run_directory"):
-                yield
-        except _NotOpenedError as error:
+            with hold(self.root / LOCK_FILE, key, "job.run_directory", job_round) as lock:
+                claim = None if job_round is None else claim_run(self.root, key, job_round)
+                lock.sign()
+                yield RunHold(lock, claim)
+        except NotOpenedError as error:
             problem = f"{key}: {error.path} cannot be written: {error.reason}"
             raise ConfigError([f"{problem}; name a directory that can be written"]) from error
 
@@ -105,83 +116,25 @@ class RunDirectory:
 
         Whether a process on another host is seen is up to the file system.
         """
-        path = self.root / "lock"
+        path = self.root / LOCK_FILE
         try:
             with path.open("rb") as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            return self._last_holder() or "another process"
+            return self._last_holder() or UNKNOWN_HOLDER
         except OSError:
             return None
         return None
 
     def was_held_here(self) -> bool:
         """Say whether it was a process of this host that trained in the directory last."""
-        return self._last_holder().endswith(f" on {socket.gethostname()}")
+        return f" on {socket.gethostname()}," in f"{self._last_holder()},"
 
     def _last_holder(self) -> str:
         try:
-            return (self.root / "lock").read_text(errors="replace").strip()
+            return (self.root / LOCK_FILE).read_text(errors="replace").strip()
         except OSError:
             return ""
-
-
-@contextmanager
-def checkpoints_held(directory: str) -> Iterator[None]:
-    """Keep every other run from saving in a checkpoint.directory, as far as its file system can tell one from another.
-
-    Nothing is held behind a URL; trouble with the storage is for others to tell.
-    Raises: ConfigError naming the process that holds it.
-    """
-    path = Path(directory)
-    if not directory or "://" in directory:
-        yield
-        return
-    with ExitStack() as stack:
-        with suppress(_NotOpenedError, OSError):
-            path.mkdir(parents=True, exist_ok=True)
-            key = f"checkpoint.directory={directory!r}"
-            stack.enter_context(_held_alone(path / LOCK_NAME, key, "checkpoint.directory"))
-        yield
-
-
-class _NotOpenedError(Exception):
-    def __init__(self, path: Path, reason: str) -> None:
-        super().__init__(path, reason)
-        self.path, self.reason = path, reason
-
-
-@contextmanager
-def _held_alone(path: Path, key: str, setting: str) -> Iterator[None]:
-    """Have a lock file that nobody else has. Raises: ConfigError when somebody has it, _NotOpenedError."""
-    try:
-        opened = path.open("a+b", buffering=0)
-    except OSError as error:
-        raise _NotOpenedError(path, error.strerror or str(error)) from error
-    with opened as file:
-        try:
-            _lock_alone(file.fileno())
-        except BlockingIOError:
-            holder = path.read_text(errors="replace").strip() or "another process"
-            raise ConfigError(
-                [f"{key}: {holder} is training in it; wait for it or stop it, or name another {setting}"]
-            ) from None
-        with suppress(OSError):  # who holds it is for messages, and the disk may be full
-            file.truncate(0)
-            file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
-        yield
-
-
-def _lock_alone(file: int) -> None:
-    """Take a lock that nobody else has; whoever asks about it has it for a moment.
-
-    Raises: BlockingIOError.
-    """
-    for _ in range(_NUM_LOCK_TRIES):
-        with suppress(BlockingIOError):
-            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        time.sleep(_TRY_AGAIN_S)
-    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def own_box_directory(directory: Path) -> Path:

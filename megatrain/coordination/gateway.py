@@ -281,6 +281,11 @@ class Gateway:
             if connection is not None:
                 self._return_connection(connection, is_reusable=is_reusable)
 
+    @property
+    def cluster_id(self) -> str:
+        """Which cluster it is; empty before its first answer."""
+        return self._cluster_id or ""
+
     def _cluster_of(self, answer: JsonObject, endpoint: Endpoint) -> str | None:
         """Return the cluster that an answer is of. Raises: MalformedError when it is not ours.
 

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 class Reporter:
     """Prints a line every log.interval steps, at the first and at the last step, and feeds the metric sinks.
 
-    Made on rank 0 only. Raises: ConfigError when a sink cannot be opened.
+    Made on rank 0 only. `check_hold` raises FencedError when a newer round writes to the run directory: it is asked
+    before each write there. Raises: ConfigError when a sink cannot be opened.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class Reporter:
         layout: Layout,
         device: torch.device,
         run_directory: RunDirectory,
+        check_hold: Callable[[], None],
         *,
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -42,6 +44,7 @@ class Reporter:
         self._interval = config.log.interval
         self._total_steps = config.train.steps
         self._clock = clock
+        self.check_hold = check_hold
         self._device_word = "GPU" if device.type == "cuda" else "rank"
         self._console = open_console(stream or sys.stdout, os.environ, clock)
         self._broken_sinks: set[str] = set()
@@ -92,15 +95,17 @@ class Reporter:
 
     def close(self) -> None:
         """Print the line of the steps that have none yet, and close the sinks; notes may still follow."""
-        if not self._builder.is_empty:
-            self._finish_interval(self._clock())
-        self._console.close()
-        sinks, self._sinks = self._sinks, []
-        for sink in sinks:
-            try:
-                sink.close()
-            except OSError as error:
-                self.note(f"metrics: {sink.name} may lack the last records: {error}")
+        try:
+            if not self._builder.is_empty:
+                self._finish_interval(self._clock())
+        finally:
+            self._console.close()
+            sinks, self._sinks = self._sinks, []
+            for sink in sinks:
+                try:
+                    sink.close()
+                except OSError as error:
+                    self.note(f"metrics: {sink.name} may lack the last records: {error}")
 
     def _finish_interval(self, now: float) -> None:
         report = self._builder.finish(now)
@@ -115,6 +120,7 @@ class Reporter:
 
     def _store(self, report: Report) -> None:
         """Hand a report to the sinks. A run is worth more than its metrics: a failing sink is named, not obeyed."""
+        self.check_hold()
         for sink in self._sinks:
             try:
                 sink.write(report)

@@ -16,7 +16,8 @@ from megatrain.contracts.black_box import read_black_box
 from megatrain.contracts.checkpoint_files import committed_steps, read_manifest, step_directory_name
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.location import LocalLocation
-from megatrain.contracts.run_directory import checkpoints_held, own_box_paths
+from megatrain.contracts.run_directory import own_box_paths
+from megatrain.contracts.run_hold import checkpoints_held
 from tests.dist.training_jobs import Tables, TrainingJobs
 from tests.helpers.forked_program import ForkedProgram
 from tests.helpers.train_process import DEADLINE_S, Job, finish, forked, make_job, started

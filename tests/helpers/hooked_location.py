@@ -49,6 +49,10 @@ class HookedLocation:
         self.hook("write", self.path)
         self.inner.write(content)
 
+    def write_new(self, content: bytes) -> bool:
+        self.hook("write", self.path)
+        return self.inner.write_new(content)
+
     def create(self) -> Sink:
         self.hook("create", self.path)
         return _HookedSink(self.inner.create(), self.hook, self.path)

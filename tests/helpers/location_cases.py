@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from array import array
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from megatrain.contracts.errors import CheckpointError, MissingFileError
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.location import Location
+from megatrain.contracts.location import Location, put_once
 
 NAMES = ["a", ".metadata", "a/b", "a b", "...", "step-000000120/r000002-rank-00003.distcp"]
 """What may be below a place."""
@@ -88,6 +90,29 @@ class LocationCases:
         (place / "a").write(b"long content")
         (place / "a").write(b"short")
         assert contents(place) == {"a": b"short"}
+
+    def test_of_several_new_files_the_first_wins(self, place: Location) -> None:
+        assert (place / "b" / "a").write_new(b"first")
+        assert not (place / "b" / "a").write_new(b"second")
+        assert contents(place) == {"b/a": b"first"}
+        assert put_once(place / "b/a", b"first")
+        assert not put_once(place / "b/a", b"third")
+        assert put_once(place / "c", b"third")
+        (place / "b/a").remove()
+        assert (place / "b/a").write_new(b"fourth")
+        assert contents(place) == {"b/a": b"fourth", "c": b"third"}
+
+    def test_of_many_who_write_a_new_file_at_once_one_wins(self, place: Location) -> None:
+        start = threading.Barrier(8)
+
+        def write(number: int) -> bool:
+            start.wait()
+            return (place / "a").write_new(str(number).encode())
+
+        with ThreadPoolExecutor(8) as pool:
+            has_won = list(pool.map(write, range(8)))
+        assert sum(has_won) == 1
+        assert (place / "a").read() == str(has_won.index(True)).encode()
 
     def test_a_big_file_in_parts(self, place: Location) -> None:
         (place / "x").write(b"")

@@ -22,6 +22,7 @@ from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.host_records import HostRecord, HostStatus
 from megatrain.contracts.job_keys import JobKeys, key_number
+from megatrain.contracts.process import ROUND_COUNTER_VARIABLE
 from megatrain.contracts.run_directory import safe_name
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.lease_keeper import LeaseKeeper
@@ -183,7 +184,12 @@ def _take_part(
         closing.callback(follower.close)
         events = EventParts(settings.host, local.state, local.crash.places, local.crash, lambda: membership.session)
         rounds = RoundAgent(
-            _agent_settings(settings, local), orders, WorkerEvents(events), local.standby, local.logs, local.store
+            _agent_settings(settings, local, client.gateway.cluster_id),
+            orders,
+            WorkerEvents(events),
+            local.standby,
+            local.logs,
+            local.store,
         )
         caretaker = Caretaker(
             CaretakerParts(
@@ -266,13 +272,13 @@ def _host_record(settings: ExecutorSettings, local: _Local) -> HostRecord:
     )
 
 
-def _agent_settings(settings: ExecutorSettings, local: _Local) -> AgentSettings:
+def _agent_settings(settings: ExecutorSettings, local: _Local, cluster_id: str) -> AgentSettings:
     return AgentSettings(
         job=settings.config.job.name,
         num_workers=settings.num_workers,
         module=settings.module,
         arguments=tuple(settings.arguments),
-        environment=local.environment,
+        environment={**local.environment, ROUND_COUNTER_VARIABLE: cluster_id},
         directory=Path.cwd(),
         save_grace_s=settings.config.runtime.save_grace_s,
     )

@@ -29,7 +29,7 @@ from torch.distributed.elastic.rendezvous import (
 
 from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.host_records import HostRecord
-from megatrain.contracts.process import ROUND_VARIABLE
+from megatrain.contracts.process import ROUND_COUNTER_VARIABLE, ROUND_VARIABLE
 from megatrain.contracts.rounds import Round
 from megatrain.coordination.client import EtcdClient
 from megatrain_launcher.rendezvous.address import own_address
@@ -149,6 +149,7 @@ class MegatrainRendezvous(RendezvousHandler):  # type: ignore[misc]
         self._round = found
         # the restarts that torchrun counts differ between agents; this number does not
         os.environ[ROUND_VARIABLE] = str(found.number)
+        os.environ[ROUND_COUNTER_VARIABLE] = membership.client.gateway.cluster_id
         return RendezvousInfo(
             PrefixStore(f"{self._settings.run_id}/{found.number}", store),
             part.first_rank,

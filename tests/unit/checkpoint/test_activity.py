@@ -73,7 +73,7 @@ def test_whoever_asks_does_not_keep_a_job_from_starting(tmp_path: Path, monkeypa
         pass
     with (tmp_path / "lock").open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_SH)
-        monkeypatch.setattr("megatrain.contracts.run_directory.time.sleep", lambda _: fcntl.flock(file, fcntl.LOCK_UN))
+        monkeypatch.setattr("megatrain.contracts.run_hold.time.sleep", lambda _: fcntl.flock(file, fcntl.LOCK_UN))
         with run.held():
             pass
 

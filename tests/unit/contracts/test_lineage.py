@@ -22,7 +22,7 @@ from megatrain.contracts.lineage import (
     skipped_samples,
 )
 from megatrain.contracts.location import LocalLocation, Location
-from megatrain.contracts.run_directory import checkpoints_held
+from megatrain.contracts.run_hold import checkpoints_held
 from tests.helpers.checkpoint_tree import (
     crash_at,
     found,

@@ -47,6 +47,9 @@ def test_our_rendezvous_counts_rounds_where_torchrun_counts_an_agents_restarts()
     environment = GOOD | {"TORCHELASTIC_RESTART_COUNT": "1"}
     assert process_from_environment(environment | {"MEGATRAIN_ROUND": "7"}).round == 7
     assert process_from_environment(environment | {"MEGATRAIN_ROUND": ""}).round == 1
+    counted = {"MEGATRAIN_ROUND": "7", "MEGATRAIN_ROUND_COUNTER": "1484"}
+    assert process_from_environment(environment | counted).round_counter == "1484"
+    assert process_from_environment(environment | counted | {"MEGATRAIN_ROUND": ""}).round_counter == ""
     with pytest.raises(TopologyError, match="MEGATRAIN_ROUND='x'"):
         process_from_environment(environment | {"MEGATRAIN_ROUND": "x"})
 

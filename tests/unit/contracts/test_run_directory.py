@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from megatrain.contracts.errors import ConfigError
-from megatrain.contracts.run_directory import RunDirectory, black_box_path, checkpoints_held, own_box_directory
+from megatrain.contracts.run_directory import RunDirectory, black_box_path, own_box_directory
 
 
 def test_create_makes_every_directory_and_may_be_repeated(tmp_path: Path) -> None:
@@ -54,32 +54,3 @@ def test_runs_of_one_job_name_have_keys_of_their_own(tmp_path: Path, monkeypatch
     keys = {RunDirectory(root).key for root in (Path("runs/a"), Path("runs/b"), tmp_path / "c")}
     assert len(keys) == 3
     assert RunDirectory(Path("runs/a")).key == RunDirectory(tmp_path / "runs" / "a").key
-
-
-def test_a_run_directory_has_one_job_at_a_time(tmp_path: Path) -> None:
-    run = RunDirectory(tmp_path / "run")
-    run.create()
-    holder = rf"run': process {os.getpid()} on .* is training in it; wait for it or"
-    with run.held(), pytest.raises(ConfigError, match=holder), run.held():
-        pass
-    with run.held():
-        pass
-
-
-def test_a_checkpoint_directory_of_its_own_has_one_job_at_a_time(tmp_path: Path) -> None:
-    """Two runs may name the same place although each has a run directory of its own."""
-    place = str(tmp_path / "a" / "checkpoints")
-    refused = (
-        rf"^1. checkpoint.directory='{place}': process {os.getpid()} on .* is training in it; .* another checkpoint"
-    )
-    with checkpoints_held(place), pytest.raises(ConfigError, match=refused), checkpoints_held(place):
-        pass
-    with checkpoints_held(place), checkpoints_held(f"{place}2"):
-        pass
-
-
-@pytest.mark.parametrize("place", ["", "memory://bucket/run", "/proc/nowhere/run"])
-def test_what_cannot_be_held_is_not(place: str) -> None:
-    """A URL, the run's own directory, and storage that is away, of which others tell."""
-    with checkpoints_held(place), checkpoints_held(place):
-        pass

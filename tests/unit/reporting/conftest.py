@@ -109,9 +109,12 @@ def make_step() -> Callable[..., StepReport]:
 def make_reporter(
     make_config: Callable[..., Config], run_directory: RunDirectory, stream: Stream, clock: Clock
 ) -> Callable[..., Reporter]:
-    def make(output: Stream | None = None, **sections: dict[str, Any]) -> Reporter:
+    def make(
+        output: Stream | None = None, check_hold: Callable[[], None] = lambda: None, **sections: dict[str, Any]
+    ) -> Reporter:
         device = torch.device("cpu")
         layout = Layout(tp_size=2, dp_size=2)
-        return Reporter(make_config(**sections), layout, device, run_directory, stream=output or stream, clock=clock)
+        config = make_config(**sections)
+        return Reporter(config, layout, device, run_directory, check_hold, stream=output or stream, clock=clock)
 
     return make

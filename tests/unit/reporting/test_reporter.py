@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from megatrain.config.config import Config
+from megatrain.contracts.errors import FencedError
 from megatrain.contracts.run_directory import RunDirectory
+from megatrain.contracts.run_hold import JobRound
 from megatrain.reporting import EvaluationReport, Reporter, StepReport, missing_packages
 from megatrain.telemetry.flops import training_flops_per_token
 from tests.helpers.source_tree import ROOT
@@ -208,6 +210,21 @@ def test_a_failing_sink_is_named_once_and_tried_again(
         "metrics: a full disk may lack the last records: [Errno 28] No space left on device",
     ]
     assert sink.steps == [3, 3]
+
+
+def test_a_round_that_was_left_behind_writes_no_metrics(
+    make_reporter: MakeReporter, make_step: MakeStep, run_directory: RunDirectory
+) -> None:
+    with run_directory.held(JobRound("demo", 1)) as hold:
+        reporter = make_reporter(check_hold=hold.check)
+        reporter.step(make_step(1))
+        written = records(run_directory)
+        assert written
+        with run_directory.held(JobRound("demo", 2)):
+            for write in (lambda: reporter.step(make_step(2)), reporter.close):
+                with pytest.raises(FencedError, match="round 1 of demo was left behind"):
+                    write()
+        assert records(run_directory) == written
 
 
 def test_missing_packages_are_problems_with_a_way_out(

@@ -1,0 +1,222 @@
+"""Who writes to a run directory: one job by the lock of a file, one round of it by a chain of claims (claims.py).
+
+The lock tells two jobs apart, and goes with its process. It says nothing about two rounds of one job: a host that is
+frozen keeps it, and one that is cut off may lose it while it writes. So a round of a launcher claims the directory by
+its number. The newer one takes over, whatever the lock says; the older one finds itself fenced before its next write.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass
+from io import FileIO
+from pathlib import Path
+from secrets import token_hex
+from typing import Self
+
+from megatrain.contracts.claims import Claim, Claims
+from megatrain.contracts.errors import CheckpointError, ConfigError, FencedError
+from megatrain.contracts.json_object import JsonObject
+from megatrain.contracts.lineage import LOCK_NAME
+from megatrain.contracts.location import LocalLocation
+
+LOCK_FILE = "lock"
+UNKNOWN_HOLDER = "another process"
+CLAIM_SCHEMA_VERSION = 1
+_NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP})
+_NUM_LOCK_TRIES = 3
+_TRY_AGAIN_S = 0.002
+
+
+@dataclass(frozen=True, slots=True)
+class JobRound:
+    """A round of a job under a launcher. Numbers of one `counter` order rounds; those of two say nothing."""
+
+    counter: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"round {self.number} of {self.counter}"
+
+
+class NotOpenedError(Exception):
+    """A lock file cannot be opened."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(path, reason)
+        self.path, self.reason = path, reason
+
+
+class FileLock:
+    """A lock file that is open. `note`: what a person should know about it, empty where all is as it should be."""
+
+    def __init__(self, path: Path, file: FileIO, own: str) -> None:
+        self._path = path
+        self._file = file
+        self._own = own
+        self._is_locked = False
+        self.note = ""
+
+    def holder(self) -> str:
+        """Return who signed it last."""
+        return self._path.read_text(errors="replace").strip() or UNKNOWN_HOLDER
+
+    def take(self, num_tries: int = 1) -> None:
+        """Lock it, if nobody has. Raises: BlockingIOError; OSError where the file system has no locks."""
+        for left in reversed(range(num_tries)):
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if not left:
+                    raise
+            time.sleep(_TRY_AGAIN_S)  # whoever asks about it has it for a moment
+        self._is_locked = True
+        self.sign()
+
+    def take_if_free(self) -> None:
+        """Lock it if its frozen holder has gone since."""
+        if not self._is_locked:
+            with suppress(OSError):  # not yet, or there are no locks here
+                self.take()
+
+    def sign(self) -> None:
+        """Say who holds it: that is for messages, and the disk may be full."""
+        with suppress(OSError):
+            self._file.truncate(0)
+            self._file.write(f"{self._own}\n".encode())
+
+
+@dataclass(frozen=True, slots=True)
+class RunHold:
+    """That this process, of all, writes to a run directory."""
+
+    lock: FileLock
+    claim: tuple[Claims, Claim] | None
+
+    def check(self) -> None:
+        """Make sure of it, before each write. It costs one look at the directory.
+
+        Where the claims cannot be looked up, neither can be written: that is for the write itself to tell.
+        Raises: FencedError naming who took over.
+        """
+        if self.claim is None:
+            return
+        claims, own = self.claim
+        with suppress(CheckpointError):
+            if claims.is_overtaken(own.number):
+                taker = claims.newest() or own
+                raise FencedError(
+                    f"{claims.place(taker.number)}: {_RunClaim.read(taker, claims).holder} writes to the run now; "
+                    f"{_RunClaim.read(own, claims).holder} was left behind and must stop"
+                )
+        self.lock.take_if_free()
+
+
+@dataclass(frozen=True, slots=True)
+class _RunClaim:
+    """What a claim to a run directory says: a round of a job and, for messages, the process."""
+
+    counter: str
+    round: int
+    holder: str
+    token: str
+
+    @classmethod
+    def read(cls, claim: Claim, claims: Claims) -> Self:
+        place = claims.place(claim.number)
+        reader = JsonObject.parse(claim.content, str(place), CLAIM_SCHEMA_VERSION, "remove it if no job is running")
+        reader.check_names(cls, "schema_version")
+        return cls(reader.text("counter"), reader.count("round"), reader.text("holder"), reader.text("token"))
+
+
+def claim_run(root: Path, key: str, job_round: JobRound) -> tuple[Claims, Claim]:
+    """Take a run directory over for a round from every older one. `key` names it in messages.
+
+    Raises: FencedError when a newer round has it; ConfigError when no claim can be written.
+    """
+    claims = Claims(LocalLocation(root))
+    own = _RunClaim(job_round.counter, job_round.number, _signature(job_round), token_hex(8))
+
+    def content_after(newest: Claim | None) -> bytes:
+        before = None if newest is None else _RunClaim.read(newest, claims)
+        if before is not None and before.counter == own.counter and before.round >= own.round:
+            raise FencedError(
+                f"{key}: {before.holder} has it, and round {own.round} is not newer: this process was left behind and"
+                f" must stop. If etcd was emptied since, so that rounds are counted anew, remove {root / 'claims'}"
+            )
+        return (json.dumps({"schema_version": CLAIM_SCHEMA_VERSION, **asdict(own)}, sort_keys=True) + "\n").encode()
+
+    try:
+        return claims, claims.add(content_after)
+    except CheckpointError as error:
+        raise ConfigError([f"{key}: {error}; name a directory that can be written"]) from error
+
+
+@contextmanager
+def checkpoints_held(directory: str, job_round: JobRound | None = None) -> Iterator[FileLock | None]:
+    """Keep every other run from saving in a checkpoint.directory, as far as its file system can tell one from another.
+
+    Nothing is held behind a URL; trouble with the storage is for others to tell.
+    Raises: as `hold` does.
+    """
+    path = Path(directory)
+    if not directory or "://" in directory:
+        yield None
+        return
+    with ExitStack() as stack:
+        lock = None
+        with suppress(NotOpenedError, OSError):
+            path.mkdir(parents=True, exist_ok=True)
+            key = f"checkpoint.directory={directory!r}"
+            lock = stack.enter_context(hold(path / LOCK_NAME, key, "checkpoint.directory", job_round))
+            lock.sign()
+        yield lock
+
+
+@contextmanager
+def hold(path: Path, key: str, setting: str, job_round: JobRound | None) -> Iterator[FileLock]:
+    """Have a lock file that no other job has; an older round of the same one may have it still.
+
+    Raises: NotOpenedError; when another job has it ConfigError, under a launcher FencedError.
+    """
+    try:
+        opened = path.open("a+b", buffering=0)
+    except OSError as error:
+        raise NotOpenedError(path, error.strerror or str(error)) from error
+    with opened as file:
+        lock = FileLock(path, file, _signature(job_round))
+        try:
+            lock.take(_NUM_LOCK_TRIES)
+        except BlockingIOError:
+            _pass_by(lock, key, setting, job_round)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            lock.note = (
+                f"WARNING: {path} cannot be locked ({error.strerror}): its file system has no locks, so nobody keeps"
+                f" another job out of this directory; see to it that only one has this {setting}"
+            )
+        yield lock
+
+
+def _pass_by(lock: FileLock, key: str, setting: str, job_round: JobRound | None) -> None:
+    """Go on without the lock if an older round of this job has it. Raises: ConfigError, FencedError."""
+    holder = lock.holder()
+    if job_round is not None and holder.endswith(f" of {job_round.counter}"):
+        lock.note = f"{key}: {holder} is frozen or cut off and still has the lock; this round takes over"
+        return
+    problem = f"{key}: {holder} is training in it; wait for it or stop it, or name another {setting}"
+    raise ConfigError([problem]) if job_round is None else FencedError(problem)
+
+
+def _signature(job_round: JobRound | None) -> str:
+    process = f"process {os.getpid()} on {socket.gethostname()}"
+    return process if job_round is None else f"{process}, {job_round}"

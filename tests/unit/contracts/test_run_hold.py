@@ -1,0 +1,211 @@
+"""Who may write to a run directory: one job, and of that job its newest round."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import socket
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from megatrain.contracts.errors import ConfigError, FencedError
+from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.run_directory import RunDirectory
+from megatrain.contracts.run_hold import JobRound, RunHold, checkpoints_held
+from tests.helpers.checkpoint_tree import crash_at
+
+OLD, NEW, NEWEST = (JobRound("demo (etcd cluster 7)", number) for number in (1, 2, 12))
+OTHER_JOB = JobRound("other (etcd cluster 7)", 9)
+PROCESS = rf"process {os.getpid()} on {re.escape(socket.gethostname())}"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    run = RunDirectory(tmp_path / "run")
+    run.create()
+    return run
+
+
+# Without a launcher
+
+
+def test_a_run_directory_has_one_job_at_a_time(run: RunDirectory) -> None:
+    with (
+        run.held(),
+        pytest.raises(ConfigError, match=rf"run': {PROCESS} is training in it; wait for it or"),
+        run.held(),
+    ):
+        pass
+    with run.held() as hold:
+        hold.check()
+        assert hold.lock.note == ""
+
+
+def test_a_checkpoint_directory_of_its_own_has_one_job_at_a_time(tmp_path: Path) -> None:
+    """Two runs may name the same place although each has a run directory of its own."""
+    place = str(tmp_path / "a" / "checkpoints")
+    refused = rf"^1. checkpoint.directory='{place}': {PROCESS} is training in it; .* another checkpoint"
+    with checkpoints_held(place), pytest.raises(ConfigError, match=refused), checkpoints_held(place):
+        pass
+    with checkpoints_held(place), checkpoints_held(f"{place}2"):
+        pass
+
+
+@pytest.mark.parametrize("place", ["", "memory://bucket/run", "/proc/nowhere/run"])
+def test_what_cannot_be_held_is_not(place: str) -> None:
+    """A URL, the run's own directory, and storage that is away, of which others tell."""
+    with checkpoints_held(place), checkpoints_held(place):
+        pass
+
+
+# Rounds of one job
+
+
+def held_by(run: RunDirectory, stack: ExitStack, *rounds: JobRound) -> list[RunHold]:
+    return [stack.enter_context(run.held(one)) for one in rounds]
+
+
+def test_a_newer_round_takes_over_from_one_that_is_frozen(run: RunDirectory) -> None:
+    """The older one has the lock for as long as its process is there, and it is there."""
+    with ExitStack() as stack:
+        old, new = held_by(run, stack, OLD, NEW)
+        assert "frozen or cut off and still has the lock; this round takes over" in new.lock.note
+        new.check()
+        says = rf"claims/00000002: {PROCESS}, round 2 of demo .* writes to the run now; .* round 1 .* was left behind"
+        with pytest.raises(FencedError, match=says) as caught:
+            old.check()
+        assert caught.value.exit_code is ExitCode.COORDINATION
+        assert run.holder() is not None
+        assert "round 2" in str(run.holder())
+        assert run.was_held_here()
+
+
+def test_the_lock_goes_to_the_newer_round_when_the_frozen_one_is_gone(run: RunDirectory) -> None:
+    frozen, current = ExitStack(), ExitStack()
+    with current:
+        with frozen:
+            held_by(run, frozen, OLD)
+            (new,) = held_by(run, current, NEW)
+        assert run.holder() is None
+        new.check()
+        assert "round 2" in str(run.holder())
+    assert run.holder() is None
+
+
+@pytest.mark.parametrize("late", [OLD, NEW])
+def test_a_round_that_comes_too_late_is_fenced_and_changes_nothing(run: RunDirectory, late: JobRound) -> None:
+    """It was held up between its start and its claim. That the newer one has just ended makes no difference."""
+    with run.held(NEW) as new:
+        said = run.holder()
+        is_late = rf"{PROCESS}, round 2 of demo .* has it, and round .* is not newer"
+        with pytest.raises(FencedError, match=is_late), run.held(late):
+            pass
+        new.check()
+        assert run.holder() == said
+    with pytest.raises(FencedError), run.held(late):
+        pass
+    with run.held(NEWEST):
+        pass
+
+
+def test_who_was_overtaken_twice_is_fenced(run: RunDirectory) -> None:
+    with ExitStack() as stack:
+        old, new, newest = held_by(run, stack, OLD, NEW, NEWEST)
+        newest.check()
+        for hold in (old, new):
+            with pytest.raises(FencedError, match=r"round 12 of demo .* writes to the run now"):
+                hold.check()
+
+
+def test_two_rounds_that_claim_at_once(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The older one has seen that nobody is there, and is held up before its claim."""
+    link, stack = os.link, ExitStack()
+
+    def held_up(source: Path, target: Path) -> None:
+        monkeypatch.setattr(os, "link", link)
+        held_by(run, stack, NEW)
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", held_up)
+    with stack, pytest.raises(FencedError, match="round 1 is not newer"), run.held(OLD):
+        pass
+    assert [path.name for path in (run.root / "claims").iterdir()] == ["00000001"]
+
+
+def test_rounds_are_counted_anew_by_another_etcd(run: RunDirectory) -> None:
+    with run.held(NEWEST):
+        pass
+    with run.held(JobRound("demo (etcd cluster 8)", 1)) as hold:
+        hold.check()
+
+
+def test_another_job_is_kept_out_and_no_mistake_of_the_configuration(run: RunDirectory, tmp_path: Path) -> None:
+    place = str(tmp_path / "elsewhere")
+    with run.held(OTHER_JOB) as other, checkpoints_held(place, OTHER_JOB):
+        for attempt in (run.held(OLD), checkpoints_held(place, OLD)):
+            with pytest.raises(FencedError, match=r"round 9 of other .* is training in it; wait for it or stop it"):
+                attempt.__enter__()
+        other.check()
+    with run.held(OLD), checkpoints_held(place, OLD), checkpoints_held(place, NEW) as lock:
+        assert lock is not None
+        assert "this round takes over" in lock.note
+
+
+# File systems
+
+
+@pytest.mark.parametrize("job_round", [None, OLD])
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS])
+def test_a_file_system_without_locks_is_told_in_words(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch, number: int, job_round: JobRound | None
+) -> None:
+    def refuse(file: object, operation: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with run.held(job_round) as hold:
+        hold.check()
+    says = (
+        rf"^WARNING: {run.root}/lock cannot be locked \(.*\): its file system has no locks, so nobody keeps another job"
+    )
+    assert re.search(says, hold.lock.note)
+
+
+def test_a_run_directory_that_goes_away_fences_nobody(run: RunDirectory) -> None:
+    with run.held(OLD) as hold:
+        run.root.rename(run.root.with_name("away"))
+        run.root.write_text("no directory")
+        hold.check()
+
+
+def test_a_damaged_claim_is_told(run: RunDirectory) -> None:
+    (run.root / "claims").mkdir()
+    (run.root / "claims" / "00000003").write_text("{")
+    with (
+        pytest.raises(ConfigError, match=r"claims/00000003: not JSON .*; remove it if no job is running"),
+        run.held(OLD),
+    ):
+        pass
+
+
+@pytest.mark.timeout(120)
+def test_killed_while_it_claims(tmp_path: Path) -> None:
+    """Whatever is left, the next round comes in."""
+    number, is_killed = 0, True
+    while is_killed:
+        run = RunDirectory(tmp_path / str(number))
+        run.create()
+        preparation = (
+            "from pathlib import Path\nfrom megatrain.contracts.run_directory import RunDirectory\n"
+            "from megatrain.contracts.run_hold import JobRound\n"
+            f"run, own = RunDirectory(Path({str(run.root)!r})), JobRound({OLD.counter!r}, {OLD.number})"
+        )
+        is_killed = crash_at(number, preparation, "with run.held(own): pass")
+        with run.held(NEW) as hold:
+            hold.check()
+        number += 1
+    assert number > 3
