@@ -1,4 +1,4 @@
-"""A million events a second for a minute, from hosts through Flight into the store, acknowledged when they are on disk.
+"""A million events a second for a minute, streamed by hosts into the store, acknowledged when they are on disk.
 
 The daemon is the real one, with its checks, beside etcd and one process for all hosts, whose rows are made beforehand.
 The peer is the least that one can do with the same libraries: a Flight DoPut of bare batches, written to Parquet and

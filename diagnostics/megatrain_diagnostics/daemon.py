@@ -20,8 +20,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-import pyarrow as pa
-
 import megatrain
 from megatrain.commands.argument_types import utf8_path, utf8_text
 from megatrain.commands.etcd_flags import add_etcd_arguments, etcd_flags
@@ -104,8 +102,8 @@ class Configuration:
         self._known.wait(timeout_s)
 
 
-def run_daemon(settings: DaemonSettings, stop: threading.Event) -> bool:
-    """Serve until `stop` is set. Return whether every thread has ended: else only the end of the process ends them.
+def run_daemon(settings: DaemonSettings, stop: threading.Event) -> None:
+    """Serve until `stop` is set.
 
     Raises: StoreError when the run's events cannot be written; ConfigError when the address cannot be had.
     """
@@ -150,9 +148,8 @@ def run_daemon(settings: DaemonSettings, stop: threading.Event) -> bool:
             state.tell(time.time())
         _logger.info("the daemon ends")
         announcement.close()
-        have_ended = server.stop(_GOODBYE_S)
+        server.stop(_GOODBYE_S)
         maintenance.join()
-    return have_ended
 
 
 def _opened_store(directory: Path, stop: threading.Event) -> ParquetEventStore:
@@ -180,35 +177,14 @@ def _recall(store: ParquetEventStore, rounds: KnownRounds, consumers: ConsumerTh
         _logger.warning("who the ranks are is not known before hosts say it again: %s", error)
 
 
-class _Listening(EventServer):
-    """A server that knows its address."""
-
-    def __init__(self, ingest: Ingest, address: str, port: int, token: str) -> None:
-        super().__init__(ingest, address, port, token)
-        self.address = address
-
-
-def _listening(settings: DaemonSettings, section: DiagnosticsConfig, ingest: Ingest, token: str) -> _Listening:
+def _listening(settings: DaemonSettings, section: DiagnosticsConfig, ingest: Ingest, token: str) -> EventServer:
     address = settings.address or section.daemon_address or _usual_address(settings.etcd)
     port = section.daemon_port if settings.port is None else settings.port
     try:
-        _try_bind(address, port)
-        return _Listening(ingest, address, port, token)
-    except (OSError, pa.ArrowException) as error:
+        return EventServer(ingest, address, port, token)
+    except OSError as error:
         problem = f"diagnostics.daemon_address={address!r}, daemon_port={port}: cannot listen there: {error}"
         raise ConfigError([f"{problem}; name an address of this machine and a port that is free"]) from error
-
-
-def _try_bind(address: str, port: int) -> None:
-    """Raise OSError unless an address and port can be had.
-
-    Flight itself gives no reasons, and shares a port that another Flight server has: each gets half of the hosts.
-    """
-    family, kind, _, _, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
-    with socket.socket(family, kind) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind(place)
-        probe.listen(1)
 
 
 def _usual_address(etcd: EtcdSettings) -> str:
@@ -254,7 +230,7 @@ def _maintain(store: ParquetEventStore, configuration: Configuration, stop: thre
 
 
 def serve(settings: DaemonSettings) -> int:
-    """Run the daemon in this process until a signal ends it; return the exit code, if the process can end by itself.
+    """Run the daemon in this process until a signal ends it; return the exit code.
 
     Raises: MegatrainError.
     """
@@ -262,10 +238,7 @@ def serve(settings: DaemonSettings) -> int:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    if not run_daemon(settings, stop):
-        # A host that does not let go of its stream keeps a thread of Flight's alive, and that would keep the process.
-        logging.shutdown()
-        os._exit(ExitCode.OK)
+    run_daemon(settings, stop)
     return ExitCode.OK
 
 

@@ -1,4 +1,4 @@
-"""A collector in this process, with a real Flight server and a real store, and rows to stream to it."""
+"""A collector in this process, with a real server and a real store, and rows to stream to it."""
 
 from __future__ import annotations
 
@@ -75,7 +75,8 @@ class RunningCollector:
         return StoredEvents(self._events).read(kind)
 
     def _stop(self) -> None:
-        assert self.server.stop(10.0), "a stream did not end"
+        self.server.stop(10.0)
+        assert self.ledger.counters().streams == 0, "a stream did not end"
 
 
 def span_rows(num_rows: int, *, rank: int = 0, first: int = 0, round_number: int = 0, **columns: Any) -> Spans:

@@ -1,89 +1,129 @@
-"""The Flight server: one stream a host, and a clock to compare with.
+"""The server of event streams: who knows the token streams, and nobody else is given memory or time.
 
-A stream is read by Flight's own thread and answered by one of ours, for a host that does not read its answers must
-delay nobody. Two threads must never write to one stream.
+A connection has a thread that reads it and, once it is admitted, one that answers: a host that does not read its
+answers must delay nobody. Until it has proved that it knows the token a connection is a stranger's: it may send frames
+of 4,096 bytes, for ten seconds, beside 128 others, the oldest of which goes when one more comes.
 """
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections import OrderedDict
+from collections.abc import Callable
 
-import pyarrow as pa
-import pyarrow.flight as flight
-
-from megatrain.contracts.record import encode
+from megatrain.contracts.errors import CoordinationError
+from megatrain.contracts.record import decode, encode
 from megatrain_diagnostics.collector.ingest import Ingest, Session
-from megatrain_diagnostics.wire.authentication import DaemonAuthentication, peer_of
-from megatrain_diagnostics.wire.connection import location_of
-from megatrain_diagnostics.wire.messages import (
-    ANSWER_SCHEMA,
-    CLOCK_ACTION,
-    COMMANDS_SERVED,
-    Acknowledgement,
-    ClockAnswer,
-)
+from megatrain_diagnostics.wire.authentication import SenderName, admit
+from megatrain_diagnostics.wire.frames import FrameKind, FrameSocket, WireError
+from megatrain_diagnostics.wire.messages import MAX_FRAME_BYTES, Acknowledgement, ClockAnswer, ClockQuestion
 
-_POLL_S = 60.0
+_BACKLOG = 1024
+"""All hosts of a large job come at once when a daemon is replaced."""
+MAX_STRANGERS = 128
+HANDSHAKE_S = 10.0
+_ACCEPT_S = 0.5
+_HEARTBEAT_S = 5.0
+"""Hosts give a daemon up that says nothing for four times as long."""
+_SILENCE_S = 120.0
+"""Hosts ask for the clock every half minute."""
+_SEND_S = 10.0
 _LAST_WAIT_S = 5.0
 
 
-class EventServer(flight.FlightServerBase):  # type: ignore[misc] # pyarrow has no types
+class EventServer:
     """Serves from construction on, until `stop`."""
 
     def __init__(
         self, ingest: Ingest, address: str, port: int, token: str, clock_ns: Callable[[], int] = time.time_ns
     ) -> None:
         """Listen. Port 0: any that is free. Raises: OSError when the address cannot be had."""
-        self._ingest, self._clock_ns = ingest, clock_ns
+        self._ingest, self._token, self._clock_ns = ingest, token, clock_ns
+        self.address = address
         self._closing = threading.Event()
         self._changed = threading.Condition()
-        self._num_streams = 0
-        authentication = DaemonAuthentication(token, ingest.ledger.note_refused_handshake)
-        super().__init__(location_of(address, port), auth_handler=authentication)
+        self._strangers: OrderedDict[FrameSocket, float] = OrderedDict()
+        """Since when, by the monotonic clock; the oldest first."""
+        self._streams: set[FrameSocket] = set()
+        family, _, _, _, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+        self._listening = socket.create_server(place[:2], family=family, backlog=_BACKLOG)
+        self._listening.settimeout(_ACCEPT_S)
+        self.port: int = self._listening.getsockname()[1]
+        self._thread = threading.Thread(target=self._accept, name="event streams", daemon=True)
+        self._thread.start()
 
-    def stop(self, timeout_s: float) -> bool:
-        """Ask all hosts to end their streams; return whether they did in time, and the server is down.
-
-        When one did not, a thread still reads from it, and only the end of the process ends that.
-        """
+    def stop(self, timeout_s: float) -> None:
+        """Ask all hosts to end their streams, and end those that have not after the time."""
         self._closing.set()
+        self._thread.join()
+        self._listening.close()
         self._ingest.wake_sessions()
         with self._changed:
-            have_ended = self._changed.wait_for(lambda: self._num_streams == 0, timeout_s)
-        if have_ended:
-            self.shutdown()
-        return have_ended
+            self._changed.wait_for(lambda: not self._streams, timeout_s)
+            for connection in (*self._streams, *self._strangers):
+                connection.shut()
+            self._changed.wait_for(lambda: not self._streams, timeout_s)
 
-    def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        if descriptor.command not in COMMANDS_SERVED:
-            raise flight.FlightServerError(
-                f"not a stream of this daemon's: {descriptor.command!r}; expected one of {COMMANDS_SERVED}"
-            )
-        if self._closing.is_set():
-            raise flight.FlightUnavailableError("the daemon ends")
-        session = self._ingest.session(peer_of(context.peer_identity()))
-        self._count(1, session.name.host)
+    def _accept(self) -> None:
+        while not self._closing.is_set():
+            try:
+                self._begin(self._listening.accept()[0])
+            except TimeoutError:
+                pass
+            except OSError:  # it is gone again, or this process has too many files open
+                self._closing.wait(_ACCEPT_S)
+            self._let_strangers_go(time.monotonic() - HANDSHAKE_S, MAX_STRANGERS)
+
+    def _begin(self, connected: socket.socket) -> None:
+        connection = FrameSocket(connected)
+        connection.limit_silence(receive_s=HANDSHAKE_S, send_s=_SEND_S)
+        with self._changed:
+            self._strangers[connection] = time.monotonic()
+        threading.Thread(target=self._converse, args=(connection,), name="event stream", daemon=True).start()
+
+    def _let_strangers_go(self, oldest_s: float, most: int) -> None:
+        """End the handshakes that began before a moment, and the oldest ones of more than so many."""
+        with self._changed:
+            for connection, since_s in list(self._strangers.items()):
+                if since_s > oldest_s and len(self._strangers) <= most:
+                    return
+                del self._strangers[connection]
+                connection.shut()
+
+    def _converse(self, connection: FrameSocket) -> None:
         try:
-            self._serve(session, reader, writer)
+            name = admit(connection, self._token)
+            self._stream(connection, name)
+        except OSError as error:
+            self._ingest.ledger.note_refused_handshake(str(error))
+            connection.refuse(str(error))
         finally:
-            self._count(-1, session.name.host)
+            with self._changed:
+                self._strangers.pop(connection, None)
+            connection.close()
 
-    def do_action(self, context: Any, action: Any) -> Iterator[Any]:
-        received_ns = self._clock_ns()
-        if action.type != CLOCK_ACTION:
-            raise flight.FlightServerError(f"action {action.type!r} is not known")
-        yield flight.Result(encode(ClockAnswer(received_ns, self._clock_ns())))
+    def _stream(self, connection: FrameSocket, name: SenderName) -> None:
+        with self._changed:
+            self._strangers.pop(connection, None)
+            self._streams.add(connection)
+        self._ingest.ledger.note_stream(1, name.host)
+        try:
+            self._serve(connection, self._ingest.session(name))
+        finally:
+            self._ingest.ledger.note_stream(-1, name.host)
+            with self._changed:
+                self._streams.discard(connection)
+                self._changed.notify_all()
 
-    def _serve(self, session: Session, reader: Any, writer: Any) -> None:
-        writer.begin(ANSWER_SCHEMA)
+    def _serve(self, connection: FrameSocket, session: Session) -> None:
+        connection.limit_silence(receive_s=_SILENCE_S)
         has_ended = threading.Event()
-        answers = threading.Thread(target=self._answer, args=(session, writer, has_ended), daemon=True)
+        answers = threading.Thread(target=self._answer, args=(session, connection, has_ended), daemon=True)
         answers.start()
         try:
-            self._read(session, reader)
+            self._read(session, connection)
             # the host has said all: it waits for the last acknowledgement
             deadline = time.monotonic() + _LAST_WAIT_S
             while session.acknowledged < session.received and (left_s := deadline - time.monotonic()) > 0:
@@ -93,34 +133,32 @@ class EventServer(flight.FlightServerBase):  # type: ignore[misc] # pyarrow has 
             session.wake()
             answers.join()
 
-    def _read(self, session: Session, reader: Any) -> None:
-        while True:
-            try:
-                chunk = reader.read_chunk()
-            except (StopIteration, flight.FlightError, pa.ArrowException):
-                return  # it said that it has ended, or is gone
-            metadata = chunk.app_metadata
-            self._ingest.take(session, b"" if metadata is None else metadata.to_pybytes(), chunk.data)
+    def _read(self, session: Session, connection: FrameSocket) -> None:
+        """Take what comes until the host says that it has ended, or is gone."""
+        try:
+            while (frame := connection.receive(MAX_FRAME_BYTES)) is not None:
+                if frame.kind is FrameKind.BATCH:
+                    self._ingest.take(session, frame.header, frame.content)
+                elif frame.kind is FrameKind.CLOCK:
+                    received_ns = self._clock_ns()
+                    number = decode(ClockQuestion, frame.header, "a question for the clock").number
+                    connection.send(FrameKind.CLOCK, encode(ClockAnswer(received_ns, self._clock_ns(), number)))
+                elif frame.kind is FrameKind.END:
+                    return
+                else:
+                    raise WireError(f"a frame {frame.kind.name} of a host that streams")
+        except (CoordinationError, OSError) as error:
+            connection.refuse(str(error))
 
-    def _answer(self, session: Session, writer: Any, has_ended: threading.Event) -> None:
-        told, is_closing_told = -1, False
+    def _answer(self, session: Session, connection: FrameSocket, has_ended: threading.Event) -> None:
         while True:
-            is_last = has_ended.is_set()
-            is_closing = self._closing.is_set()
+            is_last, is_closing = has_ended.is_set(), self._closing.is_set()
             through = session.acknowledged
-            if through > told or (is_closing and not is_closing_told):
-                try:
-                    writer.write_metadata(pa.py_buffer(encode(Acknowledgement(through, is_closing))))
-                except (flight.FlightError, pa.ArrowException, OSError):
-                    return  # it is gone, and hears it on its next stream
-                told, is_closing_told = through, is_closing
+            try:
+                connection.send(FrameKind.ACKNOWLEDGEMENT, encode(Acknowledgement(through, is_closing)))
+            except OSError:
+                connection.shut()  # it is gone, and hears it on its next stream
+                return
             if is_last:
                 return
-            over = (has_ended,) if is_closing_told else (has_ended, self._closing)
-            session.wait(told, _POLL_S, over)
-
-    def _count(self, change: int, host: str) -> None:
-        self._ingest.ledger.note_stream(change, host)
-        with self._changed:
-            self._num_streams += change
-            self._changed.notify_all()
+            session.wait(through, _HEARTBEAT_S, (has_ended,) if is_closing else (has_ended, self._closing))

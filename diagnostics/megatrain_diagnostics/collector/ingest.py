@@ -24,7 +24,7 @@ from megatrain_diagnostics.collector.consumers import ConsumerThread
 from megatrain_diagnostics.collector.counters import Ledger, Reason
 from megatrain_diagnostics.events.tables import Table
 from megatrain_diagnostics.wire.authentication import SenderName
-from megatrain_diagnostics.wire.messages import BatchHeader, content_of
+from megatrain_diagnostics.wire.messages import MAX_FRAME_BYTES, BatchHeader
 
 _logger = logging.getLogger(__name__)
 _MAX_SESSIONS = 20_000
@@ -137,8 +137,11 @@ class Ingest:
         for session in sessions:
             session.wake()
 
-    def take(self, session: Session, metadata: bytes, frame: pa.RecordBatch | None) -> None:
-        """Take one message of a stream, whatever it is. Waits while too much waits to be committed."""
+    def take(self, session: Session, metadata: bytes, content: pa.Buffer | None) -> None:
+        """Take one batch of a stream, whatever it is; None: it was too long.
+
+        Waits while too much waits to be committed.
+        """
         host = session.name.host
         try:
             header = decode(BatchHeader, metadata, "header of a batch")
@@ -149,11 +152,11 @@ class Ingest:
             return
         self.ledger.note_dropped(host, session.name.session, header.dropped_rows)
         with session.lock:
-            num_bytes = 0 if frame is None else frame.nbytes
+            num_bytes = 0 if content is None else content.size
             is_duplicate = header.number <= session.received
             self.ledger.note_batch(num_bytes, is_duplicate=is_duplicate)
             if not is_duplicate and self._put(
-                _Pending(session, header.number, num_bytes, self._admit(host, header, frame))
+                _Pending(session, header.number, num_bytes, self._admit(host, header, content))
             ):
                 session.received = header.number
 
@@ -164,9 +167,10 @@ class Ingest:
             self._changed.notify_all()
         self._thread.join()
 
-    def _admit(self, host: str, header: BatchHeader, frame: pa.RecordBatch | None) -> Admitted | None:
+    def _admit(self, host: str, header: BatchHeader, content: pa.Buffer | None) -> Admitted | None:
         try:
-            content = content_of(frame)
+            if content is None:
+                raise DataError(f"a batch of more than {MAX_FRAME_BYTES} bytes")
             with self._admission_lock:
                 admitted = self._admission.admit(host, header, content)
         except DataError as error:

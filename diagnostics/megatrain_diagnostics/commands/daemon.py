@@ -26,7 +26,7 @@ def add_verb(verbs: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal comes. Raises: MegatrainError."""
-    # Flight takes its time to load, and no other verb needs it
+    # what writes Parquet takes its time to load, and no other verb needs it
     from megatrain_diagnostics.daemon import serve
 
     with opened_job(args) as job:

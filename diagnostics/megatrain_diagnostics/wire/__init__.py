@@ -1,1 +1,1 @@
-"""What streamer and daemon say to each other: Arrow Flight with a proof of the token."""
+"""What streamer and daemon say to each other: frames with a length, and a proof of the token."""

@@ -1,28 +1,21 @@
 """Who may stream: whoever knows the token in the daemon's record proves it, and so does the daemon; it is never sent.
 
-Flight's handshake carries three messages of ours: the host's greeting with a nonce; the daemon's nonce and proof; the
-host's proof. A proof is an HMAC of both nonces, the role, and who the host says it is. The host then gets a ticket,
-random and good for this daemon's life, that goes with each call (DESIGN decision 21).
+Four frames: the host's greeting with a nonce; the daemon's nonce and proof; the host's proof; the daemon's welcome. A
+proof is an HMAC of both nonces, the role, and who the host says it is. From then on the connection tells who sends.
 """
 
 from __future__ import annotations
 
 import hmac
 import secrets
-import threading
-from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import pyarrow.flight as flight
-
 from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.record import decode, encode
+from megatrain_diagnostics.wire.frames import FrameKind, FrameSocket, WireError
 
 _NONCE_BYTES = 32
-_MAX_TICKETS = 20_000
-_MAX_MESSAGE_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,67 +44,27 @@ class _Answer:
     proof: str
 
 
-class HostAuthentication(flight.ClientAuthHandler):  # type: ignore[misc] # pyarrow has no types
-    """The host's side. Raises from the handshake: FlightUnauthenticatedError when either side has a wrong token."""
-
-    def __init__(self, name: SenderName, token: str) -> None:
-        super().__init__()
-        self._name, self._token = name, token
-        self._ticket = b""
-
-    def authenticate(self, outgoing: Any, incoming: Any) -> None:
-        greeting = _Greeting(self._name.host, self._name.session, secrets.token_hex(_NONCE_BYTES))
-        outgoing.write(encode(greeting))
-        challenge = _read(_Challenge, incoming, "the daemon's challenge")
-        if not hmac.compare_digest(challenge.proof, _proof(self._token, "daemon", greeting, challenge.nonce)):
-            raise flight.FlightUnauthenticatedError("whoever listens there does not know the token of the job's daemon")
-        outgoing.write(encode(_Answer(_proof(self._token, "host", greeting, challenge.nonce))))
-        self._ticket = bytes(incoming.read())
-
-    def get_token(self) -> bytes:
-        return self._ticket
+def enter(connection: FrameSocket, name: SenderName, token: str) -> None:
+    """Do the host's part. Raises: WireError when either side has another token; OSError."""
+    greeting = _Greeting(name.host, name.session, secrets.token_hex(_NONCE_BYTES))
+    connection.send(FrameKind.HANDSHAKE, encode(greeting))
+    challenge = _read(_Challenge, connection, "the daemon's challenge")
+    if not hmac.compare_digest(challenge.proof, _proof(token, "daemon", greeting, challenge.nonce)):
+        raise WireError("whoever listens there does not know the token of the job's daemon")
+    connection.send(FrameKind.HANDSHAKE, encode(_Answer(_proof(token, "host", greeting, challenge.nonce))))
+    _handshake(connection, "the daemon's welcome")
 
 
-class DaemonAuthentication(flight.ServerAuthHandler):  # type: ignore[misc] # pyarrow has no types
-    """The daemon's side. `on_refusal` is called with a sentence for each handshake that fails."""
-
-    def __init__(self, token: str, on_refusal: Callable[[str], None]) -> None:
-        super().__init__()
-        self._token, self._on_refusal = token, on_refusal
-        self._lock = threading.Lock()
-        self._tickets: OrderedDict[bytes, SenderName] = OrderedDict()
-
-    def authenticate(self, outgoing: Any, incoming: Any) -> None:
-        try:
-            greeting = _read(_Greeting, incoming, "a host's greeting")
-            nonce = secrets.token_hex(_NONCE_BYTES)
-            outgoing.write(encode(_Challenge(nonce, _proof(self._token, "daemon", greeting, nonce))))
-            answer = _read(_Answer, incoming, f"the proof of host {greeting.host!r}")
-        except flight.FlightUnauthenticatedError as error:
-            self._on_refusal(str(error))
-            raise
-        if not hmac.compare_digest(answer.proof, _proof(self._token, "host", greeting, nonce)):
-            reason = f"host {greeting.host!r} has another token than this daemon, which is in etcd, in its record"
-            self._on_refusal(reason)
-            raise flight.FlightUnauthenticatedError(reason)
-        ticket = secrets.token_bytes(_NONCE_BYTES)
-        with self._lock:
-            self._tickets[ticket] = SenderName(greeting.host, greeting.session)
-            while len(self._tickets) > _MAX_TICKETS:
-                self._tickets.popitem(last=False)
-        outgoing.write(ticket)
-
-    def is_valid(self, token: bytes) -> bytes:
-        with self._lock:
-            name = self._tickets.get(bytes(token))
-        if name is None:
-            raise flight.FlightUnauthenticatedError("a call without a ticket of this daemon: make the handshake first")
-        return encode(name)
-
-
-def peer_of(identity: bytes) -> SenderName:
-    """Return who calls, of the identity that Flight keeps with a call."""
-    return decode(SenderName, identity, "identity of a caller")
+def admit(connection: FrameSocket, token: str) -> SenderName:
+    """Do the daemon's part; return who streams. Raises: WireError when that host has another token; OSError."""
+    greeting = _read(_Greeting, connection, "a host's greeting")
+    nonce = secrets.token_hex(_NONCE_BYTES)
+    connection.send(FrameKind.HANDSHAKE, encode(_Challenge(nonce, _proof(token, "daemon", greeting, nonce))))
+    answer = _read(_Answer, connection, f"the proof of host {greeting.host!r}")
+    if not hmac.compare_digest(answer.proof, _proof(token, "host", greeting, nonce)):
+        raise WireError(f"host {greeting.host!r} has another token than this daemon, which is in etcd, in its record")
+    connection.send(FrameKind.HANDSHAKE)
+    return SenderName(greeting.host, greeting.session)
 
 
 def _proof(token: str, role: str, greeting: _Greeting, nonce: str) -> str:
@@ -119,12 +72,16 @@ def _proof(token: str, role: str, greeting: _Greeting, nonce: str) -> str:
     return hmac.digest(token.encode(), said.encode(), "sha256").hex()
 
 
-def _read(kind: type[Any], incoming: Any, what: str) -> Any:
-    """Return the next message of a handshake. Raises: FlightUnauthenticatedError."""
+def _read(kind: type[Any], connection: FrameSocket, what: str) -> Any:
+    """Return the next message of a handshake. Raises: WireError, OSError."""
     try:
-        raw = bytes(incoming.read())
-        if len(raw) > _MAX_MESSAGE_BYTES:
-            raise flight.FlightUnauthenticatedError(f"{what}: {len(raw)} bytes, more than {_MAX_MESSAGE_BYTES}")
-        return decode(kind, raw, what)
-    except (CoordinationError, flight.FlightInternalError) as error:
-        raise flight.FlightUnauthenticatedError(f"{what}: {error}") from error
+        return decode(kind, _handshake(connection, what), what)
+    except CoordinationError as error:
+        raise WireError(f"{what}: {error}") from error
+
+
+def _handshake(connection: FrameSocket, what: str) -> bytes:
+    frame = connection.receive()
+    if frame is None or frame.kind is not FrameKind.HANDSHAKE:
+        raise WireError(f"{what}: {'the end of the connection' if frame is None else frame.kind.name} in its place")
+    return frame.header

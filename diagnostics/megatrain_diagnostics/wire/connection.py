@@ -2,40 +2,28 @@
 
 from __future__ import annotations
 
+import queue
+import socket
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 
 import pyarrow as pa
-import pyarrow.flight as flight
 
 from megatrain.contracts.diag_records import DaemonRecord
 from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.record import decode, encode
-from megatrain_diagnostics.wire.authentication import HostAuthentication, SenderName
+from megatrain_diagnostics.wire.authentication import SenderName, enter
 from megatrain_diagnostics.wire.clock_exchange import ClockReading, read_clock
-from megatrain_diagnostics.wire.messages import (
-    CLOCK_ACTION,
-    COMMAND,
-    FRAME_SCHEMA,
-    Acknowledgement,
-    BatchHeader,
-    ClockAnswer,
-    frame_of,
-)
+from megatrain_diagnostics.wire.frames import FrameKind, FrameSocket, WireError
+from megatrain_diagnostics.wire.messages import Acknowledgement, BatchHeader, ClockAnswer, ClockQuestion
 
-CONNECTION_ERRORS = (flight.FlightError, pa.ArrowException, CoordinationError, OSError)
+CONNECTION_ERRORS = (CoordinationError, OSError)
 """What a connection raises, whatever became of the daemon."""
 _HANDSHAKE_S = 10.0
+_SILENCE_S = 20.0
+"""A daemon that lives says something every 5 s: one that froze, or whose machine is gone, does not."""
 _CLOCK_S = 5.0
 _NUM_QUESTIONS = 8
-_OPTIONS = [
-    # A daemon that froze, or a machine that is gone, answers no ping: then a write that waits for it fails.
-    ("grpc.keepalive_time_ms", 15_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    # Each connection its own: two senders of a process must not share one that breaks.
-    ("grpc.use_local_subchannel_pool", 1),
-]
 
 
 class Connection:
@@ -51,15 +39,15 @@ class Connection:
         self._on_answer, self._on_end = on_answer, on_end
         self._trouble = ""
         self._is_open = True
-        self._client = flight.FlightClient(location_of(record.address, record.port), generic_options=_OPTIONS)
+        self._num_asked = 0
+        self._clock_answers: queue.SimpleQueue[ClockAnswer | None] = queue.SimpleQueue()
+        self._frames = FrameSocket(socket.create_connection((record.address, record.port), timeout=_HANDSHAKE_S))
         try:
-            self._client.authenticate(
-                HostAuthentication(name, record.token), options=flight.FlightCallOptions(timeout=_HANDSHAKE_S)
-            )
-            self._writer, self._reader = self._client.do_exchange(flight.FlightDescriptor.for_command(COMMAND))
-            self._writer.begin(FRAME_SCHEMA)
+            self._frames.limit_silence(receive_s=_HANDSHAKE_S, send_s=_HANDSHAKE_S)
+            enter(self._frames, name, record.token)
+            self._frames.limit_silence(receive_s=_SILENCE_S, send_s=0)
         except CONNECTION_ERRORS:
-            self._client.close()
+            self._frames.close()
             raise
         self._thread = threading.Thread(target=self._listen, name="acknowledgements", daemon=True)
         self._thread.start()
@@ -74,22 +62,16 @@ class Connection:
         return self._trouble
 
     def send(self, header: BatchHeader, content: pa.Buffer) -> None:
-        """Send a batch; waits while the daemon takes nothing. For one thread only."""
-        self._writer.write_with_metadata(frame_of(content), encode(header))
+        """Send a batch; waits while the daemon takes nothing."""
+        self._frames.send(FrameKind.BATCH, encode(header), content)
 
     def clock(self, clock_ns: Callable[[], int]) -> ClockReading:
-        """Compare a clock of this host with the daemon's."""
-        options = flight.FlightCallOptions(timeout=_CLOCK_S)
-
-        def ask() -> ClockAnswer:
-            answers = self._client.do_action(flight.Action(CLOCK_ACTION, b""), options)
-            return decode(ClockAnswer, next(iter(answers)).body.to_pybytes(), "the daemon's clock")
-
-        return read_clock(ask, clock_ns, _NUM_QUESTIONS)
+        """Compare a clock of this host with the daemon's. Raises: TimeoutError while it is busy with batches."""
+        return read_clock(self._ask_clock, clock_ns, _NUM_QUESTIONS)
 
     def finish(self) -> None:
         """Say that no more batches come; the daemon then ends the stream."""
-        self._writer.done_writing()
+        self._frames.send(FrameKind.END)
 
     def wait(self, timeout_s: float) -> None:
         """Return when the stream has ended, or after the time."""
@@ -97,33 +79,34 @@ class Connection:
 
     def cancel(self) -> None:
         """End the stream now. Acknowledgements under way are lost, and the batches known by their numbers."""
-        self._reader.cancel()
+        self._frames.shut()
         self._thread.join()
-        with suppress(*CONNECTION_ERRORS):  # it says once more how the stream ended
-            self._writer.close()
-        self._client.close()
+        self._frames.close()
+
+    def _ask_clock(self) -> ClockAnswer:
+        self._num_asked += 1
+        self._frames.send(FrameKind.CLOCK, encode(ClockQuestion(self._num_asked)))
+        while True:
+            try:
+                answer = self._clock_answers.get(timeout=_CLOCK_S)
+            except queue.Empty:
+                raise TimeoutError("the daemon does not tell its clock") from None
+            if answer is None:
+                raise WireError(self._trouble or "the daemon has ended the stream")
+            if answer.question == self._num_asked:  # not a late answer to one that was given up
+                return answer
 
     def _listen(self) -> None:
         try:
-            while True:
-                metadata = self._reader.read_chunk().app_metadata
-                if metadata is not None:
-                    self._on_answer(decode(Acknowledgement, metadata.to_pybytes(), "the daemon's acknowledgement"))
-        except StopIteration:
-            pass
+            while (frame := self._frames.receive()) is not None:
+                if frame.kind is FrameKind.ACKNOWLEDGEMENT:
+                    self._on_answer(decode(Acknowledgement, frame.header, "the daemon's acknowledgement"))
+                elif frame.kind is FrameKind.CLOCK:
+                    self._clock_answers.put(decode(ClockAnswer, frame.header, "the daemon's clock"))
         except CONNECTION_ERRORS as error:
-            self._trouble = short_reason(error)
+            self._trouble = str(error)
         finally:
             self._is_open = False
+            self._frames.shut()  # a batch that waits for room waits no longer
+            self._clock_answers.put(None)
             self._on_end()
-
-
-def location_of(address: str, port: int) -> str:
-    """Return Flight's way to write an address."""
-    return f"grpc://[{address}]:{port}" if ":" in address else f"grpc://{address}:{port}"
-
-
-def short_reason(error: BaseException) -> str:
-    """Return an error of Flight's without what gRPC adds for its own developers."""
-    text = str(error).partition(". gRPC client debug context")[0].partition(". Detail:")[0]
-    return text.rpartition("error, with message: ")[2].replace("\n", " ") or type(error).__name__

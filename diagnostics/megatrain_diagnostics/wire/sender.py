@@ -23,9 +23,15 @@ from megatrain.contracts.diag_records import DaemonRecord
 from megatrain_diagnostics.events.tables import Clocks, TableType, from_columns, num_rows, select
 from megatrain_diagnostics.wire.authentication import SenderName
 from megatrain_diagnostics.wire.clock_exchange import ClockReading
-from megatrain_diagnostics.wire.connection import CONNECTION_ERRORS, Connection, short_reason
+from megatrain_diagnostics.wire.connection import CONNECTION_ERRORS, Connection
 from megatrain_diagnostics.wire.discovery import DaemonFinder
-from megatrain_diagnostics.wire.messages import MAX_FRAME_ROWS, Acknowledgement, BatchHeader, batch_bytes
+from megatrain_diagnostics.wire.messages import (
+    MAX_FRAME_BYTES,
+    MAX_FRAME_ROWS,
+    Acknowledgement,
+    BatchHeader,
+    batch_bytes,
+)
 from megatrain_diagnostics.wire.outbox import Batch, Outbox, OutboxState
 from megatrain_diagnostics.wire.spool import Spool
 
@@ -103,7 +109,13 @@ class Sender:
             part = (
                 select(table, np.arange(first, min(total, first + MAX_FRAME_ROWS))) if total > MAX_FRAME_ROWS else table
             )
-            self._outbox.put(kind.NAME, num_rows(part), self._clock_ns(), batch_bytes(part))
+            content = batch_bytes(part)
+            if content.size > MAX_FRAME_BYTES and num_rows(part) > 1:  # long texts
+                middle = num_rows(part) // 2
+                self.send(kind, select(part, np.arange(middle)))
+                self.send(kind, select(part, np.arange(middle, num_rows(part))))
+            else:
+                self._outbox.put(kind.NAME, num_rows(part), self._clock_ns(), content)
 
     def state(self) -> SenderState:
         connection = self._connection
@@ -153,7 +165,7 @@ class Sender:
                 num_failures = 0
             except CONNECTION_ERRORS as error:
                 num_failures += 1
-                self._note_trouble(f"daemon at {record.address}:{record.port}: {short_reason(error)}")
+                self._note_trouble(f"daemon at {record.address}:{record.port}: {error}")
             self._rest(record, num_failures)
 
     def _rest(self, record: DaemonRecord, num_failures: int) -> None:
@@ -200,7 +212,10 @@ class Sender:
         return BatchHeader(batch.table, batch.number, batch.made_unix_ns, state.dropped_rows, state.dropped_batches)
 
     def _compare_clocks(self, connection: Connection) -> None:
-        reading = connection.clock(self._clock_ns)
+        try:
+            reading = connection.clock(self._clock_ns)
+        except TimeoutError:  # a daemon that waits for its disk; the stream goes on
+            return
         self._clock_reading = reading
         row = {
             "at_ns": [reading.answered_ns], "offset_ns": [reading.offset_ns], "error_ns": [reading.error_ns],

@@ -116,7 +116,7 @@ def test_an_address_that_is_not_this_machines_is_refused_naming_the_key(
 
 def test_a_port_that_somebody_has_is_refused(etcd: EtcdServers, tmp_path: Path) -> None:
     with socket.socket() as taken:
-        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # as Flight's own servers do
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]

@@ -7,34 +7,27 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.flight as flight
 import pyarrow.parquet as pq
 import pytest
 
 from megatrain.cli import main
-from megatrain.contracts.record import encode
 from megatrain_diagnostics.events.source import Where
 from megatrain_diagnostics.events.tables import LogLines, Ranks, Spans, StepTotals, Table, num_rows
 from megatrain_diagnostics.store.compaction import compact
 from megatrain_diagnostics.store.daemon_state import read_state
 from megatrain_diagnostics.store.reader import StoredEvents
 from megatrain_diagnostics.store.segment_store import SegmentStore
-from megatrain_diagnostics.wire.authentication import HostAuthentication, SenderName
-from megatrain_diagnostics.wire.connection import location_of
 from megatrain_diagnostics.wire.discovery import FixedDaemon
-from megatrain_diagnostics.wire.messages import FRAME_SCHEMA, BatchHeader, frame_of
 from megatrain_diagnostics.wire.sender import Sender
 from tests.helpers.event_collector import RunningCollector
 from tests.helpers.source_tree import ROOT
 from tests.helpers.stored_events import START_NS, committed, segment_paths, step_totals
 
 FORMER = ROOT / "tests" / "golden" / "former-names"
-FORMER_COMMAND = b"megatrain events 1"
 ROUND = 3
 WAIT_S = 40.0
 
@@ -94,21 +87,21 @@ def test_a_former_state_tells_the_round_that_was_judged() -> None:
     assert (state.round, state.step) == (ROUND, 89)
 
 
-def test_a_former_streamer_is_served(tmp_path: Path) -> None:
-    (path,) = (FORMER / "spool").iterdir()
+def test_a_former_streamer_is_turned_away_at_once_and_keeps_its_spool(tmp_path: Path) -> None:
+    class Greeting(flight.ClientAuthHandler):
+        def authenticate(self, outgoing, incoming) -> None:
+            outgoing.write(b'{"schema_version":1,"host":"host-1","session":"s","nonce":"00"}')
+            incoming.read()
+
+        def get_token(self) -> bytes:
+            return b""
+
     with RunningCollector(tmp_path / "events") as collector:
-        client = flight.FlightClient(location_of("127.0.0.1", collector.server.port))
-        client.authenticate(HostAuthentication(SenderName("host-1", "s"), collector.record.token))
-        writer, reader = client.do_exchange(flight.FlightDescriptor.for_command(FORMER_COMMAND))
-        writer.begin(FRAME_SCHEMA)
-        header = BatchHeader("spans", 1, time.time_ns())
-        writer.write_with_metadata(frame_of(pa.py_buffer(path.read_bytes())), encode(header))
-        writer.done_writing()
-        with pytest.raises(StopIteration):
-            while True:
-                reader.read_chunk()
+        client = flight.FlightClient(f"grpc://127.0.0.1:{collector.server.port}")
+        with pytest.raises(flight.FlightUnavailableError):
+            client.authenticate(Greeting(), flight.FlightCallOptions(timeout=WAIT_S))
         client.close()
-        check_spans(collector)
+        assert collector.ledger.counters().streams == 0
 
 
 def test_a_spool_of_before_the_upgrade_is_sent(tmp_path: Path) -> None:

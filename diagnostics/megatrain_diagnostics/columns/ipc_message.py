@@ -1,0 +1,62 @@
+"""What the head of an Arrow IPC message says of the batch behind it, read before the batch is.
+
+Whoever unpacks a batch unpacks its compressed buffers too, to whatever length they say: a million zeros take a few
+bytes. pyarrow does not tell beforehand, so the few words that do are read here from the message's flatbuffer (Message
+and RecordBatch in Arrow's format/Message.fbs): an offset leads to a table, a slot of its vtable to a field.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from megatrain.contracts.errors import DataError
+
+_MESSAGE_HEADER_TYPE, _MESSAGE_HEADER = 1, 2
+_RECORD_BATCH = 3
+_BATCH_LENGTH, _BATCH_COMPRESSION = 0, 3
+
+
+@dataclass(frozen=True, slots=True)
+class BatchShape:
+    """What a record batch says of itself."""
+
+    num_rows: int
+    is_compressed: bool
+
+
+def batch_shape(metadata: pa.Buffer) -> BatchShape:
+    """Return what the metadata of an IPC message says. Raises: DataError when it is not that of a record batch."""
+    raw = metadata.to_pybytes()
+    try:
+        message = _number("<I", raw, 0)
+        kind = _field(raw, message, _MESSAGE_HEADER_TYPE)
+        header = _field(raw, message, _MESSAGE_HEADER)
+        if not kind or not header or raw[kind] != _RECORD_BATCH:
+            raise DataError("a message of Arrow's that is no batch")
+        batch = header + _number("<I", raw, header)
+        length = _field(raw, batch, _BATCH_LENGTH)
+        num_rows = _number("<q", raw, length) if length else 0
+        return BatchShape(num_rows, bool(_field(raw, batch, _BATCH_COMPRESSION)))
+    except (struct.error, IndexError) as error:
+        raise DataError(f"a damaged message of Arrow's: {error}") from error
+
+
+def _field(raw: bytes, table: int, slot: int) -> int:
+    """Return where a field of a table lies; 0: it is not there, and has its default."""
+    vtable = table - _number("<i", raw, table)
+    place = 4 + 2 * slot
+    if place >= _number("<H", raw, vtable):
+        return 0
+    offset = _number("<H", raw, vtable + place)
+    return table + offset if offset else 0
+
+
+def _number(form: str, raw: bytes, place: int) -> int:
+    if place < 0:
+        raise IndexError(f"offset {place}")
+    found: Any = struct.unpack_from(form, raw, place)[0]
+    return int(found)

@@ -1,0 +1,153 @@
+"""The event stream on a TCP connection: frames that say how long they are before anything is kept of them.
+
+A frame is its kind, the lengths of its header and of its content (17 bytes, little endian), then both. A header is one
+JSON value of at most 4,096 bytes; only batches have a content, the bytes of an Arrow IPC stream. Who receives says how
+much content is taken: what is longer is read into nothing, and costs no memory.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import IntEnum
+
+import pyarrow as pa
+
+from megatrain.contracts.errors import CoordinationError
+from megatrain.contracts.record import decode, encode
+
+MAX_HEADER_BYTES = 4096
+_START = struct.Struct("<BQQ")
+_NOTHING = pa.py_buffer(b"")
+_DRAINED_BYTES = 1 << 16
+_TIME = struct.Struct("@ll")
+
+
+class FrameKind(IntEnum):
+    """What a frame is. Numbers are never given a new meaning."""
+
+    HANDSHAKE = 1
+    REFUSAL = 2
+    """The last one of a connection: why it ends."""
+    BATCH = 3
+    ACKNOWLEDGEMENT = 4
+    CLOCK = 5
+    END = 6
+    """The host sends no more batches."""
+
+
+class WireError(ConnectionError):
+    """The connection is of no use any more; it says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What was received. `content` is None when it was longer than the receiver takes."""
+
+    kind: FrameKind
+    header: bytes
+    content: pa.Buffer | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    reason: str
+
+
+class FrameSocket:
+    """A connection. One thread receives, any may send. Raises: WireError, and other OSErrors of sockets."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connected.setblocking(True)
+        self._socket = connected
+        self._sending = threading.Lock()
+
+    def limit_silence(self, *, receive_s: float | None = None, send_s: float | None = None) -> None:
+        """Have a receive or a send fail that makes no progress for so long; 0: it may take any time."""
+        for option, seconds in ((socket.SO_RCVTIMEO, receive_s), (socket.SO_SNDTIMEO, send_s)):
+            if seconds is not None:
+                self._socket.setsockopt(socket.SOL_SOCKET, option, _TIME.pack(int(seconds), 0))
+
+    def send(self, kind: FrameKind, header: bytes = b"", content: pa.Buffer = _NOTHING) -> None:
+        """Send a frame; waits while the other side takes nothing."""
+        if len(header) > MAX_HEADER_BYTES:
+            raise WireError(f"a header of {len(header)} bytes; at most {MAX_HEADER_BYTES}")
+        with self._sending:
+            self._socket.sendall(_START.pack(kind, len(header), content.size) + header)
+            if content.size:
+                self._socket.sendall(content)
+
+    def refuse(self, reason: str) -> None:
+        """Say why the connection ends, to whoever still listens."""
+        with suppress(OSError):
+            self.send(FrameKind.REFUSAL, encode(_Refusal(reason[:1000])))
+
+    def receive(self, most_content: int = 0) -> Frame | None:
+        """Return the next frame; None: the other side has closed the connection between two frames.
+
+        Raises: WireError for what is no frame, for the refusal of the other side, and when it is silent for too long.
+        """
+        start = self._read(_START.size, may_end=True)
+        if not start:
+            return None
+        number, header_bytes, content_bytes = _START.unpack(start)
+        if number not in tuple(FrameKind) or header_bytes > MAX_HEADER_BYTES:
+            raise WireError(f"no frame: kind {number}, a header of {header_bytes} bytes (at most {MAX_HEADER_BYTES})")
+        kind = FrameKind(number)
+        if content_bytes and not (most_content and kind is FrameKind.BATCH):
+            raise WireError(f"{content_bytes} bytes of content, and a {kind.name} of nobody known has none")
+        header = bytes(self._read(header_bytes))
+        if kind is FrameKind.REFUSAL:
+            raise WireError(_reason(header))
+        if content_bytes > most_content:
+            self._drain(content_bytes)
+            return Frame(kind, header, None)
+        return Frame(kind, header, self._read(content_bytes) if content_bytes else _NOTHING)
+
+    def shut(self) -> None:
+        """End the connection now, from any thread: whoever receives or sends fails, or hears of the end."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Give the socket back, when no other thread uses it any more."""
+        self.shut()
+        self._socket.close()
+
+    def _read(self, num_bytes: int, *, may_end: bool = False) -> pa.Buffer:
+        buffer = pa.allocate_buffer(num_bytes)
+        with memoryview(buffer) as view:
+            done = 0
+            while done < num_bytes:
+                count = self._received(view[done:])
+                if not count and may_end and not done:
+                    return _NOTHING
+                if not count:
+                    raise WireError("the connection broke off")
+                done += count
+        return buffer
+
+    def _drain(self, num_bytes: int) -> None:
+        nowhere = memoryview(bytearray(_DRAINED_BYTES))
+        while num_bytes:
+            count = self._received(nowhere[: min(num_bytes, _DRAINED_BYTES)])
+            if not count:
+                raise WireError("the connection broke off")
+            num_bytes -= count
+
+    def _received(self, view: memoryview) -> int:
+        try:
+            return self._socket.recv_into(view)
+        except BlockingIOError as error:
+            raise WireError("nothing came for too long") from error
+
+
+def _reason(header: bytes) -> str:
+    try:
+        return decode(_Refusal, header, "a refusal").reason
+    except CoordinationError:
+        return "the other side refused, and its reason cannot be read"

@@ -1,0 +1,163 @@
+"""Who does not know the token costs the daemon neither memory nor a place; the process is measured."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import pyarrow.flight as flight
+import pytest
+
+from megatrain.contracts.diag_records import DaemonRecord
+from megatrain.contracts.record import decode
+from megatrain_diagnostics.collector import event_server
+from megatrain_diagnostics.events.tables import Spans
+from megatrain_diagnostics.wire.authentication import SenderName, enter
+from megatrain_diagnostics.wire.discovery import FixedDaemon
+from megatrain_diagnostics.wire.frames import FrameKind, FrameSocket, WireError
+from megatrain_diagnostics.wire.sender import Sender
+from tests.helpers.event_collector import RunningCollector, span_rows
+from tests.helpers.source_tree import ROOT
+from tests.helpers.waiting import wait_until
+
+WAIT_S = 40.0
+GREETING_BYTES = 400 << 20
+MOST_GROWTH_BYTES = 64 << 20
+SERVE = """
+import sys, threading
+from pathlib import Path
+from megatrain.contracts.record import encode
+from tests.helpers.event_collector import RunningCollector
+with RunningCollector(Path(sys.argv[1])) as collector:
+    print(encode(collector.record).decode(), flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextmanager
+def served(events: Path) -> Iterator[tuple[subprocess.Popen[str], DaemonRecord]]:
+    """Run a collector in a process of its own."""
+    command = [sys.executable, "-c", SERVE, str(events)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        try:
+            assert process.stdout is not None
+            yield process, decode(DaemonRecord, process.stdout.readline(), "record")
+        finally:
+            process.kill()
+
+
+def peak_bytes(pid: int) -> int:
+    """Return the most memory that a process has had."""
+    line = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) << 10
+
+
+class _LongGreeting(flight.ClientAuthHandler):
+    def authenticate(self, outgoing, incoming) -> None:
+        outgoing.write(bytes(GREETING_BYTES))
+        incoming.read()
+
+    def get_token(self) -> bytes:
+        return b""
+
+
+def greet_by_flight(record: DaemonRecord) -> None:
+    client = flight.FlightClient(f"grpc://{record.address}:{record.port}")
+    with pytest.raises(flight.FlightError):
+        client.authenticate(_LongGreeting(), flight.FlightCallOptions(timeout=WAIT_S))
+    client.close()
+
+
+def greet_by_frame(record: DaemonRecord) -> None:
+    """Say that a header has 400 MiB, and send them."""
+    start = struct.pack("<BQQ", FrameKind.HANDSHAKE, GREETING_BYTES, 0)
+    with socket.create_connection((record.address, record.port)) as connection, suppress(ConnectionError):
+        connection.sendall(start)
+        for _ in range(GREETING_BYTES >> 20):
+            connection.sendall(bytes(1 << 20))
+
+
+def greet_by_content(record: DaemonRecord) -> None:
+    """Say that there is a content, which nobody but a host that was admitted may send."""
+    start = struct.pack("<BQQ", FrameKind.BATCH, 2, GREETING_BYTES)
+    with socket.create_connection((record.address, record.port)) as connection, suppress(ConnectionError):
+        connection.sendall(start + b"{}")
+        for _ in range(GREETING_BYTES >> 20):
+            connection.sendall(bytes(1 << 20))
+
+
+@pytest.mark.parametrize("greet", [greet_by_flight, greet_by_frame, greet_by_content])
+def test_a_greeting_of_400_mib_takes_no_memory(tmp_path: Path, greet: Callable[[DaemonRecord], None]) -> None:
+    with served(tmp_path / "events") as (process, record):
+        before = peak_bytes(process.pid)
+        greet(record)
+        with Sender("host-1", FixedDaemon(record), None) as sender:
+            sender.send(Spans, span_rows(10))
+            assert sender.flush(WAIT_S), "the daemon serves on"
+        assert peak_bytes(process.pid) - before < MOST_GROWTH_BYTES
+
+
+def test_strangers_that_say_nothing_keep_no_host_out(tmp_path: Path) -> None:
+    """All places of strangers are taken, ten times over; the oldest goes when one more comes."""
+    with RunningCollector(tmp_path / "events") as collector, ExitStack() as opened:
+        address = ("127.0.0.1", collector.server.port)
+        silent = [opened.enter_context(socket.create_connection(address)) for _ in range(10 * 128)]
+        with Sender("host-1", FixedDaemon(collector.record), None) as sender:
+            sender.send(Spans, span_rows(10))
+            assert sender.flush(WAIT_S)
+        silent[0].settimeout(WAIT_S)
+        with suppress(ConnectionError):
+            while silent[0].recv(1000):
+                pass  # told why, then ended
+        wait_until(lambda: len(collector.server._strangers) <= event_server.MAX_STRANGERS, "the oldest to go", WAIT_S)
+        names = [thread.name for thread in threading.enumerate()]
+        assert names.count("event stream") <= event_server.MAX_STRANGERS + 20
+
+
+def test_a_handshake_that_takes_too_long_is_ended_however_busy_it_looks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_server, "HANDSHAKE_S", 0.2)
+    with RunningCollector(tmp_path / "events") as collector:
+        with socket.create_connection(("127.0.0.1", collector.server.port)) as slow:
+            slow.sendall(struct.pack("<BQQ", FrameKind.HANDSHAKE, 4096, 0))
+            deadline = time.monotonic() + WAIT_S
+            with suppress(ConnectionError):
+                while time.monotonic() < deadline and not _is_ended(slow):
+                    slow.sendall(b" ")  # a byte now and then: no receive of the daemon's ever waits long
+            assert time.monotonic() < deadline
+        wait_until(lambda: collector.ledger.counters().refused_handshakes == 1, "the count", WAIT_S)
+
+
+def _is_ended(connection: socket.socket) -> bool:
+    connection.settimeout(0.05)
+    try:
+        return not connection.recv(1000) or True
+    except TimeoutError:
+        return False
+
+
+def test_a_host_that_was_admitted_is_read_into_nothing_beyond_the_limit(tmp_path: Path) -> None:
+    """Its token is right; a frame of 400 MiB is refused, counted, and its stream goes on."""
+    with served(tmp_path / "events") as (process, record):
+        connection = FrameSocket(socket.create_connection((record.address, record.port)))
+        enter(connection, SenderName("host-1", "s"), record.token)
+        before = peak_bytes(process.pid)
+        connection._socket.sendall(struct.pack("<BQQ", FrameKind.BATCH, 2, GREETING_BYTES) + b"{}")
+        for _ in range(GREETING_BYTES >> 20):
+            connection._socket.sendall(bytes(1 << 20))
+        connection.send(FrameKind.END)
+        connection.limit_silence(receive_s=WAIT_S)
+        with suppress(WireError):
+            while connection.receive() is not None:
+                pass
+        connection.close()
+        assert peak_bytes(process.pid) - before < MOST_GROWTH_BYTES
+        assert process.poll() is None
