@@ -16,6 +16,7 @@ from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.host_records import HostPhase
 from megatrain.contracts.incident import Incident, IncidentKind, IncidentState
 from megatrain.contracts.rounds import Round
+from megatrain.contracts.run_directory import own_box_paths
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.job_under_launch import WORKERS, JobView, LaunchedJob, make_launched_job
 from tests.helpers.namespaces import HostNetwork
@@ -160,7 +161,7 @@ class OutageJob:
 
     def memory_files(self) -> list[str]:
         root = self.launched.job.root
-        return sorted(path.name for path in [*(root / "boxes").iterdir(), *root.glob("megatrain-arena*")])
+        return sorted(path.name for path in [*own_box_paths(root / "boxes"), *root.glob("megatrain-arena*")])
 
     def recoveries(self) -> list[Incident]:
         """Return the incidents for which something was done."""

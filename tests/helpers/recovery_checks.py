@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from megatrain.contracts.incident import Incident, IncidentState
+from megatrain.contracts.run_directory import own_box_paths
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.job_under_launch import JobView, LaunchedJob, make_launched_job
 from tests.helpers.step_faults import FaultDirectory
@@ -91,7 +92,7 @@ class Running:
         """Wait until neither a process nor a black box nor a snapshot in memory is there."""
 
         def left() -> list[Any]:
-            boxes = [path.name for path in (self.job.root / "boxes").iterdir()]
+            boxes = [path.name for path in own_box_paths(self.job.root / "boxes")]
             arenas = [path.name for path in self.job.root.glob("megatrain-arena*")]
             return [*self.launched.processes(), *boxes, *arenas]
 
