@@ -20,6 +20,7 @@ from typing import Self
 from megatrain.contracts.errors import CoordinationError, CoordinationRefusedError
 from megatrain.coordination.client import EtcdClient, Lease
 from megatrain.coordination.errors import LeaseLostError
+from megatrain.coordination.lasting_thread import LastingThread
 
 _logger = logging.getLogger(__name__)
 _JITTER = 0.2
@@ -59,8 +60,7 @@ class LeaseKeeper:
         self._lost_because = ""
         self._lost = threading.Event()
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"etcd lease {self.lease.lease_id:x}", daemon=True)
-        self._thread.start()
+        self._thread = LastingThread(f"etcd lease {self.lease.lease_id:x}", self._run, self._closed)
 
     @property
     def lease_id(self) -> int:
@@ -93,7 +93,7 @@ class LeaseKeeper:
         """End the thread; with `is_revoked` end the lease too, so that its keys go now and not a TTL later."""
         was_closed = self._closed.is_set()
         self._closed.set()
-        if threading.current_thread() is not self._thread:
+        if not self._thread.is_current:
             self._thread.join()
         if is_revoked and not was_closed and not self._lost.is_set():
             # it runs out by itself when etcd is out of reach

@@ -40,6 +40,8 @@ from megatrain.coordination.wire import (
 _logger = logging.getLogger(__name__)
 _LONGEST_PAUSE_S = 2.0
 _SHORTEST_WAIT_S = 0.001
+_SETTLED_S = 0.5
+"""etcd sends what waits as soon as a stream is open: one that has stood for so long has nothing more to tell."""
 _MAX_REFUSALS = 2
 """A token may run out between the member's proof and the watch: once is no reason to give up."""
 
@@ -64,6 +66,11 @@ class Changes:
     revision: int
     changes: tuple[Change, ...]
 
+    @property
+    def written(self) -> tuple[KeyValue, ...]:
+        """The keys that were put."""
+        return tuple(change.item for change in self.changes if change.kind is ChangeKind.PUT)
+
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
@@ -72,6 +79,11 @@ class Snapshot:
     revision: int
     items: tuple[KeyValue, ...]
     reason: str
+
+    @property
+    def written(self) -> tuple[KeyValue, ...]:
+        """The keys that stand."""
+        return self.items
 
 
 WatchEvent = Changes | Snapshot
@@ -111,6 +123,9 @@ class Watch:
         self._num_failures = 0
         self._num_refusals = 0
         self._trouble = ""
+        self._heard_at: float | None = None
+        self._standing: Endpoint | None = None
+        """The member whose stream is open and has told all that it had to tell."""
         self._thread = threading.Thread(target=self._run, name=f"etcd watch {shown(keys.start)}", daemon=True)
         self._thread.start()
 
@@ -118,6 +133,17 @@ class Watch:
     def trouble(self) -> str:
         """Why nothing can be heard at the moment; empty when all is well."""
         return self._trouble
+
+    @property
+    def heard_at(self) -> float | None:
+        """When (time.monotonic) it was certain last that all that happened had been heard; None before the first time.
+
+        While a stream stands, each call that proves its member to be up to date is such a time.
+        """
+        heard_at, standing = self._heard_at, self._standing
+        if heard_at is None or standing is None:
+            return heard_at
+        return max(heard_at, self._gateway.proven_at(standing))
 
     @property
     def is_open(self) -> bool:
@@ -171,24 +197,26 @@ class Watch:
                     self._follow(self._next_revision)
             except CompactedError as error:
                 self._next_revision, self._reason = None, str(error)
+                self._pause()
             except CoordinationRefusedError as error:
                 self._queue.close(error)
                 return
             except CoordinationError as error:
                 self._rest(str(error))
-            except Exception as error:
-                # a defect of ours: whoever waits for events must not wait for ever
-                self._queue.close(error)
-                raise
+            except Exception as error:  # noqa: BLE001 -- a mistake of ours ends no watch, and is told
+                self._rest(f"{type(error).__name__}: {error}", mistake=error)
         self._queue.close()
 
-    def _rest(self, reason: str) -> None:
+    def _rest(self, reason: str, mistake: Exception | None = None) -> None:
         if self._is_over:
             return
-        self._num_failures += 1
         if not self._trouble:
-            _logger.warning("watch of %s is broken and goes on elsewhere: %s", self.keys, reason)
+            _logger.warning("watch of %s is broken and goes on elsewhere: %s", self.keys, reason, exc_info=mistake)
         self._trouble = reason
+        self._pause()
+
+    def _pause(self) -> None:
+        self._num_failures += 1
         if self._num_failures > 1:  # the first time another member is asked at once
             pause_s = min(0.05 * 2 ** min(self._num_failures, 10), _LONGEST_PAUSE_S)
             self._closed.wait(pause_s * random.uniform(0.5, 1.0))
@@ -222,25 +250,28 @@ class Watch:
                     self._gateway.note_failure(endpoint, f"a watch ended: {error}", is_alive=True)
                 raise CoordinationError(f"{what} at {endpoint}: {error}", endpoints=(str(endpoint),)) from error
             finally:
+                self._heard_at, self._standing = self.heard_at, None
                 with self._lock:
                     self._stream = None
 
     def _listen(self, stream: JsonStream, endpoint: Endpoint) -> None:
-        heard_at = proven_at = time.monotonic()
+        opened_at = heard_at = proven_at = time.monotonic()
         while not self._is_over:
-            wait_s = max(proven_at + self._limits.silence_s - time.monotonic(), _SHORTEST_WAIT_S)
-            message = stream.next(wait_s)
+            wake_at = proven_at + self._limits.silence_s
+            if self._standing is None:
+                wake_at = min(wake_at, opened_at + _SETTLED_S)
+            message = stream.next(max(wake_at - time.monotonic(), _SHORTEST_WAIT_S))
             if message is not None:
                 has_events = self._take(message, endpoint)
                 heard_at = time.monotonic()
                 # no events, no proof: a member that lost the others goes on to send signs of progress
                 proven_at = heard_at if has_events else proven_at
             elif time.monotonic() - heard_at >= self._limits.renew_s:
-                self._num_failures = 0
                 return
+            elif self._standing is None and time.monotonic() - opened_at >= _SETTLED_S:
+                self._note_heard(endpoint)
             proven_at = max(proven_at, self._gateway.proven_at(endpoint))
             if time.monotonic() - proven_at >= self._limits.silence_s:
-                self._num_failures = 0
                 assert self._next_revision is not None
                 self._prove(endpoint, self._next_revision)
                 proven_at = time.monotonic()
@@ -257,16 +288,14 @@ class Watch:
         """Deliver what a message holds; return whether it holds events, which only a majority can make."""
         if flag_field(message, "canceled"):
             self._take_end(message, endpoint)
-        if self._trouble:
-            _logger.info("watch of %s goes on at %s", self.keys, endpoint)
-            self._trouble = ""
         if flag_field(message, "created"):
             return False
         assert self._next_revision is not None
         newest = header_revision(message)
         _check_history(self._next_revision, newest)
         changes = [_read_change(raw, self.keys, newest) for raw in list_field(message, "events")]
-        self._num_failures = self._num_refusals = 0
+        if changes or self._standing is None:
+            self._note_heard(endpoint)
         if not changes:
             # a sign of progress: all up to this revision has been sent
             self._advance(newest)
@@ -274,6 +303,13 @@ class Watch:
             if revision >= self._next_revision and self._queue.put(Changes(revision, tuple(group))):
                 self._advance(revision)
         return bool(changes)
+
+    def _note_heard(self, endpoint: Endpoint) -> None:
+        self._num_failures = self._num_refusals = 0
+        self._heard_at, self._standing = time.monotonic(), endpoint
+        if self._trouble:
+            self._trouble = ""
+            _logger.info("watch of %s goes on at %s", self.keys, endpoint)
 
     def _advance(self, revision: int) -> None:
         assert self._next_revision is not None

@@ -23,8 +23,8 @@ from megatrain.contracts.record import decode, encode
 from megatrain.contracts.rounds import TURN_MARK, JobEnd
 from megatrain.contracts.texts import seconds_text
 from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.watch import Change, ChangeKind, Changes, Snapshot, Watch
-from megatrain.coordination.wire import Compare, KeyRange, KeyValue, Put, shown
+from megatrain.coordination.watch import Watch, WatchEvent
+from megatrain.coordination.wire import Compare, KeyRange, Put, shown
 from megatrain.jobs.snapshot import JobSnapshot
 
 ACCEPT_S = 20.0
@@ -129,8 +129,8 @@ def checked(answer: Answer) -> Answer:
     return answer
 
 
-def _read(keys: JobKeys, request: JobRequest, event: Changes | Snapshot | None) -> Iterator[News]:
-    for item in _put(event):
+def _read(keys: JobKeys, request: JobRequest, event: WatchEvent | None) -> Iterator[News]:
+    for item in () if event is None else event.written:
         place = shown(item.key)
         match keys.parts(item.key.decode(errors="replace")):
             case ("answers", request_id) if request_id == request.request_id:
@@ -139,20 +139,6 @@ def _read(keys: JobKeys, request: JobRequest, event: Changes | Snapshot | None) 
                 yield decode(CheckReport, item.value, place)
             case ("end",):
                 yield decode(JobEnd, item.value, place)
-
-
-def _put(event: Changes | Snapshot | None) -> tuple[KeyValue, ...]:
-    match event:
-        case Snapshot(items=items):
-            return items
-        case Changes(changes=changes):
-            return tuple(change.item for change in changes if _is_put(change))
-        case None:
-            return ()
-
-
-def _is_put(change: Change) -> bool:
-    return change.kind is ChangeKind.PUT
 
 
 def _let_stand(client: EtcdClient, keys: JobKeys, request: JobRequest, answer: Answer) -> None:

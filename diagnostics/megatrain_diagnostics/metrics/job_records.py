@@ -21,6 +21,7 @@ from megatrain.contracts.lineage import list_branches
 from megatrain.contracts.location import LocalLocation
 from megatrain.contracts.record import RecordType, decode
 from megatrain.coordination.client import EtcdClient
+from megatrain.coordination.lasting_thread import LastingThread
 from megatrain.coordination.wire import KeyRange, Range
 
 _logger = logging.getLogger(__name__)
@@ -46,8 +47,7 @@ class JobRecordsWatch:
         self._client, self._keys, self._checkpoints, self._period_s = client, keys, checkpoints, period_s
         self._records = JobRecords()
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="records of the job", daemon=True)
-        self._thread.start()
+        self._thread = LastingThread("records of the job", self._run, self._closed)
 
     @property
     def records(self) -> JobRecords:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from dataclasses import dataclass
 
@@ -12,11 +11,11 @@ from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import decode
 from megatrain.contracts.rounds import Round
 from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.watch import ChangeKind, Snapshot, Watch
+from megatrain.coordination.follower import Follower
+from megatrain.coordination.watch import WatchEvent
 from megatrain.coordination.wire import KeyRange, KeyValue
 
 _logger = logging.getLogger(__name__)
-_AGAIN_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,42 +31,22 @@ class ExpectedRanks:
     """Follows the rounds of a job until `close`."""
 
     def __init__(self, client: EtcdClient, keys: JobKeys, host: str) -> None:
-        self._client, self._keys, self._host = client, keys, host
+        self._host = host
         self._newest = HostRanks(0, range(0), 0.0)
-        self._closed = threading.Event()
-        self._watch = self._watched()
-        self._thread = threading.Thread(target=self._run, name="rounds", daemon=True)
-        self._thread.start()
+        self._follower = Follower(client, KeyRange.prefix(keys.directory("rounds")), self._take)
 
     def newest(self) -> HostRanks:
         """Return the host's part in the newest round; no ranks where it has none."""
         return self._newest
 
     def close(self) -> None:
-        self._closed.set()
-        self._watch.close()
-        self._thread.join()
+        self._follower.close()
 
-    def _watched(self) -> Watch:
-        return Watch(self._client, KeyRange.prefix(self._keys.directory("rounds")))
+    def _take(self, event: WatchEvent) -> None:
+        for item in event.written:
+            self._take_round(item)
 
-    def _run(self) -> None:
-        while not self._closed.is_set() and not self._client.gateway.is_closed:
-            try:
-                for event in self._watch:
-                    items = event.items if isinstance(event, Snapshot) else [
-                        change.item for change in event.changes if change.kind is ChangeKind.PUT
-                    ]  # fmt: skip
-                    for item in items:
-                        self._take(item)
-            except CoordinationError as error:
-                _logger.warning("rounds cannot be heard: %s", error)
-            if not self._closed.wait(_AGAIN_S):
-                self._watch.close()
-                self._watch = self._watched()
-        self._watch.close()  # one that was opened while `close` closed the one before
-
-    def _take(self, item: KeyValue) -> None:
+    def _take_round(self, item: KeyValue) -> None:
         try:
             found = decode(Round, item.value, item.key.decode(errors="replace"))
         except CoordinationError as error:

@@ -10,7 +10,8 @@ from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import decode
 from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.watch import ChangeKind, Snapshot, Watch
+from megatrain.coordination.follower import Follower
+from megatrain.coordination.watch import WatchEvent
 from megatrain.coordination.wire import KeyRange, KeyValue
 
 
@@ -55,14 +56,12 @@ class WatchedDaemon:
         self._record: DaemonRecord | None = None
         self._trouble = ""
         self._changed = threading.Event()
-        self._watch = Watch(client, KeyRange.key(keys.daemon))
-        self._thread = threading.Thread(target=self._run, name="daemon's record", daemon=True)
-        self._thread.start()
+        self._follower = Follower(client, KeyRange.key(keys.daemon), self._take)
 
     @property
     def trouble(self) -> str:
         """Why the record is not known; empty when all is well."""
-        return self._trouble or self._watch.trouble
+        return self._trouble or self._follower.trouble
 
     def find(self) -> DaemonRecord | None:
         return self._record
@@ -72,23 +71,15 @@ class WatchedDaemon:
         self._changed.clear()
 
     def close(self) -> None:
-        self._watch.close()
+        self._follower.close()
         self._changed.set()
-        self._thread.join()
 
-    def _run(self) -> None:
-        try:
-            for event in self._watch:
-                items = event.items if isinstance(event, Snapshot) else [
-                    change.item for change in event.changes if change.kind is ChangeKind.PUT
-                ]  # fmt: skip
-                for item in items:
-                    self._take(item)
-                self._changed.set()
-        except CoordinationError as error:
-            self._trouble = str(error)
+    def _take(self, event: WatchEvent) -> None:
+        for item in event.written:
+            self._take_record(item)
+        self._changed.set()
 
-    def _take(self, item: KeyValue) -> None:
+    def _take_record(self, item: KeyValue) -> None:
         try:
             self._record = decode(DaemonRecord, item.value, self._key)
             self._trouble = ""

@@ -18,8 +18,8 @@ from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.job_requests import JobRequest, RequestKind
 from megatrain.contracts.record import encode
 from megatrain.coordination.client import EtcdClient
+from megatrain.coordination.lasting_thread import LastingThread
 from megatrain_launcher.executor.host_state import HostState
-from megatrain_launcher.executor.lasting_thread import LastingThread
 from megatrain_launcher.executor.liveness import LivenessPort
 from megatrain_launcher.executor.membership import Membership
 from megatrain_launcher.executor.orders import OrderBook

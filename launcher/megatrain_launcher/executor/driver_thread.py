@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.coordination.client import EtcdClient
+from megatrain.coordination.lasting_thread import LastingThread
 from megatrain.coordination.lease_keeper import LeaseKeeper
 from megatrain_launcher.driver.driver import Driver
 from megatrain_launcher.driver.policy import Policy
-from megatrain_launcher.executor.lasting_thread import LastingThread
 from megatrain_launcher.executor.settings import ExecutorSettings
 
 RunDriver = Callable[[threading.Event], None]

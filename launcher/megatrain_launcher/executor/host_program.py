@@ -14,9 +14,9 @@ from collections.abc import Sequence
 
 from megatrain.commands.etcd_flags import etcd_environment, etcd_words
 from megatrain.contracts.run_directory import safe_name
+from megatrain.coordination.lasting_thread import LastingThread
 from megatrain.programs.child_process import ChildProcess
 from megatrain.programs.kept_program import keep_running
-from megatrain_launcher.executor.lasting_thread import LastingThread
 from megatrain_launcher.executor.settings import ExecutorSettings
 
 ENTRY_POINT_GROUP = "megatrain.host_program"

@@ -20,10 +20,10 @@ from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import decode, encode
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.errors import LeaseLostError
+from megatrain.coordination.lasting_thread import LastingThread
 from megatrain.coordination.lease_keeper import LeaseKeeper, LeaseState
 from megatrain.coordination.wire import Compare, KeyRange, KeyValue, Put, Range
 from megatrain.failures.patience import LeaseView
-from megatrain_launcher.executor.lasting_thread import LastingThread
 from megatrain_launcher.executor.liveness import ask_session
 
 _logger = logging.getLogger(__name__)

@@ -12,6 +12,7 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -21,14 +22,13 @@ from megatrain.contracts.job_keys import JobKeys, key_number
 from megatrain.contracts.record import decode
 from megatrain.contracts.rounds import Halt, HostCommand, JobEnd, Round
 from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.watch import Change, ChangeKind, Changes, Snapshot, Watch, WatchEvent
+from megatrain.coordination.follower import Follower
+from megatrain.coordination.watch import Change, ChangeKind, Changes, Snapshot, WatchEvent
 from megatrain.coordination.wire import KeyRange, KeyValue
 from megatrain_launcher.executor.fencing import needs_new_session
 from megatrain_launcher.seams import Assignment
 
 _logger = logging.getLogger(__name__)
-_PAUSE_S = 2.0
-"""After etcd refused to let us read, before we ask again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +68,14 @@ class OrderBook:
         self._local_stop: tuple[int, str] = (0, "")
         self._must_save = ""
         self._closed = threading.Event()
-        self._followers: list[_Follower] = []
+        self._followers: list[Follower] = []
 
     def follow(self, client: EtcdClient) -> None:
         """Begin to listen."""
         keys = self._keys
         rest = KeyRange(keys.directory("commands").encode(), keys.directory("evidence").encode())
         ranges = [KeyRange.prefix(keys.directory("rounds")), KeyRange.prefix(keys.directory("halts")), rest]
-        self._followers = [_Follower(client, one, self.take) for one in ranges]
+        self._followers = [Follower(client, one, partial(self.take, keys=one)) for one in ranges]
 
     def close(self) -> None:
         """Stop listening; whoever waits for an assignment is told to leave."""
@@ -95,6 +95,11 @@ class OrderBook:
     def trouble(self) -> str:
         """Why orders may not be heard at the moment; empty when all is well."""
         return next((follower.trouble for follower in self._followers if follower.trouble), "")
+
+    @property
+    def unheard_s(self) -> float:
+        """For how long it has not been certain that all orders were heard, in seconds."""
+        return max((follower.unheard_s for follower in self._followers), default=0.0)
 
     def next_assignment(self, after: int) -> Assignment | None:
         """Wait for a round with a number above `after` that names this host; None: leave, the job is over."""
@@ -273,40 +278,3 @@ def _of_its_key(record: _Numbered, text: str, key: str) -> _Numbered:
     if record.number != key_number(text):
         raise CoordinationError(f"{key}: number={record.number}; expected that of the key")
     return record
-
-
-class _Follower:
-    """A thread that hands on what a watch tells, and watches anew when etcd refused for a while."""
-
-    def __init__(self, client: EtcdClient, keys: KeyRange, take: Callable[[WatchEvent, KeyRange], None]) -> None:
-        self._client = client
-        self._keys = keys
-        self._take = take
-        self._refused = ""
-        self._closed = threading.Event()
-        self._watch = Watch(client, keys)
-        self._thread = threading.Thread(target=self._run, name=f"orders {keys.start.decode()}", daemon=True)
-        self._thread.start()
-
-    @property
-    def trouble(self) -> str:
-        return self._refused or self._watch.trouble
-
-    def close(self) -> None:
-        self._closed.set()
-        self._watch.close()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._closed.is_set() and not self._client.gateway.is_closed:
-            try:
-                for event in self._watch:
-                    self._refused = ""
-                    self._take(event, self._keys)
-            except CoordinationError as error:
-                self._refused = str(error)
-                _logger.error("orders cannot be heard: %s", error)
-            if not self._closed.wait(_PAUSE_S):
-                self._watch.close()
-                self._watch = Watch(self._client, self._keys)
-        self._watch.close()  # one that was opened while `close` closed the one before

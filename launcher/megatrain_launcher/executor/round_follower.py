@@ -17,13 +17,13 @@ from megatrain.contracts.black_box_values import Phase, Progress
 from megatrain.contracts.diag_records import DiagSettings
 from megatrain.contracts.host_records import HangEvidence, Stall
 from megatrain.contracts.rounds import HostCommand
+from megatrain.coordination.lasting_thread import LastingThread
 from megatrain.failures.patience import Patience, fence_reason, find_stall
 from megatrain_launcher.executor.commands import CommandDesk, CommandKind
 from megatrain_launcher.executor.control_pages import ControlPages
 from megatrain_launcher.executor.crash_evidence import BoxPlaces
 from megatrain_launcher.executor.evidence import hang_evidence, is_running
 from megatrain_launcher.executor.host_state import HostState, Running
-from megatrain_launcher.executor.lasting_thread import LastingThread
 from megatrain_launcher.executor.membership import Membership
 from megatrain_launcher.executor.orders import OrderBook
 from megatrain_launcher.executor.progress import RankProgress, RoundProgress, host_progress

@@ -18,7 +18,7 @@ from megatrain.contracts.host_records import CheckReport, HangEvidence, HostStat
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import encode
 from megatrain.coordination.client import EtcdClient
-from megatrain_launcher.executor.lasting_thread import LastingThread
+from megatrain.coordination.lasting_thread import LastingThread
 from megatrain_launcher.executor.membership import Membership
 
 _logger = logging.getLogger(__name__)

@@ -7,7 +7,6 @@ hand on. What the cluster refuses is told of and that is all: the job itself lea
 from __future__ import annotations
 
 import logging
-import threading
 from types import TracebackType
 from typing import Self
 
@@ -17,7 +16,8 @@ from megatrain.contracts.record import decode
 from megatrain.contracts.rounds import Cordon
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.election import Election
-from megatrain.coordination.watch import ChangeKind, Changes, Watch
+from megatrain.coordination.follower import Follower
+from megatrain.coordination.watch import Changes, WatchEvent
 from megatrain.coordination.wire import KeyRange, KeyValue
 from megatrain_launcher.hosts.adapter import CordonError, HostAdapter
 
@@ -33,29 +33,24 @@ class CordonWatch:
         self._keys = keys
         self._host = host
         self._platform = platform
-        self._watch = Watch(client, KeyRange.prefix(keys.directory("cordons")))
-        self._thread = threading.Thread(target=self._run, name="cordons", daemon=True)
+        self._range = KeyRange.prefix(keys.directory("cordons"))
+        self._follower: Follower | None = None
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        self._follower = Follower(self._client, self._range, self._take)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._watch.close()
-        self._thread.join()
+        if self._follower is not None:
+            self._follower.close()
 
-    def _run(self) -> None:
-        try:
-            for event in self._watch:
-                # what a snapshot holds was told by whoever drove then
-                if isinstance(event, Changes):
-                    for change in event.changes:
-                        if change.kind is ChangeKind.PUT:
-                            self._hand_on(change.item)
-        except CoordinationError as error:
-            _logger.warning("cordons are not handed on to the cluster: %s", error)
+    def _take(self, event: WatchEvent) -> None:
+        # what a snapshot holds was told by whoever drove then
+        if isinstance(event, Changes):
+            for item in event.written:
+                self._hand_on(item)
 
     def _hand_on(self, item: KeyValue) -> None:
         try:

@@ -59,8 +59,8 @@ class Leader:
 
     def _run(self) -> None:
         election = Election(self._membership.client, self._keys.election)
-        while not self._is_over and not self._membership.has_failed:
-            keeper = self._membership.keeper
+        while not self._is_over:
+            keeper = None if self._membership.has_failed else self._membership.keeper
             try:
                 if keeper is not None:
                     self._stand(election, keeper)

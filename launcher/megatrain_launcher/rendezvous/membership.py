@@ -19,6 +19,7 @@ from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import encode
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.errors import LeaseLostError
+from megatrain.coordination.lasting_thread import LastingThread
 from megatrain.coordination.lease_keeper import LeaseKeeper, LeaseState
 from megatrain.coordination.watch import Snapshot, Watch, WatchEvent
 from megatrain.coordination.wire import KeyRange, Operation, Put
@@ -51,7 +52,7 @@ class Membership:
         self._keeper: LeaseKeeper | None = None
         self._is_over = threading.Event()
         self._is_closed = threading.Event()
-        self._thread = threading.Thread(target=self._follow, name="rendezvous follower", daemon=True)
+        self._thread: LastingThread | None = None
 
     @property
     def host(self) -> str:
@@ -82,13 +83,13 @@ class Membership:
 
     @property
     def has_failed(self) -> bool:
-        """Whether the view will never be newer."""
+        """Whether the view cannot become newer at the moment."""
         return self._error is not None
 
     def open(self) -> None:
         """Learn what the job looks like and follow it from then on. Raises: CoordinationError."""
         self.refresh()
-        self._thread.start()
+        self._thread = LastingThread("rendezvous follower", self._follow, self._is_closed)
 
     def ask(self, store_port: int, after: int) -> None:
         """Register, if that is not done, and ask for a round newer than `after`, with a store for it at a port.
@@ -113,7 +114,7 @@ class Membership:
     def wait(self, is_met: Callable[[View], bool], timeout_s: float) -> View:
         """Return the view as soon as it meets a condition, or when the time is over.
 
-        Raises: CoordinationError when it will never be newer.
+        Raises: CoordinationError when it cannot become newer.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._error is not None or is_met(self._view), timeout_s)
@@ -143,7 +144,7 @@ class Membership:
         """Leave, and end the thread."""
         self.leave()
         self._is_closed.set()
-        if self._thread.is_alive():
+        if self._thread is not None:
             self._thread.join(_END_S)  # it may wait for an etcd that is away
 
     def _publish(self) -> None:
@@ -193,10 +194,13 @@ class Membership:
             while not self._is_closed.is_set():
                 try:
                     event = watch.next(_LOOK_S)
-                    if event is not None:
-                        self._take(event)
                 except CoordinationError as error:  # we may not read
-                    return self._fail(error)
+                    self._fail(error)
+                    raise
+                if event is not None:
+                    self._take(event)
+                elif watch.heard_at is not None:
+                    self._error = None
                 try:
                     self._mend()
                 except CoordinationError as error:
@@ -212,6 +216,7 @@ class Membership:
 
     def _take(self, event: WatchEvent) -> None:
         with self._changed:
+            self._error = None
             known, self._view = self._view.damaged, self._view.after(event, self.keys)
             fresh = [why for key, why in self._view.damaged.items() if known.get(key) != why]
             self._changed.notify_all()
@@ -219,7 +224,6 @@ class Membership:
             _logger.error("rendezvous: a key is passed over: %s", why)
 
     def _fail(self, error: CoordinationError) -> None:
-        _logger.error("rendezvous: no more can be learned of the job: %s", error)
         with self._changed:
             self._error = error
             self._changed.notify_all()

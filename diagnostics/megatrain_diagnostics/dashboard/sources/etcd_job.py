@@ -17,6 +17,7 @@ from megatrain.contracts.host_records import CheckReport, HangEvidence
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import RecordType, decode
 from megatrain.coordination.client import EtcdClient
+from megatrain.coordination.lasting_thread import LastingThread
 from megatrain.coordination.watch import Changes, Watch, WatchEvent
 from megatrain.coordination.wire import KeyRange, Range, shown
 from megatrain.jobs.snapshot import DecodedRecords, JobSnapshot, read_job
@@ -75,8 +76,7 @@ class EtcdJob:
         self._watch: Watch | None = None
         self._next_watch_s = 0.0
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="job in etcd", daemon=True)
-        self._thread.start()
+        self._thread = LastingThread("job in etcd", self._run, self._closed)
 
     @property
     def look(self) -> EtcdLook:
@@ -101,8 +101,7 @@ class EtcdJob:
                     next_s = ended_s + max(_LEAST_S, _PART_BUSY * busy_s)
                 self._listen(next_s + self._patience_s - time.monotonic())
         finally:
-            if self._watch is not None:
-                self._watch.close()
+            self._drop_watch()
 
     @property
     def _patience_s(self) -> float:

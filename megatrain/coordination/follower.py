@@ -1,0 +1,81 @@
+"""A consumer of a watch that cannot go deaf: whatever fails, it follows anew, and says how long it heard nothing."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from megatrain.coordination.client import EtcdClient
+from megatrain.coordination.lasting_thread import LastingThread
+from megatrain.coordination.watch import Watch, WatchEvent
+from megatrain.coordination.wire import KeyRange
+
+
+class Follower:
+    """Hands each event of a range to `take`, in a thread of its own, until `close`.
+
+    The first event is a Snapshot, and so is the first one after a failure, of `take` too: it replaces what was known.
+    """
+
+    def __init__(self, client: EtcdClient, keys: KeyRange, take: Callable[[WatchEvent], None]) -> None:
+        self._client = client
+        self._keys = keys
+        self._take = take
+        self._lock = threading.Lock()
+        self._watch: Watch | None = None
+        self._heard_at = time.monotonic()
+        self._taken_since: float | None = None
+        self._closed = threading.Event()
+        self._thread = LastingThread(f"follower of {keys}", self._follow, self._closed)
+
+    @property
+    def trouble(self) -> str:
+        """Why nothing can be heard at the moment; empty when all is well."""
+        watch = self._watch
+        if watch is not None and watch.heard_at is not None:
+            return watch.trouble
+        return self._thread.trouble or (watch.trouble if watch is not None else "")
+
+    @property
+    def unheard_s(self) -> float:
+        """For how long it has not been certain that all that happened was heard and taken, in seconds."""
+        watch, taken_since = self._watch, self._taken_since
+        heard_at = self._heard_at if watch is None else max(self._heard_at, watch.heard_at or 0.0)
+        return time.monotonic() - (heard_at if taken_since is None else min(heard_at, taken_since))
+
+    def close(self) -> None:
+        """End the thread, at the latest when an event under way is taken."""
+        self._closed.set()
+        with self._lock:
+            watch = self._watch
+        if watch is not None:
+            watch.close()
+        if not self._thread.is_current:
+            self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _follow(self) -> None:
+        with self._lock:
+            if self._closed.is_set():
+                return
+            watch = self._watch = Watch(self._client, self._keys)
+        try:
+            for event in watch:
+                self._taken_since = time.monotonic()
+                self._take(event)
+                self._taken_since = None
+        finally:
+            watch.close()
+            if self._taken_since is None:  # else it failed of what it heard
+                self._heard_at = max(self._heard_at, watch.heard_at or 0.0)
+            self._watch = self._taken_since = None

@@ -1,0 +1,200 @@
+"""Threads that must not end: what fails is told once, and goes on; how long nothing was heard is known."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from megatrain.contracts.errors import CoordinationError
+from megatrain.coordination import lasting_thread
+from megatrain.coordination.client import EtcdClient
+from megatrain.coordination.follower import Follower
+from megatrain.coordination.gateway import Gateway
+from megatrain.coordination.lasting_thread import LastingThread
+from megatrain.coordination.lease_keeper import LeaseKeeper, LeaseState
+from megatrain.coordination.settings import EtcdSettings
+from megatrain.coordination.watch import Changes, Snapshot, Watch, WatchEvent
+from megatrain.coordination.wire import KeyRange
+from tests.helpers.etcd_proxy import Conduct, EtcdProxy
+from tests.helpers.etcd_server import EtcdServers
+from tests.helpers.waiting import wait_until
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lasting_thread, "_FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(lasting_thread, "_WELL_S", 0.3)
+
+
+def test_thread_that_fails_begins_anew_and_says_so_once(hasty: None, caplog: pytest.LogCaptureFixture) -> None:
+    closed, began, numbers = threading.Event(), threading.Event(), itertools.count()
+
+    def run() -> None:
+        number = next(numbers)
+        if number < 3:
+            raise ValueError("the same")
+        if number == 3:
+            raise CoordinationError("another")
+        began.set()
+        closed.wait()
+
+    with caplog.at_level(logging.ERROR):
+        thread = LastingThread("watchman", run, closed)
+        assert began.wait(10.0)
+        assert thread.trouble == "watchman failed: another"
+        wait_until(lambda: thread.trouble == "", "it to be well for a while", 10.0)
+        closed.set()
+        thread.join(10.0)
+
+    assert not thread.is_alive
+    told = [record.getMessage() for record in caplog.records]
+    assert told == [
+        "watchman failed: ValueError: the same; it begins anew", "watchman failed: another; it begins anew",
+    ]  # fmt: skip
+    assert [bool(record.exc_info) for record in caplog.records] == [True, False], "where, of a mistake of ours"
+
+
+def test_thread_whose_program_ends_does_not_begin_anew(hasty: None) -> None:
+    closed = threading.Event()
+
+    def run() -> None:
+        closed.set()
+        raise ValueError("at the end")
+
+    thread = LastingThread("watchman", run, closed)
+    thread.join(10.0)
+    assert not thread.is_alive
+
+
+class Consumer:
+    """Takes events; fails of those it is told to fail of."""
+
+    def __init__(self) -> None:
+        self.seen: list[WatchEvent] = []
+        self.fails: Iterator[bool] = itertools.repeat(False)
+        self.may_go_on = threading.Event()
+        self.may_go_on.set()
+
+    def take(self, event: WatchEvent) -> None:
+        self.may_go_on.wait()
+        if next(self.fails):
+            raise KeyError("a mistake in what takes events")
+        self.seen.append(event)
+
+    def has(self, key: str) -> bool:
+        return any(item.key == key.encode() for event in self.seen for item in event.written)
+
+
+def test_mistake_of_who_takes_events_loses_none(hasty: None, client: EtcdClient, prefix: str) -> None:
+    consumer = Consumer()
+    consumer.fails = iter([False, True, True, *[False] * 100])
+    with Follower(client, KeyRange.prefix(prefix), consumer.take) as follower:
+        wait_until(lambda: len(consumer.seen) == 1, "the beginning", 10.0)
+        client.put(prefix + "a", "")
+
+        wait_until(lambda: consumer.has(prefix + "a"), "the key that could not be taken", 10.0)
+        assert [type(event) for event in consumer.seen] == [Snapshot, Snapshot]
+        client.put(prefix + "b", "")
+        wait_until(lambda: consumer.has(prefix + "b"), "what comes later", 10.0)
+        assert isinstance(consumer.seen[-1], Changes)
+        wait_until(lambda: follower.trouble == "", "the trouble to be over", 10.0)
+
+
+def test_follower_that_can_never_take_is_never_said_to_hear(hasty: None, client: EtcdClient, prefix: str) -> None:
+    consumer = Consumer()
+    consumer.fails = itertools.repeat(True)
+    with Follower(client, KeyRange.prefix(prefix), consumer.take) as follower:
+        wait_until(lambda: "KeyError" in follower.trouble, "the mistake to be told", 10.0)
+        wait_until(lambda: follower.unheard_s > 1.0, "nothing to be heard for a second", 10.0)
+        consumer.fails = itertools.repeat(False)
+        wait_until(lambda: follower.unheard_s < 1.0, "something to be heard", 10.0)
+        wait_until(lambda: follower.trouble == "", "the trouble to be over", 10.0)
+
+
+def test_event_that_is_never_done_with_counts_as_not_heard(client: EtcdClient, prefix: str) -> None:
+    consumer = Consumer()
+    consumer.may_go_on.clear()
+    with Follower(client, KeyRange.prefix(prefix), consumer.take) as follower:
+
+        def is_deaf() -> bool:
+            client.get(prefix)  # proves that the member is up to date, and says nothing of who takes events
+            return follower.unheard_s > 1.0
+
+        wait_until(is_deaf, "the event to be stuck for a second", 10.0)
+        consumer.may_go_on.set()
+        wait_until(lambda: follower.unheard_s < 1.0, "it to go on", 10.0)
+
+
+def test_watch_that_only_ever_opens_hears_nothing(etcd: EtcdServers, prefix: str) -> None:
+    """Each stream is opened as it should be and breaks at its first event: the trouble lasts until one gets through."""
+    created = b'HTTP/1.1 200 OK\r\n\r\n{"result":{"created":true}}\n'
+    broken = b'{"result":{"header":{"revision":"999999999"},"events":[7]}}\n'
+    with (
+        EtcdClient(EtcdSettings.of(etcd.urls)) as writer,
+        EtcdProxy(etcd.members[0].client_port) as proxy,
+        EtcdClient(EtcdSettings.of(proxy.url)) as client,
+        Watch(client, KeyRange.prefix(prefix)) as watch,
+    ):
+        wait_until(lambda: watch.heard_at is not None, "the watch to stand", 10.0)
+        proxy.spoils = lambda request: b"/v3/watch" in request
+        proxy.garbage, proxy.conduct = [created + broken], Conduct.GARBAGE
+        proxy.cut()
+        wait_until(lambda: proxy.num_spoiled == 1, "the watch to break", 10.0)
+        heard_at = watch.heard_at
+        wait_until(lambda: proxy.num_spoiled > 4, "a few more tries", 20.0)
+        client.get(prefix)  # etcd answers calls all the while
+
+        assert (watch.heard_at, "no list of objects" in watch.trouble) == (heard_at, True)
+        proxy.conduct = Conduct.PASS
+        written = writer.put(prefix + "a", "")
+        event = [watch.next(10.0), watch.next(10.0)][-1]
+        assert isinstance(event, Changes)
+        assert event.revision == written
+        wait_until(lambda: watch.trouble == "" and watch.heard_at != heard_at, "the trouble to be over", 10.0)
+
+
+def test_idle_watch_hears_as_long_as_its_member_answers(client: EtcdClient, prefix: str) -> None:
+    with Watch(client, KeyRange.prefix(prefix)) as watch:
+        wait_until(lambda: watch.heard_at is not None, "the watch to stand", 10.0)
+        before = watch.heard_at
+        client.get(prefix)
+        assert watch.heard_at != before
+
+
+def test_mistake_of_ours_ends_no_watch(client: EtcdClient, prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = Gateway.open_stream
+    mistakes = iter([ZeroDivisionError("a mistake"), ZeroDivisionError("a mistake")])
+
+    def open_stream(*arguments: object, **more: object) -> object:
+        for mistake in mistakes:
+            raise mistake
+        return opened(*arguments, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Gateway, "open_stream", open_stream)
+    with Watch(client, KeyRange.prefix(prefix)) as watch:
+        assert isinstance(watch.next(10.0), Snapshot)
+        wait_until(lambda: "ZeroDivisionError" in watch.trouble or next(mistakes, None) is None, "the mistake", 10.0)
+        client.put(prefix + "a", "")
+
+        assert isinstance(watch.next(10.0), Changes)
+        wait_until(lambda: watch.trouble == "", "the trouble to be over", 10.0)
+
+
+def test_mistake_of_ours_ends_no_lease(hasty: None, client: EtcdClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    renew = client.renew_lease
+    mistakes, renewed = iter([ZeroDivisionError("a mistake")]), threading.Event()
+
+    def renew_lease(lease_id: int, **more: float | None) -> int:
+        for mistake in mistakes:
+            raise mistake
+        renewed.set()
+        return renew(lease_id, **more)
+
+    monkeypatch.setattr(client, "renew_lease", renew_lease)
+    with LeaseKeeper(client, ttl_s=5, period_s=0.05) as keeper:
+        assert renewed.wait(10.0)
+        assert keeper.state is LeaseState.HELD
