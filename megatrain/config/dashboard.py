@@ -34,7 +34,10 @@ class DashboardConfig:
     )
     enable_actions: bool = field(
         default=False,
-        metadata=option("Whether operators may restart, evict, stop and more through the page; else it only shows."),
+        metadata=option(
+            "Whether operators may restart, evict, stop and more through the page; else it only shows. Without an "
+            "operator_token_file the page makes a token for the job's user, <run>/diagnosis/operator-token."
+        ),
     )
     viewer_token_file: str = field(
         default="",

@@ -65,3 +65,5 @@ class DashboardRecord:
     """New with every life of the server."""
     started_unix_s: float = 0.0
     version: str = ""
+    token_file: str = ""
+    """Of the token that the page made for itself and asks for; empty where it asks for none, or was given one."""

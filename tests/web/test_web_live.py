@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from megatrain_diagnostics.dashboard.security.made_token import TOKEN_NAME
 from tests.helpers.closed_loop import ClosedLoop, closed_loop
 from tests.helpers.dashboard_process import DashboardProcess, dashboard_process
 from tests.helpers.etcd_server import etcd_program
@@ -27,6 +28,14 @@ class Live:
     loop: ClosedLoop
     dashboard: DashboardProcess
 
+    def open(self, pages, view: str = "") -> object:
+        """Open a view as somebody who signs in with the token that the dashboard made."""
+        pages.expected.append("401")
+        page = pages.open(f"{self.dashboard.url}{view}")
+        page.get_by_label("Token").fill((self.dashboard.run / "diagnosis" / TOKEN_NAME).read_text().strip())
+        page.get_by_role("button", name="Sign in").click()
+        return page
+
 
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
@@ -42,7 +51,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 
 @pytest.mark.parametrize("view", VIEWS)
 def test_view_of_a_job_that_trains(live: Live, pages, view: str) -> None:
-    page = pages.open(f"{live.dashboard.url}#/{view}")
+    page = live.open(pages, f"#/{view}")
     page.locator("main h1").wait_for()
     page.locator("main[data-connection=live]").wait_for()
     wait_until(lambda: page.locator(".skeleton").count() == 0, "the view is loaded", 10.0)
@@ -56,7 +65,7 @@ def shown_step(page: object) -> int:
 
 
 def test_steps_are_seen_two_seconds_after_they_are_known(live: Live, pages) -> None:
-    page = pages.open(live.dashboard.url)
+    page = live.open(pages)
     page.locator("[data-figure=step]").wait_for()
     page.locator("main[data-connection=live]").wait_for()
     before = shown_step(page)
@@ -79,7 +88,7 @@ def test_steps_are_seen_two_seconds_after_they_are_known(live: Live, pages) -> N
 
 def test_dashboard_begun_anew_is_found_by_an_open_page(live: Live, pages) -> None:
     pages.expected += ["ERR_", "Failed to load", "503"]
-    page = pages.open(live.dashboard.url)
+    page = live.open(pages)
     page.locator("main[data-connection=live]").wait_for()
     live.dashboard.stop()
     page.locator("main[data-connection=reconnecting]").wait_for()
@@ -90,7 +99,7 @@ def test_dashboard_begun_anew_is_found_by_an_open_page(live: Live, pages) -> Non
 
 
 def test_a_checkpoint_that_is_asked_for_is_written(live: Live, pages) -> None:
-    page = pages.open(f"{live.dashboard.url}#/checkpoints")
+    page = live.open(pages, "#/checkpoints")
     page.locator("main h1").wait_for()
     job = live.loop.launched.job.config.job.name
     page.locator("[data-action=checkpoint]").click()

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import megatrain
@@ -22,6 +23,7 @@ from megatrain_diagnostics.dashboard.actions.audit import ACTIONS_NAME, ActionLo
 from megatrain_diagnostics.dashboard.actions.carrying import EtcdHands
 from megatrain_diagnostics.dashboard.actions.desk import ActionDesk
 from megatrain_diagnostics.dashboard.app import Dashboard, make_app
+from megatrain_diagnostics.dashboard.security.made_token import with_token
 from megatrain_diagnostics.dashboard.server import DashboardServer, listening_socket, url_of
 from megatrain_diagnostics.dashboard.settings import DashboardSettings, settings_of
 from megatrain_diagnostics.dashboard.sources.live_job import LiveJob
@@ -52,13 +54,15 @@ def serve_live(
 ) -> bool:
     """Serve a running job until `stop` is set. Return whether every thread has ended.
 
-    `is_announced`: etcd tells where the page is. Raises: ConfigError when the address or port cannot be had.
+    `is_announced`: etcd tells where the page is. A page with actions and no token has one made in the run directory.
+    Raises: ConfigError when the address or port cannot be had, or such a token cannot be made.
     """
+    settings, token_file = with_token(settings, run)
     desk = ActionDesk(EtcdHands(client, keys), ActionLog(run.diagnosis / ACTIONS_NAME))
 
     @contextmanager
     def announced(url: str, session: str) -> Iterator[None]:
-        record = DashboardRecord(url, session, time.time(), megatrain.__version__)
+        record = DashboardRecord(url, session, time.time(), megatrain.__version__, str(token_file or ""))
         consequence = "`megatrain status` does not show it"
         announcement = Announcement(client, keys.dashboard, record, name="the dashboard", consequence=consequence)
         try:
@@ -66,13 +70,19 @@ def serve_live(
         finally:
             announcement.close()
 
-    return _serve(lambda: LiveJob(client, keys, run), settings, desk, announced if is_announced else _told, stop, tell)
+    announcing = announced if is_announced else _told
+    return _serve(lambda: LiveJob(client, keys, run), settings, desk, announcing, stop, _with_way_in(tell, token_file))
 
 
 def serve_recorded(run: RunDirectory, settings: DashboardSettings, stop: threading.Event, tell: Tell) -> bool:
     """Serve the history of a run, as `serve_live` does."""
 
     return _serve(lambda: RecordedJob(run), settings, None, _told, stop, tell)
+
+
+def _with_way_in(tell: Tell, token_file: Path | None) -> Tell:
+    """Return `tell` with what else must be known to get in."""
+    return tell if token_file is None else lambda text: tell(f"{text} (sign in with the token in {token_file})")
 
 
 @contextmanager

@@ -25,10 +25,11 @@ def told_dashboard(settings: EtcdSettings, keys: JobKeys, tell: Callable[[str], 
         nonlocal told
         for item in event.written:
             with suppress(CoordinationError):  # a record that cannot be read is the page's to mend
-                url = decode(DashboardRecord, item.value, keys.dashboard).url
-                if url != told:
-                    tell(f"dashboard: {url}")
-                    told = url
+                record = decode(DashboardRecord, item.value, keys.dashboard)
+                way_in = f" (sign in with the token in {record.token_file})" if record.token_file else ""
+                if record.url != told:
+                    tell(f"dashboard: {record.url}{way_in}")
+                    told = record.url
 
     with EtcdClient(settings) as client, Follower(client, KeyRange.key(keys.dashboard), take):
         yield

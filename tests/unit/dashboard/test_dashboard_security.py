@@ -196,8 +196,12 @@ def test_another_page_changes_nothing(page: Served, changed: Mapping[str, str]) 
 
 def test_a_page_of_ours_comes_to_the_action(page: Served) -> None:
     """Else the test above would see nothing: with all headers right, the refusal is about the job."""
-    with served(page.source.run.root, DashboardSettings(port=0, enable_actions=True)) as server:
-        reply = ask(server.port, "/api/v1/actions", from_page(server.port), method="POST", body=action())
+    settings = DashboardSettings(port=0, enable_actions=True, operator_token=OPERATOR_TOKEN)
+    with served(page.source.run.root, settings) as server:
+        token = json.dumps({"token": OPERATOR_TOKEN}).encode()
+        signed_in = ask(server.port, "/api/v1/session", from_page(server.port), method="POST", body=token)
+        headers = from_page(server.port) | {"Cookie": signed_in.headers["set-cookie"].partition(";")[0]}
+        reply = ask(server.port, "/api/v1/actions", headers, method="POST", body=action())
         reply.assert_refused(403, "nothing to act on")
 
 

@@ -25,9 +25,9 @@ def settings(tmp_path: Path) -> Iterator[EtcdSettings]:
         yield EtcdSettings.of(servers.urls)
 
 
-def put(settings: EtcdSettings, url: str, session: str) -> None:
+def put(settings: EtcdSettings, url: str, session: str, token_file: str = "") -> None:
     with EtcdClient(settings) as client:
-        client.put(KEYS.dashboard, encode(DashboardRecord(url=url, session=session)))
+        client.put(KEYS.dashboard, encode(DashboardRecord(url=url, session=session, token_file=token_file)))
 
 
 def test_each_address_is_told_once(settings: EtcdSettings) -> None:
@@ -36,9 +36,12 @@ def test_each_address_is_told_once(settings: EtcdSettings) -> None:
         put(settings, "http://127.0.0.1:8777/", "first")
         wait_until(lambda: len(told) == 1, "the address", 10)
         put(settings, "http://127.0.0.1:8777/", "second")
-        put(settings, "http://127.0.0.1:8778/", "third")
+        put(settings, "http://127.0.0.1:8778/", "third", "/run/token")
         wait_until(lambda: len(told) == 2, "the second address", 10)
-    assert told == ["dashboard: http://127.0.0.1:8777/", "dashboard: http://127.0.0.1:8778/"]
+    assert told == [
+        "dashboard: http://127.0.0.1:8777/",
+        "dashboard: http://127.0.0.1:8778/ (sign in with the token in /run/token)",
+    ]
 
 
 def test_a_page_that_is_there_already_is_told_and_damage_is_passed_over(settings: EtcdSettings) -> None:

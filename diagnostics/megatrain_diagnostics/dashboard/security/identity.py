@@ -34,8 +34,7 @@ class Identity:
         if found is not None:
             return found
         if self._settings.is_open:
-            role = Role.OPERATOR if self._settings.enable_actions else Role.VIEWER
-            return Caller("local", role, Proof.NOTHING, address)
+            return Caller("local", Role.VIEWER, Proof.NOTHING, address)
         raise RefusalError(
             401, "who asks? Log in with a token, or send one: Authorization: Bearer TOKEN", headers=_WAY_IN
         )

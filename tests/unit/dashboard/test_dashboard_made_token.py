@@ -1,0 +1,102 @@
+"""A page with actions asks everybody for a token, also on its own machine, and makes one where it was given none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from megatrain.contracts.errors import ConfigError
+from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.run_directory import RunDirectory
+from megatrain.coordination.client import EtcdClient
+from megatrain.coordination.settings import EtcdSettings
+from megatrain_diagnostics.dashboard.security.made_token import TOKEN_NAME, with_token
+from megatrain_diagnostics.dashboard.settings import DashboardSettings
+from tests.helpers.dashboard_process import dashboard_process
+from tests.helpers.dashboard_server import ask, bearer, served
+from tests.helpers.etcd_server import EtcdServers, etcd_program
+from tests.helpers.other_user import OTHER_USER, as_other_user, everybodys_place
+from tests.helpers.waiting import wait_until
+
+OPEN = DashboardSettings(port=0, enable_actions=True)
+WISH = b'{"kind":"stop","target":"","reason":"mine now","confirmation":"demo","idempotency_key":"0123456789abcdef"}'
+
+
+def test_a_token_is_made_once_where_actions_are_open_to_everybody(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    for settled in (
+        DashboardSettings(port=0),
+        DashboardSettings(port=0, enable_actions=True, operator_token="a token of somebody's"),
+    ):
+        assert with_token(settled, run) == (settled, None)
+    settings, path = with_token(OPEN, run)
+    assert path == run.diagnosis / TOKEN_NAME
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.read_text().strip() == settings.operator_token
+    assert len(settings.operator_token) == 64
+    assert not settings.is_open
+    assert with_token(OPEN, run)[0].operator_token == settings.operator_token, "who signed in stays signed in"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (lambda path: path.chmod(0o644), "has mode 0644, and others may have read it"),
+        (lambda path: path.write_text("short\n"), "it holds no token"),
+        (lambda path: (path.unlink(), path.symlink_to("/etc/hostname")), "is a symbolic link"),
+        (lambda path: (path.unlink(), path.mkdir()), "Is a directory|is not a regular file"),
+    ],
+)
+def test_a_file_that_others_may_know_is_no_token(tmp_path: Path, spoil: Callable[[Path], object], reason: str) -> None:
+    run = RunDirectory(tmp_path)
+    path = with_token(OPEN, run)[1]
+    assert path is not None
+    spoil(path)
+    with pytest.raises(ConfigError, match=f"operator-token cannot be used: .*({reason}).*operator_token_file"):
+        with_token(OPEN, run)
+
+
+def test_a_token_that_another_user_laid_out_is_refused(tmp_path: Path) -> None:
+    run = RunDirectory(everybodys_place(tmp_path))
+    run.diagnosis.mkdir()
+    run.diagnosis.chmod(0o777)
+    as_other_user(lambda: (run.diagnosis / TOKEN_NAME).write_text("0" * 64) and None)
+    with pytest.raises(ConfigError, match=f"belongs to user {OTHER_USER}"):
+        with_token(OPEN, run)
+
+
+def test_whoever_only_reaches_the_page_is_a_viewer_at_most(tmp_path: Path) -> None:
+    with served(tmp_path, OPEN) as server:
+        assert ask(server.port, "/api/v1/job").json["role"] == "viewer"
+
+
+def test_the_program_with_actions_knows_nobody_by_being_on_its_machine(tmp_path: Path) -> None:
+    etcd_program()
+    run = RunDirectory(tmp_path / "run")
+    run.create()
+    with ExitStack() as stack:
+        etcd = stack.enter_context(EtcdServers(tmp_path))
+        client = stack.enter_context(EtcdClient(EtcdSettings.of(etcd.urls)))
+        log = tmp_path / "dashboard.log"
+        page = stack.enter_context(dashboard_process(run.root, "demo", etcd.urls, log, "--enable-actions"))
+        headers = {
+            "Content-Type": "application/json",
+            "Origin": page.url.rstrip("/"),
+            "X-Megatrain-Request": "1",
+        }
+        ask(page.port, "/api/v1/actions", headers, method="POST", body=WISH).assert_refused(401, "who asks?")
+        ask(page.port, "/api/v1/job").assert_refused(401, "who asks?")
+        path = run.diagnosis / TOKEN_NAME
+        token = path.read_text().strip()
+        assert ask(page.port, "/api/v1/job", bearer(token)).json["role"] == "operator"
+        assert f"(sign in with the token in {path})" in log.read_text()
+        assert token not in log.read_text()
+        keys = JobKeys("demo")
+        wait_until(lambda: client.get(keys.dashboard) is not None, "the announcement", 20.0)
+        item = client.get(keys.dashboard)
+        assert item is not None
+        assert str(path).encode() in item.value
+        assert token.encode() not in item.value
