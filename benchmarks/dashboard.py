@@ -24,7 +24,9 @@ from benchmarks.result import Result
 from megatrain.contracts.diag_records import DashboardRecord
 from megatrain.contracts.record import decode
 from megatrain.coordination.client import EtcdClient
-from megatrain_launcher.etcd_process import EtcdProcess, free_ports
+from megatrain.coordination.settings import EtcdSettings
+from megatrain_launcher.etcd_process import free_ports
+from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.synthetic_run import LARGEST, NUM_STEPS, write_run
 from tests.helpers.waiting import wait_until
 
@@ -84,9 +86,9 @@ def _pictures(run_directory: Path) -> Iterator[dict[str, Any]]:
 
 
 def _overview(run_directory: Path, etcd_directory: Path) -> Iterator[dict[str, Any]]:
-    with EtcdProcess(etcd_directory) as etcd, EtcdClient(etcd.settings) as client:
+    with EtcdServers(etcd_directory) as etcd, EtcdClient(EtcdSettings.of(etcd.urls)) as client:
         write_job(client, str(run_directory))
-        words = ("--run", str(run_directory), "--job", KEYS.job, "--rdzv-endpoint", etcd.url, "--port", "0")
+        words = ("--run", str(run_directory), "--job", KEYS.job, "--rdzv-endpoint", etcd.urls[0], "--port", "0")
         with _kept("megatrain_diagnostics.dashboard", *words) as process, changing_statuses(client):
             wait_until(lambda: client.get(KEYS.dashboard) is not None, "the page", _READY_S)
             item = client.get(KEYS.dashboard)

@@ -30,7 +30,7 @@ from megatrain.contracts.job_keys import JobKeys
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.settings import EtcdSettings
 from megatrain_diagnostics.store.segments import not_superseded
-from megatrain_launcher.etcd_process import EtcdProcess
+from tests.helpers.etcd_server import EtcdServers
 
 SECONDS = 60.0
 RATE = 1_000_000
@@ -67,12 +67,12 @@ def run(seconds: float = SECONDS) -> Result:
 
 
 def _ours(side: str, seconds: float, batch_rows: int, rate: float) -> dict[str, object]:
-    with tempfile.TemporaryDirectory() as directory, EtcdProcess(Path(directory) / "etcd") as etcd:
+    with tempfile.TemporaryDirectory() as directory, EtcdServers(Path(directory)) as etcd:
         place = Path(directory)
-        with _daemon(place / "run", etcd.url) as daemon:
-            _wait_for_record(etcd.settings)
+        with _daemon(place / "run", etcd.urls[0]) as daemon:
+            _wait_for_record(EtcdSettings.of(etcd.urls))
             orders = Orders(
-                endpoint=etcd.url, job=JOB, directory=str(place / "spools"), num_hosts=HOSTS, batch_rows=batch_rows,
+                endpoint=etcd.urls[0], job=JOB, directory=str(place / "spools"), num_hosts=HOSTS, batch_rows=batch_rows,
                 rows_per_s=rate, seconds=seconds,
             )  # fmt: skip
             before = _cpu_s(daemon.pid)

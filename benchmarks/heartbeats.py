@@ -32,7 +32,7 @@ from megatrain.coordination.maintenance import MemberStatus, statuses
 from megatrain.coordination.settings import EtcdSettings
 from megatrain.coordination.watch import ChangeKind, Changes, Watch
 from megatrain.coordination.wire import KeyRange
-from megatrain_launcher.etcd_process import EtcdProcess
+from tests.helpers.etcd_server import EtcdServers
 
 HOSTS = 1250
 SECONDS = 120.0
@@ -89,10 +89,10 @@ def run(num_hosts: int = HOSTS, seconds: float = SECONDS) -> Result:
 
 def _measure(side: str, num_hosts: int, seconds: float, recovery: RecoveryConfig) -> dict[str, object]:
     with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
-        etcd = stack.enter_context(EtcdProcess(Path(directory)))
-        client = stack.enter_context(EtcdClient(etcd.settings))
+        etcd = stack.enter_context(EtcdServers(Path(directory)))
+        client = stack.enter_context(EtcdClient(EtcdSettings.of(etcd.urls)))
         orders = Orders(
-            endpoint=etcd.url, job="heartbeats", first=0, count=0, has_own_connections=SIDES[side],
+            endpoint=etcd.urls[0], job="heartbeats", first=0, count=0, has_own_connections=SIDES[side],
             ttl_s=int(recovery.lease_ttl_s), renew_s=recovery.lease_renew_s, status_s=recovery.status_interval_s,
         )  # fmt: skip
         began = time.monotonic()
@@ -203,9 +203,11 @@ def _fan_outs(sent_at: dict[str, float], findings: list[Findings], num_hosts: in
     return seconds
 
 
-def _usage(etcd: EtcdProcess, client: EtcdClient) -> dict[str, float]:
+def _usage(etcd: EtcdServers, client: EtcdClient) -> dict[str, float]:
     """Return what etcd has used so far."""
-    fields = Path(f"/proc/{etcd.pid}/stat").read_text().rpartition(")")[2].split()
+    process = etcd.members[0].process
+    assert process is not None
+    fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
     member = next(iter(statuses(client).values()))
     assert isinstance(member, MemberStatus), member
     return {
@@ -215,8 +217,8 @@ def _usage(etcd: EtcdProcess, client: EtcdClient) -> dict[str, float]:
     }
 
 
-def _num_connections(etcd: EtcdProcess) -> int:
+def _num_connections(etcd: EtcdServers) -> int:
     """Return how many TCP connections stand between etcd's port and clients."""
-    port = EtcdSettings.of(etcd.url).endpoints[0].port
+    port = etcd.members[0].client_port
     lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
     return sum(line.split()[1].endswith(f":{port:04X}") and line.split()[3] == "01" for line in lines)

@@ -29,7 +29,8 @@ from megatrain.config.serialize import to_toml
 from megatrain.contracts.process import HOST_VARIABLE
 from megatrain.coordination.settings import EtcdSettings
 from megatrain_diagnostics.launched import daemon_command, streamer_command
-from megatrain_launcher.etcd_process import EtcdProcess, free_ports
+from megatrain_launcher.etcd_process import free_ports
+from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.tiny_data import write_corpus
 
 BLOCK = 10
@@ -116,8 +117,8 @@ def _train(root: Path, steps: int, *, is_beside: bool) -> tuple[list[int], list[
     file, times = root / "config.toml", root / "times.json"
     file.write_text(to_toml(config))
     with ExitStack() as stack:
-        etcd = stack.enter_context(EtcdProcess(root / "coordination"))
-        with _diagnosis(root, config, etcd.settings, is_beside=is_beside) as programs:
+        etcd = stack.enter_context(EtcdServers(root))
+        with _diagnosis(root, config, EtcdSettings.of(etcd.urls), is_beside=is_beside) as programs:
             words = [sys.executable, "-m", "benchmarks.telemetry_rank", str(times), str(BLOCK), str(file)]
             rank = subprocess.Popen(words, env=_environment(free_ports(1)[0]), stdout=subprocess.DEVNULL)
             stack.callback(rank.kill)  # after an interrupt; one that has ended is left alone
@@ -132,10 +133,9 @@ def _train(root: Path, steps: int, *, is_beside: bool) -> tuple[list[int], list[
 def _diagnosis(root: Path, config: Config, etcd: EtcdSettings, *, is_beside: bool) -> Iterator[list[int]]:
     """Have a daemon and a streamer; yields their process numbers."""
     run = Path(config.job.run_directory)
-    endpoints = [str(endpoint) for endpoint in etcd.endpoints]
-    sink = [sys.executable, "-m", "benchmarks.telemetry_sink", config.job.name, endpoints[0]]
+    sink = [sys.executable, "-m", "benchmarks.telemetry_sink", config.job.name, str(etcd.endpoints[0])]
     commands = [
-        daemon_command(run, endpoints, config.job.name) if is_beside else sink,
+        daemon_command(run, etcd_words(etcd), config.job.name) if is_beside else sink,
         streamer_command(config=config, run=run, host=HOST, logs=run / "logs" / HOST, etcd=etcd_words(etcd)),
     ]
     with ExitStack() as stack:

@@ -7,7 +7,6 @@ it has acknowledged is on disk; what it has not, hosts send again. Without etcd 
 from __future__ import annotations
 
 import argparse
-import ipaddress
 import logging
 import os
 import secrets
@@ -189,8 +188,8 @@ def _listening(settings: DaemonSettings, section: DiagnosticsConfig, ingest: Ing
 
 def _usual_address(etcd: EtcdSettings) -> str:
     """Return loopback for a job whose etcd is on this machine alone, else the address by which etcd is reached."""
-    hosts = [endpoint.host for endpoint in etcd.endpoints]
-    return _LOOPBACK if all(map(_is_loopback, hosts)) else _address_towards(etcd)
+    is_alone = all(endpoint.is_local for endpoint in etcd.endpoints)
+    return _LOOPBACK if is_alone else _address_towards(etcd)
 
 
 def _told_address(settings: DaemonSettings, address: str) -> str:
@@ -203,6 +202,8 @@ def _told_address(settings: DaemonSettings, address: str) -> str:
 def _address_towards(etcd: EtcdSettings) -> str:
     """Return this machine's address on the way to etcd; nothing is sent. Raises: ConfigError."""
     endpoint = etcd.endpoints[0]
+    if endpoint.path:
+        return _LOOPBACK
     try:
         family, kind, _, _, target = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as probe:
@@ -212,13 +213,6 @@ def _address_towards(etcd: EtcdSettings) -> str:
         raise ConfigError(
             [f"no address of this machine leads to etcd at {endpoint}: {error}; set diagnostics.daemon_address"]
         ) from error
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _maintain(store: ParquetEventStore, configuration: Configuration, stop: threading.Event) -> None:

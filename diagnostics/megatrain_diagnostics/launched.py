@@ -20,12 +20,11 @@ _DAEMON_PACKAGES = ("pyarrow", "duckdb")
 _STREAMER_PACKAGES = ("pyarrow", "prometheus_client")
 
 
-def daemon_command(run: Path, endpoints: Sequence[str], job: str) -> list[str]:
-    """Return the command of the daemon of a job; none where it cannot run."""
+def daemon_command(run: Path, etcd: Sequence[str], job: str) -> list[str]:
+    """Return the command of the daemon of a job; none where it cannot run. `etcd`: flags that lead to etcd."""
     if not _are_installed(_DAEMON_PACKAGES):
         return []
-    words = [sys.executable, "-m", "megatrain_diagnostics.daemon", "--run", str(run), "--job", job]
-    return [*words, "--rdzv-endpoint", ",".join(endpoints)]
+    return [sys.executable, "-m", "megatrain_diagnostics.daemon", "--run", str(run), "--job", job, *etcd]
 
 
 def streamer_command(*, config: Config, run: Path, host: str, logs: Path, etcd: Sequence[str]) -> list[str]:

@@ -1,8 +1,9 @@
 """An etcd of our own for one job: found, started on free ports, started anew when it dies, and gone when we are.
 
 Its data lie in <run>/coordination, so that rounds and incidents go on counting when the job is launched again. It
-listens on loopback. Where other hosts shall reach it too, it is given a user and password first, and listens on the
-host's address only when nobody gets in without them. Left out: a cluster; a job of many hosts that shall survive the
+begins on a unix socket in a directory of mode 0700, where it is given its password: nobody else reaches it before. A
+job of one host stays there. Where other hosts shall reach it, it is started again on the host's address with TLS, and
+takes only clients that have the job's key (ADR 0038). Left out: a cluster; a job of many hosts that shall survive the
 loss of any one of them has an etcd of its own elsewhere (--rdzv-endpoint).
 """
 
@@ -11,7 +12,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import importlib.util
-import ipaddress
 import logging
 import os
 import shutil
@@ -19,28 +19,38 @@ import socket
 import subprocess
 import threading
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Any, Self
 
-from megatrain.contracts.errors import ConfigError, CoordinationError
+from megatrain.contracts.errors import ConfigError, CoordinationError, CoordinationRefusedError
+from megatrain.contracts.own_files import check_own_directory, open_own_file
 from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.settings import Credentials, EtcdSettings
+from megatrain.coordination.maintenance import status
+from megatrain.coordination.settings import Credentials, Endpoint, EtcdSettings, TlsFiles, fits_socket
 from megatrain.programs.child_process import ChildProcess
+from megatrain_launcher.etcd_certificate import make_certificate
 from megatrain_launcher.etcd_log import lack_of_room, last_words
+from megatrain_launcher.etcd_users import WrongPasswordError, admit_only
+from megatrain_launcher.private_directory import make_private
 
 _logger = logging.getLogger(__name__)
-_LOOPBACK = "127.0.0.1"
+_CLIENT_SOCKET = "client:0"
+_PEER_SOCKET = "peer:0"
+"""Names that every etcd takes for a host and port. It makes its sockets where it works."""
+_NO_ORIGIN = "https://nobody.invalid:1"
+"""The one page that may read its answers in a browser. There is none: unless told, etcd allows every page."""
+_NEW, _EXISTING = (["--initial-cluster-state", state] for state in ("new", "existing"))
 _NUM_PORT_TRIES = 5
 _POLL_S = 0.02
+_ANSWER_S = 2.0
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
 _MAX_LOG_BYTES = 16 * 2**20
-_ROLE = "root"
 _PROGRESS_OPTIONS = ("--experimental-watch-progress-notify-interval", "--watch-progress-notify-interval")
 
 
@@ -70,7 +80,7 @@ def find_etcd() -> Path:
     return Path(found)
 
 
-def free_ports(count: int, address: str = _LOOPBACK) -> list[int]:
+def free_ports(count: int, address: str = "127.0.0.1") -> list[int]:
     """Return different ports that nobody listens on at this moment."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with ExitStack() as held:
@@ -81,32 +91,36 @@ def free_ports(count: int, address: str = _LOOPBACK) -> list[int]:
 
 
 class EtcdProcess:
-    """As a context: an etcd that serves, to `credentials` only where they are given; off loopback they must be.
+    """As a context: an etcd for `credentials` alone, on a unix socket, or on an IP `address` for whoever has `tls` too.
 
-    Raises on entering: ConfigError when there is no program, or another launch uses the directory; CoordinationError
-    with the end of its log when it does not come up.
+    `directory`: its data and log; made if it is not there, refused if another user could have written in it.
+    `tls`: where the certificate and its key are put; made anew for the address.
+    Raises on entering: ConfigError when there is no program, the directory is not ours, or another launch uses it;
+    CoordinationError with the end of its log when it does not come up.
     """
 
     def __init__(
         self,
         directory: Path,
+        credentials: Credentials,
         *,
-        address: str = _LOOPBACK,
-        credentials: Credentials | None = None,
+        address: str = "",
+        tls: TlsFiles | None = None,
         program: Path | None = None,
         ready_s: float = 30.0,
     ) -> None:
-        self._is_loopback = ipaddress.ip_address(address).is_loopback
-        if not self._is_loopback and credentials is None:
-            raise ConfigError([f"an etcd that listens on {address} needs a user and a password"])
-        self._directory = directory
-        self._address = address
+        if bool(address) != (tls is not None):
+            raise ConfigError([f"an etcd that listens on {address or 'a unix socket'}: an address and TLS go together"])
+        self._directory = directory.absolute()
         self._credentials = credentials
+        self._address = address
+        self._tls = tls or TlsFiles()
         self._program = program
         self._ready_s = ready_s
+        self._sockets = self._directory
+        self._endpoint: Endpoint | None = None
         self._words: Sequence[str] = ()
         self._child: ChildProcess | None = None
-        self._client_port = 0
         self._is_up = threading.Event()
         self._closing = threading.Event()
         self._failure: Exception | None = None
@@ -114,14 +128,10 @@ class EtcdProcess:
         self._held = ExitStack()
 
     @property
-    def url(self) -> str:
-        """How its clients reach it, those on other hosts too."""
-        return _url(self._address, self._client_port)
-
-    @property
     def settings(self) -> EtcdSettings:
         """What a client of it is made from."""
-        return EtcdSettings.of([self.url], credentials=self._credentials)
+        assert self._endpoint is not None
+        return EtcdSettings((self._endpoint,), self._credentials, self._tls)
 
     @property
     def pid(self) -> int | None:
@@ -136,6 +146,7 @@ class EtcdProcess:
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             stack.enter_context(_held_alone(self._directory))
+            self._sockets = stack.enter_context(_place_of_sockets(self._directory))
             stack.callback(self._close)
             self._thread.start()
             self._is_up.wait()
@@ -159,9 +170,11 @@ class EtcdProcess:
         try:
             self._start_first()
         except (ConfigError, CoordinationError) as error:
+            self._end_child()
             self._failure = error
             return
         except OSError as error:
+            self._end_child()
             self._failure = ConfigError([_why_not_started(self._directory, error)])
             return
         finally:
@@ -178,7 +191,7 @@ class EtcdProcess:
             self._closing.wait(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
             with suppress(OSError):  # out of processes or memory: the next turn tries again
-                self._child = ChildProcess(self._words, log=self.log)
+                self._start()
         self._end_child()
 
     def _watch(self) -> None:
@@ -192,87 +205,96 @@ class EtcdProcess:
         if child is not None:
             child.stop()
 
+    def _start(self) -> None:
+        self._child = ChildProcess(self._words, log=self.log, directory=self._sockets)
+
     def _start_first(self) -> None:
         program = self._program or find_etcd()
         _shorten(self.log)
-        self._start_on_free_ports(program, _LOOPBACK)
-        if self._credentials is not None:
-            enable_password(EtcdSettings.of([_url(_LOOPBACK, self._client_port)]), self._credentials)
-        if not self._is_loopback:
+        always = _always(program, self._directory)
+        door = Endpoint.of_socket(self._sockets / _CLIENT_SOCKET)
+        socket_url = f"unix://{_CLIENT_SOCKET}"
+        self._come_up([*always, *_listening(socket_url), *_NEW], EtcdSettings((door,)))
+        try:
+            admit_only(EtcdSettings((door,)), self._credentials)
+        except WrongPasswordError as error:
+            way_out = f"remove {self._directory / 'etcd'}, and rounds count from 1 again"
+            raise CoordinationError(f"etcd in {self._directory} {error}; {way_out}") from error
+        self._endpoint = door
+        # one that has lost its data, and with them its password, must not begin with new ones: it ends instead
+        self._words = [*always, *_listening(socket_url), *_EXISTING]
+        if self._address:
             self._end_child()
-            self._start_on_free_ports(program, self._address)
+            make_certificate(self._tls, self._address)
+            self._start_on_free_port(always)
 
-    def _start_on_free_ports(self, program: Path, address: str) -> None:
-        options = _options_of(program)
+    def _start_on_free_port(self, always: Sequence[str]) -> None:
         for number in range(_NUM_PORT_TRIES):
-            client_port, peer_port = free_ports(2, address)
-            log_size = self.log.stat().st_size if self.log.exists() else 0
-            self._words = _words(program, self._directory, _url(address, client_port), peer_port, options)
-            self._client_port = client_port
-            self._child = ChildProcess(self._words, log=self.log)
-            problem = self._wait_until_ready(_url(address, client_port))
-            if not problem:
-                return
+            endpoint = Endpoint("https", self._address, free_ports(1, self._address)[0])
+            words = [*always, *_listening(str(endpoint)), *_guarded(self._tls), *_EXISTING]
+            try:
+                return self._come_up(words, EtcdSettings((endpoint,), self._credentials, self._tls))
+            except CoordinationError as error:
+                if "address already in use" not in str(error) or number == _NUM_PORT_TRIES - 1:
+                    raise
+
+    def _come_up(self, words: Sequence[str], settings: EtcdSettings) -> None:
+        """Start it with these words and wait until it serves. Raises: CoordinationError; then nothing of it is left."""
+        log_size = self.log.stat().st_size if self.log.exists() else 0
+        self._words = words
+        (self._endpoint,) = settings.endpoints
+        self._start()
+        problem = self._wait_until_ready(settings)
+        if problem:
             self._end_child()
             text = self.log.read_bytes()[log_size:].decode(errors="replace")
-            if self._closing.is_set() or "address already in use" not in text or number == _NUM_PORT_TRIES - 1:
-                why = "; ".join(filter(None, (problem, lack_of_room(self._directory))))
-                raise CoordinationError(f"etcd in {self._directory} {why}; {self.log}:\n{last_words(text)}")
+            why = "; ".join(filter(None, (problem, lack_of_room(self._directory))))
+            raise CoordinationError(f"etcd in {self._directory} {why}; {self.log}:\n{last_words(text)}")
 
-    def _wait_until_ready(self, url: str) -> str:
+    def _wait_until_ready(self, settings: EtcdSettings) -> str:
         """Return what is wrong, nothing once it serves."""
         deadline = time.monotonic() + self._ready_s
-        while not self._closing.wait(_POLL_S):
-            assert self._child is not None
-            code = self._child.poll()
-            if code is not None:
-                return f"ended with {code} before it served"
-            if _is_healthy(url):
-                return ""
-            if time.monotonic() > deadline:
-                return f"did not serve within {self._ready_s:g} s"
+        why_not = "nothing listens"
+        with EtcdClient(replace(settings, attempt_s=_ANSWER_S)) as client:
+            while not self._closing.wait(_POLL_S):
+                assert self._child is not None
+                code = self._child.poll()
+                if code is not None:
+                    return f"ended with {code} before it served"
+                if _is_listening(settings.endpoints[0]):
+                    why_not = _why_not_serving(client)
+                    if not why_not:
+                        return ""
+                if time.monotonic() > deadline:
+                    return f"did not serve within {self._ready_s:g} s ({why_not})"
         return "was told to end"
 
 
-def enable_password(settings: EtcdSettings, credentials: Credentials) -> None:
-    """Let nobody in but root and this user, who may do everything; both have this password. May be repeated.
-
-    Raises: CoordinationError.
-    """
-    users = dict.fromkeys(("root", credentials.user), credentials.password)
-    with EtcdClient(settings) as client:
-
-        def call(path: str, body: Mapping[str, str]) -> None:
-            client.gateway.call(path, body, bool, what=f"etcd {path}", key=None, is_write=True)
-
-        for name, password in users.items():
-            try:
-                call("/v3/auth/user/add", {"name": name, "password": password})
-            except CoordinationError as error:
-                if "already enabled" in str(error) or "user name is empty" in str(error):
-                    return  # of an earlier launch, with the password that it wrote down
-                if "already exists" not in str(error):
-                    raise
-                call("/v3/auth/user/changepw", {"name": name, "password": password})
-        with suppress(CoordinationError):  # it is there by itself in newer versions
-            call("/v3/auth/role/add", {"name": _ROLE})
-        for name in users:
-            call("/v3/auth/user/grant", {"user": name, "role": _ROLE})
-        call("/v3/auth/enable", {})
-
-
-def _words(program: Path, directory: Path, client: str, peer_port: int, options: str) -> list[str]:
-    peer = _url(_LOOPBACK, peer_port)
+def _always(program: Path, directory: Path) -> list[str]:
+    """Return the program, and the options that it always has. Members would meet on a unix socket, too."""
+    peer = f"unix://{_PEER_SOCKET}"
     words: list[Any] = [
         program, "--name", "embedded", "--data-dir", directory / "etcd", "--logger", "zap", "--log-level", "warn",
-        "--log-outputs", "stderr", "--listen-client-urls", client, "--advertise-client-urls", client,
+        "--log-outputs", "stderr",
         "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", f"embedded={peer}",
+        "--cors", _NO_ORIGIN, "--host-whitelist", "localhost",
         "--auto-compaction-mode", "periodic", "--auto-compaction-retention", "5m",
         # a member alone elects itself: there is nobody to wait for
         "--heartbeat-interval", "50", "--election-timeout", "500",
     ]  # fmt: skip
+    options = _options_of(program)
     words += [f"{option}=5s" for option in _PROGRESS_OPTIONS if f" {option} " in options][:1]
     return [str(word) for word in words]
+
+
+def _listening(url: str) -> list[str]:
+    return ["--listen-client-urls", url, "--advertise-client-urls", url]
+
+
+def _guarded(tls: TlsFiles) -> list[str]:
+    """Return the options that keep out whoever does not have the certificate's key."""
+    files = {"--cert-file": tls.certificate, "--key-file": tls.key, "--trusted-ca-file": tls.ca}
+    return ["--client-cert-auth", *(f"{option}={path}" for option, path in files.items())]
 
 
 def _options_of(program: Path) -> str:
@@ -284,17 +306,23 @@ def _options_of(program: Path) -> str:
     return done.stdout + done.stderr
 
 
-def _url(address: str, port: int) -> str:
-    return f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
+def _is_listening(endpoint: Endpoint) -> bool:
+    """Return whether a connection can be had; the client would tell of each that cannot."""
+    family = socket.AF_UNIX if endpoint.path else socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.settimeout(_ANSWER_S)
+        return probe.connect_ex(endpoint.path or (endpoint.host, endpoint.port)) == 0
 
 
-def _is_healthy(url: str) -> bool:
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+def _why_not_serving(client: EtcdClient) -> str:
+    """Return what keeps it from serving, nothing once it does."""
     try:
-        with opener.open(f"{url}/health", timeout=1.0) as answer:
-            return b"true" in answer.read(200)
-    except (urllib.error.URLError, TimeoutError, ConnectionError, ValueError):
-        return False
+        has_leader = status(client, client.settings.endpoints[0]).leader_id != 0
+    except CoordinationRefusedError:
+        return ""  # it asks for a password
+    except CoordinationError as error:
+        return str(error)
+    return "" if has_leader else "it has no leader"
 
 
 def _why_not_started(directory: Path, error: OSError) -> str:
@@ -322,14 +350,42 @@ def _shorten(log: Path) -> None:
 
 
 @contextmanager
+def _place_of_sockets(directory: Path) -> Iterator[Path]:
+    """Have a directory of ours for sockets: that of the data, else a new one, where a socket cannot be in that."""
+    if _can_hold_socket(directory):
+        yield directory
+        return
+    with TemporaryDirectory(prefix="megatrain-") as made:
+        yield Path(made)
+
+
+def _can_hold_socket(directory: Path) -> bool:
+    """Return whether the path is short enough, and the file system one that has sockets."""
+    if not fits_socket(str(directory / _CLIENT_SOCKET)):
+        return False
+    path = directory / "probe"
+    try:
+        path.unlink(missing_ok=True)
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.bind(str(path))
+        path.unlink()
+    except OSError:
+        return False
+    return True
+
+
+@contextmanager
 def _held_alone(directory: Path) -> Iterator[None]:
     """Have the directory to ourselves. Raises: ConfigError naming who has it."""
+    make_private(directory)
     try:
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        file = (directory / "lock").open("a+b", buffering=0)
+        data = directory / "etcd"
+        if data.exists():
+            check_own_directory(data)
+        handle = open_own_file(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_APPEND)
     except OSError as error:
-        raise ConfigError([f"{directory} cannot be written: {error.strerror}; set job.run_directory"]) from error
-    with file:
+        raise ConfigError([_why_not_started(directory, error)]) from error
+    with open(handle, "a+b", buffering=0) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

@@ -81,7 +81,7 @@ class EtcdFlags:
             raise ConfigError(
                 [f"--etcd-user={self.user} without a password: set {PASSWORD_VARIABLE}, or --etcd-password-file=FILE"]
             )
-        return Credentials(self.user, password)
+        return Credentials(self.user, password, Path(self.password_file) if self.password_file else None)
 
     def words(self) -> list[str]:
         """Return the flags that say the same to another process of this machine."""
@@ -161,6 +161,7 @@ def etcd_words(settings: EtcdSettings) -> list[str]:
     flags = EtcdFlags(
         endpoints=",".join(map(str, settings.endpoints)),
         user=settings.credentials.user if settings.credentials else "",
+        password_file=str(settings.credentials.file or "") if settings.credentials else "",
         ca=files[0],
         certificate=files[1],
         key=files[2],
@@ -169,5 +170,11 @@ def etcd_words(settings: EtcdSettings) -> list[str]:
 
 
 def etcd_environment(settings: EtcdSettings) -> dict[str, str]:
-    """Return the environment variables that such a process needs beside the flags: the password, where there is one."""
-    return {} if settings.credentials is None else {PASSWORD_VARIABLE: settings.credentials.password}
+    """Return what such a process needs in its environment beside the flags: a password that came by no file."""
+    found = settings.credentials
+    return {} if found is None or found.file is not None else {PASSWORD_VARIABLE: found.password}
+
+
+def without_password(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of processes that have no business with etcd, such as workers."""
+    return {name: value for name, value in environment.items() if name != PASSWORD_VARIABLE}

@@ -1,35 +1,44 @@
 """Which job a command line means: a run directory, or a job's name and where etcd is.
 
 A job that has its own etcd (`megatrain launch --standalone`) says in <run>/coordination/endpoint where that is, so that
-`megatrain status runs/demo`, or `demo`, is all that anybody has to write. A password never comes from the command line,
-and never because of a file that is somebody else's.
+`megatrain status runs/demo`, or `demo`, is all that anybody has to write. A password never comes from the command line.
+Where a file says where etcd is, none comes from the environment either, and no certificate: the run has its own.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import os
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from megatrain.commands.argument_types import utf8_text
 from megatrain.commands.etcd_flags import EtcdFlags, add_etcd_arguments, etcd_flags
-from megatrain.contracts.errors import CoordinationError, CoordinationRefusedError, MegatrainError
+from megatrain.contracts.bounded_files import read_below
+from megatrain.contracts.errors import (
+    ConfigError,
+    CoordinationError,
+    CoordinationRefusedError,
+    DataError,
+    MegatrainError,
+)
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.job_keys import ROOT, JobKeys
 from megatrain.contracts.texts import names_text, natural_order
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.settings import EtcdSettings
 from megatrain.coordination.wire import KeyRange, Range
+from megatrain.jobs.own_etcd import ENDPOINT_FILE, PLACE, OwnEtcd, read_job, read_own_etcd
 
+Answer = TypeVar("Answer")
 RUNS = Path("runs")
-ENDPOINT_FILE = Path("coordination") / "endpoint"
-EXIT_CODE_FILE = Path("coordination") / "exit-code"
+EXIT_CODE_FILE = f"{PLACE}/exit-code"
+_MOST_EXIT_CODE_BYTES = 64
 _JOB_HELP = "a run directory or a job's name (default: the only job that there is)"
 _ATTEMPT_S = 2.0
 _CALL_S = 4.0
@@ -126,18 +135,23 @@ def job_place(args: argparse.Namespace) -> JobPlace:
     run = run_directory(told_name)
     flags = etcd_flags(args)
     if flags.endpoints:
-        job = told_name if run is None else _read_endpoint(run).job
+        job = told_name if run is None else _told(run, read_job)
         _check_name(job)
-        return JobPlace(_settings([flags.endpoints], flags, _CALL_S), job, run)
+        return JobPlace(_hasty(flags.settings(os.environ), _CALL_S), job, run)
     if run is None and told_name:
         raise PlaceError(
             f"job {told_name!r}: no run directory of that name (looked for {RUNS / told_name / ENDPOINT_FILE}); "
             "say where etcd is with --rdzv-endpoint HOST:PORT, or name the run directory"
         )
-    told = _read_endpoint(run or _only_run())
-    if told.user and not flags.user:
-        flags = replace(flags, user=told.user, password_file=told.password_file)
-    return JobPlace(_settings(told.endpoints, flags, _OWN_CALL_S), told.job, told.run)
+    run = run or _only_run()
+    if flags != EtcdFlags():
+        raise PlaceError(
+            f"{run} says where its etcd is, and has the user, password and certificate for it; what --etcd-* and "
+            "--rdzv-conf name is for the etcd of --rdzv-endpoint: give that too, or none of them"
+        )
+    told: OwnEtcd = _told(run, read_own_etcd)
+    _check_name(told.job)
+    return JobPlace(_hasty(told.settings, _OWN_CALL_S), told.job, run)
 
 
 def run_directory(text: str) -> Path | None:
@@ -145,10 +159,10 @@ def run_directory(text: str) -> Path | None:
     if not text:
         return None
     direct = Path(text)
-    if direct.is_dir() and (direct / ENDPOINT_FILE).is_file():
+    if os.path.lexists(direct / ENDPOINT_FILE):
         return direct
     usual = RUNS / text
-    if "/" not in text and (usual / ENDPOINT_FILE).is_file():
+    if "/" not in text and os.path.lexists(usual / ENDPOINT_FILE):
         return usual
     return direct if "/" in text or text in (".", "..") else None
 
@@ -161,44 +175,29 @@ def run_at(text: str) -> Path | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class _Told:
-    endpoints: tuple[str, ...]
-    job: str
-    run: Path
-    user: str = ""
-    password_file: str = ""
-
-
-def _read_endpoint(run: Path) -> _Told:
-    path = run / ENDPOINT_FILE
+def _told(run: Path, read: Callable[[Path], Answer]) -> Answer:
+    """Return what a file of a run directory tells of its etcd. Raises: PlaceError."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-        endpoints, words = value["endpoints"], (value["job"], value.get("user", ""), value.get("password_file", ""))
-        is_own = path.stat().st_uid == os.geteuid()
-        is_list = isinstance(endpoints, list) and bool(endpoints)
-        if not is_list or not all(isinstance(one, str) for one in [*endpoints, *words]):
-            raise TypeError("not endpoints and a job")
-    except FileNotFoundError:
+        return read(run)
+    except FileNotFoundError as error:
+        if os.path.lexists(run / ENDPOINT_FILE):
+            raise PlaceError(f"{error.filename}: no such file; say --rdzv-endpoint HOST:PORT instead") from error
         raise PlaceError(f"{run}: {_why_nothing_is_told(run)}") from None
     except OSError as error:
-        raise PlaceError(f"{path}: cannot be read: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        rule = 'expected {"endpoints": ["http://127.0.0.1:2379"], "job": "NAME"}'
-        raise PlaceError(f"{path}: {rule}; say --rdzv-endpoint HOST:PORT instead") from error
-    job, user, password_file = words
-    # whoever owns another's run directory chooses the server: what is sent there is not for that file to choose
-    return _Told(tuple(endpoints), job, run, user, password_file) if is_own else _Told(tuple(endpoints), job, run)
+        problem = f"{error.filename}: {error.strerror}"
+        raise PlaceError(f"{problem}; only who launched a job gets into its etcd by its run directory") from error
+    except (DataError, ConfigError) as error:
+        raise PlaceError(str(error)) from error
 
 
 def _why_nothing_is_told(run: Path) -> str:
     try:
-        code = (run / EXIT_CODE_FILE).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError):
+        code = read_below(run, EXIT_CODE_FILE, _MOST_EXIT_CODE_BYTES).decode("ascii", "replace").strip()
+    except OSError:
         code = ""
-    if code:
+    if code.isdigit():
         looks = f"megatrain incidents --job {shlex.quote(str(run))}"
-        return f"its last job ended with exit code {code[:8]}; `{looks}` tells what went wrong in it"
+        return f"its last job ended with exit code {code}; `{looks}` tells what went wrong in it"
     return (
         f"no {ENDPOINT_FILE} there, so no job with an etcd of its own runs in it; for one that was launched with "
         "--rdzv-endpoint say the same here, with the job's name"
@@ -252,6 +251,5 @@ def _check_name(job: str) -> None:
         raise PlaceError(f"job {job!r}: neither a run directory nor a job's name, which has no slash")
 
 
-def _settings(endpoints: Sequence[str], flags: EtcdFlags, call_s: float) -> EtcdSettings:
-    settings = replace(flags, endpoints=",".join(endpoints)).settings(os.environ)
+def _hasty(settings: EtcdSettings, call_s: float) -> EtcdSettings:
     return replace(settings, attempt_s=min(_ATTEMPT_S, call_s), call_s=call_s)

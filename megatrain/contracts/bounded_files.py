@@ -1,4 +1,10 @@
-"""Reading a small file of which nobody knows who put it there, or what it is."""
+"""Reading files of a directory that somebody else may have made: a run that one was given to look at.
+
+Its author chooses what lies there. A symbolic link would show whoever looks at the run a file of his own; a FIFO would
+make him wait for ever; a device, or a file without end, would fill his memory. So below the directory that was named no
+link is followed, nothing but a regular file is read, and no more than its reader says. What was looked at is what is
+read: it is the same descriptor.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +14,78 @@ import stat
 from pathlib import Path
 
 
-def read_bounded(path: Path, most_bytes: int) -> bytes:
-    """Return what a regular file holds. Raises: OSError, also for anything else and for more than `most_bytes`.
+def read_below(root: Path, name: str, most_bytes: int, *, owner: int | None = None, is_secret: bool = False) -> bytes:
+    """Return what a regular file below `root` holds. `name`: its path from there, of plain names.
 
-    A FIFO of its name would make us wait for ever, a device would never end.
+    `owner`: the user that it and the directories between must belong to, and that alone may write them. `is_secret`:
+    nobody else may be able to read the file either.
+    Raises: OSError, which names the path and says in words why the file is not read.
     """
-    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    with open(handle, "rb") as file:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise OSError(errno.EINVAL, "not a regular file", str(path))
+    with open(open_below(root, name, owner=owner, is_secret=is_secret), "rb") as file:
         raw = file.read(most_bytes + 1)
     if len(raw) > most_bytes:
-        raise OSError(errno.EFBIG, f"more than {most_bytes >> 20} MiB", str(path))
+        raise OSError(errno.EFBIG, f"has more than {most_bytes:,} bytes", str(root / name))
     return raw
+
+
+def read_bounded(path: Path, most_bytes: int) -> bytes:
+    """Return what a regular file holds. Neither it nor its directory may be a link. Raises: as `read_below`."""
+    return read_below(path.parent.parent, f"{path.parent.name}/{path.name}", most_bytes)
+
+
+def open_below(root: Path, name: str, *, owner: int | None = None, is_secret: bool = False) -> int:
+    """Return a descriptor of a regular file, to read from. Arguments and errors: as `read_below`."""
+    path = root
+    directory = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        *between, last = name.split("/")
+        for part in between:
+            path /= part
+            below = _opened(directory, part, path, os.O_DIRECTORY)
+            os.close(directory)
+            directory = below
+            _check_owner(os.fstat(directory), path, owner)
+        path /= last
+        file = _opened(directory, last, path, os.O_NONBLOCK)
+    finally:
+        os.close(directory)
+    try:
+        status = os.fstat(file)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "is not a regular file", str(path))
+        _check_owner(status, path, owner)
+        if is_secret and status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+            mode = stat.S_IMODE(status.st_mode)
+            raise OSError(errno.EPERM, f"has mode {mode:o}, and is nobody's but its user's with 600", str(path))
+    except BaseException:
+        os.close(file)
+        raise
+    return file
+
+
+def _opened(directory: int, part: str, path: Path, flags: int) -> int:
+    if part in ("", ".", ".."):
+        raise OSError(errno.EINVAL, "is not a name below it", str(path))
+    try:
+        return os.open(part, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | flags, dir_fd=directory)
+    except OSError as error:
+        if stat.S_ISLNK(_mode(directory, part)):
+            raise OSError(errno.ELOOP, "is a symbolic link, and none is followed there", str(path)) from error
+        raise OSError(error.errno, os.strerror(error.errno or 0), str(path)) from error
+
+
+def _mode(directory: int, part: str) -> int:
+    try:
+        return os.stat(part, dir_fd=directory, follow_symlinks=False).st_mode
+    except OSError:
+        return 0
+
+
+def _check_owner(status: os.stat_result, path: Path, owner: int | None) -> None:
+    if owner is None:
+        return
+    if status.st_uid != owner:
+        raise OSError(errno.EPERM, f"belongs to user {status.st_uid}, not to user {owner}", str(path))
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        mode = stat.S_IMODE(status.st_mode)
+        raise OSError(errno.EPERM, f"can be written by others than user {owner} (mode {mode:o})", str(path))

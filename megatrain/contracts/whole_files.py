@@ -27,6 +27,24 @@ def is_temporary_name(name: str) -> bool:
     return _TEMPORARY_NAME.fullmatch(name) is not None
 
 
+def write_private(path: Path, content: bytes, *, is_new: bool = False) -> None:
+    """Put a file in place whole that its user alone can read.
+
+    Raises: OSError; FileExistsError where it shall be new, and there is one.
+    """
+    temporary = path.with_name(temporary_name(path.name))
+    file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with open(file, "wb") as stream:
+            stream.write(content)
+        if is_new:
+            os.link(temporary, path)
+        else:
+            temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
 def sync_directory(path: Path) -> None:
     """Make durable which files a directory holds: a rename is on disk only when its directory is.
 

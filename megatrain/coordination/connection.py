@@ -1,4 +1,4 @@
-"""One connection to one endpoint: TCP, TLS, requests and their answers, each under an absolute deadline.
+"""One connection to one endpoint: TCP or a unix socket, TLS, requests, their answers, each under an absolute deadline.
 
 Name resolution is the system's and the one part that a deadline does not limit.
 """
@@ -27,11 +27,8 @@ class Connection:
         self.endpoint = endpoint
         plain = _connect(endpoint, deadline)
         try:
-            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            plain.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            for name, value in _KEEPALIVE.items():
-                if hasattr(socket, name):
-                    plain.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+            if not endpoint.path:
+                _keep_alive(plain)
             plain.settimeout(deadline.remaining_s())
             self._socket = plain if context is None else _encrypted(plain, context, endpoint)
         except BaseException:
@@ -91,7 +88,17 @@ def _encrypted(plain: socket.socket, context: ssl.SSLContext, endpoint: Endpoint
         raise ConnectionError(f"in the TLS handshake: {error.strerror}") from error
 
 
+def _keep_alive(plain: socket.socket) -> None:
+    plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    plain.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEPALIVE.items():
+        if hasattr(socket, name):
+            plain.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
 def _connect(endpoint: Endpoint, deadline: Deadline) -> socket.socket:
+    if endpoint.path:
+        return _connect_socket(endpoint.path, deadline)
     addresses = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
     failure: OSError | None = None
     for number, (family, kind, protocol, _, address) in enumerate(addresses):
@@ -108,3 +115,14 @@ def _connect(endpoint: Endpoint, deadline: Deadline) -> socket.socket:
     if failure is None:
         raise OSError(f"{endpoint.host} has no address")
     raise failure
+
+
+def _connect_socket(path: str, deadline: Deadline) -> socket.socket:
+    one = socket.socket(socket.AF_UNIX)
+    try:
+        one.settimeout(deadline.remaining_s())
+        one.connect(path)
+    except BaseException:
+        one.close()
+        raise
+    return one

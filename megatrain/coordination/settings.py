@@ -1,6 +1,7 @@
 """Where etcd is and how to enter: endpoints, TLS files, user and password, time limits.
 
-No text that this module makes ever holds the password.
+A password goes through a unix socket, over TLS or over loopback, and nowhere else. No text that this module makes ever
+holds it.
 """
 
 from __future__ import annotations
@@ -13,25 +14,32 @@ from pathlib import Path
 from typing import Self
 from urllib.parse import urlsplit
 
+from megatrain.contracts.addresses import is_loopback
 from megatrain.contracts.errors import ConfigError
 
 DEFAULT_PORT = 2379
+_UNIX = "unix:"
+_MOST_SOCKET_BYTES = 107
+"""The kernel's room for a socket's path, less the zero at its end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One member of the cluster, as its clients reach it."""
+    """One member of the cluster, as its clients reach it: by host and port, or by the path of a unix socket."""
 
     scheme: str
     host: str
     port: int
+    path: str = ""
 
     @classmethod
     def parse(cls, text: str, default_scheme: str = "http") -> Self:
-        """Read "host", "host:port", "[v6]:port" or any of them after "http://" or "https://".
+        """Read "host", "host:port", "[v6]:port", any of them after "http://" or "https://", or "unix:/PATH".
 
         Raises: ConfigError when it is something else.
         """
+        if text.strip().startswith(_UNIX):
+            return cls.of_socket(Path(text.strip().removeprefix(_UNIX)))
         whole = text.strip() if "://" in text else f"{default_scheme}://{text.strip()}"
         try:
             parts = urlsplit(whole)
@@ -44,23 +52,49 @@ class Endpoint:
         is_plain = parts.path in ("", "/") and not parts.query and not parts.fragment
         is_host = re.fullmatch(r"[A-Za-z0-9._:%-]+", host) is not None
         if parts.scheme not in ("http", "https") or not is_host or not is_plain or port == 0:
-            raise ConfigError([f"etcd endpoint {text!r}: not host:port or https://host:port"])
+            raise ConfigError([f"etcd endpoint {text!r}: not host:port, https://host:port or unix:/PATH"])
         return cls(parts.scheme, host, port)
+
+    @classmethod
+    def of_socket(cls, path: Path) -> Self:
+        """Return the endpoint that listens on a unix socket.
+
+        Raises: ConfigError unless the path can be an address, and can stand in a list with commas.
+        """
+        text = str(path)
+        if not path.is_absolute() or not fits_socket(text):
+            rule = f"an absolute path of at most {_MOST_SOCKET_BYTES} ASCII characters without commas and spaces"
+            raise ConfigError([f"etcd endpoint {_UNIX + text!r}: expected {rule}"])
+        return cls("unix", "localhost", 0, text)
+
+    @property
+    def is_local(self) -> bool:
+        """Only this machine can listen there."""
+        return is_loopback(self.host)
 
     @property
     def authority(self) -> str:
+        """What requests call the server."""
+        if self.path:
+            return self.host
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def __str__(self) -> str:
-        return f"{self.scheme}://{self.authority}"
+        return _UNIX + self.path if self.path else f"{self.scheme}://{self.authority}"
+
+
+def fits_socket(path: str) -> bool:
+    """Return whether a unix socket can have this path, and an endpoint of it can be written down."""
+    return re.fullmatch(r"[!-+\--~]+", path) is not None and len(path) <= _MOST_SOCKET_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """A user of etcd."""
+    """A user of etcd. `file`: where the password was read, for processes that shall read it too."""
 
     user: str
     password: str = field(repr=False)
+    file: Path | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +143,10 @@ class EtcdSettings:
     def __post_init__(self) -> None:
         if not self.endpoints:
             raise ConfigError(["etcd: no endpoint is given"])
+        open_to_all = [one for one in self.endpoints if one.scheme == "http" and not one.is_local]
+        if self.credentials is not None and open_to_all:
+            problem = f"etcd endpoint {open_to_all[0]}: everybody on the way could read a password sent over plain http"
+            raise ConfigError([f"{problem}; let etcd serve TLS and write https://, or give no user"])
 
     @classmethod
     def of(

@@ -20,7 +20,10 @@ from megatrain.programs.processes import end_with_parent
 
 
 class ChildProcess:
-    """A running child; `log` takes its output (appended), without one it shares ours. As a context it is ended."""
+    """A running child; `log` takes its output (appended), without one it shares ours. As a context it is ended.
+
+    `directory`: where it works; without one, where we do.
+    """
 
     def __init__(
         self,
@@ -28,6 +31,7 @@ class ChildProcess:
         *,
         log: Path | None = None,
         environment: Mapping[str, str] | None = None,
+        directory: Path | None = None,
         stop_s: float = 10.0,
     ) -> None:
         self.words = tuple(words)
@@ -40,6 +44,7 @@ class ChildProcess:
                 stdout=output,
                 stderr=output,
                 env=None if environment is None else dict(environment),
+                cwd=directory,
                 start_new_session=True,
                 preexec_fn=partial(end_with_parent, os.getpid()),
             )

@@ -74,6 +74,7 @@ class EtcdMember:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                cwd=self.directory,  # where etcd makes unix sockets
                 preexec_fn=partial(end_with_parent, os.getpid()),
             )
 
@@ -133,8 +134,12 @@ class EtcdServers:
         scheme: str = "http",
         token: str = "test",
         addresses: Sequence[str] = (),
+        has_sockets: bool = False,
     ) -> None:
-        """`addresses`: where clients are served beside loopback, on the same ports."""
+        """`addresses`: where clients are served beside loopback, on the same ports.
+
+        `has_sockets`: each member listens on a unix socket too, `<directory>/<name>:0`.
+        """
         program = etcd_program()
         names = [f"m{number}" for number in range(num_members)]
         ports = free_ports(2 * num_members)
@@ -143,7 +148,8 @@ class EtcdServers:
         self.members: list[EtcdMember] = []
         for name, port in zip(names, ports[:num_members], strict=True):
             client, peer = f"{scheme}://127.0.0.1:{port}", f"http://127.0.0.1:{peers[name]}"
-            served = ",".join([client, *(f"{scheme}://{address}:{port}" for address in addresses)])
+            sockets = [f"unix://{name}:0"] if has_sockets else []
+            served = ",".join([client, *(f"{scheme}://{address}:{port}" for address in addresses), *sockets])
             words = [
                 program, "--name", name, "--data-dir", str(directory / name), "--logger", "zap",
                 "--listen-client-urls", served, "--advertise-client-urls", client,

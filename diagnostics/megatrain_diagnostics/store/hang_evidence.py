@@ -13,6 +13,7 @@ from pathlib import Path
 
 from megatrain.contracts.black_box import BlackBox, read_black_box
 from megatrain.contracts.black_box_values import RecordFlag, State
+from megatrain.contracts.bounded_files import read_bounded
 from megatrain.contracts.errors import CoordinationError, DataError
 from megatrain.contracts.host_records import HangEvidence, RankEvidence
 from megatrain.contracts.layout import Layout
@@ -26,6 +27,10 @@ from megatrain_diagnostics.events.roster import GroupMembers, Roster
 _ROUND = re.compile(r"round-(\d+)$")
 _RANK_AT_END = re.compile(r"(\d+)(\.json)?$")
 _STOPPED = ("T", "t")
+_MOST_DUMP_BYTES = 256 << 20
+"""Of one rank: a Flight Recorder with 100,000 entries has less."""
+_MOST_EVIDENCE_BYTES = 16 << 20
+"""Of one host: some hundred bytes a rank and group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +141,7 @@ def read_dumps(directory: Path) -> tuple[tuple[FlightDump, ...], tuple[str, ...]
         if match is None or not path.is_file():
             continue
         try:
-            dumps[int(match[1])] = parse_dump(path.read_bytes(), int(match[1]), str(path))
+            dumps[int(match[1])] = parse_dump(read_bounded(path, _MOST_DUMP_BYTES), int(match[1]), str(path))
         except OSError as error:
             problems.append(f"{path}: cannot be read ({error.strerror})")
         except DataError as error:
@@ -151,7 +156,7 @@ def _told(directory: Path) -> tuple[list[HangEvidence], list[str]]:
     problems: list[str] = []
     for path in sorted(directory.glob("*.json")):
         try:
-            told.append(decode(HangEvidence, path.read_bytes(), str(path)))
+            told.append(decode(HangEvidence, read_bounded(path, _MOST_EVIDENCE_BYTES), str(path)))
         except OSError as error:
             problems.append(f"{path}: cannot be read ({error.strerror})")
         except CoordinationError as error:

@@ -13,6 +13,7 @@ from pathlib import Path
 from megatrain.commands.argument_types import utf8_text
 from megatrain.commands.job_place import PlaceError, add_job_option, opened_job, run_at
 from megatrain.commands.printing import print_json, print_lines, print_note
+from megatrain.contracts.bounded_files import read_bounded
 from megatrain.contracts.errors import (
     CoordinationError,
     CoordinationRefusedError,
@@ -27,6 +28,8 @@ from megatrain.jobs.documents import incident_document
 from megatrain.jobs.snapshot import read_job
 from megatrain_launcher.commands.incident_text import ids_text, incident_lines, incidents_lines, matching
 
+_MOST_BYTES = 4 << 20
+"""Of one record: no incident is as large."""
 SUMMARY = "what went wrong in a job, what was done about it, and what it cost"
 
 
@@ -100,7 +103,7 @@ def _on_disk(job: str, error: MegatrainError) -> _Found:
 
 def _read(path: Path) -> Incident:
     try:
-        return decode(Incident, path.read_bytes(), str(path))
+        return decode(Incident, read_bounded(path, _MOST_BYTES), str(path))
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from error
 

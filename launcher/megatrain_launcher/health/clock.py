@@ -69,6 +69,8 @@ def check_clock(context: HealthContext, history: History) -> tuple[Finding, ...]
         return (skipped(NAMES[0], "no etcd to compare with"),)
     limit_s = context.recovery.max_clock_offset_s
     settings = context.etcd
+    if any(endpoint.path for endpoint in settings.endpoints):
+        return (skipped(NAMES[0], "etcd is on this host, and has its clock"),)
     try:
         offsets = [
             measured_offset(limit_s, lambda endpoint=endpoint: _ask(endpoint, settings))  # type: ignore[misc]

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
+from megatrain.contracts.bounded_files import read_bounded
 from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.record import decode, encode
 from megatrain.contracts.whole_files import temporary_name
@@ -20,6 +21,7 @@ from megatrain_launcher.health.finding import Finding
 
 MAX_SAMPLES = 32
 MAX_NAMES = 512
+_MOST_BYTES = 1 << 20
 MIN_SAMPLES = 3
 """Fewer say nothing about what is usual."""
 
@@ -57,7 +59,7 @@ def read_history(path: Path) -> tuple[History, str]:
     Raises: OSError when it is there and cannot be read.
     """
     try:
-        raw = path.read_bytes()
+        raw = read_bounded(path, _MOST_BYTES)
     except FileNotFoundError:
         return History(), ""
     try:

@@ -12,6 +12,7 @@ from megatrain.coordination.settings import Endpoint
 
 _SIOCGIFADDR = 0x8915
 _DISCARD_PORT = 9
+_LOOPBACK = "127.0.0.1"
 
 
 def interface_address(interface: str) -> str:
@@ -36,6 +37,8 @@ def address_towards(endpoint: Endpoint) -> str:
 
     Raises: ConfigError when the name is unknown or there is no way to it.
     """
+    if endpoint.path:
+        return _LOOPBACK  # whoever shares a unix socket is on this machine
     try:
         family, kind, protocol, _, target = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind, protocol) as probe:

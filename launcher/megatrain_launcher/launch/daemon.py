@@ -1,18 +1,20 @@
 """The diagnostics daemon, where a distribution that has one is installed: kept running beside a standalone launch.
 
 Such a distribution declares an entry point in the group `megatrain.daemon`: a function that takes the run directory,
-etcd's endpoints and the job's name, and returns the words of a command, none where there is nothing to run. The daemon
-is never needed: one that cannot be started, or ends, is told of, and started again after a while.
+flags that lead to etcd, and the job's name, and returns the words of a command, none where there is nothing to run. The
+daemon is never needed: one that cannot be started, or ends, is told of, and started again after a while.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from megatrain.commands.etcd_flags import etcd_words
+from megatrain.coordination.settings import EtcdSettings
 from megatrain.programs.child_process import ChildProcess
 from megatrain.programs.kept_program import keep_running
 
@@ -21,13 +23,15 @@ ENTRY_POINT_GROUP = "megatrain.daemon"
 
 @contextmanager
 def running_daemons(
-    run: Path, endpoints: tuple[str, ...], job: str, environment: Mapping[str, str], tell: Callable[[str], None]
+    run: Path, etcd: EtcdSettings, job: str, environment: Mapping[str, str], tell: Callable[[str], None]
 ) -> Iterator[None]:
     """Have every installed daemon run during the block."""
     is_over = threading.Event()
     threads = [
         threading.Thread(
-            target=_keep, args=(entry_point, (run, endpoints, job), environment, is_over, tell), name=entry_point.name
+            target=_keep,
+            args=(entry_point, (run, etcd_words(etcd), job), environment, is_over, tell),
+            name=entry_point.name,
         )
         for entry_point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)
     ]
@@ -44,7 +48,7 @@ def running_daemons(
 
 def _keep(
     entry_point: importlib.metadata.EntryPoint,
-    job: tuple[Path, tuple[str, ...], str],
+    job: tuple[Path, Sequence[str], str],
     environment: Mapping[str, str],
     is_over: threading.Event,
     tell: Callable[[str], None],

@@ -96,12 +96,12 @@ def _reached_etcd(plan: LaunchPlan, environment: Mapping[str, str]) -> Iterator[
         yield plan.files.wait_for_endpoint(launch_id, plan.config.recovery.join_timeout_s)
         return
     with ExitStack() as stack:
-        credentials = plan.files.credentials()
+        files = plan.files
         etcd = stack.enter_context(
-            EtcdProcess(plan.files.directory, address=_listen_address(plan), credentials=credentials)
+            EtcdProcess(files.directory, files.credentials(), address=_listen_address(plan), tls=files.tls)
         )
         forget_dead_hosts(etcd.settings, JobKeys(plan.config.job.name))
-        stack.enter_context(plan.files.published(etcd.settings, plan.config.job.name, launch_id))
+        stack.enter_context(files.published(etcd.settings, plan.config.job.name, launch_id))
         yield etcd.settings
         _wait_until_alone(etcd.settings, JobKeys(plan.config.job.name))
 

@@ -1,15 +1,12 @@
-"""What a launch leaves in <run>/coordination: where the job's own etcd is, its password, and how the job ended.
+"""What a launch leaves in <run>/coordination: how to get into the job's own etcd, and how the job ended.
 
-endpoint    JSON: endpoints, job, launch_id; user and password_file where etcd asks for them. While the etcd runs.
-password    of an etcd that other hosts reach; made once
+endpoint, password, certificate.pem, key.pem    see megatrain.jobs.own_etcd
 exit-code   written by hosts that left in good order, for a batch script
-etcd/       etcd's data, etcd.log beside it
+etcd/       etcd's data, etcd.log and its unix sockets beside it
 """
 
 from __future__ import annotations
 
-import json
-import os
 import secrets
 import tempfile
 import time
@@ -19,11 +16,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megatrain.config.config import Config
-from megatrain.contracts.errors import ConfigError, CoordinationError
-from megatrain.contracts.whole_files import temporary_name
-from megatrain.coordination.settings import Credentials, EtcdSettings
+from megatrain.contracts.errors import ConfigError, CoordinationError, DataError
+from megatrain.contracts.whole_files import write_private
+from megatrain.coordination.settings import Credentials, EtcdSettings, TlsFiles
+from megatrain.jobs.own_etcd import (
+    ENDPOINT_FILE,
+    PASSWORD_BYTES,
+    PASSWORD_FILE,
+    PLACE,
+    USER,
+    endpoint_text,
+    own_tls,
+    read_own_etcd,
+    read_password,
+)
+from megatrain_launcher.private_directory import make_private
 
-USER = "megatrain"
 _POLL_S = 0.1
 
 
@@ -39,15 +47,19 @@ class JobFiles:
 
     @property
     def directory(self) -> Path:
-        return self.run / "coordination"
+        return self.run / PLACE
 
     @property
     def endpoint(self) -> Path:
-        return self.directory / "endpoint"
+        return self.run / ENDPOINT_FILE
 
     @property
     def password(self) -> Path:
-        return self.directory / "password"
+        return self.run / PASSWORD_FILE
+
+    @property
+    def tls(self) -> TlsFiles:
+        return own_tls(self.run)
 
     @property
     def exit_code(self) -> Path:
@@ -55,23 +67,21 @@ class JobFiles:
 
     def credentials(self) -> Credentials:
         """Return user and password of the job's own etcd, made at the first call. Raises: ConfigError."""
+        make_private(self.directory)
         try:
-            self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             with suppress(FileExistsError):
-                _write_whole(self.password, secrets.token_urlsafe(24), is_new=True)
-            text = self.password.read_text().strip()
+                write_private(self.password, secrets.token_urlsafe(PASSWORD_BYTES).encode(), is_new=True)
+            return Credentials(USER, read_password(self.run), self.password)
         except OSError as error:
-            raise ConfigError([f"{self.password}: {error.strerror}; set job.run_directory"]) from error
-        return Credentials(USER, text)
+            raise ConfigError([f"{error.filename}: {error.strerror}; set job.run_directory"]) from error
+        except DataError as error:
+            raise ConfigError([f"{error}; remove {self.directory}, or set job.run_directory"]) from error
 
     @contextmanager
     def published(self, settings: EtcdSettings, job: str, launch_id: str) -> Iterator[None]:
         """Say where etcd is as long as the block runs. Raises: ConfigError when it cannot be written."""
-        told = {"endpoints": [str(endpoint) for endpoint in settings.endpoints], "job": job, "launch_id": launch_id}
-        if settings.credentials is not None:
-            told |= {"user": settings.credentials.user, "password_file": str(self.password)}
         try:
-            _write_whole(self.endpoint, json.dumps(told) + "\n")
+            write_private(self.endpoint, endpoint_text(settings, job, launch_id).encode())
         except OSError as error:
             raise ConfigError([f"{self.endpoint}: {error.strerror}; set job.run_directory"]) from error
         try:
@@ -87,11 +97,17 @@ class JobFiles:
         deadline = time.monotonic() + timeout_s
         found = "no such file"
         while time.monotonic() < deadline:
-            with suppress(OSError, ValueError, KeyError, TypeError):
-                told = json.loads(self.endpoint.read_text())
-                if told["launch_id"] == launch_id:
-                    return EtcdSettings.of(told["endpoints"], credentials=self.credentials())
-                found = f"it is of launch {told['launch_id']}"
+            try:
+                told = read_own_etcd(self.run)
+                if told.launch_id == launch_id:
+                    return told.settings
+                found = f"it is of launch {told.launch_id}"
+            except FileNotFoundError:
+                found = "no such file"
+            except OSError as error:
+                found = f"{error.filename} {error.strerror}"
+            except (DataError, ConfigError) as error:
+                found = str(error)
             time.sleep(_POLL_S)
         raise CoordinationError(
             f"{self.endpoint}: the first host did not tell where etcd is ({found}, this is launch {launch_id}); the "
@@ -100,9 +116,9 @@ class JobFiles:
 
     def tell_end(self, exit_code: int) -> None:
         """Leave the job's exit code for a batch script; a disk that is full must not change how we end."""
-        with suppress(OSError):
-            self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-            _write_whole(self.exit_code, f"{exit_code}\n")
+        with suppress(OSError, ConfigError):
+            make_private(self.directory)
+            write_private(self.exit_code, f"{exit_code}\n".encode())
 
 
 def why_not_written(directory: Path) -> str:
@@ -113,18 +129,3 @@ def why_not_written(directory: Path) -> str:
             return ""
     except OSError as error:
         return f"cannot be written ({error.strerror})"
-
-
-def _write_whole(path: Path, text: str, *, is_new: bool = False) -> None:
-    """Put a file in place that only we can read. Raises: OSError; FileExistsError where it shall be new."""
-    temporary = path.with_name(temporary_name(path.name))
-    file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(file, "w") as stream:
-            stream.write(text)
-        if is_new:
-            os.link(temporary, path)
-        else:
-            temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import megatrain
+from megatrain.commands.etcd_flags import without_password
 from megatrain.config.checks import check
 from megatrain.config.config import Config
 from megatrain.config.load import load_config
@@ -89,7 +90,7 @@ class LaunchPlan:
             launch_id=launch_id,
             module=self.flags.module,
             arguments=(str(self.flags.config), *self.flags.overrides),
-            environment=dict(environment),
+            environment=without_password(environment),
             preload=self.flags.preload,
             labels=self.facts.labels,
             hardware=hardware_text(environment),

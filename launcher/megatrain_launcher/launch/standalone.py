@@ -11,6 +11,7 @@ import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 
+from megatrain.commands.etcd_flags import etcd_words, without_password
 from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.job_keys import JobKeys
@@ -43,19 +44,20 @@ def run_standalone(
 ) -> int:
     """Run the job and return its exit code. Raises: MegatrainError; KeyboardInterrupt when it was ended by force."""
     keys, launch_id = JobKeys(plan.config.job.name), secrets.token_hex(8)
+    environment = without_password(environment)  # of another etcd
     # in this order: whoever does not get the directory has nothing of it to take away
-    with EtcdProcess(plan.files.directory) as etcd, _without_leftovers(plan, tell) as note:
+    with EtcdProcess(plan.files.directory, plan.files.credentials()) as etcd, _without_leftovers(plan, tell) as note:
         settings = etcd.settings
         began = forget_dead_hosts(settings, keys)
         with ExitStack() as stack:
             stack.enter_context(plan.files.published(settings, keys.job, launch_id))
             if plan.config.diagnostics.is_streamed:
                 stack.enter_context(told_dashboard(settings, keys, tell))
-                stack.enter_context(running_daemons(plan.files.run, (etcd.url,), keys.job, environment, tell))
+                stack.enter_context(running_daemons(plan.files.run, settings, keys.job, environment, tell))
             if plan.total_hosts == 1:
                 own = plan.executor_settings(settings, environment, launch_id=launch_id, address=_LOOPBACK)
                 return note(execute(own))
-            words = [f"--rdzv-endpoint={etcd.url}", f"--launch-id={launch_id}", f"--local-addr={_LOOPBACK}",
+            words = [*etcd_words(settings), f"--launch-id={launch_id}", f"--local-addr={_LOOPBACK}",
                      "--platform=local", *launch_words(plan.flags, plan.max_hosts)]  # fmt: skip
             with LocalHosts(words, plan.total_hosts, environment, tell) as hosts:
 

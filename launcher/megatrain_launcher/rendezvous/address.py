@@ -8,13 +8,18 @@ from contextlib import suppress
 
 from megatrain.coordination.settings import Endpoint
 
+_LOOPBACK = "127.0.0.1"
+
 
 def own_address(endpoints: Sequence[Endpoint]) -> str:
     """Return the address of the interface that leads to the first endpoint which has a route. Sends nothing.
 
-    With etcd on loopback that is loopback: whoever shares it is on this machine. Without any route, the host's name.
+    With etcd on loopback or a unix socket that is loopback: whoever shares it is on this machine. Without any route,
+    the host's name.
     """
     for endpoint in endpoints:
+        if endpoint.path:
+            return _LOOPBACK
         with suppress(OSError):
             for family, _, _, _, address in socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_DGRAM):
                 with socket.socket(family, socket.SOCK_DGRAM) as probe:

@@ -27,6 +27,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
+from megatrain.commands.etcd_flags import PASSWORD_VARIABLE
 from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.host_records import HostRecord
 from megatrain.contracts.process import ROUND_COUNTER_VARIABLE, ROUND_VARIABLE
@@ -50,7 +51,10 @@ _LINGER_S = 1.0
 
 
 def create_handler(parameters: RendezvousParameters) -> RendezvousHandler:
-    """Return a handler for what torchrun was told. Raises: ConfigError."""
+    """Return a handler for what torchrun was told; a password is taken out of the environment, which workers inherit.
+
+    Raises: ConfigError.
+    """
     settings = read_settings(
         parameters.endpoint,
         parameters.run_id,
@@ -60,6 +64,7 @@ def create_handler(parameters: RendezvousParameters) -> RendezvousHandler:
         address=parameters.local_addr or "",
         environment=os.environ,
     )
+    os.environ.pop(PASSWORD_VARIABLE, None)
     return MegatrainRendezvous(settings)
 
 

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from megatrain.commands.etcd_flags import PASSWORD_VARIABLE
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.coordination.settings import Credentials, EtcdSettings, TlsFiles
 
-PASSWORD_VARIABLE = "MEGATRAIN_ETCD_PASSWORD"
 _NO_ID = "none"
 """What torchrun gives when nobody chose an id."""
 _SECONDS = {

@@ -1,4 +1,4 @@
-"""Users and passwords, tokens that etcd forgets, TLS both ways; and no password in any text."""
+"""Users and passwords, tokens that etcd forgets, unix sockets, TLS both ways; and no password in any text."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -125,6 +126,29 @@ def test_token_is_fetched_once(guarded: EtcdServers, monkeypatch: pytest.MonkeyP
         client.put("jobs/d", "")
 
     assert paths == ["/v3/auth/authenticate", *["/v3/kv/put"] * 6, "/v3/auth/authenticate", "/v3/kv/put"]
+
+
+def test_everything_goes_through_a_unix_socket() -> None:
+    """A directory with a short name: a socket's path has room for 107 characters."""
+    with TemporaryDirectory() as directory, EtcdServers(Path(directory), has_sockets=True) as servers:
+        (member,) = servers.members
+        enable_users(member.url, "root password", {"bob": PASSWORD}, "jobs/")
+        endpoint = f"unix:{directory}/{member.name}:0"
+        settings = EtcdSettings.of(endpoint, credentials=Credentials("bob", PASSWORD), call_s=10.0)
+        with EtcdClient(settings) as client, LeaseKeeper(client, period_s=0.1) as keeper:
+            first = client.put("jobs/a", "x" * 200_000, lease_id=keeper.lease_id)
+            with Watch(client, KeyRange.key("jobs/a"), start_revision=first) as watch:
+                event = watch.next(5.0)
+                assert isinstance(event, Changes)
+                assert len(event.changes[0].item.value) == 200_000
+                member.kill()
+                with pytest.raises(CoordinationError, match=f"{endpoint} .*Connection refused"):
+                    client.get("jobs/a", deadline_s=0.3)
+                member.start()
+                client.put("jobs/a", "y")
+                again = watch.next(10.0)
+                assert isinstance(again, Changes)
+                assert again.changes[0].item.value == b"y"
 
 
 @pytest.fixture(scope="module")

@@ -34,6 +34,8 @@ from tests.helpers.waiting import wait_until
         ("https://a.b.c", "https://a.b.c:2379"),
         (" http://a:1/ ", "http://a:1"),
         ("[::1]:2379", "http://[::1]:2379"),
+        ("unix:/run/etcd/client:0", "unix:/run/etcd/client:0"),
+        ("unix:///run/etcd", "unix:/run/etcd"),
     ],
 )
 def test_endpoint_is_read(text: str, shown: str) -> None:
@@ -41,8 +43,12 @@ def test_endpoint_is_read(text: str, shown: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "ftp://a", "http://", "a:b", "a:99999", "a:0", "http://a/path", "a b", "a\r\nX: y"]
-)
+    "text",
+    [
+        "", "ftp://a", "http://", "a:b", "a:99999", "a:0", "http://a/path", "a b", "a\r\nX: y",
+        "unix:relative", "unix:/with space", f"unix:/{'x' * 107}",
+    ],
+)  # fmt: skip
 def test_malformed_endpoint_is_named(text: str) -> None:
     with pytest.raises(ConfigError, match="etcd endpoint"):
         Endpoint.parse(text)
@@ -57,12 +63,24 @@ def test_endpoints_come_from_one_text_and_once_each() -> None:
 
 
 def test_password_is_in_no_text() -> None:
-    settings = EtcdSettings.of("a:1", credentials=Credentials("bob", "hunter2"))
+    settings = EtcdSettings.of("https://a:1", credentials=Credentials("bob", "hunter2"))
 
     assert "hunter2" not in f"{settings} {settings!r} {settings.credentials}"
     with pytest.raises(ConfigError) as caught:
         EtcdSettings.of("http://bob:hunter2@a:1")
     assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize("where", ["http://10.0.0.1:1", "etcd-1", "https://a:1,http://b:1", "http://127.0.0.1.nip.io"])
+def test_password_over_plain_http_to_another_machine_is_refused_with_the_way_out(where: str) -> None:
+    with pytest.raises(ConfigError, match=r"over plain http; let etcd serve TLS and write https://") as caught:
+        EtcdSettings.of(where, credentials=Credentials("bob", "hunter2"))
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize("where", ["https://10.0.0.1:1", "127.0.0.1:1,[::1]:1,localhost", "unix:/run/etcd/client:0"])
+def test_password_stays_on_this_machine_or_goes_over_tls(where: str) -> None:
+    assert EtcdSettings.of(where, credentials=Credentials("bob", "hunter2")).credentials is not None
 
 
 def test_unusable_tls_files_are_named(tmp_path: Path) -> None:

@@ -29,10 +29,10 @@ def test_both_are_installed() -> None:
 
 
 def test_the_daemon_is_told_of_the_run_and_its_etcd() -> None:
-    words = daemon_command(Path("/run"), ("http://a:1", "http://b:2"), "a job")
+    words = daemon_command(Path("/run"), ETCD, "a job")
     assert words[1:] == [
         *("-m", "megatrain_diagnostics.daemon", "--run", "/run", "--job", "a job"),
-        *("--rdzv-endpoint", "http://a:1,http://b:2"),
+        *ETCD,
     ]
 
 
@@ -57,7 +57,7 @@ def test_nothing_runs_where_nothing_is_wanted_or_installed(monkeypatch: pytest.M
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pyarrow" else real(name))
     assert streamer_command(config=CONFIG, run=tmp_path, host="h", logs=tmp_path, etcd=ETCD) == []
-    assert daemon_command(tmp_path, ("a:1",), "job") == []
+    assert daemon_command(tmp_path, ETCD, "job") == []
 
 
 def test_an_executor_loads_nothing_of_it_but_the_command() -> None:

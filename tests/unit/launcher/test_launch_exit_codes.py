@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import errno
 import os
 import signal
@@ -12,11 +13,11 @@ from typing import Any
 
 import pytest
 
+from megatrain.commands.etcd_flags import add_etcd_arguments, etcd_flags
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import encode
 from megatrain.contracts.rounds import JobEnd
 from megatrain.coordination.client import EtcdClient
-from megatrain.coordination.settings import EtcdSettings
 from megatrain_launcher.hosts.local import LocalHosts
 from megatrain_launcher.launch.host import run_launch
 from megatrain_launcher.launch.plan import LaunchPlan, make_plan
@@ -47,13 +48,15 @@ def end_with(monkeypatch: pytest.MonkeyPatch, *program: str, end: JobEnd | None 
 
     class Hosts(LocalHosts):
         def __init__(self, words: Sequence[str], count: int, environment: Any, tell: Any) -> None:
-            self._endpoint = words[0].partition("=")[2]
+            parser = argparse.ArgumentParser()
+            add_etcd_arguments(parser)
+            self._etcd = etcd_flags(parser.parse_known_args(words)[0]).settings({})
             super().__init__(words, count, environment, tell, [sys.executable, "-S", "-c", *program])
 
         def wait(self) -> list[int]:
             codes = super().wait()
             if end is not None:
-                with EtcdClient(EtcdSettings.of(self._endpoint)) as client:
+                with EtcdClient(self._etcd) as client:
                     client.put(JobKeys("small").end, encode(end))
             return codes
 

@@ -107,7 +107,7 @@ def test_two_names_for_one_job() -> None:
 
 def test_a_password_comes_from_the_environment_or_from_a_file(tmp_path: Path) -> None:
     (tmp_path / "password").write_text("from file\n")
-    flags = EtcdFlags("e:1", "u", str(tmp_path / "password"))
+    flags = EtcdFlags("https://e:1", "u", str(tmp_path / "password"))
 
     settings = flags.settings({PASSWORD_VARIABLE: "from environment"})
     assert settings.credentials is not None

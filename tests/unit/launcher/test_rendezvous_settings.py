@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from megatrain.commands.etcd_flags import PASSWORD_VARIABLE
 from megatrain.contracts.errors import ConfigError
 from megatrain.coordination.settings import Endpoint
 from megatrain_launcher.rendezvous import torchrun_handler
 from megatrain_launcher.rendezvous.address import own_address
-from megatrain_launcher.rendezvous.settings import PASSWORD_VARIABLE, RendezvousSettings, read_settings
+from megatrain_launcher.rendezvous.settings import RendezvousSettings, read_settings
 
 SECRET = "battery staple"
 
@@ -49,7 +50,7 @@ def test_options(tmp_path: Path) -> None:
 
 
 def test_a_password_from_the_environment() -> None:
-    settings = read({"user": "bob"}, environment={PASSWORD_VARIABLE: SECRET})
+    settings = read({"user": "bob"}, "https://h1:1", environment={PASSWORD_VARIABLE: SECRET})
     assert settings.etcd.credentials is not None
     assert settings.etcd.credentials.password == SECRET
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from megatrain.commands.etcd_flags import etcd_words
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.own_files import make_own_directory
@@ -22,6 +23,7 @@ from megatrain.contracts.record import encode
 from megatrain.contracts.rounds import JobEnd
 from megatrain.contracts.run_directory import RunDirectory, black_box_path
 from megatrain.coordination.client import EtcdClient
+from megatrain.jobs.own_etcd import read_own_etcd
 from megatrain_launcher.executor.settings import ExecutorSettings
 from megatrain_launcher.hosts.local import LocalHosts
 from megatrain_launcher.launch import daemon
@@ -86,7 +88,8 @@ def test_one_host_is_an_executor_in_this_process(plan: LaunchPlan) -> None:
 
     settings = seen["settings"]
     assert seen["endpoint"] == {
-        "endpoints": [str(settings.etcd.endpoints[0])], "job": "small", "launch_id": settings.launch_id
+        "endpoints": [str(settings.etcd.endpoints[0])], "job": "small", "launch_id": settings.launch_id,
+        "user": "megatrain",
     }  # fmt: skip
     assert settings.address == "127.0.0.1"
     assert len(settings.launch_id) == 16
@@ -277,8 +280,7 @@ def test_several_hosts_end_as_the_driver_said(tmp_path: Path, monkeypatch: pytes
         def wait(self) -> list[int]:
             codes = super().wait()
             if has_end:
-                endpoint = started[0][0].partition("=")[2]
-                with EtcdClient(settings_of(endpoint)) as client:
+                with EtcdClient(read_own_etcd(plan.files.run).settings) as client:
                     client.put(JobKeys("small").end, encode(JobEnd(75, "asked to", 0.0)))
             return codes
 
@@ -287,14 +289,11 @@ def test_several_hosts_end_as_the_driver_said(tmp_path: Path, monkeypatch: pytes
     assert run_launch(plan, {}, lambda _: 1, lambda _: None) == (75 if has_end else 68)
 
     (words,) = started
+    password = f"--etcd-password-file={plan.files.password}"
+    assert words[0].startswith("--rdzv-endpoint=unix:/")
+    assert list(words[1:3]) == ["--etcd-user=megatrain", password]
     assert words[-1] == str(tmp_path / "small.toml")
     assert {"--nnodes=2:2", "--spares=1", "--nproc-per-node=1", "--platform=local"} < set(words)
-
-
-def settings_of(endpoint: str) -> Any:
-    from megatrain.coordination.settings import EtcdSettings
-
-    return EtcdSettings.of(endpoint)
 
 
 def test_an_installed_daemon_runs_beside_the_job(
@@ -308,7 +307,7 @@ def test_an_installed_daemon_runs_beside_the_job(
             if self.name == "broken":
                 raise ImportError("no duckdb")
             source = "import sys, time; open(sys.argv[1], 'w').write(' '.join(sys.argv[2:])); time.sleep(60)"
-            return lambda run, endpoints, job: [sys.executable, "-S", "-c", source, run / "told", *endpoints, job]
+            return lambda run, etcd, job: [sys.executable, "-S", "-c", source, run / "told", *etcd, job]
 
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [Entry("broken"), Entry("diagnostics")])
     assert daemon.ENTRY_POINT_GROUP == "megatrain.daemon"
@@ -317,7 +316,7 @@ def test_an_installed_daemon_runs_beside_the_job(
     def execute(settings: ExecutorSettings) -> int:
         told_by_daemon = plan.files.run / "told"
         wait_until(lambda: told_by_daemon.exists() and bool(told_by_daemon.read_text()), "the daemon", SOON_S)
-        seen.extend([told_by_daemon.read_text(), f"{settings.etcd.endpoints[0]} small", children()])
+        seen.extend([told_by_daemon.read_text(), " ".join([*etcd_words(settings.etcd), "small"]), children()])
         return 0
 
     told: list[str] = []

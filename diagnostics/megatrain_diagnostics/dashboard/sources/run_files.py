@@ -10,7 +10,7 @@ from pathlib import Path
 from megatrain.commands.job_place import EXIT_CODE_FILE
 from megatrain.config.config import Config
 from megatrain.contracts.audit import AUDIT_NAME, read_audit
-from megatrain.contracts.bounded_files import read_bounded
+from megatrain.contracts.bounded_files import read_below, read_bounded
 from megatrain.contracts.errors import ConfigError, CoordinationError
 from megatrain.contracts.host_verdict import AuditEntry
 from megatrain.contracts.incident import Incident
@@ -107,7 +107,7 @@ class RunFiles:
 def recorded_config(run: RunDirectory) -> Config | None:
     """Return the configuration that a run keeps, None where there is none that this program reads."""
     try:
-        return Config.from_dict(tomllib.loads(read_bounded(run.root / "config.toml", _MAX_BYTES).decode()))
+        return Config.from_dict(tomllib.loads(read_below(run.root, "config.toml", _MAX_BYTES).decode()))
     except (OSError, ValueError, RecursionError, ConfigError):
         return None
 
@@ -115,6 +115,6 @@ def recorded_config(run: RunDirectory) -> Config | None:
 def recorded_exit_code(run: RunDirectory) -> int | None:
     """Return the exit code that the last launch in a run left, None where there is none."""
     try:
-        return int(read_bounded(run.root / EXIT_CODE_FILE, _MAX_BYTES)[:16])
+        return int(read_below(run.root, EXIT_CODE_FILE, _MAX_BYTES)[:16])
     except (OSError, ValueError):
         return None

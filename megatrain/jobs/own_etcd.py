@@ -1,0 +1,121 @@
+"""The etcd of a job's own, as <run>/coordination tells of it: where it is, and how its user gets in.
+
+endpoint          JSON: endpoints, job, launch_id; user where it asks for one. While the etcd runs.
+password          of that user; made once
+certificate.pem   of an etcd that other hosts reach, which trusts nobody else's; made anew by each launch
+key.pem           the certificate's
+
+Whoever made the directory chose the server too. So all of these must belong to the user who reads them, and nobody else
+may be able to write them: nothing is sent anywhere because of another user's file, and nothing but the run's own
+password is sent because of one's own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from megatrain.contracts.bounded_files import read_below
+from megatrain.contracts.errors import ConfigError, DataError
+from megatrain.coordination.settings import Credentials, EtcdSettings, TlsFiles
+
+PLACE = "coordination"
+ENDPOINT_FILE = f"{PLACE}/endpoint"
+PASSWORD_FILE = f"{PLACE}/password"
+CERTIFICATE_FILE = f"{PLACE}/certificate.pem"
+KEY_FILE = f"{PLACE}/key.pem"
+USER = "megatrain"
+PASSWORD_BYTES = 24
+_PASSWORD = re.compile(r"[A-Za-z0-9_-]{32}")
+"""What secrets.token_urlsafe makes of so many bytes: no key and no password of anything else looks like it."""
+_MOST_ENDPOINT_BYTES = 1 << 16
+_MOST_SECRET_BYTES = 1 << 14
+
+
+@dataclass(frozen=True, slots=True)
+class OwnEtcd:
+    """Which job's it is, of which launch, and what a client of it is made from."""
+
+    job: str
+    launch_id: str
+    settings: EtcdSettings
+
+
+def endpoint_text(settings: EtcdSettings, job: str, launch_id: str) -> str:
+    """Return what `read_own_etcd` reads."""
+    told = {"endpoints": [str(endpoint) for endpoint in settings.endpoints], "job": job, "launch_id": launch_id}
+    if settings.credentials is not None:
+        told["user"] = settings.credentials.user
+    return json.dumps(told) + "\n"
+
+
+def read_own_etcd(run: Path) -> OwnEtcd:
+    """Return the etcd that a run directory tells of.
+
+    Raises: FileNotFoundError where it tells of none; OSError naming the file and what is wrong with it; DataError for
+    a file that does not tell it; ConfigError for one that leads out of this machine without TLS.
+    """
+    raw = read_below(run, ENDPOINT_FILE, _MOST_ENDPOINT_BYTES, owner=os.geteuid())
+    endpoints, job, launch_id, user = _told(raw, run / ENDPOINT_FILE)
+    credentials = None if not user else Credentials(user, read_password(run), run / PASSWORD_FILE)
+    try:
+        settings = EtcdSettings.of(endpoints, credentials=credentials)
+    except ConfigError as error:
+        raise ConfigError([f"{run / ENDPOINT_FILE}: {problem}" for problem in error.problems]) from error
+    if any(endpoint.scheme == "https" for endpoint in settings.endpoints):
+        settings = replace(settings, tls=_checked_tls(run))
+    return OwnEtcd(job, launch_id, settings)
+
+
+def read_job(run: Path) -> str:
+    """Return whose job's run it is, by its endpoint file, whoever wrote that. Raises: OSError, DataError."""
+    return _told(read_below(run, ENDPOINT_FILE, _MOST_ENDPOINT_BYTES), run / ENDPOINT_FILE)[1]
+
+
+def read_password(run: Path) -> str:
+    """Return the password of the run's own etcd. Raises: OSError; DataError for what no launch wrote."""
+    raw = read_below(run, PASSWORD_FILE, _MOST_SECRET_BYTES, owner=os.geteuid(), is_secret=True)
+    text = raw.decode("ascii", "replace").strip()
+    if not _PASSWORD.fullmatch(text):
+        raise DataError(f"{run / PASSWORD_FILE}: holds no password that a launch made")
+    return text
+
+
+def own_tls(run: Path) -> TlsFiles:
+    """Return the files with which server and clients of the run's own etcd prove who they are to each other."""
+    certificate = run / CERTIFICATE_FILE
+    return TlsFiles(ca=certificate, certificate=certificate, key=run / KEY_FILE)
+
+
+def _checked_tls(run: Path) -> TlsFiles:
+    """Return the files of `own_tls` when they are ours and go together. Raises: OSError, ConfigError.
+
+    They are opened again by name where they are used, in a directory that nobody else can write; and no key is ever
+    sent, so that another one in its place could only fail to open the door.
+    """
+    for name in (CERTIFICATE_FILE, KEY_FILE):
+        read_below(run, name, _MOST_SECRET_BYTES, owner=os.geteuid(), is_secret=name == KEY_FILE)
+    tls = own_tls(run)
+    tls.context()
+    return tls
+
+
+def _told(raw: bytes, path: Path) -> tuple[list[str], str, str, str]:
+    """Return endpoints, job, launch id and user. Raises: DataError."""
+    try:
+        value = json.loads(raw)
+        endpoints = value["endpoints"] if isinstance(value, Mapping) else None
+        words = [value["job"], value.get("launch_id", ""), value.get("user", "")]
+        if not isinstance(endpoints, list) or not endpoints:
+            raise TypeError("no endpoints")
+        if not all(isinstance(one, str) for one in [*endpoints, *words]):
+            raise TypeError("not texts")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        rule = 'expected {"endpoints": ["unix:/PATH"], "job": "NAME"}'
+        raise DataError(f"{path}: {rule}; say --rdzv-endpoint HOST:PORT instead") from error
+    job, launch_id, user = words
+    return endpoints, job, launch_id, user
