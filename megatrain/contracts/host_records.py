@@ -26,7 +26,7 @@ class HostRecord:
     hardware: str
     joined_unix_s: float
     is_fit: bool
-    """Whether its checks let it take part; an unfit host stays registered, so that people see why."""
+    """Whether its checks let it take part and its orders reach it; an unfit host stays registered, with the reason."""
     unfit_reason: str = ""
     is_driver_candidate: bool = True
     labels: Mapping[str, str] = field(default_factory=dict)

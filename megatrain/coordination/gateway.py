@@ -183,7 +183,8 @@ class Gateway:
                 stream.close()
                 raise
         except (OSError, GarbageError) as error:
-            self.note_failure(endpoint, _reason(error))
+            # garbage in answer to one watch says nothing about the streams of the others
+            self.note_failure(endpoint, _reason(error), is_alive=isinstance(error, GarbageError))
             raise CoordinationError(
                 f"{what}: no answer from {endpoint}: {_reason(error)}", endpoints=(str(endpoint),)
             ) from error

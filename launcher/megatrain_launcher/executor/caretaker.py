@@ -1,4 +1,4 @@
-"""The thread that keeps the executor itself in order: a new life when it was fenced, and its way out.
+"""The thread that keeps the executor itself in order: a new life when it was fenced, its hearing, and its way out.
 
 It looks whenever orders or the lease change, and twice a second.
 """
@@ -19,9 +19,11 @@ from megatrain.contracts.job_requests import JobRequest, RequestKind
 from megatrain.contracts.record import encode
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.lasting_thread import LastingThread
+from megatrain.coordination.lease_keeper import LeaseState
+from megatrain_launcher.executor.hearing import Hearing
 from megatrain_launcher.executor.host_state import HostState
 from megatrain_launcher.executor.liveness import LivenessPort
-from megatrain_launcher.executor.membership import Membership
+from megatrain_launcher.executor.membership import Judge, Membership
 from megatrain_launcher.executor.orders import OrderBook
 from megatrain_launcher.executor.settings import new_session
 from megatrain_launcher.executor.stopping import StopStep, StopView, next_step
@@ -40,6 +42,7 @@ class CaretakerParts:
     membership: Membership
     liveness: LivenessPort
     state: HostState
+    hearing: Hearing
     on_stop: Callable[[], None]
     """Called when the workers have something new to obey."""
 
@@ -106,7 +109,8 @@ class Caretaker:
             _logger.warning("the job went on without host %s: it comes back as session %s", parts.host, session)
             parts.liveness.session = session
             parts.state.begin_life()
-            parts.membership.change(session=session)
+            parts.membership.begin_life(session)
+        self._judge_hearing()
         if parts.membership.replaced:
             parts.orders.leave(parts.membership.replaced)
         elif self._kill_reason:
@@ -114,6 +118,18 @@ class Caretaker:
             parts.on_stop()
         elif self._stop_reason:
             self._go_on_stopping()
+
+    def _judge_hearing(self) -> None:
+        orders, membership = self._parts.orders, self._parts.membership
+        is_held = membership.keeper.state is LeaseState.HELD
+        reason = self._parts.hearing.look(
+            time.monotonic(), orders.unheard_s, orders.trouble, is_lease_held=is_held
+        )  # fmt: skip
+        if membership.judge(Judge.HEARING, reason):
+            if reason:
+                _logger.error("this host is not fit to take part: %s", reason)
+            else:
+                _logger.info("this host hears its orders again")
 
     def _go_on_stopping(self) -> None:
         view, now = self._parts.orders.view(), time.monotonic()

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from megatrain.contracts.host_records import CheckOutcome, CheckReport, CheckResult
 from megatrain.contracts.rounds import HostCommand
-from megatrain_launcher.executor.membership import Membership
+from megatrain_launcher.executor.membership import Judge, Membership
 
 _logger = logging.getLogger(__name__)
 JOIN_CHECK = "join"
@@ -78,7 +78,7 @@ class CheckDesk:
             try:
                 return self._jobs.get(timeout=self._again_s)
             except queue.Empty:
-                if not self._parts.membership.record.is_fit and not self._parts.is_training():
+                if self._parts.membership.objection(Judge.CHECKS) and not self._parts.is_training():
                     return None, lambda: None
 
     def _pair(self, command: HostCommand) -> CheckReport:
@@ -107,10 +107,8 @@ class CheckDesk:
         report = self._report(self._all)
         self._parts.publish(check_id, report)
         reason = "; ".join(f"{result.name}: {result.detail}" for result in report.failed)
-        record = self._parts.membership.record
-        if (record.is_fit, record.unfit_reason) != (report.is_fit, reason):
+        if self._parts.membership.judge(Judge.CHECKS, reason):
             if reason:
                 _logger.error("this host is not fit to take part: %s", reason)
             else:
-                _logger.info("this host is fit to take part")
-            self._parts.membership.change(is_fit=report.is_fit, unfit_reason=reason)
+                _logger.info("this host has passed its checks")

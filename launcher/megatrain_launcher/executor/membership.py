@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum, auto
 
 from megatrain.contracts.errors import ConfigError, CoordinationError
 from megatrain.contracts.host_records import HostRecord
@@ -39,6 +40,13 @@ class LeaseTimes:
     renew_s: float
 
 
+class Judge(Enum):
+    """Who may find that this host is not fit to take part. It is fit when nobody does."""
+
+    CHECKS = auto()
+    HEARING = auto()
+
+
 class ReplacedError(CoordinationError):
     """Another executor has this host's name now: this one must leave."""
 
@@ -58,6 +66,7 @@ class Membership:
         self._on_change = on_change
         self._lock = threading.RLock()
         self._record: HostRecord | None = None
+        self._objections: dict[Judge, str] = {}
         self._keeper: LeaseKeeper | None = None
         self._is_registered = False
         self._trouble = ""
@@ -74,6 +83,7 @@ class Membership:
         deadline = time.monotonic() + self._times.ttl_s + 2.0
         self._keeper = self._new_keeper()
         self._record = record
+        self._objections[Judge.CHECKS] = "" if record.is_fit else record.unfit_reason
         try:
             while (holder := self._claim(record)) is not None:
                 self._check_gone(holder, deadline)
@@ -126,18 +136,29 @@ class Membership:
         is_lost = keeper.state is LeaseState.LOST or not is_held
         return LeaseView(valid_s=keeper.valid_s, is_lost=is_lost)
 
-    def change(self, *, session: str = "", is_fit: bool | None = None, unfit_reason: str = "") -> None:
-        """Say something new of this host: a new life, or what its checks found."""
+    def begin_life(self, session: str) -> None:
+        """Say that this host begins a new life."""
         with self._lock:
-            record = self.record
-            if session:
-                record = replace(record, session=session, joined_unix_s=time.time())
-            if is_fit is not None:
-                record = replace(record, is_fit=is_fit, unfit_reason=unfit_reason)
-            self._record = record
+            self._record = replace(self.record, session=session, joined_unix_s=time.time())
             self._is_registered = False
-        self._wake.set()
-        self._on_change()
+        self._tell_change()
+
+    def judge(self, by: Judge, objection: str) -> bool:
+        """Say why this host is not fit, empty when it is, by one of its judges. Return whether that is news."""
+        with self._lock:
+            if self.objection(by) == objection:
+                return False
+            self._objections[by] = objection
+            reasons = [self._objections[one] for one in Judge if self.objection(one)]
+            self._record = replace(self.record, is_fit=not reasons, unfit_reason="; ".join(reasons))
+            self._is_registered = False
+        self._tell_change()
+        return True
+
+    def objection(self, by: Judge) -> str:
+        """Return why this host is not fit by one of its judges; empty when it is."""
+        with self._lock:
+            return self._objections.get(by, "")
 
     def close(self) -> None:
         """Give up the host's key and its lease."""
@@ -148,10 +169,13 @@ class Membership:
         if self._keeper is not None:
             self._keeper.close()
 
+    def _tell_change(self) -> None:
+        self._wake.set()
+        self._on_change()
+
     def _new_keeper(self) -> LeaseKeeper:
         def tell(state: LeaseState) -> None:
-            self._wake.set()
-            self._on_change()
+            self._tell_change()
 
         return LeaseKeeper(self._client, ttl_s=self._times.ttl_s, period_s=self._times.renew_s, on_change=tell)
 

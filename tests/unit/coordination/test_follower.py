@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import itertools
 import logging
 import threading
@@ -155,6 +156,25 @@ def test_watch_that_only_ever_opens_hears_nothing(etcd: EtcdServers, prefix: str
         assert isinstance(event, Changes)
         assert event.revision == written
         wait_until(lambda: watch.trouble == "" and watch.heard_at != heard_at, "the trouble to be over", 10.0)
+
+
+def test_garbage_for_one_watch_breaks_no_other(etcd: EtcdServers, prefix: str) -> None:
+    """The streams of a frozen member are broken, so that others are asked. One that answers garbage is not frozen."""
+    spoilt, whole = KeyRange.prefix(prefix + "spoilt/"), KeyRange.prefix(prefix + "whole/")
+    mark = base64.b64encode(spoilt.start)
+    with (
+        EtcdProxy(etcd.members[0].client_port) as proxy,
+        EtcdClient(EtcdSettings.of(proxy.url)) as client,
+        Watch(client, whole) as watch,
+    ):
+        wait_until(lambda: watch.heard_at is not None, "the watch to stand", 10.0)
+        proxy.spoils = lambda request: b"/v3/watch" in request and mark in request
+        proxy.conduct = Conduct.GARBAGE
+        with Watch(client, spoilt) as broken:
+            wait_until(lambda: proxy.num_spoiled > 2, "a few tries", 20.0)
+            assert (broken.heard_at, watch.trouble) == (None, "")
+            client.put(prefix + "whole/a", "")
+            assert [type(watch.next(10.0)) for _ in range(2)] == [Snapshot, Changes]
 
 
 def test_idle_watch_hears_as_long_as_its_member_answers(client: EtcdClient, prefix: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from megatrain.contracts.host_records import CheckOutcome, CheckReport, CheckResult, HostRecord
 from megatrain_launcher.executor.check_desk import JOIN_CHECK, CheckDesk, DeskParts
+from megatrain_launcher.executor.membership import Judge
 from tests.helpers.waiting import wait_until
 
 RECORD = HostRecord("a", "1", 1, "a", 1, 1, 1, "", "", "", 0.0, is_fit=False, unfit_reason="its checks are running")
@@ -28,8 +29,15 @@ class Host:
     def session(self) -> str:
         return self.record.session
 
-    def change(self, *, is_fit: bool, unfit_reason: str) -> None:
-        self.record = replace(self.record, is_fit=is_fit, unfit_reason=unfit_reason)
+    def judge(self, by: Judge, objection: str) -> bool:
+        assert by is Judge.CHECKS
+        is_news = objection != self.record.unfit_reason
+        self.record = replace(self.record, is_fit=not objection, unfit_reason=objection)
+        return is_news
+
+    def objection(self, by: Judge) -> str:
+        assert by is Judge.CHECKS
+        return self.record.unfit_reason
 
     def check(self, session: str, is_training: bool) -> CheckReport:
         self.num_checks += 1

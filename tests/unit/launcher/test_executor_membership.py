@@ -26,7 +26,7 @@ from megatrain_launcher.etcd_process import free_ports
 from megatrain_launcher.executor.host_state import HostState
 from megatrain_launcher.executor.job_record import claim_job, read_job
 from megatrain_launcher.executor.liveness import LivenessPort, ask_session
-from megatrain_launcher.executor.membership import LeaseTimes, Membership
+from megatrain_launcher.executor.membership import Judge, LeaseTimes, Membership
 from megatrain_launcher.executor.orders import OrderBook
 from megatrain_launcher.executor.status_writer import StatusWriter
 from tests.helpers.etcd_server import EtcdServers, enable_users
@@ -93,11 +93,31 @@ def test_a_registered_host_is_there_until_it_closes(
     one = member(a_host())
     assert registered(client, keys) == a_host()
     assert one.is_registered
-    one.change(is_fit=False, unfit_reason="no disk")
+    assert one.judge(Judge.CHECKS, "no disk")
     wait_until(lambda: registered(client, keys) == one.record, "the change", DEADLINE_S)
     assert one.record.unfit_reason == "no disk"
     one.close()
     assert registered(client, keys) is None
+
+
+def test_a_host_is_fit_when_none_of_its_judges_objects(
+    client: EtcdClient, keys: JobKeys, member: Callable[..., Membership]
+) -> None:
+    """Registered as unfit until its checks are done; then it goes deaf. Neither judge overrules the other."""
+    one = member(a_host(is_fit=False, unfit_reason="its checks are running"))
+    told = [
+        (Judge.HEARING, "deaf", True, (False, "its checks are running; deaf")),
+        (Judge.CHECKS, "", True, (False, "deaf")),
+        (Judge.CHECKS, "", False, (False, "deaf")),
+        (Judge.CHECKS, "no disk", True, (False, "no disk; deaf")),
+        (Judge.HEARING, "", True, (False, "no disk")),
+        (Judge.CHECKS, "", True, (True, "")),
+    ]
+    for judge, objection, is_news, expected in told:
+        assert one.judge(judge, objection) is is_news
+        assert one.objection(judge) == objection
+        assert (one.record.is_fit, one.record.unfit_reason) == expected
+    wait_until(lambda: registered(client, keys) == a_host(), "the host to be fit", DEADLINE_S)
 
 
 def test_a_lost_lease_is_replaced_under_the_same_session(
@@ -265,7 +285,7 @@ def test_orders_come_by_watch_and_a_fenced_host_begins_a_new_life(
         others = (RoundHost("b", "1", "127.0.0.1", 0, 2),)
         client.put(keys.round(2), encode(Round(2, 2, others, "127.0.0.1", 1, "without a", "d", 0.0)))
         wait_until(lambda: orders.begin_life("2"), "the new life", DEADLINE_S)
-        one.change(session="2")
+        one.begin_life("2")
         wait_until(lambda: registered(client, keys) == one.record, "the new session", DEADLINE_S)
         assert one.record.session == "2"
         again = (RoundHost("a", "2", "127.0.0.1", 0, 2),)

@@ -1,0 +1,42 @@
+"""Whether this host hears its orders. One that does not must be in no new round: it would neither start nor stop."""
+
+from __future__ import annotations
+
+from megatrain.coordination.watch import WatchLimits
+
+
+def deaf_after_s(lease_ttl_s: float) -> float:
+    """Return for how long orders may go unheard, in seconds.
+
+    As long as a host may be unheard itself, and no less than two times in which an idle watch proves that it hears.
+    """
+    return max(lease_ttl_s, 2 * WatchLimits().silence_s)
+
+
+class Hearing:
+    """Judges from look to look. All times are seconds on one monotonic clock."""
+
+    def __init__(self, bound_s: float) -> None:
+        self._bound_s = bound_s
+        self._held_since: float | None = None
+        self._told = ""
+
+    def look(self, now: float, unheard_s: float, trouble: str, *, is_lease_held: bool) -> str:
+        """Return why this host is not fit, empty when it is. The reason stays the same until it hears again.
+
+        Only the time counts in which etcd kept the host's lease: while etcd is away nobody hears anything, and when it
+        is back a watch may take a moment longer than a lease.
+        """
+        if not is_lease_held:
+            self._held_since = None
+            return self._told
+        if self._held_since is None:
+            self._held_since = now
+        is_deaf = min(unheard_s, now - self._held_since) > self._bound_s
+        if is_deaf and not self._told:
+            self._told = (
+                f"its orders cannot be heard: {trouble or f'for {self._bound_s:g} s nothing proved that they can'}"
+            )
+        elif not is_deaf and unheard_s <= self._bound_s:
+            self._told = ""
+        return self._told
