@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 from megatrain.contracts.errors import DataError
 from megatrain_diagnostics.analysis.whatif.operations import PUBLIC_NAMES, Floats, Ints, JobShape, OperationTable
+from megatrain_diagnostics.store.parquet_limits import opened_parquet
 
 _INTEGERS = {
     "dp_rank": "dp_rank", "stage": "stage", "rank": "rank", "step": "step", "seq_id": "sequence", "mc": "chunk",
@@ -33,12 +34,12 @@ def read_trace(path: Path) -> OperationTable:
     """Return the operations of a trace file. Raises: DataError naming what is wrong with it."""
     wanted = ["optype", *_INTEGERS, *_TIMES]
     try:
-        with pq.ParquetFile(path) as file:
+        with opened_parquet(path, ("optype",)) as file:
             missing = [name for name in wanted if name not in file.schema_arrow.names]
             if missing:
                 raise DataError(f"{path}: no column {', '.join(missing)}; a trace has {', '.join(wanted)}")
             table = file.read(columns=wanted)
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, ValueError) as error:
         raise DataError(f"{path}: cannot be read as a Parquet file ({_first_line(error)})") from error
     names, kind = _kinds(path, table)
     columns: dict[str, Any] = {ours: _integers(path, table, name) for name, ours in _INTEGERS.items()}

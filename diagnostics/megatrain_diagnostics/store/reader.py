@@ -29,6 +29,8 @@ from megatrain_diagnostics.store.segments import Segment, fault_in_rows
 
 MEMORY_LIMIT_BYTES = 2 * 10**9
 ALL = Where()
+_ANSWER_ROWS = 65_536
+"""Of a part of an answer."""
 _INTERRUPT_AGAIN_S = 0.05
 _NUM_TRIES = 8
 """Segments that vanish or break while they are read: more in a row than any compaction explains."""
@@ -48,6 +50,7 @@ class StoredEvents:
         self, directory: Path, *, num_threads: int | None = None, memory_limit_bytes: int = MEMORY_LIMIT_BYTES
     ) -> None:
         self._catalog = Catalog(directory)
+        self._most_answer_bytes = memory_limit_bytes // 2
         self._connection = duckdb.connect(
             ":memory:",
             config={
@@ -126,18 +129,33 @@ class StoredEvents:
             if not segments:
                 return None
             source, files = _source(segments, len(values) + 1)
+            is_late = threading.Event()
             try:
                 with self._lock:
                     cursor = self._connection.cursor()
-                with cursor, _interrupted(cursor, timeout_s):
-                    return cursor.sql(f"WITH segments AS ({source}) {sql}", params=[*values, *files]).to_arrow_table()
-            except duckdb.InterruptException as error:
-                raise TooSlowError(f"{self.directory}: no answer within {timeout_s:g} s") from error
-            except duckdb.Error as error:
+                with cursor, _interrupted(cursor, timeout_s, is_late):
+                    asked = cursor.sql(f"WITH segments AS ({source}) {sql}", params=[*values, *files])
+                    return self._answer(asked)
+            except (duckdb.Error, OSError) as error:  # the latter from the midst of an answer
+                if is_late.is_set():
+                    raise TooSlowError(f"{self.directory}: no answer within {timeout_s:g} s") from error
                 self._explain(segments, error)
         raise DataError(f"{self.directory}: segments of {kind.NAME} come and go faster than they can be read")
 
-    def _explain(self, segments: Sequence[Segment], error: duckdb.Error) -> None:
+    def _answer(self, asked: duckdb.DuckDBPyRelation) -> pa.Table:
+        """Return what was asked for. Raises: DataError when it is more than half of what DuckDB may have."""
+        batches = asked.to_arrow_reader(_ANSWER_ROWS)
+        taken: list[pa.RecordBatch] = []
+        num_bytes = 0
+        for batch in batches:
+            taken.append(batch)
+            num_bytes += batch.nbytes
+            if num_bytes > self._most_answer_bytes:
+                most = self._most_answer_bytes // 10**6
+                raise DataError(f"{self.directory}: the answer has more than {most} MB; ask for fewer steps or ranks")
+        return pa.Table.from_batches(taken, schema=batches.schema)
+
+    def _explain(self, segments: Sequence[Segment], error: Exception) -> None:
         """Set aside what cannot be read. Raises: DataError when it is not the files' fault."""
         gone = [segment for segment in segments if not segment.path.exists()]
         broken = {} if gone else {segment.path: fault for segment in segments if (fault := _fault_of(segment))}
@@ -148,8 +166,10 @@ class StoredEvents:
 
 
 @contextmanager
-def _interrupted(cursor: duckdb.DuckDBPyConnection, timeout_s: float | None) -> Iterator[None]:
-    """End what a connection does in the block after a time; None: never."""
+def _interrupted(
+    cursor: duckdb.DuckDBPyConnection, timeout_s: float | None, is_late: threading.Event
+) -> Iterator[None]:
+    """End what a connection does in the block after a time, and set `is_late` then; None: never."""
     if timeout_s is None:
         yield
         return
@@ -158,6 +178,7 @@ def _interrupted(cursor: duckdb.DuckDBPyConnection, timeout_s: float | None) -> 
     def interrupt() -> None:
         wait_s = max(0.0, timeout_s)
         while not has_ended.wait(wait_s):
+            is_late.set()
             cursor.interrupt()
             wait_s = _INTERRUPT_AGAIN_S  # one that comes before the question has begun does nothing
 

@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -25,13 +24,13 @@ from megatrain.contracts.errors import CheckpointError, DataError, MegatrainErro
 from megatrain.contracts.location import LocalLocation
 from megatrain_diagnostics.columns.schema import (
     check_columns,
-    from_arrow,
     kind_of,
     names_of,
     schema_of_now,
     time_column,
 )
-from megatrain_diagnostics.events.tables import StepTotals, Table
+from megatrain_diagnostics.events.tables import StepTotals, Table, columns_of
+from megatrain_diagnostics.store.parquet_limits import check_texts, opened_parquet
 
 SUFFIX = ".parquet"
 DAMAGED_SUFFIX = ".parquet.damaged"
@@ -43,6 +42,8 @@ _ROWS_OF_OPERATION_GROUP = 16_384
 """Where rows lie operation by operation: about one operation of one step of 12,288 ranks."""
 _DELTA_COLUMNS = ("rank", "sequence", "start_ns", "at_ns", "duration_ns", "launch_ns", "sum_ns", "max_ns")
 """Integers of so many values that a dictionary of them would only be made and thrown away."""
+_READ_BYTES = 1 << 20
+_CHECKED_ROWS = 65_536
 _LEVEL = 1  # of zstd: 3 is 4 % smaller and takes 1.4 times as long
 _NAME = re.compile(r"(\d{12,18})-(\d{12,18})\.([0-9a-f]{8})\.parquet")
 _BOUNDED = ("round", "rank", "step", "start_ns", "at_ns")
@@ -125,7 +126,7 @@ def end_of_hour_ns(directory: Path) -> int | None:
 def read_footer(path: Path) -> Segment:
     """Return what a file's footer says. Raises: DataError for a file that is no segment; FileNotFoundError."""
     try:
-        with pq.ParquetFile(path) as file:
+        with opened_parquet(path) as file:
             written, metadata = file.schema_arrow, file.metadata
         num_bytes = path.stat().st_size
     except FileNotFoundError:
@@ -197,7 +198,29 @@ def is_intact(path: Path) -> bool:
     Raises: FileNotFoundError; OSError where it cannot be read.
     """
     name = parse_name(path.name)
-    return name is None or zlib.crc32(path.read_bytes()) == name.crc
+    if name is None:
+        return True
+    crc = 0
+    with path.open("rb") as file:
+        while part := file.read(_READ_BYTES):
+            crc = zlib.crc32(part, crc)
+    return crc == name.crc
+
+
+def fault_in_texts(segment: Segment) -> str:
+    """Return why the rows of a segment would take too much memory for their texts; "" where they would not.
+
+    Raises: FileNotFoundError.
+    """
+    try:
+        check_texts(segment.path, texts_of(segment.kind))
+    except FileNotFoundError:
+        raise
+    except DataError as error:
+        return str(error).removeprefix(f"{segment.path}: ")
+    except (pa.ArrowException, OSError, ValueError) as error:
+        return f"cannot be read whole ({_first_line(error)})"
+    return ""
 
 
 def fault_in_rows(segment: Segment) -> str:
@@ -205,12 +228,15 @@ def fault_in_rows(segment: Segment) -> str:
 
     Raises: FileNotFoundError.
     """
-    kind: Any = segment.kind
+    if fault := fault_in_texts(segment):
+        return fault
     try:
-        table = pq.read_table(segment.path)
-        # text that is no Unicode is found here
-        table.validate(full=True)
-        from_arrow(kind, table)
+        with opened_parquet(segment.path, texts_of(segment.kind)) as file:
+            for batch in file.iter_batches(_CHECKED_ROWS):
+                # text that is no Unicode is found here
+                batch.validate(full=True)
+                if without := [name for name in batch.schema.names if batch.column(name).null_count]:
+                    raise DataError(f"{segment.kind.NAME}.{without[0]}: rows without a value")
     except FileNotFoundError:
         raise
     except (pa.ArrowException, OSError, ValueError, DataError) as error:
@@ -225,6 +251,11 @@ def ahead_of(kind: type[Table], table: pa.Table, written_ns: int) -> int:
         return 0
     latest = max(int(chunk.to_numpy(zero_copy_only=False).max()) for chunk in table.column(column).chunks if len(chunk))
     return latest - written_ns
+
+
+def texts_of(kind: type[Table]) -> list[str]:
+    """Return the columns of a table that hold text of any length."""
+    return [name for name, dtype in columns_of(kind).items() if dtype == "text"]
 
 
 def _check_names(schema: pa.Schema) -> None:

@@ -1,0 +1,106 @@
+"""How much a Parquet file may unpack to: looked at in its footer, and in the lengths of its texts, before it is read.
+
+A run directory may be anybody's. A value that is the same in every row takes no bytes at all: a megabyte of file
+becomes gigabytes of rows. The footer says how many rows there are, and of which types; how long a text is that many
+rows share is seen by reading texts in the form of a dictionary, which is no larger than the file says.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from megatrain.contracts.errors import DataError
+
+MOST_FOOTER_BYTES = 16 << 20
+"""A footer takes ten times as much when it is taken apart."""
+MOST_PLAIN_BYTES = 512 << 20
+"""Of all rows of a file. Ours have some 1.5 million rows at most, which are 130 MB of spans."""
+_TEXT_BYTES = 64
+"""Of a text as Python holds it, beside its characters."""
+_BATCH_ROWS = 65_536
+_TAIL_BYTES = 8  # length of the footer, then the magic
+_MAGIC = b"PAR1"
+
+
+def opened_parquet(path: Path, texts: Sequence[str] = ()) -> pq.ParquetFile:
+    """Open a file whose footer promises no more than a file may hold; `texts` are read in the form of a dictionary.
+
+    Raises: DataError naming what is too much; FileNotFoundError; pa.ArrowException, OSError and ValueError for a file
+    that is no Parquet file.
+    """
+    with path.open("rb") as file:
+        num_bytes = file.seek(0, os.SEEK_END)
+        file.seek(max(0, num_bytes - _TAIL_BYTES))
+        tail = file.read(_TAIL_BYTES)
+    footer_bytes = int.from_bytes(tail[:4], "little") if tail[4:] == _MAGIC else 0
+    if num_bytes >= footer_bytes > MOST_FOOTER_BYTES:
+        raise DataError(f"{path}: a footer of {footer_bytes} bytes; at most {MOST_FOOTER_BYTES} are read")
+    opened = pq.ParquetFile(path, read_dictionary=list(texts), page_checksum_verification=True)
+    try:
+        _check_footer(path, opened)
+    except BaseException:
+        opened.close()
+        raise
+    return opened
+
+
+def check_texts(path: Path, texts: Sequence[str]) -> None:
+    """See that the rows of a file, with the texts that they share, are no more than a file may hold.
+
+    Raises: DataError; what reading a file raises.
+    """
+    if not texts:
+        return
+    with opened_parquet(path, texts) as file:
+        num_bytes = plain_bytes(file.schema_arrow, file.metadata.num_rows)
+        for batch in file.iter_batches(_BATCH_ROWS, columns=list(texts)):
+            num_bytes += sum(map(_text_bytes, batch.columns))
+            _check_plain(path, num_bytes)
+
+
+def plain_bytes(schema: pa.Schema, num_rows: int) -> int:
+    """Return what rows take when they are unpacked, but for the characters of texts."""
+    return num_rows * sum(_width(field.type) for field in schema)
+
+
+def _check_footer(path: Path, file: pq.ParquetFile) -> None:
+    metadata = file.metadata
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    num_rows = sum(group.num_rows for group in groups)
+    if num_rows != metadata.num_rows:
+        raise DataError(f"{path}: {metadata.num_rows} rows, and {num_rows} in its groups of rows")
+    for group in groups:
+        lengths = {group.column(number).num_values for number in range(group.num_columns)}
+        if lengths - {group.num_rows}:
+            raise DataError(f"{path}: a group of {group.num_rows} rows with columns of {sorted(lengths)[:4]} values")
+    _check_plain(path, max(plain_bytes(file.schema_arrow, num_rows), sum(group.total_byte_size for group in groups)))
+
+
+def _check_plain(path: Path, num_bytes: int) -> None:
+    if num_bytes > MOST_PLAIN_BYTES:
+        most = MOST_PLAIN_BYTES >> 20
+        raise DataError(f"{path}: its rows unpack to {num_bytes >> 20} MiB or more; at most {most} MiB are read")
+
+
+def _width(kind: pa.DataType) -> int:
+    """Return the bytes of a value; a type without a width counts as a text, which nested ones are refused as later."""
+    try:
+        return 1 if pa.types.is_dictionary(kind) else max(1, kind.bit_width // 8)
+    except ValueError:
+        return _TEXT_BYTES
+
+
+def _text_bytes(column: pa.Array) -> int:
+    """Return the characters of all rows of a column in the form of a dictionary."""
+    if not pa.types.is_dictionary(column.type):
+        return int(column.nbytes)
+    lengths = pc.binary_length(column.dictionary).fill_null(0).to_numpy(zero_copy_only=False)
+    places = column.indices.drop_null().to_numpy(zero_copy_only=False)
+    return int(np.asarray(lengths, dtype=np.int64)[places].sum()) if len(lengths) else 0

@@ -1,0 +1,149 @@
+"""Parquet files of anybody: small ones that would become gigabytes are refused in words, before they are read."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from megatrain.contracts.errors import DataError
+from megatrain_diagnostics.columns.schema import stored_schema
+from megatrain_diagnostics.events.tables import LogLines, Spans, Table, num_rows
+from megatrain_diagnostics.store import parquet_limits
+from megatrain_diagnostics.store.public_trace import read_trace
+from megatrain_diagnostics.store.reader import StoredEvents
+from megatrain_diagnostics.store.segments import SegmentName
+from tests.helpers.source_tree import ROOT
+
+ROWS = 1 << 20
+
+
+def same_rows(kind: type[Table], count: int, text: str = "x" * 1000) -> pa.Table:
+    """Return rows that are all alike: they take next to nothing in a file."""
+
+    def column(field: pa.Field) -> pa.Array:
+        if pa.types.is_dictionary(field.type):
+            return pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, np.uint8)), pa.array(["forward-compute"]))
+        if pa.types.is_string(field.type):
+            zeros = pa.array(np.zeros(count, np.int32))
+            return pa.DictionaryArray.from_arrays(zeros, pa.array([text if field.name == "line" else "host-1"]))
+        return pa.array(np.ones(count), field.type)
+
+    schema = stored_schema(kind)
+    return pa.table([column(field) for field in schema], names=schema.names)
+
+
+def write_bomb(events: Path, kind: type[Table], num_groups: int, name: str = "foreign.parquet") -> Path:
+    """Write so many million rows, which are kilobytes."""
+    path = events / kind.NAME / "2026-11-23" / "10" / name
+    path.parent.mkdir(parents=True)
+    rows = same_rows(kind, ROWS)
+    with pq.ParquetWriter(path, rows.schema, compression="zstd", store_schema=False) as file:
+        for _ in range(num_groups):
+            file.write_table(rows, row_group_size=ROWS)
+        file.add_key_value_metadata(stored_schema(kind).metadata)
+    assert path.stat().st_size < 2 << 20
+    return path
+
+
+READ = """
+import resource, sys
+from pathlib import Path
+from megatrain_diagnostics.events.tables import LogLines, Spans
+from megatrain_diagnostics.store.reader import StoredEvents
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+events = StoredEvents(Path(sys.argv[1]))
+found = events.read({"spans": Spans, "logs": LogLines}[sys.argv[2]])
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10, len(found.rank), *events.problems())
+"""
+
+
+@pytest.mark.parametrize(("kind", "num_groups"), [(Spans, 8), (LogLines, 1)])
+def test_a_file_of_kilobytes_that_would_be_gigabytes_takes_no_memory(
+    tmp_path: Path, kind: type[Table], num_groups: int
+) -> None:
+    write_bomb(tmp_path / "events", kind, num_groups)
+    command = [sys.executable, "-c", READ, str(tmp_path / "events"), kind.NAME]
+    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=120).stdout
+    growth_mb, num_rows_read, problem = told.split(maxsplit=2)
+    assert int(growth_mb) < 128
+    assert num_rows_read == "0"
+    assert "MiB or more; at most 512 MiB are read; it was set aside" in problem
+
+
+@pytest.mark.parametrize("is_named_by_a_store", [False, True])
+@pytest.mark.parametrize("kind", [Spans, LogLines])
+def test_the_limit_holds_for_rows_and_for_texts_that_rows_share(
+    tmp_path: Path, kind: type[Table], is_named_by_a_store: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of LogLines the fixed columns are far below the limit: it is the one text of 1,000 bytes in each row."""
+    events = tmp_path / "events"
+    monkeypatch.setattr(parquet_limits, "MOST_PLAIN_BYTES", 64 << 20)
+    path = write_bomb(events, kind, 1)
+    if is_named_by_a_store:
+        path.rename(path.with_name(SegmentName(1, 1, zlib.crc32(path.read_bytes())).text))
+    stored = StoredEvents(events)
+    assert num_rows(stored.read(kind)) == 0
+    (problem,) = stored.problems()
+    assert "its rows unpack to" in problem
+    if kind is Spans:  # of a million log lines an answer would be too large
+        monkeypatch.setattr(parquet_limits, "MOST_PLAIN_BYTES", 2 << 30)
+        assert num_rows(StoredEvents(events).read(kind)) == 1, "all alike, so one row: it can be read"
+
+
+def test_an_answer_has_a_limit_whatever_its_files_promise(tmp_path: Path) -> None:
+    write_bomb(tmp_path / "events", Spans, 1)
+    stored = StoredEvents(tmp_path / "events", memory_limit_bytes=100_000_000)
+    with pytest.raises(DataError, match="the answer has more than 50 MB; ask for fewer steps or ranks"):
+        stored.read(Spans)
+
+
+def test_a_footer_as_long_as_a_large_file_is_not_begun(tmp_path: Path) -> None:
+    path = tmp_path / "events" / "logs" / "foreign.parquet"
+    path.parent.mkdir(parents=True)
+    footer = 17 << 20
+    path.write_bytes(b"PAR1" + bytes(footer) + footer.to_bytes(4, "little") + b"PAR1")
+    stored = StoredEvents(tmp_path / "events")
+    assert num_rows(stored.read(LogLines)) == 0
+    assert f"a footer of {footer} bytes; at most {16 << 20} are read; it was set aside" in stored.problems()[0]
+
+
+def write_trace_of(path: Path, count: int) -> None:
+    names = ["dp_rank", "stage", "rank", "step", "seq_id", "mc", "gmc", "mb_id"]
+    columns = {name: pa.array(np.zeros(count, np.int64)) for name in names}
+    columns |= {name: pa.array(np.zeros(count)) for name in ("start_ts", "duration")}
+    columns["optype"] = pa.DictionaryArray.from_arrays(
+        pa.array(np.zeros(count, np.int8)), pa.array(["forward-compute"])
+    )
+    pq.write_table(pa.table(columns), path, compression="zstd")
+
+
+def write_trace_of_long_names(path: Path, count: int) -> None:
+    write_trace_of(path, count // 100)
+    table = pq.read_table(path)
+    zeros = pa.array(np.zeros(table.num_rows, np.int32))
+    kinds = pa.DictionaryArray.from_arrays(zeros, pa.array(["x" * 100_000]))
+    pq.write_table(table.set_column(table.schema.get_field_index("optype"), "optype", kinds), path, compression="zstd")
+
+
+def test_a_public_trace_has_the_same_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parquet_limits, "MOST_PLAIN_BYTES", 64 << 20)
+    write_trace_of(tmp_path / "trace.parquet", ROWS)
+    with pytest.raises(DataError, match="its rows unpack to 81 MiB or more; at most 64 MiB are read"):
+        read_trace(tmp_path / "trace.parquet")
+
+
+def test_a_name_of_an_operation_that_all_rows_share_is_held_once(tmp_path: Path) -> None:
+    """A million rows with one name of 100,000 bytes: 100 GB if each had its own."""
+    write_trace_of_long_names(tmp_path / "trace.parquet", 100 * ROWS)
+    before = pa.total_allocated_bytes()
+    table = read_trace(tmp_path / "trace.parquet")
+    assert len(table.kind) == ROWS
+    assert table.kinds == ("x" * 100_000,)
+    assert pa.total_allocated_bytes() - before < 64 << 20
