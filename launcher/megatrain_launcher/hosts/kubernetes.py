@@ -1,7 +1,7 @@
 """Kubernetes: one pod a node, made by a JobSet or a TrainJob; the pod's variables say who it is (see the templates).
 
 Eviction cordons the node, with the pod's service account where it has one, else by kubectl. The account needs the verb
-patch on nodes, and nothing else.
+patch on the job's own nodes, and nothing else; a JobSet has it for those that `--node` names.
 """
 
 from __future__ import annotations
@@ -92,7 +92,8 @@ class KubernetesPlatform:
         program = shutil.which("kubectl", path=self._environment.get("PATH"))
         if program is None:
             raise CordonError(
-                f"node {host} was not cordoned: the pod has no service account, and no kubectl is on PATH"
+                f"node {host} was not cordoned: the pod has no service account, and no kubectl is on PATH; "
+                "`megatrain launch --write-template jobset --node ...` gives it rights on the nodes that are named"
             )
         self._kubectl(host, [program, "cordon", "--", host])
         self._kubectl(host, [program, "annotate", "--overwrite", "node", host, f"{REASON_ANNOTATION}={reason}"])
@@ -116,5 +117,5 @@ def _message(status: int, body: bytes) -> str:
         text = str(json.loads(body)["message"])
     except (ValueError, KeyError, TypeError):
         text = f"the API server answered {status}"
-    way_out = "; the service account needs the verb patch on nodes" if status in (401, 403) else ""
+    way_out = "; the service account needs the verb patch on this node, see --node" if status in (401, 403) else ""
     return f"{text}{way_out}"

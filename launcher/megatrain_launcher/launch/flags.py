@@ -20,6 +20,7 @@ TEMPLATES = ("slurm", "jobset", "trainjob")
 PLATFORMS = ("auto", "local", "slurm", "kubernetes")
 _MOST_HOSTS = 100_000
 _RANGE = re.compile(r"(\d{1,6})(?::(\d{1,6}))?")
+_NODE = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 Tee = Literal["none", "first", "all"]
 _TEES: Mapping[str, Tee] = {"none": "none", "first": "first", "all": "all", "0": "none", "3": "all"}
@@ -49,6 +50,8 @@ class LaunchFlags:
     platform: str = "auto"
     template: str = ""
     image: str = ""
+    nodes: tuple[str, ...] = ()
+    """Of a JobSet: where it runs, and which nodes it may cordon; empty: anywhere, and none."""
 
 
 def add_launch_arguments(parser: argparse.ArgumentParser) -> None:
@@ -122,6 +125,13 @@ def add_launch_arguments(parser: argparse.ArgumentParser) -> None:
         help="print what starts this launch on a cluster, and do nothing else",
     )
     output.add_argument("--image", default="", metavar="IMAGE", help="container image, for --write-template")
+    output.add_argument(
+        "--node",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a node on which the job runs, for --write-template jobset: once for each; the job may cordon these alone",
+    )
     parser.add_argument(*spellings("--rdzv-backend"), default="megatrain", help=argparse.SUPPRESS)
     add_refusals(parser)
 
@@ -170,6 +180,7 @@ def launch_flags(args: argparse.Namespace) -> LaunchFlags:
     if args.standalone and etcd.endpoints:
         problems.append("--standalone brings its own etcd, and --rdzv-endpoint names another; give one of them")
     labels = _labels(args.label, problems)
+    nodes = _nodes(args.node, args.template, problems)
     if problems or tee is None:
         raise ConfigError(problems)
     return LaunchFlags(
@@ -193,6 +204,7 @@ def launch_flags(args: argparse.Namespace) -> LaunchFlags:
         platform=args.platform,
         template=args.template,
         image=args.image,
+        nodes=nodes,
     )
 
 
@@ -221,6 +233,14 @@ def _job_name(name: str, overrides: Sequence[str], problems: list[str]) -> tuple
         problems.append(f"--rdzv-id={name} and --job.name={told[-1]} name two jobs; give one of them")
     check_name("--rdzv-id", name, problems)
     return (f"--job.name={name}",)
+
+
+def _nodes(names: Sequence[str], template: str, problems: list[str]) -> tuple[str, ...]:
+    if names and template != "jobset":
+        problems.append("--node does nothing without --write-template jobset, whose pods it binds to these nodes")
+    problems += [f"--node={name!r}: expected the name of a node" for name in names if not _NODE.fullmatch(name)]
+    problems += [f"--node={name} is there twice" for name in sorted(set(names)) if names.count(name) > 1]
+    return tuple(names)
 
 
 def _labels(texts: Sequence[str], problems: list[str]) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from collections.abc import Sequence
 from importlib import resources
 
 from megatrain.config.config import Config
@@ -34,6 +35,11 @@ def write_template(flags: LaunchFlags, config: Config, max_hosts: int) -> str:
         problems.append("--write-template: pods meet at an etcd of the cluster's; name it by --rdzv-endpoint=HOST:PORT")
     if flags.template != "slurm" and not flags.image:
         problems.append("--write-template: name the container image by --image=IMAGE")
+    if flags.nodes and len(flags.nodes) < max_hosts + flags.spares:
+        problems.append(
+            f"--write-template: {len(flags.nodes)} nodes are named by --node, and {max_hosts + flags.spares} pods want "
+            "one each; name more, or none"
+        )
     if flags.etcd.user and not flags.etcd.password_file:
         problems.append(
             "--write-template: name the password's file, as hosts will see it, by --etcd-password-file=FILE"
@@ -66,6 +72,9 @@ def _blanks(flags: LaunchFlags, config: Config, max_hosts: int) -> dict[str, str
         "grace_s": str(round(grace_s)),
         "run_directory": json.dumps(str(files.run.absolute())),
         "environment": _environment(indent),
+        "rights": _rights(name, flags.nodes),
+        "has_rights": "true" if flags.nodes else "false",
+        "node_affinity": _node_affinity(flags.nodes),
         "resources": _resources(flags.template, gpus),
     }
 
@@ -95,6 +104,37 @@ def _environment(indent: int) -> str:
     for name, path in _POD_FACTS.items():
         lines += [f"- name: {name}", "  valueFrom:", "    fieldRef:", f'      fieldPath: "{path}"']
     return "\n".join(" " * indent + line for line in lines)
+
+
+def _rights(name: str, nodes: Sequence[str]) -> str:
+    """Return what lets the pods' account cordon these nodes, and touch no other; nothing where none are named."""
+    if not nodes:
+        return ""
+    text = resources.files("megatrain_launcher").joinpath("templates", "jobset_rights.yaml").read_text("utf-8")
+    blanks = {"name": name, "nodes": json.dumps(list(nodes))}
+    return _BLANK.sub(lambda match: blanks[match.group(1)], text)
+
+
+def _node_affinity(nodes: Sequence[str]) -> str:
+    if not nodes:
+        return ""
+    lines = [
+        "nodeAffinity:",
+        "  requiredDuringSchedulingIgnoredDuringExecution:",
+        "    nodeSelectorTerms:",
+        *(line for node in nodes for line in _node_term(node)),
+    ]
+    return "".join(" " * 16 + line + "\n" for line in lines)
+
+
+def _node_term(node: str) -> tuple[str, ...]:
+    """Return one of several terms, of which a node must fulfil one: a term names a single node."""
+    return (
+        "      - matchFields:",
+        "          - key: metadata.name",
+        "            operator: In",
+        f"            values: [{json.dumps(node)}]",
+    )
 
 
 def _resources(template: str, gpus: str) -> str:

@@ -12,10 +12,14 @@ from typing import Any
 
 import pytest
 
+from megatrain.commands.etcd_flags import EtcdFlags
+from megatrain.config.load import load_config
 from megatrain_launcher.hosts.adapter import CordonError
 from megatrain_launcher.hosts.kubernetes import REASON_ANNOTATION, KubernetesPlatform
 from megatrain_launcher.hosts.slurm import SlurmPlatform
+from megatrain_launcher.launch.templates import write_template
 from tests.helpers.certificates import Authority
+from tests.helpers.launch_cases import small_flags
 from tests.helpers.require import require_module
 
 TOKEN = "the-token"
@@ -27,10 +31,18 @@ class ApiServer(HTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.nodes: dict[str, dict[str, Any]] = {"node-a": {}}
+        self.asked: list[tuple[str, str]] = []
+        """Method and path of every request."""
 
 
 class _Handler(BaseHTTPRequestHandler):
     server: ApiServer
+
+    def parse_request(self) -> bool:
+        is_whole = super().parse_request()
+        if is_whole:
+            self.server.asked.append((self.command, self.path))
+        return is_whole
 
     def do_PATCH(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
@@ -100,8 +112,50 @@ def test_a_node_is_cordoned_with_the_account(tmp_path: Path, api: ApiServer, aut
 
 def test_an_account_without_the_right_says_which_it_needs(tmp_path: Path, api: ApiServer, authority: Authority) -> None:
     files = account(tmp_path, authority.files.certificate, "another")
-    with pytest.raises(CordonError, match=r"forbidden.*; the service account needs the verb patch on nodes"):
+    with pytest.raises(CordonError, match=r"forbidden.*; the service account needs the verb patch on this node"):
         KubernetesPlatform(environment_of(api.server_port), files).cordon("node-a", "")
+
+
+def granted(template: str) -> set[tuple[str, str, str]]:
+    """Return (verb, resource, name) of all that a manifest grants; a rule without names is one for all of them."""
+    yaml = require_module("yaml")
+    found = [one for one in yaml.safe_load_all(template) if one["kind"] in ("Role", "ClusterRole")]
+    return {
+        (verb, resource, name)
+        for one in found
+        for rule in one["rules"]
+        for verb in rule["verbs"]
+        for resource in rule["resources"]
+        for name in rule.get("resourceNames", ["*"])
+    }
+
+
+def test_a_jobset_grants_what_is_asked_for_on_its_own_nodes_and_nothing_else(
+    tmp_path: Path, api: ApiServer, authority: Authority
+) -> None:
+    """Both ways: a right that nobody uses is one too many, a call that nobody may make is one that fails."""
+    nodes = ("node-a", "node-b")
+    api.nodes = {name: {} for name in (*nodes, "node-of-others")}
+    flags = small_flags(tmp_path, template="jobset", etcd=EtcdFlags("e1:2379"), image="x:1", nodes=nodes)
+    template = write_template(flags, load_config(flags.config, flags.overrides).config, 2)
+    platform = KubernetesPlatform(environment_of(api.server_port), account(tmp_path, authority.files.certificate))
+    for name in nodes:
+        platform.cordon(name, "two hangs")
+    verbs = {"PATCH": "patch", "GET": "get", "PUT": "update", "POST": "create", "DELETE": "delete"}
+    used = set()
+    for method, path in api.asked:
+        resource, _, name = path.removeprefix("/api/v1/").partition("/")
+        used.add((verbs[method], resource, name))
+    assert granted(template) == used == {("patch", "nodes", name) for name in nodes}
+
+
+def test_a_jobset_without_named_nodes_grants_nothing_and_mounts_no_token(tmp_path: Path) -> None:
+    yaml = require_module("yaml")
+    flags = small_flags(tmp_path, template="jobset", etcd=EtcdFlags("e1:2379"), image="x:1")
+    template = write_template(flags, load_config(flags.config, flags.overrides).config, 2)
+    assert granted(template) == set()
+    (own,) = [one for one in yaml.safe_load_all(template) if one["kind"] == "ServiceAccount"]
+    assert own["automountServiceAccountToken"] is False
 
 
 def test_another_authority_is_not_trusted(tmp_path: Path, api: ApiServer) -> None:

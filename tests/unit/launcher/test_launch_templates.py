@@ -28,11 +28,18 @@ _CONTAINER = {
     "volumeMounts": [{"name!": str, "mountPath!": str, "readOnly": bool}],
 }  # fmt: skip
 _AFFINITY = {
+    "nodeAffinity": {
+        "requiredDuringSchedulingIgnoredDuringExecution": {
+            "nodeSelectorTerms!": [
+                {"matchFields": [{"key!": ("metadata.name",), "operator!": ("In",), "values!": [str]}]}
+            ]
+        }
+    },
     "podAntiAffinity": {
         "requiredDuringSchedulingIgnoredDuringExecution": [
             {"topologyKey!": str, "labelSelector": {"matchLabels": _NAMES}}
         ]
-    }
+    },
 }
 _VOLUME = {
     "name!": str,
@@ -88,10 +95,12 @@ _TRAINJOB = {
     },
 }  # fmt: skip
 _OTHERS: Mapping[str, Schema] = {
-    "ServiceAccount": {"apiVersion!": ("v1",), "kind!": str, "metadata!": _META},
+    "ServiceAccount": {
+        "apiVersion!": ("v1",), "kind!": str, "metadata!": _META, "automountServiceAccountToken": bool,
+    },
     "ClusterRole": {
         "apiVersion!": ("rbac.authorization.k8s.io/v1",), "kind!": str, "metadata!": _META,
-        "rules": [{"apiGroups!": [str], "resources!": [str], "verbs!": [str]}],
+        "rules": [{"apiGroups!": [str], "resources!": [str], "resourceNames": [str], "verbs!": [str]}],
     },
     "ClusterRoleBinding": {
         "apiVersion!": ("rbac.authorization.k8s.io/v1",), "kind!": str, "metadata!": _META,
@@ -177,8 +186,26 @@ def test_a_jobset_has_a_pod_for_each_host_and_spare(tmp_path: Path) -> None:
     names = {one["name"]: one["valueFrom"]["fieldRef"]["fieldPath"] for one in container["env"]}
     assert names["NODE_NAME"] == "spec.nodeName"
     assert pod["terminationGracePeriodSeconds"] == 660
-    assert found["ClusterRole"]["rules"] == [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["patch"]}]
-    assert found["ClusterRoleBinding"]["subjects"][0]["name"] == found["ServiceAccount"]["metadata"]["name"] == name
+    assert found["ServiceAccount"]["metadata"]["name"] == pod["serviceAccountName"] == name
+    assert found.keys() == {"ServiceAccount", "JobSet"}, "no rights where no nodes are named"
+
+
+NODES = ("node-1", "node-2", "node-3", "node-4")
+
+
+def test_a_jobset_runs_on_the_nodes_that_are_named_and_may_cordon_these(tmp_path: Path) -> None:
+    found = documents(written(tmp_path, "jobset", nodes=NODES))
+    for kind, one in found.items():
+        assert wrongs(_OTHERS[kind], one, kind) == []
+    pod = found["JobSet"]["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    affinity = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    # the API takes one name a term, and a node that fulfils one of the terms
+    assert [one["matchFields"][0]["values"] for one in affinity["nodeSelectorTerms"]] == [[name] for name in NODES]
+    (rule,) = found["ClusterRole"]["rules"]
+    assert rule == {"apiGroups": [""], "resources": ["nodes"], "resourceNames": list(NODES), "verbs": ["patch"]}
+    assert found["ClusterRoleBinding"]["subjects"][0]["name"] == found["ServiceAccount"]["metadata"]["name"]
+    with pytest.raises(ConfigError, match="3 nodes are named by --node, and 4 pods want one each"):
+        written(tmp_path, "jobset", nodes=NODES[:3])
 
 
 def test_a_jobset_goes_on_after_75_and_ends_after_other_codes(tmp_path: Path) -> None:
