@@ -1,14 +1,19 @@
 """The port that Prometheus scrapes: /metrics and /healthz, on loopback, or with a bearer token.
 
-One request at a time a connection, with a time limit, so that a scanner that says nothing holds nothing up.
+A connection is for one request: its head has 16 KiB and, with the answer, ten seconds however busy it looks; 32 are
+open at a time, the oldest of which goes when one more comes. So a scanner, or whoever means harm, holds nothing up.
 """
 
 from __future__ import annotations
 
 import hmac
+import io
 import os
+import socket
 import stat
 import threading
+import time
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -19,7 +24,9 @@ from prometheus_client.exposition import choose_encoder
 from megatrain.contracts.addresses import is_loopback
 from megatrain.contracts.errors import ConfigError
 
-_REQUEST_S = 10.0
+REQUEST_S = 10.0
+MAX_CONNECTIONS = 32
+_MAX_HEAD_BYTES = 16 * 1024
 _MAX_TOKEN_BYTES = 4096
 
 
@@ -78,21 +85,69 @@ class MetricsServer:
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
+    request_queue_size = 128
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self._lock = threading.Lock()
+        self._since_s: dict[socket.socket, float] = {}
+        """When each open connection began, the oldest first."""
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._lock:
+            self._since_s[request] = time.monotonic()
+        self.service_actions()
+        super().process_request(request, client_address)
+
+    def service_actions(self) -> None:
+        """End what takes too long, and the oldest of too many. Called twice a second, too."""
+        late_s = time.monotonic() - REQUEST_S
+        with self._lock:
+            for connection, since_s in list(self._since_s.items()):
+                if since_s > late_s and len(self._since_s) <= MAX_CONNECTIONS:
+                    return
+                del self._since_s[connection]
+                with suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._since_s.pop(request, None)
+        super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say nothing: a scraper that went away is no error of ours."""
 
 
+class _Head(io.BufferedReader):
+    """What a client sends, as far as a head may go; beyond it there is nothing more."""
+
+    num_left = _MAX_HEAD_BYTES
+
+    def readline(self, size: int | None = -1, /) -> bytes:
+        most = self.num_left if size is None or size < 0 else min(size, self.num_left)
+        line = super().readline(most)
+        self.num_left -= len(line)
+        return line
+
+
 class _Handler(BaseHTTPRequestHandler):
     registry: CollectorRegistry
     token: str
-    timeout = _REQUEST_S
+    timeout = REQUEST_S
     server_version = "megatrain"
     sys_version = ""
 
+    def setup(self) -> None:
+        super().setup()
+        self._head = _Head(self.connection.makefile("rb", buffering=0))
+        self.rfile = self._head
+
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
-        if path == "/healthz":
+        if not self._head.num_left:
+            self._answer(431, "text/plain; charset=utf-8", b"a request has at most 16 KiB\n")
+        elif path == "/healthz":
             self._answer(200, "text/plain; charset=utf-8", b"ok\n")
         elif path != "/metrics":
             self._answer(404, "text/plain; charset=utf-8", b"only /metrics and /healthz are here\n")

@@ -1,0 +1,77 @@
+"""Whoever reaches the port of /metrics takes neither memory nor a place from the scraper."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+
+import pytest
+
+from megatrain_diagnostics.metrics import server
+from megatrain_diagnostics.metrics.exposition import HostCollector, registry_of
+from megatrain_diagnostics.metrics.server import MetricsServer
+from tests.helpers.metric_readings import make_host_reading
+
+WAIT_S = 20.0
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    listening = MetricsServer(registry_of(HostCollector(make_host_reading)), "127.0.0.1", 0)
+    yield listening.port
+    listening.close()
+
+
+def scrape(port: int) -> bytes:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=WAIT_S) as answer:
+        content: bytes = answer.read()
+    return content
+
+
+def test_connections_that_say_nothing_keep_no_scraper_out_and_hold_few_threads(port: int) -> None:
+    before = threading.active_count()
+    with ExitStack() as opened:
+        for _ in range(10 * server.MAX_CONNECTIONS):
+            opened.enter_context(socket.create_connection(("127.0.0.1", port)))
+        assert b"megatrain_" in scrape(port)
+        # a thread whose connection was ended needs a moment to notice
+        deadline = time.monotonic() + WAIT_S
+        while threading.active_count() - before > server.MAX_CONNECTIONS + 1:
+            assert time.monotonic() < deadline, f"{threading.active_count() - before} threads"
+
+
+def test_a_request_that_takes_too_long_is_ended_however_busy_it_looks(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "REQUEST_S", 0.2)
+    with socket.create_connection(("127.0.0.1", port)) as slow:
+        slow.settimeout(0.05)
+        slow.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\nX-Slow: ")
+        deadline = time.monotonic() + WAIT_S
+        is_ended = False
+        with suppress(ConnectionError):
+            while not is_ended and time.monotonic() < deadline:
+                slow.sendall(b"x")
+                with suppress(TimeoutError):
+                    is_ended = slow.recv(1000) == b""
+        assert time.monotonic() < deadline
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /metrics?" + b"x" * 60_000 + b" HTTP/1.1",
+        b"GET /metrics HTTP/1.1" + b"".join(b"\r\nX-%d: %b" % (number, b"y" * 60_000) for number in range(90)),
+    ],
+)
+def test_a_long_head_is_not_kept(port: int, head: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", port)) as connection, connection.makefile("rb") as answer:
+        with suppress(ConnectionError):
+            connection.sendall(head + b"\r\n\r\n")
+        with suppress(ConnectionError):
+            assert answer.readline().split()[1] not in (b"200", b"404")
+    assert b"megatrain_" in scrape(port)
