@@ -9,6 +9,7 @@ from typing import Any
 from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.record import encode
 from megatrain.coordination.client import EtcdClient
+from megatrain.coordination.lasting_thread import LastingThread
 from megatrain.coordination.lease_keeper import LeaseKeeper
 
 _logger = logging.getLogger(__name__)
@@ -35,8 +36,7 @@ class Announcement:
         self._closed = threading.Event()
         self.trouble = _NOT_YET
         """Why others cannot find the program; empty when all is well."""
-        self._thread = threading.Thread(target=self._run, name=f"announcement of {name}", daemon=True)
-        self._thread.start()
+        self._thread = LastingThread(f"announcement of {name}", self._run, self._closed)
 
     def close(self) -> None:
         """Take the record away and end."""

@@ -15,6 +15,13 @@ import pytest
 
 from megatrain.config.serialize import to_toml
 from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.job_requests import RequestKind
+from megatrain.contracts.record import encode
+from megatrain.coordination.client import EtcdClient
+from megatrain.coordination.settings import EtcdSettings
+from megatrain.jobs.asking import make_request
+from tests.helpers.etcd_proxy import LONG_LENGTH, Conduct, EtcdProxy, FirstWatches
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.executor_process import executor_process
 from tests.helpers.job_under_launch import JobView, make_launched_job
@@ -155,6 +162,27 @@ def test_a_signal_has_the_job_saved_and_stopped(
         assert end is not None
         assert "SIGUSR1" in end.reason
         assert view.hosts() == {}  # the leases are given back, not left to run out
+
+
+def test_an_executor_hears_on_when_each_watch_of_its_orders_is_answered_with_garbage(
+    tmp_path: Path, etcd: EtcdServers, faults: FaultDirectory, start: StartExecutor
+) -> None:
+    """Once each, while it trains. Then the job is stopped: only who hears the halt saves and ends."""
+    job = make_launched_job(tmp_path / "deaf", 10_000, {"log": {"interval": 1}})
+    keys = JobKeys(job.config.job.name)
+    with EtcdProxy(etcd.members[0].client_port) as proxy, start(job, "a", endpoints=[proxy.url]) as executor:
+        wait_until(has_stepped(job, 5), "training", DEADLINE_S)
+        first = FirstWatches(map(keys.directory, ("rounds", "halts", "commands")))
+        proxy.garbage, proxy.spoils, proxy.conduct = [LONG_LENGTH], first, Conduct.GARBAGE
+        proxy.cut()
+        wait_until(lambda: not first.left, "each watch to be answered with garbage", DEADLINE_S)
+        request = make_request(RequestKind.STOP, reason="a test")
+        with EtcdClient(EtcdSettings.of(etcd.urls)) as client:
+            client.put(keys.request(request.request_id), encode(request))
+        assert executor.wait(DEADLINE_S) == request.exit_code
+    end = JobView.of(job, etcd.urls).end()
+    assert end is not None
+    assert "a test" in end.reason
 
 
 def test_launches_that_do_not_fit_are_refused_by_name(

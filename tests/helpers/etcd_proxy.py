@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import socket
 import threading
 from collections.abc import Callable, Iterable
@@ -28,6 +29,27 @@ class Conduct(Enum):
     """Requests are carried out, the connection ends in the middle of the answer."""
     DRIP = auto()
     """Requests are carried out, answers come a byte at a time."""
+
+
+LONG_LENGTH = b"HTTP/1.1 200 OK\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n"
+"""An answer whose length Python's int() refuses to read."""
+
+
+def is_watch_of(directory: str, request: bytes) -> bool:
+    """Say whether a request opens a watch of what begins with `directory`."""
+    return b"/v3/watch" in request and base64.b64encode(directory.encode()) in request
+
+
+class FirstWatches:
+    """Picks the first watch of each of some directories, for `EtcdProxy.spoils`."""
+
+    def __init__(self, directories: Iterable[str]) -> None:
+        self.left = set(directories)
+
+    def __call__(self, request: bytes) -> bool:
+        found = {directory for directory in self.left if is_watch_of(directory, request)}
+        self.left -= found
+        return bool(found)
 
 
 class EtcdProxy:

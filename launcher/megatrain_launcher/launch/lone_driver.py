@@ -19,6 +19,7 @@ from megatrain.contracts.record import decode
 from megatrain.contracts.rounds import JobEnd, JobRecord
 from megatrain.contracts.run_directory import RunDirectory
 from megatrain.coordination.client import EtcdClient
+from megatrain.coordination.lasting_thread import LastingThread
 from megatrain.coordination.lease_keeper import LeaseKeeper, LeaseState
 from megatrain_launcher.driver.driver import Driver
 from megatrain_launcher.driver.policy import Policy
@@ -81,8 +82,7 @@ def run_lone_driver(
             client, keys, keeper, name, policy_of(record, config),
             incidents_directory=run.incidents if run.root.is_dir() else None,
         )  # fmt: skip
-        thread = threading.Thread(target=driver.run, args=(is_over,), name="driver", daemon=True)
-        thread.start()
+        thread = LastingThread("driver", lambda: driver.run(is_over), is_over)
         tell(f"{name} stands for the driver of job {keys.job}")
         try:
             return _wait_for_end(client, keys, stop, thread)
@@ -118,8 +118,8 @@ def _wait_for_record(
     return None
 
 
-def _wait_for_end(client: EtcdClient, keys: JobKeys, stop: threading.Event, driver: threading.Thread) -> int | None:
-    while not stop.wait(_LOOK_S) and driver.is_alive():
+def _wait_for_end(client: EtcdClient, keys: JobKeys, stop: threading.Event, driver: LastingThread) -> int | None:
+    while not stop.wait(_LOOK_S) and driver.is_alive:
         try:
             item = client.get(keys.end)
         except CoordinationError:

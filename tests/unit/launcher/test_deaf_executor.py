@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
@@ -26,12 +25,11 @@ from megatrain_launcher.executor.host_state import HostState
 from megatrain_launcher.executor.liveness import LivenessPort
 from megatrain_launcher.executor.membership import Judge, LeaseTimes, Membership
 from megatrain_launcher.executor.orders import OrderBook
-from tests.helpers.etcd_proxy import Conduct, EtcdProxy
+from tests.helpers.etcd_proxy import LONG_LENGTH, Conduct, EtcdProxy, FirstWatches, is_watch_of
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.waiting import wait_until
 
 KEYS = JobKeys("deaf")
-LONG_LENGTH = [b"HTTP/1.1 200 OK\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n"]
 FOLLOWED = {name: KEYS.directory(name) for name in ("rounds", "halts", "commands")}
 
 
@@ -41,28 +39,18 @@ def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServers]:
         yield servers
 
 
-def is_watch_of(directory: str, request: bytes) -> bool:
-    return b"/v3/watch" in request and base64.b64encode(directory.encode()) in request
-
-
 def test_one_malformed_answer_deafens_nobody(etcd: EtcdServers) -> None:
     """Each of the three watches that carry orders is answered once with a length of 5,000 digits."""
-    told: set[str] = set()
-
-    def spoils(request: bytes) -> bool:
-        found = {name for name, directory in FOLLOWED.items() if is_watch_of(directory, request)} - told
-        told.update(found)
-        return bool(found)
-
+    first = FirstWatches(FOLLOWED.values())
     with (
         EtcdClient(EtcdSettings.of(etcd.urls)) as driver,
         EtcdProxy(etcd.members[0].client_port) as proxy,
         EtcdClient(EtcdSettings.of(proxy.url)) as client,
         OrderBook(KEYS, "a", "1") as book,
     ):
-        proxy.garbage, proxy.spoils, proxy.conduct = LONG_LENGTH, spoils, Conduct.GARBAGE
+        proxy.garbage, proxy.spoils, proxy.conduct = [LONG_LENGTH], first, Conduct.GARBAGE
         book.follow(client)
-        wait_until(lambda: told == set(FOLLOWED), "each watch to be answered with garbage", 10.0)
+        wait_until(lambda: not first.left, "each watch to be answered with garbage", 10.0)
         part = RoundHost("a", "1", "127.0.0.1", 0, 1)
         driver.put(KEYS.round(1), encode(Round(1, 1, (part,), "127.0.0.1", 1, "a test", "d", 0.0)))
         driver.put(KEYS.halt(1), encode(Halt(1, "a test", False, 0.0)))
@@ -113,7 +101,7 @@ def test_host_that_stays_deaf_is_in_no_new_round_until_it_hears(etcd: EtcdServer
         EtcdProxy(etcd.members[0].client_port) as proxy,
         EtcdClient(EtcdSettings.of(proxy.url)) as client,
     ):
-        proxy.garbage, proxy.conduct = LONG_LENGTH, Conduct.GARBAGE
+        proxy.garbage, proxy.conduct = [LONG_LENGTH], Conduct.GARBAGE
         proxy.spoils = lambda request: is_watch_of(FOLLOWED[followed], request)
         with executor(client, bound_s=0.5) as membership:
             wait_until(lambda: "a" in eligible_now(driver).refused, "the host to be refused", 20.0)
