@@ -29,6 +29,7 @@ from megatrain.config.telemetry import TelemetryConfig
 from megatrain.config.train import TrainConfig
 from megatrain.contracts.errors import ConfigError, TopologyError
 from megatrain.contracts.layout import Layout
+from megatrain.failures.fence import FenceRule
 from megatrain.failures.patience import Patience
 
 _PART_OF_TIMEOUT = 0.9
@@ -78,6 +79,16 @@ class Config:
             evaluation_s=_PART_OF_TIMEOUT * self.runtime.evaluation_timeout_s,
             floor_s=self.recovery.hang_floor_s,
             factor=self.recovery.hang_factor,
+        )
+
+    @property
+    def fence_rule(self) -> FenceRule:
+        """How long the workers of this run may outlive the lease of their host."""
+        return FenceRule(
+            lease_ttl_s=self.recovery.lease_ttl_s,
+            floor_s=self.recovery.hang_floor_s,
+            join_timeout_s=self.recovery.join_timeout_s,
+            save_grace_s=self.runtime.save_grace_s,
         )
 
     def layout(self, world_size: int | None) -> Layout:

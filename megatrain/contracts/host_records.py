@@ -111,6 +111,8 @@ class HostStatus:
     last_step_unix_s: float | None = None
     """When the slowest rank completed its last step."""
     median_step_s: float | None = None
+    interval_s: float | None = None
+    """What the slowest rank needs from step to step, with half of the longest pause between two where that is more."""
     step_phase: str = ""
     """Phase of the slowest rank, in the words of the black box."""
     exit_code: int | None = None

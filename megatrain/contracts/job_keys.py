@@ -6,6 +6,7 @@
     /megatrain/<job>/driver/...                             the election of the driver
     /megatrain/<job>/rounds/<number>         Round          who trains with which ranks
     /megatrain/<job>/halts/<number>          Halt           that round is over: stop its workers
+    /megatrain/<job>/deadlines/<number>      RoundDeadlines what workers without a lease go by
     /megatrain/<job>/evidence/<number>/<host> HangEvidence  where the ranks of a stuck round stand
     /megatrain/<job>/commands/<number>       HostCommand    what executors shall do beside rounds
     /megatrain/<job>/requests/<id>           JobRequest     what a person asked the driver for
@@ -21,8 +22,9 @@
     /megatrain/<job>/verdicts/<id>           HostVerdict    what the diagnosis says
     /megatrain/<job>/outcomes/<id>           VerdictOutcome what the driver made of that
 
-Everything that the driver alone writes (rounds, halts, commands, answers, incidents, end, report, outcomes) it writes
-in transactions guarded by its election. Numbers in keys have leading zeros, so that the order of keys is theirs.
+Everything that the driver alone writes (rounds, halts, deadlines, commands, answers, incidents, end, report, outcomes)
+it writes in transactions guarded by its election. Numbers in keys have leading zeros, so that the order of keys is
+theirs.
 """
 
 from __future__ import annotations
@@ -87,6 +89,9 @@ class JobKeys:
 
     def halt(self, number: int) -> str:
         return f"{self.prefix}halts/{number_text(number)}"
+
+    def deadlines(self, number: int) -> str:
+        return f"{self.prefix}deadlines/{number_text(number)}"
 
     def evidence(self, number: int, host: str) -> str:
         return f"{self.prefix}evidence/{number_text(number)}/{host}"

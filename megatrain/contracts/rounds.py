@@ -10,6 +10,8 @@ _MAX_RANKS = 1 << 24
 """Far beyond what there is: whoever counts ranks one by one must not be made to count without end."""
 MAX_SKIPPED_STEPS = 1000
 """That one rollback may leave out: far beyond what an alarm accuses, so that no wrong number costs an epoch."""
+MAX_INTERVAL_S = 1e6
+"""From one step to the next: days, so that no wrong number makes a driver wait for ever."""
 TURN_MARK = ".turn-"
 """In what a "pairs" command asks its reports for: between what the pair tests are for and the number of the turn."""
 
@@ -122,6 +124,20 @@ class Halt:
     """Workers are asked to save at the next agreed step; else they are killed."""
     created_unix_s: float
     incident: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundDeadlines:
+    """What the deadlines of a round's hosts without a lease follow from. Within a round it only ever grows."""
+
+    number: int
+    """The round's."""
+    interval_s: float
+    """From step to step, as the hosts tell it, with a margin."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.interval_s <= MAX_INTERVAL_S:
+            raise ValueError(f"interval_s={self.interval_s} of round {self.number}; expected 0 to {MAX_INTERVAL_S:g}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,7 @@
-"""What stands between a client and etcd on a bad day: a TCP proxy that cuts, stalls, slows down or makes things up."""
+"""What stands between a client and etcd on a bad day: a TCP proxy that cuts, stalls, slows down or makes things up.
+
+It can also keep single requests back, and deliver them when their sender has long given them up.
+"""
 
 from __future__ import annotations
 
@@ -62,6 +65,9 @@ class EtcdProxy:
         self.spoils: Callable[[bytes], bool] = lambda request: True
         self.num_spoiled = 0
         self.num_connections = 0
+        self.keeps_back: Callable[[bytes], bool] = lambda request: False
+        """Whether a request, as it is sent, is kept until `deliver`; its sender gets no answer."""
+        self.kept: list[bytes] = []
         self._port = port
         self._budget = budget
         self._closed = threading.Event()
@@ -74,6 +80,14 @@ class EtcdProxy:
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+
+    def deliver(self) -> None:
+        """Send etcd all requests that were kept back, in their order, and wait for its answers."""
+        while self.kept:
+            with socket.create_connection(("127.0.0.1", self._port)) as server:
+                server.sendall(self.kept.pop(0))
+                # the end of our side would cancel it
+                assert server.recv(_PIECE_BYTES)
 
     def cut(self) -> None:
         """End all connections that stand."""
@@ -143,6 +157,8 @@ class EtcdProxy:
                         for piece in self.garbage:
                             client.sendall(piece)
                         _shut(client)
+                    case _ if self.keeps_back(data):
+                        self.kept.append(data)
                     case _:
                         server.sendall(data)
         _shut(server)

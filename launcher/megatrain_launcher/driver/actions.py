@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from megatrain.contracts.host_verdict import VerdictOutcome
 from megatrain.contracts.incident import Incident
 from megatrain.contracts.job_requests import Answer
-from megatrain.contracts.rounds import Cordon, Halt, HostCommand, JobEnd, Round
+from megatrain.contracts.rounds import Cordon, Halt, HostCommand, JobEnd, Round, RoundDeadlines
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +18,14 @@ class HaltRound:
 @dataclass(frozen=True, slots=True)
 class WriteRound:
     round: Round
+
+
+@dataclass(frozen=True, slots=True)
+class RaiseDeadlines:
+    """Have all hosts of a round go by a longer interval; `revision`: of what is replaced, 0 where nothing is."""
+
+    deadlines: RoundDeadlines
+    revision: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +104,7 @@ class Alarm:
 Action = (
     HaltRound
     | WriteRound
+    | RaiseDeadlines
     | SkipRound
     | DropKey
     | EndJob

@@ -15,6 +15,7 @@ from megatrain_launcher.driver.actions import (
 )
 from megatrain_launcher.driver.blockers import drop_strays, skip_unreadable
 from megatrain_launcher.driver.breaking import halt
+from megatrain_launcher.driver.fences import raise_deadlines
 from megatrain_launcher.driver.forming import form
 from megatrain_launcher.driver.incidents import followed
 from megatrain_launcher.driver.judging import follow_halt
@@ -65,7 +66,8 @@ def _of_rounds(now: float, state: ClusterState, policy: Policy) -> Decision:
     if any(isinstance(action, HaltRound) for action in decision.actions):
         return decision
     followed_up = tuple(UpdateIncident(incident) for incident in followed(now, state, round_))
-    return Decision((*followed_up, *decision.actions), decision.reason)
+    raised = raise_deadlines(state, policy, round_)
+    return Decision((*followed_up, *decision.actions, *raised), decision.reason)
 
 
 def _halt_at_end(now: float, state: ClusterState, actions: tuple[object, ...]) -> tuple[HaltRound, ...]:

@@ -1,8 +1,9 @@
 """The driver's loop: campaign, watch, decide, write; step down when leadership is lost or in doubt, and campaign again.
 
-Each decision is written in one transaction together with the driver's own election key, at the revision where this
-driver saw that key last. So a transaction that etcd applies late, after its answer was lost, meets a key that has moved
-on and changes nothing: no decision from a stale state is ever applied, not even this driver's own.
+Each decision is written in one transaction together with the driver's own election key, its mark, at the revision where
+this driver wrote that key last. Before a driver reads, at first and after each answer that was lost, it writes its mark
+anew. So a transaction that etcd applies late meets a mark that has moved on and changes nothing: no decision from a
+stale state is ever applied, not even this driver's own. See docs/adr/0036.
 """
 
 from __future__ import annotations
@@ -182,7 +183,7 @@ class _Term:
         self._log = DecisionLog()
         self._state = ClusterState(keys=keys, observer=host, began=clock())
         self._mark = 0
-        """The revision of our election key as we wrote it last, or found it."""
+        """The revision of our election key as we wrote it last."""
         self._awaited = 0
         """The revision that must be seen before the next decision."""
         self._report = DriverReport(host, "", 0.0)
@@ -198,21 +199,22 @@ class _Term:
     def lead(self, stop: threading.Event, note: Callable[[str], None]) -> None:
         """Drive until `stop`, or until leadership is in doubt. Raises: CoordinationError, LeadershipLostError."""
         while not stop.is_set() and self._leadership.is_certain:
-            self._mark = self._find_mark()
-            self._awaited = self._mark
-            # all times begin anew: what was not heard meanwhile must count against nobody
-            self._state = ClusterState(keys=self._keys, observer=self._host, began=self._clock())
             try:
+                self._mark = self._awaited = self._write_mark()
+                # all times begin anew: what was not heard meanwhile must count against nobody
+                self._state = ClusterState(keys=self._keys, observer=self._host, began=self._clock())
                 with Watch(self._client, KeyRange.prefix(self._keys.prefix)) as watch:
                     self._follow(watch, stop, note)
             except UnknownOutcomeError as error:
                 _logger.warning("a decision may or may not be applied; everything is read anew: %s", error)
+                stop.wait(_TICK_S)
 
-    def _find_mark(self) -> int:
-        item = self._client.get(self._leadership.key)
-        if item is None or item.create_revision != self._leadership.token:
-            raise LeadershipLostError("the driver's election key is gone")
-        return item.mod_revision
+    def _write_mark(self) -> int:
+        """Write our election key anew, so that no earlier transaction of ours can be applied any more.
+
+        Returns: the revision. Raises: LeadershipLostError; UnknownOutcomeError, when it must be tried again.
+        """
+        return self._leadership.txn([Put(self._leadership.key, self._host, is_lease_kept=True)]).revision
 
     def _follow(self, watch: Watch, stop: threading.Event, note: Callable[[str], None]) -> None:
         """Decide on what a watch tells, until it is broken: nothing is decided on what was heard before a gap."""
@@ -298,8 +300,7 @@ class _Term:
             return True
         # somebody changed a key that the decision rests on, or an earlier one of ours was applied after all
         _logger.info("a decision was not applied: what it rests on has changed")
-        self._mark = self._find_mark()
-        self._awaited = max(self._awaited, self._mark)
+        self._mark = self._awaited = self._write_mark()
         return False
 
     def _tell(self, decision: Decision) -> None:

@@ -17,7 +17,7 @@ from megatrain.contracts.incident import Incident
 from megatrain.contracts.job_keys import key_number
 from megatrain.contracts.job_requests import Answer, JobRequest
 from megatrain.contracts.record import decode
-from megatrain.contracts.rounds import Cordon, Halt, HostCommand, JobEnd, JobRecord, Round
+from megatrain.contracts.rounds import Cordon, Halt, HostCommand, JobEnd, JobRecord, Round, RoundDeadlines
 from megatrain.coordination.watch import ChangeKind, Changes, Snapshot, WatchEvent
 from megatrain.coordination.wire import KeyValue
 from megatrain_launcher.driver.state import ClusterState, Departed, Seen
@@ -56,6 +56,7 @@ _TABLES: Mapping[str, tuple[str, type[Any], Callable[[tuple[str, ...]], Any]]] =
     "status": ("statuses", HostStatus, _text),
     "rounds": ("rounds", Round, _number),
     "halts": ("halts", Halt, _number),
+    "deadlines": ("deadlines", RoundDeadlines, _number),
     "evidence": ("evidence", HangEvidence, _number_and_host),
     "commands": ("commands", HostCommand, _number),
     "requests": ("requests", JobRequest, _text),
@@ -72,6 +73,7 @@ _OWN_NAMES: Mapping[str, tuple[str, ...]] = {
     "status": ("host",),
     "rounds": ("number",),
     "halts": ("number",),
+    "deadlines": ("number",),
     "evidence": ("round", "host"),
     "commands": ("number",),
     "requests": ("request_id",),

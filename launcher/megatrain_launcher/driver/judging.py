@@ -19,6 +19,7 @@ from megatrain_launcher.driver.actions import (
     WriteRound,
 )
 from megatrain_launcher.driver.breaking import probes_for, telling
+from megatrain_launcher.driver.fences import gone_by
 from megatrain_launcher.driver.forming import eligible, form
 from megatrain_launcher.driver.incidents import (
     CHECK_NOTE,
@@ -42,6 +43,8 @@ class Stopping:
     """How far a halted round is. `fenced`: hosts that will not be waited for, by session, and why."""
 
     pending: tuple[RoundHost, ...]
+    unheard: Mapping[str, float]
+    """Hosts among these that nobody can hear of: until when their workers may live."""
     fenced: Mapping[str, str]
     lost: Mapping[str, str]
     """Hosts that are certainly gone, with the evidence."""
@@ -55,10 +58,7 @@ def follow_halt(now: float, state: ClusterState, policy: Policy, round_: Round, 
     since = state.since(state.keys.halt(round_.number), now)
     stopping = stopping_of(now, state, policy, round_, halt, since)
     if stopping.pending:
-        names = ", ".join(part.host for part in stopping.pending[:8])
-        return Decision(
-            probes_for(now, state, stopping.pending), f"round {round_.number} is halted: waiting for {names} to stop"
-        )
+        return Decision(probes_for(now, state, stopping.pending), _waiting_words(now, round_, stopping))
     done = None if is_old else _done_code(state, round_)
     if done is not None:
         return _end(now, state, incident, done, "training is done", round_, is_recovered=True)
@@ -81,6 +81,7 @@ def stopping_of(now: float, state: ClusterState, policy: Policy, round_: Round, 
     """Return which hosts of a halted round are still waited for, and which are not and why."""
     timeout_s = policy.stop_timeout_s + (policy.save_grace_s if halt.is_saving else 0.0)
     pending: list[RoundHost] = []
+    unheard: dict[str, float] = {}
     fenced: dict[str, str] = {}
     lost: dict[str, str] = {}
     left_out: dict[str, str] = {}
@@ -88,15 +89,46 @@ def stopping_of(now: float, state: ClusterState, policy: Policy, round_: Round, 
         proof = state.proof_of_death(part)
         if state.is_past(part, round_.number):
             continue
-        if proof or not state.is_registered(part):
-            why = proof or f"{part.host} is not heard of; its lease is gone"
-            fenced[part.session] = lost[part.host] = left_out[part.host] = why
-        elif now - since > timeout_s:
-            fenced[part.session] = f"{part.host} did not stop its workers within {timeout_s:g} s"
+        if proof:
+            fenced[part.session] = lost[part.host] = left_out[part.host] = proof
+        elif (until := _may_live_until(state, policy, round_, part, since, timeout_s)) >= now:
+            pending.append(part)
+            if until > since + timeout_s or not state.is_registered(part):
+                unheard[part.host] = until
+        elif state.is_registered(part):
+            fenced[part.session] = f"{part.host} did not stop its workers within {now - since:.0f} s"
             left_out[part.host] = fenced[part.session]
         else:
-            pending.append(part)
-    return Stopping(tuple(pending), fenced, lost, left_out)
+            why = f"{part.host} is not heard of; its lease is gone"
+            fenced[part.session] = lost[part.host] = left_out[part.host] = why
+    return Stopping(tuple(pending), unheard, fenced, lost, left_out)
+
+
+def _may_live_until(
+    state: ClusterState, policy: Policy, round_: Round, part: RoundHost, since: float, timeout_s: float
+) -> float:
+    """Return until when a host is waited for that has not said that its workers are gone.
+
+    One that has killed them and waits for the kernel runs none of their code any more. Any other may not have heard
+    of the halt: then it obeys its deadlines, from the end of its lease or of what it heard last.
+    """
+    if not state.is_registered(part):
+        return gone_by(state, policy, round_, part, state.gone_since(part))
+    status = state.status_of(part, round_.number)
+    if status is not None and status.phase is HostPhase.STOPPING:
+        return since + timeout_s
+    return max(since + timeout_s, gone_by(state, policy, round_, part, since + policy.lease_ttl_s))
+
+
+def _waiting_words(now: float, round_: Round, stopping: Stopping) -> str:
+    names = ", ".join(part.host for part in stopping.pending[:8])
+    text = f"round {round_.number} is halted: waiting for {names} to stop"
+    if not stopping.unheard:
+        return text
+    left_s = max(stopping.unheard.values()) - now
+    return (
+        f"{text}; of {', '.join(sorted(stopping.unheard)[:8])} nothing is heard, its workers end within {left_s:.0f} s"
+    )
 
 
 def _done_code(state: ClusterState, round_: Round) -> int | None:

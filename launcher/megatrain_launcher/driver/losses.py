@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.host_records import HostPhase
 from megatrain.contracts.incident import Incident, IncidentKind, IncidentState
 from megatrain.contracts.rounds import Round, RoundHost
@@ -22,6 +23,7 @@ from megatrain_launcher.driver.breaking import (
     stall_words,
     stalled_hosts,
 )
+from megatrain_launcher.driver.fences import gone_by
 from megatrain_launcher.driver.incidents import OVER_NOTE, median_step_s, new_incident
 from megatrain_launcher.driver.policy import Policy
 from megatrain_launcher.driver.probe import Vitality
@@ -103,12 +105,19 @@ def _second_sign(
     if stalled:
         return tuple(stall_words(state, host) for host in stalled[:4])
     waited_s = now - began
-    if len(gone) == len(round_.hosts):
-        return (f"none of the round is heard of for {waited_s:.0f} s",) if waited_s > policy.join_timeout_s else ()
+    others = _others(round_, gone)
+    if not others:
+        until = max(gone_by(state, policy, round_, part, state.gone_since(part)) for part in gone)
+        return (f"none of the round is heard of for {waited_s:.0f} s",) if now > until else ()
+    saved = [part.host for part in others if _exit_code_of(state, round_, part) == ExitCode.SAVED_AND_STOPPED]
+    if saved:
+        # all ranks agree on such a stop, and nobody whom the driver hears of has asked for it
+        return (f"{', '.join(saved[:8])}: the workers were asked to save and stop, and did",)
     if _are_too_many(policy, round_, gone) or all(_is_alive(state, part) for part in gone):
         # who is done with its work complains of nothing any more
-        is_waiting = all(_is_done(state, round_, part) for part in _others(round_, gone))
-        is_over = is_waiting and waited_s > policy.join_timeout_s
+        is_waiting = all(_is_done(state, round_, part) for part in others)
+        until = max(gone_by(state, policy, round_, part, state.gone_since(part)) for part in gone)
+        is_over = is_waiting and now > until
         return (f"all others are done and wait for {waited_s:.0f} s",) if is_over else ()
     # statuses come at intervals: steps may go on for so long unheard
     limit_s = policy.status_interval_s + max(policy.hang_floor_s, _SLOW_STEPS * (median_step_s(state, round_) or 0.0))
@@ -134,6 +143,11 @@ def _others(round_: Round, gone: tuple[RoundHost, ...]) -> list[RoundHost]:
 def _is_done(state: ClusterState, round_: Round, part: RoundHost) -> bool:
     status = state.status_of(part, round_.number)
     return status is not None and status.phase is HostPhase.DONE
+
+
+def _exit_code_of(state: ClusterState, round_: Round, part: RoundHost) -> int | None:
+    status = state.status_of(part, round_.number)
+    return None if status is None or status.phase is not HostPhase.DONE else status.exit_code
 
 
 def _is_alive(state: ClusterState, part: RoundHost) -> bool:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, Self
 
 from megatrain.config.config import Config
+from megatrain.failures.fence import FenceRule
 
 LAST_CALL_S = 2.0
 """How long a first round waits for more hosts after the least number is there."""
@@ -100,6 +101,16 @@ class Policy:
             evictions_per_hour=diagnostics.evictions_per_hour,
             restart_price_s=diagnostics.restart_price_s,
             max_rollbacks=diagnostics.max_rollbacks,
+        )
+
+    @property
+    def fence_rule(self) -> FenceRule:
+        """How long the workers of a host may outlive its lease: what hosts obey, and what is waited for."""
+        return FenceRule(
+            lease_ttl_s=self.lease_ttl_s,
+            floor_s=self.hang_floor_s,
+            join_timeout_s=self.join_timeout_s,
+            save_grace_s=self.save_grace_s,
         )
 
     def best_count(self, num_hosts: int) -> int:

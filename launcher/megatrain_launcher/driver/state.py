@@ -14,7 +14,7 @@ from megatrain.contracts.host_verdict import HostVerdict, VerdictOutcome
 from megatrain.contracts.incident import Incident, IncidentState
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.job_requests import Answer, JobRequest
-from megatrain.contracts.rounds import Cordon, Halt, HostCommand, JobEnd, JobRecord, Round, RoundHost
+from megatrain.contracts.rounds import Cordon, Halt, HostCommand, JobEnd, JobRecord, Round, RoundDeadlines, RoundHost
 from megatrain_launcher.driver.probe import ProbeResult, Vitality
 
 _STOPPED_PHASES = (HostPhase.STOPPED, HostPhase.PARKED, HostPhase.DONE)
@@ -53,6 +53,7 @@ class ClusterState:
     statuses: Mapping[str, HostStatus] = field(default_factory=dict)
     rounds: Mapping[int, Round] = field(default_factory=dict)
     halts: Mapping[int, Halt] = field(default_factory=dict)
+    deadlines: Mapping[int, RoundDeadlines] = field(default_factory=dict)
     evidence: Mapping[tuple[int, str], HangEvidence] = field(default_factory=dict)
     commands: Mapping[int, HostCommand] = field(default_factory=dict)
     requests: Mapping[str, JobRequest] = field(default_factory=dict)
@@ -116,6 +117,11 @@ class ClusterState:
         if found is not None:
             return found.since
         return self.began if default is None else default
+
+    def seen_at(self, key: str) -> float:
+        """Return when the value of a key was last seen to change; the beginning where it is not there any more."""
+        found = self.seen.get(key)
+        return self.began if found is None else found.changed
 
     def is_registered(self, part: RoundHost) -> bool:
         """Say whether this life of a round's host is registered now."""

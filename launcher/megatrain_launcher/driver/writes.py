@@ -16,6 +16,7 @@ from megatrain_launcher.driver.actions import (
     EndJob,
     HaltRound,
     OpenIncident,
+    RaiseDeadlines,
     RecordOutcome,
     SendCommand,
     SkipRound,
@@ -28,7 +29,7 @@ _MAX_OPERATIONS = 100
 """etcd takes 128 in one transaction unless it is told otherwise."""
 _FIRST = (HaltRound, WriteRound, SkipRound, EndJob, OpenIncident, SendCommand)
 _SECOND = (UpdateIncident, CordonHost, RecordOutcome)
-_NUMBERED = ("rounds", "halts", "evidence", "commands")
+_NUMBERED = ("rounds", "halts", "deadlines", "evidence", "commands")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,10 @@ def _add(
             if round_.number > 1:
                 conditions.append(Compare.is_present(keys.halt(round_.number - 1)))
             operations.append(Put(key, encode(round_)))
+        case RaiseDeadlines(deadlines=deadlines, revision=revision):
+            key = keys.deadlines(deadlines.number)
+            conditions.append(Compare.mod_revision(key, revision) if revision else Compare.is_absent(key))
+            operations.append(Put(key, encode(deadlines)))
         case SkipRound(halt=halt, revision=revision):
             key = keys.halt(halt.number)
             conditions += [_is_free(key, damaged), Compare.mod_revision(keys.round(halt.number), revision)]
@@ -143,6 +148,7 @@ def trims_of(
     kept = set(sorted(numbers["rounds"] | numbers["halts"])[-num_rounds:])
     stale = [keys.round(number) for number in sorted(numbers["rounds"] - kept)]
     stale += [keys.halt(number) for number in sorted(numbers["halts"] - kept)]
+    stale += [keys.deadlines(number) for number in sorted(numbers["deadlines"] - kept)]
     stale += [keys.command(number) for number in sorted(numbers["commands"])[:-num_rounds]]
     # not by id: that is of some driver's clock
     stale += sorted(incidents, key=lambda key: present[key].create_revision)[:-num_incidents]

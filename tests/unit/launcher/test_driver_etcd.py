@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import threading
 from contextlib import ExitStack
 from dataclasses import replace
@@ -30,6 +31,7 @@ from megatrain_launcher.driver.incident_files import IncidentFiles
 from megatrain_launcher.driver.policy import Policy
 from megatrain_launcher.driver.state import Seen
 from megatrain_launcher.driver.writes import trims_of
+from tests.helpers.etcd_proxy import EtcdProxy
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.waiting import wait_until
 
@@ -42,9 +44,9 @@ NOW = 1_700_000_000.0
 class Candidate:
     """A driver in a thread, with its own client and lease."""
 
-    def __init__(self, etcd: EtcdServers, name: str, incidents: Path) -> None:
+    def __init__(self, etcd: EtcdServers, name: str, incidents: Path, settings: EtcdSettings | None = None) -> None:
         self.name = name
-        self.client = EtcdClient(EtcdSettings.of(etcd.urls))
+        self.client = EtcdClient(settings or EtcdSettings.of(etcd.urls))
         self.keeper = LeaseKeeper(self.client, ttl_s=TTL_S, period_s=0.5)
         self.driver = Driver(self.client, KEYS, lambda: self.keeper, name, POLICY, incidents_directory=incidents)
         self.stop = threading.Event()
@@ -143,6 +145,35 @@ def test_a_driver_dies_and_the_other_goes_on(etcd: EtcdServers, tmp_path: Path) 
         assert hosts.wait_for(JobEnd, KEYS.end).exit_code == 0
         assert hosts.wait_for(Answer, KEYS.answer("q")).is_done
         assert client.get(KEYS.request("q")) is None
+
+
+def test_a_halt_that_arrives_when_its_cause_is_gone_changes_nothing(etcd: EtcdServers, tmp_path: Path) -> None:
+    """A proxy keeps the halt back until its driver has given it up, read anew, and found that all is well."""
+    halt_key = base64.b64encode(KEYS.halt(1).encode())
+    trains = "round 1 trains on 2 hosts"
+    with ExitStack() as stack:
+        proxy = stack.enter_context(EtcdProxy(etcd.members[0].client_port))
+        client = stack.enter_context(EtcdClient(EtcdSettings.of(etcd.urls)))
+        client.delete(KeyRange.prefix(KEYS.prefix))
+        one = Candidate(etcd, "one", tmp_path, EtcdSettings.of([proxy.url], attempt_s=0.5, call_s=1.0))
+        stack.callback(one.close)
+        hosts = Hosts(client)
+        hosts.wait_for(Round, KEYS.round(1))
+        hosts.train(1)
+
+        def is_told() -> bool:
+            report = hosts.read(DriverReport, KEYS.report)
+            return report is not None and report.reason == one.driver.reason == trains
+
+        # from then on the driver has nothing else to write
+        wait_until(is_told, "the driver to see it", 5.0)
+        proxy.keeps_back = lambda request: b"/v3/kv/txn" in request and halt_key in request
+        hosts.say(0, HostPhase.FAILED, 1)
+        wait_until(lambda: proxy.kept, "the halt", 5.0)
+        hosts.train(1)
+        wait_until(lambda: one.driver.is_leading and is_told(), "it to read anew", 10.0)
+        proxy.deliver()
+        assert hosts.read(Halt, KEYS.halt(1)) is None
 
 
 def test_old_keys_are_trimmed() -> None:

@@ -1,0 +1,94 @@
+"""When workers that nobody can hear of are certainly gone, and what all hosts are told for it. Pure.
+
+The rule is `megatrain.failures.fence`: hosts obey it, the driver waits it out. What the rule needs to know of a round
+is found here.
+"""
+
+from __future__ import annotations
+
+from megatrain.contracts.rounds import Round, RoundDeadlines, RoundHost
+from megatrain_launcher.driver.actions import Action, Alarm, RaiseDeadlines
+from megatrain_launcher.driver.incidents import statuses_in
+from megatrain_launcher.driver.policy import Policy
+from megatrain_launcher.driver.state import ClusterState
+
+_PROVING_STEPS = 2
+"""Of another host: it completed the second one with what this host gave after its first."""
+
+
+def told_interval_s(state: ClusterState, number: int) -> float:
+    """Return the interval from step to step that the hosts of a round were told, 0 where they were told none."""
+    told = state.deadlines.get(number)
+    return 0.0 if told is None else told.interval_s
+
+
+def raise_deadlines(state: ClusterState, policy: Policy, round_: Round) -> tuple[Action, ...]:
+    """Return what makes a longer interval known, where hosts need one, and an alarm where that is longer than a wait
+    for hosts may be.
+    """
+    rule, told_s = policy.fence_rule, told_interval_s(state, round_.number)
+    wanted_s = rule.raised(told_s, _seen_interval_s(state, round_) or 0.0)
+    actions: tuple[Action, ...] = ()
+    key = state.keys.deadlines(round_.number)
+    if wanted_s is not None and key not in state.damaged:
+        seen = state.seen.get(key)
+        raised = RoundDeadlines(round_.number, wanted_s)
+        actions = (RaiseDeadlines(raised, 0 if seen is None else seen.mod_revision),)
+        told_s = wanted_s
+    limits = rule.deadlines(told_s)
+    if limits.end_s > policy.join_timeout_s:
+        text = (
+            f"a host that is cut off is replaced after up to {limits.end_s:.0f} s, which is longer than "
+            f"recovery.join_timeout_s={policy.join_timeout_s:g}: its workers go on for {limits.silent_s:.0f} s after a "
+            f"step, and have runtime.save_grace_s={policy.save_grace_s:g} to save"
+        )
+        actions = (*actions, Alarm("fence", text))
+    return actions
+
+
+def gone_by(state: ClusterState, policy: Policy, round_: Round, part: RoundHost, lease_gone_at: float) -> float:
+    """Return when the workers of a host of a round are certainly gone, by what it must obey without a lease."""
+    others = [one for one in round_.hosts if one.host != part.host]
+    moments = [at for one in others if (at := _stuck_since(state, round_, one)) is not None]
+    seen_s = _seen_interval_s(state, round_)
+    return policy.fence_rule.gone_by(
+        lease_gone_at=lease_gone_at,
+        stuck_since=min(moments, default=None),
+        told_s=told_interval_s(state, round_.number),
+        seen_s=policy.hang_floor_s if seen_s is None else seen_s,
+        has_stepped=_has_stepped(state, round_, part, others),
+    )
+
+
+def _seen_interval_s(state: ClusterState, round_: Round) -> float | None:
+    found = [status.interval_s for status in statuses_in(state, round_) if status.interval_s is not None]
+    return max(found, default=None)
+
+
+def _stuck_since(state: ClusterState, round_: Round, part: RoundHost) -> float | None:
+    """Return since when a host of a round completes no step, so that no other can complete more than one; None: it may.
+
+    A host that is done with its training is no sign: the others may be saving what they have.
+    """
+    status = state.status_of(part, round_.number)
+    if status is not None and status.exit_code is not None:
+        return None
+    if status is not None and status.stall is not None and part.host in state.stalled_since:
+        return state.stalled_since[part.host] - status.stall.silent_s
+    if state.has_stopped(part, round_.number):
+        assert status is not None
+        has_stepped = status.min_step is not None and part.host in state.advanced_at
+        return state.advanced_at[part.host] if has_stepped else state.seen_at(state.keys.status(part.host))
+    return state.gone_since(part) if state.proof_of_death(part) else None
+
+
+def _has_stepped(state: ClusterState, round_: Round, part: RoundHost, others: list[RoundHost]) -> bool:
+    """Say whether a host has certainly completed a step of a round: it said so, or another one has completed two."""
+    own = state.status_of(part, round_.number)
+    if own is not None and own.min_step is not None:
+        return True
+    known = (state.status_of(one, round_.number) for one in others)
+    return any(
+        one is not None and one.min_step is not None and one.min_step - (one.resumed_step or 0) >= _PROVING_STEPS
+        for one in known
+    )

@@ -1,0 +1,164 @@
+"""How long workers may outlive their host's lease: one rule, which the host obeys and the driver waits out. Pure.
+
+A host that is cut off from etcd cannot hear that its round was halted. So it stops its workers by itself, and nobody
+takes its place before that must have happened. Step progress is proof of life: a step is completed by all ranks
+together, so whoever completes one was not replaced when it began. Without a lease there are three deadlines:
+
+- `silent_s` after the last completed step the workers are killed: the others may have gone on without this host.
+- `save_s` after the lease ended the workers save and stop even if steps are completed, and
+- `end_s` after the lease ended they are killed if they are still there.
+
+Workers that have not completed a step have `start_s` after the end of the lease. All deadlines follow from the
+configuration and from one number that changes, the interval between two steps. The driver makes that known to all hosts
+before any may use it, and a round's interval never becomes shorter: whoever is cut off obeys what was told last, or
+less. Clocks may run at rates that differ by 1 %. A host that does not run at all (frozen, paused, in state D) obeys
+nothing while it sleeps; what it may still write then is refused by the round's number. See docs/adr/0036.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from megatrain.contracts.black_box_values import Phase, Progress
+
+_NS = 1_000_000_000
+_FACTOR = 3.0
+"""Of the interval: so much longer than usual a step may take."""
+_MARGIN = 1.25
+"""What is made known is so much longer than what was seen: a step that takes a little longer changes nothing."""
+_PART_OF_JOIN = 0.9
+_SAVE_SLACK_S = 5.0
+"""An executor kills workers that were asked to save so long after their grace is over, at the latest."""
+_START_TTLS = 3
+CLOCK_RATE = 1.01
+"""So much faster than another clock one may run."""
+REACTION_S = 1.5
+"""From a deadline until the workers are gone: an executor looks every 0.1 s, a watchdog every 0.5 s, both twice."""
+_STEP_SLACK_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseView:
+    """`gone_s`: seconds since the lease ended by this host's own clock; 0 or less while etcd has promised to keep it."""
+
+    gone_s: float
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether others may by now believe this host dead."""
+        return self.gone_s > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """In seconds; see the top of this file."""
+
+    start_s: float
+    silent_s: float
+    save_s: float
+    end_s: float
+
+
+class FenceStep(Enum):
+    """What a host does with its workers."""
+
+    GO_ON = "go on"
+    SAVE = "save and stop"
+    STOP = "stop"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FenceRule:
+    """The limits of a job's configuration that all deadlines follow from."""
+
+    lease_ttl_s: float
+    floor_s: float
+    join_timeout_s: float
+    save_grace_s: float
+
+    def deadlines(self, interval_s: float) -> Deadlines:
+        """Return the deadlines of a round that needs `interval_s` from step to step; 0: nobody has said so yet."""
+        silent_s = max(self.floor_s, _FACTOR * interval_s)
+        saving_s = self.save_grace_s + _SAVE_SLACK_S
+        end_s = max(_PART_OF_JOIN * self.join_timeout_s, 2 * silent_s + saving_s)
+        return Deadlines(_START_TTLS * self.lease_ttl_s, silent_s, end_s - saving_s, end_s)
+
+    def raised(self, told_s: float, seen_s: float) -> float | None:
+        """Return the interval to make known now that hosts need `seen_s`; None where what was `told_s` does."""
+        interval_s = _MARGIN * seen_s
+        if seen_s <= told_s or self.deadlines(interval_s) == self.deadlines(told_s):
+            return None
+        return interval_s
+
+    def gone_by(
+        self, *, lease_gone_at: float, stuck_since: float | None, told_s: float, seen_s: float, has_stepped: bool
+    ) -> float:
+        """Return when the workers of a host that runs, and whose lease is gone, are certainly gone.
+
+        `stuck_since`: since when another host of the round has completed no step; None where they may all complete
+        more. `told_s`: the interval that was made known; `seen_s`: the one that hosts tell. `has_stepped`: whether the
+        host has certainly completed a step in this round.
+        """
+        limits = self.deadlines(told_s)
+        end = lease_gone_at + CLOCK_RATE * limits.end_s
+        if stuck_since is None:
+            return end + REACTION_S
+        # the step that was under way may yet be completed, and the silence is counted from then on
+        last_step_s = _FACTOR * seen_s + _STEP_SLACK_S
+        silent = max(lease_gone_at, stuck_since + CLOCK_RATE * (last_step_s + limits.silent_s))
+        if not has_stepped:
+            silent = max(silent, lease_gone_at + CLOCK_RATE * limits.start_s)
+        return min(end, silent) + CLOCK_RATE * REACTION_S + (CLOCK_RATE - 1) * self.lease_ttl_s
+
+
+@dataclass(frozen=True, slots=True)
+class StepSilence:
+    """How the ranks of one host stand. `silent_s`: since its slowest rank completed a step; None before the first."""
+
+    silent_s: float | None
+    is_ending: bool = False
+    """Training is over, and no step will follow: they save, or close what they have open."""
+
+
+def step_silence(ranks: Mapping[int, Progress], now_ns: int) -> StepSilence:
+    """Return how the ranks of a host stand. Ranks that have ended are left out by the caller."""
+    if ranks and all(one.phase is Phase.STOPPING for one in ranks.values()):
+        return StepSilence(None, is_ending=True)
+    completed = [one.completed_ns for one in ranks.values()]
+    known = [at_ns for at_ns in completed if at_ns is not None]
+    if len(known) < len(completed) or not known:
+        return StepSilence(None)
+    return StepSilence(max(0.0, (now_ns - min(known)) / _NS))
+
+
+def interval_of(progress: Progress) -> float | None:
+    """Return the seconds that a rank needs from step to step; None before its first one.
+
+    Where a save or an evaluation between two steps takes longer than the steps, half of that pause counts: three times
+    the interval is what a host without a lease may be silent.
+    """
+    step_ns = progress.median_step_ns or progress.last_step_ns
+    if step_ns is None:
+        return None
+    pause_ns = step_ns + (progress.longest_checkpoint_ns or 0) + (progress.longest_evaluation_ns or 0)
+    return max(step_ns, pause_ns / 2) / _NS
+
+
+def fence(limits: Deadlines, lease: LeaseView, ranks: StepSilence) -> tuple[FenceStep, str]:
+    """Return what a host must do with its workers although nobody ordered it, and why."""
+    if not lease.is_gone:
+        return FenceStep.GO_ON, ""
+    doubt = f"this host fenced itself: it holds no lease since {lease.gone_s:.1f} s"
+    if lease.gone_s > limits.end_s:
+        return FenceStep.STOP, f"{doubt} (limit {limits.end_s:.1f} s)"
+    if ranks.silent_s is not None and ranks.silent_s > limits.silent_s:
+        return FenceStep.STOP, (
+            f"{doubt}, and no step was completed for {ranks.silent_s:.1f} s (limit {limits.silent_s:.1f} s)"
+        )
+    if ranks.silent_s is None and not ranks.is_ending and lease.gone_s > limits.start_s:
+        return FenceStep.STOP, f"{doubt}, and no step of this round was completed (limit {limits.start_s:.1f} s)"
+    if lease.gone_s > limits.save_s:
+        return FenceStep.SAVE, f"{doubt} (limit {limits.save_s:.1f} s): its workers save and stop"
+    return FenceStep.GO_ON, ""
