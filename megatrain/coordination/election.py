@@ -4,6 +4,9 @@ As etcd's own elections: a candidate's key lives with its lease below a common p
 candidate watches only the one before it, so that a leader's end wakes one host and not a thousand. A leader's token is
 its key's create revision: later leaders have higher ones, and a guarded transaction is applied only while that key
 stands. A key without a lease is nobody's candidacy: it would never go, and is passed over.
+
+A leader's mark is its key's mod revision. Each transaction of a leader asks for the mark of before and moves it on. So
+one whose answer was lost, and which etcd applies late, changes nothing once the mark was renewed.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from typing import Self
 
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.deadline import Deadline
-from megatrain.coordination.errors import LeadershipLostError, LeaseLostError
+from megatrain.coordination.errors import LeadershipLostError, LeaseLostError, UnknownOutcomeError
 from megatrain.coordination.lease_keeper import LeaseKeeper, LeaseState
 from megatrain.coordination.watch import ChangeKind, Changes, Snapshot, Watch, WatchLimits
 from megatrain.coordination.wire import (
@@ -54,16 +57,27 @@ class Leader:
 class Leadership:
     """What a won campaign gives. It is over when the lease is lost, or by `resign`."""
 
-    def __init__(self, client: EtcdClient, keeper: LeaseKeeper, key: bytes, token: int) -> None:
+    def __init__(self, client: EtcdClient, keeper: LeaseKeeper, key: bytes, value: Text, token: int) -> None:
         self.key = key
         self.token = token
         self._client = client
         self._keeper = keeper
+        self._value = value
+        self._mark: int | None = None
 
     @property
     def is_certain(self) -> bool:
         """Whether nobody else can lead at this moment, by the clock of this host. Without a call."""
         return self._keeper.state is LeaseState.HELD
+
+    def renew_mark(self) -> int:
+        """Write the own key anew, and return the revision: no earlier transaction of this leader is applied any more.
+
+        To be called after an UnknownOutcomeError, and before what the next decision rests on is read.
+
+        Raises: LeadershipLostError; UnknownOutcomeError, when it must be called again.
+        """
+        return self._write((), (), (), None).revision
 
     def txn(
         self,
@@ -77,19 +91,41 @@ class Leadership:
 
         Raises: LeadershipLostError when it does not: nothing was written. UnknownOutcomeError as `EtcdClient.txn`.
         """
-        own = Range(KeyRange.key(self.key), has_values=False)
+        if self._mark is None:
+            raise RuntimeError("the mark of this leadership must be renewed first")
+        return self._write(then, (Compare.mod_revision(self.key, self._mark), *conditions), otherwise, deadline_s)
+
+    def _write(
+        self,
+        then: Sequence[Operation],
+        conditions: Sequence[Compare],
+        otherwise: Sequence[Operation],
+        deadline_s: float | None,
+    ) -> TxnAnswer:
+        before = self._mark
+        own = Put(self.key, self._value, is_lease_kept=True)
+        look = Range(KeyRange.key(self.key), has_values=False)
         guard = Compare.create_revision(self.key, self.token)
-        answer = self._client.txn([guard, *conditions], then, [own, *otherwise], deadline_s=deadline_s)
+        try:
+            answer = self._client.txn([guard, *conditions], [*then, own], [look, *otherwise], deadline_s=deadline_s)
+        except UnknownOutcomeError:
+            self._mark = None
+            raise
         if answer.is_met:
+            self._mark = answer.revision
             return answer
         items = answer.range_answer(0).items
         if not items or items[0].create_revision != self.token:
             raise LeadershipLostError(f"leadership with token {self.token} is over", key=shown(self.key))
+        if before is not None and items[0].mod_revision != before:
+            self._mark = None
+            raise UnknownOutcomeError("somebody else wrote to the key of this leadership", key=shown(self.key))
         return TxnAnswer(answer.revision, answer.is_met, answer.answers[1:])
 
     def proclaim(self, value: Text) -> None:
         """Change what observers see. Raises: LeadershipLostError."""
-        self.txn([Put(self.key, value, self._keeper.lease_id)])
+        self._value = value
+        self.renew_mark()
 
     def resign(self) -> None:
         """Step down; the next candidate leads. The lease lives on."""
@@ -119,13 +155,14 @@ class Election:
     ) -> Leadership | None:
         """Wait until this candidate leads; return None when it was cancelled or out of time, its key withdrawn.
 
-        Raises: LeaseLostError when the keeper's lease is lost meanwhile; CoordinationError when etcd is out of reach.
+        Raises: LeaseLostError or LeadershipLostError when the keeper's lease is lost meanwhile; CoordinationError when
+        etcd is out of reach.
         Then the key may stand and its turn come: campaign again with the same keeper, or close the keeper.
         """
         deadline = None if timeout_s is None else Deadline(timeout_s)
         key = self._prefix + f"{keeper.lease_id:x}".encode("ascii")
         token = self._enter(key, value, keeper)
-        leadership = Leadership(self._client, keeper, key, token)
+        leadership = Leadership(self._client, keeper, key, value, token)
 
         def must_stop() -> bool:
             return is_cancelled() or (deadline is not None and deadline.left_s <= 0)
@@ -137,7 +174,7 @@ class Election:
             answer = self._client.read(before_us)
             if not answer.items:
                 # an empty read does not say that our own key stands
-                self._check_stands(key, token)
+                leadership.renew_mark()
                 return leadership
             (item,) = answer.items
             if item.lease_id:
@@ -166,11 +203,6 @@ class Election:
         if item.value != as_bytes(value) or item.lease_id != keeper.lease_id:
             self._client.txn([Compare.create_revision(key, item.create_revision)], [put], is_repeatable=True)
         return item.create_revision
-
-    def _check_stands(self, key: bytes, token: int) -> None:
-        item = self._client.get(key)
-        if item is None or item.create_revision != token:
-            raise LeaseLostError(f"campaign {shown(self._prefix)}: the candidate's key is gone", key=shown(key))
 
     def _wait_for_end(
         self, key: bytes, start_revision: int, keeper: LeaseKeeper, must_stop: Callable[[], bool]

@@ -41,7 +41,7 @@ _STEP_SLACK_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class LeaseView:
-    """`gone_s`: seconds since the lease ended by this host's own clock; 0 or less while etcd has promised to keep it."""
+    """`gone_s`: seconds since the lease ended by this host's clock; 0 or less while etcd has promised to keep it."""
 
     gone_s: float
 

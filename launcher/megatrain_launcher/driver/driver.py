@@ -1,9 +1,8 @@
 """The driver's loop: campaign, watch, decide, write; step down when leadership is lost or in doubt, and campaign again.
 
-Each decision is written in one transaction together with the driver's own election key, its mark, at the revision where
-this driver wrote that key last. Before a driver reads, at first and after each answer that was lost, it writes its mark
-anew. So a transaction that etcd applies late meets a mark that has moved on and changes nothing: no decision from a
-stale state is ever applied, not even this driver's own. See docs/adr/0036.
+Each decision is one transaction that moves the mark of this driver's leadership. Before a driver reads, at first and
+after each answer that was lost, it renews the mark. So a transaction that etcd applies late changes nothing: no
+decision from a stale state is ever applied, not even this driver's own. See docs/adr/0036.
 """
 
 from __future__ import annotations
@@ -182,8 +181,6 @@ class _Term:
         self._alarms = AlarmBook()
         self._log = DecisionLog()
         self._state = ClusterState(keys=keys, observer=host, began=clock())
-        self._mark = 0
-        """The revision of our election key as we wrote it last."""
         self._awaited = 0
         """The revision that must be seen before the next decision."""
         self._report = DriverReport(host, "", 0.0)
@@ -200,7 +197,7 @@ class _Term:
         """Drive until `stop`, or until leadership is in doubt. Raises: CoordinationError, LeadershipLostError."""
         while not stop.is_set() and self._leadership.is_certain:
             try:
-                self._mark = self._awaited = self._write_mark()
+                self._awaited = self._leadership.renew_mark()
                 # all times begin anew: what was not heard meanwhile must count against nobody
                 self._state = ClusterState(keys=self._keys, observer=self._host, began=self._clock())
                 with Watch(self._client, KeyRange.prefix(self._keys.prefix)) as watch:
@@ -208,13 +205,6 @@ class _Term:
             except UnknownOutcomeError as error:
                 _logger.warning("a decision may or may not be applied; everything is read anew: %s", error)
                 stop.wait(_TICK_S)
-
-    def _write_mark(self) -> int:
-        """Write our election key anew, so that no earlier transaction of ours can be applied any more.
-
-        Returns: the revision. Raises: LeadershipLostError; UnknownOutcomeError, when it must be tried again.
-        """
-        return self._leadership.txn([Put(self._leadership.key, self._host, is_lease_kept=True)]).revision
 
     def _follow(self, watch: Watch, stop: threading.Event, note: Callable[[str], None]) -> None:
         """Decide on what a watch tells, until it is broken: nothing is decided on what was heard before a gap."""
@@ -291,17 +281,12 @@ class _Term:
         self._files.audit(AuditEntry(outcome, self._state.verdicts.get(outcome.verdict_id)))
 
     def _write(self, operations: tuple[Operation, ...], conditions: tuple[Compare, ...] = ()) -> bool:
-        """Write with our mark; return whether it was applied. Raises: LeadershipLostError, UnknownOutcomeError."""
-        own = Put(self._leadership.key, self._host, is_lease_kept=True)
-        guard = Compare.mod_revision(self._leadership.key, self._mark)
-        answer = self._leadership.txn([*operations, own], [guard, *conditions])
-        if answer.is_met:
-            self._mark = self._awaited = answer.revision
-            return True
-        # somebody changed a key that the decision rests on, or an earlier one of ours was applied after all
-        _logger.info("a decision was not applied: what it rests on has changed")
-        self._mark = self._awaited = self._write_mark()
-        return False
+        """Return whether it was applied. Raises: LeadershipLostError, UnknownOutcomeError."""
+        answer = self._leadership.txn(operations, conditions)
+        self._awaited = answer.revision
+        if not answer.is_met:
+            _logger.info("a decision was not applied: what it rests on has changed")
+        return answer.is_met
 
     def _tell(self, decision: Decision) -> None:
         """Write the report for people when it has changed, not oftener than once a second."""

@@ -90,6 +90,7 @@ class Leader:
 
     def _lead(self, leadership: Leadership) -> None:
         """Decide and write until this agent leaves. Raises: LeadershipLostError, CoordinationError."""
+        leadership.renew_mark()
         self._membership.refresh()  # with all that the leader before us wrote
         view, since = self._membership.view, Since()
         while not self._is_over:
@@ -121,6 +122,7 @@ class Leader:
         try:
             return leadership.txn(operations, [Compare.is_absent(key)]).revision
         except UnknownOutcomeError:
+            leadership.renew_mark()
             self._membership.refresh()
             return self._membership.view.revision
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import threading
+from contextlib import ExitStack
 
 import pytest
 
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.election import Election, Leader, Leadership
-from megatrain.coordination.errors import LeadershipLostError, LeaseLostError
+from megatrain.coordination.errors import LeadershipLostError, LeaseLostError, UnknownOutcomeError
 from megatrain.coordination.lease_keeper import LeaseKeeper
 from megatrain.coordination.settings import EtcdSettings
 from megatrain.coordination.wire import Compare, KeyRange, Put, Range
+from tests.helpers.etcd_proxy import EtcdProxy
 from tests.helpers.etcd_server import EtcdServers, etcd_program
 from tests.helpers.waiting import wait_until
 
@@ -237,3 +239,28 @@ def test_etcdctl_takes_part(etcd: EtcdServers, client: EtcdClient, prefix: str) 
             finally:
                 process.kill()
     client.delete(KeyRange.prefix(prefix))
+
+
+def test_a_transaction_that_was_given_up_is_not_applied_once_the_mark_is_renewed(etcd: EtcdServers) -> None:
+    with ExitStack() as stack:
+        proxy = stack.enter_context(EtcdProxy(etcd.members[0].client_port))
+        client = stack.enter_context(EtcdClient(EtcdSettings.of(etcd.urls)))
+        far = stack.enter_context(EtcdClient(EtcdSettings.of([proxy.url], attempt_s=0.3, call_s=0.3)))
+        keeper = stack.enter_context(LeaseKeeper(client, ttl_s=10))
+        leadership = Election(far, "/marks").campaign(keeper, "one")
+        assert leadership is not None
+        proxy.keeps_back = lambda request: b"/v3/kv/txn" in request
+        with pytest.raises(UnknownOutcomeError):
+            leadership.txn([Put("/marked", "late")])
+        with pytest.raises(RuntimeError, match="renewed"):
+            leadership.txn([Put("/marked", "anew")])
+        proxy.keeps_back = lambda request: False
+        leadership.renew_mark()
+        proxy.deliver()
+        assert client.get("/marked") is None
+        assert leadership.txn([Put("/marked", "anew")]).is_met
+        client.put(leadership.key, "etcdctl", lease_id=keeper.lease_id)
+        with pytest.raises(UnknownOutcomeError, match="somebody else wrote"):
+            leadership.txn([Put("/marked", "again")])
+        leadership.renew_mark()
+        assert leadership.txn([Put("/marked", "again")]).is_met
