@@ -28,7 +28,7 @@ from types import FrameType, TracebackType
 from typing import Any, NoReturn, Self
 
 from megatrain.contracts.errors import DataError
-from megatrain.failures.patience import Patience
+from megatrain.failures.fence import FenceRule, FenceStep
 from megatrain.programs.processes import signal_at_parents_death
 from megatrain.self_fence import SelfFence
 
@@ -48,7 +48,7 @@ _COMMAND = struct.Struct("<BdH")
 _GROUP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGQUIT)
 _PIPE_FD = 3
 _LONGEST_WAIT_S = 3600.0  # select takes no infinity
-_LOOK_S = 1.0
+_LOOK_S = 0.5
 
 
 class StopSignals:
@@ -163,12 +163,13 @@ class Watchdog:
             self._pipe_fd = -1
 
 
-def start_watchdog(grace_s: float, rank: int | None = None, patience: Patience | None = None) -> Watchdog:
+def start_watchdog(grace_s: float, rank: int | None = None, fence_rule: FenceRule | None = None) -> Watchdog:
     """Fork the process that kills this one `grace_s` after a stop signal, unless this one has ended by then.
 
     Call it in the main thread before torch is imported: the child stays small, and no lock of a library is copied.
     It notices those signals that have a Python handler: see StopSignals. `rank` is for the message; None: torchrun's.
-    With `patience` it also ends a worker that stands still and whose executor does not answer for it: see `follow`.
+    With `fence_rule` it also ends a worker whose job may have gone on without it, should its executor be frozen: see
+    `follow`.
     """
     rank_text = os.environ.get("RANK", "0") if rank is None else str(rank)
     worker_pid = os.getpid()
@@ -180,20 +181,22 @@ def start_watchdog(grace_s: float, rank: int | None = None, patience: Patience |
     try:
         pid = os.fork()
         if pid == 0:
-            _be_watchdog(read_fd, worker_pid, grace_s, rank_text, patience)
+            _be_watchdog(read_fd, worker_pid, grace_s, rank_text, fence_rule)
         os.close(read_fd)
         return Watchdog(pid, write_fd)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
 
 
-def _be_watchdog(read_fd: int, worker_pid: int, grace_s: float, rank_text: str, patience: Patience | None) -> NoReturn:
+def _be_watchdog(
+    read_fd: int, worker_pid: int, grace_s: float, rank_text: str, fence_rule: FenceRule | None
+) -> NoReturn:
     """Live the life of the forked child. Nothing of the worker's Python may run on in here, whatever happens."""
     try:
         _leave_the_worker_behind(read_fd)
         # the pipe does not end while a child of the worker holds it open
         signal_at_parents_death(signal.SIGKILL)
-        watch = _Watch(worker_pid, grace_s, patience, f"rank {rank_text} (process {worker_pid})")
+        watch = _Watch(worker_pid, grace_s, fence_rule, f"rank {rank_text} (process {worker_pid})")
         reason = watch.wait()
         # Still our parent, so its number has not passed to another process.
         if reason and os.getppid() == worker_pid:
@@ -289,10 +292,10 @@ class GraceClock:
 class _Watch:
     """What the watchdog process does all its life."""
 
-    def __init__(self, worker_pid: int, grace_s: float, patience: Patience | None, worker: str) -> None:
+    def __init__(self, worker_pid: int, grace_s: float, fence_rule: FenceRule | None, worker: str) -> None:
         self._worker_pid = worker_pid
         self._grace_s = grace_s
-        self._patience = patience
+        self._fence_rule = fence_rule
         self._worker = worker
         self._clock = GraceClock(grace_s)
         self._fence: SelfFence | None = None
@@ -311,9 +314,12 @@ class _Watch:
                     f"{self._worker} got {clock.signal_name}, but came to no step boundary within "
                     f"runtime.save_grace_s={self._grace_s:g}; killing it without a save"
                 )
-            if now >= self._look_at and (reason := self._look()):
+            step, reason = self._look() if now >= self._look_at else (FenceStep.GO_ON, "")
+            if step is FenceStep.STOP:
                 self.has_fenced = True
                 return f"{self._worker} is ended by its watchdog: {reason}"
+            if step is FenceStep.SAVE:
+                self._ask_to_save(reason)
             wait_s = min(clock.deadline, self._look_at) - time.monotonic()
             if select.select([_PIPE_FD], [], [], min(max(0.0, wait_s), _LONGEST_WAIT_S))[0]:
                 data = os.read(_PIPE_FD, 4096)
@@ -324,24 +330,30 @@ class _Watch:
         return ""
 
     def _begin_to_look(self) -> None:
-        if self._patience is None or self._clock.black_box is None or self._fence is not None:
+        if self._fence_rule is None or self._clock.black_box is None or self._fence is not None:
             return
         try:
-            self._fence = SelfFence(self._clock.black_box, self._patience)
+            self._fence = SelfFence(self._clock.black_box, self._fence_rule)
             self._look_at = time.monotonic() + _LOOK_S
         except DataError as error:
             self._stop_looking(error)
 
-    def _look(self) -> str:
+    def _look(self) -> tuple[FenceStep, str]:
         self._look_at = time.monotonic() + _LOOK_S
         try:
-            return self._fence.look() if self._fence is not None else ""
+            return self._fence.look() if self._fence is not None else (FenceStep.GO_ON, "")
         except DataError as error:
             self._stop_looking(error)
-            return ""
+            return FenceStep.GO_ON, ""
+
+    def _ask_to_save(self, reason: str) -> None:
+        """Send the worker, once, the signal that a scheduler would send: all ranks agree on a step, save and stop."""
+        if not self._clock.signal_name and os.getppid() == self._worker_pid:
+            _write_stderr(f"megatrain: {self._worker} is asked by its watchdog to save and stop: {reason}\n")
+            os.kill(self._worker_pid, signal.SIGTERM)
 
     def _stop_looking(self, error: DataError) -> None:
-        self._patience, self._look_at = None, math.inf
+        self._fence_rule, self._look_at = None, math.inf
         _write_stderr(f"megatrain: {self._worker} would not be ended by its watchdog if its executor froze: {error}\n")
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from megatrain.contracts.black_box import BlackBoxReader
 from megatrain.contracts.black_box_values import ControlPage, Progress
-from megatrain.failures.patience import LeaseView, Patience, fence_reason, find_stall
+from megatrain.failures.fence import FenceRule, FenceStep, LeaseView, fence, step_silence
 
 _NS = 1_000_000_000
 
@@ -20,34 +20,37 @@ _NS = 1_000_000_000
 class SelfFence:
     """Follows the black box of one worker. Raises: DataError, when that cannot be read."""
 
-    def __init__(self, path: Path, patience: Patience) -> None:
+    def __init__(self, path: Path, rule: FenceRule) -> None:
         self._reader = BlackBoxReader(path)
-        self._patience = patience
-        self._is_suspected = False
+        self._rule = rule
+        self._suspected = FenceStep.GO_ON
 
-    def look(self) -> str:
-        """Return why the worker must end, empty while it may go on.
+    def look(self) -> tuple[FenceStep, str]:
+        """Return what must become of the worker, and why.
 
         It takes two looks in a row. So an executor that lives acts first, and a machine that was held up has moved on.
         """
         control = self._reader.control()
-        reason = "" if control is None else self._judge(control, self._reader.progress())
-        is_sure = self._is_suspected
-        self._is_suspected = bool(reason)
-        return reason if is_sure else ""
+        step, reason = FenceStep.GO_ON, ""
+        if control is not None:
+            step, reason = self._judge(control, self._reader.progress())
+        is_sure, self._suspected = step is self._suspected, step
+        return (step, reason) if is_sure else (FenceStep.GO_ON, "")
 
-    def _judge(self, control: ControlPage, progress: Progress) -> str:
+    def _judge(self, control: ControlPage, progress: Progress) -> tuple[FenceStep, str]:
         own = self._reader.identity
-        return reason_to_end(control, progress, self._patience, own.round, own.rank, time.monotonic_ns())
+        return step_of_worker(control, progress, self._rule, own.round, own.rank, time.monotonic_ns())
 
 
-def reason_to_end(
-    control: ControlPage, progress: Progress, patience: Patience, own_round: int, rank: int, now_ns: int
-) -> str:
-    """Return why a worker of `own_round` must end, from its black box alone; empty while it may go on."""
+def step_of_worker(
+    control: ControlPage, progress: Progress, rule: FenceRule, own_round: int, rank: int, now_ns: int
+) -> tuple[FenceStep, str]:
+    """Return what must become of a worker of `own_round`, from its black box alone, and why."""
     if control.lease_ok_until_ns == 0:
-        return ""
+        return FenceStep.GO_ON, ""
     if control.round > own_round:
-        return f"this host fenced itself: it has come to round {control.round}, and this worker is of round {own_round}"
-    lease = LeaseView((control.lease_ok_until_ns - now_ns) / _NS)
-    return fence_reason(lease, find_stall({rank: progress}, patience, now_ns, time.time()))
+        return FenceStep.STOP, (
+            f"this host fenced itself: it has come to round {control.round}, and this worker is of round {own_round}"
+        )
+    lease = LeaseView((now_ns - control.lease_ok_until_ns) / _NS)
+    return fence(rule.deadlines(control.interval_ns / _NS), lease, step_silence({rank: progress}, now_ns))

@@ -31,7 +31,7 @@ def train(path: Path, overrides: Sequence[str]) -> ExitCode:
     if problems:
         raise ConfigError(problems)
     # the watchdog is a fork: it must come before torch and its threads
-    watch = start_watchdog(config.runtime.save_grace_s, process.rank, config.patience)
+    watch = start_watchdog(config.runtime.save_grace_s, process.rank, config.fence_rule)
     with watch as watchdog, StopSignals() as signals, stacks_on_demand():
         if process.init_method is not None and not process.host:
             # our own launcher has its workers killed when it dies: without it they may be of a round that is over

@@ -155,7 +155,7 @@ def _control(page: ControlPage | None, now_ns: int) -> str:
         left_ns = page.lease_ok_until_ns - now_ns
         lease = f"lease ends in {_seconds(left_ns)}" if left_ns > 0 else "lease is over"
     writer = f"written {_seconds(now_ns - page.written_ns)} ago" if page.written_ns else "never written"
-    command = f"command {page.command} (number {page.command_number}, argument {page.argument})"
+    command = f"command {page.command} (number {page.command_number})"
     return f"{writer}; round {page.round}, {command}, {mask}, recorded every {page.sample_period} steps, {lease}"
 
 

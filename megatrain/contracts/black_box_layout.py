@@ -81,11 +81,11 @@ class Word(IntEnum):
 
 NUM_HEADER_WORDS = PAGE_BYTES // 8
 
-CONTROL = struct.Struct("<Q Q I I q Q Q Q Q I")
+CONTROL = struct.Struct("<Q Q I I Q Q Q Q Q I")
 """Seqlock word (odd while it is written), the fields of ControlPage, CRC-32 of the fields."""
 CONTROL_FIELDS = (
-    *("seqlock", "command_number", "command", "sample_period", "argument", "span_mask", "lease_ok_until_ns", "round"),
-    *("written_ns", "crc32"),
+    *("seqlock", "command_number", "command", "sample_period", "interval_ns", "span_mask", "lease_ok_until_ns"),
+    *("round", "written_ns", "crc32"),
 )
 
 _GROUP = struct.Struct("<I I i I Q Q 32s")
@@ -242,7 +242,7 @@ def encode_control(page: ControlPage, seqlock: int) -> bytes:
     """
     try:
         body = CONTROL.pack(
-            *(seqlock, page.command_number, page.command, page.sample_period, page.argument, page.span_mask),
+            *(seqlock, page.command_number, page.command, page.sample_period, page.interval_ns, page.span_mask),
             *(page.lease_ok_until_ns, page.round, page.written_ns, 0),
         )
     except struct.error as error:
@@ -252,13 +252,13 @@ def encode_control(page: ControlPage, seqlock: int) -> bytes:
 
 def decode_control(raw: bytes) -> ControlPage | None:
     """Return the control page, or None when it is half written (odd seqlock word, or a checksum that is off)."""
-    seqlock, number, command, period, argument, mask, lease, round_number, written, crc = CONTROL.unpack_from(raw)
+    seqlock, number, command, period, interval, mask, lease, round_number, written, crc = CONTROL.unpack_from(raw)
     if seqlock % 2 or crc != zlib.crc32(raw[8 : CONTROL.size - 4]):
         return None
     return ControlPage(
         command_number=number,
         command=command,
-        argument=argument,
+        interval_ns=interval,
         span_mask=mask,
         sample_period=period,
         lease_ok_until_ns=lease,

@@ -165,13 +165,13 @@ class ControlPage:
     `command` is a number of `Command`; one that the worker does not know it leaves alone. `command_number` grows with
     each command and each number is obeyed once; command 0 is none. A step is streamed with all its spans when it is a
     multiple of `sample_period`, else only its sums. `lease_ok_until_ns` (monotonic) is 0 where nobody holds a lease for
-    this worker, and 1 where that lease is lost.
-    `written_ns` is when the executor last wrote, 0 when none ever did.
+    this worker; where the lease is gone it is the moment since when. `interval_ns` is what a round needs from step to
+    step, as all its hosts were told; 0: not said. `written_ns` is when the executor last wrote, 0 when none ever did.
     """
 
     command_number: int = 0
     command: int = 0
-    argument: int = 0
+    interval_ns: int = 0
     span_mask: int = ALL_OPERATIONS
     sample_period: int = 1
     lease_ok_until_ns: int = 0

@@ -111,8 +111,6 @@ class HostStatus:
     last_step_unix_s: float | None = None
     """When the slowest rank completed its last step."""
     median_step_s: float | None = None
-    interval_s: float | None = None
-    """What the slowest rank needs from step to step, with half of the longest pause between two where that is more."""
     step_phase: str = ""
     """Phase of the slowest rank, in the words of the black box."""
     exit_code: int | None = None
@@ -127,6 +125,8 @@ class HostStatus:
     last_error: str = ""
     trouble: str = ""
     """What an operator should know: logs that cannot be written, etcd out of reach for a while."""
+    interval_s: float | None = None
+    """What the slowest rank needs from step to step, with half of the longest pause between two where that is more."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,7 +123,7 @@ class StepSilence:
 
 
 def step_silence(ranks: Mapping[int, Progress], now_ns: int) -> StepSilence:
-    """Return how the ranks of a host stand. Ranks that have ended are left out by the caller."""
+    """Return how the ranks of a host stand: those that have not ended."""
     if ranks and all(one.phase is Phase.STOPPING for one in ranks.values()):
         return StepSilence(None, is_ending=True)
     completed = [one.completed_ns for one in ranks.values()]

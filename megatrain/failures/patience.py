@@ -1,12 +1,9 @@
-"""Whether ranks still move, and whether their host must stop them on its own (decision 11): pure.
+"""Whether ranks still move: pure. Whether their host must stop them on its own is another question: see `fence`.
 
 Each phase has its own patience. A step's is learned: max(floor, factor x median step). Before a second step has been
 completed the first one's duration stands in for the median, and the first step itself has a stated limit. So have the
 first checkpoint and the first evaluation; later ones are measured by the longest before. A rank is judged by the newest
 thing it did: entering a phase, beginning a step, completing one; while it waits for storage it says that it lives.
-
-Step progress is proof of life: ranks that complete steps do so with all their peers, so nobody has replaced their host.
-Only when the lease is gone by this host's own clock AND nothing moves, it must assume that it was replaced.
 """
 
 from __future__ import annotations
@@ -67,19 +64,6 @@ class Patience:
         return most_s if longest_ns is None else min(most_s, max(self.floor_s, self.factor * longest_ns / _NS))
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseView:
-    """`valid_s`: for how long etcd has promised to keep the lease; not above 0 when that time is over."""
-
-    valid_s: float
-    is_lost: bool = False
-
-    @property
-    def is_gone(self) -> bool:
-        """Whether others may by now believe this host dead."""
-        return self.is_lost or self.valid_s <= 0
-
-
 def silent_s(progress: Progress, now_ns: int) -> float:
     """Return for how long a rank has done nothing that its black box tells."""
     newest = max(progress.phase_since_ns, progress.step_started_ns or 0, progress.completed_ns or 0)
@@ -101,15 +85,4 @@ def find_stall(ranks: Mapping[int, Progress], patience: Patience, now_ns: int, n
         limit_s=round(patience.limit_s(progress), 3),
         at_unix_s=now_unix_s,
         ranks=tuple(sorted(over)),
-    )
-
-
-def fence_reason(lease: LeaseView, stall: Stall | None) -> str:
-    """Return why the workers must be stopped although nobody ordered it; empty while they may go on."""
-    if not lease.is_gone or stall is None:
-        return ""
-    doubt = "etcd says that its lease is lost" if lease.is_lost else "its lease was not renewed in time"
-    return (
-        f"this host fenced itself: {doubt}, and {stall.phase} has not moved for {stall.silent_s:.1f} s "
-        f"(limit {stall.limit_s:.1f} s)"
     )

@@ -200,7 +200,7 @@ class SimulatedHost:
             self._stopped(self.running, now)
 
     def _stopped(self, number: int, now: float) -> None:
-        self.running, self.phase, self.status_round, self.stall = 0, HostPhase.STOPPED, number, None
+        self.running, self.phase, self.status_round = 0, HostPhase.STOPPED, number
         self.tell(now)
 
     def _train(self, now: float) -> None:
@@ -231,7 +231,7 @@ class SimulatedHost:
         status = HostStatus(
             self.name, self.session, self.phase, self.status_round, alive_ranks="1" if self.running else "",
             min_step=self.step if is_running else None, resumed_step=0, median_step_s=0.1, milestones=milestones,
-            failures=self.failures, stall=self.stall,
+            failures=self.failures, stall=self.stall, interval_s=0.1,
         )  # fmt: skip
         self.etcd.put(KEYS.status(self.name), encode(status))
 

@@ -6,6 +6,7 @@ is found here.
 
 from __future__ import annotations
 
+from megatrain.contracts.host_records import HostPhase
 from megatrain.contracts.rounds import Round, RoundDeadlines, RoundHost
 from megatrain_launcher.driver.actions import Action, Alarm, RaiseDeadlines
 from megatrain_launcher.driver.incidents import statuses_in
@@ -23,8 +24,9 @@ def told_interval_s(state: ClusterState, number: int) -> float:
 
 
 def raise_deadlines(state: ClusterState, policy: Policy, round_: Round) -> tuple[Action, ...]:
-    """Return what makes a longer interval known, where hosts need one, and an alarm where that is longer than a wait
-    for hosts may be.
+    """Return what makes a longer interval known, where hosts need one.
+
+    With an alarm where steps take so long that a host that is cut off is waited for beyond the limit for missing hosts.
     """
     rule, told_s = policy.fence_rule, told_interval_s(state, round_.number)
     wanted_s = rule.raised(told_s, _seen_interval_s(state, round_) or 0.0)
@@ -36,11 +38,11 @@ def raise_deadlines(state: ClusterState, policy: Policy, round_: Round) -> tuple
         actions = (RaiseDeadlines(raised, 0 if seen is None else seen.mod_revision),)
         told_s = wanted_s
     limits = rule.deadlines(told_s)
-    if limits.end_s > policy.join_timeout_s:
+    if limits.end_s > max(policy.join_timeout_s, rule.deadlines(0.0).end_s):
         text = (
-            f"a host that is cut off is replaced after up to {limits.end_s:.0f} s, which is longer than "
-            f"recovery.join_timeout_s={policy.join_timeout_s:g}: its workers go on for {limits.silent_s:.0f} s after a "
-            f"step, and have runtime.save_grace_s={policy.save_grace_s:g} to save"
+            f"steps take so long that a host that is cut off is replaced only after up to {limits.end_s:.0f} s, beyond "
+            f"recovery.join_timeout_s={policy.join_timeout_s:g}: its workers go on for {limits.silent_s:.0f} s after "
+            "each step"
         )
         actions = (*actions, Alarm("fence", text))
     return actions
@@ -71,7 +73,7 @@ def _stuck_since(state: ClusterState, round_: Round, part: RoundHost) -> float |
     A host that is done with its training is no sign: the others may be saving what they have.
     """
     status = state.status_of(part, round_.number)
-    if status is not None and status.exit_code is not None:
+    if status is not None and (status.phase is HostPhase.DONE or status.exit_code is not None):
         return None
     if status is not None and status.stall is not None and part.host in state.stalled_since:
         return state.stalled_since[part.host] - status.stall.silent_s

@@ -1,7 +1,7 @@
 """The control pages of this host's ranks: round, lease, the command to save, and what is recorded and streamed.
 
 A page is written when a rank's black box appears, when the lease was renewed, when a command came, and when what shall
-be recorded changed; never in between, so that a worker sees a change only when there is one.
+be recorded or the interval changed; never in between, so that a worker sees a change only when there is one.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ class ControlPages:
     def __init__(self, round_number: int) -> None:
         self._round = round_number
         self._command_number = 0
+        self._interval_ns = 0
         self._recording = DiagSettings()
         self._written: dict[int, ControlPage] = {}
 
@@ -37,6 +38,10 @@ class ControlPages:
         """Have the ranks record and their host stream what the settings say, from the next `write` on."""
         self._recording = settings
 
+    def set_interval(self, interval_s: float) -> None:
+        """Have the ranks go by what a round needs from step to step, from the next `write` on."""
+        self._interval_ns = int(interval_s * _NS)
+
     def write(self, paths: dict[int, Path], lease_ok_until_ns: int, now_unix_s: float) -> None:
         """Bring the pages of these ranks up to date. A burst of full steps that is over by `now_unix_s` ends here."""
         page = ControlPage(
@@ -46,6 +51,7 @@ class ControlPages:
             sample_period=self._recording.period_at(now_unix_s),
             lease_ok_until_ns=lease_ok_until_ns,
             round=self._round,
+            interval_ns=self._interval_ns,
         )
         for rank, path in paths.items():
             before = self._written.get(rank)
@@ -62,5 +68,8 @@ class ControlPages:
 
 def _says_the_same(before: ControlPage, page: ControlPage) -> bool:
     is_renewed = abs(page.lease_ok_until_ns - before.lease_ok_until_ns) > _RENEWED_NS
-    recording = (before.span_mask, before.sample_period) == (page.span_mask, page.sample_period)
-    return not is_renewed and recording and before.command_number == page.command_number
+
+    def settings(one: ControlPage) -> tuple[int, ...]:
+        return one.span_mask, one.sample_period, one.interval_ns, one.command_number
+
+    return not is_renewed and settings(before) == settings(page)

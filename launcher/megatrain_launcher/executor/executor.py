@@ -253,6 +253,7 @@ def _start_follower(settings: ExecutorSettings, place: _Place, writer: StatusWri
         membership=place.membership,
         places=place.local.crash.places,
         patience=settings.config.patience,
+        fence_rule=settings.config.fence_rule,
         recording=DiagSettings(sample_period=settings.config.diagnostics.sample_period),
         publish=writer.add_evidence,
         check=desk.obey,

@@ -211,6 +211,7 @@ class HostState:
             resumed_step=progress.resumed_step,
             last_step_unix_s=progress.last_step_unix_s,
             median_step_s=progress.median_step_s,
+            interval_s=progress.interval_s,
             step_phase=progress.step_phase,
             exit_code=max(codes) if known.is_done else None,
             milestones=progress.milestones,
@@ -230,11 +231,11 @@ class HostState:
 
 
 def _phase(known: _RoundState, progress: HostProgress, *, is_halted: bool) -> HostPhase:
-    if known.is_stopped:
-        if known.is_done:
-            return HostPhase.DONE
+    # workers that this host asked to save and stop have not done their work
+    is_done = known.is_done and not known.fenced
+    if known.is_stopped and not is_done:
         return HostPhase.STOPPED if is_halted else HostPhase.FAILED
-    if known.is_done:
+    if is_done:
         return HostPhase.DONE
     if known.failed:
         return HostPhase.FAILED

@@ -24,7 +24,7 @@ from megatrain.coordination.errors import LeaseLostError
 from megatrain.coordination.lasting_thread import LastingThread
 from megatrain.coordination.lease_keeper import LeaseKeeper, LeaseState
 from megatrain.coordination.wire import Compare, KeyRange, KeyValue, Put, Range
-from megatrain.failures.patience import LeaseView
+from megatrain.failures.fence import LeaseView
 from megatrain_launcher.executor.liveness import ask_session
 
 _logger = logging.getLogger(__name__)
@@ -69,6 +69,9 @@ class Membership:
         self._objections: dict[Judge, str] = {}
         self._keeper: LeaseKeeper | None = None
         self._is_registered = False
+        self._keeper_of_key: LeaseKeeper | None = None
+        """The keeper of the lease that the host's key was written with; None before it was."""
+        self._good_until = time.monotonic()
         self._trouble = ""
         self._replaced = ""
         self._wake = threading.Event()
@@ -91,7 +94,7 @@ class Membership:
         except BaseException:
             self._keeper.close()
             raise
-        self._is_registered = True
+        self._is_registered, self._keeper_of_key = True, self._keeper
         self._thread = LastingThread("membership", self._run, self._closed)
 
     @property
@@ -129,12 +132,15 @@ class Membership:
         return self._trouble
 
     def lease(self) -> LeaseView:
-        """Return the lease as this host's own clock sees it."""
+        """Return the lease as this host's own clock sees it: that which its key was written with last."""
         with self._lock:
-            is_held = self._is_registered
-            keeper = self.keeper
-        is_lost = keeper.state is LeaseState.LOST or not is_held
-        return LeaseView(valid_s=keeper.valid_s, is_lost=is_lost)
+            now = time.monotonic()
+            keeper = self._keeper_of_key
+            if keeper is not None and keeper is self._keeper and keeper.state is not LeaseState.LOST:
+                self._good_until = now + keeper.valid_s
+            else:
+                self._good_until = min(self._good_until, now)
+            return LeaseView(now - self._good_until)
 
     def begin_life(self, session: str) -> None:
         """Say that this host begins a new life."""
@@ -222,6 +228,7 @@ class Membership:
         with self._lock:
             # a change that came meanwhile is still to be written
             self._is_registered = self._record == record
+            self._keeper_of_key = self._keeper
             if not self._is_registered:
                 self._wake.set()
         _logger.info("host %s is registered with session %s", record.host, record.session)

@@ -1,9 +1,9 @@
 """What the driver orders, as this host hears it: rounds, halts, commands, the end of the job.
 
-Three watches (rounds, halts, and what lies from commands to the end, with what ranks shall record) feed one book under
-one lock. The agent waits in `next_assignment`; from the moment it returns until the agent comes back, the round counts
-as taken, so that a host never says STOPPED of a round that it is about to start. Local reasons (this host was fenced,
-somebody stops the executor) are orders too.
+Three watches (rounds, halts, and what lies from commands to the end, with deadlines and what ranks shall record) feed
+one book under one lock. The agent waits in `next_assignment`; from the moment it returns until the agent comes back,
+the round counts as taken, so that a host never says STOPPED of a round that it is about to start. Local reasons (this
+host was fenced, somebody stops the executor) are orders too.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from megatrain.contracts.diag_records import DiagSettings
 from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.job_keys import JobKeys, key_number
 from megatrain.contracts.record import decode
-from megatrain.contracts.rounds import Halt, HostCommand, JobEnd, Round
+from megatrain.contracts.rounds import Halt, HostCommand, JobEnd, Round, RoundDeadlines
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.follower import Follower
 from megatrain.coordination.watch import Change, ChangeKind, Changes, Snapshot, WatchEvent
@@ -44,6 +44,15 @@ class OrdersView:
     end: JobEnd | None
 
 
+@dataclass(frozen=True, slots=True)
+class _LocalStop:
+    """A round that this host stops by itself; number 0: none."""
+
+    number: int = 0
+    reason: str = ""
+    is_saving: bool = False
+
+
 class OrderBook:
     """Follows the orders for one host. Implements `seams.Orders`; all methods may be called from any thread.
 
@@ -58,6 +67,7 @@ class OrderBook:
         self._changed = threading.Condition()
         self._rounds: dict[int, Round] = {}
         self._halts: dict[int, Halt] = {}
+        self._deadlines: dict[int, RoundDeadlines] = {}
         self._commands: dict[int, HostCommand] = {}
         self._end: JobEnd | None = None
         self._diag_settings: DiagSettings | None = None
@@ -65,7 +75,7 @@ class OrderBook:
         """The newest round that named this session, 0 for none."""
         self._taken = 0
         self._must_leave = ""
-        self._local_stop: tuple[int, str] = (0, "")
+        self._local_stop = _LocalStop()
         self._must_save = ""
         self._closed = threading.Event()
         self._followers: list[Follower] = []
@@ -122,10 +132,10 @@ class OrderBook:
     def must_stop(self, number: int) -> str:
         """Return why the workers of a round must be stopped now; empty while they may run."""
         with self._changed:
-            halt, (stopped, reason) = self._halts.get(number), self._local_stop
+            halt = self._halts.get(number)
             newest = max(self._rounds, default=0)
-            if stopped == number:
-                return reason
+            if self._local_stop.number == number:
+                return self._local_stop.reason
             if halt is not None:
                 return halt.reason or f"round {number} was halted"
             if self._end is not None:
@@ -137,8 +147,10 @@ class OrderBook:
     def is_saving(self, number: int) -> bool:
         """Say whether workers of that round shall be asked to save and stop, rather than be killed."""
         with self._changed:
-            if self._end is not None or self._must_leave or self._local_stop[0] == number:
+            if self._end is not None or self._must_leave:
                 return False
+            if self._local_stop.number == number:
+                return self._local_stop.is_saving
             halt = self._halts.get(number)
             if halt is not None:
                 return halt.is_saving
@@ -177,11 +189,18 @@ class OrderBook:
         with self._changed:
             return self._diag_settings
 
-    def stop_round(self, number: int, reason: str) -> None:
-        """Order the workers of one round to be killed, for a reason of this host's own."""
+    def told_interval_s(self, number: int) -> float:
+        """Return what a round needs from step to step, as all its hosts were told; 0: nobody said so."""
         with self._changed:
-            self._local_stop = (number, reason)
+            told = self._deadlines.get(number)
+        return 0.0 if told is None else told.interval_s
+
+    def stop_round(self, number: int, reason: str, *, is_saving: bool = False) -> None:
+        """Order the workers of one round to be killed, or to save and stop, for a reason of this host's own."""
+        with self._changed:
+            self._local_stop = _LocalStop(number, reason, is_saving)
             self._changed.notify_all()
+        self._on_change()
 
     def save_and_stop(self, reason: str) -> None:
         """Order the workers to save and stop although no driver said so."""
@@ -217,7 +236,7 @@ class OrderBook:
 
     def _offered(self, after: int) -> Assignment | None:
         number = max(self._rounds, default=0)
-        if number <= after or number in self._halts or self._local_stop[0] == number or self._must_save:
+        if number <= after or number in self._halts or self._local_stop.number == number or self._must_save:
             return None
         part = self._rounds[number].part_of(self._host, self._session)
         return None if part is None else Assignment(self._rounds[number], part)
@@ -246,6 +265,9 @@ class OrderBook:
                 case ("halts", text):
                     halt = _of_its_key(decode(Halt, item.value, key), text, key)
                     self._halts[halt.number] = halt
+                case ("deadlines", text):
+                    told = _of_its_key(decode(RoundDeadlines, item.value, key), text, key)
+                    self._deadlines[told.number] = told
                 case ("commands", text):
                     command = _of_its_key(decode(HostCommand, item.value, key), text, key)
                     self._commands[command.number] = command
@@ -267,10 +289,15 @@ class OrderBook:
             self._diag_settings = None
 
     def _tables(self) -> dict[str, dict[int, Any]]:
-        return {"rounds": self._rounds, "halts": self._halts, "commands": self._commands}
+        return {
+            "rounds": self._rounds,
+            "halts": self._halts,
+            "deadlines": self._deadlines,
+            "commands": self._commands,
+        }
 
 
-_Numbered = TypeVar("_Numbered", Round, Halt, HostCommand)
+_Numbered = TypeVar("_Numbered", Round, Halt, RoundDeadlines, HostCommand)
 
 
 def _of_its_key(record: _Numbered, text: str, key: str) -> _Numbered:

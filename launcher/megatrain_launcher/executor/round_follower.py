@@ -18,7 +18,8 @@ from megatrain.contracts.diag_records import DiagSettings
 from megatrain.contracts.host_records import HangEvidence, Stall
 from megatrain.contracts.rounds import HostCommand
 from megatrain.coordination.lasting_thread import LastingThread
-from megatrain.failures.patience import Patience, fence_reason, find_stall
+from megatrain.failures.fence import FenceRule, FenceStep, StepSilence, fence, step_silence
+from megatrain.failures.patience import Patience, find_stall
 from megatrain_launcher.executor.commands import CommandDesk, CommandKind
 from megatrain_launcher.executor.control_pages import ControlPages
 from megatrain_launcher.executor.crash_evidence import BoxPlaces
@@ -43,6 +44,7 @@ class FollowerParts:
     membership: Membership
     places: BoxPlaces
     patience: Patience
+    fence_rule: FenceRule
     recording: DiagSettings
     """What the ranks record until somebody says otherwise."""
     publish: Callable[[HangEvidence], None]
@@ -64,6 +66,9 @@ class _Followed:
         self.progress = RoundProgress(paths, pids, running.started_unix_s)
         self.pages = ControlPages(self.number)
         self.suspected: Stall | None = None
+        self.fence_step = FenceStep.GO_ON
+        """As of the last look."""
+        self.fence_steps_taken: set[FenceStep] = set()
 
 
 def unfinished(ranks: Mapping[int, RankProgress], progress: RoundProgress) -> dict[int, Progress]:
@@ -115,6 +120,15 @@ class RoundFollower:
             self._forget()
         if running is not None and self._followed is None:
             self._followed = _Followed(running, self._parts.places)
+            self._tell_deadlines(number)
+
+    def _tell_deadlines(self, number: int) -> None:
+        limits = self._parts.fence_rule.deadlines(self._parts.orders.told_interval_s(number))
+        text = (
+            "round %d: should this host lose its lease, its workers go on for %g s after each completed step, and save "
+            "and stop after %g s without a lease (recovery.join_timeout_s=%g)"
+        )
+        _logger.info(text, number, limits.silent_s, limits.save_s, self._parts.fence_rule.join_timeout_s)
 
     def _forget(self) -> None:
         """A round is over: what it was commanded to save is not to be waited for."""
@@ -128,11 +142,14 @@ class RoundFollower:
         found = host_progress(ranks, followed.num_ranks, followed.running.started_unix_s)
         self._parts.state.set_progress(followed.number, found)
         self._settle_checkpoints(found.obeyed_command)
-        self._watch_for_stall(followed, ranks)
+        living = unfinished(ranks, followed.progress)
+        self._watch_for_stall(followed, living)
+        if living:
+            self._watch_the_lease(followed, step_silence(living, time.monotonic_ns()))
         self._write_pages(followed)
 
-    def _watch_for_stall(self, followed: _Followed, ranks: Mapping[int, RankProgress]) -> None:
-        stall = find_stall(unfinished(ranks, followed.progress), self._parts.patience, time.monotonic_ns(), time.time())
+    def _watch_for_stall(self, followed: _Followed, living: Mapping[int, Progress]) -> None:
+        stall = find_stall(living, self._parts.patience, time.monotonic_ns(), time.time())
         is_sure = stall is None or followed.suspected is not None
         followed.suspected = stall
         if not is_sure:
@@ -142,11 +159,18 @@ class RoundFollower:
             self._publish(followed)
         elif stall is None:
             self._parts.state.set_stall(followed.number, None)
-        reason = fence_reason(self._parts.membership.lease(), stall)
-        if reason:
-            _logger.error("round %d: %s", followed.number, reason)
-            self._parts.state.set_fenced(followed.number, reason)
-            self._parts.orders.stop_round(followed.number, reason)
+
+    def _watch_the_lease(self, followed: _Followed, silence: StepSilence) -> None:
+        """Stop the workers when the job may have gone on without this host; two looks in a row must agree."""
+        limits = self._parts.fence_rule.deadlines(self._parts.orders.told_interval_s(followed.number))
+        step, reason = fence(limits, self._parts.membership.lease(), silence)
+        is_sure, followed.fence_step = step is followed.fence_step, step
+        if not is_sure or step is FenceStep.GO_ON or step in followed.fence_steps_taken:
+            return
+        followed.fence_steps_taken.add(step)
+        _logger.error("round %d: %s", followed.number, reason)
+        self._parts.state.set_fenced(followed.number, reason)
+        self._parts.orders.stop_round(followed.number, reason, is_saving=step is FenceStep.SAVE)
 
     def _publish(self, followed: _Followed) -> None:
         session = self._parts.membership.session
@@ -157,11 +181,10 @@ class RoundFollower:
             self._parts.publish(found)
 
     def _write_pages(self, followed: _Followed) -> None:
-        lease = self._parts.membership.lease()
-        # a lost lease is over since long ago: 0 would say that nobody holds one
-        valid_until_ns = 1 if lease.is_lost else time.monotonic_ns() + int(lease.valid_s * _NS)
+        valid_until_ns = time.monotonic_ns() - int(self._parts.membership.lease().gone_s * _NS)
         watches = followed.progress.watches
         paths = {rank: watch.path for rank, watch in watches.items() if watch.reader() is not None}
+        followed.pages.set_interval(self._parts.orders.told_interval_s(followed.number))
         followed.pages.set_recording(self._parts.orders.diag_settings() or self._parts.recording)
         followed.pages.write(paths, max(1, valid_until_ns), time.time())
 

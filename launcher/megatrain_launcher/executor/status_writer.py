@@ -34,7 +34,14 @@ def is_news(before: HostStatus | None, now: HostStatus) -> bool:
 
 def _without_routine(status: HostStatus) -> HostStatus:
     return replace(
-        status, min_step=None, max_step=None, last_step_unix_s=None, median_step_s=None, step_phase="", trouble=""
+        status,
+        min_step=None,
+        max_step=None,
+        last_step_unix_s=None,
+        median_step_s=None,
+        interval_s=None,
+        step_phase="",
+        trouble="",
     )
 
 

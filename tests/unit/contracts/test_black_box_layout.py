@@ -122,7 +122,7 @@ CONTROLS = st.builds(
     ControlPage,
     command_number=U64,
     command=U32,
-    argument=st.integers(-(2**63), 2**63 - 1),
+    interval_ns=st.integers(0, 2**64 - 1),
     span_mask=U64,
     sample_period=U32,
     lease_ok_until_ns=U64,

@@ -159,13 +159,13 @@ def test_a_follower_counts_what_it_came_too_late_for(write_box: WriteBox) -> Non
 
 def test_control_is_written_for_the_worker(write_box: WriteBox) -> None:
     path = write_box()
-    page = ControlPage(command_number=4, command=2, argument=-5, span_mask=6, sample_period=10, round=9)
+    page = ControlPage(command_number=4, command=2, interval_ns=5, span_mask=6, sample_period=10, round=9)
     write_control(path, page)
     with BlackBoxReader(path) as reader:
         found = reader.control()
         assert found is not None
         assert found.written_ns > 0
-        assert (found.command_number, found.argument, found.round) == (4, -5, 9)
+        assert (found.command_number, found.interval_ns, found.round) == (4, 5, 9)
 
 
 def test_a_control_page_whose_writer_died_is_said_and_healed_by_the_next(write_box: WriteBox) -> None:

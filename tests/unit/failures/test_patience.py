@@ -1,4 +1,4 @@
-"""Whether ranks still move, and when a host without lease must stop them: tables."""
+"""Whether ranks still move: tables."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ from dataclasses import replace
 import pytest
 
 from megatrain.contracts.black_box_values import Phase, Progress
-from megatrain.contracts.host_records import Stall
-from megatrain.failures.patience import LeaseView, Patience, fence_reason, find_stall
+from megatrain.failures.patience import Patience, find_stall
 
 S = 1_000_000_000
 PATIENCE = Patience(init_s=300, first_step_s=600, checkpoint_s=400, evaluation_s=500, floor_s=5, factor=10)
-STALL = Stall("step", 7, 6.0, 5.0, 1000.0, (0,))
 
 
 def progress(
@@ -73,22 +71,6 @@ def test_a_stall_names_all_ranks_beyond_their_limit_and_tells_of_the_longest() -
     stall = find_stall(ranks, PATIENCE, 10 * S, 0.0)
     assert stall is not None
     assert (stall.ranks, stall.silent_s) == ((4, 5), 9.0)
-
-
-@pytest.mark.parametrize(
-    ("lease", "stall", "is_fenced"),
-    [
-        (LeaseView(5.0, is_lost=False), STALL, False),  # the driver will deal with it
-        (LeaseView(-1.0, is_lost=False), None, False),  # steps are proof of life, whatever etcd does
-        (LeaseView(-1.0, is_lost=True), None, False),
-        (LeaseView(0.0, is_lost=False), STALL, True),
-        (LeaseView(5.0, is_lost=True), STALL, True),
-    ],
-)
-def test_a_host_stops_itself_only_without_lease_and_without_steps(
-    lease: LeaseView, stall: Stall | None, is_fenced: bool
-) -> None:
-    assert bool(fence_reason(lease, stall)) == is_fenced
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from megatrain.contracts.black_box_values import ControlPage, Identity, Phase
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.layout import Layout
 from megatrain.contracts.run_directory import black_box_path
-from megatrain.failures.patience import Patience
+from megatrain.failures.fence import FenceRule, FenceStep
 from megatrain.self_fence import SelfFence
 from megatrain.telemetry.recorder import Recorder, open_recorder
 from tests.helpers.processes import is_running
@@ -27,23 +27,28 @@ from tests.helpers.waiting import wait_until
 
 DEADLINE_S = 20.0
 ROUND = 3
-LONG_NS = 600 * 10**9
-NEVER = Patience(init_s=600, first_step_s=600, checkpoint_s=600, evaluation_s=600, floor_s=600, factor=10)
-AT_ONCE = Patience(init_s=0, first_step_s=0, checkpoint_s=600, evaluation_s=600, floor_s=0, factor=0)
-STANDS_STILL = "this host fenced itself: its lease was not renewed in time, and init has not moved for 0."
+S = 10**9
+RULE = FenceRule(lease_ttl_s=10, floor_s=5, join_timeout_s=600, save_grace_s=60)
+"""30 s before the first step, 5 s after a step, 475 s until it saves, 540 s in all."""
+NO_STEP = "no step of this round was completed (limit 30.0 s)"
+NOTHING = (FenceStep.GO_ON, "")
 
 # Opens its black box, tells the watchdog, which looks oftener than elsewhere, starts a child in its own group, and
 # stands still.
 WORKER = """
 import os, pathlib, subprocess, sys, time
 from megatrain import lifecycle
-from megatrain.failures.patience import Patience
-patience = Patience(init_s=0, first_step_s=0, checkpoint_s=0, evaluation_s=0, floor_s=0, factor=0)
+from megatrain.failures.fence import FenceRule
 lifecycle._LOOK_S = 0.1
-watchdog = lifecycle.start_watchdog(600, 5, patience)
+rule = FenceRule(lease_ttl_s=10, floor_s=5, join_timeout_s=600, save_grace_s=60)
+watchdog = lifecycle.start_watchdog(600, 5, rule)
+signals = lifecycle.StopSignals()
 watchdog.follow(pathlib.Path(sys.argv[1]))
 child = subprocess.Popen(["sleep", "600"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 print(watchdog.pid, child.pid, flush=True)
+while not signals.is_requested:
+    time.sleep(0.01)
+print(signals.name, flush=True)
 time.sleep(600)
 """
 
@@ -56,64 +61,68 @@ def box(tmp_path: Path) -> Iterator[tuple[Recorder, Path]]:
     recorder.close()
 
 
-def lease_until(path: Path, time_ns: int, round_number: int = ROUND) -> None:
-    write_control(path, ControlPage(lease_ok_until_ns=time_ns, round=round_number))
+def lease_gone(path: Path, seconds: float, round_number: int = ROUND, interval_s: float = 0.0) -> None:
+    """Say that the lease ended so long ago; below 0, that it is good for so long."""
+    until_ns = time.monotonic_ns() - int(seconds * S)
+    write_control(path, ControlPage(lease_ok_until_ns=until_ns, round=round_number, interval_ns=int(interval_s * S)))
 
 
-def looks(fence: SelfFence, count: int = 3) -> list[str]:
+def looks(fence: SelfFence, count: int = 3) -> list[tuple[FenceStep, str]]:
     return [fence.look() for _ in range(count)]
 
 
 def test_a_worker_without_an_executor_is_left_alone(box: tuple[Recorder, Path]) -> None:
-    assert looks(SelfFence(box[1], AT_ONCE)) == ["", "", ""]
+    assert looks(SelfFence(box[1], RULE)) == [NOTHING] * 3
 
 
-def test_a_worker_whose_host_holds_its_lease_is_left_alone(box: tuple[Recorder, Path]) -> None:
-    lease_until(box[1], time.monotonic_ns() + LONG_NS)
-    assert looks(SelfFence(box[1], AT_ONCE)) == ["", "", ""]
+@pytest.mark.parametrize("gone_s", [-600.0, 20.0])
+def test_a_worker_has_time_to_begin(box: tuple[Recorder, Path], gone_s: float) -> None:
+    lease_gone(box[1], gone_s)
+    assert looks(SelfFence(box[1], RULE)) == [NOTHING] * 3
 
 
-def test_a_worker_that_moves_is_left_alone_without_a_lease(box: tuple[Recorder, Path]) -> None:
-    lease_until(box[1], 1)
-    assert looks(SelfFence(box[1], NEVER)) == ["", "", ""]
+def test_a_worker_that_completes_no_step_without_a_lease_ends_at_the_second_look(box: tuple[Recorder, Path]) -> None:
+    lease_gone(box[1], 31.0)
+    first, (step, reason), _ = looks(SelfFence(box[1], RULE))
+    assert first == NOTHING
+    assert step is FenceStep.STOP
+    assert reason.endswith(NO_STEP)
 
 
-def test_a_worker_that_stands_still_without_a_lease_ends_at_the_second_look(box: tuple[Recorder, Path]) -> None:
-    lease_until(box[1], time.monotonic_ns())
-    first, second, _ = looks(SelfFence(box[1], AT_ONCE))
-    assert first == ""
-    assert second.startswith(STANDS_STILL)
-
-
-def test_a_worker_that_moved_between_two_looks_is_left_alone(box: tuple[Recorder, Path]) -> None:
+def test_a_worker_that_completes_steps_goes_on_until_it_must_save(box: tuple[Recorder, Path]) -> None:
     recorder, path = box
-    lease_until(path, 1)
-    fence = SelfFence(path, AT_ONCE)
-    assert fence.look() == ""
-    recorder.set_phase(Phase.CHECKPOINT)  # which has more patience
-    assert looks(fence) == ["", "", ""]
-    recorder.set_phase(Phase.INIT)
-    assert fence.look() == ""
-    assert fence.look().startswith(STANDS_STILL)
+    fence = SelfFence(path, RULE)
+    lease_gone(path, 400.0)
+    assert fence.look() == NOTHING
+    recorder.set_step(0)
+    recorder.complete_step()
+    assert looks(fence) == [NOTHING] * 3
+    lease_gone(path, 480.0)
+    assert [step for step, _ in looks(fence)] == [FenceStep.GO_ON, FenceStep.SAVE, FenceStep.SAVE]
+    lease_gone(path, 541.0)
+    assert [step for step, _ in looks(fence)] == [FenceStep.GO_ON, FenceStep.STOP, FenceStep.STOP]
+    # steps that take long have the time that all hosts were told of
+    lease_gone(path, 541.0, interval_s=600.0)
+    assert looks(fence) == [NOTHING] * 3
 
 
 @pytest.mark.parametrize(("round_number", "is_over"), [(ROUND - 1, False), (ROUND, False), (ROUND + 1, True)])
 def test_a_worker_of_an_older_round_ends_although_it_moves(
     box: tuple[Recorder, Path], round_number: int, is_over: bool
 ) -> None:
-    lease_until(box[1], time.monotonic_ns() + LONG_NS, round_number)
-    _, second, _ = looks(SelfFence(box[1], NEVER))
+    lease_gone(box[1], -600.0, round_number)
+    _, second, _ = looks(SelfFence(box[1], RULE))
     wanted = "this host fenced itself: it has come to round 4, and this worker is of round 3"
-    assert second == (wanted if is_over else "")
+    assert second == ((FenceStep.STOP, wanted) if is_over else NOTHING)
 
 
 def test_a_black_box_that_is_no_more_is_an_error_that_names_it(box: tuple[Recorder, Path]) -> None:
-    fence = SelfFence(box[1], AT_ONCE)
+    fence = SelfFence(box[1], RULE)
     os.truncate(box[1], 10)
     with pytest.raises(DataError, match=box[1].name):
         fence.look()
     with pytest.raises(DataError, match="no-box"):
-        SelfFence(box[1].with_name("no-box"), AT_ONCE)
+        SelfFence(box[1].with_name("no-box"), RULE)
 
 
 @pytest.fixture
@@ -144,20 +153,33 @@ def start() -> Iterator[Callable[[Path], tuple[subprocess.Popen[str], int, int]]
 def test_the_watchdog_ends_worker_and_group_when_the_executor_says_no_more(
     box: tuple[Recorder, Path], start: Callable[..., tuple[subprocess.Popen[str], int, int]]
 ) -> None:
-    lease_until(box[1], time.monotonic_ns())
+    lease_gone(box[1], 31.0)
     process, watchdog, child = start(box[1])
     _, errors = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == -signal.SIGKILL
-    told = f"megatrain: rank 5 (process {process.pid}) is ended by its watchdog: {STANDS_STILL.removesuffix('0.')}"
-    assert errors.startswith(told)
+    assert errors.startswith(f"megatrain: rank 5 (process {process.pid}) is ended by its watchdog: this host fenced ")
+    assert errors.endswith(f"{NO_STEP}\n")
     assert errors.count("\n") == 1
     wait_until(lambda: not (is_running(child) or is_running(watchdog)), "the end of the group", DEADLINE_S)
+
+
+def test_the_watchdog_asks_the_worker_to_save_when_it_trained_without_a_lease_for_long(
+    box: tuple[Recorder, Path], start: Callable[..., tuple[subprocess.Popen[str], int, int]]
+) -> None:
+    recorder, path = box
+    recorder.set_phase(Phase.STOPPING)  # where no step has to come
+    lease_gone(path, 480.0)
+    process, _, _ = start(path)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert process.stdout.readline() == "SIGTERM\n"
+    assert "is asked by its watchdog to save and stop: this host fenced itself" in process.stderr.readline()
 
 
 def test_the_watchdog_ends_nobody_else_where_the_group_is_not_the_workers_own(
     box: tuple[Recorder, Path], start: Callable[..., tuple[subprocess.Popen[str], int, int]]
 ) -> None:
-    lease_until(box[1], time.monotonic_ns())
+    lease_gone(box[1], 31.0)
     process, _, child = start(box[1], has_own_group=False)
     try:
         process.communicate(timeout=DEADLINE_S)
@@ -180,7 +202,7 @@ def test_a_watchdog_that_cannot_look_says_so_once_and_stays(
 def test_a_full_pipe_that_nobody_reads_does_not_save_the_worker(
     box: tuple[Recorder, Path], start: Callable[..., tuple[subprocess.Popen[str], int, int]]
 ) -> None:
-    lease_until(box[1], time.monotonic_ns())
+    lease_gone(box[1], 31.0)
     read_fd, write_fd = os.pipe()
     os.set_blocking(write_fd, False)
     with suppress(BlockingIOError):

@@ -157,7 +157,7 @@ def test_the_control_page_is_never_seen_half_written(boxed: Callable[..., Boxed]
         number = first
         while not stop.is_set():
             number += 2
-            write_control(box.path, ControlPage(command_number=number, argument=2 * number, round=3 * number))
+            write_control(box.path, ControlPage(command_number=number, interval_ns=2 * number, round=3 * number))
 
     # One writer is the rule; two of them may disturb each other but not the reader.
     threads = [threading.Thread(target=command, args=(first,)) for first in (1, 2)]
@@ -169,7 +169,7 @@ def test_the_control_page_is_never_seen_half_written(boxed: Callable[..., Boxed]
         while len(numbers) < 60:
             assert time.monotonic() < deadline
             page = box.recorder.read_control()
-            assert (page.argument, page.round) == (2 * page.command_number, 3 * page.command_number)
+            assert (page.interval_ns, page.round) == (2 * page.command_number, 3 * page.command_number)
             numbers.add(page.command_number)
             seen = read_black_box(box.path).control
             assert seen is None or seen.round == 3 * seen.command_number
