@@ -16,7 +16,7 @@ from megatrain.contracts.host_verdict import HostVerdict, OutcomeKind, VerdictOu
 from megatrain.contracts.incident import Incident, IncidentKind, IncidentState
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import decode, encode
-from megatrain.contracts.rounds import Halt, JobEnd, Round
+from megatrain.contracts.rounds import Halt, JobEnd, Round, RoundDeadlines
 from megatrain.coordination.watch import Change, ChangeKind, Changes, Snapshot
 from megatrain.coordination.wire import Compare, Delete, KeyValue, Operation, Put, Relation, Target, as_bytes
 from megatrain_launcher.driver.actions import Decision, Probe
@@ -107,7 +107,9 @@ class SimulatedHost:
     status_round: int = 0
     failures: tuple[RankFailure, ...] = ()
     stall: Stall | None = None
+    step_s: float = 0.1
     rounds: dict[int, Round] = field(default_factory=dict)
+    deadlines: dict[int, RoundDeadlines] = field(default_factory=dict)
     halts: dict[int, Halt] = field(default_factory=dict)
     end: JobEnd | None = None
 
@@ -176,6 +178,8 @@ class SimulatedHost:
                 self.rounds[int(number)] = decode(Round, change.item.value, key)
             case ("halts", number), ChangeKind.PUT:
                 self.halts[int(number)] = decode(Halt, change.item.value, key)
+            case ("deadlines", number), ChangeKind.PUT:
+                self.deadlines[int(number)] = decode(RoundDeadlines, change.item.value, key)
             case ("end",), ChangeKind.PUT:
                 self.end = decode(JobEnd, change.item.value, key)
 
@@ -230,8 +234,8 @@ class SimulatedHost:
         milestones = Milestones(now, now, now, now) if is_running else Milestones()
         status = HostStatus(
             self.name, self.session, self.phase, self.status_round, alive_ranks="1" if self.running else "",
-            min_step=self.step if is_running else None, resumed_step=0, median_step_s=0.1, milestones=milestones,
-            failures=self.failures, stall=self.stall, interval_s=0.1,
+            min_step=self.step if is_running else None, resumed_step=0, median_step_s=self.step_s,
+            milestones=milestones, failures=self.failures, stall=self.stall, interval_s=self.step_s if self.step else None,
         )  # fmt: skip
         self.etcd.put(KEYS.status(self.name), encode(status))
 
@@ -263,21 +267,29 @@ class SimulatedDriver:
         self.read_anew(now)
 
     def read_anew(self, now: float) -> None:
-        item = self.etcd.items.get(self.key)
-        if item is None or item.create_revision != self.token:
+        """Renew the mark, and only then read: nothing that was given up can be applied any more."""
+        if not self.etcd.txn(
+            (Compare.create_revision(self.key, self.token),), (Put(self.key, b"", is_lease_kept=True),)
+        ):
             return
-        self.mark = self.awaited = item.mod_revision
+        self.mark = self.awaited = self.etcd.revision
         self.place = len(self.etcd.log)
         self.state = fold(ClusterState(KEYS, self.name, now), self.etcd.snapshot(), now)
 
     def hear(self, count: int, now: float) -> None:
-        assert self.state is not None
+        if self.state is None:
+            return
         for changes in self.etcd.log[self.place : self.place + count]:
             self.state = fold(self.state, changes, now)
         self.place = min(self.place + count, len(self.etcd.log))
 
     def decide(self, now: float, *, is_answer_lost: bool = False) -> Decision | None:
-        """Decide and write, if everything of before was seen; a lost answer leaves the transaction under way."""
+        """Decide and write, if everything of before was seen; a lost answer leaves the transaction under way.
+
+        After that nothing is decided until the mark is renewed, at the next call.
+        """
+        if self.state is None:
+            self.read_anew(now)
         if self.state is None or self.state.revision < self.awaited:
             return None
         decision = decide(now, self.state, self.policy)
@@ -292,7 +304,7 @@ class SimulatedDriver:
         operations = (*writes.operations, Put(self.key, b"", is_lease_kept=True))
         if is_answer_lost:
             self.late.append((guards, operations))
-            self.read_anew(now)
+            self.state = None
         elif self.etcd.txn(guards, operations):
             self.mark = self.awaited = self.etcd.revision
         else:
@@ -302,7 +314,10 @@ class SimulatedDriver:
     def apply_late(self) -> bool:
         """Let etcd apply a transaction whose answer was lost long ago; return whether its conditions still held."""
         guards, operations = self.late.pop(0)
-        return self.etcd.txn(guards, operations)
+        is_given_up = self.state is not None
+        is_applied = self.etcd.txn(guards, operations)
+        assert not (is_applied and is_given_up), "a decision that was given up was applied"
+        return is_applied
 
 
 class SimulatedJob:

@@ -1,0 +1,156 @@
+"""The driver against hosts that are frozen, thawed, cut off or deaf, with steps of 0.1 to 600 s.
+
+What always holds (`TimedJob.check`): there are never two live rounds; when a round begins, no worker of an older one runs
+on a host that has not slept; no decision that was given up is applied; the job does not end while hosts are fit. At the
+end all faults are over, and the job must come back to training.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import hypothesis.strategies as st
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from megatrain_launcher.driver.policy import Policy
+from tests.helpers.simulated_job import KEYS, quiet
+from tests.helpers.timed_job import TimedHost, TimedJob
+
+NUM_HOSTS = 4
+POLICY = quiet(Policy(min_hosts=2, max_hosts=2, num_workers=1, feasible_counts=frozenset({2}), save_grace_s=20.0))
+HOSTS = st.integers(0, NUM_HOSTS - 1)
+RATES = st.sampled_from([0.996, 1.0, 1.004])
+NUM_SCHEDULES = int(os.environ.get("MEGATRAIN_FENCE_SCHEDULES", "60"))
+
+
+class Fencing(RuleBasedStateMachine):
+    """Each rule is one thing that can befall a job whose hosts otherwise obey the protocol."""
+
+    @initialize(
+        step_s=st.sampled_from([0.1, 1.0, 5.0, 60.0, 600.0]), one_host=st.booleans(), driver_rate=RATES,
+        rates=st.lists(RATES, min_size=NUM_HOSTS, max_size=NUM_HOSTS),
+        lags=st.lists(st.sampled_from([0.0, 0.9]), min_size=NUM_HOSTS, max_size=NUM_HOSTS),
+        reaction_s=st.sampled_from([0.1, 1.4]),
+    )  # fmt: skip
+    def begin(
+        self, step_s: float, one_host: bool, driver_rate: float, rates: list[float], lags: list[float],
+        reaction_s: float,
+    ) -> None:  # fmt: skip
+        sizes = {"min_hosts": 1, "max_hosts": 1, "feasible_counts": frozenset({1})} if one_host else {}
+        self.job = TimedJob(replace(POLICY, **sizes), NUM_HOSTS, step_s)  # type: ignore[arg-type]
+        self.step_s = step_s
+        self.job.driver_rate = driver_rate
+        for host, rate, lag in zip(self.job.timed(), rates, lags, strict=True):
+            host.clock_rate, host.lag, host.reaction_s = rate, lag, reaction_s
+            host.start(self.job.now)
+        self.job.go_on(4 * step_s + 10.0, 40)
+
+    def host(self, number: int) -> TimedHost:
+        return self.job.timed()[number]
+
+    def strike(self, host: TimedHost, has_contributed: bool) -> None:
+        """Say whether a host that is struck has given its part to the step under way."""
+        if has_contributed and host.running == self.job.stepping:
+            self.job.has_contributed.add(host.name)
+
+    @rule(seconds=st.sampled_from([0.1, 1.0, 4.0, 11.0]), steps=st.sampled_from([0.0, 0.5, 3.0]))
+    def time_passes(self, seconds: float, steps: float) -> None:
+        self.job.advance(seconds + steps * self.step_s)
+
+    @rule(ticks=st.sampled_from([1, 10, 60]), steps=st.sampled_from([0.0, 0.2, 1.0]))
+    def all_go_on(self, ticks: int, steps: float) -> None:
+        self.job.go_on(ticks * (0.3 + steps * self.step_s / 10), ticks)
+
+    @rule(host=HOSTS, count=st.sampled_from([1, 3, 1000]))
+    def host_hears(self, host: int, count: int) -> None:
+        self.host(host).hear(count)
+        self.host(host).act(self.job.now)
+
+    @rule(count=st.sampled_from([0, 1, 3, 1000]), is_answer_lost=st.sampled_from([False, False, True]))
+    def driver_decides(self, count: int, is_answer_lost: bool) -> None:
+        self.job.decide(count, is_answer_lost=is_answer_lost)
+
+    @precondition(lambda self: self.job.driver.late)
+    @rule()
+    def late_answer(self) -> None:
+        self.job.driver.apply_late()
+
+    @rule()
+    def driver_changes(self) -> None:
+        self.job.change_driver()
+
+    @rule(host=HOSTS, has_contributed=st.booleans())
+    def host_freezes(self, host: int, has_contributed: bool) -> None:
+        one = self.host(host)
+        self.strike(one, has_contributed)
+        one.is_frozen = one.has_slept = True
+
+    @rule(host=HOSTS)
+    def host_thaws(self, host: int) -> None:
+        self.host(host).is_frozen = False
+
+    @rule(host=HOSTS)
+    def host_is_cut_off(self, host: int) -> None:
+        self.host(host).is_connected = False
+
+    @rule(host=HOSTS)
+    def host_returns(self, host: int) -> None:
+        self.reconnect(self.host(host))
+
+    def reconnect(self, one: TimedHost) -> None:
+        one.is_connected, one.is_frozen = True, False
+        one.renew(self.job.now)
+        if one.is_up and not one.is_registered:
+            one.register(self.job.now)
+        one.tell(self.job.now)
+
+    @rule(host=HOSTS, is_deaf=st.booleans())
+    def host_hears_no_orders(self, host: int, is_deaf: bool) -> None:
+        self.host(host).is_deaf = is_deaf
+
+    @rule(host=HOSTS, has_contributed=st.booleans())
+    def executor_dies(self, host: int, has_contributed: bool) -> None:
+        self.strike(self.host(host), has_contributed)
+        self.host(host).kill()
+
+    @rule(host=HOSTS)
+    def executor_starts(self, host: int) -> None:
+        if not self.host(host).is_up:
+            self.host(host).is_frozen = False
+            self.host(host).start(self.job.now)
+
+    @rule(host=HOSTS, has_contributed=st.booleans())
+    def worker_dies(self, host: int, has_contributed: bool) -> None:
+        if not self.host(host).is_frozen:
+            self.strike(self.host(host), has_contributed)
+            self.host(host).fail(self.job.now, is_cascade=False)
+
+    @invariant()
+    def all_holds(self) -> None:
+        if hasattr(self, "job"):
+            self.job.check()
+
+    def teardown(self) -> None:
+        if not hasattr(self, "job") or KEYS.end in self.job.etcd.items:
+            return
+        for host in self.job.timed():
+            host.is_deaf = False
+            if not host.is_up:
+                host.is_frozen = False
+                host.start(self.job.now)
+            self.reconnect(host)
+        self.job.etcd.delete([key for key in self.job.etcd.items if key.startswith(KEYS.directory("cordons"))])
+        for _ in range(40):
+            self.job.go_on(30.0 + 2 * self.step_s, 20)
+            if self.job.is_training():
+                return
+        raise AssertionError(f"no training: {self.job.driver.decide(self.job.driver_now)}")
+
+
+Fencing.TestCase.settings = settings(
+    max_examples=NUM_SCHEDULES, derandomize=True, stateful_step_count=30, deadline=None,
+    suppress_health_check=list(HealthCheck), phases=(Phase.generate, Phase.shrink),
+)  # fmt: skip
+TestFencing = Fencing.TestCase
