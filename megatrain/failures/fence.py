@@ -36,6 +36,8 @@ CLOCK_RATE = 1.01
 """So much faster than another clock one may run."""
 REACTION_S = 1.5
 """From a deadline until the workers are gone: an executor looks every 0.1 s, a watchdog every 0.5 s, both twice."""
+_LAST_STEP_FACTOR = 2.0
+"""Of the interval: a host completes a step at most one step's time after the others."""
 _STEP_SLACK_S = 1.0
 
 
@@ -106,7 +108,7 @@ class FenceRule:
         if stuck_since is None:
             return end + REACTION_S
         # the step that was under way may yet be completed, and the silence is counted from then on
-        last_step_s = _FACTOR * seen_s + _STEP_SLACK_S
+        last_step_s = _LAST_STEP_FACTOR * seen_s + _STEP_SLACK_S
         silent = max(lease_gone_at, stuck_since + CLOCK_RATE * (last_step_s + limits.silent_s))
         if not has_stepped:
             silent = max(silent, lease_gone_at + CLOCK_RATE * limits.start_s)

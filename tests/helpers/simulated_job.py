@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cache
 
 from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.host_records import HostPhase, HostRecord, HostStatus, Milestones, RankFailure, Stall
@@ -235,7 +236,8 @@ class SimulatedHost:
         status = HostStatus(
             self.name, self.session, self.phase, self.status_round, alive_ranks="1" if self.running else "",
             min_step=self.step if is_running else None, resumed_step=0, median_step_s=self.step_s,
-            milestones=milestones, failures=self.failures, stall=self.stall, interval_s=self.step_s if self.step else None,
+            milestones=milestones, failures=self.failures, stall=self.stall,
+            interval_s=self.step_s if self.step else None,
         )  # fmt: skip
         self.etcd.put(KEYS.status(self.name), encode(status))
 
@@ -404,7 +406,7 @@ class SimulatedJob:
         for key, item in self.etcd.items.items():
             with suppress(CoordinationError):
                 if key.startswith(prefix):
-                    found[int(key.removeprefix(prefix))] = decode(Round, item.value, key)
+                    found[int(key.removeprefix(prefix))] = _round_of(item.value, key)
         return found
 
     def live_rounds(self) -> list[Round]:
@@ -480,6 +482,11 @@ class SimulatedJob:
         assert not set(names) & self.cordoned, "a cordoned host"
         older = [one for one in self.rounds().values() if one.number < round_.number]
         assert all(KEYS.halt(one.number) in self.etcd.items for one in older), "an older round was not halted"
+
+
+@cache
+def _round_of(value: bytes, key: str) -> Round:
+    return decode(Round, value, key)
 
 
 def quiet(policy: Policy) -> Policy:

@@ -1,8 +1,8 @@
-"""A simulated job in which time is real: leases end, steps take their time, hosts freeze, thaw, and obey their deadlines.
+"""A simulated job in which time is real: leases end, steps take their time, hosts freeze, thaw, obey their deadlines.
 
 Between two moments that a test chooses, everything happens in its order: what etcd, the workers and the executors do by
-themselves. Each host has a clock of its own rate. A host is *sleeping* while it is frozen, and until it has reacted after
-a thaw: what its processes do then no deadline can rule.
+themselves. Each host has a clock of its own rate. A host sleeps while it is frozen: no deadline rules what its
+processes do when they wake.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The driver against hosts that are frozen, thawed, cut off or deaf, with steps of 0.1 to 600 s.
 
-What always holds (`TimedJob.check`): there are never two live rounds; when a round begins, no worker of an older one runs
-on a host that has not slept; no decision that was given up is applied; the job does not end while hosts are fit. At the
-end all faults are over, and the job must come back to training.
+What always holds (`TimedJob.check`): there are never two live rounds; when a round begins, no worker of an older one
+runs on a host that has not slept; no decision that was given up is applied; the job does not end while hosts are fit.
+At the end all faults are over, and the job must come back to training.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 from dataclasses import replace
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -22,14 +23,15 @@ NUM_HOSTS = 4
 POLICY = quiet(Policy(min_hosts=2, max_hosts=2, num_workers=1, feasible_counts=frozenset({2}), save_grace_s=20.0))
 HOSTS = st.integers(0, NUM_HOSTS - 1)
 RATES = st.sampled_from([0.996, 1.0, 1.004])
-NUM_SCHEDULES = int(os.environ.get("MEGATRAIN_FENCE_SCHEDULES", "60"))
+STEPS_S = [0.1, 1.0, 5.0, 60.0, 600.0]
+NUM_SCHEDULES = int(os.environ.get("MEGATRAIN_FENCE_SCHEDULES", "30"))
 
 
 class Fencing(RuleBasedStateMachine):
     """Each rule is one thing that can befall a job whose hosts otherwise obey the protocol."""
 
     @initialize(
-        step_s=st.sampled_from([0.1, 1.0, 5.0, 60.0, 600.0]), one_host=st.booleans(), driver_rate=RATES,
+        step_s=st.sampled_from(STEPS_S), one_host=st.booleans(), driver_rate=RATES,
         rates=st.lists(RATES, min_size=NUM_HOSTS, max_size=NUM_HOSTS),
         lags=st.lists(st.sampled_from([0.0, 0.9]), min_size=NUM_HOSTS, max_size=NUM_HOSTS),
         reaction_s=st.sampled_from([0.1, 1.4]),
@@ -59,7 +61,7 @@ class Fencing(RuleBasedStateMachine):
     def time_passes(self, seconds: float, steps: float) -> None:
         self.job.advance(seconds + steps * self.step_s)
 
-    @rule(ticks=st.sampled_from([1, 10, 60]), steps=st.sampled_from([0.0, 0.2, 1.0]))
+    @rule(ticks=st.sampled_from([1, 10, 30]), steps=st.sampled_from([0.0, 0.2, 1.0]))
     def all_go_on(self, ticks: int, steps: float) -> None:
         self.job.go_on(ticks * (0.3 + steps * self.step_s / 10), ticks)
 
@@ -127,6 +129,24 @@ class Fencing(RuleBasedStateMachine):
             self.strike(self.host(host), has_contributed)
             self.host(host).fail(self.job.now, is_cascade=False)
 
+    @rule(
+        host=HOSTS,
+        is_cut_off=st.booleans(),
+        later_s=st.sampled_from([0.0, 9.0, 11.0]),
+        steps=st.sampled_from([0.0, 0.9, 4.0]),
+    )
+    def the_others_end_while_one_hears_nothing(
+        self, host: int, is_cut_off: bool, later_s: float, steps: float
+    ) -> None:  # fmt: skip
+        """Its round is halted at once, and a spare is there: only the deadlines of this host are waited for."""
+        one = self.host(host)
+        one.is_connected, one.is_deaf = not is_cut_off, not is_cut_off
+        self.job.advance(later_s + steps * self.step_s)
+        for other in self.job.timed():
+            if other is not one and not other.is_frozen:
+                other.fail(self.job.now, is_cascade=False)
+        self.job.go_on(6.0 + 3 * self.step_s, 12)
+
     @invariant()
     def all_holds(self) -> None:
         if hasattr(self, "job"):
@@ -154,3 +174,22 @@ Fencing.TestCase.settings = settings(
     suppress_health_check=list(HealthCheck), phases=(Phase.generate, Phase.shrink),
 )  # fmt: skip
 TestFencing = Fencing.TestCase
+
+
+@pytest.mark.parametrize(("step_s", "wait_s"), [(0.1, 9.0), (1.0, 11.0), (5.0, 33.0), (60.0, 355.0), (600.0, 3510.0)])
+def test_a_spare_waits_until_the_host_that_is_cut_off_has_stopped(step_s: float, wait_s: float) -> None:
+    """A worker on the other host dies when the lease has just ended: without the wait, two rounds would train."""
+    job = TimedJob(POLICY, NUM_HOSTS, step_s)
+    for host in job.timed():
+        host.start(job.now)
+    job.go_on(4 * step_s + 10.0, 40)
+    other, cut_off = (job.timed()[int(part.host.removeprefix("host-"))] for part in job.rounds()[1].hosts)
+    cut_off.is_connected = False
+    job.advance(POLICY.lease_ttl_s + 1.0)
+    assert cut_off.running == 1
+    other.fail(job.now, is_cascade=False)
+    began = job.now
+    while len(job.rounds()) == 1:
+        job.go_on(0.5, 1)
+    assert cut_off.running == 0
+    assert job.now - began <= wait_s
