@@ -12,6 +12,7 @@ one whose answer was lost, and which etcd applies late, changes nothing once the
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -39,6 +40,8 @@ from megatrain.coordination.wire import (
 _logger = logging.getLogger(__name__)
 _LOOK_S = 0.25
 """How often a waiting candidate looks whether it should stop; what it waits for wakes it at once."""
+_ASK_S = 1.0
+"""How often a waiting candidate asks whether the one before it is dead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +155,12 @@ class Election:
         *,
         timeout_s: float | None = None,
         is_cancelled: Callable[[], bool] = lambda: False,
+        is_dead: Callable[[KeyValue], bool] = lambda item: False,
     ) -> Leadership | None:
         """Wait until this candidate leads; return None when it was cancelled or out of time, its key withdrawn.
+
+        `is_dead` is asked about the key of the candidate before this one, every second. Said twice in a row that its
+        process is proven dead, this one ends its lease, with all its keys, rather than wait for the TTL.
 
         Raises: LeaseLostError or LeadershipLostError when the keeper's lease is lost meanwhile; CoordinationError when
         etcd is out of reach.
@@ -178,7 +185,7 @@ class Election:
                 return leadership
             (item,) = answer.items
             if item.lease_id:
-                self._wait_for_end(item.key, answer.revision + 1, keeper, must_stop)
+                self._wait_for_end(item, answer.revision + 1, keeper, must_stop, is_dead)
                 newest = token - 1
                 continue
             newest = item.create_revision - 1
@@ -205,13 +212,24 @@ class Election:
         return item.create_revision
 
     def _wait_for_end(
-        self, key: bytes, start_revision: int, keeper: LeaseKeeper, must_stop: Callable[[], bool]
+        self,
+        item: KeyValue,
+        start_revision: int,
+        keeper: LeaseKeeper,
+        must_stop: Callable[[], bool],
+        is_dead: Callable[[KeyValue], bool],
     ) -> None:
-        """Wait until `key` is gone, or its fate is to be looked up again."""
-        with Watch(self._client, KeyRange.key(key), start_revision=start_revision) as watch:
+        """Wait until the key of an item is gone, or its fate is to be looked up again."""
+        ask_at, was_dead = time.monotonic() + _ASK_S, False
+        with Watch(self._client, KeyRange.key(item.key), start_revision=start_revision) as watch:
             while watch.is_open and not must_stop():
                 if keeper.state is LeaseState.LOST:
-                    raise LeaseLostError(f"campaign {shown(self._prefix)}: {keeper.lost_because}", key=shown(key))
+                    raise LeaseLostError(f"campaign {shown(self._prefix)}: {keeper.lost_because}", key=shown(item.key))
+                if time.monotonic() >= ask_at:
+                    ask_at, was_dead, is_sure = time.monotonic() + _ASK_S, is_dead(item), was_dead
+                    if was_dead and is_sure:
+                        _logger.warning("candidate %s is proven dead: its lease is ended", shown(item.value))
+                        self._client.revoke_lease(item.lease_id)
                 match watch.next(_LOOK_S):
                     case Snapshot(items=items):
                         if not items:

@@ -16,16 +16,17 @@ from pathlib import Path
 
 from megatrain.contracts.driver_report import DriverReport
 from megatrain.contracts.errors import CoordinationError, CoordinationRefusedError
+from megatrain.contracts.host_records import HostRecord
 from megatrain.contracts.host_verdict import AuditEntry, VerdictOutcome
 from megatrain.contracts.job_keys import JobKeys
-from megatrain.contracts.record import encode
+from megatrain.contracts.record import decode, encode
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.election import Election, Leadership
 from megatrain.coordination.errors import LeadershipLostError, LeaseLostError, NoSpaceError, UnknownOutcomeError
 from megatrain.coordination.lease_keeper import LeaseKeeper, LeaseState
 from megatrain.coordination.maintenance import HistoryTrimmer, alarms
 from megatrain.coordination.watch import Snapshot, Watch, WatchEvent
-from megatrain.coordination.wire import Compare, KeyRange, Operation, Put
+from megatrain.coordination.wire import Compare, KeyRange, KeyValue, Operation, Put
 from megatrain_launcher.driver.actions import (
     AnswerRequest,
     Decision,
@@ -44,6 +45,7 @@ from megatrain_launcher.driver.policy import Policy
 from megatrain_launcher.driver.probe import Prober
 from megatrain_launcher.driver.state import ClusterState
 from megatrain_launcher.driver.writes import trims_of, writes_of
+from megatrain_launcher.executor.liveness import ask_session
 
 _logger = logging.getLogger(__name__)
 _TICK_S = 0.2
@@ -52,6 +54,7 @@ _ANSWER_TTL_S = 60
 _MAINTENANCE_S = 60.0
 _PAUSE_S = 0.5
 _REPORT_S = 1.0
+_PROBE_S = 1.0
 _MAX_EVENTS = 4096
 """Between two decisions."""
 
@@ -128,7 +131,10 @@ class Driver:
             stop.wait(_TICK_S)
             return
         leadership = Election(self._client, self._keys.election).campaign(
-            keeper, self._host, is_cancelled=lambda: stop.is_set() or keeper is not self._keeper()
+            keeper,
+            self._host,
+            is_cancelled=lambda: stop.is_set() or keeper is not self._keeper(),
+            is_dead=self._is_dead,
         )
         if leadership is None:
             return
@@ -151,6 +157,18 @@ class Driver:
                 # the lease lives on: without this nobody would drive the job
                 with suppress(CoordinationError):
                     leadership.resign()
+
+    def _is_dead(self, candidate: KeyValue) -> bool:
+        """Say whether the executor of a candidate is proven dead: nobody listens on its port any more."""
+        key = self._keys.host(candidate.value.decode(errors="replace"))
+        item = self._client.get(key)
+        if item is None or item.lease_id != candidate.lease_id:
+            return False
+        try:
+            record = decode(HostRecord, item.value, key)
+        except CoordinationError:  # damaged: nothing is proven
+            return False
+        return ask_session(record.address, record.liveness_port, _PROBE_S) == ""
 
     def _note(self, reason: str) -> None:
         self._reason = reason

@@ -19,6 +19,7 @@ from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import encode
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.lasting_thread import LastingThread
+from megatrain.coordination.own_keys import OwnKeys
 from megatrain_launcher.executor.membership import Membership
 
 _logger = logging.getLogger(__name__)
@@ -63,7 +64,7 @@ class StatusWriter:
         build: Callable[[], HostStatus],
         interval_s: float,
     ) -> None:
-        self._client = client
+        self._own = OwnKeys(client)
         self._keys = keys
         self._membership = membership
         self._build = build
@@ -132,9 +133,8 @@ class StatusWriter:
     def _write_pending(self) -> None:
         """Write what waits, each once. Raises: CoordinationError; what is not written waits on."""
         for number, evidence in self._pending_evidence():
-            self._client.put(
-                self._keys.evidence(number, evidence.host), encode(evidence), deadline_s=_WRITE_S
-            )  # fmt: skip
+            key = self._keys.evidence(number, evidence.host)
+            self._own.put(key, encode(evidence), deadline_s=_WRITE_S)
             with self._lock:
                 if self._evidence.get(number) is evidence:
                     del self._evidence[number]
@@ -142,7 +142,8 @@ class StatusWriter:
             check_id, report = self._reports[0]
             lease_id = self._membership.keeper.lease_id
             key = self._keys.check(check_id, report.host)
-            self._client.put(key, encode(report), lease_id=lease_id, deadline_s=_WRITE_S)
+            self._own.put(key, encode(report), lease_id=lease_id, deadline_s=_WRITE_S)
+            self._own.forget(key)
             with self._lock:
                 self._reports.pop(0)
 
@@ -160,6 +161,6 @@ class StatusWriter:
         left_s = 0.0 if written is None else written.at + self._interval_s - now
         if not is_due and left_s > 0:
             return left_s
-        self._client.put(self._keys.status(status.host), encode(status), lease_id=lease_id, deadline_s=_WRITE_S)
+        self._own.put(self._keys.status(status.host), encode(status), lease_id=lease_id, deadline_s=_WRITE_S)
         self._written = _Written(status, lease_id, now)
         return self._interval_s

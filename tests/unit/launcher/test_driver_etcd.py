@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import socket
 import threading
 from contextlib import ExitStack
 from dataclasses import replace
@@ -44,10 +45,12 @@ NOW = 1_700_000_000.0
 class Candidate:
     """A driver in a thread, with its own client and lease."""
 
-    def __init__(self, etcd: EtcdServers, name: str, incidents: Path, settings: EtcdSettings | None = None) -> None:
+    def __init__(
+        self, etcd: EtcdServers, name: str, incidents: Path, settings: EtcdSettings | None = None, ttl_s: int = TTL_S
+    ) -> None:
         self.name = name
         self.client = EtcdClient(settings or EtcdSettings.of(etcd.urls))
-        self.keeper = LeaseKeeper(self.client, ttl_s=TTL_S, period_s=0.5)
+        self.keeper = LeaseKeeper(self.client, ttl_s=ttl_s, period_s=0.5)
         self.driver = Driver(self.client, KEYS, lambda: self.keeper, name, POLICY, incidents_directory=incidents)
         self.stop = threading.Event()
         self.thread = threading.Thread(target=self.driver.run, args=(self.stop,))
@@ -145,6 +148,35 @@ def test_a_driver_dies_and_the_other_goes_on(etcd: EtcdServers, tmp_path: Path) 
         assert hosts.wait_for(JobEnd, KEYS.end).exit_code == 0
         assert hosts.wait_for(Answer, KEYS.answer("q")).is_done
         assert client.get(KEYS.request("q")) is None
+
+
+@pytest.mark.parametrize("is_dead", [True, False])
+def test_a_driver_whose_executor_refuses_connections_is_followed_before_its_lease_ends(
+    etcd: EtcdServers, tmp_path: Path, is_dead: bool
+) -> None:
+    """Both leases live for longer than the test. A port that is silent proves nothing."""
+    with ExitStack() as stack:
+        client = stack.enter_context(EtcdClient(EtcdSettings.of(etcd.urls)))
+        client.delete(KeyRange.prefix(KEYS.prefix))
+        port = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        first = Candidate(etcd, "first", tmp_path, ttl_s=60)
+        stack.callback(first.close)
+        wait_until(lambda: first.driver.is_leading, "the first driver", 5.0)
+        record = HostRecord("first", "s", 1, "127.0.0.1", 1, port.getsockname()[1], 1, "", "", "", NOW, is_fit=True)
+        client.put(KEYS.host("first"), encode(record), lease_id=first.keeper.lease_id)
+        second = Candidate(etcd, "second", tmp_path, ttl_s=60)
+        stack.callback(second.close)
+        lease_id = first.keeper.lease_id
+        first.die()
+        if is_dead:
+            port.close()
+            wait_until(lambda: second.driver.is_leading, "the second driver", 10.0)
+            assert client.get(KEYS.host("first")) is None
+        else:
+            for _ in range(3):  # so often it was asked
+                port.accept()[0].close()
+            assert not second.driver.is_leading
+            client.revoke_lease(lease_id)
 
 
 def test_a_halt_that_arrives_when_its_cause_is_gone_changes_nothing(etcd: EtcdServers, tmp_path: Path) -> None:
