@@ -1,0 +1,87 @@
+"""Hosts that stop running as a whole, and go on later: the job has gone on with a spare, and nothing they do matters.
+
+A frozen host keeps all that it held: its locks, its connections, what it was about to write.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from megatrain.contracts.host_records import HostPhase
+from megatrain.contracts.incident import IncidentKind, IncidentState
+from tests.helpers.recovery_checks import HOSTS, STEPS, Running, running_job
+from tests.helpers.train_process import descendants
+from tests.helpers.waiting import wait_until
+
+pytestmark = pytest.mark.timeout(300)
+
+SPARE = "host-2"
+TTL_S = 4
+SHORT_LEASE = {"recovery": {"lease_ttl_s": TTL_S, "lease_renew_s": 1.0}}
+DEADLINE_S = 90.0
+
+
+def processes_of(running: Running, host: str) -> list[int]:
+    """Return all processes of a host: its executor with its workers, and what has left its family, as writers do."""
+    executor = running.launched.executors[host].pid
+    writers = [
+        pid
+        for pid in running.launched.processes()
+        if any("megatrain-arena" in word and word.endswith(f".{host}") for word in _words(pid))
+    ]
+    return [executor, *descendants(executor), *writers]
+
+
+def _words(pid: int) -> list[str]:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    return []
+
+
+@pytest.mark.parametrize("place", ["first", "driver", "other"])
+def test_a_frozen_host_is_replaced_and_its_thaw_changes_nothing(
+    tmp_path: Path, place: str, undisturbed_losses: dict[int, float]
+) -> None:
+    with running_job(tmp_path, SHORT_LEASE, spare=SPARE) as running:
+        running.launched.wait_for_step(24, DEADLINE_S)
+        host = {
+            "first": running.view.rounds()[0].hosts[0].host,
+            "driver": running.view.driver(),
+            "other": running.other_than_driver(),
+        }[place]
+        frozen = processes_of(running, host)
+        struck = time.time()
+        for pid in frozen:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            wait_until(lambda: len(running.view.rounds()) == 2, "the round with the spare", DEADLINE_S)
+            assert host not in [part.host for part in running.view.rounds()[-1].hosts]
+            wait_until(
+                lambda: running.view.incidents()[0].state is not IncidentState.OPEN, "the recovery", DEADLINE_S
+            )  # fmt: skip
+        finally:
+            for pid in frozen:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
+
+        def is_spare() -> bool:
+            status = running.view.statuses().get(host)
+            return status is not None and status.phase is HostPhase.PARKED
+
+        wait_until(is_spare, "the thawed host as a spare", DEADLINE_S)
+        living = [one for one in (*HOSTS, SPARE) if running.launched.executors[one].poll() is None]
+        assert running.finish(living) == 0
+        (incident,) = running.view.incidents()
+        assert (incident.kind, incident.culprit_hosts) == (IncidentKind.HOST_LOST, (host,))
+        assert incident.state is IncidentState.RECOVERED
+        assert incident.moments.first_step is not None
+        print(f"{place}: next step after {incident.moments.first_step - struck:.1f} s")
+        assert running.launched.losses() == undisturbed_losses
+        assert len(undisturbed_losses) == STEPS
+        running.check_nothing_left()
