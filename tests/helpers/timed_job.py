@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from megatrain.contracts.host_records import HostPhase, Stall
 from megatrain.failures.fence import FenceStep, LeaseView, StepSilence, fence
 from megatrain_launcher.driver.policy import Policy
+from megatrain_launcher.executor.hearing import deaf_after_s
 from tests.helpers.simulated_job import KEYS, SimulatedHost, SimulatedJob
 
 _HANG_FACTOR = 10.0
@@ -60,7 +61,7 @@ class TimedHost(SimulatedHost):
         if self.can_write:
             self.promised_until = now + self.policy.lease_ttl_s / self.clock_rate
             if not self.is_deaf:
-                self.heard_until = self.promised_until
+                self.heard_until = now + deaf_after_s(self.policy.lease_ttl_s) / self.clock_rate
 
     def lease_over(self) -> float:
         return min(self.promised_until, self.heard_until)

@@ -36,6 +36,7 @@ from megatrain_launcher.driver.requests import asked_to_stop
 from megatrain_launcher.driver.responses import REQUEUE, STOP, Facts, Response, is_victim, respond
 from megatrain_launcher.driver.state import ClusterState
 from megatrain_launcher.driver.verdict_acts import released
+from megatrain_launcher.executor.hearing import deaf_after_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,7 @@ def _may_live_until(
     status = state.status_of(part, round_.number)
     if status is not None and status.phase is HostPhase.STOPPING:
         return since + timeout_s
-    return max(since + timeout_s, gone_by(state, policy, round_, part, since + policy.lease_ttl_s))
+    return max(since + timeout_s, gone_by(state, policy, round_, part, since + deaf_after_s(policy.lease_ttl_s)))
 
 
 def _waiting_words(now: float, round_: Round, stopping: Stopping) -> str:

@@ -18,12 +18,13 @@ from megatrain.contracts.diag_records import DiagSettings
 from megatrain.contracts.host_records import HangEvidence, Stall
 from megatrain.contracts.rounds import HostCommand
 from megatrain.coordination.lasting_thread import LastingThread
-from megatrain.failures.fence import FenceRule, FenceStep, StepSilence, fence, step_silence
+from megatrain.failures.fence import FenceRule, FenceStep, LeaseView, StepSilence, fence, step_silence
 from megatrain.failures.patience import Patience, find_stall
 from megatrain_launcher.executor.commands import CommandDesk, CommandKind
 from megatrain_launcher.executor.control_pages import ControlPages
 from megatrain_launcher.executor.crash_evidence import BoxPlaces
 from megatrain_launcher.executor.evidence import hang_evidence, is_running
+from megatrain_launcher.executor.hearing import deaf_after_s
 from megatrain_launcher.executor.host_state import HostState, Running
 from megatrain_launcher.executor.membership import Membership
 from megatrain_launcher.executor.orders import OrderBook
@@ -163,7 +164,7 @@ class RoundFollower:
     def _watch_the_lease(self, followed: _Followed, silence: StepSilence) -> None:
         """Stop the workers when the job may have gone on without this host; two looks in a row must agree."""
         limits = self._parts.fence_rule.deadlines(self._parts.orders.told_interval_s(followed.number))
-        step, reason = fence(limits, self._parts.membership.lease(), silence)
+        step, reason = fence(limits, self._lease(), silence)
         is_sure, followed.fence_step = step is followed.fence_step, step
         if not is_sure or step is FenceStep.GO_ON or step in followed.fence_steps_taken:
             return
@@ -171,6 +172,11 @@ class RoundFollower:
         _logger.error("round %d: %s", followed.number, reason)
         self._parts.state.set_fenced(followed.number, reason)
         self._parts.orders.stop_round(followed.number, reason, is_saving=step is FenceStep.SAVE)
+
+    def _lease(self) -> LeaseView:
+        """Return the lease as fencing sees it: worth nothing to a host that cannot hear that its round is over."""
+        deaf_s = self._parts.orders.unheard_s - deaf_after_s(self._parts.fence_rule.lease_ttl_s)
+        return LeaseView(max(self._parts.membership.lease().gone_s, deaf_s))
 
     def _publish(self, followed: _Followed) -> None:
         session = self._parts.membership.session
@@ -181,7 +187,7 @@ class RoundFollower:
             self._parts.publish(found)
 
     def _write_pages(self, followed: _Followed) -> None:
-        valid_until_ns = time.monotonic_ns() - int(self._parts.membership.lease().gone_s * _NS)
+        valid_until_ns = time.monotonic_ns() - int(self._lease().gone_s * _NS)
         watches = followed.progress.watches
         paths = {rank: watch.path for rank, watch in watches.items() if watch.reader() is not None}
         followed.pages.set_interval(self._parts.orders.told_interval_s(followed.number))
