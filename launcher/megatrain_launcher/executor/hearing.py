@@ -8,9 +8,10 @@ from megatrain.coordination.watch import WatchLimits
 def deaf_after_s(lease_ttl_s: float) -> float:
     """Return for how long orders may go unheard, in seconds.
 
-    As long as a host may be unheard itself, and no less than two times in which an idle watch proves that it hears.
+    Longer than an etcd that is away can be the reason: beyond the lease's life the lease says so, and once it is back a
+    watch hears again within twice the time after which an idle one proves itself.
     """
-    return max(lease_ttl_s, 2 * WatchLimits().silence_s)
+    return lease_ttl_s + 2 * WatchLimits().silence_s
 
 
 class Hearing:

@@ -13,7 +13,7 @@ from megatrain.contracts.record import encode
 from megatrain.contracts.rounds import Halt, JobEnd, Round, RoundHost
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.settings import EtcdSettings
-from megatrain.coordination.watch import Snapshot
+from megatrain.coordination.watch import Snapshot, WatchLimits
 from megatrain.coordination.wire import KeyRange
 from megatrain_launcher.driver.folding import fold_all
 from megatrain_launcher.driver.forming import Eligible, eligible
@@ -147,5 +147,11 @@ def test_time_unheard_counts_while_etcd_answers(looks: list[tuple[float, float, 
     assert reasons[-1] == (expected and f"its orders cannot be heard: {expected}")
 
 
-def test_bound_is_no_shorter_than_what_an_idle_watch_needs() -> None:
-    assert (deaf_after_s(2), deaf_after_s(10), deaf_after_s(60)) == (10.0, 10.0, 60)
+def test_an_etcd_that_was_away_for_just_less_than_a_lease_makes_nobody_unfit() -> None:
+    """The lease is held all the while. When etcd is back the watch is the last to hear of it."""
+    limits, ttl_s = WatchLimits(), 10.0
+    hearing = Hearing(deaf_after_s(ttl_s))
+    back_s = 100.0 + ttl_s
+    looks = [(now, now - (100.0 - limits.silence_s)) for now in (100.0, back_s, back_s + limits.silence_s)]
+    told = [hearing.look(now, unheard_s, "away", is_lease_held=True) for now, unheard_s in [(0.0, 0.0), *looks]]
+    assert told == ["", "", "", ""]
