@@ -7,11 +7,13 @@ of 4,096 bytes, for ten seconds, beside 128 others, the oldest of which goes whe
 
 from __future__ import annotations
 
+import errno
 import socket
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 
 from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.record import decode, encode
@@ -25,6 +27,7 @@ _BACKLOG = 1024
 MAX_STRANGERS = 128
 HANDSHAKE_S = 10.0
 _ACCEPT_S = 0.5
+_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _HEARTBEAT_S = 5.0
 """Hosts give a daemon up that says nothing for four times as long."""
 _SILENCE_S = 120.0
@@ -69,11 +72,15 @@ class EventServer:
     def _accept(self) -> None:
         while not self._closing.is_set():
             try:
-                self._begin(self._listening.accept()[0])
+                connected, _ = self._listening.accept()
             except TimeoutError:
                 pass
-            except OSError:  # it is gone again, or this process has too many files open
-                self._closing.wait(_ACCEPT_S)
+            except OSError as error:
+                if error.errno in _NO_ROOM:
+                    self._closing.wait(_ACCEPT_S)
+            else:
+                with suppress(OSError, RuntimeError):  # it is gone again, or there is no thread for it
+                    self._begin(connected)
             self._let_strangers_go(time.monotonic() - HANDSHAKE_S, MAX_STRANGERS)
 
     def _begin(self, connected: socket.socket) -> None:

@@ -49,7 +49,7 @@ def enter(connection: FrameSocket, name: SenderName, token: str) -> None:
     greeting = _Greeting(name.host, name.session, secrets.token_hex(_NONCE_BYTES))
     connection.send(FrameKind.HANDSHAKE, encode(greeting))
     challenge = _read(_Challenge, connection, "the daemon's challenge")
-    if not hmac.compare_digest(challenge.proof, _proof(token, "daemon", greeting, challenge.nonce)):
+    if not _is_same(challenge.proof, _proof(token, "daemon", greeting, challenge.nonce)):
         raise WireError("whoever listens there does not know the token of the job's daemon")
     connection.send(FrameKind.HANDSHAKE, encode(_Answer(_proof(token, "host", greeting, challenge.nonce))))
     _handshake(connection, "the daemon's welcome")
@@ -61,7 +61,7 @@ def admit(connection: FrameSocket, token: str) -> SenderName:
     nonce = secrets.token_hex(_NONCE_BYTES)
     connection.send(FrameKind.HANDSHAKE, encode(_Challenge(nonce, _proof(token, "daemon", greeting, nonce))))
     answer = _read(_Answer, connection, f"the proof of host {greeting.host!r}")
-    if not hmac.compare_digest(answer.proof, _proof(token, "host", greeting, nonce)):
+    if not _is_same(answer.proof, _proof(token, "host", greeting, nonce)):
         raise WireError(f"host {greeting.host!r} has another token than this daemon, which is in etcd, in its record")
     connection.send(FrameKind.HANDSHAKE)
     return SenderName(greeting.host, greeting.session)
@@ -72,12 +72,16 @@ def _proof(token: str, role: str, greeting: _Greeting, nonce: str) -> str:
     return hmac.digest(token.encode(), said.encode(), "sha256").hex()
 
 
+def _is_same(given: str, proof: str) -> bool:
+    return hmac.compare_digest(given.encode(), proof.encode())
+
+
 def _read(kind: type[Any], connection: FrameSocket, what: str) -> Any:
     """Return the next message of a handshake. Raises: WireError, OSError."""
     try:
         return decode(kind, _handshake(connection, what), what)
     except CoordinationError as error:
-        raise WireError(f"{what}: {error}") from error
+        raise WireError(str(error)) from error
 
 
 def _handshake(connection: FrameSocket, what: str) -> bytes:

@@ -263,6 +263,19 @@ def test_garbage_in_a_handshake_is_refused(tmp_path: Path, greeting: bytes) -> N
         assert collector.ledger.counters().refused_handshakes == 1
 
 
+@pytest.mark.parametrize("proof", [b"0" * 64, b"\xc3\xa9", b""])
+def test_a_proof_that_is_none_is_refused_whatever_its_letters(tmp_path: Path, proof: bytes) -> None:
+    greeting = b'{"schema_version":1,"host":"host-1","session":"s","nonce":"00"}'
+    with RunningCollector(tmp_path / "events") as collector:
+        with stranger(collector) as liar:
+            liar.send(FrameKind.HANDSHAKE, greeting)
+            liar.receive()
+            liar.send(FrameKind.HANDSHAKE, b'{"schema_version":1,"proof":"%b"}' % proof)
+            with pytest.raises(WireError, match="has another token than this daemon"):
+                liar.receive()
+        assert collector.ledger.counters().refused_handshakes == 1
+
+
 @pytest.mark.parametrize("kind", [FrameKind.BATCH, FrameKind.CLOCK, FrameKind.END, FrameKind.ACKNOWLEDGEMENT])
 def test_who_was_not_admitted_is_not_heard(tmp_path: Path, kind: FrameKind) -> None:
     with RunningCollector(tmp_path / "events") as collector:
