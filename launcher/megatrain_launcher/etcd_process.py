@@ -27,6 +27,7 @@ from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Any, Self
 
+from megatrain.commands.etcd_flags import without_password
 from megatrain.contracts.errors import ConfigError, CoordinationError, CoordinationRefusedError
 from megatrain.contracts.own_files import check_own_directory, open_own_file
 from megatrain.coordination.client import EtcdClient
@@ -206,7 +207,11 @@ class EtcdProcess:
             child.stop()
 
     def _start(self) -> None:
-        self._child = ChildProcess(self._words, log=self.log, directory=self._sockets)
+        # etcd would take options from there, and end where one is given here too
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("ETCD_")}
+        self._child = ChildProcess(
+            self._words, log=self.log, environment=without_password(environment), directory=self._sockets
+        )
 
     def _start_first(self) -> None:
         program = self._program or find_etcd()

@@ -237,6 +237,17 @@ def test_a_directory_that_somebody_else_may_have_filled_is_refused(
         pass
 
 
+def test_nothing_of_its_options_comes_from_the_environment(
+    place: Path, program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ETCD_NAME", "another")
+    monkeypatch.setenv("ETCD_LISTEN_METRICS_URLS", f"http://127.0.0.1:{free_ports(1)[0]}")
+    monkeypatch.setenv("MEGATRAIN_ETCD_PASSWORD", "of another")
+    with EtcdProcess(place, OWN, program=program) as etcd:
+        assert tcp_ports(etcd.pid or 0) == set()
+        assert b"of another" not in Path(f"/proc/{etcd.pid}/environ").read_bytes()
+
+
 def test_a_second_launch_in_the_same_directory_is_refused(place: Path, program: Path) -> None:
     with (
         EtcdProcess(place, OWN, program=program),

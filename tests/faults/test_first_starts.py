@@ -1,0 +1,33 @@
+"""The first start of an etcd that other hosts reach, again and again, beside somebody who wants to be root of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from megatrain.coordination.client import EtcdClient
+from megatrain_launcher.etcd_process import EtcdProcess
+from megatrain_launcher.launch.job_files import JobFiles
+from tests.helpers.etcd_server import etcd_program
+from tests.helpers.etcd_strangers import racing
+from tests.helpers.waiting import wait_until
+
+NUM_STARTS = 20
+SOON_S = 20.0
+
+
+def test_a_racer_loses_every_first_start(tmp_path: Path) -> None:
+    program = Path(etcd_program())
+    with racing() as racer:
+        for number in range(NUM_STARTS):
+            files = JobFiles(tmp_path / str(number))
+            tries = racer.num_tries
+            with (
+                EtcdProcess(
+                    files.directory, files.credentials(), address="127.0.0.1", tls=files.tls, program=program
+                ) as etcd,
+                EtcdClient(etcd.settings) as client,
+            ):
+                wait_until(lambda before=tries: racer.num_tries > before + 5, "the racer to try", SOON_S)
+                answer = client.gateway.call("/v3/auth/user/list", {}, dict, what="users")
+                assert sorted(answer["users"]) == ["megatrain", "root"]
+    assert racer.won == []

@@ -1,0 +1,108 @@
+"""Files of a directory that somebody else made: no link is followed, nothing is waited for, and no more is read."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from megatrain.contracts.bounded_files import open_below, read_below, read_bounded
+from tests.helpers.other_user import OTHER_USER
+
+OWNER = os.geteuid()
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    root = tmp_path / "run"
+    (root / "a" / "b").mkdir(parents=True)
+    (root / "a" / "b" / "file").write_bytes(b"content")
+    return root
+
+
+def test_a_file_is_read_up_to_its_bound(root: Path) -> None:
+    assert read_below(root, "a/b/file", 7) == b"content"
+    assert read_below(root, "a/b/file", 7, owner=OWNER) == b"content"
+    assert read_bounded(root / "a" / "b" / "file", 7) == b"content"
+    with pytest.raises(OSError, match="has more than 6 bytes"):
+        read_below(root, "a/b/file", 6)
+    with pytest.raises(FileNotFoundError) as caught:
+        read_below(root, "a/nothing", 7)
+    assert caught.value.filename == str(root / "a" / "nothing")
+
+
+def test_a_link_to_the_directory_that_was_named_is_its_readers_choice(root: Path) -> None:
+    (root.parent / "link").symlink_to(root)
+    assert read_below(root.parent / "link", "a/b/file", 7) == b"content"
+
+
+@pytest.mark.parametrize(
+    ("put", "problem"),
+    [
+        (lambda path: path.symlink_to("/etc/hostname"), "is a symbolic link, and none is followed"),
+        (lambda path: path.symlink_to("nowhere"), "is a symbolic link, and none is followed"),
+        (os.mkfifo, "is not a regular file"),
+        (lambda path: path.mkdir(), "is not a regular file"),
+        (lambda path: socket.socket(socket.AF_UNIX).bind(str(path)), "No such device or address"),
+        (lambda path: os.mknod(path, 0o20666, os.makedev(1, 5)), "is not a regular file"),  # /dev/zero
+    ],
+)
+def test_what_is_no_file_is_neither_followed_nor_waited_for(
+    root: Path, monkeypatch: pytest.MonkeyPatch, put: Callable[[Path], object], problem: str
+) -> None:
+    monkeypatch.chdir(root / "a")  # a socket's path is short
+    put(Path("thing"))
+    with pytest.raises(OSError, match=problem):
+        read_below(root, "a/thing", 1 << 20)
+
+
+def test_no_link_between_is_followed(root: Path) -> None:
+    (root / "link").symlink_to(root / "a")
+    with pytest.raises(OSError, match="link: is a symbolic link|is a symbolic link.*link'"):
+        read_below(root, "link/b/file", 7)
+    with pytest.raises(OSError, match="is a symbolic link"):
+        read_bounded(root / "link" / "file", 7)
+
+
+@pytest.mark.parametrize("name", ["../run/a/b/file", "a/../a/b/file", "./a/b/file", "a//b/file", "/a/b/file", ""])
+def test_names_stay_below(root: Path, name: str) -> None:
+    with pytest.raises(OSError, match="is not a name below it"):
+        read_below(root, name, 7)
+
+
+@pytest.mark.parametrize(("part", "mode"), [("a", 0o770), ("a/b", 0o707), ("a/b/file", 0o620)])
+def test_an_owner_alone_can_have_written_it(root: Path, part: str, mode: int) -> None:
+    (root / part).chmod(mode)
+    assert read_below(root, "a/b/file", 7) == b"content"
+    with pytest.raises(PermissionError, match=rf"can be written by others than user {OWNER} \(mode {mode:o}\)"):
+        read_below(root, "a/b/file", 7, owner=OWNER)
+
+
+@pytest.mark.parametrize("part", ["a", "a/b", "a/b/file"])
+def test_another_users_file_is_not_an_owners(root: Path, part: str) -> None:
+    if OWNER != 0:
+        pytest.skip("only root can give a file away")
+    os.chown(root / part, OTHER_USER, OTHER_USER)
+    with pytest.raises(PermissionError, match=f"belongs to user {OTHER_USER}, not to user {OWNER}"):
+        read_below(root, "a/b/file", 7, owner=OWNER)
+
+
+def test_a_secret_is_nobody_elses_to_read(root: Path) -> None:
+    secret = root / "a" / "b" / "file"
+    secret.chmod(0o600)
+    assert read_below(root, "a/b/file", 7, is_secret=True) == b"content"
+    secret.chmod(0o640)
+    with pytest.raises(PermissionError, match="has mode 640"):
+        read_below(root, "a/b/file", 7, is_secret=True)
+
+
+def test_what_was_looked_at_is_what_is_read(root: Path) -> None:
+    path = root / "a" / "b" / "file"
+    descriptor = open_below(root, "a/b/file", owner=OWNER)
+    path.unlink()
+    path.symlink_to("/etc/hostname")
+    with open(descriptor, "rb") as file:
+        assert file.read() == b"content"

@@ -1,0 +1,92 @@
+"""Verbs that are given a run directory which somebody else filled: they end, say what they leave out, and obey nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from megatrain.cli import main
+from megatrain.contracts.audit import AUDIT_NAME
+
+SECRET = "a line of a file that is its reader's own"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    (tmp_path / "secret").write_text(SECRET)
+    run = tmp_path / "run"
+    (run / "incidents").mkdir(parents=True)
+    return run
+
+
+def told(capfd: pytest.CaptureFixture[str], *words: object) -> str:
+    """Return all that a command line prints."""
+    main([str(word) for word in words])
+    captured = capfd.readouterr()
+    return captured.out + captured.err
+
+
+PUTS: list[tuple[Callable[[Path], object], str]] = [
+    (os.mkfifo, "is not a regular file"),
+    (lambda path: path.symlink_to(path.parents[2] / "secret"), "is a symbolic link"),
+    (lambda path: path.symlink_to("/dev/zero"), "is a symbolic link"),
+    (lambda path: (path.touch(), os.truncate(path, 1 << 40)), "has more than"),
+]
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(("put", "problem"), PUTS)
+def test_incidents_leaves_out_what_is_no_record(
+    run: Path, capfd: pytest.CaptureFixture[str], put: Callable[[Path], object], problem: str
+) -> None:
+    put(run / "incidents" / "1.json")
+    text = told(capfd, "incidents", "--job", run)
+    assert f"left out: {run}/incidents/1.json: cannot be read: {problem}" in text
+    assert SECRET not in text
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(("put", "problem"), PUTS)
+def test_verdicts_reads_no_audit_that_is_no_file(
+    run: Path, capfd: pytest.CaptureFixture[str], put: Callable[[Path], object], problem: str
+) -> None:
+    put(run / "incidents" / AUDIT_NAME)
+    text = told(capfd, "diag", "verdicts", "--job", run)
+    assert f"{AUDIT_NAME}: cannot be read: {problem}" in text
+    assert SECRET not in text
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(("put", "problem"), PUTS)
+def test_hang_leaves_out_evidence_that_is_no_file(
+    run: Path, capfd: pytest.CaptureFixture[str], put: Callable[[Path], object], problem: str
+) -> None:
+    place = run / "incidents" / "round-000001"
+    place.mkdir()
+    (run / "secret").symlink_to(run.parent / "secret")
+    put(place / "host.json")
+    text = told(capfd, "diag", "hang", run)
+    assert SECRET not in text
+    assert "Traceback" not in text
+
+
+def test_a_directory_of_incidents_that_is_elsewhere_is_not_read(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    elsewhere = run.parent / "elsewhere"
+    (run / "incidents").rename(elsewhere)
+    (elsewhere / "1.json").write_text("{}")
+    (run / "incidents").symlink_to(elsewhere)
+    assert f"{run}/incidents/1.json: cannot be read: is a symbolic link" in told(capfd, "incidents", "--job", run)
+
+
+@pytest.mark.parametrize("verb", ["incidents", "status"])
+def test_no_text_of_a_file_is_obeyed_by_the_terminal(run: Path, capfd: pytest.CaptureFixture[str], verb: str) -> None:
+    (run / "incidents" / "\x1b]0;title\x07.json").write_text('{"kind": "\\u001b[2J"}')
+    (run / "coordination").mkdir()
+    (run / "coordination" / "endpoint").write_text('{"endpoints": ["\x1b[2J"], "job": "\x1b[31m"}')
+    text = told(capfd, verb, "--job", run)
+    assert text
+    assert "\x1b" not in text
+    assert "\x07" not in text
