@@ -59,7 +59,7 @@ def open_own_file(path: Path, flags: int, owners: Collection[int] = ()) -> int:
     OSError.
     """
     try:
-        handle = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        handle = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise NotOwnError("is a symbolic link", path) from error

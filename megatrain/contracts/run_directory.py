@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from megatrain.contracts.bounded_files import open_below, read_below
 from megatrain.contracts.claims import CLAIMS_NAME
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.own_files import check_own_directory
@@ -27,6 +28,7 @@ from megatrain.contracts.run_hold import (
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]")
 _MAX_NAME_LENGTH = 48
+_MOST_LOCK_BYTES = 1 << 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +118,8 @@ class RunDirectory:
 
         Whether a process on another host is seen is up to the file system.
         """
-        path = self.root / LOCK_FILE
         try:
-            with path.open("rb") as file:
+            with open(open_below(self.root, LOCK_FILE), "rb") as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return self._last_holder() or UNKNOWN_HOLDER
@@ -132,7 +133,7 @@ class RunDirectory:
 
     def _last_holder(self) -> str:
         try:
-            return (self.root / LOCK_FILE).read_text(errors="replace").strip()
+            return read_below(self.root, LOCK_FILE, _MOST_LOCK_BYTES).decode(errors="replace").strip()
         except OSError:
             return ""
 

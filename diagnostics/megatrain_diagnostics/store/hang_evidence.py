@@ -13,7 +13,7 @@ from pathlib import Path
 
 from megatrain.contracts.black_box import BlackBox, read_black_box
 from megatrain.contracts.black_box_values import RecordFlag, State
-from megatrain.contracts.bounded_files import read_bounded
+from megatrain.contracts.bounded_files import read_below, read_bounded
 from megatrain.contracts.errors import CoordinationError, DataError
 from megatrain.contracts.host_records import HangEvidence, RankEvidence
 from megatrain.contracts.layout import Layout
@@ -141,7 +141,9 @@ def read_dumps(directory: Path) -> tuple[tuple[FlightDump, ...], tuple[str, ...]
         if match is None or not path.is_file():
             continue
         try:
-            dumps[int(match[1])] = parse_dump(read_bounded(path, _MOST_DUMP_BYTES), int(match[1]), str(path))
+            dumps[int(match[1])] = parse_dump(
+                read_below(directory, path.name, _MOST_DUMP_BYTES), int(match[1]), str(path)
+            )
         except OSError as error:
             problems.append(f"{path}: cannot be read ({error.strerror})")
         except DataError as error:

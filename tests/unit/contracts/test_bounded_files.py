@@ -47,7 +47,6 @@ def test_a_link_to_the_directory_that_was_named_is_its_readers_choice(root: Path
         (os.mkfifo, "is not a regular file"),
         (lambda path: path.mkdir(), "is not a regular file"),
         (lambda path: socket.socket(socket.AF_UNIX).bind(str(path)), "No such device or address"),
-        (lambda path: os.mknod(path, 0o20666, os.makedev(1, 5)), "is not a regular file"),  # /dev/zero
     ],
 )
 def test_what_is_no_file_is_neither_followed_nor_waited_for(
@@ -61,7 +60,7 @@ def test_what_is_no_file_is_neither_followed_nor_waited_for(
 
 def test_no_link_between_is_followed(root: Path) -> None:
     (root / "link").symlink_to(root / "a")
-    with pytest.raises(OSError, match="link: is a symbolic link|is a symbolic link.*link'"):
+    with pytest.raises(OSError, match=r"is a symbolic link.*run/link'"):
         read_below(root, "link/b/file", 7)
     with pytest.raises(OSError, match="is a symbolic link"):
         read_bounded(root / "link" / "file", 7)

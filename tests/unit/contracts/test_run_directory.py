@@ -28,6 +28,13 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
         RunDirectory(tmp_path / "file" / "run").create()
 
 
+@pytest.mark.timeout(10)
+def test_asking_who_trains_in_another_users_run_waits_for_nobody(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "lock")
+    assert RunDirectory(tmp_path).holder() is None
+    assert not RunDirectory(tmp_path).was_held_here()
+
+
 def test_black_box_names_are_readable_where_they_can_be() -> None:
     path = black_box_path(Path("/dev/shm"), "gpt-125m", "1a2b3c4d", "main", 3, 17)
     assert path == Path(

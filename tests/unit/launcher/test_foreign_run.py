@@ -1,4 +1,4 @@
-"""Verbs that are given a run directory which somebody else filled: they end, say what they leave out, and obey nothing."""
+"""Verbs that are given a run directory which somebody else filled: they end, say what is left out, and obey nothing."""
 
 from __future__ import annotations
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
+from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 from megatrain.commands.etcd_flags import PASSWORD_VARIABLE
 from megatrain.contracts.errors import ConfigError
 from megatrain.coordination.settings import Endpoint
 from megatrain_launcher.rendezvous import torchrun_handler
 from megatrain_launcher.rendezvous.address import own_address
+from megatrain_launcher.rendezvous.handler import create_handler
 from megatrain_launcher.rendezvous.settings import RendezvousSettings, read_settings
 
 SECRET = "battery staple"
@@ -53,6 +56,13 @@ def test_a_password_from_the_environment() -> None:
     settings = read({"user": "bob"}, "https://h1:1", environment={PASSWORD_VARIABLE: SECRET})
     assert settings.etcd.credentials is not None
     assert settings.etcd.credentials.password == SECRET
+
+
+def test_workers_do_not_inherit_the_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PASSWORD_VARIABLE, SECRET)
+    parameters = RendezvousParameters("megatrain", "https://h1:1", "job", 1, 1, user="bob")
+    create_handler(parameters)
+    assert PASSWORD_VARIABLE not in os.environ
 
 
 @pytest.mark.parametrize(
