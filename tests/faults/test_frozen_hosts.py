@@ -85,3 +85,33 @@ def test_a_frozen_host_is_replaced_and_its_thaw_changes_nothing(
         assert running.launched.losses() == undisturbed_losses
         assert len(undisturbed_losses) == STEPS
         running.check_nothing_left()
+
+
+@pytest.mark.parametrize("hosts", [HOSTS, HOSTS[:1]])
+def test_training_without_etcd_saves_and_stops_in_time_and_goes_on_when_etcd_is_back(
+    tmp_path: Path, hosts: tuple[str, ...], undisturbed_losses: dict[int, float]
+) -> None:
+    """Steps are completed all the time, by all hosts or by the only one: the limit is for how long no lease is held."""
+    short = {
+        "recovery": {"lease_ttl_s": TTL_S, "lease_renew_s": 1.0, "hang_floor_s": 1.0, "join_timeout_s": 12.0},
+        "runtime": {"save_grace_s": 3.0},
+    }
+    with running_job(tmp_path, short, hosts=hosts, nnodes="1:2", pace_s=0.5) as running:
+        running.launched.wait_for_step(4, DEADLINE_S)
+        (member,) = running.etcd.members
+        member.kill()
+        log = running.launched.log
+        wait_until(lambda: all("save and stop" in log(host) for host in hosts), "the limit", DEADLINE_S)
+        wait_until(lambda: not running.pids("mt-rank-0"), "the end of the workers", DEADLINE_S)
+        stopped_at = max(running.launched.losses())
+        assert 8 < stopped_at < STEPS - 5
+        assert all(running.launched.executors[host].poll() is None for host in hosts)
+        member.start()
+        running.etcd.wait_ready()
+        assert running.finish(hosts) == 0
+        # what was saved is where the next round began
+        (incident,) = running.view.incidents()
+        assert (incident.state, incident.steps_lost) == (IncidentState.RECOVERED, 0)
+        assert incident.resumed_step == stopped_at + 1
+        if hosts == HOSTS:
+            assert running.launched.losses() == undisturbed_losses

@@ -49,6 +49,7 @@ class Running:
     faults: FaultDirectory
     launched: LaunchedJob
     view: JobView
+    etcd: EtcdServers
 
     def finish(self, hosts: Sequence[str] = HOSTS) -> int:
         """Wait for the end of the job and return its exit code."""
@@ -145,4 +146,4 @@ def running_job(
         if spare:
             launched.start(spare)
             wait_until(lambda: spare in view.statuses(), "the spare", TRAINED_S)
-        yield Running(job, faults, launched, view)
+        yield Running(job, faults, launched, view, etcd)
