@@ -174,6 +174,7 @@ def _judge(
         accused=_accused(state, round_, incident, {host_of[one.rank] for one in failures if one.rank in host_of}),
         accused_ranks=incident.culprit_ranks,
         last_step=incident.last_step,
+        told=next((f"{one.host}: {one.last_error}" for one in statuses_in(state, round_) if one.last_error), ""),
         fit=frozenset(host for host, record in fit.items() if record.session not in stopping.fenced),
     )
     response = respond(facts, history_of(state, incident), policy, now)

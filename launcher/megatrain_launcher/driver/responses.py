@@ -53,6 +53,8 @@ class Facts:
     """Hosts that victims lost the connection to, or that a hang's evidence points at."""
     accused_ranks: tuple[int, ...] = ()
     last_step: int | None = None
+    told: str = ""
+    """Why a host stopped its workers by itself, in its words."""
     fit: frozenset[str] = frozenset()
     """Hosts that may take part in the next round, as far as nothing of this answer keeps them out."""
 
@@ -116,7 +118,7 @@ def _by_cause(facts: Facts, history: Sequence[Incident], policy: Policy, now: fl
         first = min(facts.failures, key=lambda failure: (failure.at_unix_s, failure.rank))
         reason = f"{_end_of(first, facts)}, a victim; whose, no log says"
         return Response(RESTART, reason, label=first.label, is_paired=True)
-    return Response(RESTART, f"workers of round {facts.round} were stopped, and nobody said why")
+    return Response(RESTART, facts.told or f"workers of round {facts.round} were stopped, and nobody said why")
 
 
 def _for_hang(facts: Facts, history: Sequence[Incident], policy: Policy, now: float) -> Response:

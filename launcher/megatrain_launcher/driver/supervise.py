@@ -59,16 +59,16 @@ def _is_of_older_launch(state: ClusterState, round_: Round) -> bool:
 def _broken(now: float, state: ClusterState, round_: Round) -> Decision | None:
     """Halt a round of which a host says that it does not train any more."""
     failures = failures_of(state, round_)
-    idle = [
-        status.host
+    idle = {
+        status.host: status.last_error or "its workers are gone"
         for status in statuses_in(state, round_)
         if status.phase in _BROKEN_PHASES
         or (status.phase is HostPhase.DONE and (status.exit_code or 0) not in _GOOD_ENDS)
-    ]
+    }
     if not failures and not idle:
         return None
     evidence = tuple(f"rank {one.rank} ended with {one.exit_code} {one.label}".rstrip() for one in failures[:8])
-    evidence = evidence or tuple(f"{host} says that its workers are gone" for host in idle[:8])
+    evidence = evidence or tuple(f"{host} says: {words}" for host, words in idle.items())[:8]
     began = failures[0].at_unix_s if failures else now
     incident = broken_incident(now, state, round_, IncidentKind.FAILURE, began, evidence, failures=failures)
     decision = break_round(now, round_, incident)
