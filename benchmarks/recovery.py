@@ -42,7 +42,7 @@ FAULTS = (
     Fault("SIGSTOP of a rank", "stop", detected_within_s=6.0, next_step_within_s=12.0),
     Fault("C call that holds the interpreter lock", "interpreter-lock", detected_within_s=6.0, next_step_within_s=12.0),
     Fault("kill -9 of an executor", next_step_within_s=8.0),
-    Fault("kill -9 of the driver's executor", is_driver=True, detected_within_s=12.0, next_step_within_s=25.0),
+    Fault("kill -9 of the driver's executor", is_driver=True, detected_within_s=5.0, next_step_within_s=6.0),
 )
 
 

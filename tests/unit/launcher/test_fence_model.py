@@ -7,7 +7,6 @@ At the end all faults are over, and the job must come back to training.
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 
 import hypothesis.strategies as st
@@ -24,7 +23,8 @@ POLICY = quiet(Policy(min_hosts=2, max_hosts=2, num_workers=1, feasible_counts=f
 HOSTS = st.integers(0, NUM_HOSTS - 1)
 RATES = st.sampled_from([0.996, 1.0, 1.004])
 STEPS_S = [0.1, 1.0, 5.0, 60.0, 600.0]
-NUM_SCHEDULES = int(os.environ.get("MEGATRAIN_FENCE_SCHEDULES", "30"))
+NUM_SCHEDULES = 30
+"""tests/faults/test_fence_schedules.py tries many more."""
 
 
 class Fencing(RuleBasedStateMachine):
