@@ -112,6 +112,6 @@ def test_training_without_etcd_saves_and_stops_in_time_and_goes_on_when_etcd_is_
         # what was saved is where the next round began
         (incident,) = running.view.incidents()
         assert (incident.state, incident.steps_lost) == (IncidentState.RECOVERED, 0)
-        assert incident.resumed_step == stopped_at + 1
+        assert incident.resumed_step == stopped_at
         if hosts == HOSTS:
             assert running.launched.losses() == undisturbed_losses

@@ -268,6 +268,12 @@ class TimedJob(SimulatedJob):
         for host in self.timed():
             if 0 < host.running < newest:
                 assert host.has_slept, f"{host.name} runs round {host.running} although {newest} has begun"
-        if KEYS.end in self.etcd.items:
-            fit = [host for host in self.timed() if host.can_write and host.is_registered and not host.running]
-            assert len(fit) < self.policy.min_hosts, "the job was ended while hosts were fit"
+        if KEYS.end in self.etcd.items and self.driver.state is not None:
+            known = self.driver.state.hosts
+            fit = [
+                host.name
+                for host in self.timed()
+                if host.can_write and not host.is_deaf and not host.running
+                and host.name in known and known[host.name].session == host.session
+            ]  # fmt: skip
+            assert len(fit) < self.policy.min_hosts, f"the job was ended while {fit} were fit"
