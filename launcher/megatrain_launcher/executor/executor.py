@@ -32,7 +32,7 @@ from megatrain_launcher.executor.caretaker import Caretaker, CaretakerParts
 from megatrain_launcher.executor.check_desk import CheckDesk, DeskParts, HealthChecks
 from megatrain_launcher.executor.crash_evidence import BoxPlaces, CrashEvidence
 from megatrain_launcher.executor.driver_thread import DriverThread, RunDriver, driver_of
-from megatrain_launcher.executor.hearing import Hearing, deaf_after_s
+from megatrain_launcher.executor.hearing import Hearing, unfit_after_s
 from megatrain_launcher.executor.host_checks import HostChecks
 from megatrain_launcher.executor.host_program import start_host_programs
 from megatrain_launcher.executor.host_state import HostState
@@ -201,7 +201,7 @@ def _take_part(
                 membership=membership,
                 liveness=local.liveness,
                 state=local.state,
-                hearing=Hearing(deaf_after_s(settings.config.recovery.lease_ttl_s)),
+                hearing=Hearing(unfit_after_s(settings.config.recovery.lease_ttl_s)),
                 on_stop=rounds.wake,
             )
         )

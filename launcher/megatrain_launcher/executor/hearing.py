@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from megatrain.coordination.watch import WatchLimits
 
+_PROOFS_S = 2 * WatchLimits().silence_s
+"""An idle watch proves within half of this that it hears; after an outage it hears again within the whole."""
+
 
 def deaf_after_s(lease_ttl_s: float) -> float:
-    """Return for how long orders may go unheard, in seconds.
+    """Return after how many seconds of unheard orders a host counts as one without a lease."""
+    return max(lease_ttl_s, _PROOFS_S)
 
-    Longer than an etcd that is away can be the reason: beyond the lease's life the lease says so, and once it is back a
-    watch hears again within twice the time after which an idle one proves itself.
+
+def unfit_after_s(lease_ttl_s: float) -> float:
+    """Return after how many seconds of unheard orders a host with a lease says that it is not fit.
+
+    Longer than an etcd that is away can be the reason: beyond the lease's life the lease says so.
     """
-    return lease_ttl_s + 2 * WatchLimits().silence_s
+    return deaf_after_s(lease_ttl_s) + _PROOFS_S
 
 
 class Hearing:

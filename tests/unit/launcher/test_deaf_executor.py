@@ -20,7 +20,7 @@ from megatrain_launcher.driver.forming import Eligible, eligible
 from megatrain_launcher.driver.policy import Policy
 from megatrain_launcher.driver.state import ClusterState
 from megatrain_launcher.executor.caretaker import Caretaker, CaretakerParts
-from megatrain_launcher.executor.hearing import Hearing, deaf_after_s
+from megatrain_launcher.executor.hearing import Hearing, unfit_after_s
 from megatrain_launcher.executor.host_state import HostState
 from megatrain_launcher.executor.liveness import LivenessPort
 from megatrain_launcher.executor.membership import Judge, LeaseTimes, Membership
@@ -150,7 +150,7 @@ def test_time_unheard_counts_while_etcd_answers(looks: list[tuple[float, float, 
 def test_an_etcd_that_was_away_for_just_less_than_a_lease_makes_nobody_unfit() -> None:
     """The lease is held all the while. When etcd is back the watch is the last to hear of it."""
     limits, ttl_s = WatchLimits(), 10.0
-    hearing = Hearing(deaf_after_s(ttl_s))
+    hearing = Hearing(unfit_after_s(ttl_s))
     back_s = 100.0 + ttl_s
     looks = [(now, now - (100.0 - limits.silence_s)) for now in (100.0, back_s, back_s + limits.silence_s)]
     told = [hearing.look(now, unheard_s, "away", is_lease_held=True) for now, unheard_s in [(0.0, 0.0), *looks]]
