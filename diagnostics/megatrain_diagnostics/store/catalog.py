@@ -21,8 +21,8 @@ from megatrain_diagnostics.store.segments import (
     DAMAGED_SUFFIX,
     SUFFIX,
     Segment,
+    fault_in_pages,
     fault_in_rows,
-    fault_in_texts,
     is_intact,
     not_superseded,
     parse_name,
@@ -155,7 +155,7 @@ def _fault(segment: Segment) -> str:
     try:
         if parse_name(segment.path.name) is None:
             return fault_in_rows(segment)
-        return fault_in_texts(segment) if is_intact(segment.path) else "its bytes are not those that were written"
+        return fault_in_pages(segment) if is_intact(segment.path) else "its bytes are not those that were written"
     except FileNotFoundError:
         raise
     except OSError as error:

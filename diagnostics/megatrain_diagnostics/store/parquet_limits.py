@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from megatrain.contracts.errors import DataError
+from megatrain_diagnostics.store.parquet_pages import unpacked_bytes
 
 MOST_FOOTER_BYTES = 16 << 20
 """A footer takes ten times as much when it is taken apart."""
@@ -51,14 +52,19 @@ def opened_parquet(path: Path, texts: Sequence[str] = ()) -> pq.ParquetFile:
     return opened
 
 
-def check_texts(path: Path, texts: Sequence[str]) -> None:
-    """See that the rows of a file, with the texts that they share, are no more than a file may hold.
+def check_pages(path: Path, texts: Sequence[str]) -> None:
+    """See that the pages of a file, and its rows with the texts that they share, are no more than a file may hold.
 
     Raises: DataError; what reading a file raises.
     """
-    if not texts:
-        return
     with opened_parquet(path, texts) as file:
+        with path.open("rb") as raw:
+            num_bytes = 0
+            for page_bytes in unpacked_bytes(raw, file.metadata):
+                num_bytes += page_bytes
+                _check_plain(path, num_bytes)
+        if not texts:
+            return
         num_bytes = plain_bytes(file.schema_arrow, file.metadata.num_rows)
         for batch in file.iter_batches(_BATCH_ROWS, columns=list(texts)):
             num_bytes += sum(map(_text_bytes, batch.columns))

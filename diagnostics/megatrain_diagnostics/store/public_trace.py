@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from megatrain.contracts.errors import DataError
 from megatrain_diagnostics.analysis.whatif.operations import PUBLIC_NAMES, Floats, Ints, JobShape, OperationTable
-from megatrain_diagnostics.store.parquet_limits import opened_parquet
+from megatrain_diagnostics.store.parquet_limits import check_pages, opened_parquet
 
 _INTEGERS = {
     "dp_rank": "dp_rank", "stage": "stage", "rank": "rank", "step": "step", "seq_id": "sequence", "mc": "chunk",
@@ -34,6 +34,7 @@ def read_trace(path: Path) -> OperationTable:
     """Return the operations of a trace file. Raises: DataError naming what is wrong with it."""
     wanted = ["optype", *_INTEGERS, *_TIMES]
     try:
+        check_pages(path, ())
         with opened_parquet(path, ("optype",)) as file:
             missing = [name for name in wanted if name not in file.schema_arrow.names]
             if missing:

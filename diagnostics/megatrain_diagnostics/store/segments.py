@@ -30,7 +30,7 @@ from megatrain_diagnostics.columns.schema import (
     time_column,
 )
 from megatrain_diagnostics.events.tables import StepTotals, Table, columns_of
-from megatrain_diagnostics.store.parquet_limits import check_texts, opened_parquet
+from megatrain_diagnostics.store.parquet_limits import check_pages, opened_parquet
 
 SUFFIX = ".parquet"
 DAMAGED_SUFFIX = ".parquet.damaged"
@@ -207,13 +207,13 @@ def is_intact(path: Path) -> bool:
     return crc == name.crc
 
 
-def fault_in_texts(segment: Segment) -> str:
-    """Return why the rows of a segment would take too much memory for their texts; "" where they would not.
+def fault_in_pages(segment: Segment) -> str:
+    """Return why a segment would take too much memory, by its pages' heads and its texts; "" where it would not.
 
     Raises: FileNotFoundError.
     """
     try:
-        check_texts(segment.path, texts_of(segment.kind))
+        check_pages(segment.path, texts_of(segment.kind))
     except FileNotFoundError:
         raise
     except DataError as error:
@@ -228,7 +228,7 @@ def fault_in_rows(segment: Segment) -> str:
 
     Raises: FileNotFoundError.
     """
-    if fault := fault_in_texts(segment):
+    if fault := fault_in_pages(segment):
         return fault
     try:
         with opened_parquet(segment.path, texts_of(segment.kind)) as file:

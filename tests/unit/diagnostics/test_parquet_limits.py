@@ -16,6 +16,7 @@ from megatrain.contracts.errors import DataError
 from megatrain_diagnostics.columns.schema import stored_schema
 from megatrain_diagnostics.events.tables import LogLines, Spans, Table, num_rows
 from megatrain_diagnostics.store import parquet_limits
+from megatrain_diagnostics.store.parquet_pages import unpacked_bytes
 from megatrain_diagnostics.store.public_trace import read_trace
 from megatrain_diagnostics.store.reader import StoredEvents
 from megatrain_diagnostics.store.segments import SegmentName
@@ -112,6 +113,46 @@ def test_a_footer_as_long_as_a_large_file_is_not_begun(tmp_path: Path) -> None:
     stored = StoredEvents(tmp_path / "events")
     assert num_rows(stored.read(LogLines)) == 0
     assert f"a footer of {footer} bytes; at most {16 << 20} are read; it was set aside" in stored.problems()[0]
+
+
+def lying_page(path: Path) -> None:
+    """Have the head of the first page say that it unpacks to 2 GB, in place of what the footer says."""
+    content = bytearray(path.read_bytes())
+    place = pq.read_metadata(path).row_group(0).column(0).data_page_offset
+    # field 1 (type 0), then field 2 as a zigzag varint: overwrite both lengths and what follows with a head of our own
+    head = bytes([0x15, 0x00, 0x15, 0xFE, 0xFF, 0xFF, 0xFF, 0x0F, 0x15, 0x20, 0x00])
+    content[place : place + len(head)] = head
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("is_trace", [False, True])
+def test_a_page_that_says_more_than_the_footer_is_not_unpacked(tmp_path: Path, is_trace: bool) -> None:
+    said = "its rows unpack to 2048 MiB or more; at most 512 MiB are read"
+    if is_trace:
+        path = tmp_path / "trace.parquet"
+        write_trace_of(path, 1000)
+        lying_page(path)
+        with pytest.raises(DataError, match=said):
+            read_trace(path)
+        return
+    path = write_bomb(tmp_path / "events", Spans, 1)
+    lying_page(path)
+    stored = StoredEvents(tmp_path / "events")
+    assert num_rows(stored.read(Spans)) == 0
+    assert said in stored.problems()[0]
+
+
+def test_heads_of_pages_agree_with_footers(tmp_path: Path) -> None:
+    path = write_bomb(tmp_path / "events", LogLines, 2)
+    metadata = pq.read_metadata(path)
+    told = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
+    with path.open("rb") as file:
+        assert 0 < sum(unpacked_bytes(file, metadata)) <= told, "footers count heads, too"
+    plain = pa.table([np.arange(10_000)], schema=pa.schema([pa.field("a", pa.int64(), nullable=False)]))
+    pq.write_table(plain, tmp_path / "plain.parquet", use_dictionary=False, data_page_size=8192)
+    with (tmp_path / "plain.parquet").open("rb") as file:
+        pages = list(unpacked_bytes(file, pq.read_metadata(tmp_path / "plain.parquet")))
+    assert (sum(pages), len(pages) > 1) == (8 * 10_000, True)
 
 
 def write_trace_of(path: Path, count: int) -> None:

@@ -1,0 +1,102 @@
+"""To how much the pages of a Parquet file unpack, as their own heads say: a footer may say less.
+
+Whoever reads a page makes room for what its head says, up to 2 GB, before a byte of it is unpacked. A head is a struct
+in Thrift's compact protocol (PageHeader of parquet.thrift): field 2 is the length when unpacked, field 3 the length in
+the file. Nothing else in it matters here, and is passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import BinaryIO
+
+import pyarrow.parquet as pq
+
+_MOST_PAGES = 200_000
+_HEAD_BYTES = 1 << 16
+"""Statistics in a head have some kilobytes at most."""
+_MOST_DEPTH = 8
+_UNPACKED, _PACKED = 2, 3
+_STOP, _TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY = range(9)
+_STRUCT = 12
+_LENGTHS = {_TRUE: 0, _FALSE: 0, _BYTE: 1, _DOUBLE: 8}
+
+
+def unpacked_bytes(file: BinaryIO, metadata: pq.FileMetaData) -> Iterator[int]:
+    """Yield how much each page of a file unpacks to. Raises: ValueError for heads that make no sense; OSError."""
+    num_pages = 0
+    for group in map(metadata.row_group, range(metadata.num_row_groups)):
+        for chunk in map(group.column, range(group.num_columns)):
+            place = min(filter(None, (chunk.dictionary_page_offset, chunk.data_page_offset)), default=0)
+            end = place + chunk.total_compressed_size
+            while place < end:
+                num_pages += 1
+                if num_pages > _MOST_PAGES:
+                    raise ValueError(f"more than {_MOST_PAGES} pages")
+                file.seek(place)
+                head = _Head(file.read(_HEAD_BYTES))
+                yield head.unpacked
+                place += head.num_bytes + head.packed
+
+
+class _Head:
+    """The head at the begin of some bytes."""
+
+    def __init__(self, raw: bytes) -> None:
+        self._raw, self._at = raw, 0
+        self.unpacked = self.packed = -1
+        try:
+            self._struct(0)
+        except IndexError as error:
+            raise ValueError("a page whose head is cut off, or longer than a head is") from error
+        if min(self.unpacked, self.packed) < 0:
+            raise ValueError("a page whose head does not say how long it is")
+        self.num_bytes = self._at
+
+    def _struct(self, depth: int) -> None:
+        if depth > _MOST_DEPTH:
+            raise ValueError("a page whose head is nested too deep")
+        number = 0
+        while (start := self._byte()) != _STOP:
+            kind, step = start & 15, start >> 4
+            number = number + step if step else self._zigzag()
+            if depth == 0 and kind == _I32 and number in (_UNPACKED, _PACKED):
+                value = self._zigzag()
+                self.unpacked, self.packed = (value, self.packed) if number == _UNPACKED else (self.unpacked, value)
+            else:
+                self._pass(kind, depth)
+
+    def _pass(self, kind: int, depth: int) -> None:
+        if kind in _LENGTHS:
+            self._skip(_LENGTHS[kind])
+        elif kind in (_I16, _I32, _I64):
+            self._varint()
+        elif kind == _BINARY:
+            self._skip(self._varint())
+        elif kind == _STRUCT:
+            self._struct(depth + 1)
+        else:  # lists, sets and maps: a page's head has none
+            raise ValueError(f"a page whose head has a field of type {kind}")
+
+    def _skip(self, count: int) -> None:
+        self._at += count
+        if self._at > len(self._raw):
+            raise IndexError
+
+    def _byte(self) -> int:
+        value = self._raw[self._at]
+        self._at += 1
+        return value
+
+    def _varint(self) -> int:
+        value = shift = 0
+        while (part := self._byte()) & 128:
+            value |= (part & 127) << shift
+            shift += 7
+            if shift > 63:
+                raise ValueError("a page whose head has a number that does not end")
+        return value | part << shift
+
+    def _zigzag(self) -> int:
+        value = self._varint()
+        return value >> 1 ^ -(value & 1)
