@@ -1,4 +1,4 @@
-"""One HTTP/1.1 request and its answer, as bytes that go and come: h11 writes and reads them, the socket is ours.
+"""One HTTP/1.1 request and its answer, as bytes that go and come: h11 reads them, the socket is ours.
 
 A client of HTTP with a socket of its own cannot go on after a time limit in the middle of a chunk, and its limit is for
 one read, not for the whole. A watch needs the first, a deadline the second.
@@ -13,6 +13,9 @@ _MAX_HEAD_BYTES = 64 << 10
 _MAX_INTERIM = 16
 """Answers with a status of 1xx before the one that counts: h11 passes over any number."""
 _SHOWN = 120
+_POST = h11.Request(method="POST", target="/", headers=[("Host", "etcd"), ("Content-Length", "0")])
+_POSTED = h11.EndOfMessage()
+"""What h11 must know of a request to read its answer. Checking each one as it is would cost as much as reading."""
 
 
 class GarbageError(Exception):
@@ -23,18 +26,24 @@ class HttpExchange:
     """A POST of JSON and its answer. Send `request`, then `feed` what the socket gives; it returns what is body."""
 
     def __init__(self, authority: str, path: str, body: bytes, token: str | None, *, is_last: bool) -> None:
-        headers = [("Host", authority), ("Content-Type", "application/json"), ("Content-Length", str(len(body)))]
+        lines = [
+            f"POST {path} HTTP/1.1",
+            f"Host: {authority}",
+            "Content-Type: application/json",
+            f"Content-Length: {len(body)}",
+        ]
         if token is not None:
-            headers.append(("Authorization", token))
+            lines.append(f"Authorization: {token}")
         if is_last:
-            headers.append(("Connection", "close"))
+            lines.append("Connection: close")
+        self.request = ("\r\n".join(lines) + "\r\n\r\n").encode("ascii") + body
         self.status = 0
         """0 until the head of the answer is there."""
         self.is_complete = False
         self._num_interim = 0
         self._connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=_MAX_HEAD_BYTES)
-        head = self._connection.send(h11.Request(method="POST", target=path, headers=headers))
-        self.request = head + self._connection.send(h11.Data(data=body)) + self._connection.send(h11.EndOfMessage())
+        self._connection.send(_POST)
+        self._connection.send(_POSTED)
 
     @property
     def is_last(self) -> bool:
