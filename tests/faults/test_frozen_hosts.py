@@ -84,6 +84,7 @@ def test_a_frozen_host_is_replaced_and_its_thaw_changes_nothing(
         print(f"{place}: next step after {incident.moments.first_step - struck:.1f} s")
         assert running.launched.losses() == undisturbed_losses
         assert len(undisturbed_losses) == STEPS
+        running.check_history()
         running.check_nothing_left()
 
 
@@ -113,5 +114,6 @@ def test_training_without_etcd_saves_and_stops_in_time_and_goes_on_when_etcd_is_
         (incident,) = running.view.incidents()
         assert (incident.state, incident.steps_lost) == (IncidentState.RECOVERED, 0)
         assert incident.resumed_step == stopped_at
+        running.check_history()
         if hosts == HOSTS:
             assert running.launched.losses() == undisturbed_losses

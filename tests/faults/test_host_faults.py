@@ -33,6 +33,7 @@ def finish_living(running: Running) -> None:
 def check_all(running: Running, undisturbed_losses: dict[int, float]) -> None:
     assert running.launched.losses() == undisturbed_losses
     assert len(undisturbed_losses) == STEPS
+    running.check_history()
     running.check_nothing_left()
 
 

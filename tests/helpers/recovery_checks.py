@@ -12,6 +12,7 @@ from typing import Any
 from megatrain.contracts.incident import Incident, IncidentState
 from megatrain.contracts.run_directory import own_box_paths
 from tests.helpers.etcd_server import EtcdServers
+from tests.helpers.job_history import check_history
 from tests.helpers.job_under_launch import JobView, LaunchedJob, make_launched_job
 from tests.helpers.step_faults import FaultDirectory
 from tests.helpers.train_process import Job, descendants
@@ -88,6 +89,10 @@ class Running:
         """Return a host of the first round that does not drive the job."""
         driver = self.view.driver()
         return next(host for host in reversed(HOSTS) if host != driver)
+
+    def check_history(self) -> None:
+        """Check all that was ever written in etcd of this job."""
+        assert check_history(self.view.client, self.view.keys) == len(self.view.rounds())
 
     def check_nothing_left(self) -> None:
         """Wait until neither a process nor a black box nor a snapshot in memory is there."""

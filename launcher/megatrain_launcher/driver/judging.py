@@ -50,6 +50,8 @@ class Stopping:
     lost: Mapping[str, str]
     """Hosts that are certainly gone, with the evidence."""
     left_out: Mapping[str, str]
+    over_at: float
+    """When the last host was waited out: from then on the next round waits for hosts."""
 
 
 def follow_halt(now: float, state: ClusterState, policy: Policy, round_: Round, halt: Halt) -> Decision:
@@ -71,7 +73,7 @@ def follow_halt(now: float, state: ClusterState, policy: Policy, round_: Round, 
     if incident is None:
         return form(
             now, state, policy, previous=round_, fenced=tuple(stopping.fenced), left_out=stopping.left_out,
-            since=since, reason="the job begins" if is_old else halt.reason,
+            since=stopping.over_at, reason="the job begins" if is_old else halt.reason,
         )  # fmt: skip
     if incident.moments.halted is not None:
         return _form(now, state, policy, round_, stopping, incident, since, ())
@@ -83,6 +85,7 @@ def stopping_of(now: float, state: ClusterState, policy: Policy, round_: Round, 
     timeout_s = policy.stop_timeout_s + (policy.save_grace_s if halt.is_saving else 0.0)
     pending: list[RoundHost] = []
     unheard: dict[str, float] = {}
+    over_at = since
     fenced: dict[str, str] = {}
     lost: dict[str, str] = {}
     left_out: dict[str, str] = {}
@@ -92,7 +95,10 @@ def stopping_of(now: float, state: ClusterState, policy: Policy, round_: Round, 
             continue
         if proof:
             fenced[part.session] = lost[part.host] = left_out[part.host] = proof
-        elif (until := _may_live_until(state, policy, round_, part, since, timeout_s)) >= now:
+            continue
+        until = _may_live_until(state, policy, round_, part, since, timeout_s)
+        over_at = max(over_at, until)
+        if until >= now:
             pending.append(part)
             if until > since + timeout_s or not state.is_registered(part):
                 unheard[part.host] = until
@@ -102,7 +108,7 @@ def stopping_of(now: float, state: ClusterState, policy: Policy, round_: Round, 
         else:
             why = f"{part.host} is not heard of; its lease is gone"
             fenced[part.session] = lost[part.host] = left_out[part.host] = why
-    return Stopping(tuple(pending), unheard, fenced, lost, left_out)
+    return Stopping(tuple(pending), unheard, fenced, lost, left_out, over_at)
 
 
 def _may_live_until(
@@ -210,7 +216,7 @@ def _form(
 ) -> Decision:
     formed = form(
         now, state, policy, previous=round_, fenced=tuple(stopping.fenced), left_out=stopping.left_out,
-        incident=incident, since=since, reason=incident.reason,
+        incident=incident, since=stopping.over_at, reason=incident.reason,
     )  # fmt: skip
     if not any(isinstance(one, WriteRound) for one in formed.actions):
         actions = (*actions, *released(now, state, policy, round_, incident, since))

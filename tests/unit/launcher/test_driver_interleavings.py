@@ -161,7 +161,7 @@ class Interleavings(RuleBasedStateMachine):
     def cordons_are_taken_away(self) -> None:
         self.job.check()
         self.job.etcd.delete([KEYS.cordon(f"host-{number}") for number in range(NUM_HOSTS)])
-        self.job.cordoned.clear()
+        self.job.history.cordoned.clear()
         # a decision made before may still name a host that was cordoned when it was written: hear of it first
         self.job.driver.hear(1000, self.job.now)
 
