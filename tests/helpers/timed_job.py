@@ -163,6 +163,7 @@ class TimedJob(SimulatedJob):
         super().__init__(policy, num_hosts)
         self.step_s = step_s
         self.driver_rate = 1.0
+        self.has_ended = False
         self.hosts: dict[str, TimedHost] = {  # type: ignore[assignment]
             name: TimedHost(name, self.etcd, policy.num_workers, "s", policy=policy, step_s=step_s)
             for name in self.hosts
@@ -268,7 +269,8 @@ class TimedJob(SimulatedJob):
         for host in self.timed():
             if 0 < host.running < newest:
                 assert host.has_slept, f"{host.name} runs round {host.running} although {newest} has begun"
-        if KEYS.end in self.etcd.items and self.driver.state is not None:
+        if KEYS.end in self.etcd.items and not self.has_ended and self.driver.state is not None:
+            self.has_ended = True
             known = self.driver.state.hosts
             fit = [
                 host.name
