@@ -69,9 +69,9 @@ def load_model(checkpoint: Location, device: torch.device) -> LoadedModel:
 
 
 def _tokenizer(checkpoint: Location, manifest: Manifest) -> Tokenizer:
-    place = checkpoint / TOKENIZER_NAME
-    if TOKENIZER_NAME in manifest.files:
-        content = vouched_content(checkpoint, manifest, TOKENIZER_NAME)
+    place, name = checkpoint / TOKENIZER_NAME, manifest.name_of(TOKENIZER_NAME)
+    if name in manifest.files:
+        content = vouched_content(checkpoint, manifest, name)
     elif place.exists():
         content = place.read()  # somebody has put it there since
     else:

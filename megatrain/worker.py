@@ -23,6 +23,7 @@ from megatrain.comm.meeting import Meeting, told_by_rank_0
 from megatrain.config.config import Config
 from megatrain.config.serialize import config_values, to_toml
 from megatrain.contracts.black_box_values import Identity
+from megatrain.contracts.claims import JobRound
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.lineage import MAIN_BRANCH
@@ -30,7 +31,7 @@ from megatrain.contracts.manifest import SampleStream
 from megatrain.contracts.operations import Operation
 from megatrain.contracts.process import Process
 from megatrain.contracts.run_directory import RunDirectory
-from megatrain.contracts.run_hold import JobRound, checkpoints_held
+from megatrain.contracts.run_hold import checkpoints_held
 from megatrain.data.dataset import check_tokenizer, open_dataset
 from megatrain.data.order import SampleOrder
 from megatrain.data.reader import BatchReader
@@ -59,9 +60,8 @@ def run_worker(config: Config, process: Process, signals: StopSignals, watchdog:
     run_directory = RunDirectory(Path(config.job.resolved_run_directory))
     run_directory.create()
     with ExitStack() as closing:
-        run_hold = None
+        run_hold, job_round = None, _job_round(config, process)
         if process.rank == 0:
-            job_round = _job_round(config, process)
             run_hold = closing.enter_context(run_directory.held(job_round))
             saving = closing.enter_context(checkpoints_held(config.checkpoint.directory, job_round))
             notes += [lock.note for lock in (run_hold.lock, saving) if lock is not None and lock.note]
@@ -92,6 +92,7 @@ def run_worker(config: Config, process: Process, signals: StopSignals, watchdog:
                 master=process.store,
                 host=process.host,
                 rollback=process.rollback,
+                job_round=job_round,
             )
             parts = TrainerParts(
                 config=config,

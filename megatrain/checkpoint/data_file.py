@@ -15,18 +15,18 @@ import json
 import re
 import struct
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import Event
 
-from megatrain.checkpoint.metadata_reader import METADATA_NAME, load_metadata
-from megatrain.contracts.checkpoint_files import MANIFEST_NAME, commit_problem, read_manifest
+from megatrain.checkpoint.metadata_reader import load_metadata
+from megatrain.contracts.checkpoint_files import METADATA_NAME, commit_problem, manifest_place, read_manifest
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.item_ranges import item_ranges_problem
 from megatrain.contracts.json_object import JsonObject
 from megatrain.contracts.location import Location
-from megatrain.contracts.manifest import FileEntry
+from megatrain.contracts.manifest import FileEntry, Manifest
 
 TRAILER_SCHEMA_VERSION = 1
 FOOTER_MAGIC = b"MTITEMS1"
@@ -268,7 +268,7 @@ def verify_checkpoint(directory: Location, *, job: str | None = None, branch: st
             raise
     problems += [problem for of_file in found for problem in of_file]
     damaged = {name for name, of_file in zip(names, found, strict=True) if of_file}
-    return problems + _metadata_problems(directory, manifest.files, damaged)
+    return problems + _metadata_problems(directory, manifest, damaged)
 
 
 def verify_file(location: Location, entry: FileEntry, is_given_up: Callable[[], bool] = lambda: False) -> list[str]:
@@ -316,15 +316,16 @@ def _blocks(location: Location, num_bytes: int, is_given_up: Callable[[], bool])
         yield location.read_range(start, min(_BLOCK_BYTES, num_bytes - start))
 
 
-def _metadata_problems(directory: Location, files: Mapping[str, FileEntry], damaged: Set[str]) -> list[str]:
-    """Return where `.metadata` and the files do not fit together; `damaged` files are reported already."""
-    place = directory / METADATA_NAME
-    if METADATA_NAME in damaged:
+def _metadata_problems(directory: Location, manifest: Manifest, damaged: Set[str]) -> list[str]:
+    """Return where metadata and files do not fit together; `damaged` files are reported already."""
+    files, metadata = manifest.files, manifest.name_of(METADATA_NAME)
+    place = directory / metadata
+    if metadata in damaged:
         return []
-    if METADATA_NAME not in files:
-        return [f"{directory / MANIFEST_NAME}: does not list {METADATA_NAME}"]
+    if metadata not in files:
+        return [f"{manifest_place(directory)}: does not list {metadata}"]
     try:
-        ranges_by_file = load_metadata(directory).ranges_by_file()
+        ranges_by_file = load_metadata(directory, metadata).ranges_by_file()
         problems = [
             f"{place}: names {name}, which the manifest does not list" for name in ranges_by_file.keys() - files
         ]

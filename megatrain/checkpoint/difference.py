@@ -12,7 +12,7 @@ from typing import Any
 
 from megatrain.checkpoint.item_digests import ItemDigests
 from megatrain.checkpoint.metadata_reader import StoredItem, StoredTensor, load_metadata
-from megatrain.contracts.checkpoint_files import read_manifest
+from megatrain.contracts.checkpoint_files import METADATA_NAME, read_manifest
 from megatrain.contracts.location import Location
 from megatrain.contracts.manifest import Manifest
 
@@ -49,7 +49,8 @@ def open_stored(place: Location) -> Stored:
 
     Raises: CheckpointError when manifest or metadata is damaged.
     """
-    return Stored(place, read_manifest(place), load_metadata(place).tensors)
+    manifest = read_manifest(place)
+    return Stored(place, manifest, load_metadata(place, manifest.name_of(METADATA_NAME)).tensors)
 
 
 def field_differences(before: Stored, after: Stored) -> list[FieldDifference]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megatrain.checkpoint.url_location import open_location
-from megatrain.contracts.checkpoint_files import COMMIT_NAME, MANIFEST_NAME, commit_problem, step_of
+from megatrain.contracts.checkpoint_files import COMMIT_NAME, commit_problem, is_manifest_name, step_of
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.lineage import BRANCH_NAME, RESUME_NAME, Candidate, candidates
 from megatrain.contracts.location import Location
@@ -98,7 +98,8 @@ def no_checkpoint(text: str) -> CheckpointError:
 def _is_checkpoint(text: str, place: Location) -> bool:
     if step_of(_name(text)) is not None and place.exists():
         return True
-    return any((place / name).size() is not None for name in (COMMIT_NAME, MANIFEST_NAME))
+    entries = place.entries() if place.size() is None else []
+    return any(entry.name == COMMIT_NAME or is_manifest_name(entry.name) for entry in entries)
 
 
 def _name(text: str) -> str:

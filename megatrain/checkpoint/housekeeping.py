@@ -2,7 +2,8 @@
 
 Only the branch that is being written is touched, only what is older than its newest complete checkpoint, and never one
 that is pinned or where another branch begins. One that lost its COMMIT stays as long as a whole one would. When
-anything about that cannot be read, nothing is removed.
+anything about that cannot be read, or the newest one is not whole when it is looked at again, nothing is removed. A
+round that was left behind removes nothing: what it takes for old may be what the newer one goes on from.
 """
 
 from __future__ import annotations
@@ -14,15 +15,20 @@ from megatrain.checkpoint.write_marks import WritingMark
 from megatrain.contracts.arena_plans import HostPlan
 from megatrain.contracts.checkpoint_files import (
     COMMIT_NAME,
-    is_committed,
+    WRITING_NAME,
+    commit_problem,
     is_pinned,
     lacks_only_commit,
+    read_manifest,
     remove_checkpoint,
     step_directory_name,
     step_of,
+    vouched_commit,
+    wrong_files,
 )
+from megatrain.contracts.claims import Claims
 from megatrain.contracts.errors import CheckpointError
-from megatrain.contracts.lineage import list_branches, origins
+from megatrain.contracts.lineage import is_late, list_branches, newest_start, origins, round_starts
 from megatrain.contracts.location import Location
 from megatrain.contracts.retention import to_remove
 
@@ -31,7 +37,7 @@ class Housekeeping:
     """Remembers which checkpoints it keeps and why, so that a long run does not read them all after each."""
 
     def __init__(self) -> None:
-        self._committed: set[tuple[str, int]] = set()
+        self._rounds: dict[tuple[str, int], int] = {}
         self._lacking_commit: set[str] = set()
 
     def run(self, checkpoints: Location, plan: HostPlan) -> list[str]:
@@ -39,6 +45,9 @@ class Housekeeping:
         said: list[str] = []
         known = set(self._lacking_commit)
         try:
+            newer = Claims(checkpoints).newest_number()
+            if newer > plan.round and _may_go_on_here(checkpoints, plan, newer):
+                return [f"older checkpoints are left to round {newer}, which goes on in {plan.branch}"]
             for place in self._to_remove(checkpoints, plan):
                 remove_checkpoint(place)
                 self._lacking_commit.discard(str(place))
@@ -51,15 +60,21 @@ class Housekeeping:
     def _to_remove(self, checkpoints: Location, plan: HostPlan) -> list[Location]:
         branch = checkpoints / plan.branch
         found = sorted(step for entry in branch.entries() if (step := step_of(entry.name)) is not None)
-        committed = [step for step in found if self._is_committed(branch, step)]
+        rounds = {step: number for step in found if (number := self._committed_by(branch, step)) is not None}
+        starts = round_starts(checkpoints, plan.branch, min(rounds.values(), default=0))
+        committed = [step for step, number in rounds.items() if not is_late(step, number, starts)]
         if not committed:
             return []
+        newest = branch / step_directory_name(committed[-1])
+        problem = commit_problem(newest) or next(iter(wrong_files(newest, read_manifest(newest))), None)
+        if problem is not None:
+            raise CheckpointError(f"the newest one is not whole: {problem}")
         outdated = _outdated(checkpoints, plan, committed)
         lacking: set[int] = set()
         for step in found:
             if step < committed[-1] and step not in committed:
                 place = branch / step_directory_name(step)
-                if self._lacks_only_commit(place, plan.branch):
+                if step in rounds or self._lacks_only_commit(place, plan.branch):
                     lacking.add(step)
                 elif _is_nobodys(place, plan):
                     outdated.append(step)
@@ -75,11 +90,20 @@ class Housekeeping:
             self._lacking_commit.add(name)
         return name in self._lacking_commit
 
-    def _is_committed(self, branch: Location, step: int) -> bool:
+    def _committed_by(self, branch: Location, step: int) -> int | None:
         key = (str(branch), step)
-        if key not in self._committed and is_committed(branch / step_directory_name(step)):
-            self._committed.add(key)
-        return key in self._committed
+        if key not in self._rounds:
+            commit = vouched_commit(branch / step_directory_name(step))
+            if commit is None:
+                return None
+            self._rounds[key] = commit.round
+        return self._rounds[key]
+
+
+def _may_go_on_here(checkpoints: Location, plan: HostPlan, newest: int) -> bool:
+    """Say whether a newer round goes on in this branch, or may do so, because it has not said where."""
+    start = newest_start(checkpoints)
+    return start is None or start.round < newest or start.branch == plan.branch
 
 
 def _outdated(checkpoints: Location, plan: HostPlan, steps: list[int]) -> list[int]:
@@ -92,4 +116,7 @@ def _is_nobodys(directory: Location, plan: HostPlan) -> bool:
     if (directory / COMMIT_NAME).exists():
         # damaged, and somebody may want to mend it
         return False
+    if {entry.name for entry in directory.entries()} <= {WRITING_NAME}:
+        # an attempt that was given up; one that has just begun begins again
+        return True
     return is_abandoned(WritingMark.read(directory), plan, time.time())

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from megatrain.checkpoint.data_file import TrailerItem, is_data_file, read_trailer
-from megatrain.checkpoint.metadata_reader import METADATA_NAME, StoredItem
+from megatrain.checkpoint.metadata_reader import StoredItem
+from megatrain.contracts.checkpoint_files import METADATA_NAME
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.location import Location
 from megatrain.contracts.manifest import FileEntry

@@ -15,7 +15,8 @@ from torch import Tensor
 from megatrain.checkpoint.data_file import check_item, content_digest
 from megatrain.checkpoint.envelope import envelope
 from megatrain.checkpoint.item_digests import ItemDigests
-from megatrain.checkpoint.metadata_reader import METADATA_NAME, StoredItem
+from megatrain.checkpoint.metadata_reader import StoredItem
+from megatrain.contracts.checkpoint_files import METADATA_NAME
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.location import Location
 from megatrain.contracts.manifest import FileEntry, Manifest
@@ -51,11 +52,11 @@ class ItemReader:
 
 
 def metadata_content(directory: Location, manifest: Manifest) -> bytes:
-    """Return the bytes of `.metadata`, which are those that the manifest vouches for.
+    """Return the metadata, which are those that the manifest vouches for.
 
     Raises: CheckpointError naming the file.
     """
-    return vouched_content(directory, manifest, METADATA_NAME)
+    return vouched_content(directory, manifest, manifest.name_of(METADATA_NAME))
 
 
 def vouched_content(directory: Location, manifest: Manifest, name: str) -> bytes:

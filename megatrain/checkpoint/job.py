@@ -35,8 +35,9 @@ from megatrain.config.serialize import config_hash
 from megatrain.contracts.arena import arena_path, remove_arena, sealed_by_rank, wake_writer
 from megatrain.contracts.arena_plans import HostPlan, ManifestTemplate, RankPlan
 from megatrain.contracts.checkpoint_files import commit_problem, read_manifest, wrong_files
-from megatrain.contracts.errors import CheckpointError, MegatrainError, SaveError
-from megatrain.contracts.lineage import open_branch
+from megatrain.contracts.claims import Claim, Claims, JobRound
+from megatrain.contracts.errors import CheckpointError, FencedError, MegatrainError, SaveError
+from megatrain.contracts.lineage import RoundStart, begin_round, open_branch
 from megatrain.contracts.location import Location
 from megatrain.contracts.manifest import CheckpointMesh, CheckpointVersions, Manifest, SampleStream
 from megatrain.contracts.rounds import Rollback
@@ -70,11 +71,13 @@ class JobCheckpoints:
         master: str = "",
         host: str = "",
         rollback: Rollback | None = None,
+        job_round: JobRound | None = None,
     ) -> None:
         """directory: where the checkpoints of the job are, a path or URL. logs: where the writer's output goes.
 
         master: host and port where the ranks meet, "" when all of them are on this machine. host: its name to the
-        launcher, "" without one. rollback: what the launcher wants undone, if it is not yet.
+        launcher, "" without one. rollback: what the launcher wants undone, if it is not yet. job_round: which
+        round of the launcher this is, None without one.
         """
         self._config = config
         self._mesh = mesh
@@ -84,6 +87,9 @@ class JobCheckpoints:
         self._round = round_number
         self._host = host
         self._rollback = rollback
+        self._job_round = job_round
+        self._claim = ""
+        self._is_exclusive = True
         self._notes: list[str] = []
         # the writer process may have been started from another directory
         place = directory if "://" in directory else str(Path(directory).absolute())
@@ -91,6 +97,7 @@ class JobCheckpoints:
         self._log = logs / "checkpoint-writer.log"
         self._plan = plan_snapshot(shards)
         self._branch = ""
+        self._began_at_step = 0
         self._attachment: Attachment | None = None
         self._snapshots: Snapshots | None = None
         self._writer: HostWriter | None = None
@@ -110,6 +117,8 @@ class JobCheckpoints:
 
     def _restore(self) -> Restored | None:
         host, settings = self._mesh.host, self._config.checkpoint
+        # before storage is read: what an older round has committed until then counts, and it removes nothing after
+        self._claim_round()
         start = read_storage(self._checkpoints, settings, self._mesh.rank, host)
         rollback = pending(self._rollback, start)
         settle_until = None if rollback is None else rollback.to_step
@@ -118,7 +127,11 @@ class JobCheckpoints:
         if memory is None or attachment.may_have_stored:
             # what an earlier layout, or a host that is lost, had in memory may have come to storage meanwhile
             start = read_storage(self._checkpoints, settings, self._mesh.rank, host)
-        self._round = max(self._round, attachment.last_round + 1, start.last_round + 1)
+        least = max(attachment.last_round + 1, start.last_round + 1)
+        if least > self._round:
+            # rounds of before there were claims
+            self._round = least
+            self._claim_round()
         if rollback is not None:
             start = earlier(start, rollback, settings)
         has_memory = memory is not None and settings.resume and memory.snapshot.step >= start.newest_step
@@ -136,9 +149,45 @@ class JobCheckpoints:
             slots = self._open_slots()
             for slot in slots:
                 slot.clear()
+        self._begin_round(0 if restored is None else restored.continuation.progress.step)
         self._publish(slots)
         self._copy_to_peers(has_old=has_memory)
         return restored
+
+    def _claim_round(self) -> None:
+        """Take a number that no other round has, of this job or another one that saves here.
+
+        Where storage takes nothing now, the writer of the coordinator's host claims it later.
+        Communication: one broadcast. Raises: FencedError on every rank, when a newer round has come.
+        """
+        told = Claim(self._round, "", 0, "", "")
+        problem = ""
+        if self._mesh.rank == 0:
+            try:
+                told = Claims(self._checkpoints).take(self._job_round, self._round)
+            except FencedError as error:
+                problem = str(error)
+            except CheckpointError as error:
+                told = Claims.unwritten(self._job_round, self._round)
+                self._is_exclusive = False  # nobody knows
+                self._notes.append(f"WARNING: round {told.number} could not claim {self._checkpoints}: {error}")
+        number, claim, problem = self._mesh.host.broadcast_json([told.number, told.content().decode(), problem])
+        if problem:
+            raise FencedError(problem)
+        self._round, self._claim = number, claim
+
+    def _begin_round(self, step: int) -> None:
+        """Say where this round goes on: what an older one commits from now on beyond that step counts for nothing."""
+        self._began_at_step = step
+        if self._mesh.rank == 0 and self._is_exclusive:
+            with suppress(CheckpointError):  # the writer says it again before it writes
+                begin_round(self._checkpoints, RoundStart(self._round, self._branch, step))
+            self._is_exclusive = self._checkpoints.is_exclusive()
+            if not self._is_exclusive:
+                self._notes.append(
+                    f"WARNING: {self._checkpoints} cannot refuse to replace a file that is there already; should two"
+                    " rounds save the same step, the last COMMIT counts, and all that either of them wrote is kept"
+                )
 
     @property
     def skipped(self) -> SampleRanges:
@@ -275,7 +324,7 @@ class JobCheckpoints:
             notes.append(f"WARNING: {candidate.place} is damaged and was skipped: {problem}")
         self._leave_out(start, (), rollback, Progress())
         if rollback is not None:
-            self._notes = [*notes, self._leave_branch(start, start.branch, 0, rollback)]
+            self._notes += [*notes, self._leave_branch(start, start.branch, 0, rollback)]
         return None
 
     def _leave_out(
@@ -316,7 +365,13 @@ class JobCheckpoints:
         if self._mesh.rank == 0:
             try:
                 opened = open_branch(
-                    self._checkpoints, parent, step, reason, rollback="".join(done), skipped=self._data.skipped
+                    self._checkpoints,
+                    parent,
+                    step,
+                    reason,
+                    rollback="".join(done),
+                    skipped=self._data.skipped,
+                    round_number=self._round,
                 )
                 branch, created_unix_s = opened.name, opened.created_unix_s
             except CheckpointError as error:
@@ -449,6 +504,9 @@ class JobCheckpoints:
                 data=self._data,
             ),
             tokenizer=str(Path(config.data.tokenizer).absolute()) if config.data.tokenizer else "",
+            claim=self._claim,
+            began_at_step=self._began_at_step,
+            is_exclusive=self._is_exclusive,
         )
 
 

@@ -18,9 +18,10 @@ from torch import Tensor
 from megatrain.checkpoint.image import key_of
 from megatrain.checkpoint.item_reader import ItemReader, metadata_content, tensor_of, torch_dtype
 from megatrain.checkpoint.load_plan import ItemCatalog, ItemRead, WantedBox, assign_readers, plan_load
-from megatrain.checkpoint.metadata_reader import METADATA_NAME, StoredItem, StoredTensor, read_metadata
+from megatrain.checkpoint.metadata_reader import StoredItem, StoredTensor, read_metadata
 from megatrain.comm.channel import Channel
 from megatrain.comm.host_groups import HostGroups, gather_json_in
+from megatrain.contracts.checkpoint_files import METADATA_NAME
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.location import Location
 from megatrain.contracts.manifest import Manifest
@@ -66,7 +67,7 @@ def load_state(
     items: tuple[StoredItem, ...] = ()
     dtypes: dict[str, torch.dtype] = {}
     try:
-        tensors = read_metadata(metadata, str(directory / METADATA_NAME)).tensors
+        tensors = read_metadata(metadata, str(directory / manifest.name_of(METADATA_NAME))).tensors
         for kind, shard in shards:
             box, target = WantedBox(key_of(kind, shard.name), shard.global_shape, shard.box), shard.tensor
             if kind == FP8_HISTORY:

@@ -15,10 +15,10 @@ from math import prod
 from typing import Any
 
 from megatrain.checkpoint.symbolic_pickle import Made, Name, Table, read_symbolic_pickle, shown
+from megatrain.contracts.checkpoint_files import METADATA_NAME
 from megatrain.contracts.errors import CheckpointError, MissingFileError
 from megatrain.contracts.location import Location, is_relative_name
 
-METADATA_NAME = ".metadata"
 MAX_METADATA_BYTES = 256 * 2**20
 """Four times what 12,288 ranks with 36 boxes each need. What is made of a file takes up to 64 times its bytes."""
 DTYPE_BYTES: Mapping[str, int] = {
@@ -130,12 +130,12 @@ class StoredTensors:
         return {file: sorted(found) for file, found in sorted(ranges.items())}
 
 
-def load_metadata(directory: Location) -> StoredTensors:
-    """Read what a checkpoint directory holds.
+def load_metadata(directory: Location, name: str = METADATA_NAME) -> StoredTensors:
+    """Read what a checkpoint directory holds, by the file of this name.
 
     Raises: CheckpointError naming the file; its MissingFileError when there is no `.metadata`.
     """
-    location = directory / METADATA_NAME
+    location = directory / name
     num_bytes = location.size()
     if num_bytes is None:
         raise MissingFileError(f"{location}: not there; {directory} is no torch distributed checkpoint")

@@ -19,12 +19,12 @@ from megatrain.checkpoint.data_file import ItemHasher, content_digest, encode_tr
 from megatrain.checkpoint.envelope import envelope
 from megatrain.checkpoint.image import ImageItem, ImagePlan, ItemsJson
 from megatrain.checkpoint.metadata_file import metadata_bytes
-from megatrain.checkpoint.metadata_reader import METADATA_NAME
 from megatrain.checkpoint.write_marks import WritingMark
 from megatrain.contracts.checkpoint_files import (
-    MANIFEST_NAME,
+    METADATA_NAME,
     WRITING_NAME,
     is_committed,
+    is_manifest_name,
     write_commit,
     write_manifest,
 )
@@ -154,7 +154,7 @@ def new_checkpoint(
     cannot be written.
     """
     had_directory = directory.exists()
-    _clear(directory, [*small_files, MANIFEST_NAME, METADATA_NAME, WRITING_NAME])
+    _clear(directory, [*small_files, METADATA_NAME, WRITING_NAME])
     checkpoint = NewCheckpoint(directory, manifest, file_name_of)
     try:
         with _saving():
@@ -209,7 +209,8 @@ def _clear(directory: Location, own_names: Sequence[str]) -> None:
     entries = directory.entries()
     is_attempt = any(entry.name == WRITING_NAME for entry in entries)
     for entry in entries:
-        if not is_attempt or (entry.name not in own_names and not is_data_file_name(entry.name)):
+        is_own = entry.name in own_names or is_data_file_name(entry.name) or is_manifest_name(entry.name)
+        if not is_attempt or not is_own:
             raise CheckpointError(
                 f"{directory} holds {entry.name}, which no conversion wrote; choose another directory"
             )

@@ -15,7 +15,8 @@ from torch import Tensor
 from megatrain.checkpoint.image import MAX_ITEM_BYTES, key_of
 from megatrain.checkpoint.item_reader import ItemReader, metadata_content, tensor_of, torch_dtype
 from megatrain.checkpoint.load_plan import ItemCatalog, ItemRead, WantedBox, plan_load
-from megatrain.checkpoint.metadata_reader import METADATA_NAME, StoredItem, StoredTensor, read_metadata
+from megatrain.checkpoint.metadata_reader import StoredItem, StoredTensor, read_metadata
+from megatrain.contracts.checkpoint_files import METADATA_NAME
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.location import Location
 from megatrain.contracts.manifest import Manifest
@@ -36,7 +37,7 @@ class ParameterReader:
 
         Raises: CheckpointError naming the file.
         """
-        place = str(directory / METADATA_NAME)
+        place = str(directory / manifest.name_of(METADATA_NAME))
         self.tensors: Mapping[str, StoredTensor] = read_metadata(metadata_content(directory, manifest), place).tensors
         self._catalog = ItemCatalog(self.tensors, str(directory))
         self._items = ItemReader(directory, manifest.files)

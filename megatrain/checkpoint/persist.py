@@ -1,11 +1,12 @@
 """Stage 2 of one snapshot: from the slots of this host to a committed checkpoint, safe to be killed at any moment.
 
     every host       WRITING, the data files of its ranks, host-*.done; then it waits for COMMIT
-    the coordinator  also .metadata and the tokenizer; when all hosts are done, manifest.json, and last of all COMMIT
+    the coordinator  also metadata and tokenizer; when all hosts are done, the manifest, and last of all COMMIT
 
 Until COMMIT nobody reads any of it, and a writer that comes after a crash begins again, or goes on where the host is
-done. Nothing is taken away that a COMMIT may vouch for: not after a host said done, not when COMMIT seems to have
-failed.
+done. Names have the round, so that rounds that save the same step do not meet; COMMIT is made exclusively, so that one
+of them commits. Nothing is taken away that a COMMIT may vouch for: not another round's, not after a host said done, not
+when COMMIT seems to have failed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from pathlib import Path
 
 from megatrain.checkpoint.data_file import content_digest, data_file_name
 from megatrain.checkpoint.image_stream import write_data_file
-from megatrain.checkpoint.metadata_reader import METADATA_NAME
 from megatrain.checkpoint.persist_policy import Due, pauses_s
 from megatrain.checkpoint.write_marks import (
     DoneMark,
@@ -28,6 +28,8 @@ from megatrain.checkpoint.write_marks import (
     done_name,
     failed_name,
     is_leftover,
+    is_mark,
+    is_small_file,
     read_failed,
     write_failed,
 )
@@ -36,19 +38,25 @@ from megatrain.contracts.arena_plans import RankPlan
 from megatrain.contracts.arena_slot import SlotReader
 from megatrain.contracts.checkpoint_files import (
     COMMIT_NAME,
+    METADATA_NAME,
     TOKENIZER_NAME,
+    Commit,
+    expose_metadata,
     is_committed,
+    manifest_place,
+    read_commit,
     read_manifest,
-    remove_checkpoint,
     step_directory_name,
+    vouched_commit,
     write_commit,
     write_manifest,
     wrong_files,
 )
+from megatrain.contracts.claims import Claims
 from megatrain.contracts.errors import CheckpointError
-from megatrain.contracts.lineage import read_branch
-from megatrain.contracts.location import Location
-from megatrain.contracts.manifest import FileEntry, Manifest
+from megatrain.contracts.lineage import RoundStart, begin_round, is_late, read_branch, round_starts
+from megatrain.contracts.location import Location, put_once
+from megatrain.contracts.manifest import FileEntry, Manifest, name_in_round
 
 _NUM_FILES_AT_ONCE = 4
 """While some wait for the disk, others are read and hashed."""
@@ -82,6 +90,7 @@ class Persistence:
 
         Raises: CheckpointError; what this host wrote is removed where that is safe.
         """
+        self._check_claim()
         if self._is_complete():
             return Written(0, 0.0, tuple(self._tidy()))
         self._claim()
@@ -102,13 +111,42 @@ class Persistence:
 
     def _is_complete(self) -> bool:
         """Say whether this step is committed already: by a writer that was killed after it, or by an older round."""
-        if not is_committed(self._directory):
+        commit = self._commit_that_counts()
+        if commit is None:
             return False
         manifest = read_manifest(self._directory, job=self._plan.job, branch=self._plan.branch)
         problems = wrong_files(self._directory, manifest)
         if problems:
             raise CheckpointError(f"{problems[0]}; {self._directory} is committed and damaged: remove it")
         return manifest.round <= self._snapshot.round
+
+    def _check_claim(self) -> None:
+        """Make sure that what this round commits counts. Raises: CheckpointError when a newer one left it behind."""
+        plan = self._plan
+        if plan.claim and plan.is_coordinator:
+            # storage may have been away when the round began
+            place = Claims(self._checkpoints).place(plan.round)
+            if not place.exists() and put_once(place, plan.claim.encode()):
+                begin_round(self._checkpoints, RoundStart(plan.round, plan.branch, plan.began_at_step))
+            if place.read() != plan.claim.encode():
+                raise CheckpointError(f"{place}: another process has claimed round {plan.round}; this one must stop")
+        for start in self._starts():
+            if is_late(self._snapshot.step, self._snapshot.round, [start]):
+                raise CheckpointError(
+                    f"{self._directory}: round {start.round} went on from step {start.step} of {start.branch}, and"
+                    f" round {self._snapshot.round} is older; this process was left behind and must stop"
+                )
+
+    def _starts(self, after: int | None = None) -> list[RoundStart]:
+        round_number = self._snapshot.round if after is None else after
+        return round_starts(self._checkpoints, self._plan.branch, round_number)
+
+    def _commit_that_counts(self) -> Commit | None:
+        """Return COMMIT when it vouches for the checkpoint and is not late."""
+        commit = vouched_commit(self._directory)
+        if commit is None or is_late(self._snapshot.step, commit.round, self._starts(commit.round)):
+            return None
+        return commit
 
     # This host's files
 
@@ -153,9 +191,9 @@ class Persistence:
     # The whole checkpoint
 
     def _commit(self) -> None:
-        fixed = {METADATA_NAME: _read(self._arena.metadata(self._snapshot.round))}
+        fixed = {self._name_of(METADATA_NAME): _read(self._arena.metadata(self._snapshot.round))}
         if self._plan.tokenizer:
-            fixed[TOKENIZER_NAME] = _read(Path(self._plan.tokenizer))
+            fixed[self._name_of(TOKENIZER_NAME)] = _read(Path(self._plan.tokenizer))
         for name, content in fixed.items():
             self._claim()
             (self._directory / name).write(content)
@@ -167,18 +205,22 @@ class Persistence:
             files.update(mark.files)
         manifest = self._manifest(files)
         self._claim()
-        write_manifest(self._directory, manifest)
-        self._check_in_place(manifest, fixed)
+        write_manifest(self._directory, manifest, is_late=self._has_late_commit())
+        self._check_in_place(manifest)
+        self._check_claim()
         self._is_removable = False
-        try:
-            write_commit(self._directory, manifest)
-        except CheckpointError:
-            # what failed may be the last moment of it
-            if not is_committed(self._directory):
-                raise
+        write_commit(self._directory, manifest, is_late=self._has_late_commit())
+
+    def _name_of(self, name: str) -> str:
+        return name_in_round(name, self._snapshot.round)
 
     def _claim(self) -> None:
-        claim(self._directory, WritingMark(self._snapshot.round, self._plan.job, time.time()))
+        mark = WritingMark(self._snapshot.round, self._plan.job, time.time())
+        claim(self._directory, mark, is_late=self._has_late_commit())
+
+    def _has_late_commit(self) -> bool:
+        commit = read_commit(self._directory)
+        return commit is not None and is_late(self._snapshot.step, commit.round, self._starts(commit.round))
 
     def _manifest(self, files: dict[str, FileEntry]) -> Manifest:
         words, template = self._slots[0].words, self._plan.manifest
@@ -201,14 +243,12 @@ class Persistence:
             files=files,
         )
 
-    def _check_in_place(self, manifest: Manifest, fixed: dict[str, bytes]) -> None:
-        """Look once more before COMMIT: a process of another round may have been at work in this directory."""
-        missing = sorted(manifest.files.keys() - {entry.name for entry in self._directory.entries()})
-        changed = [name for name, content in fixed.items() if (self._directory / name).read() != content]
-        for name in missing + changed:
+    def _check_in_place(self, manifest: Manifest) -> None:
+        """Look once more before COMMIT: somebody may have removed what an attempt has written."""
+        for name in sorted(manifest.files.keys() - {entry.name for entry in self._directory.entries()}):
             raise CheckpointError(
-                f"{self._directory / name}: {'gone' if name in missing else 'changed'} since it was written; another"
-                " process works in this directory, and one of the two must stop"
+                f"{self._directory / name}: gone since it was written; another process works in this directory, and one"
+                " of the two must stop"
             )
 
     # Other hosts
@@ -220,8 +260,8 @@ class Persistence:
 
         def look() -> bool:
             names = self._names()
-            if COMMIT_NAME in names:
-                raise CheckpointError(f"{self._directory}: committed by a newer round; this writer was left behind")
+            if COMMIT_NAME in names and self._commit_that_counts() is not None:
+                raise CheckpointError(f"{self._directory}: committed by another round; this writer was left behind")
             for index in others:
                 if index not in marks and done_name(self._snapshot.round, index) in names:
                     mark = DoneMark.read(self._directory, self._snapshot, index)
@@ -234,7 +274,7 @@ class Persistence:
 
     def _await_commit(self) -> None:
         def look() -> bool:
-            return COMMIT_NAME in self._names() and is_committed(self._directory)
+            return COMMIT_NAME in self._names() and self._commit_that_counts() is not None
 
         self._wait(look, lambda: "COMMIT, which the coordinator's host writes")
 
@@ -271,13 +311,20 @@ class Persistence:
     # Afterwards
 
     def _tidy(self) -> list[str]:
-        """Remove what the complete checkpoint, whoever committed it, needs no more; return what went wrong."""
+        """Expose the complete checkpoint to torch, whoever committed it, and remove what it needs no more.
+
+        Returns what went wrong.
+        """
         if not self._plan.is_coordinator:
             return []
         try:
             manifest = read_manifest(self._directory)
+            expose_metadata(self._directory, manifest)
+            kept = {*manifest.files, manifest_place(self._directory).name}
             for entry in self._directory.entries():
-                if is_leftover(entry.name, manifest.round) and entry.name not in manifest.files:
+                # where COMMIT may yet become another round's, what that names stays
+                is_old = is_leftover(entry.name, manifest.round) and (self._plan.is_exclusive or is_mark(entry.name))
+                if is_old and entry.name not in kept:
                     entry.remove()
         except CheckpointError as error:
             return [str(error)]
@@ -285,25 +332,16 @@ class Persistence:
 
     def _give_up(self, problem: str) -> list[str]:
         """Remove what this host wrote if no COMMIT can vouch for it, tell the others, and return what went wrong."""
+        own = (done_name(self._snapshot.round, self._plan.host_index), *(self._file_name(s.rank) for s in self._slots))
         try:
-            if self._plan.num_hosts == 1:
-                if self._is_removable:
-                    self._remove_all()
-                return []
-            if self._is_removable:
-                names = [self._file_name(slot.rank) for slot in self._slots]
-                for name in (done_name(self._snapshot.round, self._plan.host_index), *names):
-                    (self._directory / name).remove()
-            if not is_committed(self._directory):
+            for entry in self._directory.entries() if self._is_removable else ():
+                if entry.name in own or (self._plan.is_coordinator and is_small_file(entry.name, self._snapshot.round)):
+                    entry.remove()
+            if self._plan.num_hosts > 1 and not is_committed(self._directory):
                 write_failed(self._directory, self._snapshot, self._plan.host_index, problem)
         except CheckpointError as error:
             return [str(error)]
         return []
-
-    def _remove_all(self) -> None:
-        mark = WritingMark.read(self._directory)
-        if mark is not None and mark.round == self._snapshot.round:
-            remove_checkpoint(self._directory)
 
 
 def _read(path: Path) -> bytes:

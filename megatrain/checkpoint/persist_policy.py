@@ -135,7 +135,7 @@ def _plan_of(round_number: int, plans: Mapping[int, HostPlan]) -> HostPlan | Non
     newest = plans[max(plans)]
     # alone, this host needs to agree with nobody: the layout is compared when the slots are read
     is_alone = newest.num_hosts == 1 and round_number < newest.round
-    return replace(newest, round=round_number) if is_alone else None
+    return replace(newest, round=round_number, claim="") if is_alone else None
 
 
 def _missing_ranks(members: Sequence[SealedSlot], plan: HostPlan) -> list[int]:

@@ -172,6 +172,19 @@ class UrlLocation:
                 return False
         return True
 
+    def is_exclusive(self) -> bool:
+        if not self._has_conditional_put:
+            return "file" in self._protocols
+        # a server may not know the condition, and put all the same
+        trial = self / temporary_name("exclusive")
+        try:
+            return trial.write_new(b"1") and not trial.write_new(b"2")
+        except CheckpointError:
+            return False
+        finally:
+            with suppress(CheckpointError):
+                trial.remove()
+
     @contextmanager
     def _written(self, content: bytes) -> Iterator[str]:
         """Give a file of a temporary name to put in place; what was put there is durable after the block."""

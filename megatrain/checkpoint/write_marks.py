@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from typing import Self
 
 from megatrain.contracts.arena import SealedSnapshot
-from megatrain.contracts.checkpoint_files import WRITING_NAME, check_writable
+from megatrain.contracts.checkpoint_files import FORMER_MANIFEST_NAME, WRITING_NAME, check_writable
 from megatrain.contracts.errors import CheckpointError, MissingFileError
 from megatrain.contracts.json_object import JsonObject
 from megatrain.contracts.location import Location, is_relative_name
@@ -25,7 +25,10 @@ from megatrain.contracts.manifest import FileEntry
 
 MARK_SCHEMA_VERSION = 1
 _DAMAGE = "remove it, and the checkpoint is written again"
-_MARK_NAME = re.compile(r"(?:host-)?r([0-9]{6,})-(?:[0-9]{5,}\.(done|failed)|rank-[0-9]{5,}\.distcp)")
+_OF_ROUND = re.compile(
+    r"(host-)?r([0-9]{6,})-([0-9]{5,}\.done|[0-9]{5,}\.failed|manifest-[0-9a-f]{8}\.json|metadata|tokenizer\.json"
+    r"|rank-[0-9]{5,}\.distcp)"
+)
 
 
 def done_name(round_number: int, host_index: int) -> str:
@@ -37,11 +40,28 @@ def failed_name(round_number: int, host_index: int) -> str:
 
 
 def is_leftover(name: str, round_number: int) -> bool:
-    """Say whether a file is of no use once `round_number` has committed: its marks, and all of older rounds."""
-    match = _MARK_NAME.fullmatch(name)
+    """Say whether a file that the manifest does not list is of no use once `round_number` has committed.
+
+    So are its marks and other manifests, all of older rounds, and what rounds once left without a number.
+    """
+    match = _OF_ROUND.fullmatch(name)
     if match is None:
-        return name == WRITING_NAME
-    return int(match[1]) < round_number or (match[2] is not None and int(match[1]) == round_number)
+        return name in (WRITING_NAME, FORMER_MANIFEST_NAME)
+    is_of_one_attempt = match[1] is not None or match[3].startswith("manifest-")
+    return int(match[2]) < round_number or (is_of_one_attempt and int(match[2]) == round_number)
+
+
+def is_mark(name: str) -> bool:
+    """Say whether a file is a mark of an attempt, and holds nothing of a checkpoint."""
+    match = _OF_ROUND.fullmatch(name)
+    return name == WRITING_NAME or (match is not None and match[1] is not None)
+
+
+def is_small_file(name: str, round_number: int) -> bool:
+    """Say whether a file is one that the coordinator of this round writes beside the data."""
+    match = _OF_ROUND.fullmatch(name)
+    is_small = match is not None and match[1] is None and not match[3].startswith("rank-")
+    return match is not None and is_small and int(match[2]) == round_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +91,14 @@ class WritingMark:
             return None
 
 
-def claim(directory: Location, mark: WritingMark) -> None:
+def claim(directory: Location, mark: WritingMark, *, is_late: bool = False) -> None:
     """Say that a round makes this checkpoint, unless it is complete or a newer round makes it.
+
+    is_late: as in `check_writable`.
 
     Raises: CheckpointError, which tells a process of an older round to stop.
     """
-    check_writable(directory, mark.round)
+    check_writable(directory, mark.round, is_late=is_late)
     found = WritingMark.read(directory)
     if found is not None and found.round > mark.round:
         raise CheckpointError(

@@ -46,7 +46,9 @@ class HostPlan:
     `checkpoints` is the directory or URL below which branches lie. `ranks` are those that run on this host. The
     coordinator's writer waits up to `commit_timeout_s` for the other hosts, then writes the metadata, the manifest and
     COMMIT, and removes old checkpoints by `keep_last` and `keep_every`. A writer without workers ends after
-    `keep_arena_s`. `tokenizer` is the path of a file to put into each checkpoint, "" for none.
+    `keep_arena_s`. `tokenizer` is the path of a file to put into each checkpoint, "" for none. `claim` is the content
+    of the round's claim to the checkpoints, "" where it has none; it went on at `began_at_step`. `is_exclusive`: the
+    storage lets one of two writers of a new file win.
     """
 
     checkpoints: str
@@ -64,6 +66,9 @@ class HostPlan:
     commit_timeout_s: float
     manifest: ManifestTemplate
     tokenizer: str
+    claim: str
+    began_at_step: int
+    is_exclusive: bool
     schema_version: int = PLAN_SCHEMA_VERSION
 
     def write(self, path: Path) -> None:
@@ -95,6 +100,9 @@ class HostPlan:
             commit_timeout_s=reader.seconds("commit_timeout_s"),
             manifest=_manifest_template(reader.section("manifest")),
             tokenizer=reader.text("tokenizer"),
+            claim=reader.text("claim"),
+            began_at_step=reader.count("began_at_step"),
+            is_exclusive=reader.flag("is_exclusive"),
         )
 
 

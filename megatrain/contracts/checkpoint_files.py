@@ -1,30 +1,42 @@
-"""The files that make a directory a checkpoint: step-000000120/ with manifest.json and, last of all, COMMIT.
+"""The files that make a directory a checkpoint: step-000000120/ with r000002-manifest-1a2b3c4d.json and, last, COMMIT.
 
-A checkpoint exists when its COMMIT does: it appears after everything else is in place, and repeats the checksum of the
-manifest it vouches for. It is the first to go when a checkpoint is removed. PINNED keeps a checkpoint for ever. WRITING
-is the first file of a checkpoint and goes after COMMIT: a directory with WRITING and no COMMIT was never complete.
+A checkpoint exists when its COMMIT does: it appears after everything else is in place, and names the manifest that it
+vouches for. It is made exclusively: of two rounds that save the same step, one commits. Where a round that was left
+behind has done so, which counts for nothing (lineage.py), a newer one makes COMMIT-r000003 beside it, and that of the
+newest round is meant: nothing is ever removed that may have become another's. All other names have the round, and the
+manifest's its own digest, so that nobody who is late writes to what COMMIT vouches for. Before there were such names
+the manifest was manifest.json. COMMIT is the first to go when a checkpoint is removed. PINNED keeps one for ever.
+WRITING is the first file of a checkpoint and goes after COMMIT: a directory with WRITING and no COMMIT was never
+complete.
 Which of several checkpoints a job goes on from is lineage.py's, how tensors are stored is megatrain.checkpoint's.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import time
 import zlib
+from dataclasses import asdict, dataclass, fields
 
 from megatrain.contracts.errors import CheckpointError, MissingFileError
 from megatrain.contracts.json_object import JsonObject, renamed
-from megatrain.contracts.location import LocalLocation, Location
-from megatrain.contracts.manifest import FORMER_NAMES, Manifest
+from megatrain.contracts.location import LocalLocation, Location, put_once
+from megatrain.contracts.manifest import FORMER_NAMES, Manifest, name_in_round
 
-MANIFEST_NAME = "manifest.json"
+FORMER_MANIFEST_NAME = "manifest.json"
+METADATA_NAME = ".metadata"
+"""What torch's readers look for."""
 COMMIT_NAME = "COMMIT"
 PINNED_NAME = "PINNED"
 WRITING_NAME = "WRITING"
 TOKENIZER_NAME = "tokenizer.json"
-COMMIT_SCHEMA_VERSION = 2
+COMMIT_SCHEMA_VERSION = 3
 PINNED_SCHEMA_VERSION = 1
+_CRC32 = "crc32:"
+_LATER_COMMIT = re.compile(rf"{COMMIT_NAME}-r[0-9]{{6,}}")
+_MANIFEST_NAME = re.compile(r"r[0-9]{6,}-manifest-[0-9a-f]{8}\.json")
 _DIRECTORY_NAME = re.compile(r"step-([0-9]{9,})")
 
 
@@ -43,25 +55,51 @@ def step_of(name: str) -> int | None:
     return int(match[1])
 
 
-def check_writable(directory: Location, round_number: int) -> None:
+def check_writable(directory: Location, round_number: int, *, is_late: bool = False) -> None:
     """Refuse to write into a checkpoint that is complete, or through a link: what COMMIT vouches for changes no more.
 
+    is_late: the one that is there was committed by a round that was left behind, and counts for nothing.
     Raises: CheckpointError, which tells a process of an older round to stop.
     """
     if _is_link(directory):
         raise CheckpointError(f"{directory} is a symbolic link, and nothing is written through it; remove the link")
-    _check_round(directory, round_number)
-    if is_committed(directory):
+    commit = read_commit(directory)
+    _check_round(directory, commit, round_number)
+    if not is_late and _problem_of(directory, commit) is None:
         raise CheckpointError(f"{directory} is a complete checkpoint already and is not overwritten; remove it first")
 
 
-def write_manifest(directory: Location, manifest: Manifest) -> None:
-    """Put the manifest in place, whole or not at all.
+def manifest_name(content: bytes, round_number: int) -> str:
+    """Return what a manifest is called: no other content has this name."""
+    return name_in_round(f"manifest-{hashlib.sha256(content).hexdigest()[:8]}.json", round_number)
+
+
+def is_manifest_name(name: str) -> bool:
+    """Say whether a file of a checkpoint directory is, or once was, a manifest."""
+    return name == FORMER_MANIFEST_NAME or _MANIFEST_NAME.fullmatch(name) is not None
+
+
+def manifest_place(directory: Location) -> Location:
+    """Return the manifest that COMMIT names; without COMMIT the newest round's. It need not be there."""
+    commit = read_commit(directory)
+    if commit is not None:
+        return directory / commit.manifest
+    names = [entry.name for entry in directory.entries() if _MANIFEST_NAME.fullmatch(entry.name)]
+    return directory / max(names, key=_round_and_name, default=FORMER_MANIFEST_NAME)
+
+
+def _round_and_name(name: str) -> tuple[int, str]:
+    return int(name[1:].partition("-")[0]), name
+
+
+def write_manifest(directory: Location, manifest: Manifest, *, is_late: bool = False) -> None:
+    """Put the manifest in place, whole or not at all. is_late: as in `check_writable`.
 
     Raises: CheckpointError when it cannot be written, or as `check_writable` does.
     """
-    check_writable(directory, manifest.round)
-    (directory / MANIFEST_NAME).write(manifest.to_json().encode())
+    check_writable(directory, manifest.round, is_late=is_late)
+    content = manifest.to_json().encode()
+    (directory / manifest_name(content, manifest.round)).write(content)
 
 
 def read_manifest(directory: Location, *, job: str | None = None, branch: str | None = None) -> Manifest:
@@ -70,8 +108,12 @@ def read_manifest(directory: Location, *, job: str | None = None, branch: str | 
     Raises: MissingFileError; CheckpointError when it is damaged, says another step than the directory's name, or is of
     another job or branch.
     """
-    place = directory / MANIFEST_NAME
-    manifest = Manifest.from_json(_manifest_content(directory), str(place))
+    place = manifest_place(directory)
+    try:
+        content = place.read()
+    except MissingFileError as error:
+        raise MissingFileError(f"{error}; the checkpoint is incomplete") from error
+    manifest = Manifest.from_json(content, str(place))
     if step_of(directory.name) not in (None, manifest.step):
         raise CheckpointError(f"{place}: step={manifest.step}, but the directory is {directory.name}; it was renamed")
     for field, found, expected in (("job", manifest.job, job), ("branch", manifest.branch, branch)):
@@ -96,43 +138,89 @@ def wrong_files(directory: Location, manifest: Manifest) -> list[str]:
     return problems
 
 
-def write_commit(directory: Location, manifest: Manifest) -> None:
-    """Declare a checkpoint complete. Every file of it must be in place: this is the last write, and atomic.
+def write_commit(directory: Location, manifest: Manifest, *, is_late: bool = False) -> None:
+    """Declare a checkpoint complete, unless another round has. All its files must be in place: this is the last write.
 
-    Doing it again with the same manifest is fine: a write may have failed in its last moment, or seemed to.
-    Raises: CheckpointError when a newer round has committed this step, when the manifest in place is not `manifest`,
-    or when COMMIT cannot be written.
+    is_late: as in `check_writable`.
+
+    Doing it again with the same manifest is fine: a write may have failed in its last moment, or its answer was lost.
+    Raises: CheckpointError when another round, or another attempt of this one, has committed this step; or when COMMIT
+    cannot be written.
     """
-    _check_round(directory, manifest.round)
-    found = read_manifest(directory)
     content = manifest.to_json().encode()
-    if _manifest_content(directory) != content:
+    name = manifest_name(content, manifest.round)
+    if (directory / name).read() != content:
+        raise CheckpointError(f"{directory / name}: is not what round {manifest.round} wrote; the disk is at fault")
+    commit = Commit(manifest.step, manifest.round, name, hashlib.sha256(content).hexdigest())
+    raw = {"schema_version": COMMIT_SCHEMA_VERSION, **asdict(commit)}
+    place = directory / (f"{COMMIT_NAME}-r{manifest.round:06d}" if is_late else COMMIT_NAME)
+    if not put_once(place, (json.dumps(raw, sort_keys=True) + "\n").encode()):
+        _check_round(directory, read_commit(directory), manifest.round)
         raise CheckpointError(
-            f"{directory / MANIFEST_NAME}: of round {found.round}, not what round {manifest.round}"
-            " wrote; another process saves the same step, and one of the two must stop"
+            f"{place}: another process has committed this step, and not what round {manifest.round} wrote; one of the"
+            " two must stop"
         )
-    commit = {
-        "schema_version": COMMIT_SCHEMA_VERSION,
-        "step": manifest.step,
-        "round": manifest.round,
-        "manifest_crc32": zlib.crc32(content),
-    }
-    (directory / COMMIT_NAME).write((json.dumps(commit, sort_keys=True) + "\n").encode())
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """What COMMIT says: the step, by which round, and the manifest with its SHA-256.
+
+    Before rounds had names of their own the digest was a checksum: "crc32:" and a number.
+    """
+
+    step: int
+    round: int
+    manifest: str
+    sha256: str
+
+    def vouches_for(self, content: bytes) -> bool:
+        """Say whether this is the content of the manifest."""
+        if self.sha256.startswith(_CRC32):
+            return self.sha256 == f"{_CRC32}{zlib.crc32(content)}"
+        return self.sha256 == hashlib.sha256(content).hexdigest()
+
+
+def commit_place(directory: Location) -> Location:
+    """Return the COMMIT that is meant: the newest round's. It need not be there."""
+    names = [entry.name for entry in directory.entries() if _LATER_COMMIT.fullmatch(entry.name)]
+    return directory / max(names, key=lambda name: int(name.rpartition("r")[2]), default=COMMIT_NAME)
+
+
+def read_commit(directory: Location) -> Commit | None:
+    """Return what COMMIT says, None when it is not there or is not one.
+
+    Raises: CheckpointError when it is there and cannot be read.
+    """
+    try:
+        content = (directory / COMMIT_NAME).read()
+        # without it there is no later one
+        later = commit_place(directory)
+        raw = json.loads(content if later.name == COMMIT_NAME else later.read())
+    except (MissingFileError, ValueError, RecursionError):
+        return None
+    if not isinstance(raw, dict):
+        return None
+    version = raw.get("schema_version")
+    if version in (1, 2) and not isinstance(version, bool):
+        raw = renamed(raw, FORMER_NAMES) if version == 1 else raw
+        raw |= {"manifest": FORMER_MANIFEST_NAME, "sha256": f"{_CRC32}{raw.get('manifest_crc32')}"}
+    elif version != COMMIT_SCHEMA_VERSION:
+        return None
+    step, round_number, manifest, sha256 = (raw.get(field.name) for field in fields(Commit))
+    if type(step) is not int or type(round_number) is not int or not isinstance(sha256, str):
+        return None
+    if not isinstance(manifest, str) or not is_manifest_name(manifest):
+        return None
+    return Commit(step, round_number, manifest, sha256)
 
 
 def is_committed(directory: Location) -> bool:
-    """Say whether the directory is a complete checkpoint: COMMIT is there, and vouches for this manifest.
+    """Say whether the directory is a complete checkpoint: COMMIT is there, and vouches for the manifest that it names.
 
     Raises: CheckpointError when that cannot be told, because a file is there but cannot be read.
     """
-    commit = _read_commit(directory)
-    if commit is None:
-        return False
-    try:
-        content = (directory / MANIFEST_NAME).read()
-    except MissingFileError:
-        return False
-    return zlib.crc32(content) == commit["manifest_crc32"] and step_of(directory.name) in (None, commit["step"])
+    return commit_problem(directory) is None
 
 
 def commit_problem(directory: Location) -> str | None:
@@ -140,15 +228,41 @@ def commit_problem(directory: Location) -> str | None:
 
     Raises: CheckpointError as `is_committed` does.
     """
-    if is_committed(directory):
-        return None
-    place, commit = directory / COMMIT_NAME, _read_commit(directory)
+    return _problem_of(directory, read_commit(directory))
+
+
+def vouched_commit(directory: Location) -> Commit | None:
+    """Return what the COMMIT of a complete checkpoint says, None where there is none. Raises: as `is_committed`."""
+    commit = read_commit(directory)
+    return commit if _problem_of(directory, commit) is None else None
+
+
+def _problem_of(directory: Location, commit: Commit | None) -> str | None:
     if commit is None:
+        place = directory / COMMIT_NAME
         return f"{place}: {'damaged' if place.exists() else 'missing'}, so nothing vouches for the checkpoint"
-    if step_of(directory.name) not in (None, commit["step"]):
-        return f"{place}: of step {commit['step']}, but the directory is {directory.name}; it was renamed"
-    manifest = directory / MANIFEST_NAME
-    return f"{manifest}: {'changed since' if manifest.exists() else 'missing, but'} COMMIT vouched for it"
+    if step_of(directory.name) not in (None, commit.step):
+        return (
+            f"{commit_place(directory)}: of step {commit.step}, but the directory is {directory.name}; it was renamed"
+        )
+    manifest = directory / commit.manifest
+    try:
+        content = manifest.read()
+    except MissingFileError:
+        return f"{manifest}: missing, but COMMIT vouched for it"
+    return None if commit.vouches_for(content) else f"{manifest}: changed since COMMIT vouched for it"
+
+
+def expose_metadata(directory: Location, manifest: Manifest) -> None:
+    """Put the metadata of a committed checkpoint where torch's readers look for it; ours read what COMMIT vouches for.
+
+    Raises: CheckpointError.
+    """
+    exposed, name = directory / METADATA_NAME, manifest.name_of(METADATA_NAME)
+    if name != METADATA_NAME and name in manifest.files:
+        content = (directory / name).read()
+        if exposed.size() != len(content) or exposed.read() != content:
+            exposed.write(content)
 
 
 def is_unfinished(directory: Location) -> bool:
@@ -182,10 +296,18 @@ def lacks_only_commit(directory: Location, branch: str) -> bool:
 
 def committed_steps(branch: Location) -> list[int]:
     """Return the steps of a branch directory's committed checkpoints, ascending; none where there is nothing."""
-    # the name first: it costs nothing, and COMMIT is looked for only where a checkpoint may be
-    return sorted(
-        step for entry in branch.entries() if (step := step_of(entry.name)) is not None and is_committed(entry)
-    )
+    return sorted(committed_rounds(branch))
+
+
+def committed_rounds(branch: Location) -> dict[int, int]:
+    """Return the round that committed each step of a branch directory; none where there is nothing."""
+    found: dict[int, int] = {}
+    for entry in branch.entries():
+        # the name first: it costs nothing, and COMMIT is looked for only where a checkpoint may be
+        step = step_of(entry.name)
+        if step is not None and (commit := vouched_commit(entry)) is not None:
+            found[step] = commit.round
+    return found
 
 
 def remove_checkpoint(directory: Location) -> None:
@@ -202,6 +324,9 @@ def remove_checkpoint(directory: Location) -> None:
     if (directory / COMMIT_NAME).exists():
         # half removed, it must not look like one that was never complete
         (directory / WRITING_NAME).remove()
+        for entry in directory.entries():
+            if _LATER_COMMIT.fullmatch(entry.name):
+                entry.remove()
         (directory / COMMIT_NAME).remove()
     else:
         for entry in directory.entries():
@@ -257,31 +382,9 @@ def _is_link(directory: Location) -> bool:
     return isinstance(directory, LocalLocation) and directory.path.is_symlink()
 
 
-def _check_round(directory: Location, round_number: int) -> None:
-    commit = _read_commit(directory)
-    if commit is not None and commit["round"] > round_number:
+def _check_round(directory: Location, commit: Commit | None, round_number: int) -> None:
+    if commit is not None and commit.round > round_number:
         raise CheckpointError(
-            f"{directory / COMMIT_NAME}: committed by round {commit['round']}, and round {round_number}"
+            f"{commit_place(directory)}: committed by round {commit.round}, and round {round_number}"
             " is older; this process was left behind and must stop"
         )
-
-
-def _manifest_content(directory: Location) -> bytes:
-    try:
-        return (directory / MANIFEST_NAME).read()
-    except MissingFileError as error:
-        raise MissingFileError(f"{error}; the checkpoint is incomplete") from error
-
-
-def _read_commit(directory: Location) -> dict[str, int] | None:
-    """Return what COMMIT says, or None when it is not there or is not one."""
-    try:
-        raw = json.loads((directory / COMMIT_NAME).read())
-    except (MissingFileError, ValueError, RecursionError):
-        return None
-    if isinstance(raw, dict) and raw.get("schema_version") == COMMIT_SCHEMA_VERSION - 1:
-        raw = {**renamed(raw, FORMER_NAMES), "schema_version": COMMIT_SCHEMA_VERSION}
-    names = ("schema_version", "step", "round", "manifest_crc32")
-    if not isinstance(raw, dict) or not all(isinstance(raw.get(name), int) for name in names):
-        return None
-    return raw if raw["schema_version"] == COMMIT_SCHEMA_VERSION else None

@@ -2,29 +2,60 @@
 
     claims/00000001, claims/00000002, ...     made exclusively, never changed, never removed
 
-The newest claim is the holder's. Whoever makes claim n + 1 has read claim n, and exactly one process makes it, so all
-agree on one order; a process that finds a claim after its own was overtaken and is fenced for good. Nothing is held
-open: a process that is frozen, or a host that is gone, keeps nobody out.
+The newest claim is the holder's. Whoever makes the next claim has read the one before, and exactly one process makes
+it, so all agree on one order; a process that finds a claim after its own was overtaken and is fenced for good. Nothing
+is held open: a process that is frozen, or a host that is gone, keeps nobody out.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+import socket
+from dataclasses import asdict, dataclass
+from secrets import token_hex
 
+from megatrain.contracts.errors import FencedError
+from megatrain.contracts.json_object import JsonObject
 from megatrain.contracts.location import Location, put_once
 
 CLAIMS_NAME = "claims"
+CLAIM_SCHEMA_VERSION = 1
 _NAME = re.compile(r"[0-9]{8,}")
 
 
 @dataclass(frozen=True, slots=True)
+class JobRound:
+    """A round of a job under a launcher. Numbers of one `counter` order rounds; those of two say nothing."""
+
+    counter: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"round {self.number} of {self.counter}"
+
+
+@dataclass(frozen=True, slots=True)
 class Claim:
-    """A link of the chain. `content` is what its maker wrote, the same for no two."""
+    """A link of the chain: for a round of a launcher, or without one (counter "", round 0).
+
+    `holder` is for messages; `token` makes the content of each claim its own.
+    """
 
     number: int
-    content: bytes
+    counter: str
+    round: int
+    holder: str
+    token: str
+
+    def is_not_before(self, other: JobRound) -> bool:
+        """Say whether this is of the same round, or of a newer one of the same counter."""
+        return self.counter == other.counter and self.round >= other.number
+
+    def content(self) -> bytes:
+        raw = {"schema_version": CLAIM_SCHEMA_VERSION, **asdict(self)}
+        return (json.dumps(raw, sort_keys=True) + "\n").encode()
 
 
 class Claims:
@@ -33,27 +64,60 @@ class Claims:
     def __init__(self, directory: Location) -> None:
         self._directory = directory / CLAIMS_NAME
 
+    def __str__(self) -> str:
+        return str(self._directory)
+
+    def newest_number(self) -> int:
+        """Return the number of the holder's claim, -1 where nobody has made one. Raises: CheckpointError."""
+        names = [entry.name for entry in self._directory.entries()]
+        return max((int(name) for name in names if _NAME.fullmatch(name)), default=-1)
+
     def newest(self) -> Claim | None:
         """Return the holder's claim, None where nobody has made one. Raises: CheckpointError."""
-        number = max((int(entry.name) for entry in self._directory.entries() if _NAME.fullmatch(entry.name)), default=0)
-        return Claim(number, self.place(number).read()) if number else None
+        number = self.newest_number()
+        if number < 0:
+            return None
+        place = self.place(number)
+        reader = JsonObject.parse(place.read(), str(place), CLAIM_SCHEMA_VERSION, "remove it if no job is running")
+        reader.check_names(Claim, "schema_version")
+        names = reader.text("counter"), reader.count("round"), reader.text("holder"), reader.text("token")
+        return Claim(number, *names)
 
-    def add(self, content_after: Callable[[Claim | None], bytes]) -> Claim:
-        """Make the next claim, with what `content_after` says in the face of the newest; it raises to make none.
+    def take(self, job_round: JobRound | None, least: int = 1) -> Claim:
+        """Make the next claim; its number is at least `least`.
 
-        Raises: CheckpointError when it cannot be written. It may yet appear then, for a holder that never comes.
+        Raises: FencedError when the newest one is of the same counter, and of this round or a newer one;
+        CheckpointError when it cannot be written. It may yet appear then, for a holder that never comes.
         """
         while True:
             newest = self.newest()
-            content = content_after(newest)
-            number = 1 if newest is None else newest.number + 1
-            if put_once(self.place(number), content):
-                return Claim(number, content)
+            if newest is not None and job_round is not None and newest.is_not_before(job_round):
+                raise FencedError(
+                    f"{self.place(newest.number)}: {newest.holder} has it, and round {job_round.number} is not newer:"
+                    " this process was left behind and must stop. If etcd was emptied since, so that rounds are counted"
+                    f" anew, remove {self} once no process of the run is left"
+                )
+            number = max(least, 0 if newest is None else newest.number + 1)
+            claim = self.unwritten(job_round, number)
+            if put_once(self.place(number), claim.content()):
+                return claim
+
+    @staticmethod
+    def unwritten(job_round: JobRound | None, number: int) -> Claim:
+        """Return a claim that is to be made later, at exactly this number."""
+        counter, round_number = ("", 0) if job_round is None else (job_round.counter, job_round.number)
+        return Claim(number, counter, round_number, signature(job_round), token_hex(8))
 
     def is_overtaken(self, number: int) -> bool:
-        """Say whether there is a claim after this one. Raises: CheckpointError when that cannot be told."""
+        """Say whether there is the claim after this one. Raises: CheckpointError when that cannot be told."""
         return self.place(number + 1).exists()
 
     def place(self, number: int) -> Location:
         """Return where a claim lies."""
         return self._directory / f"{number:08d}"
+
+
+def signature(job_round: JobRound | None) -> str:
+    """Return how this process signs what it holds: "process 17 on host-3", and its round."""
+    process = f"process {os.getpid()} on {socket.gethostname()}"
+    return process if job_round is None else f"{process}, {job_round}"

@@ -1,12 +1,16 @@
 """Branches of a run's checkpoints, and where the run goes on.
 
-    RESUME              which branch is the current one
-    main/BRANCH         where a branch comes from: its parent and the parent's step
-    main/step-...       its checkpoints
+    claims/00000012         round 12 claims to write here: claims.py
+    claims/00000012.resume  where it went on: branch and step; the newest says where the run goes on
+    main/BRANCH             where a branch comes from: its parent and the parent's step
+    main/step-...           its checkpoints
+
+A round is the number of a claim. What an older round commits after a newer one went on from before it, is late: it was
+not there when the newer one looked, and counts for nothing. Before rounds claimed, RESUME named the current branch.
 
 Going back to an older step never removes or overtakes anything: it opens another branch, which begins at that step of
 its parent. What the parent did after that step is abandoned and is never "newest" again. BRANCH is written first and
-RESUME last, each whole or not at all, so a crash in between leaves the run where it was.
+where the run goes on last, each whole or not at all, so a crash in between leaves the run where it was.
 """
 
 from __future__ import annotations
@@ -20,15 +24,16 @@ from dataclasses import asdict, dataclass
 from itertools import count
 
 from megatrain.contracts.checkpoint_files import (
-    committed_steps,
+    committed_rounds,
     is_committed,
     is_unfinished,
     step_directory_name,
     step_of,
 )
+from megatrain.contracts.claims import CLAIMS_NAME, Claims
 from megatrain.contracts.errors import CheckpointError, MissingFileError
 from megatrain.contracts.json_object import JsonObject
-from megatrain.contracts.location import Location
+from megatrain.contracts.location import Location, put_once
 from megatrain.contracts.sample_ranges import SampleRanges, merged
 from megatrain.contracts.verifications import VERIFIED_NAME
 
@@ -40,6 +45,7 @@ MAIN_BRANCH = "main"
 SCHEMA_VERSION = 1
 _NAME = re.compile(r"(?!step-)[a-z0-9][a-z0-9-]{0,62}")
 _NAME_RULE = "expected a branch name: a-z, 0-9 and -, at most 63 of them, not beginning with - or step-"
+_START_NAME = re.compile(r"([0-9]{8,})\.resume")
 _NUMBERED = re.compile(r"branch-([0-9]{4,18})")
 
 
@@ -69,13 +75,75 @@ class Candidate:
     location: Location
 
 
-def current_branch(checkpoints: Location) -> str:
-    """Return the branch that the run goes on with: RESUME's, without RESUME the only one, and "main" before the first.
+@dataclass(frozen=True, slots=True)
+class RoundStart:
+    """Where a round went on. step: None where that is not known."""
 
-    Raises: CheckpointError when RESUME is damaged, names a branch that is not there, or is missing beside several.
+    round: int
+    branch: str
+    step: int | None
+
+
+def begin_round(checkpoints: Location, start: RoundStart) -> None:
+    """Say where a round goes on; only whoever claimed its number does. Raises: CheckpointError."""
+    content = {"schema_version": SCHEMA_VERSION, "branch": start.branch, "step": start.step}
+    (checkpoints / _start_name(start.round)).write((json.dumps(content, sort_keys=True) + "\n").encode())
+
+
+def round_starts(checkpoints: Location, branch: str, after: int) -> list[RoundStart]:
+    """Return where rounds newer than `after` went on in a branch, as far as they have said so.
+
+    Raises: CheckpointError when that is damaged or cannot be read.
     """
-    place = checkpoints / RESUME_NAME
+    starts = (_read_start(checkpoints, number) for number in _start_numbers(checkpoints) if number > after)
+    return [start for start in starts if start.branch == branch]
+
+
+def newest_start(checkpoints: Location) -> RoundStart | None:
+    """Return where the newest round went on that has said so. Raises: CheckpointError as `round_starts` does."""
+    numbers = _start_numbers(checkpoints)
+    return _read_start(checkpoints, numbers[-1]) if numbers else None
+
+
+def is_late(step: int, round_number: int, starts: Sequence[RoundStart]) -> bool:
+    """Say whether a checkpoint by a round is none that counts: a newer one of `starts` went on from before it."""
+    return any(start.round > round_number and start.step is not None and start.step < step for start in starts)
+
+
+def _start_name(number: int) -> str:
+    return f"{CLAIMS_NAME}/{number:08d}.resume"
+
+
+def _start_numbers(checkpoints: Location) -> list[int]:
+    names = (entry.name for entry in (checkpoints / CLAIMS_NAME).entries())
+    return sorted(int(match[1]) for name in names if (match := _START_NAME.fullmatch(name)))
+
+
+def _read_start(checkpoints: Location, number: int) -> RoundStart:
+    place = checkpoints / _start_name(number)
+    mend = 'it must name the branch to go on with, as {"schema_version": 1, "branch": "main", "step": null}'
+    reader = JsonObject.parse(place.read(), str(place), SCHEMA_VERSION, mend)
+    step = None if reader.is_null("step") else reader.count("step")
+    return RoundStart(number, _branch_name(reader, "branch"), step)
+
+
+def current_branch(checkpoints: Location) -> str:
+    """Return the branch that the run goes on with: the newest round's, before there were any RESUME's.
+
+    Without either it is the only one, and "main" before the first.
+    Raises: CheckpointError when what names it is damaged, names a branch that is not there, or is missing beside
+    several.
+    """
+    start = newest_start(checkpoints)
     names = _branch_names(checkpoints)
+    if start is not None:
+        if start.branch not in names:
+            raise CheckpointError(
+                f"{checkpoints / _start_name(start.round)}: branch={start.branch!r}, but"
+                f" {checkpoints / start.branch / BRANCH_NAME} is missing; name another there, or bring it back"
+            )
+        return start.branch
+    place = checkpoints / RESUME_NAME
     listed = ", ".join(names) or "none"
     mend = f'it must name the branch to go on with, as {{"schema_version": 1, "branch": "main"}} (there are: {listed})'
     try:
@@ -167,12 +235,22 @@ def candidates(checkpoints: Location, branch: str | None = None) -> list[Candida
     found = [
         _candidate(checkpoints, name, step)
         for name, limit in _reaches(line)
-        for step in reversed(committed_steps(checkpoints / name))
+        for step in reversed(steps_that_count(checkpoints, name))
         if step <= limit
     ]
     if not found:
         _check_nothing_was_saved(checkpoints, line)
     return found
+
+
+def steps_that_count(checkpoints: Location, branch: str) -> list[int]:
+    """Return the steps of a branch's committed checkpoints that are not late, ascending.
+
+    Raises: CheckpointError when something cannot be read.
+    """
+    rounds = committed_rounds(checkpoints / branch)
+    starts = round_starts(checkpoints, branch, min(rounds.values())) if rounds else []
+    return [step for step, round_number in sorted(rounds.items()) if not is_late(step, round_number, starts)]
 
 
 def skipped_samples(line: Sequence[Branch]) -> SampleRanges:
@@ -248,34 +326,63 @@ def open_branch(
     *,
     rollback: str = "",
     skipped: SampleRanges = (),
+    round_number: int | None = None,
 ) -> Branch:
     """Begin a branch at a step of its parent and make it the one that the run goes on with.
 
     The first branch of a run, "main", has parent "" and parent_step None. The step need not be committed: a run may go
-    on from memory. `rollback`, `skipped`: as in Branch.
+    on from memory. `rollback`, `skipped`: as in Branch. `round_number`: what the caller has claimed; else it is claimed
+    here.
     Raises: CheckpointError when the parent is not there, when none is given although there is a run, or when writing
     fails.
     """
     if bool(parent) != (parent_step is not None):
         raise ValueError(f"parent={parent!r} and parent_step={parent_step}: both or neither")
-    names, has_resume = _branch_names(checkpoints), (checkpoints / RESUME_NAME).exists()
+    names, has_resume = _branch_names(checkpoints), _has_resume(checkpoints)
     if not parent and (names or has_resume):
         listed = ", ".join([RESUME_NAME, *names] if has_resume else names)
         raise CheckpointError(f"{checkpoints}: holds a run already ({listed}); a new branch of it needs a parent")
     if parent:
         read_branch(checkpoints, parent)
-    if len(names) == 1 and not has_resume:
-        # one branch needs no RESUME, but two without it would leave the place of the run unclear
-        _write_resume(checkpoints, names[0])
-    name = _next_name(checkpoints) if parent else MAIN_BRANCH
-    branch = Branch(name, parent, parent_step, time.time(), reason, rollback, skipped)
+        if round_number is None:
+            round_number = Claims(checkpoints).take(None, _next_round(checkpoints, names)).number
+        if len(names) == 1 and not has_resume:
+            # one branch needs none, but two would leave the place of the run unclear
+            begin_round(checkpoints, RoundStart(round_number, names[0], None))
+    while True:
+        branch = Branch(
+            _next_name(checkpoints) if parent else MAIN_BRANCH,
+            parent,
+            parent_step,
+            time.time(),
+            reason,
+            rollback,
+            skipped,
+        )
+        if _write_branch(checkpoints, branch):
+            break
+    if round_number is not None:
+        begin_round(checkpoints, RoundStart(round_number, branch.name, parent_step))
+    return branch
+
+
+def _write_branch(checkpoints: Location, branch: Branch) -> bool:
+    """Make a branch's BRANCH; return False where another process took its name. For the first branch that is fine."""
     content = {"schema_version": SCHEMA_VERSION, **asdict(branch)}
-    if not rollback and not skipped:
+    if not branch.rollback and not branch.skipped:
         # programs that know of no such fields read all other branches
         del content["rollback"], content["skipped"]
-    (checkpoints / name / BRANCH_NAME).write((json.dumps(content, sort_keys=True) + "\n").encode())
-    _write_resume(checkpoints, name)
-    return branch
+    text = json.dumps(content, sort_keys=True) + "\n"
+    return put_once(checkpoints / branch.name / BRANCH_NAME, text.encode()) or not branch.parent
+
+
+def _has_resume(checkpoints: Location) -> bool:
+    return bool(_start_numbers(checkpoints)) or (checkpoints / RESUME_NAME).exists()
+
+
+def _next_round(checkpoints: Location, names: Sequence[str]) -> int:
+    """Return a number above all rounds that have committed anything."""
+    return 1 + max((number for name in names for number in committed_rounds(checkpoints / name).values()), default=0)
 
 
 def ensure_branch(checkpoints: Location, reason: str) -> str:
@@ -283,7 +390,7 @@ def ensure_branch(checkpoints: Location, reason: str) -> str:
 
     Raises: CheckpointError as `current_branch` and `open_branch` do.
     """
-    if not _branch_names(checkpoints) and not (checkpoints / RESUME_NAME).exists():
+    if not _branch_names(checkpoints) and not _has_resume(checkpoints):
         return open_branch(checkpoints, "", None, reason).name
     return current_branch(checkpoints)
 
@@ -308,17 +415,14 @@ def _next_name(checkpoints: Location) -> str:
     return next(name for i in count(number + 1) if (name := f"branch-{i:04d}") not in taken)
 
 
-def _write_resume(checkpoints: Location, branch: str) -> None:
-    content = {"schema_version": SCHEMA_VERSION, "branch": branch}
-    (checkpoints / RESUME_NAME).write((json.dumps(content, sort_keys=True) + "\n").encode())
-
-
 def _check_nothing_was_saved(checkpoints: Location, line: Sequence[Branch]) -> None:
     """Refuse to call it a fresh start when anything lies about: that would be a silent loss of a run."""
     flat, remains = [], []
     # a job that went back to before its first step abandoned all that its other branches have
     is_anew = bool(line) and line[0].parent_step == 0
     for entry in [checkpoints / line[0].name] if is_anew else checkpoints.entries():
+        if entry.name == CLAIMS_NAME:
+            continue
         if step_of(entry.name) is not None:
             flat.append(entry.name)
         elif not _NAME.fullmatch(entry.name) or entry.size() is not None:

@@ -109,6 +109,13 @@ class Location(Protocol):
         """
         ...
 
+    def is_exclusive(self) -> bool:
+        """Say whether one of several who `write_new` a file below this directory wins, by trying it.
+
+        Where not, they look first, and the last one who saw nothing wins. Also False when nothing can be written.
+        """
+        ...
+
     def create(self) -> Sink:
         """Begin a big file, in place of any of that name, with the directories above it."""
         ...
@@ -217,6 +224,20 @@ class LocalLocation:
             is_new = _link(temporary, self.path)
             temporary.unlink(missing_ok=True)
         return is_new
+
+    def is_exclusive(self) -> bool:
+        first, second = (self.path / temporary_name("exclusive") for _ in range(2))
+        try:
+            _make_directory(self.path)
+            first.touch()
+            os.link(first, second)
+        except OSError:
+            return False
+        finally:
+            for path in (first, second):
+                with suppress(OSError):
+                    path.unlink(missing_ok=True)
+        return True
 
     @contextmanager
     def _written(self, content: bytes) -> Iterator[Path]:

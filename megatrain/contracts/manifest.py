@@ -15,7 +15,18 @@ from megatrain.contracts.sample_ranges import SampleRanges
 MANIFEST_SCHEMA_VERSION = 3
 FORMER_NAMES = {"incarnation": "round"}
 """Of the manifest in version 2 and of COMMIT in version 1: former name -> name."""
+_ROUND = re.compile(r"r[0-9]{6,}-")
 _DIGEST = re.compile(r"(items-)?sha256:[0-9a-f]{64}")
+
+
+def name_in_round(name: str, round_number: int) -> str:
+    """Return what a round calls a file: "r000002-tokenizer.json". No other round writes to that name."""
+    return f"r{round_number:06d}-{name.removeprefix('.')}"
+
+
+def name_without_round(name: str) -> str:
+    """Return "tokenizer.json" for what a round, or a checkpoint of before, calls the tokenizer."""
+    return _ROUND.sub("", name, count=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +104,11 @@ class Manifest:
     versions: CheckpointVersions
     files: Mapping[str, FileEntry]
     schema_version: int = MANIFEST_SCHEMA_VERSION
+
+    def name_of(self, name: str) -> str:
+        """Return what a file is called in this checkpoint: in one of before rounds had names of their own, `name`."""
+        in_round = name_in_round(name, self.round)
+        return in_round if in_round in self.files or name not in self.files else name
 
     def to_json(self) -> str:
         raw = asdict(self)

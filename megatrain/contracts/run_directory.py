@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megatrain.contracts.bounded_files import open_below, read_below
-from megatrain.contracts.claims import CLAIMS_NAME
+from megatrain.contracts.claims import CLAIMS_NAME, JobRound
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.own_files import check_own_directory
 from megatrain.contracts.run_hold import (
     LOCK_FILE,
     UNKNOWN_HOLDER,
-    JobRound,
     NotOpenedError,
     RunHold,
     claim_run,

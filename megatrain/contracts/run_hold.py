@@ -9,41 +9,23 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import json
-import os
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from secrets import token_hex
-from typing import Self
 
-from megatrain.contracts.claims import Claim, Claims
+from megatrain.contracts.claims import Claim, Claims, JobRound, signature
 from megatrain.contracts.errors import CheckpointError, ConfigError, FencedError
-from megatrain.contracts.json_object import JsonObject
 from megatrain.contracts.lineage import LOCK_NAME
 from megatrain.contracts.location import LocalLocation
 
 LOCK_FILE = "lock"
 UNKNOWN_HOLDER = "another process"
-CLAIM_SCHEMA_VERSION = 1
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP})
 _NUM_LOCK_TRIES = 3
 _TRY_AGAIN_S = 0.002
-
-
-@dataclass(frozen=True, slots=True)
-class JobRound:
-    """A round of a job under a launcher. Numbers of one `counter` order rounds; those of two say nothing."""
-
-    counter: str
-    number: int
-
-    def __str__(self) -> str:
-        return f"round {self.number} of {self.counter}"
 
 
 class NotOpenedError(Exception):
@@ -114,27 +96,10 @@ class RunHold:
             if claims.is_overtaken(own.number):
                 taker = claims.newest() or own
                 raise FencedError(
-                    f"{claims.place(taker.number)}: {_RunClaim.read(taker, claims).holder} writes to the run now; "
-                    f"{_RunClaim.read(own, claims).holder} was left behind and must stop"
+                    f"{claims.place(taker.number)}: {taker.holder} writes to the run now; {own.holder} was left behind"
+                    " and must stop"
                 )
         self.lock.take_if_free()
-
-
-@dataclass(frozen=True, slots=True)
-class _RunClaim:
-    """What a claim to a run directory says: a round of a job and, for messages, the process."""
-
-    counter: str
-    round: int
-    holder: str
-    token: str
-
-    @classmethod
-    def read(cls, claim: Claim, claims: Claims) -> Self:
-        place = claims.place(claim.number)
-        reader = JsonObject.parse(claim.content, str(place), CLAIM_SCHEMA_VERSION, "remove it if no job is running")
-        reader.check_names(cls, "schema_version")
-        return cls(reader.text("counter"), reader.count("round"), reader.text("holder"), reader.text("token"))
 
 
 def claim_run(root: Path, key: str, job_round: JobRound) -> tuple[Claims, Claim]:
@@ -143,19 +108,8 @@ def claim_run(root: Path, key: str, job_round: JobRound) -> tuple[Claims, Claim]
     Raises: FencedError when a newer round has it; ConfigError when no claim can be written.
     """
     claims = Claims(LocalLocation(root))
-    own = _RunClaim(job_round.counter, job_round.number, _signature(job_round), token_hex(8))
-
-    def content_after(newest: Claim | None) -> bytes:
-        before = None if newest is None else _RunClaim.read(newest, claims)
-        if before is not None and before.counter == own.counter and before.round >= own.round:
-            raise FencedError(
-                f"{key}: {before.holder} has it, and round {own.round} is not newer: this process was left behind and"
-                f" must stop. If etcd was emptied since, so that rounds are counted anew, remove {root / 'claims'}"
-            )
-        return (json.dumps({"schema_version": CLAIM_SCHEMA_VERSION, **asdict(own)}, sort_keys=True) + "\n").encode()
-
     try:
-        return claims, claims.add(content_after)
+        return claims, claims.take(job_round)
     except CheckpointError as error:
         raise ConfigError([f"{key}: {error}; name a directory that can be written"]) from error
 
@@ -192,7 +146,7 @@ def hold(path: Path, key: str, setting: str, job_round: JobRound | None) -> Iter
     except OSError as error:
         raise NotOpenedError(path, error.strerror or str(error)) from error
     with opened as file:
-        lock = FileLock(path, file, _signature(job_round))
+        lock = FileLock(path, file, signature(job_round))
         try:
             lock.take(_NUM_LOCK_TRIES)
         except BlockingIOError:
@@ -215,8 +169,3 @@ def _pass_by(lock: FileLock, key: str, setting: str, job_round: JobRound | None)
         return
     problem = f"{key}: {holder} is training in it; wait for it or stop it, or name another {setting}"
     raise ConfigError([problem]) if job_round is None else FencedError(problem)
-
-
-def _signature(job_round: JobRound | None) -> str:
-    process = f"process {os.getpid()} on {socket.gethostname()}"
-    return process if job_round is None else f"{process}, {job_round}"

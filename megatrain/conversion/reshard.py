@@ -20,18 +20,18 @@ from megatrain.checkpoint.arena_slots import plan_snapshot
 from megatrain.checkpoint.data_file import data_file_name, is_data_file
 from megatrain.checkpoint.image import ImagePlan
 from megatrain.checkpoint.item_reader import vouched_content
-from megatrain.checkpoint.metadata_reader import METADATA_NAME, load_metadata
+from megatrain.checkpoint.metadata_reader import load_metadata
 from megatrain.checkpoint.offline_writer import NewCheckpoint, new_checkpoint
 from megatrain.checkpoint.parameter_reader import ParameterReader
 from megatrain.comm import dry_mesh
 from megatrain.config.checks import check
 from megatrain.config.config import Config
 from megatrain.config.serialize import config_hash
-from megatrain.contracts.checkpoint_files import read_manifest
+from megatrain.contracts.checkpoint_files import METADATA_NAME, read_manifest
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.layout import Layout
 from megatrain.contracts.location import Location
-from megatrain.contracts.manifest import CheckpointMesh, Manifest
+from megatrain.contracts.manifest import CheckpointMesh, Manifest, name_without_round
 from megatrain.conversion.parts import parts_of
 from megatrain.conversion.software import current_versions, job_config
 from megatrain.conversion.turns import Turns
@@ -126,10 +126,11 @@ def _with_layout(config: Config, layout: Layout, num_chunks: int) -> Config:
 
 def _small_files(source: Location, manifest: Manifest) -> dict[str, bytes]:
     """Return the files beside the tensors, as tokenizer.json."""
-    of_tensors = {METADATA_NAME, *load_metadata(source).ranges_by_file()}
+    metadata = manifest.name_of(METADATA_NAME)
+    of_tensors = {metadata, *load_metadata(source, metadata).ranges_by_file()}
     # a data file may hold no tensor: that of a rank which owns nothing
     return {
-        name: vouched_content(source, manifest, name)
+        name_without_round(name): vouched_content(source, manifest, name)
         for name, entry in manifest.files.items()
         if name not in of_tensors and not is_data_file(entry)
     }

@@ -35,8 +35,9 @@ def export_hf(
 
 
 def _tokenizer(source: Location, manifest: Manifest) -> TokenizerFile | None:
-    if TOKENIZER_NAME not in manifest.files:
+    name = manifest.name_of(TOKENIZER_NAME)
+    if name not in manifest.files:
         return None
-    place = str(source / TOKENIZER_NAME)
-    content = vouched_content(source, manifest, TOKENIZER_NAME)
+    place = str(source / name)
+    content = vouched_content(source, manifest, name)
     return TokenizerFile(content, place, parse_tokenizer(content, place).eod_id)

@@ -170,8 +170,8 @@ KILLS = [
     at_step(2, "append", "r000000-rank-00001.distcp", time=2),
     at_step(3, "close", "r000000-rank-00001.distcp"),
     at_step(3, "write", "host-r000000-00000.done"),
-    at_step(4, "write", ".metadata"),
-    at_step(5, "write", "manifest.json"),
+    at_step(4, "write", "r000000-metadata"),
+    at_step(5, "write", r"r000000-manifest-.*\.json"),
     at_step(6, "write", "COMMIT"),
     # one rank's slot has been told that it is free, the other has not
     WriterFault("persist", "word", time=2),

@@ -19,6 +19,7 @@ from megatrain.contracts.lineage import list_branches
 from megatrain.contracts.location import LocalLocation
 from tests.dist.restarts import place, step_place, steps_that_are_whole, wait_for_the_end_of_writers
 from tests.dist.training_jobs import Arrays, Run, Tables, TrainingJobs, assert_bitwise
+from tests.helpers.checkpoint_tree import manifest_path
 from tests.helpers.rank_pool import RankPool
 from tests.helpers.saved_checkpoint import Ckpt, ckpt_runner
 from tests.helpers.train_command import run_command
@@ -27,6 +28,8 @@ from tests.helpers.training_case import make_config, on_layout
 LAYOUT = on_layout(2, 2, 2)
 STEPS = 4
 FILE = "r000000-rank-00003.distcp"
+METADATA = "r000000-metadata"
+MANIFEST = "r000000-manifest-"
 KEYS = {"master": "model", "exp_avg": "optimizer.exp_avg", "exp_avg_sq": "optimizer.exp_avg_sq"}
 
 
@@ -97,7 +100,7 @@ def become(directory: Path, **changes: str) -> None:
 def take_manifest_of(directory: Path, **changes: str) -> None:
     """Put the manifest of another checkpoint in place of its own."""
     manifest = replace(read_manifest(LocalLocation(directory)), **changes)
-    (directory / "manifest.json").write_text(manifest.to_json())
+    manifest_path(directory).write_text(manifest.to_json())
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,15 +122,15 @@ DAMAGES = [
     Damage("flipped bit", lambda place: flip(place / FILE), FILE),
     Damage("cut short", lambda place: cut(place / FILE), FILE),
     Damage("missing file", lambda place: (place / FILE).unlink(), FILE),
-    Damage("flipped bit in the metadata", lambda place: flip(place / ".metadata"), ".metadata"),
-    Damage("missing metadata", lambda place: (place / ".metadata").unlink(), ".metadata"),
-    Damage("flipped bit in the manifest", lambda place: flip(place / "manifest.json"), "manifest.json", NO_COMMITTED),
-    Damage("missing manifest", lambda place: (place / "manifest.json").unlink(), "manifest.json", NO_COMMITTED),
+    Damage("flipped bit in the metadata", lambda place: flip(place / METADATA), METADATA),
+    Damage("missing metadata", lambda place: (place / METADATA).unlink(), METADATA),
+    Damage("flipped bit in the manifest", lambda place: flip(manifest_path(place)), MANIFEST, NO_COMMITTED),
+    Damage("missing manifest", lambda place: manifest_path(place).unlink(), MANIFEST, NO_COMMITTED),
     Damage("missing COMMIT", lambda place: (place / "COMMIT").unlink(), "COMMIT", NO_COMMITTED),
-    Damage("another run's manifest", lambda place: take_manifest_of(place, job="other"), "manifest.json", NO_COMMITTED),
+    Damage("another run's manifest", lambda place: take_manifest_of(place, job="other"), MANIFEST, NO_COMMITTED),
     # what is whole may be loaded by its name, but a run does not go on from it as if it were its own
-    Damage("of another run", lambda place: become(place, job="other"), "manifest.json", is_loadable=True),
-    Damage("of another branch", lambda place: become(place, branch="branch-0002"), "manifest.json", is_loadable=True),
+    Damage("of another run", lambda place: become(place, job="other"), MANIFEST, is_loadable=True),
+    Damage("of another branch", lambda place: become(place, branch="branch-0002"), MANIFEST, is_loadable=True),
 ]
 
 

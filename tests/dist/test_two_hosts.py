@@ -9,7 +9,7 @@ import pytest
 
 from megatrain.checkpoint import attach
 from megatrain.config.config import Config
-from megatrain.contracts.checkpoint_files import read_manifest
+from megatrain.contracts.checkpoint_files import manifest_place, read_manifest
 from megatrain.contracts.location import LocalLocation
 from tests.dist.restarts import (
     arenas,
@@ -39,7 +39,7 @@ def test_a_writer_of_either_host_that_is_killed_is_replaced(
     jobs: TrainingJobs, train_data: Tables, tmp_path: Path
 ) -> None:
     coordinator = WriterFaults.order(
-        tmp_path / "faults" / "host-0", WriterFault("write", "step-000000004/manifest.json")
+        tmp_path / "faults" / "host-0", WriterFault("write", r"step-000000004/r000000-manifest-.*\.json")
     )
     other = WriterFaults.order(
         tmp_path / "faults" / "host-1", WriterFault("append", "step-000000002/r000000-rank-00001.distcp", time=2)
@@ -57,9 +57,11 @@ def test_a_writer_of_either_host_that_is_killed_is_replaced(
     assert steps_that_are_whole(run / "checkpoints") == [2, 4, 6]
     for step in (2, 4, 6):
         directory = LocalLocation(step_place(run, step))
-        files = [".metadata", "r000000-rank-00000.distcp", "r000000-rank-00001.distcp"]
+        files = ["r000000-metadata", "r000000-rank-00000.distcp", "r000000-rank-00001.distcp"]
         assert sorted(read_manifest(directory).files) == files
-        assert [entry.name for entry in directory.entries()] == sorted([*files, "COMMIT", "manifest.json"])
+        assert [entry.name for entry in directory.entries()] == sorted(
+            [*files, ".metadata", "COMMIT", manifest_place(directory).name]
+        )
 
 
 def train_and_wait_less(context: RankContext, config: Config, orders: Orders) -> RankRecord:

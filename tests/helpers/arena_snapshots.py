@@ -61,6 +61,9 @@ def host_plan(checkpoints: str, **changes: Any) -> HostPlan:
             data=SampleStream(num_tokens=100_000, seed=1234),
         ),
         tokenizer="",
+        claim="",
+        began_at_step=0,
+        is_exclusive=True,
     )
     return replace(plan, **changes)
 

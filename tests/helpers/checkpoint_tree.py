@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from megatrain.contracts.checkpoint_files import step_directory_name, write_commit, write_manifest
+from megatrain.contracts.checkpoint_files import manifest_place, step_directory_name, write_commit, write_manifest
 from megatrain.contracts.lineage import candidates
-from megatrain.contracts.location import Location
+from megatrain.contracts.location import LocalLocation, Location
 from megatrain.contracts.manifest import CheckpointMesh, CheckpointVersions, FileEntry, Manifest, SampleStream
 from tests.helpers.forked_program import run_forked
 
@@ -52,14 +52,22 @@ def put_checkpoint(branch: Location, step: int, **changes: Any) -> Location:
     return directory
 
 
-def put_branch(checkpoints: Location, name: str, parent: str = "", parent_step: int | None = None) -> Location:
+def put_branch(
+    checkpoints: Location, name: str, parent: str = "", parent_step: int | None = None, reason: str = "test"
+) -> Location:
     """Make the BRANCH file of a branch and return its directory."""
     content = {
         "schema_version": 1, "name": name, "parent": parent, "parent_step": parent_step,
-        "created_unix_s": 1_790_000_000, "reason": "test",
+        "created_unix_s": 1_790_000_000, "reason": reason,
     }  # fmt: skip
     (checkpoints / name / "BRANCH").write(json.dumps(content).encode())
     return checkpoints / name
+
+
+def go_back(checkpoints: Location, step: int, reason: str) -> None:
+    """Go on from a step of main on branch-0002, as a run did before rounds claimed."""
+    put_branch(checkpoints, "branch-0002", "main", step, reason)
+    put_resume(checkpoints, "branch-0002")
 
 
 def put_resume(checkpoints: Location, branch: str) -> None:
@@ -78,6 +86,11 @@ def put_main(checkpoints: Location, *steps: int) -> Location:
 def tree(place: Path) -> dict[str, bytes]:
     """Return all files below a place."""
     return {str(path.relative_to(place)): path.read_bytes() for path in sorted(place.rglob("*")) if path.is_file()}
+
+
+def manifest_path(directory: Path) -> Path:
+    """Return the manifest of a checkpoint."""
+    return path_of(manifest_place(LocalLocation(directory)))
 
 
 def path_of(place: Location) -> Path:

@@ -53,6 +53,9 @@ class HookedLocation:
         self.hook("write", self.path)
         return self.inner.write_new(content)
 
+    def is_exclusive(self) -> bool:
+        return self.inner.is_exclusive()
+
     def create(self) -> Sink:
         self.hook("create", self.path)
         return _HookedSink(self.inner.create(), self.hook, self.path)

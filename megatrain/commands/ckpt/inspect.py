@@ -12,7 +12,7 @@ from megatrain.checkpoint.survey import stored_bytes
 from megatrain.commands.checkpoint_choice import add_checkpoint, chosen_checkpoint
 from megatrain.commands.ckpt.arguments import Verbs, add_json
 from megatrain.commands.printing import facts, print_json, print_lines, table
-from megatrain.contracts.checkpoint_files import pin_reason, read_manifest
+from megatrain.contracts.checkpoint_files import METADATA_NAME, pin_reason, read_manifest
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.location import Location
 from megatrain.contracts.manifest import Manifest
@@ -32,7 +32,8 @@ def add_verb(verbs: Verbs) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print. Raises: CheckpointError when manifest or metadata is damaged."""
     place = chosen_checkpoint(args)
-    manifest, stored = read_manifest(place), load_metadata(place)
+    manifest = read_manifest(place)
+    stored = load_metadata(place, manifest.name_of(METADATA_NAME))
     document = _document(place, manifest, stored)
     if args.is_json:
         listed = [_tensor(one) for one in stored.tensors.values()]

@@ -17,11 +17,10 @@ from megatrain.checkpoint.url_location import open_location
 from megatrain.checkpoint.write_marks import WritingMark
 from megatrain.contracts.arena import join_arena
 from megatrain.contracts.arena_locks import hold_alone
-from megatrain.contracts.lineage import open_branch
 from megatrain.contracts.location import LocalLocation, Location
 from megatrain.contracts.run_directory import RunDirectory
 from tests.helpers.arena_snapshots import host_plan, make_arena, put_slot
-from tests.helpers.checkpoint_tree import put_checkpoint, put_main
+from tests.helpers.checkpoint_tree import go_back, put_checkpoint, put_main
 
 NOTHING = Activity((), (), frozenset(), is_branch_known=True)
 
@@ -35,7 +34,7 @@ def checkpoints(tmp_path: Path) -> LocalLocation:
     (tmp_path / "arenas").mkdir()
     for step in (10, 20):
         put_checkpoint(place / "main", step, config=config, written_unix_s=1e9 + step)
-    open_branch(place, "main", 20, "a spike")
+    go_back(place, 20, "a spike")
     return place
 
 

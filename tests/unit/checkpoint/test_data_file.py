@@ -42,7 +42,7 @@ from megatrain.checkpoint.data_file import (
     verify_checkpoint,
     verify_file,
 )
-from megatrain.contracts.checkpoint_files import write_commit, write_manifest
+from megatrain.contracts.checkpoint_files import manifest_place, write_commit, write_manifest
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.location import LocalLocation, Location
 from megatrain.contracts.manifest import FileEntry
@@ -276,7 +276,7 @@ def path_of(directory: Location, name: str) -> Path:
 
 
 def entries_of(directory: Location) -> dict[str, FileEntry]:
-    raw = json.loads((directory / "manifest.json").read())
+    raw = json.loads(manifest_place(directory).read())
     return {name: FileEntry(**entry) for name, entry in raw["files"].items()}
 
 
@@ -322,7 +322,7 @@ def test_bytes_between_items_and_after_the_last_must_be_zero(checkpoint: Locatio
 
 
 def test_every_bit_of_manifest_and_commit_counts(checkpoint: Location) -> None:
-    for name in ("manifest.json", "COMMIT"):
+    for name in (manifest_place(checkpoint).name, "COMMIT"):
         path = path_of(checkpoint, name)
         before = path.read_bytes()
         for at in range(0, len(before) - 1, 7):
@@ -397,7 +397,7 @@ def test_a_checkpoint_of_another_job_or_branch_is_told(checkpoint: Location) -> 
     for names, message in (({"job": "other"}, "job='demo', expected 'other'"), ({"branch": "b"}, "branch='main', exp")):
         (problem,) = verify_checkpoint(checkpoint, **names)
         assert message in problem
-        assert problem.startswith(str(checkpoint / "manifest.json"))
+        assert problem.startswith(str(manifest_place(checkpoint)))
 
 
 def test_a_directory_without_a_manifest_is_told(tmp_path: Path) -> None:
@@ -418,7 +418,7 @@ def test_metadata_and_files_that_do_not_fit_together_are_told(checkpoint: Locati
         return verify_checkpoint(checkpoint)
 
     assert recommit() == []
-    assert recommit(_metadata=None) == [f"{checkpoint / 'manifest.json'}: does not list .metadata"]
+    assert recommit(_metadata=None) == [f"{manifest_place(checkpoint)}: does not list r000002-metadata"]
     assert recommit(**{FILES[1]: None}) == [f"{place}: names {FILES[1]}, which the manifest does not list"]
     # a file of items that are all whole, but of other lengths than the metadata says
     other = put_data_file(checkpoint / FILES[1], [b"x" * 5000])

@@ -8,9 +8,8 @@ import pytest
 
 from megatrain.checkpoint.find import find_checkpoint
 from megatrain.contracts.errors import CheckpointError
-from megatrain.contracts.lineage import open_branch
 from megatrain.contracts.location import LocalLocation
-from tests.helpers.checkpoint_tree import put_checkpoint, put_main, put_manifest
+from tests.helpers.checkpoint_tree import go_back, put_checkpoint, put_main, put_manifest
 
 
 def find(text: Path | str) -> Path:
@@ -24,7 +23,7 @@ def run(tmp_path: Path) -> Path:
     (tmp_path / "run" / "logs").mkdir(parents=True)
     (tmp_path / "run" / "config.toml").touch()
     put_main(checkpoints, 10, 20, 30)
-    open_branch(checkpoints, "main", 20, "back")
+    go_back(checkpoints, 20, "back")
     put_checkpoint(checkpoints / "branch-0002", 25)
     return tmp_path / "run"
 

@@ -13,12 +13,12 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from megatrain.checkpoint.data_file import data_file_name, read_trailer, verify_checkpoint
 from megatrain.checkpoint.image import ImageItem, plan_image
 from megatrain.checkpoint.offline_writer import ImageFile, write_checkpoint
-from megatrain.contracts.checkpoint_files import COMMIT_NAME, WRITING_NAME, is_committed
+from megatrain.contracts.checkpoint_files import WRITING_NAME, is_committed
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.location import LocalLocation
 from megatrain.contracts.manifest import Manifest
 from megatrain.parallel.sharding import Box, FlatShard
-from tests.helpers.checkpoint_tree import make_manifest
+from tests.helpers.checkpoint_tree import make_manifest, manifest_path
 
 WHOLE = {
     "model.word": torch.arange(60.0).view(5, 12),
@@ -55,7 +55,7 @@ def test_stock_torch_reads_what_was_planned_without_memory(tmp_path: Path, max_i
     assert set(manifest.files) == {
         ".metadata", "tokenizer.json", *(f"r000002-rank-{number:05d}.distcp" for number in range(3)),
     }  # fmt: skip
-    assert set(os.listdir(tmp_path / "saved")) == {*manifest.files, "manifest.json", "COMMIT"}
+    assert set(os.listdir(tmp_path / "saved")) == {*manifest.files, manifest_path(tmp_path / "saved").name, "COMMIT"}
     dcp_to_torch_save(tmp_path / "saved", tmp_path / "whole.pt")
     loaded = torch.load(tmp_path / "whole.pt", weights_only=True)
     assert loaded.keys() == WHOLE.keys()
@@ -88,7 +88,7 @@ def test_a_complete_or_foreign_directory_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "saved/COMMIT").unlink()
     with pytest.raises(CheckpointError, match="which no conversion wrote"):
         write(LocalLocation(tmp_path / "saved"))
-    assert (tmp_path / "saved/manifest.json").exists()
+    assert manifest_path(tmp_path / "saved").exists()
 
 
 @pytest.mark.parametrize("had_directory", [True, False])
@@ -114,17 +114,30 @@ def test_what_breaks_off_leaves_nothing(tmp_path: Path, error: BaseException, ha
     assert place.exists() is had_directory
 
 
-def test_a_commit_that_seems_to_fail_is_not_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_whole = LocalLocation.write
+@pytest.mark.parametrize("is_read_back", [True, False])
+def test_a_commit_that_seems_to_fail_is_not_taken_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_read_back: bool
+) -> None:
+    write_new, read, is_away = LocalLocation.write_new, LocalLocation.read, [False]
 
-    def write_and_fail(self: LocalLocation, content: bytes) -> None:
-        write_whole(self, content)
-        if self.name == COMMIT_NAME:
-            raise CheckpointError("the storage is away")
+    def write_and_fail(self: LocalLocation, content: bytes) -> bool:
+        write_new(self, content)
+        is_away[0] = not is_read_back
+        raise CheckpointError("the storage is away")
 
-    monkeypatch.setattr(LocalLocation, "write", write_and_fail)
-    with pytest.raises(CheckpointError, match="the storage is away"):
+    def read_when_there(self: LocalLocation) -> bytes:
+        if is_away[0]:
+            is_away[0] = False
+            raise CheckpointError("the storage is still away")
+        return read(self)
+
+    monkeypatch.setattr(LocalLocation, "write_new", write_and_fail)
+    monkeypatch.setattr(LocalLocation, "read", read_when_there)
+    if is_read_back:
         write(LocalLocation(tmp_path / "saved"))
+    else:
+        with pytest.raises(CheckpointError, match="the storage is away"):
+            write(LocalLocation(tmp_path / "saved"))
     assert verify_checkpoint(LocalLocation(tmp_path / "saved")) == []
 
 

@@ -50,7 +50,14 @@ def test_names() -> None:
         ("r000001-rank-00000.distcp", True),
         ("r000002-rank-00000.distcp", False),
         ("r000003-rank-00000.distcp", False),
-        *((name, False) for name in ("COMMIT", "PINNED", "manifest.json", ".metadata", "tokenizer.json", "notes")),
+        ("r000001-manifest-0a1b2c3d.json", True),
+        ("r000001-metadata", True),
+        ("r000001-tokenizer.json", True),
+        ("r000002-manifest-0a1b2c3d.json", True),
+        ("r000003-metadata", False),
+        ("manifest.json", True),
+        ("tokenizer.json", False),
+        *((name, False) for name in ("COMMIT", "PINNED", ".metadata", "notes")),
     ],
 )
 def test_what_a_commit_leaves_over(name: str, expected: bool) -> None:

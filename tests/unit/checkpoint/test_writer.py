@@ -19,7 +19,7 @@ from megatrain.contracts.arena_plans import HostPlan
 from megatrain.contracts.checkpoint_files import committed_steps, read_manifest
 from megatrain.contracts.exit_codes import ExitCode
 from tests.helpers.arena_snapshots import Job, make_image, make_job
-from tests.helpers.checkpoint_tree import path_of, put_checkpoint, tree
+from tests.helpers.checkpoint_tree import manifest_path, path_of, put_checkpoint, tree
 from tests.helpers.source_tree import ROOT
 from tests.helpers.waiting import wait_until
 from tests.helpers.writer_process import (
@@ -62,7 +62,14 @@ def test_a_snapshot_becomes_a_checkpoint(job: Job, arena: Arena, tmp_path: Path)
     directory = job.step(10)
     assert verify_checkpoint(directory, job="demo", branch="main") == []
     files = tree(path_of(directory))
-    assert sorted(files) == [".metadata", "COMMIT", "manifest.json", *FILES, "tokenizer.json"]
+    assert sorted(files) == [
+        ".metadata",
+        "COMMIT",
+        manifest_path(path_of(job.step(10))).name,
+        "r000002-metadata",
+        *FILES,
+        "r000002-tokenizer.json",
+    ]
     for rank, name in enumerate(FILES):
         image = make_image(rank, 4)
         assert files[name][: len(image)] == image
@@ -75,7 +82,7 @@ def test_a_snapshot_becomes_a_checkpoint(job: Job, arena: Arena, tmp_path: Path)
         plan.manifest.mesh, plan.manifest.versions, plan.manifest.data,
     )  # fmt: skip
     assert (manifest.config, manifest.config_hash) == ({"model": {"hidden_size": 64}}, "abc123")
-    assert sorted(manifest.files) == [".metadata", *FILES, "tokenizer.json"]
+    assert sorted(manifest.files) == ["r000002-metadata", *FILES, "r000002-tokenizer.json"]
     assert (status.last_persisted_step, status.last_error, status.num_failures) == (10, "", 0)
     assert status.last_write_bytes == sum(len(files[name]) for name in FILES)
     assert status.last_write_s > 0
@@ -113,12 +120,12 @@ def test_files_come_in_an_order_that_a_crash_cannot_spoil(job: Job, arena: Arena
         job.put_snapshot(step=10, snapshot=4)
         wake_writer(arena)
         wait_for(arena, persisted=1)
-    mark = "host-r000002-00000"
+    mark, manifest = "host-r000002-00000", manifest_path(path_of(job.step(10))).name
     assert done[:3] == ["write WRITING", f"remove {mark}.done", f"remove {mark}.failed"]
     assert sorted(done[3:7]) == [*(f"close {name}" for name in FILES), *(f"create {name}" for name in FILES)]
     assert done[7:] == [
-        f"write {mark}.done", "write .metadata", "write manifest.json", "write COMMIT",
-        "remove WRITING", f"remove {mark}.done",
+        f"write {mark}.done", "write r000002-metadata", f"write {manifest}", "write COMMIT",
+        "write .metadata", "remove WRITING", f"remove {mark}.done",
     ]  # fmt: skip
 
 

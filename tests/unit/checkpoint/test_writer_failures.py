@@ -10,20 +10,20 @@ from typing import Any
 
 import pytest
 
-from megatrain.checkpoint import persist, writer
+from megatrain.checkpoint import writer
 from megatrain.checkpoint.data_file import verify_checkpoint
 from megatrain.checkpoint.peer_fetch import adopt
 from megatrain.checkpoint.write_marks import WritingMark
 from megatrain.contracts.arena import Arena, SealedSnapshot, wake_writer
 from megatrain.contracts.arena_layout import Persist, SlotState
 from megatrain.contracts.arena_plans import RankPlan
-from megatrain.contracts.checkpoint_files import committed_steps, is_committed, is_unfinished, write_commit
+from megatrain.contracts.checkpoint_files import committed_steps, is_committed, is_unfinished
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.lineage import candidates
-from megatrain.contracts.location import Location
+from megatrain.contracts.location import LocalLocation, Location
 from megatrain.contracts.manifest import FileEntry
 from tests.helpers.arena_snapshots import Job, make_job, metadata_of, put_slot
-from tests.helpers.checkpoint_tree import path_of, put_checkpoint, tree
+from tests.helpers.checkpoint_tree import manifest_path, path_of, put_checkpoint, tree
 from tests.helpers.waiting import wait_until
 from tests.helpers.writer_process import DEADLINE_S, drain, wait_for, writer_thread
 
@@ -31,6 +31,19 @@ from tests.helpers.writer_process import DEADLINE_S, drain, wait_for, writer_thr
 @pytest.fixture
 def job(tmp_path: Path) -> Job:
     return make_job(tmp_path)
+
+
+MANIFEST = "r000002-manifest"
+
+
+def shortened(name: str) -> str:
+    """Return the name of a file without the digest that a manifest's has."""
+    return MANIFEST if name.startswith(MANIFEST) else name
+
+
+def assert_nothing_is_left(directory: Location) -> None:
+    """WRITING stays: it may be another round's by now, and the next checkpoint takes the directory away."""
+    assert {entry.name for entry in directory.entries()} <= {"WRITING"}
 
 
 class Trouble:
@@ -41,7 +54,7 @@ class Trouble:
         self._what = (action, name)
 
     def __call__(self, action: str, path: str) -> None:
-        if self.is_on and (action, path.rpartition("/")[2]) == self._what:
+        if self.is_on and (action, shortened(path.rpartition("/")[2])) == self._what:
             raise CheckpointError(f"{path}: cannot be written: No space left on device")
 
 
@@ -59,17 +72,19 @@ def persist_next(job: Job, step: int, snapshot: int, **expected: int) -> str:
         ("append", "r000002-rank-00000.distcp"),
         ("close", "r000002-rank-00001.distcp"),
         ("write", "host-r000002-00000.done"),
-        ("write", ".metadata"),
-        ("write", "manifest.json"),
+        ("write", "r000002-metadata"),
+        ("write", MANIFEST),
     ],
 )
 def test_a_full_disk(job: Job, action: str, name: str) -> None:
     trouble = Trouble(action, name)
     with writer_thread(job.arena, trouble):
         problem = persist_next(job, 10, 4, failures=1)
-        assert problem == f"step 10: not saved: main/step-000000010/{name}: cannot be written: No space left on device"
+        assert re.fullmatch(
+            f"step 10: not saved: main/step-000000010/{name}.*: cannot be written: No space left on device", problem
+        )
         assert job.persist_words() == {10: {Persist.FAILED}}
-        assert not job.step(10).exists()
+        assert list(tree(path_of(job.step(10)))) in ([], ["WRITING"])
         assert candidates(job.checkpoints) == []
         trouble.is_on = False
         assert persist_next(job, 20, 5, failures=1, persisted=1) == ""
@@ -91,11 +106,13 @@ def test_a_commit_that_fails_leaves_all_that_it_may_vouch_for(job: Job) -> None:
 
 
 def test_a_commit_that_only_seemed_to_fail_counts(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail_late(directory: Location, manifest: Any) -> None:
-        write_commit(directory, manifest)
+    write_new = LocalLocation.write_new
+
+    def fail_late(place: LocalLocation, content: bytes) -> bool:
+        write_new(place, content)
         raise CheckpointError("the directory could not be synced")
 
-    monkeypatch.setattr(persist, "write_commit", fail_late)
+    monkeypatch.setattr(LocalLocation, "write_new", fail_late)
     with writer_thread(job.arena):
         assert persist_next(job, 10, 4, persisted=1) == ""
     assert verify_checkpoint(job.step(10)) == []
@@ -106,14 +123,14 @@ def test_a_disk_that_takes_no_more(job: Job) -> None:
     job.put_snapshot(step=10, snapshot=4)
     said = drain(job.arena, "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (1300, 1300))")
     assert "r000002-rank-00000.distcp: cannot be written: File too large" in said
-    assert not job.step(10).exists()
+    assert_nothing_is_left(job.step(10))
 
 
 def test_a_storage_that_is_away(job: Job) -> None:
     path_of(job.checkpoints).rename(path_of(job.checkpoints).with_name("away"))
     path_of(job.checkpoints).write_text("no directory")
     with writer_thread(job.arena):
-        assert "WRITING: cannot be written: File exists" in persist_next(job, 10, 4, failures=1)
+        assert "claims: cannot be listed: Not a directory" in persist_next(job, 10, 4, failures=1)
         path_of(job.checkpoints).unlink()
         path_of(job.checkpoints).with_name("away").rename(path_of(job.checkpoints))
         persist_next(job, 20, 5, failures=1, persisted=1)
@@ -122,9 +139,9 @@ def test_a_storage_that_is_away(job: Job) -> None:
 
 def test_what_cannot_be_removed_is_told_too(job: Job) -> None:
     def fail(action: str, path: str) -> None:
-        if path.endswith("manifest.json") and action == "write":
+        if MANIFEST in path and action == "write":
             raise CheckpointError("disk full")
-        if path.endswith(".metadata") and action == "remove":
+        if path.endswith("-metadata") and action == "remove":
             raise CheckpointError("not permitted")
 
     with writer_thread(job.arena, fail):
@@ -136,12 +153,12 @@ def test_a_branch_that_is_not_there_gets_no_checkpoints(job: Job) -> None:
     (job.checkpoints / "main" / "BRANCH").remove()
     with writer_thread(job.arena):
         assert "main/BRANCH is missing, so main is no branch" in persist_next(job, 10, 4, failures=1)
-    assert not job.step(10).exists()
+    assert_nothing_is_left(job.step(10))
 
 
 def test_our_own_bug_ends_one_write_and_not_the_writer(job: Job, capfd: pytest.CaptureFixture[str]) -> None:
     def fail(action: str, path: str) -> None:
-        if path.endswith("step-000000010/manifest.json"):
+        if f"step-000000010/{MANIFEST}" in path:
             raise ZeroDivisionError("a bug")
 
     with writer_thread(job.arena, fail):
@@ -167,7 +184,7 @@ def test_a_slot_that_a_worker_uses_again_too_early(job: Job) -> None:
     with writer_thread(job.arena, reuse):
         problem = persist_next(job, 10, 4, failures=1)
         assert "rank-00001.slot-0: sealed, with snapshot 6 of step 10, while snapshot 4" in problem
-    assert not job.step(10).exists()
+    assert_nothing_is_left(job.step(10))
 
 
 def test_a_slot_that_a_newer_round_goes_on_from_is_no_failure(job: Job, capfd: pytest.CaptureFixture[str]) -> None:
@@ -219,14 +236,14 @@ def test_plans_that_do_not_fit(job: Job, spoil: Callable[[Arena], Any], message:
     with writer_thread(job.arena):
         problem = persist_next(job, 10, 4, failures=1)
     assert re.search(message, problem)
-    assert not job.step(10).exists()
+    assert_nothing_is_left(job.step(10))
 
 
 def test_a_tokenizer_that_is_gone(job: Job, tmp_path: Path) -> None:
     job.change_plans(tokenizer=str(tmp_path / "gone.json"))
     with writer_thread(job.arena):
         assert "gone.json: cannot be read: No such file" in persist_next(job, 10, 4, failures=1)
-    assert not job.step(10).exists()
+    assert_nothing_is_left(job.step(10))
 
 
 def test_a_snapshot_that_a_rank_never_sealed_is_given_up_when_the_workers_are_gone(job: Job) -> None:
@@ -236,7 +253,7 @@ def test_a_snapshot_that_a_rank_never_sealed_is_given_up_when_the_workers_are_go
     with writer_thread(job.arena, has_worker=False):
         problem = wait_for(job.arena, failures=1).last_error
     assert problem == "step 10: not saved: not sealed by rank 1, which will not do it any more"
-    assert not job.step(10).exists()
+    assert_nothing_is_left(job.step(10))
 
 
 def test_a_slot_that_vanishes_is_no_matter(job: Job) -> None:
@@ -280,23 +297,22 @@ def test_a_newer_round_makes_the_same_step(job: Job) -> None:
     assert tree(path_of(job.checkpoints)) == before
 
 
-@pytest.mark.parametrize("moment", ["host-r000002-00000.done", ".metadata", "manifest.json"])
+@pytest.mark.parametrize("moment", ["host-r000002-00000.done", "r000002-metadata"])
 def test_a_newer_round_comes_in_between(job: Job, moment: str) -> None:
-    """Whatever this round wrote under names that both have, it does not commit."""
+    """An older round that looks again gives up, and leaves what is the newer one's."""
     come = threading.Event()
 
     def come_in(action: str, path: str) -> None:
         if action == "write" and path.endswith(moment) and not come.is_set():
             come.set()
             WritingMark(3, "demo", 1_790_000_000.0).write(job.step(10))
-            (job.step(10) / ".metadata").write(b"of round 3")
+            (job.step(10) / "r000003-metadata").write(b"of round 3")
 
     with writer_thread(job.arena, come_in):
         problem = persist_next(job, 10, 4, failures=1)
-    assert "round 3 makes this checkpoint" in problem or ".metadata: changed since it was written" in problem
+    assert "round 3 makes this checkpoint" in problem
     assert not is_committed(job.step(10))
-    if moment != ".metadata":
-        assert (job.step(10) / ".metadata").read() == b"of round 3"
+    assert sorted(tree(path_of(job.step(10)))) == ["WRITING", "r000003-metadata"]
     mark = WritingMark.read(job.step(10))
     assert mark is not None
     assert mark.round == 3
@@ -304,12 +320,18 @@ def test_a_newer_round_comes_in_between(job: Job, moment: str) -> None:
 
 def test_what_an_older_round_left_is_removed_with_the_commit(job: Job) -> None:
     WritingMark(1, "demo", 1_790_000_000.0).write(job.step(10))
-    for name in ("r000001-rank-00000.distcp", "host-r000001-00000.done", ".metadata"):
+    for name in (
+        "r000001-rank-00000.distcp",
+        "host-r000001-00000.done",
+        "r000001-metadata",
+        ".metadata",
+        "manifest.json",
+    ):
         (job.step(10) / name).write(b"old")
     with writer_thread(job.arena):
         persist_next(job, 10, 4, persisted=1)
     assert verify_checkpoint(job.step(10)) == []
-    assert len(tree(path_of(job.step(10)))) == 5
+    assert len(tree(path_of(job.step(10)))) == 6
 
 
 def test_what_a_manifest_lists_is_never_a_leftover(job: Job) -> None:
@@ -320,7 +342,7 @@ def test_what_a_manifest_lists_is_never_a_leftover(job: Job) -> None:
         (directory / name).write(content)
     with writer_thread(job.arena):
         persist_next(job, 10, 4, persisted=1)
-    assert sorted(tree(path_of(directory))) == ["COMMIT", "manifest.json", *files]
+    assert sorted(tree(path_of(directory))) == ["COMMIT", *files, manifest_path(path_of(directory)).name]
 
 
 def test_a_complete_step_that_is_damaged_is_told(job: Job) -> None:

@@ -13,7 +13,7 @@ from megatrain.checkpoint.write_marks import DoneMark, WritingMark
 from megatrain.contracts.arena import SealedSnapshot, wake_writer
 from megatrain.contracts.arena_layout import Persist
 from megatrain.contracts.arena_plans import HostPlan
-from megatrain.contracts.checkpoint_files import is_committed, is_unfinished, read_manifest
+from megatrain.contracts.checkpoint_files import is_committed, is_manifest_name, is_unfinished, read_manifest
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.manifest import FileEntry
 from tests.helpers.arena_snapshots import Job, make_job, put_slot
@@ -44,9 +44,9 @@ def test_all_hosts_make_one_checkpoint(tmp_path: Path) -> None:
         assert job.persist_words() == {10: {Persist.DONE}, 20: {Persist.DONE}}
         for step in (10, 20):
             assert verify_checkpoint(job.step(step)) == []
-            assert sorted(read_manifest(job.step(step)).files) == [".metadata", *FILES]
+            assert sorted(read_manifest(job.step(step)).files) == ["r000002-metadata", *FILES]
         # the coordinator tidies up after it has told that it is done
-        wait_until(lambda: len(tree(path_of(job.step(20)))) == 7, "a tidy directory", DEADLINE_S)
+        wait_until(lambda: len(tree(path_of(job.step(20)))) == 8, "a tidy directory", DEADLINE_S)
 
 
 def test_the_coordinator_waits_for_all(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_the_coordinator_waits_for_all(tmp_path: Path) -> None:
     with writer_thread(job.arenas[0]), writer_thread(job.arenas[2]):
         for index in (0, 2):
             wait_until(lambda i=index: DoneMark.read(job.step(10), SNAPSHOT, i) is not None, "done", DEADLINE_S)  # type: ignore[misc]
-        assert not (job.step(10) / "manifest.json").exists()
+        assert not any(is_manifest_name(entry.name) for entry in job.step(10).entries())
         with writer_thread(job.arenas[1]):
             for arena in job.arenas:
                 wait_for(arena, persisted=1)
@@ -109,7 +109,7 @@ def test_the_next_snapshot_after_one_that_failed(tmp_path: Path) -> None:
     is_full = [True]
 
     def fail(action: str, path: str) -> None:
-        if is_full[0] and action == "write" and path.endswith("manifest.json"):
+        if is_full[0] and action == "write" and "-manifest-" in path:
             raise CheckpointError("disk full")
 
     with writer_thread(job.arenas[0], fail), writer_thread(job.arenas[1]):
@@ -152,7 +152,7 @@ def test_a_file_that_is_gone_before_the_commit(tmp_path: Path) -> None:
     job.put_snapshot(step=10, snapshot=4)
 
     def remove(action: str, path: str) -> None:
-        if action == "write" and path.endswith("manifest.json"):
+        if action == "write" and "-manifest-" in path:
             (job.step(10) / FILES[3]).remove()
 
     with writer_thread(job.arenas[0], remove), writer_thread(job.arenas[1]):

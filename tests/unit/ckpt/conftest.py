@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from megatrain.contracts.lineage import open_branch
 from megatrain.contracts.location import LocalLocation
-from tests.helpers.checkpoint_tree import put_branch, put_resume
+from tests.helpers.checkpoint_tree import go_back, put_branch, put_resume
 from tests.helpers.saved_checkpoint import Ckpt, ckpt_runner, put_whole
 
 
@@ -25,6 +24,6 @@ def run(tmp_path: Path) -> Path:
     main = put_branch(checkpoints, "main")
     for step in (10, 20, 30, 40):
         put_whole(main, step)
-    open_branch(checkpoints, "main", 20, "a spike")
+    go_back(checkpoints, 20, "a spike")
     put_whole(checkpoints / "branch-0002", 25)
     return tmp_path / "run"

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from megatrain.cli import main
-from megatrain.contracts.checkpoint_files import WRITING_NAME
+from megatrain.contracts.checkpoint_files import WRITING_NAME, is_manifest_name
 from megatrain.contracts.location import LocalLocation
-from tests.helpers.checkpoint_tree import put_main, put_manifest
+from tests.helpers.checkpoint_tree import manifest_path, put_main, put_manifest
 from tests.helpers.saved_checkpoint import Ckpt, put_whole, whole_state, with_layout, write_as_job
 from tests.helpers.source_tree import ROOT
 from tests.helpers.training_case import make_config
@@ -25,7 +25,9 @@ def states(document: dict) -> dict[str, str]:
 
 
 def vouched_bytes(place: Path) -> int:
-    return sum(path.stat().st_size for path in place.iterdir() if path.name not in ("COMMIT", "manifest.json"))
+    return sum(
+        path.stat().st_size for path in place.iterdir() if path.name != "COMMIT" and not is_manifest_name(path.name)
+    )
 
 
 @pytest.mark.parametrize("name", ["", "checkpoints"])
@@ -43,7 +45,7 @@ def test_all_branches_are_listed_with_the_one_to_go_on_from(ckpt: Ckpt, run: Pat
     (newest,) = [one for one in found["checkpoints"] if one["step"] == 25]
     files = list(Path(newest["place"]).iterdir())
     assert newest["num_bytes"] == sum(
-        path.stat().st_size for path in files if path.name not in ("COMMIT", "manifest.json")
+        path.stat().st_size for path in files if path.name != "COMMIT" and not is_manifest_name(path.name)
     )
     assert (newest["consumed_tokens"], newest["round"]) == (983_040, 2)
 
@@ -72,7 +74,7 @@ def test_states_tell_how_far_a_checkpoint_came(ckpt: Ckpt, tmp_path: Path) -> No
     (branch / "step-000000003" / WRITING_NAME).write(b"{}")
     put_manifest(branch, 4)
     (put_whole(branch, 5) / "COMMIT").unlink()
-    (put_whole(branch, 6) / "manifest.json").write_bytes(b"{}")
+    manifest_path(put_whole(branch, 6)).write_bytes(b"{}")
 
     found = states(ckpt("ls", tmp_path, "--json"))
 

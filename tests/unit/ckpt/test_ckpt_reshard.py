@@ -11,7 +11,7 @@ import pytest
 from megatrain.checkpoint.image import plan_image
 from megatrain.checkpoint.parameter_reader import ParameterReader
 from megatrain.checkpoint.url_location import open_location
-from megatrain.contracts.checkpoint_files import read_manifest
+from megatrain.contracts.checkpoint_files import is_manifest_name, read_manifest
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.location import LocalLocation
 from megatrain.conversion.parts import parts_of
@@ -24,7 +24,7 @@ UNTIED = {"model": {"has_tied_head": False}}
 
 
 def contents(directory: Path) -> dict[str, bytes]:
-    names = [path.name for path in directory.iterdir() if path.name not in ("manifest.json", "COMMIT")]
+    names = [path.name for path in directory.iterdir() if path.name != "COMMIT" and not is_manifest_name(path.name)]
     return {name: (directory / name).read_bytes() for name in names}
 
 

@@ -32,7 +32,7 @@ def test_the_run_goes_on_from_the_step_on_a_new_branch(ckpt: Ckpt, run: Path) ->
     assert branch.reason == "too hot"
     after = tree(run)
     assert {name for name in after if before.get(name) != after[name]} == {
-        "checkpoints/RESUME", "checkpoints/branch-0003/BRANCH",
+        "checkpoints/claims/00000003", "checkpoints/claims/00000003.resume", "checkpoints/branch-0003/BRANCH",
     }  # fmt: skip
     assert before.keys() <= after.keys()
 

@@ -10,6 +10,7 @@ import pytest
 from megatrain.cli import main
 from megatrain.contracts.location import LocalLocation
 from megatrain.contracts.verifications import VERIFIED_NAME, read_verifications
+from tests.helpers.checkpoint_tree import manifest_path
 from tests.helpers.saved_checkpoint import Ckpt, put_whole
 
 DATA = "r000002-rank-00000.distcp"
@@ -104,16 +105,17 @@ def test_all_and_one_exclude_each_other(run: Path, option: tuple[str, str], caps
     assert "--all takes neither --step nor --branch" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["COMMIT", "manifest.json"])
+@pytest.mark.parametrize("name", ["COMMIT", "manifest"])
 def test_all_tells_of_one_that_has_lost_what_made_it_complete(ckpt: Ckpt, run: Path, name: str) -> None:
     place = run / "checkpoints/main/step-000000010"
-    (place / name).unlink()
+    lost = manifest_path(place) if name == "manifest" else place / name
+    lost.unlink()
 
     found = ckpt("verify", run, "--all", "--json", code=66)
 
     (damaged,) = [result for result in found["checkpoints"] if result["problems"]]
     assert damaged["place"] == str(place)
-    assert any(problem.startswith(str(place / name)) for problem in damaged["problems"])
+    assert any(problem.startswith(str(lost)) for problem in damaged["problems"])
 
 
 def test_what_was_found_is_kept_beside_the_checkpoints(ckpt: Ckpt, run: Path) -> None:

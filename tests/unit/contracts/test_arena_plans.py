@@ -36,6 +36,9 @@ HOST_PLAN = HostPlan(
         data=SampleStream(num_tokens=1000, seed=7),
     ),
     tokenizer="tokenizer.json",
+    claim="",
+    began_at_step=0,
+    is_exclusive=True,
 )
 RANK_PLAN = RankPlan(rank=5, image_bytes=256, plan_digest=bytes(range(32)), items=((0, 100), (128, 64), (192, 3)))
 STATUS = WriterStatus(

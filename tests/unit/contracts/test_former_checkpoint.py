@@ -24,7 +24,7 @@ from megatrain.contracts.checkpoint_files import (
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.location import LocalLocation, Location
 from megatrain.contracts.manifest import Manifest
-from tests.helpers.checkpoint_tree import make_manifest, path_of, put_checkpoint
+from tests.helpers.checkpoint_tree import make_manifest, manifest_path, path_of, put_checkpoint
 from tests.helpers.source_tree import ROOT
 
 FORMER = ROOT / "tests" / "golden" / "former-names"
@@ -55,8 +55,8 @@ def test_a_former_commit_holds_an_older_round_off(former: Location) -> None:
 
 def test_new_checkpoints_have_the_new_name_alone(tmp_path: Path) -> None:
     directory = path_of(put_checkpoint(LocalLocation(tmp_path / "main"), 120, round=ROUND))
-    for name in ("manifest.json", "COMMIT"):
-        content = (directory / name).read_text()
+    for path in (manifest_path(directory), directory / "COMMIT"):
+        content = path.read_text()
         assert json.loads(content)["round"] == ROUND
         assert "incarnation" not in content
 

@@ -48,7 +48,6 @@ def test_a_new_run(checkpoints: Location) -> None:
     assert branch == Branch("main", "", None, branch.created_unix_s, "start of the run")
     assert before <= branch.created_unix_s <= time.time()
     assert read_branch(checkpoints, "main") == branch
-    assert json.loads((checkpoints / "RESUME").read()) == {"schema_version": 1, "branch": "main"}
     # a run that ends before its first checkpoint may begin again
     assert found(checkpoints) == []
     assert current_branch(checkpoints) == "main"
@@ -80,7 +79,7 @@ def test_going_back_opens_a_branch_and_abandons_what_came_after(checkpoints: Loc
     assert found(checkpoints) == [("main", 20), ("main", 10)]
     put_checkpoint(main, 40)
     assert found(checkpoints) == [("main", 20), ("main", 10)]
-    put_checkpoint(checkpoints / "branch-0002", 25)
+    put_checkpoint(checkpoints / "branch-0002", 25, round=4)
     assert found(checkpoints) == [("branch-0002", 25), ("main", 20), ("main", 10)]
     assert found(checkpoints, "main") == [("main", 40), ("main", 30), ("main", 20), ("main", 10)]
 
@@ -88,10 +87,10 @@ def test_going_back_opens_a_branch_and_abandons_what_came_after(checkpoints: Loc
 def test_a_branch_of_a_branch(checkpoints: Location) -> None:
     put_main(checkpoints, 10, 20, 30)
     open_branch(checkpoints, "main", 20, "")
-    put_checkpoint(checkpoints / "branch-0002", 25)
-    put_checkpoint(checkpoints / "branch-0002", 35)
+    put_checkpoint(checkpoints / "branch-0002", 25, round=4)
+    put_checkpoint(checkpoints / "branch-0002", 35, round=4)
     open_branch(checkpoints, "branch-0002", 30, "")
-    put_checkpoint(checkpoints / "branch-0003", 31)
+    put_checkpoint(checkpoints / "branch-0003", 31, round=6)
     assert found(checkpoints) == [("branch-0003", 31), ("branch-0002", 25), ("main", 20), ("main", 10)]
     # back beyond the beginning of its parent: the grandparent's later steps are abandoned too
     open_branch(checkpoints, "branch-0002", 15, "")
@@ -179,12 +178,12 @@ def crashed_copies(checkpoints: Location, action: str) -> list[Location]:
 def test_a_crash_before_resume_leaves_the_run_where_it_was(checkpoints: Location) -> None:
     put_main(checkpoints, 10, 20)
     copies = crashed_copies(checkpoints, "open_branch(checkpoints, 'main', 10, '')")
-    # a directory; BRANCH is written, then named; RESUME is written, then named
-    assert len(copies) == 5
+    # a directory, a claim, a directory, BRANCH, then where the round goes on: each is written, then named
+    assert len(copies) == 8
     for copy in copies:
         assert current_branch(copy) == "main"
         assert found(copy) == [("main", 20), ("main", 10)]
-    assert [len(list_branches(copy)) for copy in copies] == [1, 1, 1, 2, 2]
+    assert [len(list_branches(copy)) for copy in copies] == [1, 1, 1, 1, 1, 2, 2, 2]
     for copy in copies:
         branch = open_branch(copy, "main", 10, "again")
         assert current_branch(copy) == branch.name
@@ -201,7 +200,7 @@ def test_the_lock_of_a_run_is_nothing_that_was_saved(checkpoints: Location) -> N
 def test_a_crash_while_the_first_branch_is_opened_is_a_fresh_start(checkpoints: Location) -> None:
     path_of(checkpoints).mkdir()
     copies = crashed_copies(checkpoints, "ensure_branch(checkpoints, '')")
-    assert len(copies) == 5
+    assert len(copies) == 3
     for copy in copies:
         assert current_branch(copy) == "main"
         assert found(copy) == []
@@ -214,7 +213,7 @@ def test_a_crash_while_the_second_branch_of_a_run_without_resume_is_opened(check
     put_main(checkpoints, 10, 20)
     (checkpoints / "RESUME").remove()
     copies = crashed_copies(checkpoints, "open_branch(checkpoints, 'main', 10, '')")
-    assert len(copies) == 7
+    assert len(copies) == 10
     for copy in copies:
         assert found(copy) == [("main", 20), ("main", 10)]
 
@@ -226,7 +225,7 @@ def test_a_write_that_fails_before_resume_changes_nothing(
     real = LocalLocation.write
 
     def write(self: LocalLocation, content: bytes) -> None:
-        if self.name == "RESUME":
+        if self.name.endswith(".resume"):
             raise CheckpointError("injected")
         real(self, content)
 

@@ -51,7 +51,7 @@ def spoil_branch(checkpoints: Location, name: str, field: str, value: object) ->
 )
 def test_a_damaged_resume_is_named(checkpoints: Location, content: bytes, message: str) -> None:
     put_main(checkpoints, 10)
-    open_branch(checkpoints, "main", 10, "")
+    put_branch(checkpoints, "branch-0002", "main", 10)
     (checkpoints / "RESUME").write(content)
     for ask in (current_branch, candidates):
         with pytest.raises(CheckpointError, match=message):
@@ -149,7 +149,7 @@ def test_branches_in_a_circle_are_refused(checkpoints: Location) -> None:
 def test_a_parent_that_was_removed_ends_the_line(checkpoints: Location) -> None:
     put_main(checkpoints, 10)
     open_branch(checkpoints, "main", 10, "")
-    put_checkpoint(checkpoints / "branch-0002", 20)
+    put_checkpoint(checkpoints / "branch-0002", 20, round=4)
     (checkpoints / "main").remove()
     assert found(checkpoints) == [("branch-0002", 20)]
     (checkpoints / "branch-0002/step-000000020").remove()
@@ -234,5 +234,5 @@ def test_an_older_format_is_named(checkpoints: Location) -> None:
 
 def test_a_place_that_is_no_directory_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match=r"file: cannot be listed: Not a directory"):
+    with pytest.raises(CheckpointError, match=r"file/claims: cannot be listed: Not a directory"):
         candidates(LocalLocation(tmp_path / "file"))

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from megatrain.contracts.claims import JobRound
 from megatrain.contracts.errors import ConfigError, FencedError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.run_directory import RunDirectory
-from megatrain.contracts.run_hold import JobRound, RunHold, checkpoints_held
+from megatrain.contracts.run_hold import RunHold, checkpoints_held
 from tests.helpers.checkpoint_tree import crash_at
 
 OLD, NEW, NEWEST = (JobRound("demo (etcd cluster 7)", number) for number in (1, 2, 12))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from megatrain.contracts.checkpoint_files import is_unfinished, remove_checkpoint
+from megatrain.contracts.checkpoint_files import is_unfinished, manifest_place, remove_checkpoint
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.lineage import candidates, open_branch, unfinished
 from megatrain.contracts.location import LocalLocation, Location
@@ -29,7 +29,7 @@ def begin(branch: Location, step: int) -> Location:
 def test_a_run_whose_first_checkpoint_was_never_finished_begins_anew(checkpoints: Location) -> None:
     main = put_main(checkpoints)
     places = [begin(main, 20), begin(main, 10)]
-    (places[0] / "manifest.json").write(b"{}")
+    manifest_place(places[0]).write(b"{}")
     assert candidates(checkpoints) == []
     assert unfinished(checkpoints) == [places[1], places[0]]
     put_checkpoint(main, 5)

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from megatrain.config.config import Config
+from megatrain.contracts.claims import JobRound
 from megatrain.contracts.errors import FencedError
 from megatrain.contracts.run_directory import RunDirectory
-from megatrain.contracts.run_hold import JobRound
 from megatrain.reporting import EvaluationReport, Reporter, StepReport, missing_packages
 from megatrain.telemetry.flops import training_flops_per_token
 from tests.helpers.source_tree import ROOT

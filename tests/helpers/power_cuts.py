@@ -1,0 +1,92 @@
+"""A disk that loses power: what was not synced is there, or not, or in part.
+
+While `watched`, every fsync and every sync of a directory is noted, and before each of them the power may fail. What is
+left then is drawn: of each change to a directory since its last sync, whether it happened; of each file that was not
+synced since it changed, its durable content, all of the new one, or a part.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from megatrain.contracts import location
+
+
+class Disk:
+    """Follows a directory tree. All that is in it at the start is durable."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._content: dict[int, bytes] = {}
+        self._entries: dict[int, dict[str, int]] = {}
+        self._is_directory: dict[int, bool] = {}
+        for path in [root, *root.rglob("*")]:
+            self._sync(path)
+
+    def _sync(self, path: Path) -> None:
+        number = path.stat().st_ino
+        self._is_directory[number] = path.is_dir()
+        if path.is_dir():
+            self._entries[number] = _entries(path)
+        else:
+            self._content[number] = path.read_bytes()
+
+    def synced(self, file: int) -> None:
+        """Note that a file or a directory that is open is durable now."""
+        self._sync(Path(os.readlink(f"/proc/self/fd/{file}")))
+
+    def after_a_power_cut(self, draw: random.Random, target: Path) -> None:
+        """Put what may be left if the power fails now into `target`."""
+        now = {path.stat().st_ino: path for path in [self._root, *self._root.rglob("*")]}
+        self._restore(self._root.stat().st_ino, now, draw, target)
+
+    def _restore(self, number: int, now: dict[int, Path], draw: random.Random, target: Path) -> None:
+        path = now.get(number)
+        is_directory = path.is_dir() if path is not None else self._is_directory.get(number, False)
+        if not is_directory:
+            target.write_bytes(self._content_left(number, path, draw))
+            return
+        target.mkdir()
+        durable = self._entries.get(number, {})
+        current = _entries(path) if path is not None else {}
+        for name in sorted(durable.keys() | current.keys()):
+            child = draw.choice([entries.get(name) for entries in (durable, current)])
+            if child is not None:
+                self._restore(child, now, draw, target / name)
+
+    def _content_left(self, number: int, path: Path | None, draw: random.Random) -> bytes:
+        durable = self._content.get(number, b"")
+        current = path.read_bytes() if path is not None else durable
+        if durable == current:
+            return durable
+        return draw.choice([durable, current, current[: draw.randrange(len(current) + 1)]])
+
+
+def _entries(path: Path) -> dict[str, int]:
+    return {child.name: child.lstat().st_ino for child in path.iterdir()}
+
+
+@contextmanager
+def watched(root: Path, at_a_sync: Callable[[Disk], None], monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
+    """Call `at_a_sync` before each sync below `root` in the block, one at a time."""
+    disk, lock, fsync = Disk(root), threading.RLock(), os.fsync
+
+    def note(file: int) -> None:
+        with lock:
+            is_below = os.readlink(f"/proc/self/fd/{file}").startswith(str(root))
+            if is_below:
+                at_a_sync(disk)
+            fsync(file)
+            if is_below:
+                disk.synced(file)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(location.os, "fsync", note)
+        yield disk

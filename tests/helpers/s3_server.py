@@ -1,0 +1,73 @@
+"""A real S3 server in this process, moto's, and trouble in front of it: answers that are refused, lost or late."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from enum import Enum
+from typing import Any
+
+import pytest
+
+from tests.helpers.require import require_module
+
+
+class Fault(Enum):
+    """What becomes of a request."""
+
+    REFUSED = "503 before anything is done"
+    LOST = "done, and 503 in place of its answer"
+
+
+Hook = Callable[[str, str], Fault | None]
+"""Called before each request with its method and key, "" for the bucket; it may wait."""
+
+
+class FaultyS3:
+    """A WSGI program that asks `hook` what becomes of each request before moto has it."""
+
+    def __init__(self, application: Any) -> None:
+        self._application = application
+        self.hook: Hook = lambda method, key: None
+
+    def __call__(self, environment: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        key = environment["PATH_INFO"].lstrip("/").partition("/")[2]
+        fault = self.hook(environment["REQUEST_METHOD"], key)
+        if fault is None:
+            return list(self._application(environment, start_response))
+        if fault is Fault.LOST:
+            list(self._application(environment, lambda *_: None))
+        start_response("503 Slow Down", [("Content-Type", "application/xml")])
+        return [b"<Error><Code>SlowDown</Code><Message>injected</Message></Error>"]
+
+
+@contextmanager
+def s3_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyS3]:
+    """Run a server with the bucket "bucket" and have s3:// mean it until the end of the block."""
+    for package in ("s3fs", "moto"):
+        require_module(package)
+    from fsspec.config import conf
+    from moto.server import DomainDispatcherApplication, create_backend_app
+    from s3fs import S3FileSystem
+    from werkzeug.serving import make_server
+
+    application = FaultyS3(DomainDispatcherApplication(create_backend_app))
+    server = make_server("127.0.0.1", 0, application, threaded=True)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    settings = {
+        "endpoint_url": f"http://127.0.0.1:{server.server_port}", "key": "nobody", "secret": "secret",
+        "config_kwargs": {"retries": {"max_attempts": 1}, "read_timeout": 5, "region_name": "us-east-1"},
+    }  # fmt: skip
+    monkeypatch.setitem(conf, "s3", settings)
+    monkeypatch.setattr(S3FileSystem, "retries", 1)  # each try of its own would pause for a second and more
+    S3FileSystem.clear_instance_cache()
+    S3FileSystem().mkdir("bucket")
+    try:
+        yield application
+    finally:
+        S3FileSystem.clear_instance_cache()
+        server.shutdown()
+        thread.join()
+        server.server_close()

@@ -1,0 +1,71 @@
+"""Two rounds of one job that bring the same step to one storage: an older one, held up somewhere, and a newer one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from megatrain.checkpoint.persist import Persistence, Written
+from megatrain.checkpoint.persist_policy import next_due
+from megatrain.checkpoint.writer import sealed_slots
+from megatrain.contracts.arena import Arena
+from megatrain.contracts.arena_plans import HostPlan
+from megatrain.contracts.location import Location
+from tests.helpers.arena_snapshots import ROUND, host_plan, make_arena, metadata_of, put_slot
+from tests.helpers.hooked_location import Hook, HookedLocation
+
+STEP = 10
+
+
+@dataclass(frozen=True)
+class RoundOnAHost:
+    """A round of one host with two ranks, whose snapshot of STEP waits for storage."""
+
+    arena: Arena
+    plan: HostPlan
+
+    def persist(self, checkpoints: Location) -> Written:
+        """Bring the snapshot to storage. Raises: CheckpointError."""
+        due = next_due(sealed_slots(self.arena), {self.plan.round: self.plan})
+        assert due is not None
+        return Persistence(self.arena, due, checkpoints, lambda: False).run()
+
+
+def make_round(
+    directory: Path, round_number: int, checkpoints: str, *, step: int = STEP, claim: str = ""
+) -> RoundOnAHost:
+    plan = host_plan(checkpoints, keep_last=1, round=round_number, claim=claim)
+    directory.mkdir(exist_ok=True)
+    arena = make_arena(directory / f"round-{round_number}", plan, metadata_of(plan.ranks, round_number))
+    for rank in plan.ranks:
+        put_slot(arena, rank, step=step, snapshot=round_number, round_number=round_number)
+    return RoundOnAHost(arena, plan)
+
+
+def two_rounds(directory: Path, checkpoints: str) -> tuple[RoundOnAHost, RoundOnAHost]:
+    return make_round(directory, ROUND, checkpoints), make_round(directory, ROUND + 1, checkpoints)
+
+
+class HeldUp:
+    """Before its change `number` to storage, whoever has this storage waits until `meanwhile` is over."""
+
+    def __init__(self, number: int, meanwhile: Callable[[], None]) -> None:
+        self.point = ""
+        self._left = number
+        self._meanwhile = meanwhile
+        self._lock = threading.Lock()
+
+    def __call__(self, action: str, path: str) -> None:
+        if action in ("read", "list"):
+            return
+        with self._lock:  # files are written side by side
+            if self._left == 0:
+                self.point = f"{action} {path.rpartition('/')[2]}"
+                self._meanwhile()
+            self._left -= 1
+
+    def over(self, checkpoints: Location) -> Location:
+        hook: Hook = self
+        return HookedLocation(checkpoints, hook)

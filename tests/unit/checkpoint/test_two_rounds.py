@@ -1,0 +1,195 @@
+"""Two rounds race to commit the same step: whoever is held up, wherever, a committed checkpoint stays loadable."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from megatrain.checkpoint.data_file import verify_checkpoint
+from megatrain.checkpoint.housekeeping import Housekeeping
+from megatrain.contracts.checkpoint_files import committed_steps, is_committed, read_manifest
+from megatrain.contracts.claims import Claims
+from megatrain.contracts.errors import CheckpointError
+from megatrain.contracts.lineage import RoundStart, begin_round, candidates
+from megatrain.contracts.location import LocalLocation, Location
+from tests.helpers.checkpoint_tree import put_main
+from tests.helpers.hooked_location import HookedLocation
+from tests.helpers.power_cuts import Disk, watched
+from tests.helpers.two_rounds import STEP, HeldUp, make_round, two_rounds
+
+
+def newest(checkpoints: Location) -> int | None:
+    """Return the step that a job would go on from, whose checkpoint is whole."""
+    found = candidates(checkpoints)
+    if found:
+        assert verify_checkpoint(found[0].location) == []
+    return found[0].step if found else None
+
+
+def race(directory: Path, number: int) -> str:
+    """Hold an older round up before its change `number` until the newer one has committed; return which change it was.
+
+    The retention of the newer one leaves nothing else that could be loaded.
+    """
+    checkpoints = LocalLocation(directory / "checkpoints")
+    put_main(checkpoints, 5)
+    old, new = two_rounds(directory, str(checkpoints))
+
+    def overtake() -> None:
+        new.persist(checkpoints)
+        assert f"removed {checkpoints}/main/step-000000005" in Housekeeping().run(checkpoints, new.plan)
+        assert newest(checkpoints) == STEP
+
+    held_up = HeldUp(number, overtake)
+    with suppress(CheckpointError):
+        old.persist(held_up.over(checkpoints))
+        Housekeeping().run(checkpoints, old.plan)
+    assert newest(checkpoints) == STEP, held_up.point
+    return held_up.point
+
+
+@pytest.mark.timeout(180)
+def test_an_older_round_that_is_held_up_before_any_of_its_changes(tmp_path: Path) -> None:
+    points: list[str] = []
+    while not points or points[-1]:
+        points.append(race(tmp_path / str(len(points)), len(points)))
+    assert points[0] == "write WRITING"
+    for name in ("metadata", ".json", "COMMIT", "remove WRITING"):
+        assert any(name in point for point in points), points
+
+
+# What an older round commits when a newer one has gone on without it
+
+
+def begin(checkpoints: Location, round_number: int, step: int) -> None:
+    assert Claims(checkpoints).take(None, round_number).number == round_number
+    begin_round(checkpoints, RoundStart(round_number, "main", step))
+
+
+def test_a_commit_that_is_held_up_until_a_newer_round_has_gone_on_is_late(tmp_path: Path) -> None:
+    """The older one has looked for newer ones, and is held up at its last write."""
+    checkpoints = LocalLocation(tmp_path / "checkpoints")
+    put_main(checkpoints)
+    make_round(tmp_path, 1, str(checkpoints), step=5).persist(checkpoints)
+    old, new = two_rounds(tmp_path, str(checkpoints))
+
+    def go_on(action: str, path: str) -> None:
+        if action == "write" and path.endswith("COMMIT"):
+            begin(checkpoints, 3, 5)
+
+    old.persist(HookedLocation(checkpoints, go_on))
+    assert is_committed(checkpoints / "main/step-000000010")
+    assert newest(checkpoints) == 5
+    # it removes nothing either: step 5 is what the newer one went on from
+    (said,) = Housekeeping().run(checkpoints, old.plan)
+    assert said == "older checkpoints are left to round 3, which goes on in main"
+    # the newer one comes to that step, and nothing of the older one's is in its way
+    new.persist(checkpoints)
+    assert newest(checkpoints) == STEP
+    assert read_manifest(checkpoints / "main/step-000000010").round == 3
+    Housekeeping().run(checkpoints, new.plan)
+    assert committed_steps(checkpoints / "main") == [STEP]
+    assert newest(checkpoints) == STEP
+
+
+def test_an_older_round_that_looks_again_commits_nothing(tmp_path: Path) -> None:
+    checkpoints = LocalLocation(tmp_path / "checkpoints")
+    put_main(checkpoints)
+    old, _ = two_rounds(tmp_path, str(checkpoints))
+    begin(checkpoints, 3, 5)
+    with pytest.raises(CheckpointError, match="round 3 went on from step 5 of main, and round 2 is older"):
+        old.persist(checkpoints)
+    assert not (checkpoints / "main/step-000000010").exists()
+
+
+@pytest.mark.parametrize(
+    "start", [RoundStart(3, "main", STEP), RoundStart(3, "branch-0002", 5), RoundStart(3, "main", None)]
+)
+def test_what_a_newer_round_goes_on_from_may_still_come_to_storage(tmp_path: Path, start: RoundStart) -> None:
+    """A restart goes on from memory while the older round's writer is at it, or on another branch."""
+    checkpoints = LocalLocation(tmp_path / "checkpoints")
+    put_main(checkpoints)
+    old, _ = two_rounds(tmp_path, str(checkpoints))
+    Claims(checkpoints).take(None, 3)
+    begin_round(checkpoints, start)
+    old.persist(checkpoints)
+    assert [one.step for one in candidates(checkpoints, "main")] == [STEP]
+
+
+def test_a_round_that_has_claimed_and_not_said_where_it_goes_on_keeps_all(tmp_path: Path) -> None:
+    """It may have read what there was before the older one committed."""
+    checkpoints = LocalLocation(tmp_path / "checkpoints")
+    put_main(checkpoints, 5)
+    old, _ = two_rounds(tmp_path, str(checkpoints))
+    old.persist(checkpoints)
+    Claims(checkpoints).take(None, 3)
+    (said,) = Housekeeping().run(checkpoints, old.plan)
+    assert "are left to round 3" in said
+    assert committed_steps(checkpoints / "main") == [5, STEP]
+
+
+def test_nothing_is_removed_for_a_newest_one_that_is_not_whole(tmp_path: Path) -> None:
+    checkpoints = LocalLocation(tmp_path / "checkpoints")
+    put_main(checkpoints, 5)
+    old, _ = two_rounds(tmp_path, str(checkpoints))
+    housekeeping = Housekeeping()
+    old.persist(checkpoints)
+    (checkpoints / "main/step-000000010/r000002-rank-00001.distcp").remove()
+    (said,) = housekeeping.run(checkpoints, old.plan)
+    assert said.startswith("older checkpoints are left: the newest one is not whole: ")
+    assert committed_steps(checkpoints / "main") == [5, STEP]
+
+
+def test_a_number_that_somebody_else_has_claimed_is_not_written_by(tmp_path: Path) -> None:
+    """Storage was away when this round began, and has another one of its number now."""
+    checkpoints = LocalLocation(tmp_path / "checkpoints")
+    put_main(checkpoints)
+    mine = make_round(tmp_path, 2, str(checkpoints), claim=Claims.unwritten(None, 2).content().decode())
+    begin(checkpoints, 2, 0)
+    with pytest.raises(CheckpointError, match="claims/00000002: another process has claimed round 2"):
+        mine.persist(checkpoints)
+    (checkpoints / "claims").remove()
+    mine.persist(checkpoints)
+    assert newest(checkpoints) == STEP
+    assert Claims(checkpoints).newest_number() == 2
+
+
+# Power cuts
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("number", [0, 3, 8, 9, 10, 11, 13])
+def test_power_cuts_while_two_rounds_race(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Whatever was not synced is lost at random: a job always finds a whole checkpoint to go on from."""
+    run, draw = tmp_path / "run", random.Random(number)
+    checkpoints = LocalLocation(run / "checkpoints")
+    put_main(checkpoints)
+    make_round(tmp_path, 1, str(checkpoints), step=5).persist(checkpoints)
+    old, new = two_rounds(tmp_path, str(checkpoints))
+    cuts = 0
+
+    def cut(disk: Disk) -> None:
+        nonlocal cuts
+        for _ in range(4):
+            cuts += 1
+            left = tmp_path / f"left-{cuts}"
+            disk.after_a_power_cut(draw, left)
+            assert newest(LocalLocation(left / "checkpoints")) in (5, STEP)
+            shutil.rmtree(left)
+
+    with watched(run, cut, monkeypatch) as disk:
+
+        def overtake() -> None:
+            new.persist(checkpoints)
+            Housekeeping().run(checkpoints, new.plan)
+
+        with suppress(CheckpointError):
+            old.persist(HeldUp(number, overtake).over(checkpoints))
+            Housekeeping().run(checkpoints, old.plan)
+        cut(disk)
+    assert newest(checkpoints) == STEP
+    assert cuts > 40
