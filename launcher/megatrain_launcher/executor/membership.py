@@ -71,7 +71,8 @@ class Membership:
         self._is_registered = False
         self._keeper_of_key: LeaseKeeper | None = None
         """The keeper of the lease that the host's key was written with; None before it was."""
-        self._good_until = time.monotonic()
+        self._gone_at: float | None = None
+        """When that lease was lost, or ran out before; None while it is kept, as far as this host knows."""
         self._trouble = ""
         self._replaced = ""
         self._wake = threading.Event()
@@ -132,15 +133,17 @@ class Membership:
         return self._trouble
 
     def lease(self) -> LeaseView:
-        """Return the lease as this host's own clock sees it: that which its key was written with last."""
+        """Return the lease that the host's key was written with last, as this host's own clock sees it."""
         with self._lock:
-            now = time.monotonic()
-            keeper = self._keeper_of_key
-            if keeper is not None and keeper is self._keeper and keeper.state is not LeaseState.LOST:
-                self._good_until = now + keeper.valid_s
-            else:
-                self._good_until = min(self._good_until, now)
-            return LeaseView(now - self._good_until)
+            now, keeper = time.monotonic(), self._keeper_of_key
+            if keeper is None:
+                return LeaseView(0.0)
+            if keeper is self._keeper and keeper.state is not LeaseState.LOST:
+                self._gone_at = None
+                return LeaseView(-keeper.valid_s)
+            if self._gone_at is None:
+                self._gone_at = now + min(0.0, keeper.valid_s)
+            return LeaseView(now - self._gone_at)
 
     def begin_life(self, session: str) -> None:
         """Say that this host begins a new life."""

@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -20,6 +22,7 @@ from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import decode, encode
 from megatrain.contracts.rounds import JobEnd, JobRecord, Round, RoundHost
 from megatrain.coordination.client import EtcdClient
+from megatrain.coordination.lease_keeper import LeaseState
 from megatrain.coordination.settings import Credentials, EtcdSettings
 from megatrain.coordination.wire import Put
 from megatrain_launcher.etcd_process import free_ports
@@ -94,6 +97,7 @@ def test_a_registered_host_is_there_until_it_closes(
     assert registered(client, keys) == a_host()
     assert one.is_registered
     assert one.judge(Judge.CHECKS, "no disk")
+    assert not one.lease().is_gone  # while the key is written anew
     wait_until(lambda: registered(client, keys) == one.record, "the change", DEADLINE_S)
     assert one.record.unfit_reason == "no disk"
     one.close()
@@ -130,6 +134,26 @@ def test_a_lost_lease_is_replaced_under_the_same_session(
     wait_until(lambda: one.keeper is not lost and one.is_registered, "a new lease", DEADLINE_S)
     assert registered(client, keys) == a_host()
     assert not one.lease().is_gone
+
+
+@pytest.mark.parametrize(
+    ("state", "valid_s", "gone_s"),
+    [
+        (LeaseState.HELD, 3.0, -3.0),
+        (LeaseState.DOUBTFUL, -2.0, 2.0),
+        (LeaseState.LOST, -2.0, 2.0),  # it ran out before etcd said so
+        (LeaseState.LOST, 3.0, 0.0),  # it was ended before its time, which is now at the earliest
+    ],
+)
+def test_a_lease_is_gone_since_it_ran_out_or_was_lost(
+    client: EtcdClient, keys: JobKeys, state: LeaseState, valid_s: float, gone_s: float
+) -> None:
+    """However long ago anybody asked: a round may begin just then."""
+    membership: Any = Membership(client, keys, TIMES)
+    membership._keeper = membership._keeper_of_key = SimpleNamespace(state=LeaseState.HELD, valid_s=3.0)
+    assert membership.lease().gone_s == -3.0
+    membership._keeper.state, membership._keeper.valid_s = state, valid_s
+    assert membership.lease().gone_s == pytest.approx(gone_s, abs=0.5)
 
 
 def test_an_etcd_that_comes_back_finds_the_host_as_it_was(tmp_path: Path, keys: JobKeys) -> None:
