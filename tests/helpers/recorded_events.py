@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from megatrain.contracts.black_box_values import ClockBase
+from megatrain.contracts.run_directory import own_box_paths
 from megatrain_diagnostics.events.source import MemoryEvents
 from megatrain_diagnostics.events.tables import Table, joined
 from megatrain_diagnostics.streamer.host_clock import HostClock
@@ -14,9 +15,9 @@ _CLOCK = HostClock(ClockBase(monotonic_ns=0, unix_ns=1_700_000_000_000_000_000, 
 
 
 def recorded_events(directory: Path) -> MemoryEvents:
-    """Return all that the ranks of one job recorded in `directory`."""
+    """Return all that the ranks of one job recorded in a `telemetry.black_box_directory`."""
     tables: dict[type[Table], list[Table]] = {}
-    for path in sorted(directory.iterdir()):
+    for path in own_box_paths(directory):
         tail = RankTail(path, _CLOCK)
         for kind, rows in tail.look():
             tables.setdefault(kind, []).append(rows)

@@ -19,7 +19,7 @@ import megatrain.generation as generation
 from megatrain.checkpoint.find import find_checkpoint
 from megatrain.cli import main
 from megatrain.config.config import Config
-from megatrain.contracts.checkpoint_files import TOKENIZER_NAME
+from megatrain.contracts.checkpoint_files import TOKENIZER_NAME, read_manifest
 from megatrain.contracts.errors import CheckpointError, DataError
 from megatrain.contracts.location import LocalLocation, Location
 from megatrain.generation import LoadedModel, Sampling, generate, load_model
@@ -171,21 +171,27 @@ def test_the_command_takes_what_ckpt_takes(run: TrainedRun, capfd: pytest.Captur
     assert "no committed checkpoint of step 1 in its current line (there are: main/2)" in capfd.readouterr().err
 
 
+def saved_tokenizer(checkpoint: Location) -> Location:
+    """Return where a checkpoint has its tokenizer: under the name that its round gave it."""
+    return checkpoint / read_manifest(checkpoint).name_of(TOKENIZER_NAME)
+
+
 def test_a_checkpoint_without_a_tokenizer_says_what_to_do(run: TrainedRun, tmp_path: Path) -> None:
     bare = train(tmp_path, None)
     with pytest.raises(DataError, match=r"tokenizer\.json is missing: the job had no data\.tokenizer"):
         load_model(checkpoint_of(bare), CPU)
 
-    (checkpoint_of(bare) / TOKENIZER_NAME).write((checkpoint_of(run) / TOKENIZER_NAME).read())
+    (checkpoint_of(bare) / TOKENIZER_NAME).write(saved_tokenizer(checkpoint_of(run)).read())
     assert load_model(checkpoint_of(bare), CPU).tokenizer.encode(PROMPT) == run.tokenizer.encode(PROMPT)
 
 
 def test_a_tokenizer_that_is_not_the_one_saved_is_refused(run: TrainedRun, tmp_path: Path) -> None:
     place = LocalLocation(tmp_path / "copy")
     shutil.copytree(str(checkpoint_of(run)), place.path)
-    content = (place / TOKENIZER_NAME).read()
-    (place / TOKENIZER_NAME).write(content + b"\n")
-    with pytest.raises(CheckpointError, match=r"copy/tokenizer\.json: is not the file that the manifest vouches for"):
+    saved = saved_tokenizer(place)
+    saved.write(saved.read() + b"\n")
+    words = r"copy/r000000-tokenizer\.json: is not the file that the manifest vouches for"
+    with pytest.raises(CheckpointError, match=words):
         load_model(place, CPU)
 
 

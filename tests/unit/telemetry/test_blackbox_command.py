@@ -57,7 +57,7 @@ def test_the_table_says_who_what_and_what_hangs(hung: Boxed, show: Print) -> Non
     assert "running" in text
     assert "step for" in text
     assert "step 4, completed 3" in text
-    assert "round 5, command 1 (number 2, argument 0), all operations" in text
+    assert "round 5, command 1 (number 2), all operations" in text
     assert "group 1   tp: ranks 2, 3; entered 1, left 0" in text
     assert "step 3 by operation:" in text
     lines = text.splitlines()
