@@ -43,6 +43,7 @@ class HostPhase(StrEnum):
     RUNNING = "running"
     """All its ranks have completed a step of `round`."""
     STOPPING = "stopping"
+    """Its workers of `round` were killed, and the kernel has not let go of all of them yet."""
     STOPPED = "stopped"
     """No worker of `round` or of an older one is left on this host."""
     FAILED = "failed"

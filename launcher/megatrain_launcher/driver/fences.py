@@ -70,18 +70,22 @@ def _seen_interval_s(state: ClusterState, round_: Round) -> float | None:
 def _stuck_since(state: ClusterState, round_: Round, part: RoundHost) -> float | None:
     """Return since when a host of a round completes no step, so that no other can complete more than one; None: it may.
 
-    A host that is done with its training is no sign: the others may be saving what they have.
+    A host that is done with its training is no sign: the others may be saving what they have. Nor is a stall of a host
+    that is cut off: should its steps go on, nobody is told.
     """
     status = state.status_of(part, round_.number)
     if status is not None and (status.phase is HostPhase.DONE or status.exit_code is not None):
         return None
-    if status is not None and status.stall is not None and part.host in state.stalled_since:
+    is_heard = state.is_registered(part)
+    if is_heard and status is not None and status.stall is not None and part.host in state.stalled_since:
         return state.stalled_since[part.host] - status.stall.silent_s
     if state.has_stopped(part, round_.number):
         assert status is not None
         has_stepped = status.min_step is not None and part.host in state.advanced_at
-        return state.advanced_at[part.host] if has_stepped else state.seen_at(state.keys.status(part.host))
-    return state.gone_since(part) if state.proof_of_death(part) else None
+        if has_stepped:
+            return state.advanced_at[part.host]
+        return max(state.seen_at(state.keys.status(part.host)), state.gone_since(part))  # one of them, if it has left
+    return state.proven_at(part) if state.proof_of_death(part) else None
 
 
 def _has_stepped(state: ClusterState, round_: Round, part: RoundHost, others: list[RoundHost]) -> bool:

@@ -165,6 +165,13 @@ class ClusterState:
             return f"{part.host}: {found.detail}"
         return ""
 
+    def proven_at(self, part: RoundHost) -> float:
+        """Return when `proof_of_death` was found: until then a host may have trained, with a lease or without."""
+        record = self.hosts.get(part.host)
+        if record is not None and record.session != part.session:
+            return max(self.gone_since(part), self.since(self.keys.host(part.host)))
+        return self.probes[part.host].at
+
     def open_incidents(self) -> tuple[Incident, ...]:
         """Return the incidents of this launch that are not over, in the order of their ids."""
         return tuple(incident for incident in self._unclosed() if self.is_of_this_launch(incident))

@@ -239,7 +239,7 @@ def _phase(known: _RoundState, progress: HostProgress, *, is_halted: bool) -> Ho
         return HostPhase.DONE
     if known.failed:
         return HostPhase.FAILED
-    if known.is_stopping or known.fenced:
+    if known.is_stopping:
         return HostPhase.STOPPING
     return HostPhase.RUNNING if progress.has_stepped else HostPhase.STARTING
 

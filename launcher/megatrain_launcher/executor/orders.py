@@ -145,16 +145,19 @@ class OrderBook:
             return self._must_leave or self._must_save
 
     def is_saving(self, number: int) -> bool:
-        """Say whether workers of that round shall be asked to save and stop, rather than be killed."""
+        """Say whether workers of that round shall be asked to save and stop, rather than be killed.
+
+        A halt that does not ask for it, or a newer round, ends what this host let them save: nobody waits for that.
+        """
         with self._changed:
-            if self._end is not None or self._must_leave:
+            if self._end is not None or self._must_leave or max(self._rounds, default=0) > number:
+                return False
+            halt = self._halts.get(number)
+            if halt is not None and not halt.is_saving:
                 return False
             if self._local_stop.number == number:
                 return self._local_stop.is_saving
-            halt = self._halts.get(number)
-            if halt is not None:
-                return halt.is_saving
-            return bool(self._must_save) and max(self._rounds, default=0) <= number
+            return halt is not None or bool(self._must_save)
 
     def view(self) -> OrdersView:
         with self._changed:

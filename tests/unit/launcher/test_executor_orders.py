@@ -115,6 +115,29 @@ def test_a_host_can_stop_its_workers_for_reasons_of_its_own(book: OrderBook) -> 
     assert (book.must_stop(2), book.is_saving(2)) == ("killed", False)
 
 
+def test_workers_that_save_for_a_reason_of_their_host_are_killed_when_the_driver_waits_for_no_save(
+    book: OrderBook,
+) -> None:
+    write_round(book, 1, "a")
+    book.stop_round(1, "no lease", is_saving=True)
+    assert book.is_saving(1)
+    write_halt(book, 1)
+    assert not book.is_saving(1)
+
+
+@pytest.mark.parametrize("is_own", [False, True])
+def test_workers_of_a_host_that_slept_save_nothing_once_a_newer_round_has_begun(
+    book: OrderBook, *, is_own: bool
+) -> None:
+    write_round(book, 1, "a")
+    if is_own:
+        book.stop_round(1, "no lease", is_saving=True)
+    write_halt(book, 1, is_saving=True)
+    assert book.is_saving(1)
+    write_round(book, 2, "b")
+    assert not book.is_saving(1)
+
+
 def test_a_snapshot_replaces_what_its_range_held_and_nothing_else(book: OrderBook) -> None:
     write_round(book, 1, "a")
     write_halt(book, 1)

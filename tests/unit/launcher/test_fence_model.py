@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from megatrain.contracts.host_records import Stall
 from megatrain_launcher.driver.policy import Policy
 from tests.helpers.simulated_job import KEYS, quiet
 from tests.helpers.timed_job import TimedHost, TimedJob
@@ -193,3 +194,36 @@ def test_a_spare_waits_until_the_host_that_is_cut_off_has_stopped(step_s: float,
         job.go_on(0.5, 1)
     assert cut_off.running == 0
     assert job.now - began <= wait_s
+
+
+def test_a_host_counts_as_stuck_from_its_death_and_not_from_before() -> None:
+    """It is proven dead long after the driver began to look, and while its lease lives: it trained until then."""
+    three = replace(POLICY, min_hosts=3, max_hosts=3, feasible_counts=frozenset({3}))
+    job = TimedJob(three, 6, 5.0)
+    for host in job.timed():
+        host.start(job.now)
+    job.go_on(30.0, 40)
+    dies, fails, cut_off = (job.timed()[int(part.host.removeprefix("host-"))] for part in job.rounds()[1].hosts)
+    cut_off.is_connected = False
+    job.go_on(POLICY.lease_ttl_s + 1.0, 11)
+    dies.kill()
+    fails.fail(job.now, is_cascade=True)
+    job.go_on(50.0, 100)  # which checks that nobody runs an older round
+    assert (cut_off.running, len(job.rounds())) == (0, 2)
+
+
+def test_a_stall_that_was_told_before_hosts_were_cut_off_says_nothing_of_now() -> None:
+    """Both train on unheard: the driver waits until the end, not only until they would have been silent for long."""
+    job = TimedJob(POLICY, NUM_HOSTS, 5.0)
+    for host in job.timed():
+        host.start(job.now)
+    job.go_on(30.0, 40)
+    cut_off = [job.timed()[int(part.host.removeprefix("host-"))] for part in job.rounds()[1].hosts]
+    for host in cut_off:
+        host.stall = Stall("step", host.step, 50.0, 50.0, job.now, (0,))
+        host.tell(job.now)
+        host.is_connected = False
+    job.advance(6.0)
+    assert [host.stall for host in cut_off] == [None, None]
+    job.go_on(POLICY.fence_rule.deadlines(0.0).end_s + 30.0, 600)
+    assert ([host.running for host in cut_off], len(job.rounds())) == ([0, 0], 2)
