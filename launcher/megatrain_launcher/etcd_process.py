@@ -14,6 +14,7 @@ import fcntl
 import importlib.util
 import logging
 import os
+import secrets
 import shutil
 import socket
 import subprocess
@@ -282,6 +283,8 @@ def _always(program: Path, directory: Path) -> list[str]:
         program, "--name", "embedded", "--data-dir", directory / "etcd", "--logger", "zap", "--log-level", "warn",
         "--log-outputs", "stderr",
         "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", f"embedded={peer}",
+        # new data count rounds anew: so they get a cluster id of their own, which etcd makes of this and of the peer
+        "--initial-cluster-token", secrets.token_hex(8),
         "--cors", _NO_ORIGIN, "--host-whitelist", "localhost",
         "--auto-compaction-mode", "periodic", "--auto-compaction-retention", "5m",
         # a member alone elects itself: there is nobody to wait for

@@ -67,6 +67,7 @@ def test_it_serves_survives_its_own_death_and_leaves_nothing(place: Path, progra
         item = client.get("key", deadline_s=SOON_S)
         assert item is not None
         assert item.value == b"value"
+        counter = client.gateway.cluster_id
         second = etcd.pid
         assert second is not None
     assert not is_running(first)
@@ -79,8 +80,19 @@ def test_it_serves_survives_its_own_death_and_leaves_nothing(place: Path, progra
     ):
         assert str(etcd.settings.endpoints[0]).startswith("https://127.0.0.1:")
         item = client.get("key")
+        assert client.gateway.cluster_id == counter
     assert item is not None
     assert item.value == b"value"
+
+
+def test_two_that_count_rounds_each_from_one_are_two_clusters(tmp_path: Path, program: Path) -> None:
+    """Else a job would take the checkpoint directory over from another one of its name: see contracts/claims.py."""
+    found = set()
+    for name in ("one", "other"):
+        with EtcdProcess(tmp_path / name, OWN, program=program) as etcd, EtcdClient(etcd.settings) as client:
+            client.get("key")
+            found.add(client.gateway.cluster_id)
+    assert len(found) == 2
 
 
 def test_it_has_its_password_before_anybody_can_connect(
