@@ -164,7 +164,7 @@ class JobCheckpoints:
         problem = ""
         if self._mesh.rank == 0:
             try:
-                told = Claims(self._checkpoints).take(self._job_round, self._round)
+                told = Claims(self._checkpoints).take(self._job_round, self._round, own=self._claim.encode())
             except FencedError as error:
                 problem = str(error)
             except CheckpointError as error:

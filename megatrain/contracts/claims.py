@@ -83,15 +83,18 @@ class Claims:
         names = reader.text("counter"), reader.count("round"), reader.text("holder"), reader.text("token")
         return Claim(number, *names)
 
-    def take(self, job_round: JobRound | None, least: int = 1) -> Claim:
+    def take(self, job_round: JobRound | None, least: int = 1, *, own: bytes = b"") -> Claim:
         """Make the next claim; its number is at least `least`.
+
+        `own`: the content of this process's claim, where that has too low a number.
 
         Raises: FencedError when the newest one is of the same counter, and of this round or a newer one;
         CheckpointError when it cannot be written. It may yet appear then, for a holder that never comes.
         """
         while True:
             newest = self.newest()
-            if newest is not None and job_round is not None and newest.is_not_before(job_round):
+            is_others = newest is not None and newest.content() != own
+            if newest is not None and is_others and job_round is not None and newest.is_not_before(job_round):
                 raise FencedError(
                     f"{self.place(newest.number)}: {newest.holder} has it, and round {job_round.number} is not newer:"
                     " this process was left behind and must stop. If etcd was emptied since, so that rounds are counted"

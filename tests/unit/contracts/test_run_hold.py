@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from megatrain.contracts.claims import JobRound
+from megatrain.contracts.claims import Claims, JobRound
 from megatrain.contracts.errors import ConfigError, FencedError
 from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.location import LocalLocation
 from megatrain.contracts.run_directory import RunDirectory
 from megatrain.contracts.run_hold import RunHold, checkpoints_held
 from tests.helpers.checkpoint_tree import crash_at
@@ -68,6 +69,15 @@ def test_what_cannot_be_held_is_not(place: str) -> None:
 
 def held_by(run: RunDirectory, stack: ExitStack, *rounds: JobRound) -> list[RunHold]:
     return [stack.enter_context(run.held(one)) for one in rounds]
+
+
+def test_a_round_takes_a_higher_number_after_its_own_claim_and_after_no_other(tmp_path: Path) -> None:
+    """Checkpoints of before there were claims may have higher numbers, which is known only when they are read."""
+    claims = Claims(LocalLocation(tmp_path))
+    first = claims.take(OLD)
+    assert claims.take(OLD, 13, own=first.content()).number == 13
+    with pytest.raises(FencedError, match="round 1 of demo"):
+        claims.take(OLD, 14, own=first.content())
 
 
 def test_a_newer_round_takes_over_from_one_that_is_frozen(run: RunDirectory) -> None:
