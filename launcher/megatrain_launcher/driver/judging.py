@@ -36,7 +36,7 @@ from megatrain_launcher.driver.requests import asked_to_stop
 from megatrain_launcher.driver.responses import REQUEUE, STOP, Facts, Response, is_victim, respond
 from megatrain_launcher.driver.state import ClusterState
 from megatrain_launcher.driver.verdict_acts import released
-from megatrain_launcher.executor.hearing import deaf_after_s
+from megatrain_launcher.executor.hearing import deaf_within_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ def stopping_of(now: float, state: ClusterState, policy: Policy, round_: Round, 
         if proof:
             fenced[part.session] = lost[part.host] = left_out[part.host] = proof
             continue
-        until = _may_live_until(state, policy, round_, part, since, timeout_s)
+        until = _may_live_until(state, policy, round_, part, since, timeout_s, is_saving=halt.is_saving)
         over_at = max(over_at, until)
         if until >= now:
             pending.append(part)
@@ -112,7 +112,8 @@ def stopping_of(now: float, state: ClusterState, policy: Policy, round_: Round, 
 
 
 def _may_live_until(
-    state: ClusterState, policy: Policy, round_: Round, part: RoundHost, since: float, timeout_s: float
+    state: ClusterState, policy: Policy, round_: Round, part: RoundHost, since: float, timeout_s: float, *,
+    is_saving: bool,
 ) -> float:
     """Return until when a host is waited for that has not said that its workers are gone.
 
@@ -120,11 +121,13 @@ def _may_live_until(
     of the halt: then it obeys its deadlines, from the end of its lease or of what it heard last.
     """
     if not state.is_registered(part):
-        return gone_by(state, policy, round_, part, state.gone_since(part))
+        until = gone_by(state, policy, round_, part, state.gone_since(part))
+        # it may have heard that its workers shall save, and be cut off since
+        return max(until, since + timeout_s) if is_saving else until
     status = state.status_of(part, round_.number)
     if status is not None and status.phase is HostPhase.STOPPING:
         return since + timeout_s
-    return max(since + timeout_s, gone_by(state, policy, round_, part, since + deaf_after_s(policy.lease_ttl_s)))
+    return max(since + timeout_s, gone_by(state, policy, round_, part, since + deaf_within_s(policy.lease_ttl_s)))
 
 
 def _waiting_words(now: float, round_: Round, stopping: Stopping) -> str:
@@ -133,9 +136,8 @@ def _waiting_words(now: float, round_: Round, stopping: Stopping) -> str:
     if not stopping.unheard:
         return text
     left_s = max(stopping.unheard.values()) - now
-    return (
-        f"{text}; of {', '.join(sorted(stopping.unheard)[:8])} nothing is heard, its workers end within {left_s:.0f} s"
-    )
+    unheard = ", ".join(sorted(stopping.unheard)[:8])
+    return f"{text}; nothing is heard of {unheard}, whose workers end within {left_s:.0f} s"
 
 
 def _done_code(state: ClusterState, round_: Round) -> int | None:

@@ -13,6 +13,14 @@ def deaf_after_s(lease_ttl_s: float) -> float:
     return max(lease_ttl_s, _PROOFS_S)
 
 
+def deaf_within_s(lease_ttl_s: float) -> float:
+    """Return after how many seconds a host that does not hear a halt counts as one without a lease, at the latest.
+
+    A stream that brings nothing, while its member answers other calls, seems to be heard until it is opened anew.
+    """
+    return deaf_after_s(lease_ttl_s) + WatchLimits().renew_s
+
+
 def unfit_after_s(lease_ttl_s: float) -> float:
     """Return after how many seconds of unheard orders a host with a lease says that it is not fit.
 
