@@ -17,7 +17,10 @@ class HaltRound:
 
 @dataclass(frozen=True, slots=True)
 class WriteRound:
+    """`vanished`: hosts without a lease that were waited out. Should one be registered again, nothing is written."""
+
     round: Round
+    vanished: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

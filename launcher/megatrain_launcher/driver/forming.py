@@ -123,6 +123,7 @@ def form(
     incident: Incident | None = None,
     since: float,
     reason: str,
+    vanished: tuple[str, ...] = (),
 ) -> Decision:
     """Write the next round if enough hosts are there, else wait or end the job. `since`: when waiting began.
 
@@ -146,7 +147,7 @@ def form(
                 return _after_pairs(now, tests, accused, incident)
         found_text = verdict_text(tests.verdict)
         why = f"{why}; pair tests: {found_text}" if found_text else why
-        return _write(now, state, policy, available, count, previous, fenced, incident, why)
+        return _write(now, state, policy, available, count, previous, fenced, incident, why, vanished)
     missing = _missing(state, found, left_out or {}, previous, available)
     waited_s = now - since
     text = f"waiting for {wanted - len(available)} of {count_text(wanted, 'host')} since {_clock(since)}"
@@ -213,6 +214,7 @@ def _write(
     fenced: tuple[str, ...],
     incident: Incident | None,
     reason: str,
+    vanished: tuple[str, ...],
 ) -> Decision:
     records = choose(available, previous, count)
     number = state.next_number
@@ -234,7 +236,8 @@ def _write(
     updates = tuple(UpdateIncident(_with_round(now, one, number)) for one in _open_with(state, incident))
     abandoned = tuple(UpdateIncident(ended(one, is_recovered=False)) for one in state.abandoned_incidents())
     return Decision(
-        (*updates, *abandoned, WriteRound(round_)), f"round {number} with {count_text(count, 'host')}: {reason}"
+        (*updates, *abandoned, WriteRound(round_, vanished)),
+        f"round {number} with {count_text(count, 'host')}: {reason}",
     )
 
 

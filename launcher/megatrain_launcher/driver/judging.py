@@ -50,6 +50,8 @@ class Stopping:
     lost: Mapping[str, str]
     """Hosts that are certainly gone, with the evidence."""
     left_out: Mapping[str, str]
+    vanished: tuple[str, ...]
+    """Those of the lost whose end nothing proves: they were waited out."""
     over_at: float
     """When the last host was waited out: from then on the next round waits for hosts."""
 
@@ -73,7 +75,7 @@ def follow_halt(now: float, state: ClusterState, policy: Policy, round_: Round, 
     if incident is None:
         return form(
             now, state, policy, previous=round_, fenced=tuple(stopping.fenced), left_out=stopping.left_out,
-            since=stopping.over_at, reason="the job begins" if is_old else halt.reason,
+            since=stopping.over_at, reason="the job begins" if is_old else halt.reason, vanished=stopping.vanished,
         )  # fmt: skip
     if incident.moments.halted is not None:
         return _form(now, state, policy, round_, stopping, incident, since, ())
@@ -89,6 +91,7 @@ def stopping_of(now: float, state: ClusterState, policy: Policy, round_: Round, 
     fenced: dict[str, str] = {}
     lost: dict[str, str] = {}
     left_out: dict[str, str] = {}
+    vanished: list[str] = []
     for part in round_.hosts:
         proof = state.proof_of_death(part)
         if state.is_past(part, round_.number):
@@ -108,11 +111,18 @@ def stopping_of(now: float, state: ClusterState, policy: Policy, round_: Round, 
         else:
             why = f"{part.host} is not heard of; its lease is gone"
             fenced[part.session] = lost[part.host] = left_out[part.host] = why
-    return Stopping(tuple(pending), unheard, fenced, lost, left_out, over_at)
+            vanished.append(part.host)
+    return Stopping(tuple(pending), unheard, fenced, lost, left_out, tuple(vanished), over_at)
 
 
 def _may_live_until(
-    state: ClusterState, policy: Policy, round_: Round, part: RoundHost, since: float, timeout_s: float, *,
+    state: ClusterState,
+    policy: Policy,
+    round_: Round,
+    part: RoundHost,
+    since: float,
+    timeout_s: float,
+    *,
     is_saving: bool,
 ) -> float:
     """Return until when a host is waited for that has not said that its workers are gone.
@@ -218,7 +228,7 @@ def _form(
 ) -> Decision:
     formed = form(
         now, state, policy, previous=round_, fenced=tuple(stopping.fenced), left_out=stopping.left_out,
-        incident=incident, since=stopping.over_at, reason=incident.reason,
+        incident=incident, since=stopping.over_at, reason=incident.reason, vanished=stopping.vanished,
     )  # fmt: skip
     if not any(isinstance(one, WriteRound) for one in formed.actions):
         actions = (*actions, *released(now, state, policy, round_, incident, since))

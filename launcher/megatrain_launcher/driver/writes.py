@@ -82,8 +82,9 @@ def _add(
             key = keys.halt(halt.number)
             conditions += [_is_free(key, damaged), _is_free(keys.round(halt.number + 1), damaged)]
             operations.append(Put(key, encode(halt)))
-        case WriteRound(round=round_):
+        case WriteRound(round=round_, vanished=vanished):
             key = keys.round(round_.number)
+            conditions += [Compare.is_absent(keys.host(host)) for host in vanished[:_MAX_OPERATIONS]]
             conditions += [Compare.is_absent(key), _is_free(keys.end, damaged)]
             if round_.number > 1:
                 conditions.append(Compare.is_present(keys.halt(round_.number - 1)))

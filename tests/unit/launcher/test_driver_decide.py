@@ -21,6 +21,7 @@ from megatrain.contracts.job_requests import JobRequest, RequestKind
 from megatrain.contracts.record import decode, encode
 from megatrain.contracts.rounds import Halt, HostCommand, JobEnd
 from megatrain_launcher.driver.decide import decide
+from megatrain_launcher.executor.hearing import deaf_within_s
 from tests.helpers.driver_story import (
     ELASTIC,
     POLICY,
@@ -265,13 +266,31 @@ def test_hang_whose_suspect_cannot_be_heard_waits_for_the_lease() -> None:
     assert incidents(job)[0].kind is IncidentKind.HOST_LOST
 
 
+def test_no_round_is_written_while_a_host_that_was_waited_out_is_registered_again() -> None:
+    """The driver has not heard of it yet: the transaction itself looks."""
+    job = begin()
+    first = members(job, 1)
+    lost = job.hosts[first[1]]
+    lost.is_connected = False
+    lost.lose_lease()
+    job.hosts[first[0]].fail(job.now, is_cascade=False)
+    go_on(job, 1.0)
+    lost.is_connected = True
+    lost.register(job.now)
+    for _ in range(100):  # without hearing anything
+        job.now += 0.2
+        job.driver.decide(job.now)
+    assert list(job.rounds()) == [1]
+
+
 def test_host_that_does_not_stop_is_left_out_and_fenced() -> None:
     job = begin()
     first = members(job, 1)
     stuck = job.hosts[first[1]]
     stuck.is_connected = False  # its lease lives, and probes get no answer
     job.hosts[first[0]].fail(job.now, is_cascade=False)
-    go_on(job, 9.0)
+    # it may be deaf: so long it may not notice, and then it goes by its deadlines
+    go_on(job, deaf_within_s(POLICY.lease_ttl_s))
     assert list(job.rounds()) == [1]
     go_on_until(job, lambda: 2 in job.rounds(), 3.0)
     assert first[1] not in members(job, 2)
