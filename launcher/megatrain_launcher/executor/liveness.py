@@ -11,6 +11,7 @@ from contextlib import suppress
 
 _ANSWER_S = 1.0
 _AGAIN_S = 0.05
+_LAST_PORT = 65535
 
 
 class LivenessPort:
@@ -47,6 +48,8 @@ class LivenessPort:
 
 def ask_session(address: str, port: int, timeout_s: float) -> str | None:
     """Return the session of whoever listens there, empty when nobody does, None when that cannot be known."""
+    if not 0 < port <= _LAST_PORT:
+        return None
     try:
         with socket.create_connection((address, port), timeout=timeout_s) as connection:
             connection.settimeout(timeout_s)

@@ -498,3 +498,9 @@ def test_a_liveness_port_tells_the_session_of_now() -> None:
     assert ask_session("127.0.0.1", port.port, 5.0) == "2"
     port.close()
     assert ask_session("127.0.0.1", port.port, 5.0) == ""
+
+
+@pytest.mark.parametrize("port", [-1, 0, 65536, 10**6])
+def test_what_is_no_port_proves_no_death(port: int) -> None:
+    """Linux refuses a connection to port 0, and a candidate ends the lease of whoever refuses."""
+    assert ask_session("127.0.0.1", port, 5.0) is None
