@@ -42,6 +42,8 @@ _LOOK_S = 0.25
 """How often a waiting candidate looks whether it should stop; what it waits for wakes it at once."""
 _ASK_S = 1.0
 """How often a waiting candidate asks whether the one before it is dead."""
+_ASK_AGAIN_S = 0.25
+"""So soon after it was told so for the first time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,13 +222,14 @@ class Election:
         is_dead: Callable[[KeyValue], bool],
     ) -> None:
         """Wait until the key of an item is gone, or its fate is to be looked up again."""
-        ask_at, was_dead = time.monotonic() + _ASK_S, False
+        ask_at, was_dead = time.monotonic(), False
         with Watch(self._client, KeyRange.key(item.key), start_revision=start_revision) as watch:
             while watch.is_open and not must_stop():
                 if keeper.state is LeaseState.LOST:
                     raise LeaseLostError(f"campaign {shown(self._prefix)}: {keeper.lost_because}", key=shown(item.key))
                 if time.monotonic() >= ask_at:
-                    ask_at, was_dead, is_sure = time.monotonic() + _ASK_S, is_dead(item), was_dead
+                    was_dead, is_sure = is_dead(item), was_dead
+                    ask_at = time.monotonic() + (_ASK_AGAIN_S if was_dead else _ASK_S)
                     if was_dead and is_sure:
                         _logger.warning("candidate %s is proven dead: its lease is ended", shown(item.value))
                         self._client.revoke_lease(item.lease_id)

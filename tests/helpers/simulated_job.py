@@ -24,9 +24,10 @@ from megatrain_launcher.driver.actions import Decision, Probe
 from megatrain_launcher.driver.decide import decide
 from megatrain_launcher.driver.folding import fold
 from megatrain_launcher.driver.policy import Policy
-from megatrain_launcher.driver.probe import ProbeResult, Vitality
+from megatrain_launcher.driver.probe import ProbeResult
 from megatrain_launcher.driver.state import ClusterState
 from megatrain_launcher.driver.writes import writes_of
+from megatrain_launcher.executor.liveness import Vitality
 from tests.helpers.job_history import JobHistory
 
 KEYS = JobKeys("sim")

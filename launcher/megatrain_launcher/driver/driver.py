@@ -45,7 +45,7 @@ from megatrain_launcher.driver.policy import Policy
 from megatrain_launcher.driver.probe import Prober
 from megatrain_launcher.driver.state import ClusterState
 from megatrain_launcher.driver.writes import trims_of, writes_of
-from megatrain_launcher.executor.liveness import ask_session
+from megatrain_launcher.executor.liveness import LivenessReader, Vitality
 
 _logger = logging.getLogger(__name__)
 _TICK_S = 0.2
@@ -54,7 +54,6 @@ _ANSWER_TTL_S = 60
 _MAINTENANCE_S = 60.0
 _PAUSE_S = 0.5
 _REPORT_S = 1.0
-_PROBE_S = 1.0
 _MAX_EVENTS = 4096
 """Between two decisions."""
 
@@ -94,6 +93,7 @@ class Driver:
         self._policy = policy
         self._files = IncidentFiles(incidents_directory)
         self._clock = clock or SteadyClock()
+        self._liveness = LivenessReader()
         self._is_leading = threading.Event()
         self._reason = ""
 
@@ -121,6 +121,10 @@ class Driver:
             except CoordinationRefusedError as error:
                 _logger.error("driver %s may not go on: %s", self._host, error)
                 stop.wait(_PAUSE_S)
+            except NoSpaceError as error:
+                text = "nobody can drive job %s: etcd takes no writes; training goes on, but no fault is answered: %s"
+                _logger.error(text, self._keys.job, error)
+                stop.wait(_REPORT_S)
             except CoordinationError as error:
                 _logger.warning("driver %s cannot reach etcd: %s", self._host, error)
                 stop.wait(_PAUSE_S)
@@ -143,7 +147,7 @@ class Driver:
         is_given_up = True
         try:
             with _Term(
-                self._client, self._keys, self._host, self._policy, leadership, self._files, self._clock
+                self._client, self._keys, self._host, self._policy, leadership, self._files, self._liveness, self._clock
             ) as term:
                 term.lead(stop, self._note)
             is_given_up = False
@@ -168,7 +172,8 @@ class Driver:
             record = decode(HostRecord, item.value, key)
         except CoordinationError:  # damaged: nothing is proven
             return False
-        return ask_session(record.address, record.liveness_port, _PROBE_S) == ""
+        vitality, _ = self._liveness.ask(record.address, record.liveness_port, record.session)
+        return vitality is Vitality.DEAD
 
     def _note(self, reason: str) -> None:
         self._reason = reason
@@ -185,6 +190,7 @@ class _Term:
         policy: Policy,
         leadership: Leadership,
         files: IncidentFiles,
+        liveness: LivenessReader,
         clock: Callable[[], float],
     ) -> None:
         self._client = client
@@ -194,7 +200,7 @@ class _Term:
         self._leadership = leadership
         self._files = files
         self._clock = clock
-        self._prober = Prober(clock)
+        self._prober = Prober(liveness, clock)
         self._trimmer = HistoryTrimmer(client)
         self._alarms = AlarmBook()
         self._log = DecisionLog()
@@ -267,6 +273,7 @@ class _Term:
             event = watch.next(0.0) if len(events) < _MAX_EVENTS else None
         if events:
             self._state = fold_all(self._state, events, self._clock())
+            self._prober.greet(self._state.hosts.values())
         results = self._prober.take()
         if results:
             self._state = self._state.with_probes(results)

@@ -17,22 +17,30 @@ _PROVING_STEPS = 2
 """Of another host: it completed the second one with what this host gave after its first."""
 
 
-def told_interval_s(state: ClusterState, number: int) -> float:
-    """Return the interval from step to step that the hosts of a round were told, 0 where they were told none."""
-    told = state.deadlines.get(number)
-    return 0.0 if told is None else told.interval_s
+def told_interval_s(state: ClusterState, policy: Policy, round_: Round) -> float:
+    """Return the interval from step to step that the hosts of a round were told, 0 where they were told none.
+
+    Where what they were told cannot be read any more, it followed from what they say themselves.
+    """
+    told = state.deadlines.get(round_.number)
+    told_s = 0.0 if told is None else told.interval_s
+    if state.keys.deadlines(round_.number) not in state.damaged:
+        return told_s
+    return max(told_s, policy.fence_rule.raised(0.0, _seen_interval_s(state, round_) or 0.0) or 0.0)
 
 
 def raise_deadlines(state: ClusterState, policy: Policy, round_: Round) -> tuple[Action, ...]:
-    """Return what makes a longer interval known, where hosts need one.
+    """Return what makes a longer interval known, where hosts need one, or cannot read any more what they were told.
 
     With an alarm where steps take so long that a host that is cut off is waited for beyond the limit for missing hosts.
     """
-    rule, told_s = policy.fence_rule, told_interval_s(state, round_.number)
-    wanted_s = rule.raised(told_s, _seen_interval_s(state, round_) or 0.0)
-    actions: tuple[Action, ...] = ()
+    rule, told_s = policy.fence_rule, told_interval_s(state, policy, round_)
     key = state.keys.deadlines(round_.number)
-    if wanted_s is not None and key not in state.damaged:
+    wanted_s = rule.raised(told_s, _seen_interval_s(state, round_) or 0.0)
+    if key in state.damaged or key not in state.seen:
+        wanted_s = max(told_s, wanted_s or 0.0)
+    actions: tuple[Action, ...] = ()
+    if wanted_s:
         seen = state.seen.get(key)
         raised = RoundDeadlines(round_.number, wanted_s)
         actions = (RaiseDeadlines(raised, 0 if seen is None else seen.mod_revision),)
@@ -56,7 +64,7 @@ def gone_by(state: ClusterState, policy: Policy, round_: Round, part: RoundHost,
     return policy.fence_rule.gone_by(
         lease_gone_at=lease_gone_at,
         stuck_since=min(moments, default=None),
-        told_s=told_interval_s(state, round_.number),
+        told_s=told_interval_s(state, policy, round_),
         seen_s=policy.hang_floor_s if seen_s is None else seen_s,
         has_stepped=_has_stepped(state, round_, part, others),
     )

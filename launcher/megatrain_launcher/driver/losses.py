@@ -26,9 +26,9 @@ from megatrain_launcher.driver.breaking import (
 from megatrain_launcher.driver.fences import gone_by
 from megatrain_launcher.driver.incidents import OVER_NOTE, median_step_s, new_incident
 from megatrain_launcher.driver.policy import Policy
-from megatrain_launcher.driver.probe import Vitality
 from megatrain_launcher.driver.responses import HOLD
 from megatrain_launcher.driver.state import ClusterState
+from megatrain_launcher.executor.liveness import Vitality
 
 _SLOW_STEPS = 3
 """A host without a lease is evicted when no step is completed for so many times the median step."""

@@ -1,31 +1,19 @@
-"""Asking an executor's liveness port whether it lives, to tell a dead one from a slow one before its lease runs out.
-
-Whoever connects is sent the session. A refused connection, or another session, proves the death of the one that was
-asked for; silence proves nothing.
-"""
+"""Asking executors' liveness ports whether they live, to tell a dead one from a slow one before its lease runs out."""
 
 from __future__ import annotations
 
-import socket
+import logging
 import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from enum import StrEnum
 
+from megatrain.contracts.host_records import HostRecord
 from megatrain_launcher.driver.actions import Probe
+from megatrain_launcher.executor.liveness import LivenessReader, Vitality
 
-_ANSWER_S = 1.0
-_MAX_ANSWER_BYTES = 256
+_logger = logging.getLogger(__name__)
 _MAX_AT_ONCE = 32
-_PORTS = 65536
-
-
-class Vitality(StrEnum):
-    ALIVE = "alive"
-    DEAD = "dead"
-    UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,47 +27,29 @@ class ProbeResult:
     at: float
 
 
-def ask(address: str, port: int, session: str, *, timeout_s: float = _ANSWER_S) -> tuple[Vitality, str]:
-    """Return whether the executor of `session` lives behind a port, and how that is known."""
-    place = f"{address}:{port}"
-    if not 0 < port < _PORTS:
-        return Vitality.UNKNOWN, f"{place} is no address"
-    deadline = time.monotonic() + timeout_s
-    heard = b""
-    try:
-        with socket.create_connection((address, port), timeout=timeout_s) as connection:
-            while len(heard) < _MAX_ANSWER_BYTES:
-                connection.settimeout(max(deadline - time.monotonic(), 0.001))
-                part = connection.recv(_MAX_ANSWER_BYTES)
-                if not part:
-                    break
-                heard += part
-    except ConnectionRefusedError:
-        return Vitality.DEAD, f"{place} refuses connections: no executor is there"
-    except (OSError, ValueError) as error:  # an address may be no name at all
-        return Vitality.UNKNOWN, f"{place} does not answer ({error})"
-    found = heard.decode(errors="replace").strip()
-    if found == session:
-        return Vitality.ALIVE, f"{place} answers: its executor lives"
-    if not found:
-        return Vitality.UNKNOWN, f"{place} took the connection and said nothing"
-    return Vitality.DEAD, f"{place} is another executor's by now"
-
-
 class Prober:
     """Asks many hosts at once; a host that is being asked is not asked twice. Methods are for one thread."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, reader: LivenessReader, clock: Callable[[], float]) -> None:
+        self._reader = reader
         self._clock = clock
         self._pool = ThreadPoolExecutor(_MAX_AT_ONCE, thread_name_prefix="probe")
         self._lock = threading.Lock()
         self._under_way: set[tuple[str, str]] = set()
         self._results: list[ProbeResult] = []
+        self._greeted: set[tuple[str, str]] = set()
 
     @property
     def is_busy(self) -> bool:
         with self._lock:
             return bool(self._under_way or self._results)
+
+    def greet(self, hosts: Iterable[HostRecord]) -> None:
+        """Reach each new host's port while it lives: a port that refuses later is a proof of death only then."""
+        for host in hosts:
+            if host.liveness_port and (host.host, host.session) not in self._greeted:
+                self._greeted.add((host.host, host.session))
+                self._pool.submit(self._greet, host)
 
     def start(self, probe: Probe) -> None:
         with self._lock:
@@ -98,8 +68,13 @@ class Prober:
         """Wait for the probes under way, a second at most."""
         self._pool.shutdown(cancel_futures=True)
 
+    def _greet(self, host: HostRecord) -> None:
+        vitality, detail = self._reader.ask(host.address, host.liveness_port, host.session)
+        if vitality is not Vitality.ALIVE:
+            _logger.info("host %s is registered, but %s; its death would be known by its lease only", host.host, detail)
+
     def _ask(self, probe: Probe) -> None:
-        vitality, detail = ask(probe.address, probe.port, probe.session)
+        vitality, detail = self._reader.ask(probe.address, probe.port, probe.session)
         with self._lock:
             self._under_way.discard((probe.host, probe.session))
             self._results.append(ProbeResult(probe.host, probe.session, vitality, detail, self._clock()))

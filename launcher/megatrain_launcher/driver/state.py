@@ -15,7 +15,8 @@ from megatrain.contracts.incident import Incident, IncidentState
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.job_requests import Answer, JobRequest
 from megatrain.contracts.rounds import Cordon, Halt, HostCommand, JobEnd, JobRecord, Round, RoundDeadlines, RoundHost
-from megatrain_launcher.driver.probe import ProbeResult, Vitality
+from megatrain_launcher.driver.probe import ProbeResult
+from megatrain_launcher.executor.liveness import Vitality
 
 _STOPPED_PHASES = (HostPhase.STOPPED, HostPhase.PARKED, HostPhase.DONE)
 

@@ -21,7 +21,7 @@ from megatrain.contracts.record import decode, encode
 from megatrain.contracts.rounds import JobEnd, JobRecord
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.wire import Compare, Delete, KeyRange, KeyValue, Operation, Put, Range
-from megatrain_launcher.executor.liveness import ask_session
+from megatrain_launcher.executor.liveness import Vitality, ask
 from megatrain_launcher.executor.settings import ExecutorSettings
 
 _logger = logging.getLogger(__name__)
@@ -29,7 +29,6 @@ _MAX_SHOWN_KEYS = 8
 _MAX_HOSTS_READ = 64
 """Whether there are hosts, and some of their names, is all that is needed: a thousand may ask at once."""
 _MAX_ASKED = 4
-_ANSWER_S = 1.0
 _LOOK_S = 0.25
 _ABANDONED_S = 2.0
 """So long after its record was seen without hosts, a job that has not ended counts as abandoned."""
@@ -133,7 +132,7 @@ def _only(items: tuple[KeyValue, ...]) -> KeyValue | None:
 def _is_any_alive(hosts: Iterable[HostRecord]) -> bool:
     """Ask a few of the registered hosts; one that lives is enough to know that their launch runs."""
     few = itertools.islice(hosts, _MAX_ASKED)
-    return any(ask_session(one.address, one.liveness_port, _ANSWER_S) == one.session for one in few)
+    return any(ask(one.address, one.liveness_port, one.session)[0] is Vitality.ALIVE for one in few)
 
 
 def _is_same_launch(record: JobRecord, mine: JobRecord) -> bool:

@@ -1,17 +1,27 @@
 """A port that tells whether this executor lives: whoever connects is told its session, and is disconnected.
 
-A refused connection, or another session, proves that the executor is gone; silence proves nothing.
+A refused connection, or another session, proves that the executor is gone, for who has reached that port before; for
+anybody else it may be a firewall that refuses, or an address that means another machine here. Silence proves nothing.
 """
 
 from __future__ import annotations
 
 import socket
 import threading
+import time
 from contextlib import suppress
+from enum import StrEnum
 
 _ANSWER_S = 1.0
 _AGAIN_S = 0.05
 _LAST_PORT = 65535
+_MAX_ANSWER_BYTES = 256
+
+
+class Vitality(StrEnum):
+    ALIVE = "alive"
+    DEAD = "dead"
+    UNKNOWN = "unknown"
 
 
 class LivenessPort:
@@ -46,15 +56,44 @@ class LivenessPort:
                 connection.sendall(self.session.encode() + b"\n")
 
 
-def ask_session(address: str, port: int, timeout_s: float) -> str | None:
-    """Return the session of whoever listens there, empty when nobody does, None when that cannot be known."""
+def ask(address: str, port: int, session: str, *, timeout_s: float = _ANSWER_S) -> tuple[Vitality, str]:
+    """Return whether the executor of `session` lives behind a port, and how that is known, in a sentence."""
+    place = f"{address}:{port}"
     if not 0 < port <= _LAST_PORT:
-        return None
+        return Vitality.UNKNOWN, f"{place} is no address"
+    deadline = time.monotonic() + timeout_s
+    heard = b""
     try:
         with socket.create_connection((address, port), timeout=timeout_s) as connection:
-            connection.settimeout(timeout_s)
-            return connection.makefile("rb").readline(256).decode(errors="replace").strip() or None
+            while len(heard) < _MAX_ANSWER_BYTES:
+                connection.settimeout(max(deadline - time.monotonic(), 0.001))
+                part = connection.recv(_MAX_ANSWER_BYTES)
+                if not part:
+                    break
+                heard += part
     except ConnectionRefusedError:
-        return ""
-    except OSError:
-        return None
+        return Vitality.DEAD, f"{place} refuses connections: no executor is there"
+    except (OSError, ValueError) as error:  # an address may be no name at all
+        return Vitality.UNKNOWN, f"{place} does not answer ({error})"
+    found = heard.decode(errors="replace").strip()
+    if found == session:
+        return Vitality.ALIVE, f"{place} answers: its executor lives"
+    if not found:
+        return Vitality.UNKNOWN, f"{place} took the connection and said nothing"
+    return Vitality.DEAD, f"{place} is another executor's by now"
+
+
+class LivenessReader:
+    """Asks liveness ports of other machines. Believes that one is dead only after it was reached. For any thread."""
+
+    def __init__(self) -> None:
+        self._reached: set[tuple[str, int]] = set()
+
+    def ask(self, address: str, port: int, session: str) -> tuple[Vitality, str]:
+        """Do as the function `ask`, but without a proof of death from a port that never answered this process."""
+        vitality, detail = ask(address, port, session)
+        if vitality is Vitality.ALIVE:
+            self._reached.add((address, port))
+        elif vitality is Vitality.DEAD and (address, port) not in self._reached:
+            return Vitality.UNKNOWN, f"{detail}, or a firewall is in between: it has never answered here"
+        return vitality, detail

@@ -25,11 +25,10 @@ from megatrain.coordination.lasting_thread import LastingThread
 from megatrain.coordination.lease_keeper import LeaseKeeper, LeaseState
 from megatrain.coordination.wire import Compare, KeyRange, KeyValue, Put, Range
 from megatrain.failures.fence import LeaseView
-from megatrain_launcher.executor.liveness import ask_session
+from megatrain_launcher.executor.liveness import Vitality, ask
 
 _logger = logging.getLogger(__name__)
 _LOOK_S = 0.25
-_PROBE_S = 1.0
 _AGAIN_S = 0.5
 """Pause before the next try to register anew."""
 
@@ -263,7 +262,7 @@ class Membership:
         """Raises: ConfigError when the holder of our name lives, or does not go in time."""
         key = self._keys.host(self.record.host)
         found = decode(HostRecord, holder.value, key)
-        is_alive = ask_session(found.address, found.liveness_port, _PROBE_S) == found.session
+        is_alive = ask(found.address, found.liveness_port, found.session)[0] is Vitality.ALIVE
         if is_alive or time.monotonic() > deadline:
             problem = (
                 f"host {found.host!r}: job {self._keys.job!r} has a live executor of this name (process {found.pid} at "
@@ -282,7 +281,7 @@ def _is_dead_here(found: HostRecord, record: HostRecord) -> bool:
     """Say whether an executor is proven dead: it was on this machine, and nobody listens on its port."""
     if found.address != record.address and found.address not in _own_addresses():
         return False
-    return ask_session(found.address, found.liveness_port, _PROBE_S) == ""
+    return ask(found.address, found.liveness_port, found.session)[0] is Vitality.DEAD
 
 
 def _own_addresses() -> Sequence[str]:

@@ -32,6 +32,7 @@ from megatrain_launcher.driver.incident_files import IncidentFiles
 from megatrain_launcher.driver.policy import Policy
 from megatrain_launcher.driver.state import Seen
 from megatrain_launcher.driver.writes import trims_of
+from megatrain_launcher.executor.liveness import LivenessReader
 from tests.helpers.etcd_proxy import EtcdProxy
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.waiting import wait_until
@@ -167,6 +168,9 @@ def test_a_driver_whose_executor_refuses_connections_is_followed_before_its_leas
         second = Candidate(etcd, "second", tmp_path, ttl_s=60)
         stack.callback(second.close)
         lease_id = first.keeper.lease_id
+        for _ in range(2):  # the first driver greets it once, the second asks every second
+            with port.accept()[0] as asking:
+                asking.sendall(b"s\n")
         first.die()
         if is_dead:
             port.close()
@@ -260,7 +264,7 @@ def test_who_is_refused_lets_another_drive(etcd: EtcdServers, tmp_path: Path, mo
 def test_history_that_went_back_is_noticed() -> None:
     watch: Any = SimpleNamespace(next=lambda timeout_s: None)
     nothing: Any = None
-    term = driver_module._Term(nothing, KEYS, "h", POLICY, nothing, IncidentFiles(None), lambda: 0.0)
+    term = driver_module._Term(nothing, KEYS, "h", POLICY, nothing, IncidentFiles(None), LivenessReader(), lambda: 0.0)
     term._awaited = 50
     assert term._take(Snapshot(60, (), "compacted"), watch)
     assert not term._take(Snapshot(40, (), "restored"), watch)

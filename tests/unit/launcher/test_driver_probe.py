@@ -9,8 +9,10 @@ from contextlib import contextmanager
 
 import pytest
 
+from megatrain.contracts.host_records import HostRecord
 from megatrain_launcher.driver.actions import Probe
-from megatrain_launcher.driver.probe import Prober, Vitality, ask
+from megatrain_launcher.driver.probe import Prober, ProbeResult
+from megatrain_launcher.executor.liveness import LivenessPort, LivenessReader, Vitality, ask
 from tests.helpers.waiting import wait_until
 
 
@@ -59,12 +61,61 @@ def test_nobody_there() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     assert ask("127.0.0.1", port, "mine")[0] is Vitality.DEAD
-    assert ask("127.0.0.1", 70000, "mine")[0] is Vitality.UNKNOWN
     assert ask("no such host", 80, "mine", timeout_s=0.2)[0] is Vitality.UNKNOWN
 
 
+@pytest.mark.parametrize("port", [-1, 0, 65536, 10**6])
+def test_what_is_no_port_proves_no_death(port: int) -> None:
+    """Linux refuses a connection to port 0, and a candidate ends the lease of whoever refuses."""
+    assert ask("127.0.0.1", port, "mine")[0] is Vitality.UNKNOWN
+
+
+def test_a_liveness_port_tells_the_session_of_now() -> None:
+    port = LivenessPort("1", "127.0.0.1")
+    assert ask("127.0.0.1", port.port, "1")[0] is Vitality.ALIVE
+    port.session = "2"
+    with socket.create_connection(("127.0.0.1", port.port)):
+        pass  # who hangs up at once does no harm
+    assert ask("127.0.0.1", port.port, "2")[0] is Vitality.ALIVE
+    port.close()
+    assert ask("127.0.0.1", port.port, "2")[0] is Vitality.DEAD
+
+
+def test_only_a_port_that_was_reached_before_proves_a_death() -> None:
+    """A firewall that refuses, or loopback in place of another machine, must not end a live host's lease."""
+    ports = [LivenessPort("mine", "127.0.0.1") for _ in range(2)]
+    reader = LivenessReader()
+    vitality, detail = reader.ask("127.0.0.1", ports[1].port, "other")
+    assert vitality is Vitality.UNKNOWN
+    assert detail.endswith("is another executor's by now, or a firewall is in between: it has never answered here")
+    assert reader.ask("127.0.0.1", ports[0].port, "mine")[0] is Vitality.ALIVE
+    for port in ports:
+        port.close()
+    assert [reader.ask("127.0.0.1", port.port, "mine")[0] for port in ports] == [Vitality.DEAD, Vitality.UNKNOWN]
+
+
+def test_a_host_that_was_greeted_is_proven_dead_later() -> None:
+    prober = Prober(LivenessReader(), lambda: 5.0)
+    port = LivenessPort("mine", "127.0.0.1")
+    host = HostRecord("a", "mine", 1, "127.0.0.1", 1, port.port, 1, "", "", "", 0.0, is_fit=True)
+    for _ in range(3):
+        prober.greet([host])
+    probe = Probe("a", "mine", "127.0.0.1", port.port)
+    assert next_result(prober, probe).vitality is Vitality.ALIVE
+    port.close()
+    assert next_result(prober, probe).vitality is Vitality.DEAD
+    prober.close()
+
+
+def next_result(prober: Prober, probe: Probe) -> ProbeResult:
+    prober.start(probe)
+    results: list[ProbeResult] = []
+    wait_until(lambda: results.extend(prober.take()) or bool(results), "the answer", 5.0)
+    return results[0]
+
+
 def test_prober_asks_a_host_once_at_a_time() -> None:
-    prober = Prober(lambda: 5.0)
+    prober = Prober(LivenessReader(), lambda: 5.0)
     with port_that_says(b"mine") as port:
         for _ in range(3):
             prober.start(Probe("a", "mine", "127.0.0.1", port))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -28,7 +27,7 @@ from megatrain.coordination.wire import Put
 from megatrain_launcher.etcd_process import free_ports
 from megatrain_launcher.executor.host_state import HostState
 from megatrain_launcher.executor.job_record import claim_job, read_job
-from megatrain_launcher.executor.liveness import LivenessPort, ask_session
+from megatrain_launcher.executor.liveness import LivenessPort
 from megatrain_launcher.executor.membership import Judge, LeaseTimes, Membership
 from megatrain_launcher.executor.orders import OrderBook
 from megatrain_launcher.executor.status_writer import StatusWriter
@@ -487,20 +486,3 @@ def test_wrong_credentials_and_an_unreachable_etcd_are_named(tmp_path: Path, key
     away = EtcdSettings.of([url], attempt_s=0.2, call_s=0.5)
     with EtcdClient(away) as client, pytest.raises(CoordinationError, match=url):
         claim_job(client, keys, a_job(keys, "a"), 1.0)
-
-
-def test_a_liveness_port_tells_the_session_of_now() -> None:
-    port = LivenessPort("1", "127.0.0.1")
-    assert ask_session("127.0.0.1", port.port, 5.0) == "1"
-    port.session = "2"
-    with socket.create_connection(("127.0.0.1", port.port)):
-        pass  # who hangs up at once does no harm
-    assert ask_session("127.0.0.1", port.port, 5.0) == "2"
-    port.close()
-    assert ask_session("127.0.0.1", port.port, 5.0) == ""
-
-
-@pytest.mark.parametrize("port", [-1, 0, 65536, 10**6])
-def test_what_is_no_port_proves_no_death(port: int) -> None:
-    """Linux refuses a connection to port 0, and a candidate ends the lease of whoever refuses."""
-    assert ask_session("127.0.0.1", port, 5.0) is None

@@ -15,6 +15,8 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from megatrain.contracts.host_records import Stall
+from megatrain.contracts.record import decode
+from megatrain.contracts.rounds import RoundDeadlines
 from megatrain_launcher.driver.policy import Policy
 from tests.helpers.simulated_job import KEYS, quiet
 from tests.helpers.timed_job import TimedHost, TimedJob
@@ -194,6 +196,34 @@ def test_a_spare_waits_until_the_host_that_is_cut_off_has_stopped(step_s: float,
         job.go_on(0.5, 1)
     assert cut_off.running == 0
     assert job.now - began <= wait_s
+
+
+@pytest.mark.parametrize("is_new_driver", [False, True])
+@pytest.mark.parametrize("damage", ["cut short", "removed"])
+def test_a_host_is_waited_for_although_what_it_was_told_cannot_be_read_any_more(
+    damage: str, is_new_driver: bool
+) -> None:
+    """With steps of 60 s it obeys what it read before; those that can still read are told anew."""
+    job = TimedJob(POLICY, NUM_HOSTS, 60.0)
+    for host in job.timed():
+        host.start(job.now)
+    job.go_on(250.0, 250)
+    key = KEYS.deadlines(1)
+    assert key in job.etcd.items
+    other, cut_off = (job.timed()[int(part.host.removeprefix("host-"))] for part in job.rounds()[1].hosts)
+    cut_off.is_connected = False
+    if damage == "removed":
+        job.etcd.delete([key])
+    else:
+        job.etcd.put(key, b"{")
+    if is_new_driver:
+        job.change_driver()
+    job.go_on(POLICY.lease_ttl_s + 1.0, 11)
+    told = decode(RoundDeadlines, job.etcd.items[key].value, key)
+    assert POLICY.fence_rule.deadlines(told.interval_s).silent_s >= 180.0
+    other.fail(job.now, is_cascade=False)
+    job.go_on(400.0, 800)  # which checks that nobody runs an older round
+    assert (cut_off.running, len(job.rounds())) == (0, 2)
 
 
 def test_a_host_counts_as_stuck_from_its_death_and_not_from_before() -> None:
