@@ -104,15 +104,17 @@ class FenceRule:
         host has certainly completed a step in this round.
         """
         limits = self.deadlines(told_s)
+        # a host by whose clock time passes more slowly believes in its lease for longer
+        slack_s = CLOCK_RATE * REACTION_S + (CLOCK_RATE - 1) * self.lease_ttl_s
         end = lease_gone_at + CLOCK_RATE * limits.end_s
         if stuck_since is None:
-            return end + REACTION_S
+            return end + slack_s
         # the step that was under way may yet be completed, and the silence is counted from then on
         last_step_s = _LAST_STEP_FACTOR * seen_s + _STEP_SLACK_S
         silent = max(lease_gone_at, stuck_since + CLOCK_RATE * (last_step_s + limits.silent_s))
         if not has_stepped:
             silent = max(silent, lease_gone_at + CLOCK_RATE * limits.start_s)
-        return min(end, silent) + CLOCK_RATE * REACTION_S + (CLOCK_RATE - 1) * self.lease_ttl_s
+        return min(end, silent) + slack_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 
 from megatrain.contracts.black_box_values import Phase, Progress
 from megatrain.failures.fence import (
@@ -109,6 +109,7 @@ SECONDS = st.floats(0.1, 600.0)
 RATES = st.floats(0.9951, 1.0049)
 
 
+@example(step_s=1.0, lag=0.0, stuck_ago_s=0.0, host=0.9951, driver=1.0, ttl_s=17.0, grace_s=1.0, join_s=1.0)
 @given(
     step_s=SECONDS, lag=st.floats(0.0, 1.0), stuck_ago_s=st.floats(-1000.0, 1000.0), host=RATES, driver=RATES,
     ttl_s=st.floats(2.0, 60.0), grace_s=st.floats(0.1, 600.0), join_s=st.floats(1.0, 5000.0),
