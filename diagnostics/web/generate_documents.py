@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from megatrain_diagnostics.dashboard import documents
-from megatrain_diagnostics.dashboard.documents.document import Document
+from megatrain_diagnostics import dashboard
+from megatrain_diagnostics.dashboard.answers.document import Document
 
 OUTPUT = Path(__file__).parent / "src" / "api" / "documents.ts"
-HEAD = """// Made by generate_documents.py from the classes of dashboard/documents: change those, then run `make web`.
+HEAD = """// Made by generate_documents.py from every document.py of the dashboard: change those, then run `make web`.
 // Times are unix seconds, durations seconds, ratios parts of one; null is "not known".
 """
 _PRIMITIVES = {"string": "string", "integer": "number", "number": "number", "boolean": "boolean", "null": "null"}
@@ -25,12 +25,19 @@ _REQUEST = "Request"
 
 def document_classes() -> Iterator[type[Document]]:
     """Yield the classes by file, in the order in which they stand there."""
-    for module_info in sorted(pkgutil.iter_modules(documents.__path__), key=lambda info: info.name):
-        module = importlib.import_module(f"{documents.__name__}.{module_info.name}")
+    for module_info in sorted(_modules(), key=lambda info: info.name):
+        module = importlib.import_module(module_info.name)
         for value in vars(module).values():
             is_document = isinstance(value, type) and issubclass(value, Document) and value is not Document
             if is_document and value.__module__ == module.__name__:
                 yield value
+
+
+def _modules() -> Iterator[pkgutil.ModuleInfo]:
+    """Yield the modules of the dashboard that hold documents."""
+    for info in pkgutil.walk_packages(dashboard.__path__, f"{dashboard.__name__}."):
+        if info.name.rpartition(".")[2] == "document":
+            yield info
 
 
 def type_text(schema: dict[str, Any]) -> str:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from megatrain_diagnostics.dashboard.documents.document import Document
-from megatrain_diagnostics.dashboard.documents.logs import (
+from megatrain_diagnostics.dashboard.answers.document import Document
+from megatrain_diagnostics.dashboard.pages.logs.document import (
     LogCauseDocument,
     LogLineDocument,
     LogLinesDocument,
     LogVerdictDocument,
 )
-from megatrain_diagnostics.dashboard.documents.stragglers import (
+from megatrain_diagnostics.dashboard.pages.stragglers.document import (
     ActionBalance,
     FindingDocument,
     HostScore,

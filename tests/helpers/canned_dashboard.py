@@ -16,10 +16,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import urlsplit
 
-from megatrain_diagnostics.dashboard.documents.actions import ActionAnswer, ActionRequest, ErrorDocument
-from megatrain_diagnostics.dashboard.documents.document import Document
-from megatrain_diagnostics.dashboard.documents.live import LiveDocument
-from megatrain_diagnostics.dashboard.routes.assets import Asset, installed_assets
+from megatrain_diagnostics.dashboard.actions.document import ActionAnswer, ActionRequest
+from megatrain_diagnostics.dashboard.answers.document import Document, ErrorDocument
+from megatrain_diagnostics.dashboard.assets import Asset, installed_assets
+from megatrain_diagnostics.dashboard.pages.live.document import LiveDocument
 from megatrain_diagnostics.dashboard.security.headers import SECURITY_HEADERS
 from tests.helpers.canned_job import NOW_S, STEP
 

@@ -9,20 +9,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from megatrain_diagnostics.dashboard.documents.document import Document
-from megatrain_diagnostics.dashboard.documents.hosts import (
+from megatrain_diagnostics.dashboard.answers.document import Document
+from megatrain_diagnostics.dashboard.pages.hosts.document import (
     CheckDocument,
     HostDocument,
     HostHistoryDocument,
     HostsDocument,
 )
-from megatrain_diagnostics.dashboard.documents.job import (
+from megatrain_diagnostics.dashboard.pages.job.document import (
     JobDocument,
     LayoutDocument,
     OperationDocument,
     RoundDocument,
 )
-from megatrain_diagnostics.dashboard.documents.overview import (
+from megatrain_diagnostics.dashboard.pages.overview.document import (
     CheckpointAge,
     DiagnosisState,
     HostCounts,

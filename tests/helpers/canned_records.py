@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from megatrain_diagnostics.dashboard.documents.checkpoints import (
+from megatrain_diagnostics.dashboard.answers.document import Document
+from megatrain_diagnostics.dashboard.pages.audit.document import AuditDocument, AuditEntryDocument
+from megatrain_diagnostics.dashboard.pages.checkpoints.document import (
     BranchDocument,
     CheckpointDocument,
     CheckpointsDocument,
 )
-from megatrain_diagnostics.dashboard.documents.document import Document
-from megatrain_diagnostics.dashboard.documents.incidents import (
-    AuditDocument,
-    AuditEntryDocument,
+from megatrain_diagnostics.dashboard.pages.incidents.document import (
     FailureDocument,
     IncidentDocument,
     IncidentsDocument,

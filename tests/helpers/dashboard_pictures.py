@@ -12,8 +12,8 @@ from fastapi.testclient import TestClient
 
 from megatrain.contracts.run_directory import RunDirectory
 from megatrain_diagnostics.columns.schema import to_arrow
-from megatrain_diagnostics.dashboard.routes.errors import add_error_answers, check_query
-from megatrain_diagnostics.dashboard.routes.parts import Parts
+from megatrain_diagnostics.dashboard.answers.errors import add_error_answers, check_query
+from megatrain_diagnostics.dashboard.parts import Parts
 from megatrain_diagnostics.dashboard.security.heavy import HeavyQuestions
 from megatrain_diagnostics.dashboard.settings import DashboardSettings
 from megatrain_diagnostics.dashboard.sources.facts import JobFacts

@@ -17,8 +17,8 @@ from megatrain.contracts.run_directory import RunDirectory
 from megatrain.jobs.snapshot import JobSnapshot
 from megatrain_diagnostics.dashboard.actions.desk import ActionDesk
 from megatrain_diagnostics.dashboard.app import make_app
-from megatrain_diagnostics.dashboard.live import LiveStreams
-from megatrain_diagnostics.dashboard.routes.assets import Asset
+from megatrain_diagnostics.dashboard.assets import Asset
+from megatrain_diagnostics.dashboard.pages.live.streams import LiveStreams
 from megatrain_diagnostics.dashboard.security.headers import CONTENT_SECURITY_POLICY
 from megatrain_diagnostics.dashboard.server import DashboardServer, listening_socket
 from megatrain_diagnostics.dashboard.settings import DashboardSettings

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from megatrain_diagnostics.dashboard.documents.job import RoundDocument
+from megatrain_diagnostics.dashboard.pages.job.document import RoundDocument
 from tests.helpers.canned_dashboard import CannedDashboard
 from tests.helpers.canned_job import JOB, NOW_S, SLOW_HOST, STEP, job_document, overview_document
 from tests.helpers.waiting import wait_until

@@ -11,31 +11,29 @@ from typing import Any
 from fastapi import APIRouter, Depends, FastAPI
 
 import megatrain
+from megatrain_diagnostics.dashboard import assets
 from megatrain_diagnostics.dashboard.actions.desk import ActionDesk
-from megatrain_diagnostics.dashboard.documents.actions import ErrorDocument
-from megatrain_diagnostics.dashboard.live import LiveStreams
+from megatrain_diagnostics.dashboard.answers.document import ErrorDocument
+from megatrain_diagnostics.dashboard.answers.errors import add_error_answers, check_query
 from megatrain_diagnostics.dashboard.openapi import add_openapi
-from megatrain_diagnostics.dashboard.routes import (
-    actions,
-    assets,
-    audit,
-    checkpoints,
-    grid,
-    health,
-    heat,
-    hosts,
-    incidents,
-    job,
-    live,
-    logs,
-    overview,
-    ranks,
-    session,
-    stragglers,
-    timeline,
-)
-from megatrain_diagnostics.dashboard.routes.errors import add_error_answers, check_query
-from megatrain_diagnostics.dashboard.routes.parts import Parts
+from megatrain_diagnostics.dashboard.pages.actions import route as actions
+from megatrain_diagnostics.dashboard.pages.audit import route as audit
+from megatrain_diagnostics.dashboard.pages.checkpoints import route as checkpoints
+from megatrain_diagnostics.dashboard.pages.health import route as health
+from megatrain_diagnostics.dashboard.pages.heat import route as heat
+from megatrain_diagnostics.dashboard.pages.hosts import route as hosts
+from megatrain_diagnostics.dashboard.pages.incidents import route as incidents
+from megatrain_diagnostics.dashboard.pages.job import route as job
+from megatrain_diagnostics.dashboard.pages.live import route as live
+from megatrain_diagnostics.dashboard.pages.live.streams import LiveStreams
+from megatrain_diagnostics.dashboard.pages.logs import route as logs
+from megatrain_diagnostics.dashboard.pages.overview import route as overview
+from megatrain_diagnostics.dashboard.pages.ranks import grid_route as grid
+from megatrain_diagnostics.dashboard.pages.ranks import route as ranks
+from megatrain_diagnostics.dashboard.pages.session import route as session
+from megatrain_diagnostics.dashboard.pages.stragglers import route as stragglers
+from megatrain_diagnostics.dashboard.pages.timeline import route as timeline
+from megatrain_diagnostics.dashboard.parts import Parts
 from megatrain_diagnostics.dashboard.security.attempts import Attempts
 from megatrain_diagnostics.dashboard.security.guard import Guard
 from megatrain_diagnostics.dashboard.security.identity import Identity

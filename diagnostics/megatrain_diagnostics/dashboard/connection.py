@@ -17,7 +17,7 @@ from typing import ClassVar
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from megatrain_diagnostics.dashboard.routes.errors import RefusalError, refusal_answer, unavailable
+from megatrain_diagnostics.dashboard.answers.errors import RefusalError, refusal_answer, unavailable
 from megatrain_diagnostics.dashboard.security.headers import secured
 from megatrain_diagnostics.dashboard.settings import Limits
 

@@ -1,6 +1,6 @@
 """The description of the HTTP API: <prefix>/openapi.json, and `python -m megatrain_diagnostics.dashboard.openapi`.
 
-Made from the routes and the classes of documents/: it cannot differ from what is answered.
+Made from the routes and the documents of the pages: it cannot differ from what is answered.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from fastapi import Depends, FastAPI
 from starlette.responses import Response
 
 from megatrain.commands.argument_types import utf8_path
-from megatrain_diagnostics.dashboard.routes.answers import JSON_TYPE
-from megatrain_diagnostics.dashboard.routes.errors import check_query
+from megatrain_diagnostics.dashboard.answers.answer import JSON_TYPE
+from megatrain_diagnostics.dashboard.answers.errors import check_query
 
 
 def add_openapi(app: FastAPI, prefix: str) -> None:

@@ -17,7 +17,7 @@ from megatrain.config.dashboard import DashboardConfig
 from megatrain.config.options import options_of
 from megatrain.contracts.errors import ConfigError
 from megatrain_diagnostics.dashboard.connection import connection_class
-from megatrain_diagnostics.dashboard.live import LiveStreams
+from megatrain_diagnostics.dashboard.pages.live.streams import LiveStreams
 from megatrain_diagnostics.dashboard.settings import DashboardSettings
 
 _NUM_THREADS = 16

@@ -47,8 +47,8 @@ from megatrain_diagnostics.dashboard.actions.audit import (
 from megatrain_diagnostics.dashboard.actions.carrying import EtcdHands, Outcome
 from megatrain_diagnostics.dashboard.actions.checks import what_it_does
 from megatrain_diagnostics.dashboard.actions.desk import ActionDesk
-from megatrain_diagnostics.dashboard.documents.actions import ActionAnswer, ActionRequest
-from megatrain_diagnostics.dashboard.routes.errors import RefusalError
+from megatrain_diagnostics.dashboard.actions.document import ActionAnswer, ActionRequest
+from megatrain_diagnostics.dashboard.answers.errors import RefusalError
 from megatrain_diagnostics.dashboard.security.roles import Caller, Proof, Role
 from megatrain_diagnostics.dashboard.settings import DashboardSettings
 from tests.helpers.answering_driver import AnsweringDriver, answer

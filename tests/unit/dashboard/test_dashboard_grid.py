@@ -15,9 +15,9 @@ from megatrain.contracts.operations import Operation
 from megatrain.failures.hang import Position
 from megatrain_diagnostics.analysis.hang import RankStanding
 from megatrain_diagnostics.analysis.waiting import Awaited, waiting_arrows
-from megatrain_diagnostics.dashboard.binary import unpack
-from megatrain_diagnostics.dashboard.routes.grid import router
-from megatrain_diagnostics.dashboard.views.grid import STATES, HangPicture, grid_picture, rank_states
+from megatrain_diagnostics.dashboard.answers.binary import unpack
+from megatrain_diagnostics.dashboard.pages.ranks.grid_route import router
+from megatrain_diagnostics.dashboard.pages.ranks.grid_view import STATES, HangPicture, grid_picture, rank_states
 from megatrain_diagnostics.events.tables import StepTotals, joined, select
 from megatrain_diagnostics.store.daemon_state import DaemonState, ranges_of, scores_text
 from megatrain_diagnostics.store.hang_evidence import FiledEvidence

@@ -27,11 +27,11 @@ from megatrain_diagnostics.analysis.heat_scale import (
     scaled,
 )
 from megatrain_diagnostics.analysis.peers import Peers
-from megatrain_diagnostics.dashboard.binary import unpack
-from megatrain_diagnostics.dashboard.routes.heat import router
-from megatrain_diagnostics.dashboard.sources import heat_cells
-from megatrain_diagnostics.dashboard.views.heat import HeatCells, Measure, heat_picture, safe_text
-from megatrain_diagnostics.dashboard.views.heat_order import By, Order
+from megatrain_diagnostics.dashboard.answers.binary import unpack
+from megatrain_diagnostics.dashboard.pages.heat import cells as heat_cells
+from megatrain_diagnostics.dashboard.pages.heat.order import By, Order
+from megatrain_diagnostics.dashboard.pages.heat.route import router
+from megatrain_diagnostics.dashboard.pages.heat.view import HeatCells, Measure, heat_picture, safe_text
 from megatrain_diagnostics.events.tables import Ranks, StepTotals, joined, num_rows, select
 from tests.helpers.dashboard_pictures import PictureSource, picture_client, stored_events
 from tests.helpers.synthetic_steps import SyntheticJob

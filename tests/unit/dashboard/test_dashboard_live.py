@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from megatrain.contracts.run_directory import RunDirectory
-from megatrain_diagnostics.dashboard.live import HEARTBEAT, LiveStreams
-from megatrain_diagnostics.dashboard.routes.errors import RefusalError
+from megatrain_diagnostics.dashboard.answers.errors import RefusalError
+from megatrain_diagnostics.dashboard.pages.live.streams import HEARTBEAT, LiveStreams
 from megatrain_diagnostics.dashboard.settings import DashboardSettings, Limits
 from megatrain_diagnostics.dashboard.sources.protocol import LiveState
 from tests.helpers.dashboard_server import (

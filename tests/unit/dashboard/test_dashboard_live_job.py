@@ -34,12 +34,12 @@ from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.settings import EtcdSettings
 from megatrain.jobs.snapshot import JobSnapshot, read_job
 from megatrain_diagnostics.columns.schema import to_arrow
-from megatrain_diagnostics.dashboard.routes.overview import overview_inputs
-from megatrain_diagnostics.dashboard.routes.stragglers import daemon_judgement
+from megatrain_diagnostics.dashboard.pages.overview.route import overview_inputs
+from megatrain_diagnostics.dashboard.pages.overview.view import overview_document
+from megatrain_diagnostics.dashboard.pages.ranks.hang_source import hang_of
+from megatrain_diagnostics.dashboard.pages.stragglers.route import daemon_judgement
 from megatrain_diagnostics.dashboard.sources import etcd_job
-from megatrain_diagnostics.dashboard.sources.hangs import hang_of
 from megatrain_diagnostics.dashboard.sources.live_job import LiveJob
-from megatrain_diagnostics.dashboard.views.overview import overview_document
 from megatrain_diagnostics.events.tables import Groups, Ranks, Spans, StepTotals, Values
 from megatrain_diagnostics.store.daemon_state import write_state
 from megatrain_diagnostics.store.segment_store import SegmentStore

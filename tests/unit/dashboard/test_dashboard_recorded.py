@@ -22,14 +22,14 @@ from megatrain.contracts.host_verdict import AuditEntry, OutcomeKind, VerdictOut
 from megatrain.contracts.location import LocalLocation
 from megatrain.contracts.run_directory import RunDirectory
 from megatrain.contracts.verifications import Verification, note_verifications
+from megatrain_diagnostics.dashboard.answers.answer import Answer, AnswerCache
 from megatrain_diagnostics.dashboard.app import make_app
-from megatrain_diagnostics.dashboard.routes.answers import Answer, AnswerCache
-from megatrain_diagnostics.dashboard.routes.stragglers import economy_of
+from megatrain_diagnostics.dashboard.pages.checkpoints.view import checkpoints_document
+from megatrain_diagnostics.dashboard.pages.stragglers.route import economy_of
 from megatrain_diagnostics.dashboard.settings import DashboardSettings
 from megatrain_diagnostics.dashboard.sources import checkpoint_watch
 from megatrain_diagnostics.dashboard.sources.checkpoint_watch import CheckpointWatch, look_at_checkpoints
 from megatrain_diagnostics.dashboard.sources.recorded_job import RecordedJob
-from megatrain_diagnostics.dashboard.views.checkpoints import checkpoints_document
 from megatrain_diagnostics.store.daemon_state import write_state
 from tests.helpers.recorded_run import (
     END_TOKENS,

@@ -17,7 +17,7 @@ from starlette.responses import Response
 
 from megatrain.config.dashboard import DashboardConfig
 from megatrain.contracts.errors import ConfigError
-from megatrain_diagnostics.dashboard.routes.errors import RefusalError
+from megatrain_diagnostics.dashboard.answers.errors import RefusalError
 from megatrain_diagnostics.dashboard.security.attempts import Attempts
 from megatrain_diagnostics.dashboard.security.identity import Identity
 from megatrain_diagnostics.dashboard.settings import DashboardSettings, Limits, settings_of

@@ -10,8 +10,8 @@ import pytest
 
 from megatrain.contracts.step_values import StepValue
 from megatrain_diagnostics.analysis.effective_time import Restart
+from megatrain_diagnostics.dashboard.pages.overview.series_view import series_document
 from megatrain_diagnostics.dashboard.sources.series_book import SeriesBook, SeriesSnapshot
-from megatrain_diagnostics.dashboard.views.series import series_document
 from megatrain_diagnostics.events.tables import StepTotals, Values, from_columns, joined, select
 from tests.helpers.synthetic_steps import values_told_by
 

@@ -31,9 +31,9 @@ from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import decode, encode
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.settings import EtcdSettings
-from megatrain_diagnostics.dashboard.routes.answers import Answer, AnswerCache, cached_answer
-from megatrain_diagnostics.dashboard.routes.downloads import Download
-from megatrain_diagnostics.dashboard.routes.errors import RefusalError
+from megatrain_diagnostics.dashboard.answers.answer import Answer, AnswerCache, cached_answer
+from megatrain_diagnostics.dashboard.answers.downloads import Download
+from megatrain_diagnostics.dashboard.answers.errors import RefusalError
 from megatrain_diagnostics.dashboard.security.heavy import HeavyQuestions
 from megatrain_diagnostics.dashboard.server import listening_socket, url_of
 from megatrain_diagnostics.dashboard.settings import DashboardSettings

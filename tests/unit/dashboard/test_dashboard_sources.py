@@ -19,12 +19,12 @@ from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.settings import EtcdSettings
 from megatrain.jobs.verdict_cases import Case, merged_cases, read_cases
 from megatrain_diagnostics.columns.schema import to_arrow
+from megatrain_diagnostics.dashboard.pages.hosts.view import HostInputs, host_history_document, hosts_document
+from megatrain_diagnostics.dashboard.pages.incidents.view import incident_document
 from megatrain_diagnostics.dashboard.sources.etcd_job import EtcdJob
 from megatrain_diagnostics.dashboard.sources.run_files import RunFiles
 from megatrain_diagnostics.dashboard.sources.series_book import SeriesBook
 from megatrain_diagnostics.dashboard.sources.series_reader import SeriesReader
-from megatrain_diagnostics.dashboard.views.hosts import HostInputs, host_history_document, hosts_document
-from megatrain_diagnostics.dashboard.views.incidents import incident_document
 from megatrain_diagnostics.events.source import Where
 from megatrain_diagnostics.events.tables import LogLines, Ranks, StepTotals, Values, from_columns, select
 from megatrain_diagnostics.store.log_query import LogQuestion, newest_tails, search_lines

@@ -22,10 +22,10 @@ from megatrain_diagnostics.analysis.ideal_timeline import ideal_times
 from megatrain_diagnostics.analysis.timeline import LANES
 from megatrain_diagnostics.analysis.whatif import make_model, what_if
 from megatrain_diagnostics.analysis.whatif.from_spans import operations_of
-from megatrain_diagnostics.dashboard.binary import unpack
-from megatrain_diagnostics.dashboard.routes.timeline import gzipped, router
-from megatrain_diagnostics.dashboard.sources import timelines
-from megatrain_diagnostics.dashboard.views.timeline import default_ranks
+from megatrain_diagnostics.dashboard.answers.binary import unpack
+from megatrain_diagnostics.dashboard.pages.timeline import reader as timelines
+from megatrain_diagnostics.dashboard.pages.timeline.route import gzipped, router
+from megatrain_diagnostics.dashboard.pages.timeline.view import default_ranks
 from megatrain_diagnostics.events.roster import make_roster
 from megatrain_diagnostics.events.tables import Spans, select
 from tests.helpers.dashboard_pictures import PictureSource, picture_client, stored_events

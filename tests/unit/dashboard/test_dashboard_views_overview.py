@@ -19,11 +19,11 @@ from megatrain.contracts.location import LocalLocation
 from megatrain.contracts.rounds import JobEnd, Round, RoundHost
 from megatrain.jobs.snapshot import JobSnapshot
 from megatrain.jobs.verdict_cases import Case
-from megatrain_diagnostics.dashboard.documents.overview import OverviewDocument
+from megatrain_diagnostics.dashboard.pages.overview.document import OverviewDocument
+from megatrain_diagnostics.dashboard.pages.overview.view import OverviewInputs, overview_document
 from megatrain_diagnostics.dashboard.sources.checkpoint_watch import look_at_checkpoints
 from megatrain_diagnostics.dashboard.sources.facts import JobFacts
 from megatrain_diagnostics.dashboard.sources.series_book import COLUMNS, SeriesSnapshot
-from megatrain_diagnostics.dashboard.views.overview import OverviewInputs, overview_document
 from megatrain_diagnostics.store.daemon_state import DaemonState, scores_text
 from megatrain_diagnostics.store.rounds import RoundSeen
 from tests.helpers.checkpoint_tree import make_manifest, put_main

@@ -17,10 +17,10 @@ from megatrain.contracts.record import encode
 from megatrain.contracts.run_directory import RunDirectory
 from megatrain_diagnostics.columns.schema import to_arrow
 from megatrain_diagnostics.dashboard.app import make_app
+from megatrain_diagnostics.dashboard.pages.stragglers.whatif_reader import WhatIfReader
+from megatrain_diagnostics.dashboard.pages.stragglers.whatif_view import Economy, whatif_document
 from megatrain_diagnostics.dashboard.settings import DashboardSettings
 from megatrain_diagnostics.dashboard.sources.recorded_job import RecordedJob
-from megatrain_diagnostics.dashboard.sources.what_ifs import WhatIfReader
-from megatrain_diagnostics.dashboard.views.whatif import Economy, whatif_document
 from megatrain_diagnostics.events.tables import Ranks, Spans
 from megatrain_diagnostics.store.daemon_state import write_state
 from megatrain_diagnostics.store.segment_store import SegmentStore

@@ -20,7 +20,7 @@ from megatrain.jobs.cordons import cordon_host, uncordon_host
 from megatrain.jobs.recording import change_recording, configured_period, switched
 from megatrain.jobs.snapshot import JobSnapshot, read_job
 from megatrain_diagnostics.dashboard.actions.checks import ASKED_KINDS, HOST_KINDS, VERDICT_KINDS
-from megatrain_diagnostics.dashboard.documents.actions import ActionRequest
+from megatrain_diagnostics.dashboard.actions.document import ActionRequest
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.texts import count_text, names_text, natural_order
 from megatrain.jobs.asking import check_can_be_asked
 from megatrain.jobs.snapshot import JobSnapshot
-from megatrain_diagnostics.dashboard.documents.actions import ActionRequest
-from megatrain_diagnostics.dashboard.routes.errors import RefusalError, bad_query, conflict, not_found
+from megatrain_diagnostics.dashboard.actions.document import ActionRequest
+from megatrain_diagnostics.dashboard.answers.errors import RefusalError, bad_query, conflict, not_found
 from megatrain_diagnostics.dashboard.security.roles import Caller, Role
 
 HOST_KINDS = ("evict", "cordon", "uncordon")

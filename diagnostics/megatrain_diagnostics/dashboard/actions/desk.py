@@ -19,9 +19,9 @@ from megatrain.jobs.snapshot import JobSnapshot
 from megatrain_diagnostics.dashboard.actions.audit import INTENT, RESULT, ActionEntry, ActionLog, ActionTrail
 from megatrain_diagnostics.dashboard.actions.carrying import Hands, Outcome
 from megatrain_diagnostics.dashboard.actions.checks import check_wish, what_it_does
+from megatrain_diagnostics.dashboard.actions.document import ActionAnswer, ActionRequest
 from megatrain_diagnostics.dashboard.actions.limits import excess
-from megatrain_diagnostics.dashboard.documents.actions import ActionAnswer, ActionRequest
-from megatrain_diagnostics.dashboard.routes.errors import RefusalError, conflict, too_many, unavailable
+from megatrain_diagnostics.dashboard.answers.errors import RefusalError, conflict, too_many, unavailable
 from megatrain_diagnostics.dashboard.security.roles import Caller
 
 _MAX_KNOWN = 1000

@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from megatrain_diagnostics.dashboard.routes.errors import RefusalError, internal_error, refusal_answer, shown
-from megatrain_diagnostics.dashboard.routes.questions import query_of_now
+from megatrain_diagnostics.dashboard.answers.errors import RefusalError, internal_error, refusal_answer, shown
+from megatrain_diagnostics.dashboard.answers.questions import query_of_now
 from megatrain_diagnostics.dashboard.security.headers import secured
 from megatrain_diagnostics.dashboard.security.identity import Identity
 from megatrain_diagnostics.dashboard.security.origins import REQUEST_HEADER, SAFE_METHODS, Origins

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
-from megatrain_diagnostics.dashboard.routes.errors import unavailable
+from megatrain_diagnostics.dashboard.answers.errors import unavailable
 
 NUM_RUNNING = 3
 """Each may hold some 100 MB while it runs, and DuckDB uses all cores for one."""

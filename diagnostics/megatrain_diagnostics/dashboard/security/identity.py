@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from ipaddress import ip_address
 
 from megatrain.contracts.addresses import is_loopback
-from megatrain_diagnostics.dashboard.routes.errors import RefusalError, too_many
+from megatrain_diagnostics.dashboard.answers.errors import RefusalError, too_many
 from megatrain_diagnostics.dashboard.security.attempts import Attempts
 from megatrain_diagnostics.dashboard.security.roles import Caller, Proof, Role
 from megatrain_diagnostics.dashboard.security.sessions import Sessions

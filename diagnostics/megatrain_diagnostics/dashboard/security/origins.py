@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
-from megatrain_diagnostics.dashboard.routes.errors import RefusalError, shown
+from megatrain_diagnostics.dashboard.answers.errors import RefusalError, shown
 from megatrain_diagnostics.dashboard.settings import DashboardSettings
 
 REQUEST_HEADER = "x-megatrain-request"

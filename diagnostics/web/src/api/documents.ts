@@ -1,4 +1,4 @@
-// Made by generate_documents.py from the classes of dashboard/documents: change those, then run `make web`.
+// Made by generate_documents.py from every document.py of the dashboard: change those, then run `make web`.
 // Times are unix seconds, durations seconds, ratios parts of one; null is "not known".
 
 export interface ActionRequest {
@@ -21,6 +21,22 @@ export interface ActionAnswer {
 export interface ErrorDocument {
   error: string;
   text: string;
+}
+
+export interface AuditEntryDocument {
+  at_unix_s: number;
+  source: string;
+  actor: string;
+  action: string;
+  target: string;
+  reason: string;
+  result: string;
+  entry_hash: string;
+}
+
+export interface AuditDocument {
+  entries: readonly AuditEntryDocument[];
+  chain_problem: string;
 }
 
 export interface CheckpointDocument {
@@ -54,6 +70,10 @@ export interface CheckpointsDocument {
   resume_reason: string;
   branches: readonly BranchDocument[];
   checkpoints: readonly CheckpointDocument[];
+}
+
+export interface HealthDocument {
+  is_ready: boolean;
 }
 
 export interface HeatCellDocument {
@@ -215,22 +235,6 @@ export interface VerdictDocument {
 export interface IncidentsDocument {
   incidents: readonly IncidentDocument[];
   verdicts: readonly VerdictDocument[];
-}
-
-export interface AuditEntryDocument {
-  at_unix_s: number;
-  source: string;
-  actor: string;
-  action: string;
-  target: string;
-  reason: string;
-  result: string;
-  entry_hash: string;
-}
-
-export interface AuditDocument {
-  entries: readonly AuditEntryDocument[];
-  chain_problem: string;
 }
 
 export interface LayoutDocument {
@@ -483,10 +487,6 @@ export interface StackClusterDocument {
 export interface SessionDocument {
   role: "viewer" | "operator";
   ends_unix_s: number;
-}
-
-export interface HealthDocument {
-  is_ready: boolean;
 }
 
 export interface FindingDocument {

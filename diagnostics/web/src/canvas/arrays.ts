@@ -1,6 +1,6 @@
 // The container "MTA1" that pictures come in: a JSON header and typed arrays, looked at where they lie.
 //
-// Layout: "MTA1", u32 length of the header, header, arrays, each on a multiple of 8 bytes. Written by dashboard/binary.py.
+// Layout: "MTA1", u32 length of the header, header, arrays, each on a multiple of 8 bytes. Written by dashboard/answers/binary.py.
 
 export type NumberArray = Uint8Array | Int32Array | Float32Array | Float64Array;
 

@@ -179,7 +179,7 @@ export function rankBeside(layout: Layout, rank: number, key: string): number {
   return rankOfPlace(layout, { dp, pp: Math.floor(column / layout.tp_size), tp: column % layout.tp_size });
 }
 
-/** Numbers of the states, as dashboard/views/grid.py has them. */
+/** Numbers of the states, as dashboard/pages/ranks/grid_view.py has them. */
 export const UNHEARD = 0;
 export const IN_STEP = 1;
 export const BEHIND = 2;

@@ -1,0 +1,1 @@
+"""The checkpoints of a run, and what keeping them costs."""

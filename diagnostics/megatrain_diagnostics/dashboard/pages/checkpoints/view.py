@@ -1,0 +1,78 @@
+"""/checkpoints: which there are, whether they are whole, which one a job would go on from.
+
+Texts of files that anybody may have written are made printable: JSON can say what no encoding can.
+"""
+
+from __future__ import annotations
+
+from megatrain.checkpoint.survey import CheckpointState, FoundCheckpoint
+from megatrain.contracts.printable import printable
+from megatrain.contracts.verifications import Verification
+from megatrain_diagnostics.dashboard.pages.checkpoints.document import (
+    BranchDocument,
+    CheckpointDocument,
+    CheckpointsDocument,
+)
+from megatrain_diagnostics.dashboard.sources.facts import CheckpointsSeen
+
+WHOLE = "whole"
+_NO_COMMIT = "no COMMIT vouches for it, and it is not being written: it may have been complete once"
+
+
+def checkpoints_document(seen: CheckpointsSeen) -> CheckpointsDocument:
+    """Return all checkpoints, the newest first."""
+    survey = seen.survey
+    if survey is None:
+        reason = printable(seen.problem) or "the checkpoints have not been looked at yet"
+        return CheckpointsDocument(place=seen.place, resume_reason=reason, branches=(), checkpoints=())
+    candidate = survey.resume.candidate
+    resumed = None if candidate is None else (candidate.branch, candidate.step)
+    skipped = "".join(f"; {one}" for one in survey.resume.skipped)
+    newest = sorted(survey.checkpoints, key=lambda one: (one.written_unix_s or 0.0, one.step), reverse=True)
+    return CheckpointsDocument(
+        place=seen.place,
+        resume_reason=printable(f"{survey.resume.reason}{skipped}"),
+        branches=tuple(
+            BranchDocument(
+                name=one.name,
+                parent=one.parent,
+                parent_step=one.parent_step,
+                created_unix_s=one.created_unix_s,
+                reason=printable(one.reason),
+                is_current=one.name == survey.current,
+            )
+            for one in survey.branches
+        ),
+        checkpoints=tuple(
+            _checkpoint(
+                one,
+                is_resume_point=(one.branch, one.step) == resumed,
+                verification=seen.verifications.get((one.branch, one.step)),
+            )
+            for one in newest
+        ),
+    )
+
+
+def _checkpoint(
+    found: FoundCheckpoint, *, is_resume_point: bool, verification: Verification | None
+) -> CheckpointDocument:
+    if verification is not None and verification.at_unix_s < (found.written_unix_s or 0.0):
+        verification = None  # another checkpoint stood there then
+    is_bare = found.state is CheckpointState.UNCOMMITTED
+    return CheckpointDocument(
+        branch=found.branch,
+        step=found.step,
+        place=printable(str(found.place)),
+        state=str(CheckpointState.DAMAGED if is_bare else found.state),
+        is_in_line=found.is_in_line,
+        is_resume_point=is_resume_point,
+        num_bytes=found.num_bytes,
+        written_unix_s=found.written_unix_s,
+        consumed_tokens=found.consumed_tokens,
+        round=found.round,
+        pin_reason=printable(found.pin_reason or ""),
+        problem=printable(found.problem or (_NO_COMMIT if is_bare else "")),
+        verified_unix_s=None if verification is None else verification.at_unix_s,
+        verify_result="" if verification is None else verification.problem or WHOLE,
+    )

@@ -1,0 +1,32 @@
+"""GET /healthz: the server answers. GET /readyz: it knows something of the job. For whoever keeps it running."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from megatrain_diagnostics.dashboard.answers.answer import document_answer
+from megatrain_diagnostics.dashboard.pages.health.document import HealthDocument
+from megatrain_diagnostics.dashboard.parts import Parts
+
+
+def router(parts: Parts) -> APIRouter:
+    """Return the two routes, which stand outside the API: nobody is asked who he is."""
+    routes = APIRouter(tags=["health"])
+
+    def is_ready() -> bool:
+        return parts.source.is_recorded or parts.source.snapshot() is not None
+
+    @routes.get("/healthz", response_model=HealthDocument)
+    async def healthz() -> Response:
+        """Say that the server answers."""
+        return document_answer(HealthDocument(is_ready=is_ready()))
+
+    @routes.get("/readyz", response_model=HealthDocument)
+    async def readyz() -> Response:
+        """Say whether there is anything to show: 503 until etcd has answered once."""
+        answer = document_answer(HealthDocument(is_ready=is_ready()))
+        answer.status_code = 200 if is_ready() else 503
+        return answer
+
+    return routes

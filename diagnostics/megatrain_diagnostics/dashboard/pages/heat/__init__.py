@@ -1,0 +1,1 @@
+"""The heat map: ranks or hosts down, steps across."""

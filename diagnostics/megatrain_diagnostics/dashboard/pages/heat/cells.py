@@ -1,0 +1,145 @@
+"""The cells of the heat map, read once for picture, outliers and CSV, which a page asks for one after the other."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from megatrain.contracts.errors import DataError
+from megatrain_diagnostics.analysis.heat_scale import Floats
+from megatrain_diagnostics.analysis.peers import Peers
+from megatrain_diagnostics.dashboard.pages.heat.view import HeatCells, Measure
+from megatrain_diagnostics.events.roster import Roster
+from megatrain_diagnostics.events.source import Where
+from megatrain_diagnostics.events.tables import StepTotals
+from megatrain_diagnostics.store.reader import StoredEvents
+from megatrain_diagnostics.store.step_cells import newest_steps_told, step_cells
+
+MOST_RAW_CELLS = 24_000_000
+"""Ranks x steps of one question: 2,000 steps of 12,288 ranks, 0.6 GB while it is answered."""
+_MOST_KEPT_CELLS = 2_600_000
+_NUM_KEPT = 2
+_MOST_DEFAULT_STEPS = 1000
+_MOST_UNTOLD = 3
+"""Newest steps of which the sums of most ranks may still be on their way."""
+
+
+class TooManyCellsError(DataError):
+    """The question is of more cells than are read at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeatQuery:
+    """Which cells. `version` grows with the events that there are."""
+
+    operation: int
+    measure: Measure
+    first: int | None
+    last: int | None
+    max_cells: int
+    version: int
+
+
+class HeatCellReader:
+    """Reads cells, and keeps those of the newest pictures. For any threads."""
+
+    def __init__(self, events: StoredEvents) -> None:
+        self._events = events
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[tuple[int, HeatQuery], HeatCells] = OrderedDict()
+        self._peers: tuple[Roster, Peers] | None = None
+
+    def read(self, roster: Roster, query: HeatQuery) -> HeatCells:
+        """Return the cells of the steps named; without names of the newest, as many as `max_cells` allow.
+
+        Raises: DataError; TooManyCellsError.
+        """
+        key = (roster.round, query)
+        with self._lock:
+            kept = self._kept.get(key)
+        if kept is not None and kept.roster is roster:
+            return kept
+        cells = self._read(roster, query)
+        if cells.values.size <= _MOST_KEPT_CELLS:
+            with self._lock:
+                self._kept[key] = cells
+                self._kept.move_to_end(key)
+                while len(self._kept) > _NUM_KEPT:
+                    self._kept.popitem(last=False)
+        return cells
+
+    def read_around(self, roster: Roster, query: HeatQuery, first: int, last: int) -> HeatCells:
+        """Return cells that some steps are among: those of a picture that is kept, or else of these steps alone.
+
+        Raises: DataError; TooManyCellsError.
+        """
+        with self._lock:
+            for (round_number, other), kept in self._kept.items():
+                is_same = round_number == roster.round and other.version == query.version
+                is_same &= (other.operation, other.measure) == (query.operation, query.measure)
+                if is_same and kept.first_step <= first and last < kept.first_step + kept.num_steps:
+                    return kept
+        return self._read(roster, replace(query, first=first, last=last))
+
+    def _read(self, roster: Roster, query: HeatQuery) -> HeatCells:
+        quick = self._newest(roster, query) if query.first is None and query.last is None else None
+        steps, values = quick or self._named(roster, query)
+        first = steps[0] if steps else 0
+        return HeatCells(
+            roster, self._peers_of(roster), query.operation, query.measure, first, values / query.measure.per_unit
+        )
+
+    def _newest(self, roster: Roster, query: HeatQuery) -> tuple[range, Floats] | None:
+        """Return the newest steps by what the footers tell, which costs one question less; None: they may mislead.
+
+        They know of nonsense that one rank told, too, and of steps of another round.
+        """
+        bounds = self._events.bounds(StepTotals, Where((roster.round,)), "step")
+        if bounds is None:
+            return None
+        steps = range(max(0, bounds[1] - self._most(roster, query) + 1), bounds[1] + 1)
+        values = self._cells(roster, query, steps)
+        told = np.flatnonzero((~np.isnan(values)).sum(axis=1) >= min(2, roster.layout.world_size))
+        if not len(told) or told[-1] < len(steps) - _MOST_UNTOLD:
+            return None
+        return steps[told[0] : told[-1] + 1], values[told[0] : told[-1] + 1]
+
+    def _named(self, roster: Roster, query: HeatQuery) -> tuple[range, Floats]:
+        steps = self._steps(roster, query)
+        num_ranks = roster.layout.world_size
+        if len(steps) * num_ranks > MOST_RAW_CELLS:
+            raise TooManyCellsError(
+                f"first={steps[0]}, last={steps[-1]}: {len(steps):,} steps of {num_ranks:,} ranks are more than "
+                f"{MOST_RAW_CELLS:,} cells; choose at most {max(1, MOST_RAW_CELLS // num_ranks):,} steps"
+            )
+        return steps, self._cells(roster, query, steps)
+
+    def _cells(self, roster: Roster, query: HeatQuery, steps: range) -> Floats:
+        aggregate, num_ranks = query.measure.aggregate, roster.layout.world_size
+        return step_cells(self._events, roster.round, query.operation, aggregate, steps, num_ranks)
+
+    def _steps(self, roster: Roster, query: HeatQuery) -> range:
+        if query.first is not None and query.last is not None:
+            return range(query.first, query.last + 1)
+        most = self._most(roster, query)
+        if query.first is not None:
+            most = max(1, MOST_RAW_CELLS // roster.layout.world_size)
+        told = newest_steps_told(self._events, roster.round, most, query.first, query.last)
+        if not len(told):
+            return range(0)
+        first = int(told[0]) if query.first is None else query.first
+        return range(max(first, int(told[-1]) - most + 1), int(told[-1]) + 1)
+
+    def _most(self, roster: Roster, query: HeatQuery) -> int:
+        """Return how many steps are shown where nobody said which."""
+        return max(1, min(_MOST_DEFAULT_STEPS, query.max_cells // roster.layout.world_size))
+
+    def _peers_of(self, roster: Roster) -> Peers:
+        """Return who is compared with whom, kept for the round that was asked for last."""
+        kept = self._peers
+        if kept is None or kept[0] is not roster:
+            kept = self._peers = (roster, Peers(roster))
+        return kept[1]

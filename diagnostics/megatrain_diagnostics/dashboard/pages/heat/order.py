@@ -1,0 +1,90 @@
+"""In which order the heat map shows ranks or hosts, and which of them belong together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megatrain_diagnostics.analysis.heat_scale import Floats, Ints, pooled_by
+from megatrain_diagnostics.dashboard.sources.rank_hosts import Hosts
+from megatrain_diagnostics.events.roster import Roster
+
+
+class By(StrEnum):
+    """What a row is."""
+
+    RANK = "rank"
+    HOST = "host"
+
+
+class Order(StrEnum):
+    """What rows are sorted and grouped by."""
+
+    RANK = "rank"
+    HOST = "host"
+    DP = "dp"
+    PP = "pp"
+    TP = "tp"
+    SCORE = "score"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Arrangement:
+    """The rows from top to bottom. `unit`: of each row its rank, or its host's index; `rank`: its (first) rank."""
+
+    unit: Ints
+    rank: Ints
+    group_begin: Ints
+    """Rows at which a group begins; none where rows are not grouped."""
+    group_labels: tuple[str, ...]
+
+
+def rows_of(values: Floats, by: By, hosts: Hosts) -> Floats:
+    """Return [steps, units]: ranks as they are, or the greatest of each host. Shapes: values [steps, ranks]."""
+    return values if by is By.RANK else pooled_by(values, hosts.of_rank, len(hosts.names))
+
+
+def arrange(roster: Roster, hosts: Hosts, by: By, order: Order, z: Floats) -> Arrangement:
+    """Return the order of the rows. Shapes: z [steps, ranks]; only the order by score looks at it."""
+    layout = roster.layout
+    ranks = np.arange(layout.world_size)
+    if by is By.HOST:
+        _, ranks = np.unique(hosts.of_rank, return_index=True)
+    unit = np.arange(len(ranks))
+    tp, replica = ranks % layout.tp_size, ranks // layout.tp_size
+    dp, pp = replica % layout.dp_size, replica // layout.dp_size
+    if order is Order.SCORE:
+        score = scores(rows_of(z, by, hosts))
+        chosen = np.lexsort((ranks, -score))
+        return Arrangement(unit[chosen], ranks[chosen], np.zeros(0, dtype=np.int64), ())
+    keys: dict[Order, tuple[Ints, ...]] = {
+        Order.RANK: (ranks,),
+        Order.HOST: (hosts.of_rank[ranks], ranks),
+        Order.DP: (dp, pp, tp),
+        Order.PP: (pp, dp, tp),
+        Order.TP: (tp, pp, dp),
+    }
+    chosen = np.lexsort(keys[order][::-1])
+    is_grouped = order is not Order.RANK and not (order is Order.HOST and by is By.HOST)
+    if not is_grouped:
+        return Arrangement(unit[chosen], ranks[chosen], np.zeros(0, dtype=np.int64), ())
+    group = keys[order][0][chosen]
+    begin = np.flatnonzero(np.concatenate(([True], np.diff(group) != 0)))
+    labels = tuple(_label(order, int(group[row]), hosts) for row in begin)
+    return Arrangement(unit[chosen], ranks[chosen], begin, labels)
+
+
+def scores(z: Floats) -> NDArray[np.float64]:
+    """Return how far each row usually is above its peers: the median over the steps, 0 for those it did not come in."""
+    if not len(z):
+        return np.zeros(z.shape[1])
+    return np.median(np.nan_to_num(z, nan=0.0), axis=0)
+
+
+def _label(order: Order, number: int, hosts: Hosts) -> str:
+    if order is Order.HOST:
+        return hosts.names[number] or "host not known"
+    return f"{order.value} {number}"

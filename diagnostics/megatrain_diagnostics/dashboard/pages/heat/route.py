@@ -1,0 +1,169 @@
+"""/heat, /heat.csv, /heat/cell, /heat/outliers: ranks or hosts x steps of one operation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query
+from starlette.requests import Request
+from starlette.responses import Response
+
+from megatrain.contracts.operations import Operation, operation_name
+from megatrain_diagnostics.analysis.heat_scale import Scale
+from megatrain_diagnostics.dashboard.answers.answer import ARRAYS_TYPE, cached_answer, document_answer, document_bytes
+from megatrain_diagnostics.dashboard.answers.downloads import Download
+from megatrain_diagnostics.dashboard.answers.errors import RefusalError, bad_query
+from megatrain_diagnostics.dashboard.answers.questions import RoundNumber
+from megatrain_diagnostics.dashboard.pages.heat.cells import (
+    HeatCellReader,
+    HeatQuery,
+    TooManyCellsError,
+)
+from megatrain_diagnostics.dashboard.pages.heat.document import HeatCellDocument, HeatOutliersDocument
+from megatrain_diagnostics.dashboard.pages.heat.order import By, Order
+from megatrain_diagnostics.dashboard.pages.heat.view import (
+    Ends,
+    HeatCells,
+    Measure,
+    heat_cell,
+    heat_csv,
+    heat_outliers,
+    heat_picture,
+)
+from megatrain_diagnostics.dashboard.parts import Parts
+
+_LAST_STEP = 2**31 - 1
+_MOST_CELLS = 4_000_000
+_MOST_COLUMN_STEPS = 100_000
+_FRESH_S = 1.0
+
+Step = Annotated[int | None, Query(ge=0, le=_LAST_STEP)]
+MaxCells = Annotated[int, Query(ge=1000, le=_MOST_CELLS)]
+
+
+class CellChoice:
+    """Which cells: parameters that all four routes have."""
+
+    def __init__(
+        self,
+        round_number: RoundNumber = None,
+        operation: str = Operation.FORWARD_COMPUTE.value,
+        measure: Measure = Measure.SUM,
+        first: Step = None,
+        last: Step = None,
+        max_cells: MaxCells = 1_300_000,
+    ) -> None:
+        if first is not None and last is not None and first > last:
+            raise bad_query("last", last, f"it must not be before first={first}")
+        self.round, self.measure, self.first, self.last = round_number, measure, first, last
+        self.max_cells = max_cells
+        self.operation = _operation_number(operation)
+
+
+Choice = Annotated[CellChoice, Depends()]
+
+
+def router(parts: Parts) -> APIRouter:
+    """Return the routes of the heat map."""
+    routes = APIRouter(dependencies=[parts.heavy_question])
+    reader = HeatCellReader(parts.source.events)
+
+    def version() -> int:
+        return parts.source.live().versions.get("heat", 0)
+
+    def query_of(choice: CellChoice) -> HeatQuery:
+        return HeatQuery(choice.operation, choice.measure, choice.first, choice.last, choice.max_cells, version())
+
+    def read(choice: CellChoice) -> HeatCells:
+        return _guarded(lambda: reader.read(parts.source.roster(choice.round), query_of(choice)))
+
+    @routes.get("/heat", response_class=Response, responses={200: {"content": {ARRAYS_TYPE: {}}}})
+    def heat(
+        request: Request,
+        choice: Choice,
+        scale: Scale = Scale.RELATIVE,
+        by: By = By.RANK,
+        sort: Order = Order.RANK,
+        low: float | None = None,
+        high: float | None = None,
+    ) -> Response:
+        """Return the picture. `low` and `high` fix the ends of the colours: to continue a picture with new steps."""
+        ends = _ends(low, high)
+        key = ("heat", version(), *_values(choice), scale, by, sort, ends)
+
+        def make() -> bytes:
+            return heat_picture(read(choice), scale, by, sort, choice.max_cells, ends)
+
+        return cached_answer(request, parts.answers.get(key, make, fresh_s=_FRESH_S), ARRAYS_TYPE)
+
+    @routes.get(
+        "/heat.csv",
+        response_class=Response,
+        responses={200: {"content": {"text/csv": {}}}},
+        dependencies=[parts.download],
+    )
+    def heat_table(
+        choice: Choice, scale: Scale = Scale.RELATIVE, by: By = By.RANK, sort: Order = Order.RANK
+    ) -> Download:
+        """Return the picture as CSV: a line a row, a column a step; no step shares a column here."""
+        cells = read(choice)
+        name = f"heat-{cells.roster.round}-{operation_name(choice.operation)}-{scale.value}.csv"
+        return Download(heat_csv(cells, scale, by, sort), "text/csv; charset=utf-8", name)
+
+    @routes.get("/heat/cell", response_model=HeatCellDocument)
+    def cell(
+        choice: Choice,
+        rank: Annotated[int, Query(ge=0)],
+        step: Annotated[int, Query(ge=0, le=_LAST_STEP)],
+        by: By = By.RANK,
+        num_steps: Annotated[int, Query(ge=1, le=_MOST_COLUMN_STEPS)] = 1,
+    ) -> Response:
+        """Return one cell exactly; of the `num_steps` of a column, and of the ranks of a host, the one that shows."""
+        roster = parts.source.roster(choice.round)
+        if rank >= roster.layout.world_size:
+            raise bad_query("rank", rank, f"there are ranks 0 to {roster.layout.world_size - 1}")
+        last = min(step + num_steps - 1, _LAST_STEP)
+        cells = _guarded(lambda: reader.read_around(roster, query_of(choice), step, last))
+        return document_answer(heat_cell(cells, by, rank, step, num_steps))
+
+    @routes.get("/heat/outliers", response_model=HeatOutliersDocument)
+    def outliers(request: Request, choice: Choice) -> Response:
+        """Return the ranks farthest above their peers: what the picture shows, for those who do not see it."""
+        key = ("heat/outliers", version(), *_values(choice))
+        answer = parts.answers.get(key, lambda: document_bytes(heat_outliers(read(choice))), fresh_s=_FRESH_S)
+        return cached_answer(request, answer)
+
+    return routes
+
+
+def _values(choice: CellChoice) -> tuple[object, ...]:
+    return (
+        choice.round, choice.operation, choice.measure, choice.first, choice.last, choice.max_cells
+    )  # fmt: skip
+
+
+def _ends(low: float | None, high: float | None) -> Ends | None:
+    """Return the ends of the colours that are asked for. Raises: RefusalError."""
+    if low is None and high is None:
+        return None
+    if low is None or high is None:
+        raise bad_query("low", low, f"low and high={high} go together: give both or none")
+    if not -1e15 < low < high < 1e15:
+        raise bad_query("high", high, f"it must be a number above low={low}")
+    return Ends(low, high)
+
+
+def _operation_number(name: str) -> int:
+    for operation in Operation:
+        if operation.value == name:
+            return operation.number
+    raise bad_query("operation", name, f"there are {', '.join(one.value for one in Operation)}")
+
+
+def _guarded(read: Callable[[], HeatCells]) -> HeatCells:
+    """Return what is read. Raises: RefusalError where that is too much."""
+    try:
+        return read()
+    except TooManyCellsError as error:
+        raise RefusalError(413, str(error)) from error

@@ -1,0 +1,277 @@
+"""The heat map: ranks or hosts down, steps across, a byte a cell, as the page paints it.
+
+Rows come in the order in which they are shown. Whatever has to share a row or a column stands there with its greatest
+value, so that one bad rank among 12,288 stays as bright as it is alone. Source: MegaScale sec. 5.1.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Generator
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megatrain.contracts.operations import operation_name
+from megatrain_diagnostics.analysis.heat_scale import (
+    NO_VALUE,
+    NUM_LEVELS,
+    Floats,
+    PeerValues,
+    Range,
+    Scale,
+    codes,
+    colour_range,
+    peer_values,
+    pooled,
+    scaled,
+)
+from megatrain_diagnostics.analysis.peers import Peers
+from megatrain_diagnostics.dashboard.answers.binary import pack
+from megatrain_diagnostics.dashboard.pages.heat.document import (
+    HeatCellDocument,
+    HeatOutlierDocument,
+    HeatOutliersDocument,
+)
+from megatrain_diagnostics.dashboard.pages.heat.order import By, Order, arrange, rows_of
+from megatrain_diagnostics.dashboard.sources.rank_hosts import Hosts, hosts_of
+from megatrain_diagnostics.events.roster import Roster
+from megatrain_diagnostics.store.heat import Aggregate
+
+MOST_ROWS = 16_384
+"""Above this rows share lines; a screen has 2,000."""
+MOST_OUTLIERS = 20
+FAR_Z = 3.0
+_RISKY_FIRST = ("=", "+", "-", "@", "\t", "\r")
+
+
+class Measure(StrEnum):
+    """What of an operation is shown."""
+
+    SUM = "sum"
+    MAX = "max"
+    COUNT = "count"
+    BYTES = "bytes"
+
+    @property
+    def aggregate(self) -> Aggregate:
+        """The column of step totals."""
+        columns: dict[str, Aggregate] = {"sum": "sum_ns", "max": "max_ns", "count": "count", "bytes": "num_bytes"}
+        return columns[self.value]
+
+    @property
+    def unit(self) -> str:
+        return {"count": "spans", "bytes": "bytes"}.get(self.value, "s")
+
+    @property
+    def per_unit(self) -> float:
+        """So many of what is stored are one unit."""
+        return 1e9 if self.unit == "s" else 1.0
+
+    @property
+    def least_spread(self) -> float:
+        """Smaller differences, in units, are none: a microsecond, one span, one byte."""
+        return 1e-6 if self.unit == "s" else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """Where colours begin and end, if the reader's picture is to be continued."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class HeatCells:
+    """What is known of an operation in some steps. Shapes: values [steps, ranks], in units, NaN: nothing is known."""
+
+    roster: Roster
+    peers: Peers
+    operation: int
+    measure: Measure
+    first_step: int
+    values: Floats
+
+    @property
+    def num_steps(self) -> int:
+        return len(self.values)
+
+    @cached_property
+    def hosts(self) -> Hosts:
+        return hosts_of(self.roster)
+
+    @cached_property
+    def against(self) -> PeerValues:
+        return peer_values(self.values, self.peers)
+
+    @cached_property
+    def z(self) -> Floats:
+        return scaled(self.values, self.against, Scale.Z, self.measure.least_spread)
+
+    def shown(self, scale: Scale) -> Floats:
+        """Return what colours show. Shapes: [steps, ranks]."""
+        if scale is Scale.ABSOLUTE:
+            return self.values
+        return self.z if scale is Scale.Z else scaled(self.values, self.against, scale, self.measure.least_spread)
+
+
+def heat_picture(
+    cells: HeatCells, scale: Scale, by: By, order: Order, max_cells: int, ends: Ends | None = None
+) -> bytes:
+    """Return the picture as a container of arrays: cells [rows, columns], and whose and when they are."""
+    z = cells.z if order is Order.SCORE else cells.values
+    rows = arrange(cells.roster, cells.hosts, by, order, z)
+    shown = rows_of(cells.shown(scale), by, cells.hosts)[:, rows.unit]
+    per_row = -(-len(rows.unit) // MOST_ROWS)
+    shown = pooled(shown, per_row, axis=1)
+    per_column = max(1, -(-shown.size // max(max_cells, shown.shape[1])))
+    shown = pooled(shown, per_column, axis=0)
+    found = colour_range(shown, scale)
+    low, high = (found.low, found.high) if ends is None else (ends.low, ends.high)
+    layout = cells.roster.layout
+    fields: dict[str, Any] = {
+        "round": cells.roster.round,
+        "layout": {"tp_size": layout.tp_size, "pp_size": layout.pp_size, "dp_size": layout.dp_size},
+        "operation": operation_name(cells.operation),
+        "measure": cells.measure.value,
+        "unit": cells.measure.unit,
+        "scale": scale.value,
+        "by": by.value,
+        "sort": order.value,
+        "first_step": cells.first_step,
+        "last_step": cells.first_step + cells.num_steps - 1,
+        "rows_per_bin": per_row,
+        "steps_per_bin": per_column,
+        **_range_fields(found, low, high),
+        "no_value": NO_VALUE,
+        "num_levels": NUM_LEVELS,
+        "hosts": list(cells.hosts.names),
+        "group_labels": list(rows.group_labels),
+    }
+    rank = rows.rank[::per_row]
+    arrays: dict[str, NDArray[Any]] = {
+        "cells": codes(shown.T, low, high),
+        "row_rank": rank.astype(np.int32),
+        "row_host": cells.hosts.of_rank[rank].astype(np.int32),
+        "column_step": (cells.first_step + np.arange(shown.shape[0]) * per_column).astype(np.int32),
+        "group_begin": (rows.group_begin // per_row).astype(np.int32),
+    }
+    return pack(fields, arrays)
+
+
+def heat_cell(cells: HeatCells, by: By, rank: int, step: int, num_steps: int = 1) -> HeatCellDocument:
+    """Return one cell exactly: of the steps, and of the ranks of a host, what gives the cell its colour."""
+    ranks = np.array([rank])
+    if by is By.HOST:
+        ranks = np.flatnonzero(cells.hosts.of_rank == cells.hosts.of_rank[rank])
+    first = step - cells.first_step
+    place = slice(first, min(first + num_steps, cells.num_steps))
+    z = np.where(np.isnan(cells.z[place][:, ranks]), -np.inf, cells.z[place][:, ranks])
+    row, column = (int(found) for found in np.unravel_index(int(z.argmax()), z.shape))
+    row, chosen = first + row, int(ranks[column])
+    at = cells.roster.coordinate(chosen)
+    value = _number(cells.values[row, chosen])
+    num_peers = int(cells.peers.num_peers[chosen])
+    has_peers = num_peers > 0 and not np.isnan(cells.against.median[row, chosen])
+    median = _number(cells.against.median[row, chosen]) if has_peers else None
+    return HeatCellDocument(
+        round=cells.roster.round,
+        operation=operation_name(cells.operation),
+        measure=cells.measure.value,
+        rank=chosen,
+        host=cells.roster.host_of(chosen),
+        dp=at.dp,
+        pp=at.pp,
+        tp=at.tp,
+        step=cells.first_step + row,
+        unit=cells.measure.unit,
+        value=value,
+        peers_median=median,
+        peers_spread=_number(cells.against.spread[row, chosen]) if has_peers else None,
+        num_peers=num_peers,
+        ratio=value / median if value is not None and median else None,
+        z=_number(cells.z[row, chosen]) if has_peers else None,
+    )
+
+
+def heat_outliers(cells: HeatCells) -> HeatOutliersDocument:
+    """Return the ranks that were farthest above their peers in a step, the farthest first."""
+    found: list[HeatOutlierDocument] = []
+    if cells.num_steps:
+        z = np.where(np.isnan(cells.z) | (cells.peers.num_peers == 0), -np.inf, cells.z)
+        worst_step = z.argmax(axis=0)
+        worst = z[worst_step, np.arange(z.shape[1])]
+        num_far = (z >= FAR_Z).sum(axis=0)
+        order = np.lexsort((np.arange(len(worst)), -num_far, -worst))[:MOST_OUTLIERS]
+        found = [
+            _outlier(cells, rank, int(worst_step[rank]), int(num_far[rank]))
+            for rank in order.tolist()
+            if np.isfinite(worst[rank]) and worst[rank] > 0.0
+        ]
+    return HeatOutliersDocument(
+        round=cells.roster.round,
+        operation=operation_name(cells.operation),
+        measure=cells.measure.value,
+        unit=cells.measure.unit,
+        first_step=cells.first_step if cells.num_steps else None,
+        last_step=cells.first_step + cells.num_steps - 1 if cells.num_steps else None,
+        outliers=tuple(found),
+    )
+
+
+def heat_csv(cells: HeatCells, scale: Scale, by: By, order: Order) -> Generator[str]:
+    """Yield the picture as CSV, a line a row and a column a step, all of them; empty cells: nothing is known."""
+    z = cells.z if order is Order.SCORE else cells.values
+    rows = arrange(cells.roster, cells.hosts, by, order, z)
+    shown = rows_of(cells.shown(scale), by, cells.hosts)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\r\n")
+    steps = range(cells.first_step, cells.first_step + cells.num_steps)
+    name = "rank" if by is By.RANK else "first rank"
+    writer.writerow([name, "host", "dp", "pp", "tp", *(f"step {step}" for step in steps)])
+    for unit, rank in zip(rows.unit.tolist(), rows.rank.tolist(), strict=True):
+        at = cells.roster.coordinate(rank)
+        values = ["" if np.isnan(value) else f"{value:.9g}" for value in shown[:, unit]]
+        writer.writerow([rank, safe_text(cells.roster.host_of(rank)), at.dp, at.pp, at.tp, *values])
+        if text.tell() > 1 << 16:
+            yield text.getvalue()
+            text.seek(0)
+            text.truncate()
+    yield text.getvalue()
+
+
+def safe_text(text: str) -> str:
+    """Return a text that no program for tables takes for a formula."""
+    return f"'{text}" if text.startswith(_RISKY_FIRST) else text
+
+
+def _outlier(cells: HeatCells, rank: int, row: int, num_far: int) -> HeatOutlierDocument:
+    at = cells.roster.coordinate(rank)
+    value, median = float(cells.values[row, rank]), float(cells.against.median[row, rank])
+    return HeatOutlierDocument(
+        rank=rank,
+        host=cells.roster.host_of(rank),
+        dp=at.dp,
+        pp=at.pp,
+        tp=at.tp,
+        step=cells.first_step + row,
+        value=value,
+        peers_median=median,
+        ratio=value / median if median else None,
+        z=float(cells.z[row, rank]),
+        num_steps=num_far,
+    )
+
+
+def _range_fields(found: Range, low: float, high: float) -> dict[str, float]:
+    return {"low": low, "high": high, "least": found.least, "greatest": found.greatest}
+
+
+def _number(value: Any) -> float | None:
+    return None if np.isnan(value) else float(value)

@@ -1,0 +1,1 @@
+"""What each host does, and what keeps it from training."""

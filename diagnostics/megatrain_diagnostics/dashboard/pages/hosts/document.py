@@ -1,0 +1,58 @@
+"""Hosts: what each does, what keeps it from training, what its checks found."""
+
+from __future__ import annotations
+
+from megatrain_diagnostics.dashboard.answers.document import Document
+
+
+class HostDocument(Document):
+    host: str
+    state: str
+    is_in_order: bool
+    is_driver: bool
+    remark: str
+    address: str
+    hardware: str
+    labels: dict[str, str]
+    first_rank: int | None
+    num_workers: int | None
+    step: int | None
+    median_step_s: float | None
+    last_step_unix_s: float | None
+    joined_unix_s: float | None
+    straggler_score: float | None
+    clock_offset_s: float | None
+    """Of the host's clock before the daemon's; exact to clock_error_s."""
+    clock_error_s: float | None
+    cordon_reason: str
+    cordon_by: str
+    cordon_unix_s: float | None
+    is_connected: bool | None
+    """Events of it arrive."""
+
+
+class CheckDocument(Document):
+    name: str
+    outcome: str
+    detail: str
+    duration_s: float
+    value: float | None
+    unit: str
+
+
+class HostsDocument(Document):
+    """The answer of /hosts: those of the round first, by rank."""
+
+    hosts: tuple[HostDocument, ...]
+
+
+class HostHistoryDocument(Document):
+    """The answer of /hosts/{host}."""
+
+    host: HostDocument
+    checks: tuple[CheckDocument, ...]
+    checks_unix_s: float | None
+    incident_ids: tuple[str, ...]
+    """Of incidents that name the host, the newest first."""
+    rounds: tuple[int, ...]
+    """That it took part in."""

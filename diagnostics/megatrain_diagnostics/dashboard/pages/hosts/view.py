@@ -1,0 +1,144 @@
+"""/hosts: what each host does, what keeps it from training, what its checks found, which incidents name it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from megatrain.contracts.host_records import CheckReport
+from megatrain.contracts.incident import Incident
+from megatrain.contracts.texts import natural_order
+from megatrain.jobs.host_view import HostView, host_views
+from megatrain.jobs.snapshot import JobSnapshot
+from megatrain_diagnostics.dashboard.pages.hosts.document import (
+    CheckDocument,
+    HostDocument,
+    HostHistoryDocument,
+    HostsDocument,
+)
+from megatrain_diagnostics.dashboard.sources.host_names import HostOf
+from megatrain_diagnostics.events.roster import Roster
+from megatrain_diagnostics.store.daemon_state import DaemonState
+
+_RECORDED = "recorded"
+"""State of a host of which only events are left."""
+_MOST_INCIDENTS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class HostInputs:
+    """What is known of hosts.
+
+    `clocks`: by host, (offset, error) in seconds of the newest comparison; `last_rounds`: by host, the newest in which
+    ranks of it told of themselves. Where there is no snapshot: `roster`, of the round that is shown.
+    """
+
+    snapshot: JobSnapshot | None = None
+    roster: Roster | None = None
+    state: DaemonState | None = None
+    clocks: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    last_rounds: Mapping[str, int] = field(default_factory=dict)
+
+
+def hosts_document(given: HostInputs) -> HostsDocument:
+    """Return all hosts, those of the round first, by rank; then those that were in earlier ones."""
+    if given.snapshot is not None:
+        return HostsDocument(hosts=tuple(_live(view, given) for view in host_views(given.snapshot)))
+    shown = _by_first_rank(given.roster)
+    gone = sorted(given.last_rounds.keys() - {host for host, _ in shown}, key=natural_order)
+    all_hosts: list[tuple[str, list[int]]] = [*shown, *((host, []) for host in gone)]
+    return HostsDocument(hosts=tuple(_recorded(host, ranks, given) for host, ranks in all_hosts))
+
+
+def host_history_document(
+    host: HostDocument,
+    report: CheckReport | None,
+    incidents: Iterable[Incident],
+    rounds: Iterable[int],
+    host_of: HostOf,
+) -> HostHistoryDocument:
+    """Return what is known of one host. `rounds`: that it took part in."""
+    named = [one.incident_id for one in incidents if names_host(one, host.host, host_of)]
+    return HostHistoryDocument(
+        host=host,
+        checks=() if report is None else tuple(
+            CheckDocument(
+                name=one.name, outcome=str(one.outcome), detail=one.detail, duration_s=one.duration_s,
+                value=one.value, unit=one.unit,
+            )
+            for one in report.results
+        ),
+        checks_unix_s=None if report is None else report.at_unix_s,
+        incident_ids=tuple(sorted(named, reverse=True)[:_MOST_INCIDENTS]),
+        rounds=tuple(sorted(set(rounds))),
+    )  # fmt: skip
+
+
+def names_host(incident: Incident, host: str, host_of: HostOf) -> bool:
+    """Say whether an incident blames a host, or tells of a rank of it that ended."""
+    if host in incident.culprit_hosts:
+        return True
+    return any(host_of(incident.round, one.rank) == host for one in incident.failures)
+
+
+def _by_first_rank(roster: Roster | None) -> list[tuple[str, list[int]]]:
+    ranks_of: dict[str, list[int]] = {}
+    for rank, host in sorted(roster.hosts.items()) if roster is not None else ():
+        ranks_of.setdefault(host, []).append(rank)
+    return sorted(ranks_of.items(), key=lambda item: (item[1][0], natural_order(item[0])))
+
+
+def _live(view: HostView, given: HostInputs) -> HostDocument:
+    record, status, part, cordon = view.record, view.status, view.part, view.cordon
+    offset = given.clocks.get(view.host)
+    state = given.state
+    return HostDocument(
+        host=view.host,
+        state=str(view.state),
+        is_in_order=view.is_in_order,
+        is_driver=view.is_driver,
+        remark=view.remark,
+        address="" if record is None else record.address,
+        hardware="" if record is None else record.hardware,
+        labels={} if record is None else dict(record.labels),
+        first_rank=None if part is None else part.first_rank,
+        num_workers=part.num_workers if part is not None else None if record is None else record.num_workers,
+        step=None if status is None else status.min_step,
+        median_step_s=None if status is None else status.median_step_s,
+        last_step_unix_s=None if status is None else status.last_step_unix_s,
+        joined_unix_s=None if record is None else record.joined_unix_s,
+        straggler_score=None if state is None else state.host_scores.get(view.host),
+        clock_offset_s=None if offset is None else offset[0],
+        clock_error_s=None if offset is None else offset[1],
+        cordon_reason="" if cordon is None else cordon.reason,
+        cordon_by="" if cordon is None else cordon.by,
+        cordon_unix_s=None if cordon is None else cordon.created_unix_s,
+        is_connected=None if state is None else view.host in state.connected_hosts,
+    )
+
+
+def _recorded(host: str, ranks: list[int], given: HostInputs) -> HostDocument:
+    offset = given.clocks.get(host)
+    return HostDocument(
+        host=host,
+        state=_RECORDED,
+        is_in_order=True,
+        is_driver=False,
+        remark="" if ranks else f"last in round {given.last_rounds[host]}",
+        address="",
+        hardware="",
+        labels={},
+        first_rank=ranks[0] if ranks else None,
+        num_workers=len(ranks) if ranks else None,
+        step=None,
+        median_step_s=None,
+        last_step_unix_s=None,
+        joined_unix_s=None,
+        straggler_score=None if given.state is None else given.state.host_scores.get(host),
+        clock_offset_s=None if offset is None else offset[0],
+        clock_error_s=None if offset is None else offset[1],
+        cordon_reason="",
+        cordon_by="",
+        cordon_unix_s=None,
+        is_connected=None,
+    )

@@ -1,0 +1,1 @@
+"""What went wrong, what was done about it, what it cost."""

@@ -1,0 +1,119 @@
+"""/incidents and /verdicts: what went wrong, what was done, what it cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from megatrain.contracts.host_records import RankFailure
+from megatrain.contracts.incident import PHASES, Incident
+from megatrain.jobs.verdict_cases import Case
+from megatrain.jobs.words import KIND_TEXTS, down_s, exit_text
+from megatrain_diagnostics.dashboard.pages.incidents.document import (
+    FailureDocument,
+    IncidentDocument,
+    IncidentsDocument,
+    PhaseDocument,
+    VerdictDocument,
+)
+from megatrain_diagnostics.dashboard.sources.host_names import HostOf
+
+_MOST = 1000
+"""Incidents, and verdicts, of one answer: the newest."""
+
+
+def incidents_document(incidents: Iterable[Incident], cases: Iterable[Case], host_of: HostOf) -> IncidentsDocument:
+    """Return the newest thousand of each, the newest first."""
+    newest = sorted(incidents, key=lambda one: one.incident_id, reverse=True)[:_MOST]
+    told = sorted(cases, key=lambda one: one.verdict_id, reverse=True)[:_MOST]
+    return IncidentsDocument(
+        incidents=tuple(incident_document(one, host_of) for one in newest),
+        verdicts=tuple(verdict_document(one) for one in told),
+    )
+
+
+def incident_document(incident: Incident, host_of: HostOf) -> IncidentDocument:
+    """Return all that is known of an incident: failures with root causes first, phases with their begin."""
+    failures = sorted(incident.failures, key=lambda one: (one.is_cascade, one.at_unix_s, one.rank))
+    return IncidentDocument(
+        incident_id=incident.incident_id,
+        kind=str(incident.kind),
+        kind_text=KIND_TEXTS[incident.kind],
+        state=str(incident.state),
+        round=incident.round,
+        next_round=incident.next_round,
+        began_unix_s=incident.moments.began,
+        detected_unix_s=incident.moments.detected,
+        reason=incident.reason,
+        action=incident.action,
+        hosts=incident.culprit_hosts,
+        ranks=incident.culprit_ranks,
+        confidence=incident.confidence,
+        evidence=incident.evidence,
+        failures=tuple(_failure(one, host_of(incident.round, one.rank)) for one in failures),
+        phases=_phases(incident),
+        down_s=down_s(incident),
+        last_step=incident.last_step,
+        resumed_step=incident.resumed_step,
+        steps_lost=incident.steps_lost,
+        effective_time_ratio=incident.effective_time_ratio,
+        verdict_id=incident.verdict,
+        driver=incident.driver,
+        notes=dict(incident.notes),
+    )
+
+
+def _phases(incident: Incident) -> tuple[PhaseDocument, ...]:
+    moments = incident.moments
+    times = (
+        moments.began, moments.detected, moments.decided, moments.halted, moments.joined, moments.loaded,
+        moments.first_step,
+    )  # fmt: skip
+    return tuple(
+        PhaseDocument(
+            name=name,
+            began_unix_s=begin,
+            seconds=None if begin is None or end is None else max(0.0, end - begin),
+        )
+        for name, begin, end in zip(PHASES, times, times[1:], strict=False)
+    )
+
+
+def _failure(failure: RankFailure, host: str) -> FailureDocument:
+    return FailureDocument(
+        rank=failure.rank,
+        host=host,
+        exit_text=exit_text(failure.exit_code),
+        label=failure.label,
+        action=failure.action,
+        is_cascade=failure.is_cascade,
+        culprit=failure.culprit,
+        line=failure.line,
+        at_unix_s=failure.at_unix_s,
+    )
+
+
+def verdict_document(case: Case) -> VerdictDocument:
+    """Return a verdict and what became of it; fields of the part that is missing are empty."""
+    verdict, outcome = case.verdict, case.outcome
+    return VerdictDocument(
+        verdict_id=case.verdict_id,
+        kind="" if verdict is None else str(verdict.kind),
+        cause="" if verdict is None else str(verdict.cause),
+        confidence="" if verdict is None else str(verdict.confidence),
+        round=0 if verdict is None else verdict.round,
+        created_unix_s=(0.0 if outcome is None else outcome.at_unix_s) if verdict is None else verdict.created_unix_s,
+        hosts=() if verdict is None else verdict.hosts,
+        ranks=() if verdict is None else verdict.ranks,
+        evidence=() if verdict is None else verdict.evidence,
+        first_step=None if verdict is None else verdict.first_step,
+        last_step=None if verdict is None else verdict.last_step,
+        step_s=None if verdict is None else verdict.step_s,
+        gain_s_per_step=0.0 if verdict is None else verdict.gain_s_per_step,
+        outcome="" if outcome is None else str(outcome.kind),
+        outcome_reason="" if outcome is None else outcome.reason,
+        outcome_by="" if outcome is None else outcome.by,
+        outcome_unix_s=None if outcome is None else outcome.at_unix_s,
+        gain_s=0.0 if outcome is None else outcome.gain_s,
+        price_s=0.0 if outcome is None else outcome.price_s,
+        incident_id="" if outcome is None else outcome.incident,
+    )

@@ -1,0 +1,1 @@
+"""Who the job is, and what the asking person may do with it."""

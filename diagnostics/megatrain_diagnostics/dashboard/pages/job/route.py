@@ -1,0 +1,45 @@
+"""GET /job: who the job is, and what the asking person may do with it."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+import megatrain
+from megatrain_diagnostics.dashboard.actions.checks import why_not_act
+from megatrain_diagnostics.dashboard.answers.answer import document_answer
+from megatrain_diagnostics.dashboard.pages.job.document import JobDocument
+from megatrain_diagnostics.dashboard.pages.job.view import job_facts
+from megatrain_diagnostics.dashboard.parts import Parts
+from megatrain_diagnostics.dashboard.security.roles import Proof, caller_of
+
+
+def router(parts: Parts) -> APIRouter:
+    """Return the route of the job."""
+    routes = APIRouter(tags=["job"])
+
+    @routes.get("/job", response_model=JobDocument)
+    def job(request: Request) -> Response:
+        """Return what a page needs before all else."""
+        caller, source, settings = caller_of(request), parts.source, parts.settings
+        reason = why_not_act(caller, is_enabled=settings.enable_actions, is_recorded=source.is_recorded)
+        layout, rounds, operations = job_facts(source)
+        return document_answer(
+            JobDocument(
+                job=source.job,
+                run_directory=str(source.run.root),
+                is_recorded=source.is_recorded,
+                layout=layout,
+                rounds=rounds,
+                operations=operations,
+                role=caller.role.value,
+                can_act=not reason,
+                why_not_act=reason,
+                has_session=caller.proof is Proof.SESSION,
+                perfetto_url=settings.perfetto_url,
+                version=megatrain.__version__,
+            )
+        )
+
+    return routes

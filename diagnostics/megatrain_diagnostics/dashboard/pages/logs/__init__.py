@@ -1,0 +1,1 @@
+"""Log lines of all ranks, and what they say of a failure."""

@@ -1,0 +1,96 @@
+"""GET /logs and /logs/causes."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from starlette.requests import Request
+from starlette.responses import Response
+
+from megatrain.contracts.errors import DataError
+from megatrain_diagnostics.analysis.log_search import classify_logs
+from megatrain_diagnostics.dashboard.answers.answer import cached_answer, document_bytes
+from megatrain_diagnostics.dashboard.answers.errors import bad_query, unavailable
+from megatrain_diagnostics.dashboard.answers.questions import RoundNumber, host_list, rank_list
+from megatrain_diagnostics.dashboard.pages.logs.document import LogLinesDocument, LogVerdictDocument
+from megatrain_diagnostics.dashboard.pages.logs.view import causes_document, lines_document
+from megatrain_diagnostics.dashboard.parts import Parts
+from megatrain_diagnostics.dashboard.sources.protocol import JobSource
+from megatrain_diagnostics.events.roster import Roster
+from megatrain_diagnostics.events.source import Where
+from megatrain_diagnostics.store.log_query import (
+    LogQuestion,
+    logged_round,
+    newest_tails,
+    pattern_problem,
+    search_lines,
+)
+from megatrain_diagnostics.store.reader import TooSlowError
+
+_BUDGET_S = 2.0
+_CAUSES_BUDGET_S = 10.0
+_MOST_JUDGED_LINES = 50_000
+"""Seven seconds of work where every one of them tells of a failure."""
+_CAUSES_FRESH_S = 10.0
+
+
+def router(parts: Parts) -> APIRouter:
+    """Return the routes."""
+    routes = APIRouter(tags=["logs"], dependencies=[parts.heavy_question])
+    source = parts.source
+
+    @routes.get("/logs", response_model=LogLinesDocument)
+    def logs(
+        request: Request,
+        query: Annotated[str, Query(max_length=500)] = "",
+        is_regex: bool = False,
+        ranks: Annotated[str, Query(max_length=10_000)] = "",
+        hosts: Annotated[str, Query(max_length=10_000)] = "",
+        round_number: RoundNumber = None,
+        limit: Annotated[int, Query(ge=1, le=5000)] = 500,
+    ) -> Response:
+        """Return the newest lines that hold a text (in any case of letters) or match an expression (of RE2)."""
+        problem = pattern_problem(query) if is_regex else ""
+        if problem:
+            raise bad_query("query", query, f"no regular expression: {problem}")
+        number = logged_round(source.events, round_number)
+        asked_ranks, asked_hosts = rank_list(ranks), host_list(hosts)
+
+        def make() -> bytes:
+            question = LogQuestion(number, query, is_regex, asked_ranks, asked_hosts, limit)
+            return document_bytes(
+                lines_document(number, search_lines(source.events, question, budget_s=_BUDGET_S), limit)
+            )
+
+        # by their texts: a few letters name a million ranks, and a key is kept as long as its answer
+        key = ("logs", source.live().versions["logs"], number, query, is_regex, ranks, hosts, limit)
+        return cached_answer(request, parts.answers.get(key, make))
+
+    @routes.get("/logs/causes", response_model=LogVerdictDocument)
+    def causes(request: Request, round_number: RoundNumber = None) -> Response:
+        """Return what failed, as the ends of all ranks' logs tell it: the root cause before what followed from it."""
+        number = logged_round(source.events, round_number)
+        key = ("causes", number)
+        answer = parts.answers.get(key, lambda: _causes(source, number), fresh_s=_CAUSES_FRESH_S)
+        return cached_answer(request, answer)
+
+    return routes
+
+
+def _causes(source: JobSource, round_number: int) -> bytes:
+    roster = _roster(source, round_number)
+    num_ranks = 1 if roster is None else roster.layout.world_size
+    where = Where(rounds=(round_number,))
+    try:
+        lines = newest_tails(source.events, where, _MOST_JUDGED_LINES, num_ranks=num_ranks, budget_s=_CAUSES_BUDGET_S)
+    except TooSlowError as error:
+        raise unavailable(f"the ends of {num_ranks:,} logs take too long to read: {error}") from error
+    return document_bytes(causes_document(round_number, classify_logs(lines, roster)))
+
+
+def _roster(source: JobSource, round_number: int) -> Roster | None:
+    try:
+        return source.roster(round_number)
+    except DataError:
+        return None

@@ -1,0 +1,1 @@
+"""How the job is, how fast it is, and when it ends."""

@@ -1,0 +1,98 @@
+"""What happens next if nobody does anything, and why: as far as driver, diagnosis and configuration tell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from megatrain.config.config import Config
+from megatrain.contracts.host_verdict import OutcomeKind, VerdictConfidence, VerdictKind
+from megatrain.contracts.texts import names_text, seconds_text
+from megatrain.jobs.assessment import OVER, Assessment, JobState, open_incident
+from megatrain.jobs.snapshot import JobSnapshot
+from megatrain.jobs.verdict_cases import Case
+from megatrain.jobs.words import current_phase
+from megatrain_diagnostics.dashboard.pages.overview.document import NextAction
+
+NOTHING = "nothing"
+
+
+def next_action(
+    snapshot: JobSnapshot,
+    assessment: Assessment,
+    cases: Iterable[Case],
+    config: Config | None,
+    *,
+    step: int | None,
+    step_s: float | None,
+) -> NextAction:
+    """Return the next thing that happens by itself. `step`: completed; `step_s`: that one takes."""
+    if assessment.state in OVER:
+        return NextAction(what=NOTHING, why=assessment.headline, verdict_id="")
+    said = "" if snapshot.report is None else snapshot.report.reason
+    incident = open_incident(snapshot)
+    if incident is not None:
+        phase = current_phase(incident)
+        what = f"{incident.action}: {phase}" if phase else incident.action
+        return NextAction(what=what, why=said or incident.reason, verdict_id=incident.verdict)
+    if assessment.state is not JobState.TRAINING:
+        return NextAction(what=said or assessment.headline, why=assessment.headline, verdict_id="")
+    if snapshot.waiting:
+        outcome, verdict = snapshot.waiting[-1]
+        hosts = names_text(verdict.hosts)
+        what = f"evict {hosts}, when somebody approves it" if hosts else "act, when somebody approves it"
+        return NextAction(what=what, why=outcome.reason, verdict_id=outcome.verdict_id)
+    case = _newest_case(snapshot, cases)
+    if case is not None and case.verdict is not None and case.outcome is None:
+        why = f"verdict {case.verdict_id}: {names_text(case.verdict.evidence[:1]) or case.verdict.cause}"
+        doubt = "" if config is None or config.diagnostics.eviction == "automatic" else _mode_text(config)
+        return NextAction(what=f"evict {names_text(case.verdict.hosts)}{doubt}", why=why, verdict_id=case.verdict_id)
+    return _of_training(config, said, _why_not(case), step=step, step_s=step_s)
+
+
+def _newest_case(snapshot: JobSnapshot, cases: Iterable[Case]) -> Case | None:
+    """Return the newest case of the running round that hosts could be evicted for."""
+    newest = snapshot.newest_round
+    found: Case | None = None
+    for one in cases:
+        verdict = one.verdict
+        if (
+            newest is None
+            or verdict is None
+            or verdict.round != newest.number
+            or verdict.kind is not (VerdictKind.STRAGGLER)
+        ):
+            continue
+        if verdict.confidence is VerdictConfidence.HIGH and verdict.cause.is_of_host and verdict.hosts:
+            found = one
+    return found
+
+
+def _mode_text(config: Config) -> str:
+    if config.diagnostics.eviction == "approval":
+        return ", when somebody approves it (diagnostics.eviction)"
+    return ", were diagnostics.eviction not dry-run"
+
+
+def _why_not(case: Case | None) -> str:
+    """Return why nobody is evicted although a verdict is sure; empty where there is none, or it was acted upon."""
+    if case is None or case.verdict is None or case.outcome is None or case.outcome.kind is OutcomeKind.ACTED:
+        return ""
+    return f"{names_text(case.verdict.hosts)} is not evicted: {case.outcome.reason} (verdict {case.verdict_id})"
+
+
+def _of_training(
+    config: Config | None, said: str, why_not: str, *, step: int | None, step_s: float | None
+) -> NextAction:
+    if config is None or step is None:
+        return NextAction(what=NOTHING, why=why_not or said or "training goes on", verdict_id="")
+    interval, end = config.checkpoint.interval, config.train.steps
+    due = (step // interval + 1) * interval if interval else end
+    if step >= end or (due >= end and not config.checkpoint.save_at_end):
+        return NextAction(what=f"end at step {end:,}", why=why_not or "train.steps", verdict_id="")
+    due = min(due, end)
+    reason = (
+        f"checkpoint.interval={interval}" if interval and due < end else f"the last step is saved, train.steps={end}"
+    )
+    soon = "" if step_s is None else f", in about {seconds_text((due - step) * step_s)}"
+    why = "; ".join(text for text in (f"{reason}{soon}", why_not) if text)
+    return NextAction(what=f"save a checkpoint at step {due:,}", why=why, verdict_id="")

@@ -1,0 +1,77 @@
+"""GET /overview and /series."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from starlette.requests import Request
+from starlette.responses import Response
+
+from megatrain.contracts.errors import DataError
+from megatrain_diagnostics.dashboard.answers.answer import cached_answer, document_bytes
+from megatrain_diagnostics.dashboard.answers.questions import RoundNumber, Step, check_round, check_steps
+from megatrain_diagnostics.dashboard.pages.overview.document import OverviewDocument, SeriesDocument
+from megatrain_diagnostics.dashboard.pages.overview.series_view import series_document
+from megatrain_diagnostics.dashboard.pages.overview.view import OverviewInputs, overview_document
+from megatrain_diagnostics.dashboard.parts import Parts
+from megatrain_diagnostics.dashboard.sources.protocol import JobSource
+
+_FRESH_S = 1.0
+
+
+def router(parts: Parts) -> APIRouter:
+    """Return the routes."""
+    routes = APIRouter(tags=["overview"])
+
+    @routes.get("/overview", response_model=OverviewDocument)
+    def overview(request: Request) -> Response:
+        """Return how the job is, at most a second old."""
+
+        def make() -> bytes:
+            return document_bytes(overview_document(overview_inputs(parts.source, parts.clock())))
+
+        return cached_answer(request, parts.answers.get(("overview",), make, fresh_s=_FRESH_S))
+
+    @routes.get("/series", response_model=SeriesDocument)
+    def series(
+        request: Request,
+        round_number: RoundNumber = None,
+        first: Step = None,
+        last: Step = None,
+        points: Annotated[int, Query(ge=2, le=10_000)] = 600,
+    ) -> Response:
+        """Return loss, gradient norm, times and throughput of steps, at most `points` entries, extremes kept."""
+        check_steps(first, last)
+        facts = parts.source.facts()
+        check_round(facts, round_number)
+
+        def make() -> bytes:
+            return document_bytes(
+                series_document(facts.series, round_number=round_number, first=first, last=last, points=points)
+            )
+
+        version = parts.source.live().versions["series"]
+        return cached_answer(request, parts.answers.get(("series", version, round_number, first, last, points), make))
+
+    return routes
+
+
+def overview_inputs(source: JobSource, now_s: float) -> OverviewInputs:
+    """Return all that the overview is made from."""
+    return OverviewInputs(
+        now_s=now_s,
+        facts=source.facts(),
+        snapshot=source.snapshot(),
+        etcd_trouble=source.etcd_trouble(),
+        state=source.daemon_state(),
+        is_recorded=source.is_recorded,
+        num_hosts=_num_hosts(source) if source.is_recorded else 0,
+    )
+
+
+def _num_hosts(source: JobSource) -> int:
+    try:
+        return len(set(source.roster(None).hosts.values()))
+    except DataError:
+        return 0

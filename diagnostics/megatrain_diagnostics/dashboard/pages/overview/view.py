@@ -1,0 +1,282 @@
+"""/overview: is the job healthy; if not what, where and since when; what was done about it; what comes next.
+
+Pure, and cheap: it looks at hosts and at the newest steps, never at ranks or events.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.host_records import HostPhase
+from megatrain.contracts.incident import Incident, IncidentState
+from megatrain.contracts.texts import count_text
+from megatrain.jobs.assessment import OVER, Assessment, JobState, Problem, assess
+from megatrain.jobs.host_view import HostState, HostView
+from megatrain.jobs.snapshot import JobSnapshot
+from megatrain_diagnostics.analysis.effective_time import effective_time_ratio
+from megatrain_diagnostics.dashboard.pages.overview.document import (
+    CheckpointAge,
+    DiagnosisState,
+    Health,
+    HostCounts,
+    NextAction,
+    OverviewDocument,
+    ProblemDocument,
+)
+from megatrain_diagnostics.dashboard.pages.overview.next_action import NOTHING, next_action
+from megatrain_diagnostics.dashboard.sources.facts import CheckpointsSeen, JobFacts
+from megatrain_diagnostics.dashboard.sources.progress import completed_step, newest_saved
+from megatrain_diagnostics.dashboard.sources.series_book import SeriesSnapshot
+from megatrain_diagnostics.store.daemon_state import DaemonState
+
+_HOUR_S = 3600.0
+_NEWEST_STEPS = 20
+_MOST_SILENT = 64
+_MOST_PROBLEMS = 200
+_NO_DAEMON = "the diagnostics daemon does not run: nothing new is recorded, and nobody is found slow"
+_UNKNOWN = "unknown"
+_BUSY = (HostPhase.STARTING, HostPhase.RUNNING, HostPhase.STOPPING)
+
+
+@dataclass(frozen=True, slots=True)
+class OverviewInputs:
+    """All that is known at a moment. `num_hosts`: of the shown round, where etcd cannot tell."""
+
+    now_s: float
+    facts: JobFacts
+    snapshot: JobSnapshot | None = None
+    etcd_trouble: str = ""
+    state: DaemonState | None = None
+    is_recorded: bool = False
+    num_hosts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Standing:
+    """How the job is, from etcd or from what it left."""
+
+    state: str
+    health: Health
+    headline: str
+    since_unix_s: float | None
+    problems: tuple[Problem, ...]
+
+
+def overview_document(given: OverviewInputs) -> OverviewDocument:
+    """Return the overview."""
+    snapshot, facts, series = given.snapshot, given.facts, given.facts.series
+    assessment = None if snapshot is None else assess(snapshot, given.now_s)
+    standing = _standing(given, assessment)
+    step = completed_step(assessment, facts)
+    step_s = newest_step_s(series)
+    if step_s is None and assessment is not None:
+        step_s = assessment.progress.median_step_s
+    train_steps = None if facts.config is None else facts.config.train.steps
+    is_over = given.is_recorded or standing.state in OVER
+    own = _incidents(given)
+    opened = [one for one in own if one.state is IncidentState.OPEN] if not given.is_recorded else []
+    ratio, ratio_last_hour = _ratios(given, own)
+    newest = None if snapshot is None else snapshot.newest_round
+    return OverviewDocument(
+        at_unix_s=given.now_s,
+        state=standing.state,
+        health=standing.health,
+        headline=standing.headline,
+        since_unix_s=standing.since_unix_s,
+        problems=tuple(
+            ProblemDocument(is_error=one.is_error, text=one.text, hosts=one.hosts, ranks=one.ranks)
+            for one in standing.problems[:_MOST_PROBLEMS]
+        ),
+        round=newest.number if newest is not None else _shown_round(facts),
+        step=step,
+        last_step_unix_s=_last_step_unix_s(assessment, series),
+        train_steps=train_steps,
+        tokens=tokens_so_far(series, facts.checkpoints, step),
+        loss=series.newest("loss"),
+        grad_norm=series.newest("grad"),
+        step_s=step_s,
+        tokens_per_s=_newest_median(series, "tokens_per_s"),
+        mfu=_newest_median(series, "mfu"),
+        remaining_s=None if is_over else _remaining_s(step, train_steps, step_s),
+        effective_time_ratio=ratio,
+        effective_time_ratio_last_hour=ratio_last_hour,
+        checkpoint=newest_checkpoint(facts.checkpoints),
+        hosts=_host_counts(assessment, given.num_hosts),
+        num_open_incidents=len(opened),
+        num_incidents=len(facts.incidents),
+        open_incident=opened[-1].incident_id if opened else "",
+        next_action=_next(given, assessment, standing, step, step_s),
+        diagnosis=_diagnosis(given),
+    )
+
+
+def newest_step_s(series: SeriesSnapshot) -> float | None:
+    """Return the median of the newest steps' times, None where none is known."""
+    return _newest_median(series, "step_s")
+
+
+def tokens_so_far(series: SeriesSnapshot, checkpoints: CheckpointsSeen, step: int | None) -> int | None:
+    """Return the tokens trained on in `step` steps, those that were done again counted once.
+
+    Where events of some steps are not there (expired, or never streamed) a checkpoint tells of what was before it, and
+    the other steps count as those that are known.
+    """
+    saved = newest_saved(checkpoints)
+    known = np.isfinite(series.column("tokens"))
+    num_known = int((series.column("last") - series.column("first") + 1)[known].sum())
+    if not num_known or step is None:
+        return None if saved is None else saved.consumed_tokens
+    total = float(np.nansum(series.column("tokens")))
+    if num_known == step:
+        return round(total)
+    begin, tokens = (0, 0) if saved is None or saved.consumed_tokens is None else (saved.step, saved.consumed_tokens)
+    return tokens + round(total / num_known * max(0, step - begin))
+
+
+def newest_checkpoint(seen: CheckpointsSeen) -> CheckpointAge | None:
+    """Return the checkpoint that was written last of those that count."""
+    found = newest_saved(seen)
+    if found is None:
+        return None
+    return CheckpointAge(step=found.step, branch=found.branch, written_unix_s=found.written_unix_s)
+
+
+def _newest_median(series: SeriesSnapshot, name: str) -> float | None:
+    newest = series.column(name)[-_NEWEST_STEPS:]
+    known = newest[np.isfinite(newest)]
+    return float(np.median(known)) if len(known) else None
+
+
+def _standing(given: OverviewInputs, assessment: Assessment | None) -> _Standing:
+    problems = () if assessment is None else assessment.problems
+    if given.is_recorded:
+        return _recorded_standing(given.facts, completed_step(None, given.facts))
+    if given.etcd_trouble:
+        trouble = Problem(True, given.etcd_trouble)
+        return _Standing(_UNKNOWN, "unknown", given.etcd_trouble, None, (trouble, *problems))
+    if assessment is None:
+        return _Standing(_UNKNOWN, "unknown", "etcd has not answered yet", None, ())
+    if given.facts.is_daemon_alive is False and given.facts.rounds and assessment.state not in OVER:
+        problems = (*problems, Problem(False, _NO_DAEMON))
+    health = _health(assessment, bool(problems))
+    return _Standing(str(assessment.state), health, assessment.headline, assessment.since_unix_s, problems)
+
+
+def _health(assessment: Assessment, has_problems: bool) -> Health:
+    if assessment.state is JobState.FAILED:
+        return "bad"
+    if assessment.state in OVER:
+        return "over"
+    if not assessment.is_healthy:
+        return "warning" if assessment.state is JobState.WAITING else "bad"
+    return "warning" if has_problems else "good"
+
+
+def _recorded_standing(facts: JobFacts, step: int | None) -> _Standing:
+    """Return how a job ended: by the exit code that its launch left, else by how far it came and its last incident."""
+    last = facts.incidents[-1] if facts.incidents else None
+    since_s = None if last is None else last.moments.detected
+    if facts.exit_code is not None:
+        text = f"its launch ended with exit code {facts.exit_code}"
+        if facts.exit_code == ExitCode.OK:
+            return _Standing(str(JobState.FINISHED), "over", f"finished: {text}", None, ())
+        if facts.exit_code == ExitCode.SAVED_AND_STOPPED:
+            return _Standing(str(JobState.SAVED), "over", f"saved and stopped: {text}", None, ())
+        why = f"; the last incident: {last.reason}" if last is not None else ""
+        return _Standing(str(JobState.FAILED), "bad", f"failed: {text}{why}", since_s, ())
+    if facts.config is not None and step is not None and step >= facts.config.train.steps:
+        done = count_text(facts.config.train.steps, "step")
+        return _Standing(str(JobState.FINISHED), "over", f"finished: all {done} are done", None, ())
+    if last is not None and last.state is IncidentState.STOPPED:
+        return _Standing(str(JobState.FAILED), "bad", f"over since its last incident: {last.reason}", since_s, ())
+    reached = "" if step is None else f", after {count_text(step, 'step')}"
+    return _Standing(str(JobState.NOT_RUNNING), "over", f"recorded history{reached}", None, ())
+
+
+def _incidents(given: OverviewInputs) -> Sequence[Incident]:
+    return given.facts.incidents if given.snapshot is None else given.snapshot.incidents
+
+
+def _ratios(given: OverviewInputs, own: Sequence[Incident]) -> tuple[float | None, float | None]:
+    """Return the part of the time that counted, of all of it and of the last hour."""
+    begin_s, end_s = _bounds(given)
+    if begin_s is None or end_s is None:
+        return None, None
+    restarts = given.facts.series.restarts
+    hour_s = max(begin_s, end_s - _HOUR_S)
+    return effective_time_ratio(own, restarts, begin_s, end_s), effective_time_ratio(own, restarts, hour_s, end_s)
+
+
+def _bounds(given: OverviewInputs) -> tuple[float | None, float | None]:
+    """Return when the job began, and until when it ran."""
+    snapshot, series = given.snapshot, given.facts.series
+    began = [one.began_unix_s for one in given.facts.rounds]
+    begin_s = min(began, default=None)
+    if snapshot is not None and snapshot.record is not None:
+        begin_s = snapshot.record.created_unix_s
+    if snapshot is not None:
+        return begin_s, given.now_s if snapshot.end is None else snapshot.end.created_unix_s
+    ends = [one.moments.first_step or one.moments.detected for one in given.facts.incidents]
+    last_s = series.newest("at")
+    return begin_s, max([*ends, *([] if last_s is None else [last_s])], default=None)
+
+
+def _shown_round(facts: JobFacts) -> int | None:
+    believed = [one.number for one in facts.rounds if one.is_believed]
+    return believed[-1] if believed else None
+
+
+def _last_step_unix_s(assessment: Assessment | None, series: SeriesSnapshot) -> float | None:
+    """Return when the newest step was completed: hosts tell it every few seconds, events come within one."""
+    told = None if assessment is None else assessment.progress.last_step_unix_s
+    return max((one for one in (told, series.newest("at")) if one is not None), default=None)
+
+
+def _remaining_s(step: int | None, train_steps: int | None, step_s: float | None) -> float | None:
+    if step is None or train_steps is None or step_s is None:
+        return None
+    return max(0, train_steps - step) * step_s
+
+
+def _host_counts(assessment: Assessment | None, num_hosts: int) -> HostCounts:
+    if assessment is None:
+        return HostCounts(total=num_hosts, training=0, spare=0, cordoned=0, unfit=0, lost=0)
+    views: Sequence[HostView] = assessment.hosts
+    states = Counter(str(view.state) for view in views)
+    return HostCounts(
+        total=len(views),
+        training=sum(view.part is not None and view.state in _BUSY for view in views),
+        spare=states[HostState.SPARE],
+        cordoned=sum(view.cordon is not None for view in views),
+        unfit=states[HostState.UNFIT],
+        lost=states[HostState.LOST] + states[HostState.RETURNED],
+    )
+
+
+def _next(
+    given: OverviewInputs, assessment: Assessment | None, standing: _Standing, step: int | None, step_s: float | None
+) -> NextAction:
+    if given.is_recorded or given.snapshot is None or assessment is None:
+        return NextAction(what=NOTHING, why=standing.headline, verdict_id="")
+    if given.etcd_trouble:
+        return NextAction(what="not known", why=given.etcd_trouble, verdict_id="")
+    return next_action(given.snapshot, assessment, given.facts.cases, given.facts.config, step=step, step_s=step_s)
+
+
+def _diagnosis(given: OverviewInputs) -> DiagnosisState:
+    state = given.state
+    silent = () if state is None else state.silent_ranks
+    trouble = () if state is None or not state.trouble else (state.trouble,)
+    return DiagnosisState(
+        is_daemon_alive=given.facts.is_daemon_alive,
+        silent_ranks=silent[:_MOST_SILENT],
+        num_silent_ranks=len(silent),
+        rows_dropped=0 if state is None else state.dropped_rows,
+        rows_refused=0 if state is None else sum(state.refused_rows.values()),
+        problems=(*trouble, *given.facts.problems),
+    )

@@ -1,0 +1,1 @@
+"""All ranks on their grid, one rank, and who holds up a hang."""

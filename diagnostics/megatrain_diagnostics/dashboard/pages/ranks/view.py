@@ -1,0 +1,99 @@
+"""/ranks/{rank}: where a rank is, who its peers are, what it said last."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from megatrain.contracts.operations import operation_name
+from megatrain_diagnostics.analysis.findings import Finding
+from megatrain_diagnostics.analysis.hang import RankStanding, Suspect
+from megatrain_diagnostics.dashboard.pages.ranks.document import (
+    PeerGroupDocument,
+    RankDocument,
+    RankPositionDocument,
+    StackDocument,
+)
+from megatrain_diagnostics.events.roster import Roster
+from megatrain_diagnostics.events.tables import Spans, Stacks
+
+_MOST_STACKS = 32
+_MOST_FRAMES = 200
+_NS = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class RankInputs:
+    """What is known of one rank. `spans`: of its newest step that was recorded; `standing`: of a hang."""
+
+    rank: int
+    roster: Roster
+    spans: Spans
+    stacks: Stacks
+    pid: int | None = None
+    step: int | None = None
+    """The newest that its sums tell of."""
+    score: float | None = None
+    standing: RankStanding | None = None
+    black_box: str = ""
+    findings: tuple[Finding, ...] = ()
+    suspects: tuple[Suspect, ...] = ()
+
+
+def rank_document(given: RankInputs) -> RankDocument:
+    """Return what is known of a rank."""
+    roster, rank, standing = given.roster, given.rank, given.standing
+    at = roster.coordinate(rank)
+    return RankDocument(
+        round=roster.round,
+        rank=rank,
+        host=roster.host_of(rank),
+        dp=at.dp,
+        pp=at.pp,
+        tp=at.tp,
+        pid=given.pid,
+        step=given.step if standing is None or standing.step < 0 else standing.step,
+        operation=_operation(given),
+        phase="" if standing is None else standing.phase,
+        process_state="" if standing is None else standing.process_state,
+        score=given.score,
+        groups=tuple(
+            PeerGroupDocument(
+                name=one.name, first_rank=one.first_rank, num_ranks=one.num_ranks, stride=one.stride
+            )
+            for (of_rank, _), one in sorted(roster.groups.items())
+            if of_rank == rank
+        ),
+        positions=() if standing is None else tuple(
+            RankPositionDocument(group=group, entered=one.entered, left=one.finished)
+            for group, one in sorted(standing.positions.items())
+        ),
+        stacks=_newest_stacks(given.stacks),
+        black_box=given.black_box,
+        findings=_sentences(given),
+    )  # fmt: skip
+
+
+def _operation(given: RankInputs) -> str:
+    if given.standing is not None and given.standing.in_flight:
+        return given.standing.in_flight
+    if not len(given.spans.rank):
+        return ""
+    return operation_name(int(given.spans.operation[np.argmax(given.spans.sequence)]))
+
+
+def _newest_stacks(stacks: Stacks) -> tuple[StackDocument, ...]:
+    """Return the newest dump of each thread, the newest first."""
+    found: dict[str, StackDocument] = {}
+    for row in np.argsort(-stacks.at_ns, kind="stable").tolist():
+        name = str(stacks.thread[row])
+        if name not in found and len(found) < _MOST_STACKS:
+            frames = tuple(str(stacks.stack[row]).splitlines()[-_MOST_FRAMES:])
+            found[name] = StackDocument(thread=name, at_unix_s=int(stacks.at_ns[row]) / _NS, frames=frames)
+    return tuple(found.values())
+
+
+def _sentences(given: RankInputs) -> tuple[str, ...]:
+    told = [sentence for one in given.findings if given.rank in one.ranks for sentence in one.evidence]
+    return (*(one.evidence for one in given.suspects if one.rank == given.rank), *told)

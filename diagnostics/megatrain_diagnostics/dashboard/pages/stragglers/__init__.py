@@ -1,0 +1,1 @@
+"""Who makes the job slow, and what that costs."""

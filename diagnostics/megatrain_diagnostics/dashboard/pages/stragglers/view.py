@@ -1,0 +1,79 @@
+"""/stragglers: who makes the job slow, as the daemon judged it, or as the events tell."""
+
+from __future__ import annotations
+
+from megatrain_diagnostics.analysis.findings import Finding
+from megatrain_diagnostics.analysis.sentences import findings_headline
+from megatrain_diagnostics.analysis.straggler_history import StragglerHistory
+from megatrain_diagnostics.dashboard.pages.stragglers.document import FindingDocument, HostScore, StragglersDocument
+from megatrain_diagnostics.store.daemon_state import DaemonState
+
+_MOST_SCORES = 100
+_MOST_FINDINGS = 100
+_MOST_RANKS = 4096
+"""Of one finding: a slow stage of 12,288 ranks has so many at most, if it is one of three."""
+
+
+def stragglers_of_daemon(state: DaemonState) -> StragglersDocument:
+    """Return what the running daemon has found in the newest steps."""
+    scores = sorted(state.host_scores.items(), key=lambda item: (-item[1], item[0]))[:_MOST_SCORES]
+    findings = state.findings
+    return StragglersDocument(
+        round=state.round,
+        source="daemon",
+        is_enough=state.is_enough,
+        headline=findings_headline(findings, is_enough=state.is_enough),
+        first_step=state.first_step,
+        last_step=state.last_step,
+        num_steps=state.num_steps,
+        findings=tuple(_finding(one, is_over=False) for one in findings[:_MOST_FINDINGS]),
+        scores=tuple(HostScore(host=host, score=score) for host, score in scores),
+        silent_ranks=state.silent_ranks,
+        unjudged_ranks=state.unjudged_ranks,
+    )
+
+
+def stragglers_of_events(round_number: int, found: StragglerHistory) -> StragglersDocument:
+    """Return what live detection would have said of stored steps, those that are over too."""
+    end = found.assessment
+    worst: dict[str, float] = {}
+    for one in found.findings:
+        for host, score in one.scores.items():
+            worst[host] = max(score, worst.get(host, score))
+    ordered = sorted(worst.items(), key=lambda item: (-item[1], item[0]))[:_MOST_SCORES]
+    return StragglersDocument(
+        round=round_number,
+        source="events",
+        is_enough=end.is_enough,
+        headline=findings_headline(found.findings, is_enough=end.is_enough),
+        first_step=end.first_step,
+        last_step=end.last_step,
+        num_steps=found.num_compared,
+        findings=tuple(_finding(one, is_over=one.key in found.ended) for one in found.findings[:_MOST_FINDINGS]),
+        scores=tuple(HostScore(host=host, score=score) for host, score in ordered),
+        silent_ranks=end.silent_ranks,
+        unjudged_ranks=end.unjudged_ranks,
+    )
+
+
+def _finding(one: Finding, *, is_over: bool) -> FindingDocument:
+    return FindingDocument(
+        cause=str(one.cause),
+        is_of_host=one.cause.is_of_host,
+        confidence=str(one.confidence),
+        hosts=one.hosts,
+        ranks=one.ranks[:_MOST_RANKS],
+        stage=one.stage,
+        first_step=one.first_step,
+        last_step=one.last_step,
+        num_seen=one.num_seen,
+        num_steps=one.num_steps,
+        is_over=is_over,
+        excess=one.excess,
+        excess_s=one.excess_s,
+        score=one.score,
+        gain_s=one.gain_s,
+        step_s=one.step_s,
+        num_victims=one.num_victims,
+        evidence=one.evidence,
+    )

@@ -1,0 +1,138 @@
+"""/whatif: what stragglers cost, where that comes from, and what each way out would gain and cost.
+
+The price of a restart and the rule that weighs it are the driver's (megatrain.jobs.lost_time, DESIGN decision 14).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from megatrain.contracts.texts import count_text, names_text, seconds_text
+from megatrain_diagnostics.analysis.findings import Finding
+from megatrain_diagnostics.analysis.whatif import WhatIf
+from megatrain_diagnostics.analysis.whatif.figures import MOST_OF_IT, advice
+from megatrain_diagnostics.dashboard.pages.stragglers.document import ActionBalance, PartDocument, WhatIfDocument
+
+_FITS = 0.05
+"""A replay that takes longer than its step by more than this part is told of."""
+_MOST_PARTS = 256
+_MOST_RANKS = 1024
+_MOST_ACTIONS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Economy:
+    """What a way out is weighed by. `remaining_steps` None: nobody knows how many."""
+
+    remaining_steps: int | None
+    price_s: float
+    price_text: str
+
+
+def whatif_document(
+    round_number: int,
+    result: WhatIf,
+    findings: Sequence[Finding],
+    worst_hosts: Sequence[str],
+    economy: Economy,
+    notes: Iterable[str] = (),
+) -> WhatIfDocument:
+    """Return all figures. `findings`: those that hold now; `worst_hosts`: of the result's worst ranks."""
+    steps = tuple(sorted(result.measured_s))
+    measured_s, replayed_s = _mean(result.measured_s), _mean(result.without_gaps_s)
+    return WhatIfDocument(
+        round=round_number,
+        steps=steps,
+        slowdown=result.slowdown,
+        launch_slowdown=result.launch_slowdown,
+        waste=result.waste,
+        measured_s=measured_s,
+        replayed_s=replayed_s,
+        ideal_s=_mean(result.ideal_s),
+        m_w=result.workers.rem,
+        m_s=result.last_stage.rem,
+        worst_ranks=result.worst_ranks[:_MOST_RANKS],
+        by_operation=_parts(result.parts.by_optype.overall),
+        by_stage=_parts(result.parts.by_stage.overall),
+        by_dp_rank=_parts(result.parts.by_dp_rank.overall),
+        slowdown_by_step=tuple(result.slowdown_by_step[step] for step in steps),
+        by_cause=_by_cause(findings),
+        advice="" if findings else advice(result),
+        actions=tuple(_actions(result, findings, worst_hosts, economy))[:_MOST_ACTIONS],
+        notes=(*notes, *_fit(measured_s, replayed_s), *result.notes),
+    )
+
+
+def _mean(by_step: Mapping[int, float]) -> float:
+    return sum(by_step.values()) / len(by_step)
+
+
+def _fit(measured_s: float, replayed_s: float) -> Iterable[str]:
+    """Say it where a replay takes longer than what it replays: then it has operations wait that did not."""
+    if replayed_s > measured_s * (1.0 + _FITS):
+        yield (
+            f"A step played again takes {seconds_text(replayed_s)}, the step itself took {seconds_text(measured_s)}: "
+            "the replay has operations wait for each other that ran at the same time (without an accelerator an "
+            "exchange ends, in the record, when its result is taken). S compares two replays, so that most of this "
+            "cancels; their seconds are too many."
+        )
+
+
+def _parts(overall: dict[str, float]) -> tuple[PartDocument, ...]:
+    return tuple(PartDocument(name=name, slowdown=value) for name, value in list(overall.items())[:_MOST_PARTS])
+
+
+def _by_cause(findings: Sequence[Finding]) -> tuple[PartDocument, ...]:
+    """Return how much longer a step takes for each cause that was found."""
+    gains: dict[str, float] = {}
+    step_s = 0.0
+    for one in findings:
+        gains[str(one.cause)] = gains.get(str(one.cause), 0.0) + one.gain_s
+        step_s = max(step_s, one.step_s)
+    parts = [
+        PartDocument(name=cause, slowdown=step_s / (step_s - gain_s))
+        for cause, gain_s in gains.items()
+        if 0.0 < gain_s < step_s
+    ]
+    return tuple(sorted(parts, key=lambda one: -one.slowdown))
+
+
+def _actions(
+    result: WhatIf, findings: Sequence[Finding], worst_hosts: Sequence[str], economy: Economy
+) -> Iterable[ActionBalance]:
+    """Yield the ways out, those for what was found first, and doing nothing last."""
+    named: set[str] = set()
+    for one in findings:
+        if one.cause.is_of_host and one.hosts and not named.issuperset(one.hosts):
+            named.update(one.hosts)
+            yield _balance("evict", names_text(one.hosts), one.gain_s, economy)
+    gain_s = result.workers.tori - result.workers.trem
+    if worst_hosts and result.workers.rem >= MOST_OF_IT and not named.issuperset(worst_hosts):
+        yield _balance("evict", names_text(worst_hosts), gain_s, economy)
+    gain_s = result.last_stage.tori - result.last_stage.trem
+    if len(result.parts.by_stage.overall) > 1 and gain_s > 0.0:
+        yield _balance("move layers off the last stage", "", gain_s, economy)
+    yield ActionBalance(
+        action="nothing", target="", gain_s_per_step=0.0, gain_s=0.0, price_s=0.0, is_worth_it=None,
+        text="costs nothing and gains nothing",
+    )  # fmt: skip
+
+
+def _balance(action: str, target: str, gain_s_per_step: float, economy: Economy) -> ActionBalance:
+    gain_s_per_step = max(0.0, gain_s_per_step)
+    steps = economy.remaining_steps
+    gain_s = None if steps is None else gain_s_per_step * steps
+    price = f"a restart costs {seconds_text(economy.price_s)} ({economy.price_text})"
+    rest = "it is not known how many steps are left" if steps is None or gain_s is None else (
+        f"over {count_text(steps, 'step')} {seconds_text(gain_s)}"
+    )  # fmt: skip
+    return ActionBalance(
+        action=action,
+        target=target,
+        gain_s_per_step=gain_s_per_step,
+        gain_s=gain_s,
+        price_s=economy.price_s,
+        is_worth_it=None if gain_s is None else gain_s > economy.price_s,
+        text=f"at most {seconds_text(gain_s_per_step)} a step, {rest}; {price}",
+    )

@@ -1,0 +1,1 @@
+"""The operations of chosen ranks over the time of some steps."""

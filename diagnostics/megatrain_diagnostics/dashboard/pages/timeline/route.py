@@ -1,0 +1,190 @@
+"""/timeline and below: what some ranks did in some steps, slice by slice."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Callable, Generator, Iterable
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query
+from starlette.requests import Request
+from starlette.responses import Response
+
+from megatrain.contracts.errors import DataError
+from megatrain_diagnostics.analysis.chrome_trace import chrome_trace
+from megatrain_diagnostics.analysis.timeline import Timeline
+from megatrain_diagnostics.dashboard.answers.answer import ARRAYS_TYPE, cached_answer, document_bytes
+from megatrain_diagnostics.dashboard.answers.downloads import Download
+from megatrain_diagnostics.dashboard.answers.errors import RefusalError, bad_query, not_found
+from megatrain_diagnostics.dashboard.answers.questions import RoundNumber
+from megatrain_diagnostics.dashboard.pages.timeline.document import TimelineStepsDocument
+from megatrain_diagnostics.dashboard.pages.timeline.reader import TimelineQuery, TimelineReader, TooManySpansError
+from megatrain_diagnostics.dashboard.pages.timeline.view import (
+    default_ranks,
+    ideal_picture,
+    steps_document,
+    timeline_picture,
+)
+from megatrain_diagnostics.dashboard.parts import Parts
+from megatrain_diagnostics.events.roster import Roster
+from megatrain_diagnostics.store.full_steps import full_steps_told
+
+_LAST_STEP = 2**31 - 1
+_MOST_SLICES = 100_000
+_MOST_TRACE_SLICES = 500_000
+_MOST_RANKS = 4096
+_MOST_TEXT = 20_000
+_FRESH_S = 1.0
+_RANKS = re.compile(r"([0-9]{1,9})(?:[:-]([0-9]{1,9}))?")
+
+Step = Annotated[int | None, Query(ge=0, le=_LAST_STEP)]
+
+
+class SliceChoice:
+    """Which slices: parameters that all routes but one have."""
+
+    def __init__(
+        self,
+        round_number: RoundNumber = None,
+        first: Step = None,
+        last: Step = None,
+        ranks: Annotated[str, Query(max_length=_MOST_TEXT, description="as 0:7,16; empty: chosen around `rank`")] = "",
+        rank: Annotated[int | None, Query(ge=0)] = None,
+        max_slices: Annotated[int, Query(ge=1, le=_MOST_TRACE_SLICES)] = _MOST_SLICES,
+    ) -> None:
+        if first is not None and last is not None and first > last:
+            raise bad_query("last", last, f"it must not be before first={first}")
+        self.round, self.first, self.last = round_number, first, last
+        self.ranks, self.rank, self.max_slices = ranks, rank, max_slices
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        return (self.round, self.first, self.last, self.ranks, self.rank, self.max_slices)
+
+
+Choice = Annotated[SliceChoice, Depends()]
+
+
+def router(parts: Parts) -> APIRouter:
+    """Return the routes of the timeline."""
+    routes = APIRouter(dependencies=[parts.heavy_question])
+    reader = TimelineReader(parts.source.events)
+
+    def version() -> int:
+        return parts.source.live().versions.get("timeline", 0)
+
+    def asked(choice: SliceChoice) -> tuple[Roster, TimelineQuery]:
+        roster = parts.source.roster(choice.round)
+        first = choice.last if choice.first is None else choice.first
+        if first is None:
+            first = reader.newest_step(roster.round)
+        if first is None:
+            raise not_found(
+                f"round {roster.round}: no step was recorded span by span; one in ten is, and "
+                "`megatrain diag set` records all of them for a while"
+            )
+        last = first if choice.last is None else choice.last
+        return roster, TimelineQuery(first, last, _ranks(choice, roster), choice.max_slices)
+
+    @routes.get("/timeline/steps", response_model=TimelineStepsDocument)
+    def steps(request: Request, round_number: RoundNumber = None) -> Response:
+        """Return which steps were recorded in full."""
+
+        def make() -> bytes:
+            number = parts.source.roster(round_number).round
+            return document_bytes(steps_document(number, full_steps_told(parts.source.events, number)))
+
+        key = ("timeline/steps", version(), round_number)
+        return cached_answer(request, parts.answers.get(key, make, fresh_s=_FRESH_S))
+
+    @routes.get("/timeline", response_class=Response, responses={200: {"content": {ARRAYS_TYPE: {}}}})
+    def timeline(request: Request, choice: Choice) -> Response:
+        """Return the slices, tracks and arrows; of the newest step that was recorded in full, where none is named."""
+
+        def make() -> bytes:
+            roster, query = asked(choice)
+            found = _guarded(lambda: reader.read(roster, query))
+            if not found.num_slices:
+                raise not_found(
+                    f"no span of steps {query.first} to {query.last} of these ranks is known; /timeline/steps lists "
+                    "the steps that were recorded in full"
+                )
+            return timeline_picture(found, query.first, query.last, query.ranks)
+
+        key = ("timeline", version(), *choice.key)
+        return cached_answer(request, parts.answers.get(key, make, fresh_s=_FRESH_S), ARRAYS_TYPE)
+
+    @routes.get("/timeline/ideal", response_class=Response, responses={200: {"content": {ARRAYS_TYPE: {}}}})
+    def ideal(request: Request, choice: Choice) -> Response:
+        """Return when the slices of /timeline, in their order, would be without stragglers, and the critical path."""
+
+        def make() -> bytes:
+            roster, query = asked(choice)
+            found = _guarded(lambda: reader.read(roster, query))
+            try:
+                return ideal_picture(found, reader.ideal(found, query, parts.source.job), "")
+            except DataError as error:
+                return ideal_picture(found, None, str(error))
+
+        key = ("timeline/ideal", version(), *choice.key)
+        return cached_answer(request, parts.answers.get(key, make, fresh_s=_FRESH_S), ARRAYS_TYPE)
+
+    @routes.get(
+        "/timeline/trace.json.gz",
+        response_class=Response,
+        responses={200: {"content": {"application/gzip": {}}}},
+        dependencies=[parts.download],
+    )
+    def trace(choice: Choice) -> Download:
+        """Return the slices as a Chrome trace, which Perfetto opens."""
+        roster, query = asked(choice)
+        found = _guarded(lambda: reader.read(roster, query, has_values=True))
+        name = f"timeline-{roster.round}-{query.first}-{query.last}.json.gz"
+        return Download(gzipped(chrome_trace(found)), "application/gzip", name)
+
+    return routes
+
+
+def gzipped(pieces: Iterable[str]) -> Generator[bytes]:
+    """Yield pieces of text as pieces of a gzip file."""
+    packer = zlib.compressobj(5, zlib.DEFLATED, 31)  # 16 + 15: a gzip header, the largest window
+    for piece in pieces:
+        packed = packer.compress(piece.encode())
+        if packed:
+            yield packed
+    yield packer.flush()
+
+
+def parsed_ranks(text: str, world_size: int) -> tuple[int, ...]:
+    """Return the ranks that a text like "0:7,16" names, both ends included. Raises: RefusalError."""
+    found: set[int] = set()
+    for part in text.split(","):
+        match = _RANKS.fullmatch(part.strip())
+        if match is None:
+            raise bad_query("ranks", text, "expected numbers and FIRST:LAST with commas between")
+        first = int(match[1])
+        last = first if match[2] is None else int(match[2])
+        if first > last or last >= world_size:
+            raise bad_query("ranks", text, f"there are ranks 0 to {world_size - 1}, the smaller one first")
+        if len(found) + last - first >= _MOST_RANKS:
+            raise bad_query("ranks", text, f"at most {_MOST_RANKS} ranks are drawn")
+        found.update(range(first, last + 1))
+    return tuple(sorted(found))
+
+
+def _ranks(choice: SliceChoice, roster: Roster) -> tuple[int, ...]:
+    world_size = roster.layout.world_size
+    if choice.rank is not None and choice.rank >= world_size:
+        raise bad_query("rank", choice.rank, f"there are ranks 0 to {world_size - 1}")
+    if choice.ranks:
+        return parsed_ranks(choice.ranks, world_size)
+    return default_ranks(roster.layout, choice.rank)
+
+
+def _guarded(read: Callable[[], Timeline]) -> Timeline:
+    """Return what is read. Raises: RefusalError where that is too much."""
+    try:
+        return read()
+    except TooManySpansError as error:
+        raise RefusalError(413, str(error)) from error

@@ -1,0 +1,25 @@
+"""The hosts of a round by the ranks on them, as pictures of all ranks need them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from megatrain_diagnostics.analysis.heat_scale import Ints
+from megatrain_diagnostics.events.roster import Roster
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Hosts:
+    """The hosts of a job in the order of their first ranks. `of_rank`: index in `names`."""
+
+    names: tuple[str, ...]
+    of_rank: Ints
+
+
+def hosts_of(roster: Roster) -> Hosts:
+    """Return the hosts; ranks that were never heard of are on a host without a name."""
+    index: dict[str, int] = {}
+    of_rank = [index.setdefault(roster.host_of(rank), len(index)) for rank in range(roster.layout.world_size)]
+    return Hosts(tuple(index), np.array(of_rank, dtype=np.int64))
