@@ -34,6 +34,7 @@ from megatrain.contracts.run_directory import RunDirectory
 from megatrain.coordination.announcement import Announcement
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.settings import EtcdSettings
+from megatrain.jobs.etcd_job import EtcdJob
 from megatrain_diagnostics.collector.admission import Admission
 from megatrain_diagnostics.collector.consumers import ConsumerThread
 from megatrain_diagnostics.collector.counters import Ledger, Teller
@@ -49,6 +50,7 @@ from megatrain_diagnostics.events.roster import newest_round
 from megatrain_diagnostics.events.source import Where, matching
 from megatrain_diagnostics.events.tables import Groups, Ranks, num_rows, select
 from megatrain_diagnostics.kept_dashboard import kept_dashboard
+from megatrain_diagnostics.metrics.daemon_report import DaemonReporter
 from megatrain_diagnostics.metrics.job_book import JobBook
 from megatrain_diagnostics.metrics.job_metrics import MetricsParts, served_metrics
 from megatrain_diagnostics.metrics.state_writer import StateWriter
@@ -124,8 +126,10 @@ def run_daemon(settings: DaemonSettings, stop: threading.Event) -> None:
         closing.callback(ingest.close)
         token = secrets.token_hex(32)
         server = _listening(settings, configuration.section, ingest, token)
-        parts = MetricsParts(book, ledger, controller, store)
-        metrics = served_metrics(parts, client, keys, settings.run, configuration.config)
+        etcd = EtcdJob(client, keys, lambda before, now: None)
+        closing.callback(etcd.close)
+        parts = MetricsParts(book, ledger, controller, store, etcd)
+        metrics = served_metrics(parts, keys.job, settings.run, configuration.config)
         record = DaemonRecord(
             host=socket.gethostname(), session=session, address=_told_address(settings, server.address),
             port=server.port, token=token, metrics_port=closing.enter_context(metrics), started_unix_s=time.time(),
@@ -142,9 +146,13 @@ def run_daemon(settings: DaemonSettings, stop: threading.Event) -> None:
         state = StateWriter(
             RunDirectory(settings.run).diagnosis, keys.job, record, controller, ledger, store, lambda: ingest.trouble
         )
+        report = DaemonReporter(
+            client, keys, record, (controller, ledger, book), lambda: ingest.trouble, lambda: etcd.look.snapshot
+        )
         while not stop.wait(_LOOK_S):
             teller.tell(time.monotonic())
             state.tell(time.time())
+            report.tell(time.time())
         _logger.info("the daemon ends")
         announcement.close()
         server.stop(_GOODBYE_S)

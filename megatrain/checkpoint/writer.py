@@ -114,6 +114,20 @@ class Writer:
             pid=os.getpid(), branch="", round=0, num_persisted=0, num_failures=0, last_persisted_step=None,
             last_error="", last_write_s=0.0, last_write_bytes=0,
         )  # fmt: skip
+        self._take_over()
+
+    def _take_over(self) -> None:
+        """Go on counting where the writer before stopped: what has failed since the last checkpoint has not mended."""
+        with suppress(CheckpointError):  # there was none
+            before = WriterStatus.read(self._arena.writer_status)
+            self._status = replace(
+                self._status,
+                last_error=before.last_error,
+                num_failed=before.num_failed,
+                failing_unix_s=before.failing_unix_s,
+                persisted_unix_s=before.persisted_unix_s,
+                last_persisted_step=before.last_persisted_step,
+            )
 
     def stop(self) -> None:
         """Ask to end after the write at hand; for a signal handler."""
@@ -186,6 +200,9 @@ class Writer:
             num_persisted=self._status.num_persisted + 1,
             last_persisted_step=step,
             last_error="",
+            num_failed=0,
+            failing_unix_s=None,
+            persisted_unix_s=time.time(),
             last_write_s=written.write_s or self._status.last_write_s,
             last_write_bytes=written.num_bytes or self._status.last_write_bytes,
         )
@@ -216,7 +233,13 @@ class Writer:
         problem = f"step {given_up.snapshot.step}: not saved: {given_up.reason}"
         _say(problem)
         self._settle(given_up.snapshot, given_up.slots, Persist.FAILED)
-        self._status = replace(self._status, num_failures=self._status.num_failures + 1, last_error=problem)
+        self._status = replace(
+            self._status,
+            num_failures=self._status.num_failures + 1,
+            last_error=problem,
+            num_failed=self._status.num_failed + 1,
+            failing_unix_s=self._status.failing_unix_s or time.time(),
+        )
         self._report()
 
     def _settle(self, snapshot: SealedSnapshot, slots: tuple[SealedSlot, ...], outcome: Persist) -> None:

@@ -19,7 +19,6 @@ from typing import TypeVar
 
 from megatrain.commands.argument_types import utf8_text
 from megatrain.commands.etcd_flags import EtcdFlags, add_etcd_arguments, etcd_flags
-from megatrain.contracts.bounded_files import read_below
 from megatrain.contracts.errors import (
     ConfigError,
     CoordinationError,
@@ -33,12 +32,11 @@ from megatrain.contracts.texts import names_text, natural_order
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.settings import EtcdSettings
 from megatrain.coordination.wire import KeyRange, Range
-from megatrain.jobs.own_etcd import ENDPOINT_FILE, PLACE, OwnEtcd, read_job, read_own_etcd
+from megatrain.jobs.own_etcd import ENDPOINT_FILE, OwnEtcd, read_job, read_own_etcd
+from megatrain.jobs.run_standing import recorded_exit_code
 
 Answer = TypeVar("Answer")
 RUNS = Path("runs")
-EXIT_CODE_FILE = f"{PLACE}/exit-code"
-_MOST_EXIT_CODE_BYTES = 64
 _JOB_HELP = "a run directory or a job's name (default: the only job that there is)"
 _ATTEMPT_S = 2.0
 _CALL_S = 4.0
@@ -94,14 +92,18 @@ def told_job(args: argparse.Namespace) -> str:
 
 
 @contextmanager
-def opened_job(args: argparse.Namespace, *, is_patient: bool = False) -> Iterator[OpenJob]:
+def opened_job(args: argparse.Namespace, *, is_patient: bool = False, call_s: float | None = None) -> Iterator[OpenJob]:
     """Have a client for the job that the command line means. `is_patient`: with the client's usual time limits.
+
+    `call_s`: the longest that a call may take.
 
     Raises: PlaceError where it means none; CoordinationError where its etcd is out of reach.
     """
     place = job_place(args)
     limits = EtcdSettings(place.settings.endpoints) if is_patient else place.settings
     settings = replace(place.settings, attempt_s=limits.attempt_s, call_s=limits.call_s)
+    if call_s is not None:
+        settings = _hasty(settings, call_s)
     with _quiet(), EtcdClient(settings) as client:
         try:
             yield OpenJob(client, JobKeys(place.job or _only_job(client)), place.run_directory)
@@ -191,11 +193,8 @@ def _told(run: Path, read: Callable[[Path], Answer]) -> Answer:
 
 
 def _why_nothing_is_told(run: Path) -> str:
-    try:
-        code = read_below(run, EXIT_CODE_FILE, _MOST_EXIT_CODE_BYTES).decode("ascii", "replace").strip()
-    except OSError:
-        code = ""
-    if code.isdigit():
+    code = recorded_exit_code(run)
+    if code is not None:
         looks = f"megatrain incidents --job {shlex.quote(str(run))}"
         return f"its last job ended with exit code {code}; `{looks}` tells what went wrong in it"
     return (

@@ -156,8 +156,10 @@ class RankPlan:
 class WriterStatus:
     """What the writer process of a host has done since it started, and is.
 
-    `last_error` is "" when the last write went well. `last_write_s` and `last_write_bytes` are of the last write that
-    did: this host's files, from the first byte until they were durable.
+    `last_error` is "" when the last write went well. `num_failed` counts the failures since then, or since there is an
+    arena; `failing_unix_s` is when the first of them happened, `persisted_unix_s` when a checkpoint was committed last.
+    `last_write_s` and `last_write_bytes` are of the last write that went well: this host's files, from the first byte
+    until they were durable.
     """
 
     pid: int
@@ -169,6 +171,9 @@ class WriterStatus:
     last_error: str
     last_write_s: float
     last_write_bytes: int
+    num_failed: int = 0
+    failing_unix_s: float | None = None
+    persisted_unix_s: float | None = None
     schema_version: int = PLAN_SCHEMA_VERSION
 
     def write(self, path: Path) -> None:
@@ -180,6 +185,7 @@ class WriterStatus:
         """Return the status in a file. Raises: MissingFileError; CheckpointError naming the file and the field."""
         reader = _read(path, cls)
         has_persisted = not reader.is_null("last_persisted_step")
+        is_failing, is_dated = not reader.is_null("failing_unix_s"), not reader.is_null("persisted_unix_s")
         return cls(
             pid=reader.count("pid", least=1),
             branch=reader.text("branch"),
@@ -188,6 +194,9 @@ class WriterStatus:
             num_failures=reader.count("num_failures"),
             last_persisted_step=reader.count("last_persisted_step") if has_persisted else None,
             last_error=reader.text("last_error"),
+            num_failed=reader.count("num_failed"),
+            failing_unix_s=reader.seconds("failing_unix_s") if is_failing else None,
+            persisted_unix_s=reader.seconds("persisted_unix_s") if is_dated else None,
             last_write_s=reader.seconds("last_write_s"),
             last_write_bytes=reader.count("last_write_bytes"),
         )

@@ -57,6 +57,27 @@ class DaemonRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class DaemonReport:
+    """What the daemon tells of itself and of what it hears. It counts while the daemon of this session is announced.
+
+    Written when something is new, and every few seconds in any case: an old one is of a daemon that hangs.
+    """
+
+    session: str
+    at_unix_s: float
+    trouble: str = ""
+    """Why nothing can be stored; empty when all is well."""
+    heard_unix_s: float | None = None
+    """When the newest step was completed of which events came."""
+    silent_ranks: str = ""
+    """In the newest steps nothing came of these, "0-3, 6"; cut where they are many."""
+    num_silent_ranks: int = 0
+    away_hosts: tuple[str, ...] = ()
+    """Hosts of the newest round that run a streamer and have no stream open: a few of them."""
+    num_away_hosts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class DashboardRecord:
     """Where the web page of a job is. Leased: it is there while the page is served."""
 

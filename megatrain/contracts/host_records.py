@@ -94,6 +94,38 @@ class Milestones:
 
 
 @dataclass(frozen=True, slots=True)
+class HostSaves:
+    """What the checkpoint writer of a host got to storage, and what it did not. Unix seconds; None: nothing yet."""
+
+    saved_step: int | None = None
+    """Of the newest checkpoint that it saw committed."""
+    saved_unix_s: float | None = None
+    num_failed: int = 0
+    """Snapshots in a row that storage did not take; 0 since one was committed."""
+    failing_unix_s: float | None = None
+    """When the first of these failed."""
+    error: str = ""
+    """Why the last of these did."""
+    num_bytes: int = 0
+    """That this host wrote for its last checkpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class DiskRoom:
+    """How much room a directory of the job has, as one host sees it."""
+
+    path: str
+    free_bytes: int
+    total_bytes: int
+    full_in_s: float | None = None
+    """At the pace at which it fills; None: it does not, or that is not known yet."""
+
+    def __post_init__(self) -> None:
+        if self.full_in_s is not None and not self.full_in_s >= 0:
+            raise ValueError(f"full_in_s={self.full_in_s} of {self.path!r}; expected 0 or more")
+
+
+@dataclass(frozen=True, slots=True)
 class HostStatus:
     """How a host's workers are. Written at once when something happened, else at most every few seconds."""
 
@@ -128,6 +160,11 @@ class HostStatus:
     """What an operator should know: logs that cannot be written, etcd out of reach for a while."""
     interval_s: float | None = None
     """What the slowest rank needs from step to step, with half of the longest pause between two where that is more."""
+    is_streamed: bool = False
+    """This host runs a streamer: the job has a diagnosis."""
+    saves: HostSaves | None = None
+    """None: no checkpoint writer of this host has told anything."""
+    disks: tuple[DiskRoom, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@
     /megatrain/<job>/report                  DriverReport   what the driver is about, and what it complains of
     /megatrain/<job>/diag/settings           DiagSettings   what ranks record
     /megatrain/<job>/diag/daemon             DaemonRecord   leased: where the diagnostics daemon listens
+    /megatrain/<job>/diag/report             DaemonReport   what that daemon hears, and what it complains of
     /megatrain/<job>/diag/dashboard          DashboardRecord leased: where its web page is
     /megatrain/<job>/verdicts/<id>           HostVerdict    what the diagnosis says
     /megatrain/<job>/outcomes/<id>           VerdictOutcome what the driver made of that
@@ -121,6 +122,10 @@ class JobKeys:
     @property
     def daemon(self) -> str:
         return f"{self.prefix}diag/daemon"
+
+    @property
+    def daemon_report(self) -> str:
+        return f"{self.prefix}diag/report"
 
     @property
     def dashboard(self) -> str:

@@ -1,67 +1,34 @@
-"""Is the job healthy; if not: what, where, and since when. A pure function of what etcd holds, and of the time."""
+"""How a job is: what it does, its health, its hosts. The one judgement that every verb and page tells. Pure.
+
+It looks at one revision of what etcd holds, and at the time: so what is said of the job and of its hosts agrees, and
+whoever asks at the same moment is told the same.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import StrEnum
 
-from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.host_records import HostPhase
-from megatrain.contracts.incident import Incident, IncidentState
-from megatrain.contracts.rounds import Halt, JobEnd, Round
-from megatrain.contracts.texts import age_text, count_text, names_text, ranks_text, seconds_text
-from megatrain.jobs.host_view import HostState, HostView, host_views
+from megatrain.jobs.health import Health, Reason, ReasonCode, health_of
+from megatrain.jobs.host_view import HostView
+from megatrain.jobs.job_state import OVER, JobState, Progress, Standing, standing_of
+from megatrain.jobs.reasons.coordination import reasons_of_coordination
+from megatrain.jobs.reasons.diagnosis import reasons_of_diagnosis
+from megatrain.jobs.reasons.saves import reasons_of_saves
+from megatrain.jobs.reasons.training import reasons_of_end, reasons_of_hosts, reasons_of_training
 from megatrain.jobs.snapshot import JobSnapshot
-from megatrain.jobs.words import current_phase, rank_end_text
-
-_LATE_S = 30.0
-_LATE_STATUSES = 3.0
-"""A status is written every few seconds; a step of so many medians since the last one that it told is worth a word."""
-
-
-class JobState(StrEnum):
-    """How a job is, in a word."""
-
-    TRAINING = "training"
-    STARTING = "starting"
-    RECOVERING = "recovering"
-    STUCK = "stuck"
-    """Ranks make no progress, and nothing is decided about it yet."""
-    WAITING = "waiting"
-    """There is no round: hosts are missing."""
-    STOPPING = "stopping"
-    """A round is asked to save and stop: by somebody, or before its time is over."""
-    FINISHED = "finished"
-    SAVED = "saved and stopped"
-    FAILED = "failed"
-    NOT_RUNNING = "not running"
-    """No executor is registered."""
-
-
-OVER = (JobState.FINISHED, JobState.SAVED, JobState.FAILED, JobState.NOT_RUNNING)
-_GOOD = (JobState.TRAINING, JobState.STARTING, JobState.STOPPING, JobState.FINISHED, JobState.SAVED)
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
-    """Something that is not as it should be. An error keeps the job from training, or from recovering."""
+class Unreachable:
+    """etcd does not answer: what is known is old. `since_unix_s`: of the last answer, None where there was none."""
 
-    is_error: bool
-    text: str
-    hosts: tuple[str, ...] = ()
-    ranks: tuple[int, ...] = ()
+    why: str
+    since_unix_s: float | None = None
 
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far the ranks of the newest round are."""
-
-    step: int | None = None
-    """Completed by every rank that told."""
-    max_step: int | None = None
-    last_step_unix_s: float | None = None
-    median_step_s: float | None = None
+    @property
+    def reason(self) -> Reason:
+        return Reason(ReasonCode.UNREACHABLE, self.why, self.since_unix_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,201 +39,33 @@ class Assessment:
     headline: str
     since_unix_s: float | None
     progress: Progress
-    problems: tuple[Problem, ...]
+    health: Health
     hosts: tuple[HostView, ...]
 
     @property
-    def is_healthy(self) -> bool:
-        return self.state in _GOOD and not any(problem.is_error for problem in self.problems)
+    def is_over(self) -> bool:
+        return self.state in OVER
 
 
-def assess(snapshot: JobSnapshot, now_s: float) -> Assessment:
-    """Return how a job is."""
-    views = host_views(snapshot)
-    progress = _progress(views)
-    state, headline, since_s = _state(snapshot, views, progress, now_s)
-    problems = () if snapshot.end is not None else _problems(snapshot, views, progress, now_s)
-    return Assessment(state, headline, since_s, progress, problems, views)
+def assess(snapshot: JobSnapshot, now_s: float, unreachable: Unreachable | None = None) -> Assessment:
+    """Return how a job is. `unreachable`: why nothing newer than this snapshot is known, where etcd is away."""
+    standing = standing_of(snapshot)
+    health = health_of(_reasons(snapshot, standing, now_s, unreachable))
+    return Assessment(
+        standing.state, standing.headline, standing.since_unix_s, standing.progress, health, standing.views
+    )  # fmt: skip
 
 
-def open_incident(snapshot: JobSnapshot) -> Incident | None:
-    """Return the newest incident that is not closed, None where there is none."""
-    unclosed = [one for one in snapshot.incidents if one.state is IncidentState.OPEN]
-    return unclosed[-1] if unclosed else None
-
-
-def _progress(views: Sequence[HostView]) -> Progress:
-    told = [view.status for view in views if view.part is not None and view.status is not None]
-    least = [status.min_step for status in told if status.min_step is not None]
-    most = [status.max_step for status in told if status.max_step is not None]
-    times = [status.last_step_unix_s for status in told if status.last_step_unix_s is not None]
-    medians = [status.median_step_s for status in told if status.median_step_s is not None]
-    return Progress(
-        min(least, default=None), max(most, default=None), min(times, default=None), max(medians, default=None)
-    )
-
-
-_Answer = tuple[JobState, str, float | None]
-
-
-def _state(snapshot: JobSnapshot, views: Sequence[HostView], progress: Progress, now_s: float) -> _Answer:
+def _reasons(
+    snapshot: JobSnapshot, standing: Standing, now_s: float, unreachable: Unreachable | None
+) -> Iterator[Reason]:
     if snapshot.end is not None:
-        return _of_end(snapshot.end)
-    newest, halt = snapshot.newest_round, snapshot.newest_halt
-    if not snapshot.hosts:
-        return JobState.NOT_RUNNING, "not running: no executor is registered", None
-    if newest is None:
-        return _before_any_round(snapshot, views)
-    if halt is not None:
-        return _of_halt(snapshot, newest, halt, views)
-    return _of_round(snapshot, newest, views, progress, now_s)
-
-
-def _of_end(end: JobEnd) -> _Answer:
-    if end.exit_code == ExitCode.OK:
-        return JobState.FINISHED, f"finished: {end.reason}", end.created_unix_s
-    if end.exit_code == ExitCode.SAVED_AND_STOPPED:
-        return JobState.SAVED, f"saved and stopped, start it again to go on: {end.reason}", end.created_unix_s
-    return JobState.FAILED, f"over, with exit code {end.exit_code}: {end.reason}", end.created_unix_s
-
-
-def _of_halt(snapshot: JobSnapshot, newest: Round, halt: Halt, views: Sequence[HostView]) -> _Answer:
-    busy = [view.host for view in views if view.part is not None and not _has_stopped(view, newest.number)]
-    if busy and halt.is_saving:
-        text = f"saving and stopping on {names_text(busy)}: {halt.reason}"
-        return JobState.STOPPING, text, halt.created_unix_s
-    if busy:
-        waits = f"waits until {names_text(busy)} {'has' if len(busy) == 1 else 'have'} stopped"
-    elif (num_fit := _num_usable(views)) < _min_hosts(snapshot):
-        waits = f"waits for hosts: {num_fit} of at least {_min_hosts(snapshot)} can be used"
-    else:
-        waits = "all have stopped, what comes next is being decided"
-    return JobState.RECOVERING, f"recovering, {waits}: {halt.reason}", halt.created_unix_s
-
-
-def _has_stopped(view: HostView, number: int) -> bool:
-    status = view.status
-    if status is None or view.part is None or view.part.session != status.session:
-        return True  # gone, or another life of it: none of its workers is left, or the driver leaves it out
-    if status.phase is HostPhase.FAILED:
-        return status.round >= number and not status.alive_ranks.strip("0")
-    return status.round >= number and status.phase in (HostPhase.STOPPED, HostPhase.PARKED, HostPhase.DONE)
-
-
-def _of_round(
-    snapshot: JobSnapshot, newest: Round, views: Sequence[HostView], progress: Progress, now_s: float
-) -> _Answer:
-    members = [view for view in views if view.part is not None]
-    incident = open_incident(snapshot)
-    size = f"{count_text(newest.world_size, 'rank')} on {count_text(len(newest.hosts), 'host')}"
-    failed = [view for view in members if view.status is not None and view.status.failures]
-    if failed:
-        return JobState.RECOVERING, f"broken: {_first_failure(failed)}", None
-    stalled = [view for view in members if view.status is not None and view.status.stall is not None]
-    if stalled:
-        began_s = min(view.status.stall.at_unix_s - view.status.stall.silent_s
-                      for view in stalled if view.status is not None and view.status.stall is not None)  # fmt: skip
-        names = names_text([view.host for view in stalled])
-        return JobState.STUCK, f"stuck after step {_step(progress)}: no progress on {names}", began_s
-    if all(view.state == HostPhase.DONE for view in members):
-        return JobState.TRAINING, f"at its end: all workers are done, step {_step(progress)}", None
-    starting = [view.host for view in members if view.state in (HostPhase.STARTING, HostPhase.PARKED, HostState.SILENT)]
-    if starting:
-        where = "all hosts" if len(starting) == len(members) else names_text(starting)
-        if incident is not None:
-            phase = current_phase(incident)
-            doing = f" ({phase})" if phase else ""
-            text = f"recovering{doing}, workers start on {where}: {incident.reason}"
-            return JobState.RECOVERING, text, incident.moments.began
-        return JobState.STARTING, f"starting: {size}, workers start on {where}", newest.created_unix_s
-    pace = "" if progress.median_step_s is None else f", {seconds_text(progress.median_step_s)} a step"
-    text = f"training: step {_step(progress)}{pace}, {size}"
-    return JobState.TRAINING, text, newest.created_unix_s
-
-
-def _first_failure(views: Sequence[HostView]) -> str:
-    found = [(failure.at_unix_s, view.host, failure)
-             for view in views if view.status is not None for failure in view.status.failures]  # fmt: skip
-    own = [one for one in found if not one[2].is_cascade] or found
-    _, host, failure = min(own, key=lambda one: one[0])
-    return f"{rank_end_text(failure)} (on {host})"
-
-
-def _before_any_round(snapshot: JobSnapshot, views: Sequence[HostView]) -> _Answer:
-    num_usable, least = _num_usable(views), _min_hosts(snapshot)
-    began_s = None if snapshot.record is None else snapshot.record.created_unix_s
-    if num_usable >= least:
-        text = f"about to start: {count_text(num_usable, 'host')} can be used, and it needs {least}"
-        return JobState.STARTING, text, began_s
-    there = names_text([view.host for view in views if view.record is not None])
-    return JobState.WAITING, f"waiting for hosts: {num_usable} of at least {least} can be used ({there})", began_s
-
-
-def _num_usable(views: Sequence[HostView]) -> int:
-    return sum(
-        view.record is not None and view.record.is_fit and view.record.num_workers > 0 and view.cordon is None
-        for view in views
-    )
-
-
-def _min_hosts(snapshot: JobSnapshot) -> int:
-    return 1 if snapshot.record is None else snapshot.record.min_hosts
-
-
-def _step(progress: Progress) -> str:
-    return "0" if progress.step is None else f"{progress.step:,}"
-
-
-def _problems(
-    snapshot: JobSnapshot, views: Sequence[HostView], progress: Progress, now_s: float
-) -> tuple[Problem, ...]:
-    found: list[Problem] = []
-    if snapshot.hosts and not snapshot.driver:
-        found.append(Problem(True, "no driver is elected: nobody decides about failures until a host takes over"))
-    if snapshot.etcd_alarms:
-        names = names_text(snapshot.etcd_alarms)
-        found.append(Problem(True, f"etcd raises {names}: nothing can be decided until that is mended"))
-    is_live = snapshot.newest_round is not None and snapshot.newest_halt is None
-    for view in views:
-        found += _host_problems(view, is_live=is_live and bool(snapshot.hosts))
-    if is_live and progress.last_step_unix_s is not None:
-        limit_s = max(_LATE_S, _LATE_STATUSES * (progress.median_step_s or 0.0))
-        is_training = all(view.state == HostPhase.RUNNING for view in views if view.part is not None)
-        if is_training and now_s - progress.last_step_unix_s > limit_s:
-            found.append(Problem(False, f"no step is completed since {age_text(progress.last_step_unix_s, now_s)}"))
-    held = snapshot.incidents[-1] if snapshot.incidents else None
-    newest = snapshot.newest_round
-    if held is not None and newest is not None and held.state is IncidentState.HELD and held.round == newest.number:
-        found.append(Problem(False, f"held {age_text(held.moments.detected, now_s)} ago, nobody evicted: {held.reason}",
-                             held.culprit_hosts, held.culprit_ranks))  # fmt: skip
-    for outcome, verdict in snapshot.waiting:
-        way_out = f"`megatrain job approve {outcome.verdict_id}`, or dismiss"
-        text = f"verdict {outcome.verdict_id} {outcome.reason} ({way_out})"
-        found.append(Problem(False, text, verdict.hosts, verdict.ranks))
-    found += _driver_alarms(snapshot, [problem.text for problem in found])
-    found += [Problem(False, f"left out of this answer: {text}") for text in snapshot.unreadable]
-    return tuple(sorted(found, key=lambda problem: not problem.is_error))
-
-
-def _driver_alarms(snapshot: JobSnapshot, told: Sequence[str]) -> list[Problem]:
-    """Return what the driver complains of, unless it is told already."""
-    alarms = () if snapshot.report is None else snapshot.report.alarms
-    own = [text for text in alarms if not any(name in text for name in snapshot.etcd_alarms)]
-    return [Problem(False, f"the driver says: {text}") for text in own if not any(text in one for one in told)]
-
-
-def _host_problems(view: HostView, *, is_live: bool) -> list[Problem]:
-    ranks = tuple(view.ranks)
-    if is_live and view.state == HostState.LOST:
-        text = f"{view.host} ({ranks_text(ranks)}) is not heard of: its lease is gone"
-        return [Problem(True, text, (view.host,), ranks)]
-    if is_live and view.state == HostState.RETURNED:
-        text = f"{view.host} came back as another executor: only the next round can have it"
-        return [Problem(True, text, (view.host,), ranks)]
-    if not view.remark or view.state == HostState.GONE:
-        return []
-    if view.state == HostState.UNFIT:
-        return [Problem(False, f"{view.host} is unfit: {view.remark}", (view.host,))]
-    status = view.status
-    is_error = view.part is not None and status is not None and bool(status.failures or status.stall)
-    return [Problem(is_error, f"{view.host}: {view.remark}", (view.host,), ranks if is_error else ())]
+        yield from reasons_of_end(snapshot, snapshot.end)
+        return
+    if unreachable is not None:
+        yield unreachable.reason
+    yield from reasons_of_training(snapshot, standing, now_s)
+    yield from reasons_of_hosts(standing)
+    yield from reasons_of_saves(snapshot, standing, now_s)
+    yield from reasons_of_coordination(snapshot, now_s)
+    yield from reasons_of_diagnosis(snapshot, standing, now_s)

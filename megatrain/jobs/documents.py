@@ -8,6 +8,7 @@ from megatrain.contracts.host_records import CheckReport
 from megatrain.contracts.incident import Incident, phase_seconds
 from megatrain.contracts.record import to_plain
 from megatrain.jobs.assessment import Assessment
+from megatrain.jobs.health import Health
 from megatrain.jobs.host_view import HostView
 from megatrain.jobs.snapshot import JobSnapshot
 from megatrain.jobs.words import down_s
@@ -24,10 +25,9 @@ def status_document(snapshot: JobSnapshot, answer: Assessment, now_s: float) -> 
         "at_unix_s": now_s,
         "revision": snapshot.revision,
         "state": str(answer.state),
-        "is_healthy": answer.is_healthy,
+        "health": health_document(answer.health),
         "headline": answer.headline,
         "since_unix_s": answer.since_unix_s,
-        "problems": [to_plain(problem) for problem in answer.problems],
         "step": progress.step,
         "max_step": progress.max_step,
         "last_step_unix_s": progress.last_step_unix_s,
@@ -49,6 +49,14 @@ def status_document(snapshot: JobSnapshot, answer: Assessment, now_s: float) -> 
         "incidents": [incident_document(one) for one in reversed(snapshot.incidents[-_NUM_INCIDENTS:])],
         "end": None if snapshot.end is None else to_plain(snapshot.end),
     }  # fmt: skip
+
+
+def health_document(health: Health) -> dict[str, Any]:
+    """Return a health as JSON has it: the red reasons first."""
+    return {
+        "level": str(health.level),
+        "reasons": [{**to_plain(one), "level": str(one.level), "runbook": one.runbook} for one in health.reasons],
+    }
 
 
 def host_document(view: HostView) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from megatrain.contracts.host_records import HostPhase, HostRecord, HostStatus, Stall
+from megatrain.contracts.incident import IncidentKind, IncidentState
 from megatrain.contracts.rounds import Cordon, RoundHost
 from megatrain.contracts.texts import natural_order, ranks_text, seconds_text
 from megatrain.jobs.snapshot import JobSnapshot
@@ -23,7 +24,7 @@ class HostState(StrEnum):
     UNFIT = "unfit"
     CORDONED = "cordoned"
     LOST = "lost"
-    """In the running round, but its lease is gone."""
+    """In the newest round, and gone: its lease has ended, or the driver has found it dead before that."""
     RETURNED = "returned"
     """Its executor began anew; only the next round can take it."""
     SILENT = "silent"
@@ -49,11 +50,22 @@ class HostView:
     status: HostStatus | None = None
     cordon: Cordon | None = None
     is_driver: bool = False
+    trouble: str = ""
+    """What is wrong with it or with its workers, of what it told itself."""
     remark: str = ""
+    """That, and what keeps it from training."""
 
     @property
     def ranks(self) -> range:
         return range(0) if self.part is None else ranks_of(self.part)
+
+    @property
+    def is_lost(self) -> bool:
+        return self.state in (HostState.LOST, HostState.RETURNED)
+
+    @property
+    def is_unfit(self) -> bool:
+        return self.state == HostState.UNFIT
 
     @property
     def is_in_order(self) -> bool:
@@ -79,14 +91,41 @@ def host_views(snapshot: JobSnapshot) -> tuple[HostView, ...]:
     newest = snapshot.newest_round
     parts = {part.host: part for part in newest.hosts} if newest is not None else {}
     is_over = snapshot.newest_halt is not None or snapshot.end is not None
+    dead = _found_dead(snapshot)
     others = (set(snapshot.hosts) | set(snapshot.cordons)) - set(parts)
     names = [*parts, *sorted(others, key=natural_order)]
-    return tuple(_view(snapshot, name, parts.get(name), is_over=is_over) for name in names)
+    return tuple(_view(snapshot, name, parts.get(name), dead, is_over=is_over) for name in names)
 
 
-def _view(snapshot: JobSnapshot, host: str, part: RoundHost | None, *, is_over: bool) -> HostView:
+def _found_dead(snapshot: JobSnapshot) -> dict[tuple[str, str], str]:
+    """Return the lives of hosts that the driver says are over, with its reason: their leases may last for seconds yet.
+
+    By host and session.
+    """
+    lost = [one for one in snapshot.incidents if one.state is IncidentState.OPEN and one.kind is IncidentKind.HOST_LOST]
+    return {
+        (part.host, part.session): one.reason
+        for one in lost
+        if one.round in snapshot.rounds
+        for part in snapshot.rounds[one.round].hosts
+        if part.host in one.culprit_hosts
+    }
+
+
+def _view(
+    snapshot: JobSnapshot,
+    host: str,
+    part: RoundHost | None,
+    dead: Mapping[tuple[str, str], str],
+    *,
+    is_over: bool,
+) -> HostView:
     record, cordon = snapshot.hosts.get(host), snapshot.cordons.get(host)
+    end = "" if record is None else dead.get((host, record.session), "")
+    if end:
+        record = None
     status = None if record is None else snapshot.status_of(host, record.session)
+    trouble = _trouble(part, status)
     return HostView(
         host=host,
         state=_state(snapshot, part, record, status, is_cordoned=cordon is not None, is_over=is_over),
@@ -95,7 +134,8 @@ def _view(snapshot: JobSnapshot, host: str, part: RoundHost | None, *, is_over: 
         status=status,
         cordon=cordon,
         is_driver=bool(snapshot.driver) and snapshot.driver == host,
-        remark=_remark(part, record, status, cordon),
+        trouble=trouble,
+        remark=_remark(record, cordon, trouble, end),
     )
 
 
@@ -126,21 +166,27 @@ def _state(
     return HostState.SPARE if has_live_round else HostState.WAITING
 
 
-def _remark(part: RoundHost | None, record: HostRecord | None, status: HostStatus | None, cordon: Cordon | None) -> str:
-    remarks: list[str] = []
+def _trouble(part: RoundHost | None, status: HostStatus | None) -> str:
+    if status is None:
+        return ""
+    found: list[str] = []
+    if status.failures:
+        found.append(rank_end_text(status.failures[0]))
+    elif part is not None and status.phase is HostPhase.RUNNING and (dead := dead_ranks(part, status)):
+        found.append(f"{ranks_text(dead)} {'has' if len(dead) == 1 else 'have'} no process")
+    if status.stall is not None:
+        found.append(_stall_text(status.stall))
+    found += [text for text in (status.trouble, "" if status.failures else status.last_error) if text]
+    return "; ".join(found)
+
+
+def _remark(record: HostRecord | None, cordon: Cordon | None, trouble: str, end: str) -> str:
+    remarks = [end]
     if record is not None and not record.is_fit:
         remarks.append(record.unfit_reason or "its checks failed")
     if cordon is not None:
         remarks.append(f"cordoned by {cordon.by}: {cordon.reason}")
-    if status is not None:
-        if status.failures:
-            remarks.append(rank_end_text(status.failures[0]))
-        elif part is not None and status.phase is HostPhase.RUNNING and (dead := dead_ranks(part, status)):
-            remarks.append(f"{ranks_text(dead)} {'has' if len(dead) == 1 else 'have'} no process")
-        if status.stall is not None:
-            remarks.append(_stall_text(status.stall))
-        remarks += [text for text in (status.trouble, "" if status.failures else status.last_error) if text]
-    return "; ".join(remarks)
+    return "; ".join(text for text in (*remarks, trouble) if text)
 
 
 def _stall_text(stall: Stall) -> str:

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from megatrain.contracts.diag_records import DashboardRecord
+from megatrain.contracts.diag_records import DaemonRecord, DaemonReport, DashboardRecord
 from megatrain.contracts.driver_report import DriverReport
-from megatrain.contracts.errors import CoordinationError, CoordinationRefusedError
+from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.host_records import HostRecord, HostStatus
-from megatrain.contracts.host_verdict import HostVerdict, OutcomeKind, VerdictOutcome
+from megatrain.contracts.host_verdict import HostVerdict, OutcomeKind, VerdictConfidence, VerdictOutcome
 from megatrain.contracts.incident import Incident
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import decode
@@ -28,7 +28,8 @@ from megatrain.coordination.wire import KeyRange, KeyValue, Range, shown
 
 RecordType = TypeVar("RecordType")
 
-NUM_INCIDENTS = 20
+NUM_INCIDENTS = 100
+"""As many as an hour of restarts may have, and more."""
 _NUM_VERDICTS = 50
 _NUM_ROUNDS = 4
 
@@ -51,12 +52,18 @@ class JobSnapshot:
     """Of launches before this one."""
     waiting: tuple[tuple[VerdictOutcome, HostVerdict], ...] = ()
     """Verdicts that wait for a person."""
+    unanswered: tuple[HostVerdict, ...] = ()
+    """Sure verdicts on the newest round that the driver has not answered."""
     end: JobEnd | None = None
     driver: str = ""
     report: DriverReport | None = None
     """What the driver of now said last."""
     dashboard_url: str = ""
     """Of the job's web page; empty: none is served."""
+    daemon_session: str = ""
+    """Of the diagnostics daemon; empty: none is there."""
+    daemon_report: DaemonReport | None = None
+    """What the daemon of this launch said last; of one that is gone when its session is another."""
     etcd_alarms: tuple[str, ...] = ()
     """What etcd complains of, where this user may ask it: NOSPACE, for instance."""
     unreadable: tuple[str, ...] = ()
@@ -136,6 +143,8 @@ def read_job(
             Range(KeyRange.prefix(keys.directory("verdicts")), limit=_NUM_VERDICTS, is_newest_first=True),
             Range(KeyRange.prefix(keys.directory("outcomes")), limit=_NUM_VERDICTS, is_newest_first=True),
             Range(KeyRange.key(keys.dashboard)),
+            Range(KeyRange.key(keys.daemon)),
+            Range(KeyRange.key(keys.daemon_report)),
         ],
         is_repeatable=True,
     )
@@ -147,7 +156,7 @@ def read_job(
 def _etcd_alarms(client: EtcdClient) -> tuple[str, ...]:
     try:
         return tuple(sorted({alarm.name for alarm in alarms(client)}))
-    except CoordinationRefusedError:  # only root may ask where there are users
+    except CoordinationError:  # only root may ask where there are users; the answer is whole without
         return ()
 
 
@@ -157,12 +166,16 @@ def snapshot_of(
     """Return what the ranges of `read_job` hold, in their order."""
     decoded.begin()
     read = partial(_read, decoded)
-    record, end, driver, report, hosts, statuses, rounds, halts, cordons, incidents, verdicts, outcomes, page = parts
+    record, end, driver, report, hosts, statuses, rounds, halts, cordons, incidents, *others = parts
+    verdicts, outcomes, page, daemon, told = others
     unreadable: list[str] = []
     began = record[0].mod_revision if record else 0
     rounds, halts = ([item for item in items if item.create_revision > began] for items in (rounds, halts))
     leader = _leader(driver)
     reports = read(DriverReport, (item for item in report if item.mod_revision > began), unreadable)
+    said, answered = read(HostVerdict, verdicts, []), read(VerdictOutcome, outcomes, [])
+    daemon_reports = read(DaemonReport, (item for item in told if item.mod_revision > began), unreadable)
+    written = read(Round, rounds, unreadable)
     old, new = ([one for one in incidents if (one.create_revision > began) is is_new] for is_new in (False, True))
     return JobSnapshot(
         job=keys.job,
@@ -173,13 +186,16 @@ def snapshot_of(
         report=next((one for one in reports if one.driver == leader), None),
         hosts={one.host: one for one in read(HostRecord, hosts, unreadable)},
         statuses={one.host: one for one in read(HostStatus, statuses, unreadable)},
-        rounds={one.number: one for one in read(Round, rounds, unreadable)},
+        rounds={one.number: one for one in written},
         halts={one.number: one for one in read(Halt, halts, unreadable)},
         cordons={one.host: one for one in read(Cordon, cordons, unreadable)},
         incidents=_by_id(read(Incident, new, unreadable)),
         earlier_incidents=_by_id(read(Incident, old, unreadable)),
-        waiting=_waiting(read(HostVerdict, verdicts, []), read(VerdictOutcome, outcomes, [])),
+        waiting=_waiting(said, answered),
+        unanswered=_unanswered(said, answered, max((one.number for one in written), default=0)),
         dashboard_url=next((one.url for one in read(DashboardRecord, page, unreadable)), ""),
+        daemon_session=next((one.session for one in read(DaemonRecord, daemon, unreadable)), ""),
+        daemon_report=next(iter(daemon_reports), None),
         unreadable=tuple(unreadable),
     )
 
@@ -192,6 +208,14 @@ def _waiting(
     open_ = [one for one in outcomes if one.kind is OutcomeKind.WAITING]
     found = [(one, known[one.verdict_id]) for one in open_ if one.verdict_id in known]
     return tuple(sorted(found, key=lambda pair: pair[0].verdict_id))
+
+
+def _unanswered(
+    verdicts: Iterable[HostVerdict], outcomes: Iterable[VerdictOutcome], round_number: int
+) -> tuple[HostVerdict, ...]:
+    known = {one.verdict_id for one in outcomes}
+    sure = [one for one in verdicts if one.round == round_number and one.confidence is VerdictConfidence.HIGH]
+    return tuple(one for one in sure if one.verdict_id not in known)
 
 
 def _by_id(incidents: Sequence[Incident]) -> tuple[Incident, ...]:

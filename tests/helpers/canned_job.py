@@ -29,6 +29,7 @@ from megatrain_diagnostics.dashboard.pages.overview.document import (
     NextAction,
     OverviewDocument,
     ProblemDocument,
+    ReasonDocument,
     SeriesDocument,
 )
 
@@ -99,9 +100,20 @@ def overview_document(*, health: str = "warning", step: int = STEP) -> OverviewD
         ),
     }[health]
     is_bad = health == "bad"
+    level = {"good": "green", "warning": "amber", "bad": "red"}[health]
+    codes = {"warning": ("verdict-waiting",), "bad": ("host-lost", "save-late")}.get(health, ())
+    reasons = tuple(
+        ReasonDocument(
+            code=code, level="red" if one.is_error else "amber", text=one.text, since_unix_s=NOW_S - 12,
+            runbook="health.md", hosts=one.hosts, ranks=one.ranks,
+        )
+        for code, one in zip(codes, problems, strict=True)
+    )  # fmt: skip
     return OverviewDocument(
         at_unix_s=NOW_S,
         state="recovering" if is_bad else "training",
+        level=level,
+        reasons=reasons,
         health=health,
         headline=f"recovering, waits until {LOST_HOST} is replaced by host-047"
         if is_bad

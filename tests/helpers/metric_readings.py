@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from megatrain.jobs.health import Reason, ReasonCode, health_of
 from megatrain_diagnostics.metrics.readings import HostReading, JobReading, RankReading
 
 JOB = "demo"
@@ -31,5 +32,6 @@ def make_job_reading(now_s: float = NOW_S) -> JobReading:
         mfu=0.45, step_buckets=(0, 0, 1, 90, 20, 9, 0, 0, 0, 0, 0, 0, 1), step_sum_s=80.0, rounds=2,
         incidents={"failure": 1}, effective_time_ratio=0.97, saved_step=110, saved_unix_s=now_s - 60.0,
         straggler_scores={"host-1": 0.4, "host-2": 5.0}, verdicts={("straggler", "compute", "high"): 1},
+        health=health_of([Reason(ReasonCode.SAVES_FAIL, "disk full"), Reason(ReasonCode.RECOVERING, "an incident")]),
         rows_stored={"totals": 6400}, rows_rejected={"future": 0}, connected_hosts=2, segment_bytes=1_000_000,
     )  # fmt: skip

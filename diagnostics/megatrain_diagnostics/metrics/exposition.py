@@ -6,6 +6,7 @@ gpu_uuid); step, round, process and error text never are. What is not known has 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
@@ -20,6 +21,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from megatrain.jobs.health import HealthLevel
 from megatrain_diagnostics.metrics.readings import (
     MAX_SCORES,
     STEP_BUCKETS_S,
@@ -68,6 +70,22 @@ def _gauge(name: str, text: str, labels: dict[str, str], value: float | None) ->
         family = GaugeMetricFamily(name, text, labels=list(labels))
         family.add_metric(list(labels.values()), value)
         yield family
+
+
+def _health(job: JobReading) -> Iterator[Metric]:
+    """Yield the level of a job, one of three, and how many reasons of each code make it."""
+    if job.health is None:
+        return
+    levels = GaugeMetricFamily("megatrain_job_health", "1: this is the job's level.", labels=["job_name", "level"])
+    for level in HealthLevel:
+        levels.add_metric([job.job, level], level is job.health.level)
+    yield levels
+    reasons = GaugeMetricFamily(
+        "megatrain_job_health_reasons", "Why it is not green.", labels=["job_name", "level", "code"]
+    )
+    for (level, code), count in sorted(Counter((one.level, one.code) for one in job.health.reasons).items()):
+        reasons.add_metric([job.job, level, code], count)
+    yield reasons
 
 
 def _counter(name: str, text: str, labels: dict[str, str], by: str, values: dict[str, int]) -> Metric:
@@ -141,6 +159,7 @@ class JobCollector(Collector):
             ("megatrain_events_segment_bytes", "Of all segments on disk.", job.segment_bytes),
         ):
             yield from _gauge(name, text, labels, value)
+        yield from _health(job)
         yield self._step_durations(job)
         yield self._scores(job)
         for name, text, count in (
@@ -149,7 +168,8 @@ class JobCollector(Collector):
             ("megatrain_checkpoint_failures", "Checkpoints that storage did not take.", job.save_failures),
             ("megatrain_events_lost", "Rows that hosts say they lost.", job.rows_dropped),
         ):
-            yield _counter(name, text, labels, "", {"": count})
+            if count is not None:
+                yield _counter(name, text, labels, "", {"": count})
         yield _counter("megatrain_incidents", "Incidents.", labels, "kind", dict(job.incidents))
         yield _counter("megatrain_events_stored", "Rows on disk.", labels, "table", dict(job.rows_stored))
         yield _counter("megatrain_events_rejected", "Rows not taken.", labels, "reason", dict(job.rows_rejected))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -12,13 +13,12 @@ from typing import Protocol
 from megatrain import __version__
 from megatrain.config.config import Config
 from megatrain.contracts.errors import ConfigError
-from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.run_directory import RunDirectory
-from megatrain.coordination.client import EtcdClient
+from megatrain.jobs.etcd_job import EtcdJob
 from megatrain_diagnostics.collector.counters import Ledger
 from megatrain_diagnostics.metrics.exposition import JobCollector, registry_of
 from megatrain_diagnostics.metrics.job_book import JobBook, refused_by_reason
-from megatrain_diagnostics.metrics.job_records import JobRecordsWatch
+from megatrain_diagnostics.metrics.job_records import CheckpointsWatch, records_of
 from megatrain_diagnostics.metrics.readings import JobReading
 from megatrain_diagnostics.metrics.server import MetricsServer, read_token
 
@@ -47,18 +47,21 @@ class MetricsParts:
     ledger: Ledger
     judge: Judge
     store: Holding
+    etcd: EtcdJob
 
 
-def reading_of(parts: MetricsParts, records: JobRecordsWatch, job: str) -> JobReading:
+def reading_of(parts: MetricsParts, checkpoints: CheckpointsWatch, job: str) -> JobReading:
     """Return what is known now."""
-    counters, known = parts.ledger.counters(), records.records
+    counters, saved = parts.ledger.counters(), checkpoints.saved
+    known = records_of(parts.etcd.look, time.time())
     return replace(
         parts.book.reading(job, __version__),
+        health=known.health,
         rounds=known.rounds,
         incidents=known.incidents,
         effective_time_ratio=known.effective_time_ratio,
-        saved_step=known.saved_step,
-        saved_unix_s=known.saved_unix_s,
+        saved_step=None if saved is None else saved.step,
+        saved_unix_s=None if saved is None else saved.at_unix_s,
         verdicts=known.verdicts,
         straggler_scores=parts.judge.host_scores(),
         silent_ranks=len(parts.judge.silent_ranks()),
@@ -71,9 +74,7 @@ def reading_of(parts: MetricsParts, records: JobRecordsWatch, job: str) -> JobRe
 
 
 @contextmanager
-def served_metrics(
-    parts: MetricsParts, client: EtcdClient, keys: JobKeys, run: Path, config: Config | None
-) -> Iterator[int]:
+def served_metrics(parts: MetricsParts, job: str, run: Path, config: Config | None) -> Iterator[int]:
     """Serve /metrics of a job during the block, which is given the port; what keeps it from that is told, port 0.
 
     `config`: of the job; None where it is not known, then the defaults hold.
@@ -82,9 +83,9 @@ def served_metrics(
         checkpoints = RunDirectory(run).checkpoints
         if config is not None and config.checkpoint.directory:
             checkpoints = Path(config.checkpoint.directory)
-        records = JobRecordsWatch(client, keys, checkpoints)
-        closing.callback(records.close)
-        collector = JobCollector(lambda: reading_of(parts, records, keys.job))
+        watch = CheckpointsWatch(checkpoints)
+        closing.callback(watch.close)
+        collector = JobCollector(lambda: reading_of(parts, watch, job))
         try:
             server = _server(collector, config)
         except ConfigError as error:

@@ -1,7 +1,4 @@
-"""What etcd and the run directory say of a job, for its metrics: rounds, incidents, verdicts, checkpoints.
-
-Looked at every few seconds in a thread of its own. What is out of reach keeps its last value.
-"""
+"""What etcd and the run directory say of a job, for its metrics: health, rounds, incidents, verdicts, checkpoints."""
 
 from __future__ import annotations
 
@@ -9,20 +6,16 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from megatrain.contracts.checkpoint_files import COMMIT_NAME, committed_steps, step_directory_name
-from megatrain.contracts.errors import CheckpointError, CoordinationError
-from megatrain.contracts.host_verdict import HostVerdict
-from megatrain.contracts.incident import Incident
-from megatrain.contracts.job_keys import JobKeys, key_number
+from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.lineage import list_branches
 from megatrain.contracts.location import LocalLocation
-from megatrain.contracts.record import RecordType, decode
-from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.lasting_thread import LastingThread
-from megatrain.coordination.wire import KeyRange, Range
+from megatrain.jobs.etcd_job import EtcdLook
+from megatrain.jobs.health import Health
 
 _logger = logging.getLogger(__name__)
 _PERIOD_S = 5.0
@@ -30,28 +23,54 @@ _PERIOD_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class JobRecords:
-    """What was there at the last look."""
+    """What etcd held at the last look."""
 
-    rounds: int = 0
+    health: Health | None = None
+    """None: etcd has not answered yet."""
+    rounds: int | None = None
+    """Of this launch the newest; None before its first."""
     incidents: Mapping[str, int] = field(default_factory=dict)
     effective_time_ratio: float | None = None
     verdicts: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
-    saved_step: int | None = None
-    saved_unix_s: float | None = None
 
 
-class JobRecordsWatch:
-    """Looks until `close`."""
+def records_of(look: EtcdLook, now_s: float) -> JobRecords:
+    """Return what a look at etcd says of a job at a moment."""
+    snapshot = look.snapshot
+    if snapshot is None:
+        return JobRecords(health=look.health(now_s))
+    incidents = (*snapshot.earlier_incidents, *snapshot.incidents)
+    ratios = [one.effective_time_ratio for one in incidents if one.effective_time_ratio is not None]
+    said = [one.verdict for one in look.records.cases if one.verdict is not None]
+    return JobRecords(
+        health=look.health(now_s),
+        rounds=max(snapshot.rounds, default=None),
+        incidents=dict(Counter(str(one.kind) for one in incidents)),
+        effective_time_ratio=ratios[-1] if ratios else None,
+        verdicts=dict(Counter((str(one.kind), str(one.cause), str(one.confidence)) for one in said)),
+    )
 
-    def __init__(self, client: EtcdClient, keys: JobKeys, checkpoints: Path, *, period_s: float = _PERIOD_S) -> None:
-        self._client, self._keys, self._checkpoints, self._period_s = client, keys, checkpoints, period_s
-        self._records = JobRecords()
+
+@dataclass(frozen=True, slots=True)
+class SavedCheckpoint:
+    """The checkpoint that was committed last, of whatever branch."""
+
+    step: int
+    at_unix_s: float
+
+
+class CheckpointsWatch:
+    """Looks at storage every few seconds until `close`. What is out of reach keeps its last value."""
+
+    def __init__(self, checkpoints: Path, *, period_s: float = _PERIOD_S) -> None:
+        self._checkpoints, self._period_s = checkpoints, period_s
+        self._saved: SavedCheckpoint | None = None
         self._closed = threading.Event()
-        self._thread = LastingThread("records of the job", self._run, self._closed)
+        self._thread = LastingThread("checkpoints of the job", self._run, self._closed)
 
     @property
-    def records(self) -> JobRecords:
-        return self._records
+    def saved(self) -> SavedCheckpoint | None:
+        return self._saved
 
     def close(self) -> None:
         self._closed.set()
@@ -60,57 +79,22 @@ class JobRecordsWatch:
     def _run(self) -> None:
         while True:
             try:
-                self._records = read_records(self._client, self._keys, self._records)
-            except CoordinationError as error:
-                _logger.debug("records of the job are out of reach: %s", error)
-            try:
-                self._records = read_checkpoints(self._checkpoints, self._records)
+                self._saved = newest_checkpoint(self._checkpoints) or self._saved
             except (CheckpointError, OSError) as error:
                 _logger.debug("checkpoints cannot be looked at: %s", error)
             if self._closed.wait(self._period_s):
                 return
 
 
-def read_records(client: EtcdClient, keys: JobKeys, before: JobRecords) -> JobRecords:
-    """Return what etcd holds. Raises: CoordinationError."""
-    newest = client.read(
-        Range(KeyRange.prefix(keys.directory("rounds")), limit=1, is_newest_first=True, has_values=False)
-    ).items
-    number = key_number(keys.parts(newest[0].key.decode(errors="replace"))[-1]) if newest else None
-    incidents = _decoded(client, keys.directory("incidents"), Incident)
-    verdicts = _decoded(client, keys.directory("verdicts"), HostVerdict)
-    ratios = [one.effective_time_ratio for one in incidents if one.effective_time_ratio is not None]
-    return replace(
-        before,
-        rounds=number or 0,
-        incidents=dict(Counter(str(one.kind) for one in incidents)),
-        effective_time_ratio=ratios[-1] if ratios else None,
-        verdicts=dict(Counter((str(one.kind), str(one.cause), str(one.confidence)) for one in verdicts)),
-    )
-
-
-def read_checkpoints(checkpoints: Path, before: JobRecords) -> JobRecords:
-    """Return what storage holds: the checkpoint that was committed last, of whatever branch.
-
-    Raises: CheckpointError, OSError.
-    """
-    newest: tuple[float, int] | None = None
+def newest_checkpoint(checkpoints: Path) -> SavedCheckpoint | None:
+    """Return what storage got last, None where it has nothing. Raises: CheckpointError, OSError."""
+    found: list[tuple[float, int]] = []
     for branch in list_branches(LocalLocation(checkpoints)):
         steps = committed_steps(LocalLocation(checkpoints / branch.name))
         if steps:
             commit = checkpoints / branch.name / step_directory_name(steps[-1]) / COMMIT_NAME
-            found = (commit.stat().st_mtime, steps[-1])
-            newest = found if newest is None else max(newest, found)
-    if newest is None:
-        return before
-    return replace(before, saved_unix_s=newest[0], saved_step=newest[1])
-
-
-def _decoded(client: EtcdClient, directory: str, kind: type[RecordType]) -> list[RecordType]:
-    found = []
-    for item in client.read_all(KeyRange.prefix(directory)).items:
-        try:
-            found.append(decode(kind, item.value, item.key.decode(errors="replace")))
-        except CoordinationError:
-            continue  # whoever writes these tells of what is damaged
-    return found
+            found.append((commit.stat().st_mtime, steps[-1]))
+    if not found:
+        return None
+    at_unix_s, step = max(found)
+    return SavedCheckpoint(step, at_unix_s)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from megatrain.jobs.health import Health
+
 
 @dataclass(frozen=True, slots=True)
 class RankReading:
@@ -63,6 +65,8 @@ class JobReading:
 
     job: str
     version: str
+    health: Health | None = None
+    """None: etcd has not answered yet."""
     step: int | None = None
     loss: float | None = None
     """May be no number: then that is the news."""
@@ -73,8 +77,8 @@ class JobReading:
     step_buckets: tuple[int, ...] = (0,) * (len(STEP_BUCKETS_S) + 1)
     """Steps that took no longer than each of STEP_BUCKETS_S, and longer than the bound before; the last: longer."""
     step_sum_s: float = 0.0
-    rounds: int = 0
-    """That the job has had."""
+    rounds: int | None = None
+    """That the job has had; None: not known yet."""
     incidents: Mapping[str, int] = field(default_factory=dict)
     """By kind, of all that etcd still holds."""
     effective_time_ratio: float | None = None

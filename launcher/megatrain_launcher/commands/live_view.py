@@ -134,4 +134,4 @@ def _is_left(output: TextIO) -> bool:
 def _gist(answer: Assessment) -> tuple[object, ...]:
     """Return what makes a picture another one: not the steps, which always go on."""
     hosts = tuple((view.host, view.state) for view in answer.hosts)
-    return (answer.state, tuple((one.is_error, one.hosts, one.ranks) for one in answer.problems), hosts)
+    return (answer.state, tuple((one.code, one.hosts, one.ranks) for one in answer.health.reasons), hosts)

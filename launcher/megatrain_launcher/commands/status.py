@@ -1,21 +1,65 @@
-"""`megatrain status [JOB]`: is the job healthy; if not what, where and since when; and what did the system do."""
+"""`megatrain status [JOB]`: is the job healthy; if not what, where and since when; and what did the system do.
+
+It always answers: where etcd does not, the run directory tells how the run is, within two seconds.
+"""
 
 from __future__ import annotations
 
 import argparse
 import time
+from enum import IntEnum
+from pathlib import Path
 
-from megatrain.commands.job_place import add_job, opened_job
-from megatrain.commands.printing import print_json, print_lines
-from megatrain.contracts.errors import CoordinationError
+from megatrain.commands.etcd_flags import EtcdFlags, etcd_flags
+from megatrain.commands.job_place import PlaceError, add_job, job_place, opened_job, run_at, told_job
+from megatrain.commands.printing import facts, print_json, print_lines, print_note
+from megatrain.contracts.errors import CoordinationError, CoordinationRefusedError, MegatrainError
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.jobs.assessment import assess
-from megatrain.jobs.documents import status_document
+from megatrain.contracts.texts import age_text, short
+from megatrain.jobs.assessment import Assessment, assess
+from megatrain.jobs.documents import incident_document, status_document
+from megatrain.jobs.health import HealthLevel
+from megatrain.jobs.job_state import JobState
+from megatrain.jobs.run_standing import (
+    LastKnown,
+    RunKind,
+    RunStanding,
+    read_facts,
+    read_last_known,
+    run_standing,
+)
 from megatrain.jobs.snapshot import JobSnapshot, read_job
 from megatrain_launcher.commands.live_view import LiveView
 from megatrain_launcher.commands.status_text import status_lines
 
 SUMMARY = "is a job healthy, and if not, what is wrong and what is done about it"
+_CALL_S = 1.0
+"""For etcd to answer: an answer from the run directory is better than none."""
+
+
+class StatusCode(IntEnum):
+    """Exit codes of `megatrain status`: one for each kind of answer. An etcd that does not answer: ExitCode's."""
+
+    GREEN = 0
+    AMBER = 3
+    RED = 4
+    ENDED = 5
+    KILLED = 6
+    NEVER_STARTED = 7
+    UNREACHABLE = int(ExitCode.COORDINATION)
+
+
+_OF_LEVEL = {
+    HealthLevel.GREEN: StatusCode.GREEN,
+    HealthLevel.AMBER: StatusCode.AMBER,
+    HealthLevel.RED: StatusCode.RED,
+}
+_OF_KIND = {
+    RunKind.ENDED: StatusCode.ENDED,
+    RunKind.KILLED: StatusCode.KILLED,
+    RunKind.NEVER_STARTED: StatusCode.NEVER_STARTED,
+    RunKind.UNREACHABLE: StatusCode.UNREACHABLE,
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,22 +73,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print how the job is. The exit code says only whether there was an answer.
+    """Print how the job is; the exit code says it too (StatusCode).
 
-    Raises: PlaceError, CoordinationError.
+    Raises: PlaceError, CoordinationError where no run directory is known that could answer instead of etcd.
     """
-    with opened_job(args) as job:
-        if args.is_watching:
-            LiveView(job.client, job.keys, is_all=args.is_all).run()
-            return int(ExitCode.OK)
-        snapshot = known(read_job(job.client, job.keys))
+    try:
+        with opened_job(args, call_s=_CALL_S) as job:
+            if args.is_watching:
+                LiveView(job.client, job.keys, is_all=args.is_all).run()
+                return int(StatusCode.GREEN)
+            snapshot = known(read_job(job.client, job.keys))
+    except CoordinationRefusedError:
+        raise
+    except (CoordinationError, PlaceError) as error:
+        return _from_directory(args, error)
     now_s = time.time()
     answer = assess(snapshot, now_s)
+    kind = kind_of(answer)
     if args.is_json:
-        print_json(status_document(snapshot, answer, now_s))
+        print_json({"kind": str(kind), **status_document(snapshot, answer, now_s)})
     else:
         print_lines(status_lines(snapshot, answer, now_s, is_all=args.is_all))
-    return int(ExitCode.OK)
+    return int(_OF_LEVEL[answer.health.level] if kind is RunKind.RUNNING else _OF_KIND[kind])
+
+
+def kind_of(answer: Assessment) -> RunKind:
+    """Return how a job is that etcd tells of."""
+    if answer.state is JobState.NOT_RUNNING:
+        return RunKind.KILLED
+    return RunKind.ENDED if answer.is_over else RunKind.RUNNING
 
 
 def known(snapshot: JobSnapshot) -> JobSnapshot:
@@ -52,3 +109,52 @@ def known(snapshot: JobSnapshot) -> JobSnapshot:
     if snapshot.exists:
         return snapshot
     raise CoordinationError(f"job {snapshot.job!r}: etcd knows no job of this name; `megatrain launch` starts one")
+
+
+def _from_directory(args: argparse.Namespace, error: MegatrainError) -> int:
+    """Print what the run directory tells in the place of etcd. Raises: `error` where there is no directory."""
+    run = _run_directory(args)
+    if run is None:
+        raise error
+    standing, last, now_s = run_standing(read_facts(run)), read_last_known(run), time.time()
+    if standing.kind is RunKind.UNREACHABLE:
+        print_note(str(error).partition("\n")[0])
+    if args.is_json:
+        print_json(_document(run, standing, last, now_s))
+    else:
+        print_lines(_lines(run, standing, last, now_s))
+    return int(_OF_KIND[standing.kind])
+
+
+def _run_directory(args: argparse.Namespace) -> Path | None:
+    name = told_job(args)
+    try:
+        return job_place(args).run_directory
+    except PlaceError:
+        if etcd_flags(args) != EtcdFlags():
+            return None  # an etcd is named, and wrongly
+        return run_at(name) or (Path(name) if "/" in name else None)
+
+
+def _lines(run: Path, standing: RunStanding, last: LastKnown, now_s: float) -> list[str]:
+    found = [("run", str(run))]
+    if last.saved_step is not None and last.saved_unix_s is not None:
+        found.append(("checkpoint", f"step {last.saved_step:,}, {age_text(last.saved_unix_s, now_s)} ago"))
+    if last.incident is not None:
+        one = last.incident
+        age = age_text(one.moments.began, now_s)
+        found.append(("last incident", f"{one.incident_id}, {age} ago, {one.state}: {short(one.reason)}"))
+    return [f"{run}: {standing.headline}", "", *facts(found)]
+
+
+def _document(run: Path, standing: RunStanding, last: LastKnown, now_s: float) -> dict[str, object]:
+    return {
+        "kind": str(standing.kind),
+        "headline": standing.headline,
+        "exit_code": standing.exit_code,
+        "at_unix_s": now_s,
+        "run_directory": str(run),
+        "checkpoint_step": last.saved_step,
+        "checkpoint_unix_s": last.saved_unix_s,
+        "incidents": [] if last.incident is None else [incident_document(last.incident)],
+    }

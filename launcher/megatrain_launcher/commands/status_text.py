@@ -7,25 +7,28 @@ from collections.abc import Sequence
 from megatrain.commands.printing import facts
 from megatrain.contracts.incident import Incident, IncidentState
 from megatrain.contracts.texts import age_text, names_text, short
-from megatrain.jobs.assessment import OVER, Assessment, open_incident
+from megatrain.jobs.assessment import Assessment
+from megatrain.jobs.health import HealthLevel, Reason
 from megatrain.jobs.host_view import HostState, HostView
+from megatrain.jobs.job_state import open_incident
 from megatrain.jobs.snapshot import JobSnapshot
 from megatrain.jobs.words import cost_text, current_phase
 from megatrain_launcher.commands.host_table import host_lines
 
 _MANY_HOSTS = 16
-_MANY_PROBLEMS = 10
+_MANY_REASONS = 10
+_MARKS = {HealthLevel.RED: "!!", HealthLevel.AMBER: "! "}
 
 
 def status_lines(snapshot: JobSnapshot, answer: Assessment, now_s: float, *, is_all: bool = False) -> list[str]:
     """Return what people read."""
     since = "" if answer.since_unix_s is None else f" (for {age_text(answer.since_unix_s, now_s)})"
-    health = "" if answer.state in OVER else "healthy, " if answer.is_healthy else "NOT HEALTHY, "
-    lines = [f"{snapshot.job}: {health}{short(answer.headline, 400)}{since}"]
-    problems = answer.problems if is_all else answer.problems[:_MANY_PROBLEMS]
-    lines += [f"  {'!!' if problem.is_error else '! '} {short(problem.text, 400)}" for problem in problems]
-    if len(problems) < len(answer.problems):
-        lines.append(f"  ... and {len(answer.problems) - len(problems):,} more (--all shows them)")
+    level = answer.health.level
+    lines = [f"{snapshot.job}: {level}, {short(answer.headline, 400)}{since}"]
+    reasons = answer.health.reasons if is_all else answer.health.reasons[:_MANY_REASONS]
+    lines += [_reason_line(reason, now_s) for reason in reasons]
+    if len(reasons) < len(answer.health.reasons):
+        lines.append(f"  ... and {len(answer.health.reasons) - len(reasons):,} more (--all shows them)")
     lines += ["", *facts(_facts(snapshot, answer, now_s))]
     shown = answer.hosts if is_all or len(answer.hosts) <= _MANY_HOSTS else _notable(answer.hosts)
     if shown:
@@ -33,6 +36,11 @@ def status_lines(snapshot: JobSnapshot, answer: Assessment, now_s: float, *, is_
     if len(shown) < len(answer.hosts):
         lines.append(f"and {len(answer.hosts) - len(shown):,} hosts in order (--all shows them)")
     return lines
+
+
+def _reason_line(reason: Reason, now_s: float) -> str:
+    since = "" if reason.since_unix_s is None else f" (for {age_text(reason.since_unix_s, now_s)})"
+    return f"  {_MARKS[reason.level]} {reason.code}: {short(reason.text, 400)}{since}"
 
 
 def _notable(views: Sequence[HostView]) -> list[HostView]:

@@ -22,7 +22,6 @@ CHECK_TIMEOUT_S = 320.0
 PAIRS_TIMEOUT_S = 150.0
 """Of one turn of pair tests: loading torch, meeting the partner, measuring."""
 REQUEST_TIMEOUT_S = 600.0
-HOUR_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,8 @@ from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.host_records import RankFailure
 from megatrain.contracts.incident import Incident, IncidentKind
 from megatrain.failures.verdict import ACTIONS, Action, Label
-from megatrain_launcher.driver.policy import HOUR_S, Policy
+from megatrain.jobs.restart_budget import HOUR_S, is_automatic, restart_budget, step_of
+from megatrain_launcher.driver.policy import Policy
 
 _FATAL = {
     ExitCode.CONFIG: "the configuration or the layout is wrong",
@@ -34,8 +35,6 @@ _SIGNS_OF_LOSS = ("", Label.NETWORK, Label.COLLECTIVE_TIMEOUT)
 RESTART, EVICT, STOP, REQUEUE, HOLD = "restart", "evict", "stop", "requeue", "hold"
 ROLLBACK = "rollback"
 """A restart from before what went wrong, without the batches that did it."""
-_PLANNED = (IncidentKind.REQUEST, IncidentKind.CONTROL_PLANE, IncidentKind.STRAGGLER, IncidentKind.NUMERICS)
-"""Kinds whose answer was decided before the round was halted; their limits are their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,49 +252,33 @@ def _is_again(label: str, facts: Facts, history: Sequence[Incident]) -> bool:
     before = next((one for one in reversed(history) if is_automatic(one)), None)
     if before is None or before.label != label:
         return False
-    return _step(facts.last_step) <= _step(before.last_step)
-
-
-def is_automatic(incident: Incident) -> bool:
-    """Say whether the job was restarted without anybody having asked for it."""
-    return incident.kind not in _PLANNED and incident.action in (RESTART, EVICT, ROLLBACK)
+    return step_of(facts.last_step) <= step_of(before.last_step)
 
 
 def _brake(response: Response, facts: Facts, history: Sequence[Incident], policy: Policy, now: float) -> Response:
     """Stop where there were too many restarts within an hour, or too many that led nowhere."""
-    restarts = [one for one in history if is_automatic(one)]
-    recent = _since(restarts, now - HOUR_S)
+    budget = restart_budget(
+        history,
+        facts.last_step,
+        now,
+        per_hour=policy.restarts_per_hour,
+        without_progress=policy.restarts_without_progress,
+    )
     root = root_of(facts.failures)
     code = int(ExitCode.FAILURE) if root is None else _exit_code_of(root)
-    if len(recent) >= policy.restarts_per_hour:
+    if len(budget.recent) >= policy.restarts_per_hour:
         reason = (
-            f"{response.reason}; the {_nth(len(recent) + 1)} failure within an hour, "
-            f"recovery.restarts_per_hour={policy.restarts_per_hour} ({_ids(recent)})"
+            f"{response.reason}; the {_nth(len(budget.recent) + 1)} failure within an hour, "
+            f"recovery.restarts_per_hour={policy.restarts_per_hour} ({_ids(budget.recent)})"
         )
         return replace(response, action=STOP, reason=reason, exit_code=code)
-    fruitless = _fruitless(restarts, facts.last_step)
-    if len(fruitless) >= policy.restarts_without_progress:
+    if len(budget.fruitless) >= policy.restarts_without_progress:
         reason = (
-            f"{response.reason}; {len(fruitless)} restarts in a row completed no new step, "
-            f"recovery.restarts_without_progress={policy.restarts_without_progress} ({_ids(fruitless)})"
+            f"{response.reason}; {len(budget.fruitless)} restarts in a row completed no new step, "
+            f"recovery.restarts_without_progress={policy.restarts_without_progress} ({_ids(budget.fruitless)})"
         )
         return replace(response, action=STOP, reason=reason, exit_code=code)
     return response
-
-
-def _fruitless(restarts: Sequence[Incident], last_step: int | None) -> list[Incident]:
-    """Return the restarts in a row, up to now, after which no step was completed that had not been before."""
-    best, streak = -1, list[Incident]()
-    for incident in restarts:
-        step = _step(incident.last_step)
-        if step > best:
-            best, streak = step, []
-        streak.append(incident)
-    return [] if _step(last_step) > best else streak
-
-
-def _step(step: int | None) -> int:
-    return -1 if step is None else step
 
 
 def _since(incidents: Sequence[Incident], moment: float) -> list[Incident]:

@@ -13,10 +13,11 @@ from megatrain.contracts.host_verdict import HostVerdict, OutcomeKind, VerdictCo
 from megatrain.contracts.incident import Incident, IncidentKind
 from megatrain.contracts.rounds import MAX_SKIPPED_STEPS, Round
 from megatrain.contracts.texts import count_text, names_text
+from megatrain.jobs.restart_budget import HOUR_S
 from megatrain_launcher.driver.economy import balance_of
 from megatrain_launcher.driver.forming import eligible
 from megatrain_launcher.driver.incidents import last_step
-from megatrain_launcher.driver.policy import HOUR_S, Policy
+from megatrain_launcher.driver.policy import Policy
 from megatrain_launcher.driver.responses import rollbacks_since
 from megatrain_launcher.driver.state import ClusterState
 

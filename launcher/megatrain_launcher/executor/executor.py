@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from torch.distributed import Store
@@ -44,6 +44,7 @@ from megatrain_launcher.executor.round_follower import FollowerParts, RoundFollo
 from megatrain_launcher.executor.settings import ExecutorSettings, new_session
 from megatrain_launcher.executor.signals import StopSignals
 from megatrain_launcher.executor.status_writer import StatusWriter
+from megatrain_launcher.executor.storage_watch import StorageWatch
 from megatrain_launcher.executor.worker_events import EventParts, WorkerEvents
 from megatrain_launcher.standby.server import StandbyServer
 from megatrain_launcher.store import open_store
@@ -164,8 +165,11 @@ def _take_part(
     """Start the threads, run the agent until the job is over, end the threads."""
     local, orders, membership = place.local, place.orders, place.membership
     with ExitStack() as closing:
-        for program in start_host_programs(settings):
+        programs = start_host_programs(settings)
+        for program in programs:
             closing.callback(program.close)
+        storage = StorageWatch(settings.config, settings.run_directory, settings.host, local.wakers.wake)
+        closing.callback(storage.close)
         driver = _start_driver(settings, parts, client, place)
         if driver is not None:
             closing.callback(driver.close)
@@ -175,7 +179,9 @@ def _take_part(
             troubles = (orders.trouble, membership.trouble, local.standby.trouble, local.logs.trouble)
             more = (local.crash.places.trouble, driver.trouble if driver else "")
             trouble = "; ".join(one for one in (*troubles, *more) if one)
-            return local.state.status(membership.session, view, trouble)
+            told = local.state.status(membership.session, view, trouble)
+            is_streamed = any(program.is_kept for program in programs)
+            return replace(told, is_streamed=is_streamed, saves=storage.view.saves, disks=storage.view.disks)
 
         writer = StatusWriter(client, place.keys, membership, status, settings.config.recovery.status_interval_s)
         closing.callback(writer.close)

@@ -33,6 +33,8 @@ class HostProgram:
         self._settings = settings
         self._logs = settings.logs / safe_name(settings.host)
         self._closed = threading.Event()
+        self.is_kept = False
+        """Whether there is a program to run, and it is kept running."""
         # the kernel ends the child when this thread does
         self._thread = LastingThread(f"host program {entry_point.name}", self._run, self._closed)
 
@@ -48,6 +50,7 @@ class HostProgram:
         except Exception as error:  # noqa: BLE001 -- another distribution's code may fail in any way
             _logger.warning("%s cannot be started: %s: %s", name, type(error).__name__, error)
             return
+        self.is_kept = bool(words)
         if words:
             keep_running(name, lambda: self._start(words), self._closed, _logger.warning)
 

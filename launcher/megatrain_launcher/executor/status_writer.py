@@ -43,6 +43,7 @@ def _without_routine(status: HostStatus) -> HostStatus:
         interval_s=None,
         step_phase="",
         trouble="",
+        disks=(),
     )
 
 

@@ -1,7 +1,7 @@
 """What a launch leaves in <run>/coordination: how to get into the job's own etcd, and how the job ended.
 
 endpoint, password, certificate.pem, key.pem    see megatrain.jobs.own_etcd
-exit-code   written by hosts that left in good order, for a batch script
+exit-code   how the last launch ended: for a batch script, and for who asks for the job when its etcd is gone
 etcd/       etcd's data, etcd.log and its unix sockets beside it
 """
 
@@ -10,13 +10,13 @@ from __future__ import annotations
 import secrets
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from megatrain.config.config import Config
-from megatrain.contracts.errors import ConfigError, CoordinationError, DataError
+from megatrain.contracts.errors import ConfigError, CoordinationError, DataError, MegatrainError
 from megatrain.contracts.whole_files import write_private
 from megatrain.coordination.settings import Credentials, EtcdSettings, TlsFiles
 from megatrain.jobs.own_etcd import (
@@ -30,6 +30,7 @@ from megatrain.jobs.own_etcd import (
     read_own_etcd,
     read_password,
 )
+from megatrain.jobs.run_standing import EXIT_CODE_FILE
 from megatrain_launcher.private_directory import make_private
 
 _POLL_S = 0.1
@@ -63,7 +64,7 @@ class JobFiles:
 
     @property
     def exit_code(self) -> Path:
-        return self.directory / "exit-code"
+        return self.run / EXIT_CODE_FILE
 
     def credentials(self) -> Credentials:
         """Return user and password of the job's own etcd, made at the first call. Raises: ConfigError."""
@@ -114,8 +115,27 @@ class JobFiles:
             "run directory must be the same on all hosts, or name an etcd by --rdzv-endpoint=HOST:PORT"
         )
 
+    @contextmanager
+    def telling_end(self) -> Iterator[Callable[[int], int]]:
+        """Leave how a launch ended: by the code that goes through what the block is given, or by its error.
+
+        What the launch before left is taken away first: a launch that is killed leaves nothing.
+        """
+        with suppress(OSError):
+            self.exit_code.unlink(missing_ok=True)
+
+        def told(code: int) -> int:
+            self.tell_end(code)
+            return code
+
+        try:
+            yield told
+        except MegatrainError as error:
+            self.tell_end(error.exit_code)
+            raise
+
     def tell_end(self, exit_code: int) -> None:
-        """Leave the job's exit code for a batch script; a disk that is full must not change how we end."""
+        """Leave the job's exit code; a disk that is full must not change how we end."""
         with suppress(OSError, ConfigError):
             make_private(self.directory)
             write_private(self.exit_code, f"{exit_code}\n".encode())

@@ -46,7 +46,11 @@ def run_standalone(
     keys, launch_id = JobKeys(plan.config.job.name), secrets.token_hex(8)
     environment = without_password(environment)  # of another etcd
     # in this order: whoever does not get the directory has nothing of it to take away
-    with EtcdProcess(plan.files.directory, plan.files.credentials()) as etcd, _without_leftovers(plan, tell) as note:
+    with (
+        EtcdProcess(plan.files.directory, plan.files.credentials()) as etcd,
+        plan.files.telling_end() as told,
+        _without_leftovers(plan, tell) as note,
+    ):
         settings = etcd.settings
         began = forget_dead_hosts(settings, keys)
         with ExitStack() as stack:
@@ -56,7 +60,7 @@ def run_standalone(
                 stack.enter_context(running_daemons(plan.files.run, settings, keys.job, environment, tell))
             if plan.total_hosts == 1:
                 own = plan.executor_settings(settings, environment, launch_id=launch_id, address=_LOOPBACK)
-                return note(execute(own))
+                return note(told(execute(own)))
             words = [*etcd_words(settings), f"--launch-id={launch_id}", f"--local-addr={_LOOPBACK}",
                      "--platform=local", *launch_words(plan.flags, plan.max_hosts)]  # fmt: skip
             with LocalHosts(words, plan.total_hosts, environment, tell) as hosts:
@@ -68,7 +72,7 @@ def run_standalone(
                 with StopOnSignal(ask) as stop:
                     codes = hosts.wait()
                     on_job_over()
-            return note(_exit_code(settings, keys, began, codes, is_asked=stop.is_asked))
+            return note(told(_exit_code(settings, keys, began, codes, is_asked=stop.is_asked)))
 
 
 def forget_dead_hosts(settings: EtcdSettings, keys: JobKeys) -> int:

@@ -355,3 +355,24 @@ def test_a_complete_step_of_another_job_is_told(job: Job) -> None:
     put_checkpoint(job.checkpoints / "main", 10, job="other", files={})
     with writer_thread(job.arena):
         assert "job='other', expected 'demo'" in persist_next(job, 10, 4, failures=1)
+
+
+def test_failures_in_a_row_are_counted_until_a_checkpoint_is_saved_whoever_writes(job: Job) -> None:
+    trouble = Trouble("write", "WRITING")
+    with writer_thread(job.arena, trouble):
+        persist_next(job, 10, 4, failures=1)
+        first = wait_for(job.arena, failures=1)
+        persist_next(job, 20, 5, failures=2)
+        second = wait_for(job.arena, failures=2)
+    assert (first.num_failed, second.num_failed) == (1, 2)
+    assert first.failing_unix_s == second.failing_unix_s is not None
+    # a writer that is started anew counts what it does anew, and goes on counting what is wrong
+    with writer_thread(job.arena, trouble):
+        persist_next(job, 30, 6, failures=1)
+        third = wait_for(job.arena, failures=1)
+        assert (third.num_failed, third.failing_unix_s) == (3, first.failing_unix_s)
+        trouble.is_on = False
+        persist_next(job, 40, 7, failures=1, persisted=1)
+        saved = wait_for(job.arena, failures=1, persisted=1)
+    assert (saved.num_failed, saved.failing_unix_s) == (0, None)
+    assert saved.persisted_unix_s is not None

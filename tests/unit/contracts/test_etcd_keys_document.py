@@ -58,7 +58,7 @@ def test_the_keys_are_those_that_the_functions_make() -> None:
         keys.record, keys.end, keys.report, f"{keys.election}/<lease>", keys.host("<host>"), keys.status("<host>"),
         keys.round(7), keys.halt(7), keys.deadlines(7), keys.evidence(7, "<host>"), keys.command(7),
         keys.request("<id>"),
-        keys.diag_settings, keys.daemon, keys.dashboard, keys.verdict("<id>"), keys.outcome("<id>"),
+        keys.diag_settings, keys.daemon, keys.daemon_report, keys.dashboard, keys.verdict("<id>"), keys.outcome("<id>"),
         keys.answer("<id>"), keys.check("<id>", "<host>"), keys.cordon("<host>"), keys.incident("<id>"),
     }  # fmt: skip
     documented = {keys.prefix + key.replace("<number>", "00000007") for key, _ in key_table()}

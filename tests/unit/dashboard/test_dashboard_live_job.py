@@ -32,13 +32,13 @@ from megatrain.contracts.record import encode
 from megatrain.contracts.run_directory import RunDirectory
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.settings import EtcdSettings
+from megatrain.jobs import etcd_job
 from megatrain.jobs.snapshot import JobSnapshot, read_job
 from megatrain_diagnostics.columns.schema import to_arrow
 from megatrain_diagnostics.dashboard.pages.overview.route import overview_inputs
 from megatrain_diagnostics.dashboard.pages.overview.view import overview_document
 from megatrain_diagnostics.dashboard.pages.ranks.hang_source import hang_of
 from megatrain_diagnostics.dashboard.pages.stragglers.route import daemon_judgement
-from megatrain_diagnostics.dashboard.sources import etcd_job
 from megatrain_diagnostics.dashboard.sources.live_job import LiveJob
 from megatrain_diagnostics.events.tables import Groups, Ranks, Spans, StepTotals, Values
 from megatrain_diagnostics.store.daemon_state import write_state

@@ -17,11 +17,11 @@ from megatrain.contracts.run_directory import RunDirectory
 from megatrain.contracts.verifications import VERIFIED_NAME, Verification, note_verifications, read_verifications
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.settings import EtcdSettings
+from megatrain.jobs.etcd_job import EtcdJob
 from megatrain.jobs.verdict_cases import Case, merged_cases, read_cases
 from megatrain_diagnostics.columns.schema import to_arrow
 from megatrain_diagnostics.dashboard.pages.hosts.view import HostInputs, host_history_document, hosts_document
 from megatrain_diagnostics.dashboard.pages.incidents.view import incident_document
-from megatrain_diagnostics.dashboard.sources.etcd_job import EtcdJob
 from megatrain_diagnostics.dashboard.sources.run_files import RunFiles
 from megatrain_diagnostics.dashboard.sources.series_book import SeriesBook
 from megatrain_diagnostics.dashboard.sources.series_reader import SeriesReader

@@ -25,7 +25,6 @@ from megatrain_diagnostics.dashboard.sources.checkpoint_watch import look_at_che
 from megatrain_diagnostics.dashboard.sources.facts import JobFacts
 from megatrain_diagnostics.dashboard.sources.series_book import COLUMNS, SeriesSnapshot
 from megatrain_diagnostics.store.daemon_state import DaemonState, scores_text
-from megatrain_diagnostics.store.rounds import RoundSeen
 from tests.helpers.checkpoint_tree import make_manifest, put_main
 from tests.helpers.launched_job import (
     NOW_S,
@@ -71,6 +70,7 @@ def overview(snapshot: JobSnapshot | None = None, facts: JobFacts | None = None,
 def test_a_job_that_trains() -> None:
     found = overview()
     assert (found.state, found.health, found.problems) == ("training", "good", ())
+    assert (found.level, found.reasons) == ("green", ())
     assert (found.step, found.step_s, found.remaining_s) == (1240, 2.0, (2000 - 1240) * 2.0)
     assert (found.tokens, found.tokens_per_s, found.mfu) == (124_000, 50.0, pytest.approx(0.4))
     assert (found.hosts.total, found.hosts.training, found.hosts.spare) == (3, 2, 1)
@@ -87,6 +87,7 @@ def test_a_stuck_job_is_bad_and_says_where() -> None:
     assert found.since_unix_s == NOW_S - 7
     assert found.problems[0].is_error
     assert found.problems[0].hosts == ("host-2",)
+    assert (found.level, found.reasons[0].code, found.reasons[0].runbook) == ("red", "stuck", "hang.md")
 
 
 def test_cordoned_unfit_and_lost_hosts_are_counted() -> None:
@@ -102,7 +103,7 @@ def test_without_etcd_the_last_that_was_known_stays_and_the_state_is_unknown() -
     assert found.problems[0].text.startswith("etcd is out of reach")
     assert (found.step, found.hosts.training, found.next_action.what) == (1240, 2, "not known")
     nothing = overview_document(OverviewInputs(NOW_S, JobFacts()))
-    assert (nothing.state, nothing.headline) == ("unknown", "etcd has not answered yet")
+    assert (nothing.state, nothing.headline, nothing.level) == ("unknown", "etcd has not answered yet", "red")
 
 
 @pytest.mark.parametrize(
@@ -218,13 +219,16 @@ def test_the_last_step_is_the_newest_that_anybody_tells_of() -> None:
 
 
 def test_a_job_that_nobody_watches_any_more_is_no_healthy_one() -> None:
-    seen = (RoundSeen(2, 4, 4, NOW_S),)
-    found = overview(facts=JobFacts(is_daemon_alive=False, rounds=seen))
-    assert found.health == "warning"
-    assert any("daemon does not run" in one.text for one in found.problems)
-    for facts in (JobFacts(is_daemon_alive=False), JobFacts(is_daemon_alive=True, rounds=seen)):
-        found = overview(facts=facts)
-        assert (found.health, found.problems) == ("good", ())
+    statuses = {f"host-{number}": make_status(number, is_streamed=True) for number in (1, 2)}
+    found = overview(make_snapshot(statuses=statuses))
+    assert (found.level, [one.code for one in found.reasons]) == ("amber", ["daemon-silent"])
+    watched = overview(make_snapshot(statuses=statuses, daemon_session="d"))
+    assert (watched.level, watched.reasons) == ("green", ())
+
+
+def test_an_open_incident_is_never_beside_a_good_health() -> None:
+    found = overview(make_snapshot(incidents=(make_incident("0002", state=IncidentState.OPEN, round=2),)))
+    assert (found.num_open_incidents, found.level, found.reasons[0].code) == (1, "amber", "recovering")
 
 
 def test_it_takes_less_than_50_ms_at_12288_ranks_on_1536_hosts() -> None:

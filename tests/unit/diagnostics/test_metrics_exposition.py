@@ -24,7 +24,7 @@ from tests.helpers.metric_readings import make_host_reading, make_job_reading, m
 
 LABELS_ALLOWED = {
     *("job_name", "host", "rank", "dp", "pp", "tp", "gpu_uuid"),
-    *("table", "reason", "kind", "cause", "confidence", "version", "le"),
+    *("table", "reason", "kind", "cause", "confidence", "version", "le", "level", "code"),
 }
 MAX_RANK_GAUGES = 10
 
@@ -82,6 +82,19 @@ def test_only_the_worst_hosts_have_a_score() -> None:
     found = families(JobCollector(lambda: replace(make_job_reading(), straggler_scores=scores)))
     shown = {one.labels["host"]: one.value for one in found["megatrain_straggler_score"].samples}
     assert shown == {f"host-{number}": float(number) for number in range(50 - MAX_SCORES, 50)}
+
+
+def test_the_health_of_a_job_is_one_of_three_levels_with_its_reasons_by_code() -> None:
+    found = families(JobCollector(make_job_reading))
+    assert {one.labels["level"]: one.value for one in found["megatrain_job_health"].samples} == {
+        "green": 0, "amber": 0, "red": 1,
+    }  # fmt: skip
+    told = {
+        (one.labels["level"], one.labels["code"]): one.value for one in found["megatrain_job_health_reasons"].samples
+    }
+    assert told == {("red", "saves-fail"): 1, ("amber", "recovering"): 1}
+    unknown = families(JobCollector(lambda: replace(make_job_reading(), health=None)))
+    assert "megatrain_job_health" not in unknown
 
 
 def test_the_histogram_counts_up_to_all_steps() -> None:

@@ -15,9 +15,11 @@ from megatrain.contracts.driver_report import DriverReport
 from megatrain.contracts.host_records import HostPhase, HostStatus
 from megatrain.contracts.incident import IncidentKind, IncidentState, Moments
 from megatrain.contracts.rounds import JobEnd
-from megatrain.jobs.assessment import Assessment, JobState, assess
+from megatrain.jobs.assessment import Assessment, assess
 from megatrain.jobs.documents import incident_document, status_document
+from megatrain.jobs.health import HealthLevel
 from megatrain.jobs.host_view import HostState
+from megatrain.jobs.job_state import JobState
 from megatrain_launcher.commands.incident_text import incident_lines, incidents_lines
 from megatrain_launcher.commands.status_text import status_lines
 from tests.helpers.launched_job import (
@@ -57,7 +59,11 @@ def answer_of(**changes: Any) -> Assessment:
 
 
 def texts(answer: Assessment) -> list[str]:
-    return [problem.text for problem in answer.problems]
+    return [reason.text for reason in answer.health.reasons]
+
+
+def level(answer: Assessment) -> str:
+    return str(answer.health.level)
 
 
 def states(answer: Assessment) -> dict[str, str]:
@@ -67,30 +73,29 @@ def states(answer: Assessment) -> dict[str, str]:
 def test_a_job_that_trains_is_healthy() -> None:
     answer = answer_of()
 
-    assert (answer.state, answer.is_healthy, texts(answer)) == (JobState.TRAINING, True, [])
+    assert (answer.state, level(answer), texts(answer)) == (JobState.TRAINING, "green", [])
     assert states(answer) == {"host-1": "running", "host-2": "running", "host-3": "spare"}
     assert (answer.progress.step, answer.progress.median_step_s) == (1240, 0.08)
 
 
 @pytest.mark.parametrize(
-    ("exit_code", "state", "is_healthy"),
-    [(0, JobState.FINISHED, True), (75, JobState.SAVED, True), (66, JobState.FAILED, False)],
+    ("exit_code", "state", "told"),
+    [(0, JobState.FINISHED, "green"), (75, JobState.SAVED, "green"), (66, JobState.FAILED, "red")],
 )
-def test_the_end_of_a_job(exit_code: int, state: JobState, is_healthy: bool) -> None:
+def test_the_end_of_a_job(exit_code: int, state: JobState, told: str) -> None:
     answer = answer_of(end=JobEnd(exit_code, "it is over", NOW_S - 5), hosts={}, statuses={}, driver="")
 
-    assert (answer.state, answer.is_healthy, answer.since_unix_s) == (state, is_healthy, NOW_S - 5)
+    assert (answer.state, level(answer), answer.since_unix_s) == (state, told, NOW_S - 5)
     assert answer.headline.endswith("it is over")
-    assert not answer.problems
 
 
 def test_no_executor_and_no_driver() -> None:
     gone = answer_of(hosts={}, statuses={}, driver="")
-    assert (gone.state, gone.is_healthy, texts(gone)) == (JobState.NOT_RUNNING, False, [])
+    assert (gone.state, level(gone)) == (JobState.NOT_RUNNING, "red")
     assert set(states(gone).values()) == {HostState.GONE}
 
     headless = answer_of(driver="")
-    assert (headless.state, headless.is_healthy) == (JobState.TRAINING, False)
+    assert (headless.state, level(headless)) == (JobState.TRAINING, "amber")
     assert "no driver is elected" in texts(headless)[0]
 
 
@@ -103,7 +108,7 @@ def test_a_job_that_waits_names_who_is_there_and_why_others_do_not_count() -> No
     assert answer.headline == ("waiting for hosts: 1 of at least 2 can be used (host-1, host-2, host-3 and host-9)")
     assert states(answer) == {"host-1": "waiting", "host-2": "unfit", "host-3": "cordoned", "host-9": "drives"}
     assert "host-2 is unfit: GPU 3 has ECC errors" in texts(answer)
-    assert not answer.is_healthy
+    assert level(answer) == "red"  # for longer than hosts may take
 
     enough = answer_of(rounds={}, halts={}, statuses={}, incidents=())
     assert enough.headline == "about to start: 3 hosts can be used, and it needs 2"
@@ -113,7 +118,7 @@ def test_a_broken_round_tells_for_whom_the_next_one_waits() -> None:
     stopping = statuses(host_1=make_status(1, HostPhase.STOPPED), host_2=make_status(2, HostPhase.STOPPING))
     answer = answer_of(halts={2: make_halt()}, statuses=stopping, incidents=(OPEN,))
 
-    assert (answer.state, answer.is_healthy, answer.since_unix_s) == (JobState.RECOVERING, False, NOW_S - 2)
+    assert (answer.state, level(answer), answer.since_unix_s) == (JobState.RECOVERING, "amber", NOW_S - 2)
     assert answer.headline == "recovering, waits until host-2 has stopped: rank 1 on host-1 ended by SIGKILL"
 
     stopped = statuses(host_1=make_status(1, HostPhase.STOPPED),
@@ -125,7 +130,7 @@ def test_a_broken_round_tells_for_whom_the_next_one_waits() -> None:
     assert "waits for hosts: 3 of at least 4 can be used" in few.headline
 
     saving = answer_of(halts={2: make_halt(is_saving=True, reason="ops@desk asked for it")})
-    assert (saving.state, saving.is_healthy) == (JobState.STOPPING, True)
+    assert (saving.state, level(saving)) == (JobState.STOPPING, "green")
     assert saving.headline == "saving and stopping on host-1 and host-2: ops@desk asked for it"
 
 
@@ -137,37 +142,37 @@ def test_failures_name_the_first_that_follows_from_no_other() -> None:
     answer = answer_of(statuses=failed)
 
     assert (answer.state, answer.headline) == (JobState.RECOVERING, "broken: rank 3 ended by SIGKILL (on host-2)")
-    assert [(problem.is_error, problem.hosts) for problem in answer.problems] == [
-        (True, ("host-1",)), (True, ("host-2",)),
+    assert [(one.level, one.hosts) for one in answer.health.reasons] == [
+        (HealthLevel.RED, ("host-1",)), (HealthLevel.RED, ("host-2",)),
     ]  # fmt: skip
 
 
 def test_a_stall_tells_where_and_since_when() -> None:
     answer = answer_of(statuses=statuses(host_2=make_status(2, stall=make_stall())))
 
-    assert (answer.state, answer.is_healthy) == (JobState.STUCK, False)
+    assert (answer.state, level(answer)) == (JobState.STUCK, "red")
     assert answer.headline == "stuck after step 1,240: no progress on host-2"
     assert answer.since_unix_s == NOW_S - 7
     assert texts(answer) == ["host-2: ranks 2-3 made no progress for 6.0 s after step 1,240, in step (limit 5.0 s)"]
-    assert answer.problems[0].ranks == (2, 3)
+    assert answer.health.reasons[0].ranks == (2, 3)
 
 
-def test_a_first_start_is_healthy_and_a_restart_is_not() -> None:
+def test_a_first_start_is_green_and_a_restart_is_amber() -> None:
     started = statuses(host_1=make_status(1, HostPhase.STARTING, min_step=None, max_step=None),
                        host_2=make_status(2, HostPhase.STARTING, min_step=None, max_step=None))  # fmt: skip
     first = answer_of(statuses=started, incidents=())
-    assert (first.state, first.is_healthy) == (JobState.STARTING, True)
+    assert (first.state, level(first)) == (JobState.STARTING, "green")
     assert first.headline == "starting: 4 ranks on 2 hosts, workers start on all hosts"
 
     again = answer_of(statuses=started, incidents=(OPEN,))
-    assert (again.state, again.is_healthy, again.since_unix_s) == (JobState.RECOVERING, False, NOW_S - 2.1)
+    assert (again.state, level(again), again.since_unix_s) == (JobState.RECOVERING, "amber", NOW_S - 2.1)
     assert again.headline.startswith("recovering (stop), workers start on all hosts: rank 1")
 
 
 def test_a_host_whose_lease_is_gone_while_others_train_is_a_problem() -> None:
     hosts = {"host-1": make_host(1), "host-3": make_host(3)}
     answer = answer_of(hosts=hosts)
-    assert (answer.state, answer.is_healthy) == (JobState.TRAINING, False)
+    assert (answer.state, level(answer)) == (JobState.TRAINING, "red")
     assert texts(answer) == ["host-2 (ranks 2-3) is not heard of: its lease is gone"]
 
     back = answer_of(hosts={**make_snapshot().hosts, "host-2": make_host(2, session="another")})
@@ -175,7 +180,7 @@ def test_a_host_whose_lease_is_gone_while_others_train_is_a_problem() -> None:
     assert "came back as another executor" in texts(back)[0]
 
 
-def test_warnings_do_not_make_a_job_unhealthy() -> None:
+def test_what_keeps_nothing_from_training_is_amber() -> None:
     held = make_incident(
         "0003", kind=IncidentKind.CONTROL_PLANE, state=IncidentState.HELD, round=2, action="hold",
         reason="2 leases vanished while steps went on", culprit_hosts=(), culprit_ranks=(),
@@ -190,12 +195,12 @@ def test_warnings_do_not_make_a_job_unhealthy() -> None:
         unreadable=("/megatrain/demo/hosts/x: not JSON",),
     )
 
-    assert (answer.state, answer.is_healthy) == (JobState.TRAINING, True)
+    assert (answer.state, level(answer)) == (JobState.TRAINING, "amber")
     assert texts(answer) == [
-        "host-1: logs cannot be written: disk full",
-        "host-2: cordoned by ops@desk: ECC errors; rank 3 has no process",
-        "no step is completed since 50 s",
+        "no step is completed since 50 s, and one takes 80 ms",
         "held 12 min ago, nobody evicted: 2 leases vanished while steps went on",
+        "host-1: logs cannot be written: disk full",
+        "host-2: rank 3 has no process",
         "left out of this answer: /megatrain/demo/hosts/x: not JSON",
     ]
     assert states(answer)["host-7"] == HostState.GONE
@@ -222,7 +227,7 @@ def test_the_driver_tells_what_it_is_about_and_what_is_to_be_mended() -> None:
 
 
 HEALTHY = """\
-demo: healthy, training: step 1,240, 80 ms a step, 4 ranks on 2 hosts (for 12 min)
+demo: green, training: step 1,240, 80 ms a step, 4 ranks on 2 hosts (for 12 min)
 
 round          2, began 12 min ago: rank 3 on host-2 ended by SIGKILL
 driver         host-1
@@ -237,8 +242,8 @@ host-2  running  2-3    1,240      80 ms    1 s ago
 host-3  spare    -          -          -          -"""
 
 RECOVERING = """\
-demo: NOT HEALTHY, recovering, waits until host-2 has stopped: rank 1 on host-1 ended by SIGKILL (for 2 s)
-  !! host-1: rank 1 ended by SIGKILL
+demo: amber, recovering, waits until host-2 has stopped: rank 1 on host-1 ended by SIGKILL (for 2 s)
+  !  recovering: incident 20270115-0002 is open (restart, now: stop): rank 1 on host-1 ended by SIGKILL (for 2 s)
 
 round          2, over, began 12 min ago: rank 3 on host-2 ended by SIGKILL
 driver         host-1
@@ -280,7 +285,7 @@ def test_a_large_job_shows_only_what_is_worth_a_look() -> None:
     lines = status_lines(snapshot, assess(snapshot, NOW_S), NOW_S)
 
     assert len(lines) < 15
-    assert lines[1] == "  !! host-700 (ranks 1398-1399) is not heard of: its lease is gone"
+    assert lines[1] == "  !! host-lost: host-700 (ranks 1398-1399) is not heard of: its lease is gone"
     assert lines[-1] == "and 1,249 hosts in order (--all shows them)"
     assert len(status_lines(snapshot, assess(snapshot, NOW_S), NOW_S, is_all=True)) > 1250
 
@@ -347,7 +352,9 @@ def test_json_has_what_the_text_has() -> None:
     snapshot = make_snapshot(cordons={"host-3": make_cordon(3)})
     document = status_document(snapshot, assess(snapshot, NOW_S), NOW_S)
 
-    assert (document["state"], document["is_healthy"], document["step"]) == ("training", True, 1240)
+    assert (document["state"], document["health"], document["step"]) == (
+        "training", {"level": "green", "reasons": []}, 1240,
+    )  # fmt: skip
     assert [host["state"] for host in document["hosts"]] == ["running", "running", "cordoned"]
     assert document["hosts"][2]["cordon"]["reason"] == "ECC errors"
     assert document["round"]["number"] == 2
@@ -386,4 +393,4 @@ def test_every_state_has_an_answer(
     assert answer.headline
     assert status_document(snapshot, answer, NOW_S)["state"] == answer.state
     lost = {view.host for view in answer.hosts if view.state == HostState.LOST}
-    assert not (lost and has_round and not has_halt and answer.is_healthy)
+    assert not (lost and has_round and not has_halt and answer.health.level is HealthLevel.GREEN)

@@ -34,6 +34,7 @@ from megatrain.jobs.asking import make_request, news_of
 from megatrain.jobs.snapshot import read_job
 from megatrain_launcher.commands.asking import wait_for_answer
 from megatrain_launcher.commands.live_view import LiveView
+from megatrain_launcher.commands.status import StatusCode
 from megatrain_launcher.etcd_process import free_ports
 from tests.helpers.answering_driver import AnsweringDriver, Said, answer
 from tests.helpers.etcd_server import EtcdServers, enable_users, post
@@ -105,7 +106,7 @@ def test_an_earlier_launch_is_told_apart(client: EtcdClient, keys: JobKeys, mega
     client.put(keys.record, encode(record))  # launched again: what was there is of the launch before
     found = read_job(client, keys)
     assert (found.newest_round, found.incidents, len(found.earlier_incidents)) == (None, (), 1)
-    assert megatrain("status").startswith(f"{keys.job}: healthy, about to start: 3 hosts can be used")
+    assert megatrain("status").startswith(f"{keys.job}: green, about to start: 3 hosts can be used")
     assert megatrain("incidents").startswith(f"{keys.job}: 1 incident: 1 recovered")
 
 
@@ -115,12 +116,12 @@ def test_an_etcd_without_room_is_reported(client: EtcdClient, keys: JobKeys, etc
     alarm = {"memberID": member, "alarm": "NOSPACE"}
     post(etcd.urls[0], "/v3/maintenance/alarm", {"action": "ACTIVATE", **alarm})
     try:
-        text = megatrain("status")
-        assert text.startswith(f"{keys.job}: NOT HEALTHY, training: ")
-        assert "!! etcd raises NOSPACE: nothing can be decided until that is mended" in text
+        text = megatrain("status", code=StatusCode.RED)
+        assert text.startswith(f"{keys.job}: red, training: ")
+        assert "!! etcd-alarm: etcd raises NOSPACE: nothing can be decided until that is mended" in text
     finally:
         post(etcd.urls[0], "/v3/maintenance/alarm", {"action": "DEACTIVATE", **alarm})
-    assert megatrain("status", "--json")["is_healthy"] is True
+    assert megatrain("status", "--json")["health"] == {"level": "green", "reasons": []}
 
 
 def test_a_record_of_somebody_else_hides_nothing(client: EtcdClient, keys: JobKeys, megatrain: Run) -> None:
@@ -129,10 +130,10 @@ def test_a_record_of_somebody_else_hides_nothing(client: EtcdClient, keys: JobKe
     client.put(keys.incident("0"), b'{"schema_version": 7}')
     client.put(f"{keys.election}/1", json.dumps({"host": "host-2", "session": "s2"}))
 
-    found = megatrain("status", "--json")
-    assert (found["state"], found["is_healthy"], found["driver"]) == ("training", True, "host-2")
-    assert len([one for one in found["problems"] if "left out" in one["text"]]) == 2
-    assert "hosts/host-8" in megatrain("status")
+    found = megatrain("status", "--json", code=StatusCode.AMBER)
+    assert (found["state"], found["health"]["level"], found["driver"]) == ("training", "amber", "host-2")
+    assert [one["code"] for one in found["health"]["reasons"]] == ["record-unreadable"] * 2
+    assert "hosts/host-8" in megatrain("status", code=StatusCode.AMBER)
 
 
 @pytest.mark.parametrize("words", [(), ("demo",), ("runs/demo",), ("by endpoint",)])
@@ -143,7 +144,7 @@ def test_status_finds_its_job(
     told = ("--rdzv_endpoint", etcd.urls[0].removeprefix("http://")) if words == ("by endpoint",) else words
     text = megatrain("status", *told)  # the only job that this etcd knows
 
-    assert text.splitlines()[0].startswith(f"{keys.job}: healthy, training: step 1,240, 80 ms a step, 4 ranks on 2")
+    assert text.splitlines()[0].startswith(f"{keys.job}: green, training: step 1,240, 80 ms a step, 4 ranks on 2")
     assert list_jobs(client) == (keys.job,)
     assert megatrain("status", *told, "--json")["hosts"][1]["status"]["max_step"] == 1240
 
@@ -168,8 +169,7 @@ def test_jobs_are_told_apart(client: EtcdClient, keys: JobKeys, etcd: EtcdServer
 def test_places_that_say_nothing(keys: JobKeys, etcd: EtcdServers, megatrain: Run, run: Path) -> None:
     megatrain("status", "nobody", code=2)
     assert "job 'nobody': no run directory of that name" in megatrain.notes
-    megatrain("status", "runs/demo/coordination", code=2)
-    assert "no coordination/endpoint there" in megatrain.notes
+    megatrain("status", "runs/demo/coordination", code=StatusCode.NEVER_STARTED)
     megatrain("status", "a/b", "--rdzv-endpoint", etcd.urls[0], code=2)
     megatrain("status", "runs/demo", code=68)
     assert f"job '{keys.job}': etcd knows no job of this name" in megatrain.notes
@@ -178,14 +178,16 @@ def test_places_that_say_nothing(keys: JobKeys, etcd: EtcdServers, megatrain: Ru
 
     (run / "coordination" / "exit-code").write_text("75\n")
     endpoint = (run / "coordination" / "endpoint").rename(run / "away")
-    megatrain("status", "runs/demo", code=2)
+    told = megatrain("status", "runs/demo", code=StatusCode.ENDED)
+    assert told.startswith("runs/demo: ended: it was saved and stopped, launch it again to go on (exit code 75)")
+    megatrain("host", "ls", "runs/demo", code=2)
     assert "runs/demo: its last job ended with exit code 75; `megatrain incidents --job runs/demo`" in megatrain.notes
     endpoint.rename(run / "coordination" / "endpoint")
     (run.parent / "other" / "coordination").mkdir(parents=True)
     (run.parent / "other" / "coordination" / "endpoint").write_text('{"endpoints": []}')
     megatrain("status", code=2)
     assert "There are runs/demo and runs/other; name one" in megatrain.notes
-    megatrain("status", "other", code=2)
+    megatrain("status", "other", code=StatusCode.UNREACHABLE)
     assert 'other/coordination/endpoint: expected {"endpoints"' in megatrain.notes
 
 
@@ -198,10 +200,10 @@ def test_a_job_whose_etcd_is_gone(megatrain: Run, run: Path) -> None:
     (run / "incidents" / "3.json").write_bytes(b"torn")
 
     done = in_a_process("status", "demo", at=run.parent.parent)
-    # one error, and nothing of the client's log
-    assert done.stderr.startswith("megatrain: error: the job of runs/demo does not run, or its etcd is out of reach: ")
-    assert done.stderr.endswith("`megatrain incidents --job runs/demo` reads what was recorded on disk\n")
-    assert (done.returncode, done.stderr.count("\n")) == (68, 2)
+    # one note, and nothing of the client's log
+    assert done.stderr.startswith("megatrain: the job of runs/demo does not run, or its etcd is out of reach: ")
+    assert (done.returncode, done.stderr.count("\n")) == (StatusCode.UNREACHABLE, 1)
+    assert "runs/demo: unreachable: it was launched with an etcd elsewhere" in done.stdout
     (run / "coordination" / "endpoint").unlink()
     found = megatrain("incidents", "runs/demo", "--json")
     assert [one["incident_id"] for one in found["incidents"]] == ["20270115-0002", "20270115-0001"]
@@ -446,16 +448,16 @@ def test_watching_draws_changes_until_the_end(client: EtcdClient, keys: JobKeys,
     thread = threading.Thread(target=view.run, name="etcd view")
     thread.start()
     try:
-        wait_until(lambda: "healthy, training" in screen.getvalue(), "the first picture", 10)
+        wait_until(lambda: "green, training" in screen.getvalue(), "the first picture", 10)
         num_looks = len(looks)
         wait_until(lambda: len(looks) > num_looks + 4, "some more looks", 10)
         client.delete(keys.host("host-2"))
-        wait_until(lambda: "NOT HEALTHY, training" in screen.getvalue(), "the lost host", 10)
+        wait_until(lambda: "red, training" in screen.getvalue(), "the lost host", 10)
     finally:
         client.put(keys.end, encode(JobEnd(0, "all steps are done", time.time())))
         thread.join()
     text = screen.getvalue()
-    assert f"{keys.job}: finished: all steps are done" in text
+    assert f"{keys.job}: green, finished: all steps are done" in text
     assert ("\x1b[H" in text) == is_terminal
     if not is_terminal:
         assert text.count(f"\n{keys.job}: ") == 3  # a picture for each change, none for a second that passes
@@ -491,7 +493,7 @@ def test_watching_says_that_etcd_does_not_answer(tmp_path: Path) -> None:
             screen = _Screen(is_terminal=False)
             thread = threading.Thread(target=LiveView(client, keys, output=screen, redraw_s=0.2).run, name="etcd view")
             thread.start()
-            wait_until(lambda: "healthy, training" in screen.getvalue(), "the first picture", 10)
+            wait_until(lambda: "green, training" in screen.getvalue(), "the first picture", 10)
             member = servers.members[0]
             member.kill()
             wait_until(lambda: "etcd does not answer; this is what was known" in screen.getvalue(), "a word", 10)
@@ -517,9 +519,9 @@ def test_a_password_comes_from_a_file(tmp_path: Path, megatrain: Run) -> None:
         words = ("status", "demo", "--rdzv-endpoint", servers.urls[0], "--etcd-user", "ops")
         told = {"endpoints": servers.urls, "job": "demo", "user": "ops"}
         (tmp_path / "runs" / "demo" / "coordination" / "endpoint").write_text(json.dumps(told))
-        assert "healthy, training" in megatrain("status")
+        assert "green, training" in megatrain("status")
         (tmp_path / "runs" / "demo" / "coordination" / "endpoint").unlink()
-        assert "healthy, training" in megatrain(*words, "--etcd-password-file", secret)
+        assert "green, training" in megatrain(*words, "--etcd-password-file", secret)
         secret.write_text("wrong")
         megatrain(*words, "--etcd-password-file", secret, code=77)
         assert "wrong" not in megatrain.notes.replace("wrong user", "")

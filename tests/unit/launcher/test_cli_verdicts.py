@@ -18,6 +18,7 @@ from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.settings import EtcdSettings
 from megatrain.jobs.assessment import assess
 from megatrain.jobs.documents import status_document
+from megatrain.jobs.health import HealthLevel
 from megatrain.jobs.snapshot import read_job
 from megatrain_launcher.commands.status_text import status_lines
 from megatrain_launcher.driver.incident_files import IncidentFiles
@@ -45,10 +46,11 @@ def client(etcd: EtcdServers) -> Iterator[EtcdClient]:
 def test_status_shows_what_waits() -> None:
     snapshot = make_snapshot(waiting=((WAITING, STRAGGLER),))
     answer = assess(snapshot, NOW_S)
-    assert answer.is_healthy, "a job that waits for nobody but a person trains on"
+    assert answer.health.level is HealthLevel.AMBER
     (line,) = [line for line in status_lines(snapshot, answer, NOW_S) if "v-1" in line]
     assert line.strip() == (
-        "!  verdict v-1 waits for a person: host-2: slow by its compute (`megatrain job approve v-1`, or dismiss)"
+        "!  verdict-waiting: verdict v-1 waits for a person: host-2: slow by its compute "
+        "(`megatrain job approve v-1`, or dismiss) (for 0 s)"
     )
     (told,) = status_document(snapshot, answer, NOW_S)["waiting_verdicts"]
     assert (told["outcome"]["kind"], told["verdict"]["hosts"]) == ("waiting", ["host-2"])

@@ -33,14 +33,14 @@ def keys(client: EtcdClient) -> Iterator[JobKeys]:
 
 
 def test_what_was_written_is_read_at_one_revision(client: EtcdClient, keys: JobKeys) -> None:
-    fill(client, keys, incidents=tuple(make_incident(f"{number:04d}") for number in range(25)))
+    fill(client, keys, incidents=tuple(make_incident(f"{number:04d}") for number in range(105)))
     found = read_job(client, keys)
 
     wanted = make_snapshot()
     assert (found.record, found.hosts, found.statuses) == (wanted.record, wanted.hosts, wanted.statuses)
     assert (found.rounds, found.halts, found.driver) == (wanted.rounds, wanted.halts, "host-1")
-    assert [one.incident_id for one in found.incidents][::19] == ["20270115-0005", "20270115-0024"]
-    assert len(read_job(client, keys, num_incidents=0).incidents) == 25
+    assert [one.incident_id for one in found.incidents][::99] == ["20270115-0005", "20270115-0104"]
+    assert len(read_job(client, keys, num_incidents=0).incidents) == 105
     for number in range(3, 9):
         client.put(keys.round(number), encode(make_round(number)))
     client.put(f"{keys.election}/0", "host-2")  # a candidate that came later

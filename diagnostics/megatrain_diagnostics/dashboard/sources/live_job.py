@@ -13,9 +13,9 @@ from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.run_directory import RunDirectory
 from megatrain.contracts.texts import age_text
 from megatrain.coordination.client import EtcdClient
+from megatrain.jobs.etcd_job import EtcdJob, EtcdLook
 from megatrain.jobs.snapshot import JobSnapshot
 from megatrain.jobs.verdict_cases import cases_of_audit, merged_cases
-from megatrain_diagnostics.dashboard.sources.etcd_job import EtcdJob, EtcdLook
 from megatrain_diagnostics.dashboard.sources.facts import JobFacts
 from megatrain_diagnostics.dashboard.sources.run_history import PERIOD_S
 from megatrain_diagnostics.dashboard.sources.run_source import RunSource, checkpoints_place
@@ -71,7 +71,7 @@ class LiveJob(RunSource):
             checks=look.records.checks,
             evidence=look.records.evidence,
             config=self._config,
-            is_daemon_alive=None if look.trouble else look.records.has_daemon,
+            is_daemon_alive=None if look.trouble else look.snapshot is not None and bool(look.snapshot.daemon_session),
             rounds=history.rounds,
             series=history.series,
             checkpoints=history.checkpoints,

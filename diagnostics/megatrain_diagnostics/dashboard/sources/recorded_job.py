@@ -7,10 +7,11 @@ from pathlib import Path
 from megatrain.config.config import Config
 from megatrain.contracts.printable import printable
 from megatrain.contracts.run_directory import RunDirectory
+from megatrain.jobs.run_standing import recorded_exit_code
 from megatrain.jobs.snapshot import JobSnapshot
 from megatrain.jobs.verdict_cases import cases_of_audit
 from megatrain_diagnostics.dashboard.sources.facts import JobFacts
-from megatrain_diagnostics.dashboard.sources.run_files import recorded_config, recorded_exit_code
+from megatrain_diagnostics.dashboard.sources.run_files import recorded_config
 from megatrain_diagnostics.dashboard.sources.run_source import RunSource, checkpoints_place
 
 
@@ -19,7 +20,7 @@ class RecordedJob(RunSource):
 
     def __init__(self, run: RunDirectory) -> None:
         self._config = recorded_config(run)
-        self._exit_code = recorded_exit_code(run)
+        self._exit_code = recorded_exit_code(run.root)
         place, self._problem = _own_checkpoints(self._config, run)
         super().__init__(run, lambda: place, is_over=True)
 

@@ -7,7 +7,6 @@ import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from megatrain.commands.job_place import EXIT_CODE_FILE
 from megatrain.config.config import Config
 from megatrain.contracts.audit import AUDIT_NAME, read_audit
 from megatrain.contracts.bounded_files import read_below, read_bounded
@@ -109,12 +108,4 @@ def recorded_config(run: RunDirectory) -> Config | None:
     try:
         return Config.from_dict(tomllib.loads(read_below(run.root, "config.toml", _MAX_BYTES).decode()))
     except (OSError, ValueError, RecursionError, ConfigError):
-        return None
-
-
-def recorded_exit_code(run: RunDirectory) -> int | None:
-    """Return the exit code that the last launch in a run left, None where there is none."""
-    try:
-        return int(read_below(run.root, EXIT_CODE_FILE, _MAX_BYTES)[:16])
-    except (OSError, ValueError):
         return None

@@ -321,6 +321,16 @@ export interface LogVerdictDocument {
   causes: readonly LogCauseDocument[];
 }
 
+export interface ReasonDocument {
+  code: string;
+  level: "green" | "amber" | "red";
+  text: string;
+  since_unix_s: number | null;
+  runbook: string;
+  hosts: readonly string[];
+  ranks: readonly number[];
+}
+
 export interface ProblemDocument {
   is_error: boolean;
   text: string;
@@ -361,6 +371,8 @@ export interface DiagnosisState {
 export interface OverviewDocument {
   at_unix_s: number;
   state: string;
+  level: "green" | "amber" | "red";
+  reasons: readonly ReasonDocument[];
   health: "good" | "warning" | "bad" | "over" | "unknown";
   headline: string;
   since_unix_s: number | null;

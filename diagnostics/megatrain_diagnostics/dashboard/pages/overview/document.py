@@ -6,7 +6,20 @@ from typing import Literal
 
 from megatrain_diagnostics.dashboard.answers.document import Document
 
-Health = Literal["good", "warning", "bad", "over", "unknown"]
+HealthWord = Literal["good", "warning", "bad", "over", "unknown"]
+Level = Literal["green", "amber", "red"]
+
+
+class ReasonDocument(Document):
+    """Why a job is not green. `code` never changes its meaning; `runbook`: a page below docs/runbooks."""
+
+    code: str
+    level: Level
+    text: str
+    since_unix_s: float | None
+    runbook: str
+    hosts: tuple[str, ...]
+    ranks: tuple[int, ...]
 
 
 class ProblemDocument(Document):
@@ -63,7 +76,11 @@ class OverviewDocument(Document):
     state: str
     """training, starting, recovering, stuck, waiting, stopping, finished, saved and stopped, failed, not running,
     or unknown where etcd is out of reach."""
-    health: Health
+    level: Level
+    """The health of the job, as `megatrain status` and /metrics tell it."""
+    reasons: tuple[ReasonDocument, ...]
+    """Why it is not green: the red ones first."""
+    health: HealthWord
     headline: str
     since_unix_s: float | None
     problems: tuple[ProblemDocument, ...]

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from megatrain.config.config import Config
 from megatrain.contracts.host_verdict import OutcomeKind, VerdictConfidence, VerdictKind
 from megatrain.contracts.texts import names_text, seconds_text
-from megatrain.jobs.assessment import OVER, Assessment, JobState, open_incident
+from megatrain.jobs.assessment import Assessment
+from megatrain.jobs.job_state import OVER, JobState, open_incident
 from megatrain.jobs.snapshot import JobSnapshot
 from megatrain.jobs.verdict_cases import Case
 from megatrain.jobs.words import current_phase

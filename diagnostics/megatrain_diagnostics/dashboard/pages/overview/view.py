@@ -6,7 +6,7 @@ Pure, and cheap: it looks at hosts and at the newest steps, never at ranks or ev
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,18 +15,21 @@ from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.host_records import HostPhase
 from megatrain.contracts.incident import Incident, IncidentState
 from megatrain.contracts.texts import count_text
-from megatrain.jobs.assessment import OVER, Assessment, JobState, Problem, assess
+from megatrain.jobs.assessment import Assessment, Unreachable, assess
+from megatrain.jobs.health import Health, HealthLevel, Reason, ReasonCode
 from megatrain.jobs.host_view import HostState, HostView
+from megatrain.jobs.job_state import OVER, JobState
 from megatrain.jobs.snapshot import JobSnapshot
 from megatrain_diagnostics.analysis.effective_time import effective_time_ratio
 from megatrain_diagnostics.dashboard.pages.overview.document import (
     CheckpointAge,
     DiagnosisState,
-    Health,
+    HealthWord,
     HostCounts,
     NextAction,
     OverviewDocument,
     ProblemDocument,
+    ReasonDocument,
 )
 from megatrain_diagnostics.dashboard.pages.overview.next_action import NOTHING, next_action
 from megatrain_diagnostics.dashboard.sources.facts import CheckpointsSeen, JobFacts
@@ -37,9 +40,11 @@ from megatrain_diagnostics.store.daemon_state import DaemonState
 _HOUR_S = 3600.0
 _NEWEST_STEPS = 20
 _MOST_SILENT = 64
-_MOST_PROBLEMS = 200
-_NO_DAEMON = "the diagnostics daemon does not run: nothing new is recorded, and nobody is found slow"
+_MOST_REASONS = 200
 _UNKNOWN = "unknown"
+_WORD_OF_LEVEL: Mapping[HealthLevel, HealthWord] = {
+    HealthLevel.GREEN: "good", HealthLevel.AMBER: "warning", HealthLevel.RED: "bad",
+}  # fmt: skip
 _BUSY = (HostPhase.STARTING, HostPhase.RUNNING, HostPhase.STOPPING)
 
 
@@ -61,16 +66,21 @@ class _Standing:
     """How the job is, from etcd or from what it left."""
 
     state: str
-    health: Health
+    health: HealthWord
     headline: str
     since_unix_s: float | None
-    problems: tuple[Problem, ...]
+    reasons: tuple[Reason, ...] = ()
+
+    @property
+    def level(self) -> HealthLevel:
+        return Health(self.reasons).level
 
 
 def overview_document(given: OverviewInputs) -> OverviewDocument:
     """Return the overview."""
     snapshot, facts, series = given.snapshot, given.facts, given.facts.series
-    assessment = None if snapshot is None else assess(snapshot, given.now_s)
+    unreachable = Unreachable(given.etcd_trouble) if given.etcd_trouble else None
+    assessment = None if snapshot is None else assess(snapshot, given.now_s, unreachable)
     standing = _standing(given, assessment)
     step = completed_step(assessment, facts)
     step_s = newest_step_s(series)
@@ -85,12 +95,14 @@ def overview_document(given: OverviewInputs) -> OverviewDocument:
     return OverviewDocument(
         at_unix_s=given.now_s,
         state=standing.state,
+        level=standing.level.value,
+        reasons=tuple(_reason(one) for one in standing.reasons[:_MOST_REASONS]),
         health=standing.health,
         headline=standing.headline,
         since_unix_s=standing.since_unix_s,
         problems=tuple(
-            ProblemDocument(is_error=one.is_error, text=one.text, hosts=one.hosts, ranks=one.ranks)
-            for one in standing.problems[:_MOST_PROBLEMS]
+            ProblemDocument(is_error=one.level is HealthLevel.RED, text=one.text, hosts=one.hosts, ranks=one.ranks)
+            for one in standing.reasons[:_MOST_REASONS]
         ),
         round=newest.number if newest is not None else _shown_round(facts),
         step=step,
@@ -153,28 +165,30 @@ def _newest_median(series: SeriesSnapshot, name: str) -> float | None:
 
 
 def _standing(given: OverviewInputs, assessment: Assessment | None) -> _Standing:
-    problems = () if assessment is None else assessment.problems
     if given.is_recorded:
         return _recorded_standing(given.facts, completed_step(None, given.facts))
-    if given.etcd_trouble:
-        trouble = Problem(True, given.etcd_trouble)
-        return _Standing(_UNKNOWN, "unknown", given.etcd_trouble, None, (trouble, *problems))
     if assessment is None:
-        return _Standing(_UNKNOWN, "unknown", "etcd has not answered yet", None, ())
-    if given.facts.is_daemon_alive is False and given.facts.rounds and assessment.state not in OVER:
-        problems = (*problems, Problem(False, _NO_DAEMON))
-    health = _health(assessment, bool(problems))
-    return _Standing(str(assessment.state), health, assessment.headline, assessment.since_unix_s, problems)
+        unknown = Unreachable(given.etcd_trouble or "etcd has not answered yet")
+        return _Standing(_UNKNOWN, "unknown", unknown.why, None, (unknown.reason,))
+    reasons = assessment.health.reasons
+    if given.etcd_trouble and not assessment.is_over:
+        return _Standing(_UNKNOWN, "unknown", given.etcd_trouble, None, reasons)
+    return _Standing(
+        str(assessment.state), _health(assessment), assessment.headline, assessment.since_unix_s, reasons
+    )  # fmt: skip
 
 
-def _health(assessment: Assessment, has_problems: bool) -> Health:
-    if assessment.state is JobState.FAILED:
-        return "bad"
-    if assessment.state in OVER:
+def _health(assessment: Assessment) -> HealthWord:
+    if assessment.state in (JobState.FINISHED, JobState.SAVED):
         return "over"
-    if not assessment.is_healthy:
-        return "warning" if assessment.state is JobState.WAITING else "bad"
-    return "warning" if has_problems else "good"
+    return _WORD_OF_LEVEL[assessment.health.level]
+
+
+def _reason(one: Reason) -> ReasonDocument:
+    return ReasonDocument(
+        code=one.code.value, level=one.level.value, text=one.text, since_unix_s=one.since_unix_s, runbook=one.runbook,
+        hosts=one.hosts, ranks=one.ranks,
+    )  # fmt: skip
 
 
 def _recorded_standing(facts: JobFacts, step: int | None) -> _Standing:
@@ -184,18 +198,22 @@ def _recorded_standing(facts: JobFacts, step: int | None) -> _Standing:
     if facts.exit_code is not None:
         text = f"its launch ended with exit code {facts.exit_code}"
         if facts.exit_code == ExitCode.OK:
-            return _Standing(str(JobState.FINISHED), "over", f"finished: {text}", None, ())
+            return _Standing(str(JobState.FINISHED), "over", f"finished: {text}", None)
         if facts.exit_code == ExitCode.SAVED_AND_STOPPED:
-            return _Standing(str(JobState.SAVED), "over", f"saved and stopped: {text}", None, ())
+            return _Standing(str(JobState.SAVED), "over", f"saved and stopped: {text}", None)
         why = f"; the last incident: {last.reason}" if last is not None else ""
-        return _Standing(str(JobState.FAILED), "bad", f"failed: {text}{why}", since_s, ())
+        return _failed(f"failed: {text}{why}", since_s)
     if facts.config is not None and step is not None and step >= facts.config.train.steps:
         done = count_text(facts.config.train.steps, "step")
-        return _Standing(str(JobState.FINISHED), "over", f"finished: all {done} are done", None, ())
+        return _Standing(str(JobState.FINISHED), "over", f"finished: all {done} are done", None)
     if last is not None and last.state is IncidentState.STOPPED:
-        return _Standing(str(JobState.FAILED), "bad", f"over since its last incident: {last.reason}", since_s, ())
+        return _failed(f"over since its last incident: {last.reason}", since_s)
     reached = "" if step is None else f", after {count_text(step, 'step')}"
-    return _Standing(str(JobState.NOT_RUNNING), "over", f"recorded history{reached}", None, ())
+    return _Standing(str(JobState.NOT_RUNNING), "over", f"recorded history{reached}", None)
+
+
+def _failed(text: str, since_s: float | None) -> _Standing:
+    return _Standing(str(JobState.FAILED), "bad", text, since_s, (Reason(ReasonCode.FAILED, text, since_s),))
 
 
 def _incidents(given: OverviewInputs) -> Sequence[Incident]:

@@ -20,6 +20,8 @@ from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.lasting_thread import LastingThread
 from megatrain.coordination.watch import Changes, Watch, WatchEvent
 from megatrain.coordination.wire import KeyRange, Range, shown
+from megatrain.jobs.assessment import Unreachable, assess
+from megatrain.jobs.health import Health, health_of
 from megatrain.jobs.snapshot import DecodedRecords, JobSnapshot, read_job
 from megatrain.jobs.verdict_cases import Case, read_cases
 
@@ -32,7 +34,7 @@ _PART_BUSY = 4.0
 """After a look that takes long so many times its length is waited: thousands of hosts tell something all the time.
 One that failed only waited itself: after it the next one is soon, or who is back would be missed for a minute."""
 _WATCH_AGAIN_S = 30.0
-_BESIDES = frozenset({"verdicts", "outcomes", "checks", "evidence", "diag"})
+_BESIDES = frozenset({"verdicts", "outcomes", "checks", "evidence"})
 """Directories of keys that a JobSnapshot does not hold."""
 
 
@@ -43,7 +45,6 @@ class EtcdRecords:
     cases: tuple[Case, ...] = ()
     checks: dict[str, CheckReport] = field(default_factory=dict)
     evidence: tuple[HangEvidence, ...] = ()
-    has_daemon: bool = False
     unreadable: tuple[str, ...] = ()
 
 
@@ -55,6 +56,20 @@ class EtcdLook:
     records: EtcdRecords = EtcdRecords()
     at_unix_s: float = 0.0
     trouble: str = ""
+
+    @property
+    def unreachable(self) -> Unreachable | None:
+        """Why nothing newer is known; None while etcd answers."""
+        if not self.trouble:
+            return None
+        since_s = None if self.snapshot is None else self.at_unix_s
+        return Unreachable(f"etcd is out of reach: {self.trouble}", since_s)
+
+    def health(self, now_s: float) -> Health | None:
+        """Return how the job is at a moment, as far as this look goes; None before the first answer."""
+        if self.snapshot is not None:
+            return assess(self.snapshot, now_s, self.unreachable).health
+        return None if self.unreachable is None else health_of([self.unreachable.reason])
 
 
 class EtcdJob:
@@ -121,7 +136,7 @@ class EtcdJob:
             self._look = replace(before, trouble=str(error).partition("\n")[0])
         except Exception as error:  # noqa: BLE001 -- told, and tried again
             # a defect of ours: what is shown must not look as if it were new
-            self._look = replace(before, trouble=f"a mistake of the dashboard: {error!r}"[:_MOST_CHARACTERS])
+            self._look = replace(before, trouble=f"a mistake of this program: {error!r}"[:_MOST_CHARACTERS])
         if self._look.trouble and not before.trouble:
             _logger.warning("etcd tells nothing new of job %s: %s", self._keys.job, self._look.trouble)
         self._changed(before, self._look)
@@ -150,7 +165,7 @@ class EtcdJob:
 
     def _take(self, event: WatchEvent) -> None:
         self._is_stale = True
-        kinds = {"diag"}
+        kinds: set[str] = set()
         if isinstance(event, Changes):
             kinds = {self._kind(change.item.key) for change in event.changes}
         self._has_news_besides |= bool(kinds & _BESIDES) or not isinstance(event, Changes)
@@ -188,8 +203,7 @@ def read_records(client: EtcdClient, keys: JobKeys) -> EtcdRecords:
     if newest:
         of_round, _, _ = newest[0].key.decode(errors="replace").rpartition("/")
         evidence = _decoded(client, KeyRange.prefix(f"{of_round}/"), HangEvidence, unreadable)
-    has_daemon = client.get(keys.daemon) is not None
-    return EtcdRecords(tuple(cases), checks, tuple(evidence), has_daemon, tuple(unreadable[:20]))
+    return EtcdRecords(tuple(cases), checks, tuple(evidence), tuple(unreadable[:20]))
 
 
 def _decoded(client: EtcdClient, where: KeyRange, kind: type[RecordType], unreadable: list[str]) -> list[RecordType]:

@@ -1,0 +1,154 @@
+"""The health of a job: a level and the reasons for it, the same for everyone who asks. Pure.
+
+    red     it does not train and nothing mends that in time, its checkpoints fail, the brake is reached, or what
+            coordinates it is lost
+    amber   it recovers, or something is on the way to becoming red, or nobody would see it
+    green   nothing of that
+
+Each reason has a code that never changes its meaning: alerts and people's notes go by it. docs/runbooks/health.md
+says what to do about each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class HealthLevel(StrEnum):
+    """How much a job needs a person."""
+
+    GREEN = "green"
+    AMBER = "amber"
+    """Look at it today."""
+    RED = "red"
+    """Look at it now."""
+
+
+class ReasonCode(StrEnum):
+    """Why a job is not green."""
+
+    STUCK = "stuck"
+    BROKEN = "broken"
+    HOST_LOST = "host-lost"
+    NOT_RUNNING = "not-running"
+    FAILED = "failed"
+    LATE = "late"
+    BRAKE = "brake"
+    SAVES_FAIL = "saves-fail"
+    CHECKPOINT_OLD = "checkpoint-old"
+    ETCD_ALARM = "etcd-alarm"
+    COORDINATION_LOST = "coordination-lost"
+    UNREACHABLE = "unreachable"
+    RECOVERING = "recovering"
+    WAITING_FOR_HOSTS = "waiting-for-hosts"
+    HELD = "held"
+    STEP_LATE = "step-late"
+    SAVE_FAILED = "save-failed"
+    SAVE_LATE = "save-late"
+    DISK_FILLING = "disk-filling"
+    RESTART_BUDGET = "restart-budget"
+    VERDICT_WAITING = "verdict-waiting"
+    VERDICT_UNANSWERED = "verdict-unanswered"
+    DAEMON_SILENT = "daemon-silent"
+    DAEMON_TROUBLE = "daemon-trouble"
+    STREAMER_SILENT = "streamer-silent"
+    METRICS_SILENT = "metrics-silent"
+    RANK_SILENT = "rank-silent"
+    NO_DRIVER = "no-driver"
+    DRIVER_ALARM = "driver-alarm"
+    HOST_UNFIT = "host-unfit"
+    HOST_TROUBLE = "host-trouble"
+    RECORD_UNREADABLE = "record-unreadable"
+
+
+_RED = frozenset(
+    {
+        ReasonCode.STUCK,
+        ReasonCode.BROKEN,
+        ReasonCode.HOST_LOST,
+        ReasonCode.NOT_RUNNING,
+        ReasonCode.FAILED,
+        ReasonCode.LATE,
+        ReasonCode.BRAKE,
+        ReasonCode.SAVES_FAIL,
+        ReasonCode.CHECKPOINT_OLD,
+        ReasonCode.ETCD_ALARM,
+        ReasonCode.COORDINATION_LOST,
+        ReasonCode.UNREACHABLE,
+    }
+)
+_RUNBOOK_OF: Mapping[ReasonCode, str] = {
+    ReasonCode.STUCK: "hang.md",
+    ReasonCode.BROKEN: "job-does-not-start.md",
+    ReasonCode.HOST_LOST: "host-evicted-or-cordoned.md",
+    ReasonCode.NOT_RUNNING: "job-does-not-start.md",
+    ReasonCode.FAILED: "job-does-not-start.md",
+    ReasonCode.LATE: "waits-for-hosts.md",
+    ReasonCode.BRAKE: "stopped-by-the-brake.md",
+    ReasonCode.SAVES_FAIL: "checkpoints.md",
+    ReasonCode.CHECKPOINT_OLD: "checkpoints.md",
+    ReasonCode.ETCD_ALARM: "etcd.md",
+    ReasonCode.COORDINATION_LOST: "etcd.md",
+    ReasonCode.UNREACHABLE: "etcd.md",
+    ReasonCode.RECOVERING: "health.md#recovering",
+    ReasonCode.WAITING_FOR_HOSTS: "waits-for-hosts.md",
+    ReasonCode.HELD: "etcd.md",
+    ReasonCode.STEP_LATE: "slow-steps.md",
+    ReasonCode.SAVE_FAILED: "checkpoints.md",
+    ReasonCode.SAVE_LATE: "checkpoints.md",
+    ReasonCode.DISK_FILLING: "disk-full.md",
+    ReasonCode.RESTART_BUDGET: "stopped-by-the-brake.md",
+    ReasonCode.VERDICT_WAITING: "verdict.md",
+    ReasonCode.VERDICT_UNANSWERED: "verdict.md",
+    ReasonCode.DAEMON_SILENT: "diagnostics.md",
+    ReasonCode.DAEMON_TROUBLE: "diagnostics.md",
+    ReasonCode.STREAMER_SILENT: "diagnostics.md",
+    ReasonCode.METRICS_SILENT: "diagnostics.md",
+    ReasonCode.RANK_SILENT: "silent-rank.md",
+    ReasonCode.NO_DRIVER: "health.md#no-driver",
+    ReasonCode.DRIVER_ALARM: "health.md#driver-alarm",
+    ReasonCode.HOST_UNFIT: "host-evicted-or-cordoned.md",
+    ReasonCode.HOST_TROUBLE: "health.md#host-trouble",
+    ReasonCode.RECORD_UNREADABLE: "etcd.md",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a job is not green: a plain sentence with figures, and since when, where that is known (unix seconds)."""
+
+    code: ReasonCode
+    text: str
+    since_unix_s: float | None = None
+    hosts: tuple[str, ...] = ()
+    ranks: tuple[int, ...] = ()
+
+    @property
+    def level(self) -> HealthLevel:
+        return HealthLevel.RED if self.code in _RED else HealthLevel.AMBER
+
+    @property
+    def runbook(self) -> str:
+        """The page below docs/runbooks, with an anchor where it is about more."""
+        return _RUNBOOK_OF[self.code]
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """The health of a job. `reasons`: the red ones first."""
+
+    reasons: tuple[Reason, ...] = ()
+
+    @property
+    def level(self) -> HealthLevel:
+        return self.reasons[0].level if self.reasons else HealthLevel.GREEN
+
+    def has(self, *codes: ReasonCode) -> bool:
+        return any(reason.code in codes for reason in self.reasons)
+
+
+def health_of(reasons: Iterable[Reason]) -> Health:
+    """Return the health that reasons make; of one level they keep their order."""
+    return Health(tuple(sorted(reasons, key=lambda one: one.level is not HealthLevel.RED)))

@@ -1,0 +1,52 @@
+"""Does somebody decide, is what is decided upon in order, and does a verdict wait for an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from megatrain.contracts.texts import age_text, names_text
+from megatrain.jobs.health import Reason, ReasonCode
+from megatrain.jobs.snapshot import JobSnapshot
+
+UNANSWERED_S = 30.0
+"""The driver looks at a verdict within a second; one that has waited for so long it has not heard of."""
+
+
+def reasons_of_coordination(snapshot: JobSnapshot, now_s: float) -> Iterator[Reason]:
+    """Yield what is wrong with etcd, the driver and its decisions."""
+    if snapshot.record is None and snapshot.hosts:
+        text = "etcd has hosts of this job and no record of it: its data were lost, or another etcd has its place"
+        yield Reason(ReasonCode.COORDINATION_LOST, text)
+    if snapshot.etcd_alarms:
+        names = names_text(snapshot.etcd_alarms)
+        yield Reason(ReasonCode.ETCD_ALARM, f"etcd raises {names}: nothing can be decided until that is mended")
+    if snapshot.hosts and not snapshot.driver:
+        text = "no driver is elected: nobody decides about failures until a host takes over"
+        yield Reason(ReasonCode.NO_DRIVER, text)
+    yield from _verdicts(snapshot, now_s)
+    yield from _alarms(snapshot)
+    for text in snapshot.unreadable:
+        yield Reason(ReasonCode.RECORD_UNREADABLE, f"left out of this answer: {text}")
+
+
+def _verdicts(snapshot: JobSnapshot, now_s: float) -> Iterator[Reason]:
+    for outcome, verdict in snapshot.waiting:
+        way_out = f"`megatrain job approve {outcome.verdict_id}`, or dismiss"
+        text = f"verdict {outcome.verdict_id} {outcome.reason} ({way_out})"
+        yield Reason(ReasonCode.VERDICT_WAITING, text, outcome.at_unix_s, verdict.hosts, verdict.ranks)
+    for verdict in snapshot.unanswered:
+        if now_s - verdict.created_unix_s > UNANSWERED_S:
+            about = names_text(verdict.hosts) or "the training"
+            age = age_text(verdict.created_unix_s, now_s)
+            text = f"verdict {verdict.verdict_id} on {about} ({verdict.cause}) is {age} old, and no driver has answered"
+            yield Reason(ReasonCode.VERDICT_UNANSWERED, text, verdict.created_unix_s, verdict.hosts, verdict.ranks)
+
+
+def _alarms(snapshot: JobSnapshot) -> Iterator[Reason]:
+    """Yield what the driver complains of, unless something else tells it already."""
+    alarms = () if snapshot.report is None else snapshot.report.alarms
+    held = snapshot.incidents[-1].reason if snapshot.incidents else ""
+    told: Sequence[str] = (*snapshot.unreadable, held)
+    for text in alarms:
+        if not any(name in text for name in snapshot.etcd_alarms) and not any(text in one for one in told):
+            yield Reason(ReasonCode.DRIVER_ALARM, f"the driver says: {text}")

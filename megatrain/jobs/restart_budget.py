@@ -1,0 +1,93 @@
+"""How much of a job's restarts is used: what the driver's brake goes by, and what health tells of it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from megatrain.contracts.incident import Incident, IncidentKind
+
+HOUR_S = 3600.0
+_AUTOMATIC = frozenset({"restart", "evict", "rollback"})
+_PLANNED = frozenset({IncidentKind.REQUEST, IncidentKind.CONTROL_PLANE, IncidentKind.STRAGGLER, IncidentKind.NUMERICS})
+"""Kinds whose answer was decided before the round was halted; their limits are their own."""
+_PER_HOUR, _WITHOUT_PROGRESS = "recovery.restarts_per_hour", "recovery.restarts_without_progress"
+
+
+@dataclass(frozen=True, slots=True)
+class RestartBudget:
+    """Restarts that nobody asked for: within the last hour, and those in a row that led to no new step."""
+
+    recent: tuple[Incident, ...]
+    fruitless: tuple[Incident, ...]
+    per_hour: int
+    without_progress: int
+
+    @property
+    def is_used_up(self) -> bool:
+        """The next failure ends the job."""
+        return self._reaches(1)
+
+    @property
+    def is_half_used(self) -> bool:
+        return self._reaches(2)
+
+    def _reaches(self, times: int) -> bool:
+        """Say whether so many times the restarts of either kind would be too many."""
+        pairs = ((self.recent, self.per_hour), (self.fruitless, self.without_progress))
+        return any(used and times * len(used) >= limit for used, limit in pairs)
+
+    def text(self) -> str:
+        """Return how much is used, by the limit that is nearer."""
+        if len(self.recent) * self.without_progress >= len(self.fruitless) * self.per_hour:
+            return f"{len(self.recent)} of {self.per_hour} restarts within an hour are used ({_PER_HOUR})"
+        return (
+            f"{len(self.fruitless)} of {self.without_progress} restarts in a row have led to no new step "
+            f"({_WITHOUT_PROGRESS})"
+        )
+
+
+def restart_budget(
+    incidents: Sequence[Incident], last_step: int | None, now_s: float, *, per_hour: int, without_progress: int
+) -> RestartBudget:
+    """Return what is used of the restarts. `incidents`: the oldest first; `last_step`: completed since the last."""
+    restarts = [one for one in incidents if is_automatic(one)]
+    recent = tuple(one for one in restarts if one.moments.detected >= now_s - HOUR_S)
+    return RestartBudget(recent, _fruitless(restarts, last_step), per_hour, without_progress)
+
+
+def configured_budget(
+    config: Mapping[str, str], incidents: Sequence[Incident], last_step: int | None, now_s: float
+) -> RestartBudget | None:
+    """Return the same by the limits in a job's record; None where it has none."""
+    per_hour, without_progress = (config.get(name, "") for name in (_PER_HOUR, _WITHOUT_PROGRESS))
+    if not (_is_limit(per_hour) and _is_limit(without_progress)):
+        return None
+    return restart_budget(
+        incidents, last_step, now_s, per_hour=int(per_hour), without_progress=int(without_progress)
+    )  # fmt: skip
+
+
+def is_automatic(incident: Incident) -> bool:
+    """Say whether the job was restarted without anybody having asked for it."""
+    return incident.kind not in _PLANNED and incident.action in _AUTOMATIC
+
+
+def step_of(step: int | None) -> int:
+    """Return a number of steps that can be compared: none is less than any."""
+    return -1 if step is None else step
+
+
+def _is_limit(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 9
+
+
+def _fruitless(restarts: Sequence[Incident], last_step: int | None) -> tuple[Incident, ...]:
+    """Return the restarts in a row, up to now, after which no step was completed that had not been before."""
+    best, streak = -1, list[Incident]()
+    for incident in restarts:
+        step = step_of(incident.last_step)
+        if step > best:
+            best, streak = step, []
+        streak.append(incident)
+    return () if step_of(last_step) > best else tuple(streak)

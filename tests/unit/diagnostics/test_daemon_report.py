@@ -1,0 +1,110 @@
+"""What the daemon tells in etcd of what it hears, and what /metrics makes of the same look."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from megatrain.contracts.diag_records import DaemonRecord, DaemonReport
+from megatrain.contracts.errors import CoordinationError
+from megatrain.contracts.host_verdict import HostVerdict
+from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.record import decode
+from megatrain.jobs.etcd_job import EtcdLook, EtcdRecords
+from megatrain.jobs.health import HealthLevel, ReasonCode
+from megatrain.jobs.verdict_cases import Case
+from megatrain_diagnostics.collector.counters import Ledger
+from megatrain_diagnostics.metrics.daemon_report import DaemonReporter, away_hosts
+from megatrain_diagnostics.metrics.job_book import JobBook
+from megatrain_diagnostics.metrics.job_records import records_of
+from tests.helpers.launched_job import NOW_S, make_incident, make_snapshot, make_status
+from tests.helpers.told_verdicts import STRAGGLER
+
+KEYS = JobKeys("demo")
+RECORD = DaemonRecord("host-1", "d1", "127.0.0.1", 1, "token", started_unix_s=NOW_S - 60)
+STREAMED = make_snapshot(statuses={f"host-{n}": make_status(n, is_streamed=True) for n in (1, 2)})
+
+
+class Etcd:
+    """Takes what is put, unless it is away."""
+
+    def __init__(self) -> None:
+        self.written: list[DaemonReport] = []
+        self.is_away = False
+
+    def put(self, key: str, value: bytes, **_: Any) -> None:
+        if self.is_away:
+            raise CoordinationError("refused")
+        assert key == KEYS.daemon_report
+        self.written.append(decode(DaemonReport, value, key))
+
+
+class Judge:
+    silent: tuple[int, ...] = ()
+
+    def silent_ranks(self) -> tuple[int, ...]:
+        return self.silent
+
+
+@pytest.fixture
+def etcd() -> Etcd:
+    return Etcd()
+
+
+def reporter(etcd: Etcd, judge: Judge, ledger: Ledger, record: DaemonRecord = RECORD) -> DaemonReporter:
+    sources: Any = (judge, ledger, JobBook())
+    client: Any = etcd
+    return DaemonReporter(client, KEYS, record, sources, lambda: "", lambda: STREAMED)
+
+
+def test_what_is_new_is_told_at_once_and_the_rest_now_and_then(etcd: Etcd) -> None:
+    judge, ledger = Judge(), Ledger()
+    ledger.note_stream(1, "host-1")
+    teller = reporter(etcd, judge, ledger)
+    assert [teller.tell(NOW_S + at) for at in (0, 1, 4, 5, 6)] == [True, False, False, True, False]
+    assert etcd.written[0].away_hosts == ("host-2",)
+    judge.silent = (0, 1, 3)
+    assert teller.tell(NOW_S + 7)
+    assert (etcd.written[-1].silent_ranks, etcd.written[-1].num_silent_ranks) == ("0-1, 3", 3)
+    etcd.is_away = True
+    ledger.note_stream(1, "host-2")
+    assert not teller.tell(NOW_S + 8)
+    etcd.is_away = False
+    assert teller.tell(NOW_S + 9), "what was not written is written later"
+    assert etcd.written[-1].num_away_hosts == 0
+
+
+def test_hosts_have_a_moment_to_find_a_daemon_that_has_just_begun(etcd: Etcd) -> None:
+    young = reporter(etcd, Judge(), Ledger(), replace(RECORD, started_unix_s=NOW_S - 5))
+    young.tell(NOW_S)
+    assert etcd.written[0].num_away_hosts == 0
+
+
+def test_only_hosts_that_stream_are_missed() -> None:
+    assert away_hosts(STREAMED, ["host-2"]) == ("host-1",)
+    assert away_hosts(make_snapshot(), []) == ()
+    assert away_hosts(make_snapshot(rounds={}), []) == ()
+    assert away_hosts(None, []) == ()
+
+
+def test_metrics_tell_what_etcd_held_at_the_last_look() -> None:
+    low: HostVerdict = replace(STRAGGLER, verdict_id="v-2")
+    cases = tuple(Case(one.verdict_id, one, None) for one in (STRAGGLER, low))
+    earlier = (make_incident("0000"),)
+    look = EtcdLook(replace(make_snapshot(), earlier_incidents=earlier), EtcdRecords(cases), NOW_S - 1)
+    found = records_of(look, NOW_S)
+    assert found.health is not None
+    assert (found.health.level, found.rounds, found.incidents) == (HealthLevel.GREEN, 2, {"failure": 2})
+    assert found.verdicts == {("straggler", "compute", "high"): 2}
+    assert found.effective_time_ratio == 0.991
+
+
+def test_a_look_that_is_old_is_red() -> None:
+    assert EtcdLook().health(NOW_S) is None
+    for look in (EtcdLook(trouble="refused"), EtcdLook(make_snapshot(), at_unix_s=NOW_S - 9, trouble="refused")):
+        health = records_of(look, NOW_S).health
+        assert health is not None
+        assert [one.code for one in health.reasons] == [ReasonCode.UNREACHABLE]
+        assert health.reasons[0].since_unix_s == (NOW_S - 9 if look.snapshot else None)

@@ -1,0 +1,89 @@
+"""What an executor tells of its host's storage: what its checkpoint writer says, and the room on its disks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from megatrain.contracts.arena import Arena
+from megatrain.contracts.arena_plans import WriterStatus
+from megatrain.contracts.host_records import HostSaves
+from megatrain.contracts.run_directory import RunDirectory
+from megatrain_launcher.executor.storage_watch import StorageWatch, saves_of
+from megatrain_launcher.launch.plan import LaunchPlan, make_plan
+from tests.helpers.arena_snapshots import host_plan, make_arena
+from tests.helpers.launch_cases import small_flags
+from tests.helpers.waiting import wait_until
+
+SOON_S = 30.0
+STATUS = WriterStatus(
+    pid=17, branch="main", round=2, num_persisted=3, num_failures=0, last_persisted_step=120, last_error="",
+    last_write_s=0.5, last_write_bytes=4096, persisted_unix_s=1000.0,
+)  # fmt: skip
+FAILING = replace(STATUS, num_failures=2, num_failed=2, failing_unix_s=1010.0, last_error="step 140: disk full")
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> LaunchPlan:
+    arenas = tmp_path / "arenas"
+    arenas.mkdir()
+    return make_plan(small_flags(tmp_path, overrides=(f"--checkpoint.arena_directory={arenas}",)), {})
+
+
+def arena_of(plan: LaunchPlan, branch: str, host: str) -> Arena:
+    told = replace(host_plan(str(plan.files.run / "checkpoints")), job="small")
+    name = f"megatrain-arena1.small.{branch}.0a1b2c3d.{host}"
+    return make_arena(Path(plan.config.checkpoint.arena_directory) / name, told)
+
+
+@contextmanager
+def watching(plan: LaunchPlan, changed: threading.Event) -> Iterator[StorageWatch]:
+    run = RunDirectory(plan.files.run)
+    run.create()
+    watch = StorageWatch(plan.config, run, "host-1", changed.set)
+    try:
+        yield watch
+    finally:
+        watch.close()
+
+
+def test_what_the_writer_says_is_told_when_it_changes(plan: LaunchPlan) -> None:
+    changed = threading.Event()
+    STATUS.write(arena_of(plan, "main", "host-1").writer_status)
+    # another host's of this machine, and the branch that the job has left
+    FAILING.write(arena_of(plan, "main", "host-2").writer_status)
+    replace(FAILING, round=1).write(arena_of(plan, "before", "host-1").writer_status)
+    with watching(plan, changed) as watch:
+        assert changed.wait(SOON_S)
+        assert watch.view.saves == HostSaves(saved_step=120, saved_unix_s=1000.0, num_bytes=4096)
+        changed.clear()
+        FAILING.write(arena_of(plan, "main", "host-1").writer_status)
+        assert changed.wait(SOON_S)
+        told = watch.view.saves
+        assert told is not None
+        assert (told.num_failed, told.failing_unix_s, told.error) == (2, 1010.0, "step 140: disk full")
+
+
+def test_the_room_of_the_run_is_told_once_for_each_disk(plan: LaunchPlan) -> None:
+    with watching(plan, threading.Event()) as watch:
+        wait_until(lambda: bool(watch.view.disks), "a look at the disk", SOON_S)
+        (room,) = watch.view.disks
+    assert (room.path, room.full_in_s) == (str(plan.files.run), None)
+    assert 0 <= room.free_bytes <= room.total_bytes
+
+
+def test_a_job_without_an_arena_has_told_nothing(plan: LaunchPlan) -> None:
+    with watching(plan, threading.Event()) as watch:
+        wait_until(lambda: bool(watch.view.disks), "a look", SOON_S)
+        assert watch.view.saves is None
+
+
+def test_what_no_record_can_hold_is_made_text() -> None:
+    found = saves_of(replace(FAILING, last_error="a\udc80b" + "x" * 999))
+    assert found.error.startswith("a\\udc80b")
+    assert len(found.error) == 400
