@@ -25,7 +25,7 @@ from types import ModuleType
 from typing import NoReturn
 
 import megatrain
-from megatrain.contracts.errors import ConfigError, MegatrainError
+from megatrain.contracts.errors import ConfigError, FlagError, MegatrainError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.printable import printable
 
@@ -33,9 +33,16 @@ ENTRY_POINT_GROUP = "megatrain.commands"
 
 # The verbs of this distribution, so that a source tree without installed metadata has them too.
 BUILT_IN_VERBS: Mapping[str, str] = {
-    verb: f"megatrain.commands.{verb}"
-    for verb in ("blackbox", "ckpt", "config", "data", "doctor", "logs", "sample", "train")
+    **{
+        verb: f"megatrain.commands.{verb}"
+        for verb in ("blackbox", "ckpt", "config", "data", "doctor", "sample", "train")
+    },
+    "logs": "megatrain_diagnostics.commands.logs",
 }
+
+_TWO_WORDS: Mapping[str, str] = {"logs classify": "megatrain_diagnostics.commands.logs_classify"}
+"""Verbs beside that of their first word."""
+_FORMER_VERBS: Mapping[str, str] = {"diag logs": "logs"}
 
 # A shell's codes for a program ended by a signal are 128 + its number: 2 (interrupt) and 13 (broken pipe).
 INTERRUPTED = 130
@@ -132,6 +139,11 @@ def _dispatch(words: list[str]) -> int:
         return int(ExitCode.OK)
     if first.startswith("-"):
         _usage_error(f"unknown option {first!r} before the verb{_suggest(first, ['--help', '--version'])}")
+    both = " ".join(words[:2])
+    if both in _FORMER_VERBS:
+        _usage_error(f"`megatrain {both}` is now written `megatrain {_FORMER_VERBS[both]}`")
+    if both in _TWO_WORDS:
+        return _run_verb(both, _load_verb(both, _TWO_WORDS[both]), words[2:])
     module_name = BUILT_IN_VERBS.get(first) or find_verbs().get(first)
     if module_name is None:
         known = list(find_verbs())
@@ -230,4 +242,5 @@ def _message(error: MegatrainError) -> str:
     if not isinstance(error, ConfigError):
         return str(error)
     count = len(error.problems)
-    return f"the configuration has {count} problem{'s' if count != 1 else ''}:\n{error}"
+    what = "command line" if isinstance(error, FlagError) else "configuration"
+    return f"the {what} has {count} problem{'s' if count != 1 else ''}:\n{error}"

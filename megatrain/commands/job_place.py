@@ -24,7 +24,7 @@ from megatrain.contracts.errors import (
     CoordinationError,
     CoordinationRefusedError,
     DataError,
-    MegatrainError,
+    UsageError,
 )
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.job_keys import ROOT, JobKeys
@@ -45,10 +45,26 @@ _OWN_CALL_S = 1.0
 """A job's own etcd has one member, on this machine: when it does not answer at once, it is not there."""
 
 
-class PlaceError(MegatrainError):
+class PlaceError(UsageError):
     """The command line does not say which job is meant, or where its etcd is."""
 
-    exit_code = ExitCode.USAGE
+
+class NoPlaceError(PlaceError):
+    """The run or job that the command line names is not there, or nothing tells where its etcd is."""
+
+    exit_code = ExitCode.NOT_FOUND
+
+
+class ClosedPlaceError(PlaceError):
+    """The run is another user's."""
+
+    exit_code = ExitCode.NO_PERMISSION
+
+
+class DamagedPlaceError(PlaceError):
+    """What a run says of its etcd cannot be read."""
+
+    exit_code = ExitCode.DATA
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,26 +85,29 @@ class OpenJob:
     run_directory: Path | None = None
 
 
-def add_job(parser: argparse.ArgumentParser) -> None:
-    """Declare [JOB], and where etcd is."""
+def add_job(parser: argparse.ArgumentParser, *, former_option: str = "") -> None:
+    """Declare [JOB], and where etcd is. `former_option`: how that is written now which once stood in its place."""
+    parser.set_defaults(former_option=former_option)
     parser.add_argument("job", nargs="?", default="", type=utf8_text, metavar="JOB", help=_JOB_HELP)
     parser.add_argument("--job", dest="job_option", default="", type=utf8_text, metavar="JOB", help="the same as JOB")
-    add_etcd_arguments(parser)
-
-
-def add_job_option(parser: argparse.ArgumentParser) -> None:
-    """Declare --job, for verbs whose arguments are something else, and where etcd is."""
-    parser.add_argument("--job", default="", type=utf8_text, metavar="JOB", help=_JOB_HELP)
     add_etcd_arguments(parser)
 
 
 def told_job(args: argparse.Namespace) -> str:
     """Return what the command line says of the job, in either spelling. Raises: PlaceError where they differ."""
     job: str = args.job
-    option: str = getattr(args, "job_option", "")
+    option: str = args.job_option
     if job and option and job != option:
-        raise PlaceError(f"JOB is {job!r} and --job={option}: two jobs; give one of them")
+        raise PlaceError(f"JOB is {job!r} and --job={option}: two jobs; give one of them{former_word(args, job)}")
     return job or option
+
+
+def former_word(args: argparse.Namespace, word: str = "") -> str:
+    """Return what a word that stands for the job is now written as, where it stood for something else once."""
+    word = word or args.job
+    if not word or not args.former_option:
+        return ""
+    return f" ({args.former_option[2:]} {word!r} is now written {args.former_option} {word})"
 
 
 @contextmanager
@@ -114,7 +133,7 @@ def opened_job(args: argparse.Namespace, *, is_patient: bool = False, call_s: fl
             run = shlex.quote(str(place.run_directory))
             raise CoordinationError(
                 f"the job of {run} does not run, or its etcd is out of reach: {error}\n"
-                f"`megatrain incidents --job {run}` reads what was recorded on disk",
+                f"`megatrain incidents {run}` reads what was recorded on disk",
                 endpoints=error.endpoints,
                 key=error.key,
             ) from error
@@ -135,15 +154,19 @@ def job_place(args: argparse.Namespace) -> JobPlace:
     """Return where the job is told of. Raises: PlaceError naming what is missing."""
     told_name = told_job(args)
     run = run_directory(told_name)
-    flags = etcd_flags(args)
-    if flags.endpoints:
+    try:
+        flags = etcd_flags(args)
+        reached = flags.settings(os.environ) if flags.endpoints else None
+    except ConfigError as error:
+        raise PlaceError("; ".join(error.problems)) from error
+    if reached is not None:
         job = told_name if run is None else _told(run, read_job)
         _check_name(job)
-        return JobPlace(_hasty(flags.settings(os.environ), _CALL_S), job, run)
+        return JobPlace(_hasty(reached, _CALL_S), job, run)
     if run is None and told_name:
-        raise PlaceError(
+        raise NoPlaceError(
             f"job {told_name!r}: no run directory of that name (looked for {RUNS / told_name / ENDPOINT_FILE}); "
-            "say where etcd is with --rdzv-endpoint HOST:PORT, or name the run directory"
+            f"say where etcd is with --rdzv-endpoint HOST:PORT, or name the run directory{former_word(args, told_name)}"
         )
     run = run or _only_run()
     if flags != EtcdFlags():
@@ -183,19 +206,19 @@ def _told(run: Path, read: Callable[[Path], Answer]) -> Answer:
         return read(run)
     except FileNotFoundError as error:
         if os.path.lexists(run / ENDPOINT_FILE):
-            raise PlaceError(f"{error.filename}: no such file; say --rdzv-endpoint HOST:PORT instead") from error
-        raise PlaceError(f"{run}: {_why_nothing_is_told(run)}") from None
+            raise NoPlaceError(f"{error.filename}: no such file; say --rdzv-endpoint HOST:PORT instead") from error
+        raise NoPlaceError(f"{run}: {_why_nothing_is_told(run)}") from None
     except OSError as error:
         problem = f"{error.filename}: {error.strerror}"
-        raise PlaceError(f"{problem}; only who launched a job gets into its etcd by its run directory") from error
+        raise ClosedPlaceError(f"{problem}; only who launched a job gets into its etcd by its run directory") from error
     except (DataError, ConfigError) as error:
-        raise PlaceError(str(error)) from error
+        raise DamagedPlaceError(str(error)) from error
 
 
 def _why_nothing_is_told(run: Path) -> str:
     code = recorded_exit_code(run)
     if code is not None:
-        looks = f"megatrain incidents --job {shlex.quote(str(run))}"
+        looks = f"megatrain incidents {shlex.quote(str(run))}"
         return f"its last job ended with exit code {code}; `{looks}` tells what went wrong in it"
     return (
         f"no {ENDPOINT_FILE} there, so no job with an etcd of its own runs in it; for one that was launched with "
@@ -206,7 +229,7 @@ def _why_nothing_is_told(run: Path) -> str:
 def _only_run() -> Path:
     found = sorted(path.parent.parent for path in RUNS.glob(f"*/{ENDPOINT_FILE}"))
     if not found:
-        raise PlaceError(
+        raise NoPlaceError(
             f"which job? None below {RUNS}/ has an etcd of its own; name a run directory, "
             "or say --rdzv-endpoint HOST:PORT and the job's name"
         )
@@ -222,7 +245,7 @@ def _only_job(client: EtcdClient) -> str:
         raise CoordinationRefusedError(f"{error}; name the job, to look at nothing else", key=error.key) from error
     where = names_text([str(endpoint) for endpoint in client.settings.endpoints])
     if not found:
-        raise CoordinationError(f"no job is known to etcd at {where}; start one with `megatrain launch`")
+        raise NoPlaceError(f"no job is known to etcd at {where}; start one with `megatrain launch`")
     if len(found) > 1:
         raise PlaceError(f"which job? etcd at {where} knows {names_text(found)}; name one of them")
     return found[0]
@@ -247,7 +270,7 @@ def list_jobs(client: EtcdClient) -> tuple[str, ...]:
 
 def _check_name(job: str) -> None:
     if "/" in job:
-        raise PlaceError(f"job {job!r}: neither a run directory nor a job's name, which has no slash")
+        raise NoPlaceError(f"job {job!r}: neither a run directory nor a job's name, which has no slash")
 
 
 def _hasty(settings: EtcdSettings, call_s: float) -> EtcdSettings:

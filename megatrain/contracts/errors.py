@@ -24,6 +24,24 @@ class ConfigError(MegatrainError):
         super().__init__("\n".join(f"{number}. {problem}" for number, problem in enumerate(self.problems, 1)))
 
 
+class FlagError(ConfigError):
+    """One or more mistakes in the flags of a command line, all of them at once."""
+
+    exit_code = ExitCode.USAGE
+
+
+class UsageError(MegatrainError):
+    """The command line does not say what is meant, or contradicts itself."""
+
+    exit_code = ExitCode.USAGE
+
+
+class NotFoundError(MegatrainError):
+    """What the command line names is not there."""
+
+    exit_code = ExitCode.NOT_FOUND
+
+
 class TopologyError(MegatrainError):
     """Ranks, groups or a pipeline schedule do not fit together."""
 
@@ -95,3 +113,9 @@ class CoordinationRefusedError(CoordinationError):
     """etcd refused who we are or what we may do. Trying again does not help."""
 
     exit_code = ExitCode.NO_PERMISSION
+
+
+class UnknownJobError(CoordinationError):
+    """etcd answers, and knows no job of this name."""
+
+    exit_code = ExitCode.NOT_FOUND

@@ -1,6 +1,6 @@
 """Exit codes of every megatrain program. A launcher decides by code first: a code of these says more than a log.
 
-Numbers follow BSD sysexits where one fits (65, 66, 68, 69, 74, 75, 77, 78).
+Numbers follow BSD sysexits where one fits (65, 66, 68, 69, 72, 74 to 78).
 """
 
 from __future__ import annotations
@@ -27,11 +27,16 @@ class ExitCode(IntEnum):
     Restarting helps when that is mended."""
     COMMUNICATION = 69
     """A peer was lost or a collective timed out. Restarting may help."""
+    NOT_FOUND = 72
+    """What the command line names is not there: a run, a job, a host, an incident, a verdict, a round, a step."""
     SAVE_FAILED = 74
     """A checkpoint could not be written: a disk is full, or away. Restarting helps when that is mended."""
     SAVED_AND_STOPPED = 75
     """Asked to stop by a signal; a checkpoint was saved. Start again to go on."""
+    REFUSED = 76
+    """The job's driver was asked for something and does not do it; the message says why."""
     NO_PERMISSION = 77
-    """etcd refused the user, the password or the certificate. Restarting does not help."""
+    """etcd refused the user, the password or the certificate, or the files of a run are another user's. Restarting does
+    not help."""
     CONFIG = 78
     """The configuration or the layout is wrong. Restarting does not help."""

@@ -84,7 +84,7 @@ class HostVerdict:
 class OutcomeKind(StrEnum):
     ACTED = "acted"
     WAITING = "waiting"
-    """For a person: `megatrain job approve ID`, or `dismiss`."""
+    """For a person: `megatrain job approve --verdict ID`, or `dismiss`."""
     DRY_RUN = "dry-run"
     """What would have been done, was it allowed."""
     DECLINED = "declined"

@@ -15,7 +15,8 @@ from collections.abc import Generator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
-from megatrain.contracts.errors import CoordinationError, MegatrainError
+from megatrain.contracts.errors import CoordinationError, MegatrainError, UnknownJobError
+from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.host_records import CheckReport
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.job_requests import Answer, JobRequest, RequestKind
@@ -37,6 +38,8 @@ GONE_S = 5.0
 
 class RefusedError(MegatrainError):
     """The driver does not do what it was asked for."""
+
+    exit_code = ExitCode.REFUSED
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +72,7 @@ def check_can_be_asked(snapshot: JobSnapshot) -> None:
     """Raises: CoordinationError when nobody could do anything about a request."""
     job = snapshot.job
     if not snapshot.exists:
-        raise CoordinationError(f"job {job!r}: etcd knows no job of this name")
+        raise UnknownJobError(f"job {job!r}: etcd knows no job of this name")
     if snapshot.end is not None:
         raise CoordinationError(f"job {job!r} is over (exit code {snapshot.end.exit_code}): {snapshot.end.reason}")
     if not snapshot.hosts:

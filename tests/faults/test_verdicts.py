@@ -97,7 +97,7 @@ def test_an_approved_rollback_leaves_out_the_batches(tmp_path: Path, undisturbed
         )  # fmt: skip
         wait_for_outcome(running, verdict, OutcomeKind.WAITING)
         place = ["--rdzv-endpoint", ",".join(running.launched.endpoints), "--job", running.job.config.job.name]
-        command = [sys.executable, "-m", "megatrain", "job", "approve", verdict.verdict_id, *place]
+        command = [sys.executable, "-m", "megatrain", "job", "approve", "--verdict", verdict.verdict_id, *place]
         asked = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
         assert asked.returncode == 0, asked.stderr
         assert "round 2 trains" in asked.stdout

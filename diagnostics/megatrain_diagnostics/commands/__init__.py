@@ -11,8 +11,6 @@ import importlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from megatrain.contracts.errors import MegatrainError
-
 if TYPE_CHECKING:
     _Action = argparse._SubParsersAction[argparse.ArgumentParser]
 else:
@@ -26,7 +24,6 @@ _VERBS = {
     "drift": "drift",
     "explain": "explain",
     "hang": "hang",
-    "logs": "logs",
     "off": "switch",
     "on": "switch",
     "set": "switch",
@@ -86,10 +83,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Do what the parsed command line asks; return the exit code. Raises: MegatrainError."""
-    try:
+    with importlib.import_module(f"{__name__}.arguments").told_problems(args):
         code: int = args.run_verb(args)
-    except MegatrainError:
-        # what is damaged is often why there is no answer
-        importlib.import_module(f"{__name__}.arguments").tell_problems(args)
-        raise
     return code

@@ -3,30 +3,34 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeAlias
 
-from megatrain.commands.argument_types import utf8_text, whole_number
+from megatrain.commands.argument_types import former_word_of, utf8_text, whole_number
 from megatrain.commands.printing import print_note
-from megatrain.contracts.errors import DataError
+from megatrain.contracts.errors import DataError, MegatrainError, NotFoundError, UsageError
 from megatrain.contracts.run_directory import RunDirectory
+from megatrain.contracts.texts import names_text
 from megatrain_diagnostics.events.roster import newest_round
 from megatrain_diagnostics.events.source import EventSource
 from megatrain_diagnostics.events.tables import Ranks
 
 Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+RUN_HELP = (
+    "a run directory, a job's name (runs/NAME), or any directory with segments of events (default: the only run that "
+    "there is)"
+)
 _MOST_NUMBERS = 1_000_000
 """Ranks that one argument may name: more is a mistake, and would only fill memory."""
 
 
-def add_place(parser: argparse.ArgumentParser) -> None:
-    """Declare PLACE, where the events are."""
-    parser.add_argument(
-        "place",
-        type=utf8_text,
-        metavar="PLACE",
-        help="a run directory, a job's name (runs/NAME), or any directory with segments of events",
-    )
+def add_run(parser: argparse.ArgumentParser, former: str = "") -> None:
+    """Declare [RUN], where the events are. `former`: the option that a second word stood for once."""
+    parser.add_argument("place", nargs="?", default="", type=utf8_text, metavar="RUN", help=RUN_HELP)
+    if former:
+        parser.add_argument("former", nargs="?", type=former_word_of(former), help=argparse.SUPPRESS)
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
@@ -96,20 +100,37 @@ def rank_list(text: str) -> tuple[int, ...]:
     return tuple(sorted(ranks))
 
 
+def check_run(args: argparse.Namespace) -> None:
+    """Fill in the only run where the command line names none. Raises: UsageError, NotFoundError."""
+    from megatrain.commands.job_place import RUNS  # loaded late, as whatever else one verb needs and others do not
+
+    if args.place:
+        return
+    found = sorted(str(path.parent) for path in RUNS.glob("*/events"))
+    if not found:
+        raise NotFoundError(f"which run? There is none below {RUNS}/; name a run or a directory of segments")
+    if len(found) > 1:
+        raise UsageError(f"which run? There are {names_text(found)}; name one of them")
+    args.place = found[0]
+
+
 def events_directory(text: str) -> Path:
-    """Return the directory of segments that PLACE means. Raises: DataError where there is none."""
+    """Return the directory of segments that RUN means. Raises: NotFoundError where there is none."""
     # loaded late, as whatever else one verb needs and others do not
     from megatrain.commands.job_place import RUNS, run_at
 
     found = run_at(text)
     if found is None:
-        raise DataError(f"{text!r}: no such directory, nor a run {RUNS / text}; name a run or a directory of segments")
+        raise NotFoundError(
+            f"{text!r}: no such directory, nor a run {RUNS / text}; name a run or a directory of segments"
+        )
     run = RunDirectory(found)
     return run.events if run.events.is_dir() else found
 
 
 def open_source(args: argparse.Namespace) -> EventSource:
-    """Return the events of PLACE. Raises: DataError where there are none."""
+    """Return the events of RUN. Raises: UsageError, NotFoundError; DataError where there are none."""
+    check_run(args)
     try:
         # loaded late: DuckDB takes a tenth of a second, and some verbs read other things
         from megatrain_diagnostics.store.reader import StoredEvents
@@ -123,7 +144,7 @@ def open_source(args: argparse.Namespace) -> EventSource:
 
 
 def chosen_round(args: argparse.Namespace, source: EventSource) -> int:
-    """Return the round that is meant. Raises: DataError when there is no such, or none at all."""
+    """Return the round that is meant. Raises: NotFoundError; DataError where there is none at all."""
     ranks = source.read(Ranks)
     known = sorted({int(number) for number in ranks.round})
     if not known:
@@ -132,7 +153,7 @@ def chosen_round(args: argparse.Namespace, source: EventSource) -> int:
     if chosen is None:
         return newest_round(ranks)
     if chosen not in known:
-        raise DataError(f"--round={chosen}: {args.place} has {', '.join(map(str, known))}")
+        raise NotFoundError(f"--round={chosen}: {args.place} has {', '.join(map(str, known))}")
     return chosen
 
 
@@ -144,3 +165,13 @@ def tell_problems(args: argparse.Namespace) -> None:
         for problem in problems[args.num_told_problems :]:
             print_note(problem)
         args.num_told_problems = len(problems)
+
+
+@contextmanager
+def told_problems(args: argparse.Namespace) -> Iterator[None]:
+    """Tell before an error of the block what is damaged: that is often why there is no answer."""
+    try:
+        yield
+    except MegatrainError:
+        tell_problems(args)
+        raise

@@ -1,4 +1,4 @@
-"""`megatrain diag comm PLACE`: bandwidths, slow links and hosts, and what of communication compute hides."""
+"""`megatrain diag comm RUN`: bandwidths, slow links and hosts, and what of communication compute hides."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from megatrain_diagnostics.analysis.step_windows import full_steps, known_steps,
 from megatrain_diagnostics.commands.arguments import (
     Verbs,
     add_json,
-    add_place,
     add_round,
+    add_run,
     add_steps,
     chosen_round,
     open_source,
@@ -35,7 +35,7 @@ def add_verb(verbs: Verbs) -> None:
     parser = verbs.add_parser(
         "comm", help="bandwidths, slow links and hosts, exposed and hidden communication", allow_abbrev=False
     )
-    add_place(parser)
+    add_run(parser)
     add_steps(parser)
     add_round(parser)
     add_json(parser)

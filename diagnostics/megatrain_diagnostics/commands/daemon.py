@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from megatrain.commands.argument_types import utf8_path
-from megatrain.commands.job_place import PlaceError, add_job, opened_job
+from megatrain.commands.job_place import NoPlaceError, add_job, opened_job
 from megatrain.contracts.record import decode
 from megatrain.contracts.rounds import JobRecord
 from megatrain.coordination.settings import EtcdSettings
@@ -34,19 +34,18 @@ def run(args: argparse.Namespace) -> int:
         if directory is None:
             item = job.client.get(job.keys.record)
             if item is None:
-                raise PlaceError(f"job {job.keys.job!r} has no record in etcd; say where its run is with --run DIR")
+                raise NoPlaceError(f"job {job.keys.job!r} has no record in etcd; say where its run is with --run DIR")
             directory = Path(decode(JobRecord, item.value, job.keys.record).run_directory)
         # for the long time that a daemon lives, not for the short one that a command has
         patient = EtcdSettings(job.client.settings.endpoints)
         etcd = replace(job.client.settings, attempt_s=patient.attempt_s, call_s=patient.call_s)
     if not directory.is_dir():
-        raise PlaceError(f"{directory}: no such run directory on this machine; say where it is with --run DIR")
+        raise NoPlaceError(f"{directory}: no such run directory on this machine; say where it is with --run DIR")
     settings = DaemonSettings(
         run=directory,
         job=job.keys.job,
         etcd=etcd,
         address=args.address,
         port=args.port,
-        has_dashboard=args.has_dashboard,
     )
     return serve(settings)

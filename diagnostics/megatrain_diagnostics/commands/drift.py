@@ -1,4 +1,4 @@
-"""`megatrain diag drift PLACE`: when and why the pace of a job changed."""
+"""`megatrain diag drift RUN`: when and why the pace of a job changed."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from megatrain_diagnostics.analysis.trends import Trend
 from megatrain_diagnostics.commands.arguments import (
     Verbs,
     add_json,
-    add_place,
     add_round,
+    add_run,
     add_steps,
     chosen_round,
     open_source,
@@ -30,7 +30,7 @@ _MOST_MOVED = 4
 
 def add_verb(verbs: Verbs) -> None:
     parser = verbs.add_parser("drift", help="when and why the pace of a job changed", allow_abbrev=False)
-    add_place(parser)
+    add_run(parser)
     add_steps(parser)
     add_round(parser)
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""`megatrain diag explain PLACE STEP`: where a step went, adding up to 100 %."""
+"""`megatrain diag explain RUN --step N`: where a step went, adding up to 100 %."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 
 from megatrain.commands.argument_types import whole_number
 from megatrain.commands.printing import facts, print_json, print_lines, table
-from megatrain.contracts.errors import DataError
+from megatrain.contracts.errors import DataError, NotFoundError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain_diagnostics.analysis.explain import Breakdown, StepExplanation, explain_step
 from megatrain_diagnostics.analysis.step_windows import known_steps, read_step_events
 from megatrain_diagnostics.commands.arguments import (
     Verbs,
     add_json,
-    add_place,
     add_ranks,
     add_round,
+    add_run,
     chosen_round,
     open_source,
     tell_problems,
@@ -33,8 +33,8 @@ def add_verb(verbs: Verbs) -> None:
     parser = verbs.add_parser(
         "explain", help="where a step went: compute, waiting, bubble, data, ...", allow_abbrev=False
     )
-    add_place(parser)
-    parser.add_argument("step", type=whole_number(0, 2**31 - 2), metavar="STEP", help="which step")
+    add_run(parser, former="--step")
+    parser.add_argument("--step", type=whole_number(0, 2**31 - 2), required=True, metavar="N", help="which step")
     add_ranks(parser)
     add_round(parser)
     add_json(parser)
@@ -42,14 +42,14 @@ def add_verb(verbs: Verbs) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Explain. Raises: DataError naming the steps that are known, when this one is not."""
+    """Explain. Raises: NotFoundError naming the steps that are known, when this one is not."""
     source = open_source(args)
     round_number = chosen_round(args, source)
     events = read_step_events(source, round_number, args.step, args.step, args.ranks)
     try:
         found = explain_step(events, args.step)
     except DataError as error:
-        raise DataError(f"{args.place}: {error}; there are {known_steps(source, round_number)}") from error
+        raise NotFoundError(f"{args.place}: {error}; there are {known_steps(source, round_number)}") from error
     if not found.is_full:
         found = replace(found, notes=(*found.notes, f"there are {known_steps(source, round_number)}"))
     if args.is_json:

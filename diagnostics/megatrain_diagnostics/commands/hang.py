@@ -1,4 +1,4 @@
-"""`megatrain diag hang PLACE`: who never entered which collective, and where all ranks of a job stand.
+"""`megatrain diag hang RUN`: who never entered which collective, and where all ranks of a job stand.
 
 Of a run it reads what is kept of its newest broken round, else the events; with --blackbox the black boxes of a job
 that hangs now, which lie on its hosts; with --flight-recorder the JSON dumps of torch's Flight Recorder, whose names
@@ -18,7 +18,7 @@ from typing import Any
 from megatrain.commands.argument_types import utf8_text
 from megatrain.commands.job_place import run_at
 from megatrain.commands.printing import facts, print_json, print_lines, print_note, table
-from megatrain.contracts.errors import DataError
+from megatrain.contracts.errors import DataError, NotFoundError, UsageError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.layout import Layout
 from megatrain.contracts.run_directory import RunDirectory, own_box_directory
@@ -29,9 +29,11 @@ from megatrain_diagnostics.analysis.stack_clusters import StackFinding, find_out
 from megatrain_diagnostics.commands.arguments import (
     Verbs,
     add_json,
-    add_place,
     add_round,
+    add_run,
+    check_run,
     chosen_round,
+    events_directory,
     open_source,
 )
 from megatrain_diagnostics.events.roster import Roster, make_roster
@@ -55,7 +57,7 @@ _MOST_FRAMES = 4
 def add_verb(verbs: Verbs) -> None:
     """Declare the verb."""
     parser = verbs.add_parser("hang", help="who holds up a job that stands still", description=__doc__)
-    add_place(parser)
+    add_run(parser)
     add_round(parser)
     parser.add_argument(
         "--blackbox", type=utf8_text, default="", metavar="DIR", help="black boxes, as /dev/shm of a job's hosts"
@@ -91,9 +93,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _answer(args: argparse.Namespace) -> HangAnswer:
     if args.has_stacks and not args.blackbox:
-        raise DataError("--stacks: name the directory of this machine's black boxes by --blackbox")
+        raise UsageError("--stacks: name the directory of this machine's black boxes by --blackbox")
     if args.flight_recorder:
         return _of_dumps(Path(args.flight_recorder), args)
+    if not args.blackbox:
+        check_run(args)
+        events_directory(args.place)
     source = _source(args)
     run_directory = run_at(args.place)
     filed: FiledEvidence | None = None
@@ -137,7 +142,7 @@ def _of_dumps(directory: Path, args: argparse.Namespace) -> HangAnswer:
 def _source(args: argparse.Namespace) -> EventSource | None:
     try:
         return open_source(args)
-    except DataError:
+    except (DataError, NotFoundError, UsageError):
         return None
 
 

@@ -1,72 +1,77 @@
-"""`megatrain diag logs PLACE`: search the output of all ranks; --classify names what failed, the root cause first.
-
-Lines come in order of time. A rank whose own log names a cause is blamed before those who lost it or waited for it.
-"""
+"""`megatrain logs [RUN]`: search the output of all ranks; lines come in order of time."""
 
 from __future__ import annotations
 
 import argparse
 import re
-from dataclasses import asdict
 
-from megatrain.commands.argument_types import whole_number
-from megatrain.commands.printing import facts, print_json, print_lines, print_note, table
-from megatrain.contracts.errors import DataError
+from megatrain.commands.argument_types import FormerOption, utf8_text, whole_number
+from megatrain.commands.printing import print_json, print_lines, print_note
+from megatrain.contracts.errors import DataError, NotFoundError
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.texts import short, time_text
-from megatrain_diagnostics.analysis.log_search import LogFinding, classify_logs, matching_lines, newest_logged
+from megatrain.contracts.texts import names_text, time_text
+from megatrain_diagnostics.analysis.log_search import matching_lines, newest_logged
 from megatrain_diagnostics.commands.arguments import (
-    Verbs,
     add_json,
-    add_place,
     add_ranks,
     add_round,
+    add_run,
     open_source,
     tell_problems,
+    told_problems,
 )
-from megatrain_diagnostics.events.roster import Roster, make_roster
 from megatrain_diagnostics.events.source import EventSource, Where
-from megatrain_diagnostics.events.tables import Groups, LogLines, Ranks, num_rows
+from megatrain_diagnostics.events.tables import LogLines, num_rows, select
 
 _NS = 1_000_000_000
-_MOST_FAILURES = 32
+SUMMARY = "search the output of all ranks; `logs classify` says what failed, and where it began"
 
 
-def add_verb(verbs: Verbs) -> None:
-    """Declare the verb."""
-    parser = verbs.add_parser("logs", help="search and judge the output of all ranks", description=__doc__)
-    add_place(parser)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of the verb."""
+    add_run(parser)
+    parser.add_argument("--host", default="", type=utf8_text, metavar="HOST", help="only lines of ranks on this host")
     add_round(parser)
     add_ranks(parser)
     parser.add_argument(
         "--grep", type=_pattern, default=None, metavar="RE", help="only lines that match this regular expression"
     )
-    parser.add_argument(
-        "--classify", action="store_true", dest="is_classified", help="say what failed and where it began"
-    )
+    parser.add_argument("--classify", action=FormerOption, new="megatrain logs classify RUN")
     parser.add_argument(
         "--last", type=whole_number(1), default=1000, metavar="N", help="newest N lines at the most (default: 1000)"
     )
     add_json(parser)
-    parser.set_defaults(run_verb=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print lines or a verdict. Raises: DataError where no line was ever streamed."""
-    if args.is_classified and args.grep is not None:
-        raise DataError("--classify and --grep: a verdict needs all lines; name one of the two")
+    """Print lines. Raises: UsageError, NotFoundError; DataError where no line was ever streamed."""
+    with told_problems(args):
+        source, round_number, logs = open_logs(args)
+        if args.host:
+            logs = of_host(logs, args.host)
+    if not args.is_json:
+        tell_problems(args)
+    _print_lines(logs, round_number, source, args)
+    return int(ExitCode.OK)
+
+
+def open_logs(args: argparse.Namespace) -> tuple[EventSource, int, LogLines]:
+    """Return the lines of the round that is meant, and where they are from. Raises: as `run`."""
     source = open_source(args)
     round_number = newest_logged(source) if args.round is None else int(args.round)
     logs = source.read(LogLines, Where(rounds=(round_number,), ranks=args.ranks))
     if not num_rows(logs):
-        raise DataError(f"{args.place}: no line of output of round {round_number} was streamed")
-    if not args.is_json or args.is_classified:
-        tell_problems(args)
-    if args.is_classified:
-        _print_verdict(classify_logs(logs, _roster(source, round_number, args)), round_number, args)
-    else:
-        _print_lines(logs, round_number, source, args)
-    return int(ExitCode.OK)
+        problem = f"{args.place}: no line of output of round {round_number} was streamed"
+        raise DataError(problem) if args.round is None else NotFoundError(f"--round={args.round}: {problem}")
+    return source, round_number, logs
+
+
+def of_host(logs: LogLines, host: str) -> LogLines:
+    """Return the lines of a host. Raises: NotFoundError naming those that there are."""
+    chosen = logs.host == host
+    if not chosen.any():
+        raise NotFoundError(f"no line is of host {host!r}; there are {names_text(sorted(set(map(str, logs.host))))}")
+    return select(logs, chosen)
 
 
 def _pattern(text: str) -> re.Pattern[str]:
@@ -74,13 +79,6 @@ def _pattern(text: str) -> re.Pattern[str]:
         return re.compile(text)
     except re.error as error:
         raise argparse.ArgumentTypeError(f"{text!r} is no regular expression: {error}") from error
-
-
-def _roster(source: EventSource, round_number: int, args: argparse.Namespace) -> Roster | None:
-    ranks = source.read(Ranks, Where(rounds=(round_number,)))
-    if args.ranks is not None or not num_rows(ranks):
-        return None
-    return make_roster(ranks, source.read(Groups, Where(rounds=(round_number,))), round_number)
 
 
 def _print_lines(logs: LogLines, round_number: int, source: EventSource, args: argparse.Namespace) -> None:
@@ -116,32 +114,3 @@ def _print_lines(logs: LogLines, round_number: int, source: EventSource, args: a
     )
     if len(shown) < len(rows):
         print_note(f"{len(rows) - len(shown)} older lines match, too; see --last")
-
-
-def _print_verdict(found: LogFinding, round_number: int, args: argparse.Namespace) -> None:
-    verdict, root = found.verdict.verdict, found.verdict.root_rank
-    root_rank = None if root is None else int(root)
-    if args.is_json:
-        values = {**verdict.to_dict(), "root_rank": root_rank, "reason": found.verdict.reason}
-        failures = [asdict(one) for one in found.failures]
-        print_json({"round": round_number, **values, "num_ranks": found.num_ranks, "failures": failures})
-        return
-    lines = facts(
-        [
-            ("round", f"{round_number}: {found.num_lines:,} lines of {found.num_ranks:,} ranks"),
-            ("verdict", f"{verdict.label}; action {verdict.action}"),
-            ("began at", "no rank" if root_rank is None else f"rank {root_rank}"),
-            ("because", found.verdict.reason),
-            ("names", verdict.culprit or "-"),
-            ("line", short(verdict.line.strip()) or "-"),
-        ]
-    )
-    if found.failures:
-        rows = [("rank", "host", "", "label", "line")]
-        for one in found.failures[:_MOST_FAILURES]:
-            role = "root" if one.is_root else "follows" if one.is_cascade else "cause"
-            rows.append((str(one.rank), one.host, role, one.label, short(one.line)))
-        lines += ["", *table(rows, left=(1, 2, 3, 4))]
-        if len(found.failures) > _MOST_FAILURES:
-            lines.append(f"and {len(found.failures) - _MOST_FAILURES} more")
-    print_lines(lines)

@@ -18,8 +18,8 @@ from megatrain_diagnostics.analysis.straggler_history import StragglerHistory
 from megatrain_diagnostics.commands.arguments import (
     Verbs,
     add_json,
-    add_place,
     add_round,
+    add_run,
     add_steps,
     chosen_round,
     open_source,
@@ -36,7 +36,7 @@ def add_verb(verbs: Verbs) -> None:
     """Declare the verb."""
     config = DiagnosticsConfig()
     parser = verbs.add_parser("stragglers", help="who makes the job slow, and why", allow_abbrev=False)
-    add_place(parser)
+    add_run(parser)
     add_round(parser)
     add_steps(parser)
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""`megatrain diag timeline PLACE --output FILE`: ranks x steps as a Chrome trace, which Perfetto opens."""
+"""`megatrain diag timeline RUN --output FILE`: ranks x steps as a Chrome trace, which Perfetto opens."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from megatrain_diagnostics.analysis.timeline import MAX_SLICES, Timeline, lay_ou
 from megatrain_diagnostics.commands.arguments import (
     Verbs,
     add_json,
-    add_place,
     add_ranks,
     add_round,
+    add_run,
     add_steps,
     chosen_round,
     open_source,
@@ -37,7 +37,7 @@ def add_verb(verbs: Verbs) -> None:
     parser = verbs.add_parser(
         "timeline", help="write what ranks did as a trace that Perfetto opens", allow_abbrev=False
     )
-    add_place(parser)
+    add_run(parser)
     add_ranks(parser)
     add_steps(parser)
     add_round(parser)

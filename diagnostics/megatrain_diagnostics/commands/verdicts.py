@@ -1,4 +1,4 @@
-"""`megatrain diag verdicts [ID]`: what the diagnosis said, and what the driver made of it.
+"""`megatrain diag verdicts [JOB]`: what the diagnosis said, and what the driver made of it.
 
 etcd has the newest verdicts; where it is gone with its job, the audit in <run>/incidents says the same.
 """
@@ -11,10 +11,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from megatrain.commands.argument_types import utf8_text
-from megatrain.commands.job_place import PlaceError, add_job_option, opened_job, run_at
+from megatrain.commands.job_place import PlaceError, add_job, opened_job, run_at, told_job
 from megatrain.commands.printing import facts, print_json, print_lines, print_note, table
 from megatrain.contracts.audit import AUDIT_NAME, read_audit
-from megatrain.contracts.errors import CoordinationError, CoordinationRefusedError, DataError, MegatrainError
+from megatrain.contracts.errors import (
+    CoordinationError,
+    CoordinationRefusedError,
+    DataError,
+    MegatrainError,
+    NotFoundError,
+    UsageError,
+)
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.record import to_plain
 from megatrain.contracts.run_directory import RunDirectory
@@ -27,15 +34,15 @@ def add_verb(verbs: Verbs) -> None:
     """Declare the verb and its arguments."""
     text = "what the diagnosis said of hosts and of the training, and what the driver made of it"
     verb = verbs.add_parser("verdicts", help=text, description=text, allow_abbrev=False)
-    verb.add_argument("id", nargs="?", default="", type=utf8_text, metavar="ID", help="an id, or the beginning of one")
-    add_job_option(verb)
+    add_job(verb, former_option="--id")
+    verb.add_argument("--id", default="", type=utf8_text, metavar="ID", help="only this one; the beginning is enough")
     add_json(verb)
     verb.set_defaults(run_verb=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print all verdicts, the newest first, or one. Raises: CoordinationError, PlaceError, DataError."""
-    job, source, cases = _find(args.job, args)
+    """Print all verdicts, the newest first, or one. Raises: MegatrainError."""
+    job, source, cases = _find(args)
     if args.id:
         case = _one(job, cases, args.id)
         if args.is_json:
@@ -105,17 +112,18 @@ def _document(case: Case) -> dict[str, Any]:
 
 
 def _one(job: str, cases: Sequence[Case], wanted: str) -> Case:
-    """Raises: DataError unless exactly one verdict is meant."""
+    """Raises: NotFoundError, or UsageError where several are meant."""
     matches = [one for one in cases if one.verdict_id == wanted]
     matches = matches or [one for one in cases if one.verdict_id.startswith(wanted)]
     if len(matches) == 1:
         return matches[0]
     names = names_text([one.verdict_id for one in (matches or cases)]) or "none"
-    rule = f"{len(matches)} verdicts begin with {wanted!r}" if matches else f"{job} has no verdict {wanted!r}"
-    raise DataError(f"{rule}; it has {names}")
+    if matches:
+        raise UsageError(f"{len(matches)} verdicts begin with {wanted!r}: {names}; write more of it")
+    raise NotFoundError(f"{job} has no verdict {wanted!r}; it has {names}")
 
 
-def _find(place: str, args: argparse.Namespace) -> tuple[str, str, list[Case]]:
+def _find(args: argparse.Namespace) -> tuple[str, str, list[Case]]:
     """Return the job, where its verdicts were read, and these, the oldest first."""
     try:
         with opened_job(args) as job:
@@ -126,7 +134,7 @@ def _find(place: str, args: argparse.Namespace) -> tuple[str, str, list[Case]]:
     except CoordinationRefusedError:
         raise
     except (CoordinationError, PlaceError) as error:
-        return _on_disk(place, error)
+        return _on_disk(told_job(args), error)
 
 
 def _on_disk(place: str, error: MegatrainError) -> tuple[str, str, list[Case]]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from megatrain.commands.argument_types import utf8_path, utf8_text
 from megatrain.commands.printing import facts, print_json, print_lines, print_note, table
-from megatrain.contracts.errors import DataError
+from megatrain.contracts.errors import DataError, UsageError
 
 if TYPE_CHECKING:
     from megatrain_diagnostics.analysis.whatif import JobShape, OperationTable, WhatIf
@@ -25,7 +25,7 @@ def add_verb(verbs: Verbs) -> None:
 
     parser = verbs.add_parser("whatif", help="what stragglers cost, and who they are, by replaying recorded steps")
     parser.add_argument(
-        "place", type=utf8_text, nargs="?", metavar="PLACE", help="a run, or a directory of events; or use --trace"
+        "place", type=utf8_text, nargs="?", metavar="RUN", help="a run, or a directory of events; or use --trace"
     )
     parser.add_argument("--trace", type=utf8_path, metavar="FILE", help="analyse a trace in the public Parquet format")
     parser.add_argument("--meta", type=utf8_path, metavar="FILE", help="its metadata (default: FILE.yaml beside it)")
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     from megatrain_diagnostics.analysis.whatif.figures import public_figures
 
     if (args.trace is None) == (args.place is None):
-        raise DataError("name either PLACE or --trace FILE: the events of a job, or a trace in the public format")
+        raise UsageError("name either RUN or --trace FILE: the events of a job, or a trace in the public format")
     if args.export_trace is not None:
         _check_export(args)
     operations, shape = _from_trace(args) if args.trace is not None else _from_events(args)
@@ -65,7 +65,7 @@ def _from_trace(args: argparse.Namespace) -> tuple[OperationTable, JobShape]:
     from megatrain_diagnostics.store.public_trace import read_meta, read_trace
 
     if args.round is not None:
-        raise DataError("--round: a trace holds one run only")
+        raise UsageError("--round: a trace holds one run only")
     meta = args.meta or args.trace.with_suffix(".yaml")
     return read_trace(args.trace).between(*args.steps), read_meta(meta)
 

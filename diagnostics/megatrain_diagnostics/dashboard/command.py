@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from megatrain.commands.argument_types import utf8_path, utf8_text
-from megatrain.commands.job_place import PlaceError, add_job, opened_job, run_at, told_job
+from megatrain.commands.job_place import NoPlaceError, PlaceError, add_job, opened_job, run_at, told_job
 from megatrain.commands.printing import print_note
 from megatrain.config.dashboard import DashboardConfig
 from megatrain.config.serialize import config_of_values
@@ -57,14 +57,14 @@ def run(args: argparse.Namespace) -> int:
             raise PlaceError(f"--replay={args.replay} shows a recorded run and JOB a running job; give one of them")
         found = run_at(args.replay)
         if found is None:
-            raise PlaceError(f"--replay={args.replay}: no such directory; name a run directory, as runs/demo")
+            raise NoPlaceError(f"--replay={args.replay}: no such directory; name a run directory, as runs/demo")
         settings = program.checked_settings(DashboardConfig(), said)
         has_ended = program.serve_recorded(RunDirectory(found), settings, stop, print_note)
     else:
         with opened_job(args, is_patient=True) as job:
             directory, section = _of_record(job, args.run)
             settings = program.checked_settings(section, said)
-            # the page that the daemon keeps is the one to be told of: it outlives this one
+            # the page that the launch keeps is the one to be told of: it outlives this one
             is_announced = job.client.get(job.keys.dashboard) is None
             has_ended = program.serve_live(
                 job.client, job.keys, RunDirectory(directory), settings, stop, print_note, is_announced=is_announced
@@ -93,12 +93,12 @@ def _of_record(job: OpenJob, told: Path | None) -> tuple[Path, DashboardConfig]:
     """Return the run directory and the section of a job. Raises: PlaceError, ConfigError, CoordinationError."""
     item = job.client.get(job.keys.record)
     if item is None:
-        raise PlaceError(
+        raise NoPlaceError(
             f"etcd knows no job {job.keys.job!r}; `megatrain dashboard --replay DIR` shows one that is over"
         )
     record = decode(JobRecord, item.value, job.keys.record)
     directory = told or job.run_directory or Path(record.run_directory)
     if not directory.is_dir():
-        raise PlaceError(f"{directory}: no such run directory on this machine; say where it is with --run DIR")
+        raise NoPlaceError(f"{directory}: no such run directory on this machine; say where it is with --run DIR")
     # a job that torchrun started has no configuration
     return directory, config_of_values(record.config, record.job).dashboard if record.config else DashboardConfig()

@@ -1,4 +1,4 @@
-"""`megatrain host ls|check|cordon|uncordon|evict`: the hosts of a job.
+"""`megatrain host ls|check|cordon|uncordon|evict [JOB]`: the hosts of a job.
 
 Cordons are written to etcd directly, also when nothing runs. Only the driver checks and evicts, so it is asked to.
 """
@@ -13,9 +13,9 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from megatrain.commands.argument_types import utf8_text
-from megatrain.commands.job_place import OpenJob, add_job, add_job_option, opened_job
+from megatrain.commands.job_place import OpenJob, add_job, former_word, opened_job
 from megatrain.commands.printing import print_json, print_lines, print_note
-from megatrain.contracts.errors import CoordinationError
+from megatrain.contracts.errors import CoordinationError, NotFoundError, UsageError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.host_records import CheckOutcome, CheckReport, CheckResult
 from megatrain.contracts.job_requests import Answer, RequestKind
@@ -35,6 +35,7 @@ from megatrain_launcher.commands.waiting_time import add_waiting
 
 SUMMARY = "list the hosts of a job; check, cordon and evict them"
 
+_OF_ONE_HOST = ("cordon", "uncordon", "evict")
 Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
@@ -47,8 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     listing.set_defaults(run_verb=_ls)
 
     checking = verbs.add_parser("check", help="run the health checks of a host, or of all", allow_abbrev=False)
-    checking.add_argument("host", nargs="?", default=None, type=_host_name, metavar="HOST", help="default: all hosts")
-    add_job_option(checking)
+    _add_job_and_host(checking, "default: all hosts")
     add_waiting(checking)
     checking.set_defaults(run_verb=_check)
 
@@ -58,8 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("evict", "take a host out of the running round, and cordon it", _evict),
     ):
         verb = verbs.add_parser(name, help=text, description=text, allow_abbrev=False)
-        verb.add_argument("host", type=_host_name, metavar="HOST")
-        add_job_option(verb)
+        _add_job_and_host(verb, "which")
         if name != "uncordon":
             verb.add_argument("--reason", default="", type=utf8_text, metavar="TEXT", help="why, for the records")
         if name == "evict":
@@ -72,11 +71,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Do what the parsed command line asks; return the exit code.
 
-    Raises: PlaceError, CoordinationError, RefusedError.
+    Raises: UsageError, PlaceError, NotFoundError, CoordinationError, RefusedError.
     """
+    if args.host_verb in _OF_ONE_HOST and not args.host:
+        raise UsageError(f"which host? write megatrain host {args.host_verb} [JOB] --host HOST{former_word(args)}")
     with opened_job(args) as job:
         code: int = args.run_verb(job, args)
     return code
+
+
+def _add_job_and_host(parser: argparse.ArgumentParser, text: str) -> None:
+    add_job(parser, former_option="--host")
+    parser.add_argument("--host", type=_host_name, metavar="HOST", help=text)
 
 
 def _add_json(parser: argparse.ArgumentParser) -> None:
@@ -118,7 +124,7 @@ def _note_about(snapshot: JobSnapshot, host: str) -> None:
     if newest is not None and snapshot.newest_halt is None and any(part.host == host for part in newest.hosts):
         print_note(
             f"note: {host} stays in round {newest.number} until that is over; "
-            f"`megatrain host evict {host}` takes it out"
+            f"`megatrain host evict --host {host}` takes it out"
         )
     elif not snapshot.exists:
         print_note(f"note: etcd knows no job {snapshot.job!r} yet")
@@ -155,7 +161,7 @@ def _evict(job: OpenJob, args: argparse.Namespace) -> int:
 def _check_is_there(snapshot: JobSnapshot, host: str) -> None:
     newest = snapshot.newest_round
     if host not in snapshot.hosts and (newest is None or all(part.host != host for part in newest.hosts)):
-        raise CoordinationError(f"job {snapshot.job!r} has no host {host!r}; there {_there(snapshot)}")
+        raise NotFoundError(f"job {snapshot.job!r} has no host {host!r}; there {_there(snapshot)}")
 
 
 def _check(job: OpenJob, args: argparse.Namespace) -> int:
@@ -163,7 +169,7 @@ def _check(job: OpenJob, args: argparse.Namespace) -> int:
     snapshot = read_job(job.client, job.keys)
     check_can_be_asked(snapshot)
     if args.host and args.host not in snapshot.hosts:
-        raise CoordinationError(f"job {snapshot.job!r} has no host {args.host!r}; there {_there(snapshot)}")
+        raise NotFoundError(f"job {snapshot.job!r} has no host {args.host!r}; there {_there(snapshot)}")
     request = make_request(RequestKind.CHECK, host=args.host or "")
     if not args.is_waiting:
         first = wait_for_answer(job.client, job.keys, request, timeout_s=args.timeout_s, is_waiting=False)

@@ -1,4 +1,4 @@
-"""`megatrain incidents [ID]`: what went wrong, what was done about it, and what it cost.
+"""`megatrain incidents [JOB]`: what went wrong, what was done about it, and what it cost.
 
 etcd has the newest incidents. Where it is gone with its job, the records in <run>/incidents say the same.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megatrain.commands.argument_types import utf8_text
-from megatrain.commands.job_place import PlaceError, add_job_option, opened_job, run_at
+from megatrain.commands.job_place import PlaceError, add_job, opened_job, run_at, told_job
 from megatrain.commands.printing import print_json, print_lines, print_note
 from megatrain.contracts.bounded_files import read_bounded
 from megatrain.contracts.errors import (
@@ -19,6 +19,9 @@ from megatrain.contracts.errors import (
     CoordinationRefusedError,
     DataError,
     MegatrainError,
+    NotFoundError,
+    UnknownJobError,
+    UsageError,
 )
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.incident import Incident
@@ -42,16 +45,17 @@ class _Found:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the verb."""
-    parser.add_argument("id", nargs="?", default="", type=utf8_text, metavar="ID",
-                        help='an id, the beginning of one, or "last" (with a slash: a run directory)')  # fmt: skip
-    add_job_option(parser)
+    add_job(parser, former_option="--id")
+    parser.add_argument("--id", default="", type=utf8_text, metavar="ID",
+                        help='an id, the beginning of one, or "last": tell all of this one')  # fmt: skip
     parser.add_argument("--json", action="store_true", dest="is_json", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print all incidents of a job, or one. Raises: CoordinationError, PlaceError, DataError."""
-    if args.id and not args.job and "/" in args.id:
-        args.id, args.job = "", args.id
+    """Print all incidents of a job, or one.
+
+    Raises: PlaceError, UsageError, NotFoundError, CoordinationError, DataError.
+    """
     found = _find(args)
     now_s = time.time()
     if not args.id:
@@ -76,11 +80,11 @@ def _find(args: argparse.Namespace) -> _Found:
             snapshot = read_job(job.client, job.keys, num_incidents=0)
             incidents = (*snapshot.earlier_incidents, *snapshot.incidents)
             if not snapshot.exists and not incidents:
-                raise CoordinationError(f"job {snapshot.job!r}: etcd knows no job of this name")
+                raise UnknownJobError(f"job {snapshot.job!r}: etcd knows no job of this name")
     except CoordinationRefusedError:
         raise
     except (CoordinationError, PlaceError) as error:
-        return _on_disk(args.job, error)
+        return _on_disk(told_job(args), error)
     for text in snapshot.unreadable:
         print_note(f"left out: {text}")
     return _Found(snapshot.job, incidents, "etcd")
@@ -113,7 +117,7 @@ def _one(found: _Found, wanted: str) -> Incident:
     if len(matches) == 1:
         return matches[0]
     if not found.incidents:
-        raise DataError(f"{found.job} has no incident, so none that is {wanted!r}")
+        raise NotFoundError(f"{found.job} has no incident, so none that is {wanted!r}")
     if not matches:
-        raise DataError(f"{found.job} has no incident {wanted!r}; it has {ids_text(found.incidents)}")
-    raise DataError(f"{wanted!r} is the beginning of {len(matches)} incidents: {ids_text(matches)}; write more of it")
+        raise NotFoundError(f"{found.job} has no incident {wanted!r}; it has {ids_text(found.incidents)}")
+    raise UsageError(f"{wanted!r} is the beginning of {len(matches)} incidents: {ids_text(matches)}; write more of it")

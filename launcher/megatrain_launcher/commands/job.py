@@ -6,8 +6,9 @@ import argparse
 from typing import TypeAlias
 
 from megatrain.commands.argument_types import utf8_text
-from megatrain.commands.job_place import add_job, add_job_option, opened_job
+from megatrain.commands.job_place import add_job, former_word, opened_job
 from megatrain.commands.printing import print_json, print_lines
+from megatrain.contracts.errors import UsageError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.job_requests import Answer, JobRequest, RequestKind
 from megatrain.jobs.asking import check_can_be_asked, make_request
@@ -39,8 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         _add_rest(verb, kind)
     for kind, text in _VERDICT_VERBS:
         verb = verbs.add_parser(str(kind), help=text, description=text, allow_abbrev=False)
-        verb.add_argument("verdict", type=utf8_text, metavar="VERDICT", help="its id, as `megatrain status` shows it")
-        add_job_option(verb)
+        add_job(verb, former_option="--verdict")
+        verb.add_argument("--verdict", default="", type=utf8_text, metavar="ID", help="as `megatrain status` shows it")
         _add_rest(verb, kind)
 
 
@@ -55,7 +56,10 @@ def run(args: argparse.Namespace) -> int:
 
     Raises: RefusedError with the driver's reason; CoordinationError where nobody answers.
     """
-    request = make_request(args.kind, reason=args.reason, verdict=getattr(args, "verdict", ""))
+    verdict = getattr(args, "verdict", None)
+    if verdict == "":
+        raise UsageError(f"which verdict? write megatrain job {args.kind} [JOB] --verdict ID{former_word(args)}")
+    request = make_request(args.kind, reason=args.reason, verdict=verdict or "")
     with opened_job(args) as job:
         check_can_be_asked(read_job(job.client, job.keys))
         answer = wait_for_answer(job.client, job.keys, request, timeout_s=args.timeout_s, is_waiting=args.is_waiting)

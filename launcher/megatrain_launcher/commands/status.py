@@ -13,7 +13,7 @@ from pathlib import Path
 from megatrain.commands.etcd_flags import EtcdFlags, etcd_flags
 from megatrain.commands.job_place import PlaceError, add_job, job_place, opened_job, run_at, told_job
 from megatrain.commands.printing import facts, print_json, print_lines, print_note
-from megatrain.contracts.errors import CoordinationError, CoordinationRefusedError, MegatrainError
+from megatrain.contracts.errors import CoordinationError, CoordinationRefusedError, MegatrainError, UnknownJobError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.texts import age_text, short
 from megatrain.jobs.assessment import Assessment, assess
@@ -105,10 +105,10 @@ def kind_of(answer: Assessment) -> RunKind:
 
 
 def known(snapshot: JobSnapshot) -> JobSnapshot:
-    """Return the snapshot of a job that is there. Raises: CoordinationError."""
+    """Return the snapshot of a job that is there. Raises: UnknownJobError."""
     if snapshot.exists:
         return snapshot
-    raise CoordinationError(f"job {snapshot.job!r}: etcd knows no job of this name; `megatrain launch` starts one")
+    raise UnknownJobError(f"job {snapshot.job!r}: etcd knows no job of this name; `megatrain launch` starts one")
 
 
 def _from_directory(args: argparse.Namespace, error: MegatrainError) -> int:

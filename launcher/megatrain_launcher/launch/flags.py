@@ -11,7 +11,7 @@ from typing import Literal
 
 from megatrain.commands.argument_types import spellings
 from megatrain.commands.etcd_flags import EtcdFlags, add_etcd_arguments, etcd_flags
-from megatrain.contracts.errors import ConfigError
+from megatrain.contracts.errors import ConfigError, FlagError
 from megatrain_launcher.launch.torchrun_flags import add_refusals
 
 DEFAULT_MODULE = "megatrain.train"
@@ -47,6 +47,7 @@ class LaunchFlags:
     log_dir: str = ""
     tee: Tee = "first"
     is_driver_candidate: bool = True
+    is_daemon_candidate: bool = True
     platform: str = "auto"
     template: str = ""
     image: str = ""
@@ -104,6 +105,11 @@ def add_launch_arguments(parser: argparse.ArgumentParser) -> None:
         *spellings("--no-driver"), action="store_true", help="this host never drives: for jobs with `megatrain driver`"
     )
     hosts.add_argument(
+        *spellings("--no-daemon"),
+        action="store_true",
+        help="this host never runs the job's daemon and web page: for jobs that have them elsewhere",
+    )
+    hosts.add_argument(
         "--platform", choices=PLATFORMS, default="auto", help="what runs the hosts (default: as the environment says)"
     )
     add_etcd_arguments(parser)
@@ -157,7 +163,7 @@ def add_job_argument(parser: argparse._ActionsContainer) -> None:
 
 
 def launch_flags(args: argparse.Namespace) -> LaunchFlags:
-    """Return what the command line says. Raises: ConfigError with everything that is wrong with it."""
+    """Return what the command line says. Raises: FlagError with everything that is wrong with it."""
     problems: list[str] = []
     if args.rdzv_backend != "megatrain":
         problems.append(f"--rdzv-backend={args.rdzv_backend}: hosts meet at etcd here; leave it out")
@@ -182,7 +188,7 @@ def launch_flags(args: argparse.Namespace) -> LaunchFlags:
     labels = _labels(args.label, problems)
     nodes = _nodes(args.node, args.template, problems)
     if problems or tee is None:
-        raise ConfigError(problems)
+        raise FlagError(problems)
     return LaunchFlags(
         config=args.config,
         overrides=overrides,
@@ -201,6 +207,7 @@ def launch_flags(args: argparse.Namespace) -> LaunchFlags:
         log_dir=args.log_dir,
         tee=tee,
         is_driver_candidate=not args.no_driver,
+        is_daemon_candidate=not args.no_daemon,
         platform=args.platform,
         template=args.template,
         image=args.image,

@@ -31,7 +31,7 @@ def reasons_of_coordination(snapshot: JobSnapshot, now_s: float) -> Iterator[Rea
 
 def _verdicts(snapshot: JobSnapshot, now_s: float) -> Iterator[Reason]:
     for outcome, verdict in snapshot.waiting:
-        way_out = f"`megatrain job approve {outcome.verdict_id}`, or dismiss"
+        way_out = f"`megatrain job approve --verdict {outcome.verdict_id}`, or dismiss"
         text = f"verdict {outcome.verdict_id} {outcome.reason} ({way_out})"
         yield Reason(ReasonCode.VERDICT_WAITING, text, outcome.at_unix_s, verdict.hosts, verdict.ranks)
     for verdict in snapshot.unanswered:

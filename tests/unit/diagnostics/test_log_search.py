@@ -86,7 +86,7 @@ def place(tmp_path: Path) -> str:
 
 
 def told(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
-    assert main(["diag", "logs", *words, "--json"]) == 0
+    assert main(["logs", *words, "--json"]) == 0
     return json.loads(capsys.readouterr().out)
 
 
@@ -94,23 +94,30 @@ def test_the_verb_searches(place: str, capsys: pytest.CaptureFixture[str]) -> No
     found = told(capsys, place, "--grep", "closed by peer", "--ranks", "0,3", "--last", "1")
     assert (found["num_matching"], [one["rank"] for one in found["lines"]]) == (2, [3])
     assert found["lines"][0]["line"] == LOST
-    assert main(["diag", "logs", place, "--grep", "ECC"]) == 0
+    assert main(["logs", place, "--grep", "ECC"]) == 0
     assert capsys.readouterr().out == f"1970-01-01 00:00:10 UTC rank 2 host-1: {ERROR}\n"
 
 
 def test_a_search_that_finds_nothing_says_so(place: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["diag", "logs", place, "--grep", "no such"]) == 0
+    assert main(["logs", place, "--grep", "no such"]) == 0
     said = capsys.readouterr()
     assert (said.out, said.err) == ("", "megatrain: none of 6 lines matches\n")
 
 
 def test_the_verb_judges(place: str, capsys: pytest.CaptureFixture[str]) -> None:
-    found = told(capsys, place, "--classify")
+    found = told(capsys, "classify", place)
     assert (found["label"], found["root_rank"], found["failures"][0]["rank"]) == ("gpu_hardware", 2, 2)
-    assert main(["diag", "logs", place, "--classify"]) == 0
+    assert main(["logs", "classify", place]) == 0
     text = capsys.readouterr().out
     assert "began at  rank 2" in text
     assert re.search(r"2 +host-1 +root +gpu_hardware", text)
+
+
+def test_the_lines_of_one_host(place: str, capsys: pytest.CaptureFixture[str]) -> None:
+    hosts = {one["host"] for one in told(capsys, place, "--host", "host-1")["lines"]}
+    assert hosts == {"host-1"}
+    assert main(["logs", place, "--host", "nobody"]) == 72
+    assert "no line is of host 'nobody'; there are host-0" in capsys.readouterr().err
 
 
 def test_rounds_that_failed_before_they_had_ranks_are_found(place: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -127,9 +134,15 @@ def test_rounds_that_failed_before_they_had_ranks_are_found(place: str, capsys: 
 
 
 def test_what_makes_no_sense_is_said(place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["diag", "logs", place, "--classify", "--grep", "x"]) != 0
-    assert "name one of the two" in capsys.readouterr().err
-    assert main(["diag", "logs", place, "--grep", "("]) != 0
+    assert main(["logs", place, "--classify"]) == 2
+    assert "--classify is now written megatrain logs classify RUN" in capsys.readouterr().err
+    assert main(["diag", "logs", place]) == 2
+    assert "`megatrain diag logs` is now written `megatrain logs`" in capsys.readouterr().err
+    assert main(["logs", "classify", place, "--text"]) == 2
+    assert "--text is for a FILE" in capsys.readouterr().err
+    assert main(["logs", place, "--round", "9"]) == 72
+    assert "--round=9: " in capsys.readouterr().err
+    assert main(["logs", place, "--grep", "("]) != 0
     assert "is no regular expression" in capsys.readouterr().err
-    assert main(["diag", "logs", place, "--ranks", "9"]) != 0
+    assert main(["logs", place, "--ranks", "9"]) != 0
     assert "no line of output" in capsys.readouterr().err

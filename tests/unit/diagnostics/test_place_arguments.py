@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from megatrain.cli import main
-from megatrain.contracts.errors import DataError
+from megatrain.contracts.errors import DataError, NotFoundError, UsageError
 from megatrain.contracts.layout import Layout
 from megatrain_diagnostics.columns.schema import to_arrow
 from megatrain_diagnostics.commands.arguments import (
     add_json,
-    add_place,
     add_ranks,
     add_round,
+    add_run,
     add_steps,
     chosen_round,
     open_source,
@@ -29,7 +29,7 @@ from tests.helpers.synthetic_steps import SyntheticJob
 
 def parsed(*words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="megatrain diag test", exit_on_error=False)
-    for add in (add_place, add_json, add_round, add_steps, add_ranks):
+    for add in (add_run, add_json, add_round, add_steps, add_ranks):
         add(parser)
     return parser.parse_args(words)
 
@@ -55,10 +55,23 @@ def test_place_is_a_run_or_any_directory_of_segments(run: Path, place: str) -> N
 
 def test_place_without_events_is_an_error(run: Path) -> None:
     (run / "logs").mkdir()
-    with pytest.raises(DataError, match=r"'nowhere': no such directory, nor a run runs/nowhere"):
+    with pytest.raises(NotFoundError, match=r"'nowhere': no such directory, nor a run runs/nowhere"):
         open_source(parsed("nowhere"))
     with pytest.raises(DataError, match="no segments of events below it"):
         open_source(parsed("runs/demo/logs"))
+
+
+def test_without_a_word_it_is_the_only_run(run: Path) -> None:
+    assert num_rows(open_source(parsed()).read(StepTotals)) == 12
+    (run.parent / "other" / "events").mkdir(parents=True)
+    with pytest.raises(UsageError, match="which run\\? There are runs/demo and runs/other; name one of them"):
+        open_source(parsed())
+
+
+def test_nowhere_is_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(NotFoundError, match="which run\\? There is none below runs/"):
+        open_source(parsed())
 
 
 def test_round_is_the_newest_or_the_one_that_is_named(run: Path) -> None:
@@ -66,7 +79,7 @@ def test_round_is_the_newest_or_the_one_that_is_named(run: Path) -> None:
 
     assert chosen_round(parsed("demo"), source) == 4
     assert chosen_round(parsed("demo", "--round", "3"), source) == 3
-    with pytest.raises(DataError, match="--round=2: demo has 3, 4"):
+    with pytest.raises(NotFoundError, match="--round=2: demo has 3, 4"):
         chosen_round(parsed("demo", "--round", "2"), source)
     with pytest.raises(DataError, match="no rank was ever heard of"):
         chosen_round(parsed("runs/demo/events/totals"), open_source(parsed("runs/demo/events/totals")))

@@ -50,7 +50,7 @@ def shown(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 
 def test_explain_a_full_step(events: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    document = told(capsys, "explain", str(events), "11")
+    document = told(capsys, "explain", str(events), "--step", "11")
 
     assert document["schema_version"] == 1
     assert (document["step"], document["is_full"], document["num_missing_ranks"]) == (11, True, 0)
@@ -66,7 +66,7 @@ def test_explain_a_full_step(events: Path, capsys: pytest.CaptureFixture[str]) -
         assert one["num_windows"] == 8
         assert one["total_ns"] == one["exposed_ns"] + one["hidden_ns"] + one["elsewhere_ns"] > 0
     assert [stage["name"] for stage in document["communication_by_stage"]] == ["stage 0", "stage 1"]
-    text = shown(capsys, "explain", str(events), "11")
+    text = shown(capsys, "explain", str(events), "--step", "11")
     assert "100.00 %" in text
     assert "communication of a rank" in text
     assert "came last to collectives" in text
@@ -84,7 +84,7 @@ def test_explain_tells_stages_apart_where_they_hide_different_shares(
         drawing.span(Op.GRADS_REDUCE_SCATTER, 50, 20, rank=rank)
         drawing.span(Op.PARAMS_ALL_GATHER, 20, 20, rank=rank)
 
-    lines = shown(capsys, "explain", str(stored(tmp_path, drawing)), "1").splitlines()
+    lines = shown(capsys, "explain", str(stored(tmp_path, drawing)), "--step", "1").splitlines()
 
     (place,) = [number for number, line in enumerate(lines) if line.startswith("share hidden")]
     # gathers are hidden by both; nobody waited for the end of the second stage's reduction
@@ -94,18 +94,18 @@ def test_explain_tells_stages_apart_where_they_hide_different_shares(
 
 
 def test_explain_a_step_of_sums(events: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    document = told(capsys, "explain", str(events), "20")
+    document = told(capsys, "explain", str(events), "--step", "20")
 
     assert not document["is_full"]
     assert document["job"]["percent"]["not-split"] == pytest.approx(40.0)
     assert document["communication"] == []
-    text = shown(capsys, "explain", str(events), "20")
+    text = shown(capsys, "explain", str(events), "--step", "20")
     assert "sums only" in text
     assert "note: there are all spans of steps 10, 11, 12, 13" in text
 
 
 def test_explain_tells_which_steps_there_are(events: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["diag", "explain", str(events), "500"]) != 0
+    assert main(["diag", "explain", str(events), "--step", "500"]) != 0
 
     error = capsys.readouterr().err
     assert "all spans of steps 10, 11, 12, 13; sums of steps ..., 18" in error
@@ -226,7 +226,7 @@ def test_truncated_segment_is_told_and_nothing_else_lost(tmp_path: Path, capsys:
     whole = sorted((place / "spans").rglob("*.parquet"))[0]
     (whole.parent / f"{whole.stem}9.parquet").write_bytes(whole.read_bytes()[:100])
 
-    assert main(["diag", "explain", str(place), "10"]) == 0
+    assert main(["diag", "explain", str(place), "--step", "10"]) == 0
 
     found = capsys.readouterr()
     assert "100.00 %" in found.out

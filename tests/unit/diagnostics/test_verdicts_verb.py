@@ -10,7 +10,7 @@ import pytest
 
 from megatrain.cli import main
 from megatrain.contracts.audit import AUDIT_NAME, append_to_audit
-from megatrain.contracts.errors import DataError
+from megatrain.contracts.errors import NotFoundError, UsageError
 from megatrain.contracts.host_verdict import (
     AuditEntry,
     Cause,
@@ -54,7 +54,7 @@ def test_the_audit_is_read_where_etcd_is_gone(run_directory: Path, capsys: pytes
 
 
 def test_one_of_them_in_words(run_directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["diag", "verdicts", "20271121-1", "--job", str(run_directory)]) == 0
+    assert main(["diag", "verdicts", str(run_directory), "--id", "20271121-1"]) == 0
     told = capsys.readouterr().out
     for words in ("straggler, compute, confidence high", "host-2; ranks 4-5", "it does not pay", "gain 5 s, price 9 s"):
         assert words in told
@@ -91,7 +91,7 @@ def test_what_a_rollback_proposes_is_told() -> None:
 def test_an_id_must_mean_one() -> None:
     cases = [CASE, replace(CASE, verdict_id="20271121-12")]
     assert _one("demo", cases, "20271121-1") is CASE
-    with pytest.raises(DataError, match="2 verdicts begin with '20271121'; it has 20271121-1 and 20271121-12"):
+    with pytest.raises(UsageError, match="2 verdicts begin with '20271121': 20271121-1 and 20271121-12"):
         _one("demo", cases, "20271121")
-    with pytest.raises(DataError, match="demo has no verdict 'x'; it has 20271121-1 and 20271121-12"):
+    with pytest.raises(NotFoundError, match="demo has no verdict 'x'; it has 20271121-1 and 20271121-12"):
         _one("demo", cases, "x")

@@ -167,21 +167,21 @@ def test_jobs_are_told_apart(client: EtcdClient, keys: JobKeys, etcd: EtcdServer
 
 
 def test_places_that_say_nothing(keys: JobKeys, etcd: EtcdServers, megatrain: Run, run: Path) -> None:
-    megatrain("status", "nobody", code=2)
+    megatrain("status", "nobody", code=72)
     assert "job 'nobody': no run directory of that name" in megatrain.notes
     megatrain("status", "runs/demo/coordination", code=StatusCode.NEVER_STARTED)
-    megatrain("status", "a/b", "--rdzv-endpoint", etcd.urls[0], code=2)
-    megatrain("status", "runs/demo", code=68)
+    megatrain("status", "a/b", "--rdzv-endpoint", etcd.urls[0], code=72)
+    megatrain("status", "runs/demo", code=StatusCode.UNREACHABLE)
     assert f"job '{keys.job}': etcd knows no job of this name" in megatrain.notes
-    megatrain("status", "--rdzv-endpoint", etcd.urls[0], code=68)
+    megatrain("status", "--rdzv-endpoint", etcd.urls[0], code=72)
     assert "no job is known to etcd at http://127.0.0.1" in megatrain.notes
 
     (run / "coordination" / "exit-code").write_text("75\n")
     endpoint = (run / "coordination" / "endpoint").rename(run / "away")
     told = megatrain("status", "runs/demo", code=StatusCode.ENDED)
     assert told.startswith("runs/demo: ended: it was saved and stopped, launch it again to go on (exit code 75)")
-    megatrain("host", "ls", "runs/demo", code=2)
-    assert "runs/demo: its last job ended with exit code 75; `megatrain incidents --job runs/demo`" in megatrain.notes
+    megatrain("host", "ls", "runs/demo", code=72)
+    assert "runs/demo: its last job ended with exit code 75; `megatrain incidents runs/demo`" in megatrain.notes
     endpoint.rename(run / "coordination" / "endpoint")
     (run.parent / "other" / "coordination").mkdir(parents=True)
     (run.parent / "other" / "coordination" / "endpoint").write_text('{"endpoints": []}')
@@ -209,7 +209,7 @@ def test_a_job_whose_etcd_is_gone(megatrain: Run, run: Path) -> None:
     assert [one["incident_id"] for one in found["incidents"]] == ["20270115-0002", "20270115-0001"]
     assert "incidents/3.json: not JSON" in megatrain.notes
     assert "etcd does not answer; this is from runs/demo/incidents" in megatrain.notes
-    assert megatrain("incidents", "last", "--job", "demo").startswith("20270115-0002 stopped: ")
+    assert megatrain("incidents", "demo", "--id", "last").startswith("20270115-0002 stopped: ")
 
 
 def test_incidents(client: EtcdClient, keys: JobKeys, megatrain: Run) -> None:
@@ -219,39 +219,39 @@ def test_incidents(client: EtcdClient, keys: JobKeys, megatrain: Run) -> None:
         incidents=(make_incident("0001"), make_incident("0002", failures=(make_failure(line="\x1b[31m"),))),
     )
     assert megatrain("incidents").startswith(f"{keys.job}: 2 incidents: 2 recovered; training time 99.1%")
-    story = megatrain("incidents", "20270115-0002")
+    story = megatrain("incidents", "--id", "20270115-0002")
     assert "\\x1b[31m" in story
     assert re.search(r"(?m)^  rendezvous +1\.50 +#+$", story)
-    found = megatrain("incidents", "last", "--json")["incident"]
+    found = megatrain("incidents", "--id", "last", "--json")["incident"]
     assert (found["incident_id"], found["steps_lost"], found["phase_seconds"]["load"]) == (
         "20270115-0002", 4, pytest.approx(0.4, abs=1e-3),
     )  # fmt: skip
-    megatrain("incidents", "2027", code=65)
+    megatrain("incidents", "--id", "2027", code=2)
     assert "the beginning of 2 incidents: 20270115-0002 and 20270115-0001" in megatrain.notes
-    megatrain("incidents", "x", "--job", "demo", code=65)
+    megatrain("incidents", "demo", "--id", "x", code=72)
     assert "has no incident 'x'" in megatrain.notes
 
 
 def test_cordons_are_written_directly(client: EtcdClient, keys: JobKeys, megatrain: Run) -> None:
-    megatrain("host", "cordon", "host-9", "--reason", "ECC")  # nothing runs yet
+    megatrain("host", "cordon", "--host", "host-9", "--reason", "ECC")  # nothing runs yet
     assert f"etcd knows no job '{keys.job}' yet" in megatrain.notes
     fill(client, keys)
-    assert "host-2 is cordoned" in megatrain("host", "cordon", "host-2")
-    assert "host-2 stays in round 2 until that is over; `megatrain host evict host-2`" in megatrain.notes
+    assert "host-2 is cordoned" in megatrain("host", "cordon", "--host", "host-2")
+    assert "host-2 stays in round 2 until that is over; `megatrain host evict --host host-2`" in megatrain.notes
     item = client.get(keys.cordon("host-2"))
     assert item is not None
     assert re.fullmatch(r".+@.+", decode(Cordon, item.value, "").by)
 
-    again = megatrain("host", "cordon", "host-9", "--reason", "other", "--json")
+    again = megatrain("host", "cordon", "--host", "host-9", "--reason", "other", "--json")
     assert (again["is_new"], again["cordon"]["reason"]) == (False, "ECC")
     assert "no host host-9 is registered; there are host-1, host-2 and host-3" in megatrain.notes
     listed = {one["host"]: one["state"] for one in megatrain("host", "ls", "demo", "--json")["hosts"]}
     assert listed == {"host-1": "running", "host-2": "running", "host-3": "spare", "host-9": "gone"}
     assert "cordoned by" in megatrain("host", "ls")
 
-    assert megatrain("host", "uncordon", "host-9", "--json")["was_cordoned"] is True
-    assert "was not cordoned" in megatrain("host", "uncordon", "host-9")
-    megatrain("host", "cordon", "a/b", code=2)
+    assert megatrain("host", "uncordon", "--host", "host-9", "--json")["was_cordoned"] is True
+    assert "was not cordoned" in megatrain("host", "uncordon", "--host", "host-9")
+    megatrain("host", "cordon", "--host", "a/b", code=2)
 
 
 @pytest.mark.parametrize("kind", ["checkpoint", "restart", "stop"])
@@ -287,15 +287,15 @@ def test_an_eviction_that_is_refused(client: EtcdClient, keys: JobKeys, megatrai
         return [answer(request, f"no spare could take the place of {request.host}", is_accepted=False)]
 
     with AnsweringDriver(client, keys, reply) as driver:
-        megatrain("host", "evict", "host-2", code=1)
+        megatrain("host", "evict", "--host", "host-2", code=76)
         assert "the driver refused: no spare could take the place of host-2" in megatrain.notes
-        megatrain("host", "evict", "host-7", code=68)
+        megatrain("host", "evict", "--host", "host-7", code=72)
         assert "has no host 'host-7'; there are host-1, host-2 and host-3" in megatrain.notes
     assert len(driver.requests) == 1
 
 
 def test_nobody_can_be_asked(client: EtcdClient, keys: JobKeys, megatrain: Run) -> None:
-    megatrain("job", "stop", code=68)
+    megatrain("job", "stop", code=72)
     assert "etcd knows no job of this name" in megatrain.notes
     fill(client, keys, has_driver=False)
     megatrain("job", "restart", code=68)
@@ -379,14 +379,14 @@ def test_checks_are_gathered(client: EtcdClient, keys: JobKeys, megatrain: Run) 
         return [answer(request, "sent", is_done=False), *reports, answer(request, "checked")]
 
     with AnsweringDriver(client, keys, reply):
-        assert megatrain("host", "check", "host-1") == "host-1: fit: 2 passed\nchecked\n"
+        assert megatrain("host", "check", "--host", "host-1") == "host-1: fit: 2 passed\nchecked\n"
         text = megatrain("host", "check", code=1)
         assert text == (
             "host-1: fit: 2 passed\nhost-2: NOT FIT: 1 passed, 1 failed\n  matmul  failed  2.1 x its own median\n"
             "host-3: fit: 1 passed, 1 warning\n  matmul  warning  2.1 x its own median\n"
             "checked\n"
         )
-        found = megatrain("host", "check", "host-3", "--json")
+        found = megatrain("host", "check", "--host", "host-3", "--json")
     assert (found["is_fit"], found["missing"], found["reports"][0]["host"]) == (True, [], "host-3")
 
 

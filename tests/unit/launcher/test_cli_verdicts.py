@@ -50,7 +50,7 @@ def test_status_shows_what_waits() -> None:
     (line,) = [line for line in status_lines(snapshot, answer, NOW_S) if "v-1" in line]
     assert line.strip() == (
         "!  verdict-waiting: verdict v-1 waits for a person: host-2: slow by its compute "
-        "(`megatrain job approve v-1`, or dismiss) (for 0 s)"
+        "(`megatrain job approve --verdict v-1`, or dismiss) (for 0 s)"
     )
     (told,) = status_document(snapshot, answer, NOW_S)["waiting_verdicts"]
     assert (told["outcome"]["kind"], told["verdict"]["hosts"]) == ("waiting", ["host-2"])
@@ -80,7 +80,17 @@ def test_a_person_decides(
         return [Answer(request.request_id, True, True, "it is done", NOW_S)]
 
     with AnsweringDriver(client, KEYS, reply) as driver:
-        words = ["job", str(kind), "v-1", "--job", "demo", "--rdzv-endpoint", ",".join(etcd.urls), "--reason", "seen"]
+        words = [
+            "job",
+            str(kind),
+            "demo",
+            "--verdict",
+            "v-1",
+            "--rdzv-endpoint",
+            ",".join(etcd.urls),
+            "--reason",
+            "seen",
+        ]
         assert main([*words, "--json"]) == 0
     (request,) = driver.requests
     assert (request.kind, request.verdict, request.reason) == (kind, "v-1", "seen")
@@ -90,7 +100,7 @@ def test_a_person_decides(
 
 def test_a_verdict_must_be_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["job", "approve"]) == 2
-    assert "VERDICT" in capsys.readouterr().err
+    assert "which verdict? write megatrain job approve [JOB] --verdict ID" in capsys.readouterr().err
 
 
 def test_the_driver_appends_each_outcome_once(tmp_path: Path) -> None:

@@ -70,4 +70,11 @@ def test_health_checks() -> None:
 def test_exit_codes() -> None:
     table = guide("launching.md").split("| code | meaning |", 1)[1].split("\n\n", 1)[0]
     codes = {int(code) for row in re.findall(r"^\| ([\d, ]+) \|", table, re.MULTILINE) for code in row.split(",")}
-    assert codes == {int(code) for code in ExitCode}
+    of_verbs = {ExitCode.NOT_FOUND, ExitCode.REFUSED}  # of those that ask about a job
+    assert codes == {int(code) for code in ExitCode} - of_verbs
+    table = (
+        (GUIDES.parent / "reference" / "commands.md").read_text(encoding="utf-8").split("| code | name | kind |", 1)[1]
+    )
+    rows = re.findall(r"^\| (\d+) \| ([A-Z_]+) \|", table, re.MULTILINE)
+    assert all(ExitCode(int(code)).name == name for code, name in rows)
+    assert of_verbs < {int(code) for code, _ in rows}

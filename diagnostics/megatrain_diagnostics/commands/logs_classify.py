@@ -1,0 +1,177 @@
+"""`megatrain logs classify FILE|RUN`: what failed, what to do about it, and whose fault it was, from logs.
+
+FILE is JSON lines: objects with `id` and `log`, or with `id` and `ranks` = {rank: end of its log}; - is stdin. With
+--text it is one log as it was printed. A directory, or a job's name, is a RUN: then all ranks of its newest round are
+judged, and one whose own log names a cause is blamed before those who lost it or waited for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from megatrain.commands.argument_types import utf8_text
+from megatrain.commands.job_place import run_at
+from megatrain.commands.printing import facts, print_json, print_lines, table
+from megatrain.contracts.errors import DataError, UsageError
+from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.printable import printable
+from megatrain.contracts.texts import short
+from megatrain.failures.bundle import classify_bundle
+from megatrain.failures.classifier import LogClassifier, classify
+from megatrain_diagnostics.commands.arguments import add_ranks, add_round, tell_problems, told_problems
+
+if TYPE_CHECKING:
+    from megatrain_diagnostics.analysis.log_search import LogFinding
+
+SUMMARY = "say what failed, what to do about it, and whose fault it was, from logs"
+
+_CHUNK_BYTES = 1 << 20
+_MOST_FAILURES = 32
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of the verb."""
+    parser.description = __doc__
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("place", metavar="FILE|RUN", type=utf8_text, help="JSON lines, - for stdin; or a run")
+    parser.add_argument(
+        "--text", action="store_true", dest="is_text", help="FILE is one log as it was printed, not JSON lines"
+    )
+    add_round(parser)
+    add_ranks(parser)
+    parser.add_argument("--json", action="store_true", dest="is_json", help="print JSON, of a FILE one object a line")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Classify logs. Raises: UsageError, NotFoundError; DataError when they, or some lines, cannot be read."""
+    if args.place != "-" and not Path(args.place).is_file() and run_at(args.place) is not None:
+        if args.is_text:
+            raise UsageError(f"--text is for a FILE, and {args.place} is a run; leave it out")
+        with told_problems(args):
+            _classify_run(args)
+        return int(ExitCode.OK)
+    if args.round is not None or args.ranks is not None:
+        raise UsageError(f"--round and --ranks choose from a run, and {args.place} is a file; leave them out")
+    _classify_file(args)
+    return int(ExitCode.OK)
+
+
+def _classify_file(args: argparse.Namespace) -> None:
+    problems: list[str] = []
+    with contextlib.nullcontext(sys.stdin.buffer) if args.place == "-" else _open(args.place) as file:
+        answers = [_of_text(file, args.place)] if args.is_text else _of_lines(file, args.place, problems)
+        for answer in answers:
+            print(json.dumps(answer) if args.is_json else printable(_for_people(answer)))
+    if problems:
+        raise DataError("\n".join(problems))
+
+
+def _classify_run(args: argparse.Namespace) -> None:
+    # loaded late: a file is read without what reads events
+    from megatrain_diagnostics.analysis.log_search import classify_logs
+    from megatrain_diagnostics.commands.logs import open_logs
+    from megatrain_diagnostics.events.roster import make_roster
+    from megatrain_diagnostics.events.source import Where
+    from megatrain_diagnostics.events.tables import Groups, Ranks, num_rows
+
+    source, round_number, logs = open_logs(args)
+    tell_problems(args)
+    where = Where(rounds=(round_number,))
+    ranks = source.read(Ranks, where)
+    is_known = args.ranks is None and num_rows(ranks) > 0
+    roster = make_roster(ranks, source.read(Groups, where), round_number) if is_known else None
+    _print_verdict(classify_logs(logs, roster), round_number, is_json=args.is_json)
+
+
+def _print_verdict(found: LogFinding, round_number: int, *, is_json: bool) -> None:
+    verdict, root = found.verdict.verdict, found.verdict.root_rank
+    root_rank = None if root is None else int(root)
+    if is_json:
+        values = {**verdict.to_dict(), "root_rank": root_rank, "reason": found.verdict.reason}
+        failures = [asdict(one) for one in found.failures]
+        print_json({"round": round_number, **values, "num_ranks": found.num_ranks, "failures": failures})
+        return
+    lines = facts(
+        [
+            ("round", f"{round_number}: {found.num_lines:,} lines of {found.num_ranks:,} ranks"),
+            ("verdict", f"{verdict.label}; action {verdict.action}"),
+            ("began at", "no rank" if root_rank is None else f"rank {root_rank}"),
+            ("because", found.verdict.reason),
+            ("names", verdict.culprit or "-"),
+            ("line", short(verdict.line.strip()) or "-"),
+        ]
+    )
+    if found.failures:
+        rows = [("rank", "host", "", "label", "line")]
+        for one in found.failures[:_MOST_FAILURES]:
+            role = "root" if one.is_root else "follows" if one.is_cascade else "cause"
+            rows.append((str(one.rank), one.host, role, one.label, short(one.line)))
+        lines += ["", *table(rows, left=(1, 2, 3, 4))]
+        if len(found.failures) > _MOST_FAILURES:
+            lines.append(f"and {len(found.failures) - _MOST_FAILURES} more")
+    print_lines(lines)
+
+
+def _open(name: str) -> BinaryIO:
+    try:
+        return Path(name).open("rb")
+    except OSError as error:
+        raise DataError(f"{name}: cannot be read ({error.strerror})") from error
+
+
+def _of_text(file: BinaryIO, name: str) -> dict[str, Any]:
+    classifier = LogClassifier()
+    while chunk := file.read(_CHUNK_BYTES):
+        classifier.feed(chunk)
+    return {"id": name, **classifier.finish().to_dict()}
+
+
+def _of_lines(file: BinaryIO, name: str, problems: list[str]) -> Iterator[dict[str, Any]]:
+    """Yield the answer to each line, and note the lines that have none."""
+    for number, line in enumerate(file, 1):
+        if not line.strip():
+            continue
+        try:
+            yield answer(json.loads(line))
+        except (ValueError, RecursionError) as error:
+            problems.append(f"{name}:{number}: {error}")
+
+
+def answer(case: object) -> dict[str, Any]:
+    """Return the answer to one object. Raises: ValueError when it is not of the agreed form."""
+    if not isinstance(case, dict):
+        raise ValueError(f"a {type(case).__name__}, expected an object with id and log, or id and ranks")
+    if "id" not in case:
+        raise ValueError("no id; expected an object with id and log, or id and ranks")
+    log, ranks = case.get("log"), case.get("ranks")
+    if isinstance(log, str) and ranks is None:
+        return {"id": case["id"], **classify(log).to_dict()}
+    if log is None and isinstance(ranks, dict) and ranks and all(isinstance(tail, str) for tail in ranks.values()):
+        bundle = classify_bundle(ranks)
+        root = bundle.root_rank
+        return {
+            "id": case["id"],
+            **bundle.verdict.to_dict(),
+            "root_rank": int(root) if root is not None and root.isdecimal() else root,
+            "reason": bundle.reason,
+        }
+    raise ValueError(f"id {case['id']!r}: expected either log, a string, or ranks, an object of strings by rank")
+
+
+def _for_people(answer: dict[str, Any]) -> str:
+    role = " (follows from another rank's failure)" if answer["cascade"] else ""
+    lines = [f"{answer['id']}: {answer['label']}{role}; action {answer['action']}"]
+    if answer.get("root_rank") is not None:
+        lines.append(f"  began at rank {answer['root_rank']}: {answer['reason']}")
+    if answer["culprit"]:
+        lines.append(f"  names {answer['culprit']}")
+    if answer["line"]:
+        lines.append(f"  by rule {answer['rule']}: {answer['line'].strip()}")
+    return "\n".join(lines)

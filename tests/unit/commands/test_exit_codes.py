@@ -1,0 +1,180 @@
+"""One exit code for one kind of mistake, whatever the verb: each verb is told each mistake that can be made with it."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from megatrain.cli import BUILT_IN_VERBS, find_verbs, main
+from megatrain.commands import job_place
+from megatrain.commands.orderly_end import END_SIGNALS
+from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.layout import Layout
+from megatrain_diagnostics.columns.schema import to_arrow
+from megatrain_diagnostics.events.tables import Ranks
+from megatrain_diagnostics.store.segment_store import SegmentStore
+from megatrain_launcher.commands import driver
+from megatrain_launcher.etcd_process import free_ports
+from tests.helpers.synthetic_steps import SyntheticJob
+
+OF_A_JOB = (
+    "status", "driver", "dashboard", "incidents", "host ls", "host check", "host cordon --host h",
+    "host uncordon --host h", "host evict --host h", "job checkpoint", "job restart", "job stop",
+    "job approve --verdict v", "job dismiss --verdict v",
+    "diag on", "diag off", "diag set", "diag verdicts", "diag daemon",
+)  # fmt: skip
+PATIENT = ("driver", "dashboard", "diag daemon")
+"""They go on for days: they give etcd more time than a test has, or go on without."""
+ALWAYS_ANSWERS = ("status",)
+"""From the run directory where etcd does not: then its exit code is that of the answer."""
+OF_A_RUN = (
+    "logs", "logs classify", "diag comm", "diag drift", "diag explain --step 1", "diag hang", "diag stragglers",
+    "diag timeline --output t.json", "diag whatif",
+)  # fmt: skip
+WITH_ROUND = (
+    "logs",
+    "diag comm",
+    "diag drift",
+    "diag explain --step 1",
+    "diag stragglers",
+    "diag timeline --output t.json",
+)
+OF_A_FILE = {
+    "launch {}": ExitCode.CONFIG, "config show {}": ExitCode.CONFIG,
+    "config check {}": ExitCode.CONFIG, "blackbox {}": ExitCode.DATA, "logs classify {}.jsonl": ExitCode.DATA,
+    "sample {}": ExitCode.CHECKPOINT, "ckpt ls {}": ExitCode.CHECKPOINT, "ckpt inspect {}": ExitCode.CHECKPOINT,
+    "ckpt verify {}": ExitCode.CHECKPOINT, "ckpt pin {}": ExitCode.CHECKPOINT, "ckpt prune {}": ExitCode.CHECKPOINT,
+    "ckpt restore {}": ExitCode.CHECKPOINT, "ckpt diff {0} {0}": ExitCode.CHECKPOINT,
+}  # fmt: skip
+FORMER = {
+    "host evict host-3 --job demo": "--host host-3",
+    "host cordon host-3": "--host host-3",
+    "host check host-3 --job demo": "--host host-3",
+    "incidents last --job demo": "--id last",
+    "job approve v-1": "--verdict v-1",
+    "diag verdicts 2027 --job demo": "--id 2027",
+    "diag explain demo 12": "--step 12",
+    "diag logs demo": "`megatrain logs`",
+    "logs demo --classify": "megatrain logs classify RUN",
+}
+
+
+@pytest.fixture(autouse=True)
+def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty directory, where all words are names of nothing."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(job_place, "_OWN_CALL_S", 0.05)
+    monkeypatch.setattr(driver, "log_to_stderr", lambda: None)
+    handlers = {number: signal.getsignal(number) for number in END_SIGNALS}
+    yield tmp_path
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+def own_etcd(text: str, mode: int = 0o600) -> None:
+    """Have runs/demo say where its etcd is."""
+    place = Path("runs/demo/coordination")
+    place.mkdir(parents=True, mode=0o700)
+    (place / "endpoint").write_text(text)
+    (place / "endpoint").chmod(mode)
+
+
+def away() -> str:
+    return json.dumps({"endpoints": [f"http://127.0.0.1:{free_ports(1)[0]}"], "job": "demo"})
+
+
+def check(capsys: pytest.CaptureFixture[str], words: str, code: ExitCode) -> str:
+    """Give a command line, and check that it ends so, with one error and no traceback; return what it says."""
+    found = main(words.split())
+    said = capsys.readouterr().err
+    assert found == code, f"megatrain {words}: {said}"
+    assert said.count("error: ") == 1, f"megatrain {words}: {said}"
+    assert "Traceback" not in said
+    return said
+
+
+@pytest.mark.parametrize("verb", OF_A_JOB)
+class TestVerbsOfAJob:
+    def test_the_command_line_is_wrong(self, verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+        assert "--no-such" in check(capsys, f"{verb} --no-such", ExitCode.USAGE)
+        assert "two jobs" in check(capsys, f"{verb} a --job b", ExitCode.USAGE)
+        check(capsys, f"{verb} a --rdzv-endpoint http://:0", ExitCode.USAGE)
+
+    def test_several_jobs_could_be_meant(self, verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+        own_etcd(away())
+        Path("runs/demo").rename("runs/one")
+        own_etcd(away())
+        assert "runs/demo and runs/one" in check(capsys, verb, ExitCode.USAGE)
+
+    def test_there_is_no_such_job(self, verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+        assert "nobody" in check(capsys, f"{verb} nobody", ExitCode.NOT_FOUND)
+        if verb not in ALWAYS_ANSWERS:
+            assert "no/where" in check(capsys, f"{verb} no/where", ExitCode.NOT_FOUND)
+        assert "which job?" in check(capsys, verb, ExitCode.NOT_FOUND)
+
+    def test_what_a_run_tells_is_damaged(self, verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+        own_etcd("{")
+        if verb not in ALWAYS_ANSWERS:
+            assert "runs/demo/coordination/endpoint" in check(capsys, f"{verb} demo", ExitCode.DATA)
+
+    def test_the_run_is_somebody_elses(self, verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+        own_etcd(away(), mode=0o666)
+        if verb not in ALWAYS_ANSWERS:
+            said = check(capsys, f"{verb} demo", ExitCode.NO_PERMISSION)
+            assert "only who launched a job gets into its etcd" in said
+
+    def test_etcd_is_out_of_reach(self, verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+        if verb not in (*PATIENT, *ALWAYS_ANSWERS):
+            own_etcd(away())
+            assert "out of reach" in check(capsys, f"{verb} demo", ExitCode.COORDINATION)
+
+
+@pytest.mark.parametrize("verb", OF_A_RUN)
+def test_verbs_of_a_run(verb: str, empty: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--no-such" in check(capsys, f"{verb} a --no-such", ExitCode.USAGE)
+    nowhere = "nowhere" if verb != "logs classify" else "runs/nowhere"
+    if verb != "logs classify":  # FILE, or RUN
+        assert "nowhere" in check(capsys, f"{verb} {nowhere}", ExitCode.NOT_FOUND)
+    (empty / "bare").mkdir()
+    assert "bare" in check(capsys, f"{verb} bare", ExitCode.DATA)
+    if verb in ("diag whatif", "logs classify"):  # which read other things than runs, too
+        return
+    assert "which run?" in check(capsys, verb, ExitCode.NOT_FOUND)
+    for name in ("one", "two"):
+        (empty / "runs" / name / "events").mkdir(parents=True)
+    assert "runs/one and runs/two" in check(capsys, verb, ExitCode.USAGE)
+
+
+@pytest.mark.parametrize("verb", WITH_ROUND)
+def test_a_round_that_is_not_there(verb: str, empty: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with SegmentStore(empty / "events") as store:
+        store.append(Ranks, to_arrow(SyntheticJob(Layout(dp_size=2), round=3).ranks()))
+        store.commit()
+    assert "--round=9" in check(capsys, f"{verb} events --round 9", ExitCode.NOT_FOUND)
+
+
+@pytest.mark.parametrize(("words", "code"), OF_A_FILE.items())
+def test_a_file_that_is_not_there(words: str, code: ExitCode, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "absent" in check(capsys, words.format("absent"), code)
+
+
+@pytest.mark.parametrize("flag", ["--nnodes=x", "--spares=-1", "--tee=some", "--label=x", "--rdzv-conf=a=b"])
+def test_flags_of_launch_that_are_wrong(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    said = check(capsys, f"launch {flag} absent", ExitCode.USAGE)
+    assert "the command line has 1 problem" in said
+
+
+@pytest.mark.parametrize(("words", "now"), FORMER.items())
+def test_words_of_before_say_how_they_are_written_now(words: str, now: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert f"is now written {now}" in check(capsys, words, ExitCode.USAGE)
+
+
+def test_every_verb_is_in_a_table() -> None:
+    named = {line.split()[0] for line in (*OF_A_JOB, *OF_A_RUN, *OF_A_FILE)}
+    # looks at this machine; its files are test_data_command's; ends its process, so that it is test_train_command's
+    without_a_mistake = {"doctor", "data", "train"}
+    assert {verb.split()[0] for verb in (*BUILT_IN_VERBS, *find_verbs())} - without_a_mistake == named
