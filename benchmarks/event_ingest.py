@@ -113,7 +113,7 @@ def _row(side: str, found: dict[str, Any], daemon_cpu_s: float, daemon_mb: float
 @contextmanager
 def _daemon(run: Path, endpoint: str) -> Iterator[subprocess.Popen[bytes]]:
     run.mkdir()
-    words = ["--run", str(run), "--job", JOB, "--rdzv-endpoint", endpoint, "--no-dashboard"]
+    words = ["--run", str(run), "--job", JOB, "--rdzv-endpoint", endpoint]
     with (run / "daemon.log").open("wb") as log:
         process = subprocess.Popen([sys.executable, "-m", "megatrain_diagnostics.daemon", *words], stderr=log)
     try:

@@ -135,7 +135,7 @@ def _diagnosis(root: Path, config: Config, etcd: EtcdSettings, *, is_beside: boo
     run = Path(config.job.run_directory)
     sink = [sys.executable, "-m", "benchmarks.telemetry_sink", config.job.name, str(etcd.endpoints[0])]
     commands = [
-        daemon_command(run, etcd_words(etcd), config.job.name) if is_beside else sink,
+        daemon_command(config=config, run=run, etcd=etcd_words(etcd))["diagnostics"] if is_beside else sink,
         streamer_command(config=config, run=run, host=HOST, logs=run / "logs" / HOST, etcd=etcd_words(etcd)),
     ]
     with ExitStack() as stack:

@@ -49,7 +49,6 @@ from megatrain_diagnostics.controller.controller import Controller
 from megatrain_diagnostics.events.roster import newest_round
 from megatrain_diagnostics.events.source import Where, matching
 from megatrain_diagnostics.events.tables import Groups, Ranks, num_rows, select
-from megatrain_diagnostics.kept_dashboard import kept_dashboard
 from megatrain_diagnostics.metrics.daemon_report import DaemonReporter
 from megatrain_diagnostics.metrics.job_book import JobBook
 from megatrain_diagnostics.metrics.job_metrics import MetricsParts, served_metrics
@@ -138,8 +137,6 @@ def run_daemon(settings: DaemonSettings, stop: threading.Event) -> None:
         announcement = Announcement(client, keys.daemon, record)
         _logger.info("daemon of job %s listens at %s:%d, events in %s", keys.job, record.address, record.port,
                      store.directory)  # fmt: skip
-        if settings.has_dashboard and (configuration.config is None or configuration.config.dashboard.is_served):
-            closing.enter_context(kept_dashboard(settings))
         maintenance = threading.Thread(target=_maintain, args=(store, configuration, stop), daemon=True)
         maintenance.start()
         teller = Teller(ledger)
@@ -260,7 +257,6 @@ def main(words: Sequence[str] | None = None) -> int:
             etcd=etcd,
             address=args.address,
             port=args.port,
-            has_dashboard=args.has_dashboard,
         )
         return serve(settings)
     except MegatrainError as error:

@@ -1,5 +1,5 @@
 """The commands that a launch runs for the diagnosis, found by the entry points `megatrain.daemon` and
-`megatrain.host_program`.
+`megatrain.host_program`: of the job, daemon and web page; of each host, its streamer.
 
 Loads nothing of the diagnosis itself: an executor asks, and executors have no use for it. Without the packages of the
 extra `diagnostics` there is nothing to run.
@@ -17,14 +17,25 @@ from megatrain.contracts.record import encode
 from megatrain_diagnostics.streamer.settings import StreamerSettings
 
 _DAEMON_PACKAGES = ("pyarrow", "duckdb")
+_PAGE_PACKAGES = (*_DAEMON_PACKAGES, "fastapi", "uvicorn")
 _STREAMER_PACKAGES = ("pyarrow", "prometheus_client")
 
 
-def daemon_command(run: Path, etcd: Sequence[str], job: str) -> list[str]:
-    """Return the command of the daemon of a job; none where it cannot run. `etcd`: flags that lead to etcd."""
-    if not _are_installed(_DAEMON_PACKAGES):
-        return []
-    return [sys.executable, "-m", "megatrain_diagnostics.daemon", "--run", str(run), "--job", job, *etcd]
+def daemon_command(*, config: Config, run: Path, etcd: Sequence[str]) -> dict[str, list[str]]:
+    """Return the commands of a job by name: the daemon where it can run, the web page where it shall be served.
+
+    `etcd`: flags that lead to etcd. Neither needs the other.
+    """
+    if not config.diagnostics.is_streamed:
+        return {}
+    place = ["--run", str(run), "--job", config.job.name, *etcd]
+    found = {}
+    if _are_installed(_DAEMON_PACKAGES):
+        found["diagnostics"] = [sys.executable, "-m", "megatrain_diagnostics.daemon", *place]
+    if config.dashboard.is_served and _are_installed(_PAGE_PACKAGES):
+        section = ["--section", encode(config.dashboard).decode()]
+        found["dashboard"] = [sys.executable, "-m", "megatrain_diagnostics.dashboard", *place, *section]
+    return found
 
 
 def streamer_command(*, config: Config, run: Path, host: str, logs: Path, etcd: Sequence[str]) -> list[str]:

@@ -15,7 +15,7 @@ class DashboardConfig:
 
     is_served: bool = field(
         default=True,
-        metadata=option("Whether the diagnostics daemon serves the page. `megatrain dashboard` does in any case."),
+        metadata=option("Whether a launch serves the page. `megatrain dashboard` does in any case."),
     )
     address: str = field(
         default="127.0.0.1",

@@ -36,6 +36,12 @@ class DiagnosticsConfig:
             minimum=1,
         ),
     )
+    daemon_host: str = field(
+        default="",
+        metadata=option(
+            "Host, by its --host-id, on which daemon and web page run. Empty: the one whose driver is elected."
+        ),
+    )
     daemon_address: str = field(
         default="",
         metadata=option("Address that the daemon listens at. Empty: 127.0.0.1 for a job on one machine, else its own."),

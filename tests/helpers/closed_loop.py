@@ -139,7 +139,7 @@ def running_daemon(
     """Have the diagnostics daemon of a job run."""
     command = [
         sys.executable, "-m", "megatrain_diagnostics.daemon",
-        "--run", str(run), "--job", job, "--rdzv-endpoint", ",".join(urls), "--no-dashboard", *more,
+        "--run", str(run), "--job", job, "--rdzv-endpoint", ",".join(urls), *more,
     ]  # fmt: skip
     with (root / "daemon.log").open("ab") as log:
         daemon = subprocess.Popen(

@@ -24,12 +24,11 @@ _END_S = 30.0
 class DaemonProcess:
     """One life of the daemon of job `demo`; its log is shared by all lives."""
 
-    def __init__(self, run: Path, endpoints: list[str], *, has_dashboard: bool = False) -> None:
+    def __init__(self, run: Path, endpoints: list[str]) -> None:
         run.mkdir(exist_ok=True)
         self._log = run / "daemon.log"
         command = [sys.executable, "-m", "megatrain_diagnostics.daemon", "--run", str(run), "--job", KEYS.job]
         command += ["--rdzv-endpoint", ",".join(endpoints), "--address", "127.0.0.1", "--port", "0"]
-        command += [] if has_dashboard else ["--no-dashboard"]
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(command, stderr=log, preexec_fn=partial(end_with_parent, os.getpid()))
 
@@ -48,9 +47,9 @@ class DaemonProcess:
 
 
 @contextmanager
-def running_daemon(run: Path, endpoints: list[str], *, has_dashboard: bool = False) -> Iterator[DaemonProcess]:
+def running_daemon(run: Path, endpoints: list[str]) -> Iterator[DaemonProcess]:
     """Have a daemon during the block, and none after it."""
-    one = DaemonProcess(run, endpoints, has_dashboard=has_dashboard)
+    one = DaemonProcess(run, endpoints)
     try:
         yield one
     finally:

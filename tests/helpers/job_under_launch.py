@@ -60,13 +60,15 @@ class LaunchedJob:
     module: str = "tests.helpers.step_faults"
     """What workers run; it takes the words of `megatrain train`."""
     environment: Mapping[str, str] = field(default_factory=dict)
+    has_daemon: bool = False
+    """Whether its hosts run daemon and page."""
     executors: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def start(self, host: str, *more: str, enter: Sequence[str] = ()) -> subprocess.Popen[bytes]:
         """Start the executor of a host; `enter` is what a command line begins with that runs elsewhere."""
         command = [
             *enter, sys.executable, "-m", "megatrain", "launch", "--rdzv-endpoint", ",".join(self.endpoints),
-            "--host-id", host, *self.arguments, *more,
+            "--host-id", host, *([] if self.has_daemon else ["--no-daemon"]), *self.arguments, *more,
             "-m", self.module, str(self.job.config_file),
         ]  # fmt: skip
         with (self.job.root / f"{host}.log").open("ab") as log:

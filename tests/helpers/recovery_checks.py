@@ -133,6 +133,7 @@ def running_job(
     nnodes: str = "2",
     pace_s: float = PACE_S,
     orders: Sequence[tuple[Any, ...]] = (),
+    has_daemon: bool = False,
 ) -> Iterator[Running]:
     """Launch a job of two hosts on a real etcd, and a spare once it runs. orders: the arguments of `fail_at`."""
     job = make_launched_job(root, STEPS, {"log": {"interval": 1000}}, *changes)
@@ -142,7 +143,7 @@ def running_job(
     (root / "etcd").mkdir()
     with EtcdServers(root / "etcd") as etcd, ExitStack() as stack:
         words = ("--nnodes", nnodes, *(("--spares", "1") if spare else ()), *WORDS)
-        launched = stack.enter_context(LaunchedJob(job, etcd.urls, faults, words))
+        launched = stack.enter_context(LaunchedJob(job, etcd.urls, faults, words, has_daemon=has_daemon))
         view = JobView.of(job, etcd.urls)
         stack.callback(view.client.close)
         for host in hosts:

@@ -21,8 +21,6 @@ class DaemonSettings:
     """Empty: as [diagnostics] daemon_address says, or by where etcd is."""
     port: int | None = None
     """None: as [diagnostics] daemon_port says."""
-    has_dashboard: bool = True
-    """Whether the job's web page is served beside it, as [dashboard] says."""
 
 
 def add_daemon_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,10 +33,4 @@ def add_daemon_arguments(parser: argparse.ArgumentParser) -> None:
         default=None,
         type=whole_number(0, 65535),
         help="port to listen at, 0 for any (default: diagnostics.daemon_port)",
-    )
-    parser.add_argument(
-        "--no-dashboard",
-        action="store_false",
-        dest="has_dashboard",
-        help="serve no web page; `megatrain dashboard` does it elsewhere",
     )

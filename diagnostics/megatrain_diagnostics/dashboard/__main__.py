@@ -1,6 +1,7 @@
-"""`python -m megatrain_diagnostics.dashboard`: the dashboard as the diagnostics daemon starts it, for a running job.
+"""`python -m megatrain_diagnostics.dashboard`: the dashboard as a launch starts it, for a running job.
 
-The page's settings are those of the job's record; where there is none, or nobody can read it, the usual ones.
+The page's settings are those that it is told, else those of the job's record; where there is none, or nobody can read
+it, the usual ones.
 """
 
 from __future__ import annotations
@@ -33,6 +34,12 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m megatrain_diagnostics.dashboard", allow_abbrev=False)
     parser.add_argument("--run", required=True, type=utf8_path, metavar="DIR", help="the run directory")
     parser.add_argument("--job", required=True, type=utf8_text, metavar="NAME")
+    parser.add_argument(
+        "--section",
+        default="",
+        metavar="JSON",
+        help="[dashboard] of the configuration (default: as the job's record says)",
+    )
     add_etcd_arguments(parser)
     add_dashboard_arguments(parser)
     args = parser.parse_args(words)
@@ -41,7 +48,8 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         keys = JobKeys(args.job)
         with EtcdClient(etcd_flags(args).settings(os.environ)) as client:
-            settings = checked_settings(_section(client, keys), said_settings(args))
+            section = decode(DashboardConfig, args.section, "--section") if args.section else _section(client, keys)
+            settings = checked_settings(section, said_settings(args))
             return ended(serve_live(client, keys, RunDirectory(args.run), settings, stop, _logger.info))
     except MegatrainError as error:
         print(f"megatrain dashboard: {error}", file=sys.stderr)

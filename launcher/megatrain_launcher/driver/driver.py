@@ -72,7 +72,7 @@ class Driver:
     """A candidate for the election, and the driver while it is elected. `run` is for one thread.
 
     `keeper` returns the lease keeper of now: whoever lost a lease takes another. `incidents_directory`: where incidents
-    are written as files, too.
+    are written as files, too. `leading` is set while this driver is elected.
     """
 
     def __init__(
@@ -84,6 +84,7 @@ class Driver:
         policy: Policy,
         *,
         incidents_directory: Path | None = None,
+        leading: threading.Event | None = None,
         clock: Callable[[], float] | None = None,
     ) -> None:
         self._client = client
@@ -94,7 +95,7 @@ class Driver:
         self._files = IncidentFiles(incidents_directory)
         self._clock = clock or SteadyClock()
         self._liveness = LivenessReader()
-        self._is_leading = threading.Event()
+        self._is_leading = leading or threading.Event()
         self._reason = ""
 
     @property

@@ -18,9 +18,16 @@ RunDriver = Callable[[threading.Event], None]
 
 
 def driver_of(
-    settings: ExecutorSettings, client: EtcdClient, keys: JobKeys, keeper: Callable[[], LeaseKeeper]
+    settings: ExecutorSettings,
+    client: EtcdClient,
+    keys: JobKeys,
+    keeper: Callable[[], LeaseKeeper],
+    leading: threading.Event,
 ) -> RunDriver:
-    """Return what runs this host's driver, with whatever lease the host has at the moment."""
+    """Return what runs this host's driver, with whatever lease the host has at the moment.
+
+    `leading` is set while it is elected.
+    """
     policy = Policy.of(
         settings.config,
         min_hosts=settings.min_hosts,
@@ -29,7 +36,7 @@ def driver_of(
         feasible_counts=settings.feasible_hosts,
     )
     incidents = settings.run_directory.incidents
-    return Driver(client, keys, keeper, settings.host, policy, incidents_directory=incidents).run
+    return Driver(client, keys, keeper, settings.host, policy, incidents_directory=incidents, leading=leading).run
 
 
 class DriverThread:

@@ -48,6 +48,8 @@ class ExecutorSettings:
     """Whose lines the executor repeats on its own output: none, first (rank 0 of the job), all."""
     log_directory: Path | None = None
     is_driver_candidate: bool = True
+    is_daemon_candidate: bool = True
+    """Whether the job's daemon and page may run here."""
 
     @property
     def run_directory(self) -> RunDirectory:

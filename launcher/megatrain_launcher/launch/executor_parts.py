@@ -21,9 +21,13 @@ def parts_with(platform: HostAdapter) -> ExecutorParts:
         return ExecutorParts()
 
     def make_driver(
-        settings: ExecutorSettings, client: EtcdClient, keys: JobKeys, keeper: Callable[[], LeaseKeeper]
+        settings: ExecutorSettings,
+        client: EtcdClient,
+        keys: JobKeys,
+        keeper: Callable[[], LeaseKeeper],
+        leading: threading.Event,
     ) -> RunDriver:
-        run_driver = driver_of(settings, client, keys, keeper)
+        run_driver = driver_of(settings, client, keys, keeper, leading)
 
         def run(stop: threading.Event) -> None:
             with CordonWatch(client, keys, settings.host, platform):

@@ -23,6 +23,8 @@ from megatrain.coordination.lasting_thread import LastingThread
 from megatrain.coordination.lease_keeper import LeaseKeeper, LeaseState
 from megatrain_launcher.driver.driver import Driver
 from megatrain_launcher.driver.policy import Policy
+from megatrain_launcher.executor.job_programs import ProgramSettings
+from megatrain_launcher.executor.program_keeper import start_keeper
 from megatrain_launcher.hosts.adapter import HostAdapter
 from megatrain_launcher.hosts.local import host_name
 from megatrain_launcher.launch.cordons import CordonWatch
@@ -78,10 +80,18 @@ def run_lone_driver(
         keeper = closing.enter_context(RenewedLease(client, recovery.lease_ttl_s, recovery.lease_renew_s))
         if platform.name != "local":
             closing.enter_context(CordonWatch(client, keys, name, platform))
+        leading, is_run_here = threading.Event(), run.root.is_dir()
         driver = Driver(
-            client, keys, keeper, name, policy_of(record, config),
-            incidents_directory=run.incidents if run.root.is_dir() else None,
+            client, keys, keeper, name, policy_of(record, config), leading=leading,
+            incidents_directory=run.incidents if is_run_here else None,
         )  # fmt: skip
+        programs = ProgramSettings(config, run.root, client.settings, os.environ)
+        diagnosis = start_keeper(programs, name, client, record, leading) if is_run_here else None
+        if diagnosis is not None:
+            closing.callback(diagnosis.close)
+        elif not config.diagnostics.daemon_host:
+            missing = f"{run.root} is not on this machine: while it drives, neither daemon nor page runs"
+            tell(f"{missing}; name a host for them by diagnostics.daemon_host")
         thread = LastingThread("driver", lambda: driver.run(is_over), is_over)
         tell(f"{name} stands for the driver of job {keys.job}")
         try:

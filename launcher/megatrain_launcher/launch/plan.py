@@ -97,6 +97,7 @@ class LaunchPlan:
             version=megatrain.__version__,
             tee=self.flags.tee,
             is_driver_candidate=self.flags.is_driver_candidate,
+            is_daemon_candidate=self.flags.is_daemon_candidate,
             log_directory=Path(self.flags.log_dir).absolute() if self.flags.log_dir else None,
         )
 

@@ -1,4 +1,4 @@
-"""A whole job on one machine by one command: an etcd of its own, the diagnostics daemon where installed, and executors.
+"""A whole job on one machine by one command: an etcd of its own, daemon and page where installed, and executors.
 
 One host is an executor in this process; several hosts are processes of their own (hosts.local). When the block of
 contexts is left, for whatever reason, no executor, worker or etcd is left; nor anything in memory, once all is saved.
@@ -10,6 +10,7 @@ import secrets
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 
 from megatrain.commands.etcd_flags import etcd_words, without_password
 from megatrain.contracts.errors import CoordinationError
@@ -22,10 +23,10 @@ from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.settings import EtcdSettings
 from megatrain.coordination.wire import KeyRange
 from megatrain_launcher.etcd_process import EtcdProcess
+from megatrain_launcher.executor.dashboard_notice import told_dashboard
+from megatrain_launcher.executor.job_programs import ProgramSettings, running_programs
 from megatrain_launcher.executor.settings import ExecutorSettings
 from megatrain_launcher.hosts.local import LocalHosts
-from megatrain_launcher.launch.daemon import running_daemons
-from megatrain_launcher.launch.dashboard_notice import told_dashboard
 from megatrain_launcher.launch.leftovers import find_snapshots, release_snapshots, remove_black_boxes
 from megatrain_launcher.launch.plan import LaunchPlan
 from megatrain_launcher.launch.stopping import StopOnSignal
@@ -55,14 +56,16 @@ def run_standalone(
         began = forget_dead_hosts(settings, keys)
         with ExitStack() as stack:
             stack.enter_context(plan.files.published(settings, keys.job, launch_id))
-            if plan.config.diagnostics.is_streamed:
+            if plan.flags.is_daemon_candidate:  # here, and not on a host: it outlives them all
+                programs = ProgramSettings(plan.config, plan.files.run, settings, environment)
                 stack.enter_context(told_dashboard(settings, keys, tell))
-                stack.enter_context(running_daemons(plan.files.run, settings, keys.job, environment, tell))
+                stack.enter_context(running_programs(programs, tell))
             if plan.total_hosts == 1:
                 own = plan.executor_settings(settings, environment, launch_id=launch_id, address=_LOOPBACK)
-                return note(told(execute(own)))
+                return note(told(execute(replace(own, is_daemon_candidate=False))))
+            flags = replace(plan.flags, is_daemon_candidate=False)
             words = [*etcd_words(settings), f"--launch-id={launch_id}", f"--local-addr={_LOOPBACK}",
-                     "--platform=local", *launch_words(plan.flags, plan.max_hosts)]  # fmt: skip
+                     "--platform=local", *launch_words(flags, plan.max_hosts)]  # fmt: skip
             with LocalHosts(words, plan.total_hosts, environment, tell) as hosts:
 
                 def ask(signal_name: str) -> None:

@@ -6,12 +6,14 @@ import json
 import re
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib import resources
 
 from megatrain.config.config import Config
-from megatrain.contracts.errors import ConfigError
+from megatrain.contracts.addresses import is_loopback
+from megatrain.contracts.errors import FlagError
+from megatrain.jobs.run_standing import EXIT_CODE_FILE
 from megatrain_launcher.launch.flags import DEFAULT_MODULE, DEFAULT_PRELOAD, LaunchFlags
-from megatrain_launcher.launch.job_files import JobFiles
 
 _FILES = {"slurm": "slurm.sbatch", "jobset": "jobset.yaml", "trainjob": "trainjob.yaml"}
 _BLANK = re.compile(r"\{\{(\w+)\}\}")
@@ -19,6 +21,36 @@ _MOST_GRACE_S = 3600.0
 _LOWER = re.compile(r"[^a-z0-9]+")
 _LONGEST_NAME = 40
 """A JobSet's pods are called NAME-host-0-INDEX-RANDOM, and such a name has 63 characters at most."""
+
+_TOKEN_NAME = "coordination/page-token"
+_TOKEN_SCRIPT = """\
+# the web page asks for the token in this file; `megatrain status` tells the page's address
+token_file={file}
+mkdir -p -m 700 "$(dirname "$token_file")"
+[ -s "$token_file" ] || (umask 077 && od -An -N32 -tx1 /dev/urandom | tr -d ' \\n' > "$token_file")
+
+"""
+_SECRET_DIRECTORY = "/etc/megatrain/page"
+_SECRET_FILE = f"{_SECRET_DIRECTORY}/token"
+_SECRET_NOTE = """\
+# The web page asks for a token. Make it before:
+#   kubectl create secret generic {name}-page --from-literal=token="$(openssl rand -hex 32)"
+# and look at the page by `kubectl port-forward` to the pod that `megatrain status` names.
+"""
+_SECRET_MOUNT = f"""\
+- name: page-token
+  mountPath: {_SECRET_DIRECTORY}
+  readOnly: true"""
+_SECRET_VOLUME = """\
+# what the web page asks for
+- name: page-token
+  secret:
+    secretName: {name}-page
+    defaultMode: 256  # 0400"""
+_PORTS = """\
+ports:
+  - name: page
+    containerPort: {port}"""
 
 _POD_FACTS = {
     "NODE_NAME": "spec.nodeName",
@@ -29,7 +61,7 @@ _POD_FACTS = {
 
 
 def write_template(flags: LaunchFlags, config: Config, max_hosts: int) -> str:
-    """Return the filled-in file. Raises: ConfigError when a flag that it needs is missing."""
+    """Return the filled-in file. Raises: FlagError when a flag that it needs is missing."""
     problems = []
     if flags.template != "slurm" and not flags.etcd.endpoints:
         problems.append("--write-template: pods meet at an etcd of the cluster's; name it by --rdzv-endpoint=HOST:PORT")
@@ -45,17 +77,41 @@ def write_template(flags: LaunchFlags, config: Config, max_hosts: int) -> str:
             "--write-template: name the password's file, as hosts will see it, by --etcd-password-file=FILE"
         )
     if problems:
-        raise ConfigError(problems)
+        raise FlagError(problems)
     text = resources.files("megatrain_launcher").joinpath("templates", _FILES[flags.template]).read_text("utf-8")
-    blanks = _blanks(flags, config, max_hosts)
+    place = _run_directory(flags, config)
+    page = _page_overrides(flags, config, place)
+    own = [f"--job.run_directory={place}"] if place != config.job.resolved_run_directory else []
+    flags = replace(flags, overrides=(*page, *flags.overrides, *own))
+    blanks = _blanks(flags, config, max_hosts, place, has_page=bool(page))
     return _BLANK.sub(lambda match: blanks[match.group(1)], text)
 
 
-def _blanks(flags: LaunchFlags, config: Config, max_hosts: int) -> dict[str, str]:
+def _run_directory(flags: LaunchFlags, config: Config) -> str:
+    """Return the run directory as the hosts see it: pods mount it, and begin in a directory of their own."""
+    told = config.job.resolved_run_directory
+    return told if flags.template != "jobset" or told.startswith("/") else f"/runs/{config.job.name}"
+
+
+def _page_overrides(flags: LaunchFlags, config: Config, place: str) -> tuple[str, ...]:
+    """Return what lets others than the driver's host look at the page, with a token; nothing where it is said already.
+
+    In a TrainJob nothing can be mounted: its page stays on loopback, where `kubectl port-forward` reaches it.
+    """
+    told = config.dashboard
+    is_said = (
+        told.viewer_token_file or told.operator_token_file or told.trusted_proxies or not is_loopback(told.address)
+    )
+    if is_said or not told.is_served or not config.diagnostics.is_streamed or flags.template == "trainjob":
+        return ()
+    token = _SECRET_FILE if flags.template == "jobset" else f"{place}/{_TOKEN_NAME}"
+    return ("--dashboard.address=0.0.0.0", f"--dashboard.viewer_token_file={token}")
+
+
+def _blanks(flags: LaunchFlags, config: Config, max_hosts: int, place: str, *, has_page: bool) -> dict[str, str]:
     is_slurm = flags.template == "slurm"
     words = ["megatrain", "launch", *launch_words(flags, max_hosts)]
     gpus = flags.workers if flags.workers.isdigit() and config.runtime.device != "cpu" else ""
-    files = JobFiles.of(config)
     grace_s = min(config.runtime.save_grace_s + config.runtime.checkpoint_timeout_s, _MOST_GRACE_S)
     name = (_LOWER.sub("-", config.job.name.lower()).strip("-") or "megatrain")[:_LONGEST_NAME].rstrip("-")
     indent = 20 if flags.template == "jobset" else 6
@@ -66,17 +122,30 @@ def _blanks(flags: LaunchFlags, config: Config, max_hosts: int) -> dict[str, str
         "hosts": str(max_hosts + flags.spares),
         "gpus": f"#SBATCH --gpus-per-node={gpus}\n" if gpus else "",
         "output": f"slurm-{config.job.name}-%j.out",
-        "exit_code_file": shlex.quote(str(files.exit_code)),
+        "exit_code_file": shlex.quote(f"{place}/{EXIT_CODE_FILE}"),
+        "token": _slurm_token(f"{place}/{_TOKEN_NAME}") if has_page else "",
+        "secret_note": _SECRET_NOTE.format(name=name) if has_page else "",
+        "secret_mount": _indented(_SECRET_MOUNT, 20) if has_page else "",
+        "secret": _indented(_SECRET_VOLUME, 16).format(name=name) if has_page else "",
+        "ports": _indented(_PORTS, 18).format(port=config.dashboard.port) if has_page and config.dashboard.port else "",
         "command": shlex.join(words) if is_slurm else json.dumps(words),
         "image": json.dumps(flags.image),
         "grace_s": str(round(grace_s)),
-        "run_directory": json.dumps(str(files.run.absolute())),
+        "run_directory": json.dumps(place),
         "environment": _environment(indent),
         "rights": _rights(name, flags.nodes),
         "has_rights": "true" if flags.nodes else "false",
         "node_affinity": _node_affinity(flags.nodes),
         "resources": _resources(flags.template, gpus),
     }
+
+
+def _slurm_token(file: str) -> str:
+    return _TOKEN_SCRIPT.format(file=shlex.quote(file))
+
+
+def _indented(text: str, spaces: int) -> str:
+    return "".join(" " * spaces + line + "\n" for line in text.splitlines())
 
 
 def launch_words(flags: LaunchFlags, max_hosts: int) -> list[str]:
@@ -87,6 +156,8 @@ def launch_words(flags: LaunchFlags, max_hosts: int) -> list[str]:
         words.append(f"--spares={flags.spares}")
     if not flags.is_driver_candidate:
         words.append("--no-driver")
+    if not flags.is_daemon_candidate:
+        words.append("--no-daemon")
     if flags.log_dir:
         words.append(f"--log-dir={flags.log_dir}")
     if flags.tee != "first":

@@ -101,9 +101,7 @@ def told_state(run: Path) -> tuple[object, object]:
 
 
 def settings_of(etcd: EtcdServers, run: Path, address: str = "127.0.0.1", port: int = 0) -> DaemonSettings:
-    return DaemonSettings(
-        run=run, job="other", etcd=EtcdSettings.of(etcd.urls), address=address, port=port, has_dashboard=False
-    )
+    return DaemonSettings(run=run, job="other", etcd=EtcdSettings.of(etcd.urls), address=address, port=port)
 
 
 @pytest.mark.parametrize("address", ["192.0.2.1", "no-such-host.invalid"])

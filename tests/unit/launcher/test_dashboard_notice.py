@@ -12,7 +12,7 @@ from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import encode
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.settings import EtcdSettings
-from megatrain_launcher.launch.dashboard_notice import told_dashboard
+from megatrain_launcher.executor.dashboard_notice import told_dashboard
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.waiting import wait_until
 

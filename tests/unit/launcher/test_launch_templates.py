@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import getpass
+import socket
 import subprocess
+import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +19,7 @@ from megatrain.contracts.errors import ConfigError
 from megatrain_launcher.launch.templates import write_template
 from tests.helpers.launch_cases import small_flags
 from tests.helpers.require import require_module
+from tests.helpers.source_tree import ROOT
 
 # A schema: a type, a list of one schema, a mapping of names to schemas ("*": any name), or a tuple of allowed values.
 # A name that ends with "!" is required. An unknown name is an error, as `kubectl apply --validate=strict` has it.
@@ -26,6 +31,11 @@ _LIMITS = {"limits": {"*": str}, "requests": {"*": str}}
 _CONTAINER = {
     "name!": str, "image!": str, "command": [str], "args": [str], "env": _ENV, "resources": _LIMITS,
     "volumeMounts": [{"name!": str, "mountPath!": str, "readOnly": bool}],
+    "ports": [{"name": str, "containerPort!": int}],
+    "securityContext": {
+        "allowPrivilegeEscalation": bool, "capabilities": {"add": [str], "drop": [str]},
+        "seccompProfile": {"type!": ("RuntimeDefault", "Localhost", "Unconfined")},
+    },
 }  # fmt: skip
 _AFFINITY = {
     "nodeAffinity": {
@@ -45,6 +55,7 @@ _VOLUME = {
     "name!": str,
     "emptyDir": {"medium": ("", "Memory"), "sizeLimit": str},
     "persistentVolumeClaim": {"claimName!": str},
+    "secret": {"secretName": str, "defaultMode": int},
 }
 _POD = {
     "metadata": {"labels": _NAMES, "annotations": _NAMES},
@@ -175,13 +186,17 @@ def test_a_jobset_has_a_pod_for_each_host_and_spare(tmp_path: Path) -> None:
     assert (job["parallelism"], job["completions"]) == (4, 4)
     assert container["command"][:2] == ["megatrain", "launch"]
     assert {"--nnodes=2:3", "--nproc-per-node=8", "--spares=1", "--rdzv-endpoint=e1:2379"} < set(container["command"])
-    assert container["command"][-3:] == [
+    assert container["command"][-5:] == [
         str(tmp_path / "small.toml"),
+        "--dashboard.address=0.0.0.0",
+        "--dashboard.viewer_token_file=/etc/megatrain/page/token",
         "--runtime.device=cuda",
         '--job.name="Small.Job"',
     ]
     assert container["resources"]["limits"] == {"nvidia.com/gpu": "8"}
-    assert {mount["mountPath"] for mount in container["volumeMounts"]} == {"/dev/shm", str(tmp_path / "run")}
+    assert {mount["mountPath"] for mount in container["volumeMounts"]} == {
+        "/dev/shm", str(tmp_path / "run"), "/etc/megatrain/page"
+    }  # fmt: skip
     assert {volume["name"] for volume in pod["volumes"]} == {mount["name"] for mount in container["volumeMounts"]}
     names = {one["name"]: one["valueFrom"]["fieldRef"]["fieldPath"] for one in container["env"]}
     assert names["NODE_NAME"] == "spec.nodeName"
@@ -263,3 +278,72 @@ def test_the_script_is_bash(tmp_path: Path) -> None:
     assert """'--job.name=a b'"'"'c'""" in text
     done = subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("template", ["jobset", "trainjob", "slurm"])
+def test_nothing_tells_of_the_machine_that_wrote_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    flags = small_flags(tmp_path, template=template, etcd=EtcdFlags("e1:2379"), image="x:1")
+    flags = replace(flags, config=Path("small.toml"))
+    own = [line for line in flags.config.read_text().splitlines() if str(tmp_path) not in line]
+    flags.config.write_text("\n".join(own))
+    text = write_template(flags, load_config(flags.config).config, 2)
+    here = {str(tmp_path), str(tmp_path.resolve()), str(Path.home()), sys.prefix, sys.base_prefix, str(ROOT)}
+    here |= {socket.gethostname(), getpass.getuser()} - {"root"}
+    assert [word for word in here if word != "/" and word in text] == []
+
+
+def test_a_job_of_pods_writes_where_its_storage_is(tmp_path: Path) -> None:
+    flags = small_flags(tmp_path, template="jobset", etcd=EtcdFlags("e1:2379"), image="x:1",
+                        overrides=("--job.run_directory=runs/mine",))  # fmt: skip
+    found = documents(write_template(flags, load_config(flags.config, flags.overrides).config, 2))["JobSet"]
+    pod = found["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    (place,) = [one["mountPath"] for one in container["volumeMounts"] if one["name"] == "run"]
+    assert place == "/runs/small"
+    assert container["command"][-1] == f"--job.run_directory={place}", "and what the configuration says does not win"
+
+
+def test_the_page_of_pods_asks_for_a_token_and_nothing_may_more_than_it_must(tmp_path: Path) -> None:
+    found = documents(written(tmp_path, "jobset"))["JobSet"]
+    pod = found["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    (secret,) = [one["secret"] for one in pod["volumes"] if one["name"] == "page-token"]
+    assert secret == {"secretName": "small-job-page", "defaultMode": 0o400}
+    assert container["ports"] == [{"name": "page", "containerPort": 8777}]
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    assert "secret generic small-job-page --from-literal=token=" in written(tmp_path, "jobset")
+
+
+@pytest.mark.parametrize(
+    "said", ["--dashboard.is_served=false", "--diagnostics.is_streamed=false", "--dashboard.operator_token_file=/own",
+             "--dashboard.viewer_token_file=/own"],
+)  # fmt: skip
+def test_a_page_that_is_not_wanted_or_was_thought_of_gets_no_token(tmp_path: Path, said: str) -> None:
+    for template in ("jobset", "slurm"):
+        text = written(tmp_path, template, overrides=(said,))
+        assert "token_file=" not in text.replace("_token_file=/own", "")
+        assert "secret" not in text
+
+
+def test_the_script_makes_a_token_once_and_for_its_user_alone(tmp_path: Path) -> None:
+    flags = small_flags(tmp_path, template="slurm", min_hosts=1, max_hosts=1)
+    text = write_template(flags, load_config(flags.config).config, 1)
+    token = tmp_path / "run" / "coordination" / "page-token"
+    assert f"--dashboard.viewer_token_file={token}" in text
+    begin = text[text.index("token_file=") : text.index("srun --kill")]
+    for _ in range(2):
+        subprocess.run(["bash", "-eu"], input=begin, text=True, check=True)
+    first = token.read_text()
+    assert len(first) == 64
+    assert set(first) <= set("0123456789abcdef")
+    assert token.stat().st_mode & 0o777 == 0o600
+    assert token.parent.stat().st_mode & 0o777 == 0o700
+    subprocess.run(["bash", "-eu"], input=begin, text=True, check=True)
+    assert token.read_text() == first

@@ -24,9 +24,9 @@ from megatrain.contracts.rounds import JobEnd
 from megatrain.contracts.run_directory import RunDirectory, black_box_path
 from megatrain.coordination.client import EtcdClient
 from megatrain.jobs.own_etcd import read_own_etcd
+from megatrain_launcher.executor import job_programs
 from megatrain_launcher.executor.settings import ExecutorSettings
 from megatrain_launcher.hosts.local import LocalHosts
-from megatrain_launcher.launch import daemon
 from megatrain_launcher.launch.host import run_launch
 from megatrain_launcher.launch.plan import LaunchPlan, make_plan
 from megatrain_launcher.launch.stopping import EarlyStop, StopOnSignal, StoppedEarly
@@ -307,10 +307,11 @@ def test_an_installed_daemon_runs_beside_the_job(
             if self.name == "broken":
                 raise ImportError("no duckdb")
             source = "import sys, time; open(sys.argv[1], 'w').write(' '.join(sys.argv[2:])); time.sleep(60)"
-            return lambda run, etcd, job: [sys.executable, "-S", "-c", source, run / "told", *etcd, job]
+            words = [sys.executable, "-S", "-c", source]
+            return lambda config, run, etcd: {self.name: [*words, run / "told", *etcd, config.job.name]}
 
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [Entry("broken"), Entry("diagnostics")])
-    assert daemon.ENTRY_POINT_GROUP == "megatrain.daemon"
+    assert job_programs.ENTRY_POINT_GROUP == "megatrain.daemon"
     seen: list[Any] = []
 
     def execute(settings: ExecutorSettings) -> int:

@@ -1,0 +1,139 @@
+"""Daemon and page of a job of several hosts: they live where its driver is, apart from each other, and move with it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from megatrain.contracts.diag_records import DaemonRecord, DashboardRecord
+from megatrain.contracts.record import RecordType, decode
+from megatrain_diagnostics.events.tables import Values
+from megatrain_diagnostics.store.reader import StoredEvents
+from tests.helpers.recovery_checks import Running, running_job
+from tests.helpers.train_process import descendants
+from tests.helpers.waiting import wait_until
+
+HOSTS = ("host-0", "host-1")
+SPARE = "host-2"
+START_S = 120.0
+MOVED_S = 30.0
+"""From the death of the driver's host until both answer elsewhere: an election, and two programs that start."""
+STEPS = 200
+CHANGES = {
+    "log": {"interval": 1}, "train": {"steps": STEPS}, "checkpoint": {"interval": 20}, "dashboard": {"port": 0},
+    "recovery": {"lease_ttl_s": 5},
+}  # fmt: skip
+
+
+def record(running: Running, key: str, kind: type[RecordType]) -> RecordType | None:
+    item = running.view.client.get(key)
+    return None if item is None else decode(kind, item.value, key)
+
+
+def daemon(running: Running, other_than: str = "") -> DaemonRecord:
+    """Wait for the record of another life of the daemon, and return it."""
+
+    def found() -> DaemonRecord | None:
+        one = record(running, running.view.keys.daemon, DaemonRecord)
+        return None if one is None or one.session == other_than else one
+
+    wait_until(lambda: found() is not None, "the daemon", START_S)
+    one = found()
+    assert one is not None
+    return one
+
+
+def page(running: Running, other_than: str = "") -> DashboardRecord:
+    def found() -> DashboardRecord | None:
+        one = record(running, running.view.keys.dashboard, DashboardRecord)
+        return None if one is None or one.session == other_than or not answers(one.url) else one
+
+    wait_until(lambda: found() is not None, "the page", START_S)
+    one = found()
+    assert one is not None
+    return one
+
+
+def answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}healthz", timeout=10) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+def pids(running: Running, host: str, module: str) -> list[int]:
+    """Return the processes of a host that run a module."""
+    found = []
+    for pid in descendants(running.launched.executors[host].pid):
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if module.encode() in words:
+            found.append(pid)
+    return found
+
+
+@contextmanager
+def asked_again_and_again(url: str) -> Iterator[list[bool]]:
+    """Ask the page all the time during the block; yields whether it answered, each time."""
+    told: list[bool] = []
+    is_over = threading.Event()
+
+    def ask() -> None:
+        while not is_over.is_set():
+            told.append(answers(url))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        yield told
+    finally:
+        is_over.set()
+        thread.join()
+
+
+@pytest.mark.timeout(900)
+def test_daemon_and_page_move_with_the_driver_and_neither_takes_the_other_along(tmp_path: Path) -> None:
+    with running_job(tmp_path, CHANGES, hosts=HOSTS, spare=SPARE, pace_s=0.3, has_daemon=True) as running:
+        first, served = daemon(running), page(running)
+        driver = running.view.driver()
+        others = [host for host in (*HOSTS, SPARE) if host != driver]
+        (judging,) = pids(running, driver, "megatrain_diagnostics.daemon")
+        assert not any(pids(running, host, "megatrain_diagnostics.daemon") for host in others), "one owner"
+
+        with asked_again_and_again(served.url) as told:
+            os.kill(judging, signal.SIGKILL)
+            second = daemon(running, other_than=first.session)
+        assert told
+        assert all(told), "the page answers throughout"
+        assert page(running).session == served.session
+
+        struck = time.monotonic()
+        running.kill_host(driver)
+        third, moved = daemon(running, other_than=second.session), page(running, other_than=served.session)
+        assert time.monotonic() - struck < MOVED_S
+        assert third.token != second.token
+        new = running.view.driver()
+        assert new != driver
+        assert pids(running, new, "megatrain_diagnostics.daemon")
+        assert answers(moved.url)
+        assert f"dashboard: {moved.url}" in running.launched.log(new)
+
+        assert running.finish([host for host in (*HOSTS, SPARE) if host != driver]) == 0
+        events = StoredEvents(running.job.files.events)
+        values = events.read(Values)
+        for rank in range(4):
+            told_steps = set(values.step[values.rank == rank].tolist())
+            assert set(range(STEPS - 20, STEPS)) <= told_steps, f"rank {rank}: streamers found the new daemon"
+        assert events.problems() == ()
+        running.check_nothing_left()

@@ -1,0 +1,80 @@
+"""The programs of a job: each is started, started again and told of by itself, and all end with the block."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from megatrain.coordination.settings import EtcdSettings
+from megatrain.programs import kept_program
+from megatrain_launcher.executor.job_programs import ProgramSettings, running_programs
+from tests.helpers.lone_rank import make_config
+from tests.helpers.waiting import wait_until
+
+WAIT_S = 20.0
+STAYS = (sys.executable, "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(600)")
+
+
+def install(monkeypatch: pytest.MonkeyPatch, commands: Mapping[str, Sequence[str]]) -> None:
+    entry_point = SimpleNamespace(name="diagnosis", load=lambda: lambda *, config, run, etcd: commands)
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [entry_point])
+    monkeypatch.setattr(kept_program, "_LOOK_S", 0.01)
+    monkeypatch.setattr(kept_program, "_FIRST_PAUSE_S", 0.01)
+
+
+def settings_in(run: Path) -> ProgramSettings:
+    return ProgramSettings(make_config(), run, EtcdSettings.of("127.0.0.1:1"), os.environ)
+
+
+def pids(run: Path, name: str) -> list[int]:
+    log = run / "logs" / f"{name}.log"
+    return [int(line) for line in log.read_text().splitlines()] if log.exists() else []
+
+
+def test_a_program_that_ends_is_told_of_and_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    install(monkeypatch, {"diagnostics": (sys.executable, "-c", "print('up'); raise SystemExit(7)")})
+
+    with running_programs(settings_in(tmp_path), told.append):
+        wait_until(lambda: len(told) >= 2, "what is told", WAIT_S)
+
+    log = tmp_path / "logs" / "diagnostics.log"
+    assert told[0] == f"diagnostics ended with exit code 7; it is started again in 0 s; see {log}"
+    assert log.read_text().count("up\n") >= 2
+
+
+def test_the_end_of_one_is_nothing_to_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    install(monkeypatch, {"diagnostics": STAYS, "dashboard": STAYS})
+
+    with running_programs(settings_in(tmp_path), told.append):
+        wait_until(lambda: pids(tmp_path, "diagnostics") and pids(tmp_path, "dashboard"), "both", WAIT_S)
+        os.kill(pids(tmp_path, "diagnostics")[0], signal.SIGKILL)
+        wait_until(lambda: len(pids(tmp_path, "diagnostics")) == 2, "the next life", WAIT_S)
+        (page,) = pids(tmp_path, "dashboard")
+        os.kill(page, 0)
+
+    assert [text.partition(";")[0] for text in told] == ["diagnostics ended with exit code -9"]
+    with pytest.raises(ProcessLookupError):
+        os.kill(page, 0)
+
+
+def test_programs_that_cannot_be_named_are_told_of_and_keep_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load() -> object:
+        raise ImportError("no module named x")
+
+    told: list[str] = []
+    entry_point = SimpleNamespace(name="diagnosis", load=load)
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [entry_point])
+    with running_programs(settings_in(tmp_path), told.append):
+        pass
+    assert told == ["diagnosis cannot be started: ImportError: no module named x; the job runs without it"]
