@@ -25,6 +25,8 @@ class IncidentKind(StrEnum):
     """A verdict of the diagnosis: the round saves, and goes on without hosts that slow it down."""
     NUMERICS = "numerics"
     """A verdict of the diagnosis: loss or gradients went wrong, and the job goes back to before that."""
+    LAUNCH_LOST = "launch-lost"
+    """The launch before this one ended without an end: its launcher, or all of its machines, died."""
 
 
 class IncidentState(StrEnum):

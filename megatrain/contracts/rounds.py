@@ -17,6 +17,21 @@ TURN_MARK = ".turn-"
 
 
 @dataclass(frozen=True, slots=True)
+class LostLaunch:
+    """A launch that ended without saying so, as the launch after it found it."""
+
+    launch_id: str
+    first_host: str
+    last_sign_unix_s: float
+    """Its last sign of life that is known."""
+    last_step: int | None = None
+    """Steps that were done by then."""
+    cause: str = ""
+    """machine-restarted, or launcher-lost; empty where nobody knows."""
+    evidence: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class JobRecord:
     """Who a job is. Hosts whose configuration differs are refused."""
 
@@ -33,6 +48,8 @@ class JobRecord:
     run_directory: str
     first_host: str
     created_unix_s: float
+    lost_launch: LostLaunch | None = None
+    """The launch before this one, where nobody lived to write its end."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,6 +74,6 @@ def _cost_s(incident: Incident) -> float | None:
     moments = incident.moments
     if incident.state is not IncidentState.RECOVERED or moments.first_step is None:
         return None
-    if incident.kind is IncidentKind.NUMERICS or incident.rollback is not None:
-        return None  # how far it went back says nothing of other restarts
+    if incident.kind in (IncidentKind.NUMERICS, IncidentKind.LAUNCH_LOST) or incident.rollback is not None:
+        return None  # how far it went back, or how long nobody came, says nothing of other restarts
     return max(0.0, moments.first_step - moments.began) + (incident.steps_lost or 0) * median_of(incident)

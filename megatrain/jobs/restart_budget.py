@@ -9,8 +9,8 @@ from megatrain.contracts.incident import Incident, IncidentKind
 
 HOUR_S = 3600.0
 _AUTOMATIC = frozenset({"restart", "evict", "rollback"})
-_PLANNED = frozenset({IncidentKind.REQUEST, IncidentKind.CONTROL_PLANE, IncidentKind.STRAGGLER, IncidentKind.NUMERICS})
-"""Kinds whose answer was decided before the round was halted; their limits are their own."""
+_UNPLANNED = frozenset({IncidentKind.FAILURE, IncidentKind.HANG, IncidentKind.HOST_LOST})
+"""Kinds whose answer follows from what broke a round; the limits of the others are their own."""
 _PER_HOUR, _WITHOUT_PROGRESS = "recovery.restarts_per_hour", "recovery.restarts_without_progress"
 
 
@@ -70,7 +70,7 @@ def configured_budget(
 
 def is_automatic(incident: Incident) -> bool:
     """Say whether the job was restarted without anybody having asked for it."""
-    return incident.kind not in _PLANNED and incident.action in _AUTOMATIC
+    return incident.kind in _UNPLANNED and incident.action in _AUTOMATIC
 
 
 def step_of(step: int | None) -> int:

@@ -17,6 +17,7 @@ KIND_TEXTS = {
     IncidentKind.CONTROL_PLANE: "leases vanished while training went on",
     IncidentKind.STRAGGLER: "hosts made the job slow",
     IncidentKind.NUMERICS: "loss or gradients went wrong",
+    IncidentKind.LAUNCH_LOST: "the launch before died without an end",
 }
 
 

@@ -20,6 +20,7 @@ from megatrain_launcher.driver.forming import form
 from megatrain_launcher.driver.incidents import followed
 from megatrain_launcher.driver.judging import follow_halt
 from megatrain_launcher.driver.policy import Policy
+from megatrain_launcher.driver.relaunch import tell_lost_launch
 from megatrain_launcher.driver.requests import answer_all, answer_requests
 from megatrain_launcher.driver.state import ClusterState
 from megatrain_launcher.driver.supervise import supervise
@@ -52,6 +53,9 @@ def decide(now: float, state: ClusterState, policy: Policy) -> Decision:
 
 
 def _of_rounds(now: float, state: ClusterState, policy: Policy) -> Decision:
+    told = tell_lost_launch(now, state)
+    if told is not None:
+        return told
     round_ = state.round
     is_live = round_ is not None and round_.number not in state.halts
     unreadable = None if is_live else skip_unreadable(now, state)

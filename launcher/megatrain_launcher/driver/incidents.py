@@ -29,7 +29,7 @@ def new_incident(
     """Return an incident as it begins, with what the round's hosts say of their steps."""
     median_s = median_step_s(state, round_)
     return Incident(
-        incident_id=_new_id(now, state, round_.number),
+        incident_id=new_id(now, state, round_.number),
         kind=kind,
         state=IncidentState.OPEN,
         round=round_.number,
@@ -42,7 +42,7 @@ def new_incident(
     )
 
 
-def _new_id(now: float, state: ClusterState, number: int) -> str:
+def new_id(now: float, state: ClusterState, number: int) -> str:
     """Return an id that sorts by time and that no incident has."""
     while True:
         moment = datetime.fromtimestamp(now, UTC)

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from torch.distributed import Store
@@ -23,6 +25,7 @@ from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.host_records import HostRecord, HostStatus
 from megatrain.contracts.job_keys import JobKeys, key_number
 from megatrain.contracts.process import ROUND_COUNTER_VARIABLE
+from megatrain.contracts.rounds import JobRecord, LostLaunch
 from megatrain.contracts.run_directory import safe_name
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.lease_keeper import LeaseKeeper
@@ -36,10 +39,14 @@ from megatrain_launcher.executor.hearing import Hearing, unfit_after_s
 from megatrain_launcher.executor.host_checks import HostChecks
 from megatrain_launcher.executor.host_program import start_host_programs
 from megatrain_launcher.executor.host_state import HostState
+from megatrain_launcher.executor.job_programs import ProgramSettings
 from megatrain_launcher.executor.job_record import claim_job, leaving_error, record_of
+from megatrain_launcher.executor.launch_mark import leave_mark
 from megatrain_launcher.executor.liveness import LivenessPort
+from megatrain_launcher.executor.lost_launch import look_back
 from megatrain_launcher.executor.membership import LeaseTimes, Membership
 from megatrain_launcher.executor.orders import OrderBook
+from megatrain_launcher.executor.program_keeper import ProgramKeeper, start_keeper
 from megatrain_launcher.executor.round_follower import FollowerParts, RoundFollower
 from megatrain_launcher.executor.settings import ExecutorSettings, new_session
 from megatrain_launcher.executor.signals import StopSignals
@@ -57,7 +64,7 @@ _LEAVING_S = 5.0
 _CHECKS_RUN = "its health checks are running"
 
 MakeChecks = Callable[[ExecutorSettings, EtcdClient, JobKeys], HealthChecks]
-MakeDriver = Callable[[ExecutorSettings, EtcdClient, JobKeys, Callable[[], LeaseKeeper]], RunDriver]
+MakeDriver = Callable[[ExecutorSettings, EtcdClient, JobKeys, Callable[[], LeaseKeeper], threading.Event], RunDriver]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +87,12 @@ def run_executor(settings: ExecutorSettings, parts: ExecutorParts | None = None)
         client = closing.enter_context(EtcdClient(settings.etcd))
         try:
             settings.run_directory.create()
-            claim_job(client, keys, record_of(settings), recovery.lease_ttl_s + _LEAVING_S)
+            patience_s = recovery.lease_ttl_s + _LEAVING_S
+            record = claim_job(client, keys, record_of(settings), patience_s, partial(_look_back, settings))
+            if record.first_host == settings.host:
+                leave_mark(settings.run_directory, record)
             local = _open_local(settings, closing)
-            place = _take_place(settings, client, keys, local, closing)
+            place = _take_place(settings, client, record, local, closing)
             return _take_part(settings, parts or ExecutorParts(), client, place, signals)
         except CoordinationError as error:
             raise leaving_error(settings.host, error) from error
@@ -120,9 +130,15 @@ class _Place:
 
     local: _Local
     keys: JobKeys
+    record: JobRecord
     membership: Membership
     orders: OrderBook
     seen_command: int
+
+
+def _look_back(settings: ExecutorSettings, record: JobRecord) -> LostLaunch:
+    boxes = settings.config.telemetry.black_box_directory
+    return look_back(record, settings.run_directory, Path(boxes) if boxes else None, settings.host)
 
 
 def _open_local(settings: ExecutorSettings, closing: ExitStack) -> _Local:
@@ -146,9 +162,9 @@ def _open_local(settings: ExecutorSettings, closing: ExitStack) -> _Local:
 
 
 def _take_place(
-    settings: ExecutorSettings, client: EtcdClient, keys: JobKeys, local: _Local, closing: ExitStack
+    settings: ExecutorSettings, client: EtcdClient, record: JobRecord, local: _Local, closing: ExitStack
 ) -> _Place:
-    recovery, session = settings.config.recovery, local.liveness.session
+    recovery, session, keys = settings.config.recovery, local.liveness.session, JobKeys(record.job)
     times = LeaseTimes(recovery.lease_ttl_s, recovery.lease_renew_s)
     membership = Membership(client, keys, times, local.wakers.wake)
     seen_command = _newest_command(client, keys)
@@ -156,7 +172,7 @@ def _take_place(
     closing.callback(membership.close)
     orders = OrderBook(keys, settings.host, session, local.wakers.wake)
     closing.callback(orders.close)
-    return _Place(local, keys, membership, orders, seen_command)
+    return _Place(local, keys, record, membership, orders, seen_command)
 
 
 def _take_part(
@@ -164,20 +180,24 @@ def _take_part(
 ) -> int:
     """Start the threads, run the agent until the job is over, end the threads."""
     local, orders, membership = place.local, place.orders, place.membership
+    leading = threading.Event()
     with ExitStack() as closing:
+        keeper = _start_keeper(settings, client, place, leading)
+        if keeper is not None:
+            closing.callback(keeper.close)  # after the streamer, whose last words go to the daemon
         programs = start_host_programs(settings)
         for program in programs:
             closing.callback(program.close)
         storage = StorageWatch(settings.config, settings.run_directory, settings.host, local.wakers.wake)
         closing.callback(storage.close)
-        driver = _start_driver(settings, parts, client, place)
+        driver = _start_driver(settings, parts, client, place, leading)
         if driver is not None:
             closing.callback(driver.close)
 
         def status() -> HostStatus:
             view = orders.view()
             troubles = (orders.trouble, membership.trouble, local.standby.trouble, local.logs.trouble)
-            more = (local.crash.places.trouble, driver.trouble if driver else "")
+            more = (local.crash.places.trouble, *(one.trouble for one in (driver, keeper) if one is not None))
             trouble = "; ".join(one for one in (*troubles, *more) if one)
             told = local.state.status(membership.session, view, trouble)
             is_streamed = any(program.is_kept for program in programs)
@@ -233,11 +253,21 @@ def _exit_code(orders: OrderBook, caretaker: Caretaker, membership: Membership) 
 
 
 def _start_driver(
-    settings: ExecutorSettings, parts: ExecutorParts, client: EtcdClient, place: _Place
+    settings: ExecutorSettings, parts: ExecutorParts, client: EtcdClient, place: _Place, leading: threading.Event
 ) -> DriverThread | None:
     if not settings.is_driver_candidate:
         return None
-    return DriverThread(parts.make_driver(settings, client, place.keys, lambda: place.membership.keeper))
+    return DriverThread(parts.make_driver(settings, client, place.keys, lambda: place.membership.keeper, leading))
+
+
+def _start_keeper(
+    settings: ExecutorSettings, client: EtcdClient, place: _Place, leading: threading.Event
+) -> ProgramKeeper | None:
+    if not settings.is_daemon_candidate:
+        return None
+    run = settings.run_directory.root.absolute()
+    programs = ProgramSettings(settings.config, run, settings.etcd, settings.environment)
+    return start_keeper(programs, settings.host, client, place.record, leading)
 
 
 def _start_desk(

@@ -11,14 +11,14 @@ import itertools
 import logging
 import secrets
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from megatrain.contracts.errors import ConfigError, CoordinationError
 from megatrain.contracts.host_records import HostRecord
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import decode, encode
-from megatrain.contracts.rounds import JobEnd, JobRecord
+from megatrain.contracts.rounds import JobEnd, JobRecord, LostLaunch
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.wire import Compare, Delete, KeyRange, KeyValue, Operation, Put, Range
 from megatrain_launcher.executor.liveness import Vitality, ask
@@ -43,6 +43,8 @@ class JobView:
     end: JobEnd | None
     end_revision: int
     hosts: tuple[HostRecord, ...]
+    has_begun: bool = False
+    """Whether a round was written since the record."""
 
 
 def record_of(settings: ExecutorSettings) -> JobRecord:
@@ -62,7 +64,17 @@ def record_of(settings: ExecutorSettings) -> JobRecord:
     )
 
 
-def claim_job(client: EtcdClient, keys: JobKeys, mine: JobRecord, patience_s: float) -> JobRecord:
+LookBack = Callable[[JobRecord], LostLaunch]
+"""Says what is known of a launch that ended without an end."""
+
+
+def _as_recorded(record: JobRecord) -> LostLaunch:
+    return LostLaunch(record.launch_id, record.first_host, record.created_unix_s)
+
+
+def claim_job(
+    client: EtcdClient, keys: JobKeys, mine: JobRecord, patience_s: float, look_back: LookBack = _as_recorded
+) -> JobRecord:
     """Make sure that the name is this launch's, and return the job's record as it stands.
 
     `patience_s`: how long hosts of a launch that has ended, or of which nobody answers, are waited for. The caller
@@ -74,7 +86,7 @@ def claim_job(client: EtcdClient, keys: JobKeys, mine: JobRecord, patience_s: fl
         view = read_job(client, keys)
         waited_s = time.monotonic() - began
         if view.record is None or (view.end is not None and not view.hosts):
-            _write(client, keys, view, mine)  # what stands then is read, whoever wrote it
+            _write(client, keys, view, mine, look_back)  # what stands then is read, whoever wrote it
         elif view.end is not None and mine.launch_id and view.record.launch_id == mine.launch_id:
             return view.record  # too late: this host leaves with the others
         elif view.end is None and _is_same_launch(view.record, mine):
@@ -87,7 +99,7 @@ def claim_job(client: EtcdClient, keys: JobKeys, mine: JobRecord, patience_s: fl
         elif view.hosts and (waited_s > patience_s or (view.end is None and _is_any_alive(view.hosts))):
             raise ConfigError([_another_launch(view.record, view, mine)])
         elif view.end is None and not view.hosts and waited_s > _ABANDONED_S:
-            _write(client, keys, view, mine)
+            _write(client, keys, view, mine, look_back)
         else:
             # hosts of a launch that has ended are leaving, the leases of one that was killed run out, or the first
             # host of another one is about to come
@@ -100,9 +112,10 @@ def read_job(client: EtcdClient, keys: JobKeys) -> JobView:
     Raises: CoordinationError; also when a record cannot be read, unless it is a host's that no lease keeps.
     """
     hosts_range = Range(KeyRange.prefix(keys.directory("hosts")), limit=_MAX_HOSTS_READ, is_newest_first=True)
-    ranges = [Range(KeyRange.key(keys.record)), Range(KeyRange.key(keys.end)), hosts_range]
+    newest_round = Range(KeyRange.prefix(keys.directory("rounds")), limit=1, is_newest_first=True, has_values=False)
+    ranges = [Range(KeyRange.key(keys.record)), Range(KeyRange.key(keys.end)), hosts_range, newest_round]
     answer = client.txn([], ranges, is_repeatable=True)
-    records, ends, hosts = (answer.range_answer(number).items for number in range(len(ranges)))
+    records, ends, hosts, rounds = (answer.range_answer(number).items for number in range(len(ranges)))
     record, end = (_only(items) for items in (records, ends))
     return JobView(
         record=None if record is None else decode(JobRecord, record.value, keys.record),
@@ -110,6 +123,7 @@ def read_job(client: EtcdClient, keys: JobKeys) -> JobView:
         end=None if end is None else decode(JobEnd, end.value, keys.end),
         end_revision=0 if end is None else end.mod_revision,
         hosts=tuple(found for item in hosts if (found := _host_of(item)) is not None),
+        has_begun=record is not None and any(one.create_revision > record.mod_revision for one in rounds),
     )
 
 
@@ -140,9 +154,11 @@ def _is_same_launch(record: JobRecord, mine: JobRecord) -> bool:
     return not mine.launch_id or record.launch_id == mine.launch_id
 
 
-def _write(client: EtcdClient, keys: JobKeys, view: JobView, mine: JobRecord) -> None:
-    """Write our record over what was seen, unless somebody was faster."""
+def _write(client: EtcdClient, keys: JobKeys, view: JobView, mine: JobRecord, look_back: LookBack) -> None:
+    """Write our record over what was seen, unless somebody was faster; a launch that has no end is told of in it."""
     own = mine if mine.launch_id else replace(mine, launch_id=secrets.token_hex(8))
+    if view.record is not None and view.end is None and view.has_begun:
+        own = replace(own, lost_launch=look_back(view.record))
     conditions = [
         Compare.mod_revision(keys.record, view.record_revision),
         Compare.mod_revision(keys.end, view.end_revision),

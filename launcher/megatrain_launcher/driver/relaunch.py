@@ -1,0 +1,45 @@
+"""The launch before this one ended without an end: an incident with its downtime, opened by the first driver. Pure."""
+
+from __future__ import annotations
+
+from megatrain.contracts.incident import Incident, IncidentKind, IncidentState, Moments
+from megatrain.contracts.texts import seconds_text
+from megatrain_launcher.driver.actions import Decision, OpenIncident
+from megatrain_launcher.driver.incidents import new_id
+from megatrain_launcher.driver.responses import RESTART
+from megatrain_launcher.driver.state import ClusterState
+
+
+def tell_lost_launch(now: float, state: ClusterState) -> Decision | None:
+    """Open the incident of a launch that was lost, before the first round of this one; None where there is nothing
+    to tell, or it is told.
+
+    The first round then takes it along, as any open incident, and the first step closes it.
+    """
+    lost = None if state.job is None else state.job.lost_launch
+    has_begun = state.round is not None and not state.is_of_older_launch(state.round)
+    if state.job is None or lost is None or has_begun:
+        return None
+    if any(one.kind is IncidentKind.LAUNCH_LOST and state.is_of_this_launch(one) for one in state.incidents.values()):
+        return None
+    number = 0 if state.round is None else state.round.number
+    began = min(lost.last_sign_unix_s, now)
+    launched = min(max(state.job.created_unix_s, began), now)
+    reason = (
+        f"the launch before, begun by {lost.first_host}, ended without an end; the job was launched again "
+        f"{seconds_text(launched - began)} after its last sign of life"
+    )
+    incident = Incident(
+        incident_id=new_id(now, state, number),
+        kind=IncidentKind.LAUNCH_LOST,
+        state=IncidentState.OPEN,
+        round=number,
+        moments=Moments(began=began, detected=launched, decided=now, halted=now),
+        reason=reason,
+        action=RESTART,
+        evidence=lost.evidence,
+        label=lost.cause,
+        last_step=lost.last_step,
+        driver=state.observer,
+    )
+    return Decision((OpenIncident(incident),), reason)

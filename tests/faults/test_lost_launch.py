@@ -1,0 +1,134 @@
+"""A launch that dies whole is an incident of the next one: with its downtime, the steps that it cost, and its cause."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from megatrain.cli import main
+from megatrain.contracts.incident import Incident, IncidentKind, IncidentState
+from megatrain.contracts.record import decode
+from megatrain.contracts.run_directory import RunDirectory
+from tests.helpers.job_under_launch import make_launched_job
+from tests.helpers.recovery_checks import HOSTS, running_job
+from tests.helpers.source_tree import ROOT
+from tests.helpers.step_faults import FaultDirectory
+from tests.helpers.train_process import Job, descendants
+from tests.helpers.waiting import wait_until
+
+SOON_S = 240.0
+SIGN_S = 5.0
+"""A rank of a job with steps of 0.1 s gives a sign of life much oftener."""
+
+
+def launch(job: Job, faults: FaultDirectory, *overrides: str) -> subprocess.Popen[bytes]:
+    words = ["-m", "megatrain", "launch", "--standalone", "--no-daemon", "--nproc-per-node=2"]
+    with (job.root / "launch.log").open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, *words, "-m", "tests.helpers.step_faults", str(job.config_file), *overrides],
+            cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1", **faults.environment},
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+        )  # fmt: skip
+
+
+def done(job: Job) -> int:
+    return max((record["step"] for record in job.records("step")), default=0)
+
+
+def kill_all(process: subprocess.Popen[bytes]) -> float:
+    """Kill a launcher, and wait until nothing of it is left; return when it was killed, in unix seconds."""
+    below = descendants(process.pid)
+    struck = time.time()
+    process.kill()
+    process.wait()
+    wait_until(
+        lambda: not any(Path(f"/proc/{pid}/cmdline").exists() and _is_alive(pid) for pid in below), "the end", SOON_S
+    )
+    return struck
+
+
+def _is_alive(pid: int) -> bool:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def check(incident: Incident, struck: float, relaunched: float, step: int) -> None:
+    moments = incident.moments
+    assert (incident.kind, incident.state) == (IncidentKind.LAUNCH_LOST, IncidentState.RECOVERED)
+    assert struck - SIGN_S < moments.began <= struck + 1.0
+    assert relaunched - 1.0 < moments.detected
+    assert moments.first_step is not None
+    assert moments.detected < moments.first_step
+    assert incident.label == "launcher-lost"
+    assert incident.last_step is not None
+    assert incident.last_step >= step - 1
+    assert incident.steps_lost is not None
+    assert incident.evidence[0].startswith("the last sign of life, ")
+
+
+@pytest.mark.timeout(900)
+def test_a_launcher_that_died_with_its_etcd_is_an_incident_of_the_next_launch(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = make_launched_job(tmp_path, 60, {"log": {"interval": 1}})
+    faults = FaultDirectory(tmp_path / "faults", 0.1)
+    first = launch(job, faults)
+    try:
+        wait_until(lambda: done(job) >= 25 or first.poll() is not None, "step 25", SOON_S)
+        step = done(job)
+    finally:
+        struck = kill_all(first)
+    relaunched = time.time()
+    second = launch(job, faults)
+    try:
+        assert second.wait(SOON_S) == 0, (job.root / "launch.log").read_text()[-3000:]
+    finally:
+        kill_all(second)
+
+    (path,) = RunDirectory(job.files.root).incidents.glob("*.json")
+    check(decode(Incident, path.read_bytes(), str(path)), struck, relaunched, step)
+    assert main(["incidents", str(job.files.root), "--json"]) == 0
+    (told,) = json.loads(capsys.readouterr().out)["incidents"]
+    assert told["kind"] == "launch-lost"
+
+
+@pytest.mark.timeout(900)
+def test_hosts_that_died_all_at_once_are_an_incident_of_the_next_launch(tmp_path: Path) -> None:
+    with running_job(tmp_path, {"log": {"interval": 1}, "recovery": {"lease_ttl_s": 2}}, pace_s=0.1) as running:
+        running.launched.wait_for_step(25, SOON_S)
+        step = max(record["step"] for record in running.launched.step_records())
+        struck = time.time()
+        for host in HOSTS:
+            running.launched.executors[host].send_signal(signal.SIGKILL)
+        for host in HOSTS:
+            running.launched.executors[host].wait()
+        relaunched = time.time()
+        for host in HOSTS:
+            running.launched.start(host, "--launch-id", "again")
+        assert running.finish() == 0
+        (incident,) = running.view.incidents()
+        check(incident, struck, relaunched, step)
+        running.check_history()
+        running.check_nothing_left()
+
+
+@pytest.mark.timeout(900)
+def test_a_launch_after_one_that_ended_in_order_has_no_incident(tmp_path: Path) -> None:
+    job = make_launched_job(tmp_path, 20, {"log": {"interval": 1}})
+    faults = FaultDirectory(tmp_path / "faults", 0.0)
+    for steps in ("20", "40"):
+        first = launch(job, faults, f"--train.steps={steps}")
+        try:
+            assert first.wait(SOON_S) == 0, (job.root / "launch.log").read_text()[-3000:]
+        finally:
+            kill_all(first)
+    assert list(RunDirectory(job.files.root).incidents.glob("*.json")) == []

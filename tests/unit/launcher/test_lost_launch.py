@@ -1,0 +1,124 @@
+"""A launch that ended without an end: what is found of it, and what the driver of the next one tells."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from megatrain.contracts.incident import Incident, IncidentKind, IncidentState, phase_seconds
+from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.record import encode
+from megatrain.contracts.rounds import JobEnd, LostLaunch
+from megatrain.contracts.run_directory import RunDirectory
+from megatrain.coordination.client import EtcdClient
+from megatrain.coordination.settings import EtcdSettings
+from megatrain.jobs.lost_time import restart_price_s
+from megatrain_launcher.executor.job_record import claim_job
+from megatrain_launcher.executor.lost_launch import Sign, look_back, lost_launch_of
+from tests.helpers.driver_story import begin, go_on, incidents
+from tests.helpers.etcd_server import EtcdServers
+from tests.helpers.launched_job import make_record
+from tests.helpers.simulated_job import KEYS
+
+RECORD = make_record(first_host="host-0", created_unix_s=1000.0)
+LAUNCHED = Sign(1000.0, "it was launched by host-0")
+
+
+class TestFound:
+    def test_the_newest_sign_counts_and_the_slowest_rank(self) -> None:
+        signs = [
+            LAUNCHED,
+            Sign(1900.0, "metrics of step 40", 40),
+            Sign(2000.0, "rank 0", 52),
+            Sign(1999.9, "rank 1", 51),
+        ]
+        found = lost_launch_of(RECORD, signs, 5000.0, 500.0, "host-0")
+        assert (found.last_sign_unix_s, found.last_step, found.cause) == (2000.0, 51, "launcher-lost")
+        assert found.evidence[0].endswith("UTC: rank 0")
+
+    def test_a_machine_that_was_started_since_is_the_cause(self) -> None:
+        found = lost_launch_of(RECORD, [LAUNCHED, Sign(2000.0, "metrics of step 40", 40)], 5000.0, 4000.0, "host-0")
+        assert found.cause == "machine-restarted"
+        assert "the machine of host-0 was started after that" in found.evidence[1]
+
+    def test_another_host_knows_no_cause(self) -> None:
+        assert lost_launch_of(RECORD, [LAUNCHED], 5000.0, 500.0, "host-1").cause == ""
+
+    def test_what_was_before_that_launch_or_is_of_the_future_does_not_count(self) -> None:
+        signs = [LAUNCHED, Sign(900.0, "metrics of step 99", 99), Sign(9000.0, "rank 0", 7)]
+        found = lost_launch_of(RECORD, signs, 5000.0, None, "host-1")
+        assert (found.last_sign_unix_s, found.last_step) == (1000.0, None)
+
+    def test_metrics_with_half_a_line_at_their_end(self, tmp_path: Path) -> None:
+        run = RunDirectory(tmp_path)
+        run.create()
+        lines = [json.dumps({"kind": "step", "unix_time_s": 1500.0 + step, "step": step}) for step in range(3)]
+        (run.metrics / "metrics.jsonl").write_text("\n".join([*lines, '{"unix_time_s": 99']))
+        found = look_back(RECORD, run, None, "host-1")
+        assert (found.last_sign_unix_s, found.last_step) == (1502.0, 2)
+
+    def test_a_run_without_anything_is_known_by_its_record(self, tmp_path: Path) -> None:
+        assert look_back(RECORD, RunDirectory(tmp_path), tmp_path, "host-1").last_sign_unix_s == 1000.0
+
+
+class TestClaimed:
+    @pytest.fixture
+    def client(self, etcd: EtcdServers) -> EtcdClient:
+        return EtcdClient(EtcdSettings.of(etcd.urls))
+
+    def test_only_a_launch_without_an_end_was_lost(self, client: EtcdClient) -> None:
+        keys = JobKeys("claimed")
+        lost = LostLaunch("l1", "host-0", 1234.0)
+        with client:
+            first = claim_job(client, keys, make_record(job="claimed", launch_id="l1"), 5.0, lambda record: lost)
+            assert first.lost_launch is None
+            assert claim_job(client, keys, make_record(job="claimed", launch_id="l1b"), 5.0, lambda record: lost) == (
+                make_record(job="claimed", launch_id="l1b")
+            ), "it never began to train"
+            client.put(keys.round(1), "{}")
+            second = claim_job(client, keys, make_record(job="claimed", launch_id="l2"), 5.0, lambda record: lost)
+            assert second.lost_launch == lost
+            client.put(keys.round(2), "{}")
+            client.put(keys.end, encode(JobEnd(0, "done", 1.0)))
+            third = claim_job(client, keys, make_record(job="claimed", launch_id="l3"), 5.0, lambda record: lost)
+            assert third.lost_launch is None
+
+
+class TestTold:
+    def relaunched(self, lost: LostLaunch | None) -> list[Incident]:
+        """Return the incidents of a job whose hosts all died at one moment, and that was launched again later."""
+        job = begin()
+        go_on(job, 5.0)
+        assert incidents(job) == []
+        job.etcd.delete([key for key in job.etcd.items if key.split("/")[3] in ("hosts", "status")])
+        for host in job.hosts.values():
+            host.kill()
+        job.now += 600.0
+        record = make_record(job="sim", launch_id="again", config_hash="", created_unix_s=job.now, lost_launch=lost)
+        job.etcd.put(KEYS.record, encode(record))
+        for host in job.hosts.values():
+            host.start(job.now)
+        go_on(job, 10.0)
+        return incidents(job)
+
+    def test_the_next_launch_tells_once_and_its_first_step_closes_it(self) -> None:
+        lost = LostLaunch("l1", "host-0", 900.0, 51, "launcher-lost", ("the last sign of life",))
+        (incident,) = self.relaunched(lost)
+        assert (incident.kind, incident.state, incident.label) == (
+            IncidentKind.LAUNCH_LOST, IncidentState.RECOVERED, "launcher-lost"
+        )  # fmt: skip
+        assert incident.moments.began == 900.0
+        assert incident.last_step == 51
+        assert incident.next_round == 2
+        seconds = phase_seconds(incident.moments)
+        assert None not in seconds.values()
+        assert seconds["detect"] is not None
+        assert "after its last sign of life" in incident.reason
+        assert restart_price_s([incident]) is None
+        assert restart_price_s([replace(incident, kind=IncidentKind.FAILURE)]) is not None
+
+    def test_a_launch_after_one_that_ended_in_order_tells_nothing(self) -> None:
+        assert self.relaunched(None) == []
