@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import time
 from collections.abc import Hashable, Iterator
 from dataclasses import replace
@@ -117,6 +118,20 @@ def test_a_run_is_as_its_launch_left_it(own_run: RunDirectory, code: str, state:
     page.close()
     assert (found["state"], found["health"]) == (state, health)
     assert f"exit code {code}" in found["headline"]
+
+
+def test_a_run_whose_launch_was_killed_is_red(own_run: RunDirectory) -> None:
+    (own_run.root / "coordination").mkdir()
+    (own_run.root / "coordination" / "lock").write_text(f"process 17 on {socket.gethostname()}\n")
+    page = Page(own_run)
+    found = page.ask("overview")
+    page.close()
+    assert (found["level"], found["health"], [one["code"] for one in found["reasons"]]) == (
+        "red",
+        "bad",
+        ["not-running"],
+    )
+    assert found["headline"].startswith("killed: its launch is gone")
 
 
 @pytest.mark.parametrize("path", ["series", "logs", "logs/causes", "ranks/0", "hang", "stragglers"])

@@ -40,6 +40,8 @@ class JobFacts:
     config: Config | None = None
     exit_code: int | None = None
     """Of a recorded job, where its launch left one."""
+    is_killed: bool = False
+    """Of a recorded job: its launch is gone, and nobody has written how it ended."""
     is_daemon_alive: bool | None = None
     """None: nobody can tell."""
     rounds: tuple[RoundSeen, ...] = ()

@@ -7,7 +7,7 @@ from pathlib import Path
 from megatrain.config.config import Config
 from megatrain.contracts.printable import printable
 from megatrain.contracts.run_directory import RunDirectory
-from megatrain.jobs.run_standing import recorded_exit_code
+from megatrain.jobs.run_standing import RunKind, read_facts, run_standing
 from megatrain.jobs.snapshot import JobSnapshot
 from megatrain.jobs.verdict_cases import cases_of_audit
 from megatrain_diagnostics.dashboard.sources.facts import JobFacts
@@ -20,7 +20,7 @@ class RecordedJob(RunSource):
 
     def __init__(self, run: RunDirectory) -> None:
         self._config = recorded_config(run)
-        self._exit_code = recorded_exit_code(run.root)
+        self._standing = run_standing(read_facts(run.root))
         place, self._problem = _own_checkpoints(self._config, run)
         super().__init__(run, lambda: place, is_over=True)
 
@@ -47,7 +47,8 @@ class RecordedJob(RunSource):
             incidents=history.files.incidents,
             cases=tuple(cases_of_audit(history.files.entries)),
             config=self._config,
-            exit_code=self._exit_code,
+            exit_code=self._standing.exit_code,
+            is_killed=self._standing.kind is RunKind.KILLED,
             rounds=history.rounds,
             series=history.series,
             checkpoints=history.checkpoints,

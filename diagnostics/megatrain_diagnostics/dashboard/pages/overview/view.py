@@ -209,6 +209,11 @@ def _recorded_standing(facts: JobFacts, step: int | None) -> _Standing:
     if last is not None and last.state is IncidentState.STOPPED:
         return _failed(f"over since its last incident: {last.reason}", since_s)
     reached = "" if step is None else f", after {count_text(step, 'step')}"
+    if facts.is_killed:
+        text = f"its launch is gone, and nobody has written how the job ended{reached}"
+        return _Standing(
+            str(JobState.NOT_RUNNING), "bad", f"killed: {text}", None, (Reason(ReasonCode.NOT_RUNNING, text),)
+        )
     return _Standing(str(JobState.NOT_RUNNING), "over", f"recorded history{reached}", None)
 
 
