@@ -206,7 +206,7 @@ CASES: Mapping[str, tuple[ReasonCode, dict[str, Any], str]] = {
     "verdict waits": (
         ReasonCode.VERDICT_WAITING,
         {"waiting": ((VerdictOutcome("v-1", OutcomeKind.WAITING, "waits", "host-1", NOW_S), STRAGGLER),)},
-        "verdict v-1 waits .*megatrain job approve v-1",
+        "verdict v-1 waits .*megatrain job approve --verdict v-1",
     ),
     "verdict without an answer": (
         ReasonCode.VERDICT_UNANSWERED, {"unanswered": (replace(STRAGGLER, created_unix_s=NOW_S - 90),)},
