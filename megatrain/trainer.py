@@ -19,6 +19,7 @@ from megatrain.contracts.errors import NonFiniteError, SaveError
 from megatrain.contracts.operations import Operation
 from megatrain.contracts.sample_ranges import SampleRanges, position_after
 from megatrain.contracts.step_values import StepValue
+from megatrain.contracts.texts import bytes_text
 from megatrain.data.indexed import IndexedDataset
 from megatrain.data.prefetch import Prefetcher
 from megatrain.data.reader import BatchReader, StepBatch
@@ -98,7 +99,7 @@ class Trainer:
             self._note(note)
         self._note(
             f"resumed at step {self._progress.step} from {restored.source} in {perf_counter() - started:.2f} s "
-            f"({restored.bytes_read / 1e9:.3g} GB read by rank 0)"
+            f"({bytes_text(restored.bytes_read)} read by rank 0)"
         )
 
     def train(self) -> None:

@@ -8,6 +8,7 @@ from megatrain.checkpoint.writer import call_writer
 from megatrain.contracts.arena import Arena
 from megatrain.contracts.arena_plans import WriterStatus
 from megatrain.contracts.errors import CheckpointError
+from megatrain.contracts.texts import bytes_text, seconds_text
 
 
 class HostWriter:
@@ -40,10 +41,10 @@ class HostWriter:
         _, persisted, failures = self._told if self._told[0] == status.pid else (0, 0, 0)
         self._told = (status.pid, status.num_persisted, status.num_failures)
         if status.num_persisted > persisted:
-            rate = status.last_write_bytes / max(status.last_write_s, 1e-9) / 1e9
+            rate = bytes_text(round(status.last_write_bytes / max(status.last_write_s, 1e-9)))
             lines.append(
                 f"checkpoint of step {status.last_persisted_step} is in storage (this host: "
-                f"{status.last_write_bytes / 1e9:.3g} GB in {status.last_write_s:.1f} s, {rate:.2f} GB/s)"
+                f"{bytes_text(status.last_write_bytes)} in {seconds_text(status.last_write_s)}, {rate}/s)"
             )
         if status.num_failures > failures:
             lines.append(f"a checkpoint FAILED and is tried again at the next interval: {status.last_error}")

@@ -175,7 +175,7 @@ def _trouble(part: RoundHost | None, status: HostStatus | None) -> str:
     elif part is not None and status.phase is HostPhase.RUNNING and (dead := dead_ranks(part, status)):
         found.append(f"{ranks_text(dead)} {'has' if len(dead) == 1 else 'have'} no process")
     if status.stall is not None:
-        found.append(_stall_text(status.stall))
+        found.append(stall_text(status.stall))
     found += [text for text in (status.trouble, "" if status.failures else status.last_error) if text]
     return "; ".join(found)
 
@@ -189,7 +189,8 @@ def _remark(record: HostRecord | None, cordon: Cordon | None, trouble: str, end:
     return "; ".join(text for text in (*remarks, trouble) if text)
 
 
-def _stall_text(stall: Stall) -> str:
+def stall_text(stall: Stall) -> str:
+    """Return "rank 3 made no progress for 12 s after step 210, in step (limit 5.0 s)"."""
     who, where = ranks_text(stall.ranks) or "its ranks", stall.phase or "a step"
     silent, limit = seconds_text(stall.silent_s), seconds_text(stall.limit_s)
     return f"{who} made no progress for {silent} after step {stall.step:,}, in {where} (limit {limit})"

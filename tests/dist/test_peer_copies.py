@@ -159,7 +159,7 @@ def assert_goes_on_from_memory(jobs: TrainingJobs, config: Config, train_data: T
     after = jobs.run(config, ALL_HOSTS, worker=train_and_copy)
     place_text = f"step 2 from the memory of {NUM_HOSTS - num_lost} hosts ({num_lost} of 4 ranks by a copy at a peer)"
     assert source_of(after) == place_text
-    assert any(re.fullmatch(r"resumed .* \(0 GB read by rank 0\)", note) for note in after.ranks[0].notes)
+    assert any(re.fullmatch(r"resumed .* \(0 B read by rank 0\)", note) for note in after.ranks[0].notes)
     assert_goes_on_as_if_never_stopped(after, straight_run(jobs, train_data), 2)
     # what was in memory alone has come to storage as well, lost writers or not
     assert steps_that_are_whole(run_directory / "checkpoints") == [2, 4]

@@ -52,7 +52,7 @@ def test_after_a_crash_of_workers_the_job_goes_on_from_memory(
     after = jobs.run(make_config(*tables))
     straight = jobs.remembered(make_config(train_data, OPTIONS, LAYOUT, {"checkpoint": {"interval": 0}}))
     (note,) = (note for note in after.ranks[0].notes if note.startswith("resumed"))
-    assert re.fullmatch(r"resumed at step 2 from the memory of 1 host in \d+\.\d\d s \(0 GB read by rank 0\)", note)
+    assert re.fullmatch(r"resumed at step 2 from the memory of 1 host in \d+\.\d\d s \(0 B read by rank 0\)", note)
     assert_goes_on_as_if_never_stopped(after, straight, 2)
     wait_for_the_end_of_writers(tmp_path)
 

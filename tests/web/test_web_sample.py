@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -113,6 +114,26 @@ def test_the_culprit_of_the_hang_is_named_in_the_picture(url: str, pages) -> Non
     wait_until(lambda: canvas.get_attribute("data-marks") == "1", "the culprit is marked", 10.0)
     assert int(canvas.get_attribute("data-arrows")) > 0
     page.get_by_text("Held up by 1 rank").wait_for()
+
+
+def test_the_ranks_of_a_small_job_fill_the_page_with_words(url: str, pages) -> None:
+    page = pages.open(f"{url}#/grid", width=1440, height=900)
+    canvas = page.get_by_test_id("grid-canvas")
+    canvas.wait_for()
+    wait_until(lambda: canvas.get_attribute("data-ranks") == "8", "the ranks are drawn", 10.0)
+    assert canvas.get_attribute("data-cards") == "8"
+    stages = 2
+    assert float(canvas.get_attribute("data-cell")) * stages > 0.8 * canvas.bounding_box()["width"]
+
+
+def test_the_timeline_has_a_legend_of_what_is_in_it(url: str, pages) -> None:
+    page = pages.open(f"{url}#/timeline")
+    legend = page.get_by_test_id("timeline-legend")
+    legend.wait_for()
+    told = legend.inner_text()
+    assert re.search(r"F\s*forward-compute", told)
+    assert re.search(r"B\s*backward-compute", told)
+    assert "grads-reduce-scatter" in told
 
 
 def test_a_served_sample_is_left_as_it_was(url: str, pages) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
 
 from tests.helpers.canned_dashboard import CannedDashboard
-from tests.helpers.canned_job import LOST_HOST, MARKUP, SLOW_HOST
+from tests.helpers.canned_job import LOST_HOST, MARKUP, SLOW_HOST, overview_document
 from tests.helpers.waiting import wait_until
 
 Serve = Callable[..., CannedDashboard]
@@ -81,6 +82,88 @@ def test_good_health_is_one_calm_line(serve: Serve, pages) -> None:
     page = pages.open(dashboard.url)
     page.get_by_text("No problem is known.").wait_for()
     assert page.locator(".problem").count() == 0
+
+
+def test_the_three_questions_come_first(serve: Serve, pages) -> None:
+    dashboard = serve()
+    page = pages.open(dashboard.url)
+    page.get_by_text("Is it healthy?").wait_for()
+    heads = page.locator("main h2").all_inner_texts()
+    assert heads[:3] == ["Is it healthy?", "Is it fast?", "When does it end?"]
+    answers = page.locator(".question-answer").all_inner_texts()
+    assert [one.split()[0] for one in answers] == ["It", "55.1", "in"], answers
+
+
+@pytest.mark.parametrize("view", ["overview", "hosts", "heat", "logs", "audit"])
+def test_each_view_says_on_top_why_the_job_is_not_healthy(serve: Serve, pages, view: str) -> None:
+    dashboard = serve(health="bad")
+    pages.expected.append("404")
+    page = pages.open(f"{dashboard.url}#/{view}")
+    reason = page.locator(".header .headline")
+    reason.wait_for()
+    assert reason.inner_text().startswith(f"2 reasons, first: {LOST_HOST} is lost")
+    assert page.locator(".header [data-health=bad]").count() == 1
+    reason.get_by_role("link").click()
+    page.locator(".question .problem").nth(1).wait_for()
+
+
+@pytest.mark.parametrize("view", ["overview", "hosts", "checkpoints"])
+def test_without_a_daemon_each_view_says_so_first_and_in_red(serve: Serve, pages, view: str) -> None:
+    dashboard = serve(health="good")
+    told = overview_document(health="good")
+    silent = told.diagnosis.model_copy(update={"is_daemon_alive": False})
+    page = pages.open(f"{dashboard.url}#/{view}")
+    page.locator("main h1").wait_for()
+    assert page.get_by_test_id("no-daemon").count() == 0
+    dashboard.answers["overview"] = told.model_copy(update={"diagnosis": silent})
+    dashboard.news("overview")
+    banner = page.get_by_test_id("no-daemon")
+    banner.wait_for()
+    assert "The diagnostics daemon does not run" in banner.inner_text()
+    assert "tone-bad" in banner.get_attribute("class")
+    assert banner.bounding_box()["y"] < page.locator("main").bounding_box()["y"]
+
+
+def test_a_damaged_checkpoint_is_nowhere_green(serve: Serve, pages) -> None:
+    dashboard = serve()
+    page = pages.open(f"{dashboard.url}#/checkpoints")
+    row = page.get_by_role("row").filter(has_text="46,000")
+    row.wait_for()
+    assert row.locator(".tone-bad").count() == 2
+    assert row.locator(".tone-good").count() == 0
+
+
+def test_lines_of_logs_have_the_time_of_day(serve: Serve, pages) -> None:
+    dashboard = serve()
+    page = pages.open(f"{dashboard.url}#/logs")
+    times = page.locator(".log-box .log-time")
+    times.first.wait_for()
+    assert all(re.fullmatch(r"\d\d:\d\d:\d\d\.\d{3}", one) for one in times.all_inner_texts())
+    assert times.first.evaluate("one => one.scrollWidth <= one.clientWidth"), "it is cut"
+    assert times.first.evaluate("one => parseFloat(getComputedStyle(one).fontSize)") >= 14
+    assert re.search(r"\d{4}-\d\d-\d\d", page.locator(".log-head").inner_text())
+
+
+@pytest.mark.parametrize("address", ["?round=1#/stragglers", "#/stragglers?round=1"])
+def test_a_link_to_a_round_shows_that_round(serve: Serve, pages, address: str) -> None:
+    dashboard = serve()
+    page = pages.open(f"{dashboard.url}{address}")
+    page.get_by_label("Round").wait_for()
+    assert page.get_by_label("Round").input_value() == "1"
+    assert page.url.endswith("/#/stragglers?round=1")
+
+
+def test_problems_lead_to_the_newest_round_and_incidents_to_theirs(serve: Serve, pages) -> None:
+    dashboard = serve(health="bad")
+    page = pages.open(f"{dashboard.url}#/overview?round=1")
+    rank = page.locator(".problem").first.get_by_role("link", name=re.compile("^ranks"))
+    rank.wait_for()
+    assert "round=" not in rank.get_attribute("href")
+    page.goto(f"{dashboard.url}#/incidents/000001")
+    page.get_by_text("its round").wait_for()
+    number = dashboard.answers["incidents/000001"].round
+    for link in page.locator("dd").filter(has=page.get_by_role("link", name="heat map")).get_by_role("link").all():
+        assert f"round={number}" in link.get_attribute("href")
 
 
 def test_text_from_outside_is_never_markup(serve: Serve, pages) -> None:

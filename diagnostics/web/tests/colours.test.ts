@@ -4,7 +4,8 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import {
-  inkOn, luminance, mixed, operationColour, packed, sequential, sequentialTable, srgbOfOklab, tripleOfHex, type Triple,
+  againstPeers, inkOn, luminance, mapOf, mapTable, mixed, operationColour, packed, sequential, srgbOfOklab, tripleOfHex,
+  type Triple,
 } from "../src/canvas/colours.ts";
 import { roundStep, ticksBetween, timeTick } from "../src/canvas/ticks.ts";
 
@@ -42,8 +43,27 @@ test("no colour of the map lies outside of sRGB, so none was bent", () => {
   }
 });
 
+test("against peers the pale half is pale, and lightness goes one way", () => {
+  for (const [theme, sign] of [["light", -1], ["dark", 1]] as const) {
+    const map = Array.from({ length: 255 }, (_, level) => againstPeers(level / 254, theme));
+    for (let level = 20; level < map.length; level += 1) {
+      const rise = luminance(map[level] as Triple) - luminance(map[level - 20] as Triple);
+      assert.ok(rise * sign > 0, `${theme} ${level}`);
+    }
+    for (const colour of map) {
+      assert.ok(colour.every((channel) => channel > 0 && channel < 255), `${theme} ${String(colour)}`);
+    }
+    const spread = (colour: Triple): number => Math.max(...colour) - Math.min(...colour);
+    assert.ok(map.slice(0, 128).every((colour) => spread(colour) < 32), "chance has hardly any colour");
+    assert.ok(contrast(map[0] as Triple, map[127] as Triple) < 1.5, "and hardly any difference");
+    assert.ok(contrast(map[127] as Triple, map[254] as Triple) > 4, "what is slow is seen");
+    assert.deepEqual(mapOf("relative", theme)(-1), map[0]);
+    assert.deepEqual(againstPeers(2, theme), map[254]);
+  }
+});
+
 test("a table is the map as pixels", () => {
-  const table = sequentialTable(255);
+  const table = mapTable(255, mapOf("absolute", "light"));
 
   assert.equal(table.length, 255);
   assert.equal(table[0], packed(sequential(0)));

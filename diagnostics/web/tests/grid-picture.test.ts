@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import {
-  centreOf, clampedGrid, numGridColumns, peersOfRank, placeOfRank, rankAt, rankBeside, rankOfPlace, wholeGrid, zoomedGrid,
+  centreOf, clampedGrid, gridWidth, hasCards, peersOfRank, placeOfRank, rankAt, rankBeside, rankOfPlace, wholeGrid, zoomedGrid,
 } from "../src/canvas/grid-picture.ts";
 import { gridImage } from "../src/canvas/grid-painter.ts";
 
@@ -34,27 +34,45 @@ test("the rank below a point is the one that is drawn there", () => {
   assert.equal(rankAt(LAYOUT, view, 10, 499.999 + view.line), -1);
 });
 
-test("every rank has a pixel of its own, stages are apart", () => {
+test("every rank has a pixel of its own, stage beside stage", () => {
   const colours = Array.from({ length: 12_288 }, (_, rank) => [rank & 255, rank >> 8, 7] as const);
   const image = gridImage(LAYOUT, colours);
 
-  assert.equal(image.width, numGridColumns(LAYOUT));
-  assert.equal(image.width, 71);
+  assert.equal(image.width, 64);
   assert.equal(image.pixels.filter((pixel) => pixel !== 0).length, 12_288);
-  assert.equal(new Set(image.pixels).size, 12_289);
-  assert.equal(image.pixels[97 * 71 + 1], ((255 << 24) | (7 << 16) | (3 << 8) | 9) >>> 0); // rank 777
+  assert.equal(new Set(image.pixels).size, 12_288);
+  assert.equal(image.pixels[97 * 64 + 1], ((255 << 24) | (7 << 16) | (3 << 8) | 9) >>> 0); // rank 777
 });
 
 test("zooming keeps the point, and neither shrinks below the whole nor loses the grid", () => {
   const whole = wholeGrid(LAYOUT, 900, 500);
-  const near = zoomedGrid(whole, 2, 300, 200, whole);
+  const near = zoomedGrid(LAYOUT, whole, 2, 300, 200, whole);
   const before = rankAt(LAYOUT, whole, 300, 200);
 
   assert.equal(rankAt(LAYOUT, near, 300, 200), before);
-  assert.equal(zoomedGrid(whole, 0.1, 300, 200, whole).cell, whole.cell);
+  assert.equal(zoomedGrid(LAYOUT, whole, 0.1, 300, 200, whole).cell, whole.cell);
   const far = clampedGrid(LAYOUT, { ...near, x: 1e6, y: -1e6 }, 900, 500);
   assert.equal(far.x, 0);
   assert.ok(far.y + far.line * 192 >= 500 - 1e-6);
+});
+
+test("a small job fills the page with cells that hold words, a large one keeps all in sight", () => {
+  const small = { tp_size: 1, pp_size: 2, dp_size: 4 };
+  const view = wholeGrid(small, 760, 520);
+  assert.equal(gridWidth(small, view), 760);
+  assert.ok(hasCards(view));
+  assert.equal(view.line * 4, 520);
+  assert.ok(!hasCards(wholeGrid(LAYOUT, 1900, 900)));
+  assert.ok(Math.abs(gridWidth(LAYOUT, wholeGrid(LAYOUT, 1900, 900)) - 1900) < 1e-6);
+});
+
+test("zooming keeps the rank under the pointer where gaps stay as they are", () => {
+  const whole = wholeGrid({ tp_size: 2, pp_size: 4, dp_size: 8 }, 900, 500);
+  const layout = { tp_size: 2, pp_size: 4, dp_size: 8 };
+  for (const rank of [0, 17, 40, 63]) {
+    const { x, y } = centreOf(layout, whole, rank);
+    assert.equal(rankAt(layout, zoomedGrid(layout, whole, 1.3, x, y, whole), x, y), rank);
+  }
 });
 
 test("keys lead from cell to cell, over the gap between stages, and stop at the rim", () => {

@@ -8,6 +8,7 @@ from dataclasses import replace
 from megatrain.contracts.host_records import RankFailure
 from megatrain.contracts.incident import Incident, IncidentKind
 from megatrain.contracts.rounds import Halt, Round, RoundHost
+from megatrain.jobs.host_view import stall_text
 from megatrain_launcher.driver.actions import Action, Decision, HaltRound, OpenIncident, Probe
 from megatrain_launcher.driver.folding import believed
 from megatrain_launcher.driver.incidents import new_incident, statuses_in
@@ -71,10 +72,7 @@ def stall_words(state: ClusterState, host: str) -> str:
     """Return a stalled host's complaint in a sentence."""
     stall = state.statuses[host].stall
     assert stall is not None
-    return (
-        f"{host}: {stall.phase} after step {stall.step} has not moved for {stall.silent_s:.1f} s "
-        f"(limit {stall.limit_s:.1f} s)"
-    )
+    return f"{host}: {stall_text(stall)}"
 
 
 def stall_began(state: ClusterState, host: str, now: float) -> float:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from megatrain.contracts.host_verdict import HostVerdict, OutcomeKind, VerdictConfidence, VerdictKind
 from megatrain.contracts.incident import Incident, IncidentKind
 from megatrain.contracts.rounds import MAX_SKIPPED_STEPS, Round
-from megatrain.contracts.texts import count_text, names_text
+from megatrain.contracts.texts import count_text, names_text, seconds_text
 from megatrain.jobs.restart_budget import HOUR_S
 from megatrain_launcher.driver.economy import balance_of
 from megatrain_launcher.driver.forming import eligible
@@ -166,7 +166,8 @@ def _no_straggler(round_: Round, verdict: HostVerdict, hosts: Sequence[str]) -> 
     if strangers:
         return f"{names_text(strangers)} is not in round {round_.number}"
     if verdict.gain_s_per_step <= 0 or (verdict.step_s is not None and verdict.gain_s_per_step >= verdict.step_s):
-        return f"gain_s_per_step={verdict.gain_s_per_step:g} of step_s={verdict.step_s}; expected some of a step"
+        step = "a step" if verdict.step_s is None else f"a step of {seconds_text(verdict.step_s)}"
+        return f"it would gain {verdict.gain_s_per_step:g} s of {step}: expected some of a step, and not all of it"
     return ""
 
 
@@ -194,8 +195,8 @@ def _of_numerics(
     reached = max(done or 0, last + 1)
     if not (0 <= to_step <= first <= last < policy.train_steps and last - first < MAX_SKIPPED_STEPS):
         return _declined(
-            f"rollback_to={to_step}, skip_from={first}, skip_to={last}; expected 0 <= rollback_to <= skip_from <= "
-            f"skip_to < {policy.train_steps}, and at most {MAX_SKIPPED_STEPS} steps"
+            f"it would go back to step {to_step} and leave out steps {first} to {last}: expected steps in this order, "
+            f"before step {policy.train_steps}, and at most {MAX_SKIPPED_STEPS} of them"
         )
     if policy.max_rollbacks == 0:
         return _declined("diagnostics.max_rollbacks=0: the job never goes back by itself")

@@ -20,6 +20,7 @@ from megatrain.contracts.rounds import HostCommand
 from megatrain.coordination.lasting_thread import LastingThread
 from megatrain.failures.fence import FenceRule, FenceStep, LeaseView, StepSilence, fence, step_silence
 from megatrain.failures.patience import Patience, find_stall
+from megatrain.jobs.host_view import stall_text
 from megatrain_launcher.executor.commands import CommandDesk, CommandKind
 from megatrain_launcher.executor.control_pages import ControlPages
 from megatrain_launcher.executor.crash_evidence import BoxPlaces
@@ -156,7 +157,7 @@ class RoundFollower:
         if not is_sure:
             return
         if stall is not None and self._parts.state.set_stall(followed.number, stall):
-            _logger.warning("round %d stands still: %s", followed.number, stall)
+            _logger.warning("round %d stands still: %s", followed.number, stall_text(stall))
             self._publish(followed)
         elif stall is None:
             self._parts.state.set_stall(followed.number, None)

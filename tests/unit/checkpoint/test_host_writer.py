@@ -34,7 +34,7 @@ def writer(arena: Arena, tmp_path: Path) -> HostWriter:
 def test_each_thing_is_told_once(writer: HostWriter, arena: Arena) -> None:
     assert writer.news() == []
     say(arena, 100, persisted=1, failures=0)
-    assert writer.news() == ["checkpoint of step 10 is in storage (this host: 1 GB in 2.0 s, 0.50 GB/s)"]
+    assert writer.news() == ["checkpoint of step 10 is in storage (this host: 1 GB in 2.0 s, 500 MB/s)"]
     assert writer.news() == []
     say(arena, 100, persisted=1, failures=1)
     assert writer.news() == ["a checkpoint FAILED and is tried again at the next interval: disk full"]

@@ -18,6 +18,7 @@ from megatrain.contracts.layout import Layout
 from megatrain.contracts.operations import Operation
 from megatrain_diagnostics.analysis.heat_scale import (
     NO_VALUE,
+    NUM_LEVELS,
     Scale,
     codes,
     colour_range,
@@ -202,7 +203,7 @@ def test_one_bad_rank_of_many_stays_visible_where_rows_have_to_share() -> None:
 
     assert fields["rows_per_bin"] == 2
     assert arrays["cells"].shape == (10_000, 3)
-    assert np.argwhere(arrays["cells"] > 200).tolist() == [[12_345 // 2, 1]]
+    assert np.argwhere(arrays["cells"] > 0.6 * NUM_LEVELS).tolist() == [[12_345 // 2, 1]]
 
 
 @given(
@@ -242,6 +243,21 @@ def test_scaled_values_are_numbers_wherever_there_was_one(values: list[float]) -
         assert ends.low < ends.high
         painted = codes(found, ends.low, ends.high)
         np.testing.assert_array_equal(painted == NO_VALUE, np.isnan(array))
+
+
+@pytest.mark.parametrize("scale", [Scale.RELATIVE, Scale.Z])
+@pytest.mark.parametrize("noise", [0.002, 0.01, 0.05, 0.15])
+def test_a_healthy_job_is_pale_and_a_slow_rank_is_not(scale: Scale, noise: float) -> None:
+    """The page paints the lower half of the levels alike: there chance ends."""
+    roster = job().roster()
+    values = np.random.default_rng(7).normal(1.0, noise, (200, roster.layout.world_size)).clip(0.1)
+    values[:, SLOW_RANK] += max(0.18, 8 * noise)
+    found = scaled(values, peer_values(values, Peers(roster)), scale, 1e-6)
+    ends = colour_range(found, scale)
+    painted = codes(found, ends.low, ends.high)
+    healthy = np.delete(painted, SLOW_RANK, axis=1)
+    assert (healthy < NUM_LEVELS / 2).mean() > 0.98
+    assert (painted[:, SLOW_RANK] > 0.7 * NUM_LEVELS).mean() > 0.9
 
 
 def test_cell_is_told_exactly(client: TestClient) -> None:

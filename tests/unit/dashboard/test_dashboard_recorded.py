@@ -227,6 +227,21 @@ def test_checkpoints_tell_their_state_and_what_a_verification_found(own_run: Run
     assert any("udcff.json" in problem for problem in problems)
 
 
+def test_a_checkpoint_that_was_found_damaged_is_damaged_wherever_it_is_told(own_run: RunDirectory) -> None:
+    later_s = 4_000_000_000.0
+    note_verifications(
+        LocalLocation(own_run.checkpoints),
+        [Verification.of("main", 100, later_s, ["r000001-rank-00000.distcp: 16 bytes are missing"])],
+    )
+    page = Page(own_run)
+    wait_until(lambda: len(page.ask("checkpoints")["checkpoints"]) == 2, "the checkpoints", DEADLINE_S)
+    found = {one["step"]: one for one in page.ask("checkpoints")["checkpoints"]}
+    newest = page.ask("overview")["checkpoint"]
+    page.close()
+    assert (found[50]["state"], found[100]["state"]) == ("committed", "damaged")
+    assert newest["step"] == 50, "a job that lost all but this one would go on from there"
+
+
 def test_lines_are_found_whatever_their_case_and_stay_text(page: Page) -> None:
     found = page.ask("logs?query=error&round=1")
     assert [(one["rank"], one["host"]) for one in found["lines"]] == [(3, "host-1"), (1, "host-0")]

@@ -29,6 +29,7 @@ from tests.helpers.driver_story import (
     members,
     stall,
 )
+from tests.helpers.raw_python import raw_python
 from tests.helpers.simulated_job import KEYS, SimulatedJob
 from tests.helpers.told_verdicts import NUMERICS, STRAGGLER, ask_about, outcome_of, tell_verdict
 
@@ -48,6 +49,7 @@ def declined(job: SimulatedJob, verdict: HostVerdict = STRAGGLER, **changes: Any
     assert outcome is not None
     assert outcome.kind is OutcomeKind.DECLINED
     assert outcome.incident == outcome.by == ""
+    assert raw_python(outcome.reason) == []
     return outcome.reason
 
 
@@ -385,7 +387,7 @@ def test_bad_numbers_go_back_at_once_without_saving() -> None:
 )
 def test_steps_that_cannot_be_are_declined(changes: dict[str, Any]) -> None:
     job = begin()
-    assert "rollback_to" in declined(job, NUMERICS, **changes)
+    assert "go back to" in declined(job, NUMERICS, **changes)
     go_on(job, 1.0)
     assert list(job.rounds()) == [1]
 

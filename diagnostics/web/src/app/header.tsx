@@ -128,6 +128,36 @@ function Announcement(): JSX.Element {
   );
 }
 
+/** Why the job is not healthy, in a line on every view: the first reason, and the way to the others. Else what it does. */
+function Headline(): JSX.Element | null {
+  const told = overview.value;
+  if (told === null) {
+    return null;
+  }
+  const reason = told.problems[0];
+  const num = told.problems.length;
+  return (
+    <span class="headline" title={reason?.text ?? told.headline}>
+      {reason === undefined ? (
+        <>
+          {told.headline}
+          {told.since_unix_s === null ? null : (
+            <span class="faint">
+              {" "}
+              since <TimeText at={told.since_unix_s} />
+            </span>
+          )}
+        </>
+      ) : (
+        <a href={hrefOf("overview")}>
+          {num === 1 ? "" : `${countText(num)} reasons, first: `}
+          {reason.text}
+        </a>
+      )}
+    </span>
+  );
+}
+
 export function Header(): JSX.Element {
   const told = overview.value;
   const shown = shownRound.value;
@@ -137,17 +167,7 @@ export function Header(): JSX.Element {
         {job.value?.job ?? "megatrain"}
       </a>
       {told === null ? null : <HealthBadge health={told.health} state={told.state} />}
-      {told === null ? null : (
-        <span class="headline" title={told.headline}>
-          {told.headline}
-          {told.since_unix_s === null ? null : (
-            <span class="faint">
-              {" "}
-              since <TimeText at={told.since_unix_s} />
-            </span>
-          )}
-        </span>
-      )}
+      <Headline />
       <span class="header-right">
         {isPastShown.value && shown !== null ? (
           <button type="button" class="button small past" onClick={() => setParams({ round: null }, { isNewEntry: true })}>

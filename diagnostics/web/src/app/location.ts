@@ -56,8 +56,22 @@ export function routeText(route: Route): string {
   return query === "" ? `#/${path}` : `#/${path}?${query}`;
 }
 
+/** The route that the page is opened with. Choices before the hash count too: "/?round=3", "/?round=3#/heat". */
+function firstRoute(): Route {
+  const found = parseRoute(window.location.hash);
+  for (const [name, value] of withNamesOfNow(new URLSearchParams(window.location.search))) {
+    if (!found.params.has(name)) {
+      found.params.set(name, value);
+    }
+  }
+  if (window.location.search !== "") {
+    window.history.replaceState(null, "", window.location.pathname + routeText(found));
+  }
+  return found;
+}
+
 /** The route of now. Components that read `.value` are drawn again when it changes. */
-export const route = signal<Route>(parseRoute(window.location.hash));
+export const route = signal<Route>(firstRoute());
 
 let pendingWrite = 0;
 

@@ -7,6 +7,7 @@ import { isSignedOut } from "../api/client";
 import { connection } from "../api/live";
 import { EmptyState, ErrorState, Skeleton } from "../ui/states";
 import { LoginView } from "../views/login";
+import { NoDaemon } from "./banner";
 import { Header } from "./header";
 import { Help } from "./help";
 import { job, jobError, overview } from "./job";
@@ -105,6 +106,7 @@ export function Shell(): JSX.Element {
         Skip to the view
       </a>
       <Header />
+      <NoDaemon />
       <div class="page">
         <Navigation />
         <main id="main" class={`main view-${view}`} tabIndex={-1} ref={ref} data-view={view} data-connection={connection.value}>

@@ -49,12 +49,53 @@ export function sequential(part: number): Triple {
   return srgbOfOklab(mixed[0] ?? 0, mixed[1] ?? 0, mixed[2] ?? 0);
 }
 
-/** Return the pixel of each of `levels` levels. */
-export function sequentialTable(levels: number): Uint32Array {
-  return Uint32Array.from({ length: levels }, (_, level) => packed(sequential(level / Math.max(1, levels - 1))));
+export type Theme = "light" | "dark";
+
+/** A place on a map, 0 to 1, and its colour in OKLab. */
+type Stop = readonly [at: number, lightness: number, a: number, b: number];
+
+/**
+ * Against peers: what chance makes of equal ranks is a pale grey that nobody takes for news, what is beyond it goes through
+ * amber to a red. Lightness only falls (in the dark theme: rises), so it survives grey printing too. The server lays the ends
+ * so that chance ends in the middle (analysis/heat_scale.py).
+ */
+const PEER_STOPS: Record<Theme, readonly Stop[]> = {
+  light: [
+    [0, 0.955, -0.004, -0.016],
+    [0.2, 0.935, -0.002, -0.006],
+    [0.5, 0.885, 0.002, 0.018],
+    [0.75, 0.73, 0.055, 0.125],
+    [1, 0.47, 0.155, 0.085],
+  ],
+  dark: [
+    [0, 0.25, -0.006, -0.024],
+    [0.2, 0.275, -0.003, -0.008],
+    [0.5, 0.34, 0.004, 0.018],
+    [0.75, 0.62, 0.08, 0.105],
+    [1, 0.9, -0.02, 0.11],
+  ],
+};
+
+/** Return the colour at a part (0 to 1) of the map for what is compared with peers: to 0.5 it may be chance. */
+export function againstPeers(part: number, theme: Theme): Triple {
+  const at = Math.min(1, Math.max(0, part));
+  const stops = PEER_STOPS[theme];
+  const next = Math.max(1, stops.findIndex((stop) => stop[0] >= at));
+  const [from, to] = [stops[next - 1] as Stop, stops[next] as Stop];
+  const share = (at - from[0]) / (to[0] - from[0]);
+  const between = (place: 1 | 2 | 3): number => from[place] + (to[place] - from[place]) * share;
+  return srgbOfOklab(between(1), between(2), between(3));
 }
 
-export type Theme = "light" | "dark";
+/** Return the pixel of each of `levels` levels of a map. */
+export function mapTable(levels: number, colourAt: (part: number) => Triple): Uint32Array {
+  return Uint32Array.from({ length: levels }, (_, level) => packed(colourAt(level / Math.max(1, levels - 1))));
+}
+
+/** Return the map of a scale of the heat map: values as they are, or what is compared with peers. */
+export function mapOf(scale: string, theme: Theme): (part: number) => Triple {
+  return scale === "absolute" ? sequential : (part) => againstPeers(part, theme);
+}
 
 /** Return an sRGB triple of "#rgb", "#rrggbb" or "#rrggbbaa". Canvas pixels need the numbers of a design token. */
 export function tripleOfHex(text: string): Triple {

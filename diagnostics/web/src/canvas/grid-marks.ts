@@ -1,10 +1,11 @@
 // What stands on the grid's cells: peers, arrows of who waits for whom, marks of who is to blame, the cursor.
 
 import { cssOf, type Theme, type Triple } from "./colours.ts";
-import { BEHIND, centreOf, OUTLIER, SILENT, SUSPECT, type GridPicture, type GridView } from "./grid-picture.ts";
+import { BEHIND, centreOf, hasCards, OUTLIER, SILENT, SUSPECT, type GridPicture, type GridView } from "./grid-picture.ts";
 import { cutText } from "./text.ts";
 
 const MOST_MARKS = 60;
+const MOST_RADIUS_PX = 18;
 
 export interface GridStyle {
   theme: Theme;
@@ -121,19 +122,21 @@ export function paintMarks(
   context.font = style.font;
   context.textBaseline = "middle";
   let drawn = 0;
+  const isCard = hasCards(view);
   const named: { x: number; y: number }[] = [];
   for (const rank of markedRanks(picture)) {
-    const { x, y } = centreOf(picture.layout, view, rank);
+    const { x: middle, y } = centreOf(picture.layout, view, rank);
+    const x = isCard ? middle + view.cell / 2 - MOST_RADIUS_PX - 6 : middle; // beside the words
     if (x < 0 || x > width || y < 0 || y > height) {
       continue;
     }
     const state = picture.state[rank] ?? 0;
-    const diamond = Math.max(7, Math.min(18, Math.min(view.cell, view.line) / 2 - 1));
+    const diamond = Math.max(7, Math.min(MOST_RADIUS_PX, Math.min(view.cell, view.line) / 2 - 1));
     drawn += 1;
     if (state === SUSPECT) {
       paintDiamond(context, x, y, diamond, style);
     } else if (state === OUTLIER || state === SILENT) {
-      const radius = Math.max(4, Math.min(view.cell, view.line) / 2);
+      const radius = Math.max(4, Math.min(view.cell, view.line, isCard ? MOST_RADIUS_PX : Infinity) / 2);
       context.strokeStyle = style.ink;
       context.lineWidth = 1.5;
       context.beginPath();
@@ -144,7 +147,7 @@ export function paintMarks(
       }
       context.stroke();
     }
-    const isFree = named.every((one) => Math.abs(one.y - y) > 16 || Math.abs(one.x - x) > 110);
+    const isFree = !isCard && named.every((one) => Math.abs(one.y - y) > 16 || Math.abs(one.x - x) > 110);
     if (state === SUSPECT && isFree) {
       named.push({ x, y });
       const text = `rank ${rank} ${picture.hosts[picture.host[rank] ?? 0] ?? ""}`.trim();

@@ -1,13 +1,14 @@
 // The 3D grid on its canvas: a pixel a rank, stretched to cells, then letters, and what stands on them. Who is to blame is a
 // shape with a name beside it, at any size; colour only repeats it.
 
-import { cssOf, inkOn, operationColour, packed, sequential, type Theme, type Triple } from "./colours.ts";
+import { againstPeers, cssOf, inkOn, operationColour, packed, sequential, type Theme, type Triple } from "./colours.ts";
 import { paintArrows, paintGridCursor, paintMarks, paintPeers, type GridScene, type GridStyle } from "./grid-marks.ts";
 import {
-  columnOfPlace, numGridColumns, placeOfRank, UNHEARD, type GridPicture, type GridView,
+  hasCards, leftOf, placeOfRank, UNHEARD, type GridPicture, type GridView,
 } from "./grid-picture.ts";
 import type { Layout } from "./heat-picture.ts";
 import type { Size } from "./surface.ts";
+import { cutText } from "./text.ts";
 
 export type GridColour = "state" | "step" | "operation" | "score";
 
@@ -46,7 +47,7 @@ export function rankColours(picture: GridPicture, by: GridColour, theme: Theme):
     }
     if (by === "score") {
       const score = picture.score[rank] ?? Number.NaN;
-      return Number.isNaN(score) ? unknown : sequential(Math.max(0, score) / TOP_SCORE);
+      return Number.isNaN(score) ? unknown : againstPeers(Math.max(0, score) / TOP_SCORE, theme);
     }
     return stateColour(picture.state[rank] ?? UNHEARD, theme);
   });
@@ -63,13 +64,13 @@ export function leastStep(picture: GridPicture): number {
   return least;
 }
 
-/** Return the grid as an image of one pixel a rank; between stages it is clear. */
+/** Return the grid as an image of one pixel a rank, stage beside stage. */
 export function gridImage(layout: Layout, colours: readonly Triple[]): { pixels: Uint32Array; width: number; height: number } {
-  const width = numGridColumns(layout);
+  const width = layout.pp_size * layout.tp_size;
   const pixels = new Uint32Array(width * layout.dp_size);
   colours.forEach((colour, rank) => {
     const place = placeOfRank(layout, rank);
-    pixels[place.dp * width + columnOfPlace(layout, place)] = packed(colour);
+    pixels[place.dp * width + place.pp * layout.tp_size + place.tp] = packed(colour);
   });
   return { pixels, width, height: layout.dp_size };
 }
@@ -77,6 +78,7 @@ export function gridImage(layout: Layout, colours: readonly Triple[]): { pixels:
 export interface GridPainted {
   numArrows: number;
   numLetters: number;
+  numCards: number;
   numMarks: number;
 }
 
@@ -94,17 +96,24 @@ export function paintGridPicture(
   context.clip();
   context.translate(GRID_LEFT, GRID_TOP);
   context.imageSmoothingEnabled = false;
-  const across = numGridColumns(layout) * view.cell;
-  context.drawImage(scene.image, view.x, view.y, across, layout.dp_size * view.line);
+  const across = layout.tp_size * view.cell;
+  for (let pp = 0; pp < layout.pp_size; pp += 1) {
+    const from = pp * layout.tp_size;
+    const left = leftOf(layout, view, { pp, tp: 0 });
+    context.drawImage(
+      scene.image, from, 0, layout.tp_size, layout.dp_size, left, view.y, across, layout.dp_size * view.line,
+    );
+  }
   paintGaps(context, layout, view, width, height, style);
-  const numLetters = paintLetters(context, scene, view, width, height, style);
+  const numCards = hasCards(view) ? paintCards(context, scene, view, width, height, style) : 0;
+  const numLetters = numCards === 0 ? paintLetters(context, scene, view, width, height, style) : 0;
   paintPeers(context, scene, view, style);
   const numArrows = scene.hasArrows ? paintArrows(context, scene, view, style) : 0;
   const numMarks = paintMarks(context, scene, view, width, height, style);
   paintGridCursor(context, scene, view, style);
   context.restore();
   paintHeads(context, layout, view, size, style);
-  return { numArrows, numLetters, numMarks };
+  return { numArrows, numLetters, numCards, numMarks };
 }
 
 const LEAST_GAP_PX = 6;
@@ -116,8 +125,8 @@ function paintGaps(
   const down = Math.min(height, view.y + layout.dp_size * view.line);
   const top = Math.max(0, view.y);
   if (view.cell >= LEAST_GAP_PX) {
-    for (let column = 0; column < numGridColumns(layout); column += 1) {
-      const x = view.x + column * view.cell;
+    for (let column = 0; column < layout.pp_size * layout.tp_size; column += 1) {
+      const x = leftOf(layout, view, { pp: Math.floor(column / layout.tp_size), tp: column % layout.tp_size });
       if (x > -view.cell && x < width) {
         context.fillRect(x, top, 1, down - top);
       }
@@ -141,7 +150,7 @@ function eachInSight(
   for (let dp = firstDp; dp < lastDp; dp += 1) {
     for (let pp = 0; pp < layout.pp_size; pp += 1) {
       for (let tp = 0; tp < layout.tp_size; tp += 1) {
-        const x = view.x + columnOfPlace(layout, { dp, pp, tp }) * view.cell;
+        const x = leftOf(layout, view, { pp, tp });
         if (x > -view.cell && x < width) {
           visit((pp * layout.dp_size + dp) * layout.tp_size + tp, x, view.y + dp * view.line);
         }
@@ -174,6 +183,45 @@ function paintLetters(
   return drawn;
 }
 
+const CARD_LINE_PX = 20;
+const CARD_PAD_PX = 12;
+const CARD_FONT = "14px";
+
+/** In cells that have room for it, what a rank is and does in words. */
+function paintCards(
+  context: CanvasRenderingContext2D, scene: GridScene, view: GridView, width: number, height: number, style: GridStyle,
+): number {
+  const { picture } = scene;
+  context.textAlign = "left";
+  context.textBaseline = "middle";
+  const font = style.font.replace(/^[\d.]+px/, CARD_FONT);
+  const most = Math.floor((view.line - CARD_PAD_PX) / CARD_LINE_PX);
+  let drawn = 0;
+  eachInSight(picture.layout, view, width, height, (rank, x, y) => {
+    context.fillStyle = cssOf(inkOn(scene.colours[rank] ?? [128, 128, 128]));
+    cardLines(picture, rank).slice(0, most).forEach((text, line) => {
+      context.font = line === 0 ? `600 ${font}` : font;
+      const fits = cutText(context, text, view.cell - 2 * CARD_PAD_PX);
+      context.fillText(fits, x + CARD_PAD_PX, y + CARD_PAD_PX + (line + 0.5) * CARD_LINE_PX);
+    });
+    drawn += 1;
+  });
+  return drawn;
+}
+
+function cardLines(picture: GridPicture, rank: number): string[] {
+  const operation = picture.operations[String(picture.operation[rank])];
+  const step = picture.step[rank] ?? -1;
+  const lines = [
+    `rank ${rank}`,
+    picture.states[picture.state[rank] ?? 0]?.name ?? "",
+    picture.hosts[picture.host[rank] ?? 0] ?? "",
+    step < 0 ? "" : `step ${step.toLocaleString("en-US")}`,
+    operation === undefined ? "" : `last in ${operation}`,
+  ];
+  return lines.filter((text) => text !== "");
+}
+
 function paintHeads(context: CanvasRenderingContext2D, layout: Layout, view: GridView, size: Size, style: GridStyle): void {
   context.font = style.font;
   context.fillStyle = style.inkFaint;
@@ -182,7 +230,7 @@ function paintHeads(context: CanvasRenderingContext2D, layout: Layout, view: Gri
   const stageWidth = layout.tp_size * view.cell;
   const every = Math.max(1, Math.ceil(40 / (stageWidth + view.cell)));
   for (let pp = 0; pp < layout.pp_size; pp += every) {
-    const x = GRID_LEFT + view.x + columnOfPlace(layout, { dp: 0, pp, tp: 0 }) * view.cell + stageWidth / 2;
+    const x = GRID_LEFT + leftOf(layout, view, { pp, tp: 0 }) + stageWidth / 2;
     if (x > GRID_LEFT && x < size.width) {
       context.fillText(`pp ${pp}`, x, GRID_TOP / 2);
     }

@@ -100,33 +100,48 @@ export interface GridView {
   y: number;
 }
 
-const GAP_CELLS = 1;
+const MOST_GAP_PX = 28;
+/** Cells of a small job fill the page up to this size, and have room for words. */
+const MOST_WHOLE_CELL = 560;
+const MOST_WHOLE_LINE = 176;
+const MOST_ZOOMED = 144;
 
-/** Return the place of a rank's cell in cells from the left: stages stand side by side with a gap between. */
-export function columnOfPlace(layout: Layout, place: Place): number {
-  return place.pp * (layout.tp_size + GAP_CELLS) + place.tp;
+/** Between two stages: as wide as a cell while cells are small. */
+function gapOf(cell: number): number {
+  return Math.min(cell, MOST_GAP_PX);
 }
 
-export function numGridColumns(layout: Layout): number {
-  return layout.pp_size * (layout.tp_size + GAP_CELLS) - GAP_CELLS;
+function stageWidth(layout: Layout, cell: number): number {
+  return layout.tp_size * cell + gapOf(cell);
 }
 
-const MOST_CELL = 72;
+/** Return how wide the grid is, in pixels. */
+export function gridWidth(layout: Layout, view: GridView): number {
+  return layout.pp_size * stageWidth(layout, view.cell) - gapOf(view.cell);
+}
+
+/** Return where a place's cell begins, in pixels. */
+export function leftOf(layout: Layout, view: GridView, place: Pick<Place, "pp" | "tp">): number {
+  return view.x + place.pp * stageWidth(layout, view.cell) + place.tp * view.cell;
+}
 
 /** Return the view that shows the whole grid. */
 export function wholeGrid(layout: Layout, width: number, height: number): GridView {
-  const cell = Math.min(MOST_CELL, width / numGridColumns(layout));
-  const line = Math.min(MOST_CELL, Math.max(height / layout.dp_size, 0.25), cell * 2.2);
+  const columns = layout.pp_size * layout.tp_size;
+  const gaps = layout.pp_size - 1;
+  const small = width / (columns + gaps);
+  const cell = Math.min(MOST_WHOLE_CELL, small <= MOST_GAP_PX ? small : (width - gaps * MOST_GAP_PX) / columns);
+  const line = Math.min(MOST_WHOLE_LINE, Math.max(height / layout.dp_size, 0.25), cell * 2.2);
   return { cell, line, x: 0, y: 0 };
 }
 
 /** Return the rank at a point; -1: none. */
 export function rankAt(layout: Layout, view: GridView, x: number, y: number): number {
-  const column = Math.floor((x - view.x) / view.cell);
+  const stage = stageWidth(layout, view.cell);
+  const pp = Math.floor((x - view.x) / stage);
+  const tp = Math.floor((x - view.x - pp * stage) / view.cell);
   const dp = Math.floor((y - view.y) / view.line);
-  const pp = Math.floor(column / (layout.tp_size + GAP_CELLS));
-  const tp = column - pp * (layout.tp_size + GAP_CELLS);
-  if (column < 0 || dp < 0 || dp >= layout.dp_size || pp >= layout.pp_size || tp >= layout.tp_size) {
+  if (pp < 0 || dp < 0 || dp >= layout.dp_size || pp >= layout.pp_size || tp >= layout.tp_size) {
     return -1;
   }
   return rankOfPlace(layout, { dp, pp, tp });
@@ -135,20 +150,23 @@ export function rankAt(layout: Layout, view: GridView, x: number, y: number): nu
 /** Return where the middle of a rank's cell is. */
 export function centreOf(layout: Layout, view: GridView, rank: number): { x: number; y: number } {
   const place = placeOfRank(layout, rank);
-  return { x: view.x + (columnOfPlace(layout, place) + 0.5) * view.cell, y: view.y + (place.dp + 0.5) * view.line };
+  return { x: leftOf(layout, view, place) + 0.5 * view.cell, y: view.y + (place.dp + 0.5) * view.line };
 }
 
 /** Return the view at another size with a point staying where it is, neither smaller than the whole nor huge. */
-export function zoomedGrid(view: GridView, factor: number, x: number, y: number, whole: GridView): GridView {
-  const wanted = Math.min(Math.max(view.cell * factor, whole.cell), Math.max(MOST_CELL * 2, whole.cell));
-  const by = wanted / view.cell;
-  const line = Math.min(Math.max(view.line * by, whole.line), MOST_CELL * 2);
-  return { cell: wanted, line, x: x - (x - view.x) * by, y: y - ((y - view.y) * line) / view.line };
+export function zoomedGrid(layout: Layout, view: GridView, factor: number, x: number, y: number, whole: GridView): GridView {
+  const cell = Math.min(Math.max(view.cell * factor, whole.cell), Math.max(MOST_ZOOMED, whole.cell));
+  const by = cell / view.cell;
+  const line = Math.min(Math.max(view.line * by, whole.line), Math.max(MOST_ZOOMED, whole.line));
+  const stage = stageWidth(layout, view.cell);
+  const pp = Math.min(Math.max(0, Math.floor((x - view.x) / stage)), layout.pp_size - 1);
+  const within = (x - view.x - pp * stage) * by;
+  return { cell, line, x: x - pp * stageWidth(layout, cell) - within, y: y - ((y - view.y) * line) / view.line };
 }
 
 /** Return the view moved so that part of the grid is always in sight. */
 export function clampedGrid(layout: Layout, view: GridView, width: number, height: number): GridView {
-  const across = view.cell * numGridColumns(layout);
+  const across = gridWidth(layout, view);
   const down = view.line * layout.dp_size;
   const keep = (at: number, size: number, room: number): number =>
     size <= room ? 0 : Math.min(0, Math.max(room - size, at));
@@ -187,3 +205,11 @@ export const WAITS = 3;
 export const SILENT = 4;
 export const OUTLIER = 5;
 export const SUSPECT = 6;
+
+const CARD_CELL_PX = 120;
+const CARD_LINE_PX = 64;
+
+/** Say whether cells are so large that words stand in them. */
+export function hasCards(view: GridView): boolean {
+  return view.cell >= CARD_CELL_PX && view.line >= CARD_LINE_PX;
+}

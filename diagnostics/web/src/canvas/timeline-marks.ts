@@ -11,8 +11,8 @@ import type { Span, Wide } from "./timeline-strips.ts";
 const MOST_LABELS = 260;
 const MOST_OUTLINES = 1500;
 const MOST_ARROWS = 150;
-/** What pipelines are drawn with everywhere; where the whole name does not fit. */
-const SHORT_NAMES: Record<string, string> = {
+/** What pipelines are drawn with everywhere: the letters stand in the legend. */
+export const SHORT_NAMES: Readonly<Record<string, string>> = {
   "forward-compute": "F", "backward-compute": "B", "backward-weight-compute": "W",
 };
 
@@ -39,11 +39,9 @@ export function paintLabels(
     const micro = picture.microbatch[one.slice] ?? -1;
     const name = operationName(picture, one.slice);
     const room = (one.right - one.left) / size.ratio - 8;
-    const long = micro >= 0 ? `${name} ${micro}` : name;
-    const short = SHORT_NAMES[name];
-    const isLong = short === undefined || context.measureText(long).width <= room;
+    const short = SHORT_NAMES[name] ?? name;
     const left = TIMELINE_LEFT + one.left / size.ratio + 4;
-    const fits = cutText(context, isLong ? long : `${short} ${micro}`, room);
+    const fits = cutText(context, micro >= 0 ? `${short} ${micro}` : short, room);
     if (fits !== "") {
       context.fillText(fits, left, yOf(placed.top, scroll) + placed.height / 2 + 0.5);
       drawn += 1;

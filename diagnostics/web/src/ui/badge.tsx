@@ -22,7 +22,7 @@ export function Badge({ tone, shape, children, title }: BadgeProps): JSX.Element
   );
 }
 
-const HEALTH: Record<string, { tone: Tone; shape: Shape; word: string }> = {
+export const HEALTH: Readonly<Record<string, { tone: Tone; shape: Shape; word: string }>> = {
   good: { tone: "good", shape: "circle", word: "healthy" },
   warning: { tone: "warning", shape: "triangle", word: "attention" },
   bad: { tone: "bad", shape: "octagon", word: "unhealthy" },

@@ -140,9 +140,9 @@ export function sentence(text: string): string {
   return text.slice(0, 1).toUpperCase() + text.slice(1);
 }
 
-/** A slowdown: 1.083 -> "1.083x" */
-export function timesText(ratio: number | null | undefined): string {
-  return ratio === null || ratio === undefined ? NOT_KNOWN : `${ratio.toFixed(3)}\u00d7`;
+/** A ratio: 1.083 -> "1.083x" */
+export function timesText(ratio: number | null | undefined, digits = 3): string {
+  return ratio === null || ratio === undefined ? NOT_KNOWN : `${ratio.toFixed(digits)}\u00d7`;
 }
 
 type Zone = "local" | "utc";
@@ -178,11 +178,32 @@ export function timeText(unixS: number | null | undefined, zone: Zone, nowS: num
   return isToday ? time : `${day.format(moment)} ${time}`;
 }
 
+function msText(unixS: number): string {
+  return String(Math.floor((unixS * 1000) % 1000)).padStart(3, "0");
+}
+
+/** The time of day alone, to the millisecond: "14:05:09.123". */
+export function clockText(unixS: number, zone: Zone): string {
+  return `${format(zone, TIME).format(new Date(unixS * 1000))}.${msText(unixS)}`;
+}
+
+/** A moment to the minute, with its day: "2026-11-29 17:30". */
+export function minuteText(unixS: number, zone: Zone): string {
+  const moment = new Date(unixS * 1000);
+  return `${format(zone, DATE).format(moment)} ${format(zone, { hour: "2-digit", minute: "2-digit" }).format(moment)}`;
+}
+
+/** The days of some moments, in their order: "2026-11-21", or "2026-11-21 to 2026-11-22". */
+export function daysText(firstUnixS: number, lastUnixS: number, zone: Zone): string {
+  const day = format(zone, DATE);
+  const [first, last] = [day.format(new Date(firstUnixS * 1000)), day.format(new Date(lastUnixS * 1000))];
+  return first === last ? first : `${first} to ${last}`;
+}
+
 /** The whole moment with its zone, for titles: "2026-11-21 14:05:09.123 UTC". */
 export function fullTimeText(unixS: number, zone: Zone): string {
   const moment = new Date(unixS * 1000);
-  const ms = String(Math.floor((unixS * 1000) % 1000)).padStart(3, "0");
-  const text = `${format(zone, DATE).format(moment)} ${format(zone, TIME).format(moment)}.${ms}`;
+  const text = `${format(zone, DATE).format(moment)} ${format(zone, TIME).format(moment)}.${msText(unixS)}`;
   return `${text} ${zone === "utc" ? "UTC" : "local time"}`;
 }
 

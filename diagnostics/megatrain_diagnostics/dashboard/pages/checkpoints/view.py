@@ -47,7 +47,7 @@ def checkpoints_document(seen: CheckpointsSeen) -> CheckpointsDocument:
             _checkpoint(
                 one,
                 is_resume_point=(one.branch, one.step) == resumed,
-                verification=seen.verifications.get((one.branch, one.step)),
+                verification=seen.verification_of(one),
             )
             for one in newest
         ),
@@ -57,14 +57,13 @@ def checkpoints_document(seen: CheckpointsSeen) -> CheckpointsDocument:
 def _checkpoint(
     found: FoundCheckpoint, *, is_resume_point: bool, verification: Verification | None
 ) -> CheckpointDocument:
-    if verification is not None and verification.at_unix_s < (found.written_unix_s or 0.0):
-        verification = None  # another checkpoint stood there then
     is_bare = found.state is CheckpointState.UNCOMMITTED
+    is_broken = is_bare or (verification is not None and bool(verification.problem))
     return CheckpointDocument(
         branch=found.branch,
         step=found.step,
         place=printable(str(found.place)),
-        state=str(CheckpointState.DAMAGED if is_bare else found.state),
+        state=str(CheckpointState.DAMAGED if is_broken else found.state),
         is_in_line=found.is_in_line,
         is_resume_point=is_resume_point,
         num_bytes=found.num_bytes,

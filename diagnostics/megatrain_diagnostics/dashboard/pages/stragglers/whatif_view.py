@@ -74,7 +74,7 @@ def _fit(measured_s: float, replayed_s: float) -> Iterable[str]:
         yield (
             f"A step played again takes {seconds_text(replayed_s)}, the step itself took {seconds_text(measured_s)}: "
             "the replay has operations wait for each other that ran at the same time (without an accelerator an "
-            "exchange ends, in the record, when its result is taken). S compares two replays, so that most of this "
+            "exchange ends, in the record, when its result is taken). The slowdown compares two replays: most of this "
             "cancels; their seconds are too many."
         )
 

@@ -88,6 +88,7 @@ export function GridCanvas({ picture, colour, hasArrows, rank, setRank, setHover
       ranks: String(picture.numRanks),
       arrows: String(painted.numArrows),
       letters: String(painted.numLetters),
+      cards: String(painted.numCards),
       marks: String(painted.numMarks),
       cursor: rank === null ? "" : String(rank),
       paintedMs: (performance.now() - began).toFixed(2),
@@ -122,7 +123,7 @@ export function GridCanvas({ picture, colour, hasArrows, rank, setRank, setHover
     if (event.shiftKey) {
       show({ ...view.current, y: view.current.y - (delta || event.deltaX) });
     } else {
-      show(zoomedGrid(view.current, WHEEL_ZOOM ** -delta, x, y, whole));
+      show(zoomedGrid(layout, view.current, WHEEL_ZOOM ** -delta, x, y, whole));
     }
   };
   const wheel = useRef(onWheel);
@@ -153,7 +154,7 @@ export function GridCanvas({ picture, colour, hasArrows, rank, setRank, setHover
       reveal(next);
     } else if (event.key === "+" || event.key === "=" || event.key === "-") {
       const at = centreOf(layout, view.current, here);
-      show(zoomedGrid(view.current, event.key === "-" ? 1 / KEY_ZOOM : KEY_ZOOM, at.x, at.y, whole));
+      show(zoomedGrid(layout, view.current, event.key === "-" ? 1 / KEY_ZOOM : KEY_ZOOM, at.x, at.y, whole));
       reveal(here);
     } else if (event.key === "0") {
       setMoved(false);

@@ -21,6 +21,9 @@ import { GridCanvas } from "./canvas";
 import { useLiveGrid } from "./live-grid";
 import { RankPanel } from "./panel";
 
+/** Where cells hold words, no letter stands for them. */
+const MOST_CARDS = 16;
+
 const COLOURS = [
   { value: "state", label: "state" },
   { value: "step", label: "step" },
@@ -70,11 +73,11 @@ function Key({ picture, colour }: { picture: GridPicture; colour: GridColour }):
     return <p class="section-note">No scores: the diagnostics daemon does not judge this round now.</p>;
   }
   return (
-    <ul class="grid-key" aria-label="what the colours mean">
+    <ul class="picture-key" aria-label="what the colours mean">
       {keyEntries(picture, colour).map((entry) => (
         <li key={entry.text}>
-          <span class="grid-swatch" style={{ backgroundColor: entry.colour }} aria-hidden="true" />
-          {entry.letter === undefined ? null : <code>{entry.letter}</code>}
+          <span class="picture-swatch" style={{ backgroundColor: entry.colour }} aria-hidden="true" />
+          {entry.letter === undefined || picture.numRanks <= MOST_CARDS ? null : <code>{entry.letter}</code>}
           {entry.text}
         </li>
       ))}

@@ -40,10 +40,13 @@ function columnsOf(unit: string, show: (rank: number, step: number) => void): Co
     },
     { key: "value", label: "took", isNumber: true, sort: (row) => row.value, render: (row) => valueText(row.value, unit) },
     { key: "ratio", label: "to peers", isNumber: true, sort: (row) => row.ratio, render: (row) => timesText(row.ratio) },
-    { key: "z", label: "z", isNumber: true, sort: (row) => row.z, render: (row) => numberText(row.z) },
     {
-      key: "far", label: "steps", isNumber: true, sort: (row) => row.num_steps, render: (row) => row.num_steps,
-      title: "in so many of the steps shown its z was 3 or more",
+      key: "z", label: "spreads", isNumber: true, sort: (row) => row.z, render: (row) => numberText(row.z),
+      title: "robust standard deviations above the median of its peers (z)",
+    },
+    {
+      key: "far", label: "in steps", isNumber: true, sort: (row) => row.num_steps, render: (row) => row.num_steps,
+      title: "in so many of the steps shown it was 3 spreads or more above its peers",
     },
   ];
 }
@@ -62,15 +65,15 @@ export function Outliers({ choice, chosenRank, show }: OutliersProps): JSX.Eleme
     <Section title="Farthest above their peers" note="at most 20 ranks, each in its worst step" className="heat-outliers">
       <Loaded resource={resource} lines={8}>
         {(found) =>
-          found.outliers.length === 0 ? (
+          found.outliers.every((one) => one.num_steps === 0) ? (
             <EmptyState title="Nobody stands out">
-              No rank took longer than its peers, or nobody does the same work as another.
+              No rank was three spreads above its peers in any of these steps, or nobody does the same work as another.
             </EmptyState>
           ) : (
             <Table
               caption="Ranks that were farthest above their peers"
               columns={columns}
-              rows={found.outliers}
+              rows={found.outliers.filter((one) => one.num_steps > 0)}
               rowKey={(row) => String(row.rank)}
               sortParam="outliers"
               isChosen={(row) => row.rank === chosenRank}

@@ -1,11 +1,11 @@
 // The picture itself: canvas, pointer and keys.
 
 import type { JSX, TargetedKeyboardEvent, TargetedPointerEvent } from "preact";
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 
 import { navigate } from "../../app/location";
 import { shownTheme, token } from "../../app/preferences";
-import { sequentialTable, tripleOfHex } from "../../canvas/colours";
+import { mapOf, mapTable, tripleOfHex } from "../../canvas/colours";
 import { columnOfStep, rowOfRank, type HeatPicture, type HeatWindow } from "../../canvas/heat-picture";
 import {
   cellAt, cellSeenAt, heatPlace, HEAT_FONT_PX, paintHeat, paintHeatCursor, type HeatCursor, type HeatStyle,
@@ -80,9 +80,12 @@ export function Picture({ picture, zoom, spot, setSpot }: PictureProps): JSX.Ele
   const scratch = useRef<HTMLCanvasElement | null>(null);
   const size = useSize(box);
   const [drag, setDrag] = useState<{ x0: number; y0: number; x1: number; y1: number } | null>(null);
-  const table = useRef(sequentialTable(picture.numLevels || 1));
-  const cursor = cursorOf(picture, spot);
   const theme = shownTheme.value;
+  const table = useMemo(
+    () => mapTable(picture.numLevels || 1, mapOf(picture.scale, theme)),
+    [picture.numLevels, picture.scale, theme],
+  );
+  const cursor = cursorOf(picture, spot);
 
   const paint = useFrame(() => {
     const canvas = cells.current;
@@ -92,7 +95,7 @@ export function Picture({ picture, zoom, spot, setSpot }: PictureProps): JSX.Ele
     }
     scratch.current ??= document.createElement("canvas");
     const began = performance.now();
-    const gaps = paintHeat(context, scratch.current, picture, zoom.window, size, styleOf(canvas), table.current);
+    const gaps = paintHeat(context, scratch.current, picture, zoom.window, size, styleOf(canvas), table);
     const now = performance.now();
     canvas.dataset["paintedMs"] = (now - began).toFixed(2);
     canvas.dataset["paintedAt"] = now.toFixed(2);
@@ -111,10 +114,7 @@ export function Picture({ picture, zoom, spot, setSpot }: PictureProps): JSX.Ele
     }
   });
   const { top, bottom, left, right } = zoom.window;
-  useEffect(() => {
-    table.current = sequentialTable(picture.numLevels || 1);
-  }, [picture.numLevels]);
-  useEffect(paint, [picture, top, bottom, left, right, size, theme]);
+  useEffect(paint, [picture, top, bottom, left, right, size, table]);
   useEffect(paintCursor, [picture, top, bottom, left, right, size, theme, cursor?.row, cursor?.column, drag]);
 
   const put = (found: HeatCursor | null, isByHand: boolean): void => {

@@ -72,7 +72,7 @@ export function levelText(picture: HeatPicture, cursor: HeatCursor): string {
   if (picture.scale === "relative") {
     return about + timesText(value);
   }
-  return about + (picture.scale === "z" ? `z ${numberText(value)}` : valueText(value, picture.unit));
+  return about + (picture.scale === "z" ? `${numberText(value)} spreads` : valueText(value, picture.unit));
 }
 
 interface ReadoutProps {
@@ -108,7 +108,7 @@ export function Readout({ picture, cursor, cell }: ReadoutProps): JSX.Element {
             peers {valueText(cell.peers_median, cell.unit)}
           </span>
           {cell.ratio === null ? null : <span>{timesText(cell.ratio)}</span>}
-          {cell.z === null ? null : <span>z {numberText(cell.z)}</span>}
+          {cell.z === null ? null : <span title="robust standard deviations above the median of its peers">{numberText(cell.z)} spreads</span>}
         </>
       )}
       <a href={hrefOf("timeline", { rank, first: step, last: step })}>timeline</a>

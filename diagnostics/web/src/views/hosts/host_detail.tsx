@@ -7,7 +7,7 @@ import type { CheckDocument, HostDocument, HostHistoryDocument } from "../../api
 import { hrefOf } from "../../app/location";
 import { Badge, type Tone } from "../../ui/badge";
 import { Age, Duration, Fact, Facts, Figure, TimeText } from "../../ui/figures";
-import { countText, durationText, numberText, ranksText, scoreText } from "../../ui/format";
+import { countText, durationText, numberText, scoreText } from "../../ui/format";
 import type { Shape } from "../../ui/icons";
 import { Section, ViewHead } from "../../ui/section";
 import { Loaded } from "../../ui/states";
@@ -15,6 +15,8 @@ import { Table, type Column } from "../../ui/table";
 import { ActionBar } from "../actions/action_bar";
 import { hostKinds } from "../actions/wording";
 import { HostState } from "./host_state";
+
+const MOST_ROUNDS = 12;
 
 const OUTCOMES: Record<string, { tone: Tone; shape: Shape }> = {
   passed: { tone: "good", shape: "circle" },
@@ -105,7 +107,20 @@ function History({ document }: { document: HostHistoryDocument }): JSX.Element {
   return (
     <Section title="History">
       <Facts>
-        <Fact label="rounds">{document.rounds.length === 0 ? "none" : ranksText(document.rounds, 12)}</Fact>
+        <Fact label="rounds">
+          {document.rounds.length === 0 ? (
+            "none"
+          ) : (
+            <span class="links">
+              {document.rounds.slice(-MOST_ROUNDS).map((round) => (
+                <a key={round} href={hrefOf("heat", { by: "host", round })}>
+                  {round}
+                </a>
+              ))}
+              {document.rounds.length > MOST_ROUNDS ? <span class="faint">the newest of {document.rounds.length}</span> : null}
+            </span>
+          )}
+        </Fact>
         <Fact label="incidents">
           {document.incident_ids.length === 0 ? (
             "none names it"
@@ -153,7 +168,7 @@ export function HostDetail({ host }: { host: string }): JSX.Element {
         <a href={hrefOf("hosts")}>Hosts</a> / {host}
       </p>
       <ViewHead title={host}>
-        {firstRank === null ? null : <a href={hrefOf("grid", { rank: firstRank })}>its ranks</a>}
+        {firstRank === null ? null : <a href={hrefOf("grid", { rank: firstRank, round: null })}>its ranks</a>}
         <a href={hrefOf("logs", { hosts: host })}>its logs</a>
         <a href={hrefOf("heat", { by: "host" })}>heat map</a>
         {found.data === null ? null : <ActionBar kinds={hostKinds(found.data.host)} target={host} />}

@@ -117,7 +117,7 @@ const SHOWN = [
   { value: "all", label: "all" },
   { value: "training", label: "in the round" },
   { value: "spare", label: "spare" },
-  { value: "trouble", label: "not in order" },
+  { value: "trouble", label: "need attention" },
   { value: "cordoned", label: "cordoned" },
 ];
 
@@ -128,9 +128,9 @@ function Counts({ hosts }: { hosts: readonly HostDocument[] }): JSX.Element {
       <Figure label="Hosts" value={countText(hosts.length)} />
       <Figure label="In the round" value={count((host) => host.first_rank !== null)} />
       <Figure label="Spare" value={count((host) => host.state === "spare")} />
-      <Figure label="Not in order" value={count((host) => !host.is_in_order)} />
+      <Figure label="Need attention" value={count((host) => !host.is_in_order)} />
       <Figure label="Cordoned" value={count((host) => host.cordon_unix_s !== null)} />
-      <Figure label="Send no events" value={count((host) => host.is_connected === false)} />
+      <Figure label="Not heard of" value={count((host) => host.is_connected === false)} />
     </dl>
   );
 }

@@ -8,6 +8,26 @@ import type { Shape } from "../../ui/icons";
 
 const WORKING = new Set(["running", "starting", "spare", "done", "drives"]);
 
+const MEANINGS: Record<string, string> = {
+  running: "its ranks train",
+  starting: "its workers start",
+  stopping: "its workers save or stop",
+  stopped: "its workers have stopped; the next round decides what it does",
+  parked: "fit, and in no round",
+  done: "its workers have done all steps",
+  failed: "its workers ended with a failure",
+  spare: "fit, and takes the place of a host that fails",
+  waiting: "fit, and there is no round yet",
+  unfit: "its checks failed: it gets no ranks",
+  cordoned: "kept out of the job until somebody lets it in again",
+  lost: "in the round, and nothing is heard of it: its lease is gone",
+  returned: "its executor began anew; only the next round can take it",
+  silent: "in the round, and has not told yet how it is",
+  gone: "not there any more",
+  drives: "it has no ranks: the driver runs on it",
+  recorded: "it was in this run, whose history this is",
+};
+
 export function HostState({ host }: { host: HostDocument }): JSX.Element {
   let tone: Tone = "quiet";
   let shape: Shape = "ring";
@@ -19,7 +39,7 @@ export function HostState({ host }: { host: HostDocument }): JSX.Element {
     shape = host.state === "spare" ? "ring" : "circle";
   }
   return (
-    <Badge tone={tone} shape={shape}>
+    <Badge tone={tone} shape={shape} title={MEANINGS[host.state]}>
       {host.state}
     </Badge>
   );

@@ -19,6 +19,19 @@ function phaseLabel(name: string): string {
   return name.replaceAll("_", " ");
 }
 
+const NOTE_LABELS: Record<string, string> = {
+  check: "checked again", median_step_s: "a step took", num_hosts: "hosts after it", over_unix_s: "over", pairs: "pairs timed",
+};
+
+/** A figure that the driver keeps with an incident, as people read it. */
+function Note({ name, text }: { name: string; text: string }): JSX.Element {
+  const value = Number(text);
+  if (!name.endsWith("_s") || Number.isNaN(value)) {
+    return <>{text}</>;
+  }
+  return name.endsWith("_unix_s") ? <TimeText at={value} /> : <Duration seconds={value} />;
+}
+
 function Recovery({ incident }: { incident: IncidentDocument }): JSX.Element {
   const over = incident.phases.filter((phase) => phase.seconds !== null);
   const current = incident.state === "open" ? incident.phases.find((phase) => phase.seconds === null) : undefined;
@@ -51,7 +64,7 @@ function Recovery({ incident }: { incident: IncidentDocument }): JSX.Element {
   );
 }
 
-const FAILURE_COLUMNS: readonly Column<FailureDocument>[] = [
+const failureColumns = (round: number): readonly Column<FailureDocument>[] => [
   {
     key: "role",
     label: "Role",
@@ -61,7 +74,7 @@ const FAILURE_COLUMNS: readonly Column<FailureDocument>[] = [
       </Badge>
     ),
   },
-  { key: "rank", label: "Rank", isNumber: true, render: (row) => <a href={hrefOf("grid", { rank: row.rank })}>{row.rank}</a> },
+  { key: "rank", label: "Rank", isNumber: true, render: (row) => <a href={hrefOf("grid", { rank: row.rank, round })}>{row.rank}</a> },
   { key: "host", label: "Host", render: (row) => <a href={hrefOf(["hosts", row.host])}>{row.host}</a> },
   { key: "at", label: "When", render: (row) => <TimeText at={row.at_unix_s} /> },
   { key: "exit", label: "Ended", render: (row) => row.exit_text },
@@ -83,7 +96,7 @@ function Failures({ incident }: { incident: IncidentDocument }): JSX.Element | n
     >
       <Table
         caption="Failures of ranks, root causes first"
-        columns={FAILURE_COLUMNS}
+        columns={failureColumns(incident.round)}
         rows={incident.failures}
         rowKey={(row) => `${row.rank} ${row.at_unix_s} ${row.exit_text}`}
         rowClass={(row) => (row.is_cascade ? "is-faint" : "")}
@@ -181,7 +194,16 @@ function Detail({ incident }: { incident: IncidentDocument }): JSX.Element {
               <HostLinks hosts={incident.hosts} most={8} />
             </Fact>
             <Fact label="ranks">
-              {incident.ranks.length === 0 ? "none named" : <a href={hrefOf("grid", { rank: incident.ranks[0] })}>{ranksText(incident.ranks, 10)}</a>}
+              {incident.ranks.length === 0 ? "none named" : <a href={hrefOf("grid", { rank: incident.ranks[0], round: incident.round })}>{ranksText(incident.ranks, 10)}</a>}
+            </Fact>
+            <Fact label="its round">
+              <span class="links">
+                <span>{incident.round}</span>
+                <a href={hrefOf("heat", { round: incident.round, rank: incident.ranks[0], step: incident.last_step })}>heat map</a>
+                <a href={hrefOf("timeline", { round: incident.round, first: incident.last_step, last: incident.last_step })}>timeline</a>
+                <a href={hrefOf("grid", { round: incident.round })}>ranks</a>
+                <a href={hrefOf("logs", { round: incident.round })}>logs</a>
+              </span>
             </Fact>
             <Fact label="began">
               <TimeText at={incident.began_unix_s} />
@@ -191,8 +213,8 @@ function Detail({ incident }: { incident: IncidentDocument }): JSX.Element {
             </Fact>
             <Fact label="driver">{incident.driver}</Fact>
             {notes.map(([name, text]) => (
-              <Fact key={name} label={phaseLabel(name)}>
-                {text}
+              <Fact key={name} label={NOTE_LABELS[name] ?? phaseLabel(name)}>
+                <Note name={name} text={text} />
               </Fact>
             ))}
           </Facts>

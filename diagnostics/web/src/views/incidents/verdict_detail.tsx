@@ -44,7 +44,9 @@ export function VerdictBody({ verdict }: { verdict: VerdictDocument }): JSX.Elem
         </Fact>
         <Fact label="ranks">{ranksText(verdict.ranks, 10)}</Fact>
         <Fact label="steps">
-          {countText(verdict.first_step)} to {countText(verdict.last_step)} of round {verdict.round}
+          <a href={hrefOf("heat", { round: verdict.round, first: verdict.first_step, last: verdict.last_step, rank: verdict.ranks[0] })}>
+            {countText(verdict.first_step)} to {countText(verdict.last_step)} of round {verdict.round}
+          </a>
         </Fact>
         <Fact label="gain a step">
           {durationText(verdict.gain_s_per_step)} of {durationText(verdict.step_s)}

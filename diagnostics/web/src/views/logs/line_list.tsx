@@ -6,10 +6,11 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import type { LogLineDocument } from "../../api/documents";
 import { hrefOf } from "../../app/location";
 import { CopyButton } from "../../ui/controls";
-import { TimeText } from "../../ui/figures";
+import { clockText, daysText, fullTimeText } from "../../ui/format";
+import { clock } from "../../app/preferences";
 import { usePixels, useWindow } from "../../ui/virtual";
 
-const ROW_REM = 1.375;
+const ROW_REM = 1.625;
 const SEVERE = /\b(error|exception|fatal|traceback|killed|panic)\b/i;
 const WARNING = /\bwarn(ing)?\b/i;
 
@@ -57,8 +58,8 @@ interface LineProps {
 function Line({ line, query, isChosen, onChoose }: LineProps): JSX.Element {
   return (
     <li class={`log-line ${severity(line.line)} ${isChosen ? "is-chosen" : ""}`.trim()} onClick={onChoose}>
-      <span class="log-time">
-        <TimeText at={line.at_unix_s} />
+      <span class="log-time" title={fullTimeText(line.at_unix_s, clock.value)}>
+        {clockText(line.at_unix_s, clock.value)}
       </span>
       <a class="log-rank" href={hrefOf("grid", { rank: line.rank })} title={line.host}>
         {line.rank}
@@ -104,6 +105,12 @@ export function LineList({ lines, isFollowing, query }: LineListProps): JSX.Elem
 
   return (
     <>
+      <div class="log-line log-head" aria-hidden="true">
+        <span>{clock.value === "utc" ? "UTC" : "local time"}</span>
+        <span class="log-rank">rank</span>
+        <span class="log-host">host</span>
+        <span>line, of {daysText(lines[0]?.at_unix_s ?? 0, lines.at(-1)?.at_unix_s ?? 0, clock.value)}</span>
+      </div>
       <div
         class="log-box"
         ref={box}

@@ -1,4 +1,6 @@
-// Is the job healthy; if not, what, where, since when; what did the system do about it; what can be done.
+// The three questions first; then what the system does by itself, and how training went.
+
+import "./overview.css";
 
 import type { JSX } from "preact";
 
@@ -10,7 +12,7 @@ import { ErrorState, Skeleton } from "../../ui/states";
 import { ActionBar } from "../actions/action_bar";
 import { KeyFigures } from "./key_figures";
 import { LastIncident, NextAction, Trust } from "./what_next";
-import { Problems } from "./problems";
+import { Questions } from "./questions";
 import { SeriesCharts } from "./series_charts";
 
 const JOB_ACTIONS = ["checkpoint", "restart", "stop", "diag-on", "diag-off"] as const;
@@ -20,7 +22,7 @@ function Answer({ told }: { told: OverviewDocument }): JSX.Element {
   const all = incidents.data?.incidents ?? [];
   return (
     <>
-      <Problems told={told} />
+      <Questions told={told} />
       <KeyFigures told={told} />
       <div class="columns three">
         <NextAction told={told} />

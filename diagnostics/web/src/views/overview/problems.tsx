@@ -24,10 +24,10 @@ function Places({ problem }: { problem: ProblemDocument }): JSX.Element {
       ) : null}
       {rank === undefined ? null : (
         <>
-          <a href={hrefOf("grid", { rank })}>
+          <a href={hrefOf("grid", { rank, round: null })}>
             {problem.ranks.length === 1 ? "rank" : "ranks"} {ranksText(problem.ranks, 4)}
           </a>
-          <a href={hrefOf("logs", { ranks: problem.ranks.slice(0, 16).join(",") })}>logs</a>
+          <a href={hrefOf("logs", { round: null, ranks: problem.ranks.slice(0, 16).join(",") })}>logs</a>
         </>
       )}
     </span>

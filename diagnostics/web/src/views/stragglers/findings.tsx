@@ -40,7 +40,7 @@ function Finding({ finding, number }: { finding: FindingDocument; number: number
     <li class={finding.is_over ? "finding is-faint" : "finding"}>
       <div class="finding-head">
         <Badge tone={known.tone} shape={known.shape} title={`confidence ${finding.confidence}`}>
-          {finding.confidence}
+          {finding.confidence === "insufficient" ? "not sure" : `${finding.confidence} confidence`}
         </Badge>
         <strong>{finding.cause}</strong>
         <span>{placeText(finding)}</span>
@@ -49,23 +49,23 @@ function Finding({ finding, number }: { finding: FindingDocument; number: number
       </div>
       <dl class="finding-figures">
         <div>
-          <dt>excess a step</dt>
+          <dt title="excess: the time of its own that its peers, who do the same work, do not need">a step longer than peers</dt>
           <dd>
             {durationText(finding.excess_s)} <span class="faint">{percentText(finding.excess)}</span>
           </dd>
         </div>
         <div>
-          <dt>gain a step</dt>
+          <dt title="what a step gains where it is as fast as its peers">a step would gain</dt>
           <dd>
             {durationText(finding.gain_s)} <span class="faint">of {durationText(finding.step_s)}</span>
           </dd>
         </div>
         <div>
-          <dt>score</dt>
+          <dt title="robust standard deviations above its peers; a straggler has at least diagnostics.straggler_score">spreads above peers</dt>
           <dd>{scoreText(finding.score)}</dd>
         </div>
         <div>
-          <dt>seen in</dt>
+          <dt>slow in</dt>
           <dd>
             {countText(finding.num_seen)} <span class="faint">of {countOf(finding.num_steps, "step")}</span>
           </dd>
@@ -79,7 +79,7 @@ function Finding({ finding, number }: { finding: FindingDocument; number: number
           </dd>
         </div>
         <div>
-          <dt>make wait</dt>
+          <dt>keeps waiting</dt>
           <dd>{countOf(finding.num_victims, "rank")}</dd>
         </div>
       </dl>

@@ -19,7 +19,7 @@ export function Scores({ document }: { document: StragglersDocument }): JSX.Elem
     href: hrefOf(["hosts", one.host]),
   }));
   return (
-    <Section title="Hosts by score" note="robust deviations above their peers">
+    <Section title="Hosts by straggler score" note="spreads (robust standard deviations) above their peers">
       {bars.length === 0 ? (
         <p class="soft">{document.source === "daemon" ? "No host has a score yet." : "Of the records only hosts that are found have one."}</p>
       ) : (

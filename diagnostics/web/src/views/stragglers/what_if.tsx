@@ -1,5 +1,5 @@
-// S: how much slower the job is than one whose like operations all take their typical time, by what it comes from; and
-// what each way out would gain over the rest of the job, set against its price.
+// How much longer a step takes than one whose like operations all take their typical time, by what it comes from; and what
+// each way out would gain over the rest of the job, set against its price.
 
 import type { JSX } from "preact";
 
@@ -39,11 +39,12 @@ function partsBy(document: WhatIfDocument, by: string): readonly PartDocument[] 
 
 function WhereFrom({ document }: { document: WhatIfDocument }): JSX.Element {
   const [by, setBy] = useParam("from", "operation");
+  const prefix = by === "stage" ? "stage " : by === "dp" ? "dp " : "";
   const parts = [...partsBy(document, by)].sort((a, b) => b.slowdown - a.slowdown).slice(0, MOST_PARTS);
   return (
     <Section
       title="Where it comes from"
-      note="the job's slowdown, were all but this ideal"
+      note="how much longer a step takes for this alone, were all else typical"
       tools={<Segmented label="Parts" options={BY} value={by} onChange={setBy} />}
     >
       {parts.length === 0 ? (
@@ -51,7 +52,7 @@ function WhereFrom({ document }: { document: WhatIfDocument }): JSX.Element {
       ) : (
         <Bars
           caption={`Slowdown by ${by}`}
-          bars={parts.map((part) => ({ key: part.name, label: part.name, value: part.slowdown, text: timesText(part.slowdown) }))}
+          bars={parts.map((part) => ({ key: part.name, label: `${prefix}${part.name}`, value: part.slowdown, text: longerText(part.slowdown) }))}
           from={1}
           atLeast={0.01}
         />
@@ -95,36 +96,52 @@ const ACTION_COLUMNS: readonly Column<ActionBalance>[] = [
   },
 ];
 
+/** "8.3 % longer" of a slowdown of 1.083. */
+function longerText(slowdown: number): string {
+  return slowdown <= 1.0005 ? "not longer" : `${percentText(slowdown - 1)} longer`;
+}
+
 function Totals({ document }: { document: WhatIfDocument }): JSX.Element {
   const rank = document.worst_ranks[0];
+  const round = document.round;
   return (
-    <dl class="figures">
+    <dl class="figures four">
       <Figure
-        label="S, slowdown"
-        value={timesText(document.slowdown)}
-        note={`replayed ${durationText(document.replayed_s)}, ideal ${durationText(document.ideal_s)}`}
-        title="S: a step played again with every operation as long as it was, over the same with every operation as long as its like are; pauses between operations are in neither"
+        label="Longer than typical"
+        value={percentText(Math.max(0, document.slowdown - 1))}
+        note={`a step takes ${durationText(document.replayed_s)}, typical is ${durationText(document.ideal_s)}`}
+        title={`S = ${timesText(document.slowdown)}: a step played again with every operation as long as it was, over the same with every operation as long as its like are; pauses between operations are in neither`}
       />
-      <Figure label="Waste" value={percentText(document.waste)} note="of the time, for stragglers" />
+      <Figure
+        label="Lost to stragglers"
+        value={percentText(document.waste)}
+        note="of the time of a step"
+        title="1 - 1/S: the part of a step in which ranks wait for those that are slower than their like"
+      />
       <Figure label="Measured step" value={durationText(document.measured_s)} note="with the pauses" />
       <Figure
-        label="By the worst ranks"
+        label="By slowest ranks"
         value={percentText(Math.max(0, document.m_w))}
-        note={rank === undefined ? "" : <a href={hrefOf("grid", { rank })}>ranks {ranksText(document.worst_ranks, 4)}</a>}
-        title="M_W: the part of the slowdown that goes away with the worst 3 % of the ranks"
+        note={rank === undefined ? "" : <>of what is lost: <a href={hrefOf("grid", { rank, round })}>ranks {ranksText(document.worst_ranks, 4)}</a></>}
+        title="M_W: the part of what is lost that would come back, were the slowest 3 % of the ranks typical"
       />
       <Figure
         label="By the last stage"
         value={percentText(Math.max(0, document.m_s))}
-        note="M_S"
-        title="M_S: the part of the slowdown that goes away with the last stage"
+        note="of what is lost"
+        title="M_S: the part of what is lost that would come back, were the last pipeline stage typical"
       />
-      <Figure label="Launching" value={timesText(Math.max(1, document.launch_slowdown))} note="by the host, not the device" />
       <Figure
-        label="Steps"
+        label="By launching"
+        value={percentText(Math.max(0, document.launch_slowdown - 1))}
+        note="longer: kernels start late"
+        title="how much longer a step takes because operations begin later than what they wait for has ended"
+      />
+      <Figure
+        label="From step to step"
         value={<Sparkline values={document.slowdown_by_step} label="Slowdown by step" />}
         note={
-          <a href={hrefOf("timeline", { first: document.steps[0], last: document.steps[0] })}>
+          <a href={hrefOf("timeline", { first: document.steps[0], last: document.steps[0], round })}>
             {countOf(document.steps.length, "step")} in full, from {countText(document.steps[0])}
           </a>
         }

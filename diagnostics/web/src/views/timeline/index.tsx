@@ -20,6 +20,7 @@ import { ViewHead } from "../../ui/section";
 import { EmptyState, ErrorState, Skeleton } from "../../ui/states";
 import { Chart } from "./chart";
 import { Details, sliceText } from "./details";
+import { Legend } from "./legend";
 import { openInPerfetto } from "./perfetto";
 import { slicesQuery, useTimelineChoice, type TimelineChoice } from "./question";
 import { useArrays } from "./slices";
@@ -150,9 +151,9 @@ function IdealNote({ ideal, isPending }: { ideal: IdealPicture | null; isPending
   }
   const replayed = ideal.replayedS.length === 0 ? null : ideal.replayedS.reduce((sum, one) => sum + one, 0) / ideal.replayedS.length;
   return (
-    <span class="section-note" title="the step replayed as measured, against all operations at their ideal time">
+    <span class="section-note" title="the step replayed as measured, against all operations at their ideal time; their ratio is S">
       replayed {durationText(replayed)}, without stragglers {durationText(ideal.idealS)}
-      {replayed === null ? "" : `, S ${timesText(replayed / ideal.idealS)}`}
+      {replayed === null ? "" : `: ${timesText(replayed / ideal.idealS)} the time`}
     </span>
   );
 }
@@ -186,6 +187,7 @@ function Shown({ picture, choice, steps }: ShownProps): JSX.Element {
         <Switch label="critical path" isOn={choice.hasCritical} onChange={(isOn) => setParams({ critical: isOn ? 1 : null })} title="what the step waited for, outlined" />
         {wantsIdeal ? <IdealNote ideal={ideal.data} isPending={ideal.isPending} /> : null}
       </div>
+      <Legend picture={picture} />
       <Chart
         key={`${picture.round} ${picture.firstStep} ${picture.lastStep} ${choice.ranks}`}
         picture={picture}

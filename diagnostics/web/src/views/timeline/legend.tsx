@@ -1,0 +1,31 @@
+// The colours of the slices, and the letters that stand on them.
+
+import type { JSX } from "preact";
+import { useMemo } from "preact/hooks";
+
+import { shownTheme } from "../../app/preferences";
+import { cssOf, operationColour } from "../../canvas/colours";
+import { SHORT_NAMES } from "../../canvas/timeline-marks";
+import type { TimelinePicture } from "../../canvas/timeline-picture";
+
+export function Legend({ picture }: { picture: TimelinePicture }): JSX.Element {
+  const theme = shownTheme.value;
+  const names = useMemo(
+    () => [...new Set(picture.operation)].sort((a, b) => a - b).map((number) => picture.operations[String(number)] ?? ""),
+    [picture],
+  );
+  return (
+    <ul class="picture-key" aria-label="what the colours and letters mean" data-testid="timeline-legend">
+      {names
+        .filter((name) => name !== "")
+        .map((name) => (
+          <li key={name}>
+            <span class="picture-swatch" style={{ backgroundColor: cssOf(operationColour(name, theme)) }} aria-hidden="true" />
+            {SHORT_NAMES[name] === undefined ? null : <code>{SHORT_NAMES[name]}</code>}
+            {name}
+          </li>
+        ))}
+      <li class="faint">the number on a slice is its micro-batch</li>
+    </ul>
+  );
+}

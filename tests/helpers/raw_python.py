@@ -1,0 +1,36 @@
+"""Finds what Python prints of its own objects in texts that people read: Stall(phase='step'), gain_s_per_step=0."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+_OBJECT = re.compile(r"\b[A-Z][A-Za-z]+\(\w+=")
+_FIELD = re.compile(r"(?<![\w.\-?&])[a-z]\w*_\w+=")
+"""Not a key of the configuration (recovery.restarts_per_hour=3), nor an option or a link: those are typed like that."""
+_AS_WRITTEN = frozenset({"line", "lines", "frames", "run_directory", "place", "address"})
+"""What the ranks wrote, stacks, and paths."""
+
+
+def raw_python(text: str) -> list[str]:
+    """Return what is raw in a text."""
+    return _OBJECT.findall(text) + _FIELD.findall(text)
+
+
+def raw_texts(answer: Any, place: str = "") -> Iterator[str]:
+    """Yield "place: text" of each text of an answer of the API, as JSON has it, that holds something raw."""
+    match answer:
+        case dict():
+            for name, value in answer.items():
+                if not (name in _AS_WRITTEN and isinstance(value, str | list) and not _holds_documents(value)):
+                    yield from raw_texts(value, f"{place}.{name}")
+        case list():
+            for number, value in enumerate(answer):
+                yield from raw_texts(value, f"{place}[{number}]")
+        case str() if raw_python(answer):
+            yield f"{place}: {answer}"
+
+
+def _holds_documents(value: Any) -> bool:
+    return isinstance(value, list) and any(isinstance(one, dict) for one in value)

@@ -1,0 +1,81 @@
+"""No answer of the API has raw Python in what people read: of the recorded sample, and of the job of the page tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from megatrain.contracts.run_directory import RunDirectory
+from megatrain_diagnostics.dashboard.app import make_app
+from megatrain_diagnostics.dashboard.settings import DashboardSettings
+from megatrain_diagnostics.dashboard.sources.recorded_job import RecordedJob
+from tests.helpers.canned_analyses import analysis_answers
+from tests.helpers.canned_job import job_answers
+from tests.helpers.canned_records import record_answers
+from tests.helpers.raw_python import raw_python, raw_texts
+from tests.helpers.source_tree import ROOT
+from tests.helpers.waiting import wait_until
+
+SAMPLE = ROOT / "tests" / "golden" / "dashboard-sample"
+ALWAYS = ("job", "overview", "series", "incidents", "audit", "hosts", "checkpoints")
+OF_A_ROUND = ("stragglers", "whatif", "hang", "logs/causes", "timeline/steps", "heat/outliers", "ranks/0", "ranks/3")
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[TestClient]:
+    source = RecordedJob(RunDirectory(SAMPLE))
+    wait_until(source.has_looked, "the run to be read", 20.0)
+    yield TestClient(make_app(source, DashboardSettings(port=0)).app, base_url="http://127.0.0.1:8777")
+    source.close()
+
+
+def ask(client: TestClient, path: str) -> Any:
+    answer = client.get(f"/api/v1/{path}")
+    assert answer.status_code in (200, 404), answer.text
+    return answer.json()
+
+
+@pytest.mark.parametrize(
+    ("text", "raw"),
+    [
+        ("round 3 stands still: Stall(phase='step', step=210)", ["Stall(phase="]),
+        ("gain_s_per_step=0 of step_s=None", ["gain_s_per_step=", "step_s="]),
+        ("a restart costs 10 s (diagnostics.restart_price_s=10)", []),
+        ("start it with --recovery.join_timeout_s=20 (all_hosts)", []),
+        ("S = 1.08: it is slower than ideal", []),
+    ],
+)
+def test_what_is_raw(text: str, raw: list[str]) -> None:
+    assert raw_python(text) == raw
+
+
+@pytest.mark.parametrize("path", ALWAYS)
+def test_the_sample_is_told_in_words(client: TestClient, path: str) -> None:
+    assert list(raw_texts(ask(client, path))) == []
+
+
+@pytest.mark.parametrize("path", OF_A_ROUND)
+def test_each_round_of_the_sample_is_told_in_words(client: TestClient, path: str) -> None:
+    rounds = [one["number"] for one in ask(client, "job")["rounds"]]
+    assert len(rounds) > 1
+    for number in rounds:
+        assert list(raw_texts(ask(client, f"{path}?round={number}"))) == []
+
+
+def test_incidents_hosts_and_verdicts_of_the_sample_are_told_in_words(client: TestClient) -> None:
+    told = ask(client, "incidents")
+    paths = [f"incidents/{one['incident_id']}" for one in told["incidents"]]
+    paths += [f"verdicts/{one['verdict_id']}" for one in told["verdicts"]]
+    paths += [f"hosts/{one['host']}" for one in ask(client, "hosts")["hosts"]]
+    assert len(paths) > 8
+    for path in paths:
+        assert list(raw_texts(ask(client, path))) == []
+
+
+def test_the_job_that_pages_are_tested_on_is_told_in_words() -> None:
+    for health in ("good", "warning", "bad"):
+        for path, document in {**job_answers(health=health), **record_answers(), **analysis_answers()}.items():
+            assert list(raw_texts(document.model_dump(mode="json"), path)) == []
