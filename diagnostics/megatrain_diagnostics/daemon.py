@@ -35,6 +35,7 @@ from megatrain.coordination.announcement import Announcement
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.settings import EtcdSettings
 from megatrain.jobs.etcd_job import EtcdJob
+from megatrain.programs.own_output import keep_own_log
 from megatrain_diagnostics.collector.admission import Admission
 from megatrain_diagnostics.collector.consumers import ConsumerThread
 from megatrain_diagnostics.collector.counters import Ledger, Teller
@@ -139,14 +140,23 @@ def run_daemon(settings: DaemonSettings, stop: threading.Event) -> None:
                      store.directory)  # fmt: skip
         maintenance = threading.Thread(target=_maintain, args=(store, configuration, stop), daemon=True)
         maintenance.start()
-        teller = Teller(ledger)
+        teller, holding = Teller(ledger), StoreWatch(store)
+
+        def trouble() -> str:
+            return ingest.trouble or holding.trouble
+
         state = StateWriter(
-            RunDirectory(settings.run).diagnosis, keys.job, record, controller, ledger, store, lambda: ingest.trouble
+            RunDirectory(settings.run).diagnosis,
+            keys.job,
+            record,
+            controller,
+            ledger,
+            store,
+            trouble,
         )
-        report = DaemonReporter(
-            client, keys, record, (controller, ledger, book), lambda: ingest.trouble, lambda: etcd.look.snapshot
-        )
+        report = DaemonReporter(client, keys, record, (controller, ledger, book), trouble, lambda: etcd.look.snapshot)
         while not stop.wait(_LOOK_S):
+            holding.look()
             teller.tell(time.monotonic())
             state.tell(time.time())
             report.tell(time.time())
@@ -154,6 +164,25 @@ def run_daemon(settings: DaemonSettings, stop: threading.Event) -> None:
         announcement.close()
         server.stop(_GOODBYE_S)
         maintenance.join()
+
+
+class StoreWatch:
+    """Keeps a store that somebody removes while it is written. For one thread."""
+
+    def __init__(self, store: ParquetEventStore) -> None:
+        self._store = store
+        self.trouble = ""
+        """Why nothing can be stored; empty when all is well."""
+
+    def look(self) -> None:
+        """Make the directory anew where it was removed."""
+        try:
+            if self._store.retake():
+                _logger.error("%s was removed by somebody: what was stored is lost, what comes now is stored",
+                              self._store.directory)  # fmt: skip
+            self.trouble = ""
+        except StoreError as error:
+            self.trouble = str(error)
 
 
 def _opened_store(directory: Path, stop: threading.Event) -> ParquetEventStore:
@@ -265,4 +294,5 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    keep_own_log()
     sys.exit(main())

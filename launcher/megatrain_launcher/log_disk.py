@@ -1,21 +1,27 @@
 """Writing of the logs of a host's ranks, on a thread of its own: a file system that hangs costs lines, never a step.
 
-What waits has a bound. Beyond it bytes are left out, and counted in the file once it can be written again.
+What waits has a bound. Beyond it bytes are left out, and counted in the file once it can be written again. Files that
+somebody removes are noticed within a second, also those of ranks that write nothing, and made anew.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
+from megatrain.contracts.vanished_files import Losses
 from megatrain_launcher.log_files import RotatingFile
 
+_logger = logging.getLogger(__name__)
 MAX_WAITING_BYTES: Final = 16 << 20
 STUCK_S: Final = 5.0
 """Whatever takes longer is told as trouble; a disk that is only busy takes less."""
+_LOOK_S: Final = 1.0
+"""Between two looks whether files are still in place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +63,17 @@ class LogDisk:
 
     def __init__(self, max_waiting_bytes: int = MAX_WAITING_BYTES) -> None:
         self._max_waiting_bytes = max_waiting_bytes
+        self._losses = Losses()
         self._shared = _Shared()
         self._thread = threading.Thread(target=self._run, name="log-disk", daemon=True)
         self._thread.start()
 
     @property
     def trouble(self) -> str:
-        """Return why lines may be lost soon; empty when the file system takes them."""
+        """Return what was lost lately, and why lines may be lost soon; empty when the disk takes and keeps them."""
+        return "; ".join((*self._losses.texts, *filter(None, [self._stuck()])))
+
+    def _stuck(self) -> str:
         with self._shared.changed:
             since = self._shared.busy_since
         if since is None or (stuck_s := time.monotonic() - since) < STUCK_S:
@@ -107,27 +117,45 @@ class LogDisk:
 
     def _run(self) -> None:
         shared = self._shared
+        files: dict[int, RotatingFile] = {}
+        look_at = time.monotonic() + _LOOK_S
         while True:
             with shared.changed:
-                shared.changed.wait_for(lambda: shared.orders or shared.is_closing)
-                if not shared.orders:
+                left_s = max(0.0, look_at - time.monotonic())
+                shared.changed.wait_for(lambda: shared.orders or shared.is_closing, left_s)
+                if shared.is_closing and not shared.orders:
                     return
-                order = shared.orders.popleft()
+                order = shared.orders.popleft() if shared.orders else None
                 shared.busy_since = time.monotonic()
-            _carry_out(order)
+            if order is not None:
+                self._carry_out(order, files)
+            if time.monotonic() >= look_at:
+                for file in files.values():
+                    self._look_at(file)
+                look_at = time.monotonic() + _LOOK_S
             with shared.changed:
                 shared.busy_since = None
                 if isinstance(order, _Bytes):
                     shared.waiting_bytes -= len(order.chunk)
 
+    def _carry_out(self, order: _Order, files: dict[int, RotatingFile]) -> None:
+        """Do what was ordered; `files`: those that are open, by their identity."""
+        match order:
+            case _Bytes(file, chunk):
+                files[id(file)] = file
+                self._look_at(file)
+                file.write(chunk)
+            case _Lost(file, num_bytes):
+                file.lose(num_bytes)
+            case _Close(file):
+                files.pop(id(file), None)
+                file.close()
+            case threading.Event():
+                order.set()
 
-def _carry_out(order: _Order) -> None:
-    match order:
-        case _Bytes(file, chunk):
-            file.write(chunk)
-        case _Lost(file, num_bytes):
-            file.lose(num_bytes)
-        case _Close(file):
-            file.close()
-        case threading.Event():
-            order.set()
+    def _look_at(self, file: RotatingFile) -> None:
+        if file.make_anew_if_removed():
+            text = self._losses.note(
+                f"a log in {file.path.parent}", "its lines until then are lost, it is written anew"
+            )
+            _logger.warning("%s", text)

@@ -1,7 +1,7 @@
 """A rank's log on disk, bounded in size: a file, and older ones with numbers appended.
 
 A full or failing disk loses lines, never the reader: what could not be written is counted, and said in the file when
-writing works again.
+writing works again. A file that somebody removes is made anew; what was in it is counted there as well.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from megatrain.contracts.vanished_files import is_in_place
 
 DEFAULT_MAX_BYTES: Final = 64 << 20
 DEFAULT_NUM_FILES: Final = 4
@@ -28,6 +30,7 @@ class RotatingFile:
     _fd: int = -1
     _size: int = 0
     _lost_bytes: int = 0
+    _removed_bytes: int = 0
 
     def write(self, chunk: bytes) -> None:
         """Append bytes, as much of them as the disk takes."""
@@ -47,6 +50,17 @@ class RotatingFile:
             self.trouble = f"{self.path} cannot be written ({error.strerror}); lines are lost, training goes on"
             return
         self.trouble = ""
+
+    def make_anew_if_removed(self) -> bool:
+        """Say whether somebody has removed the file that is open, and have another one in its place then."""
+        if self._fd < 0 or is_in_place(self._fd, self.path):
+            return False
+        self._removed_bytes += self._size
+        with contextlib.suppress(OSError):
+            os.close(self._fd)
+        self._fd = -1
+        self.write(b"")
+        return True
 
     def lose(self, num_bytes: int) -> None:
         """Count bytes that were left out here."""
@@ -82,6 +96,12 @@ class RotatingFile:
         return written
 
     def _tell_losses(self) -> None:
+        if self._removed_bytes:
+            note = (
+                f"[megatrain: this log was removed by somebody; {self._removed_bytes} bytes that were in it are lost]\n"
+            )
+            self._write_all(memoryview(note.encode()))
+            self._removed_bytes = 0
         if self._lost_bytes:
             note = f"[megatrain: {self._lost_bytes} bytes could not be written here]\n"
             self._write_all(memoryview(note.encode()))

@@ -44,6 +44,7 @@ from megatrain.contracts.arena_slot import SlotReader, write_persist
 from megatrain.contracts.errors import CheckpointError, MegatrainError, MissingFileError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.location import Location
+from megatrain.programs.own_output import keep_own_log
 
 _LOOK_AGAIN_S = 1.0
 """Workers wake the writer; this is for what nobody says, such as that they are gone."""
@@ -83,6 +84,7 @@ def start_writer(arena: Arena, log: Path) -> int | None:
 
 def _open_log(log: Path) -> IO[bytes]:
     try:
+        log.parent.mkdir(parents=True, exist_ok=True)  # somebody may have removed it
         return log.open("ab")
     except OSError:
         return open(os.devnull, "wb")
@@ -353,4 +355,5 @@ def _say(text: str) -> None:
 
 
 if __name__ == "__main__":
+    keep_own_log()
     sys.exit(main(sys.argv[1:]))

@@ -10,19 +10,25 @@ from collections.abc import Callable
 from pathlib import Path
 
 from megatrain.contracts.errors import ConfigError
+from megatrain.contracts.vanished_files import is_in_place
 from megatrain.reporting.report import FORMAT_VERSION, Report, Value
 
 
 class JsonLinesSink:
-    """Appends one object a report. A line is written whole and at once, so that a killed run leaves no half of one."""
+    """Appends one object a report. A line is written whole and at once, so that a killed run leaves no half of one.
 
-    def __init__(self, path: Path, unix_time: Callable[[], float] = time.time) -> None:
+    A file that somebody has removed is made anew, which `note` tells. Raises: ConfigError when it cannot be opened.
+    """
+
+    def __init__(
+        self, path: Path, note: Callable[[str], None] = lambda text: None, unix_time: Callable[[], float] = time.time
+    ) -> None:
         self.name = str(path)
+        self._path = path
+        self._note = note
         self._unix_time = unix_time
         try:
-            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
-            size = os.fstat(self._fd).st_size
-            self._is_line_open = size > 0 and os.pread(self._fd, 1, size - 1) != b"\n"
+            self._open()
         except OSError as error:
             raise ConfigError(
                 [f"{path}: cannot be written: {error.strerror}; choose another job.run_directory"]
@@ -30,6 +36,11 @@ class JsonLinesSink:
 
     def write(self, report: Report) -> None:
         """Append a report."""
+        if self._fd < 0 or not is_in_place(self._fd, self._path):
+            self.close()
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._open()
+            self._note(f"metrics: {self._path} was removed by somebody; its records before step {report.step} are lost")
         record: dict[str, Value | str] = {
             "version": FORMAT_VERSION,
             "kind": report.kind,
@@ -47,7 +58,15 @@ class JsonLinesSink:
 
     def close(self) -> None:
         """Close the file."""
-        os.close(self._fd)
+        if self._fd >= 0:
+            handle, self._fd = self._fd, -1
+            os.close(handle)
+
+    def _open(self) -> None:
+        self._fd = -1
+        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        size = os.fstat(self._fd).st_size
+        self._is_line_open = size > 0 and os.pread(self._fd, 1, size - 1) != b"\n"
 
 
 def _json_value(value: Value) -> Value:

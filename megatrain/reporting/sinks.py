@@ -53,7 +53,7 @@ def open_sinks(config: Config, run_directory: RunDirectory, note: Callable[[str]
     problems = missing_packages(config.log)
     if problems:
         raise ConfigError(problems)
-    sinks: list[MetricSink] = [JsonLinesSink(run_directory.metrics / METRICS_FILE)]
+    sinks: list[MetricSink] = [JsonLinesSink(run_directory.metrics / METRICS_FILE, note)]
     # Imported here: both packages are optional, and the first brings torch's half of it along.
     if config.log.has_tensorboard:
         from megatrain.reporting.tensorboard_sink import TensorBoardSink

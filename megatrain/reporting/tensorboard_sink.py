@@ -6,24 +6,30 @@ from pathlib import Path
 
 from torch.utils.tensorboard.writer import SummaryWriter
 
+from megatrain.contracts.vanished_files import WatchedPath
 from megatrain.reporting.report import Report
 
 _FLUSH_INTERVAL_S = 10
 
 
 class TensorBoardSink:
-    """Writes event files below `directory`; each start of the run adds one."""
+    """Writes event files below `directory`; each start of the run adds one, and so does each removal of them."""
 
     def __init__(self, directory: Path) -> None:
         self.name = f"TensorBoard ({directory})"
         self._directory = directory
         self._writer: SummaryWriter | None = None
+        self._watched = WatchedPath(directory)
 
     def write(self, report: Report) -> None:
         """Add the scalars of a report."""
+        if self._watched.was_lost() and self._writer is not None:
+            self._writer.close()
+            self._writer = None
         if self._writer is None:
             # Only now it is known where a resumed run goes on; TensorBoard hides what an earlier start wrote beyond.
             self._writer = SummaryWriter(self._directory, purge_step=report.step, flush_secs=_FLUSH_INTERVAL_S)
+            self._watched.was_lost()  # from now on it is there
         for name, value in report.values().items():
             if name != "step" and value is not None:
                 self._writer.add_scalar(f"{report.kind}/{name}", value, report.step)
@@ -32,3 +38,4 @@ class TensorBoardSink:
         """Flush and close the file."""
         if self._writer is not None:
             self._writer.close()
+        self._watched.close()

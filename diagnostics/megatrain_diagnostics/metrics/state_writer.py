@@ -15,7 +15,14 @@ from megatrain_diagnostics.analysis.live import StepScores
 from megatrain_diagnostics.collector.counters import IngestCounters, Ledger
 from megatrain_diagnostics.metrics.job_book import refused_by_reason
 from megatrain_diagnostics.metrics.job_metrics import Holding
-from megatrain_diagnostics.store.daemon_state import DaemonState, ranges_of, scores_text, tellable, write_state
+from megatrain_diagnostics.store.daemon_state import (
+    STATE_NAME,
+    DaemonState,
+    ranges_of,
+    scores_text,
+    tellable,
+    write_state,
+)
 
 _logger = logging.getLogger(__name__)
 _COMPLAINT_S = 60.0
@@ -58,9 +65,10 @@ class StateWriter:
         self._next_complaint_s = float("-inf")
 
     def tell(self, now_s: float) -> bool:
-        """Write what the daemon knows, unless it has told that already; return whether it did. Units: unix seconds."""
+        """Write what the daemon knows, unless it has told that and it stands there still; return whether it
+        did. Units: unix seconds."""
         state = self._state()
-        if self._told is not None and state == self._told:
+        if self._told is not None and state == self._told and (self._directory / STATE_NAME).exists():
             return False
         try:
             write_state(self._directory, replace(state, written_unix_s=now_s))

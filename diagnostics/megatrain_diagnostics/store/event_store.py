@@ -94,6 +94,13 @@ class ParquetEventStore:
         except OSError as error:
             raise StoreError(f"{self.directory}: events cannot be merged or removed: {error}") from error
 
+    def retake(self) -> bool:
+        """Say whether somebody has removed the directory, and take the one that is there now, or make it.
+
+        Raises: StoreError when that cannot be done.
+        """
+        return self._writer.retake()
+
     def close(self) -> None:
         self._writer.close()
 

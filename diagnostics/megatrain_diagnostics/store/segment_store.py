@@ -18,6 +18,7 @@ from typing import Self
 import pyarrow as pa
 
 from megatrain.contracts.errors import DataError
+from megatrain.contracts.vanished_files import is_in_place
 from megatrain.contracts.whole_files import is_temporary_name
 from megatrain_diagnostics.columns.schema import arrow_schema, to_stored
 from megatrain_diagnostics.events.tables import TABLES, Table
@@ -83,6 +84,19 @@ class SegmentStore:
             finally:
                 self._put_back(taken)
             return num_rows
+
+    def retake(self) -> bool:
+        """Say whether somebody has removed the directory, and take the one that is there now, or make it.
+
+        Raises: StoreError when another process writes there meanwhile, or when it cannot be written.
+        """
+        with self._commit_lock:
+            if is_in_place(self._lock_file, self.directory / LOCK_NAME):
+                return False
+            lock_file = _take(self.directory)
+            os.close(self._lock_file)
+            self._lock_file = lock_file
+            return True
 
     def close(self) -> None:
         """Let go of the directory. What was not committed is gone."""

@@ -18,6 +18,7 @@ from megatrain.contracts.errors import ConfigError, MegatrainError
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import decode
 from megatrain.coordination.client import EtcdClient
+from megatrain.programs.own_output import keep_own_log
 from megatrain_diagnostics.metrics.exposition import HostCollector, registry_of
 from megatrain_diagnostics.metrics.server import MetricsServer, read_token
 from megatrain_diagnostics.streamer.expected_ranks import ExpectedRanks
@@ -98,4 +99,5 @@ def _metrics(settings: StreamerSettings, streamer: Streamer) -> Iterator[None]:
 
 
 if __name__ == "__main__":
+    keep_own_log()
     sys.exit(main(sys.argv[1:]))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -43,6 +43,7 @@ from megatrain_launcher.driver.incident_files import IncidentFiles
 from megatrain_launcher.driver.pace import Pace
 from megatrain_launcher.driver.policy import Policy
 from megatrain_launcher.driver.probe import Prober
+from megatrain_launcher.driver.run_watch import RunWatch
 from megatrain_launcher.driver.state import ClusterState
 from megatrain_launcher.driver.writes import trims_of, writes_of
 from megatrain_launcher.executor.liveness import LivenessReader, Vitality
@@ -72,7 +73,8 @@ class Driver:
     """A candidate for the election, and the driver while it is elected. `run` is for one thread.
 
     `keeper` returns the lease keeper of now: whoever lost a lease takes another. `incidents_directory`: where incidents
-    are written as files, too. `leading` is set while this driver is elected.
+    are written as files, too; `watched`: directories of the run, and what is lost with each (see RunWatch). `leading`
+    is set while this driver is elected.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class Driver:
         policy: Policy,
         *,
         incidents_directory: Path | None = None,
+        watched: Mapping[Path, str] | None = None,
         leading: threading.Event | None = None,
         clock: Callable[[], float] | None = None,
     ) -> None:
@@ -93,6 +96,8 @@ class Driver:
         self._host = host
         self._policy = policy
         self._files = IncidentFiles(incidents_directory)
+        self._incidents_directory = incidents_directory
+        self._run_watch = RunWatch(watched or {}, self._write_again)
         self._clock = clock or SteadyClock()
         self._liveness = LivenessReader()
         self._is_leading = leading or threading.Event()
@@ -109,7 +114,7 @@ class Driver:
 
     def run(self, stop: threading.Event) -> None:
         """Campaign and drive until `stop` is set. Errors of etcd are told in the log and outlasted."""
-        with self._files:
+        with self._files, self._run_watch:
             self._run(stop)
 
     def _run(self, stop: threading.Event) -> None:
@@ -148,7 +153,15 @@ class Driver:
         is_given_up = True
         try:
             with _Term(
-                self._client, self._keys, self._host, self._policy, leadership, self._files, self._liveness, self._clock
+                self._client,
+                self._keys,
+                self._host,
+                self._policy,
+                leadership,
+                self._files,
+                self._run_watch,
+                self._liveness,
+                self._clock,
             ) as term:
                 term.lead(stop, self._note)
             is_given_up = False
@@ -162,6 +175,10 @@ class Driver:
                 # the lease lives on: without this nobody would drive the job
                 with suppress(CoordinationError):
                     leadership.resign()
+
+    def _write_again(self, path: Path) -> None:
+        if path == self._incidents_directory:
+            self._files.write_again()
 
     def _is_dead(self, candidate: KeyValue) -> bool:
         """Say whether the executor of a candidate is proven dead: nobody listens on its port any more."""
@@ -191,6 +208,7 @@ class _Term:
         policy: Policy,
         leadership: Leadership,
         files: IncidentFiles,
+        watch: RunWatch,
         liveness: LivenessReader,
         clock: Callable[[], float],
     ) -> None:
@@ -200,6 +218,7 @@ class _Term:
         self._policy = policy
         self._leadership = leadership
         self._files = files
+        self._run_watch = watch
         self._clock = clock
         self._prober = Prober(liveness, clock)
         self._trimmer = HistoryTrimmer(client)
@@ -318,7 +337,7 @@ class _Term:
         """Write the report for people when it has changed, not oftener than once a second."""
         now = self._clock()
         trouble = (self._files.trouble,) if self._files.trouble else ()
-        wanted = (decision.reason, (*self._alarms.texts, *trouble))
+        wanted = (decision.reason, (*self._alarms.texts, *trouble, *self._run_watch.troubles))
         if wanted == (self._report.reason, self._report.alarms) or now - self._reported_at < _REPORT_S:
             return
         since = now if decision.reason != self._report.reason else self._report.since_unix_s

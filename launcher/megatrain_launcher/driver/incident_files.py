@@ -36,6 +36,9 @@ class IncidentFiles:
         self._trouble = ""
         self._changed = threading.Condition()
         self._waiting: dict[str, Incident | AuditEntry] = {}
+        self._told: dict[str, Incident | AuditEntry] = {}
+        """All that was ever to be written, the newest of each."""
+        self._is_anew = False
         self._busy_since: float | None = None
         self._is_closed = False
         self._thread: threading.Thread | None = None
@@ -73,10 +76,17 @@ class IncidentFiles:
         """Have a line appended to the audit, unless the outcome is in it already."""
         self._put(f"{AUDIT_NAME}/{entry.outcome.verdict_id}/{entry.outcome.kind}", entry)
 
+    def write_again(self) -> None:
+        """Have all that was written before written anew: somebody has removed it."""
+        with self._changed:
+            self._waiting = {**self._told, **self._waiting}
+            self._is_anew = True
+            self._changed.notify_all()
+
     def _put(self, name: str, record: Incident | AuditEntry) -> None:
         if self._directory is not None:
             with self._changed:
-                self._waiting[name] = record
+                self._waiting[name] = self._told[name] = record
                 self._changed.notify_all()
 
     def _run(self, directory: Path) -> None:
@@ -87,6 +97,8 @@ class IncidentFiles:
                 self._changed.wait_for(lambda: self._waiting or self._is_closed)
                 if not self._waiting:
                     return
+                if self._is_anew:
+                    audit, self._is_anew = _Audit(directory / AUDIT_NAME), False
                 record = self._waiting.pop(next(iter(self._waiting)))
                 self._busy_since = time.monotonic()
             trouble = _write(directory, record) if isinstance(record, Incident) else audit.append(record)

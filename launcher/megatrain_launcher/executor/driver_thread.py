@@ -11,6 +11,7 @@ from megatrain.coordination.lasting_thread import LastingThread
 from megatrain.coordination.lease_keeper import LeaseKeeper
 from megatrain_launcher.driver.driver import Driver
 from megatrain_launcher.driver.policy import Policy
+from megatrain_launcher.driver.run_watch import watched_directories
 from megatrain_launcher.executor.settings import ExecutorSettings
 
 RunDriver = Callable[[threading.Event], None]
@@ -35,8 +36,11 @@ def driver_of(
         num_workers=settings.num_workers,
         feasible_counts=settings.feasible_hosts,
     )
-    incidents = settings.run_directory.incidents
-    return Driver(client, keys, keeper, settings.host, policy, incidents_directory=incidents, leading=leading).run
+    run = settings.run_directory
+    return Driver(
+        client, keys, keeper, settings.host, policy, incidents_directory=run.incidents,
+        watched=watched_directories(settings.config, run), leading=leading,
+    ).run  # fmt: skip
 
 
 class DriverThread:

@@ -23,6 +23,7 @@ from megatrain.coordination.lasting_thread import LastingThread
 from megatrain.coordination.lease_keeper import LeaseKeeper, LeaseState
 from megatrain_launcher.driver.driver import Driver
 from megatrain_launcher.driver.policy import Policy
+from megatrain_launcher.driver.run_watch import watched_directories
 from megatrain_launcher.executor.job_programs import ProgramSettings
 from megatrain_launcher.executor.program_keeper import start_keeper
 from megatrain_launcher.hosts.adapter import HostAdapter
@@ -84,6 +85,7 @@ def run_lone_driver(
         driver = Driver(
             client, keys, keeper, name, policy_of(record, config), leading=leading,
             incidents_directory=run.incidents if is_run_here else None,
+            watched=watched_directories(config, run) if is_run_here else {},
         )  # fmt: skip
         programs = ProgramSettings(config, run.root, client.settings, os.environ)
         diagnosis = start_keeper(programs, name, client, record, leading) if is_run_here else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 import threading
 from collections.abc import Iterator
@@ -188,3 +189,26 @@ def test_a_configuration_survives_the_way_through_a_record(name: str) -> None:
 def test_a_text_that_is_no_value_is_refused_naming_its_key(text: str) -> None:
     with pytest.raises(ConfigError, match=r"train\.steps of job 'demo' is"):
         config_of_values({"train.steps": text}, "demo")
+
+
+def test_a_daemon_whose_files_somebody_removes_makes_them_anew(
+    etcd: EtcdServers, client: EtcdClient, tmp_path: Path
+) -> None:
+    run, finder = tmp_path / "run", WatchedDaemon(client, KEYS)
+    client.put(KEYS.round(3), encode(Round(3, 4, (), "127.0.0.1", 1, "a test", "driver", 1.0)))
+    with Sender("host-1", finder, tmp_path / "spool") as sender, running_daemon(run, etcd.urls) as daemon:
+        sender.send(Spans, span_rows(100, round_number=3, rank=3))
+        assert sender.flush(WAIT_S)
+        wait_until((run / "diagnosis" / "state.json").exists, "the state", WAIT_S)
+        shutil.rmtree(run)
+        told = f"{run / 'events'} was removed by somebody: what was stored is lost, what comes now is stored"
+        wait_until((run / "daemon.log").exists, "a new log", WAIT_S)
+        wait_until((run / "events" / "lock").exists, "the store", WAIT_S)
+        wait_until((run / "diagnosis" / "state.json").exists, "the state", WAIT_S)
+        with pytest.raises(StoreError, match="one daemon a job"):
+            ParquetEventStore(run / "events")
+        sender.send(Spans, span_rows(7, first=100, round_number=3, rank=3))
+        assert sender.flush(WAIT_S)
+        assert StoredEvents(run / "events").read(Spans).sequence.tolist() == list(range(100, 107))
+        assert "this log was removed by somebody" in daemon.log or told in daemon.log
+    finder.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -245,3 +246,23 @@ def test_full_disk_is_told_of_and_waited_for(tmp_path: Path) -> None:
         assert events.read(StepTotals).step.tolist() == [0, 0, 0, 1, 1, 1] * 2
         assert events.read(LogLines, Where(ranks=(0,))).line.tolist() == ["after"]
         assert events.problems() == ()
+
+
+def test_a_directory_that_somebody_removes_is_taken_anew(tmp_path: Path) -> None:
+    directory = tmp_path / "events"
+    with SegmentStore(directory) as store:
+        store.append(LogLines, to_arrow(line("before")))
+        store.commit()
+        shutil.rmtree(directory)
+        assert store.retake()
+        assert not store.retake()
+        with pytest.raises(StoreError, match="one daemon a job"):
+            SegmentStore(directory)
+        store.append(LogLines, to_arrow(line("after")))
+        store.commit()
+        assert StoredEvents(directory).read(LogLines).line.tolist() == ["after"]
+
+        shutil.rmtree(directory)
+        with SegmentStore(directory), pytest.raises(StoreError, match="one daemon a job"):
+            store.retake()
+        assert store.retake()

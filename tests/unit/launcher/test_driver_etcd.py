@@ -30,6 +30,7 @@ from megatrain_launcher.driver import driver as driver_module
 from megatrain_launcher.driver.driver import Driver
 from megatrain_launcher.driver.incident_files import IncidentFiles
 from megatrain_launcher.driver.policy import Policy
+from megatrain_launcher.driver.run_watch import RunWatch
 from megatrain_launcher.driver.state import Seen
 from megatrain_launcher.driver.writes import trims_of
 from megatrain_launcher.executor.liveness import LivenessReader
@@ -264,7 +265,8 @@ def test_who_is_refused_lets_another_drive(etcd: EtcdServers, tmp_path: Path, mo
 def test_history_that_went_back_is_noticed() -> None:
     watch: Any = SimpleNamespace(next=lambda timeout_s: None)
     nothing: Any = None
-    term = driver_module._Term(nothing, KEYS, "h", POLICY, nothing, IncidentFiles(None), LivenessReader(), lambda: 0.0)
+    files, watch = IncidentFiles(None), RunWatch({})
+    term = driver_module._Term(nothing, KEYS, "h", POLICY, nothing, files, watch, LivenessReader(), lambda: 0.0)
     term._awaited = 50
     assert term._take(Snapshot(60, (), "compacted"), watch)
     assert not term._take(Snapshot(40, (), "restored"), watch)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -276,3 +277,25 @@ class TestWorkerLogs:
             logs.close_round(DEADLINE_S)
             os.close(fd)
             assert rank_log_path(tmp_path, 1, 0).stat().st_size == 200_000 * 35
+
+    @pytest.mark.parametrize("writes_on", [True, False])
+    def test_logs_that_somebody_removes_are_written_anew(self, tmp_path: Path, writes_on: bool) -> None:
+        """Also that of a rank which says nothing more: nobody else would notice."""
+        host_logs = tmp_path / "logs" / "host-1"
+        with WorkerLogs(host_logs, tee="none") as logs:
+            fd = logs.open_rank(1, 0)
+            path = rank_log_path(host_logs, 1, 0)
+            write(fd, b"before\n")
+            wait_until(lambda: path.exists() and path.read_bytes() == b"before\n", "the log", DEADLINE_S)
+            shutil.rmtree(tmp_path / "logs")
+            if writes_on:
+                write(fd, b"after\n")
+            wait_until(lambda: bool(logs.trouble), "the trouble", DEADLINE_S)
+            os.close(fd)
+            assert re.fullmatch(
+                rf"a log in {path.parent} was removed by somebody at \d\d:\d\d:\d\d UTC: its lines until then are "
+                "lost, it is written anew",
+                logs.trouble,
+            )
+        note = b"[megatrain: this log was removed by somebody; 7 bytes that were in it are lost]\n"
+        assert path.read_bytes() == note + (b"after\n" if writes_on else b"")

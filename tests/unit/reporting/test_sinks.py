@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -90,6 +91,27 @@ def test_a_full_disk_spoils_one_line_only(tmp_path: Path, make_step: MakeStep, m
     lines = path.read_text().splitlines()
     assert len(lines) == 2
     assert json.loads(lines[1])["step"] == 2
+
+
+def test_metrics_that_somebody_removes_are_written_anew(tmp_path: Path, make_step: MakeStep) -> None:
+    path, notes = tmp_path / "metrics" / "metrics.jsonl", []
+    path.parent.mkdir()
+    sink = JsonLinesSink(path, notes.append)
+    sink.write(make_step(1))
+    shutil.rmtree(path.parent)
+    sink.write(make_step(2))
+    path.unlink()
+    path.parent.rmdir()
+    path.parent.touch()  # it cannot be made again
+    with pytest.raises(OSError, match="exists"):
+        sink.write(make_step(3))
+    path.parent.unlink()
+    sink.write(make_step(4))
+    sink.close()
+
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [4]
+    text = f"metrics: {path} was removed by somebody; its records before step"
+    assert notes == [f"{text} 2 are lost", f"{text} 4 are lost"]
 
 
 def test_metrics_that_cannot_be_written_are_refused_at_the_start(

@@ -1,0 +1,50 @@
+"""What a program prints goes to a file that somebody else may remove: then it goes to a new one.
+
+For programs that a launch starts, each with a log of its own. One at a terminal needs nothing of it.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+_GONE = " (deleted)"
+"""What Linux writes behind the name of an open file that was removed."""
+_LOOK_S = 1.0
+
+
+def keep_own_log() -> None:
+    """Have what this program prints go to a new file of the same name whenever that is removed, until it ends."""
+    threading.Thread(target=_keep, name="own log", daemon=True).start()
+
+
+def _keep() -> None:
+    while True:
+        time.sleep(_LOOK_S)
+        with suppress(OSError):  # there is nobody to be told
+            _look()
+
+
+def _look() -> None:
+    removed = [(handle, path) for handle in (1, 2) if (path := _removed(handle)) is not None]
+    for handle, path in removed:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        os.dup2(new, handle)
+        os.close(new)
+    if removed:
+        print("this log was removed by somebody; what was in it is lost", file=sys.stderr, flush=True)
+
+
+def _removed(handle: int) -> Path | None:
+    """Return what a regular file that is open was called, when it has no name any more. Raises: OSError."""
+    status = os.fstat(handle)
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink:
+        return None
+    name = os.readlink(f"/proc/self/fd/{handle}")
+    return Path(name.removesuffix(_GONE)) if name.endswith(_GONE) else None

@@ -1,0 +1,75 @@
+"""Directories of a run that somebody removes: the driver makes them anew, writes what it has again, and says so."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from megatrain.contracts.run_directory import RunDirectory
+from megatrain_launcher.driver.incident_files import IncidentFiles
+from megatrain_launcher.driver.run_watch import RunWatch, watched_directories
+from tests.helpers.launched_job import make_incident
+from tests.helpers.training_case import make_config
+from tests.helpers.waiting import wait_until
+
+SOON_S = 20.0
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    directory = RunDirectory(tmp_path / "run")
+    directory.create()
+    return directory
+
+
+@pytest.mark.parametrize("name", ["metrics", "events", "incidents", "diagnosis", "checkpoints"])
+def test_what_a_run_needs_is_made_anew_and_told(run: RunDirectory, name: str) -> None:
+    watched, path = watched_directories(make_config(), run), run.root / name
+    lost: list[Path] = []
+    with RunWatch(watched, lost.append) as watch:
+        wait_until(lambda: watch.has_looked, "the first look", SOON_S)
+        shutil.rmtree(path)
+        wait_until(lambda: lost == [path], "the loss", SOON_S)
+        assert path.is_dir()
+        (text,) = watch.troubles
+        assert text.startswith(f"{path} was removed by somebody at ")
+        assert text.endswith(watched[path])
+
+
+def test_what_cannot_be_made_anew_is_told_until_it_can(tmp_path: Path) -> None:
+    real, root, other = tmp_path / "real", tmp_path / "run", tmp_path / "other"
+    (real / "metrics").mkdir(parents=True)
+    root.symlink_to(real)
+    (tmp_path / "file").touch()
+    with RunWatch({root / "metrics": "its records are lost"}) as watch:
+        wait_until(lambda: watch.has_looked, "the first look", SOON_S)
+        other.symlink_to(tmp_path / "file")
+        other.replace(root)
+        wait_until(lambda: len(watch.troubles) == 2, "the trouble", SOON_S)
+        assert watch.troubles[1] == f"{root / 'metrics'} cannot be made anew: Not a directory"
+        other.symlink_to(real)
+        other.replace(root)
+        wait_until(lambda: len(watch.troubles) == 1, "the end of the trouble", SOON_S)
+
+
+def test_checkpoints_elsewhere_are_watched_there(run: RunDirectory, tmp_path: Path) -> None:
+    elsewhere = {"checkpoint": {"directory": str(tmp_path / "elsewhere")}}
+    assert tmp_path / "elsewhere" in watched_directories(make_config(elsewhere), run)
+    remote = {"checkpoint": {"directory": "s3://bucket/place"}}
+    assert len(watched_directories(make_config(remote), run)) == 4
+
+
+def test_incidents_are_written_again(run: RunDirectory) -> None:
+    names = [make_incident(name) for name in ("0001", "0002")]
+    with IncidentFiles(run.incidents) as files:
+        for incident in names:
+            files.write(incident)
+        places = [run.incidents / f"{incident.incident_id}.json" for incident in names]
+        wait_until(lambda: all(place.exists() for place in places), "the files", SOON_S)
+        shutil.rmtree(run.incidents)
+        files.write_again()
+        wait_until(lambda: all(place.exists() for place in places), "the files again", SOON_S)
+    assert [json.loads(place.read_text())["incident_id"] for place in places] == [one.incident_id for one in names]
