@@ -77,6 +77,8 @@ class Membership:
         self._wake = threading.Event()
         self._closed = threading.Event()
         self._thread: LastingThread | None = None
+        self._job_created = 0
+        """Revision of etcd at which the job's record was made; 0 where there is none, as under torchrun."""
 
     def register(self, record: HostRecord) -> None:
         """Take a lease and the host's key; keep both from now on.
@@ -88,6 +90,8 @@ class Membership:
         self._record = record
         self._objections[Judge.CHECKS] = "" if record.is_fit else record.unfit_reason
         try:
+            item = self._client.get(self._keys.record)
+            self._job_created = 0 if item is None else item.create_revision
             while (holder := self._claim(record)) is not None:
                 self._check_gone(holder, deadline)
                 time.sleep(_LOOK_S)
@@ -243,11 +247,16 @@ class Membership:
         """
         key, keeper = self._keys.host(record.host), self.keeper
         put = Put(key, encode(record), keeper.lease_id)
+        conditions = [Compare.is_absent(key)]
+        if self._job_created:
+            conditions.append(Compare.create_revision(self._keys.record, self._job_created))
+        ranges = [Range(KeyRange.key(key)), Range(KeyRange.key(self._keys.record))]
         try:
-            answer = self._client.txn([Compare.is_absent(key)], [put], [Range(KeyRange.key(key))], is_repeatable=True)
+            answer = self._client.txn(conditions, [put], ranges, is_repeatable=True)
             if answer.is_met:
                 return None
-            item = answer.range_answer().first()
+            self._check_job(answer.range_answer(1).items)
+            item = answer.range_answer(0).first()
             if item.lease_id == keeper.lease_id:
                 same = Compare.mod_revision(key, item.mod_revision)
                 return None if self._client.txn([same], [put], is_repeatable=True).is_met else item
@@ -257,6 +266,16 @@ class Membership:
         except LeaseLostError as error:
             raise CoordinationError(f"the new lease was lost at once: {error}", key=key) from error
         return item
+
+    def _check_job(self, records: Sequence[KeyValue]) -> None:
+        """Raise CoordinationError where etcd has lost the job since this host came to it: rounds would begin anew."""
+        found = records[0].create_revision if records else 0
+        if self._job_created and found != self._job_created:
+            raise CoordinationError(
+                f"etcd does not know the job {self._keys.job!r} any more that this host is in: it was emptied, or set "
+                "back; give it its data back, or stop the job, which saves, and launch it again",
+                key=self._keys.record,
+            )
 
     def _check_gone(self, holder: KeyValue, deadline: float) -> None:
         """Raises: ConfigError when the holder of our name lives, or does not go in time."""

@@ -23,7 +23,7 @@ from megatrain.contracts.rounds import JobEnd, JobRecord, Round, RoundHost
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.lease_keeper import LeaseState
 from megatrain.coordination.settings import Credentials, EtcdSettings
-from megatrain.coordination.wire import Put
+from megatrain.coordination.wire import KeyRange, Put
 from megatrain_launcher.etcd_process import free_ports
 from megatrain_launcher.executor.host_state import HostState
 from megatrain_launcher.executor.job_record import claim_job, read_job
@@ -100,6 +100,21 @@ def test_a_registered_host_is_there_until_it_closes(
     wait_until(lambda: registered(client, keys) == one.record, "the change", DEADLINE_S)
     assert one.record.unfit_reason == "no disk"
     one.close()
+    assert registered(client, keys) is None
+
+
+@pytest.mark.parametrize("is_empty", [True, False])
+def test_a_host_does_not_come_back_to_an_etcd_that_has_lost_the_job(
+    client: EtcdClient, keys: JobKeys, member: Callable[..., Membership], is_empty: bool
+) -> None:
+    """Its rounds would begin with 1, below those that have claimed the run; another job's of the name, too."""
+    client.put(keys.record, encode(a_job(keys, "a")))
+    one = member(a_host())
+    client.delete(KeyRange.prefix(keys.prefix))
+    if not is_empty:
+        client.put(keys.record, encode(a_job(keys, "b")))
+    client.revoke_lease(one.keeper.lease_id)
+    wait_until(lambda: "it was emptied, or set back" in one.trouble, "the trouble", DEADLINE_S)
     assert registered(client, keys) is None
 
 
