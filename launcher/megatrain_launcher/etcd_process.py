@@ -5,6 +5,8 @@ begins on a unix socket in a directory of mode 0700, where it is given its passw
 job of one host stays there. Where other hosts shall reach it, it is started again on the host's address with TLS, and
 takes only clients that have the job's key (ADR 0038). Left out: a cluster; a job of many hosts that shall survive the
 loss of any one of them has an etcd of its own elsewhere (--rdzv-endpoint).
+
+What somebody removes of that directory while etcd runs is put back (ADR 0043).
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import importlib.util
+import io
 import logging
 import os
 import secrets
@@ -30,17 +33,22 @@ from typing import Any, Self
 
 from megatrain.commands.etcd_flags import without_password
 from megatrain.contracts.errors import ConfigError, CoordinationError, CoordinationRefusedError
-from megatrain.contracts.own_files import check_own_directory, open_own_file
+from megatrain.contracts.own_files import check_own_directory, make_own_directory, open_own_file
+from megatrain.contracts.vanished_files import Losses, is_in_place
+from megatrain.contracts.whole_files import write_private
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.maintenance import status
 from megatrain.coordination.settings import Credentials, Endpoint, EtcdSettings, TlsFiles, fits_socket
 from megatrain.programs.child_process import ChildProcess
 from megatrain_launcher.etcd_certificate import make_certificate
+from megatrain_launcher.etcd_data import HeldFiles
 from megatrain_launcher.etcd_log import lack_of_room, last_words
 from megatrain_launcher.etcd_users import WrongPasswordError, admit_only
+from megatrain_launcher.frozen_process import frozen
 from megatrain_launcher.private_directory import make_private
 
 _logger = logging.getLogger(__name__)
+_LOCK = "lock"
 _CLIENT_SOCKET = "client:0"
 _PEER_SOCKET = "peer:0"
 """Names that every etcd takes for a host and port. It makes its sockets where it works."""
@@ -52,6 +60,9 @@ _POLL_S = 0.02
 _ANSWER_S = 2.0
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
+_LOOK_S = 0.25
+"""Between two looks whether its files are in place. Two in a row are needed: etcd itself takes old ones away."""
+_MEND_AGAIN_S = 2.0
 _MAX_LOG_BYTES = 16 * 2**20
 _PROGRESS_OPTIONS = ("--experimental-watch-progress-notify-interval", "--watch-progress-notify-interval")
 
@@ -126,6 +137,15 @@ class EtcdProcess:
         self._is_up = threading.Event()
         self._closing = threading.Event()
         self._failure: Exception | None = None
+        self._data = HeldFiles(self._directory / "etcd")
+        self._kept: dict[Path, bytes] = {}
+        """Small files of the directory, and what is in them."""
+        self._lock_file: io.FileIO | None = None
+        self._missing: frozenset[str] = frozenset()
+        self._has_listened = False
+        """Whether its socket was seen since it was started."""
+        self._losses = Losses()
+        self._trouble = ""
         self._thread = threading.Thread(target=self._run, name="etcd process", daemon=True)
         self._held = ExitStack()
 
@@ -142,12 +162,31 @@ class EtcdProcess:
         return None if child is None else child.pid
 
     @property
+    def troubles(self) -> tuple[str, ...]:
+        """What of its files was removed lately, and what keeps it from being put back."""
+        return tuple(filter(None, (self._trouble, *self._losses.texts)))
+
+    def keep(self, path: Path, content: bytes) -> None:
+        """Write a small file that is the user's alone, and write it again whenever somebody removes it.
+
+        Raises: OSError.
+        """
+        write_private(path, content)
+        self._kept = {**self._kept, path: content}
+
+    def drop(self, path: Path) -> None:
+        """Remove such a file."""
+        self._kept = {kept: content for kept, content in self._kept.items() if kept != path}
+        path.unlink(missing_ok=True)
+
+    @property
     def log(self) -> Path:
         return self._directory / "etcd.log"
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            stack.enter_context(_held_alone(self._directory))
+            self._lock_file = _take_lock(self._directory)
+            stack.callback(self._let_go)
             self._sockets = stack.enter_context(_place_of_sockets(self._directory))
             stack.callback(self._close)
             self._thread.start()
@@ -162,6 +201,11 @@ class EtcdProcess:
     ) -> None:
         self._held.close()
 
+    def _let_go(self) -> None:
+        self._data.close()
+        if self._lock_file is not None:
+            self._lock_file.close()
+
     def _close(self) -> None:
         self._closing.set()
         if self._thread.ident is not None:
@@ -171,6 +215,7 @@ class EtcdProcess:
         """Be the thread that all its processes belong to: when it ends, so do they."""
         try:
             self._start_first()
+            self._find_missing()  # from here on its files are held
         except (ConfigError, CoordinationError) as error:
             self._end_child()
             self._failure = error
@@ -192,15 +237,101 @@ class EtcdProcess:
             _logger.warning("etcd has ended (see %s); it is started again", self.log)
             self._closing.wait(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            # what was removed is put back first: without its data it would end again
+            self._missing = frozenset()
+            for _ in range(2):
+                self._look()
             with suppress(OSError):  # out of processes or memory: the next turn tries again
-                self._start()
+                if self._child is None and not self._trouble:
+                    self._start()
         self._end_child()
 
     def _watch(self) -> None:
         """Return when the process has ended, or shall."""
+        look_at = time.monotonic()
         while self._child is not None and not self._closing.wait(_POLL_S):
             if self._child.poll() is not None:
                 self._child = None
+            elif time.monotonic() >= look_at:
+                self._look()
+                look_at = time.monotonic() + (_MEND_AGAIN_S if self._trouble else _LOOK_S)
+
+    def _look(self) -> None:
+        """Put back what is missing now, and was at the last look."""
+        before, self._missing = self._missing, self._find_missing()
+        if not self._missing:
+            self._trouble = ""
+        if not before & self._missing:
+            return
+        try:
+            self._mend(self._missing)
+        except (ConfigError, CoordinationError, OSError) as error:
+            trouble = f"{self._directory} was removed while the job's etcd runs in it, and cannot be put back: {error}"
+            if trouble != self._trouble:
+                _logger.error("%s", trouble)
+            self._trouble = trouble
+        else:
+            self._trouble, self._missing = "", frozenset()
+
+    def _find_missing(self) -> frozenset[str]:
+        """Return what of the directory is not as this process has it."""
+        missing = {f"etcd/member/{name}" for name in self._data.look(self.pid)}
+        assert self._lock_file is not None
+        if not is_in_place(self._lock_file.fileno(), self._directory / _LOCK):
+            missing.add(_LOCK)
+        missing |= {path.name for path in self._kept if not path.exists()}
+        endpoint = self._endpoint
+        if self._child is not None and endpoint is not None and endpoint.path:
+            is_there = Path(endpoint.path).exists()
+            if self._has_listened and not is_there:
+                missing.add(_CLIENT_SOCKET)
+            self._has_listened = self._has_listened or is_there
+        return frozenset(missing)
+
+    def _mend(self, missing: frozenset[str]) -> None:
+        """Put back what is missing. etcd serves on where that fails, and at no moment do two of them.
+
+        Raises: ConfigError when the directory is another's now; CoordinationError when etcd does not come up again;
+        OSError.
+        """
+        make_private(self._directory)
+        if _LOCK in missing:
+            lock_file = _take_lock(self._directory)
+            assert self._lock_file is not None
+            self._lock_file.close()
+            self._lock_file = lock_file
+        for path, content in self._kept.items():
+            if not path.exists():
+                write_private(path, content)
+        if self._sockets != self._directory:
+            make_own_directory(self._sockets)
+        lost_data = any(name.startswith("etcd/") for name in missing)
+        if lost_data:
+            self._restore()
+        elif _CLIENT_SOCKET in missing:
+            self._end_child()
+        if lost_data or _CLIENT_SOCKET in missing:
+            self._start_again()
+        what = "its etcd goes on with all that it held: nothing of that is lost"
+        _logger.error("%s", self._losses.note(f"{self._directory} ({', '.join(sorted(missing))})", what))
+
+    def _restore(self) -> None:
+        """Put the data back as they are at this moment, and end the process that has the removed ones open."""
+        if self._child is None:
+            self._data.copy()
+            return
+        with frozen(self._child):
+            self._data.copy()
+            self._child.kill()
+        self._child = None
+
+    def _start_again(self) -> None:
+        """Start it on what is in place, and wait until it serves. Raises: CoordinationError, OSError."""
+        self._start()
+        problem = self._wait_until_ready(self.settings)
+        if problem:
+            self._end_child()
+            raise CoordinationError(f"etcd in {self._directory} {problem}; see {self.log}")
 
     def _end_child(self) -> None:
         child, self._child = self._child, None
@@ -208,6 +339,7 @@ class EtcdProcess:
             child.stop()
 
     def _start(self) -> None:
+        self._has_listened = False
         # etcd would take options from there, and end where one is given here too
         environment = {name: value for name, value in os.environ.items() if not name.startswith("ETCD_")}
         self._child = ChildProcess(
@@ -226,13 +358,19 @@ class EtcdProcess:
         except WrongPasswordError as error:
             way_out = f"remove {self._directory / 'etcd'}, and rounds count from 1 again"
             raise CoordinationError(f"etcd in {self._directory} {error}; {way_out}") from error
+        self._remember(self._credentials.file)
         self._endpoint = door
         # one that has lost its data, and with them its password, must not begin with new ones: it ends instead
         self._words = [*always, *_listening(socket_url), *_EXISTING]
         if self._address:
             self._end_child()
             make_certificate(self._tls, self._address)
+            self._remember(self._tls.certificate, self._tls.key)
             self._start_on_free_port(always)
+
+    def _remember(self, *paths: Path | None) -> None:
+        """Keep what is in files that were written before."""
+        self._kept = {**self._kept, **{path: path.read_bytes() for path in paths if path is not None}}
 
     def _start_on_free_port(self, always: Sequence[str]) -> None:
         for number in range(_NUM_PORT_TRIES):
@@ -382,28 +520,28 @@ def _can_hold_socket(directory: Path) -> bool:
     return True
 
 
-@contextmanager
-def _held_alone(directory: Path) -> Iterator[None]:
-    """Have the directory to ourselves. Raises: ConfigError naming who has it."""
+def _take_lock(directory: Path) -> io.FileIO:
+    """Have the directory to ourselves for as long as the file is open. Raises: ConfigError naming who has it."""
     make_private(directory)
     try:
         data = directory / "etcd"
         if data.exists():
             check_own_directory(data)
-        handle = open_own_file(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_APPEND)
+        handle = open_own_file(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_APPEND)
     except OSError as error:
         raise ConfigError([_why_not_started(directory, error)]) from error
-    with open(handle, "a+b", buffering=0) as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            holder = (directory / "lock").read_text(errors="replace").strip() or "another process"
-            raise ConfigError(
-                [f"{directory}: {holder} has launched a job there that still runs; stop it, or set job.run_directory"]
-            ) from error
-        except OSError as error:  # not every network file system has locks
+    file = io.FileIO(handle, "a+")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:  # not every network file system has locks
+        holder = (directory / _LOCK).read_text(errors="replace").strip() or "another process"
+        file.close()
+        if not isinstance(error, BlockingIOError):
             raise ConfigError([_why_not_started(directory, error)]) from error
-        with suppress(OSError):  # who has it is for messages, and the disk may be full
-            file.truncate(0)
-            file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
-        yield
+        raise ConfigError(
+            [f"{directory}: {holder} has launched a job there that still runs; stop it, or set job.run_directory"]
+        ) from error
+    with suppress(OSError):  # who has it is for messages, and the disk may be full
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+    return file

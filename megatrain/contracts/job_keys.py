@@ -20,6 +20,7 @@
     /megatrain/<job>/diag/daemon             DaemonRecord   leased: where the diagnostics daemon listens
     /megatrain/<job>/diag/report             DaemonReport   what that daemon hears, and what it complains of
     /megatrain/<job>/diag/dashboard          DashboardRecord leased: where its web page is
+    /megatrain/<job>/troubles/<source>        Trouble        of a part that is no host: the job's own etcd
     /megatrain/<job>/verdicts/<id>           HostVerdict    what the diagnosis says
     /megatrain/<job>/outcomes/<id>           VerdictOutcome what the driver made of that
 
@@ -130,6 +131,9 @@ class JobKeys:
     @property
     def dashboard(self) -> str:
         return f"{self.prefix}diag/dashboard"
+
+    def trouble(self, source: str) -> str:
+        return f"{self.prefix}troubles/{source}"
 
     def verdict(self, verdict_id: str) -> str:
         return f"{self.prefix}verdicts/{verdict_id}"

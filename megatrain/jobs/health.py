@@ -40,6 +40,7 @@ class ReasonCode(StrEnum):
     CHECKPOINT_OLD = "checkpoint-old"
     ETCD_ALARM = "etcd-alarm"
     COORDINATION_LOST = "coordination-lost"
+    FILES_REMOVED = "files-removed"
     UNREACHABLE = "unreachable"
     RECOVERING = "recovering"
     WAITING_FOR_HOSTS = "waiting-for-hosts"
@@ -76,6 +77,7 @@ _RED = frozenset(
         ReasonCode.CHECKPOINT_OLD,
         ReasonCode.ETCD_ALARM,
         ReasonCode.COORDINATION_LOST,
+        ReasonCode.FILES_REMOVED,
         ReasonCode.UNREACHABLE,
     }
 )
@@ -91,6 +93,7 @@ _RUNBOOK_OF: Mapping[ReasonCode, str] = {
     ReasonCode.CHECKPOINT_OLD: "checkpoints.md",
     ReasonCode.ETCD_ALARM: "etcd.md",
     ReasonCode.COORDINATION_LOST: "etcd.md",
+    ReasonCode.FILES_REMOVED: "files-removed.md",
     ReasonCode.UNREACHABLE: "etcd.md",
     ReasonCode.RECOVERING: "health.md#recovering",
     ReasonCode.WAITING_FOR_HOSTS: "waits-for-hosts.md",

@@ -22,6 +22,7 @@ from megatrain.contracts.incident import Incident
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import decode
 from megatrain.contracts.rounds import Cordon, Halt, JobEnd, JobRecord, Round
+from megatrain.contracts.trouble import Trouble
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.maintenance import alarms
 from megatrain.coordination.wire import KeyRange, KeyValue, Range, shown
@@ -66,6 +67,8 @@ class JobSnapshot:
     """What the daemon of this launch said last; of one that is gone when its session is another."""
     etcd_alarms: tuple[str, ...] = ()
     """What etcd complains of, where this user may ask it: NOSPACE, for instance."""
+    troubles: tuple[Trouble, ...] = ()
+    """Of parts that are no hosts."""
     unreadable: tuple[str, ...] = ()
     """What is wrong with records that are left out."""
 
@@ -145,6 +148,7 @@ def read_job(
             Range(KeyRange.key(keys.dashboard)),
             Range(KeyRange.key(keys.daemon)),
             Range(KeyRange.key(keys.daemon_report)),
+            Range(KeyRange.prefix(keys.directory("troubles"))),
         ],
         is_repeatable=True,
     )
@@ -167,7 +171,7 @@ def snapshot_of(
     decoded.begin()
     read = partial(_read, decoded)
     record, end, driver, report, hosts, statuses, rounds, halts, cordons, incidents, *others = parts
-    verdicts, outcomes, page, daemon, told = others
+    verdicts, outcomes, page, daemon, told, troubles = others
     unreadable: list[str] = []
     began = record[0].mod_revision if record else 0
     rounds, halts = ([item for item in items if item.create_revision > began] for items in (rounds, halts))
@@ -196,6 +200,7 @@ def snapshot_of(
         dashboard_url=next((one.url for one in read(DashboardRecord, page, unreadable)), ""),
         daemon_session=next((one.session for one in read(DaemonRecord, daemon, unreadable)), ""),
         daemon_report=next(iter(daemon_reports), None),
+        troubles=tuple(read(Trouble, troubles, unreadable)),
         unreadable=tuple(unreadable),
     )
 

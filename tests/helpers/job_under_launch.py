@@ -54,6 +54,7 @@ class LaunchedJob:
 
     job: Job
     endpoints: Sequence[str]
+    """Of an etcd that all hosts reach; none: each launch brings its own, and has all hosts on this machine."""
     faults: FaultDirectory
     arguments: Sequence[str]
     """Of `megatrain launch`, the same for all hosts."""
@@ -65,10 +66,11 @@ class LaunchedJob:
     executors: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def start(self, host: str, *more: str, enter: Sequence[str] = ()) -> subprocess.Popen[bytes]:
-        """Start the executor of a host; `enter` is what a command line begins with that runs elsewhere."""
+        """Start the executor of a host, or a launch of all; `enter` begins a command line that runs elsewhere."""
+        alone = ("--standalone",)
+        place = ("--rdzv-endpoint", ",".join(self.endpoints), "--host-id", host) if self.endpoints else alone
         command = [
-            *enter, sys.executable, "-m", "megatrain", "launch", "--rdzv-endpoint", ",".join(self.endpoints),
-            "--host-id", host, *([] if self.has_daemon else ["--no-daemon"]), *self.arguments, *more,
+            *enter, sys.executable, "-m", "megatrain", "launch", *place, *([] if self.has_daemon else ["--no-daemon"]), *self.arguments, *more,
             "-m", self.module, str(self.job.config_file),
         ]  # fmt: skip
         with (self.job.root / f"{host}.log").open("ab") as log:

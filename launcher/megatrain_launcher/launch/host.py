@@ -16,7 +16,9 @@ from megatrain.coordination.settings import EtcdSettings
 from megatrain.coordination.wire import KeyRange
 from megatrain_launcher.etcd_process import EtcdProcess
 from megatrain_launcher.hosts.address import interface_address, resolve
+from megatrain_launcher.launch.etcd_notice import told_troubles
 from megatrain_launcher.launch.job_files import why_not_written
+from megatrain_launcher.launch.leftovers import release_snapshots
 from megatrain_launcher.launch.plan import LaunchPlan
 from megatrain_launcher.launch.standalone import Execute, forget_dead_hosts, run_standalone
 
@@ -46,9 +48,18 @@ def run_launch(
         launch_id = plan.flags.launch_id or plan.facts.launch_id
         settings = plan.executor_settings(etcd, environment, launch_id=launch_id, address=plan.address(etcd))
         code = execute(settings)
-        if plan.platform.name == "slurm" and code in (ExitCode.OK, ExitCode.SAVED_AND_STOPPED):
-            plan.files.tell_end(code)
+        if code in (ExitCode.OK, ExitCode.SAVED_AND_STOPPED):
+            if plan.platform.name == "slurm":
+                plan.files.tell_end(code)
+            _leave_nothing(plan, tell)
         return code
+
+
+def _leave_nothing(plan: LaunchPlan, tell: Callable[[str], None]) -> None:
+    """Take away the snapshots of this host, whatever it was in the job: all is saved, and nobody goes on from them."""
+    left = release_snapshots(plan.config, RunDirectory(plan.files.run), plan.facts.host, tell)
+    if left:
+        tell(f"snapshots stay in {', '.join(map(str, left))}: their writer has not finished")
 
 
 def _check_logs(plan: LaunchPlan) -> None:
@@ -100,10 +111,12 @@ def _reached_etcd(plan: LaunchPlan, environment: Mapping[str, str]) -> Iterator[
         etcd = stack.enter_context(
             EtcdProcess(files.directory, files.credentials(), address=_listen_address(plan), tls=files.tls)
         )
-        forget_dead_hosts(etcd.settings, JobKeys(plan.config.job.name))
-        stack.enter_context(files.published(etcd.settings, plan.config.job.name, launch_id))
+        keys = JobKeys(plan.config.job.name)
+        forget_dead_hosts(etcd.settings, keys)
+        stack.enter_context(files.published(etcd, keys.job, launch_id))
+        stack.enter_context(told_troubles(etcd, keys))
         yield etcd.settings
-        _wait_until_alone(etcd.settings, JobKeys(plan.config.job.name))
+        _wait_until_alone(etcd.settings, keys)
 
 
 def _listen_address(plan: LaunchPlan) -> str:

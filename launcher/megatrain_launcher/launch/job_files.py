@@ -31,6 +31,7 @@ from megatrain.jobs.own_etcd import (
     read_password,
 )
 from megatrain.jobs.run_standing import EXIT_CODE_FILE
+from megatrain_launcher.etcd_process import EtcdProcess
 from megatrain_launcher.private_directory import make_private
 
 _POLL_S = 0.1
@@ -79,16 +80,16 @@ class JobFiles:
             raise ConfigError([f"{error}; remove {self.directory}, or set job.run_directory"]) from error
 
     @contextmanager
-    def published(self, settings: EtcdSettings, job: str, launch_id: str) -> Iterator[None]:
+    def published(self, etcd: EtcdProcess, job: str, launch_id: str) -> Iterator[None]:
         """Say where etcd is as long as the block runs. Raises: ConfigError when it cannot be written."""
         try:
-            write_private(self.endpoint, endpoint_text(settings, job, launch_id).encode())
+            etcd.keep(self.endpoint, endpoint_text(etcd.settings, job, launch_id).encode())
         except OSError as error:
             raise ConfigError([f"{self.endpoint}: {error.strerror}; set job.run_directory"]) from error
         try:
             yield
         finally:
-            self.endpoint.unlink(missing_ok=True)
+            etcd.drop(self.endpoint)
 
     def wait_for_endpoint(self, launch_id: str, timeout_s: float) -> EtcdSettings:
         """Return how to reach the etcd that another host of this launch brings.

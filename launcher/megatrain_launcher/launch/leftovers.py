@@ -8,19 +8,20 @@ are told to end.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from megatrain.config.config import Config
 from megatrain.contracts.arena import Arena, find_arenas, remove_arena, wake_writer
-from megatrain.contracts.arena_plans import HostPlan
+from megatrain.contracts.arena_plans import HostPlan, WriterStatus
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.run_directory import RunDirectory, own_box_paths, safe_name
 
 _POLL_S = 0.05
-_WRITER_S = 10.0
-"""A writer that was told to end looks within a second, unless it has something to write."""
+_WORD_S = 5.0
+"""A writer that was told to end looks within a second, unless it has something to write: then that is told."""
 
 
 def remove_black_boxes(config: Config, run: RunDirectory) -> None:
@@ -34,11 +35,13 @@ def remove_black_boxes(config: Config, run: RunDirectory) -> None:
                 path.unlink()
 
 
-def find_snapshots(config: Config, run: RunDirectory) -> list[Arena]:
-    """Return the arenas that hold snapshots of a run."""
+def find_snapshots(config: Config, run: RunDirectory, host: str = "") -> list[Arena]:
+    """Return the arenas that hold snapshots of a run: of one host, or of all that this machine is."""
     place = config.checkpoint.directory or str(run.checkpoints)
     found = []
     for arena in find_arenas(Path(config.checkpoint.arena_directory)):
+        if host and arena.root.name.rpartition(".")[2] != safe_name(host):
+            continue
         with suppress(CheckpointError):
             told = HostPlan.read(arena.host_plan)
             if told.job == config.job.name and _is_same(told.checkpoints, place):
@@ -46,30 +49,66 @@ def find_snapshots(config: Config, run: RunDirectory) -> list[Arena]:
     return found
 
 
-def release_snapshots(config: Config, run: RunDirectory, timeout_s: float = _WRITER_S) -> list[Path]:
-    """Have the snapshots of a run removed, and wait for it; return those that are still there.
+def release_snapshots(
+    config: Config,
+    run: RunDirectory,
+    host: str = "",
+    tell: Callable[[str], None] = lambda text: None,
+    timeout_s: float | None = None,
+) -> list[Path]:
+    """Have the snapshots of a run removed, and their writers end, and wait for that; return what is still there.
 
-    What is on its way to storage gets there first.
+    `host`: as `find_snapshots` takes it. `timeout_s`: runtime.checkpoint_timeout_s where there is none, for what is on
+    its way to storage gets there first.
     """
-    arenas = find_snapshots(config, run)
-    for arena in arenas:
+    leaving = [_Leaving(arena, _writer_of(arena)) for arena in find_snapshots(config, run, host)]
+    for one in leaving:
         with suppress(CheckpointError):
-            replace(HostPlan.read(arena.host_plan), keep_arena_s=0.0).write(arena.host_plan)
-        wake_writer(arena)
-    deadline = time.monotonic() + timeout_s
-    left = [arena.root for arena in arenas]
-    while left := [path for path in left if not _is_removed(path)]:
-        if time.monotonic() > deadline:
+            replace(HostPlan.read(one.arena.host_plan), keep_arena_s=0.0).write(one.arena.host_plan)
+        wake_writer(one.arena)
+    began = time.monotonic()
+    limit_s = config.runtime.checkpoint_timeout_s if timeout_s is None else timeout_s
+    is_told = False
+    while leaving := [one for one in leaving if not one.is_gone()]:
+        waited_s = time.monotonic() - began
+        if waited_s > limit_s:
             break
+        if waited_s > _WORD_S and not is_told:
+            is_told = True
+            tell(f"waits for the checkpoint writer of {', '.join(str(one.arena.root) for one in leaving)} to finish")
         time.sleep(_POLL_S)
-    return left
+    return [one.arena.root for one in leaving]
 
 
-def _is_removed(path: Path) -> bool:
+@dataclass(frozen=True, slots=True)
+class _Leaving:
+    """An arena that is to go, and its writer's process id, 0 where it had none."""
+
+    arena: Arena
+    writer: int
+
+    def is_gone(self) -> bool:
+        try:
+            # refused as long as its writer, or a worker, is in it
+            is_removed = remove_arena(self.arena.root)
+        except CheckpointError:
+            return False
+        return is_removed and not self._has_writer()
+
+    def _has_writer(self) -> bool:
+        """Say whether the process still runs: a writer ends a moment after it has removed its arena."""
+        try:
+            words = Path(f"/proc/{self.writer}/cmdline").read_bytes().split(b"\0")
+        except OSError:
+            return False
+        return str(self.arena.root).encode() in words
+
+
+def _writer_of(arena: Arena) -> int:
     try:
-        return remove_arena(path)  # refused as long as its writer, or a worker, is in it
+        return WriterStatus.read(arena.writer_status).pid
     except CheckpointError:
-        return False
+        return 0
 
 
 def _is_same(one: str, other: str) -> bool:

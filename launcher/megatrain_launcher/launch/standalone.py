@@ -27,6 +27,7 @@ from megatrain_launcher.executor.dashboard_notice import told_dashboard
 from megatrain_launcher.executor.job_programs import ProgramSettings, running_programs
 from megatrain_launcher.executor.settings import ExecutorSettings
 from megatrain_launcher.hosts.local import LocalHosts
+from megatrain_launcher.launch.etcd_notice import told_troubles
 from megatrain_launcher.launch.leftovers import find_snapshots, release_snapshots, remove_black_boxes
 from megatrain_launcher.launch.plan import LaunchPlan
 from megatrain_launcher.launch.stopping import StopOnSignal
@@ -55,7 +56,8 @@ def run_standalone(
         settings = etcd.settings
         began = forget_dead_hosts(settings, keys)
         with ExitStack() as stack:
-            stack.enter_context(plan.files.published(settings, keys.job, launch_id))
+            stack.enter_context(plan.files.published(etcd, keys.job, launch_id))
+            stack.enter_context(told_troubles(etcd, keys))
             if plan.flags.is_daemon_candidate:  # here, and not on a host: it outlives them all
                 programs = ProgramSettings(plan.config, plan.files.run, settings, environment)
                 stack.enter_context(told_dashboard(settings, keys, tell))
@@ -87,7 +89,8 @@ def forget_dead_hosts(settings: EtcdSettings, keys: JobKeys) -> int:
     """
     with EtcdClient(settings) as client:
         return max(
-            client.delete(KeyRange.prefix(keys.directory(name))).revision for name in ("hosts", "status", "driver")
+            client.delete(KeyRange.prefix(keys.directory(name))).revision
+            for name in ("hosts", "status", "driver", "troubles")
         )
 
 
@@ -130,7 +133,7 @@ def _without_leftovers(plan: LaunchPlan, tell: Callable[[str], None]) -> Iterato
 def _remove_leftovers(plan: LaunchPlan, run: RunDirectory, tell: Callable[[str], None], *, is_saved: bool) -> None:
     remove_black_boxes(plan.config, run)
     if is_saved:
-        left = release_snapshots(plan.config, run)
+        left = release_snapshots(plan.config, run, tell=tell)
     else:
         left = [arena.root for arena in find_snapshots(plan.config, run)]
     if left:

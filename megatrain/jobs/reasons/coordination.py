@@ -17,6 +17,8 @@ def reasons_of_coordination(snapshot: JobSnapshot, now_s: float) -> Iterator[Rea
     if snapshot.record is None and snapshot.hosts:
         text = "etcd has hosts of this job and no record of it: its data were lost, or another etcd has its place"
         yield Reason(ReasonCode.COORDINATION_LOST, text)
+    for trouble in snapshot.troubles:
+        yield Reason(ReasonCode.FILES_REMOVED, trouble.text, trouble.since_unix_s)
     if snapshot.etcd_alarms:
         names = names_text(snapshot.etcd_alarms)
         yield Reason(ReasonCode.ETCD_ALARM, f"etcd raises {names}: nothing can be decided until that is mended")

@@ -15,6 +15,7 @@ from megatrain.contracts.host_records import DiskRoom, HostPhase, HostSaves, Hos
 from megatrain.contracts.host_verdict import OutcomeKind, VerdictOutcome
 from megatrain.contracts.incident import IncidentKind, IncidentState, Moments
 from megatrain.contracts.rounds import Halt, JobEnd
+from megatrain.contracts.trouble import Trouble
 from megatrain.jobs.assessment import Unreachable, assess
 from megatrain.jobs.health import Health, HealthLevel, Reason, ReasonCode, health_of
 from megatrain.jobs.snapshot import JobSnapshot
@@ -158,6 +159,10 @@ CASES: Mapping[str, tuple[ReasonCode, dict[str, Any], str]] = {
     ),
     "etcd has no room": (ReasonCode.ETCD_ALARM, {"etcd_alarms": ("NOSPACE",)}, "etcd raises NOSPACE"),
     "record lost": (ReasonCode.COORDINATION_LOST, {"record": None}, "no record of it: its data were lost"),
+    "files of its etcd removed": (
+        ReasonCode.FILES_REMOVED, {"troubles": (Trouble("etcd", "/run/coordination was removed by somebody", NOW_S),)},
+        "/run/coordination was removed",
+    ),
     "recovering": (
         ReasonCode.RECOVERING, {"halts": {2: make_halt()}, "incidents": (OPEN,)},
         r"incident 20270115-0002 is open \(restart, now: decide\): rank 1 was killed",

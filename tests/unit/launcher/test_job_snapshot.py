@@ -10,6 +10,7 @@ import pytest
 from megatrain.contracts.driver_report import DriverReport
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import encode
+from megatrain.contracts.trouble import Trouble
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.settings import EtcdSettings
 from megatrain.coordination.wire import KeyRange
@@ -68,3 +69,10 @@ def test_who_looks_often_decodes_only_what_has_changed(client: EtcdClient, keys:
     assert (second.hosts["host-1"], "host-3" in second.hosts) == (changed, False)
     client.put(keys.host("host-3"), encode(first.hosts["host-3"]))
     assert read_job(client, keys, decoded=known).hosts == second.hosts | {"host-3": first.hosts["host-3"]}
+
+
+def test_what_is_wrong_with_parts_that_are_no_hosts_is_read(client: EtcdClient, keys: JobKeys) -> None:
+    fill(client, keys)
+    trouble = Trouble("etcd", "its data were removed", 7.0)
+    client.put(keys.trouble(trouble.source), encode(trouble))
+    assert read_job(client, keys).troubles == (trouble,)

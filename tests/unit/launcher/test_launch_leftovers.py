@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from megatrain.contracts.arena import join_arena
+from megatrain.checkpoint.writer import start_writer
+from megatrain.commands.etcd_flags import EtcdFlags
+from megatrain.contracts.arena import Arena, join_arena
 from megatrain.contracts.run_directory import RunDirectory
 from megatrain_launcher.launch.host import run_launch
 from megatrain_launcher.launch.leftovers import find_snapshots, release_snapshots
@@ -15,6 +18,10 @@ from megatrain_launcher.launch.plan import LaunchPlan, make_plan
 from tests.helpers.arena_snapshots import host_plan, make_arena
 from tests.helpers.etcd_server import etcd_program
 from tests.helpers.launch_cases import small_flags
+from tests.helpers.processes import is_running
+from tests.helpers.waiting import wait_until
+
+SOON_S = 20.0
 
 
 @pytest.fixture
@@ -24,7 +31,7 @@ def plan(tmp_path: Path) -> LaunchPlan:
     return make_plan(small_flags(tmp_path, overrides=(f"--checkpoint.arena_directory={arenas}",)), {})
 
 
-def arena_of(plan: LaunchPlan, name: str, **changes: str) -> Path:
+def arena_of(plan: LaunchPlan, name: str, **changes: Any) -> Path:
     told = replace(host_plan(str(plan.files.run / "checkpoints")), **({"job": "small"} | changes))
     directory = Path(plan.config.checkpoint.arena_directory)
     return make_arena(directory / f"megatrain-arena1.{name}", told).root
@@ -55,3 +62,33 @@ def test_a_launch_keeps_snapshots_only_where_something_may_not_be_saved(
     assert arena.exists() is is_kept
     expected = f"snapshots of the last steps stay in {arena} for checkpoint.keep_arena_s=1800 s"
     assert [text[: len(expected)] for text in told] == ([expected] if is_kept else [])
+
+
+@pytest.mark.parametrize(("code", "is_kept"), [(0, False), (75, False), (1, True), (68, True)])
+def test_a_host_that_leaves_in_order_takes_its_own_snapshots_away(tmp_path: Path, code: int, is_kept: bool) -> None:
+    """Whatever it was in the job, for its writer would keep them for checkpoint.keep_arena_s; never another host's."""
+    arenas = tmp_path / "arenas"
+    arenas.mkdir()
+    flags = small_flags(
+        tmp_path,
+        overrides=(f"--checkpoint.arena_directory={arenas}",),
+        etcd=EtcdFlags(endpoints="127.0.0.1:1"),
+        host_id="h1",
+        local_addr="127.0.0.1",
+    )
+    plan = make_plan(flags, {})
+    own, other = arena_of(plan, "small.main.c0ffee00.h1"), arena_of(plan, "small.main.c0ffee00.h2")
+    assert run_launch(plan, {}, lambda _: code, lambda text: None) == code
+    assert own.exists() is is_kept
+    assert other.exists()
+
+
+def test_the_end_of_a_writer_is_waited_for(plan: LaunchPlan) -> None:
+    """Else a launch would have ended, and something of it would not."""
+    arena = Arena(arena_of(plan, "small.h1", keep_arena_s=600.0))
+    pid = start_writer(arena, plan.files.run / "writer.log")
+    assert pid is not None
+    wait_until(arena.writer_status.exists, "the writer", SOON_S)
+    assert release_snapshots(plan.config, RunDirectory(plan.files.run)) == []
+    assert not is_running(pid)
+    assert not arena.root.exists()

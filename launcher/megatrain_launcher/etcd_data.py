@@ -1,0 +1,131 @@
+"""The files of a running etcd, held open beside it: what somebody removes can be put back as it was.
+
+A file that was removed lives on for as long as a process has it open. etcd itself has its database and its log of
+writes open, and would go on answering writes into them that no restart finds again. Whoever holds the same files can
+copy them to where they were: etcd then goes on with the same data, and nobody but its log knows of it (ADR 0043).
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import stat
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from megatrain.contracts.vanished_files import is_in_place
+from megatrain.contracts.whole_files import sync_directory, temporary_name
+
+_MEMBER = "/member/"
+_GONE = " (deleted)"
+_DATABASE = "snap/db"
+_COPIED_BYTES = 1 << 20
+
+
+class HeldFiles:
+    """Those files of an etcd that a restart needs, below <data>/member. For one thread."""
+
+    def __init__(self, data: Path) -> None:
+        self._data = data
+        self._handles: dict[str, int] = {}
+        """By name below <data>/member."""
+
+    def look(self, pid: int | None) -> tuple[str, ...]:
+        """Hold what etcd has now, and return the names of what is not in its place any more; none: all is well.
+
+        What etcd itself takes away (old parts of its log, a database that was made smaller) may be named for a moment.
+        """
+        opened = {} if pid is None else _opened_by(pid)
+        for name, path in opened.items():
+            self._hold(name, path)
+        for path in self._snapshots():
+            self._hold(f"snap/{path.name}", path)
+        missing = tuple(
+            name for name in self._needed(opened) if not is_in_place(self._handles[name], self._place(name))
+        )
+        if not missing:
+            for name in [name for name, handle in self._handles.items() if not is_in_place(handle, self._place(name))]:
+                os.close(self._handles.pop(name))
+        return missing
+
+    def copy(self) -> None:
+        """Put copies of all that is held in the place of <data>; what lies there goes aside. Raises: OSError.
+
+        etcd must not write meanwhile. A copy of what it has written until then is what a power cut would leave.
+        """
+        draft = self._data.with_name(temporary_name(self._data.name))
+        try:
+            for name, handle in self._handles.items():
+                _copy(handle, draft / "member" / name)
+            for directory in (draft / "member" / "wal", draft / "member" / "snap", draft / "member", draft):
+                directory.chmod(0o700)
+                sync_directory(directory)
+            if self._data.exists():
+                self._data.rename(self._data.with_name(f"{self._data.name}.found-{secrets.token_hex(4)}"))
+            draft.rename(self._data)
+            sync_directory(self._data.parent)
+        except OSError:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise
+
+    def close(self) -> None:
+        for handle in self._handles.values():
+            os.close(handle)
+        self._handles.clear()
+
+    def _hold(self, name: str, path: Path) -> None:
+        with suppress(OSError):  # etcd has closed it since
+            handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            known = self._handles.get(name)
+            if known is not None and os.path.samestat(os.fstat(known), os.fstat(handle)):
+                os.close(handle)
+                return
+            self._handles[name] = handle
+            if known is not None:
+                os.close(known)
+
+    def _snapshots(self) -> list[Path]:
+        """Return raft's snapshots, which etcd does not keep open."""
+        return sorted((self._data / "member" / "snap").glob("*.snap"))
+
+    def _needed(self, opened: Iterable[str]) -> list[str]:
+        """Return the names without which a restart would fail or lose something, as far as they are held."""
+        logs = [name for name in opened if _is_log(name)] or sorted(filter(_is_log, self._handles))[-1:]
+        newest = sorted(name for name in self._handles if name.endswith(".snap"))[-1:]
+        return [name for name in (_DATABASE, *logs, *newest) if name in self._handles]
+
+    def _place(self, name: str) -> Path:
+        return self._data / "member" / name
+
+
+def _is_log(name: str) -> bool:
+    return name.startswith("wal/") and name.endswith(".wal")
+
+
+def _opened_by(pid: int) -> dict[str, Path]:
+    """Return how to open the database and the parts of the log that a process has open, by name below member/."""
+    found = {}
+    directory = Path(f"/proc/{pid}/fd")
+    with suppress(OSError):
+        for entry in os.listdir(directory):
+            with suppress(OSError):
+                name = os.readlink(directory / entry).removesuffix(_GONE).rpartition(_MEMBER)[2]
+                is_file = stat.S_ISREG((directory / entry).stat().st_mode)
+                if is_file and (name == _DATABASE or _is_log(name)):
+                    found[name] = directory / entry
+    return found
+
+
+def _copy(handle: int, path: Path) -> None:
+    """Write a durable copy of an open file. Raises: OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("xb") as copy:
+        offset = 0
+        while part := os.pread(handle, _COPIED_BYTES, offset):
+            copy.write(part)
+            offset += len(part)
+        path.chmod(0o600)
+        copy.flush()
+        os.fsync(copy.fileno())

@@ -1,0 +1,48 @@
+"""What becomes of the files of a job's own etcd, told in that etcd, where everybody looks who asks how the job is."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from megatrain.contracts.errors import CoordinationError
+from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.record import encode
+from megatrain.contracts.trouble import Trouble
+from megatrain.coordination.client import EtcdClient
+from megatrain.coordination.lasting_thread import LastingThread
+from megatrain_launcher.etcd_process import EtcdProcess
+
+SOURCE = "etcd"
+_LOOK_S = 0.5
+
+
+@contextmanager
+def told_troubles(etcd: EtcdProcess, keys: JobKeys) -> Iterator[None]:
+    """Keep the key of etcd's trouble up with what its process says, during the block."""
+    is_over = threading.Event()
+    with EtcdClient(etcd.settings) as client:
+        thread = LastingThread("etcd notice", lambda: _follow(etcd, client, keys.trouble(SOURCE), is_over), is_over)
+        try:
+            yield
+        finally:
+            is_over.set()
+            thread.join()
+
+
+def _follow(etcd: EtcdProcess, client: EtcdClient, key: str, is_over: threading.Event) -> None:
+    told: tuple[str, ...] | None = None
+    while not is_over.wait(_LOOK_S):
+        troubles = etcd.troubles
+        if troubles == told:
+            continue
+        try:
+            if troubles:
+                client.put(key, encode(Trouble(SOURCE, "; ".join(troubles), time.time())))
+            else:
+                client.delete(key)
+            told = troubles
+        except CoordinationError:
+            continue  # it is just being started again

@@ -1,0 +1,131 @@
+"""Directories of a run that somebody removes while it trains, and what a job leaves that was stopped in order."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from megatrain.contracts.errors import CoordinationError
+from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.job_requests import Answer, RequestKind
+from megatrain.coordination.client import EtcdClient
+from megatrain.jobs.asking import checked, make_request, news_of
+from megatrain.jobs.assessment import assess
+from megatrain.jobs.health import HealthLevel, Reason
+from megatrain.jobs.own_etcd import read_own_etcd
+from megatrain.jobs.snapshot import read_job
+from tests.helpers.etcd_server import etcd_program
+from tests.helpers.job_under_launch import LaunchedJob, make_launched_job
+from tests.helpers.outage_job import OutageJob, outage_job
+from tests.helpers.step_faults import FaultDirectory
+from tests.helpers.waiting import wait_until
+
+pytestmark = pytest.mark.timeout(600)
+
+START_S = 120.0
+NOTICED_S = 20.0
+"""On a crowded machine; alone it is two or three seconds."""
+END_S = 120.0
+LONG_KEPT = {"checkpoint": {"keep_arena_s": 1800.0, "interval": 10}}
+
+
+def newest_step(launched: LaunchedJob) -> int:
+    return max((record["step"] for record in launched.step_records()), default=0)
+
+
+def reasons(launched: LaunchedJob) -> tuple[Reason, ...]:
+    told = read_own_etcd(launched.job.files.root)
+    with EtcdClient(told.settings) as client:
+        return assess(read_job(client, JobKeys(told.job)), time.time()).health.reasons
+
+
+def counter_and_rounds(launched: LaunchedJob) -> tuple[str, int]:
+    """Return which cluster counts the rounds, and how many there were."""
+    told = read_own_etcd(launched.job.files.root)
+    with EtcdClient(told.settings) as client:
+        rounds = read_job(client, JobKeys(told.job)).rounds
+        return client.gateway.cluster_id, max(rounds)
+
+
+def is_filled(directory: Path) -> bool:
+    return directory.is_dir() and any(directory.iterdir())
+
+
+def left_behind(launched: LaunchedJob) -> list[str]:
+    """Return what is there of a launch that has ended, at this very moment."""
+    return [*map(str, launched.processes()), *(path.name for path in launched.job.root.glob("megatrain-arena*"))]
+
+
+def test_a_job_whose_files_somebody_removes_trains_on_and_says_so(tmp_path: Path) -> None:
+    etcd_program()
+    job = make_launched_job(tmp_path, 100_000, LONG_KEPT, {"log": {"interval": 5}})
+    words = ("--nnodes", "2", "--nproc-per-node", "1")
+    with LaunchedJob(job, (), FaultDirectory(tmp_path / "faults", 0.05), words) as launched:
+        launch = launched.start("launch")
+        launched.wait_for_step(15, START_S)
+        before = counter_and_rounds(launched)
+        for name in ("logs", "metrics", "events", "incidents", "diagnosis", "checkpoints", "coordination"):
+            place = job.files.root / name
+            shutil.rmtree(place)
+
+            def told(name: str = name) -> Reason | None:
+                try:
+                    found = reasons(launched)
+                except (OSError, CoordinationError):  # how to get into etcd is in what was removed
+                    return None
+                return next(
+                    (one for one in found if f"/{name}" in one.text and "removed by somebody" in one.text), None
+                )
+
+            wait_until(lambda: told() is not None, f"{name} to be told", NOTICED_S)
+            reason = told()
+            assert reason is not None
+            assert (reason.level is HealthLevel.RED) is (name == "coordination")
+            wait_until(
+                lambda place=place, name=name: is_filled(place) or name == "incidents", f"{name} to be filled", END_S
+            )
+            assert place.is_dir()
+        reached = newest_step(launched)
+        launched.wait_for_step(reached + 15, START_S)
+        wait_until(lambda: list(job.files.checkpoints.glob("*/step-*/COMMIT")), "a checkpoint", END_S)
+        assert counter_and_rounds(launched) == before  # nobody was restarted, and no round began anew
+        log = next(path for path in job.files.logs.rglob("rank-00000.log"))
+        wait_until(lambda: "step" in log.read_text(), "lines of rank 0", END_S)
+
+        launch.send_signal(signal.SIGTERM)
+        assert launched.finish("launch", END_S) == ExitCode.SAVED_AND_STOPPED
+        assert left_behind(launched) == []
+
+        saved = newest_step(launched)
+        launch = launched.start("launch")
+        launched.wait_for_step(saved + 5, START_S)
+        assert next(one["step"] for one in launched.step_records() if one["step"] > saved) == saved + 1
+        assert counter_and_rounds(launched) == (before[0], before[1] + 1)
+        launch.send_signal(signal.SIGTERM)
+        assert launched.finish("launch", END_S) == ExitCode.SAVED_AND_STOPPED
+        assert left_behind(launched) == []
+
+
+def evict(running: OutageJob) -> None:
+    """Have a host that trains cordoned and left out; a spare takes its place, and it waits as a spare itself."""
+    request = make_request(RequestKind.EVICT, host="host-1", reason="a test")
+    for news in news_of(running.view.client, running.view.keys, request, timeout_s=START_S):
+        if isinstance(news, Answer) and checked(news).is_done:
+            break
+    running.wait_for_round(2, START_S)
+
+
+@pytest.mark.parametrize("is_evicted", [False, True])
+def test_a_job_that_is_stopped_in_order_leaves_nothing_on_any_host(tmp_path: Path, is_evicted: bool) -> None:
+    """Also on one that was evicted: nobody tells its writer that the job is over."""
+    with outage_job(tmp_path, LONG_KEPT) as running:
+        if is_evicted:
+            evict(running)
+        codes = running.stop()
+        assert set(codes.values()) == {int(ExitCode.SAVED_AND_STOPPED)}, codes
+        assert left_behind(running.launched) == []
