@@ -53,8 +53,16 @@ from megatrain.contracts.checkpoint_files import (
     wrong_files,
 )
 from megatrain.contracts.claims import Claims
-from megatrain.contracts.errors import CheckpointError
-from megatrain.contracts.lineage import RoundStart, begin_round, is_late, read_branch, round_starts
+from megatrain.contracts.errors import CheckpointError, MissingFileError
+from megatrain.contracts.lineage import (
+    Branch,
+    RoundStart,
+    begin_round,
+    is_late,
+    read_branch,
+    round_starts,
+    write_branch,
+)
 from megatrain.contracts.location import Location, put_once
 from megatrain.contracts.manifest import FileEntry, Manifest, name_in_round
 
@@ -72,9 +80,20 @@ class Written:
 
 
 class Persistence:
-    """Brings one snapshot to storage. `is_superseded`: whether to wait no longer for other hosts."""
+    """Brings one snapshot to storage.
 
-    def __init__(self, arena: Arena, due: Due, checkpoints: Location, is_superseded: Callable[[], bool]) -> None:
+    `is_superseded`: whether to wait no longer for other hosts. `branch`: what its branch said of itself before, None
+    where that is not known.
+    """
+
+    def __init__(
+        self,
+        arena: Arena,
+        due: Due,
+        checkpoints: Location,
+        is_superseded: Callable[[], bool],
+        branch: Branch | None = None,
+    ) -> None:
         self._arena = arena
         self._snapshot = due.snapshot
         self._slots = due.slots
@@ -82,6 +101,7 @@ class Persistence:
         self._checkpoints = checkpoints
         self._directory = checkpoints / due.plan.branch / step_directory_name(due.snapshot.step)
         self._is_superseded = is_superseded
+        self._branch = branch
         self._is_removable = True
         """Whether no COMMIT can vouch for what this host wrote: only the coordinator knows beyond its own done."""
 
@@ -96,8 +116,7 @@ class Persistence:
         self._claim()
         try:
             if self._plan.is_coordinator:
-                # a checkpoint of a branch that is not there would never be found
-                read_branch(self._checkpoints, self._plan.branch)
+                self._check_branch()
             mark = self._write_files()
             if self._plan.is_coordinator:
                 self._commit()
@@ -119,6 +138,16 @@ class Persistence:
         if problems:
             raise CheckpointError(f"{problems[0]}; {self._directory} is committed and damaged: remove it")
         return manifest.round <= self._snapshot.round
+
+    def _check_branch(self) -> None:
+        """Make sure that the checkpoint will be found: it must be one of a branch. Raises: CheckpointError."""
+        try:
+            read_branch(self._checkpoints, self._plan.branch)
+        except MissingFileError:
+            if self._branch is None:
+                raise
+            # somebody has removed the directory while the job runs
+            write_branch(self._checkpoints, self._branch)
 
     def _check_claim(self) -> None:
         """Make sure that what this round commits counts. Raises: CheckpointError when a newer one left it behind."""

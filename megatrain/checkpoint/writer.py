@@ -43,6 +43,7 @@ from megatrain.contracts.arena_plans import HostPlan, WriterStatus
 from megatrain.contracts.arena_slot import SlotReader, write_persist
 from megatrain.contracts.errors import CheckpointError, MegatrainError, MissingFileError
 from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.lineage import Branch, read_branch
 from megatrain.contracts.location import Location
 from megatrain.programs.own_output import keep_own_log
 
@@ -107,6 +108,8 @@ class Writer:
         self._identity = os.stat(arena.root)
         self._plans: dict[int, HostPlan] = {}
         self._plan_problem = ""
+        self._branches: dict[tuple[str, str], Branch] = {}
+        """What the branches of plans said of themselves, by place and name: somebody may remove it."""
         self._housekeeping = Housekeeping()
         self._settled: frozenset[SealedSnapshot] = frozenset()
         """Of those in the slots. Should a slot not take the word for it, nothing is tried twice."""
@@ -177,6 +180,8 @@ class Writer:
         except CheckpointError as error:
             problem = str(error)
         else:
+            if plan.round not in self._plans:
+                self._remember_branch(plan)
             # slots may hold what an older round or two wanted
             older = sorted(number for number in self._plans if number < plan.round)[-2:]
             self._plans = {**{number: self._plans[number] for number in older}, plan.round: plan}
@@ -184,11 +189,18 @@ class Writer:
             _say(problem)
         self._plan_problem = problem
 
+    def _remember_branch(self, plan: HostPlan) -> None:
+        if plan.is_coordinator:
+            with suppress(CheckpointError):  # storage is away: each checkpoint tries it anew
+                found = read_branch(self._open_checkpoints(plan.checkpoints), plan.branch)
+                self._branches[plan.checkpoints, plan.branch] = found
+
     def _persist(self, due: Due) -> None:
         step, started = due.snapshot.step, time.perf_counter()
         try:
             checkpoints = self._open_checkpoints(due.plan.checkpoints)
-            written = Persistence(self._arena, due, checkpoints, lambda: self._is_superseded(due)).run()
+            branch = self._branches.get((due.plan.checkpoints, due.plan.branch))
+            written = Persistence(self._arena, due, checkpoints, lambda: self._is_superseded(due), branch).run()
         except CheckpointError as error:
             self._fail(GivenUp(due.snapshot, due.slots, str(error)))
             return

@@ -359,15 +359,18 @@ def open_branch(
             rollback,
             skipped,
         )
-        if _write_branch(checkpoints, branch):
+        if write_branch(checkpoints, branch):
             break
     if round_number is not None:
         begin_round(checkpoints, RoundStart(round_number, branch.name, parent_step))
     return branch
 
 
-def _write_branch(checkpoints: Location, branch: Branch) -> bool:
-    """Make a branch's BRANCH; return False where another process took its name. For the first branch that is fine."""
+def write_branch(checkpoints: Location, branch: Branch) -> bool:
+    """Make a branch's BRANCH; return False where another process took its name. For the first branch that is fine.
+
+    Raises: CheckpointError.
+    """
     content = {"schema_version": SCHEMA_VERSION, **asdict(branch)}
     if not branch.rollback and not branch.skipped:
         # programs that know of no such fields read all other branches

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +20,7 @@ from megatrain.contracts.arena_layout import Persist, SlotState
 from megatrain.contracts.arena_plans import RankPlan
 from megatrain.contracts.checkpoint_files import committed_steps, is_committed, is_unfinished
 from megatrain.contracts.errors import CheckpointError
-from megatrain.contracts.lineage import candidates
+from megatrain.contracts.lineage import candidates, read_branch
 from megatrain.contracts.location import LocalLocation, Location
 from megatrain.contracts.manifest import FileEntry
 from tests.helpers.arena_snapshots import Job, make_job, metadata_of, put_slot
@@ -154,6 +155,18 @@ def test_a_branch_that_is_not_there_gets_no_checkpoints(job: Job) -> None:
     with writer_thread(job.arena):
         assert "main/BRANCH is missing, so main is no branch" in persist_next(job, 10, 4, failures=1)
     assert_nothing_is_left(job.step(10))
+
+
+def test_a_directory_that_somebody_removes_gets_the_next_checkpoint(job: Job) -> None:
+    """Its branch is written again: a checkpoint of none would never be found."""
+    branch = read_branch(job.checkpoints, "main")
+    with writer_thread(job.arena):
+        persist_next(job, 10, 4, persisted=1)
+        shutil.rmtree(path_of(job.checkpoints))
+        persist_next(job, 20, 5, persisted=2)
+    assert committed_steps(job.checkpoints / "main") == [20]
+    assert read_branch(job.checkpoints, "main") == branch
+    assert [one.step for one in candidates(job.checkpoints)] == [20]
 
 
 def test_our_own_bug_ends_one_write_and_not_the_writer(job: Job, capfd: pytest.CaptureFixture[str]) -> None:

@@ -265,8 +265,8 @@ def test_who_is_refused_lets_another_drive(etcd: EtcdServers, tmp_path: Path, mo
 def test_history_that_went_back_is_noticed() -> None:
     watch: Any = SimpleNamespace(next=lambda timeout_s: None)
     nothing: Any = None
-    files, watch = IncidentFiles(None), RunWatch({})
-    term = driver_module._Term(nothing, KEYS, "h", POLICY, nothing, files, watch, LivenessReader(), lambda: 0.0)
+    files, run_watch = IncidentFiles(None), RunWatch({})
+    term = driver_module._Term(nothing, KEYS, "h", POLICY, nothing, files, run_watch, LivenessReader(), lambda: 0.0)
     term._awaited = 50
     assert term._take(Snapshot(60, (), "compacted"), watch)
     assert not term._take(Snapshot(40, (), "restored"), watch)
