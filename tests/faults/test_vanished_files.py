@@ -65,7 +65,7 @@ def test_a_job_whose_files_somebody_removes_trains_on_and_says_so(tmp_path: Path
     etcd_program()
     job = make_launched_job(tmp_path, 100_000, LONG_KEPT, {"log": {"interval": 5}})
     words = ("--nnodes", "2", "--nproc-per-node", "1")
-    with LaunchedJob(job, (), FaultDirectory(tmp_path / "faults", 0.05), words) as launched:
+    with LaunchedJob(job, (), FaultDirectory(tmp_path / "faults", 0.05), words, has_daemon=True) as launched:
         launch = launched.start("launch")
         launched.wait_for_step(15, START_S)
         before = counter_and_rounds(launched)

@@ -70,7 +70,8 @@ class LaunchedJob:
         alone = ("--standalone",)
         place = ("--rdzv-endpoint", ",".join(self.endpoints), "--host-id", host) if self.endpoints else alone
         command = [
-            *enter, sys.executable, "-m", "megatrain", "launch", *place, *([] if self.has_daemon else ["--no-daemon"]), *self.arguments, *more,
+            *enter, sys.executable, "-m", "megatrain", "launch", *place,
+            *([] if self.has_daemon else ["--no-daemon"]), *self.arguments, *more,
             "-m", self.module, str(self.job.config_file),
         ]  # fmt: skip
         with (self.job.root / f"{host}.log").open("ab") as log:
