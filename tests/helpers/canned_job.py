@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Literal
 
 from megatrain_diagnostics.dashboard.answers.document import Document
 from megatrain_diagnostics.dashboard.pages.hosts.document import (
@@ -28,7 +29,6 @@ from megatrain_diagnostics.dashboard.pages.overview.document import (
     HostCounts,
     NextAction,
     OverviewDocument,
-    ProblemDocument,
     ReasonDocument,
     SeriesDocument,
 )
@@ -74,52 +74,52 @@ def job_document(*, can_act: bool = False, is_recorded: bool = False, has_sessio
 
 def overview_document(*, health: str = "warning", step: int = STEP) -> OverviewDocument:
     """Return the overview of a job that trains with a straggler, or in good health, or that recovers ("bad")."""
-    problems = {
+    reasons: dict[str, tuple[ReasonDocument, ...]] = {
         "good": (),
         "warning": (
-            ProblemDocument(
-                is_error=False,
+            ReasonDocument(
+                code="verdict-waiting",
+                level="amber",
                 text=f"{SLOW_HOST} makes the job slow: its forward-compute takes 1.18 times that of its peers",
+                since_unix_s=NOW_S - 900,
+                runbook="verdict.md",
                 hosts=(SLOW_HOST,),
                 ranks=tuple(range(136, 144)),
             ),
         ),
         "bad": (
-            ProblemDocument(
-                is_error=True,
+            ReasonDocument(
+                code="host-lost",
+                level="red",
                 text=f"{LOST_HOST} is lost: its lease ended 12 s ago, and none of its 8 ranks completes a step",
+                since_unix_s=NOW_S - 12,
+                runbook="host-evicted-or-cordoned.md",
                 hosts=(LOST_HOST,),
                 ranks=tuple(range(248, 256)),
             ),
-            ProblemDocument(
-                is_error=False,
+            ReasonDocument(
+                code="save-late",
+                level="amber",
                 text="the newest checkpoint is 42 minutes old, twice as old as checkpoint.every_steps promises",
+                since_unix_s=None,
+                runbook="checkpoints.md",
                 hosts=(),
                 ranks=(),
             ),
         ),
-    }[health]
+    }
     is_bad = health == "bad"
-    level = {"good": "green", "warning": "amber", "bad": "red"}[health]
-    codes = {"warning": ("verdict-waiting",), "bad": ("host-lost", "save-late")}.get(health, ())
-    reasons = tuple(
-        ReasonDocument(
-            code=code, level="red" if one.is_error else "amber", text=one.text, since_unix_s=NOW_S - 12,
-            runbook="health.md", hosts=one.hosts, ranks=one.ranks,
-        )
-        for code, one in zip(codes, problems, strict=True)
-    )  # fmt: skip
+    level: Literal["green", "amber", "red"] = "red" if is_bad else "amber" if health == "warning" else "green"
     return OverviewDocument(
         at_unix_s=NOW_S,
         state="recovering" if is_bad else "training",
         level=level,
-        reasons=reasons,
+        reasons=reasons[health],
         health=health,
         headline=f"recovering, waits until {LOST_HOST} is replaced by host-047"
         if is_bad
         else f"training, step {step:,}",
         since_unix_s=NOW_S - (41 if is_bad else 30_000),
-        problems=problems,
         round=2,
         step=step,
         last_step_unix_s=NOW_S - 2,

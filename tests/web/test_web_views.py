@@ -68,7 +68,7 @@ def test_no_view_is_wider_than_a_small_screen(serve: Serve, pages, view: str) ->
 def test_problems_come_first_and_lead_to_what_explains_them(serve: Serve, pages) -> None:
     dashboard = serve(health="bad")
     page = pages.open(dashboard.url)
-    first = page.locator(".problem").first
+    first = page.locator(".reason").first
     first.wait_for()
     assert LOST_HOST in first.inner_text()
     assert "unhealthy" in page.locator("[data-health=bad]").inner_text()
@@ -81,7 +81,7 @@ def test_good_health_is_one_calm_line(serve: Serve, pages) -> None:
     dashboard = serve(health="good")
     page = pages.open(dashboard.url)
     page.get_by_text("No problem is known.").wait_for()
-    assert page.locator(".problem").count() == 0
+    assert page.locator(".reason").count() == 0
 
 
 def test_the_three_questions_come_first(serve: Serve, pages) -> None:
@@ -104,7 +104,7 @@ def test_each_view_says_on_top_why_the_job_is_not_healthy(serve: Serve, pages, v
     assert reason.inner_text().startswith(f"2 reasons, first: {LOST_HOST} is lost")
     assert page.locator(".header [data-health=bad]").count() == 1
     reason.get_by_role("link").click()
-    page.locator(".question .problem").nth(1).wait_for()
+    page.locator(".question .reason").nth(1).wait_for()
 
 
 @pytest.mark.parametrize("view", ["overview", "hosts", "checkpoints"])
@@ -156,7 +156,7 @@ def test_a_link_to_a_round_shows_that_round(serve: Serve, pages, address: str) -
 def test_problems_lead_to_the_newest_round_and_incidents_to_theirs(serve: Serve, pages) -> None:
     dashboard = serve(health="bad")
     page = pages.open(f"{dashboard.url}#/overview?round=1")
-    rank = page.locator(".problem").first.get_by_role("link", name=re.compile("^ranks"))
+    rank = page.locator(".reason").first.get_by_role("link", name=re.compile("^ranks"))
     rank.wait_for()
     assert "round=" not in rank.get_attribute("href")
     page.goto(f"{dashboard.url}#/incidents/000001")

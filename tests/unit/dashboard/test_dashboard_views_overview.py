@@ -69,7 +69,7 @@ def overview(snapshot: JobSnapshot | None = None, facts: JobFacts | None = None,
 
 def test_a_job_that_trains() -> None:
     found = overview()
-    assert (found.state, found.health, found.problems) == ("training", "good", ())
+    assert (found.state, found.health) == ("training", "good")
     assert (found.level, found.reasons) == ("green", ())
     assert (found.step, found.step_s, found.remaining_s) == (1240, 2.0, (2000 - 1240) * 2.0)
     assert (found.tokens, found.tokens_per_s, found.mfu) == (124_000, 50.0, pytest.approx(0.4))
@@ -85,8 +85,7 @@ def test_a_stuck_job_is_bad_and_says_where() -> None:
     found = overview(make_snapshot(statuses=statuses))
     assert (found.state, found.health) == ("stuck", "bad")
     assert found.since_unix_s == NOW_S - 7
-    assert found.problems[0].is_error
-    assert found.problems[0].hosts == ("host-2",)
+    assert found.reasons[0].hosts == ("host-2",)
     assert (found.level, found.reasons[0].code, found.reasons[0].runbook) == ("red", "stuck", "hang.md")
 
 
@@ -100,7 +99,7 @@ def test_cordoned_unfit_and_lost_hosts_are_counted() -> None:
 def test_without_etcd_the_last_that_was_known_stays_and_the_state_is_unknown() -> None:
     found = overview(etcd_trouble="etcd is out of reach, what is shown is 12 s old: refused")
     assert (found.state, found.health) == ("unknown", "unknown")
-    assert found.problems[0].text.startswith("etcd is out of reach")
+    assert found.reasons[0].text.startswith("etcd is out of reach")
     assert (found.step, found.hosts.training, found.next_action.what) == (1240, 2, "not known")
     nothing = overview_document(OverviewInputs(NOW_S, JobFacts()))
     assert (nothing.state, nothing.headline, nothing.level) == ("unknown", "etcd has not answered yet", "red")

@@ -331,13 +331,6 @@ export interface ReasonDocument {
   ranks: readonly number[];
 }
 
-export interface ProblemDocument {
-  is_error: boolean;
-  text: string;
-  hosts: readonly string[];
-  ranks: readonly number[];
-}
-
 export interface HostCounts {
   total: number;
   training: number;
@@ -376,7 +369,6 @@ export interface OverviewDocument {
   health: "good" | "warning" | "bad" | "over" | "unknown";
   headline: string;
   since_unix_s: number | null;
-  problems: readonly ProblemDocument[];
   round: number | null;
   step: number | null;
   last_step_unix_s: number | null;

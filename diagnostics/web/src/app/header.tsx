@@ -115,7 +115,7 @@ function Progress(): JSX.Element | null {
 /** Said to those who listen: only when it changes in kind, not with each second that a problem lasts. */
 function Announcement(): JSX.Element {
   const told = overview.value;
-  const text = told === null ? "" : [told.state, ...told.problems.map((one) => one.text)].join(". ");
+  const text = told === null ? "" : [told.state, ...told.reasons.map((one) => one.text)].join(". ");
   const said = useRef({ kind: "", text: "" });
   const kind = text.replace(/[\d.,]+/g, "");
   if (kind !== said.current.kind) {
@@ -134,8 +134,8 @@ function Headline(): JSX.Element | null {
   if (told === null) {
     return null;
   }
-  const reason = told.problems[0];
-  const num = told.problems.length;
+  const reason = told.reasons[0];
+  const num = told.reasons.length;
   return (
     <span class="headline" title={reason?.text ?? told.headline}>
       {reason === undefined ? (

@@ -27,7 +27,7 @@ export const HEALTH: Readonly<Record<string, { tone: Tone; shape: Shape; word: s
   warning: { tone: "warning", shape: "triangle", word: "attention" },
   bad: { tone: "bad", shape: "octagon", word: "unhealthy" },
   over: { tone: "quiet", shape: "ring", word: "over" },
-  unknown: { tone: "quiet", shape: "dashes", word: "not known" },
+  unknown: { tone: "bad", shape: "dashes", word: "not known" },
 };
 
 /** The health of the job: its word is of its own, `state` says what it does. */

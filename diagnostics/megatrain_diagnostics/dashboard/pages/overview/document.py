@@ -22,13 +22,6 @@ class ReasonDocument(Document):
     ranks: tuple[int, ...]
 
 
-class ProblemDocument(Document):
-    is_error: bool
-    text: str
-    hosts: tuple[str, ...]
-    ranks: tuple[int, ...]
-
-
 class HostCounts(Document):
     """Of all hosts that are registered, in the newest round, or cordoned."""
 
@@ -83,7 +76,6 @@ class OverviewDocument(Document):
     health: HealthWord
     headline: str
     since_unix_s: float | None
-    problems: tuple[ProblemDocument, ...]
     round: int | None
     step: int | None
     """Completed by all ranks."""

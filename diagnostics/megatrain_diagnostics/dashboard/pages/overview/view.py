@@ -28,7 +28,6 @@ from megatrain_diagnostics.dashboard.pages.overview.document import (
     HostCounts,
     NextAction,
     OverviewDocument,
-    ProblemDocument,
     ReasonDocument,
 )
 from megatrain_diagnostics.dashboard.pages.overview.next_action import NOTHING, next_action
@@ -100,10 +99,6 @@ def overview_document(given: OverviewInputs) -> OverviewDocument:
         health=standing.health,
         headline=standing.headline,
         since_unix_s=standing.since_unix_s,
-        problems=tuple(
-            ProblemDocument(is_error=one.level is HealthLevel.RED, text=one.text, hosts=one.hosts, ranks=one.ranks)
-            for one in standing.reasons[:_MOST_REASONS]
-        ),
         round=newest.number if newest is not None else _shown_round(facts),
         step=step,
         last_step_unix_s=_last_step_unix_s(assessment, series),

@@ -75,9 +75,15 @@ const COLUMNS: readonly Column<CheckpointDocument>[] = [
     label: "Written",
     isNumber: true,
     sort: (row) => row.written_unix_s,
-    render: (row) => <TimeText at={row.written_unix_s} />,
+    render: (row) => (
+      <>
+        <TimeText at={row.written_unix_s} />
+        <span class="line faint">
+          <Age at={row.written_unix_s} />
+        </span>
+      </>
+    ),
   },
-  { key: "ago", label: "Age", isNumber: true, render: (row) => <Age at={row.written_unix_s} /> },
   { key: "size", label: "Size", isNumber: true, sort: (row) => row.num_bytes, render: (row) => <Bytes value={row.num_bytes} /> },
   {
     key: "tokens",

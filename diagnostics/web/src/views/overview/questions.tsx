@@ -1,5 +1,5 @@
-// What everybody asks who opens the page, in this order: is it healthy, is it fast, when does it end. What is wrong stands in
-// the first answer, errors first, each with a way to the view that explains it.
+// What everybody asks who opens the page, in this order: is it healthy, is it fast, when does it end. The first answer
+// has every reason why it is not healthy.
 
 import type { ComponentChildren, JSX } from "preact";
 
@@ -10,7 +10,7 @@ import { HEALTH } from "../../ui/badge";
 import { Age, TimeText } from "../../ui/figures";
 import { countText, durationText, largeText, minuteText, percentText, sentence } from "../../ui/format";
 import { ShapeIcon } from "../../ui/icons";
-import { Problems } from "./problems";
+import { Reasons } from "./reasons";
 
 const ANSWERS: Record<string, string> = {
   good: "Yes",
@@ -57,7 +57,7 @@ function Healthy({ told }: { told: OverviewDocument }): JSX.Element {
           </span>
         )}
       </p>
-      <Problems told={told} />
+      <Reasons told={told} />
     </Question>
   );
 }

@@ -42,8 +42,8 @@ function Finding({ finding, number }: { finding: FindingDocument; number: number
         <Badge tone={known.tone} shape={known.shape} title={`confidence ${finding.confidence}`}>
           {finding.confidence === "insufficient" ? "not sure" : `${finding.confidence} confidence`}
         </Badge>
-        <strong>{finding.cause}</strong>
-        <span>{placeText(finding)}</span>
+        <strong>{placeText(finding)}</strong>
+        <span>cause: {finding.cause}</span>
         {finding.is_over ? <span class="faint">over</span> : null}
         <Links finding={finding} number={number} />
       </div>

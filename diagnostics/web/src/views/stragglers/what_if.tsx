@@ -122,7 +122,7 @@ function Totals({ document }: { document: WhatIfDocument }): JSX.Element {
       <Figure
         label="By slowest ranks"
         value={percentText(Math.max(0, document.m_w))}
-        note={rank === undefined ? "" : <>of what is lost: <a href={hrefOf("grid", { rank, round })}>ranks {ranksText(document.worst_ranks, 4)}</a></>}
+        note={rank === undefined ? "" : <a href={hrefOf("grid", { rank, round })}>of what is lost: ranks {ranksText(document.worst_ranks, 4)}</a>}
         title="M_W: the part of what is lost that would come back, were the slowest 3 % of the ranks typical"
       />
       <Figure
