@@ -18,21 +18,18 @@ import select
 import signal
 import struct
 import sys
-import threading
 import time
 import traceback
-import weakref
-from collections.abc import Callable
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Any, NoReturn, Self
+from types import TracebackType
+from typing import NoReturn, Self
 
 from megatrain.contracts.errors import DataError
 from megatrain.failures.fence import FenceRule, FenceStep
+from megatrain.programs.forks import GROUP_SIGNALS, call_in_forked_children
 from megatrain.programs.processes import signal_at_parents_death
+from megatrain.programs.stop_signals import STOP_SIGNALS
 from megatrain.self_fence import SelfFence
-
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
 
 _logger = logging.getLogger(__name__)
 
@@ -44,64 +41,9 @@ _DISARM = 0x82
 _FOLLOW = 0x83
 _COMMAND = struct.Struct("<BdH")
 
-# Sent to a whole process group they mean the worker, and would end the watchdog and forked children before it.
-_GROUP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGQUIT)
 _PIPE_FD = 3
 _LONGEST_WAIT_S = 3600.0  # select takes no infinity
 _LOOK_S = 0.5
-
-
-class StopSignals:
-    """Turns SIGTERM, SIGUSR1, SIGHUP and the first SIGINT into a request that the step loop reads when it suits it.
-
-    Further ones change nothing; a second SIGINT raises KeyboardInterrupt. What is ignored already, as SIGHUP by nohup,
-    stays so. Made in the main thread.
-    """
-
-    def __init__(self) -> None:
-        self.name = ""
-        """Name of the first signal, as SIGTERM; empty while there was none."""
-        self._num_interrupts = 0
-        self._previous = {
-            number: signal.signal(number, self._receive)
-            for number in STOP_SIGNALS
-            if signal.getsignal(number) is not signal.SIG_IGN
-        }
-        _call_in_forked_children(self.close)
-
-    @property
-    def is_requested(self) -> bool:
-        return bool(self.name)
-
-    def close(self) -> None:
-        """Give the signals back to the handlers that were there before. Calling it again does nothing."""
-        for number, handler in self._previous.items():
-            # None stands for a handler that was not made in Python and cannot be put back.
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
-        self._previous = {}
-
-    def ignore(self) -> None:
-        """Let stop signals do nothing until the process ends, in the interpreter's own last moments too.
-
-        For a worker that has saved: it ends with its own exit code, although a launcher that sees the first worker go
-        tells all others to stop.
-        """
-        for number in self._previous:
-            signal.signal(number, signal.SIG_IGN)
-        self._previous = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
-
-    def _receive(self, number: int, _frame: FrameType | None) -> None:
-        self.name = self.name or signal.Signals(number).name
-        if number == signal.SIGINT:
-            self._num_interrupts += 1
-            if self._num_interrupts > 1:
-                raise KeyboardInterrupt
 
 
 class Watchdog:
@@ -111,7 +53,7 @@ class Watchdog:
         self.pid = pid
         self._pipe_fd = pipe_fd
         self._previous_wakeup_fd = signal.set_wakeup_fd(pipe_fd, warn_on_full_buffer=False)
-        _call_in_forked_children(self._disconnect)
+        call_in_forked_children(self._disconnect)
 
     def extend(self, seconds: float) -> None:
         """Let the grace period begin `seconds` from now at the earliest, for a signal that has come or will come.
@@ -177,7 +119,7 @@ def start_watchdog(grace_s: float, rank: int | None = None, fence_rule: FenceRul
     # The worker must never wait for its watchdog.
     os.set_blocking(write_fd, False)
     # Held back until the child ignores them: a signal to the group must not catch it unprepared.
-    previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, _GROUP_SIGNALS)
+    previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, GROUP_SIGNALS)
     try:
         pid = os.fork()
         if pid == 0:
@@ -213,9 +155,9 @@ def _be_watchdog(
 def _leave_the_worker_behind(read_fd: int) -> None:
     """Keep the pipe and stderr; everything else that is open belongs to the worker, and would be held open by us."""
     signal.set_wakeup_fd(-1)
-    for number in _GROUP_SIGNALS:
+    for number in GROUP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _GROUP_SIGNALS)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, GROUP_SIGNALS)
     if read_fd != _PIPE_FD:
         os.dup2(read_fd, _PIPE_FD)
     null_fd = os.open(os.devnull, os.O_RDWR)
@@ -362,26 +304,3 @@ def _write_stderr(text: str) -> None:
     with contextlib.suppress(OSError):
         if select.select([], [2], [], 0)[1]:
             os.write(2, text.encode())
-
-
-def _call_in_forked_children(method: Callable[[], Any]) -> None:
-    """Call `method` in every later fork of this process as long as its object lives, before a signal reaches the child.
-
-    A forked child inherits handlers and wakeup descriptor: without this, ending the child would stop the worker.
-    """
-    reference = weakref.WeakMethod(method)
-    masks: dict[int, set[Any]] = {}  # by thread: two may fork at once
-
-    def hold_signals() -> None:
-        masks[threading.get_ident()] = signal.pthread_sigmask(signal.SIG_BLOCK, _GROUP_SIGNALS)
-
-    def release_signals() -> None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, masks.pop(threading.get_ident()))
-
-    def call() -> None:
-        bound = reference()
-        if bound is not None:
-            bound()
-        release_signals()
-
-    os.register_at_fork(before=hold_signals, after_in_parent=release_signals, after_in_child=call)

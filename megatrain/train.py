@@ -14,7 +14,8 @@ from megatrain.config.load import load_config
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.process import process_from_environment
-from megatrain.lifecycle import StopSignals, start_watchdog, stop_with_launcher
+from megatrain.lifecycle import start_watchdog, stop_with_launcher
+from megatrain.programs.stop_signals import StopSignals
 from megatrain.reporting.sinks import missing_packages
 from megatrain.telemetry.stack_dumps import stacks_on_demand
 

@@ -39,9 +39,10 @@ from megatrain.device_memory import device_memory, let_segments_grow, set_alloca
 from megatrain.evaluation import open_validation
 from megatrain.garbage import PlannedGarbageCollection
 from megatrain.kernel_readiness import kernel_note, processor_notes, refuse_gpu_backends, whole_sequence_notes
-from megatrain.lifecycle import StopSignals, Watchdog
+from megatrain.lifecycle import Watchdog
 from megatrain.ops.extension import load_extension
 from megatrain.profiling import StepProfiler
+from megatrain.programs.stop_signals import StopSignals
 from megatrain.reporting import Reporter
 from megatrain.telemetry.recorder import Recorder, open_recorder
 from megatrain.telemetry.timers import cuda_timer

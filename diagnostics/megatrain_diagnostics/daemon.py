@@ -10,7 +10,6 @@ import argparse
 import logging
 import os
 import secrets
-import signal
 import socket
 import sys
 import threading
@@ -36,6 +35,7 @@ from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.settings import EtcdSettings
 from megatrain.jobs.etcd_job import EtcdJob
 from megatrain.programs.own_output import keep_own_log
+from megatrain.programs.stop_signals import stopped_by_signals
 from megatrain_diagnostics.collector.admission import Admission
 from megatrain_diagnostics.collector.consumers import ConsumerThread
 from megatrain_diagnostics.collector.counters import Ledger, Teller
@@ -263,10 +263,7 @@ def serve(settings: DaemonSettings) -> int:
     Raises: MegatrainError.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
-    run_daemon(settings, stop)
+    run_daemon(settings, stopped_by_signals())
     return ExitCode.OK
 
 

@@ -1,1 +1,1 @@
-"""Child processes that live and die with their parent, and are started again when they end."""
+"""Child processes that live and die with their parent, started again when they end; signals that ask for a stop."""

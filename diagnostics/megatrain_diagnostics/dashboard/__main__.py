@@ -22,8 +22,9 @@ from megatrain.contracts.record import decode
 from megatrain.contracts.rounds import JobRecord
 from megatrain.contracts.run_directory import RunDirectory
 from megatrain.coordination.client import EtcdClient
+from megatrain.programs.stop_signals import stopped_by_signals
 from megatrain_diagnostics.dashboard.arguments import add_dashboard_arguments, said_settings
-from megatrain_diagnostics.dashboard.command import ended, stopped_by_signals
+from megatrain_diagnostics.dashboard.command import ended
 from megatrain_diagnostics.dashboard.program import checked_settings, serve_live
 
 _logger = logging.getLogger(__name__)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +18,7 @@ from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.record import decode
 from megatrain.contracts.rounds import JobRecord
 from megatrain.contracts.run_directory import RunDirectory
+from megatrain.programs.stop_signals import stopped_by_signals
 
 if TYPE_CHECKING:
     from megatrain.commands.job_place import OpenJob
@@ -70,14 +69,6 @@ def run(args: argparse.Namespace) -> int:
                 job.client, job.keys, RunDirectory(directory), settings, stop, print_note, is_announced=is_announced
             )
     return ended(has_ended)
-
-
-def stopped_by_signals() -> threading.Event:
-    """Return an event that SIGTERM and SIGINT set."""
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
-    return stop
 
 
 def ended(has_ended: bool) -> int:

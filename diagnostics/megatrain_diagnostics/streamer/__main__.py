@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -19,6 +18,7 @@ from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.record import decode
 from megatrain.coordination.client import EtcdClient
 from megatrain.programs.own_output import keep_own_log
+from megatrain.programs.stop_signals import stopped_by_signals
 from megatrain_diagnostics.metrics.exposition import HostCollector, registry_of
 from megatrain_diagnostics.metrics.server import MetricsServer, read_token
 from megatrain_diagnostics.streamer.expected_ranks import ExpectedRanks
@@ -41,9 +41,7 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--settings", required=True, metavar="JSON", help="a StreamerSettings")
     add_etcd_arguments(parser)
     args = parser.parse_args(words)
-    closed = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: closed.set())
+    closed = stopped_by_signals()
     os.nice(_NICENESS)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     try:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
-import threading
 
 from megatrain.commands.job_place import add_job, opened_job
 from megatrain.commands.printing import print_note
+from megatrain.programs.stop_signals import stopped_by_signals
 from megatrain_launcher.launch.flags import PLATFORMS
 from megatrain_launcher.program_log import log_to_stderr
 
@@ -30,10 +29,7 @@ def run(args: argparse.Namespace) -> int:
     from megatrain_launcher.launch.plan import choose_platform
 
     log_to_stderr()
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, lambda *_: stop.set())
+    stop = stopped_by_signals()
     with opened_job(args, is_patient=True) as job:
         code = run_lone_driver(job.client, job.keys, stop, print_note, choose_platform(args.platform, os.environ))
     return 0 if code is None else code

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from megatrain.config.load import load_config
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.printable import printable
+from megatrain.programs.stop_signals import StopSignals, note_only
 from megatrain_launcher.launch.flags import DEFAULT_MODULE, LaunchFlags, add_launch_arguments, launch_flags
 from megatrain_launcher.program_log import log_to_stderr
 
@@ -20,6 +22,17 @@ if TYPE_CHECKING:
 
 SUMMARY = "train on one host or many: checks hosts, restarts what breaks, takes spares; torchrun's flags"
 ACCEPTS_OVERRIDES = True
+
+
+class StoppedEarly(BaseException):
+    """A signal asked to stop while the launch was still being prepared. Like KeyboardInterrupt it is nobody's error."""
+
+
+def stop_early(name: str) -> None:
+    """Unwind what was started already, in order. Raises: StoppedEarly; KeyboardInterrupt, as ever, for SIGINT."""
+    if name == signal.SIGINT.name:
+        raise KeyboardInterrupt
+    raise StoppedEarly(name)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,27 +46,26 @@ def run(args: argparse.Namespace) -> int:
         return 0
     from megatrain_launcher.launch.host import run_launch
     from megatrain_launcher.launch.plan import make_plan
-    from megatrain_launcher.launch.stopping import EarlyStop, StoppedEarly
 
     log_to_stderr()
     _check_directory()
     environment = dict(os.environ)
-    early = EarlyStop()
 
     def execute(settings: ExecutorSettings) -> int:
         # here: both load torch, which takes seconds and is for nothing where several executors are started
         from megatrain_launcher.executor.executor import run_executor
         from megatrain_launcher.launch.executor_parts import parts_with
 
-        early.check()
+        if early.is_requested:  # raised already, and lost: not every import lets such through
+            stop_early(early.name)
         code = run_executor(settings, parts_with(plan.platform))
-        early.job_is_over()
+        early.tell(note_only)
         return code
 
     try:
-        with early:
+        with StopSignals(stop_early) as early:
             plan = make_plan(flags, environment)
-            return run_launch(plan, environment, execute, _tell, on_job_over=early.job_is_over)
+            return run_launch(plan, environment, execute, _tell, on_job_over=lambda: early.tell(note_only))
     except StoppedEarly as stop:
         with suppress(OSError):  # nobody reads any more
             _tell(f"{stop}: stopped before anything was trained")

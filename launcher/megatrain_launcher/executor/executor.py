@@ -30,6 +30,7 @@ from megatrain.contracts.run_directory import safe_name
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.lease_keeper import LeaseKeeper
 from megatrain.coordination.wire import KeyRange
+from megatrain.programs.stop_signals import StopSignals
 from megatrain_launcher.agent import AgentSettings, RoundAgent
 from megatrain_launcher.executor.caretaker import Caretaker, CaretakerParts
 from megatrain_launcher.executor.check_desk import CheckDesk, DeskParts, HealthChecks
@@ -49,7 +50,6 @@ from megatrain_launcher.executor.orders import OrderBook
 from megatrain_launcher.executor.program_keeper import ProgramKeeper, start_keeper
 from megatrain_launcher.executor.round_follower import FollowerParts, RoundFollower
 from megatrain_launcher.executor.settings import ExecutorSettings, new_session
-from megatrain_launcher.executor.signals import StopSignals
 from megatrain_launcher.executor.status_writer import StatusWriter
 from megatrain_launcher.executor.storage_watch import StorageWatch
 from megatrain_launcher.executor.worker_events import EventParts, WorkerEvents
@@ -233,7 +233,7 @@ def _take_part(
         )
         closing.callback(caretaker.close)
         local.wakers.all += [writer.wake, rounds.wake, follower.wake, caretaker.wake]
-        signals.tell(caretaker)
+        signals.tell(lambda name: caretaker.stop(f"it got {name}"), lambda name: caretaker.kill(f"it got {name} again"))
         orders.follow(client)
         rounds.run()
         return _exit_code(orders, caretaker, membership)

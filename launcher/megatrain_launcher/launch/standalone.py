@@ -22,6 +22,7 @@ from megatrain.contracts.run_directory import RunDirectory
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.settings import EtcdSettings
 from megatrain.coordination.wire import KeyRange
+from megatrain.programs.stop_signals import StopSignals
 from megatrain_launcher.etcd_process import EtcdProcess
 from megatrain_launcher.executor.dashboard_notice import told_dashboard
 from megatrain_launcher.executor.job_programs import ProgramSettings, running_programs
@@ -30,7 +31,6 @@ from megatrain_launcher.hosts.local import LocalHosts
 from megatrain_launcher.launch.etcd_notice import told_troubles
 from megatrain_launcher.launch.leftovers import find_snapshots, release_snapshots, remove_black_boxes
 from megatrain_launcher.launch.plan import LaunchPlan
-from megatrain_launcher.launch.stopping import StopOnSignal
 from megatrain_launcher.launch.templates import launch_words
 
 Execute = Callable[[ExecutorSettings], int]
@@ -74,10 +74,10 @@ def run_standalone(
                     hosts.stop()
                     tell(f"{signal_name}: the hosts save and stop (a second Ctrl-C ends them without)")
 
-                with StopOnSignal(ask) as stop:
+                with StopSignals(ask) as stop:
                     codes = hosts.wait()
                     on_job_over()
-            return note(told(_exit_code(settings, keys, began, codes, is_asked=stop.is_asked)))
+            return note(told(_exit_code(settings, keys, began, codes, is_asked=stop.is_requested)))
 
 
 def forget_dead_hosts(settings: EtcdSettings, keys: JobKeys) -> int:

@@ -11,9 +11,9 @@ import pytest
 
 from megatrain.cli import BUILT_IN_VERBS, find_verbs, main
 from megatrain.commands import job_place
-from megatrain.commands.orderly_end import END_SIGNALS
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.layout import Layout
+from megatrain.programs.stop_signals import STOP_SIGNALS
 from megatrain_diagnostics.columns.schema import to_arrow
 from megatrain_diagnostics.events.tables import Ranks
 from megatrain_diagnostics.store.segment_store import SegmentStore
@@ -69,7 +69,7 @@ def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(job_place, "_OWN_CALL_S", 0.05)
     monkeypatch.setattr(driver, "log_to_stderr", lambda: None)
-    handlers = {number: signal.getsignal(number) for number in END_SIGNALS}
+    handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     yield tmp_path
     for number, handler in handlers.items():
         signal.signal(number, handler)

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from megatrain.commands.orderly_end import END_SIGNALS, orderly_end
+from megatrain.commands.orderly_end import orderly_end
+from megatrain.programs.stop_signals import STOP_SIGNALS
 from tests.helpers.require import require_module
 from tests.helpers.source_tree import ROOT
 from tests.helpers.waiting import wait_until
@@ -24,24 +25,24 @@ def send(number: int) -> None:
     os.kill(os.getpid(), number)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGUSR1, 138)])
 def test_the_first_signal_ends_the_block_and_the_next_do_nothing(
     number: signal.Signals, code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before = [signal.getsignal(each) for each in END_SIGNALS]
+    before = [signal.getsignal(each) for each in STOP_SIGNALS]
     cleaned_up = []
     with pytest.raises(SystemExit) as end, orderly_end():
         try:
             send(number)
             pytest.fail("the signal did nothing")
         finally:
-            for each in END_SIGNALS:
+            for each in STOP_SIGNALS:
                 send(each)
             cleaned_up.append(True)
     assert end.value.code == code
     assert cleaned_up
     assert capsys.readouterr().err == f"megatrain: stopped by {number.name}\n"
-    assert [signal.getsignal(each) for each in END_SIGNALS] == before
+    assert [signal.getsignal(each) for each in STOP_SIGNALS] == before
 
 
 def test_an_interrupt_stays_an_interrupt(capsys: pytest.CaptureFixture[str]) -> None:
@@ -54,16 +55,6 @@ def test_an_interrupt_stays_an_interrupt(capsys: pytest.CaptureFixture[str]) -> 
             cleaned_up.append(True)
     assert cleaned_up
     assert capsys.readouterr().err == ""
-
-
-def test_what_is_ignored_stays_ignored() -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with orderly_end():
-            send(signal.SIGHUP)
-        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGHUP, before)
 
 
 def staging_directories(place: Path) -> list[Path]:

@@ -24,12 +24,13 @@ from megatrain.contracts.rounds import JobEnd
 from megatrain.contracts.run_directory import RunDirectory, black_box_path
 from megatrain.coordination.client import EtcdClient
 from megatrain.jobs.own_etcd import read_own_etcd
+from megatrain.programs.stop_signals import StopSignals, note_only
+from megatrain_launcher.commands.launch import StoppedEarly, stop_early
 from megatrain_launcher.executor import job_programs
 from megatrain_launcher.executor.settings import ExecutorSettings
 from megatrain_launcher.hosts.local import LocalHosts
 from megatrain_launcher.launch.host import run_launch
 from megatrain_launcher.launch.plan import LaunchPlan, make_plan
-from megatrain_launcher.launch.stopping import EarlyStop, StopOnSignal, StoppedEarly
 from tests.helpers.etcd_server import etcd_program
 from tests.helpers.launch_cases import small_flags
 from tests.helpers.waiting import wait_until
@@ -166,7 +167,7 @@ def test_hosts_are_asked_to_stop_by_the_first_signal(tmp_path: Path, hosts: Loca
         asked.append(name)
         hosts.stop()
 
-    with StopOnSignal(ask):
+    with StopSignals(ask):
         os.kill(os.getpid(), signal.SIGUSR1)
         os.kill(os.getpid(), signal.SIGTERM)
         assert hosts.wait() == [75, 75, 75]
@@ -174,25 +175,27 @@ def test_hosts_are_asked_to_stop_by_the_first_signal(tmp_path: Path, hosts: Loca
     assert (tmp_path / "host-2.started").read_text() == "launch --host-id=host-2 CONFIG"
 
 
-def test_a_signal_before_the_job_ends_the_preparations_in_order() -> None:
-    early, closed = EarlyStop(), []
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(StoppedEarly, match="SIGTERM"), early, ExitStack() as stack:
+@pytest.mark.parametrize(
+    ("number", "raised"),
+    [(signal.SIGTERM, StoppedEarly), (signal.SIGUSR1, StoppedEarly), (signal.SIGINT, KeyboardInterrupt)],
+)
+def test_a_signal_before_the_job_ends_the_preparations_in_order(
+    number: signal.Signals, raised: type[BaseException]
+) -> None:
+    closed: list[str] = []
+    before = signal.getsignal(number)
+    with pytest.raises(raised), StopSignals(stop_early) as early, ExitStack() as stack:
         stack.callback(closed.append, "etcd")
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), number)
         pytest.fail("the signal was not taken")
-    assert (closed, signal.getsignal(signal.SIGTERM)) == (["etcd"], before)
-    with pytest.raises(StoppedEarly):  # where an import swallowed it
-        early.check()
+    assert (closed, early.name, signal.getsignal(number)) == (["etcd"], number.name, before)
 
 
 def test_a_signal_after_the_job_changes_nothing() -> None:
-    with EarlyStop() as early:
-        early.check()
-        early.job_is_over()
+    with StopSignals(stop_early) as early:
+        early.tell(note_only)
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGUSR1)
-        early.check()
 
 
 def test_hosts_that_were_stopped_before_they_listened_count_as_stopped(
@@ -216,7 +219,7 @@ def test_hosts_that_were_stopped_before_they_listened_count_as_stopped(
 def test_the_second_interrupt_leaves_no_host(tmp_path: Path) -> None:
     asked: list[str] = []
     running = make_hosts(tmp_path, 75)
-    with pytest.raises(KeyboardInterrupt), StopOnSignal(asked.append), running:
+    with pytest.raises(KeyboardInterrupt), StopSignals(asked.append), running:
         wait_for(tmp_path, 3)
         pids = list(running.pids.values())
         os.kill(os.getpid(), signal.SIGINT)
@@ -224,13 +227,6 @@ def test_the_second_interrupt_leaves_no_host(tmp_path: Path) -> None:
         os.kill(os.getpid(), signal.SIGINT)
         running.wait()
     assert not any(is_alive(pid) for pid in pids)
-
-
-def test_signals_go_back_to_whom_they_belonged() -> None:
-    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)]
-    with StopOnSignal(lambda _: None):
-        pass
-    assert before == [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)]
 
 
 def test_a_lost_host_is_told_of_and_the_others_go_on(tmp_path: Path) -> None:

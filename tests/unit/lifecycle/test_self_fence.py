@@ -39,10 +39,11 @@ WORKER = """
 import os, pathlib, subprocess, sys, time
 from megatrain import lifecycle
 from megatrain.failures.fence import FenceRule
+from megatrain.programs.stop_signals import StopSignals
 lifecycle._LOOK_S = 0.1
 rule = FenceRule(lease_ttl_s=10, floor_s=5, join_timeout_s=600, save_grace_s=60)
 watchdog = lifecycle.start_watchdog(600, 5, rule)
-signals = lifecycle.StopSignals()
+signals = StopSignals()
 watchdog.follow(pathlib.Path(sys.argv[1]))
 child = subprocess.Popen(["sleep", "600"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 print(watchdog.pid, child.pid, flush=True)

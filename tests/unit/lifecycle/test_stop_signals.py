@@ -1,4 +1,4 @@
-"""Signals become a request; the second interrupt does not; the handlers of before come back."""
+"""Signals become a request; the second interrupt insists; the handlers of before come back."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 
-from megatrain.lifecycle import STOP_SIGNALS, StopSignals
+from megatrain.programs.stop_signals import STOP_SIGNALS, StopSignals
 from tests.helpers.source_tree import ROOT
 
 
@@ -55,7 +56,7 @@ def test_a_worker_that_has_saved_ends_with_its_own_exit_code() -> None:
     # The interpreter gives handlers back long before the process is gone, and then destroys its objects.
     script = """
 import os, signal, sys
-from megatrain.lifecycle import STOP_SIGNALS, StopSignals
+from megatrain.programs.stop_signals import STOP_SIGNALS, StopSignals
 class Last:
     def __del__(self, kill=os.kill, pid=os.getpid(), numbers=STOP_SIGNALS):
         for number in numbers:
@@ -78,3 +79,62 @@ def test_a_forked_child_has_the_handlers_of_before() -> None:
         if pid == 0:
             os._exit(0 if [signal.getsignal(number) for number in STOP_SIGNALS] == before else 1)
         assert os.waitpid(pid, 0)[1] == 0
+
+
+def test_whoever_is_told_hears_the_first_signal_and_the_second_interrupt() -> None:
+    heard: list[str] = []
+    with StopSignals(heard.append, lambda name: heard.append(f"{name} again")):
+        for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGINT, signal.SIGINT):
+            signal.raise_signal(number)
+    assert heard == ["SIGHUP", "SIGINT again"]
+
+
+def test_whoever_comes_late_is_told_at_once() -> None:
+    heard: list[str] = []
+    with StopSignals() as signals:
+        signals.tell(heard.append)
+        assert heard == []
+        signal.raise_signal(signal.SIGUSR1)
+        signals.tell(lambda name: heard.append(f"late {name}"), heard.append)
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+    assert heard == ["SIGUSR1", "late SIGUSR1", "SIGINT"]
+
+
+def test_what_is_ignored_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopSignals() as signals:
+            signal.raise_signal(signal.SIGHUP)
+            assert not signals.is_requested
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_another_thread_takes_no_signals() -> None:
+    before = [signal.getsignal(number) for number in STOP_SIGNALS]
+    made: list[StopSignals] = []
+    thread = threading.Thread(target=lambda: made.append(StopSignals()))
+    thread.start()
+    thread.join()
+    assert [signal.getsignal(number) for number in STOP_SIGNALS] == before
+    made[0].close()
+
+
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_a_server_ends_in_order_by_any_of_them(number: signal.Signals) -> None:
+    script = """
+import os
+from megatrain.programs.stop_signals import stopped_by_signals
+stop = stopped_by_signals()
+print("up", flush=True)
+stop.wait(20)
+print("in order")
+"""
+    server = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    assert server.stdout is not None
+    assert server.stdout.readline() == "up\n"
+    server.send_signal(number)
+    assert server.communicate(timeout=20)[0] == "in order\n"
+    assert server.returncode == 0

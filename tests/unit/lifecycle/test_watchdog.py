@@ -23,7 +23,8 @@ LONG_S = 600.0
 # Every worker says its watchdog's process number, then does what its test is about.
 START = """
 import ctypes, os, select, signal, sys, time
-from megatrain.lifecycle import StopSignals, start_watchdog
+from megatrain.lifecycle import start_watchdog
+from megatrain.programs.stop_signals import StopSignals
 
 def say(text):
     print(text, flush=True)
@@ -315,7 +316,8 @@ def test_workers_are_asked_to_stop_when_their_launcher_is_gone() -> None:
     worker_script = """
 import os, select, signal, time
 launcher_pid = os.getppid()
-from megatrain.lifecycle import StopSignals, stop_with_launcher
+from megatrain.lifecycle import stop_with_launcher
+from megatrain.programs.stop_signals import StopSignals
 with StopSignals() as signals:
     stop_with_launcher(launcher_pid)
     print(os.getpid(), flush=True)
