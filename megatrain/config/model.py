@@ -63,7 +63,9 @@ class ModelConfig:
         default="learned",
         metadata=option("learned: a table of seq_len vectors added to the embedding. rope: rotary, inside attention."),
     )
-    rope_theta: float = field(default=10000.0, metadata=option("Base of the rotary wavelengths.", above=1))
+    rope_theta: float = field(
+        default=10000.0, metadata=option("Base of the rotary wavelengths.", above=1, maximum=10**15)
+    )
     rope_scaling: Literal["none", "linear", "llama3"] = field(
         default="none",
         metadata=option(
@@ -104,7 +106,8 @@ class ModelConfig:
         ),
     )
     init_std: float = field(
-        default=0.02, metadata=option("Standard deviation of the initial weights (normal distribution).", above=0)
+        default=0.02,
+        metadata=option("Standard deviation of the initial weights (normal distribution).", above=0, maximum=1000),
     )
     is_residual_init_scaled: bool = field(
         default=True,

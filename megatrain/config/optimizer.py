@@ -16,8 +16,10 @@ class OptimizerConfig:
         default="adamw",
         metadata=option("Update rule. lamb scales each layer's update by a trust ratio, for batches 4 times as large."),
     )
-    lr: float = field(metadata=option("Highest learning rate, reached after warm-up.", above=0))
-    min_lr: float = field(default=0.0, metadata=option("Learning rate at the end of the decay.", minimum=0))
+    lr: float = field(metadata=option("Highest learning rate, reached after warm-up.", above=0, maximum=1000))
+    min_lr: float = field(
+        default=0.0, metadata=option("Learning rate at the end of the decay.", minimum=0, maximum=1000)
+    )
     beta1: float = field(default=0.9, metadata=option("Decay of the first moment.", minimum=0, below=1))
     beta2: float = field(default=0.95, metadata=option("Decay of the second moment.", minimum=0, below=1))
     eps: float = field(default=1e-8, metadata=option("Added to the root of the second moment.", above=0))

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from functools import cache
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 
 from megatrain.config.wording import alternatives, shortened, value_text
 
@@ -21,6 +21,23 @@ Value = int | float | bool | str | tuple[int, ...]
 
 LARGEST_INTEGER = 2**53
 """No count of anything is larger, and JSON readers elsewhere keep integers exact up to here."""
+LONGEST_S = 1_000_000_000
+"""Three decades: longer waits overflow the clocks of communication libraries."""
+LARGEST_OF_UNIT: Mapping[str, int] = {
+    "s": LONGEST_S,
+    "h": 1_000_000,
+    "MB": 10**12,
+    "GB": 10**9,
+    "TFLOP/s": 10**9,
+    "steps": 2**31 - 1,
+}
+"""Bounds of keys that state none. An exabyte is a size that 64 bits hold in bytes, and a black box has 32 bits for the
+number of a step."""
+LARGEST_NUMBER = 10**9
+"""The bound of other numbers that state none: it may still be squared, and multiplied, in single precision."""
+SMALLEST_OF_UNIT: Mapping[str, float] = {"s": 0.001}
+SMALLEST_NUMBER = 1e-30
+"""Nearer to 0 nothing is told from 0 in single precision, and shorter times than SMALLEST_OF_UNIT are none."""
 
 Kind = Literal["int", "float", "bool", "str", "choice", "list of int"]
 
@@ -148,6 +165,10 @@ class Option:
             return f"is out of range; use {wanted} {self.allowed}"
         if isinstance(number, float) and not math.isfinite(number):
             return "must be finite; use an ordinary number"
+        smallest = SMALLEST_OF_UNIT.get(self.unit, SMALLEST_NUMBER)
+        if 0 < abs(number) < smallest:
+            zero = ", or 0" if self._is_in_range(0) else ""
+            return f"is as good as 0; use {wanted} of at least {smallest:g}{zero}"
         return None
 
     def _is_in_range(self, number: float) -> bool:
@@ -167,14 +188,22 @@ def options_of(section: type) -> Mapping[str, Option]:
     options = {}
     for field in fields(section):
         choices = get_args(hints[field.name]) if get_origin(hints[field.name]) is Literal else ()
+        kind = _kind_of(hints[field.name], choices)
         options[field.name] = Option(
             name=field.name,
-            kind=_kind_of(hints[field.name], choices),
+            kind=kind,
             choices=choices,
             default=None if field.default is MISSING else field.default,
-            **field.metadata,
+            **{**field.metadata, "maximum": _maximum(kind, field.metadata)},
         )
     return options
+
+
+def _maximum(kind: Kind, stated: Mapping[str, Any]) -> float | None:
+    """Return the bound of a key: the one that it states, else that of its unit or kind."""
+    if stated["maximum"] is not None or stated["below"] is not None or kind not in ("int", "float"):
+        return cast("float | None", stated["maximum"])
+    return LARGEST_OF_UNIT.get(stated["unit"], LARGEST_NUMBER if kind == "float" else None)
 
 
 def _kind_of(hint: object, choices: tuple[object, ...]) -> Kind:

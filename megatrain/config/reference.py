@@ -7,7 +7,7 @@ from typing import get_type_hints
 
 from megatrain.config.config import Config, all_options
 from megatrain.config.load import LoadedConfig
-from megatrain.config.options import LARGEST_INTEGER, Option
+from megatrain.config.options import LARGEST_INTEGER, SMALLEST_NUMBER, Option
 from megatrain.config.origin import DefaultOrigin
 from megatrain.config.wording import value_text
 
@@ -20,7 +20,7 @@ A run is described by one TOML file. Every key can also be set on the command li
 command line wins over the file, and the last setting of a key wins over earlier ones. Unknown keys, wrong types and
 impossible combinations are refused, all of them at once. `megatrain config show CONFIG --origin` tells where each value
 came from; `megatrain config check CONFIG` checks a file without starting anything. No integer may be larger than
-{LARGEST_INTEGER}.
+{LARGEST_INTEGER}, no number but 0 nearer to it than {SMALLEST_NUMBER:g}, and no time but 0 shorter than a millisecond.
 """
 _GENERAL_HINT = """\
 `megatrain config reference CONFIG` prints this page with the values of a run beside the defaults.

@@ -43,7 +43,7 @@ def test_documentation_is_a_sentence_and_the_default_is_allowed(key: str) -> Non
 
 def test_row_shows_type_default_unit_and_choices() -> None:
     page = reference_markdown()
-    assert "| `lr` | float | required |  | > 0 | Highest learning rate, reached after warm-up. |" in page
+    assert "| `lr` | float | required |  | > 0 and <= 1000 | Highest learning rate, reached after warm-up. |" in page
     assert '| `schedule` | choice | `"1f1b"` |  | "gpipe", "1f1b", "interleaved" or "zero_bubble" | ' in page
     assert "| `step_timeout_s` | float | `120.0` | s | > 0 and <= 1000000000 | " in page
 
