@@ -41,7 +41,7 @@ from megatrain.parallel.pipeline import PipelineInput
 from megatrain.schedule import build_schedule
 from megatrain.telemetry.black_box_writer import BlackBoxWriter
 from megatrain.telemetry.recorder import Recorder
-from megatrain.training_step import train_step
+from megatrain.training_step import Requests, train_step
 from tests.helpers.rank_protocol import RankContext
 
 BUCKET_SIZE = 8_000_000
@@ -282,11 +282,10 @@ class _Steps:
             num_label_tokens=_STEP_SEQ_LEN * _STEP_BATCH,
             lr=1e-4,
             grad_clip=1.0,
-            is_stop_requested=is_over,
-            is_checkpoint_requested=False,
+            requests=lambda: Requests(stop=is_over),
             recorder=self._recorder,
         )
-        return outcome.is_stop_agreed
+        return outcome.agreed.stop
 
 
 def _join(context: RankContext, tables: dict[str, Any], places: Places) -> tuple[Mesh, Config]:

@@ -53,8 +53,6 @@ class LoneTrainer:
             num_label_tokens=labels_SB.numel(),
             lr=self.config.optimizer.lr,
             grad_clip=self.config.optimizer.grad_clip,
-            is_stop_requested=False,
-            is_checkpoint_requested=False,
             recorder=self.recorder,
         )
         self.recorder.complete_step()

@@ -142,8 +142,6 @@ def measure_rank(context: RankContext, tables: dict[str, dict[str, Any]]) -> tup
             num_label_tokens=sum(one.labels_SB.numel() for one in inputs),
             lr=config.optimizer.lr,
             grad_clip=config.optimizer.grad_clip,
-            is_stop_requested=False,
-            is_checkpoint_requested=False,
             recorder=recorder,
         )
     estimate = estimate_memory(

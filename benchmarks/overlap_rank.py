@@ -92,8 +92,6 @@ class Side:
             num_label_tokens=sum(one.labels_SB.numel() for one in self.inputs),
             lr=1e-4,
             grad_clip=1.0,
-            is_stop_requested=False,
-            is_checkpoint_requested=False,
             recorder=self._recorder,
         )
         self._recorder.complete_step()

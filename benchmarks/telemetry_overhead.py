@@ -179,7 +179,7 @@ def _config(root: Path, steps: int) -> Config:
             "batch": {"micro_batch_size": 1, "global_batch_size": NUM_MICROBATCHES},
             "train": {"steps": steps + WARMUP + 1, "precision": "fp32"},
             "optimizer": {"lr": 1e-4},
-            "checkpoint": {"interval": 0, "save_at_end": False},
+            "checkpoint": {"interval_s": 0.0, "save_at_end": False},
             "telemetry": {"black_box_directory": str(boxes)},
             "log": {"interval": 1000},
         }

@@ -73,7 +73,7 @@ def train_records(
         sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_processes}",
         "-m", "megatrain.train", str(ROOT / "configs" / "demo.toml"), f"--train.steps={num_steps}",
         f"--job.run_directory={run_directory}", f"--data.train={prefix}", "--data.validation=", "--data.tokenizer=",
-        "--checkpoint.save_at_end=false", "--optimizer.lr_warmup_steps=0", *overrides,
+        "--checkpoint.interval_s=0", "--checkpoint.save_at_end=false", "--optimizer.lr_warmup_steps=0", *overrides,
     ]  # fmt: skip
     subprocess.run(command, check=True, env={"OMP_NUM_THREADS": "1", **os.environ}, stdout=subprocess.DEVNULL)
     return [json.loads(line) for line in (run_directory / "metrics" / "metrics.jsonl").read_text().splitlines()]

@@ -24,8 +24,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import NoReturn, Self
 
+from megatrain.contracts.black_box import BlackBoxReader
 from megatrain.contracts.errors import DataError
-from megatrain.failures.fence import FenceRule, FenceStep
+from megatrain.failures.fence import FenceRule, FenceStep, longer_stop_s, step_ns_of
 from megatrain.programs.forks import GROUP_SIGNALS, call_in_forked_children
 from megatrain.programs.processes import signal_at_parents_death
 from megatrain.programs.stop_signals import STOP_SIGNALS
@@ -44,6 +45,7 @@ _COMMAND = struct.Struct("<BdH")
 _PIPE_FD = 3
 _LONGEST_WAIT_S = 3600.0  # select takes no infinity
 _LOOK_S = 0.5
+_NS = 1_000_000_000
 
 
 class Watchdog:
@@ -106,7 +108,8 @@ class Watchdog:
 
 
 def start_watchdog(grace_s: float, rank: int | None = None, fence_rule: FenceRule | None = None) -> Watchdog:
-    """Fork the process that kills this one `grace_s` after a stop signal, unless this one has ended by then.
+    """Fork the process that kills this one after a stop signal, unless this one has ended by then: `grace_s` later, or
+    twice a step of the black box that it follows, where that is longer.
 
     Call it in the main thread before torch is imported: the child stays small, and no lock of a library is copied.
     It notices those signals that have a Python handler: see StopSignals. `rank` is for the message; None: torchrun's.
@@ -186,7 +189,7 @@ class GraceClock:
         """Of the stop signal whose grace period runs; empty: none."""
         self.black_box: Path | None = None
         """Of the worker; None: it has not told."""
-        self._grace_s = grace_s
+        self.grace_s = grace_s
         self._signalled_at = 0.0
         self._busy_until = -math.inf
         self._rest = b""
@@ -195,7 +198,7 @@ class GraceClock:
     def deadline(self) -> float:
         if not self.signal_name:
             return math.inf
-        return max(self._signalled_at, self._busy_until) + self._grace_s
+        return max(self._signalled_at, self._busy_until) + self.grace_s
 
     def feed(self, data: bytes, now: float) -> None:
         """Take in bytes of the pipe, which may end within a command."""
@@ -251,10 +254,11 @@ class _Watch:
         # Had the worker died before prctl, and a child of its kept the pipe open, nothing else would tell us.
         while os.getppid() == self._worker_pid:
             now = time.monotonic()
-            if now >= clock.deadline:
+            if now >= clock.deadline and not self._lengthen_grace():
                 return (
-                    f"{self._worker} got {clock.signal_name}, but came to no step boundary within "
-                    f"runtime.save_grace_s={self._grace_s:g}; killing it without a save"
+                    f"{self._worker} got {clock.signal_name}, but came to no step boundary within {clock.grace_s:g} s "
+                    f"(runtime.save_grace_s={self._grace_s:g}, or twice a step where that is longer); killing it "
+                    "without a save"
                 )
             step, reason = self._look() if now >= self._look_at else (FenceStep.GO_ON, "")
             if step is FenceStep.STOP:
@@ -270,6 +274,16 @@ class _Watch:
                 clock.feed(data, time.monotonic())
                 self._begin_to_look()
         return ""
+
+    def _lengthen_grace(self) -> bool:
+        """Give the worker as long as its own steps take, where that is more than it was given; say whether it is."""
+        step_ns = None
+        if self._clock.black_box is not None:
+            with contextlib.suppress(DataError), BlackBoxReader(self._clock.black_box) as reader:
+                step_ns = step_ns_of(reader.progress())
+        longer_s = None if step_ns is None else longer_stop_s(self._clock.grace_s, step_ns / _NS)
+        self._clock.grace_s = longer_s or self._clock.grace_s
+        return longer_s is not None
 
     def _begin_to_look(self) -> None:
         if self._fence_rule is None or self._clock.black_box is None or self._fence is not None:

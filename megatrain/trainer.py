@@ -12,6 +12,7 @@ from time import perf_counter
 from megatrain.assembly import Replica
 from megatrain.checkpoint.continuation import Progress
 from megatrain.checkpoint.job import JobCheckpoints
+from megatrain.checkpoint.save_policy import SaveInterval
 from megatrain.config.batch import batches_from
 from megatrain.config.config import Config
 from megatrain.contracts.black_box_values import Command, Phase
@@ -31,9 +32,10 @@ from megatrain.overlap_watch import OverlapWatch
 from megatrain.profiling import StepProfiler
 from megatrain.replica_check import ReplicaCheck
 from megatrain.reporting import EvaluationReport, Reporter, StepReport
+from megatrain.stop_notice import StopNotice
 from megatrain.telemetry.compute_cost import compute_cost, device_name
 from megatrain.telemetry.recorder import Recorder
-from megatrain.training_step import StepOutcome, train_step
+from megatrain.training_step import Requests, StepOutcome, train_step
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,8 @@ class Trainer:
         self._config = parts.config
         self._progress = Progress()
         self._skipped: SampleRanges = ()
+        self._interval = SaveInterval(parts.config.checkpoint)
+        self._stop_notice = StopNotice(parts.config.runtime.save_grace_s)
         self._num_skipped_in_a_row = 0
         self._saved_step = -1
         self._obeyed_command = 0
@@ -112,6 +116,7 @@ class Trainer:
         config, recorder = self._config, self._parts.recorder
         if self.step >= config.train.steps:
             self._note(f"nothing to do: {self.step} steps are done, train.steps={config.train.steps}")
+        self._tell_news()  # of how checkpoints are taken
         self._parts.replica.set_training(True)
         mesh, first_step = self._parts.replica.mesh, self.step
         mesh.set_timeout(config.runtime.first_step_timeout_s)
@@ -126,6 +131,7 @@ class Trainer:
                     outcome = self._train_step(batch)
                 self._advance(batch, outcome)
                 self._note(self._overlap_watch.after_step(recorder.complete_step()))
+                self._note(self._stop_notice.after_step(recorder.progress()))
                 self._note_values(batch, outcome)
                 if self.step == first_step + 1:
                     mesh.set_timeout(config.runtime.step_timeout_s)
@@ -134,9 +140,9 @@ class Trainer:
                 self._check_skips(outcome)
                 self._parts.garbage.after_step(self.step)
                 self._note(self._parts.memory.after_step(self.step))
-                self.is_stopped = outcome.is_stop_agreed and self.step < config.train.steps
+                self.is_stopped = outcome.agreed.stop and self.step < config.train.steps
                 self._tell_news()
-                self._maybe_save(is_asked_for=outcome.is_checkpoint_agreed)
+                self._maybe_save(outcome.agreed)
                 self._maybe_evaluate()
         recorder.set_phase(Phase.STOPPING)
         for chunk in self._parts.replica.data_parallel:
@@ -175,8 +181,7 @@ class Trainer:
             num_label_tokens=batch.num_label_tokens,
             lr=self._lr(self.step),
             grad_clip=config.optimizer.grad_clip,
-            is_stop_requested=self._parts.is_stop_requested(),
-            is_checkpoint_requested=self._is_checkpoint_requested(),
+            requests=self._requests,
             recorder=self._parts.recorder,
             check_replicas=self._check_of(self.step + 1),
         )
@@ -235,14 +240,15 @@ class Trainer:
                 )
             )
 
-    def _maybe_save(self, *, is_asked_for: bool) -> None:
+    def _maybe_save(self, agreed: Requests) -> None:
         config = self._config.checkpoint
+        is_due = agreed.is_interval_over or (config.interval and self.step % config.interval == 0)
         # a skipped step changed nothing, and the weights of a streak of them may be the cause: the one before stays
-        is_due = bool(config.interval) and self.step % config.interval == 0 and self._num_skipped_in_a_row == 0
+        is_due = is_due and self._num_skipped_in_a_row == 0
         is_end = self.step == self._config.train.steps and config.save_at_end
-        if (is_due or is_end or is_asked_for or self.is_stopped) and self.step != self._saved_step:
+        if (is_due or is_end or agreed.checkpoint or self.is_stopped) and self.step != self._saved_step:
             self._save()
-        if is_asked_for:
+        if agreed.checkpoint:
             self._obeyed_command = self._parts.recorder.control.command_number
             self._parts.recorder.set_obeyed_command(self._obeyed_command)
 
@@ -252,6 +258,7 @@ class Trainer:
         with self._phase(Phase.CHECKPOINT, self._config.runtime.checkpoint_timeout_s, Operation.CHECKPOINT):
             times = checkpoints.take(self._progress)
         self._saved_step = self.step
+        self._interval.saved(times.stall_s)
         waited = f", {times.waited_s:.2f} s of it for room" if times.has_waited else ""
         self._note(
             f"snapshot of step {self.step} taken in {times.stall_s:.3f} s{waited}; it goes to {checkpoints.directory}"
@@ -277,10 +284,17 @@ class Trainer:
             for line in self._parts.checkpoints.news():
                 self._note(line)
 
-    def _is_checkpoint_requested(self) -> bool:
-        """Whether the executor asks for a checkpoint that this rank has not taken yet."""
-        control, obeyed = self._parts.recorder.control, self._obeyed_command
-        return control.command == Command.CHECKPOINT and control.command_number > obeyed
+    def _requests(self) -> Requests:
+        """Return what this rank is asked for now."""
+        parts, obeyed = self._parts, self._obeyed_command
+        control = parts.recorder.read_control()
+        return Requests(
+            stop=parts.is_stop_requested(),
+            checkpoint=control.command == Command.CHECKPOINT and control.command_number > obeyed,
+            # one rank looks at the clock, for all
+            is_interval_over=parts.replica.mesh.rank == 0
+            and self._interval.is_over(is_storing=parts.checkpoints.is_storing),
+        )
 
     @contextmanager
     def _phase(self, phase: Phase, timeout_s: float, operation: Operation) -> Iterator[None]:

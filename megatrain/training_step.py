@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import torch
 
@@ -21,14 +21,24 @@ from megatrain.telemetry.recorder import Recorder
 
 
 @dataclass(frozen=True, slots=True)
+class Requests:
+    """What is asked of the step loop, of one rank or of any."""
+
+    stop: bool = False
+    checkpoint: bool = False
+    """By the executor."""
+    is_interval_over: bool = False
+    """So much time has passed since the last checkpoint that the next is due."""
+
+
+@dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """What all ranks know after a step: `loss` in nats a label token, and what some rank was asked for."""
+    """What all ranks know after a step: `loss` in nats a label token, and what some rank was asked for by its end."""
 
     loss: float
     grad_norm: float
     is_skipped: bool
-    is_stop_agreed: bool
-    is_checkpoint_agreed: bool
+    agreed: Requests
 
 
 def train_step(
@@ -39,14 +49,14 @@ def train_step(
     num_label_tokens: int,
     lr: float,
     grad_clip: float,
-    is_stop_requested: bool,
-    is_checkpoint_requested: bool,
+    requests: Callable[[], Requests] = Requests,
     recorder: Recorder,
     check_replicas: Callable[[], None] | None = None,
 ) -> StepOutcome:
     """Train on one global batch, of which `inputs` are this pipeline's micro-batches.
 
     num_label_tokens: of this pipeline's micro-batches. grad_clip: the largest gradient norm, 0 for any.
+    requests: what this rank is asked for; called when nothing of the step is left but to agree on it and to update.
     check_replicas: called when the parameters have been used and nobody has changed them yet.
     Communication: everything that the step needs; returns when this rank's shares are updated and their gather has
     started.
@@ -66,13 +76,12 @@ def train_step(
     with recorder.span(Operation.CLIP):
         # every tp rank of the last stage has the same loss: one of them speaks
         speaks = mesh.is_last_stage and mesh.tp.rank == 0
-        own = torch.stack([
-            replica.optimizer.gradient_square_sum(),
-            loss_sum if speaks else torch.zeros_like(loss_sum),
-            torch.full_like(loss_sum, float(is_stop_requested)),
-            torch.full_like(loss_sum, float(is_checkpoint_requested)),
-        ])  # fmt: skip
-        square_sum, loss_total, num_stop_requests, num_checkpoint_requests = mesh.sum_over_all(own).tolist()
+        shares = torch.stack(
+            [replica.optimizer.gradient_square_sum(), loss_sum if speaks else torch.zeros_like(loss_sum)]
+        )
+        # the host waits for the device here, as it would after the sum: so whatever is asked for until now counts
+        own = [*shares.tolist(), *map(float, astuple(requests()))]
+        square_sum, loss_total, *asked = mesh.sum_over_all(shares.new_tensor(own)).tolist()
     total_tokens = int(counted.wait()[0].item())
     grad_norm = math.sqrt(square_sum) if square_sum >= 0.0 else math.nan
     loss = loss_total / max(total_tokens, 1)
@@ -83,7 +92,7 @@ def train_step(
             replica.optimizer.step(lr, _clip_scale(grad_norm, grad_clip))
         for chunk in replica.data_parallel:
             chunk.start_gather()
-    return StepOutcome(loss, grad_norm, is_skipped, num_stop_requests > 0.0, num_checkpoint_requests > 0.0)
+    return StepOutcome(loss, grad_norm, is_skipped, Requests(*(count > 0.0 for count in asked)))
 
 
 def _clip_scale(grad_norm: float, grad_clip: float) -> float:

@@ -67,7 +67,7 @@ class _Running:
     first_failure_at: float | None = None
     has_cause: bool = False
     """A failure is known that no other worker's failure explains."""
-    save_deadline: float | None = None
+    asked_to_save_at: float | None = None
 
     def rank(self, local_rank: int) -> int:
         return self.assignment.part.first_rank + local_rank
@@ -263,10 +263,11 @@ class RoundAgent(LocalElasticAgent):  # type: ignore[misc]
         """Ask the workers once to save and stop; say whether they still have time for it."""
         if not running.pids or not self._orders.is_saving(number):
             return False
-        if running.save_deadline is None:
-            running.save_deadline = now + self._settings.save_grace_s + _GRACE_SLACK_S
+        if running.asked_to_save_at is None:
+            running.asked_to_save_at = now
             self._standby.signal_workers(running.pids.values(), signal.SIGTERM)
-        return now < running.save_deadline
+        grace_s = max(self._settings.save_grace_s, self._orders.told_deadlines(number).stop_s)
+        return now < running.asked_to_save_at + grace_s + _GRACE_SLACK_S
 
     def _report_ends(self, running: _Running) -> None:
         local_ranks = {pid: local_rank for local_rank, pid in running.pids.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from megatrain.contracts.rounds import Round, RoundHost
+from megatrain.contracts.rounds import Round, RoundDeadlines, RoundHost
 from megatrain.failures.verdict import Verdict
 
 
@@ -28,6 +28,9 @@ class Orders(Protocol):
 
     def is_saving(self, number: int) -> bool:
         """Say whether workers of that round shall be asked to save and stop, rather than be killed."""
+
+    def told_deadlines(self, number: int) -> RoundDeadlines:
+        """Return what all hosts of that round were told of its steps and of how long a stop takes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,11 @@ class HostWriter:
             lines.append(f"a checkpoint FAILED and is tried again at the next interval: {status.last_error}")
         return lines
 
+    def last_write_s(self) -> float:
+        """Return how long the last write to storage took that went well; 0 before there was one."""
+        status = self._status()
+        return status.last_write_s if status is not None else 0.0
+
     def last_error(self) -> str:
         """Return what went wrong last, or where to look for it."""
         status = self._status()

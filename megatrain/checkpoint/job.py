@@ -26,6 +26,8 @@ from megatrain.checkpoint.load import load_state
 from megatrain.checkpoint.memory_origin import memory_origin
 from megatrain.checkpoint.metadata_file import metadata_bytes
 from megatrain.checkpoint.ownership import SavedShard
+from megatrain.checkpoint.round_claim import RoundClaim
+from megatrain.checkpoint.save_policy import free_bytes, policy_notes
 from megatrain.checkpoint.snapshots import Snapshots, SnapshotTimes
 from megatrain.checkpoint.start import StartingPoint, StorageCandidate, read_storage
 from megatrain.checkpoint.url_location import open_location
@@ -35,9 +37,9 @@ from megatrain.config.serialize import config_hash
 from megatrain.contracts.arena import arena_path, remove_arena, sealed_by_rank, wake_writer
 from megatrain.contracts.arena_plans import HostPlan, ManifestTemplate, RankPlan
 from megatrain.contracts.checkpoint_files import commit_problem, read_manifest, wrong_files
-from megatrain.contracts.claims import Claim, Claims, JobRound
-from megatrain.contracts.errors import CheckpointError, FencedError, MegatrainError, SaveError
-from megatrain.contracts.lineage import RoundStart, begin_round, open_branch
+from megatrain.contracts.claims import JobRound
+from megatrain.contracts.errors import CheckpointError, MegatrainError, SaveError
+from megatrain.contracts.lineage import open_branch
 from megatrain.contracts.location import Location
 from megatrain.contracts.manifest import CheckpointMesh, CheckpointVersions, Manifest, SampleStream
 from megatrain.contracts.rounds import Rollback
@@ -84,20 +86,16 @@ class JobCheckpoints:
         self._shards = tuple(shards)
         self._data = data
         self._local_rank = local_rank
-        self._round = round_number
         self._host = host
         self._rollback = rollback
-        self._job_round = job_round
-        self._claim = ""
-        self._is_exclusive = True
         self._notes: list[str] = []
         # the writer process may have been started from another directory
         place = directory if "://" in directory else str(Path(directory).absolute())
         self._checkpoints: Location = open_location(place)
+        self._claim = RoundClaim(self._checkpoints, job_round, round_number, mesh)
         self._log = logs / "checkpoint-writer.log"
         self._plan = plan_snapshot(shards)
         self._branch = ""
-        self._began_at_step = 0
         self._attachment: Attachment | None = None
         self._snapshots: Snapshots | None = None
         self._writer: HostWriter | None = None
@@ -118,7 +116,7 @@ class JobCheckpoints:
     def _restore(self) -> Restored | None:
         host, settings = self._mesh.host, self._config.checkpoint
         # before storage is read: what an older round has committed until then counts, and it removes nothing after
-        self._claim_round()
+        self._claim.take()
         start = read_storage(self._checkpoints, settings, self._mesh.rank, host)
         rollback = pending(self._rollback, start)
         settle_until = None if rollback is None else rollback.to_step
@@ -128,10 +126,9 @@ class JobCheckpoints:
             # what an earlier layout, or a host that is lost, had in memory may have come to storage meanwhile
             start = read_storage(self._checkpoints, settings, self._mesh.rank, host)
         least = max(attachment.last_round + 1, start.last_round + 1)
-        if least > self._round:
+        if least > self._claim.number:
             # rounds of before there were claims
-            self._round = least
-            self._claim_round()
+            self._claim.take(least)
         if rollback is not None:
             start = earlier(start, rollback, settings)
         has_memory = memory is not None and settings.resume and memory.snapshot.step >= start.newest_step
@@ -149,45 +146,10 @@ class JobCheckpoints:
             slots = self._open_slots()
             for slot in slots:
                 slot.clear()
-        self._begin_round(0 if restored is None else restored.continuation.progress.step)
+        self._claim.begin(self._branch, 0 if restored is None else restored.continuation.progress.step)
         self._publish(slots)
         self._copy_to_peers(has_old=has_memory)
         return restored
-
-    def _claim_round(self) -> None:
-        """Take a number that no other round has, of this job or another one that saves here.
-
-        Where storage takes nothing now, the writer of the coordinator's host claims it later.
-        Communication: one broadcast. Raises: FencedError on every rank, when a newer round has come.
-        """
-        told = Claim(self._round, "", 0, "", "")
-        problem = ""
-        if self._mesh.rank == 0:
-            try:
-                told = Claims(self._checkpoints).take(self._job_round, self._round, own=self._claim.encode())
-            except FencedError as error:
-                problem = str(error)
-            except CheckpointError as error:
-                told = Claims.unwritten(self._job_round, self._round)
-                self._is_exclusive = False  # nobody knows
-                self._notes.append(f"WARNING: round {told.number} could not claim {self._checkpoints}: {error}")
-        number, claim, problem = self._mesh.host.broadcast_json([told.number, told.content().decode(), problem])
-        if problem:
-            raise FencedError(problem)
-        self._round, self._claim = number, claim
-
-    def _begin_round(self, step: int) -> None:
-        """Say where this round goes on: what an older one commits from now on beyond that step counts for nothing."""
-        self._began_at_step = step
-        if self._mesh.rank == 0 and self._is_exclusive:
-            with suppress(CheckpointError):  # the writer says it again before it writes
-                begin_round(self._checkpoints, RoundStart(self._round, self._branch, step))
-            self._is_exclusive = self._checkpoints.is_exclusive()
-            if not self._is_exclusive:
-                self._notes.append(
-                    f"WARNING: {self._checkpoints} cannot refuse to replace a file that is there already; should two"
-                    " rounds save the same step, the last COMMIT counts, and all that either of them wrote is kept"
-                )
 
     @property
     def skipped(self) -> SampleRanges:
@@ -203,7 +165,7 @@ class JobCheckpoints:
         assert self._snapshots is not None
         label = SnapshotLabel(
             step=progress.step,
-            round=self._round,
+            round=self._claim.number,
             consumed_samples=progress.consumed_samples,
             consumed_tokens=progress.consumed_tokens,
             num_updates=progress.num_updates,
@@ -232,12 +194,21 @@ class JobCheckpoints:
 
     def tend(self) -> None:
         """See to it that this host has a writer while there is work for one, whatever may have ended the last one."""
-        if self._snapshots is not None:
-            self._snapshots.tend()
+        if self._snapshots is None or self._writer is None:
+            return
+        self._snapshots.tend()
+        if self._snapshots.has_arrived():
+            self._mesh.recorder.note_write(self._writer.last_write_s())
+
+    @property
+    def is_storing(self) -> bool:
+        """Whether storage does not have yet what was taken last."""
+        return self._snapshots is not None and self._snapshots.pending() is not None
 
     def news(self) -> list[str]:
         """Return what the writer of this rank's host and the peers have done since the last call. Only looks."""
-        notes, self._notes = self._notes, []
+        notes = [*self._claim.notes, *self._notes]
+        self._claim.notes, self._notes = [], []
         return [*notes, *(self._writer.news() if self._writer is not None else []), *self._peers.news()]
 
     def close(self, *, is_done: bool) -> None:
@@ -371,7 +342,7 @@ class JobCheckpoints:
                     reason,
                     rollback="".join(done),
                     skipped=self._data.skipped,
-                    round_number=self._round,
+                    round_number=self._claim.number,
                 )
                 branch, created_unix_s = opened.name, opened.created_unix_s
             except CheckpointError as error:
@@ -424,7 +395,7 @@ class JobCheckpoints:
         if attachment.missing:
             # the writers of lost hosts are gone with the round in which they were to bring it to storage
             paths, is_wanted = [one.path for one in slots], words.step > start.newest_step
-            number = self._peers.adopt(attachment, paths, self._round, is_wanted=is_wanted)
+            number = self._peers.adopt(attachment, paths, self._claim.number, is_wanted=is_wanted)
             self._attachment = replace(attachment, next_snapshot=number + 1)
         return Restored(found, origin.place, 0, start.warnings)
 
@@ -441,9 +412,12 @@ class JobCheckpoints:
         ).write(arena.rank_plan(rank))
         gathered = mesh.host.gather_json(rank, file.items_json())
         if gathered is not None:
+            num_bytes = sum(item[-1] for items in gathered for item in items)
+            place = str(self._checkpoints)
+            self._notes += policy_notes(self._config.checkpoint, place, num_bytes, free_bytes(place))
             by_rank = dict(enumerate(gathered))
-            arena.metadata(self._round).write_bytes(
-                metadata_bytes(by_rank, lambda owner: data_file_name(self._round, owner))
+            arena.metadata(self._claim.number).write_bytes(
+                metadata_bytes(by_rank, lambda owner: data_file_name(self._claim.number, owner))
             )
         if self._local_rank == 0:
             self._host_plan(self._config.checkpoint.keep_arena_s).write(arena.host_plan)
@@ -460,7 +434,7 @@ class JobCheckpoints:
             mesh.recorder.show_life,
         )
         settings = self._config.checkpoint
-        will_save = bool(settings.interval) or settings.save_at_end
+        will_save = bool(settings.interval) or settings.is_by_time or settings.save_at_end
         if self._local_rank == 0 and (will_save or self._snapshots.pending() is not None):
             # before there is work: it also removes the arena when all workers were killed
             self._writer.call()
@@ -485,13 +459,13 @@ class JobCheckpoints:
             checkpoints=str(self._checkpoints),
             job=config.job.name,
             branch=self._branch,
-            round=self._round,
+            round=self._claim.number,
             host_index=names.index(host),
             num_hosts=len(names),
             ranks=self._attachment.ranks_of_host(self._mesh.rank),
             is_coordinator=host == hosts[0],
             num_slots=config.checkpoint.slots,
-            keep_last=config.checkpoint.keep_last,
+            keep_last=config.checkpoint.num_kept,
             keep_every=config.checkpoint.keep_every,
             keep_arena_s=keep_arena_s,
             commit_timeout_s=config.runtime.checkpoint_timeout_s,
@@ -504,9 +478,9 @@ class JobCheckpoints:
                 data=self._data,
             ),
             tokenizer=str(Path(config.data.tokenizer).absolute()) if config.data.tokenizer else "",
-            claim=self._claim,
-            began_at_step=self._began_at_step,
-            is_exclusive=self._is_exclusive,
+            claim=self._claim.content,
+            began_at_step=self._claim.began_at_step,
+            is_exclusive=self._claim.is_exclusive,
         )
 
 

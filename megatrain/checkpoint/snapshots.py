@@ -64,6 +64,7 @@ class Snapshots:
         self._host = host
         self._report = report
         self._show_life = show_life
+        self._is_under_way = False
         self.smallest_report = 0
         """Of all ranks, at the last snapshot."""
         self.num_waits = 0
@@ -84,6 +85,7 @@ class Snapshots:
         # who says anything at all has a whole copy
         (self.smallest_report,) = self._host.minimum([self._report()])
         slot.seal()
+        self._is_under_way = True
         self._called_at = time.monotonic()
         if self._local_rank == 0:
             self._call_writer()
@@ -127,6 +129,11 @@ class Snapshots:
         if time.monotonic() - self._called_at > patience_s and self.pending() is not None:
             self._called_at = time.monotonic()
             self._call_writer()
+
+    def has_arrived(self) -> bool:
+        """Whether storage has, since the last call, come to have what was taken, or will not get it."""
+        was_under_way, self._is_under_way = self._is_under_way, self._is_under_way and self.pending() is not None
+        return was_under_way and not self._is_under_way
 
     def _wait_until_free(self, slot: ArenaSlot, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from megatrain.config.options import option
+from megatrain.contracts.retention import resolved_keep_last
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,7 +14,19 @@ class CheckpointConfig:
     """When to save, where to, what to keep, and where to start from."""
 
     interval: int = field(
-        default=0, metadata=option("Steps between checkpoints. 0: only at the end.", unit="steps", minimum=0)
+        default=0,
+        metadata=option(
+            "Steps between checkpoints. 0: they are taken by time, see interval_s.", unit="steps", minimum=0
+        ),
+    )
+    interval_s: float = field(
+        default=600.0,
+        metadata=option(
+            "Seconds of training between checkpoints where interval is 0. Where taking one holds training up for more "
+            "than 2 % of that, they come so much more seldom. 0: none before the end.",
+            unit="s",
+            minimum=0,
+        ),
     )
     save_at_end: bool = field(default=True, metadata=option("Whether the last step is saved."))
     directory: str = field(
@@ -24,8 +37,13 @@ class CheckpointConfig:
         ),
     )
     keep_last: int = field(
-        default=0,
-        metadata=option("How many of a branch's newest checkpoints are kept. 0: all.", unit="checkpoints", minimum=0),
+        default=-1,
+        metadata=option(
+            "How many of a branch's newest checkpoints are kept. 0: all. -1: the newest 3 where they are taken by "
+            "time, all where interval says at which steps.",
+            unit="checkpoints",
+            minimum=-1,
+        ),
     )
     keep_every: int = field(
         default=0,
@@ -68,3 +86,13 @@ class CheckpointConfig:
         default="",
         metadata=option("Checkpoint (directory or URL) to start from while this run has none of its own."),
     )
+
+    @property
+    def is_by_time(self) -> bool:
+        """Whether checkpoints are taken every so many seconds."""
+        return not self.interval and self.interval_s > 0
+
+    @property
+    def num_kept(self) -> int:
+        """How many of the newest are kept, 0: all."""
+        return resolved_keep_last(self.keep_last, self.interval)

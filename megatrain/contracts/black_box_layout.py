@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import struct
 import zlib
+from collections.abc import Sequence
 from enum import IntEnum
 
 from megatrain.contracts.black_box_values import (
@@ -77,6 +78,7 @@ class Word(IntEnum):
     """The collective that the host began to wait for last: place * MAX_GROUPS + number of the group; 0: not said."""
     LONGEST_CHECKPOINT_NS = 145
     LONGEST_EVALUATION_NS = 146
+    LONGEST_WRITE_NS = 147
 
 
 NUM_HEADER_WORDS = PAGE_BYTES // 8
@@ -207,7 +209,7 @@ def header_words(page: bytes) -> tuple[int, ...]:
     return struct.unpack_from(f"<{NUM_HEADER_WORDS}Q", page)
 
 
-def decode_progress(words: tuple[int, ...], place: str) -> Progress:
+def decode_progress(words: Sequence[int], place: str) -> Progress:
     """Return the progress words. Raises: DataError for a phase that does not exist."""
 
     def said(word: Word) -> int | None:
@@ -232,6 +234,7 @@ def decode_progress(words: tuple[int, ...], place: str) -> Progress:
         awaited_place=words[Word.AWAITED] // MAX_GROUPS,
         longest_checkpoint_ns=words[Word.LONGEST_CHECKPOINT_NS] or None,
         longest_evaluation_ns=words[Word.LONGEST_EVALUATION_NS] or None,
+        longest_write_ns=words[Word.LONGEST_WRITE_NS] or None,
     )
 
 

@@ -130,6 +130,8 @@ class Progress:
     longest_checkpoint_ns: int | None = None
     """Of those taken between steps, and ended."""
     longest_evaluation_ns: int | None = None
+    longest_write_ns: int | None = None
+    """Of the way of a snapshot to storage, as its host tells it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -160,6 +160,8 @@ class HostStatus:
     """What an operator should know: logs that cannot be written, etcd out of reach for a while."""
     interval_s: float | None = None
     """What the slowest rank needs from step to step, with half of the longest pause between two where that is more."""
+    stop_s: float | None = None
+    """What the slowest rank needs from the request to stop until its state is in storage, as far as it was measured."""
     is_streamed: bool = False
     """This host runs a streamer: the job has a diagnosis."""
     saves: HostSaves | None = None

@@ -5,6 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 
+KEPT_BY_TIME = 3
+
+
+def resolved_keep_last(keep_last: int, interval: int) -> int:
+    """Return how many of the newest are kept, 0 for all, of what a configuration says.
+
+    keep_last: -1 leaves it to the way in which checkpoints are taken: every `interval` steps, or (0) by time.
+    """
+    if keep_last >= 0:
+        return keep_last
+    return 0 if interval else KEPT_BY_TIME
+
 
 def to_remove(
     steps: Sequence[int], pinned: AbstractSet[int], needed: AbstractSet[int], keep_last: int, keep_every: int

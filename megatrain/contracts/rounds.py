@@ -145,16 +145,21 @@ class Halt:
 
 @dataclass(frozen=True, slots=True)
 class RoundDeadlines:
-    """What the deadlines of a round's hosts without a lease follow from. Within a round it only ever grows."""
+    """What the deadlines of a round's hosts follow from. Within a round both only ever grow."""
 
     number: int
     """The round's."""
-    interval_s: float
+    interval_s: float = 0.0
     """From step to step, as the hosts tell it, with a margin."""
+    stop_s: float = 0.0
+    """From the request to stop until the state is in storage, as the hosts tell it, with a margin; 0: not measured, or
+    no longer than runtime.save_grace_s."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.interval_s <= MAX_INTERVAL_S:
-            raise ValueError(f"interval_s={self.interval_s} of round {self.number}; expected 0 to {MAX_INTERVAL_S:g}")
+        for name in ("interval_s", "stop_s"):
+            value = getattr(self, name)
+            if not 0 <= value <= MAX_INTERVAL_S:
+                raise ValueError(f"{name}={value} of round {self.number}; expected 0 to {MAX_INTERVAL_S:g}")
 
 
 @dataclass(frozen=True, slots=True)

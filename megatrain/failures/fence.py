@@ -36,6 +36,10 @@ CLOCK_RATE = 1.01
 """So much faster than another clock one may run."""
 REACTION_S = 1.5
 """From a deadline until the workers are gone: an executor looks every 0.1 s, a watchdog every 0.5 s, both twice."""
+_STOP_FACTOR = 2.0
+"""Of what a stop was measured to take: what is made known, so that a slow step and a slow save still fit."""
+_LEAST_STOP_FACTOR = 1.5
+"""What is known is so much longer at the least, or it is made known anew."""
 _LAST_STEP_FACTOR = 2.0
 """Of the interval: a host completes a step at most one step's time after the others."""
 _STEP_SLACK_S = 1.0
@@ -80,12 +84,23 @@ class FenceRule:
     join_timeout_s: float
     save_grace_s: float
 
-    def deadlines(self, interval_s: float) -> Deadlines:
-        """Return the deadlines of a round that needs `interval_s` from step to step; 0: nobody has said so yet."""
+    def deadlines(self, interval_s: float, stop_s: float = 0.0) -> Deadlines:
+        """Return the deadlines of a round that needs `interval_s` from step to step, and `stop_s` to stop.
+
+        0: nobody has said so yet.
+        """
         silent_s = max(self.floor_s, _FACTOR * interval_s)
-        saving_s = self.save_grace_s + _SAVE_SLACK_S
+        saving_s = self.grace_s(stop_s) + _SAVE_SLACK_S
         end_s = max(_PART_OF_JOIN * self.join_timeout_s, 2 * silent_s + saving_s)
         return Deadlines(_START_TTLS * self.lease_ttl_s, silent_s, end_s - saving_s, end_s)
+
+    def grace_s(self, stop_s: float) -> float:
+        """Return how long workers have that were asked to save and stop, in a round that was told `stop_s` for it."""
+        return max(self.save_grace_s, stop_s)
+
+    def raised_stop(self, told_s: float, seen_s: float) -> float | None:
+        """Return what to make known for a stop now that hosts need `seen_s`; None where what they know does."""
+        return longer_stop_s(self.grace_s(told_s), seen_s)
 
     def raised(self, told_s: float, seen_s: float) -> float | None:
         """Return the interval to make known now that hosts need `seen_s`; None where what was `told_s` does."""
@@ -95,15 +110,22 @@ class FenceRule:
         return interval_s
 
     def gone_by(
-        self, *, lease_gone_at: float, stuck_since: float | None, told_s: float, seen_s: float, has_stepped: bool
+        self,
+        *,
+        lease_gone_at: float,
+        stuck_since: float | None,
+        told_s: float,
+        seen_s: float,
+        has_stepped: bool,
+        told_stop_s: float = 0.0,
     ) -> float:
         """Return when the workers of a host that runs, and whose lease is gone, are certainly gone.
 
         `stuck_since`: since when another host of the round has completed no step; None where they may all complete
-        more. `told_s`: the interval that was made known; `seen_s`: the one that hosts tell. `has_stepped`: whether the
-        host has certainly completed a step in this round.
+        more. `told_s`, `told_stop_s`: what was made known; `seen_s`: the interval that hosts tell. `has_stepped`:
+        whether the host has certainly completed a step in this round.
         """
-        limits = self.deadlines(told_s)
+        limits = self.deadlines(told_s, told_stop_s)
         # a host by whose clock time passes more slowly believes in its lease for longer
         slack_s = CLOCK_RATE * REACTION_S + (CLOCK_RATE - 1) * self.lease_ttl_s
         end = lease_gone_at + CLOCK_RATE * limits.end_s
@@ -143,11 +165,48 @@ def interval_of(progress: Progress) -> float | None:
     Where a save or an evaluation between two steps takes longer than the steps, half of that pause counts: three times
     the interval is what a host without a lease may be silent.
     """
-    step_ns = progress.median_step_ns or progress.last_step_ns
+    step_ns = step_ns_of(progress)
     if step_ns is None:
         return None
     pause_ns = step_ns + (progress.longest_checkpoint_ns or 0) + (progress.longest_evaluation_ns or 0)
     return max(step_ns, pause_ns / 2) / _NS
+
+
+def longer_stop_s(known_s: float, seen_s: float) -> float | None:
+    """Return how long to give what was measured to take `seen_s`; None where `known_s` is long enough."""
+    return None if _LEAST_STOP_FACTOR * seen_s <= known_s else _STOP_FACTOR * seen_s
+
+
+@dataclass(frozen=True, slots=True)
+class StopTimes:
+    """What a stop of a rank is made of, in seconds as measured, 0 where it was not: the longest of each but for steps.
+
+    In the worst case the request comes when an evaluation, or without one a step, has just begun.
+    """
+
+    step_s: float
+    evaluation_s: float
+    snapshot_s: float
+    write_s: float
+
+    @property
+    def total_s(self) -> float:
+        """From the request until the state is in storage."""
+        return self.step_s + self.evaluation_s + self.snapshot_s + self.write_s
+
+
+def stop_times(progress: Progress) -> StopTimes | None:
+    """Return what a stop of a rank takes; None before its first step."""
+    step_ns = step_ns_of(progress)
+    if step_ns is None:
+        return None
+    parts_ns = (progress.longest_evaluation_ns, progress.longest_checkpoint_ns, progress.longest_write_ns)
+    return StopTimes(step_ns / _NS, *((part_ns or 0) / _NS for part_ns in parts_ns))
+
+
+def step_ns_of(progress: Progress) -> int | None:
+    """Return what a step takes; None before the first one. Until there is a median the first step stands in for it."""
+    return progress.median_step_ns or progress.last_step_ns
 
 
 def fence(limits: Deadlines, lease: LeaseView, ranks: StepSilence) -> tuple[FenceStep, str]:

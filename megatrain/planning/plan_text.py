@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from megatrain.contracts.texts import bytes_text
 from megatrain.planning.run_plan import RunPlan
 
 _UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20))
@@ -23,7 +24,7 @@ def _job(plan: RunPlan) -> list[str]:
         f"bubble {plan.bubble_fraction:.1%} of the compute time",
         "step": f"{plan.num_tokens_per_step:,} tokens, {plan.flops_per_token:.4g} FLOPs a token, "
         f"{plan.flops_per_step:.4g} FLOPs a step",
-        "model": f"{plan.num_parameters:,} parameters",
+        "model": f"{plan.num_parameters:,} parameters, {bytes_text(plan.checkpoint_bytes)} a checkpoint",
     }
     return [f"Dry run of {plan.job}", *(f"  {name:<9} {fact}" for name, fact in facts.items())]
 

@@ -21,6 +21,9 @@ from megatrain.planning.memory import RankMemory, estimate_memory
 from megatrain.schedule import bubble_fraction
 from megatrain.telemetry.flops import training_flops_per_token
 
+_NUM_SAVED = 3
+"""Tensors of a parameter in a checkpoint: master weight and both moments."""
+
 
 @dataclass(frozen=True, slots=True)
 class GroupPlan:
@@ -60,6 +63,8 @@ class RunPlan:
     bubble_fraction: float
     num_parameters: int
     """Of the whole model."""
+    checkpoint_bytes: int
+    """Of weights and two moments, in full precision."""
     num_tokens_per_step: int
     flops_per_token: float
     groups: tuple[GroupPlan, ...]
@@ -119,6 +124,7 @@ def plan_run(config: Config) -> RunPlan:
         micro_batch_size=config.batch.micro_batch_size,
         bubble_fraction=bubble_fraction(parallel.schedule, layout.pp_size, parallel.num_chunks, num_microbatches),
         num_parameters=num_parameters(config.model),
+        checkpoint_bytes=_NUM_SAVED * (8 if config.train.precision == "fp64" else 4) * num_parameters(config.model),
         num_tokens_per_step=config.batch.global_batch_size * config.model.seq_len,
         flops_per_token=training_flops_per_token(config.model),
         groups=tuple(groups.values()),

@@ -28,6 +28,7 @@ from megatrain.contracts.black_box_layout import (
     RECORD_WORDS,
     RING_OFFSET,
     Word,
+    decode_progress,
     value_bits,
 )
 from megatrain.contracts.black_box_values import (
@@ -35,6 +36,7 @@ from megatrain.contracts.black_box_values import (
     ControlPage,
     Identity,
     Phase,
+    Progress,
     RecordFlag,
     attended_bits,
 )
@@ -46,6 +48,7 @@ from megatrain.telemetry.step_summary import OperationTotals, StepSummary, Total
 if TYPE_CHECKING:
     from megatrain.telemetry.timers import DeviceTimer
 
+_NS = 1_000_000_000
 _LOW_32 = 2**32 - 1
 _FOLD_EVERY = 4096
 _FOLD_MASK = _FOLD_EVERY - 1
@@ -396,6 +399,15 @@ class Recorder:
         words, word = self._words, _LONGEST_WORDS.get(self._phase)
         if word is not None and self._summary is not None:
             words[word] = max(words[word], monotonic_ns() - self._phase_began_ns)
+
+    def progress(self) -> Progress:
+        """Return how far this rank has come, as its black box tells others."""
+        return decode_progress(self._words, "the own black box")
+
+    def note_write(self, seconds: float) -> None:
+        """Say how long a snapshot took from this host's memory to storage: the longest counts."""
+        words = self._words
+        words[Word.LONGEST_WRITE_NS] = max(words[Word.LONGEST_WRITE_NS], int(seconds * _NS))
 
     def show_life(self) -> None:
         """Say that the rank lives while it waits for something outside the job, as storage."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from megatrain.contracts.checkpoint_files import committed_steps
 from megatrain.contracts.lineage import candidates
 from megatrain.contracts.location import LocalLocation
 from tests.dist.training_jobs import (
@@ -128,3 +129,16 @@ def test_resumed_at_the_same_layout_continues_bitwise(
     assert before.grad_norms + after.grad_norms == straight.grad_norms
     assert_states_bitwise(after.final_state, straight.final_state)
     assert_bitwise(after.final, straight.final)
+
+
+def test_all_ranks_take_a_checkpoint_by_time_after_the_same_step(
+    jobs: TrainingJobs, train_data: Tables, tmp_path: Path
+) -> None:
+    """One rank looks at the clock: were the others not told in that step, they would not come to the snapshot."""
+    place: Tables = {"job": {"run_directory": str(tmp_path)}, "checkpoint": {"interval_s": 0.001, "keep_last": 0}}
+    run = jobs.run(make_config(train_data, place, on_layout(2, 2, 2)))
+    assert [report.step for report in run.steps] == [1, 2, 3, 4, 5]
+    taken = [note for note in run.ranks[0].notes if note.startswith("snapshot of step ")]
+    assert taken
+    steps = committed_steps(LocalLocation(tmp_path / "checkpoints" / "main"))
+    assert steps == [int(note.split()[3]) for note in taken]

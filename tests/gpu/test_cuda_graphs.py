@@ -74,7 +74,7 @@ def train(capture: CudaGraphCapture | None, tables: dict[str, dict[str, Any]]) -
             replica.set_training(True)
         outcome = train_step(
             replica, build_schedule("1f1b", 1, 1, 3), inputs, num_label_tokens=6 * config.model.seq_len, lr=1e-3,
-            grad_clip=1.0, is_stop_requested=False, is_checkpoint_requested=False, recorder=SilentRecorder(),
+            grad_clip=1.0, recorder=SilentRecorder(),
         )  # fmt: skip
         found.append((outcome.loss, outcome.grad_norm))
     return found

@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from megatrain.contracts.rounds import RoundDeadlines
 from megatrain_launcher.seams import Assignment, WorkerEnd
 from tests.helpers.waiting import wait_until
 
@@ -21,6 +22,7 @@ class HandGivenOrders:
     assignments: list[Assignment] = field(default_factory=list)
     halts: dict[int, str] = field(default_factory=dict)
     saving: set[int] = field(default_factory=set)
+    deadlines: dict[int, RoundDeadlines] = field(default_factory=dict)
     is_over: bool = False
 
     def next_assignment(self, after: int) -> Assignment | None:
@@ -39,6 +41,10 @@ class HandGivenOrders:
     def is_saving(self, number: int) -> bool:
         with self.changed:
             return number in self.saving
+
+    def told_deadlines(self, number: int) -> RoundDeadlines:
+        with self.changed:
+            return self.deadlines.get(number, RoundDeadlines(number))
 
     def give(self, assignment: Assignment) -> None:
         with self.changed:

@@ -185,8 +185,6 @@ def _train(replica: Replica, recorder: Recorder) -> str:
             num_label_tokens=num_microbatches * (shape[0] - 1) * shape[1],
             lr=1e-2,
             grad_clip=0.5,
-            is_stop_requested=False,
-            is_checkpoint_requested=False,
             recorder=recorder,
         )
         recorder.complete_step()

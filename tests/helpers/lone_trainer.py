@@ -6,6 +6,7 @@ Notes are tuples, of what was called and with what, in one list in the order of 
 from __future__ import annotations
 
 import os
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,7 @@ class _Checkpoints:
 
     directory = "nowhere"
     skipped = ()
+    is_storing = False
 
     def __init__(self, notes: list[Note]) -> None:
         self._notes = notes
@@ -126,6 +128,8 @@ class LoneTrainer:
     garbage: PlannedGarbageCollection
     reports: Reports
     notes: list[Note]
+    stop: threading.Event
+    """Set: somebody asks it to stop."""
 
     def noted(self, *kinds: str) -> list[Note]:
         """Return the notes of these kinds."""
@@ -144,6 +148,7 @@ class LoneTrainer:
 def lone_trainer(config: Config, patch: pytest.MonkeyPatch) -> LoneTrainer:
     """Return a trainer of `config`; to be closed."""
     notes: list[Note] = []
+    stop = threading.Event()
     layout = config.layout(1)
     recorder = open_recorder(
         Identity(config.job.name, "main", 0, 0, layout, os.getpid(), "host"),
@@ -170,9 +175,9 @@ def lone_trainer(config: Config, patch: pytest.MonkeyPatch) -> LoneTrainer:
             recorder=recorder,
             garbage=garbage,
             memory=HostMemory(),
-            is_stop_requested=lambda: False,
+            is_stop_requested=stop.is_set,
             extend_grace=lambda seconds: notes.append(("grace", seconds)),
             **stand_ins,
         )
     )
-    return LoneTrainer(config, trainer, replica, recorder, checkpoints, garbage, reports, notes)
+    return LoneTrainer(config, trainer, replica, recorder, checkpoints, garbage, reports, notes, stop)

@@ -239,7 +239,7 @@ class SimulatedHost:
             self.name, self.session, self.phase, self.status_round, alive_ranks="1" if self.running else "",
             min_step=self.step if is_running else None, resumed_step=0, median_step_s=self.step_s,
             milestones=milestones, failures=self.failures, stall=self.stall,
-            interval_s=self.step_s if self.step else None,
+            interval_s=self.step_s if self.step else None, stop_s=1.5 * self.step_s if self.step else None,
         )  # fmt: skip
         self.etcd.put(KEYS.status(self.name), encode(status))
 

@@ -11,7 +11,8 @@ import math
 from dataclasses import dataclass, field
 
 from megatrain.contracts.host_records import HostPhase, Stall
-from megatrain.failures.fence import FenceStep, LeaseView, StepSilence, fence
+from megatrain.contracts.rounds import RoundDeadlines
+from megatrain.failures.fence import Deadlines, FenceStep, LeaseView, StepSilence, fence
 from megatrain_launcher.driver.policy import Policy
 from megatrain_launcher.executor.hearing import deaf_after_s
 from tests.helpers.simulated_job import KEYS, SimulatedHost, SimulatedJob
@@ -90,10 +91,13 @@ class TimedHost(SimulatedHost):
             return StepSilence(None, is_ending=True)
         return StepSilence(None if self.completed is None else self.seconds(now - self.completed))
 
+    def limits(self) -> Deadlines:
+        """Return the deadlines of the round that runs here, by what this host heard of it."""
+        told = self.deadlines.get(self.running, RoundDeadlines(self.running))
+        return self.policy.fence_rule.deadlines(told.interval_s, told.stop_s)
+
     def judge(self, now: float) -> FenceStep:
-        told = self.told.get(self.running)
-        limits = self.policy.fence_rule.deadlines(0.0 if told is None else told)
-        return fence(limits, LeaseView(self.seconds(now - self.lease_over())), self.silence(now))[0]
+        return fence(self.limits(), LeaseView(self.seconds(now - self.lease_over())), self.silence(now))[0]
 
     def watch(self, now: float) -> None:
         """Do what the executor does by itself at this moment: fence, complain, end workers."""
@@ -107,7 +111,8 @@ class TimedHost(SimulatedHost):
             self.fenced, self.ends_at = True, now + self.reaction_s
         elif step is FenceStep.SAVE and self.asked_to_save is None:
             self.fenced, self.asked_to_save = True, now
-            self.ends_at = now + self.policy.save_grace_s + 2.0
+            told = self.deadlines.get(self.running, RoundDeadlines(self.running))
+            self.ends_at = now + self.policy.fence_rule.grace_s(told.stop_s) + 2.0
         since = self.started if self.completed is None else self.completed
         silent_s = self.seconds(now - since)
         limit_s = max(self.policy.hang_floor_s, _HANG_FACTOR * self.step_s)
@@ -139,8 +144,7 @@ class TimedHost(SimulatedHost):
         """Return when this host may do something by itself."""
         if not self.is_up or self.is_frozen or not self.running:
             return []
-        told = self.told.get(self.running)
-        limits = self.policy.fence_rule.deadlines(0.0 if told is None else told)
+        limits = self.limits()
         over = self.lease_over()
         since = self.started if self.completed is None else self.completed
         moments = [over, over + limits.start_s / self.clock_rate, over + limits.save_s / self.clock_rate,
@@ -149,11 +153,6 @@ class TimedHost(SimulatedHost):
         if self.ends_at is not None:
             moments.append(self.ends_at)
         return [moment + _EPSILON_S for moment in moments if moment + _EPSILON_S > now]
-
-    @property
-    def told(self) -> dict[int, float]:
-        """Return the intervals that this host heard of, by round."""
-        return {one.number: one.interval_s for one in self.deadlines.values()}
 
 
 class TimedJob(SimulatedJob):

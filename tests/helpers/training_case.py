@@ -63,7 +63,7 @@ TINY: Mapping[str, Mapping[str, Any]] = {
     "optimizer": {"lr": 1e-3, "lr_schedule": "cosine", "lr_warmup_steps": 2, "grad_clip": 0.5},
     "data": {"prefetch": 1},
     # the writer of a job that is over ends at once, and its arena goes with it
-    "checkpoint": {"save_at_end": False, "keep_arena_s": 0.0},
+    "checkpoint": {"interval_s": 0.0, "save_at_end": False, "keep_arena_s": 0.0},
     "runtime": {"device": "cpu", "threads": 1},
     "telemetry": {"black_box_directory": "", "black_box_records": 1024},
 }

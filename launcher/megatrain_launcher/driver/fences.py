@@ -7,7 +7,7 @@ is found here.
 from __future__ import annotations
 
 from megatrain.contracts.host_records import HostPhase
-from megatrain.contracts.rounds import Round, RoundDeadlines, RoundHost
+from megatrain.contracts.rounds import MAX_INTERVAL_S, Round, RoundDeadlines, RoundHost
 from megatrain_launcher.driver.actions import Action, Alarm, RaiseDeadlines
 from megatrain_launcher.driver.incidents import statuses_in
 from megatrain_launcher.driver.policy import Policy
@@ -17,40 +17,53 @@ _PROVING_STEPS = 2
 """Of another host: it completed the second one with what this host gave after its first."""
 
 
-def told_interval_s(state: ClusterState, policy: Policy, round_: Round) -> float:
-    """Return the interval from step to step that the hosts of a round were told, 0 where they were told none.
+def told_deadlines(state: ClusterState, policy: Policy, round_: Round) -> RoundDeadlines:
+    """Return what the hosts of a round were told, zeros where they were told nothing.
 
     Where what they were told cannot be read any more, it followed from what they say themselves.
     """
-    told = state.deadlines.get(round_.number)
-    told_s = 0.0 if told is None else told.interval_s
+    told = state.deadlines.get(round_.number, RoundDeadlines(round_.number))
     if state.keys.deadlines(round_.number) not in state.damaged:
-        return told_s
-    return max(told_s, policy.fence_rule.raised(0.0, _seen_interval_s(state, round_) or 0.0) or 0.0)
+        return told
+    rule = policy.fence_rule
+    return RoundDeadlines(
+        round_.number,
+        interval_s=max(told.interval_s, rule.raised(0.0, _seen_interval_s(state, round_) or 0.0) or 0.0),
+        stop_s=max(told.stop_s, rule.raised_stop(0.0, _seen_stop_s(state, round_)) or 0.0),
+    )
+
+
+def grace_s(state: ClusterState, policy: Policy, round_: Round) -> float:
+    """Return how long the workers of a round have that were asked to save and stop, as their hosts know it."""
+    return policy.fence_rule.grace_s(told_deadlines(state, policy, round_).stop_s)
 
 
 def raise_deadlines(state: ClusterState, policy: Policy, round_: Round) -> tuple[Action, ...]:
-    """Return what makes a longer interval known, where hosts need one, or cannot read any more what they were told.
+    """Return what makes known that hosts need longer, or that they cannot read any more what they were told.
 
-    With an alarm where steps take so long that a host that is cut off is waited for beyond the limit for missing hosts.
+    With an alarm where steps and saves take so long that a host that is cut off is waited for beyond the limit for
+    missing hosts.
     """
-    rule, told_s = policy.fence_rule, told_interval_s(state, policy, round_)
+    rule, told = policy.fence_rule, told_deadlines(state, policy, round_)
     key = state.keys.deadlines(round_.number)
-    wanted_s = rule.raised(told_s, _seen_interval_s(state, round_) or 0.0)
-    if key in state.damaged or key not in state.seen:
-        wanted_s = max(told_s, wanted_s or 0.0)
+    longer_s = rule.raised(told.interval_s, _seen_interval_s(state, round_) or 0.0)
+    longer_stop_s = rule.raised_stop(told.stop_s, _seen_stop_s(state, round_))
+    wanted = RoundDeadlines(
+        round_.number,
+        interval_s=min(MAX_INTERVAL_S, longer_s or told.interval_s),
+        stop_s=min(MAX_INTERVAL_S, longer_stop_s or told.stop_s),
+    )
+    is_lost = key in state.damaged or key not in state.seen
     actions: tuple[Action, ...] = ()
-    if wanted_s:
+    if wanted != told or (is_lost and wanted != RoundDeadlines(round_.number)):
         seen = state.seen.get(key)
-        raised = RoundDeadlines(round_.number, wanted_s)
-        actions = (RaiseDeadlines(raised, 0 if seen is None else seen.mod_revision),)
-        told_s = wanted_s
-    limits = rule.deadlines(told_s)
+        actions = (RaiseDeadlines(wanted, 0 if seen is None else seen.mod_revision),)
+    limits = rule.deadlines(wanted.interval_s, wanted.stop_s)
     if limits.end_s > max(policy.join_timeout_s, rule.deadlines(0.0).end_s):
         text = (
-            f"steps take so long that a host that is cut off is replaced only after up to {limits.end_s:.0f} s, beyond "
-            f"recovery.join_timeout_s={policy.join_timeout_s:g}: its workers go on for {limits.silent_s:.0f} s after "
-            "each step"
+            f"steps and saves take so long that a host that is cut off is replaced only after up to "
+            f"{limits.end_s:.0f} s, beyond recovery.join_timeout_s={policy.join_timeout_s:g}: its workers go on for "
+            f"{limits.silent_s:.0f} s after each step"
         )
         actions = (*actions, Alarm("fence", text))
     return actions
@@ -60,11 +73,12 @@ def gone_by(state: ClusterState, policy: Policy, round_: Round, part: RoundHost,
     """Return when the workers of a host of a round are certainly gone, by what it must obey without a lease."""
     others = [one for one in round_.hosts if one.host != part.host]
     moments = [at for one in others if (at := _stuck_since(state, round_, one)) is not None]
-    seen_s = _seen_interval_s(state, round_)
+    seen_s, told = _seen_interval_s(state, round_), told_deadlines(state, policy, round_)
     return policy.fence_rule.gone_by(
         lease_gone_at=lease_gone_at,
         stuck_since=min(moments, default=None),
-        told_s=told_interval_s(state, policy, round_),
+        told_s=told.interval_s,
+        told_stop_s=told.stop_s,
         seen_s=policy.hang_floor_s if seen_s is None else seen_s,
         has_stepped=_has_stepped(state, round_, part, others),
     )
@@ -73,6 +87,11 @@ def gone_by(state: ClusterState, policy: Policy, round_: Round, part: RoundHost,
 def _seen_interval_s(state: ClusterState, round_: Round) -> float | None:
     found = [status.interval_s for status in statuses_in(state, round_) if status.interval_s is not None]
     return max(found, default=None)
+
+
+def _seen_stop_s(state: ClusterState, round_: Round) -> float:
+    found = [status.stop_s for status in statuses_in(state, round_) if status.stop_s is not None]
+    return max(found, default=0.0)
 
 
 def _stuck_since(state: ClusterState, round_: Round, part: RoundHost) -> float | None:

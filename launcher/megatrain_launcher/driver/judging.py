@@ -19,7 +19,7 @@ from megatrain_launcher.driver.actions import (
     WriteRound,
 )
 from megatrain_launcher.driver.breaking import probes_for, telling
-from megatrain_launcher.driver.fences import gone_by
+from megatrain_launcher.driver.fences import gone_by, grace_s
 from megatrain_launcher.driver.forming import eligible, form
 from megatrain_launcher.driver.incidents import (
     CHECK_NOTE,
@@ -84,7 +84,7 @@ def follow_halt(now: float, state: ClusterState, policy: Policy, round_: Round, 
 
 def stopping_of(now: float, state: ClusterState, policy: Policy, round_: Round, halt: Halt, since: float) -> Stopping:
     """Return which hosts of a halted round are still waited for, and which are not and why."""
-    timeout_s = policy.stop_timeout_s + (policy.save_grace_s if halt.is_saving else 0.0)
+    timeout_s = policy.stop_timeout_s + (grace_s(state, policy, round_) if halt.is_saving else 0.0)
     pending: list[RoundHost] = []
     unheard: dict[str, float] = {}
     over_at = since

@@ -212,6 +212,7 @@ class HostState:
             last_step_unix_s=progress.last_step_unix_s,
             median_step_s=progress.median_step_s,
             interval_s=progress.interval_s,
+            stop_s=progress.stop_s,
             step_phase=progress.step_phase,
             exit_code=max(codes) if known.is_done else None,
             milestones=progress.milestones,

@@ -192,11 +192,10 @@ class OrderBook:
         with self._changed:
             return self._diag_settings
 
-    def told_interval_s(self, number: int) -> float:
-        """Return what a round needs from step to step, as all its hosts were told; 0: nobody said so."""
+    def told_deadlines(self, number: int) -> RoundDeadlines:
+        """Return what a round needs from step to step and to stop, as all its hosts were told; zeros: nobody did."""
         with self._changed:
-            told = self._deadlines.get(number)
-        return 0.0 if told is None else told.interval_s
+            return self._deadlines.get(number, RoundDeadlines(number))
 
     def stop_round(self, number: int, reason: str, *, is_saving: bool = False) -> None:
         """Order the workers of one round to be killed, or to save and stop, for a reason of this host's own."""

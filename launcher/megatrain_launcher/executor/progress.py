@@ -17,7 +17,7 @@ from megatrain.contracts.black_box_values import ClockBase, Phase, Progress, Rec
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.host_records import Milestones
 from megatrain.contracts.operations import Operation
-from megatrain.failures.fence import interval_of
+from megatrain.failures.fence import interval_of, stop_times
 
 _logger = logging.getLogger(__name__)
 _NS = 1_000_000_000
@@ -62,6 +62,7 @@ class HostProgress:
     has_stepped: bool = False
     """Whether every rank has completed a step of this round."""
     interval_s: float | None = None
+    stop_s: float | None = None
 
 
 def moments_of(records: Sequence[Record], progress: Progress, clock: ClockBase) -> Moments:
@@ -188,6 +189,7 @@ def host_progress(ranks: Mapping[int, RankProgress], num_ranks: int, started_uni
     steps = [step + 1 for step in done if step is not None]
     medians = [one.progress.median_step_ns for one in found if one.progress.median_step_ns is not None]
     intervals = [interval for one in found if (interval := interval_of(one.progress)) is not None]
+    stops = [times.total_s for one in found if (times := stop_times(one.progress)) is not None]
     resumed = [one.resumed_step for one in moments if one.resumed_step is not None]
     has_stepped = has_all and len(steps) == num_ranks
     slowest = min(found, key=lambda one: (_rank_order(one.progress), one.rank))
@@ -207,6 +209,7 @@ def host_progress(ranks: Mapping[int, RankProgress], num_ranks: int, started_uni
         last_step_unix_s=None if completed_ns is None else slowest.clock.unix_of(completed_ns) / _NS,
         median_step_s=max(medians) / _NS if medians else None,
         interval_s=max(intervals, default=None),
+        stop_s=max(stops, default=None),
         step_phase=slowest.progress.phase.name.lower().replace("_", "-"),
         obeyed_command=min(one.progress.obeyed_command for one in found) if has_all else 0,
         has_stepped=has_stepped,

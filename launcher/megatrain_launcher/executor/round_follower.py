@@ -18,7 +18,7 @@ from megatrain.contracts.diag_records import DiagSettings
 from megatrain.contracts.host_records import HangEvidence, Stall
 from megatrain.contracts.rounds import HostCommand
 from megatrain.coordination.lasting_thread import LastingThread
-from megatrain.failures.fence import FenceRule, FenceStep, LeaseView, StepSilence, fence, step_silence
+from megatrain.failures.fence import Deadlines, FenceRule, FenceStep, LeaseView, StepSilence, fence, step_silence
 from megatrain.failures.patience import Patience, find_stall
 from megatrain.jobs.host_view import stall_text
 from megatrain_launcher.executor.commands import CommandDesk, CommandKind
@@ -125,7 +125,7 @@ class RoundFollower:
             self._tell_deadlines(number)
 
     def _tell_deadlines(self, number: int) -> None:
-        limits = self._parts.fence_rule.deadlines(self._parts.orders.told_interval_s(number))
+        limits = self._limits(number)
         text = (
             "round %d: should this host lose its lease, its workers go on for %g s after each completed step, and save "
             "and stop after %g s without a lease (recovery.join_timeout_s=%g)"
@@ -164,7 +164,7 @@ class RoundFollower:
 
     def _watch_the_lease(self, followed: _Followed, silence: StepSilence) -> None:
         """Stop the workers when the job may have gone on without this host; two looks in a row must agree."""
-        limits = self._parts.fence_rule.deadlines(self._parts.orders.told_interval_s(followed.number))
+        limits = self._limits(followed.number)
         step, reason = fence(limits, self._lease(), silence)
         is_sure, followed.fence_step = step is followed.fence_step, step
         if not is_sure or step is FenceStep.GO_ON or step in followed.fence_steps_taken:
@@ -173,6 +173,10 @@ class RoundFollower:
         _logger.error("round %d: %s", followed.number, reason)
         self._parts.state.set_fenced(followed.number, reason)
         self._parts.orders.stop_round(followed.number, reason, is_saving=step is FenceStep.SAVE)
+
+    def _limits(self, number: int) -> Deadlines:
+        told = self._parts.orders.told_deadlines(number)
+        return self._parts.fence_rule.deadlines(told.interval_s, told.stop_s)
 
     def _lease(self) -> LeaseView:
         """Return the lease as fencing sees it: worth nothing to a host that cannot hear that its round is over."""
@@ -191,7 +195,7 @@ class RoundFollower:
         valid_until_ns = time.monotonic_ns() - int(self._lease().gone_s * _NS)
         watches = followed.progress.watches
         paths = {rank: watch.path for rank, watch in watches.items() if watch.reader() is not None}
-        followed.pages.set_interval(self._parts.orders.told_interval_s(followed.number))
+        followed.pages.set_interval(self._parts.orders.told_deadlines(followed.number).interval_s)
         followed.pages.set_recording(self._parts.orders.diag_settings() or self._parts.recording)
         followed.pages.write(paths, max(1, valid_until_ns), time.time())
 

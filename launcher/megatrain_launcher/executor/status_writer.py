@@ -41,6 +41,7 @@ def _without_routine(status: HostStatus) -> HostStatus:
         last_step_unix_s=None,
         median_step_s=None,
         interval_s=None,
+        stop_s=None,
         step_phase="",
         trouble="",
         disks=(),

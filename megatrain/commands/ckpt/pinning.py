@@ -14,6 +14,7 @@ from megatrain.contracts.checkpoint_files import is_pinned, pin, read_manifest, 
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.location import Location
+from megatrain.contracts.retention import resolved_keep_last
 
 
 def add_verb(verbs: Verbs) -> None:
@@ -56,7 +57,8 @@ def run_unpin(args: argparse.Namespace) -> int:
 def _notes(text: str, place: Location) -> list[str]:
     """Return what may become of a checkpoint that was unpinned, because a job is running."""
     try:
-        keep_last = read_manifest(place).config.get("checkpoint", {}).get("keep_last", 0)
+        said = read_manifest(place).config.get("checkpoint", {})
+        keep_last = resolved_keep_last(said.get("keep_last", 0), said.get("interval", 0))
         checkpoints = name_place(text).checkpoints
         activity = look_for_job(checkpoints) if keep_last and checkpoints is not None else None
     except CheckpointError:

@@ -23,7 +23,7 @@ from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.lineage import Candidate, candidates, current_branch, line_of, origins
 from megatrain.contracts.location import Location
-from megatrain.contracts.retention import to_remove
+from megatrain.contracts.retention import resolved_keep_last, to_remove
 from megatrain.contracts.texts import bytes_text
 
 _NUM_SHOWN = 20
@@ -144,9 +144,9 @@ def _make_plan(checkpoints: Location, args: argparse.Namespace) -> _Plan:
 def _retention(args: argparse.Namespace, whole: Sequence[Candidate]) -> tuple[int, int]:
     """Return how many to keep, and each which: as asked for, else as the job's configuration says."""
     config = read_manifest(whole[0].location).config.get("checkpoint", {}) if whole else {}
-    keep_last, keep_every = (config.get(name, 0) for name in ("keep_last", "keep_every"))
+    said, interval, keep_every = (config.get(name, 0) for name in ("keep_last", "interval", "keep_every"))
     return (
-        keep_last if args.keep_last is None else args.keep_last,
+        resolved_keep_last(said, interval) if args.keep_last is None else args.keep_last,
         keep_every if args.keep_every is None else args.keep_every,
     )
 

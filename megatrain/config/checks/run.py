@@ -58,14 +58,21 @@ def _wandb_problems(config: Config) -> Iterator[Problem]:
 
 
 def _retention_problems(config: Config) -> Iterator[Problem]:
-    interval, keep_last, every = config.checkpoint.interval, config.checkpoint.keep_last, config.checkpoint.keep_every
-    if every and not keep_last:
+    interval, every = config.checkpoint.interval, config.checkpoint.keep_every
+    if every and not interval:
+        yield Problem(
+            ("checkpoint.keep_every", "checkpoint.interval"),
+            f"checkpoint.keep_every={every} needs checkpoint.interval, found 0: checkpoints that are taken by time "
+            f"fall on any step; use interval={every} or keep_every=0",
+        )
+        return
+    if every and not config.checkpoint.num_kept:
         yield Problem(
             ("checkpoint.keep_every", "checkpoint.keep_last"),
-            f"checkpoint.keep_every={every} does nothing with checkpoint.keep_last=0, which keeps all; "
-            f"use keep_last=2 or keep_every=0",
+            f"checkpoint.keep_every={every} does nothing with checkpoint.keep_last={config.checkpoint.keep_last}, "
+            f"which keeps all; use keep_last=2 or keep_every=0",
         )
-    if every and interval and every % interval:
+    if every and every % interval:
         fitting = alternatives(multiples_around(interval, every))
         yield Problem(
             ("checkpoint.keep_every", "checkpoint.interval"),

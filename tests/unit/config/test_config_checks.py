@@ -51,9 +51,9 @@ CASES = {
         ),
     ),
     "keeping of all checkpoints": (
-        ["--checkpoint.keep_every=100"],
+        ["--checkpoint.keep_every=100", "--checkpoint.interval=50"],
         (
-            "checkpoint.keep_every=100 does nothing with checkpoint.keep_last=0, which keeps all; "
+            "checkpoint.keep_every=100 does nothing with checkpoint.keep_last=-1, which keeps all; "
             "use keep_last=2 or keep_every=0 (--checkpoint.keep_every on the command line)"
         ),
     ),

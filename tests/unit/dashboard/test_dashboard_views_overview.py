@@ -119,10 +119,13 @@ def test_the_next_checkpoint_and_when() -> None:
     action = overview(facts=JobFacts(config=config(checkpoint={"interval": 500}), series=series())).next_action
     assert action.what == "save a checkpoint at step 1,500"
     assert action.why == "checkpoint.interval=500, in about 9 min"
-    end = overview(facts=JobFacts(config=config(), series=series())).next_action
+    by_time = overview(facts=JobFacts(config=config(), series=series())).next_action
+    assert by_time.what == "save a checkpoint within 10 min of the last one"
+    assert by_time.why == "checkpoint.interval_s=600"
+    end = overview(facts=JobFacts(config=config(checkpoint={"interval_s": 0.0}), series=series())).next_action
     assert end.what == "save a checkpoint at step 2,000"
     assert "train.steps=2000" in end.why
-    without = config(checkpoint={"save_at_end": False})
+    without = config(checkpoint={"interval_s": 0.0, "save_at_end": False})
     assert overview(facts=JobFacts(config=without, series=series())).next_action.what == "end at step 2,000"
 
 

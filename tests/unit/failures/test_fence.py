@@ -15,9 +15,11 @@ from megatrain.failures.fence import (
     FenceStep,
     LeaseView,
     StepSilence,
+    StopTimes,
     fence,
     interval_of,
     step_silence,
+    stop_times,
 )
 
 S = 1_000_000_000
@@ -109,28 +111,78 @@ SECONDS = st.floats(0.1, 600.0)
 RATES = st.floats(0.9951, 1.0049)
 
 
-@example(step_s=1.0, lag=0.0, stuck_ago_s=0.0, host=0.9951, driver=1.0, ttl_s=17.0, grace_s=1.0, join_s=1.0)
+@example(
+    step_s=1.0, lag=0.0, stuck_ago_s=0.0, host=0.9951, driver=1.0, ttl_s=17.0, grace_s=1.0, join_s=1.0, stop_s=0.0
+)  # fmt: skip
 @given(
     step_s=SECONDS, lag=st.floats(0.0, 1.0), stuck_ago_s=st.floats(-1000.0, 1000.0), host=RATES, driver=RATES,
     ttl_s=st.floats(2.0, 60.0), grace_s=st.floats(0.1, 600.0), join_s=st.floats(1.0, 5000.0),
+    stop_s=st.floats(0.0, 900.0),
 )  # fmt: skip
 def test_workers_of_a_host_that_runs_are_gone_when_the_driver_goes_on(
     step_s: float, lag: float, stuck_ago_s: float, host: float, driver: float, ttl_s: float, grace_s: float,
-    join_s: float,
+    join_s: float, stop_s: float,
 ) -> None:  # fmt: skip
     """Real time 0 is the end of the lease in etcd; the others got stuck in a step that this host yet completes."""
     rule = FenceRule(lease_ttl_s=ttl_s, floor_s=5.0, join_timeout_s=join_s, save_grace_s=grace_s)
     told_s = rule.raised(0.0, step_s) or 0.0
-    limits = rule.deadlines(told_s)
+    told_stop_s = rule.raised_stop(0.0, stop_s) or 0.0
+    limits = rule.deadlines(told_s, told_stop_s)
     stuck = -stuck_ago_s
     completed = stuck + (1.0 + lag) * step_s  # its last step, in real time
     # by its own clock the lease has ended, at the latest, when etcd's TTL is over by a clock that is slower
     lease_over = max(0.0, ttl_s * (1 / host - 1))
     stopped = min(max(lease_over, completed + limits.silent_s / host), lease_over + limits.end_s / host)
     waited_until = rule.gone_by(lease_gone_at=0.0, stuck_since=driver * stuck, told_s=told_s, seen_s=step_s,
-                                has_stepped=True)  # fmt: skip
+                                has_stepped=True, told_stop_s=told_stop_s)  # fmt: skip
     if stuck >= 0:
         assert waited_until / driver >= stopped + REACTION_S - 1e-6
-    alone = rule.gone_by(lease_gone_at=0.0, stuck_since=None, told_s=told_s, seen_s=step_s, has_stepped=True)
+    alone = rule.gone_by(lease_gone_at=0.0, stuck_since=None, told_s=told_s, seen_s=step_s, has_stepped=True,
+                         told_stop_s=told_stop_s)  # fmt: skip
     assert alone / driver >= lease_over + limits.end_s / host + REACTION_S - 1e-6
     assert waited_until <= alone + 1.0
+
+
+@pytest.mark.parametrize(
+    ("told_s", "seen_s", "wanted_s"),
+    [
+        (0.0, 0.5, None),
+        (0.0, 40.0, None),  # runtime.save_grace_s=60 leaves half as much again
+        (0.0, 41.0, 82.0),
+        (82.0, 54.0, None),
+        (82.0, 55.0, 110.0),
+    ],
+)
+def test_a_longer_stop_is_told_where_the_grace_is_short(told_s: float, seen_s: float, wanted_s: float | None) -> None:
+    assert RULE.raised_stop(told_s, seen_s) == wanted_s
+
+
+@pytest.mark.parametrize(
+    ("stop_s", "save_s", "end_s"), [(0.0, 475.0, 540.0), (110.0, 425.0, 540.0), (600.0, 10.0, 615.0)]
+)
+def test_whoever_saves_without_a_lease_has_as_long_as_a_stop_was_measured_to_take(
+    stop_s: float, save_s: float, end_s: float
+) -> None:
+    limits = RULE.deadlines(0.0, stop_s)
+    assert (limits.save_s, limits.end_s) == (save_s, end_s)
+    assert limits.end_s - limits.save_s == RULE.grace_s(stop_s) + 5.0
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        ({}, None),
+        ({"last_step_ns": 3 * S}, (3.0, 0.0, 0.0, 0.0)),
+        (
+            {
+                "last_step_ns": 3 * S, "median_step_ns": 2 * S, "longest_evaluation_ns": 5 * S,
+                "longest_checkpoint_ns": S, "longest_write_ns": 8 * S,
+            },
+            (2.0, 5.0, 1.0, 8.0),
+        ),
+    ],
+)  # fmt: skip
+def test_what_a_stop_of_a_rank_takes(words: dict[str, int], parts: tuple[float, ...] | None) -> None:
+    found = stop_times(replace(PROGRESS, **words))
+    assert found == (None if parts is None else StopTimes(*parts))
+    assert found is None or found.total_s == sum(parts or ())

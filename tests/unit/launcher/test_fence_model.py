@@ -14,9 +14,10 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from megatrain.contracts.host_records import Stall
+from megatrain.contracts.host_records import HostPhase, Stall
 from megatrain.contracts.record import decode
-from megatrain.contracts.rounds import RoundDeadlines
+from megatrain.contracts.rounds import Halt, RoundDeadlines
+from megatrain_launcher.driver.judging import stopping_of
 from megatrain_launcher.driver.policy import Policy
 from tests.helpers.simulated_job import KEYS, quiet
 from tests.helpers.timed_job import TimedHost, TimedJob
@@ -257,3 +258,26 @@ def test_a_stall_that_was_told_before_hosts_were_cut_off_says_nothing_of_now() -
     assert [host.stall for host in cut_off] == [None, None]
     job.go_on(POLICY.fence_rule.deadlines(0.0).end_s + 30.0, 600)
     assert ([host.running for host in cut_off], len(job.rounds())) == ([0, 0], 2)
+
+
+@pytest.mark.parametrize(("step_s", "least_s"), [(5.0, 20.0), (60.0, 180.0)])
+def test_a_host_that_saves_is_waited_for_as_long_as_a_stop_was_measured_to_take(step_s: float, least_s: float) -> None:
+    """It needs more than runtime.save_grace_s=20 for its step of 60 s: the driver and the host know the same bound."""
+    job = TimedJob(POLICY, NUM_HOSTS, step_s)
+    for host in job.timed():
+        host.start(job.now)
+    job.go_on(4 * step_s + 10.0, 40)
+    round_, halt = job.rounds()[1], Halt(1, "somebody asked", is_saving=True, created_unix_s=0.0)
+    members = [one for one in job.timed() if round_.part_of(one.name, one.session) is not None]
+    for host in members:
+        told = host.deadlines.get(1, RoundDeadlines(1))
+        assert POLICY.fence_rule.grace_s(told.stop_s) == least_s
+        host.phase = HostPhase.STOPPING
+        host.tell(job.now)
+    since = job.driver_now
+    job.driver.hear(1000, since)
+    state = job.driver.state
+    assert state is not None
+    bound_s = POLICY.stop_timeout_s + least_s
+    assert len(stopping_of(since + bound_s - 0.1, state, POLICY, round_, halt, since).pending) == len(members) == 2
+    assert stopping_of(since + bound_s + 0.1, state, POLICY, round_, halt, since).pending == ()

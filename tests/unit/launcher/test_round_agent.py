@@ -15,7 +15,7 @@ import pytest
 from torch.distributed import HashStore
 
 from megatrain.contracts.process import process_from_environment
-from megatrain.contracts.rounds import Rollback, Round, RoundHost
+from megatrain.contracts.rounds import Rollback, Round, RoundDeadlines, RoundHost
 from megatrain.failures.verdict import Label
 from megatrain_launcher.agent import AgentSettings, RoundAgent
 from megatrain_launcher.seams import Assignment
@@ -237,6 +237,20 @@ def test_saving_halt_has_an_end(standby: StandbyServer, tmp_path: Path, monkeypa
         bench.orders.halt(1, is_saving=True)
         bench.witness.wait_for("stopped")
         assert [(end.rank, end.exit_code) for end in bench.witness.ends] == [(3, 75)]
+
+
+def test_saving_halt_lasts_as_long_as_the_hosts_were_told_that_a_stop_takes(
+    standby: StandbyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("megatrain_launcher.agent._GRACE_SLACK_S", 0.0)
+    behaviour = "rank == 2 and signal.signal(signal.SIGTERM, lambda *_: time.sleep(1.0) or end(75))\nserve()"
+    with running_agent(standby, tmp_path, behaviour, grace_s=0.1) as bench:
+        bench.orders.deadlines[1] = RoundDeadlines(1, stop_s=20.0)
+        bench.orders.give(assignment_of(1, 2))
+        bench.wait_up(1, 2, 3)
+        bench.orders.halt(1, is_saving=True)
+        bench.witness.wait_for("stopped")
+        assert sorted((end.rank, end.exit_code) for end in bench.witness.ends) == [(2, 75), (3, 75)]
 
 
 def test_dead_standby_server_breaks_the_round_and_the_next_one_runs(standby: StandbyServer, tmp_path: Path) -> None:

@@ -115,8 +115,33 @@ def test_a_stuck_worker_is_killed_after_the_grace_period() -> None:
         assert status == -signal.SIGKILL
         assert errors == (
             f"megatrain: rank 11 (process {stuck.pid}) got SIGTERM, but came to no step boundary within "
-            "runtime.save_grace_s=0.3; killing it without a save\n"
+            "0.3 s (runtime.save_grace_s=0.3, or twice a step where that is longer); killing it without a save\n"
         )
+
+
+def test_a_worker_whose_steps_are_long_has_twice_a_step(tmp_path: Path) -> None:
+    """The step that it measured is in its black box, which the watchdog follows."""
+    body = f"""
+from pathlib import Path
+from megatrain.contracts.black_box_layout import Word
+from megatrain.contracts.black_box_values import Identity
+from megatrain.contracts.layout import Layout
+from megatrain.telemetry.recorder import open_recorder
+recorder = open_recorder(
+    Identity("demo", "main", 0, 0, Layout(), os.getpid(), "host"), directory={str(tmp_path)!r}, run_key="k",
+    num_records=64)
+recorder._words[Word.MEDIAN_STEP_NS] = 300_000_000
+watchdog.follow(recorder.path)
+get_stuck()
+"""
+    with worker(body, grace_s=0.1) as stuck:
+        assert stuck.line() == "stuck"
+        signalled = time.monotonic()
+        os.kill(stuck.pid, signal.SIGTERM)
+        status, errors = stuck.end()
+        assert time.monotonic() - signalled >= 0.6
+    assert status == -signal.SIGKILL
+    assert "within 0.6 s (runtime.save_grace_s=0.1, or twice a step where that is longer)" in errors
 
 
 def test_a_stuck_worker_that_nobody_signals_is_left_alone() -> None:

@@ -37,8 +37,8 @@ def step(replica: Replica, number: int = 0) -> float:
     inputs = microbatches(replica, random_tokens(replica.config, seed=number % 2))
     outcome = train_step(
         replica, build_schedule(replica.config.parallel.schedule, 1, 1, len(inputs)), inputs,
-        num_label_tokens=sum(one.labels_SB.numel() for one in inputs), lr=3e-3, grad_clip=1.0, is_stop_requested=False,
-        is_checkpoint_requested=False, recorder=SilentRecorder(),
+        num_label_tokens=sum(one.labels_SB.numel() for one in inputs), lr=3e-3, grad_clip=1.0,
+        recorder=SilentRecorder(),
     )  # fmt: skip
     assert not outcome.is_skipped
     return outcome.loss

@@ -97,7 +97,7 @@ def run(
         schedule = build_schedule("1f1b", 1, 1, len(inputs))
         outcome = train_step(
             replica, schedule, inputs, num_label_tokens=sum(int((one.labels_SB >= 0).sum()) for one in inputs),
-            lr=1e-2 / (1 + number), grad_clip=1.0, is_stop_requested=False, is_checkpoint_requested=False,
+            lr=1e-2 / (1 + number), grad_clip=1.0,
             recorder=SilentRecorder(),
         )  # fmt: skip
         trace.losses.append(outcome.loss.hex())

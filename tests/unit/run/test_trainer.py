@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from megatrain import trainer as trainer_module
 from megatrain.checkpoint.continuation import Continuation, Progress
 from megatrain.checkpoint.job import Restored
 from megatrain.config import parallel as parallel_module
@@ -18,6 +19,7 @@ from megatrain.contracts.step_values import StepValue
 from megatrain.optim import ShardedOptimizer, learning_rate
 from megatrain.overlap_watch import OverlapWatch
 from megatrain.telemetry.flops import training_flops_per_token
+from megatrain.trainer import Trainer
 from tests.helpers.black_boxes import boxes_by_rank, recording_in, spans, spans_by_step
 from tests.helpers.lone_trainer import LoneTrainer, Note
 
@@ -90,7 +92,7 @@ def test_a_load_has_its_own_timeout_and_grace_too(make_trainer: MakeTrainer) -> 
     assert made.replica.optimizer.num_updates == 2
     assert made.reports.texts[:2] == ["WARNING: step-4 was damaged", "a note"]
     assert re.fullmatch(
-        r"resumed at step 3 from step-3 in \d+\.\d\d s \(\d\.\d+ MB read by rank 0\)", made.reports.texts[2]
+        r"resumed at step 3 from step-3 in \d+\.\d\d s \(7 MB read by rank 0\)", made.reports.texts[2]
     )
     made.notes.clear()
     made.trainer.train()
@@ -267,3 +269,71 @@ def test_a_finished_run_trains_no_more(make_trainer: MakeTrainer) -> None:
 
     assert made.reports.texts[-1] == f"nothing to do: {STEPS} steps are done, train.steps={STEPS}"
     assert made.reports.steps == []
+
+
+@pytest.mark.parametrize("moment", ["data wait", "forward", "reduction"])
+def test_a_request_to_stop_is_agreed_on_in_the_step_in_which_it_comes(
+    moment: str, make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = make_trainer({"data": {"prefetch": 0}})
+    chunk = made.replica.data_parallel[0]
+    places: dict[str, tuple[Any, str]] = {
+        "data wait": (Trainer, "_read_step"),
+        "forward": (made.replica.pipeline, "train"),
+        "reduction": (chunk, "finish_reduce"),
+    }
+    owner, name = places[moment]
+    call = getattr(owner, name)
+
+    def ask_in_the_third(*arguments: Any) -> Any:
+        found = call(*arguments)
+        if made.trainer.step == 2:
+            made.stop.set()
+        return found
+
+    monkeypatch.setattr(owner, name, ask_in_the_third)
+    made.run()
+
+    assert made.trainer.is_stopped
+    assert [report.step for report in made.reports.steps] == [1, 2, 3]
+    assert made.noted("take", "wait") == [("take", 3), ("wait", 3)]
+
+
+def test_a_request_to_stop_during_an_evaluation_takes_one_step(
+    make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = make_trainer({"evaluation": {"interval": 2}})
+    call = trainer_module.evaluate
+
+    def ask(*arguments: Any) -> Any:
+        made.stop.set()
+        return call(*arguments)
+
+    monkeypatch.setattr(trainer_module, "evaluate", ask)
+    made.run()
+
+    assert [report.step for report in made.reports.steps] == [1, 2, 3]
+    assert made.noted("take") == [("take", 3)]
+
+
+def test_checkpoints_come_by_time_and_no_oftener_than_they_may_cost(make_trainer: MakeTrainer) -> None:
+    made = make_trainer({"checkpoint": {"interval_s": 0.001}})
+    made.run()
+
+    # a millisecond is over after the first step; one that costs 0.25 s must not come again for 12.5 s
+    assert made.noted("take") == [("take", 1)]
+
+
+def test_no_checkpoint_by_time_is_taken_of_a_skipped_step(
+    make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = make_trainer({"checkpoint": {"interval_s": 0.001}})
+    train = made.replica.pipeline.train
+    monkeypatch.setattr(
+        made.replica.pipeline,
+        "train",
+        lambda *arguments: train(*arguments) + (float("nan") if made.trainer.step < 2 else 0.0),
+    )
+    made.run()
+
+    assert made.noted("take") == [("take", 3)]

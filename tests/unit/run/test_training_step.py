@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -13,7 +14,7 @@ from megatrain.assembly import Replica
 from megatrain.ops.cross_entropy import IGNORED_LABEL
 from megatrain.optim import ShardedOptimizer
 from megatrain.schedule import build_schedule
-from megatrain.training_step import StepOutcome, train_step
+from megatrain.training_step import Requests, StepOutcome, train_step
 from tests.helpers.lone_rank import SilentRecorder, lone_replica, make_config, microbatches, random_tokens
 
 
@@ -26,8 +27,6 @@ def step(replica: Replica, tokens: Tensor, *, grad_clip: float = 0.0, **options:
     ]
     arguments: dict[str, Any] = {
         "lr": 1e-2,
-        "is_stop_requested": False,
-        "is_checkpoint_requested": False,
         "recorder": SilentRecorder(),
     } | options
     num_labels = int((labels != IGNORED_LABEL).sum())
@@ -61,9 +60,7 @@ def test_a_batch_without_a_label_has_loss_0_and_is_not_skipped(grad_clip: float,
     tokens = random_tokens(config, seed=1)
     tokens[1:] = -1
 
-    assert step(replica, tokens, grad_clip=grad_clip) == StepOutcome(
-        0.0, 0.0, is_skipped=False, is_stop_agreed=False, is_checkpoint_agreed=False
-    )
+    assert step(replica, tokens, grad_clip=grad_clip) == StepOutcome(0.0, 0.0, is_skipped=False, agreed=Requests())
     assert scales == [1.0]
     assert replica.optimizer.num_updates == 1
     # no gradient, no decay: an update that changes nothing, and leaves no NaN for the next one
@@ -109,18 +106,11 @@ def test_gradients_are_scaled_to_the_norm_allowed(grad_clip: float, scales: list
     assert scales == [1e-3 / (outcome.grad_norm + 1e-6) if grad_clip == 1e-3 else 1.0]
 
 
-@pytest.mark.parametrize("is_stop_requested", [False, True])
-@pytest.mark.parametrize("is_checkpoint_requested", [False, True])
-def test_requests_are_agreed(is_stop_requested: bool, is_checkpoint_requested: bool) -> None:
+@pytest.mark.parametrize("asked", [Requests(*flags) for flags in itertools.product([False, True], repeat=3)])
+def test_requests_are_agreed(asked: Requests) -> None:
     config = make_config()
-    outcome = step(
-        lone_replica(config),
-        random_tokens(config, seed=1),
-        is_stop_requested=is_stop_requested,
-        is_checkpoint_requested=is_checkpoint_requested,
-    )
-    assert outcome.is_stop_agreed is is_stop_requested
-    assert outcome.is_checkpoint_agreed is is_checkpoint_requested
+    outcome = step(lone_replica(config), random_tokens(config, seed=1), requests=lambda: asked)
+    assert outcome.agreed == asked
 
 
 def test_updated_parameters_are_on_their_way_when_the_step_ends(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,6 +87,14 @@ def _of_training(
     if config is None or step is None:
         return NextAction(what=NOTHING, why=why_not or said or "training goes on", verdict_id="")
     interval, end = config.checkpoint.interval, config.train.steps
+    saving = config.checkpoint
+    if saving.is_by_time and step < end and (step_s is None or (end - step) * step_s > saving.interval_s):
+        why = f"checkpoint.interval_s={saving.interval_s:g}"
+        return NextAction(
+            what=f"save a checkpoint within {seconds_text(saving.interval_s)} of the last one",
+            why="; ".join(text for text in (why, why_not) if text),
+            verdict_id="",
+        )
     due = (step // interval + 1) * interval if interval else end
     if step >= end or (due >= end and not config.checkpoint.save_at_end):
         return NextAction(what=f"end at step {end:,}", why=why_not or "train.steps", verdict_id="")

@@ -1,0 +1,69 @@
+"""SIGTERM to a launched job whose steps take longer than runtime.save_grace_s: saved in that step, nothing lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from megatrain.contracts.checkpoint_files import committed_steps
+from megatrain.contracts.location import LocalLocation
+from tests.helpers.job_under_launch import make_launched_job
+from tests.helpers.paced_train import Pace, PaceDirectory
+from tests.helpers.source_tree import ROOT
+from tests.helpers.train_process import descendants
+from tests.helpers.waiting import wait_until
+
+START_S = 120.0
+END_S = 60.0
+RANKS = 2
+MICRO_BATCHES = 4
+STEP_S = 3.2
+GRACE_S = 1.0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_stop_during_a_long_step_loses_nothing(number: signal.Signals, tmp_path: Path) -> None:
+    job = make_launched_job(
+        tmp_path,
+        1000,
+        {
+            "checkpoint": {"interval": 1000, "keep_arena_s": 0.0},
+            "runtime": {"save_grace_s": GRACE_S},
+            "recovery": {"status_interval_s": 0.5},
+        },
+    )
+    pace = PaceDirectory(
+        tmp_path / "pace", Pace(forward_s=STEP_S / MICRO_BATCHES / 3, backward_s=2 * STEP_S / MICRO_BATCHES / 3)
+    )
+    words = ["-m", "megatrain", "launch", "--standalone", f"--nproc-per-node={RANKS}"]
+    with (tmp_path / "launch.log").open("wb") as log:
+        launch = subprocess.Popen(
+            [sys.executable, *words, "-m", "tests.helpers.paced_train", str(job.config_file)],
+            cwd=ROOT,
+            env={**os.environ, "OMP_NUM_THREADS": "1", **pace.environment},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        wait_until(lambda: len(job.records("step")) >= 3, "three steps", START_S)
+        launch.send_signal(number)  # the next step has just begun, and takes three times the grace
+        code = launch.wait(END_S)
+    finally:
+        for pid in [*descendants(launch.pid), launch.pid]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        launch.wait()
+
+    said = (tmp_path / "launch.log").read_text()
+    assert code == 75, said[-3000:]
+    done = [record["step"] for record in job.records("step")]
+    assert done == [1, 2, 3, 4], "the step in which the request came is the last"
+    assert committed_steps(LocalLocation(job.files.checkpoints / "main")) == [4]
+    assert "runtime.save_grace_s=1 is short for that" in said
