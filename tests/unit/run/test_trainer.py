@@ -91,9 +91,7 @@ def test_a_load_has_its_own_timeout_and_grace_too(make_trainer: MakeTrainer) -> 
     assert made.trainer.step == 3
     assert made.replica.optimizer.num_updates == 2
     assert made.reports.texts[:2] == ["WARNING: step-4 was damaged", "a note"]
-    assert re.fullmatch(
-        r"resumed at step 3 from step-3 in \d+\.\d\d s \(7 MB read by rank 0\)", made.reports.texts[2]
-    )
+    assert re.fullmatch(r"resumed at step 3 from step-3 in \d+\.\d\d s \(7 MB read by rank 0\)", made.reports.texts[2])
     made.notes.clear()
     made.trainer.train()
     # the first step of this process, not of the run
