@@ -129,7 +129,8 @@ def findings_headline(findings: Sequence[Finding], *, is_enough: bool) -> str:
     if findings:
         worst = findings[0]
         where = ", ".join(worst.hosts) or "no single host"
-        return f"{len(findings)} found; first: {worst.cause.value}, {where}, {worst.confidence.value} confidence"
+        more = f"; {len(findings) - 1} more below" if len(findings) > 1 else ""
+        return f"slow by its {worst.cause.value}: {where}, {worst.confidence.value} confidence{more}"
     if not is_enough:
         return "insufficient evidence: too few steps, or ranks without peers"
     return "nobody is slower than its peers"

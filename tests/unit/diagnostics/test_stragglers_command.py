@@ -57,7 +57,7 @@ def test_the_slow_host_is_named_with_figures_and_sentences(slow_run: Path, capsy
     assert document["num_steps"] == 88
     assert main(["diag", "stragglers", str(slow_run / "events")]) == 0
     said = capsys.readouterr().out
-    assert said.startswith("1 found; first: compute, host-1, high confidence")
+    assert said.startswith("slow by its compute: host-1, high confidence")
     assert "the others wait for it" in said
 
 

@@ -6,7 +6,7 @@ import type { FindingDocument, StragglersDocument } from "../../api/documents";
 import { hrefOf } from "../../app/location";
 import { Badge, type Tone } from "../../ui/badge";
 import type { Shape } from "../../ui/icons";
-import { countOf, countText, durationText, percentText, ranksText, scoreText } from "../../ui/format";
+import { countOf, countText, durationText, percentText, ranksText, scoreText, sentence } from "../../ui/format";
 import { Section } from "../../ui/section";
 
 const CONFIDENCE: Record<string, { tone: Tone; shape: Shape }> = {
@@ -101,7 +101,7 @@ export function Findings({ document }: { document: StragglersDocument }): JSX.El
         }`;
   return (
     <Section title="Findings" note={note}>
-      <p class="lead reading">{document.headline}</p>
+      <p class="lead reading">{sentence(document.headline)}</p>
       {document.is_enough ? null : (
         <p class="soft reading">
           Not enough is recorded for a judgement: {countOf(document.num_steps, "step")} so far. It comes by itself with more steps.
