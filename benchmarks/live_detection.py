@@ -65,8 +65,7 @@ def run() -> Result:
         if sure and named_at is None:
             assert set(sure[0].hosts) == {f"host-{SLOW_RANKS[0] // RANKS_PER_HOST:04d}"}, sure[0].hosts
             named_at = step
-    assert live.scores is not None
-    assert np.isfinite(live.scores.scores).all()
+    assert np.isfinite(live.assessment.scores).all()
     healthy, slow = spent_ms[5:SLOW_FROM], spent_ms[SLOW_FROM + 1 :]
     rows = [
         _row("incremental, nobody slow", healthy),

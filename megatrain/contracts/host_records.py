@@ -214,6 +214,9 @@ class HangEvidence:
     """First rank, number of ranks and stride of each group, by a name that tells groups apart: "dp:0+4x2"."""
     ranks: tuple[RankEvidence, ...]
     silent: tuple[int, ...] = ()
+    is_after_halt: bool = False
+    """Taken when the workers were being stopped already: processes may be dead, and ranks may have left what they
+    waited in, because others were killed."""
 
 
 class CheckOutcome(StrEnum):

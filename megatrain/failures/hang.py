@@ -11,11 +11,26 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import islice
+from types import MappingProxyType
+from typing import Final
 
 from megatrain.contracts.operations import Operation
 
 _AROUND_OTHERS = (Operation.STEP, Operation.EVALUATION, Operation.BARRIER, Operation.CLIP)
 """Spans that have exchanges within: they do not say that the host is busy itself."""
+IMMOBILE: Final = MappingProxyType(
+    {
+        "T": "is stopped (T)",
+        "t": "is stopped by a debugger (t)",
+        "Z": "is dead (Z)",
+        "X": "is dead (X)",
+        "": "has no process",
+    }
+)
+"""What is said of a process that cannot move, by its letter in /proc."""
+NO_STATES: Final[Mapping[int, str]] = MappingProxyType({})
+_MOST_TOLD = 8
 
 
 class Confidence(StrEnum):
@@ -82,6 +97,11 @@ class HangReport:
     silent: tuple[int, ...]
     """Those who log nothing."""
 
+    @property
+    def is_firm(self) -> bool:
+        """Whether the suspects are sure enough to be called culprits."""
+        return bool(self.suspects) and self.confidence in (Confidence.CERTAIN, Confidence.LIKELY)
+
 
 def is_own_work(operation: str) -> bool:
     """Say whether an open span of this operation means that its rank's host is busy itself and waits for nobody."""
@@ -94,22 +114,47 @@ def hang_suspects(
     groups: Mapping[str, Sequence[int]],
     silent: Iterable[int] = (),
     busy: Iterable[int] = (),
+    states: Mapping[int, str] = NO_STATES,
 ) -> HangReport:
     """Return who holds up a job that makes no progress.
 
     `positions`: by rank, then by group. `groups`: the members of each group. Members of a group without an entry in
     `positions` log nothing, and so do the ranks in `silent`, whatever they said before. `busy`: ranks in some work of
     their own that began after all exchanges of theirs that are open. An accelerator may run behind its host, so that
-    counts only where nothing else tells: then what a busy rank started before holds up nobody.
+    counts only where nothing else tells: then what a busy rank started before holds up nobody. `states`: the letters
+    of processes in /proc, of ranks whose process somebody looked for while the round ran; empty: there was none. One
+    that cannot move is the plainest sign: it waits for nobody, and what others wait in says nothing of the network.
     """
     silent, busy = tuple(silent), tuple(busy)
+    immobile = {rank: IMMOBILE[state] for rank, state in sorted(states.items()) if state in IMMOBILE}
+    if immobile:
+        return _of_immobile(_report(_idle(positions, immobile), groups, silent), immobile)
     first = _report(positions, groups, silent)
     if first.confidence is not Confidence.WEAK or not busy:
         return first
-    idle = {rank: {name: replace(at, awaited=0) for name, at in positions[rank].items()} for rank in busy}
-    second = _report({**positions, **idle}, groups, silent)
+    second = _report(_idle(positions, busy), groups, silent)
     is_plain = second.confidence in (Confidence.CERTAIN, Confidence.LIKELY)
     return replace(second, confidence=Confidence.LIKELY) if is_plain else first
+
+
+def _idle(
+    positions: Mapping[int, Mapping[str, Position]], ranks: Iterable[int]
+) -> Mapping[int, Mapping[str, Position]]:
+    """Return the positions with ranks that wait for nothing, whatever they entered."""
+    known = (rank for rank in ranks if rank in positions)
+    idle = {rank: {name: replace(at, awaited=0) for name, at in positions[rank].items()} for rank in known}
+    return {**positions, **idle}
+
+
+def _of_immobile(report: HangReport, immobile: Mapping[int, str]) -> HangReport:
+    """Return the report that blames processes that cannot move, and nobody else."""
+    told = [f"rank {rank} {words}" for rank, words in islice(immobile.items(), _MOST_TOLD)]
+    told += [f"{len(immobile) - _MOST_TOLD} more are like that"] if len(immobile) > _MOST_TOLD else []
+    entry = closest(entry for entry in report.missing if not immobile.keys().isdisjoint(entry.held_up_by))
+    if entry is not None:
+        whom = "it" if len(immobile) == 1 else "them"
+        told.append(f"{_waits(entry.waiting)} for {whom} in collective {entry.sequence} of {entry.group}")
+    return replace(report, suspects=tuple(immobile), confidence=Confidence.CERTAIN, reason="; ".join(told))
 
 
 def _report(

@@ -10,6 +10,7 @@ from megatrain.contracts.host_records import HostPhase, HostRecord, HostStatus, 
 from megatrain.contracts.incident import IncidentKind, IncidentState
 from megatrain.contracts.rounds import Cordon, RoundHost
 from megatrain.contracts.texts import natural_order, ranks_text, seconds_text
+from megatrain.failures.culprit import first_of
 from megatrain.jobs.snapshot import JobSnapshot
 from megatrain.jobs.words import rank_end_text
 
@@ -170,8 +171,9 @@ def _trouble(part: RoundHost | None, status: HostStatus | None) -> str:
     if status is None:
         return ""
     found: list[str] = []
-    if status.failures:
-        found.append(rank_end_text(status.failures[0]))
+    first = first_of(status.failures)
+    if first is not None:
+        found.append(rank_end_text(first))
     elif part is not None and status.phase is HostPhase.RUNNING and (dead := dead_ranks(part, status)):
         found.append(f"{ranks_text(dead)} {'has' if len(dead) == 1 else 'have'} no process")
     if status.stall is not None:

@@ -11,6 +11,7 @@ from megatrain.contracts.host_records import HostPhase
 from megatrain.contracts.incident import Incident, IncidentState
 from megatrain.contracts.rounds import Halt, JobEnd, Round
 from megatrain.contracts.texts import count_text, names_text, seconds_text
+from megatrain.failures.culprit import first_of
 from megatrain.jobs.host_view import HostState, HostView, host_views
 from megatrain.jobs.snapshot import JobSnapshot
 from megatrain.jobs.words import current_phase, rank_end_text
@@ -175,11 +176,9 @@ def _of_round(snapshot: JobSnapshot, newest: Round, views: Sequence[HostView], p
 
 
 def _first_failure(views: Sequence[HostView]) -> str:
-    found = [(failure.at_unix_s, view.host, failure)
-             for view in views if view.status is not None for failure in view.status.failures]  # fmt: skip
-    own = [one for one in found if not one[2].is_cascade] or found
-    _, host, failure = min(own, key=lambda one: one[0])
-    return f"{rank_end_text(failure)} (on {host})"
+    hosts = {failure: view.host for view in views if view.status is not None for failure in view.status.failures}
+    first = first_of(tuple(hosts))
+    return "" if first is None else f"{rank_end_text(first)} (on {hosts[first]})"
 
 
 def _before_any_round(snapshot: JobSnapshot, views: Sequence[HostView]) -> _Answer:

@@ -14,21 +14,20 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from megatrain.contracts.bounded_files import open_below, read_below, read_bounded
+from megatrain.contracts.bounded_files import open_below, read_below
 from megatrain.contracts.checkpoint_files import committed_steps
 from megatrain.contracts.errors import CheckpointError, CoordinationError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.incident import Incident
 from megatrain.contracts.lineage import list_branches
 from megatrain.contracts.location import LocalLocation
-from megatrain.contracts.record import decode
 from megatrain.contracts.run_directory import RunDirectory
 from megatrain.jobs.own_etcd import PLACE
+from megatrain.jobs.recorded_incidents import read_incident
 
 EXIT_CODE_FILE = f"{PLACE}/exit-code"
 _LOCK_FILE = f"{PLACE}/lock"
 _MOST_BYTES = 1 << 12
-_MOST_INCIDENT_BYTES = 4 << 20
 _MOST_DIGITS = 3
 
 
@@ -136,9 +135,9 @@ def read_last_known(run: Path) -> LastKnown:
                 saved = found if saved is None else max(saved, found)
     incident = None
     newest = max((path for path in own.incidents.glob("*.json") if not path.name.startswith(".")), default=None)
-    with suppress(OSError, CoordinationError):
+    with suppress(CoordinationError):
         if newest is not None:
-            incident = decode(Incident, read_bounded(newest, _MOST_INCIDENT_BYTES), str(newest))
+            incident = read_incident(newest)
     return LastKnown(None if saved is None else saved[1], None if saved is None else saved[0], incident)
 
 

@@ -8,6 +8,7 @@ from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.host_records import RankFailure
 from megatrain.contracts.incident import Incident, IncidentKind, phase_seconds
 from megatrain.contracts.texts import count_text, names_text, ranks_text, seconds_text
+from megatrain.failures.culprit import is_victim
 
 KIND_TEXTS = {
     IncidentKind.FAILURE: "a worker ended",
@@ -36,10 +37,11 @@ def exit_text(exit_code: int) -> str:
 
 
 def rank_end_text(failure: RankFailure) -> str:
-    """Return "rank 3 ended by SIGKILL", with what its log says of it."""
+    """Return "rank 3 ended by SIGKILL", with what its log says of it, and whether it says that others failed first."""
     label = f": {failure.label}" if failure.label else ""
     names = f", which names {failure.culprit}" if failure.culprit else ""
-    return f"rank {failure.rank} ended {exit_text(failure.exit_code)}{label}{names}"
+    victim = ", because others had" if is_victim(failure) else ""
+    return f"rank {failure.rank} ended {exit_text(failure.exit_code)}{label}{names}{victim}"
 
 
 def where_text(incident: Incident) -> str:

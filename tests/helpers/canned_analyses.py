@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from megatrain_diagnostics.dashboard.answers.document import Document
+from megatrain_diagnostics.dashboard.answers.document import Document, ThresholdsDocument
 from megatrain_diagnostics.dashboard.pages.logs.document import (
     LogCauseDocument,
     LogLineDocument,
@@ -54,6 +54,8 @@ def log_causes() -> LogVerdictDocument:
         action="replace the host",
         culprit="host-011",
         root_rank=91,
+        root_text="rank 91 on host-011",
+        incident_id="000001",
         reason="rank 91 failed first, 2.5 s before the others, and its line names a device",
         num_ranks=384,
         num_lines=1_204_118,
@@ -131,6 +133,7 @@ def stragglers() -> StragglersDocument:
             HostScore(host=host_name(number), score=score)
             for number, score in ((17, 8.7), (40, 2.6), (3, 1.4), (22, 1.2), (9, 1.1), (30, 0.9), (1, 0.4))
         ),
+        thresholds=ThresholdsDocument(excess=0.1, score=3.5, num_steps=8),
         silent_ranks=(),
         unjudged_ranks=(),
     )

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Literal
 
-from megatrain_diagnostics.dashboard.answers.document import Document
+from megatrain_diagnostics.dashboard.answers.document import Document, ThresholdsDocument
 from megatrain_diagnostics.dashboard.pages.hosts.document import (
     CheckDocument,
     HostDocument,
@@ -217,7 +217,8 @@ def host(number: int) -> HostDocument:
 
 
 def hosts() -> HostsDocument:
-    return HostsDocument(hosts=tuple(host(number) for number in range(NUM_HOSTS + 3)))
+    thresholds = ThresholdsDocument(excess=0.1, score=3.5, num_steps=8)
+    return HostsDocument(hosts=tuple(host(number) for number in range(NUM_HOSTS + 3)), thresholds=thresholds)
 
 
 def host_history(number: int) -> HostHistoryDocument:
@@ -240,6 +241,7 @@ def host_history(number: int) -> HostHistoryDocument:
         ),
         checks_unix_s=NOW_S - 30_100,
         incident_ids=("000002",) if host_name(number) == SLOW_HOST else (),
+        victim_incident_ids=("000001",),
         rounds=(1, 2),
     )
 

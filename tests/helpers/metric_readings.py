@@ -31,7 +31,8 @@ def make_job_reading(now_s: float = NOW_S) -> JobReading:
         job=JOB, version="0.1.0", step=120, loss=2.5, grad_norm=1.25, tokens=1_000_000, last_step_unix_s=now_s - 1.0,
         mfu=0.45, step_buckets=(0, 0, 1, 90, 20, 9, 0, 0, 0, 0, 0, 0, 1), step_sum_s=80.0, rounds=2,
         incidents={"failure": 1}, effective_time_ratio=0.97, saved_step=110, saved_unix_s=now_s - 60.0,
-        straggler_scores={"host-1": 0.4, "host-2": 5.0}, verdicts={("straggler", "compute", "high"): 1},
+        straggler_scores={"host-1": 0.4, "host-2": 5.0}, least_straggler_score=3.5,
+        verdicts={("straggler", "compute", "high"): 1},
         health=health_of([Reason(ReasonCode.SAVES_FAIL, "disk full"), Reason(ReasonCode.RECOVERING, "an incident")]),
         rows_stored={"totals": 6400}, rows_rejected={"future": 0}, connected_hosts=2, segment_bytes=1_000_000,
     )  # fmt: skip

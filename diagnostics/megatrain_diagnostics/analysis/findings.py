@@ -5,16 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from megatrain.config.diagnostics import DiagnosticsConfig
 from megatrain.contracts.host_verdict import Cause, VerdictConfidence
 
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """When something is called a straggler; the meaning is that of section [diagnostics]."""
+    """When something is called a straggler: from these values on. The meaning is that of section [diagnostics]."""
 
     excess: float = 0.1
     score: float = 3.5
     num_steps: int = 8
+
+
+def thresholds_of(config: DiagnosticsConfig) -> Thresholds:
+    """Return the thresholds of a job."""
+    return Thresholds(config.straggler_excess, config.straggler_score, config.straggler_steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +56,9 @@ class Finding:
     """A step would be shorter by so much at most, were the culprits as fast as their peers."""
     evidence: tuple[str, ...]
     scores: Mapping[str, float] = field(default_factory=dict)
-    """By host of a culprit: the greatest score of its ranks."""
+    """By host of a culprit: the greatest score of those of `ranks` that are on it."""
+    rank_scores: tuple[float, ...] = ()
+    """Of `ranks`, in their order; empty where no rank is compared with its peers."""
     stage: int | None = None
 
     @property
@@ -87,3 +95,9 @@ class Assessment:
 
     is_enough: bool = False
     """So much was seen that no finding means nobody is slow."""
+    thresholds: Thresholds | None = None
+    """Those that held; `score` is the one that counts among so many ranks. None: nothing was looked at."""
+    scores: tuple[float, ...] = ()
+    """By rank, as `scores.rank_scores` has it; empty while too few steps are there."""
+    host_scores: Mapping[str, float] = field(default_factory=dict)
+    """As `scores.host_scores` has it."""

@@ -8,12 +8,13 @@ exchanges a rank waits for; so it matters there what rank computes. Source: Mega
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from megatrain.contracts.operations import operation_name
-from megatrain.failures.hang import Confidence, HangReport, Position, closest, hang_suspects, is_own_work
+from megatrain.failures.culprit import Culprit, culprit_of_positions
+from megatrain.failures.hang import IMMOBILE, HangReport, Position, closest, hang_suspects, is_own_work
 from megatrain_diagnostics.events.roster import Roster
 from megatrain_diagnostics.events.tables import NO_DURATION, Selection, Spans
 
@@ -28,8 +29,8 @@ class RankStanding:
     """The operation that it is in, innermost."""
     step: int = -1
     phase: str = ""
-    process_state: str = ""
-    """Of /proc, where somebody looked: T is stopped, Z is dead."""
+    process_state: str | None = None
+    """The letter of /proc while the round ran, empty where there was no process; None: nobody looked."""
     is_busy: bool = False
     """It was in a computation that began after all exchanges that are open."""
 
@@ -50,10 +51,13 @@ class Suspect:
 
 @dataclass(frozen=True, slots=True)
 class HangFinding:
-    """Suspects, how sure that is, and for each rank whether it waits."""
+    """Whom to blame, and for each rank whether it waits. `report`: what the standings alone say."""
 
     report: HangReport
+    culprit: Culprit
+    """As an incident of the round says; where none does, as the standings do."""
     suspects: tuple[Suspect, ...]
+    """The ranks that the culprit is; those that the standings leave in doubt where nobody is blamed for sure."""
     hosts: tuple[str, ...]
     waiting: frozenset[int]
     silent: frozenset[int]
@@ -104,8 +108,12 @@ def find_hang(
     groups: Mapping[str, Sequence[int]],
     roster: Roster,
     silent: Iterable[int] = (),
+    recorded: Culprit | None = None,
 ) -> HangFinding:
-    """Return who holds up the job. `silent`: ranks without data beside those that are in no standing."""
+    """Return who holds up the job. `silent`: ranks without data beside those that are in no standing.
+
+    `recorded`: whom an incident of this round blames; None where none does. Then the standings are evidence only.
+    """
     world = range(roster.layout.world_size)
     mute = {*silent, *(rank for rank in world if rank not in standings)}
     report = hang_suspects(
@@ -113,13 +121,16 @@ def find_hang(
         groups,
         mute,
         [rank for rank, one in standings.items() if one.is_busy],
+        {rank: one.process_state for rank, one in standings.items() if one.process_state is not None},
     )
-    report = _with_dead(report, standings)
-    suspects = tuple(_suspect(rank, standings, report, roster) for rank in report.suspects if rank in world)
+    culprit = culprit_of_positions(report, roster.host_of) if recorded is None else recorded
+    blamed = report.suspects if recorded is None else _blamed(recorded, roster)
+    suspects = tuple(_suspect(rank, standings, report, roster, culprit.reason) for rank in blamed if rank in world)
     return HangFinding(
         report=report,
+        culprit=culprit,
         suspects=suspects,
-        hosts=tuple(dict.fromkeys(one.host for one in suspects if one.host)),
+        hosts=culprit.hosts or tuple(dict.fromkeys(one.host for one in suspects if one.host)),
         waiting=frozenset(report.waits_for),
         silent=frozenset(rank for rank in report.silent if rank in world),
         in_flight={rank: one.in_flight for rank, one in sorted(standings.items()) if one.in_flight},
@@ -152,25 +163,26 @@ def _innermost(spans: Spans, round_number: int) -> dict[int, int]:
     return {int(spans.rank[row]): int(row) for row in rows[is_last]}
 
 
-def _with_dead(report: HangReport, standings: Mapping[int, RankStanding]) -> HangReport:
-    """Return the report with processes that cannot move as suspects, where there are any: the plainest sign.
-
-    Who waits for whom stays as the positions say.
-    """
-    dead = tuple(sorted(rank for rank, one in standings.items() if one.process_state in ("T", "t", "Z", "X")))
-    if not dead:
-        return report
-    words = ", ".join(f"rank {rank} ({standings[rank].process_state})" for rank in dead[:8])
-    return replace(report, suspects=dead, confidence=Confidence.CERTAIN, reason=f"stopped or dead by /proc: {words}")
+def _blamed(culprit: Culprit, roster: Roster) -> tuple[int, ...]:
+    return culprit.ranks or tuple(rank for host in culprit.hosts for rank in roster.ranks_on(host))
 
 
-def _suspect(rank: int, standings: Mapping[int, RankStanding], report: HangReport, roster: Roster) -> Suspect:
+def _suspect(
+    rank: int, standings: Mapping[int, RankStanding], report: HangReport, roster: Roster, reason: str
+) -> Suspect:
     at, one = roster.coordinate(rank), standings.get(rank)
     missed = closest(entry for entry in report.missing if rank in entry.held_up_by)
-    if one is None or rank in report.silent:
+    process = None if one is None or one.process_state is None else IMMOBILE.get(one.process_state)
+    if process is not None:
+        evidence = (
+            process
+            if missed is None
+            else (f"{process}; {len(missed.waiting)} wait for it in collective {missed.sequence} of {missed.group}")
+        )
+    elif one is None or rank in report.silent:
         evidence = "logs nothing"
     elif missed is None:
-        evidence = report.reason
+        evidence = reason
     else:
         verb = "never entered" if rank in missed.absent else "does not wait for the end of"
         evidence = f"{verb} collective {missed.sequence} of {missed.group}; {len(missed.waiting)} wait in it"

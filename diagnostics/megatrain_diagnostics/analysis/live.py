@@ -1,4 +1,4 @@
-"""Live detection: the scores of all ranks and operations, step by step, from the sums that all ranks stream.
+"""Live detection: who is slow, step by step, from the sums that all ranks stream.
 
 Each step is compared once, when it is complete; only the newest steps are kept, so that a step costs the same on the
 first day as on the thirtieth. Whoever looks at a finished job feeds the same class with what the store holds.
@@ -7,14 +7,16 @@ first day as on the thirtieth. Whoever looks at a finished job feeds the same cl
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import replace
 
 import numpy as np
 
+from megatrain_diagnostics.analysis.candidates import candidates, least_score
 from megatrain_diagnostics.analysis.findings import Assessment, Thresholds
 from megatrain_diagnostics.analysis.history import DP_TRANSFERS, TP_TRANSFERS, History, Window
-from megatrain_diagnostics.analysis.own_time import Aspect, aspects, is_only_training, scale_of, typical_step_s
-from megatrain_diagnostics.analysis.peers import Flags, Floats, Indices, Peers
+from megatrain_diagnostics.analysis.own_time import Aspect, is_only_training
+from megatrain_diagnostics.analysis.peers import Floats, Indices, Peers
+from megatrain_diagnostics.analysis.scores import host_scores, rank_scores
 from megatrain_diagnostics.analysis.step_ring import StepRing, StepRow
 from megatrain_diagnostics.analysis.stragglers import Evidence, find_stragglers
 from megatrain_diagnostics.events.roster import Roster
@@ -26,21 +28,7 @@ _HISTORY_STEPS = 64
 _REMEMBERED_BREAKS = 16
 _RECHECK_STEPS = 4
 """Without a suspect everything is looked at each so many steps."""
-_SPREAD_FLOOR = 0.01
 _ALL = 1 << 31
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class StepScores:
-    """The newest compared step. Shapes: scores and excess_s [operations, ranks]; has_come [ranks]. Never NaN."""
-
-    step: int
-    operations: tuple[int, ...]
-    scores: Floats
-    """Excess over the peers, by their spread; 0 for who did not come."""
-    excess_s: Floats
-    has_come: Flags
-    step_s: float
 
 
 class LiveDetection:
@@ -52,7 +40,8 @@ class LiveDetection:
         self.deadline_s = deadline_s
         self.ring = StepRing(roster.layout.world_size)
         self.peers = Peers(roster)
-        self.scores: StepScores | None = None
+        self.step: int | None = None
+        """The newest that was compared."""
         self.assessment = Assessment()
         self.num_left_out = 0
         self.num_compared = 0
@@ -110,7 +99,7 @@ class LiveDetection:
         if self._num_taken <= NUM_WARM_UP or (is_break and not is_usual):
             self.num_left_out += 1
             return
-        self.scores = score_step(row, self.peers)
+        self.step = row.step
         self.num_compared += 1
         self._history.add(row, self.peers)
         window = self._history.window(self.thresholds.num_steps)
@@ -123,8 +112,11 @@ class LiveDetection:
         if not len(self._history):
             return
         window = self._history.window(2 * self.thresholds.num_steps)
+        newest = window.last(self.thresholds.num_steps)
+        compute = candidates(newest, Aspect.COMPUTE, self.peers, self.thresholds)
         evidence = Evidence(
-            window=window.last(self.thresholds.num_steps),
+            window=newest,
+            compute=compute,
             long_window=window,
             history=self._history,
             past=self._history.past,
@@ -134,8 +126,10 @@ class LiveDetection:
             bytes_of={"data-parallel": self._bytes_of(DP_TRANSFERS), "tensor-parallel": self._bytes_of(TP_TRANSFERS)},
             correlations=self.correlations,
         )
+        findings = find_stragglers(evidence)
+        scores = rank_scores(compute, findings) if evidence.is_enough else ()
         self.assessment = Assessment(
-            findings=find_stragglers(evidence),
+            findings=findings,
             unjudged_ranks=tuple(np.flatnonzero(self.peers.num_peers == 0).tolist()),
             silent_ranks=self.silent_ranks(),
             first_step=int(window.steps[0]),
@@ -143,6 +137,9 @@ class LiveDetection:
             num_steps=len(window.steps),
             num_left_out=self.num_left_out,
             is_enough=len(window.steps) >= self.thresholds.num_steps and bool((self.peers.num_peers > 0).all()),
+            thresholds=replace(self.thresholds, score=least_score(self.thresholds, self.peers.num_ranks)),
+            scores=scores,
+            host_scores=host_scores(scores, findings, self.roster.host_of),
         )
 
     def _bytes_of(self, numbers: tuple[int, ...]) -> Floats:
@@ -150,20 +147,6 @@ class LiveDetection:
         chosen = [known.index(number) for number in numbers if number in known]
         found: Floats = self.ring.bytes_of[chosen].sum(axis=0)
         return found
-
-
-def score_step(row: StepRow, peers: Peers) -> StepScores:
-    """Return how far each rank is from its peers in each operation of a step.
-
-    Scores are parts of the peers' spread, which is never taken to be less than a hundredth of what the stage computes.
-    """
-    step_s = typical_step_s(row)
-    reference = peers.reference(row.seconds, row.has_come)
-    compute = aspects(row)[Aspect.COMPUTE]
-    scale = scale_of(peers.stage_medians(compute, row.has_come), peers.stage_of, step_s)
-    excess = np.where(row.has_come, row.seconds - reference.median, 0.0)
-    scores = excess / np.maximum(reference.spread, _SPREAD_FLOOR * scale)
-    return StepScores(row.step, row.operations, scores, excess, row.has_come, step_s)
 
 
 def _is_suspicious(window: Window, thresholds: Thresholds) -> bool:

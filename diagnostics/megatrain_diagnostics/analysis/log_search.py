@@ -1,16 +1,20 @@
 """The output of all ranks: lines that match, and what failed, the root cause before what followed from it.
 
-Judging is megatrain.failures' work: a rank whose own log names a cause comes before those who only lost it or waited.
+Whom to blame is what the incident of the round says. Where none does, megatrain.failures judges the logs: a rank whose
+own log names a cause comes before those who only lost it or waited.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from megatrain.failures.bundle import BundleVerdict, RankLog, judge, read_rank
+from megatrain.failures.bundle import RankLog, judge, read_rank
+from megatrain.failures.culprit import Culprit, Role, culprit_of_logs
+from megatrain.failures.verdict import NO_FAILURE, Verdict
 from megatrain_diagnostics.events.roster import Roster, newest_round
 from megatrain_diagnostics.events.source import EventSource, Where
 from megatrain_diagnostics.events.tables import LogLines, Ranks, Selection, num_rows
@@ -21,15 +25,15 @@ _TAIL_LINES = 2000
 
 @dataclass(frozen=True, slots=True)
 class LoggedFailure:
-    """What one rank's lines say. `is_root`: it began here."""
+    """What one rank's lines say."""
 
     rank: int
     host: str
     label: str
     action: str
-    is_root: bool
-    is_cascade: bool
+    role: Role
     culprit: str
+    """Whom the line names, which need not be who is to blame."""
     rule: str
     line: str
     at_ns: int
@@ -38,12 +42,29 @@ class LoggedFailure:
 
 @dataclass(frozen=True, slots=True)
 class LogFinding:
-    """The verdict on the job, and the ranks that tell of a failure: the root first, then causes, then what followed."""
+    """Whom to blame, and the ranks that tell of a failure: the root first, then causes, then what followed.
 
-    verdict: BundleVerdict
+    `verdict`: on the line that tells most of it, of the root wherever that said something of its own.
+    """
+
+    culprit: Culprit
+    verdict: Verdict
     failures: tuple[LoggedFailure, ...]
     num_ranks: int
     num_lines: int
+
+    @property
+    def label(self) -> str:
+        return _label(self.culprit, self.verdict, is_own=bool(self.verdict.line))
+
+    @property
+    def action(self) -> str:
+        return str(self.verdict.action) if self.verdict.line else self.culprit.action or str(self.verdict.action)
+
+
+def _label(culprit: Culprit, verdict: Verdict, *, is_own: bool) -> str:
+    """Return what went wrong at the root: as its own words say, else as the incident does."""
+    return str(verdict.label) if is_own or culprit.kind is None else culprit.label or str(culprit.kind)
 
 
 def matching_lines(logs: LogLines, pattern: re.Pattern[str] | None) -> Selection:
@@ -65,22 +86,39 @@ def newest_logged(source: EventSource) -> int:
     return newest
 
 
-def classify_logs(logs: LogLines, roster: Roster | None = None) -> LogFinding:
+def classify_logs(logs: LogLines, roster: Roster | None = None, recorded: Culprit | None = None) -> LogFinding:
     """Return what failed, from the ends of all ranks' logs.
 
-    A rank of the roster without any line is one that logs nothing, which may be the news.
+    A rank of the roster without any line is one that logs nothing, which may be the news. `recorded`: whom an incident
+    of this round blames; None where none does.
     """
     rows_of = _rows_by_rank(logs)
     known = set(rows_of) if roster is None else {*rows_of, *range(roster.layout.world_size)}
     read = [read_rank(str(rank), _tail(logs, rows_of.get(rank))) for rank in sorted(known)]
-    verdict = judge(read)
+    hosts = {rank: _host_of(rank, logs, rows_of.get(rank), roster) for rank in known}
+    bundle = judge(read)
+    culprit = recorded or culprit_of_logs(bundle, lambda rank: hosts.get(rank, ""))
+    verdict = bundle.verdict if recorded is None else _verdict_on(recorded, read, hosts)
     failures = [
-        _failure(log, logs, rows_of.get(int(log.rank)), verdict, roster)
+        found
         for log in read
-        if log.weight > 0 or log.rank == verdict.root_rank
+        if (found := _failure(log, logs, rows_of.get(int(log.rank)), culprit, hosts[int(log.rank)], verdict))
+        is not None
     ]
-    failures.sort(key=lambda one: (not one.is_root, one.is_cascade, one.at_ns, one.rank))
-    return LogFinding(verdict, tuple(failures), len(rows_of), len(logs.rank))
+    failures.sort(key=lambda one: (list(Role).index(one.role), one.at_ns, one.rank))
+    return LogFinding(culprit, verdict, tuple(failures), len(rows_of), len(logs.rank))
+
+
+def _verdict_on(culprit: Culprit, read: Sequence[RankLog], hosts: Mapping[int, str]) -> Verdict:
+    """Return the verdict on what the culprit itself wrote; none where it only tells what the others do, or nothing."""
+    own = [log for log in read if culprit.is_named and culprit.blames(int(log.rank), hosts[int(log.rank)])]
+    told = [log.evidence for log in own if log.is_own_cause and log.evidence is not None]
+    return max(told, key=lambda one: one.weight).verdict if told else NO_FAILURE
+
+
+def _host_of(rank: int, logs: LogLines, rows: Selection | None, roster: Roster | None) -> str:
+    told = "" if roster is None else roster.host_of(rank)
+    return told or ("" if rows is None or not len(rows) else str(logs.host[rows[-1]]))
 
 
 def _rows_by_rank(logs: LogLines) -> dict[int, Selection]:
@@ -96,27 +134,29 @@ def _tail(logs: LogLines, rows: Selection | None) -> str:
 
 
 def _failure(
-    log: RankLog, logs: LogLines, rows: Selection | None, bundle: BundleVerdict, roster: Roster | None
-) -> LoggedFailure:
+    log: RankLog, logs: LogLines, rows: Selection | None, culprit: Culprit, host: str, verdict: Verdict
+) -> LoggedFailure | None:
+    """Return what a rank's log says; None where it is not to blame and tells of no failure."""
     rank = int(log.rank)
-    is_root = log.rank == bundle.root_rank
-    verdict = bundle.verdict if is_root or log.evidence is None else log.evidence.verdict
-    line = verdict.line.strip()
-    host = "" if roster is None else roster.host_of(rank)
+    own = NO_FAILURE if log.evidence is None or not log.weight else log.evidence.verdict
+    role = culprit.role(rank, host, str(own.label), is_victim=own.is_cascade)
+    if role is not Role.ROOT and not log.weight:
+        return None
+    if role is Role.ROOT and not culprit.incident:
+        own = verdict  # of a root that logs nothing the others' words tell what happened
+    line = own.line.strip()
     at_ns = 0
     if rows is not None and len(rows):
-        host = host or str(logs.host[rows[-1]])
         told = [row for row in rows[-_TAIL_LINES:].tolist() if line and line in str(logs.line[row])]
         at_ns = int(logs.at_ns[told[0] if told else rows[-1]])
     return LoggedFailure(
         rank=rank,
         host=host,
-        label=str(verdict.label),
-        action=str(verdict.action),
-        is_root=is_root,
-        is_cascade=verdict.is_cascade and not is_root,
-        culprit=verdict.culprit or "",
-        rule=verdict.rule,
+        label=str(own.label) if role is not Role.ROOT else _label(culprit, own, is_own=log.is_own_cause),
+        action=str(own.action),
+        role=role,
+        culprit=own.culprit or "",
+        rule=own.rule,
         line=line,
         at_ns=at_ns,
     )

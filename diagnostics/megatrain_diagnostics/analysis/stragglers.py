@@ -51,15 +51,22 @@ class Evidence:
     peers: Peers
     roster: Roster
     thresholds: Thresholds
+    compute: Candidates
+    """Of own compute, in `window`."""
     bytes_of: dict[str, Floats] = field(default_factory=dict)
     """By kind of group: bytes of each rank a step."""
     correlations: Floats | None = None
     """From whole spans: how forward and backward of a micro-batch agree. Shapes: [ranks]."""
 
+    @property
+    def is_enough(self) -> bool:
+        """Whether half of the wanted steps are there."""
+        return len(self.window.steps) >= max(2, self.thresholds.num_steps // 2)
+
 
 def find_stragglers(evidence: Evidence) -> tuple[Finding, ...]:
-    """Return what makes the job slow, the greatest gain first; nothing before half of the wanted steps are there."""
-    if len(evidence.window.steps) < max(2, evidence.thresholds.num_steps // 2):
+    """Return what makes the job slow, the greatest gain first; nothing while there is too little to judge by."""
+    if not evidence.is_enough:
         return ()
     found = [*_of_ranks(evidence)]
     if not found:
@@ -71,8 +78,7 @@ def find_stragglers(evidence: Evidence) -> tuple[Finding, ...]:
 
 
 def _of_ranks(evidence: Evidence) -> Iterator[Finding]:
-    window, peers, thresholds = evidence.window, evidence.peers, evidence.thresholds
-    compute = candidates(window, Aspect.COMPUTE, peers, thresholds)
+    compute, peers, thresholds = evidence.compute, evidence.peers, evidence.thresholds
     late = [candidates(evidence.long_window, aspect, peers, thresholds) for aspect in (Aspect.GC, Aspect.DATA)]
     collecting = late[0]
     causes: dict[tuple[Cause, VerdictConfidence], list[int]] = {}
@@ -162,6 +168,7 @@ def _finding(
         gain_s=_gain(shown, one, ranks),
         evidence=(),
         scores=by_host,
+        rank_scores=tuple(one.score[ranks].tolist()),
     )
     return rank_sentences(finding, one, evidence.roster)
 

@@ -13,6 +13,8 @@ from megatrain.commands.printing import print_note
 from megatrain.contracts.errors import DataError, MegatrainError, NotFoundError, UsageError
 from megatrain.contracts.run_directory import RunDirectory
 from megatrain.contracts.texts import names_text
+from megatrain.failures.culprit import Culprit, recorded_culprit
+from megatrain.jobs.recorded_incidents import read_incidents
 from megatrain_diagnostics.events.roster import newest_round
 from megatrain_diagnostics.events.source import EventSource
 from megatrain_diagnostics.events.tables import Ranks
@@ -155,6 +157,14 @@ def chosen_round(args: argparse.Namespace, source: EventSource) -> int:
     if chosen not in known:
         raise NotFoundError(f"--round={chosen}: {args.place} has {', '.join(map(str, known))}")
     return chosen
+
+
+def told_culprit(args: argparse.Namespace, round_number: int) -> Culprit | None:
+    """Return whom the incident of a round of PLACE blames; None where its directory keeps none."""
+    from megatrain.commands.job_place import run_at
+
+    run = run_at(args.place)
+    return None if run is None else recorded_culprit(read_incidents(RunDirectory(run))[0], round_number)
 
 
 def tell_problems(args: argparse.Namespace) -> None:

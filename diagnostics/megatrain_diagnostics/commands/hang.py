@@ -35,6 +35,7 @@ from megatrain_diagnostics.commands.arguments import (
     chosen_round,
     events_directory,
     open_source,
+    told_culprit,
 )
 from megatrain_diagnostics.events.roster import Roster, make_roster
 from megatrain_diagnostics.events.source import EventSource, Where
@@ -110,13 +111,13 @@ def _answer(args: argparse.Namespace) -> HangAnswer:
     if filed is not None:
         place = f"black boxes in {args.blackbox}" if args.blackbox else f"what is kept of round {filed.round}"
         stacks = _stacks_now(filed, evidence_roster(filed, source)) if args.has_stacks else None
-        return answer_of_evidence(filed, place, source, stacks)
+        return answer_of_evidence(filed, place, source, told_culprit(args, filed.round), stacks)
     if source is None:
         raise DataError(f"{args.place}: neither events nor a broken round's files; name black boxes by --blackbox")
     number = chosen_round(args, source)
     where = Where(rounds=(number,))
     roster = make_roster(source.read(Ranks, where), source.read(Groups, where), number)
-    return answer_of_spans(source, roster)
+    return answer_of_spans(source, roster, told_culprit(args, number))
 
 
 def _box_directory(named: Path) -> Path:
@@ -156,13 +157,14 @@ def _stacks_now(filed: FiledEvidence, roster: Roster) -> StackFinding:
 
 
 def _as_json(answer: HangAnswer) -> dict[str, Any]:
-    report, layout = answer.finding.report, answer.roster.layout
+    report, culprit, layout = answer.finding.report, answer.finding.culprit, answer.roster.layout
     return {
         "source": answer.source,
         "round": answer.roster.round,
         "layout": {"tp_size": layout.tp_size, "pp_size": layout.pp_size, "dp_size": layout.dp_size},
-        "confidence": str(report.confidence),
-        "reason": report.reason,
+        "confidence": culprit.confidence,
+        "reason": culprit.reason,
+        "incident": culprit.incident,
         "suspects": [asdict(one) for one in answer.finding.suspects],
         "hosts": answer.finding.hosts,
         "missing": [asdict(one) for one in report.missing],
@@ -182,14 +184,15 @@ def _as_json(answer: HangAnswer) -> dict[str, Any]:
 
 
 def _as_text(answer: HangAnswer) -> list[str]:
-    report, roster = answer.finding.report, answer.roster
+    report, culprit, roster = answer.finding.report, answer.finding.culprit, answer.roster
     lines = facts(
         [
             ("from", answer.source),
             ("round", f"{roster.round}, {roster.layout}"),
-            ("culprit", _named(answer)),
-            ("confidence", str(report.confidence)),
-            ("because", report.reason),
+            ("culprit", culprit.text or "nobody"),
+            ("confidence", culprit.confidence or "-"),
+            ("because", culprit.reason),
+            *([("told by", f"incident {culprit.incident}")] if culprit.incident else []),
         ]
     )
     if answer.finding.suspects:
@@ -212,14 +215,6 @@ def _as_text(answer: HangAnswer) -> list[str]:
         lines.append(f"  {one.sequence} of {one.group} is not the same for all:")
         lines += [f"    {said}: ranks {_brief(ranks)}" for said, ranks in one.calls.items()]
     return [*lines, *_stack_lines(answer.stacks), "", LEGEND, *grid_lines(roster.layout, answer.letters)]
-
-
-def _named(answer: HangAnswer) -> str:
-    suspects = [one.rank for one in answer.finding.suspects]
-    if not suspects:
-        return "nobody"
-    hosts = f" on {', '.join(answer.finding.hosts[:8])}" if answer.finding.hosts else ""
-    return f"rank{'' if len(suspects) == 1 else 's'} {_brief(suspects)}{hosts}"
 
 
 def _stack_lines(stacks: StackFinding) -> list[str]:

@@ -2,7 +2,8 @@
 
 FILE is JSON lines: objects with `id` and `log`, or with `id` and `ranks` = {rank: end of its log}; - is stdin. With
 --text it is one log as it was printed. A directory, or a job's name, is a RUN: then all ranks of its newest round are
-judged, and one whose own log names a cause is blamed before those who lost it or waited for it.
+judged. Whom to blame is what the round's incident says; without one, a rank whose own log names a cause is blamed
+before those who lost it or waited for it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from megatrain.contracts.printable import printable
 from megatrain.contracts.texts import short
 from megatrain.failures.bundle import classify_bundle
 from megatrain.failures.classifier import LogClassifier, classify
-from megatrain_diagnostics.commands.arguments import add_ranks, add_round, tell_problems, told_problems
+from megatrain_diagnostics.commands.arguments import add_ranks, add_round, tell_problems, told_culprit, told_problems
 
 if TYPE_CHECKING:
     from megatrain_diagnostics.analysis.log_search import LogFinding
@@ -87,23 +88,32 @@ def _classify_run(args: argparse.Namespace) -> None:
     ranks = source.read(Ranks, where)
     is_known = args.ranks is None and num_rows(ranks) > 0
     roster = make_roster(ranks, source.read(Groups, where), round_number) if is_known else None
-    _print_verdict(classify_logs(logs, roster), round_number, is_json=args.is_json)
+    found = classify_logs(logs, roster, told_culprit(args, round_number))
+    _print_verdict(found, round_number, is_json=args.is_json)
 
 
 def _print_verdict(found: LogFinding, round_number: int, *, is_json: bool) -> None:
-    verdict, root = found.verdict.verdict, found.verdict.root_rank
-    root_rank = None if root is None else int(root)
+    verdict, culprit = found.verdict, found.culprit
     if is_json:
-        values = {**verdict.to_dict(), "root_rank": root_rank, "reason": found.verdict.reason}
+        values = {
+            **verdict.to_dict(),
+            "label": found.label,
+            "action": found.action,
+            "root_rank": min(culprit.ranks, default=None),
+            "root_hosts": culprit.hosts,
+            "reason": culprit.reason,
+            "incident": culprit.incident,
+        }
         failures = [asdict(one) for one in found.failures]
         print_json({"round": round_number, **values, "num_ranks": found.num_ranks, "failures": failures})
         return
     lines = facts(
         [
             ("round", f"{round_number}: {found.num_lines:,} lines of {found.num_ranks:,} ranks"),
-            ("verdict", f"{verdict.label}; action {verdict.action}"),
-            ("began at", "no rank" if root_rank is None else f"rank {root_rank}"),
-            ("because", found.verdict.reason),
+            ("verdict", f"{found.label}; action {found.action}"),
+            ("began at", culprit.text or "no rank"),
+            ("because", culprit.reason),
+            *([("told by", f"incident {culprit.incident}")] if culprit.incident else []),
             ("names", verdict.culprit or "-"),
             ("line", short(verdict.line.strip()) or "-"),
         ]
@@ -111,8 +121,7 @@ def _print_verdict(found: LogFinding, round_number: int, *, is_json: bool) -> No
     if found.failures:
         rows = [("rank", "host", "", "label", "line")]
         for one in found.failures[:_MOST_FAILURES]:
-            role = "root" if one.is_root else "follows" if one.is_cascade else "cause"
-            rows.append((str(one.rank), one.host, role, one.label, short(one.line)))
+            rows.append((str(one.rank), one.host, str(one.role), one.label, short(one.line)))
         lines += ["", *table(rows, left=(1, 2, 3, 4))]
         if len(found.failures) > _MOST_FAILURES:
             lines.append(f"and {len(found.failures) - _MOST_FAILURES} more")

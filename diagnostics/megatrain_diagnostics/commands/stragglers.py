@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -95,6 +96,8 @@ def _document(found: StragglerHistory) -> dict[str, Any]:
             }
             for one in found.findings
         ],
+        "thresholds": None if end.thresholds is None else asdict(end.thresholds),
+        "host_scores": dict(end.host_scores),
         "unjudged_ranks": list(end.unjudged_ranks),
         "silent_ranks": list(end.silent_ranks),
         "num_wrong_rows": found.num_wrong,
@@ -110,6 +113,10 @@ def _lines(found: StragglerHistory, roster: Roster) -> list[str]:
     said = [
         ("steps", f"{found.num_compared} compared, {end.num_left_out} left out (first steps, checkpoints, evaluations)")
     ]
+    if end.thresholds is not None:
+        said.append(("thresholds", _thresholds(end.thresholds)))
+    if end.host_scores:
+        said.append(("hosts", _highest(end.host_scores)))
     if end.unjudged_ranks:
         said.append(("not judged", f"{_ranks(end.unjudged_ranks)}: nobody does the same work"))
     if end.silent_ranks:
@@ -134,6 +141,16 @@ def _of_finding(one: Finding, is_over: bool) -> list[str]:
         ("gain", f"at most {seconds_text(one.gain_s)} of {seconds_text(one.step_s)} a step"),
     ]
     return [*facts(pairs), *(f"- {sentence}" for sentence in one.evidence)]
+
+
+def _thresholds(least: Thresholds) -> str:
+    return f"{100 * least.excess:g} % over the peers and score {least.score:.1f}, for {least.num_steps} steps"
+
+
+def _highest(scores: Mapping[str, float]) -> str:
+    ordered = sorted(scores.items(), key=lambda item: (-item[1], item[0]))
+    shown = ", ".join(f"{host} {score:.1f}" for host, score in ordered[:_MAX_SHOWN])
+    return f"score {shown}" + (" ..." if len(ordered) > _MAX_SHOWN else "")
 
 
 def _ranks(ranks: tuple[int, ...]) -> str:

@@ -16,8 +16,8 @@ from megatrain.contracts.errors import CoordinationError, DataError
 from megatrain.contracts.host_verdict import Cause, HostVerdict, VerdictConfidence, VerdictKind
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.coordination.client import EtcdClient
-from megatrain_diagnostics.analysis.findings import Assessment, Finding, Thresholds
-from megatrain_diagnostics.analysis.live import LiveDetection, StepScores
+from megatrain_diagnostics.analysis.findings import Assessment, Finding, thresholds_of
+from megatrain_diagnostics.analysis.live import LiveDetection
 from megatrain_diagnostics.analysis.numerics import NumericsAlarm, NumericsWatch
 from megatrain_diagnostics.analysis.step_ring import LAST_STEP
 from megatrain_diagnostics.controller.full_spans import FullSpans
@@ -39,12 +39,8 @@ _TICK_S = 1.0
 """What a tick is taken to be whose clock was set."""
 
 
-def thresholds_of(config: DiagnosticsConfig) -> Thresholds:
-    return Thresholds(config.straggler_excess, config.straggler_score, config.straggler_steps)
-
-
 class Controller:
-    """A consumer of committed rows. What it knows (`assessment`, `scores`, `silent_ranks`) any thread may ask for.
+    """A consumer of committed rows. What it knows (`assessment`, `step`, `silent_ranks`) any thread may ask for.
 
     `section` returns [diagnostics] as it is now; thresholds are those at the beginning of a round.
     """
@@ -81,21 +77,9 @@ class Controller:
         return Assessment() if self._live is None else self._live.assessment
 
     @property
-    def scores(self) -> StepScores | None:
-        """The scores of the newest step that was compared."""
-        return None if self._live is None else self._live.scores
-
-    def host_scores(self) -> dict[str, float]:
-        """Return for each host the highest score of its ranks in the newest step that was compared."""
-        live = self._live
-        if live is None or live.scores is None:
-            return {}
-        found: dict[str, float] = {}
-        for rank, score in enumerate(live.scores.scores.max(axis=0, initial=0.0).tolist()):
-            host = live.roster.host_of(rank)
-            if host:
-                found[host] = max(score, found.get(host, 0.0))
-        return found
+    def step(self) -> int | None:
+        """The newest step that was compared."""
+        return None if self._live is None else self._live.step
 
     @property
     def farthest_step(self) -> int:

@@ -156,6 +156,7 @@ class JobCollector(Collector):
             ("megatrain_checkpoint_step", "Step of the newest checkpoint in storage.", job.saved_step),
             ("megatrain_streamers_connected", "Hosts whose events arrive.", job.connected_hosts),
             ("megatrain_silent_ranks", "Ranks of the round that have sent nothing.", job.silent_ranks),
+            ("megatrain_straggler_least_score", "Score of a straggler, at least.", job.least_straggler_score),
             ("megatrain_events_segment_bytes", "Of all segments on disk.", job.segment_bytes),
         ):
             yield from _gauge(name, text, labels, value)
@@ -187,7 +188,9 @@ class JobCollector(Collector):
 
     def _scores(self, job: JobReading) -> Metric:
         family = GaugeMetricFamily(
-            "megatrain_straggler_score", "Robust z-score of the slowest hosts.", labels=["job_name", "host"]
+            "megatrain_straggler_score",
+            "Of the slowest hosts: how far above their peers, in spreads.",
+            labels=["job_name", "host"],
         )
         worst = sorted(job.straggler_scores.items(), key=lambda one: -one[1])[:MAX_SCORES]
         for host, score in worst:

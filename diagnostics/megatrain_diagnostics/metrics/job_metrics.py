@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +15,7 @@ from megatrain.config.config import Config
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.run_directory import RunDirectory
 from megatrain.jobs.etcd_job import EtcdJob
+from megatrain_diagnostics.analysis.findings import Assessment
 from megatrain_diagnostics.collector.counters import Ledger
 from megatrain_diagnostics.metrics.exposition import JobCollector, registry_of
 from megatrain_diagnostics.metrics.job_book import JobBook, refused_by_reason
@@ -28,8 +29,8 @@ _logger = logging.getLogger(__name__)
 class Judge(Protocol):
     """What metrics ask of whoever judges."""
 
-    def host_scores(self) -> Mapping[str, float]: ...
-
+    @property
+    def assessment(self) -> Assessment: ...
     def silent_ranks(self) -> tuple[int, ...]: ...
 
 
@@ -53,6 +54,7 @@ class MetricsParts:
 def reading_of(parts: MetricsParts, checkpoints: CheckpointsWatch, job: str) -> JobReading:
     """Return what is known now."""
     counters, saved = parts.ledger.counters(), checkpoints.saved
+    judged = parts.judge.assessment
     known = records_of(parts.etcd.look, time.time())
     return replace(
         parts.book.reading(job, __version__),
@@ -63,7 +65,8 @@ def reading_of(parts: MetricsParts, checkpoints: CheckpointsWatch, job: str) -> 
         saved_step=None if saved is None else saved.step,
         saved_unix_s=None if saved is None else saved.at_unix_s,
         verdicts=known.verdicts,
-        straggler_scores=parts.judge.host_scores(),
+        straggler_scores=judged.host_scores,
+        least_straggler_score=None if judged.thresholds is None else judged.thresholds.score,
         silent_ranks=len(parts.judge.silent_ranks()),
         rows_stored=counters.stored_rows,
         rows_rejected=refused_by_reason(counters.refused_rows),

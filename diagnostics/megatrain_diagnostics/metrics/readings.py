@@ -87,6 +87,8 @@ class JobReading:
     save_failures: int = 0
     straggler_scores: Mapping[str, float] = field(default_factory=dict)
     """Of the worst hosts, at most MAX_SCORES."""
+    least_straggler_score: float | None = None
+    """From which on a host is a straggler."""
     verdicts: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
     """By kind, cause and confidence."""
     rows_stored: Mapping[str, int] = field(default_factory=dict)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 from megatrain.contracts.diag_records import DaemonRecord
 from megatrain_diagnostics.analysis.findings import Assessment
-from megatrain_diagnostics.analysis.live import StepScores
 from megatrain_diagnostics.collector.counters import IngestCounters, Ledger
 from megatrain_diagnostics.metrics.job_book import refused_by_reason
 from megatrain_diagnostics.metrics.job_metrics import Holding
@@ -38,9 +37,7 @@ class LiveJudge(Protocol):
     def assessment(self) -> Assessment: ...
 
     @property
-    def scores(self) -> StepScores | None: ...
-
-    def host_scores(self) -> Mapping[str, float]: ...
+    def step(self) -> int | None: ...
 
     def silent_ranks(self) -> tuple[int, ...]: ...
 
@@ -82,7 +79,7 @@ class StateWriter:
 
     def _state(self) -> DaemonState:
         counters, judge = self._ledger.counters(), self._judge
-        known, scores = judge.assessment, judge.scores
+        known = judge.assessment
         return DaemonState(
             job=self._job,
             session=self._record.session,
@@ -90,9 +87,10 @@ class StateWriter:
             started_unix_s=self._record.started_unix_s,
             written_unix_s=0.0,
             round=judge.round,
-            step=None if scores is None else scores.step,
-            rank_scores="" if scores is None else scores_text(scores.scores.max(axis=0, initial=0.0).tolist()),
-            host_scores=judge.host_scores(),
+            step=judge.step,
+            rank_scores=scores_text(known.scores),
+            host_scores=known.host_scores,
+            thresholds=known.thresholds,
             findings=tellable(known.findings),
             first_step=known.first_step,
             last_step=known.last_step,

@@ -23,7 +23,7 @@ from megatrain.contracts.bounded_files import read_bounded
 from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.record import FORMER_NAME, decode, encode
 from megatrain.contracts.whole_files import temporary_name
-from megatrain_diagnostics.analysis.findings import Finding
+from megatrain_diagnostics.analysis.findings import Finding, Thresholds
 
 STATE_NAME = "state.json"
 MAX_BYTES = 32 << 20
@@ -53,7 +53,9 @@ class DaemonState:
     rank_scores: str = ""
     """See `scores`."""
     host_scores: Mapping[str, float] = field(default_factory=dict)
-    """The highest of each host's ranks in that step."""
+    """As analysis/scores.py has it."""
+    thresholds: Thresholds | None = None
+    """From which on somebody is a straggler."""
     findings: tuple[Finding, ...] = ()
     first_step: int | None = None
     last_step: int | None = None
@@ -75,7 +77,7 @@ class DaemonState:
     """Why nothing can be stored; empty when all is well."""
 
     def scores(self) -> Scores:
-        """The highest score of each rank in `step`, by rank; empty where nothing was compared. Never NaN."""
+        """The straggler score of each rank, by rank; empty where nothing was judged. Never NaN."""
         try:
             raw = base64.b64decode(self.rank_scores, validate=True)
             found = np.frombuffer(raw, dtype=_FLOATS)
@@ -123,7 +125,16 @@ def tellable(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 
 
 def _figures(one: Finding) -> tuple[float, ...]:
-    return (one.excess, one.excess_s, one.score, one.wait_deficit_s, one.step_s, one.gain_s, *one.scores.values())
+    return (
+        one.excess,
+        one.excess_s,
+        one.score,
+        one.wait_deficit_s,
+        one.step_s,
+        one.gain_s,
+        *one.scores.values(),
+        *one.rank_scores,
+    )
 
 
 def write_state(directory: Path, state: DaemonState) -> None:

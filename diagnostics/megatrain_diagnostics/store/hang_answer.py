@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from megatrain.contracts.layout import Layout
+from megatrain.failures.culprit import Culprit
 from megatrain_diagnostics.analysis.flight_recorder import Disagreement
 from megatrain_diagnostics.analysis.hang import HangFinding, find_hang, roster_groups, standings_of_spans
 from megatrain_diagnostics.analysis.hang_grid import rank_letters
@@ -36,18 +37,27 @@ class HangAnswer:
 
 
 def answer_of_evidence(
-    filed: FiledEvidence, place: str, source: EventSource | None, stacks: StackFinding | None = None
+    filed: FiledEvidence,
+    place: str,
+    source: EventSource | None,
+    recorded: Culprit | None,
+    stacks: StackFinding | None = None,
 ) -> HangAnswer:
-    """Return the answer by files, or by what executors told. `stacks`: None, those among the events count."""
+    """Return the answer by files, or by what executors told. `stacks`: None, those among the events count.
+
+    `recorded`: whom an incident of this round blames, here and below.
+    """
     roster = evidence_roster(filed, source)
-    finding = find_hang(filed.standings, {**filed.groups}, roster, filed.silent)
+    finding = find_hang(filed.standings, {**filed.groups}, roster, filed.silent, recorded)
     return HangAnswer(place, roster, finding, stacks or stacks_of(source, roster), (), filed.problems)
 
 
-def answer_of_spans(source: EventSource, roster: Roster, *, first_step: int | None = None) -> HangAnswer:
+def answer_of_spans(
+    source: EventSource, roster: Roster, recorded: Culprit | None, *, first_step: int | None = None
+) -> HangAnswer:
     """Return the answer by the spans of a round, from a step on."""
     spans = source.read(Spans, Where((roster.round,), first_step))
-    finding = find_hang(standings_of_spans(spans, roster), roster_groups(roster), roster)
+    finding = find_hang(standings_of_spans(spans, roster), roster_groups(roster), roster, recorded=recorded)
     return HangAnswer("spans", roster, finding, stacks_of(source, roster), (), source.problems())
 
 

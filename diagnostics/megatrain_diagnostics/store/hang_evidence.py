@@ -124,7 +124,11 @@ def told_evidence(round_number: int, told: Sequence[HangEvidence]) -> FiledEvide
     groups: dict[str, tuple[int, ...]] = {}
     for evidence in told:
         groups.update(_groups_told(evidence))
-    standings = {one.rank: _standing_told(one) for evidence in told for one in evidence.ranks}
+    standings = {
+        one.rank: _standing_told(one, is_after_halt=evidence.is_after_halt)
+        for evidence in told
+        for one in evidence.ranks
+    }
     silent = tuple(sorted({rank for evidence in told for rank in evidence.silent}))
     return FiledEvidence(round_number, None, standings, groups, silent)
 
@@ -205,16 +209,16 @@ def _standing(box: BlackBox) -> RankStanding:
     )
 
 
-def _state_here(box: BlackBox) -> str:
+def _state_here(box: BlackBox) -> str | None:
     """Return T for a process of this machine that is stopped; everything else is no news: copies outlive processes."""
     if not _lives_here(box):
-        return ""
+        return None
     try:
         stat = Path(f"/proc/{box.identity.pid}/stat").read_text(encoding="ascii", errors="replace")
     except OSError:
-        return ""
+        return None
     state = stat.rpartition(")")[2].split()[0]
-    return state if state in _STOPPED else ""
+    return state if state in _STOPPED else None
 
 
 def _lives_here(box: BlackBox) -> bool:
@@ -237,14 +241,16 @@ def _groups(boxes: Iterable[BlackBox], world_size: int) -> dict[str, tuple[int, 
     return found
 
 
-def _standing_told(one: RankEvidence) -> RankStanding:
+def _standing_told(one: RankEvidence, *, is_after_halt: bool) -> RankStanding:
     def awaited(group: str) -> int | None:
         if not one.awaited_group:
             return None
         return one.awaited if one.awaited_group == group else 0
 
     positions = {group: Position(at.entered, at.left, awaited(group)) for group, at in one.positions.items()}
-    return RankStanding(one.rank, positions, one.in_flight, one.step, one.phase, one.process_state, one.is_busy)
+    # who is dead after the halt was killed by it, or fell with others; nobody is stopped by it
+    state = one.process_state if one.process_state in _STOPPED or not is_after_halt else None
+    return RankStanding(one.rank, positions, one.in_flight, one.step, one.phase, state, one.is_busy)
 
 
 def _groups_told(evidence: HangEvidence) -> dict[str, tuple[int, ...]]:

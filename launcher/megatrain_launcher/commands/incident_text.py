@@ -9,6 +9,7 @@ from megatrain.commands.printing import facts, table
 from megatrain.contracts.host_records import RankFailure
 from megatrain.contracts.incident import Incident, IncidentState, phase_seconds
 from megatrain.contracts.texts import age_text, count_text, names_text, seconds_text, short, time_text
+from megatrain.failures.culprit import Role, failures_by_role
 from megatrain.jobs.words import KIND_TEXTS, down_s, exit_text, phase_text, where_text
 
 _COLUMNS = ("id", "ago", "kind", "state", "where", "did", "down", "steps lost", "why")
@@ -56,8 +57,9 @@ def incident_lines(incident: Incident, now_s: float) -> list[str]:
         lines += ["", "evidence"]
         lines += [f"  {number}. {short(text, 400)}" for number, text in enumerate(incident.evidence, 1)]
     if incident.failures:
-        rows = [("rank", "ended", "after", "label", "action", "log"),
-                *(_failure_row(failure, incident.moments.began) for failure in incident.failures)]  # fmt: skip
+        heads = ("rank", "ended", "after", "label", "action", "log")
+        told = failures_by_role(incident, {})
+        rows = [heads, *(_failure_row(failure, role, incident.moments.began) for role, failure in told)]
         lines += ["", "workers that ended", *(f"  {line}" for line in table(rows, left=(1, 3, 4, 5)))]
     notes = {name: text for name, text in incident.notes.items() if not name.endswith("_s")}  # numbers for programs
     if notes:
@@ -123,13 +125,13 @@ def _bar(before_s: float, seconds: float, in_all_s: float) -> str:
     return " " * first + "#" * max(1, last - first)
 
 
-def _failure_row(failure: RankFailure, began_s: float) -> tuple[str, ...]:
+def _failure_row(failure: RankFailure, role: Role, began_s: float) -> tuple[str, ...]:
     label = failure.label or "-"
     return (
         str(failure.rank),
         exit_text(failure.exit_code),
         seconds_text(failure.at_unix_s - began_s),
-        f"{label} (follows)" if failure.is_cascade else label,
+        f"{label} (follows)" if role is Role.FOLLOWS else label,
         failure.action or "-",
         short(f"{f'[{failure.culprit}] ' if failure.culprit else ''}{failure.line}", 160),
     )

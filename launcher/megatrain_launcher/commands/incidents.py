@@ -8,16 +8,13 @@ from __future__ import annotations
 import argparse
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 from megatrain.commands.argument_types import utf8_text
 from megatrain.commands.job_place import PlaceError, add_job, opened_job, run_at, told_job
 from megatrain.commands.printing import print_json, print_lines, print_note
-from megatrain.contracts.bounded_files import read_bounded
 from megatrain.contracts.errors import (
     CoordinationError,
     CoordinationRefusedError,
-    DataError,
     MegatrainError,
     NotFoundError,
     UnknownJobError,
@@ -25,14 +22,12 @@ from megatrain.contracts.errors import (
 )
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.incident import Incident
-from megatrain.contracts.record import decode
 from megatrain.contracts.run_directory import RunDirectory
 from megatrain.jobs.documents import incident_document
+from megatrain.jobs.recorded_incidents import read_incidents
 from megatrain.jobs.snapshot import read_job
 from megatrain_launcher.commands.incident_text import ids_text, incident_lines, incidents_lines, matching
 
-_MOST_BYTES = 4 << 20
-"""Of one record: no incident is as large."""
 SUMMARY = "what went wrong in a job, what was done about it, and what it cost"
 
 
@@ -92,24 +87,13 @@ def _find(args: argparse.Namespace) -> _Found:
 
 def _on_disk(job: str, error: MegatrainError) -> _Found:
     run = run_at(job)
-    place = None if run is None else RunDirectory(run).incidents
-    if place is None or not place.is_dir():
+    if run is None or not (place := RunDirectory(run).incidents).is_dir():
         raise error
-    found = []
-    for path in sorted(place.glob("*.json")):
-        try:
-            found.append(_read(path))
-        except (CoordinationError, DataError) as problem:
-            print_note(f"left out: {problem}")
+    found, problems = read_incidents(RunDirectory(run))
+    for problem in problems:
+        print_note(f"left out: {problem}")
     print_note(f"note: the job's etcd does not answer; this is from {place}")
-    return _Found(str(run), tuple(sorted(found, key=lambda one: one.incident_id)), str(place))
-
-
-def _read(path: Path) -> Incident:
-    try:
-        return decode(Incident, read_bounded(path, _MOST_BYTES), str(path))
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
+    return _Found(str(run), found, str(place))
 
 
 def _one(found: _Found, wanted: str) -> Incident:

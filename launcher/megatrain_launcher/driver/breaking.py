@@ -8,12 +8,13 @@ from dataclasses import replace
 from megatrain.contracts.host_records import RankFailure
 from megatrain.contracts.incident import Incident, IncidentKind
 from megatrain.contracts.rounds import Halt, Round, RoundHost
+from megatrain.failures.culprit import is_victim
 from megatrain.jobs.host_view import stall_text
 from megatrain_launcher.driver.actions import Action, Decision, HaltRound, OpenIncident, Probe
 from megatrain_launcher.driver.folding import believed
 from megatrain_launcher.driver.incidents import new_incident, statuses_in
 from megatrain_launcher.driver.policy import PROBE_AGAIN_S
-from megatrain_launcher.driver.responses import RESTART, is_victim
+from megatrain_launcher.driver.responses import RESTART
 from megatrain_launcher.driver.state import ClusterState
 
 _MAX_FAILURES = 32

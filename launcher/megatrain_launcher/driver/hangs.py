@@ -1,7 +1,7 @@
 """Who holds up a stuck round: the hosts' evidence put together. Pure.
 
-A stopped or dead process is the plainest sign; else the ranks' last sequence numbers tell (failures.hang). A host that
-sends no evidence counts as silent, like a rank without a black box.
+The rule is that of failures.hang: a stopped or dead process is the plainest sign, else the last sequence numbers tell.
+A host that sends no evidence counts as silent, like a rank without a black box.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from dataclasses import dataclass
 
 from megatrain.contracts.host_records import HangEvidence, RankEvidence
 from megatrain.contracts.rounds import Round, RoundHost
-from megatrain.failures.hang import Confidence, HangReport, Position, hang_suspects
+from megatrain.failures.hang import IMMOBILE, Confidence, HangReport, Position, hang_suspects
 
-_DEAD_STATES = {"T": "is stopped (T)", "t": "is stopped by a debugger (t)", "Z": "is dead (Z)", "": "has no process"}
 _MAX_SENTENCES = 12
 _RANGE = 3
 """First rank, number of ranks, stride."""
@@ -45,20 +44,15 @@ def accuse(round_: Round, evidence: Mapping[str, HangEvidence], stalls: Iterable
         silent.update(range(part.first_rank, part.first_rank + part.num_workers))
     silent = {rank for rank in silent if 0 <= rank < round_.world_size}
     busy = [rank for rank, one in known.items() if one.is_busy]
-    report = hang_suspects(_positions(known), _groups(evidence, round_), silent, busy)
+    states = {rank: one.process_state for rank, one in known.items() if 0 <= rank < round_.world_size}
+    report = hang_suspects(_positions(known), _groups(evidence, round_), silent, busy, states)
     complaints = (*stalls, *(f"{part.host} sent no evidence" for part in unheard))
-    dead = tuple(sorted(rank for rank, one in known.items() if one.process_state in _DEAD_STATES))
-    dead = tuple(rank for rank in dead if 0 <= rank < round_.world_size)
-    if dead:
-        sentences = [f"rank {rank} {_DEAD_STATES[known[rank].process_state]}{_where(known[rank])}" for rank in dead]
-        sentences.append(report.reason)
-        return Accusation(dead, _hosts(round_, dead), Confidence.CERTAIN, _cut([*sentences, *complaints]))
     suspects = tuple(rank for rank in report.suspects if 0 <= rank < round_.world_size)
     if not suspects and round_.world_size == 1:
         alone = ["the only rank stands still", *_standing(known, (0,))]
         return Accusation((0,), _hosts(round_, (0,)), Confidence.CERTAIN, _cut([*alone, *complaints]))
     sentences = [report.reason, *_standing(known, suspects), *_waiting(report)]
-    at_storage = [rank for rank in suspects if rank in known and known[rank].is_at_storage]
+    at_storage = [rank for rank in suspects if rank in known and _is_at_storage(known[rank])]
     return Accusation(
         suspects,
         _hosts(round_, suspects),
@@ -110,6 +104,10 @@ def _standing(known: Mapping[int, RankEvidence], suspects: Iterable[int]) -> lis
             waits = ", waits in the kernel (D)" if one.process_state == "D" else ""
             sentences.append(f"rank {rank} is at step {one.step}{_where(one)}{waits}")
     return sentences
+
+
+def _is_at_storage(one: RankEvidence) -> bool:
+    return one.is_at_storage and one.process_state not in IMMOBILE
 
 
 def _where(one: RankEvidence) -> str:

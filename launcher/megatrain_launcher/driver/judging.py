@@ -9,6 +9,7 @@ from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.host_records import HostPhase, RankFailure
 from megatrain.contracts.incident import Incident, IncidentKind
 from megatrain.contracts.rounds import Cordon, Halt, HostCommand, JobEnd, Rollback, Round, RoundHost
+from megatrain.failures.culprit import is_victim
 from megatrain_launcher.driver.actions import (
     Action,
     CordonHost,
@@ -33,7 +34,7 @@ from megatrain_launcher.driver.incidents import (
 )
 from megatrain_launcher.driver.policy import Policy
 from megatrain_launcher.driver.requests import asked_to_stop
-from megatrain_launcher.driver.responses import REQUEUE, STOP, Facts, Response, is_victim, respond
+from megatrain_launcher.driver.responses import REQUEUE, STOP, Facts, Response, respond
 from megatrain_launcher.driver.state import ClusterState
 from megatrain_launcher.driver.verdict_acts import released
 from megatrain_launcher.executor.hearing import deaf_within_s
@@ -191,6 +192,7 @@ def _judge(
         lost={**dict.fromkeys(_lost_before(incident), "its lease is gone"), **stopping.lost},
         accused=_accused(state, round_, incident, {host_of[one.rank] for one in failures if one.rank in host_of}),
         accused_ranks=incident.culprit_ranks,
+        sign=next(iter(incident.evidence), ""),
         last_step=incident.last_step,
         told=next((f"{one.host}: {one.last_error}" for one in statuses_in(state, round_) if one.last_error), ""),
         fit=frozenset(host for host, record in fit.items() if record.session not in stopping.fenced),
@@ -278,7 +280,8 @@ def _accused(state: ClusterState, round_: Round, incident: Incident, victims: se
 
 
 def _answered(incident: Incident, response: Response, stopping: Stopping, num_failures: int) -> Incident:
-    words = [response.reason, *incident.evidence, *stopping.lost.values(), *stopping.left_out.values()]
+    known = (sentence for sentence in incident.evidence if sentence not in response.reason)
+    words = [response.reason, *known, *stopping.lost.values(), *stopping.left_out.values()]
     if num_failures > len(incident.failures):
         words.insert(1, f"{num_failures} workers ended; these {len(incident.failures)} tell most")
     kind = response.kind if incident.kind is IncidentKind.FAILURE else incident.kind

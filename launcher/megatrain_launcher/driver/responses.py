@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.host_records import RankFailure
 from megatrain.contracts.incident import Incident, IncidentKind
+from megatrain.failures.culprit import SIGNS_OF_LOSS, root_of
 from megatrain.failures.verdict import ACTIONS, Action, Label
 from megatrain.jobs.restart_budget import HOUR_S, is_automatic, restart_budget, step_of
 from megatrain_launcher.driver.policy import Policy
@@ -30,8 +31,6 @@ _BLAMELESS = (
     Label.NUMERICS, Label.PREEMPTION, Label.DRIVER_SOFTWARE,
 )  # fmt: skip
 """Failures that would have come on any other host, too."""
-_SIGNS_OF_LOSS = ("", Label.NETWORK, Label.COLLECTIVE_TIMEOUT)
-"""What ranks die of when a host is gone, where their logs do not say more."""
 RESTART, EVICT, STOP, REQUEUE, HOLD = "restart", "evict", "stop", "requeue", "hold"
 ROLLBACK = "rollback"
 """A restart from before what went wrong, without the batches that did it."""
@@ -51,6 +50,8 @@ class Facts:
     accused: tuple[str, ...]
     """Hosts that victims lost the connection to, or that a hang's evidence points at."""
     accused_ranks: tuple[int, ...] = ()
+    sign: str = ""
+    """The strongest evidence of a hang, in a sentence."""
     last_step: int | None = None
     told: str = ""
     """Why a host stopped its workers by itself, in its words."""
@@ -91,21 +92,11 @@ def respond(facts: Facts, history: Sequence[Incident], policy: Policy, now: floa
     return response
 
 
-def root_of(failures: Sequence[RankFailure]) -> RankFailure | None:
-    """Return the earliest failure that follows from no other; None where all are victims."""
-    roots = [failure for failure in failures if not is_victim(failure)]
-    return min(roots, key=lambda failure: (failure.at_unix_s, failure.rank), default=None)
-
-
-def is_victim(failure: RankFailure) -> bool:
-    return failure.is_cascade or failure.exit_code == ExitCode.COMMUNICATION
-
-
 def _by_cause(facts: Facts, history: Sequence[Incident], policy: Policy, now: float) -> Response:
     if facts.kind is IncidentKind.HANG:
         return _for_hang(facts, history, policy, now)
     root = root_of(facts.failures)
-    if root is not None and not (facts.lost and root.label in _SIGNS_OF_LOSS):
+    if root is not None and not (facts.lost and root.label in SIGNS_OF_LOSS):
         return _for_root(root, facts, history, policy, now)
     if facts.lost:
         names = tuple(sorted(facts.lost))
@@ -128,7 +119,7 @@ def _for_hang(facts: Facts, history: Sequence[Incident], policy: Policy, now: fl
     if not hosts:
         return replace(named, reason="a hang without a culprit", is_paired=True)
     who = f"{_ranks(ranks)} on {_names(hosts)}" if ranks else _names(hosts)
-    reason = f"{who} held up all others"
+    reason = f"{who} held up all others{f': {facts.sign}' if facts.sign else ''}"
     times = _times(hosts, [one for one in _since(history, now - HOUR_S) if one.kind is IncidentKind.HANG])
     cordoned = tuple(host for host in hosts if times[host] >= policy.hangs_per_hour)
     if cordoned:

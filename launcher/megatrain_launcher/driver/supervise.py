@@ -13,6 +13,7 @@ from megatrain.contracts.host_records import HostPhase, RankFailure
 from megatrain.contracts.incident import IncidentKind
 from megatrain.contracts.rounds import JobEnd, Round
 from megatrain.contracts.texts import count_text
+from megatrain.failures.culprit import is_victim
 from megatrain_launcher.driver.actions import Action, Decision, EndJob, UpdateIncident
 from megatrain_launcher.driver.breaking import break_round, broken_incident, halt, probes_for, stalled_hosts
 from megatrain_launcher.driver.forming import eligible
@@ -67,7 +68,8 @@ def _broken(now: float, state: ClusterState, round_: Round) -> Decision | None:
     }
     if not failures and not idle:
         return None
-    evidence = tuple(f"rank {one.rank} ended with {one.exit_code} {one.label}".rstrip() for one in failures[:8])
+    causes_first = sorted(failures, key=is_victim)
+    evidence = tuple(map(_end_words, causes_first[:8]))
     evidence = evidence or tuple(f"{host} says: {words}" for host, words in idle.items())[:8]
     began = failures[0].at_unix_s if failures else now
     incident = broken_incident(now, state, round_, IncidentKind.FAILURE, began, evidence, failures=failures)
@@ -75,6 +77,11 @@ def _broken(now: float, state: ClusterState, round_: Round) -> Decision | None:
     # who says nothing may be the one that began it: its executor can be dead long before its lease is
     unheard = [part for part in round_.hosts if part.host not in idle]
     return replace(decision, actions=(*decision.actions, *probes_for(now, state, unheard)))
+
+
+def _end_words(failure: RankFailure) -> str:
+    words = f"rank {failure.rank} ended with {failure.exit_code} {failure.label}".rstrip()
+    return f"{words}, a victim" if is_victim(failure) else words
 
 
 def _over(now: float, state: ClusterState, round_: Round) -> Decision | None:

@@ -109,11 +109,8 @@ class CrashEvidence:
         return self.places.run.incidents / f"round-{round_number:06d}"
 
     def keep_positions(self, evidence: HangEvidence) -> None:
-        """Have it written down where the ranks stood, and how their processes were.
-
-        Of a round the newest counts, unless more of its ranks are dead: they were ended by the halt, or fell with it.
-        """
-        self._jobs.put(lambda: self._write_positions(evidence))
+        """Have it written down where the ranks stand. What was kept of the round before gives way as `counts` says."""
+        self._jobs.put(partial(self._write_positions, evidence))
 
     def keep_boxes(self, round_number: int, paths: Mapping[int, Path]) -> None:
         """Have the black boxes of a broken round copied and freed. Its processes must be gone."""
@@ -143,8 +140,7 @@ class CrashEvidence:
             job()
 
     def _write_positions(self, evidence: HangEvidence) -> None:
-        before = self._written
-        if before is not None and before.round == evidence.round and _num_dead(before) < _num_dead(evidence):
+        if not counts(evidence, self._written):
             return
         self._written = evidence
         try:
@@ -182,8 +178,18 @@ class CrashEvidence:
                 shutil.rmtree(directory, ignore_errors=True)
 
 
-def _num_dead(evidence: HangEvidence) -> int:
-    return sum(one.process_state in ("", "X", "Z") for one in evidence.ranks)
+def counts(evidence: HangEvidence, before: HangEvidence | None) -> bool:
+    """Say whether evidence takes the place of what is kept: what was taken before the round was halted counts.
+
+    Of that the newest does. What was taken later shows ranks that fell with their peers, or were killed: it counts
+    where there is nothing else, or where what there is is of a stall that passed, for ranks came to later steps since.
+    """
+    if before is None or before.round != evidence.round or not evidence.is_after_halt:
+        return True
+    if before.is_after_halt:
+        return False
+    stood_at = {one.rank: one.step for one in before.ranks}
+    return any(one.step > stood_at.get(one.rank, one.step) for one in evidence.ranks)
 
 
 def _is_of_this_machine(clock: ClockBase) -> bool:

@@ -22,7 +22,7 @@ from megatrain import __version__
 from megatrain.contracts.diag_records import DiagSettings
 from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.host_records import HostRecord, HostStatus
+from megatrain.contracts.host_records import HangEvidence, HostRecord, HostStatus
 from megatrain.contracts.job_keys import JobKeys, key_number
 from megatrain.contracts.process import ROUND_COUNTER_VARIABLE
 from megatrain.contracts.rounds import JobRecord, LostLaunch
@@ -291,10 +291,16 @@ def _start_follower(settings: ExecutorSettings, place: _Place, writer: StatusWri
         patience=settings.config.patience,
         fence_rule=settings.config.fence_rule,
         recording=DiagSettings(sample_period=settings.config.diagnostics.sample_period),
-        publish=writer.add_evidence,
+        publish=partial(_publish, writer, place.local.crash),
         check=desk.obey,
     )
     return RoundFollower(parts, place.seen_command)
+
+
+def _publish(writer: StatusWriter, crash: CrashEvidence, evidence: HangEvidence) -> None:
+    """Tell the driver where the ranks stand, and keep the same in the run directory."""
+    writer.add_evidence(evidence)
+    crash.keep_positions(evidence)
 
 
 def _host_record(settings: ExecutorSettings, local: _Local) -> HostRecord:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.host_records import HostPhase, HostStatus, Milestones, RankFailure, Stall
+from megatrain.failures.culprit import first_of
 from megatrain.failures.verdict import Verdict
 from megatrain_launcher.executor.orders import OrdersView
 from megatrain_launcher.executor.progress import HostProgress
@@ -285,7 +286,5 @@ def _lost_hosts(known: _RoundState) -> tuple[str, ...]:
 
 
 def _last_error(known: _RoundState) -> str:
-    if not known.failed:
-        return known.alarm
-    roots = [end for end in known.failed if end.verdict is None or not end.verdict.is_cascade]
-    return _failure((roots or known.failed)[0]).line
+    first = first_of([_failure(end) for end in known.failed])
+    return known.alarm if first is None else first.line

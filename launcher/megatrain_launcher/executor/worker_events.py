@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from megatrain_launcher.executor.crash_evidence import BoxPlaces, CrashEvidence
@@ -38,7 +38,10 @@ class WorkerEvents:
         self._parts.state.worker_ended(assignment, end)
 
     def workers_stopping(self, assignment: Assignment) -> None:
-        """Look where the ranks stand while their processes are still there, then say that they are being stopped."""
+        """Look where the ranks stand while their processes are still there, then say that they are being stopped.
+
+        The round is over by then, here or elsewhere: this look counts only where none was taken before.
+        """
         number = assignment.round.number
         self._parts.state.workers_stopping(assignment)
         if not self._parts.state.is_broken(number) or not self._pids:
@@ -47,10 +50,10 @@ class WorkerEvents:
         try:
             progress.look()
             session = self._parts.session()
-            evidence = hang_evidence(self._parts.host, session, number, progress.watches, time.time())
+            found = hang_evidence(self._parts.host, session, number, progress.watches, time.time())
         finally:
             progress.close()
-        self._parts.crash.keep_positions(evidence)
+        self._parts.crash.keep_positions(replace(found, is_after_halt=True))
 
     def workers_stopped(self, assignment: Assignment) -> None:
         is_broken = self._parts.state.is_broken(assignment.round.number)

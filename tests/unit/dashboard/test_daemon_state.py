@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from megatrain.contracts.host_verdict import Cause, VerdictConfidence
 from megatrain.contracts.layout import Layout
 from megatrain.contracts.record import encode
 from megatrain_diagnostics.analysis.findings import Assessment, Finding, Thresholds
-from megatrain_diagnostics.analysis.live import LiveDetection, StepScores
+from megatrain_diagnostics.analysis.live import LiveDetection
 from megatrain_diagnostics.collector.counters import Ledger, Reason
 from megatrain_diagnostics.metrics.state_writer import StateWriter
 from megatrain_diagnostics.store.daemon_state import (
@@ -111,10 +110,7 @@ class Judge:
 
     round: int = 3
     assessment: Assessment = field(default_factory=Assessment)
-    scores: StepScores | None = None
-
-    def host_scores(self) -> Mapping[str, float]:
-        return {"host-1": 3.0} if self.scores is not None else {}
+    step: int | None = None
 
     def silent_ranks(self) -> tuple[int, ...]:
         return (7,)
@@ -125,15 +121,14 @@ class Store:
     num_bytes: int = 10
 
 
-def scored() -> StepScores:
+def judged() -> LiveDetection:
     job = SyntheticJob(Layout(dp_size=4), compute_factor={2: 1.5})
     live = LiveDetection(job.roster(), Thresholds())
-    for step in range(6):
+    for step in range(20):
         totals, _ = job.step(step)
         live.add_totals(totals, 0.0)
         live.advance(0.0)
-    assert live.scores is not None
-    return live.scores
+    return live
 
 
 def test_the_daemon_writes_what_is_new_and_nothing_else(tmp_path: Path) -> None:
@@ -146,7 +141,8 @@ def test_the_daemon_writes_what_is_new_and_nothing_else(tmp_path: Path) -> None:
     ledger.note_refused_batch(Reason.FLOOD, "host-1", "example")
     ledger.note_dropped("host-1", "s", 4)
     ledger.note_stream(1, "host-1")
-    judge.scores = scored()
+    live = judged()
+    judge.step, judge.assessment = live.step, live.assessment
     assert writer.tell(102.0)
     found, _ = read_state(tmp_path)
     assert found is not None
@@ -154,6 +150,7 @@ def test_the_daemon_writes_what_is_new_and_nothing_else(tmp_path: Path) -> None:
     assert (found.connected_hosts, found.silent_ranks, found.round) == (("host-1",), (7,), 3)
     assert found.scores().shape == (4,)
     assert found.scores().argmax() == 2
+    assert (found.host_scores, found.thresholds) == (live.assessment.host_scores, live.assessment.thresholds)
     assert "secret" not in (tmp_path / STATE_NAME).read_text()
     ledger.note_stream(-1, "host-1")
     assert writer.tell(103.0)

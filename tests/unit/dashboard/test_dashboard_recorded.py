@@ -271,7 +271,7 @@ def test_an_expression_that_backtracks_for_ever_elsewhere_is_answered_at_once(pa
 def test_the_cause_of_a_failure_comes_before_what_followed(page: Page, capsys: pytest.CaptureFixture[str]) -> None:
     found = page.ask("logs/causes?round=1")
     assert [(one["rank"], one["role"]) for one in found["causes"]] == [(3, "root"), (1, "follows")]
-    assert main(["diag", "logs", str(page.run.root), "--round", "1", "--classify", "--json"]) == 0
+    assert main(["logs", "classify", str(page.run.root), "--round", "1", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert (found["label"], found["root_rank"], found["reason"]) == (said["label"], said["root_rank"], said["reason"])
 
@@ -286,7 +286,10 @@ def test_stragglers_are_what_the_verb_says(page: Page, capsys: pytest.CaptureFix
         {key: one[key] for key in same} for one in said["findings"]
     ]
     assert found["findings"][0]["hosts"] == ["host-1"]
-    assert [one["host"] for one in found["scores"]] == ["host-1"]
+    assert {one["host"]: one["score"] for one in found["scores"]} == said["host_scores"]
+    assert found["scores"][0] == {"host": "host-1", "score": found["findings"][0]["score"]}
+    assert found["thresholds"] == said["thresholds"]
+    assert found["scores"][0]["score"] >= found["thresholds"]["score"]
 
 
 def test_a_rank_tells_its_place_its_peers_and_its_stacks(page: Page) -> None:

@@ -225,13 +225,15 @@ def test_verifications_are_kept_one_a_checkpoint(tmp_path: Path) -> None:
 
 def test_hosts_of_a_running_job_tell_what_keeps_them_from_training() -> None:
     snapshot = make_snapshot(cordons={"host-3": make_cordon(3)}, driver="host-2")
-    state = replace(STATE, host_scores={"host-1": 4.5}, connected_hosts=("host-1",))
+    state = replace(STATE, round=2, host_scores={"host-1": 4.5}, connected_hosts=("host-1",))
     clocks = {"host-1": (0.25, 0.001)}
     hosts = {one.host: one for one in hosts_document(HostInputs(snapshot, None, state, clocks)).hosts}
     assert list(hosts) == ["host-1", "host-2", "host-3"]
     first = hosts["host-1"]
     assert (first.state, first.first_rank, first.num_workers, first.step) == (str(HostPhase.RUNNING), 0, 2, 1240)
     assert (first.straggler_score, first.clock_offset_s, first.is_connected) == (4.5, 0.25, True)
+    older = hosts_document(HostInputs(snapshot, None, replace(state, round=1), clocks)).hosts[0]
+    assert older.straggler_score is None, "the daemon judged another round"
     assert (hosts["host-2"].is_driver, hosts["host-2"].is_connected) == (True, False)
     cordoned = hosts["host-3"]
     assert (cordoned.state, cordoned.cordon_reason, cordoned.cordon_by) == ("cordoned", "ECC errors", "ops@desk")
@@ -249,14 +251,15 @@ def test_hosts_of_a_history_are_those_of_the_round_and_then_those_of_earlier_one
     ]
 
 
-def test_a_host_is_named_by_incidents_that_blame_it_or_tell_of_its_ranks() -> None:
+def test_incidents_that_blame_a_host_are_told_from_those_in_which_its_ranks_fell() -> None:
     snapshot = make_snapshot(statuses={"host-1": make_status(1)})
     (host, *_) = hosts_document(HostInputs(snapshot)).hosts
     blamed = make_incident("0001", culprit_hosts=("host-1",), failures=())
-    ended = make_incident("0002", culprit_hosts=(), failures=(make_failure(1),))
+    ended = make_incident("0002", culprit_hosts=("host-2",), failures=(make_failure(1),))
     other = make_incident("0003", culprit_hosts=("host-2",), failures=())
     found = host_history_document(host, None, [blamed, ended, other], [2, 1], lambda number, rank: "host-1")
-    assert found.incident_ids == ("20270115-0002", "20270115-0001")
+    assert found.incident_ids == ("20270115-0001",)
+    assert found.victim_incident_ids == ("20270115-0002",)
     assert (found.rounds, found.checks) == ((1, 2), ())
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from megatrain.contracts.layout import Layout
 from megatrain.contracts.operations import Operation
+from megatrain.failures.culprit import Culprit
 from megatrain.failures.hang import Confidence, Position
 from megatrain_diagnostics.analysis.hang import (
     RankStanding,
@@ -118,8 +119,21 @@ def test_who_waits_for_a_stopped_process_is_told() -> None:
 
     assert {rank: tuple(others) for rank, others in finding.report.waits_for.items()} == {0: (3,), 1: (3,), 2: (3,)}
     assert finding.waiting == {0, 1, 2}
-    assert finding.suspects[0].evidence.startswith("never entered collective 5")
-    assert finding.report.reason == "stopped or dead by /proc: rank 3 (T)"
+    assert finding.suspects[0].evidence == "is stopped (T); 3 wait for it in collective 5 of dp:0+4x1"
+    assert finding.report.reason == "rank 3 is stopped (T); ranks 0, 1, 2 wait for it in collective 5 of dp:0+4x1"
+
+
+def test_whom_an_incident_blames_is_the_suspect_whatever_the_standings_say() -> None:
+    roster = make_roster(Layout(dp_size=4), hosts_of=2)
+    standings = {rank: RankStanding(rank, {key(roster, rank, DP): Position(5, 4)}) for rank in range(4)}
+    standings[0] = RankStanding(0, {key(roster, 0, DP): Position(4, 4)})
+    recorded = Culprit((), ("host-1",), "host-1 is gone", incident="20260101-1")
+    finding = find_hang(standings, roster_groups(roster), roster, recorded=recorded)
+
+    assert ([one.rank for one in finding.suspects], finding.hosts) == ([2, 3], ("host-1",))
+    assert (finding.culprit, finding.report.suspects) == (recorded, (0,))
+    nobody = find_hang(standings, roster_groups(roster), roster, recorded=Culprit(reason="nobody is named"))
+    assert nobody.suspects == ()
 
 
 def test_positions_come_from_the_newest_exchange_of_each_group() -> None:

@@ -19,20 +19,20 @@ def stream(live: LiveDetection, totals: StepTotals, now_s: float) -> None:
     live.advance(now_s)
 
 
-def test_scores_are_excess_over_spread_of_the_peers() -> None:
+def test_scores_are_those_of_own_compute_and_victims_have_none() -> None:
     job = SyntheticJob(LAYOUT, ranks_per_host=1, noise=0.01, compute_factor={5: 1.5})
     live = LiveDetection(job.roster(), Thresholds())
-    for step in range(6):
+    for step in range(30):
         stream(live, job.step(step)[0], float(step))
-    scores = live.scores
-    assert scores is not None
-    assert scores.step == 4
-    forward = scores.scores[scores.operations.index(Operation.FORWARD_COMPUTE.number)]
-    assert forward.argmax() == 5
-    assert forward[5] > 3.5
-    reduce = scores.scores[scores.operations.index(Operation.GRADS_REDUCE_SCATTER.number)]
-    assert reduce.argmin() == 5
-    assert 1.0 < scores.step_s < 2.0
+    found = live.assessment
+    assert live.step == 28
+    (finding,) = found.findings
+    assert (finding.ranks, found.scores[5], found.host_scores["host-5"]) == ((5,), finding.score, finding.score)
+    assert found.thresholds is not None
+    least = found.thresholds.score
+    assert found.scores[5] >= least, "a straggler"
+    assert max(score for rank, score in enumerate(found.scores) if rank != 5) < least, "all others wait for it"
+    assert set(found.host_scores) == {f"host-{rank}" for rank in range(8)}
 
 
 def test_a_rank_that_sends_nothing_is_told_of_and_spoils_no_score() -> None:
@@ -43,11 +43,10 @@ def test_a_rank_that_sends_nothing_is_told_of_and_spoils_no_score() -> None:
         silent = 3 if step >= 10 else -1
         stream(live, select(totals, totals.rank != silent), float(step))
     assert live.silent_ranks() == (3,)
-    assert live.scores is not None
-    assert live.scores.step >= 23
-    assert not live.scores.has_come[3]
-    assert np.isfinite(live.scores.scores).all()
-    assert live.scores.scores[:, 3].tolist() == [0.0] * len(live.scores.operations)
+    assert live.step is not None
+    assert live.step >= 23
+    assert np.isfinite(live.assessment.scores).all()
+    assert live.assessment.scores[3] == 0.0
     assert live.assessment.findings == ()
     stream(live, job.step(30)[0], 30.0)
     stream(live, job.step(31)[0], 31.0)
@@ -76,16 +75,16 @@ def test_steps_without_any_compute_or_time_give_finite_scores() -> None:
         totals, _ = job.step(step)
         totals.sum_ns[:] = 0
         stream(live, totals, float(step))
-    assert live.scores is not None
-    assert np.isfinite(live.scores.scores).all()
+    assert len(live.assessment.scores) == 8
+    assert np.isfinite(live.assessment.scores).all()
     assert live.assessment.findings == ()
     only_steps = SyntheticJob(LAYOUT)
     live = LiveDetection(only_steps.roster(), Thresholds())
     for step in range(30):
         totals, _ = only_steps.step(step)
         stream(live, select(totals, totals.operation == Operation.STEP.number), float(step))
-    assert live.scores is not None
-    assert np.isfinite(live.scores.scores).all()
+    assert len(live.assessment.scores) == 8
+    assert np.isfinite(live.assessment.scores).all()
 
 
 def test_what_is_said_does_not_depend_on_the_order_of_rows() -> None:

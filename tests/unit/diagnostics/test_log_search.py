@@ -12,12 +12,17 @@ from typing import Any
 import pytest
 
 from megatrain.cli import main
+from megatrain.contracts.incident import IncidentKind
 from megatrain.contracts.layout import Layout
+from megatrain.contracts.record import encode
+from megatrain.contracts.run_directory import RunDirectory
+from megatrain.failures.culprit import Culprit, Role
 from megatrain_diagnostics.analysis.log_search import classify_logs, matching_lines
 from megatrain_diagnostics.columns.schema import to_arrow
 from megatrain_diagnostics.events.roster import Roster
 from megatrain_diagnostics.events.tables import LogLines, Ranks, from_columns
 from megatrain_diagnostics.store.segment_store import SegmentStore
+from tests.helpers.launched_job import make_incident
 from tests.helpers.synthetic_steps import SyntheticJob
 
 ERROR = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
@@ -54,25 +59,25 @@ def test_lines_match_in_order_of_time() -> None:
 
 def test_the_root_comes_before_what_followed_from_it() -> None:
     found = classify_logs(log_lines(sorted(FAILED, key=lambda row: row[1])), ROSTER)
-    assert found.verdict.root_rank == "2"
+    assert found.culprit.ranks == (2,)
     assert (found.num_ranks, found.num_lines) == (4, 6)
     first, *others = found.failures
-    assert (first.rank, first.host, first.label, first.is_root, first.at_ns) == (
+    assert (first.rank, first.host, first.label, first.role, first.at_ns) == (
         2,
         "host-1",
         "gpu_hardware",
-        True,
+        Role.ROOT,
         10**10,
     )
     assert sorted(one.rank for one in others) == [0, 1, 3]
-    assert not any(one.is_root for one in others)
+    assert {one.role for one in others} == {Role.FOLLOWS}
     assert "ECC" in first.line
 
 
 def test_the_rank_that_says_nothing_is_the_root_where_the_others_only_wait() -> None:
     waits = "RuntimeError: [../gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv operation"
     found = classify_logs(log_lines([(rank, 5, waits) for rank in (0, 1, 3)]), ROSTER)
-    assert found.verdict.root_rank == "2"
+    assert found.culprit.ranks == (2,)
     assert found.failures[0].rank == 2
     assert classify_logs(log_lines([(0, 1, "step 1")]), ROSTER).failures == ()
 
@@ -109,7 +114,7 @@ def test_the_verb_judges(place: str, capsys: pytest.CaptureFixture[str]) -> None
     assert (found["label"], found["root_rank"], found["failures"][0]["rank"]) == ("gpu_hardware", 2, 2)
     assert main(["logs", "classify", place]) == 0
     text = capsys.readouterr().out
-    assert "began at  rank 2" in text
+    assert "began at  rank 2 on host-1" in text
     assert re.search(r"2 +host-1 +root +gpu_hardware", text)
 
 
@@ -146,3 +151,42 @@ def test_what_makes_no_sense_is_said(place: str, tmp_path: Path, capsys: pytest.
     assert "is no regular expression" in capsys.readouterr().err
     assert main(["logs", place, "--ranks", "9"]) != 0
     assert "no line of output" in capsys.readouterr().err
+
+
+def test_the_incident_decides_whom_to_blame_and_the_others_words_are_what_followed() -> None:
+    # rank 3 was killed and says nothing, its neighbour was killed with the round: the logs alone would blame rank 0
+    lines = log_lines([(0, 11, LOST), (1, 12, LOST), (2, 1, "step 1"), (3, 1, "step 1")])
+    assert classify_logs(lines, ROSTER).culprit.hosts == ("host-0",), "the case in which they do"
+    recorded = Culprit((3,), ("host-1",), "rank 3 was ended by signal 9", action="restart", incident="20260101-1",
+                       kind=IncidentKind.FAILURE)  # fmt: skip
+    found = classify_logs(lines, ROSTER, recorded)
+    assert found.culprit == recorded
+    assert [(one.rank, one.role) for one in found.failures] == [(3, Role.ROOT), (0, Role.FOLLOWS), (1, Role.FOLLOWS)]
+    assert (found.label, found.action, found.verdict.line) == ("failure", "restart", "")
+    assert {one.label for one in found.failures[1:]} == {"network"}
+
+
+def test_what_the_culprit_itself_wrote_says_what_went_wrong() -> None:
+    recorded = Culprit((2,), ("host-1",), "rank 2 ended with 1", label="gpu_hardware", incident="20260101-1",
+                       kind=IncidentKind.FAILURE)  # fmt: skip
+    found = classify_logs(log_lines(FAILED), ROSTER, recorded)
+    assert (found.label, found.verdict.line) == ("gpu_hardware", ERROR)
+    assert found.failures[0].line == ERROR
+
+
+def test_a_failure_of_its_own_beside_the_culprits_is_a_cause() -> None:
+    recorded = Culprit((0,), ("host-0",), "rank 0 ended with 1", incident="20260101-1", kind=IncidentKind.FAILURE)
+    found = classify_logs(log_lines(FAILED), ROSTER, recorded)
+    roles = {one.rank: one.role for one in found.failures}
+    assert roles == {0: Role.ROOT, 1: Role.FOLLOWS, 2: Role.CAUSE, 3: Role.FOLLOWS}
+
+
+def test_the_verb_reads_the_incident_of_the_run(place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = RunDirectory(tmp_path)
+    run.create()
+    incident = make_incident(round=1, culprit_ranks=(3,), culprit_hosts=("host-1",))
+    (run.incidents / f"{incident.incident_id}.json").write_bytes(encode(incident))
+    found = told(capsys, "classify", str(tmp_path))
+    assert (found["root_rank"], found["root_hosts"], found["incident"]) == (3, ["host-1"], incident.incident_id)
+    assert main(["logs", "classify", str(tmp_path)]) == 0
+    assert f"told by   incident {incident.incident_id}" in capsys.readouterr().out

@@ -181,3 +181,29 @@ def test_own_work_is_what_waits_for_nobody() -> None:
         assert is_own_work(name)
     for name in ("", "step", "clip", "barrier", "evaluation", "dp-all-reduce", "forward-recv", "operation-60"):
         assert not is_own_work(name)
+
+
+def test_a_stopped_process_that_entered_what_all_wait_in_says_nothing_of_the_network() -> None:
+    inside = {rank: at(5, 4) for rank in range(4)}
+    report = hang_suspects(inside, DP, states={0: "S", 2: "T", 3: "D"})
+    assert (report.suspects, report.confidence) == ((2,), Confidence.CERTAIN)
+    assert report.reason == "rank 2 is stopped (T); ranks 0, 1, 3 wait for it in collective 5 of dp"
+    assert dict(report.waits_for) == {0: (2,), 1: (2,), 3: (2,)}
+    assert report.missing == (Missing("dp", 5, waiting=(0, 1, 3), absent=(), silent=(), loitering=(2,)),)
+
+
+def test_a_process_that_is_gone_is_to_blame_and_not_who_waits_for_it_elsewhere() -> None:
+    # rank 1 never came to the reduction, because it waits for rank 0, whose process is gone
+    groups = {"dp": [1, 2], "tp": [0, 1]}
+    positions = {0: {"tp": at(7, 7)["dp"]}, 1: {"tp": at(8, 7)["dp"], "dp": at(4, 4)["dp"]}, 2: at(5, 4)}
+    report = hang_suspects(positions, groups, states={0: ""})
+    assert report.suspects == (0,)
+    assert report.reason == "rank 0 has no process; rank 1 waits for it in collective 8 of tp"
+
+
+def test_many_stopped_processes_are_told_in_few_words() -> None:
+    report = hang_suspects(
+        {rank: at(5, 4) for rank in range(20)}, {"dp": range(20)}, states=dict.fromkeys(range(20), "T")
+    )
+    assert report.suspects == tuple(range(20))
+    assert "rank 7 is stopped (T); 12 more are like that" in report.reason

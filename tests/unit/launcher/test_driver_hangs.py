@@ -36,7 +36,18 @@ def test_the_rank_that_never_came_is_named() -> None:
 def test_a_stopped_process_is_the_plainest_sign() -> None:
     found = accuse(ROUND, {"a": WAITING, "b": evidence("b", rank(2, 4, 4, "T"), rank(3, 4, 4))})
     assert (found.ranks, found.hosts, found.confidence) == ((2,), ("b",), "certain")
-    assert found.sentences[0] == "rank 2 is stopped (T) in dp-all-reduce"
+    assert found.sentences[:2] == (
+        "rank 2 is stopped (T); ranks 0, 1 wait for it in collective 5 of dp:0+4x1",
+        "rank 2 is at step 7 in dp-all-reduce",
+    )
+
+
+def test_beside_a_stopped_process_nothing_is_said_of_the_network() -> None:
+    told = {"a": WAITING, "b": evidence("b", rank(2, 5, 4, "T"), rank(3, 5, 4))}
+    found = accuse(ROUND, told)
+    assert (found.ranks, found.confidence) == ((2,), "certain")
+    assert not any("network" in sentence or "GPU" in sentence for sentence in found.sentences)
+    assert found.sentences[0] == "rank 2 is stopped (T); ranks 0, 1, 3 wait for it in collective 5 of dp:0+4x1"
 
 
 def test_a_silent_host_is_likely_and_named() -> None:

@@ -10,7 +10,7 @@ from megatrain.contracts.host_records import RankFailure
 from megatrain.contracts.incident import Incident, IncidentKind, IncidentState, Moments
 from megatrain.failures.verdict import ACTIONS, Label
 from megatrain_launcher.driver.policy import Policy
-from megatrain_launcher.driver.responses import Facts, respond, root_of
+from megatrain_launcher.driver.responses import Facts, respond
 
 NOW = 10_000.0
 POLICY = Policy(min_hosts=2, max_hosts=2, num_workers=2, feasible_counts=frozenset({2}))
@@ -171,8 +171,6 @@ def test_limits_go_by_the_drivers_clock() -> None:
 def test_the_root_is_the_earliest_that_follows_from_no_other() -> None:
     victims = [failure(0, 69, at_unix_s=NOW - 9), failure(1, 1, "network", is_cascade=True, at_unix_s=NOW - 8)]
     roots = [failure(3, -9, at_unix_s=NOW - 2), failure(2, 1, "data", at_unix_s=NOW - 3)]
-    assert root_of([*victims, *roots]) == roots[1]
-    assert root_of(victims) is None
     found = respond(facts(*victims, *roots), (), POLICY, NOW)
     assert (found.label, found.culprit_ranks) == ("data", (2,))
 

@@ -314,19 +314,34 @@ def test_a_broken_rounds_boxes_are_kept_and_their_memory_freed(
     assert own_box_paths(boxes.directory) == []
 
 
-def test_where_a_rank_stood_counts_and_not_that_the_halt_ended_it(
+def test_where_ranks_stood_before_the_halt_counts_and_what_was_seen_later_only_where_there_is_nothing_else(
     boxes: Boxes, crash: Callable[..., CrashEvidence]
 ) -> None:
-    def evidence(at_s: float, *states: str) -> HangEvidence:
-        ranks = tuple(RankEvidence(rank, {}, state, 7, "step", 0.0) for rank, state in enumerate(states))
-        return HangEvidence("host-1", "1", 3, at_s, {}, ranks)
+    def evidence(at_s: float, *states: str, step: int = 7, number: int = 3, is_late: bool = False) -> HangEvidence:
+        ranks = tuple(RankEvidence(rank, {}, state, step, "step", 0.0) for rank, state in enumerate(states))
+        return HangEvidence("host-1", "1", number, at_s, {}, ranks, is_after_halt=is_late)
 
-    keeper = crash()
-    for one in (evidence(1.0, "S", "T"), evidence(2.0, "D", "T"), evidence(3.0, "Z", "T"), evidence(4.0, "", "Z")):
-        keeper.keep_positions(one)
-    keeper.close()
-    path = boxes.places.run.incidents / "round-000003" / "host-1.json"
-    assert decode(HangEvidence, path.read_bytes(), "file") == evidence(2.0, "D", "T")
+    first, newer = evidence(1.0, "S", "T"), evidence(2.0, "D", "T")
+    late = evidence(3.0, "S", "S", is_late=True)  # as alive as before, but ranks have left what they waited in
+    dead = evidence(4.0, "Z", "", is_late=True)
+    stepped = evidence(5.0, "S", "S", step=8, is_late=True)
+    other = evidence(6.0, "S", "S", number=2, is_late=True)
+    for told, kept in (
+        ((first, newer), newer),
+        ((first, newer, late), newer),
+        ((first, dead), first),
+        ((late,), late),
+        ((late, dead), late),
+        ((late, first), first),
+        ((first, stepped), stepped),
+        ((other, late), late),
+    ):
+        keeper = crash()
+        for one in told:
+            keeper.keep_positions(one)
+        keeper.close()
+        path = boxes.places.run.incidents / "round-000003" / "host-1.json"
+        assert decode(HangEvidence, path.read_bytes(), "file") == kept, told
 
 
 def test_boxes_of_dead_processes_are_swept_and_those_of_others_left(

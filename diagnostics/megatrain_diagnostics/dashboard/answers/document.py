@@ -1,4 +1,4 @@
-"""What all documents have in common, and the one that every refusal is."""
+"""What all documents have in common, the one that every refusal is, and those that several pages hold."""
 
 from __future__ import annotations
 
@@ -19,3 +19,13 @@ class ErrorDocument(Document):
     conflict."""
     text: str
     """A sentence for people: what was found, the rule, the way out."""
+
+
+class ThresholdsDocument(Document):
+    """From which values on a rank is a straggler; all three must be reached."""
+
+    excess: float
+    """Over its peers, as a part of what its stage computes."""
+    score: float
+    num_steps: int
+    """In so many steps."""

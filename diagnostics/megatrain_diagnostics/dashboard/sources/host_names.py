@@ -14,8 +14,9 @@ HostOf = Callable[[int, int], str]
 
 
 def host_names(source: JobSource, incidents: tuple[Incident, ...]) -> HostOf:
-    """Return who tells the hosts of the ranks that ended in incidents."""
+    """Return who tells the hosts of the ranks that ended in incidents, or that these blame."""
     places = {(one.round, failure.rank) for one in incidents for failure in one.failures}
+    places |= {(one.round, rank) for one in incidents for rank in one.culprit_ranks}
     try:
         known = hosts_of_ranks(source.events, places)
     except DataError:

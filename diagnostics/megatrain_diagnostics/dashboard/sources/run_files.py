@@ -9,18 +9,18 @@ from pathlib import Path
 
 from megatrain.config.config import Config
 from megatrain.contracts.audit import AUDIT_NAME, read_audit
-from megatrain.contracts.bounded_files import read_below, read_bounded
+from megatrain.contracts.bounded_files import read_below
 from megatrain.contracts.errors import ConfigError, CoordinationError
 from megatrain.contracts.host_verdict import AuditEntry
 from megatrain.contracts.incident import Incident
-from megatrain.contracts.record import decode
 from megatrain.contracts.run_directory import RunDirectory
 from megatrain.contracts.texts import count_text
+from megatrain.jobs.recorded_incidents import read_incident
 
 MOST_INCIDENTS = 2000
 """The newest are read: a job with more has other troubles."""
 _MAX_BYTES = 4 << 20
-"""Of one record: no incident is as large."""
+"""Of a configuration, or of what a launch left: none is as large."""
 
 
 @dataclass(slots=True)
@@ -72,12 +72,8 @@ class RunFiles:
 
     def _read(self, name: str, signature: tuple[int, int]) -> tuple[tuple[int, int], Incident | None, str]:
         path = self.run.incidents / name
-        if signature[1] > _MAX_BYTES:
-            return signature, None, f"{path}: {signature[1]} bytes; no incident is as large"
         try:
-            return signature, decode(Incident, read_bounded(path, _MAX_BYTES), str(path)), ""
-        except OSError as error:
-            return signature, None, f"{path}: cannot be read: {error.strerror}"
+            return signature, read_incident(path), ""
         except CoordinationError as error:
             return signature, None, str(error)
 

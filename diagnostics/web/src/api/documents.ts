@@ -23,6 +23,12 @@ export interface ErrorDocument {
   text: string;
 }
 
+export interface ThresholdsDocument {
+  excess: number;
+  score: number;
+  num_steps: number;
+}
+
 export interface AuditEntryDocument {
   at_unix_s: number;
   source: string;
@@ -114,6 +120,7 @@ export interface HeatOutliersDocument {
   operation: string;
   measure: string;
   unit: string;
+  far_z: number;
   first_step: number | null;
   last_step: number | null;
   outliers: readonly HeatOutlierDocument[];
@@ -154,6 +161,7 @@ export interface CheckDocument {
 
 export interface HostsDocument {
   hosts: readonly HostDocument[];
+  thresholds: ThresholdsDocument | null;
 }
 
 export interface HostHistoryDocument {
@@ -161,6 +169,7 @@ export interface HostHistoryDocument {
   checks: readonly CheckDocument[];
   checks_unix_s: number | null;
   incident_ids: readonly string[];
+  victim_incident_ids: readonly string[];
   rounds: readonly number[];
 }
 
@@ -315,6 +324,8 @@ export interface LogVerdictDocument {
   culprit: string;
   reason: string;
   root_rank: number | null;
+  root_text: string;
+  incident_id: string;
   line: string;
   num_ranks: number;
   num_lines: number;
@@ -441,6 +452,7 @@ export interface RankDocument {
   phase: string;
   process_state: string;
   score: number | null;
+  least_score: number | null;
   groups: readonly PeerGroupDocument[];
   positions: readonly RankPositionDocument[];
   stacks: readonly StackDocument[];
@@ -473,6 +485,7 @@ export interface HangDocument {
   source: string;
   confidence: string;
   reason: string;
+  incident_id: string;
   suspects: readonly HangSuspectDocument[];
   missing: readonly HangMissingDocument[];
   silent: readonly number[];
@@ -529,6 +542,7 @@ export interface StragglersDocument {
   num_steps: number;
   findings: readonly FindingDocument[];
   scores: readonly HostScore[];
+  thresholds: ThresholdsDocument | null;
   silent_ranks: readonly number[];
   unjudged_ranks: readonly number[];
 }

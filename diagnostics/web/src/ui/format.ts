@@ -1,5 +1,7 @@
 // Numbers, durations, sizes and times as people read them: three significant digits, a thin unit, one spelling everywhere.
 
+import type { ThresholdsDocument } from "../api/documents";
+
 export const NOT_KNOWN = "\u2013";
 const NARROW_SPACE = "\u202f";
 
@@ -133,6 +135,13 @@ export function percentText(ratio: number | null | undefined): string {
 /** A straggler score: always two digits behind the point, so that they are compared at a glance. */
 export function scoreText(score: number | null | undefined): string {
   return score === null || score === undefined ? NOT_KNOWN : score.toFixed(2);
+}
+
+/** From which values on somebody is a straggler, as all views say it. */
+export function thresholdsText(least: ThresholdsDocument | null): string {
+  return least === null
+    ? "nothing was judged yet"
+    : `a straggler from score ${scoreText(least.score)} on, when it takes ${numberText(least.excess * 100)}${NARROW_SPACE}% longer, for ${least.num_steps} steps`;
 }
 
 /** "hosts made the job slow" -> "Hosts made the job slow" */

@@ -43,7 +43,7 @@ class HeatOutlierDocument(Document):
     ratio: float | None
     z: float
     num_steps: int
-    """In so many of the steps shown it was far above its peers (z of 3 or more)."""
+    """In so many of the steps shown it was far above its peers: its z was `far_z` or more."""
 
 
 class HeatOutliersDocument(Document):
@@ -53,6 +53,8 @@ class HeatOutliersDocument(Document):
     operation: str
     measure: str
     unit: str
+    far_z: float
+    """The least score of a straggler among so many ranks."""
     first_step: int | None
     last_step: int | None
     outliers: tuple[HeatOutlierDocument, ...]

@@ -9,7 +9,9 @@ from fastapi import APIRouter, Depends, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
+from megatrain.config.diagnostics import DiagnosticsConfig
 from megatrain.contracts.operations import Operation, operation_name
+from megatrain_diagnostics.analysis.findings import Thresholds, thresholds_of
 from megatrain_diagnostics.analysis.heat_scale import Scale
 from megatrain_diagnostics.dashboard.answers.answer import ARRAYS_TYPE, cached_answer, document_answer, document_bytes
 from megatrain_diagnostics.dashboard.answers.downloads import Download
@@ -72,6 +74,10 @@ def router(parts: Parts) -> APIRouter:
     def version() -> int:
         return parts.source.live().versions.get("heat", 0)
 
+    def thresholds() -> Thresholds:
+        config = parts.source.facts().config
+        return thresholds_of(DiagnosticsConfig() if config is None else config.diagnostics)
+
     def query_of(choice: CellChoice) -> HeatQuery:
         return HeatQuery(choice.operation, choice.measure, choice.first, choice.last, choice.max_cells, version())
 
@@ -131,7 +137,9 @@ def router(parts: Parts) -> APIRouter:
     def outliers(request: Request, choice: Choice) -> Response:
         """Return the ranks farthest above their peers: what the picture shows, for those who do not see it."""
         key = ("heat/outliers", version(), *_values(choice))
-        answer = parts.answers.get(key, lambda: document_bytes(heat_outliers(read(choice))), fresh_s=_FRESH_S)
+        answer = parts.answers.get(
+            key, lambda: document_bytes(heat_outliers(read(choice), thresholds())), fresh_s=_FRESH_S
+        )
         return cached_answer(request, answer)
 
     return routes

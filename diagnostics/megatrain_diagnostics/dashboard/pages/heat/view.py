@@ -18,6 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatrain.contracts.operations import operation_name
+from megatrain_diagnostics.analysis.candidates import least_score
+from megatrain_diagnostics.analysis.findings import Thresholds
 from megatrain_diagnostics.analysis.heat_scale import (
     NO_VALUE,
     NUM_LEVELS,
@@ -46,7 +48,6 @@ from megatrain_diagnostics.store.heat import Aggregate
 MOST_ROWS = 16_384
 """Above this rows share lines; a screen has 2,000."""
 MOST_OUTLIERS = 20
-FAR_Z = 3.0
 _RISKY_FIRST = ("=", "+", "-", "@", "\t", "\r")
 
 
@@ -200,14 +201,18 @@ def heat_cell(cells: HeatCells, by: By, rank: int, step: int, num_steps: int = 1
     )
 
 
-def heat_outliers(cells: HeatCells) -> HeatOutliersDocument:
-    """Return the ranks that were farthest above their peers in a step, the farthest first."""
+def heat_outliers(cells: HeatCells, thresholds: Thresholds) -> HeatOutliersDocument:
+    """Return the ranks that were farthest above their peers in a step, the farthest first.
+
+    A z is the score of a single step and operation: far is what a straggler has over many.
+    """
+    far_z = least_score(thresholds, cells.peers.num_ranks)
     found: list[HeatOutlierDocument] = []
     if cells.num_steps:
         z = np.where(np.isnan(cells.z) | (cells.peers.num_peers == 0), -np.inf, cells.z)
         worst_step = z.argmax(axis=0)
         worst = z[worst_step, np.arange(z.shape[1])]
-        num_far = (z >= FAR_Z).sum(axis=0)
+        num_far = (z >= far_z).sum(axis=0)
         order = np.lexsort((np.arange(len(worst)), -num_far, -worst))[:MOST_OUTLIERS]
         found = [
             _outlier(cells, rank, int(worst_step[rank]), int(num_far[rank]))
@@ -219,6 +224,7 @@ def heat_outliers(cells: HeatCells) -> HeatOutliersDocument:
         operation=operation_name(cells.operation),
         measure=cells.measure.value,
         unit=cells.measure.unit,
+        far_z=far_z,
         first_step=cells.first_step if cells.num_steps else None,
         last_step=cells.first_step + cells.num_steps - 1 if cells.num_steps else None,
         outliers=tuple(found),

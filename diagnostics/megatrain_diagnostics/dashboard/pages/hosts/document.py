@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from megatrain_diagnostics.dashboard.answers.document import Document
+from megatrain_diagnostics.dashboard.answers.document import Document, ThresholdsDocument
 
 
 class HostDocument(Document):
@@ -41,9 +41,10 @@ class CheckDocument(Document):
 
 
 class HostsDocument(Document):
-    """The answer of /hosts: those of the round first, by rank."""
+    """The answer of /hosts: those of the round first, by rank. `thresholds`: of `straggler_score`, null: not judged."""
 
     hosts: tuple[HostDocument, ...]
+    thresholds: ThresholdsDocument | None
 
 
 class HostHistoryDocument(Document):
@@ -53,6 +54,8 @@ class HostHistoryDocument(Document):
     checks: tuple[CheckDocument, ...]
     checks_unix_s: float | None
     incident_ids: tuple[str, ...]
-    """Of incidents that name the host, the newest first."""
+    """Of incidents that blame the host, the newest first."""
+    victim_incident_ids: tuple[str, ...]
+    """Of those in which workers of it ended because of others."""
     rounds: tuple[int, ...]
     """That it took part in."""

@@ -42,7 +42,7 @@ def router(parts: Parts) -> APIRouter:
 
     @routes.get("/hosts/{host}", response_model=HostHistoryDocument)
     def host(host: Annotated[str, Path(max_length=256)]) -> Response:
-        """Return what one host does, its checks, and the incidents that name it."""
+        """Return what one host does, its checks, and the incidents that blame it, or that it was a victim of."""
         found = {one.host: one for one in all_hosts().hosts}
         if host not in found:
             names = ", ".join(list(found)[:_MOST_NAMED]) or "none"

@@ -1,4 +1,4 @@
-"""/hosts: what each host does, what keeps it from training, what its checks found, which incidents name it."""
+"""/hosts: what each host does, what keeps it from training, what its checks found, which incidents blame it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from megatrain.contracts.host_records import CheckReport
 from megatrain.contracts.incident import Incident
 from megatrain.contracts.texts import natural_order
+from megatrain.failures.culprit import NOBODY, culprit_of_incident
 from megatrain.jobs.host_view import HostView, host_views
 from megatrain.jobs.snapshot import JobSnapshot
+from megatrain_diagnostics.dashboard.answers.thresholds import thresholds_document
 from megatrain_diagnostics.dashboard.pages.hosts.document import (
     CheckDocument,
     HostDocument,
@@ -39,15 +41,30 @@ class HostInputs:
     clocks: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     last_rounds: Mapping[str, int] = field(default_factory=dict)
 
+    @property
+    def judged(self) -> DaemonState | None:
+        """What the daemon told of the round that is shown; None where it judged another one."""
+        number = None if self.roster is None else self.roster.round
+        if self.snapshot is not None:
+            number = None if self.snapshot.newest_round is None else self.snapshot.newest_round.number
+        return self.state if self.state is not None and self.state.round == number else None
+
+    def score_of(self, host: str) -> float | None:
+        """Return the straggler score of a host; None where it is not judged."""
+        return None if self.judged is None else self.judged.host_scores.get(host)
+
 
 def hosts_document(given: HostInputs) -> HostsDocument:
     """Return all hosts, those of the round first, by rank; then those that were in earlier ones."""
+    judged = given.judged
+    thresholds = None if judged is None else thresholds_document(judged.thresholds)
     if given.snapshot is not None:
-        return HostsDocument(hosts=tuple(_live(view, given) for view in host_views(given.snapshot)))
+        live = tuple(_live(view, given) for view in host_views(given.snapshot))
+        return HostsDocument(hosts=live, thresholds=thresholds)
     shown = _by_first_rank(given.roster)
     gone = sorted(given.last_rounds.keys() - {host for host, _ in shown}, key=natural_order)
     all_hosts: list[tuple[str, list[int]]] = [*shown, *((host, []) for host in gone)]
-    return HostsDocument(hosts=tuple(_recorded(host, ranks, given) for host, ranks in all_hosts))
+    return HostsDocument(hosts=tuple(_recorded(host, ranks, given) for host, ranks in all_hosts), thresholds=thresholds)
 
 
 def host_history_document(
@@ -58,7 +75,13 @@ def host_history_document(
     host_of: HostOf,
 ) -> HostHistoryDocument:
     """Return what is known of one host. `rounds`: that it took part in."""
-    named = [one.incident_id for one in incidents if names_host(one, host.host, host_of)]
+    blaming: list[str] = []
+    others: list[str] = []
+    for one in incidents:
+        if blames_host(one, host.host, host_of):
+            blaming.append(one.incident_id)
+        elif any(host_of(one.round, failure.rank) == host.host for failure in one.failures):
+            others.append(one.incident_id)
     return HostHistoryDocument(
         host=host,
         checks=() if report is None else tuple(
@@ -69,16 +92,18 @@ def host_history_document(
             for one in report.results
         ),
         checks_unix_s=None if report is None else report.at_unix_s,
-        incident_ids=tuple(sorted(named, reverse=True)[:_MOST_INCIDENTS]),
+        incident_ids=tuple(sorted(blaming, reverse=True)[:_MOST_INCIDENTS]),
+        victim_incident_ids=tuple(sorted(others, reverse=True)[:_MOST_INCIDENTS]),
         rounds=tuple(sorted(set(rounds))),
     )  # fmt: skip
 
 
-def names_host(incident: Incident, host: str, host_of: HostOf) -> bool:
-    """Say whether an incident blames a host, or tells of a rank of it that ended."""
-    if host in incident.culprit_hosts:
-        return True
-    return any(host_of(incident.round, one.rank) == host for one in incident.failures)
+def blames_host(incident: Incident, host: str, host_of: HostOf) -> bool:
+    """Say whether an incident blames a host, or a rank of it."""
+    culprit = culprit_of_incident(incident) or NOBODY
+    if culprit.hosts:
+        return host in culprit.hosts
+    return any(host_of(incident.round, rank) == host for rank in culprit.ranks)
 
 
 def _by_first_rank(roster: Roster | None) -> list[tuple[str, list[int]]]:
@@ -107,7 +132,7 @@ def _live(view: HostView, given: HostInputs) -> HostDocument:
         median_step_s=None if status is None else status.median_step_s,
         last_step_unix_s=None if status is None else status.last_step_unix_s,
         joined_unix_s=None if record is None else record.joined_unix_s,
-        straggler_score=None if state is None else state.host_scores.get(view.host),
+        straggler_score=given.score_of(view.host),
         clock_offset_s=None if offset is None else offset[0],
         clock_error_s=None if offset is None else offset[1],
         cordon_reason="" if cordon is None else cordon.reason,
@@ -134,7 +159,7 @@ def _recorded(host: str, ranks: list[int], given: HostInputs) -> HostDocument:
         median_step_s=None,
         last_step_unix_s=None,
         joined_unix_s=None,
-        straggler_score=None if given.state is None else given.state.host_scores.get(host),
+        straggler_score=given.score_of(host),
         clock_offset_s=None if offset is None else offset[0],
         clock_error_s=None if offset is None else offset[1],
         cordon_reason="",

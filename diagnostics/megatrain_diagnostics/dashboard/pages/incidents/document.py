@@ -22,6 +22,7 @@ class FailureDocument(Document):
     label: str
     action: str
     is_cascade: bool
+    """It followed from the failure of whom the incident blames."""
     culprit: str
     line: str
     at_unix_s: float

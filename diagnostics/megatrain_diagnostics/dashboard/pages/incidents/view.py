@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from megatrain.contracts.host_records import RankFailure
 from megatrain.contracts.incident import PHASES, Incident
+from megatrain.failures.culprit import Role, failures_by_role
 from megatrain.jobs.verdict_cases import Case
 from megatrain.jobs.words import KIND_TEXTS, down_s, exit_text
 from megatrain_diagnostics.dashboard.pages.incidents.document import (
@@ -33,7 +34,8 @@ def incidents_document(incidents: Iterable[Incident], cases: Iterable[Case], hos
 
 def incident_document(incident: Incident, host_of: HostOf) -> IncidentDocument:
     """Return all that is known of an incident: failures with root causes first, phases with their begin."""
-    failures = sorted(incident.failures, key=lambda one: (one.is_cascade, one.at_unix_s, one.rank))
+    hosts = {one.rank: host_of(incident.round, one.rank) for one in incident.failures}
+    failures = failures_by_role(incident, hosts)
     return IncidentDocument(
         incident_id=incident.incident_id,
         kind=str(incident.kind),
@@ -49,7 +51,7 @@ def incident_document(incident: Incident, host_of: HostOf) -> IncidentDocument:
         ranks=incident.culprit_ranks,
         confidence=incident.confidence,
         evidence=incident.evidence,
-        failures=tuple(_failure(one, host_of(incident.round, one.rank)) for one in failures),
+        failures=tuple(_failure(one, hosts[one.rank], role) for role, one in failures),
         phases=_phases(incident),
         down_s=down_s(incident),
         last_step=incident.last_step,
@@ -78,14 +80,14 @@ def _phases(incident: Incident) -> tuple[PhaseDocument, ...]:
     )
 
 
-def _failure(failure: RankFailure, host: str) -> FailureDocument:
+def _failure(failure: RankFailure, host: str, role: Role) -> FailureDocument:
     return FailureDocument(
         rank=failure.rank,
         host=host,
         exit_text=exit_text(failure.exit_code),
         label=failure.label,
         action=failure.action,
-        is_cascade=failure.is_cascade,
+        is_cascade=role is Role.FOLLOWS,
         culprit=failure.culprit,
         line=failure.line,
         at_unix_s=failure.at_unix_s,

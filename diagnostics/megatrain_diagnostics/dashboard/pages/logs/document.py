@@ -37,7 +37,7 @@ class LogCauseDocument(Document):
 
 
 class LogVerdictDocument(Document):
-    """The answer of /logs/causes: `causes` with the root first."""
+    """The answer of /logs/causes: `causes` with the root first; `culprit` is whom the line names."""
 
     round: int
     label: str
@@ -45,6 +45,10 @@ class LogVerdictDocument(Document):
     culprit: str
     reason: str
     root_rank: int | None
+    root_text: str
+    """Who is to blame, in words; empty: nobody is named."""
+    incident_id: str
+    """Of the incident that blames them; empty: the logs alone do."""
     line: str
     num_ranks: int
     num_lines: int

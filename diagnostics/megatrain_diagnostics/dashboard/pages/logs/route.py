@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from megatrain.contracts.errors import DataError
+from megatrain.failures.culprit import Culprit, recorded_culprit
 from megatrain_diagnostics.analysis.log_search import classify_logs
 from megatrain_diagnostics.dashboard.answers.answer import cached_answer, document_bytes
 from megatrain_diagnostics.dashboard.answers.errors import bad_query, unavailable
@@ -69,16 +70,17 @@ def router(parts: Parts) -> APIRouter:
 
     @routes.get("/logs/causes", response_model=LogVerdictDocument)
     def causes(request: Request, round_number: RoundNumber = None) -> Response:
-        """Return what failed, as the ends of all ranks' logs tell it: the root cause before what followed from it."""
+        """Return whom to blame, and what the ends of all logs tell: the root before what followed from it."""
         number = logged_round(source.events, round_number)
-        key = ("causes", number)
-        answer = parts.answers.get(key, lambda: _causes(source, number), fresh_s=_CAUSES_FRESH_S)
+        recorded = recorded_culprit(source.facts().incidents, number)
+        key = ("causes", number, recorded)
+        answer = parts.answers.get(key, lambda: _causes(source, number, recorded), fresh_s=_CAUSES_FRESH_S)
         return cached_answer(request, answer)
 
     return routes
 
 
-def _causes(source: JobSource, round_number: int) -> bytes:
+def _causes(source: JobSource, round_number: int, recorded: Culprit | None) -> bytes:
     roster = _roster(source, round_number)
     num_ranks = 1 if roster is None else roster.layout.world_size
     where = Where(rounds=(round_number,))
@@ -86,7 +88,7 @@ def _causes(source: JobSource, round_number: int) -> bytes:
         lines = newest_tails(source.events, where, _MOST_JUDGED_LINES, num_ranks=num_ranks, budget_s=_CAUSES_BUDGET_S)
     except TooSlowError as error:
         raise unavailable(f"the ends of {num_ranks:,} logs take too long to read: {error}") from error
-    return document_bytes(causes_document(round_number, classify_logs(lines, roster)))
+    return document_bytes(causes_document(round_number, classify_logs(lines, roster, recorded)))
 
 
 def _roster(source: JobSource, round_number: int) -> Roster | None:

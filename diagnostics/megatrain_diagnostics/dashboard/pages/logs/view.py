@@ -38,15 +38,17 @@ def lines_document(round_number: int, found: FoundLines, limit: int) -> LogLines
 
 
 def causes_document(round_number: int, found: LogFinding) -> LogVerdictDocument:
-    """Return the verdict on all logs of a round, the root cause before what followed from it."""
-    verdict, root = found.verdict.verdict, found.verdict.root_rank
+    """Return whom to blame for the failure of a round, and what all logs say, the root before what followed from it."""
+    culprit, verdict = found.culprit, found.verdict
     return LogVerdictDocument(
         round=round_number,
-        label=str(verdict.label),
-        action=str(verdict.action),
+        label=found.label,
+        action=found.action,
         culprit=verdict.culprit or "",
-        reason=found.verdict.reason,
-        root_rank=None if root is None else int(root),
+        reason=culprit.reason,
+        root_rank=min(culprit.ranks, default=None),
+        root_text=culprit.text,
+        incident_id=culprit.incident,
         line=verdict.line.strip()[:_MOST_CHARACTERS],
         num_ranks=found.num_ranks,
         num_lines=found.num_lines,
@@ -60,7 +62,7 @@ def _cause(one: LoggedFailure) -> LogCauseDocument:
         host=one.host,
         label=one.label,
         action=one.action,
-        role="root" if one.is_root else "follows" if one.is_cascade else "cause",
+        role=str(one.role),
         culprit=one.culprit,
         rule=one.rule,
         line=one.line[:_MOST_CHARACTERS],

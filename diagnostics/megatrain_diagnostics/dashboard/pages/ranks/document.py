@@ -43,6 +43,8 @@ class RankDocument(Document):
     phase: str
     process_state: str
     score: float | None
+    least_score: float | None
+    """Of a straggler."""
     groups: tuple[PeerGroupDocument, ...]
     positions: tuple[RankPositionDocument, ...]
     stacks: tuple[StackDocument, ...]
@@ -81,6 +83,8 @@ class HangDocument(Document):
     source: str
     confidence: str
     reason: str
+    incident_id: str
+    """Of the incident that blames the suspects; empty: their places alone do."""
     suspects: tuple[HangSuspectDocument, ...]
     missing: tuple[HangMissingDocument, ...]
     silent: tuple[int, ...]

@@ -66,6 +66,6 @@ def _hang(parts: Parts, round_number: int) -> HangPicture | None:
         waits_for=seen.finding.report.waits_for,
         outliers=seen.stacks.outliers,
         in_flight=seen.finding.in_flight,
-        reason=seen.finding.report.reason,
+        reason=seen.finding.culprit.reason,
         source=seen.source,
     )

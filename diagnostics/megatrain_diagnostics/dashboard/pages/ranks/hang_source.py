@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.incident import IncidentKind
+from megatrain.failures.culprit import recorded_culprit
 from megatrain.jobs.snapshot import JobSnapshot
 from megatrain_diagnostics.analysis.hang import RankStanding
 from megatrain_diagnostics.dashboard.sources.protocol import JobSource
@@ -28,18 +29,19 @@ def hang_of(source: JobSource, round_number: int) -> HangAnswer | None:
     Raises: DataError where something is kept of it that cannot be read.
     """
     facts = source.facts()
+    recorded = recorded_culprit(facts.incidents, round_number)
     kept = source.kept_evidence(round_number)
     if kept is not None:
-        return answer_of_evidence(kept, f"what is kept of round {round_number}", source.events)
+        return answer_of_evidence(kept, f"what is kept of round {round_number}", source.events, recorded)
     told = [one for one in facts.evidence if one.round == round_number]
     if told:
-        return answer_of_evidence(told_evidence(round_number, told), "what executors told", source.events)
+        return answer_of_evidence(told_evidence(round_number, told), "what executors told", source.events, recorded)
     is_hang = any(one.kind is IncidentKind.HANG and one.round == round_number for one in facts.incidents)
     if not is_hang and not _is_stalled(source.snapshot(), round_number):
         return None
     ahead = steps_ahead(source.events, Spans, Where((round_number,)))
     first = None if ahead is None else max(0, ahead.last - _NEWEST_STEPS)
-    return answer_of_spans(source.events, source.roster(round_number), first_step=first)
+    return answer_of_spans(source.events, source.roster(round_number), recorded, first_step=first)
 
 
 def _is_stalled(snapshot: JobSnapshot | None, round_number: int) -> bool:

@@ -19,15 +19,16 @@ def hang_document(round_number: int, answer: HangAnswer | None) -> HangDocument:
     """Return what is known of a hang; None: nothing is."""
     if answer is None:
         return HangDocument(
-            round=round_number, source="", confidence="", reason="", suspects=(), missing=(), silent=(),
+            round=round_number, source="", confidence="", reason="", incident_id="", suspects=(), missing=(), silent=(),
             waiting=(), stack_clusters=(), outlier_ranks=(),
         )  # fmt: skip
     finding, report = answer.finding, answer.finding.report
     return HangDocument(
         round=round_number,
         source=answer.source,
-        confidence=str(report.confidence),
-        reason=report.reason,
+        confidence=finding.culprit.confidence,
+        reason=finding.culprit.reason,
+        incident_id=finding.culprit.incident,
         suspects=tuple(
             HangSuspectDocument(
                 rank=one.rank, host=one.host, dp=one.dp, pp=one.pp, tp=one.tp, step=one.step, doing=one.doing,

@@ -95,6 +95,7 @@ def rank_inputs(source: JobSource, roster: Roster, rank: int) -> RankInputs:
         pid=int(told.pid[-1]) if num_rows(told) else None,
         step=None if newest is None else newest.last,
         score=float(scores[rank]) if scores is not None and rank < len(scores) else None,
+        least_score=None if not is_judged or state is None or state.thresholds is None else state.thresholds.score,
         standing=standings_of(source, roster.round).get(rank),
         black_box=_black_box(source, roster.round, rank),
         findings=state.findings if state is not None and is_judged else (),

@@ -35,6 +35,7 @@ class RankInputs:
     step: int | None = None
     """The newest that its sums tell of."""
     score: float | None = None
+    least_score: float | None = None
     standing: RankStanding | None = None
     black_box: str = ""
     findings: tuple[Finding, ...] = ()
@@ -56,8 +57,9 @@ def rank_document(given: RankInputs) -> RankDocument:
         step=given.step if standing is None or standing.step < 0 else standing.step,
         operation=_operation(given),
         phase="" if standing is None else standing.phase,
-        process_state="" if standing is None else standing.process_state,
+        process_state="" if standing is None else standing.process_state or "",
         score=given.score,
+        least_score=given.least_score,
         groups=tuple(
             PeerGroupDocument(
                 name=one.name, first_rank=one.first_rank, num_ranks=one.num_ranks, stride=one.stride

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from megatrain_diagnostics.dashboard.answers.document import Document
+from megatrain_diagnostics.dashboard.answers.document import Document, ThresholdsDocument
 
 
 class FindingDocument(Document):
@@ -49,7 +49,8 @@ class StragglersDocument(Document):
     num_steps: int
     findings: tuple[FindingDocument, ...]
     scores: tuple[HostScore, ...]
-    """The highest first, at most 100."""
+    """At the last step, the highest first, at most 100."""
+    thresholds: ThresholdsDocument | None
     silent_ranks: tuple[int, ...]
     unjudged_ranks: tuple[int, ...]
 

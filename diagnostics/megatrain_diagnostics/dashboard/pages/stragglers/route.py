@@ -12,7 +12,7 @@ from megatrain.config.diagnostics import DiagnosticsConfig
 from megatrain.contracts.errors import DataError
 from megatrain.jobs.assessment import assess
 from megatrain.jobs.lost_time import restart_price_s
-from megatrain_diagnostics.analysis.findings import Finding, Thresholds
+from megatrain_diagnostics.analysis.findings import Finding, thresholds_of
 from megatrain_diagnostics.analysis.stored_stragglers import NEWEST_STEPS, stored_stragglers
 from megatrain_diagnostics.analysis.straggler_history import StragglerHistory
 from megatrain_diagnostics.dashboard.answers.answer import cached_answer, document_bytes
@@ -125,8 +125,7 @@ def _computed(source: JobSource, roster: Roster) -> bytes:
 def _judged(source: JobSource, roster: Roster) -> StragglerHistory:
     """Return who made a round slow in its newest steps. Raises: DataError where it told of none."""
     config = source.facts().config
-    section = DiagnosticsConfig() if config is None else config.diagnostics
-    thresholds = Thresholds(section.straggler_excess, section.straggler_score, section.straggler_steps)
+    thresholds = thresholds_of(DiagnosticsConfig() if config is None else config.diagnostics)
     fitting = _MOST_ROWS // (_ROWS_A_STEP * max(1, roster.layout.world_size))
     most = min(NEWEST_STEPS, max(4 * thresholds.num_steps, fitting))
     return stored_stragglers(source.events, roster, thresholds, most=most)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from megatrain_diagnostics.analysis.findings import Finding
 from megatrain_diagnostics.analysis.sentences import findings_headline
 from megatrain_diagnostics.analysis.straggler_history import StragglerHistory
+from megatrain_diagnostics.dashboard.answers.thresholds import thresholds_document
 from megatrain_diagnostics.dashboard.pages.stragglers.document import FindingDocument, HostScore, StragglersDocument
 from megatrain_diagnostics.store.daemon_state import DaemonState
 
@@ -16,7 +19,6 @@ _MOST_RANKS = 4096
 
 def stragglers_of_daemon(state: DaemonState) -> StragglersDocument:
     """Return what the running daemon has found in the newest steps."""
-    scores = sorted(state.host_scores.items(), key=lambda item: (-item[1], item[0]))[:_MOST_SCORES]
     findings = state.findings
     return StragglersDocument(
         round=state.round,
@@ -27,7 +29,8 @@ def stragglers_of_daemon(state: DaemonState) -> StragglersDocument:
         last_step=state.last_step,
         num_steps=state.num_steps,
         findings=tuple(_finding(one, is_over=False) for one in findings[:_MOST_FINDINGS]),
-        scores=tuple(HostScore(host=host, score=score) for host, score in scores),
+        scores=_scores(state.host_scores),
+        thresholds=thresholds_document(state.thresholds),
         silent_ranks=state.silent_ranks,
         unjudged_ranks=state.unjudged_ranks,
     )
@@ -36,11 +39,6 @@ def stragglers_of_daemon(state: DaemonState) -> StragglersDocument:
 def stragglers_of_events(round_number: int, found: StragglerHistory) -> StragglersDocument:
     """Return what live detection would have said of stored steps, those that are over too."""
     end = found.assessment
-    worst: dict[str, float] = {}
-    for one in found.findings:
-        for host, score in one.scores.items():
-            worst[host] = max(score, worst.get(host, score))
-    ordered = sorted(worst.items(), key=lambda item: (-item[1], item[0]))[:_MOST_SCORES]
     return StragglersDocument(
         round=round_number,
         source="events",
@@ -50,10 +48,16 @@ def stragglers_of_events(round_number: int, found: StragglerHistory) -> Straggle
         last_step=end.last_step,
         num_steps=found.num_compared,
         findings=tuple(_finding(one, is_over=one.key in found.ended) for one in found.findings[:_MOST_FINDINGS]),
-        scores=tuple(HostScore(host=host, score=score) for host, score in ordered),
+        scores=_scores(end.host_scores),
+        thresholds=thresholds_document(end.thresholds),
         silent_ranks=end.silent_ranks,
         unjudged_ranks=end.unjudged_ranks,
     )
+
+
+def _scores(by_host: Mapping[str, float]) -> tuple[HostScore, ...]:
+    ordered = sorted(by_host.items(), key=lambda item: (-item[1], item[0]))[:_MOST_SCORES]
+    return tuple(HostScore(host=host, score=score) for host, score in ordered)
 
 
 def _finding(one: Finding, *, is_over: bool) -> FindingDocument:

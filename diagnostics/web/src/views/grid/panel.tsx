@@ -6,7 +6,7 @@ import type { LogLinesDocument, RankDocument } from "../../api/documents";
 import { useResource } from "../../api/resource";
 import { hrefOf } from "../../app/location";
 import { Fact, Facts, TimeText } from "../../ui/figures";
-import { countText, numberText, ranksText } from "../../ui/format";
+import { countText, ranksText, scoreText } from "../../ui/format";
 import { Section } from "../../ui/section";
 import { EmptyState, Loaded } from "../../ui/states";
 
@@ -39,7 +39,10 @@ function RankFacts({ rank }: { rank: RankDocument }): JSX.Element {
           {rank.pid === null ? "not known" : rank.pid}
           {rank.process_state === "" ? "" : `, state ${rank.process_state}`}
         </Fact>
-        <Fact label="straggler score">{numberText(rank.score)}</Fact>
+        <Fact label="straggler score">
+          {scoreText(rank.score)}
+          {rank.least_score === null ? "" : `, a straggler from ${scoreText(rank.least_score)} on`}
+        </Fact>
         <Fact label="black box">{rank.black_box === "" ? "none kept" : <code>{rank.black_box}</code>}</Fact>
       </Facts>
       <p class="grid-links">

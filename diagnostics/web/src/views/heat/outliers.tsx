@@ -13,7 +13,7 @@ import { Table, type Column } from "../../ui/table";
 import { cellsQuery, type HeatChoice } from "./question";
 import { valueText } from "./readout";
 
-function columnsOf(unit: string, show: (rank: number, step: number) => void): Column<HeatOutlierDocument>[] {
+function columnsOf(unit: string, farZ: number, show: (rank: number, step: number) => void): Column<HeatOutlierDocument>[] {
   return [
     {
       key: "rank",
@@ -46,7 +46,7 @@ function columnsOf(unit: string, show: (rank: number, step: number) => void): Co
     },
     {
       key: "far", label: "in steps", isNumber: true, sort: (row) => row.num_steps, render: (row) => row.num_steps,
-      title: "in so many of the steps shown it was 3 spreads or more above its peers",
+      title: `in so many of the steps shown it was ${numberText(farZ)} spreads or more above its peers, as a straggler is`,
     },
   ];
 }
@@ -60,7 +60,8 @@ interface OutliersProps {
 export function Outliers({ choice, chosenRank, show }: OutliersProps): JSX.Element {
   const resource = useResource<HeatOutliersDocument>("heat/outliers", cellsQuery(choice), "heat");
   const unit = resource.data?.unit ?? "s";
-  const columns = useMemo(() => columnsOf(unit, show), [unit, show]);
+  const farZ = resource.data?.far_z ?? 0;
+  const columns = useMemo(() => columnsOf(unit, farZ, show), [unit, farZ, show]);
   return (
     <Section title="Farthest above their peers" note="at most 20 ranks, each in its worst step" className="heat-outliers">
       <Loaded resource={resource} lines={8}>

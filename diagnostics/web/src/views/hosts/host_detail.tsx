@@ -103,6 +103,21 @@ function About({ host }: { host: HostDocument }): JSX.Element {
   );
 }
 
+function IncidentLinks({ ids, none }: { ids: readonly string[]; none: string }): JSX.Element {
+  if (ids.length === 0) {
+    return <>{none}</>;
+  }
+  return (
+    <span class="links">
+      {ids.map((id) => (
+        <a key={id} href={hrefOf(["incidents", id])}>
+          {id}
+        </a>
+      ))}
+    </span>
+  );
+}
+
 function History({ document }: { document: HostHistoryDocument }): JSX.Element {
   return (
     <Section title="History">
@@ -122,17 +137,10 @@ function History({ document }: { document: HostHistoryDocument }): JSX.Element {
           )}
         </Fact>
         <Fact label="incidents">
-          {document.incident_ids.length === 0 ? (
-            "none names it"
-          ) : (
-            <span class="links">
-              {document.incident_ids.map((id) => (
-                <a key={id} href={hrefOf(["incidents", id])}>
-                  {id}
-                </a>
-              ))}
-            </span>
-          )}
+          <IncidentLinks ids={document.incident_ids} none="none blames it" />
+        </Fact>
+        <Fact label="victim in">
+          <IncidentLinks ids={document.victim_incident_ids} none="none" />
         </Fact>
       </Facts>
     </Section>

@@ -10,7 +10,7 @@ import { hrefOf, setParams, useParam } from "../../app/location";
 import { Badge } from "../../ui/badge";
 import { Segmented, TextField } from "../../ui/controls";
 import { Age, Duration, Figure } from "../../ui/figures";
-import { countText, durationText, scoreText } from "../../ui/format";
+import { countText, durationText, scoreText, thresholdsText } from "../../ui/format";
 import { ViewHead } from "../../ui/section";
 import { EmptyState, Loaded } from "../../ui/states";
 import { Table, type Column } from "../../ui/table";
@@ -57,7 +57,7 @@ const COLUMNS: readonly Column<HostDocument>[] = [
     key: "score",
     label: "Straggler score",
     isNumber: true,
-    title: "How much slower than its peers, in robust standard deviations",
+    title: "How far its slowest rank is above its peers, in spreads",
     sort: (row) => row.straggler_score,
     render: (row) => scoreText(row.straggler_score),
   },
@@ -147,6 +147,7 @@ function Found({ document, show, text }: { document: HostsDocument; show: string
   return (
     <>
       <Counts hosts={document.hosts} />
+      {document.thresholds === null ? null : <p class="soft">Straggler score: {thresholdsText(document.thresholds)}.</p>}
       {rows.length === 0 ? (
         <EmptyState
           title="No host is like that"

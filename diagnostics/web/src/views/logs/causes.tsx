@@ -18,7 +18,7 @@ const COLUMNS: readonly Column<LogCauseDocument>[] = [
     label: "Role",
     render: (row) => (
       <Badge tone={row.role === "follows" ? "quiet" : "bad"} shape={row.role === "root" ? "octagon" : row.role === "cause" ? "diamond" : "ring"}>
-        {row.role}
+        {row.role === "follows" ? "followed" : row.role}
       </Badge>
     ),
   },
@@ -42,9 +42,14 @@ export function Causes({ resource }: { resource: Resource<LogVerdictDocument> })
           ) : (
             <div class="stack tight">
               <p class="reading">
-                <strong>{verdict.label}</strong>
-                {verdict.culprit === "" ? null : <> {"\u2013"} names {verdict.culprit}</>}
+                <strong>{verdict.root_text === "" ? "Nobody is named" : verdict.root_text}</strong>: {verdict.label}
                 {verdict.action === "" ? null : <span class="soft">; way out: {verdict.action}</span>}
+                {verdict.incident_id === "" ? null : (
+                  <>
+                    {"; "}
+                    <a href={hrefOf(["incidents", verdict.incident_id])}>as its incident says</a>
+                  </>
+                )}
               </p>
               {verdict.reason === "" ? null : <p class="soft reading">{verdict.reason}</p>}
               <Table

@@ -1,0 +1,157 @@
+"""Whose fault a broken round was: one answer for every verb, view and record. Pure.
+
+The driver judges when the workers of a round are gone, and writes in the incident whom it blames: from then on that is
+the answer, also where it blames nobody. Before, and where no driver is, the same rules judge what there is: how workers
+ended, where ranks stand (`hang`), what their logs say (`bundle`). What fails because of the culprit is no cause: it is
+shown as what followed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.host_records import RankFailure
+from megatrain.contracts.incident import Incident, IncidentKind
+from megatrain.contracts.texts import names_text, ranks_text
+from megatrain.failures.verdict import Label
+
+if TYPE_CHECKING:  # the rules of all logs are a lot to load for whoever asks for the end of a worker
+    from megatrain.failures.bundle import BundleVerdict
+    from megatrain.failures.hang import HangReport
+
+SIGNS_OF_LOSS: Final = ("", Label.NETWORK, Label.COLLECTIVE_TIMEOUT)
+"""Labels of what ranks die of when others are gone or stand still, where their logs do not say more."""
+_BREAKS = (IncidentKind.FAILURE, IncidentKind.HANG, IncidentKind.HOST_LOST)
+"""Kinds that tell of a round that broke; rounds of the others ended as somebody decided."""
+
+HostOf = Callable[[int], str]
+"""rank -> host, "" where that is not known."""
+
+
+class Role(StrEnum):
+    """What a rank's failure is to the round's."""
+
+    ROOT = "root"
+    """It began here."""
+    CAUSE = "cause"
+    """It failed by itself, too."""
+    FOLLOWS = "follows"
+    """It failed because others had."""
+
+
+@dataclass(frozen=True, slots=True)
+class Culprit:
+    """Who is to blame for a round, and who says so. Nobody is named where `ranks` and `hosts` are empty."""
+
+    ranks: tuple[int, ...] = ()
+    hosts: tuple[str, ...] = ()
+    reason: str = ""
+    confidence: str = ""
+    label: str = ""
+    action: str = ""
+    """What the driver did, empty where it has not judged."""
+    incident: str = ""
+    """Id of the incident that says so; empty: nobody has written it down."""
+    kind: IncidentKind | None = None
+
+    @property
+    def is_named(self) -> bool:
+        return bool(self.ranks or self.hosts)
+
+    @property
+    def text(self) -> str:
+        """Return "rank 3 on host-4", as far as it is known; empty where nobody is named."""
+        hosts = names_text(self.hosts, most=4)
+        ranks = ranks_text(self.ranks)
+        return f"{ranks} on {hosts}" if hosts and ranks else hosts or ranks
+
+    def blames(self, rank: int, host: str) -> bool:
+        """Say whether a rank is to blame: by itself, or with its host where no rank is named."""
+        return rank in self.ranks if self.ranks else host in self.hosts
+
+    def role(self, rank: int, host: str, label: str, *, is_victim: bool) -> Role:
+        """Return what a failure is. `is_victim`: it says itself that another one is behind it."""
+        if self.is_named and self.blames(rank, host):
+            return Role.ROOT
+        is_loss = self.is_named and label in SIGNS_OF_LOSS and (label != "" or self.kind is not IncidentKind.FAILURE)
+        return Role.FOLLOWS if is_victim or is_loss else Role.CAUSE
+
+    def role_of(self, failure: RankFailure, host: str) -> Role:
+        """Return what the end of a worker is to the round's failure."""
+        return self.role(failure.rank, host, failure.label, is_victim=is_victim(failure))
+
+
+NOBODY: Final = Culprit()
+
+
+def is_victim(failure: RankFailure) -> bool:
+    """Say whether a worker ended because others had, as its log or its exit code tells."""
+    return failure.is_cascade or failure.exit_code == ExitCode.COMMUNICATION
+
+
+def root_of(failures: Iterable[RankFailure]) -> RankFailure | None:
+    """Return the earliest failure that follows from no other; None where all are victims."""
+    roots = (failure for failure in failures if not is_victim(failure))
+    return min(roots, key=lambda failure: (failure.at_unix_s, failure.rank), default=None)
+
+
+def first_of(failures: Sequence[RankFailure]) -> RankFailure | None:
+    """Return the failure to tell of: the root, or the earliest of victims; None where there is none."""
+    return root_of(failures) or min(failures, key=lambda failure: (failure.at_unix_s, failure.rank), default=None)
+
+
+def recorded_culprit(incidents: Iterable[Incident], round_number: int) -> Culprit | None:
+    """Return whom the newest incident of a round blames; None where none tells that the round broke.
+
+    An incident that is not judged yet blames whom it will, as far as its failures tell; None while they do not.
+    """
+    of_round = [one for one in incidents if one.round == round_number and one.kind in _BREAKS]
+    return culprit_of_incident(max(of_round, key=lambda one: one.incident_id)) if of_round else None
+
+
+def culprit_of_incident(incident: Incident) -> Culprit | None:
+    """Return whom an incident blames; None where it is not judged yet and its failures do not tell."""
+    ranks, hosts, label = incident.culprit_ranks, incident.culprit_hosts, incident.label
+    if not ranks and not hosts and incident.moments.halted is None:
+        root = root_of(incident.failures)
+        if root is None:
+            return None
+        ranks, label = (root.rank,), root.label
+    return Culprit(
+        ranks=ranks,
+        hosts=hosts,
+        reason=incident.reason,
+        confidence=incident.confidence,
+        label=label,
+        action=incident.action,
+        incident=incident.incident_id,
+        kind=incident.kind,
+    )
+
+
+def failures_by_role(incident: Incident, hosts: Mapping[int, str]) -> list[tuple[Role, RankFailure]]:
+    """Return how workers ended in an incident, the root first and the victims last. `hosts`: by rank, where known."""
+    culprit = culprit_of_incident(incident) or NOBODY
+    found = [(culprit.role_of(one, hosts.get(one.rank, "")), one) for one in incident.failures]
+    order = list(Role)
+    return sorted(found, key=lambda pair: (order.index(pair[0]), pair[1].at_unix_s, pair[1].rank))
+
+
+def culprit_of_positions(report: HangReport, host_of: HostOf) -> Culprit:
+    """Return whom the places of the ranks blame; nobody where they do not tell for certain."""
+    ranks = report.suspects if report.is_firm else ()
+    return Culprit(ranks, _hosts(ranks, host_of), report.reason, str(report.confidence), "hang")
+
+
+def culprit_of_logs(bundle: BundleVerdict, host_of: HostOf) -> Culprit:
+    """Return whom the logs of all ranks blame."""
+    ranks = (int(bundle.root_rank),) if bundle.root_rank is not None and bundle.root_rank.isdecimal() else ()
+    return Culprit(ranks, _hosts(ranks, host_of), bundle.reason, label=str(bundle.verdict.label))
+
+
+def _hosts(ranks: Iterable[int], host_of: HostOf) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(host for rank in ranks if (host := host_of(rank))))

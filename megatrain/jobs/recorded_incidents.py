@@ -1,0 +1,34 @@
+"""The incidents of a run as its directory keeps them, for whoever asks when no etcd tells of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from megatrain.contracts.bounded_files import read_bounded
+from megatrain.contracts.errors import CoordinationError
+from megatrain.contracts.incident import Incident
+from megatrain.contracts.record import decode
+from megatrain.contracts.run_directory import RunDirectory
+
+_MOST_BYTES = 4 << 20
+"""Of one record: no incident is as large."""
+
+
+def read_incidents(run: RunDirectory) -> tuple[tuple[Incident, ...], tuple[str, ...]]:
+    """Return the incidents, the oldest first, and a sentence for each file that cannot be read."""
+    found: list[Incident] = []
+    problems: list[str] = []
+    for path in sorted(run.incidents.glob("*.json")):
+        try:
+            found.append(read_incident(path))
+        except CoordinationError as error:
+            problems.append(str(error))
+    return tuple(sorted(found, key=lambda one: one.incident_id)), tuple(problems)
+
+
+def read_incident(path: Path) -> Incident:
+    """Return the incident of a file. Raises: CoordinationError where it cannot be read, or is none."""
+    try:
+        return decode(Incident, read_bounded(path, _MOST_BYTES), str(path))
+    except OSError as error:
+        raise CoordinationError(f"{path}: cannot be read: {error.strerror}") from error

@@ -1,0 +1,46 @@
+"""Whoever asks who broke a round of a launched job is told the same: the rank that the fault struck."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+
+from megatrain.contracts.run_directory import RunDirectory
+from tests.helpers.closed_loop import running_daemon
+from tests.helpers.named_culprits import asked_page, named_by_page, named_by_verbs
+from tests.helpers.recovery_checks import running_job
+from tests.helpers.waiting import wait_until
+
+pytestmark = pytest.mark.timeout(400)
+
+PATIENCE = {
+    "recovery": {"restarts_per_hour": 100, "hangs_per_hour": 100, "host_failures_per_hour": 100, "hang_factor": 4.0}
+}
+FAULTS = [(3, 14, "kill"), (1, 29, "exception"), (2, 44, "stop")]
+_STORED_S = 60.0
+
+
+def test_incident_verbs_and_every_view_blame_the_same_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with running_job(tmp_path, PATIENCE, orders=FAULTS) as running:
+        run, name = RunDirectory(running.job.files.root), running.job.config.job.name
+        with running_daemon(tmp_path, run.root, name, running.etcd.urls):
+            assert running.finish() == 0
+            incidents = running.view.incidents()
+            assert len(incidents) == len(FAULTS), incidents
+            with asked_page(run) as page:
+                for one in incidents:
+                    wait_until(partial(_are_logs_stored, page, one.round), "the lines to be stored", _STORED_S)
+        with asked_page(run) as page:
+            for incident, (rank, _, kind) in zip(incidents, FAULTS, strict=True):
+                host = f"host-{rank // 2}"
+                named = named_by_page(page, incident.round) | named_by_verbs(run, incident.round, capsys)
+                named["the driver"] = (list(incident.culprit_ranks), list(incident.culprit_hosts))
+                assert {"hang", "diag hang", "logs", "logs classify", "ranks"} <= named.keys()
+                assert named == dict.fromkeys(named, ([rank], [host])), kind
+
+
+def _are_logs_stored(page: TestClient, round_number: int) -> bool:
+    return page.get(f"/api/v1/logs/causes?round={round_number}").status_code == 200

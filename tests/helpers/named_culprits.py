@@ -1,0 +1,98 @@
+"""Whom each place that names a culprit blames for a round: the page's views and the verbs, asked of one run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from fastapi.testclient import TestClient
+
+from megatrain.cli import main
+from megatrain.contracts.run_directory import RunDirectory
+from megatrain_diagnostics.dashboard.answers.binary import unpack
+from megatrain_diagnostics.dashboard.app import make_app
+from megatrain_diagnostics.dashboard.settings import DashboardSettings
+from megatrain_diagnostics.dashboard.sources.recorded_job import RecordedJob
+from megatrain_diagnostics.store.hang_evidence import kept_rounds
+from tests.helpers.waiting import wait_until
+
+Named = tuple[list[int], list[str]]
+"""Ranks and hosts."""
+_READ_S = 30.0
+
+
+@contextmanager
+def asked_page(run: RunDirectory) -> Iterator[TestClient]:
+    """Have the dashboard of a recorded run to ask."""
+    source = RecordedJob(run)
+    try:
+        wait_until(source.has_looked, "the run to be read", _READ_S)
+        yield TestClient(make_app(source, DashboardSettings(port=0)).app, base_url="http://127.0.0.1:8777")
+    finally:
+        source.close()
+
+
+def named_by_page(page: TestClient, round_number: int) -> dict[str, Named]:
+    """Return whom each view blames for the failure of a round, by the view's name."""
+
+    def ask(path: str) -> Any:
+        answer = page.get(f"/api/v1/{path}")
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    (incident,) = [one for one in ask("incidents")["incidents"] if one["round"] == round_number]
+    hang, logs = ask(f"hang?round={round_number}"), ask(f"logs/causes?round={round_number}")
+    roots = [one for one in logs["causes"] if one["role"] == "root"]
+    blamed = [
+        one["host"]
+        for one in ask("hosts")["hosts"]
+        if incident["incident_id"] in ask(f"hosts/{one['host']}")["incident_ids"]
+    ]
+    found = {
+        "incidents": (incident["ranks"], incident["hosts"]),
+        "logs": ([one["rank"] for one in roots], sorted({one["host"] for one in roots})),
+        "logs, in words": ([logs["root_rank"]], incident["hosts"]),
+        "hosts": (incident["ranks"], sorted(blamed)),
+    }
+    if hang["source"]:  # something is kept of where the ranks stood
+        hosts = sorted({one["host"] for one in hang["suspects"]})
+        found["hang"] = ([one["rank"] for one in hang["suspects"]], hosts)
+        found["ranks"] = (_suspects(page, round_number), incident["hosts"])
+        assert (hang["incident_id"], hang["reason"]) == (incident["incident_id"], incident["reason"])
+    causes = [one for one in incident["failures"] if not one["is_cascade"]]
+    if incident["failures"]:
+        found["workers that ended"] = ([one["rank"] for one in causes], sorted({one["host"] for one in causes}))
+    assert (logs["incident_id"], logs["reason"]) == (incident["incident_id"], incident["reason"])
+    return found
+
+
+def named_by_verbs(run: RunDirectory, round_number: int, capsys: pytest.CaptureFixture[str]) -> dict[str, Named]:
+    """Return whom each verb blames for the failure of a round."""
+
+    def told(*words: str) -> Any:
+        capsys.readouterr()
+        assert main([*words, str(run.root), "--round", str(round_number), "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    logs = told("logs", "classify")
+    roots = [one for one in logs["failures"] if one["role"] == "root"]
+    found = {
+        "logs classify": ([logs["root_rank"]], logs["root_hosts"]),
+        "logs classify, its table": ([one["rank"] for one in roots], [one["host"] for one in roots]),
+    }
+    if round_number in kept_rounds(run):
+        hang = told("diag", "hang")
+        found["diag hang"] = ([one["rank"] for one in hang["suspects"]], hang["hosts"])
+    return found
+
+
+def _suspects(page: TestClient, round_number: int) -> list[int]:
+    answer = page.get(f"/api/v1/grid?round={round_number}")
+    assert answer.status_code == 200, answer.text
+    fields, arrays = unpack(answer.content)
+    names = [one["name"] for one in fields["states"]]
+    return np.flatnonzero(arrays["state"] == names.index("suspect")).tolist()

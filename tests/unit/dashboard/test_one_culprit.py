@@ -1,0 +1,56 @@
+"""Every place that names a culprit names the one of the incident: of a recorded job that real faults befell."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+
+from megatrain.contracts.run_directory import RunDirectory
+from tests.helpers.named_culprits import asked_page, named_by_page, named_by_verbs
+
+SAMPLE = Path(__file__).parents[2] / "golden" / "dashboard-sample"
+FAULTS = {"killed": (2, 5, "host-2"), "stopped": (3, 3, "host-4")}
+"""Fault -> round, rank, host."""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    return RunDirectory(Path(shutil.copytree(SAMPLE, tmp_path_factory.mktemp("sample") / "run")))
+
+
+@pytest.fixture(scope="module")
+def page(run: RunDirectory) -> Iterator[TestClient]:
+    with asked_page(run) as client:
+        yield client
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_every_place_names_the_culprit_of_the_incident(
+    run: RunDirectory, page: TestClient, fault: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    round_number, rank, host = FAULTS[fault]
+    named = named_by_page(page, round_number) | named_by_verbs(run, round_number, capsys)
+    assert ("hang" in named) is (fault == "stopped"), "of the killed one no places of ranks are kept"
+    assert named == dict.fromkeys(named, ([rank], [host]))
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_lines_of_victims_are_told_as_what_followed_and_can_be_found(page: TestClient, fault: str) -> None:
+    round_number, rank, _ = FAULTS[fault]
+    causes = page.get(f"/api/v1/logs/causes?round={round_number}").json()["causes"]
+    assert causes[0]["rank"] == rank
+    victims = causes[1:]
+    assert {one["role"] for one in victims} <= {"follows"}
+    for one in victims:
+        found = page.get("/api/v1/logs", params={"round": round_number, "query": one["line"][:60]}).json()
+        assert one["rank"] in [line["rank"] for line in found["lines"]]
+
+
+def test_a_host_of_victims_has_the_incident_as_one_that_it_suffered(page: TestClient) -> None:
+    host = page.get("/api/v1/hosts/host-0").json()
+    assert host["incident_ids"] == []
+    assert len(host["victim_incident_ids"]) == 1
