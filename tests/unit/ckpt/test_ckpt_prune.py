@@ -168,7 +168,7 @@ def test_many_leftovers_are_few_reads(ckpt: Ckpt, line: Path, monkeypatch: pytes
     assert num_reads < 300 * 10
 
 
-@pytest.mark.parametrize(("keep_last", "is_told"), [(0, False), (2, True)])
+@pytest.mark.parametrize(("keep_last", "is_told"), [(0, False), (2, True), (-1, True)])
 def test_unpinning_says_what_a_running_job_may_do(
     line: Path, capsys: pytest.CaptureFixture[str], keep_last: int, is_told: bool
 ) -> None:
