@@ -353,12 +353,12 @@ def test_the_history_of_a_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "text"),
     [
-        (("--replay", "nowhere"), ExitCode.USAGE, "no such directory"),
+        (("--replay", "nowhere"), ExitCode.NOT_FOUND, "no such directory"),
         (("--replay", "old", "demo"), ExitCode.USAGE, "give one of them"),
         (("--replay", "old", "--address", "0.0.0.0"), ExitCode.CONFIG, "is reached from other machines"),
         (("--replay", "old", "--port", "77777"), ExitCode.USAGE, "from 0 to 65535"),
         (("--replay", "old", "--viewer-token-file", "nowhere"), ExitCode.CONFIG, "cannot be read"),
-        (("nowhere",), ExitCode.USAGE, "no run directory of that name"),
+        (("nowhere",), ExitCode.NOT_FOUND, "no run directory of that name"),
     ],
 )
 def test_what_cannot_be_shown_is_told(
