@@ -69,9 +69,10 @@ check: venv  ## format, lint, types, layers and spelling
 bench: venv  ## measure side by side; results go to docs/benchmarks
 	@$(VENV_PY) -m benchmarks $(BENCH_ARGS)
 
-ci-deps:  ## install the Debian packages that tests use (prometheus, chromium)
+ci-deps:  ## install the Debian packages that tests use (prometheus, alertmanager, chromium)
 	@missing=""; \
 	command -v prometheus >/dev/null && command -v promtool >/dev/null || missing="$$missing prometheus"; \
+	command -v prometheus-alertmanager >/dev/null || missing="$$missing prometheus-alertmanager"; \
 	command -v chromium >/dev/null || missing="$$missing chromium fonts-inter"; \
 	if [ -z "$$missing" ]; then \
 	  echo "make: the programs that tests use are here"; \

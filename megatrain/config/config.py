@@ -18,6 +18,15 @@ from megatrain.config.job import JobConfig
 from megatrain.config.kernels import KernelsConfig
 from megatrain.config.log import LogConfig
 from megatrain.config.model import ModelConfig
+from megatrain.config.notify import (
+    SWITCHES,
+    AlertmanagerConfig,
+    EmailConfig,
+    NotifyConfig,
+    PagerDutyConfig,
+    SlackConfig,
+    WebhookConfig,
+)
 from megatrain.config.optimizer import OptimizerConfig
 from megatrain.config.options import Option, Value, options_of
 from megatrain.config.parallel import ParallelConfig
@@ -57,6 +66,12 @@ class Config:
     recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
     diagnostics: DiagnosticsConfig = field(default_factory=DiagnosticsConfig)
     dashboard: DashboardConfig = field(default_factory=DashboardConfig)
+    notify: NotifyConfig = field(default_factory=NotifyConfig)
+    slack: SlackConfig = field(default_factory=SlackConfig)
+    pagerduty: PagerDutyConfig = field(default_factory=PagerDutyConfig)
+    email: EmailConfig = field(default_factory=EmailConfig)
+    alertmanager: AlertmanagerConfig = field(default_factory=AlertmanagerConfig)
+    webhook: WebhookConfig = field(default_factory=WebhookConfig)
 
     @property
     def resolved_lr_decay_steps(self) -> int:
@@ -65,6 +80,13 @@ class Config:
     @property
     def resolved_data_seed(self) -> int:
         return self.data.seed or self.train.seed
+
+    @property
+    def receivers(self) -> tuple[str, ...]:
+        """Who is told of the job's incidents: the names of the receivers that are on."""
+        return tuple(
+            name for name, switches in SWITCHES.items() if any(getattr(getattr(self, name), key) for key in switches)
+        )
 
     @property
     def patience(self) -> Patience:

@@ -23,10 +23,11 @@
     /megatrain/<job>/troubles/<source>        Trouble        of a part that is no host: the job's own etcd
     /megatrain/<job>/verdicts/<id>           HostVerdict    what the diagnosis says
     /megatrain/<job>/outcomes/<id>           VerdictOutcome what the driver made of that
+    /megatrain/<job>/notices/<receiver>      ReceiverRecord what a receiver of notifications was told
 
-Everything that the driver alone writes (rounds, halts, deadlines, commands, answers, incidents, end, report, outcomes)
-it writes in transactions guarded by its election. Numbers in keys have leading zeros, so that the order of keys is
-theirs.
+Everything that the driver alone writes (rounds, halts, deadlines, commands, answers, incidents, end, report, outcomes,
+notices) it writes in transactions guarded by its election. Numbers in keys have leading zeros, so that the order of
+keys is theirs.
 """
 
 from __future__ import annotations
@@ -140,6 +141,9 @@ class JobKeys:
 
     def outcome(self, verdict_id: str) -> str:
         return f"{self.prefix}outcomes/{verdict_id}"
+
+    def notices(self, receiver: str) -> str:
+        return f"{self.prefix}notices/{receiver}"
 
     def parts(self, key: str) -> tuple[str, ...]:
         """Return what follows the job's prefix, cut at slashes: ("hosts", "host-3"); empty for another job's key."""

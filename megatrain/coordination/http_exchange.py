@@ -6,6 +6,8 @@ one read, not for the whole. A watch needs the first, a deadline the second.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import h11
 
 _MAX_HEAD_BYTES = 64 << 10
@@ -23,13 +25,22 @@ class GarbageError(Exception):
 
 
 class HttpExchange:
-    """A POST of JSON and its answer. Send `request`, then `feed` what the socket gives; it returns what is body."""
+    """A POST and its answer. Send `request`, then `feed` what the socket gives; it returns what is body."""
 
-    def __init__(self, authority: str, path: str, body: bytes, token: str | None, *, is_last: bool) -> None:
+    def __init__(
+        self,
+        authority: str,
+        path: str,
+        body: bytes,
+        token: str | None,
+        *,
+        is_last: bool,
+        content_type: str = "application/json",
+    ) -> None:
         lines = [
             f"POST {path} HTTP/1.1",
             f"Host: {authority}",
-            "Content-Type: application/json",
+            f"Content-Type: {content_type}",
             f"Content-Length: {len(body)}",
         ]
         if token is not None:
@@ -39,6 +50,8 @@ class HttpExchange:
         self.request = ("\r\n".join(lines) + "\r\n\r\n").encode("ascii") + body
         self.status = 0
         """0 until the head of the answer is there."""
+        self.headers: Sequence[tuple[bytes, bytes]] = ()
+        """Of the answer; names in lower case."""
         self.is_complete = False
         self._num_interim = 0
         self._connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=_MAX_HEAD_BYTES)
@@ -84,6 +97,7 @@ class HttpExchange:
                     raise GarbageError(f"more than {_MAX_INTERIM} interim answers, the last with {event.status_code}")
             case h11.Response():
                 self.status = event.status_code
+                self.headers = event.headers
             case h11.EndOfMessage():
                 self.is_complete = True
             case _:  # more bytes are needed, or the connection is over

@@ -16,21 +16,26 @@ _TRIES = 3
 
 
 class OwnKeys:
-    """Writes the keys of one program. For one thread."""
+    """Writes the keys of one program. For one thread. `guard`: what must hold besides for anything to be written."""
 
-    def __init__(self, client: EtcdClient) -> None:
+    def __init__(self, client: EtcdClient, guard: Compare | None = None) -> None:
         self._client = client
+        self._guards = () if guard is None else (guard,)
         self._revisions: dict[str, int] = {}
         """Of each key as it was written last; 0: it is not there."""
 
     def put(self, key: str, value: bytes, *, lease_id: int = 0, deadline_s: float | None = None) -> None:
-        """Write a key. Raises: LeaseLostError when the lease is not there; CoordinationError."""
+        """Write a key. Raises: LeaseLostError when the lease is not there; CoordinationError, also where the guard
+        does not hold.
+        """
         for _ in range(_TRIES):
             revision = self._revisions.get(key, 0)
-            guard = Compare.mod_revision(key, revision) if revision else Compare.is_absent(key)
+            own = Compare.mod_revision(key, revision) if revision else Compare.is_absent(key)
             look = Range(KeyRange.key(key), has_values=False)
             try:
-                answer = self._client.txn([guard], [Put(key, value, lease_id)], [look], deadline_s=deadline_s)
+                answer = self._client.txn(
+                    [*self._guards, own], [Put(key, value, lease_id)], [look], deadline_s=deadline_s
+                )
             except UnknownOutcomeError:
                 self._revisions.pop(key, None)
                 raise
@@ -39,7 +44,8 @@ class OwnKeys:
                 return
             items = answer.range_answer(0).items
             self._revisions[key] = items[0].mod_revision if items else 0
-        raise CoordinationError("somebody else writes this key, too", key=key)
+        who = " or this program may not write it any more" if self._guards else ""
+        raise CoordinationError(f"somebody else writes this key, too{who}", key=key)
 
     def forget(self, key: str) -> None:
         """Remember a key no longer, when it will not be written again."""

@@ -20,6 +20,7 @@ from megatrain.contracts.host_records import HostRecord, HostStatus
 from megatrain.contracts.host_verdict import HostVerdict, OutcomeKind, VerdictConfidence, VerdictOutcome
 from megatrain.contracts.incident import Incident
 from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.notices import ReceiverRecord
 from megatrain.contracts.record import decode
 from megatrain.contracts.rounds import Cordon, Halt, JobEnd, JobRecord, Round
 from megatrain.contracts.trouble import Trouble
@@ -65,6 +66,8 @@ class JobSnapshot:
     """Of the diagnostics daemon; empty: none is there."""
     daemon_report: DaemonReport | None = None
     """What the daemon of this launch said last; of one that is gone when its session is another."""
+    receivers: tuple[ReceiverRecord, ...] = ()
+    """What those were told whom the job tells of its incidents."""
     etcd_alarms: tuple[str, ...] = ()
     """What etcd complains of, where this user may ask it: NOSPACE, for instance."""
     troubles: tuple[Trouble, ...] = ()
@@ -149,6 +152,7 @@ def read_job(
             Range(KeyRange.key(keys.daemon)),
             Range(KeyRange.key(keys.daemon_report)),
             Range(KeyRange.prefix(keys.directory("troubles"))),
+            Range(KeyRange.prefix(keys.directory("notices"))),
         ],
         is_repeatable=True,
     )
@@ -171,7 +175,7 @@ def snapshot_of(
     decoded.begin()
     read = partial(_read, decoded)
     record, end, driver, report, hosts, statuses, rounds, halts, cordons, incidents, *others = parts
-    verdicts, outcomes, page, daemon, told, troubles = others
+    verdicts, outcomes, page, daemon, told, troubles, notices = others
     unreadable: list[str] = []
     began = record[0].mod_revision if record else 0
     rounds, halts = ([item for item in items if item.create_revision > began] for items in (rounds, halts))
@@ -201,6 +205,7 @@ def snapshot_of(
         daemon_session=next((one.session for one in read(DaemonRecord, daemon, unreadable)), ""),
         daemon_report=next(iter(daemon_reports), None),
         troubles=tuple(read(Trouble, troubles, unreadable)),
+        receivers=tuple(read(ReceiverRecord, notices, unreadable)),
         unreadable=tuple(unreadable),
     )
 

@@ -172,6 +172,12 @@ class JobCollector(Collector):
             if count is not None:
                 yield _counter(name, text, labels, "", {"": count})
         yield _counter("megatrain_incidents", "Incidents.", labels, "kind", dict(job.incidents))
+        for name, text, values in (
+            ("megatrain_notifications_sent", "Messages that a receiver has taken.", job.notices_sent),
+            ("megatrain_notifications_failed", "Tries to tell a receiver that failed.", job.notices_failed),
+            ("megatrain_notifications_given_up", "What was over too long to be told.", job.notices_given_up),
+        ):
+            yield _counter(name, text, labels, "receiver", dict(values))
         yield _counter("megatrain_events_stored", "Rows on disk.", labels, "table", dict(job.rows_stored))
         yield _counter("megatrain_events_rejected", "Rows not taken.", labels, "reason", dict(job.rows_rejected))
         yield self._verdicts(job)

@@ -13,6 +13,7 @@ from megatrain.contracts.checkpoint_files import COMMIT_NAME, committed_steps, s
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.lineage import list_branches
 from megatrain.contracts.location import LocalLocation
+from megatrain.contracts.notices import ReceiverRecord
 from megatrain.coordination.lasting_thread import LastingThread
 from megatrain.jobs.etcd_job import EtcdLook
 from megatrain.jobs.health import Health
@@ -32,6 +33,7 @@ class JobRecords:
     incidents: Mapping[str, int] = field(default_factory=dict)
     effective_time_ratio: float | None = None
     verdicts: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
+    receivers: tuple[ReceiverRecord, ...] = ()
 
 
 def records_of(look: EtcdLook, now_s: float) -> JobRecords:
@@ -48,6 +50,7 @@ def records_of(look: EtcdLook, now_s: float) -> JobRecords:
         incidents=dict(Counter(str(one.kind) for one in incidents)),
         effective_time_ratio=ratios[-1] if ratios else None,
         verdicts=dict(Counter((str(one.kind), str(one.cause), str(one.confidence)) for one in said)),
+        receivers=snapshot.receivers,
     )
 
 

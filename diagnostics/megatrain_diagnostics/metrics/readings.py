@@ -91,6 +91,12 @@ class JobReading:
     """From which on a host is a straggler."""
     verdicts: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
     """By kind, cause and confidence."""
+    notices_sent: Mapping[str, int] = field(default_factory=dict)
+    """Messages that a receiver has taken, of the whole life of the job, as the next two."""
+    notices_failed: Mapping[str, int] = field(default_factory=dict)
+    """Tries that failed."""
+    notices_given_up: Mapping[str, int] = field(default_factory=dict)
+    """Things that were over for too long before they could be told."""
     rows_stored: Mapping[str, int] = field(default_factory=dict)
     rows_rejected: Mapping[str, int] = field(default_factory=dict)
     """By reason."""

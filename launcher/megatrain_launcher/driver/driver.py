@@ -30,6 +30,7 @@ from megatrain.coordination.wire import Compare, KeyRange, KeyValue, Operation, 
 from megatrain_launcher.driver.actions import (
     AnswerRequest,
     Decision,
+    EndJob,
     OpenIncident,
     Probe,
     RecordOutcome,
@@ -47,6 +48,7 @@ from megatrain_launcher.driver.run_watch import RunWatch
 from megatrain_launcher.driver.state import ClusterState
 from megatrain_launcher.driver.writes import trims_of, writes_of
 from megatrain_launcher.executor.liveness import LivenessReader, Vitality
+from megatrain_launcher.notify.notifier import MakeNotifier, Notifier
 
 _logger = logging.getLogger(__name__)
 _TICK_S = 0.2
@@ -74,7 +76,7 @@ class Driver:
 
     `keeper` returns the lease keeper of now: whoever lost a lease takes another. `incidents_directory`: where incidents
     are written as files, too; `watched`: directories of the run, and what is lost with each (see RunWatch). `leading`
-    is set while this driver is elected.
+    is set while this driver is elected. `make_notifier`: what tells people meanwhile.
     """
 
     def __init__(
@@ -89,6 +91,7 @@ class Driver:
         watched: Mapping[Path, str] | None = None,
         leading: threading.Event | None = None,
         clock: Callable[[], float] | None = None,
+        make_notifier: MakeNotifier | None = None,
     ) -> None:
         self._client = client
         self._keys = keys
@@ -99,6 +102,7 @@ class Driver:
         self._incidents_directory = incidents_directory
         self._run_watch = RunWatch(watched or {}, self._write_again)
         self._clock = clock or SteadyClock()
+        self._make_notifier = make_notifier
         self._liveness = LivenessReader()
         self._is_leading = leading or threading.Event()
         self._reason = ""
@@ -152,6 +156,7 @@ class Driver:
         self._is_leading.set()
         is_given_up = True
         try:
+            notifier = None if self._make_notifier is None else self._make_notifier(leadership)
             with _Term(
                 self._client,
                 self._keys,
@@ -162,6 +167,7 @@ class Driver:
                 self._run_watch,
                 self._liveness,
                 self._clock,
+                notifier,
             ) as term:
                 term.lead(stop, self._note)
             is_given_up = False
@@ -211,11 +217,14 @@ class _Term:
         watch: RunWatch,
         liveness: LivenessReader,
         clock: Callable[[], float],
+        notifier: Notifier | None = None,
     ) -> None:
         self._client = client
         self._keys = keys
         self._host = host
         self._policy = policy
+        self._notifier = notifier
+        self._is_job_over = False
         self._leadership = leadership
         self._files = files
         self._run_watch = watch
@@ -236,6 +245,8 @@ class _Term:
 
     def __exit__(self, *_: object) -> None:
         self._prober.close()
+        if self._notifier is not None:
+            self._notifier.close(is_job_over=self._is_job_over or self._state.end is not None)
 
     def lead(self, stop: threading.Event, note: Callable[[str], None]) -> None:
         """Drive until `stop`, or until leadership is in doubt. Raises: CoordinationError, LeadershipLostError."""
@@ -319,6 +330,10 @@ class _Term:
                         self._files.write(action.incident)
                     elif isinstance(action, RecordOutcome):
                         self._audit(action.outcome)
+                    elif isinstance(action, EndJob):
+                        self._is_job_over = True
+                if self._notifier is not None:
+                    self._notifier.stir()
         else:
             self._tell(decision)
 
@@ -337,7 +352,8 @@ class _Term:
         """Write the report for people when it has changed, not oftener than once a second."""
         now = self._clock()
         trouble = (self._files.trouble,) if self._files.trouble else ()
-        wanted = (decision.reason, (*self._alarms.texts, *trouble, *self._run_watch.troubles))
+        untold = () if self._notifier is None else self._notifier.troubles
+        wanted = (decision.reason, (*self._alarms.texts, *trouble, *self._run_watch.troubles, *untold))
         if wanted == (self._report.reason, self._report.alarms) or now - self._reported_at < _REPORT_S:
             return
         since = now if decision.reason != self._report.reason else self._report.since_unix_s

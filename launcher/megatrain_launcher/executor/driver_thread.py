@@ -9,10 +9,11 @@ from megatrain.contracts.job_keys import JobKeys
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.lasting_thread import LastingThread
 from megatrain.coordination.lease_keeper import LeaseKeeper
-from megatrain_launcher.driver.driver import Driver
+from megatrain_launcher.driver.driver import Driver, SteadyClock
 from megatrain_launcher.driver.policy import Policy
 from megatrain_launcher.driver.run_watch import watched_directories
 from megatrain_launcher.executor.settings import ExecutorSettings
+from megatrain_launcher.notify.notifier import notifier_of
 
 RunDriver = Callable[[threading.Event], None]
 """Campaigns and drives until the event is set."""
@@ -36,11 +37,13 @@ def driver_of(
         num_workers=settings.num_workers,
         feasible_counts=settings.feasible_hosts,
     )
-    run = settings.run_directory
-    return Driver(
+    run, clock = settings.run_directory, SteadyClock()
+    driver = Driver(
         client, keys, keeper, settings.host, policy, incidents_directory=run.incidents,
-        watched=watched_directories(settings.config, run), leading=leading,
-    ).run  # fmt: skip
+        watched=watched_directories(settings.config, run), leading=leading, clock=clock,
+        make_notifier=notifier_of(settings.config, client, keys, clock),
+    )  # fmt: skip
+    return driver.run
 
 
 class DriverThread:

@@ -21,7 +21,7 @@ from megatrain.contracts.run_directory import RunDirectory
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.lasting_thread import LastingThread
 from megatrain.coordination.lease_keeper import LeaseKeeper, LeaseState
-from megatrain_launcher.driver.driver import Driver
+from megatrain_launcher.driver.driver import Driver, SteadyClock
 from megatrain_launcher.driver.policy import Policy
 from megatrain_launcher.driver.run_watch import watched_directories
 from megatrain_launcher.executor.job_programs import ProgramSettings
@@ -30,6 +30,7 @@ from megatrain_launcher.hosts.adapter import HostAdapter
 from megatrain_launcher.hosts.local import host_name
 from megatrain_launcher.launch.cordons import CordonWatch
 from megatrain_launcher.launch.plan import count_hosts
+from megatrain_launcher.notify.notifier import notifier_of
 
 _LOOK_S = 0.5
 
@@ -81,11 +82,13 @@ def run_lone_driver(
         keeper = closing.enter_context(RenewedLease(client, recovery.lease_ttl_s, recovery.lease_renew_s))
         if platform.name != "local":
             closing.enter_context(CordonWatch(client, keys, name, platform))
-        leading, is_run_here = threading.Event(), run.root.is_dir()
+        leading, is_run_here, clock = threading.Event(), run.root.is_dir(), SteadyClock()
         driver = Driver(
             client, keys, keeper, name, policy_of(record, config), leading=leading,
             incidents_directory=run.incidents if is_run_here else None,
             watched=watched_directories(config, run) if is_run_here else {},
+            clock=clock,
+            make_notifier=notifier_of(config, client, keys, clock),
         )  # fmt: skip
         programs = ProgramSettings(config, run.root, client.settings, os.environ)
         diagnosis = start_keeper(programs, name, client, record, leading) if is_run_here else None

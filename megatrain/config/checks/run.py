@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from megatrain.config.checks.context import Context
 from megatrain.config.checks.dashboard import dashboard_problems
+from megatrain.config.checks.notify import notify_problems
 from megatrain.config.config import Config
 from megatrain.config.log import LogConfig
 from megatrain.config.options import options_of
@@ -24,6 +25,7 @@ def run_problems(context: Context) -> Iterator[Problem]:
     yield from _profile_problems(context)
     yield from _diagnostics_problems(config)
     yield from dashboard_problems(config.dashboard)
+    yield from notify_problems(config)
     yield from _port_problems(config)
 
 

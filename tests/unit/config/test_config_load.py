@@ -73,8 +73,8 @@ MISTAKES = {
         "[x.y]\nz = 1\n[optimizer]",
         (
             "[x] is not a known section; the sections are job, model, parallel, batch, train, optimizer, data, "
-            "checkpoint, evaluation, log, profile, kernels, fp8, runtime, telemetry, recovery, diagnostics or "
-            "dashboard (small.toml:14)"
+            "checkpoint, evaluation, log, profile, kernels, fp8, runtime, telemetry, recovery, diagnostics, "
+            "dashboard, notify, slack, pagerduty, email, alertmanager or webhook (small.toml:14)"
         ),
     ),
     "key outside any section": (

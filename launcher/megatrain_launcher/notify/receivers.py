@@ -1,0 +1,203 @@
+"""The receivers of a configuration: what each is told, how, and where."""
+
+from __future__ import annotations
+
+import json
+import ssl
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from string import Template
+
+from megatrain.config.config import Config
+from megatrain.config.notify import WebhookConfig
+from megatrain.contracts.errors import ConfigError
+from megatrain.contracts.web_address import WebAddress
+from megatrain.coordination.deadline import Deadline
+from megatrain.jobs.health import HealthLevel
+from megatrain_launcher.notify.delivery import DeliveryError, post, read_template, tls_context
+from megatrain_launcher.notify.formats import (
+    TEMPLATE_NAMES,
+    alertmanager_alerts,
+    email_of,
+    filled_template,
+    pagerduty_events,
+    slack_body,
+    webhook_body,
+)
+from megatrain_launcher.notify.mail import MailServer, send_mail
+from megatrain_launcher.notify.message import Message
+from megatrain_launcher.notify.plan import Manner, Rules
+from megatrain_launcher.notify.secret_files import read_secret
+
+_ALERTS_PATH = "/api/v2/alerts"
+Send = Callable[[Message, float], str]
+"""Gives a message away within so many seconds and returns what was answered. Raises: DeliveryError, ConfigError."""
+Open = Callable[[Config], Send]
+"""Reads what a receiver's section names. Raises: ConfigError."""
+
+
+@dataclass(frozen=True, slots=True)
+class Receiver:
+    """Whom a job tells. Secrets and templates are read anew for each message."""
+
+    name: str
+    rules: Rules
+    config: Config
+
+    def problem(self) -> str:
+        """Return why no message could be sent even if the receiver answers; empty where that is not known."""
+        try:
+            _OPENERS[self.name](self.config)
+        except ConfigError as error:
+            return "; ".join(error.problems)
+        return ""
+
+    def try_once(self, message: Message, timeout_s: float | None = None) -> str:
+        """Give a message away, and return what was answered. Raises: DeliveryError."""
+        limit_s = self.config.notify.timeout_s
+        try:
+            send = _OPENERS[self.name](self.config)
+            return send(message, limit_s if timeout_s is None else min(limit_s, timeout_s))
+        except ConfigError as error:
+            raise DeliveryError("; ".join(error.problems)) from error
+
+
+def receivers_of(config: Config) -> tuple[Receiver, ...]:
+    """Return the receivers that are on."""
+    sections = {name: getattr(config, name) for name in config.receivers}
+    return tuple(
+        Receiver(name, Rules(_MANNERS[name], HealthLevel(section.level), frozenset(_listed(section.events))), config)
+        for name, section in sections.items()
+    )
+
+
+def _open_slack(config: Config) -> Send:
+    address = _secret_address(config.slack.url_file, "slack.url_file")
+
+    def send(message: Message, timeout_s: float) -> str:
+        return post(address, _encoded(slack_body(message)), _context(config), timeout_s=timeout_s)
+
+    return send
+
+
+def _open_pagerduty(config: Config) -> Send:
+    key = read_secret(config.pagerduty.routing_key_file, "pagerduty.routing_key_file")
+    address = WebAddress.parse(config.pagerduty.url)
+
+    def send(message: Message, timeout_s: float) -> str:
+        said, context, deadline = "", _context(config), Deadline(timeout_s)
+        for event in pagerduty_events(message, key):
+            left_s = max(deadline.left_s, _LEAST_S)
+            said = post(address, _encoded(event), context, secrets=(key,), timeout_s=left_s)
+        return said
+
+    return send
+
+
+def _open_alertmanager(config: Config) -> Send:
+    found = config.alertmanager
+    address = WebAddress.parse(found.url)
+    address = replace(address, target=f"{address.target.rstrip('/')}{_ALERTS_PATH}")
+    bearer = _optional_secret(found.token_file, "alertmanager.token_file")
+
+    def send(message: Message, timeout_s: float) -> str:
+        body = _encoded(alertmanager_alerts(message))
+        return post(address, body, _context(config), bearer=bearer, timeout_s=timeout_s)
+
+    return send
+
+
+def _open_email(config: Config) -> Send:
+    found = config.email
+    password = _optional_secret(found.password_file, "email.password_file")
+
+    def send(message: Message, timeout_s: float) -> str:
+        server = MailServer(found.host, found.port, found.encryption, _context(config), found.user, password)
+        return send_mail(email_of(message, found.sender, _listed(found.recipients)), server, timeout_s)
+
+    return send
+
+
+def _open_webhook(config: Config) -> Send:
+    found = config.webhook
+    address = WebAddress.parse(found.url) if found.url else _secret_address(found.url_file, "webhook.url_file")
+    bearer = _optional_secret(found.token_file, "webhook.token_file")
+    template = _template(found.template_file) if found.template_file else None
+
+    def send(message: Message, timeout_s: float) -> str:
+        body = _encoded(webhook_body(message)) if template is None else _filled(template, message, found)
+        return post(
+            address, body, _context(config), content_type=found.content_type, bearer=bearer, timeout_s=timeout_s
+        )  # fmt: skip
+
+    return send
+
+
+_MANNERS = {
+    "slack": Manner.DIGEST,
+    "pagerduty": Manner.PAGE,
+    "email": Manner.DIGEST,
+    "alertmanager": Manner.STATE,
+    "webhook": Manner.DIGEST,
+}
+_OPENERS: Mapping[str, Open] = {
+    "slack": _open_slack,
+    "pagerduty": _open_pagerduty,
+    "email": _open_email,
+    "alertmanager": _open_alertmanager,
+    "webhook": _open_webhook,
+}
+_LEAST_S = 0.001
+"""For the last of several requests that share a deadline: it fails as one that is late."""
+
+
+def _encoded(document: object) -> bytes:
+    return json.dumps(document, separators=(",", ":")).encode("ascii")
+
+
+def _optional_secret(path: str, key: str) -> str:
+    return read_secret(path, key) if path else ""
+
+
+def _secret_address(path: str, key: str) -> WebAddress:
+    """Return the address that a file holds: who knows it can write there. Raises: ConfigError."""
+    text = read_secret(path, key)
+    try:
+        address = WebAddress.parse(text)
+    except ValueError as error:
+        raise ConfigError([f"{key}: what {path} holds {error}"]) from None  # the cause may show the text
+    if not address.is_private:
+        raise ConfigError([f"{key}: {path} holds plain http to another machine, where everybody on the way reads it"])
+    return address
+
+
+def _context(config: Config) -> ssl.SSLContext:
+    return tls_context(config.notify.ca_file)
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(","))
+
+
+def _template(path: str) -> Template:
+    """Return a webhook's own template. Raises: ConfigError."""
+    template, key = Template(read_template(path)), f"webhook.template_file={path!r}"
+    if not template.is_valid():
+        raise ConfigError([f"{key} has a $ that begins no name; write $$ for a dollar sign"])
+    unknown = sorted(set(template.get_identifiers()) - set(TEMPLATE_NAMES))
+    if unknown:
+        raise ConfigError([f"{key} asks for ${unknown[0]}; the names are {', '.join(TEMPLATE_NAMES)}"])
+    return template
+
+
+def _filled(template: Template, message: Message, found: WebhookConfig) -> bytes:
+    """Return the body of a webhook by its own template. Raises: ConfigError."""
+    is_json = found.content_type.partition(";")[0] == "application/json"
+    body = filled_template(template, message, is_json=is_json)
+    if is_json:
+        try:
+            json.loads(body)
+        except ValueError as error:
+            problem = f"webhook.template_file={found.template_file!r} is no JSON when it is filled in: {error}"
+            raise ConfigError([f"{problem}; each name stands between quotes"]) from error
+    return body.encode()

@@ -1,0 +1,166 @@
+"""One receiver's thread: compare, tell, write down what was told; wait ever longer while it does not work."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from megatrain.contracts.errors import CoordinationError
+from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.notices import ReceiverRecord
+from megatrain.contracts.record import decode, encode
+from megatrain.coordination.client import EtcdClient
+from megatrain.coordination.election import Leadership
+from megatrain.coordination.lasting_thread import LastingThread
+from megatrain.coordination.own_keys import OwnKeys
+from megatrain.coordination.wire import Compare
+from megatrain_launcher.notify.delivery import DeliveryError
+from megatrain_launcher.notify.looks import Look, Looks
+from megatrain_launcher.notify.message import Message
+from megatrain_launcher.notify.plan import Plan, begin_record, plan_of, refused, taken
+from megatrain_launcher.notify.receivers import Receiver
+
+_logger = logging.getLogger(__name__)
+_FIRST_PAUSE_S = 2.0
+_LONGEST_PAUSE_S = 300.0
+_WRITE_AGAIN_S = 2.0
+_CHECK_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class SenderParts:
+    """What a sender works with. `leadership`: only while it lasts is anything written."""
+
+    client: EtcdClient
+    keys: JobKeys
+    leadership: Leadership
+    looks: Looks
+    clock: Callable[[], float]
+
+
+class Sender:
+    """Tells one receiver until `close`, in a thread of its own."""
+
+    def __init__(self, parts: SenderParts, receiver: Receiver) -> None:
+        self._parts = parts
+        self._receiver = receiver
+        self._key = parts.keys.notices(receiver.name)
+        guard = Compare.create_revision(parts.leadership.key, parts.leadership.token)
+        self._own = OwnKeys(parts.client, guard)
+        self._record: ReceiverRecord | None = None
+        self._written: ReceiverRecord | None = None
+        """As it stands in etcd."""
+        self._num_failures = 0
+        self._not_before_s = 0.0
+        self._refreshed_s = 0.0
+        self._trouble = ""
+        self._checked_s = float("-inf")
+        self._closed = threading.Event()
+        self._thread = LastingThread(f"notices to {receiver.name}", self._run, self._closed)
+
+    @property
+    def trouble(self) -> str:
+        """Why the receiver cannot be told; empty where it can. The same words for as long as it is the same."""
+        return self._trouble or self._thread.trouble
+
+    def close(self) -> None:
+        """Have it end; one try may still be under way."""
+        self._closed.set()
+        self._parts.looks.stir()
+
+    def join(self, timeout_s: float) -> None:
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        seen, wake_s = 0, 0.0
+        while not self._closed.is_set():
+            look = self._parts.looks.next(seen, wake_s, self._closed)
+            if look is None:
+                return
+            seen = look.number
+            if not self._parts.leadership.is_certain:
+                wake_s = self._parts.clock() + _WRITE_AGAIN_S
+                continue
+            wake_s = self._step(look)
+            if look.is_last and wake_s > self._parts.clock():
+                return  # what could be told is told
+
+    def _step(self, look: Look) -> float:
+        """Do what is due, and return when to look again at the latest. Raises: CoordinationError."""
+        now_s = self._parts.clock()
+        if self._record is None:
+            self._record = self._read() or begin_record(self._receiver.name, look.topics)
+        self._check(now_s)
+        plan = plan_of(look.topics, self._record, self._receiver.rules, now_s, self._refreshed_s)
+        self._record = plan.record
+        wake_s = now_s + _CHECK_S if plan.wake_unix_s is None else plan.wake_unix_s
+        if plan.topics and now_s >= self._not_before_s:
+            wake_s = self._tell(plan, look, now_s)
+        elif plan.topics:
+            wake_s = self._not_before_s
+        return min(wake_s, self._write(now_s))
+
+    def _tell(self, plan: Plan, look: Look, now_s: float) -> float:
+        """Try to give a message away; return when to go on."""
+        name = self._receiver.name
+        message = Message(self._parts.keys.job, plan.topics, look.links, now_s, len(plan.waiting))
+        try:
+            said = self._receiver.try_once(message, look.left_s)
+        except DeliveryError as error:
+            self._num_failures += 1
+            pause_s = min(_FIRST_PAUSE_S * 2.0 ** min(self._num_failures - 1, 10), _LONGEST_PAUSE_S)
+            self._not_before_s = self._parts.clock() + max(pause_s, error.retry_after_s)
+            self._record = refused(plan.record, str(error))
+            self._complain(_trouble_text(name, str(error)))
+            return self._not_before_s
+        _logger.info("%s is told: %s (%s)", name, message.title, said)
+        self._num_failures, self._not_before_s, self._refreshed_s, self._trouble = 0, 0.0, now_s, ""
+        self._record = taken(plan.record, plan, now_s)
+        return now_s  # there may be more
+
+    def _check(self, now_s: float) -> None:
+        """Tell what keeps messages from being sent before there is one to send."""
+        if now_s - self._checked_s < _CHECK_S:
+            return
+        self._checked_s = now_s
+        problem = self._receiver.problem()
+        if problem:
+            self._complain(_trouble_text(self._receiver.name, problem))
+        elif not self._num_failures and self._record is not None and not self._record.trouble:
+            self._trouble = ""
+
+    def _complain(self, text: str) -> None:
+        if text != self._trouble:
+            _logger.warning("%s", text)
+        self._trouble = text
+
+    def _read(self) -> ReceiverRecord | None:
+        """Return what the driver before wrote down. Raises: CoordinationError."""
+        item = self._parts.client.get(self._key)
+        if item is None:
+            return None
+        try:
+            self._written = decode(ReceiverRecord, item.value, self._key)
+        except CoordinationError as error:  # told twice is better than never
+            _logger.warning("what %s was told cannot be read, and is begun anew: %s", self._receiver.name, error)
+            return None
+        self._trouble = _trouble_text(self._receiver.name, self._written.trouble) if self._written.trouble else ""
+        return replace(self._written, receiver=self._receiver.name)
+
+    def _write(self, now_s: float) -> float:
+        """Write down what was told; return when to try again where etcd does not take it."""
+        if self._record is None or self._record == self._written:
+            return float("inf")
+        try:
+            self._own.put(self._key, encode(self._record))
+        except CoordinationError as error:
+            _logger.warning("what %s was told cannot be written down yet: %s", self._receiver.name, error)
+            return now_s + _WRITE_AGAIN_S
+        self._written = self._record
+        return float("inf")
+
+
+def _trouble_text(receiver: str, reason: str) -> str:
+    return f"{receiver} cannot be told of this job, and is tried again: {reason}"

@@ -1,0 +1,280 @@
+"""What there is to tell of a job, from what `megatrain status` knows of it. Pure.
+
+A topic is one thing that begins and ends: an incident, a verdict that waits, a reason why the job is not green. It is
+told by what it is now, not by what changed: whoever was not told yet can be told at any time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.host_verdict import HostVerdict, VerdictOutcome
+from megatrain.contracts.incident import Incident, IncidentKind, IncidentState
+from megatrain.contracts.printable import printable
+from megatrain.contracts.rounds import JobEnd
+from megatrain.contracts.texts import names_text, ranks_text, short
+from megatrain.jobs.health import Health, HealthLevel, Reason, ReasonCode
+from megatrain.jobs.snapshot import JobSnapshot
+from megatrain.jobs.words import KIND_TEXTS, cost_text, exit_text
+from megatrain_launcher.driver.incidents import OVER_NOTE
+
+JUDGED_S = 1.5
+"""An incident that is not judged by then is told with what is known of it."""
+SETTLED_S = 30.0
+"""A reason must last for so long before it is told: recoveries pass through states that are somebody's business only
+when they stay."""
+_LONGEST = 600
+
+OF_INCIDENTS = frozenset({ReasonCode.RECOVERING, ReasonCode.HELD, ReasonCode.VERDICT_WAITING, ReasonCode.FAILED})
+"""Reasons that topics of their own tell more of."""
+_OF_RESTARTS = frozenset({ReasonCode.RESTART_BUDGET, ReasonCode.BRAKE})
+_PLANNED_ACTIONS = frozenset({"requeue"})
+_RUNBOOK_OF = {
+    IncidentKind.FAILURE: "worker-ended.md",
+    IncidentKind.HANG: "hang.md",
+    IncidentKind.HOST_LOST: "host-evicted-or-cordoned.md",
+    IncidentKind.CONTROL_PLANE: "etcd.md",
+    IncidentKind.STRAGGLER: "straggler.md",
+    IncidentKind.NUMERICS: "numerics.md",
+}
+_NOTHING = "nobody has to do anything"
+_ORDER = (HealthLevel.GREEN, HealthLevel.AMBER, HealthLevel.RED)
+
+
+class Event(StrEnum):
+    """What a topic is about, as `events` of a receiver names it."""
+
+    INCIDENT = "incident"
+    RESTARTS = "restarts"
+    END = "end"
+    VERDICT = "verdict"
+    HEALTH = "health"
+    TEST = "test"
+    """Of `megatrain notify test`; no receiver can turn it off."""
+
+
+class Stage(StrEnum):
+    """How far a topic is."""
+
+    OPEN = "open"
+    UNDER_WAY = "under-way"
+    """The job is mending it by itself."""
+    CLOSED = "closed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topic:
+    """One thing that people may want to know of, as it is now."""
+
+    name: str
+    """Unique in the job, for good."""
+    event: Event
+    level: HealthLevel
+    stage: Stage
+    what: str
+    """What happened, in a sentence without its full stop."""
+    began_unix_s: float
+    ready_unix_s: float
+    """Before that it is not told: it may be over by then, or better known."""
+    ended_unix_s: float | None = None
+    hosts: tuple[str, ...] = ()
+    ranks: tuple[int, ...] = ()
+    step: int | None = None
+    """The last one that was completed before it."""
+    cost: str = ""
+    """Time and steps lost, as far as they are known."""
+    goes_on: str = ""
+    """What the job does now."""
+    acts: str = ""
+    """Who has to do what."""
+    runbook: str = ""
+    """A page of docs/runbooks."""
+    route: str = ""
+    """Where the dashboard shows more."""
+
+    @property
+    def mark(self) -> str:
+        """What a receiver that was told of it knows."""
+        return f"{self.stage}:{self.level}"
+
+    @property
+    def where(self) -> str:
+        hosts, ranks = names_text(self.hosts, most=4), ranks_text(self.ranks)
+        return f"{hosts} ({ranks})" if hosts and ranks else hosts or ranks
+
+
+def is_at_least(level: HealthLevel, least: HealthLevel) -> bool:
+    """Say whether a level is as bad as another one, or worse."""
+    return _ORDER.index(level) >= _ORDER.index(least)
+
+
+def topics_of(
+    snapshot: JobSnapshot, health: Health, first_seen: Mapping[ReasonCode, float], now_s: float
+) -> tuple[Topic, ...]:
+    """Return all topics of now. `first_seen`: since when each of the health's reasons has stood, unix seconds."""
+    return tuple(_topics(snapshot, health, first_seen, now_s))
+
+
+def _topics(
+    snapshot: JobSnapshot, health: Health, first_seen: Mapping[ReasonCode, float], now_s: float
+) -> Iterator[Topic]:
+    newest = snapshot.newest_round
+    for incident in (*snapshot.earlier_incidents, *snapshot.incidents):
+        yield _of_incident(incident, is_of_newest_round=newest is not None and incident.round == newest.number)
+    for outcome, verdict in snapshot.waiting:
+        yield _of_verdict(snapshot.job, outcome, verdict)
+    if snapshot.end is not None:
+        yield _of_end(snapshot.end)
+        return  # what else is wrong with a job that is over is told by its end
+    for reason in health.reasons:
+        if reason.code not in OF_INCIDENTS:
+            yield _of_reason(reason, first_seen.get(reason.code, now_s))
+
+
+def _of_incident(incident: Incident, *, is_of_newest_round: bool) -> Topic:
+    moments = incident.moments
+    is_planned = incident.kind is IncidentKind.REQUEST or incident.action in _PLANNED_ACTIONS
+    topic = Topic(
+        name=f"incident/{incident.incident_id}",
+        event=Event.INCIDENT,
+        level=HealthLevel.GREEN if is_planned else HealthLevel.AMBER,
+        stage=Stage.OPEN if incident.next_round is None else Stage.UNDER_WAY,
+        what=_sentence(f"{KIND_TEXTS[incident.kind]}: {incident.reason}"),
+        began_unix_s=moments.began,
+        ready_unix_s=moments.detected + (JUDGED_S if moments.halted is None else 0.0),
+        hosts=incident.culprit_hosts,
+        ranks=incident.culprit_ranks,
+        step=incident.last_step,
+        cost=cost_text(incident) or "no step is completed since",
+        runbook=_RUNBOOK_OF.get(incident.kind, ""),
+        route=f"incidents/{incident.incident_id}",
+    )
+    if incident.state is IncidentState.OPEN:
+        round_text = "" if incident.next_round is None else f" as round {incident.next_round}"
+        return replace(
+            topic,
+            goes_on=f"the job answers with {incident.action} and goes on by itself{round_text}",
+            acts=f"{_NOTHING}; a second message comes when it trains again",
+        )
+    if incident.state is IncidentState.HELD:
+        is_over = OVER_NOTE in incident.notes or not is_of_newest_round
+        topic = replace(topic, cost="nothing: training goes on", goes_on="hosts are held, nobody is evicted")
+        if not is_over:
+            return replace(topic, stage=Stage.OPEN, acts="look whether etcd and the network of these hosts are well")
+        return _closed(topic, _number(incident.notes.get(OVER_NOTE, "")) or moments.detected, "the hold is over")
+    if incident.state is IncidentState.STOPPED:
+        return _closed(topic, moments.halted or moments.detected, "the job ended with it")
+    return _closed(topic, moments.first_step or moments.detected, _trains_again(incident))
+
+
+def _closed(topic: Topic, ended_unix_s: float, goes_on: str) -> Topic:
+    acts = f"look at {names_text(topic.hosts, most=4)} when there is time" if topic.hosts else _NOTHING
+    return replace(topic, stage=Stage.CLOSED, ended_unix_s=ended_unix_s, ready_unix_s=0.0, goes_on=goes_on, acts=acts)
+
+
+def _trains_again(incident: Incident) -> str:
+    since = "" if incident.resumed_step is None else f" since step {incident.resumed_step:,}"
+    return f"the job trains again{since}"
+
+
+def _of_verdict(job: str, outcome: VerdictOutcome, verdict: HostVerdict) -> Topic:
+    return Topic(
+        name=f"verdict/{outcome.verdict_id}",
+        event=Event.VERDICT,
+        level=HealthLevel.AMBER,
+        stage=Stage.OPEN,
+        what=_sentence(f"a verdict of the diagnosis {outcome.reason}"),
+        began_unix_s=outcome.at_unix_s,
+        ready_unix_s=outcome.at_unix_s,
+        hosts=verdict.hosts,
+        ranks=verdict.ranks,
+        step=verdict.last_step,
+        goes_on="the job trains on as before until somebody decides",
+        acts=f"decide: `megatrain job approve {job} --verdict {outcome.verdict_id}`, or `dismiss`",
+        runbook="verdict.md",
+        route="stragglers",
+    )
+
+
+def _of_end(end: JobEnd) -> Topic:
+    is_expected = end.exit_code in (ExitCode.OK, ExitCode.SAVED_AND_STOPPED)
+    return Topic(
+        name=f"end/{end.created_unix_s:.3f}",
+        event=Event.END,
+        level=HealthLevel.GREEN if is_expected else HealthLevel.RED,
+        stage=Stage.OPEN,
+        what=_sentence(f"the job is over {exit_text(end.exit_code)}: {end.reason}"),
+        began_unix_s=end.created_unix_s,
+        ready_unix_s=end.created_unix_s,
+        goes_on="nothing runs any more",
+        acts=_NOTHING
+        if is_expected
+        else "mend the cause, then start the job again: it goes on from its newest checkpoint",
+        runbook="" if is_expected else "stopped-by-the-brake.md",
+        route="incidents",
+    )
+
+
+def _of_reason(reason: Reason, first_seen_s: float) -> Topic:
+    began_s = first_seen_s if reason.since_unix_s is None else min(first_seen_s, reason.since_unix_s)
+    is_of_restarts = reason.code in _OF_RESTARTS
+    is_red = reason.level is HealthLevel.RED
+    return Topic(
+        # the brake is what the budget becomes: one thing, told again when its level rises
+        name="restarts" if is_of_restarts else f"health/{reason.code}",
+        event=Event.RESTARTS if is_of_restarts else Event.HEALTH,
+        level=reason.level,
+        stage=Stage.OPEN,
+        what=_sentence(reason.text),
+        began_unix_s=began_s,
+        ready_unix_s=first_seen_s + (0.0 if is_of_restarts else SETTLED_S),
+        hosts=reason.hosts,
+        ranks=reason.ranks,
+        acts="look at it now" if is_red else "look at it today",
+        runbook=reason.runbook,
+        route="incidents" if is_of_restarts else "overview",
+    )
+
+
+_GONE_TEXTS = {
+    Event.INCIDENT: "the incident is no longer kept",
+    Event.RESTARTS: "less than half of the restarts are used",
+    Event.END: "the job was started again",
+    Event.VERDICT: "the verdict waits no longer: it was answered, or its round is over",
+    Event.HEALTH: "it is well again",
+    Event.TEST: "the test is over",
+}
+
+
+def gone_topic(name: str, mark: str, now_s: float) -> Topic:
+    """Return the end of a topic that a receiver knows as `mark`, and that is not there any more."""
+    kind, _, rest = name.partition("/")
+    event = Event(kind) if kind in set(Event) else Event.HEALTH
+    level = mark.partition(":")[2]
+    what = f"{rest.replace('-', ' ')}: {_GONE_TEXTS[event]}" if event is Event.HEALTH else _GONE_TEXTS[event]
+    return Topic(
+        name=name,
+        event=event,
+        level=HealthLevel(level) if level in set(HealthLevel) else HealthLevel.AMBER,
+        stage=Stage.CLOSED,
+        what=what,
+        began_unix_s=now_s,
+        ready_unix_s=0.0,
+        ended_unix_s=now_s,
+        goes_on=_GONE_TEXTS[event],
+        acts=_NOTHING,
+    )
+
+
+def _sentence(text: str) -> str:
+    return printable(short(text.rstrip(". "), _LONGEST))
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None

@@ -1,0 +1,158 @@
+"""Sections [notify], [slack], [pagerduty], [email], [alertmanager], [webhook]: whom a job tells of its incidents.
+
+Secrets are never values of a configuration, which is shown, compared and kept in etcd: they are files.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from megatrain.config.options import option
+
+EVENTS = ("incident", "restarts", "end", "verdict", "health")
+SWITCHES = {
+    "slack": ("url_file",),
+    "pagerduty": ("routing_key_file",),
+    "email": ("recipients",),
+    "alertmanager": ("url",),
+    "webhook": ("url", "url_file"),
+}
+"""Receiver, which is its section -> the keys that turn it on, any of them."""
+_EVENT = f"({'|'.join(EVENTS)})"
+_ADDRESS = r"[^\s@<>,;:\"()\[\]\\]+@[A-Za-z0-9.-]+"
+_SECRET = "readable by its owner alone"
+
+
+def _events() -> Any:
+    """Return the field that every receiver has: what it is told of."""
+    return field(
+        default=", ".join(EVENTS),
+        metadata=option(
+            "What is told, with commas between: `incident` (opened, recovered), `restarts` (the brake is near), `end` "
+            "(the job ended), `verdict` (one waits for a person), `health` (the job's health changed).",
+            pattern=f"{_EVENT}(, *{_EVENT})*",
+        ),
+    )
+
+
+def _level() -> Any:
+    """Return the field that every receiver has: the least level that it is told of."""
+    return field(
+        default="amber",
+        metadata=option(
+            "The least level that is told: `red` (the job does not go on by itself), `amber` (it helps itself, or "
+            "somebody is asked), `green` (also what was planned)."
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotifyConfig:
+    """What all receivers of notifications share. A receiver is on when its own section says where it is."""
+
+    page_url: str = field(
+        default="",
+        metadata=option("Where people open the dashboard, for links. Empty: where the dashboard says that it listens."),
+    )
+    runbooks_url: str = field(
+        default="",
+        metadata=option("Where people read docs/runbooks, for links. Empty: runbooks are named without a link."),
+    )
+    ca_file: str = field(
+        default="",
+        metadata=option("PEM file of the authority that receivers' certificates are checked by. Empty: the system's."),
+    )
+    timeout_s: float = field(
+        default=10.0,
+        metadata=option(
+            "A receiver that has not answered by then is asked again later.", unit="s", above=0, maximum=60
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlackConfig:
+    """A channel of Slack, by an incoming webhook."""
+
+    url_file: str = field(
+        default="", metadata=option(f"File, {_SECRET}, with the webhook's URL, which is a secret. Empty: off.")
+    )
+    events: str = _events()
+    level: Literal["green", "amber", "red"] = _level()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PagerDutyConfig:
+    """A service of PagerDuty, by an integration of the Events API v2."""
+
+    routing_key_file: str = field(
+        default="", metadata=option(f"File, {_SECRET}, with the integration's key. Empty: off.")
+    )
+    url: str = field(
+        default="https://events.pagerduty.com/v2/enqueue",
+        metadata=option("Where events are sent; https://events.eu.pagerduty.com/v2/enqueue in Europe."),
+    )
+    events: str = _events()
+    level: Literal["green", "amber", "red"] = _level()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmailConfig:
+    """E-mail, by an SMTP server."""
+
+    recipients: str = field(
+        default="",
+        metadata=option("Addresses, with commas between. Empty: off.", pattern=f"({_ADDRESS}(, *{_ADDRESS})*)?"),
+    )
+    sender: str = field(default="", metadata=option("Address in From.", pattern=f"({_ADDRESS})?"))
+    host: str = field(default="", metadata=option("The SMTP server.", pattern=r"[A-Za-z0-9._:-]*"))
+    port: int = field(default=587, metadata=option("Its port.", minimum=1, maximum=65535))
+    encryption: Literal["starttls", "tls", "none"] = field(
+        default="starttls",
+        metadata=option("`starttls` (587), `tls` from the first byte (465), or `none`, where nobody logs in."),
+    )
+    user: str = field(default="", metadata=option("Name to log in with. Empty: nobody logs in."))
+    password_file: str = field(default="", metadata=option(f"File, {_SECRET}, with the password of user."))
+    events: str = _events()
+    level: Literal["green", "amber", "red"] = _level()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlertmanagerConfig:
+    """An Alertmanager of Prometheus, by its API v2."""
+
+    url: str = field(
+        default="", metadata=option("Where it is, as http://alertmanager:9093, with its prefix. Empty: off.")
+    )
+    token_file: str = field(
+        default="", metadata=option(f"File, {_SECRET}, with the bearer token that it asks for. Empty: none.")
+    )
+    events: str = _events()
+    level: Literal["green", "amber", "red"] = _level()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WebhookConfig:
+    """A program of the site's own, by a POST."""
+
+    url: str = field(default="", metadata=option("Where messages are sent. Empty: off, unless url_file is set."))
+    url_file: str = field(default="", metadata=option(f"File, {_SECRET}, with the URL, where that is a secret."))
+    token_file: str = field(
+        default="", metadata=option(f"File, {_SECRET}, with a bearer token to send along. Empty: none.")
+    )
+    template_file: str = field(
+        default="",
+        metadata=option(
+            "File with the body, in which $title, $text and more are filled in. Empty: JSON of everything."
+        ),
+    )
+    content_type: str = field(
+        default="application/json",
+        metadata=option(
+            "Of the body. In a template of application/json, what is filled in is escaped as in a JSON string.",
+            pattern=r"[a-z]+/[a-z0-9.+-]+(; ?charset=[A-Za-z0-9-]+)?",
+        ),
+    )
+    events: str = _events()
+    level: Literal["green", "amber", "red"] = _level()

@@ -1,0 +1,100 @@
+"""Real drivers on a real etcd, and two hosts that say what a test has them say."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+from megatrain.config.config import Config
+from megatrain.contracts.host_records import HostPhase, HostRecord, HostStatus, Milestones
+from megatrain.contracts.incident import Incident
+from megatrain.contracts.job_keys import JobKeys
+from megatrain.contracts.record import RecordType, decode, encode
+from megatrain.coordination.client import EtcdClient
+from megatrain.coordination.lease_keeper import LeaseKeeper
+from megatrain.coordination.settings import EtcdSettings
+from megatrain.coordination.wire import KeyRange
+from megatrain_launcher.driver.driver import Driver, SteadyClock
+from megatrain_launcher.driver.policy import Policy
+from megatrain_launcher.notify.notifier import notifier_of
+from tests.helpers.etcd_server import EtcdServers
+from tests.helpers.waiting import wait_until
+
+POLICY = Policy(min_hosts=2, max_hosts=2, num_workers=1, feasible_counts=frozenset({2}))
+KEYS = JobKeys("job")
+TTL_S = 2
+NOW = 1_700_000_000.0
+
+
+class Candidate:
+    """A driver in a thread, with its own client and lease. `config`: whose receivers it tells; None: nobody's."""
+
+    def __init__(
+        self,
+        etcd: EtcdServers,
+        name: str,
+        incidents: Path,
+        settings: EtcdSettings | None = None,
+        ttl_s: int = TTL_S,
+        config: Config | None = None,
+    ) -> None:
+        self.name = name
+        self.client = EtcdClient(settings or EtcdSettings.of(etcd.urls))
+        self.keeper = LeaseKeeper(self.client, ttl_s=ttl_s, period_s=0.5)
+        clock = SteadyClock()
+        make_notifier = None if config is None else notifier_of(config, self.client, KEYS, clock)
+        self.driver = Driver(
+            self.client, KEYS, lambda: self.keeper, name, POLICY,
+            incidents_directory=incidents, clock=clock, make_notifier=make_notifier,
+        )  # fmt: skip
+        self.stop = threading.Event()
+        self.thread = threading.Thread(target=self.driver.run, args=(self.stop,))
+        self.thread.start()
+
+    def die(self) -> None:
+        """End without a word to etcd, as a killed process does."""
+        self.client.close()
+        self.close()
+
+    def close(self) -> None:
+        self.stop.set()
+        self.thread.join()
+        self.keeper.close()
+        self.client.close()
+
+
+class Hosts:
+    """Two hosts that say what a test has them say."""
+
+    def __init__(self, client: EtcdClient) -> None:
+        self.client = client
+        self.records = [
+            HostRecord(f"host-{n}", f"s-{n}", 1, "127.0.0.1", 1, 1, 1, "", "", "", NOW, is_fit=True) for n in range(2)
+        ]
+        for record in self.records:
+            client.put(KEYS.host(record.host), encode(record))
+
+    def say(self, host: int, phase: HostPhase, number: int, **more: object) -> None:
+        record = self.records[host]
+        status = replace(HostStatus(record.host, record.session, phase, number), **more)
+        self.client.put(KEYS.status(record.host), encode(status))
+
+    def train(self, number: int) -> None:
+        for host in range(2):
+            milestones = Milestones(NOW, NOW, NOW, NOW)
+            self.say(host, HostPhase.RUNNING, number, min_step=10, resumed_step=5, milestones=milestones)
+
+    def read(self, kind: type[RecordType], key: str) -> RecordType | None:
+        item = self.client.get(key)
+        return None if item is None else decode(kind, item.value, key)
+
+    def wait_for(self, kind: type[RecordType], key: str, deadline_s: float = 5.0) -> RecordType:
+        wait_until(lambda: self.client.get(key) is not None, key, deadline_s)
+        found = self.read(kind, key)
+        assert found is not None
+        return found
+
+    def incident(self) -> Incident:
+        (item,) = self.client.read_all(KeyRange.prefix(KEYS.directory("incidents"))).items
+        return decode(Incident, item.value, "incident")

@@ -1,0 +1,81 @@
+"""A real Alertmanager takes our alerts, keeps them while they are repeated, and resolves them when they are over."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from megatrain.programs.processes import end_with_parent
+from megatrain_launcher.etcd_process import free_ports
+from megatrain_launcher.notify.receivers import receivers_of
+from tests.helpers.require import require
+from tests.helpers.told_topics import config_with, make_message, make_topic, over
+from tests.helpers.waiting import wait_until
+
+CONFIG = "route: {receiver: none}\nreceivers: [{name: none}]\n"
+
+
+@contextmanager
+def alertmanager(directory: Path) -> Iterator[str]:
+    """Run an Alertmanager; yield its address."""
+    program = shutil.which("prometheus-alertmanager") or shutil.which("alertmanager")
+    require("alertmanager", found=program is not None, reason="not on PATH (Debian: prometheus-alertmanager)")
+    assert program is not None
+    (directory / "alertmanager.yml").write_text(CONFIG)
+    (port,) = free_ports(1)
+    url = f"http://127.0.0.1:{port}"
+    with (directory / "alertmanager.log").open("wb") as log:
+        process = subprocess.Popen(
+            [
+                program, f"--config.file={directory / 'alertmanager.yml'}", f"--storage.path={directory / 'data'}",
+                f"--web.listen-address=127.0.0.1:{port}", "--cluster.listen-address=",
+            ],
+            stdout=log, stderr=log, preexec_fn=partial(end_with_parent, os.getpid()),
+        )  # fmt: skip
+    try:
+        wait_until(lambda: _get(f"{url}/api/v2/status") is not None, "the Alertmanager", 30.0)
+        yield url
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _get(url: str) -> Any:
+    try:
+        with urllib.request.urlopen(url, timeout=5.0) as answer:
+            return json.load(answer)
+    except OSError:
+        return None
+
+
+def test_alerts_fire_and_are_over(tmp_path: Path) -> None:
+
+    now_s = time.time()
+    with alertmanager(tmp_path) as url:
+        (receiver,) = receivers_of(config_with(tmp_path, f'[alertmanager]\nurl = "{url}"\n'))
+        topic = make_topic(began_unix_s=now_s - 2.0)
+        other = replace(topic, name="incident/other")
+        receiver.try_once(make_message(topic, other, now_unix_s=now_s))
+        wait_until(lambda: len(_get(f"{url}/api/v2/alerts") or []) == 2, "two alerts", 10.0)
+        found = {one["labels"]["topic"]: one for one in _get(f"{url}/api/v2/alerts")}
+        one = found["incident/one"]
+        assert one["status"]["state"] == "active"
+        assert one["labels"]["alertname"] == "MegatrainIncident"
+        assert one["annotations"]["runbook_url"].endswith("worker-ended.md")
+        # repeated with other words it is the same alert
+        receiver.try_once(make_message(replace(topic, what="known better"), other, now_unix_s=now_s))
+        wait_until(lambda: "known better" in json.dumps(_get(f"{url}/api/v2/alerts")), "the words", 10.0)
+        assert len(_get(f"{url}/api/v2/alerts")) == 2
+        receiver.try_once(make_message(over(topic, now_s - 1.0), now_unix_s=now_s))
+        wait_until(lambda: len(_get(f"{url}/api/v2/alerts")) == 1, "the end of one", 10.0)
+        assert [one["labels"]["topic"] for one in _get(f"{url}/api/v2/alerts")] == ["incident/other"]

@@ -1,0 +1,318 @@
+"""Real drivers on a real etcd tell real receivers: what happened, once, whoever drives, whatever the receiver does."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megatrain.config.config import Config
+from megatrain.contracts.driver_report import DriverReport
+from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.host_records import HostPhase, RankFailure
+from megatrain.contracts.host_verdict import (
+    Cause,
+    HostVerdict,
+    OutcomeKind,
+    VerdictConfidence,
+    VerdictKind,
+    VerdictOutcome,
+)
+from megatrain.contracts.incident import Incident, IncidentState
+from megatrain.contracts.job_requests import JobRequest, RequestKind
+from megatrain.contracts.notices import ReceiverRecord
+from megatrain.contracts.record import encode
+from megatrain.contracts.rounds import Halt, JobEnd, Round
+from megatrain.coordination.client import EtcdClient
+from megatrain.coordination.settings import EtcdSettings
+from megatrain.coordination.wire import KeyRange
+from megatrain_launcher.notify import notifier
+from tests.helpers.driver_candidates import KEYS, NOW, Candidate, Hosts
+from tests.helpers.etcd_server import EtcdServers
+from tests.helpers.http_receiver import HttpReceiver, Reply
+from tests.helpers.told_topics import config_with, write_secret
+from tests.helpers.waiting import wait_until
+
+WAIT_S = 15.0
+
+
+@dataclass
+class Story:
+    """A job of two hosts that a test leads through an incident."""
+
+    etcd: EtcdServers
+    root: Path
+    stack: ExitStack
+    client: EtcdClient
+    hosts: Hosts
+    candidates: list[Candidate] = field(default_factory=list)
+
+    def candidate(self, config: Config | None, name: str = "one") -> Candidate:
+        found = Candidate(self.etcd, name, self.root / "incidents", config=config)
+        self.stack.callback(found.close)
+        self.candidates.append(found)
+        return found
+
+    def train(self, number: int) -> None:
+        self.hosts.wait_for(Round, KEYS.round(number), WAIT_S)
+        self.hosts.train(number)
+
+    def fail(self, number: int, exit_code: int = -9) -> None:
+        """A rank of host-1 ends, and both hosts stop their workers."""
+        wait_until(lambda: any(one.driver.is_leading for one in self.candidates), "a driver", WAIT_S)
+        failure = RankFailure(1, exit_code, NOW)
+        self.hosts.say(1, HostPhase.FAILED, number, min_step=12, failures=(failure,))
+        self.hosts.wait_for(Halt, KEYS.halt(number), WAIT_S)
+        self.hosts.say(0, HostPhase.STOPPED, number, min_step=12)
+        self.hosts.say(1, HostPhase.STOPPED, number, min_step=12, failures=(failure,))
+
+    def recovered(self, number: int = 1) -> list[Incident]:
+        def incidents() -> list[Incident]:
+            found = [self.hosts.read(Incident, item.key.decode()) for item in self.client.read_all(everything).items]
+            return [one for one in found if one is not None]
+
+        everything = KeyRange.prefix(KEYS.directory("incidents"))
+        wait_until(
+            lambda: sum(one.state is IncidentState.RECOVERED for one in incidents()) >= number, "the end", WAIT_S
+        )
+        return incidents()
+
+    def record(self, receiver: str = "webhook") -> ReceiverRecord | None:
+        return self.hosts.read(ReceiverRecord, KEYS.notices(receiver))
+
+    def wait_told(self, num_sent: int) -> ReceiverRecord:
+        wait_until(lambda: (one := self.record()) is not None and one.num_sent >= num_sent, "the record", WAIT_S)
+        found = self.record()
+        assert found is not None
+        return found
+
+    def alarms(self) -> tuple[str, ...]:
+        found = self.hosts.read(DriverReport, KEYS.report)
+        return () if found is None else found.alarms
+
+
+@pytest.fixture
+def story(etcd: EtcdServers, tmp_path: Path) -> Iterator[Story]:
+    with ExitStack() as stack:
+        client = stack.enter_context(EtcdClient(EtcdSettings.of(etcd.urls)))
+        client.delete(KeyRange.prefix(KEYS.prefix))
+        stack.callback(client.delete, KeyRange.prefix(KEYS.prefix))
+        yield Story(etcd, tmp_path, stack, client, Hosts(client))
+
+
+def webhook(story: Story, receiver: HttpReceiver, more: str = "") -> Config:
+    return config_with(story.root, f'[webhook]\nurl = "{receiver.url}/hook"\n{more}')
+
+
+def topics(documents: list[Any]) -> list[tuple[str, str]]:
+    return [(topic["topic"], topic["stage"]) for document in documents for topic in document["topics"]]
+
+
+def test_an_incident_is_told_as_it_opens_and_as_it_is_over(story: Story) -> None:
+    with HttpReceiver() as receiver:
+        story.candidate(webhook(story, receiver))
+        story.train(1)
+        story.fail(1)
+        receiver.wait_for(1, WAIT_S)
+        story.train(2)
+        (incident,) = story.recovered()
+        documents = receiver.wait_for(2, WAIT_S)
+        story.wait_told(2)
+    name = f"incident/{incident.incident_id}"
+    assert topics(documents) == [(name, "open"), (name, "closed")]
+    opened, closed = (document["topics"][0] for document in documents)
+    for told in (opened, closed):
+        assert told["hosts"] == list(incident.culprit_hosts) == ["host-1"]
+        assert told["ranks"] == list(incident.culprit_ranks) == [1]
+        assert told["step"] == incident.last_step == 12
+        assert incident.reason in told["what"]
+        assert told["key"] == f"megatrain/job/{name}"
+    assert f"{incident.steps_lost} steps lost" in closed["lost"]
+    assert closed["now"] == "the job trains again since step 5"
+    assert (documents[0]["level"], documents[1]["is_over"]) == ("amber", True)
+
+
+def test_the_next_driver_tells_the_end_and_not_the_beginning_again(story: Story) -> None:
+    with HttpReceiver() as receiver:
+        config = webhook(story, receiver)
+        first = story.candidate(config, "first")
+        story.train(1)
+        story.fail(1)
+        story.wait_told(1)
+        first.die()
+        story.client.revoke_lease(first.keeper.lease_id)
+        story.candidate(config, "second")
+        story.train(2)
+        (incident,) = story.recovered()
+        documents = receiver.wait_for(2, WAIT_S)
+        story.wait_told(2)
+    name = f"incident/{incident.incident_id}"
+    assert topics(documents) == [(name, "open"), (name, "closed")]
+
+
+def test_a_driver_that_dies_while_it_tells_leaves_it_to_the_next(story: Story) -> None:
+    """Nobody knows whether the receiver took it: it is told again, under the same key."""
+    with HttpReceiver(Reply(hold=threading.Event())) as receiver:
+        config = webhook(story, receiver)
+        first = story.candidate(config, "first")
+        story.train(1)
+        story.fail(1)
+        receiver.wait_for(1, WAIT_S)
+        assert (record := story.record()) is None or not record.told
+        first.die()
+        story.client.revoke_lease(first.keeper.lease_id)
+        story.candidate(config, "second")
+        documents = receiver.wait_for(2, WAIT_S)
+        story.wait_told(1)
+    first_key, second_key = (document["topics"][0]["key"] for document in documents)
+    assert first_key == second_key
+
+
+def test_a_driver_that_was_followed_writes_nothing_down_any_more(story: Story) -> None:
+    """It hears of the receiver's yes when another one leads already: the other's record stands."""
+    hold = threading.Event()
+    with HttpReceiver(Reply(hold=hold)) as receiver:
+        config = webhook(story, receiver)
+        first = story.candidate(config, "first")
+        story.train(1)
+        story.fail(1)
+        receiver.wait_for(1, WAIT_S)
+        # its lease is gone, and it has not noticed yet
+        story.client.revoke_lease(first.keeper.lease_id)
+        second = story.candidate(config, "second")
+        receiver.wait_for(2, WAIT_S)
+        record = story.wait_told(1)
+        hold.set()
+        wait_until(lambda: second.driver.is_leading and not first.driver.is_leading, "the second", WAIT_S)
+        first.close()
+        assert story.record() == record
+
+
+def test_a_receiver_that_does_not_answer_holds_no_recovery_up(story: Story) -> None:
+    hold = threading.Event()
+    with HttpReceiver(Reply(hold=hold), Reply(hold=hold)) as receiver:
+        story.candidate(webhook(story, receiver, "[notify]\ntimeout_s = 60.0\n"))
+        story.train(1)
+        story.fail(1)
+        receiver.wait_for(1, WAIT_S)
+        story.train(2)
+        (incident,) = story.recovered()
+        assert len(receiver.posted) == 1, "it still waits for the first answer"
+        hold.set()
+        documents = receiver.wait_for(2, WAIT_S)
+        story.wait_told(2)
+    name = f"incident/{incident.incident_id}"
+    assert topics(documents) == [(name, "open"), (name, "closed")]
+
+
+@pytest.mark.parametrize("reply", [Reply(500, body=b"boom"), Reply(is_dropped=True)], ids=["500", "dropped"])
+def test_a_receiver_that_fails_is_tried_again_and_complained_of(story: Story, reply: Reply) -> None:
+    with HttpReceiver(usual=reply) as receiver:
+        story.candidate(webhook(story, receiver))
+        story.train(1)
+        story.fail(1)
+        story.train(2)
+        wait_until(lambda: any("webhook cannot be told" in one for one in story.alarms()), "the alarm", WAIT_S)
+        record = story.record()
+        assert record is not None
+        assert (record.num_sent, record.told) == (0, {})
+        assert record.num_failed >= 1
+        assert "127.0.0.1" in record.trouble
+        receiver.usual = Reply()
+        story.wait_told(1)
+        wait_until(lambda: not any("cannot be told" in one for one in story.alarms()), "the alarm's end", WAIT_S)
+    assert {one["topics"][0]["key"] for one in receiver.documents} == {receiver.documents[0]["topics"][0]["key"]}
+
+
+def test_a_secret_that_cannot_be_read_is_told_before_anything_happens(story: Story) -> None:
+    path = write_secret(story.root / "url", "https://hooks.slack.com/services/hidden", 0o644)
+    story.candidate(config_with(story.root, f'[slack]\nurl_file = "{path}"\n'))
+    story.train(1)
+    wait_until(lambda: any("has mode 644" in one for one in story.alarms()), "the alarm", WAIT_S)
+    everything = story.client.read_all(KeyRange.prefix(KEYS.prefix)).items
+    assert not any(b"hidden" in item.value for item in everything)
+
+
+def test_the_end_of_a_job_is_told_before_its_driver_leaves(story: Story) -> None:
+    with HttpReceiver() as receiver:
+        one = story.candidate(webhook(story, receiver))
+        story.train(1)
+        story.fail(1, exit_code=int(ExitCode.CONFIG))
+        end = story.hosts.wait_for(JobEnd, KEYS.end, WAIT_S)
+        one.close()
+        told = dict(topics(receiver.documents))
+        last = receiver.documents[-1]
+    assert end.exit_code == ExitCode.CONFIG
+    assert told[f"end/{end.created_unix_s:.3f}"] == "open"
+    assert (last["level"], last["topics"][0]["event"]) == ("red", "end")
+    assert end.reason in last["topics"][0]["what"]
+    assert "mend the cause, then start the job again" in last["topics"][0]["who_acts"]
+
+
+def test_the_end_of_a_job_waits_for_a_dead_receiver_for_a_while_only(
+    story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notifier, "LAST_S", 0.2)
+    hold = threading.Event()
+    with HttpReceiver(usual=Reply(hold=hold)) as receiver:
+        one = story.candidate(webhook(story, receiver, "[notify]\ntimeout_s = 60.0\n"))
+        story.train(1)
+        story.fail(1, exit_code=int(ExitCode.CONFIG))
+        story.hosts.wait_for(JobEnd, KEYS.end, WAIT_S)
+        receiver.wait_for(1, WAIT_S)
+        one.close()  # returns although nothing was answered
+        assert not hold.is_set()
+
+
+def test_what_was_planned_is_not_told(story: Story) -> None:
+    with HttpReceiver() as receiver:
+        one = story.candidate(webhook(story, receiver))
+        story.train(1)
+        request = JobRequest("q1", RequestKind.STOP, "me@here", NOW)
+        story.client.put(KEYS.request("q1"), encode(request))
+        story.hosts.wait_for(Halt, KEYS.halt(1), WAIT_S)
+        for host in range(2):
+            story.hosts.say(host, HostPhase.STOPPED, 1, min_step=12, exit_code=int(ExitCode.SAVED_AND_STOPPED))
+        story.hosts.wait_for(JobEnd, KEYS.end, WAIT_S)
+        one.close()
+    assert receiver.posted == []
+
+
+def test_a_verdict_that_waits_is_told_until_somebody_answers(story: Story) -> None:
+    with HttpReceiver() as receiver:
+        story.candidate(webhook(story, receiver))
+        story.train(1)
+        wait_until(lambda: "round 1 trains" in story.candidates[0].driver.reason, "training", WAIT_S)
+        verdict = HostVerdict(
+            "v1", VerdictKind.STRAGGLER, 1, Cause.COMPUTE, VerdictConfidence.HIGH, NOW, "daemon", ("host-1",), (1,)
+        )
+        outcome = VerdictOutcome("v1", OutcomeKind.WAITING, "waits for a person: host-1 is slow", "one", NOW)
+        story.client.put(KEYS.outcome("v1"), encode(outcome))
+        story.client.put(KEYS.verdict("v1"), encode(verdict))
+        (told,) = receiver.wait_for(1, WAIT_S)[0]["topics"]
+        assert (told["topic"], told["stage"], told["hosts"]) == ("verdict/v1", "open", ["host-1"])
+        assert "megatrain job approve job --verdict v1" in told["who_acts"]
+        story.client.put(
+            KEYS.request("q2"), encode(JobRequest("q2", RequestKind.DISMISS, "me@here", NOW, verdict="v1"))
+        )  # fmt: skip
+        documents = receiver.wait_for(2, WAIT_S)
+    assert topics(documents) == [("verdict/v1", "open"), ("verdict/v1", "closed")]
+
+
+def test_two_receivers_do_not_wait_for_each_other(story: Story) -> None:
+    hold = threading.Event()
+    with HttpReceiver(usual=Reply(hold=hold)) as dead, HttpReceiver() as alive:
+        url = write_secret(story.root / "url", f"{dead.url}/services/x")
+        story.candidate(webhook(story, alive, f'[slack]\nurl_file = "{url}"\n'))
+        story.train(1)
+        story.fail(1)
+        dead.wait_for(1, WAIT_S)
+        story.train(2)
+        story.recovered()
+        assert len(topics(alive.wait_for(2, WAIT_S))) == 2
+        assert len(dead.posted) == 1

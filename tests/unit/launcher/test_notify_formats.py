@@ -1,0 +1,143 @@
+"""Messages in the forms that receivers document, with the facts of the incident in them."""
+
+from __future__ import annotations
+
+import email
+import json
+from dataclasses import replace
+from email import policy
+from string import Template
+from typing import Any
+
+import pytest
+
+from megatrain.jobs.health import HealthLevel
+from megatrain_launcher.notify.formats import (
+    TEMPLATE_NAMES,
+    alertmanager_alerts,
+    email_of,
+    filled_template,
+    pagerduty_events,
+    slack_body,
+    webhook_body,
+)
+from megatrain_launcher.notify.message import Links
+from megatrain_launcher.notify.topics import Event, Stage, gone_topic
+from tests.helpers.told_topics import LINKS, NOW_S, make_message, make_topic, over
+from tests.helpers.vendor_rules import check_alertmanager, check_pagerduty, check_slack
+
+KEY = "0123456789abcdef0123456789abcdef"
+NASTY = 'a <!channel> & "quotes" \\ `x` *y* <https://evil.example|click> ' + "long " * 900
+MESSAGES = {
+    "opened": make_message(),
+    "recovered": make_message(over(make_topic())),
+    "nasty": make_message(make_topic(what=NASTY, hosts=("<host>",), goes_on=NASTY)),
+    "many": make_message(*(make_topic(f"incident/{number}") for number in range(20)), num_waiting=7),
+    "no links": make_message(links=Links()),
+    "ended": make_message(make_topic("end/1", event=Event.END, level=HealthLevel.RED, hosts=(), ranks=(), step=None)),
+    "gone": make_message(gone_topic("verdict/v1", "open:amber", NOW_S)),
+    "planned": make_message(make_topic(level=HealthLevel.GREEN)),
+    "long job": make_message(job="j" * 300),
+    "clock out of its mind": make_message(make_topic(began_unix_s=1e17)),
+}
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_every_message_is_what_each_vendor_takes(name: str) -> None:
+    message = MESSAGES[name]
+    check_slack(slack_body(message))
+    for event in pagerduty_events(message, KEY):
+        check_pagerduty(event)
+    check_alertmanager(alertmanager_alerts(message))
+    mail = email_of(message, "megatrain@example.org", ("a@example.org", "b@example.org"))
+    assert all(len(line) <= 998 for line in mail.as_bytes().split(b"\r\n"))  # RFC 5322
+    assert json.loads(json.dumps(webhook_body(message)))["job"] == message.job
+
+
+@pytest.mark.parametrize(
+    "text_of",
+    [
+        lambda message: json.dumps(slack_body(message)),
+        lambda message: json.dumps(pagerduty_events(message, KEY)),
+        lambda message: json.dumps(alertmanager_alerts(message)),
+        lambda message: email_of(message, "a@example.org", ("b@example.org",)).get_content(),
+        lambda message: json.dumps(webhook_body(message)),
+    ],
+    ids=["slack", "pagerduty", "alertmanager", "email", "webhook"],
+)
+def test_the_facts_are_in_every_form(text_of: Any) -> None:
+    text = text_of(make_message())
+    for fact in (
+        "demo", "rank 3 on host-2 was ended by signal 9", "(rank 3)" if "schema_version" not in text else "host-2",
+        "restart", "nobody has to do anything", f"{LINKS.page}/#/incidents/one", f"{LINKS.runbooks}/worker-ended.md",
+    ):  # fmt: skip
+        assert fact in text, fact
+    assert "1,234" in text or "1234" in text
+    ended = text_of(make_message(over(make_topic())))
+    assert "4 steps lost" in ended or '"resolve"' in ended
+
+
+def test_pagerduty_triggers_acknowledges_and_resolves_one_thing() -> None:
+    topic = make_topic()
+    events = [
+        pagerduty_events(make_message(one), KEY)[0]
+        for one in (topic, replace(topic, stage=Stage.UNDER_WAY), over(topic))
+    ]
+    assert [event["event_action"] for event in events] == ["trigger", "acknowledge", "resolve"]
+    assert {event["dedup_key"] for event in events} == {"megatrain/demo/incident/one"}
+    assert events[0]["payload"]["severity"] == "warning"
+    assert events[0]["payload"]["source"] == "host-2"
+
+
+def test_an_alert_keeps_its_labels_and_ends_by_itself_when_nobody_repeats_it() -> None:
+    opened, again, ended = (
+        alertmanager_alerts(message)[0]
+        for message in (
+            make_message(),
+            make_message(now_unix_s=NOW_S + 60),
+            make_message(over(make_topic(what="other words"), NOW_S + 70), now_unix_s=NOW_S + 70),
+        )
+    )
+    assert opened["labels"] == again["labels"] == ended["labels"]
+    assert opened["startsAt"] == again["startsAt"] == ended["startsAt"]
+    assert opened["endsAt"] == "2027-01-15T08:05:00.000Z"
+    assert again["endsAt"] == "2027-01-15T08:06:00.000Z"
+    assert ended["endsAt"] == "2027-01-15T08:01:10.000Z"
+
+
+def test_an_email_that_is_sent_twice_is_one_and_a_topic_is_one_thread() -> None:
+    def headers(**changes: Any) -> Any:
+        message = make_message(**changes)
+        raw = email_of(message, "megatrain@example.org", ("ops@example.org",)).as_bytes()
+        return email.message_from_bytes(raw, policy=policy.default)
+
+    first, again = headers(), headers(now_unix_s=NOW_S + 99)
+    ended = headers(topics=(over(make_topic()),))
+    assert first["Message-ID"] == again["Message-ID"] != ended["Message-ID"]
+    assert first["References"] == ended["References"]
+    assert (first["From"], first["To"]) == ("megatrain@example.org", "ops@example.org")
+    assert first["Subject"].startswith("[amber] demo: a worker ended")
+    assert ended["Subject"].startswith("[over] demo: ")
+
+
+def test_a_title_is_one_line_that_says_how_bad_it_is() -> None:
+    assert MESSAGES["opened"].title == "[amber] demo: a worker ended: rank 3 on host-2 was ended by signal 9"
+    assert MESSAGES["recovered"].title.startswith("[over] demo: a worker ended")
+    assert len(MESSAGES["nasty"].title) <= 140
+    assert MESSAGES["many"].title.endswith("(and 19 more)")
+
+
+def test_a_template_is_filled_in_and_nothing_leaves_its_string() -> None:
+    template = Template('{"summary": "$title", "nested": {"who": "$where", "do": "$who_acts"}, "price": "$$5"}')
+    message = make_message(make_topic(what='he said "no", \\ and left\u2028'))
+    filled = json.loads(filled_template(template, message, is_json=True))
+    assert filled["summary"] == message.title
+    assert filled["nested"] == {"who": "host-2 (rank 3)", "do": "nobody has to do anything"}
+    assert filled["price"] == "$5"
+    plain = filled_template(Template("$job $level $key"), message, is_json=False)
+    assert plain == "demo amber megatrain/demo/incident/one"
+
+
+def test_every_name_of_a_template_is_known() -> None:
+    every = Template(" ".join(f"${name}" for name in TEMPLATE_NAMES))
+    assert "megatrain/demo/incident/one" in filled_template(every, make_message(), is_json=False)

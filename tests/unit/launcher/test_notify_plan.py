@@ -1,0 +1,208 @@
+"""Who is told what, and when: the difference between what there is and what a receiver knows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from megatrain.contracts.notices import ReceiverRecord
+from megatrain.contracts.record import decode, encode
+from megatrain.jobs.health import HealthLevel
+from megatrain_launcher.notify.plan import (
+    GIVE_UP_S,
+    HOUR_S,
+    REFRESH_S,
+    Manner,
+    begin_record,
+    plan_of,
+    refused,
+)
+from megatrain_launcher.notify.topics import Event, Stage
+from tests.helpers.told_topics import NOW_S, ToldReceiver, make_topic, over, rules
+
+MANNERS = tuple(Manner)
+
+
+@pytest.mark.parametrize("manner", MANNERS)
+def test_what_begins_and_ends_is_told_once_each(manner: Manner) -> None:
+    receiver, topic = ToldReceiver(manner), make_topic()
+    for _ in range(3):
+        receiver.look([topic], NOW_S)
+    for _ in range(3):
+        receiver.look([over(topic)], NOW_S + 5)
+    receiver.look([], NOW_S + 9)
+    assert receiver.marks == [["incident/one=open:amber"], ["incident/one=closed:amber"]]
+    assert receiver.record.num_sent == 2
+
+
+@pytest.mark.parametrize("manner", MANNERS)
+def test_the_next_driver_repeats_nothing_and_forgets_nothing(manner: Manner) -> None:
+    first, told, untold = ToldReceiver(manner), make_topic("incident/one"), make_topic("incident/two")
+    first.look([told], NOW_S)
+    second = ToldReceiver(manner)
+    second.record = decode(ReceiverRecord, encode(first.record), "etcd")
+    second.refreshed_s = first.refreshed_s
+    second.look([told], NOW_S + 1)
+    assert second.messages == []
+    second.look([over(told), untold], NOW_S + 2)
+    assert sorted(mark for marks in second.marks for mark in marks) == [
+        "incident/one=closed:amber",
+        "incident/two=open:amber",
+    ]
+
+
+def test_a_receiver_that_was_never_told_anything_is_not_told_of_what_is_over() -> None:
+    gone, here = over(make_topic("incident/gone")), make_topic("incident/here")
+    record = begin_record("slack", [gone, here])
+    plan = plan_of([gone, here], record, rules(Manner.DIGEST), NOW_S)
+    assert [topic.name for topic in plan.topics] == ["incident/here"]
+
+
+@pytest.mark.parametrize(
+    ("manner", "expected"),
+    [
+        (Manner.DIGEST, [["incident/one=closed:amber"]]),
+        (Manner.PAGE, []),
+        (Manner.STATE, []),
+    ],
+)
+def test_what_was_over_before_anybody_could_be_told(manner: Manner, expected: list[list[str]]) -> None:
+    """People read of it later; nobody is woken for it."""
+    receiver = ToldReceiver(manner)
+    receiver.look([over(make_topic())], NOW_S + 5)
+    assert receiver.marks == expected
+
+
+def test_what_is_over_for_an_hour_is_given_up_and_counted_and_what_is_open_never_is() -> None:
+    receiver = ToldReceiver(Manner.DIGEST)
+    late = NOW_S + GIVE_UP_S + 1
+    receiver.look([over(make_topic("incident/old")), make_topic("incident/open")], late)
+    assert receiver.marks == [["incident/open=open:amber"]]
+    assert receiver.record.num_given_up == 1
+    receiver.look([over(make_topic("incident/old")), make_topic("incident/open")], late + 60)
+    assert receiver.record.num_given_up == 1
+
+
+def test_only_a_pager_hears_that_the_job_mends_it_by_itself() -> None:
+    told = {}
+    for manner in (Manner.DIGEST, Manner.PAGE):
+        receiver, topic = ToldReceiver(manner), make_topic()
+        for stage in (Stage.OPEN, Stage.UNDER_WAY, Stage.UNDER_WAY):
+            receiver.look([replace(topic, stage=stage)], NOW_S)
+        receiver.look([over(topic)], NOW_S + 3)
+        told[manner] = [marks[0].partition("=")[2].partition(":")[0] for marks in receiver.marks]
+    assert told == {Manner.DIGEST: ["open", "closed"], Manner.PAGE: ["open", "under-way", "closed"]}
+
+
+def test_a_pager_is_triggered_before_it_is_acknowledged() -> None:
+    """Also where the job is mending it by itself before the pager hears of it at all."""
+    receiver = ToldReceiver(Manner.PAGE)
+    receiver.look([replace(make_topic(), stage=Stage.UNDER_WAY)], NOW_S)
+    assert receiver.marks == [["incident/one=open:amber"], ["incident/one=under-way:amber"]]
+
+
+@pytest.mark.parametrize("manner", MANNERS)
+def test_what_becomes_worse_is_told_again_and_what_becomes_better_is_not(manner: Manner) -> None:
+    receiver, topic = ToldReceiver(manner), make_topic("restarts", event=Event.RESTARTS)
+    for level in (HealthLevel.AMBER, HealthLevel.RED, HealthLevel.AMBER):
+        receiver.look([replace(topic, level=level)], NOW_S)
+    assert receiver.marks == [["restarts=open:amber"], ["restarts=open:red"]]
+
+
+@pytest.mark.parametrize("manner", MANNERS)
+def test_what_is_no_longer_there_is_over(manner: Manner) -> None:
+    receiver = ToldReceiver(manner)
+    receiver.look([make_topic("verdict/v1", event=Event.VERDICT)], NOW_S)
+    receiver.look([], NOW_S + 5)
+    receiver.look([], NOW_S + 6)
+    assert receiver.marks == [["verdict/v1=open:amber"], ["verdict/v1=closed:amber"]]
+    assert receiver.messages[-1][0].event is Event.VERDICT
+    # and may begin anew
+    receiver.look([make_topic("verdict/v1", event=Event.VERDICT)], NOW_S + 7)
+    assert receiver.marks[-1] == ["verdict/v1=open:amber"]
+
+
+@pytest.mark.parametrize("manner", MANNERS)
+def test_a_receiver_hears_of_its_events_and_levels_only(manner: Manner) -> None:
+    topics = [
+        make_topic("incident/planned", level=HealthLevel.GREEN),
+        make_topic("incident/amber"),
+        make_topic("end/1", event=Event.END, level=HealthLevel.RED),
+        make_topic("verdict/1", event=Event.VERDICT, level=HealthLevel.RED),
+    ]
+    receiver = ToldReceiver(manner, level=HealthLevel.RED, events=frozenset({"incident", "end"}))
+    receiver.look(topics, NOW_S)
+    assert receiver.marks == [["end/1=open:red"]]
+
+
+def test_a_topic_waits_until_it_is_ready() -> None:
+    topic = make_topic(ready_unix_s=NOW_S + 1.5)
+    plan = plan_of([topic], ReceiverRecord("test"), rules(Manner.DIGEST), NOW_S)
+    assert (plan.topics, plan.wake_unix_s) == ((), NOW_S + 1.5)
+    assert plan_of([topic], plan.record, rules(Manner.DIGEST), NOW_S + 1.5).topics == (topic,)
+
+
+@pytest.mark.parametrize("manner", [Manner.DIGEST, Manner.PAGE])
+@pytest.mark.parametrize("stays_open", [True, False])
+def test_a_restart_loop_does_not_page_a_hundred_times(manner: Manner, *, stays_open: bool) -> None:
+    """A failure every ten seconds for four hours: what is new comes at most ten times in any hour."""
+    receiver, incidents = ToldReceiver(manner), []
+    for second in range(0, 4 * 3600, 10):
+        now_s = NOW_S + second
+        new = make_topic(f"incident/{second:06d}", began_unix_s=now_s, ready_unix_s=now_s)
+        receiver.look([*incidents, new], now_s)
+        incidents.append(new if stays_open else over(new, now_s + 5))
+        incidents = incidents[-50:]
+        receiver.look(incidents, now_s + 5)
+    opened = [
+        moment
+        for moment, message in zip(receiver.times, receiver.messages, strict=True)
+        if any(topic.stage is not Stage.CLOSED for topic in message) or (not stays_open and len(message) > 1)
+    ]
+    most = max(sum(begin <= moment < begin + HOUR_S for moment in opened) for begin in opened)
+    assert most <= 10, most
+    assert opened[:3] == [NOW_S, NOW_S + 10, NOW_S + 20]  # the first ones at once
+    # and nobody loses sight of it: never an hour without a word
+    assert max(after - before for before, after in pairwise(opened)) <= 1000
+    assert len(receiver.record.told) <= 60
+    assert sum(map(len, receiver.record.opened_unix_s.values())) <= 10
+
+
+def test_red_is_not_held_back_by_amber() -> None:
+    receiver = ToldReceiver(Manner.PAGE)
+    amber = [make_topic(f"incident/{number}") for number in range(5)]
+    receiver.look(amber, NOW_S)
+    assert len(receiver.messages) == 3
+    receiver.look([*amber, make_topic("end/1", event=Event.END, level=HealthLevel.RED)], NOW_S + 1)
+    assert receiver.marks[3] == ["end/1=open:red"]
+
+
+def test_a_digest_holds_what_came_meanwhile_the_worst_first() -> None:
+    receiver = ToldReceiver(Manner.DIGEST)
+    topics = [make_topic("incident/a"), make_topic("end/1", event=Event.END, level=HealthLevel.RED)]
+    receiver.look(topics, NOW_S)
+    assert receiver.marks == [["end/1=open:red", "incident/a=open:amber"]]
+
+
+def test_an_alertmanager_is_reminded_of_all_that_is_open() -> None:
+    receiver, first, second = ToldReceiver(Manner.STATE), make_topic("incident/a"), make_topic("incident/b")
+    receiver.look([first], NOW_S)
+    receiver.look([first, second], NOW_S + 1)  # told of one, it is told of all
+    receiver.look([first, second], NOW_S + 2)
+    receiver.look([first, second], NOW_S + 1 + REFRESH_S)
+    plan = receiver.look([over(first), second], NOW_S + 2 + REFRESH_S)
+    names = [[topic.name for topic in message] for message in receiver.messages]
+    both = ["incident/a", "incident/b"]
+    assert names == [["incident/a"], both, both, ["incident/b", "incident/a"]]
+    assert plan.wake_unix_s == NOW_S + 2 + 2 * REFRESH_S
+
+
+def test_a_try_that_failed_leaves_all_to_be_told() -> None:
+    topic = make_topic()
+    plan = plan_of([topic], ReceiverRecord("test"), rules(Manner.PAGE), NOW_S)
+    record = refused(plan.record, "it answers 500")
+    assert (record.num_failed, record.num_sent, record.trouble) == (1, 0, "it answers 500")
+    again = plan_of([topic], record, rules(Manner.PAGE), NOW_S + 2)
+    assert again.topics == (topic,)

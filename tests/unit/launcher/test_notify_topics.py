@@ -1,0 +1,130 @@
+"""What there is to tell of a job, from the same snapshot that `megatrain status` looks at."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.incident import Incident, IncidentKind, IncidentState, Moments
+from megatrain.contracts.rounds import JobEnd
+from megatrain.jobs.health import Health, HealthLevel, Reason, ReasonCode
+from megatrain_launcher.driver.incidents import OVER_NOTE
+from megatrain_launcher.notify.topics import JUDGED_S, SETTLED_S, Event, Stage, Topic, topics_of
+from tests.helpers.launched_job import NOW_S, make_incident, make_snapshot
+from tests.helpers.source_tree import ROOT
+
+AMBER, RED, GREEN = HealthLevel.AMBER, HealthLevel.RED, HealthLevel.GREEN
+
+
+def topics(*reasons: Reason, **changes: Any) -> dict[str, Topic]:
+    found = topics_of(make_snapshot(**changes), Health(reasons), {one.code: NOW_S for one in reasons}, NOW_S)
+    assert len({topic.name for topic in found}) == len(found)
+    return {topic.name.partition("/")[0]: topic for topic in found}
+
+
+def of_incident(**changes: Any) -> Topic:
+    return topics(incidents=(make_incident(**changes),))["incident"]
+
+
+def opened(**changes: Any) -> Incident:
+    moments = Moments(NOW_S - 2.0, NOW_S - 1.9, NOW_S - 1.9)
+    return make_incident(
+        **{"state": IncidentState.OPEN, "moments": moments, "next_round": None, "resumed_step": None, **changes}
+    )
+
+
+def test_an_incident_says_who_where_when_and_what_it_cost() -> None:
+    topic = of_incident()
+    assert (topic.stage, topic.level) == (Stage.CLOSED, AMBER)
+    assert topic.where == "host-2 (rank 3)"
+    assert (topic.step, topic.cost) == (1234, "3.2 s, 4 steps lost")
+    assert topic.what == "a worker ended: rank 3 on host-2 ended by SIGKILL"
+    assert topic.goes_on == "the job trains again since step 1,230"
+    assert topic.acts == "look at host-2 when there is time"
+    assert topic.ended_unix_s == make_incident().moments.first_step
+
+
+@pytest.mark.parametrize(
+    ("changes", "stage", "level"),
+    [
+        ({}, Stage.OPEN, AMBER),
+        ({"next_round": 3}, Stage.UNDER_WAY, AMBER),
+        ({"kind": IncidentKind.REQUEST}, Stage.OPEN, GREEN),
+        ({"action": "requeue"}, Stage.OPEN, GREEN),
+        ({"kind": IncidentKind.STRAGGLER, "action": "evict"}, Stage.OPEN, AMBER),
+        ({"state": IncidentState.STOPPED, "action": "stop"}, Stage.CLOSED, AMBER),
+        ({"state": IncidentState.HELD, "round": 2, "kind": IncidentKind.CONTROL_PLANE}, Stage.OPEN, AMBER),
+        ({"state": IncidentState.HELD, "round": 1, "kind": IncidentKind.CONTROL_PLANE}, Stage.CLOSED, AMBER),
+        ({"state": IncidentState.HELD, "round": 2, "notes": {OVER_NOTE: "1800000000.5"}}, Stage.CLOSED, AMBER),
+        ({"state": IncidentState.RECOVERED}, Stage.CLOSED, AMBER),
+    ],
+)
+def test_stage_and_level_of_an_incident(changes: dict[str, Any], stage: Stage, level: HealthLevel) -> None:
+    topic = topics(incidents=(opened(**changes),))["incident"]
+    assert (topic.stage, topic.level) == (stage, level)
+
+
+def test_an_incident_that_is_not_judged_is_told_a_moment_later() -> None:
+    early = topics(incidents=(opened(),))["incident"]
+    assert early.ready_unix_s == NOW_S - 1.9 + JUDGED_S
+    judged = replace(opened().moments, halted=NOW_S - 1.0)
+    assert topics(incidents=(opened(moments=judged),))["incident"].ready_unix_s == NOW_S - 1.9
+
+
+@pytest.mark.parametrize(
+    ("code", "level", "acts"),
+    [
+        (ExitCode.OK, GREEN, "nobody has to do anything"),
+        (ExitCode.SAVED_AND_STOPPED, GREEN, "nobody has to do anything"),
+        (ExitCode.FAILURE, RED, "mend the cause, then start the job again"),
+        (-9, RED, "mend the cause, then start the job again"),
+    ],
+)
+def test_the_end_of_a_job(code: int, level: HealthLevel, acts: str) -> None:
+    reason = Reason(ReasonCode.NO_DRIVER, "no driver is elected")
+    found = topics(reason, end=JobEnd(int(code), "so it was decided", NOW_S, 2))
+    assert set(found) == {"incident", "end"}, "the end says all"
+    assert found["end"].level is level
+    assert found["end"].acts.startswith(acts)
+    assert "so it was decided" in found["end"].what
+
+
+def test_reasons_of_the_health_are_told_when_they_last() -> None:
+    disk = Reason(ReasonCode.DISK_FILLING, "the disk of host-1 is full in 3 h", hosts=("host-1",))
+    found = topics(disk)["health"]
+    assert (found.name, found.event, found.level) == ("health/disk-filling", Event.HEALTH, AMBER)
+    assert found.ready_unix_s == NOW_S + SETTLED_S
+    since = topics(replace(disk, since_unix_s=NOW_S - 100))["health"]
+    # a host's clock says since when; how long it has lasted, who looks says
+    assert (since.began_unix_s, since.ready_unix_s) == (NOW_S - 100, NOW_S + SETTLED_S)
+
+
+def test_the_brake_is_one_thing_that_becomes_worse() -> None:
+    near = topics(Reason(ReasonCode.RESTART_BUDGET, "10 of 20 restarts are used"))["restarts"]
+    reached = topics(Reason(ReasonCode.BRAKE, "20 of 20 restarts are used"))["restarts"]
+    assert (near.name, near.level, reached.name, reached.level) == ("restarts", AMBER, "restarts", RED)
+    assert near.ready_unix_s == NOW_S
+    assert near.event is Event.RESTARTS
+
+
+def test_what_has_a_topic_of_its_own_is_not_told_twice() -> None:
+    codes = (ReasonCode.RECOVERING, ReasonCode.HELD, ReasonCode.VERDICT_WAITING, ReasonCode.FAILED)
+    assert set(topics(*(Reason(code, "x") for code in codes))) == {"incident"}
+
+
+def test_words_of_a_log_are_one_printable_line() -> None:
+    topic = of_incident(reason="bad\x1b[31m\nline " + "x" * 2000)
+    assert topic.what.isprintable()
+    assert len(topic.what) <= 700
+
+
+def test_every_runbook_is_there() -> None:
+    books = ROOT / "docs" / "runbooks"
+    kinds = [topics(incidents=(opened(kind=kind),))["incident"].runbook for kind in IncidentKind]
+    health = [topics(Reason(code, "x")) for code in ReasonCode]
+    others = [topic.runbook for found in health for topic in found.values()]
+    for name in filter(None, [*kinds, *others, "verdict.md", "notifications.md"]):
+        assert (books / name.partition("#")[0]).is_file(), name
