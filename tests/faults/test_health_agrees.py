@@ -85,7 +85,7 @@ class Askers:
 
     def page(self) -> Told:
         url = ask_status(self._run)[1]["dashboard_url"]
-        overview = json.loads(_got(f"{url}/api/v1/overview"))
+        overview = json.loads(_got(f"{url.rstrip('/')}/api/v1/overview"))
         return _told(overview["level"], [one["code"] for one in overview["reasons"]])
 
     def metrics(self) -> Told:
