@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import signal
 import time
@@ -78,9 +79,8 @@ def test_a_job_whose_files_somebody_removes_trains_on_and_says_so(tmp_path: Path
                     found = reasons(launched)
                 except (OSError, CoordinationError):  # how to get into etcd is in what was removed
                     return None
-                return next(
-                    (one for one in found if f"/{name}" in one.text and "removed by somebody" in one.text), None
-                )
+                words = re.compile(rf"/run/{name}\S*( \([^)]*\))? was removed by somebody")
+                return next((one for one in found if words.search(one.text)), None)
 
             wait_until(lambda: told() is not None, f"{name} to be told", NOTICED_S)
             reason = told()
