@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
+from megatrain.cli import main
 from megatrain.contracts.run_directory import RunDirectory
 from tests.helpers.named_culprits import asked_page, named_by_page, named_by_verbs
 
@@ -54,3 +56,22 @@ def test_a_host_of_victims_has_the_incident_as_one_that_it_suffered(page: TestCl
     host = page.get("/api/v1/hosts/host-0").json()
     assert host["incident_ids"] == []
     assert len(host["victim_incident_ids"]) == 1
+
+
+def test_the_score_of_a_host_is_the_same_wherever_it_is_shown(
+    run: RunDirectory, page: TestClient, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hosts, stragglers = (page.get(f"/api/v1/{view}").json() for view in ("hosts", "stragglers"))
+    by_host = {one["host"]: one["score"] for one in stragglers["scores"]}
+    assert {one["host"]: one["straggler_score"] for one in hosts["hosts"] if one["host"] in by_host} == by_host
+    ranks: dict[str, float] = {}
+    for number in range(8):
+        rank = page.get(f"/api/v1/ranks/{number}").json()
+        ranks[rank["host"]] = max(rank["score"], ranks.get(rank["host"], 0.0))
+        assert rank["least_score"] == stragglers["thresholds"]["score"]
+    assert ranks == pytest.approx(by_host)
+    assert main(["diag", "stragglers", str(run.root), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["host_scores"] == by_host
+    assert hosts["thresholds"] == stragglers["thresholds"]
+    assert stragglers["findings"] == []
+    assert max(by_host.values()) < stragglers["thresholds"]["score"], "nobody is slow, so nobody scores as if"
