@@ -33,6 +33,6 @@ def make_job_reading(now_s: float = NOW_S) -> JobReading:
         incidents={"failure": 1}, effective_time_ratio=0.97, saved_step=110, saved_unix_s=now_s - 60.0,
         straggler_scores={"host-1": 0.4, "host-2": 5.0}, least_straggler_score=3.5,
         verdicts={("straggler", "compute", "high"): 1},
-        health=health_of([Reason(ReasonCode.SAVES_FAIL, "disk full"), Reason(ReasonCode.RECOVERING, "an incident")]),
+        health=health_of([Reason(ReasonCode.RECOVERING, "an incident")]),
         rows_stored={"totals": 6400}, rows_rejected={"future": 0}, connected_hosts=2, segment_bytes=1_000_000,
     )  # fmt: skip

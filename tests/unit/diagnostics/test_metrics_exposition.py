@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from megatrain.contracts.errors import ConfigError
+from megatrain.jobs.health import Reason, ReasonCode, health_of
 from megatrain_diagnostics.metrics.exposition import HostCollector, JobCollector, registry_of
 from megatrain_diagnostics.metrics.readings import MAX_SCORES
 from megatrain_diagnostics.metrics.server import MetricsServer, read_token
@@ -85,7 +86,8 @@ def test_only_the_worst_hosts_have_a_score() -> None:
 
 
 def test_the_health_of_a_job_is_one_of_three_levels_with_its_reasons_by_code() -> None:
-    found = families(JobCollector(make_job_reading))
+    health = health_of([Reason(ReasonCode.RECOVERING, "an incident"), Reason(ReasonCode.SAVES_FAIL, "disk full")])
+    found = families(JobCollector(lambda: replace(make_job_reading(), health=health)))
     assert {one.labels["level"]: one.value for one in found["megatrain_job_health"].samples} == {
         "green": 0, "amber": 0, "red": 1,
     }  # fmt: skip
