@@ -24,9 +24,9 @@ const COLUMNS: readonly Column<LogCauseDocument>[] = [
   },
   { key: "rank", label: "Rank", isNumber: true, render: (row) => <a href={hrefOf("grid", { rank: row.rank })}>{row.rank}</a> },
   { key: "host", label: "Host", render: (row) => <a href={hrefOf(["hosts", row.host])}>{row.host}</a> },
-  { key: "at", label: "When", render: (row) => <TimeText at={row.at_unix_s} /> },
+  { key: "at", label: "When", render: (row) => <TimeText at={row.at_unix_s === 0 ? null : row.at_unix_s} /> },
   { key: "label", label: "Label", render: (row) => <span title={`rule ${row.rule}`}>{row.label}</span> },
-  { key: "action", label: "Way out", render: (row) => row.action },
+  { key: "action", label: "Way out", render: (row) => row.action.replaceAll("_", " ") },
   { key: "line", label: "Line", className: "clip", render: (row) => <span class="log-text" title={row.line}>{row.line}</span> },
 ];
 
@@ -43,7 +43,7 @@ export function Causes({ resource }: { resource: Resource<LogVerdictDocument> })
             <div class="stack tight">
               <p class="reading">
                 <strong>{verdict.root_text === "" ? "Nobody is named" : verdict.root_text}</strong>: {verdict.label}
-                {verdict.action === "" ? null : <span class="soft">; way out: {verdict.action}</span>}
+                {verdict.action === "" ? null : <span class="soft">; way out: {verdict.action.replaceAll("_", " ")}</span>}
                 {verdict.incident_id === "" ? null : (
                   <>
                     {"; "}
