@@ -1,4 +1,4 @@
-"""A job's dashboard as a process of its own, as the diagnostics daemon starts it."""
+"""A job's dashboard as a process of its own, as a launch starts it."""
 
 from __future__ import annotations
 

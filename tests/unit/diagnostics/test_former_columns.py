@@ -67,14 +67,14 @@ def test_former_and_new_segments_are_read_as_one_and_merged(events: Path) -> Non
 def test_verbs_take_the_former_option(events: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = []
     for words in (["--incarnation", "3"], ["--round", "3"], []):
-        assert main(["diag", "logs", str(events), *words, "--json"]) == 0
+        assert main(["logs", str(events), *words, "--json"]) == 0
         found.append(json.loads(capsys.readouterr().out))
     assert found[0] == found[1] == found[2]
     assert (found[0]["round"], found[0]["num_matching"]) == (ROUND, 1)
 
 
 def test_the_former_option_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["diag", "logs", "--help"]) == 0
+    assert main(["logs", "--help"]) == 0
     told = capsys.readouterr().out
     assert "--round N" in told
     assert "incarnation" not in told
