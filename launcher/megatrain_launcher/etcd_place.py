@@ -1,0 +1,83 @@
+"""Where the etcd of a job lies: a directory that one launch has to itself, and one for its sockets."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import io
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from megatrain.contracts.errors import ConfigError
+from megatrain.contracts.own_files import check_own_directory, open_own_file
+from megatrain.coordination.settings import fits_socket
+from megatrain_launcher.etcd_program import CLIENT_SOCKET
+from megatrain_launcher.private_directory import make_private
+
+LOCK = "lock"
+
+
+@contextmanager
+def place_of_sockets(directory: Path) -> Iterator[Path]:
+    """Have a directory of ours for sockets: that of the data, else a new one, where a socket cannot be in that."""
+    if _can_hold_socket(directory):
+        yield directory
+        return
+    with TemporaryDirectory(prefix="megatrain-") as made:
+        yield Path(made)
+
+
+def _can_hold_socket(directory: Path) -> bool:
+    """Return whether the path is short enough, and the file system one that has sockets."""
+    if not fits_socket(str(directory / CLIENT_SOCKET)):
+        return False
+    path = directory / "probe"
+    try:
+        path.unlink(missing_ok=True)
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.bind(str(path))
+        path.unlink()
+    except OSError:
+        return False
+    return True
+
+
+def take_lock(directory: Path) -> io.FileIO:
+    """Have the directory to ourselves for as long as the file is open. Raises: ConfigError naming who has it."""
+    make_private(directory)
+    try:
+        data = directory / "etcd"
+        if data.exists():
+            check_own_directory(data)
+        handle = open_own_file(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+    except OSError as error:
+        raise ConfigError([why_not_started(directory, error)]) from error
+    file = io.FileIO(handle, "a+")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:  # not every network file system has locks
+        holder = (directory / LOCK).read_text(errors="replace").strip() or "another process"
+        file.close()
+        if not isinstance(error, BlockingIOError):
+            raise ConfigError([why_not_started(directory, error)]) from error
+        raise ConfigError(
+            [f"{directory}: {holder} has launched a job there that still runs; stop it, or set job.run_directory"]
+        ) from error
+    with suppress(OSError):  # who has it is for messages, and the disk may be full
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+    return file
+
+
+def why_not_started(directory: Path, error: OSError) -> str:
+    if error.errno == errno.EADDRNOTAVAIL:
+        return "an etcd cannot listen there: give --local-addr an address of this host"
+    place = f"{error.filename}: " if error.filename else ""
+    return (
+        f"no etcd can be started in {directory}: {place}{error.strerror or error}; set job.run_directory, or name an "
+        "etcd by --rdzv-endpoint=HOST:PORT"
+    )
