@@ -151,7 +151,7 @@ def test_a_damaged_checkpoint(
         directory.mkdir(exist_ok=True)
         options: Tables = {
             "train": {"steps": STEPS},
-            "checkpoint": {**checkpoint, "arena_directory": str(directory), "save_at_end": True},
+            "checkpoint": {**checkpoint, "interval": 100, "arena_directory": str(directory), "save_at_end": True},
         }
         config = make_config(train_data, options, place(directory))
         (tmp_path / "config.toml").write_text(to_toml(config))

@@ -44,7 +44,7 @@ WITH_ROUND = (
     "diag timeline --output t.json",
 )
 OF_A_FILE = {
-    "launch {}": ExitCode.CONFIG, "config show {}": ExitCode.CONFIG,
+    "launch {}": ExitCode.CONFIG, "config show {}": ExitCode.CONFIG, "notify test {}": ExitCode.CONFIG,
     "config check {}": ExitCode.CONFIG, "blackbox {}": ExitCode.DATA, "logs classify {}.jsonl": ExitCode.DATA,
     "sample {}": ExitCode.CHECKPOINT, "ckpt ls {}": ExitCode.CHECKPOINT, "ckpt inspect {}": ExitCode.CHECKPOINT,
     "ckpt verify {}": ExitCode.CHECKPOINT, "ckpt pin {}": ExitCode.CHECKPOINT, "ckpt prune {}": ExitCode.CHECKPOINT,

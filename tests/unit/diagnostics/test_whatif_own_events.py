@@ -214,8 +214,8 @@ def test_summary_for_people(run_directory: Path, capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "name either PLACE or --trace FILE"),
-        (["--trace", "a.parquet", "RUN"], "name either PLACE or --trace FILE"),
+        ([], "name either RUN or --trace FILE"),
+        (["--trace", "a.parquet", "RUN"], "name either RUN or --trace FILE"),
         (["RUN", "--meta", "a.yaml"], "--meta belongs to --trace"),
         (["--trace", "a.parquet", "--round", "3"], "a trace holds one run only"),
         (["RUN", "--round", "9"], "--round=9"),
