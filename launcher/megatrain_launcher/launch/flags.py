@@ -68,6 +68,15 @@ def add_launch_arguments(parser: argparse.ArgumentParser) -> None:
         help="imported once a host, before workers are forked, so that a restart need not wait for it; empty: nothing "
         f"(default: {DEFAULT_PRELOAD})",
     )
+    _add_host_arguments(parser)
+    add_etcd_arguments(parser)
+    add_job_argument(parser)
+    _add_output_arguments(parser)
+    parser.add_argument(*spellings("--rdzv-backend"), default="megatrain", help=argparse.SUPPRESS)
+    add_refusals(parser)
+
+
+def _add_host_arguments(parser: argparse.ArgumentParser) -> None:
     hosts = parser.add_argument_group("hosts and workers")
     add_hosts_argument(hosts)
     add_workers_argument(hosts)
@@ -112,8 +121,9 @@ def add_launch_arguments(parser: argparse.ArgumentParser) -> None:
     hosts.add_argument(
         "--platform", choices=PLATFORMS, default="auto", help="what runs the hosts (default: as the environment says)"
     )
-    add_etcd_arguments(parser)
-    add_job_argument(parser)
+
+
+def _add_output_arguments(parser: argparse.ArgumentParser) -> None:
     output = parser.add_argument_group("output")
     output.add_argument(*spellings("--log-dir"), default="", metavar="DIR", help="logs of ranks (default: <run>/logs)")
     output.add_argument(
@@ -138,8 +148,6 @@ def add_launch_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="a node on which the job runs, for --write-template jobset: once for each; the job may cordon these alone",
     )
-    parser.add_argument(*spellings("--rdzv-backend"), default="megatrain", help=argparse.SUPPRESS)
-    add_refusals(parser)
 
 
 def add_config_argument(parser: argparse.ArgumentParser) -> None:
