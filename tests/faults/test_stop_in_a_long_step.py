@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -14,9 +10,8 @@ import pytest
 from megatrain.contracts.checkpoint_files import committed_steps
 from megatrain.contracts.location import LocalLocation
 from tests.helpers.job_under_launch import make_launched_job
+from tests.helpers.paced_launch import paced_launch
 from tests.helpers.paced_train import Pace, PaceDirectory
-from tests.helpers.source_tree import ROOT
-from tests.helpers.train_process import descendants
 from tests.helpers.waiting import wait_until
 
 START_S = 120.0
@@ -41,25 +36,10 @@ def test_a_stop_during_a_long_step_loses_nothing(number: signal.Signals, tmp_pat
     pace = PaceDirectory(
         tmp_path / "pace", Pace(forward_s=STEP_S / MICRO_BATCHES / 3, backward_s=2 * STEP_S / MICRO_BATCHES / 3)
     )
-    words = ["-m", "megatrain", "launch", "--standalone", f"--nproc-per-node={RANKS}"]
-    with (tmp_path / "launch.log").open("wb") as log:
-        launch = subprocess.Popen(
-            [sys.executable, *words, "-m", "tests.helpers.paced_train", str(job.config_file)],
-            cwd=ROOT,
-            env={**os.environ, "OMP_NUM_THREADS": "1", **pace.environment},
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-        )
-    try:
+    with paced_launch(job, pace, RANKS, tmp_path / "launch.log") as launch:
         wait_until(lambda: len(job.records("step")) >= 3, "three steps", START_S)
         launch.send_signal(number)  # the next step has just begun, and takes three times the grace
         code = launch.wait(END_S)
-    finally:
-        for pid in [*descendants(launch.pid), launch.pid]:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        launch.wait()
 
     said = (tmp_path / "launch.log").read_text()
     assert code == 75, said[-3000:]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -21,9 +20,9 @@ from megatrain_diagnostics.events.source import Where
 from megatrain_diagnostics.events.tables import Groups, LogLines, Ranks, Spans, StepTotals, Values
 from megatrain_diagnostics.store.reader import StoredEvents
 from tests.helpers.job_under_launch import make_launched_job
+from tests.helpers.paced_launch import paced_launch
 from tests.helpers.paced_train import Pace, PaceDirectory
-from tests.helpers.source_tree import ROOT
-from tests.helpers.train_process import Job, descendants
+from tests.helpers.train_process import Job
 from tests.helpers.waiting import wait_until
 
 SOON_S = 240.0
@@ -42,23 +41,8 @@ def job(tmp_path: Path) -> Job:
 def launched(job: Job, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """The job, with steps of some 30 ms."""
     pace = PaceDirectory(tmp_path / "pace", Pace(forward_s=0.005, backward_s=0.01))
-    words = ["-m", "megatrain", "launch", "--standalone", f"--nproc-per-node={RANKS}"]
-    with (tmp_path / "launch.log").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, *words, "-m", "tests.helpers.paced_train", str(job.config_file)],
-            cwd=ROOT,
-            env={**os.environ, "OMP_NUM_THREADS": "1", **pace.environment},
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-        )
-    try:
+    with paced_launch(job, pace, RANKS, tmp_path / "launch.log") as process:
         yield process
-    finally:
-        for pid in [*descendants(process.pid), process.pid]:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        process.wait()
 
 
 def streamers(job: Job) -> list[int]:
