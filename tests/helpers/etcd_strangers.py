@@ -16,7 +16,7 @@ _ATTEMPT_S = 0.5
 
 def descendants(pid: int) -> Iterator[int]:
     """Yield the processes that a process started, and theirs."""
-    for thread in Path(f"/proc/{pid}/task").glob("*"):
+    for thread in _listed(Path(f"/proc/{pid}/task")):
         with suppress(OSError):
             for child in map(int, (thread / "children").read_text().split()):
                 yield child
@@ -26,7 +26,7 @@ def descendants(pid: int) -> Iterator[int]:
 def tcp_ports(pid: int) -> set[int]:
     """Return the TCP ports that a process listens on."""
     sockets = set()
-    for link in Path(f"/proc/{pid}/fd").glob("*"):
+    for link in _listed(Path(f"/proc/{pid}/fd")):
         with suppress(OSError):
             sockets.add(os.readlink(link))
     ports = set()
@@ -36,6 +36,14 @@ def tcp_ports(pid: int) -> set[int]:
             if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
                 ports.add(int(fields[1].rpartition(":")[2], 16))
     return ports
+
+
+def _listed(directory: Path) -> list[Path]:
+    """Return what is in a directory of /proc, nothing where its process has ended."""
+    try:
+        return list(directory.iterdir())
+    except OSError:
+        return []
 
 
 def asked(port: int, path: str, body: Mapping[str, Any], **headers: str) -> tuple[int, bytes, Mapping[str, str]]:
