@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -110,6 +111,12 @@ def test_functions_are_short() -> None:
 def test_modules_are_named_for_a_concept() -> None:
     vague = [relative(path) for path in PACKAGE if path.stem in VAGUE_NAMES or path.parent.name in VAGUE_NAMES]
     assert not vague
+
+
+def test_test_files_have_names_of_their_own() -> None:
+    """pytest imports a test by its bare name: of two with one name, only one can be collected in a run."""
+    twins = [name for name, count in Counter(path.name for path in python_files("tests")).items() if count > 1]
+    assert [name for name in twins if name.startswith("test_")] == []
 
 
 def test_only_comm_imports_torch_distributed() -> None:
