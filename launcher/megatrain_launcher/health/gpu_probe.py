@@ -8,10 +8,10 @@ from __future__ import annotations
 import sys
 
 from megatrain.contracts.record import encode
-from megatrain_launcher.health.gpu_readings import DriverReading
+from megatrain.devices.gpu_readings import DriverReading
+from megatrain.devices.nvml import read_nvml
 from megatrain_launcher.health.leash import end_with_starter
 from megatrain_launcher.health.nvidia_smi import read_nvidia_smi
-from megatrain_launcher.health.nvml import read_nvml
 
 
 def main(deadline_s: float) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.record import decode
+from megatrain.devices.gpu_readings import DriverReading, GpuReading
 from megatrain_launcher.health.context import HealthContext
 from megatrain_launcher.health.finding import Finding, failed, passed, skipped, warning
-from megatrain_launcher.health.gpu_readings import DriverReading, GpuReading
 from megatrain_launcher.health.history import History
 
 NAMES = ("gpu-driver", "gpu-count", "gpu-state")

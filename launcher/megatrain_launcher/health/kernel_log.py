@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from megatrain.failures.rules.xids import CLEAN_UP, PROGRAM_FAULT
+from megatrain.failures.xids import CLEAN_UP, MENDED, PROGRAM_FAULT
 from megatrain_launcher.health.context import HealthContext
 from megatrain_launcher.health.finding import Finding, failed, passed, skipped, warning
 from megatrain_launcher.health.history import History
@@ -19,8 +19,6 @@ from megatrain_launcher.health.history import History
 NAMES = ("kernel-log",)
 DEADLINE_S = 10.0
 RECENT_S = 3600.0
-MENDED = frozenset({63, 92, 94, 121, 160})
-"""The driver has dealt with it: a row was remapped, an error corrected or kept to one program."""
 _MAX_BYTES = 32 << 20
 _XID = re.compile(rb"NVRM: Xid \((?P<gpu>[^)]*)\):? (?P<number>\d+)")
 _LINE = re.compile(rb"\d+,\d+,(?P<since_boot_us>\d+)[^;]*;(?P<text>.*)")

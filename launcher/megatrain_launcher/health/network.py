@@ -1,17 +1,16 @@
 """Checks the network interfaces: that what carries the ranks' traffic is up, as fast as before, and does not flap.
 
 Whether a port that is down matters, only this host's history can say: a port that once was up is missed, one that never
-was is not. Ethernet is read from /sys/class/net, InfiniBand and RoCE from /sys/class/infiniband.
+was is not.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
 from megatrain.contracts.host_records import CheckOutcome
+from megatrain.devices.links import LinkReading, read_interfaces, read_ports
 from megatrain_launcher.health.context import HealthContext
 from megatrain_launcher.health.finding import Finding, failed, passed, skipped, warning
 from megatrain_launcher.health.history import History
@@ -20,18 +19,6 @@ NAMES = ("network", "infiniband")
 DEADLINE_S = 5.0
 FLAPS = 4
 """Changes of the carrier since the last check: two times down and up again."""
-
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    """One interface or port. None: the driver does not tell."""
-
-    name: str
-    is_up: bool
-    state: str
-    speed_mbps: float | None = None
-    num_downs: int | None = None
-    """Changes of the carrier (Ethernet) or links lost (InfiniBand), since boot."""
 
 
 def check_network(context: HealthContext, history: History) -> tuple[Finding, ...]:
@@ -43,50 +30,7 @@ def check_network(context: HealthContext, history: History) -> tuple[Finding, ..
     )
 
 
-def read_interfaces(directory: Path) -> list[Link]:
-    """Return all interfaces but the loopback one; virtual ones too, because one may be chosen by name."""
-    links = []
-    for interface in sorted(directory.glob("*")):
-        if interface.name == "lo" or not interface.is_dir():
-            continue
-        state = _read(interface / "operstate") or "unknown"
-        speed = _read(interface / "speed")
-        changes = _read(interface / "carrier_changes")
-        # tunnels and some virtual interfaces never say more than "unknown", and work
-        is_up = state == "up" or (state == "unknown" and _read(interface / "carrier") == "1")
-        links.append(
-            Link(
-                interface.name,
-                is_up,
-                state,
-                float(speed) if speed.isdigit() and int(speed) > 0 else None,
-                int(changes) if changes.isdigit() and (interface / "device").exists() else None,
-            )
-        )
-    return links
-
-
-def read_ports(directory: Path) -> list[Link]:
-    """Return the ports of all RDMA devices."""
-    links = []
-    for port in sorted(directory.glob("*/ports/*")):
-        state = _read(port / "state")
-        physical = _read(port / "phys_state")
-        rate = re.match(r"([\d.]+) *Gb/sec", _read(port / "rate"))
-        downs = _read(port / "counters/link_downed")
-        links.append(
-            Link(
-                f"{port.parent.parent.name}:{port.name}",
-                "ACTIVE" in state,
-                ", ".join(part.partition(":")[2].strip() or part for part in (state, physical) if part) or "unknown",
-                float(rate[1]) * 1000 if rate else None,
-                int(downs) if downs.isdigit() else None,
-            )
-        )
-    return links
-
-
-def judge_interfaces(links: Sequence[Link], chosen: str, seen: Mapping[str, float]) -> Finding:
+def judge_interfaces(links: Sequence[LinkReading], chosen: str, seen: Mapping[str, float]) -> Finding:
     """Return what the interfaces mean; `chosen` is runtime.network_interface. Pure."""
     name = NAMES[0]
     by_name = {link.name: link for link in links}
@@ -104,7 +48,7 @@ def judge_interfaces(links: Sequence[Link], chosen: str, seen: Mapping[str, floa
     return _judged(name, links, chosen, seen)
 
 
-def judge_ports(links: Sequence[Link], seen: Mapping[str, float]) -> Finding:
+def judge_ports(links: Sequence[LinkReading], seen: Mapping[str, float]) -> Finding:
     """Return what the RDMA ports mean. Pure."""
     if not links:
         return skipped(NAMES[1], "no RDMA device")
@@ -112,7 +56,7 @@ def judge_ports(links: Sequence[Link], seen: Mapping[str, float]) -> Finding:
 
 
 def _judged(
-    name: str, links: Sequence[Link], chosen: str, seen: Mapping[str, float], *, is_needed: bool = False
+    name: str, links: Sequence[LinkReading], chosen: str, seen: Mapping[str, float], *, is_needed: bool = False
 ) -> Finding:
     """Judge each link against what it was. `is_needed`: every link that was up before carries the ranks' traffic."""
     problems: list[tuple[CheckOutcome, str]] = []
@@ -152,10 +96,3 @@ def _judged(
 
 def _speed(mbps: float) -> str:
     return f"{mbps / 1000:g} Gbit/s" if mbps >= 1000 else f"{mbps:g} Mbit/s"
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:  # not there, or the driver has no such value
-        return ""

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 
-from megatrain_launcher.health.gpu_readings import DriverReading, GpuReading
+from megatrain.devices.gpu_readings import DriverReading, GpuReading
 
 _FIELDS = (
     "index",

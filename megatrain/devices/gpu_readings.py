@@ -1,0 +1,96 @@
+"""What the driver says of each GPU: the form in which NVML, nvidia-smi and DCGM's exporter are read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+THROTTLE_REASONS: Mapping[int, str] = {
+    0x1: "idle",
+    0x2: "clocks set by an administrator",
+    0x4: "power cap",
+    0x8: "hardware slowdown",
+    0x10: "sync boost",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "power brake",
+    0x100: "display clocks",
+}
+"""Why clocks are below what they could be, by bits of NVML and DCGM (NVML API reference, clocks event reasons)."""
+FAULTY_REASONS = 0x8 | 0x20 | 0x40 | 0x80
+"""Those that a healthy GPU in a healthy host does not have: heat, and a supply that cannot give what is asked of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuReading:
+    """One GPU. None: the driver does not say, or this kind of GPU does not have it."""
+
+    index: int
+    uuid: str = ""
+    name: str = ""
+    uncorrected_errors: int | None = None
+    """Of memory, since the driver was loaded."""
+    is_page_retirement_pending: bool | None = None
+    is_row_remap_pending: bool | None = None
+    has_row_remap_failed: bool | None = None
+    recovery_action: str = ""
+    """What the driver itself asks for, "gpu reset" for instance; empty: nothing, or it is too old to say."""
+    error: str = ""
+    """The driver cannot reach it: lost, or it needs a reset."""
+    pci_bus_id: str = ""
+    mig_uuids: tuple[str, ...] = ()
+    """Of its MIG devices; empty where it is not cut up."""
+    temperature_c: float | None = None
+    slowdown_temperature_c: float | None = None
+    """At this temperature its hardware slows it down."""
+    memory_temperature_c: float | None = None
+    sm_clock_mhz: float | None = None
+    max_sm_clock_mhz: float | None = None
+    memory_clock_mhz: float | None = None
+    throttle_reasons: int | None = None
+    """Bits of THROTTLE_REASONS."""
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    """That is enforced now."""
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    utilization: float | None = None
+    """Part of the time in which a kernel ran, 0 to 1."""
+    corrected_errors: int | None = None
+    """Of memory, since the driver was loaded."""
+    lifetime_corrected_errors: int | None = None
+    lifetime_uncorrected_errors: int | None = None
+    retired_pages: int | None = None
+    corrected_rows: int | None = None
+    """Rows of memory that were remapped after corrected errors."""
+    uncorrected_rows: int | None = None
+    nvlink_errors: int | None = None
+    """Of all links: CRC errors, replays and recoveries."""
+    pcie_replays: int | None = None
+    last_xid: int | None = None
+    """Of DCGM's exporter, which tells no other; NVML tells of each as it comes."""
+
+
+@dataclass(frozen=True, slots=True)
+class DriverReading:
+    """All GPUs of a host as its driver sees them. `error`: the driver cannot be asked."""
+
+    source: str
+    """nvml, nvidia-smi, dcgm, or empty where there is none of them."""
+    version: str = ""
+    error: str = ""
+    gpus: tuple[GpuReading, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class XidEvent:
+    """An error that the driver told of at a moment; megatrain.failures.xids has what the number means."""
+
+    at_unix_s: float
+    uuid: str
+    number: int
+
+
+def throttle_text(reasons: int) -> str:
+    """Return reasons in words; empty for none."""
+    return ", ".join(word for bit, word in THROTTLE_REASONS.items() if reasons & bit)
