@@ -1,8 +1,8 @@
 """Build, check and time everything that needs a GPU: `python3 -m benchmarks.gpu`, under nine minutes.
 
-Needs one GPU; python3 with torch for CUDA, numpy, safetensors and pytest; nvcc, Python's headers and a C++ compiler. No
-network, no installation. Stages run one after the other, the most important first, each with at most the time that is
-left. What was found is on disk after every figure, so that a run which is cut off leaves what it had:
+Needs one GPU; python3 with torch for CUDA, numpy, safetensors, pytest and nvidia-ml-py; nvcc, Python's headers and a
+C++ compiler. No network, no installation. Stages run one after the other, the most important first, each with at most
+the time that is left. What was found is on disk after every figure, so that a run which is cut off leaves what it had:
 docs/benchmarks/gpu.json and gpu.md (--output for another place).
 """
 
@@ -25,6 +25,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.gpu_devices import check_devices
 from benchmarks.gpu_record import Record, Stage
 from benchmarks.result import RESULTS
 
@@ -67,6 +68,7 @@ def stages(output: Path) -> dict[str, Run]:
         "Ceilings": partial(operators, "Ceilings"),
         BUILD: build,
         "Checks": check,
+        "GPU telemetry beside nvidia-smi": check_devices,
         "Memory-bound operations": partial(operators, "Memory-bound operations"),
         "Cross entropy, memory": partial(operators, "Cross entropy, memory"),
         "Weight gradients added in fp32": partial(operators, "Weight gradients added in fp32"),

@@ -19,7 +19,7 @@ class Record:
     """The document of one run in `directory`."""
 
     def __init__(self, directory: Path, document: dict[str, Any]) -> None:
-        self._directory = directory
+        self.directory = directory
         self.document = document
 
     @classmethod
@@ -42,9 +42,9 @@ class Record:
             ("gpu.json", json.dumps(self.document, indent=2) + "\n"),
             ("gpu.md", markdown(self.document)),
         ):
-            unfinished = self._directory / f".{name}.unfinished"
+            unfinished = self.directory / f".{name}.unfinished"
             unfinished.write_text(text)
-            unfinished.replace(self._directory / name)
+            unfinished.replace(self.directory / name)
 
     def stage(self, name: str) -> Stage:
         """Return the part of one stage, which is empty until something was found."""

@@ -36,6 +36,7 @@ from megatrain.coordination.settings import EtcdSettings
 from megatrain.jobs.etcd_job import EtcdJob
 from megatrain.programs.own_output import keep_own_log
 from megatrain.programs.stop_signals import stopped_by_signals
+from megatrain_diagnostics.analysis.device_states import WINDOW_S
 from megatrain_diagnostics.collector.admission import Admission
 from megatrain_diagnostics.collector.consumers import ConsumerThread
 from megatrain_diagnostics.collector.counters import Ledger, Teller
@@ -47,9 +48,11 @@ from megatrain_diagnostics.collector.rounds_known import KnownRounds
 from megatrain_diagnostics.collector.rows_ahead import RowsAhead
 from megatrain_diagnostics.collector.settings import DaemonSettings, add_daemon_arguments
 from megatrain_diagnostics.controller.controller import Controller
+from megatrain_diagnostics.controller.device_findings import DeviceFindings
+from megatrain_diagnostics.controller.device_watch import DeviceWatch
 from megatrain_diagnostics.events.roster import newest_round
 from megatrain_diagnostics.events.source import Where, matching
-from megatrain_diagnostics.events.tables import Groups, Ranks, num_rows, select
+from megatrain_diagnostics.events.tables import Groups, Ranks, Xids, num_rows, select
 from megatrain_diagnostics.metrics.daemon_report import DaemonReporter
 from megatrain_diagnostics.metrics.job_book import JobBook
 from megatrain_diagnostics.metrics.job_metrics import MetricsParts, served_metrics
@@ -116,9 +119,11 @@ def run_daemon(settings: DaemonSettings, stop: threading.Event) -> None:
         watch = JobWatch(client, keys, rounds, configuration.take)
         closing.callback(watch.close)
         session = secrets.token_hex(8)
-        controller = Controller(client, keys.job, session, lambda: configuration.section, time.time())
+        controller = Controller(client, keys.job, session, lambda: configuration.section, time.time(),
+                                DeviceFindings(store).beside)  # fmt: skip
         book = JobBook()
-        consumers = ConsumerThread([controller, book], ledger, RowsAhead(lambda: rounds.latest_told))
+        devices = DeviceWatch(lambda: configuration.section.telemetry_interval_s)
+        consumers = ConsumerThread([controller, book, devices], ledger, RowsAhead(lambda: rounds.latest_told))
         closing.callback(consumers.close)
         configuration.wait(_RECORD_PATIENCE_S)  # which may say where to listen, for hosts and for scrapes
         _recall(store, rounds, consumers)
@@ -154,7 +159,9 @@ def run_daemon(settings: DaemonSettings, stop: threading.Event) -> None:
             store,
             trouble,
         )
-        report = DaemonReporter(client, keys, record, (controller, ledger, book), trouble, lambda: etcd.look.snapshot)
+        report = DaemonReporter(
+            client, keys, record, (controller, ledger, book, devices), trouble, lambda: etcd.look.snapshot
+        )
         while not stop.wait(_LOOK_S):
             holding.look()
             teller.tell(time.monotonic())
@@ -197,7 +204,7 @@ def _opened_store(directory: Path, stop: threading.Event) -> ParquetEventStore:
 
 
 def _recall(store: ParquetEventStore, rounds: KnownRounds, consumers: ConsumerThread) -> None:
-    """Tell who the ranks are: hosts told that to an earlier daemon, and say it once."""
+    """Tell who the ranks are, and which errors GPUs had: hosts told that to an earlier daemon, and say it once."""
     try:
         ranks = store.read(Ranks)
         ranks = select(ranks, ranks.round <= rounds.latest_told)
@@ -206,6 +213,7 @@ def _recall(store: ParquetEventStore, rounds: KnownRounds, consumers: ConsumerTh
             newest = Where(rounds=(newest_round(ranks),))
             consumers.put(Groups, store.read(Groups, newest))
             consumers.put(Ranks, select(ranks, matching(ranks, newest)))
+        consumers.put(Xids, store.read(Xids, Where(first_ns=time.time_ns() - int(WINDOW_S * 1e9))))
     except DataError as error:
         _logger.warning("who the ranks are is not known before hosts say it again: %s", error)
 

@@ -56,6 +56,8 @@ def streamer_command(*, config: Config, run: Path, host: str, logs: Path, etcd: 
         metrics_address=config.diagnostics.metrics_address,
         metrics_port=config.diagnostics.metrics_port,
         metrics_token_file=config.diagnostics.metrics_token_file,
+        telemetry_interval_s=config.diagnostics.telemetry_interval_s,
+        dcgm_url=config.diagnostics.dcgm_url,
     )
     return [sys.executable, "-m", "megatrain_diagnostics.streamer", "--settings", encode(settings).decode(), *etcd]
 

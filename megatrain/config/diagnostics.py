@@ -66,6 +66,20 @@ class DiagnosticsConfig:
     metrics_token_file: str = field(
         default="", metadata=option("File with the bearer token that a scraper must send. Empty: none is asked for.")
     )
+    telemetry_interval_s: float = field(
+        default=10.0,
+        metadata=option(
+            "Hosts look at their GPUs and network interfaces so often; 0: never.", unit="s", minimum=0, maximum=3600
+        ),
+    )
+    dcgm_url: str = field(
+        default="",
+        metadata=option(
+            "Page of NVIDIA's DCGM exporter on each host, as http://localhost:9400/metrics: GPUs are read from it. "
+            "Empty: the driver is asked by NVML.",
+            pattern=r"(http://[A-Za-z0-9.:\[\]_-]+(/[A-Za-z0-9._~/-]*)?)?",
+        ),
+    )
     retention_hours: float = field(
         default=168.0, metadata=option("Events older than this are removed.", unit="h", above=0)
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from megatrain.contracts.operations import Operation
 
@@ -56,6 +57,29 @@ class DaemonRecord:
     version: str = ""
 
 
+class DeviceTroubleKind(StrEnum):
+    """What is wrong with a device, the worst first; values are those of the reasons of a job's health."""
+
+    GPU_FAILING = "gpu-failing"
+    """It is lost, or what it computes is not to be trusted."""
+    GPU_DEGRADED = "gpu-degraded"
+    """It is slowed down, or has more errors than others."""
+    NETWORK_DEGRADED = "network-degraded"
+    TELEMETRY_SILENT = "telemetry-silent"
+    """Nobody would see any of that."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTrouble:
+    """What is wrong with a GPU, a link or the driver of a host: a sentence with figures."""
+
+    kind: DeviceTroubleKind
+    host: str
+    text: str
+    since_unix_s: float | None = None
+    ranks: tuple[int, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class DaemonReport:
     """What the daemon tells of itself and of what it hears. It counts while the daemon of this session is announced.
@@ -75,6 +99,9 @@ class DaemonReport:
     away_hosts: tuple[str, ...] = ()
     """Hosts of the newest round that run a streamer and have no stream open: a few of them."""
     num_away_hosts: int = 0
+    devices: tuple[DeviceTrouble, ...] = ()
+    """The worst of what is wrong with GPUs and links, of hosts in whatever state."""
+    num_device_troubles: int = 0
 
 
 @dataclass(frozen=True, slots=True)

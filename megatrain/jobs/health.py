@@ -1,7 +1,7 @@
 """The health of a job: a level and the reasons for it, the same for everyone who asks. Pure.
 
-    red     it does not train and nothing mends that in time, its checkpoints fail, the brake is reached, or what
-            coordinates it is lost
+    red     it does not train and nothing mends that in time, its checkpoints fail, the brake is reached, what
+            coordinates it is lost, or a GPU of it is broken
     amber   it recovers, or something is on the way to becoming red, or nobody would see it
     green   nothing of that
 
@@ -40,6 +40,7 @@ class ReasonCode(StrEnum):
     CHECKPOINT_OLD = "checkpoint-old"
     ETCD_ALARM = "etcd-alarm"
     COORDINATION_LOST = "coordination-lost"
+    GPU_FAILING = "gpu-failing"
     FILES_REMOVED = "files-removed"
     UNREACHABLE = "unreachable"
     RECOVERING = "recovering"
@@ -57,6 +58,9 @@ class ReasonCode(StrEnum):
     STREAMER_SILENT = "streamer-silent"
     METRICS_SILENT = "metrics-silent"
     RANK_SILENT = "rank-silent"
+    GPU_DEGRADED = "gpu-degraded"
+    NETWORK_DEGRADED = "network-degraded"
+    TELEMETRY_SILENT = "telemetry-silent"
     NO_DRIVER = "no-driver"
     DRIVER_ALARM = "driver-alarm"
     HOST_UNFIT = "host-unfit"
@@ -77,6 +81,7 @@ _RED = frozenset(
         ReasonCode.CHECKPOINT_OLD,
         ReasonCode.ETCD_ALARM,
         ReasonCode.COORDINATION_LOST,
+        ReasonCode.GPU_FAILING,
         ReasonCode.FILES_REMOVED,
         ReasonCode.UNREACHABLE,
     }
@@ -93,6 +98,7 @@ _RUNBOOK_OF: Mapping[ReasonCode, str] = {
     ReasonCode.CHECKPOINT_OLD: "checkpoints.md",
     ReasonCode.ETCD_ALARM: "etcd.md",
     ReasonCode.COORDINATION_LOST: "etcd.md",
+    ReasonCode.GPU_FAILING: "gpu-errors.md",
     ReasonCode.FILES_REMOVED: "files-removed.md",
     ReasonCode.UNREACHABLE: "etcd.md",
     ReasonCode.RECOVERING: "health.md#recovering",
@@ -110,6 +116,9 @@ _RUNBOOK_OF: Mapping[ReasonCode, str] = {
     ReasonCode.STREAMER_SILENT: "diagnostics.md",
     ReasonCode.METRICS_SILENT: "diagnostics.md",
     ReasonCode.RANK_SILENT: "silent-rank.md",
+    ReasonCode.GPU_DEGRADED: "gpu-errors.md",
+    ReasonCode.NETWORK_DEGRADED: "gpu-errors.md#links",
+    ReasonCode.TELEMETRY_SILENT: "gpu-errors.md#telemetry-is-silent",
     ReasonCode.NO_DRIVER: "health.md#no-driver",
     ReasonCode.DRIVER_ALARM: "health.md#driver-alarm",
     ReasonCode.HOST_UNFIT: "host-evicted-or-cordoned.md",

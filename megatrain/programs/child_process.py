@@ -22,7 +22,8 @@ from megatrain.programs.processes import end_with_parent
 class ChildProcess:
     """A running child; `log` takes its output (appended), without one it shares ours. As a context it is ended.
 
-    `directory`: where it works; without one, where we do.
+    `directory`: where it works; without one, where we do. `output`: a descriptor that takes what it answers; the log
+    has its complaints only then.
     """
 
     def __init__(
@@ -32,25 +33,26 @@ class ChildProcess:
         log: Path | None = None,
         environment: Mapping[str, str] | None = None,
         directory: Path | None = None,
+        output: int | None = None,
         stop_s: float = 10.0,
     ) -> None:
         self.words = tuple(words)
         self._stop_s = stop_s
-        output = None if log is None else os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        kept = None if log is None else os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             self._process = subprocess.Popen(
                 self.words,
                 stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
+                stdout=kept if output is None else output,
+                stderr=kept,
                 env=None if environment is None else dict(environment),
                 cwd=directory,
                 start_new_session=True,
                 preexec_fn=partial(end_with_parent, os.getpid()),
             )
         finally:
-            if output is not None:
-                os.close(output)
+            if kept is not None:
+                os.close(kept)
 
     @property
     def pid(self) -> int:

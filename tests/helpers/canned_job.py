@@ -32,6 +32,7 @@ from megatrain_diagnostics.dashboard.pages.overview.document import (
     ReasonDocument,
     SeriesDocument,
 )
+from tests.helpers.canned_devices import host_devices
 
 NOW_S = 1_795_000_000.0
 JOB = "gpt-13b-demo"
@@ -255,4 +256,8 @@ def job_answers(*, health: str = "warning", can_act: bool = False) -> Mapping[st
         "hosts": hosts(),
     }
     found.update({f"hosts/{host_name(number)}": host_history(number) for number in range(NUM_HOSTS + 3)})
+    healthy = host_devices("host-000", 0, NOW_S, has_trouble=False)
+    for name in map(host_name, range(NUM_HOSTS + 3)):
+        found[f"hosts/{name}/devices"] = healthy.model_copy(update={"host": name})
+    found[f"hosts/{SLOW_HOST}/devices"] = host_devices(SLOW_HOST, 136, NOW_S, has_trouble=True)
     return found

@@ -6,11 +6,13 @@ It is what live detection would have said; the newest 500 steps are looked at, u
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.operations import Operation
+from megatrain_diagnostics.analysis.device_evidence import with_devices
 from megatrain_diagnostics.analysis.findings import Thresholds
 from megatrain_diagnostics.analysis.straggler_history import STEPS_AT_ONCE, StragglerHistory, straggler_history
 from megatrain_diagnostics.events.roster import Roster
@@ -37,16 +39,18 @@ def stored_stragglers(
 ) -> StragglerHistory:
     """Return who made the job slow in the steps that are asked for, or in the newest `most` of them.
 
+    Beside each finding is what the devices of its ranks said.
     Raises: DataError where no sums of such steps are there.
     """
     first, last = step_range(source, roster, asked, most)
     round_number = roster.round
-    return straggler_history(
+    found = straggler_history(
         roster,
         thresholds,
         lambda: _steps(source, roster, first, last),
         lambda ranks: _passes(source, round_number, first, last, ranks),
     )
+    return replace(found, findings=tuple(with_devices(source, one, round_number) for one in found.findings))
 
 
 def step_range(

@@ -20,7 +20,7 @@ from megatrain_diagnostics.collector.counters import Reason
 from megatrain_diagnostics.collector.flood import FloodGate
 from megatrain_diagnostics.collector.rounds_known import MAX_RANKS, KnownRounds
 from megatrain_diagnostics.columns.schema import table_named, time_column, to_arrow
-from megatrain_diagnostics.events.tables import Ranks, Table, columns_of, num_rows, select
+from megatrain_diagnostics.events.tables import DEVICE_TABLES, Ranks, Table, columns_of, num_rows, select
 from megatrain_diagnostics.wire.messages import BatchHeader, read_batch
 
 _FUTURE_NS = 3_600 * 10**9
@@ -59,6 +59,14 @@ _BOUNDS: Mapping[str, tuple[int, int]] = {
     "offset_ns": (-_LARGE, _LARGE),
 }
 """Of each column of integers, inclusive."""
+_DEVICE_BOUNDS: Mapping[str, tuple[int, int]] = {
+    **_BOUNDS,
+    "round": (-1, 2**31 - 1),
+    "rank": (-1, MAX_RANKS - 1),
+    "gpu": (-1, 4096),
+    "xid": (0, 2**31 - 1),
+}
+"""Of tables of devices: a host may have no round yet, and a GPU no rank."""
 
 Mask = NDArray[np.bool_]
 
@@ -118,10 +126,11 @@ class Admission:
 
     def _in_range(self, table: Table) -> Mask:
         good = np.ones(num_rows(table), dtype=bool)
+        bounds = _DEVICE_BOUNDS if isinstance(table, DEVICE_TABLES) else _BOUNDS
         for name in columns_of(type(table)):
-            if name in _BOUNDS:
+            if name in bounds:
                 values = _column(table, name)
-                least, most = _BOUNDS[name]
+                least, most = bounds[name]
                 # most batches are good: one look at the extremes is cheaper than a mask a column
                 if len(values) and (values.min() < least or values.max() > most):
                     good &= (values >= least) & (values <= most)
@@ -156,8 +165,8 @@ class Admission:
         return mask
 
     def _live(self, table: Table) -> Table:
-        if "round" not in columns_of(type(table)):
-            return table
+        if "round" not in columns_of(type(table)) or isinstance(table, DEVICE_TABLES):
+            return table  # a broken GPU is news, whatever round its host is in
         if isinstance(table, Ranks):
             self._rounds.note_ranks(table)
         is_live = _column(table, "round") >= self._rounds.newest

@@ -42,15 +42,23 @@ _TICK_S = 1.0
 class Controller:
     """A consumer of committed rows. What it knows (`assessment`, `step`, `silent_ranks`) any thread may ask for.
 
-    `section` returns [diagnostics] as it is now; thresholds are those at the beginning of a round.
+    `section` returns [diagnostics] as it is now; thresholds are those at the beginning of a round. `beside` returns a
+    finding of a round with what else is known of its ranks.
     """
 
     def __init__(
-        self, client: EtcdClient, job: str, session: str, section: Callable[[], DiagnosticsConfig], now_s: float
+        self,
+        client: EtcdClient,
+        job: str,
+        session: str,
+        section: Callable[[], DiagnosticsConfig],
+        now_s: float,
+        beside: Callable[[Finding, int], Finding] = lambda finding, round_number: finding,
     ) -> None:
         keys = JobKeys(job)
         self._section = section
-        self._session = session
+        self._session, self._beside = session, beside
+        self._assessment = Assessment()
         self._log = VerdictLog(client, keys)
         self._full_spans = FullSpans(client, keys, session, lambda: section().sample_period)
         self._book = RosterBook()
@@ -74,7 +82,7 @@ class Controller:
     @property
     def assessment(self) -> Assessment:
         """What is known now."""
-        return Assessment() if self._live is None else self._live.assessment
+        return self._assessment
 
     @property
     def step(self) -> int | None:
@@ -121,7 +129,8 @@ class Controller:
                 live.correlations = self._spans.correlations(live.peers.num_ranks)
                 # step by step: a verdict says what was known when it became sure, not what came with the same batch
                 while live.advance(self._steady_s, at_most=1):
-                    self._decide(now_s, live.assessment.findings)
+                    self._assessment = self._with_devices(live.assessment)
+                    self._decide(now_s, self._assessment.findings)
                 self._complain_of_silence(live)
             self._decide(now_s, self.assessment.findings)
             self._write(now_s)
@@ -131,6 +140,7 @@ class Controller:
 
     def _begin_round(self) -> None:
         """Drop everything: of another round it says nothing."""
+        self._assessment = Assessment()
         try:
             roster = self._book.roster()
         except DataError as error:
@@ -186,6 +196,10 @@ class Controller:
         if findings:
             reason = f"suspicion: {findings[0].cause.value} ({', '.join(findings[0].hosts)})"
             self._full_spans.ask(now_s, self._steady_s, reason)
+
+    def _with_devices(self, known: Assessment) -> Assessment:
+        findings = tuple(self._beside(one, self._book.newest) for one in known.findings)
+        return replace(known, findings=findings) if findings else known
 
     def _weighed(self, findings: tuple[Finding, ...], told: Told) -> list[Finding]:
         """Return the findings, the gain of those that the driver may act upon being that of a replay if possible."""

@@ -19,6 +19,7 @@ from megatrain_diagnostics.dashboard.openapi import add_openapi
 from megatrain_diagnostics.dashboard.pages.actions import route as actions
 from megatrain_diagnostics.dashboard.pages.audit import route as audit
 from megatrain_diagnostics.dashboard.pages.checkpoints import route as checkpoints
+from megatrain_diagnostics.dashboard.pages.devices import route as devices
 from megatrain_diagnostics.dashboard.pages.health import route as health
 from megatrain_diagnostics.dashboard.pages.heat import route as heat
 from megatrain_diagnostics.dashboard.pages.hosts import route as hosts
@@ -43,7 +44,7 @@ from megatrain_diagnostics.dashboard.sources.protocol import JobSource
 API_PREFIX = "/api/v1"
 _REFUSALS: dict[int | str, dict[str, Any]] = {"default": {"model": ErrorDocument}}
 _VIEWS = (
-    overview, incidents, hosts, checkpoints, logs, stragglers, ranks, heat, grid, timeline, job,
+    overview, incidents, hosts, devices, checkpoints, logs, stragglers, ranks, heat, grid, timeline, job,
 )  # fmt: skip
 """Each has `router(parts)`."""
 

@@ -163,9 +163,90 @@ class Stacks:
     stack: Texts = column("text", "frames, outermost first, one a line: file:line function")
 
 
-TABLES = (Spans, StepTotals, Values, Ranks, Groups, Clocks, LogLines, Stacks)
-Table = Spans | StepTotals | Values | Ranks | Groups | Clocks | LogLines | Stacks
-TableType = TypeVar("TableType", Spans, StepTotals, Values, Ranks, Groups, Clocks, LogLines, Stacks)
+@dataclass(frozen=True, slots=True, eq=False)
+class Gpus:
+    """The GPUs of hosts: a row for each at each reading. NaN: the driver does not say, or this GPU does not have it."""
+
+    NAME: ClassVar[str] = "gpus"
+
+    round: Int32 = column("i4", "round of the job; -1: none yet")
+    rank: Int32 = column("i4", "that computes on it; -1: none of this round")
+    step: Int32 = column("i4", "that its rank was in, else the host; -1: none")
+    at_ns: Int64 = column("i8", "unix ns by the host's clock")
+    gpu: Int32 = column("i4", "the driver's number; -1: a row about all GPUs of the host")
+    host: Texts = column("text", "")
+    uuid: Texts = column("text", "")
+    error: Texts = column("text", "why nothing can be said of it; empty: it answers")
+    recovery: Texts = column("text", "what the driver asks for, a reset for instance; empty: nothing")
+    temperature_c: Float64 = column("f8", "")
+    slowdown_temperature_c: Float64 = column("f8", "from which on its hardware slows it down")
+    memory_temperature_c: Float64 = column("f8", "")
+    sm_clock_mhz: Float64 = column("f8", "")
+    max_sm_clock_mhz: Float64 = column("f8", "")
+    memory_clock_mhz: Float64 = column("f8", "")
+    throttle_reasons: Float64 = column("f8", "bits of NVML's clocks event reasons")
+    power_w: Float64 = column("f8", "")
+    power_limit_w: Float64 = column("f8", "that is enforced")
+    memory_used_bytes: Float64 = column("f8", "")
+    memory_total_bytes: Float64 = column("f8", "")
+    utilization: Float64 = column("f8", "part of the time in which a kernel ran, 0 to 1")
+    corrected_errors: Float64 = column("f8", "of memory, since the driver was loaded")
+    uncorrected_errors: Float64 = column("f8", "of memory, since the driver was loaded")
+    lifetime_corrected_errors: Float64 = column("f8", "of memory, in the GPU's life")
+    lifetime_uncorrected_errors: Float64 = column("f8", "of memory, in the GPU's life")
+    retired_pages: Float64 = column("f8", "")
+    corrected_rows: Float64 = column("f8", "remapped after corrected errors")
+    uncorrected_rows: Float64 = column("f8", "remapped after uncorrected errors")
+    is_reset_pending: Float64 = column("f8", "1: a page or row waits for a reset to be taken out of use")
+    has_remap_failed: Float64 = column("f8", "1: a row of bad memory could not be remapped")
+    nvlink_errors: Float64 = column("f8", "CRC errors, replays and recoveries of all links")
+    pcie_replays: Float64 = column("f8", "")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Links:
+    """Network interfaces and RDMA ports of hosts: a row for each at each reading. NaN: the driver does not say."""
+
+    NAME: ClassVar[str] = "links"
+
+    round: Int32 = column("i4", "round of the job; -1: none yet")
+    step: Int32 = column("i4", "that the host was in; -1: none")
+    at_ns: Int64 = column("i8", "unix ns by the host's clock")
+    host: Texts = column("text", "")
+    link: Texts = column("text", "interface, or device:port")
+    state: Texts = column("text", "in the kernel's words")
+    is_up: Float64 = column("f8", "1: it is")
+    speed_mbps: Float64 = column("f8", "")
+    downs: Float64 = column("f8", "changes of the carrier, or links lost")
+    rx_errors: Float64 = column("f8", "")
+    tx_errors: Float64 = column("f8", "")
+    rx_dropped: Float64 = column("f8", "")
+    tx_dropped: Float64 = column("f8", "")
+    symbol_errors: Float64 = column("f8", "of InfiniBand, with recoveries of the link")
+    retransmissions: Float64 = column("f8", "of RDMA")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Xids:
+    """Errors that NVIDIA's driver told of, by their Xid numbers."""
+
+    NAME: ClassVar[str] = "xids"
+
+    round: Int32 = column("i4", "round of the job; -1: none yet")
+    rank: Int32 = column("i4", "that computes on the GPU; -1: none of this round")
+    step: Int32 = column("i4", "that its rank was in, else the host; -1: none")
+    at_ns: Int64 = column("i8", "unix ns by the host's clock")
+    gpu: Int32 = column("i4", "the driver's number; -1: not known")
+    xid: Int32 = column("i4", "NVIDIA's number")
+    host: Texts = column("text", "")
+    uuid: Texts = column("text", "of the GPU")
+
+
+TABLES = (Spans, StepTotals, Values, Ranks, Groups, Clocks, LogLines, Stacks, Gpus, Links, Xids)
+DEVICE_TABLES = (Gpus, Links, Xids)
+"""Of hosts, whether or not they have ranks: what such a row says of rank, round or step may be -1."""
+Table = Spans | StepTotals | Values | Ranks | Groups | Clocks | LogLines | Stacks | Gpus | Links | Xids
+TableType = TypeVar("TableType", Spans, StepTotals, Values, Ranks, Groups, Clocks, LogLines, Stacks, Gpus, Links, Xids)
 
 
 def columns_of(kind: type[Table]) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """Readings as Prometheus metrics: names, units and labels by Prometheus' own rules (one prefix, base units, _total).
 
-A label is bounded: rank is one on nine gauges and on `megatrain_rank_info`, the metric to join others with (DCGM by
+A label is bounded: rank is one on nine gauges and on `megatrain_rank_info`, the metric to join others with (GPUs by
 gpu_uuid); step, round, process and error text never are. What is not known has no sample, never a NaN of ours.
 """
 
@@ -22,6 +22,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from megatrain.jobs.health import HealthLevel
+from megatrain_diagnostics.metrics.device_metrics import device_metrics
 from megatrain_diagnostics.metrics.readings import (
     MAX_SCORES,
     STEP_BUCKETS_S,
@@ -125,6 +126,8 @@ class HostCollector(Collector):
             "megatrain_clock_offset_seconds", "This clock minus the daemon's.", labels, host.clock_offset_s
         )
         yield from _gauge("megatrain_clock_error_seconds", "The offset is that exact.", labels, host.clock_error_s)
+        if host.devices is not None:
+            yield from device_metrics(host.devices, labels)
 
     def _rank_info(self, host: HostReading) -> Metric:
         names = ["job_name", "host", "rank", "dp", "pp", "tp", "gpu_uuid"]

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from megatrain.jobs.health import Health
+from megatrain_diagnostics.devices.sample import HostSample
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,17 @@ class RankReading:
 
 
 @dataclass(frozen=True, slots=True)
+class DevicesReading:
+    """The GPUs and network interfaces of a host at the newest look; `sample` None: there was none yet."""
+
+    sample: HostSample | None = None
+    trouble: str = ""
+    """Why nothing new comes; empty when all is well."""
+    xids: Mapping[tuple[str, int], int] = field(default_factory=dict)
+    """By UUID of a GPU and number, how often, since the streamer began."""
+
+
+@dataclass(frozen=True, slots=True)
 class HostReading:
     """A host of a job, as its streamer knows it. Counts are since the streamer began."""
 
@@ -54,6 +66,8 @@ class HostReading:
     clock_error_s: float | None = None
     silent_ranks: int = 0
     """Ranks of this host that have written nothing for longer than their phase may take."""
+    devices: DevicesReading | None = None
+    """None: nobody reads them."""
 
 
 STEP_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)

@@ -19,6 +19,7 @@ from megatrain.contracts.record import decode
 from megatrain.coordination.client import EtcdClient
 from megatrain.programs.own_output import keep_own_log
 from megatrain.programs.stop_signals import stopped_by_signals
+from megatrain_diagnostics.devices.keeper import DeviceKeeper
 from megatrain_diagnostics.metrics.exposition import HostCollector, registry_of
 from megatrain_diagnostics.metrics.server import MetricsServer, read_token
 from megatrain_diagnostics.streamer.expected_ranks import ExpectedRanks
@@ -67,11 +68,16 @@ def _stream(settings: StreamerSettings, client: EtcdClient, closed: threading.Ev
         return targets_in(boxes, settings.box_prefix, settings.host) if settings.black_box_directory else ()
 
     stacks = StackWatch(settings.host, targets, sender.send, clock.now_ns)
-    streamer = Streamer(settings, clock, sender, expected.newest, stacks.request)
+    devices = None
+    if settings.telemetry_interval_s:
+        devices = DeviceKeeper(settings.telemetry_interval_s, settings.dcgm_url)
+    streamer = Streamer(settings, clock, sender, expected.newest, stacks.request, devices)
     try:
         with _metrics(settings, streamer):
             streamer.run(closed)
     finally:
+        if devices is not None:
+            devices.close()
         stacks.close()
         sender.close(_FLUSH_S)
         expected.close()

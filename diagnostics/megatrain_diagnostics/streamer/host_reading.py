@@ -10,7 +10,7 @@ import numpy as np
 from megatrain import __version__
 from megatrain.contracts.operations import MODEL_COMPUTES, Operation
 from megatrain_diagnostics.events.tables import StepTotals
-from megatrain_diagnostics.metrics.readings import HostReading, RankReading
+from megatrain_diagnostics.metrics.readings import DevicesReading, HostReading, RankReading
 from megatrain_diagnostics.streamer.host_clock import HostClock
 from megatrain_diagnostics.streamer.rank_tail import RankTail
 from megatrain_diagnostics.wire.sender import SenderState
@@ -50,6 +50,7 @@ def host_reading(
     num_lost: int,
     num_nonsense: int,
     num_silent: int,
+    devices: DevicesReading | None = None,
 ) -> HostReading:
     """Return what the host knows; `num_lost` and `num_nonsense` count records, the rest of the drops rows."""
     steps = [rank.step_s for rank in ranks if rank.step_s is not None]
@@ -70,6 +71,7 @@ def host_reading(
         clock_offset_s=None if sender.clock is None else sender.clock.offset_ns / _NS,
         clock_error_s=None if sender.clock is None else sender.clock.error_ns / _NS,
         silent_ranks=num_silent,
+        devices=devices,
     )
 
 

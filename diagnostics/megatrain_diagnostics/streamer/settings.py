@@ -27,6 +27,9 @@ class StreamerSettings:
     metrics_address: str = "127.0.0.1"
     metrics_port: int = 0
     metrics_token_file: str = ""
+    telemetry_interval_s: float = 0.0
+    """Between two looks at GPUs and network interfaces; 0: nobody looks."""
+    dcgm_url: str = ""
 
     @property
     def box_prefix(self) -> str:

@@ -11,7 +11,6 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,9 +18,9 @@ from megatrain_diagnostics.events.tables import LogLines
 from megatrain_diagnostics.metrics.readings import HostReading
 from megatrain_diagnostics.streamer.batcher import Batcher
 from megatrain_diagnostics.streamer.expected_ranks import HostRanks
-from megatrain_diagnostics.streamer.gpu_uuids import gpu_uuids
 from megatrain_diagnostics.streamer.host_boxes import HostBoxes
 from megatrain_diagnostics.streamer.host_clock import HostClock
+from megatrain_diagnostics.streamer.host_devices import DeviceSource, HostDevices
 from megatrain_diagnostics.streamer.host_reading import host_reading, rank_reading
 from megatrain_diagnostics.streamer.log_tail import HostLogs
 from megatrain_diagnostics.streamer.positions import Positions, read_positions, write_positions
@@ -57,8 +56,12 @@ class Streamer:
         sender: EventSender,
         expected: Callable[[], HostRanks],
         on_silence: Callable[[tuple[int, ...]], None] = lambda ranks: None,
+        devices: DeviceSource | None = None,
     ) -> None:
-        """`expected`: the ranks that the host should have; `on_silence` hears of those that may soon be silent."""
+        """`expected`: the ranks that the host should have; `on_silence` hears of those that may soon be silent.
+
+        `devices`: what reads the host's GPUs and network interfaces; None: nobody does.
+        """
         self._settings, self._clock, self._sender = settings, clock, sender
         self._expected, self._on_silence = expected, on_silence
         self._place = settings.own_directory / "positions.json"
@@ -72,7 +75,7 @@ class Streamer:
         )
         self._logs = HostLogs(Path(settings.host_logs), settings.host, kept.logs.get)
         self._batcher = Batcher(sender.send)
-        self._gpu_uuids = gpu_uuids(os.environ.get("CUDA_VISIBLE_DEVICES"))
+        self._devices = HostDevices(settings.host, os.environ.get("CUDA_VISIBLE_DEVICES"), devices)
         self._silence = SilenceWatch(settings.patience)
         self._early_silence = SilenceWatch(settings.patience.part(_EARLY))
         self._silent: tuple[int, ...] = ()
@@ -96,6 +99,8 @@ class Streamer:
         for kind, table in self._boxes.look():
             self._batcher.add(kind, table, now_s)
         self._batcher.add(LogLines, self._logs.look(self._clock.now_ns()), now_s)
+        for kind, table in self._devices.look(self._boxes.newest(), self._expected().round, self._clock.now_ns()):
+            self._batcher.add(kind, table, now_s)
         self._batcher.flush(now_s)
         if self._is_due("keep", now_s, _KEEP_S):
             self._keep()
@@ -146,17 +151,11 @@ class Streamer:
         return host_reading(
             self._settings.job,
             self._settings.host,
-            [
-                rank_reading(tail, self._clock, gpu_uuid)
-                for tail, gpu_uuid in zip(
-                    sorted(boxes.newest(), key=lambda one: one.identity.rank),
-                    chain(self._gpu_uuids, repeat("")),
-                    strict=False,
-                )
-            ],
+            [rank_reading(tail, self._clock, gpu_uuid) for tail, gpu_uuid in self._devices.with_gpus(boxes.newest())],
             self._sender.state(),
             self._batcher.num_sent,
             boxes.num_lost + sum(tail.num_lost for tail in boxes.tails),
             boxes.num_nonsense + sum(tail.num_nonsense for tail in boxes.tails),
             len(self._silent),
+            self._devices.reading,
         )

@@ -49,7 +49,20 @@ def _of_report(report: DaemonReport, standing: Standing, now_s: float) -> Iterat
     if report.num_silent_ranks:
         who = count_text(report.num_silent_ranks, "rank")
         yield Reason(ReasonCode.RANK_SILENT, f"no events of {who} in the newest steps: {report.silent_ranks}")
+    yield from _devices(report, standing)
     yield from _behind(report, standing)
+
+
+def _devices(report: DaemonReport, standing: Standing) -> Iterator[Reason]:
+    """Yield what is wrong with GPUs and links of the hosts that train: of others the checks of a host say it."""
+    members = {view.host for view in standing.members}
+    for one in report.devices:
+        if one.host in members:
+            yield Reason(ReasonCode(one.kind.value), one.text, one.since_unix_s, (one.host,), one.ranks)
+    untold = report.num_device_troubles - len(report.devices)
+    if untold > 0:
+        text = f"{count_text(untold, 'more trouble')} of GPUs and links: the hosts' pages name them"
+        yield Reason(ReasonCode.GPU_DEGRADED, text)
 
 
 def _behind(report: DaemonReport, standing: Standing) -> Iterator[Reason]:

@@ -29,10 +29,11 @@ from megatrain_diagnostics.analysis.heat_scale import (
 )
 from megatrain_diagnostics.analysis.peers import Peers
 from megatrain_diagnostics.dashboard.answers.binary import unpack
-from megatrain_diagnostics.dashboard.pages.heat import cells as heat_cells
+from megatrain_diagnostics.dashboard.pages.heat import subject as heat_subject
 from megatrain_diagnostics.dashboard.pages.heat.order import By, Order
 from megatrain_diagnostics.dashboard.pages.heat.route import router
-from megatrain_diagnostics.dashboard.pages.heat.view import HeatCells, Measure, heat_picture, safe_text
+from megatrain_diagnostics.dashboard.pages.heat.subject import Measure, subject_of
+from megatrain_diagnostics.dashboard.pages.heat.view import HeatCells, heat_picture, safe_text
 from megatrain_diagnostics.events.tables import Ranks, StepTotals, joined, num_rows, select
 from tests.helpers.dashboard_pictures import PictureSource, picture_client, stored_events
 from tests.helpers.synthetic_steps import SyntheticJob
@@ -43,6 +44,7 @@ STEPS = range(5, 25)
 HOLE = (3, 9)
 """A rank and a step of which nothing is known."""
 FORWARD = Operation.FORWARD_COMPUTE.number
+FORWARD_SUM = subject_of(Operation.FORWARD_COMPUTE.value, Measure.SUM)
 
 
 def job() -> SyntheticJob:
@@ -188,7 +190,7 @@ def _cells_of(steps: range) -> tuple[Any, ...]:
     values = np.array(
         [[np.nan if (value := value_of(rank, step)) is None else value for rank in range(40)] for step in steps]
     )
-    return roster, Peers(roster), FORWARD, Measure.SUM, steps[0], values
+    return roster, Peers(roster), FORWARD_SUM, steps[0], values
 
 
 def test_one_bad_rank_of_many_stays_visible_where_rows_have_to_share() -> None:
@@ -197,7 +199,7 @@ def test_one_bad_rank_of_many_stays_visible_where_rows_have_to_share() -> None:
     values = np.full((3, layout.world_size), 0.5)
     values[1, 12_345] = 0.56
     roster = made.roster()
-    cells = HeatCells(roster, Peers(roster), FORWARD, Measure.SUM, 0, values)
+    cells = HeatCells(roster, Peers(roster), FORWARD_SUM, 0, values)
 
     fields, arrays = unpack(heat_picture(cells, Scale.RELATIVE, By.RANK, Order.RANK, 1_300_000))
 
@@ -295,7 +297,7 @@ def test_cell_of_which_nothing_is_known(client: TestClient) -> None:
 def test_cell_comes_from_the_picture_that_is_kept(source: PictureSource, monkeypatch: pytest.MonkeyPatch) -> None:
     fresh = picture_client(source, router)
     picture(fresh)
-    monkeypatch.setattr(heat_cells, "step_cells", lambda *_: pytest.fail("the events were read again"))
+    monkeypatch.setattr(heat_subject, "step_cells", lambda *_: pytest.fail("the events were read again"))
 
     assert fresh.get(f"/heat/cell?rank={SLOW_RANK}&step=12").json()["rank"] == SLOW_RANK
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from megatrain.contracts.diag_records import DaemonRecord, DaemonReport
+from megatrain.contracts.diag_records import DaemonRecord, DaemonReport, DeviceTrouble, DeviceTroubleKind
 from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.host_verdict import HostVerdict
 from megatrain.contracts.job_keys import JobKeys
@@ -23,6 +24,7 @@ from tests.helpers.launched_job import NOW_S, make_incident, make_snapshot, make
 from tests.helpers.told_verdicts import STRAGGLER
 
 KEYS = JobKeys("demo")
+FAILING, SILENT = DeviceTroubleKind.GPU_FAILING, DeviceTroubleKind.TELEMETRY_SILENT
 RECORD = DaemonRecord("host-1", "d1", "127.0.0.1", 1, "token", started_unix_s=NOW_S - 60)
 STREAMED = make_snapshot(statuses={f"host-{n}": make_status(n, is_streamed=True) for n in (1, 2)})
 
@@ -48,13 +50,22 @@ class Judge:
         return self.silent
 
 
+class Devices:
+    found: tuple[DeviceTrouble, ...] = ()
+
+    def troubles(self, connected: Collection[str]) -> tuple[DeviceTrouble, ...]:
+        return tuple(one for one in self.found if one.host in connected or one.kind is not SILENT)
+
+
 @pytest.fixture
 def etcd() -> Etcd:
     return Etcd()
 
 
-def reporter(etcd: Etcd, judge: Judge, ledger: Ledger, record: DaemonRecord = RECORD) -> DaemonReporter:
-    sources: Any = (judge, ledger, JobBook())
+def reporter(
+    etcd: Etcd, judge: Judge, ledger: Ledger, record: DaemonRecord = RECORD, devices: Devices | None = None
+) -> DaemonReporter:
+    sources: Any = (judge, ledger, JobBook(), devices or Devices())
     client: Any = etcd
     return DaemonReporter(client, KEYS, record, sources, lambda: "", lambda: STREAMED)
 
@@ -108,3 +119,22 @@ def test_a_look_that_is_old_is_red() -> None:
         assert health is not None
         assert [one.code for one in health.reasons] == [ReasonCode.UNREACHABLE]
         assert health.reasons[0].since_unix_s == (NOW_S - 9 if look.snapshot else None)
+
+
+def test_devices_are_told_of_hosts_that_train_and_a_temperature_is_no_news(etcd: Etcd) -> None:
+    devices, ledger = Devices(), Ledger()
+    ledger.note_stream(1, "host-1")
+    ledger.note_stream(2, "host-2")
+    teller = reporter(etcd, Judge(), ledger, devices=devices)
+    assert teller.tell(NOW_S)
+    hot = DeviceTrouble(DeviceTroubleKind.GPU_DEGRADED, "host-2", "GPU 3 is slowed down: 91 C", NOW_S - 60)
+    gone = DeviceTrouble(FAILING, "host-9", "GPU 1 is lost")
+    devices.found = (gone, hot)
+    assert teller.tell(NOW_S + 1)
+    assert (etcd.written[-1].devices, etcd.written[-1].num_device_troubles) == ((hot,), 1)
+    devices.found = (gone, replace(hot, text="GPU 3 is slowed down: 92 C"))
+    assert not teller.tell(NOW_S + 2), "another temperature is told with the next report"
+    devices.found = tuple(replace(hot, text=f"GPU {number} " + 500 * "x") for number in range(40))
+    assert teller.tell(NOW_S + 3)
+    assert (len(etcd.written[-1].devices), etcd.written[-1].num_device_troubles) == (16, 40)
+    assert all(len(one.text) <= 300 for one in etcd.written[-1].devices)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from megatrain_diagnostics.streamer.gpu_uuids import gpu_uuids
+from megatrain_diagnostics.streamer.gpu_uuids import driver_uuids, gpu_uuids
 
 A, B, C = (f"GPU-{letter * 8}-0000-1111-2222-{letter * 12}" for letter in "abc")
 
@@ -29,11 +29,12 @@ def driver_files(tmp_path: Path) -> Path:
         (f" {B} ,GPU-cccccccc", (B, C)),
         ("", ()),
         ("1,7,0", (B,)),
+        (f"MIG-1,MIG-2,MIG-{C}/1/0", (B, "", C)),
     ],
 )
 def test_gpus_are_counted_as_cuda_does(visible: str | None, expected: tuple[str, ...], driver_files: Path) -> None:
-    assert gpu_uuids(visible, driver_files) == expected
+    assert gpu_uuids(visible, driver_uuids(driver_files), {"MIG-1": B}) == expected
 
 
 def test_without_a_driver_there_are_none(tmp_path: Path) -> None:
-    assert gpu_uuids(None, tmp_path / "nothing") == ()
+    assert gpu_uuids(None, driver_uuids(tmp_path / "nothing")) == ()

@@ -51,6 +51,7 @@ def test_the_streamer_is_told_where_its_ranks_leave_their_traces(tmp_path: Path)
     assert settings == StreamerSettings(
         job="a job", host="h 1", run=str(tmp_path), host_logs=str(tmp_path / "logs" / "h"),
         black_box_directory="/boxes", spool_bytes=3_000_000, patience=CONFIG.patience, metrics_port=9,
+        telemetry_interval_s=10.0,
     )  # fmt: skip
     box = black_box_path(Path("/boxes"), "a job", RunDirectory(tmp_path).key, "main", 7, 3)
     assert box.name.startswith(settings.box_prefix)

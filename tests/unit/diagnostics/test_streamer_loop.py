@@ -24,11 +24,14 @@ from megatrain.contracts.layout import Layout
 from megatrain.contracts.operations import Operation
 from megatrain.contracts.run_directory import RunDirectory, black_box_path, previous_black_box
 from megatrain.contracts.step_values import StepValue
+from megatrain.devices.gpu_readings import DriverReading, GpuReading
 from megatrain.failures.patience import Patience
 from megatrain.telemetry.recorder import Recorder, open_recorder
-from megatrain_diagnostics.events.tables import LogLines, Ranks, Spans, StepTotals, Values, joined, num_rows
+from megatrain_diagnostics.devices.sample import HostSample
+from megatrain_diagnostics.events.tables import Gpus, LogLines, Ranks, Spans, StepTotals, Values, joined, num_rows
 from megatrain_diagnostics.streamer.expected_ranks import HostRanks
 from megatrain_diagnostics.streamer.host_clock import HostClock
+from megatrain_diagnostics.streamer.host_devices import DeviceSource
 from megatrain_diagnostics.streamer.settings import StreamerSettings
 from megatrain_diagnostics.streamer.streamer import Streamer
 from megatrain_diagnostics.wire.discovery import FixedDaemon
@@ -100,10 +103,10 @@ class Host:
         self.recorders.append(recorder)
         return recorder
 
-    def streamer(self) -> tuple[Streamer, Collected]:
+    def streamer(self, devices: DeviceSource | None = None) -> tuple[Streamer, Collected]:
         taken = Collected(self.idle)
         clock = HostClock(read_clock_base())
-        return Streamer(self.settings, clock, taken, lambda: self.expected, self.silent.append), taken
+        return Streamer(self.settings, clock, taken, lambda: self.expected, self.silent.append, devices), taken
 
 
 @pytest.fixture
@@ -361,3 +364,32 @@ def test_a_box_that_is_set_aside_is_not_streamed_again_and_the_one_in_its_place_
         streamer.look(turn * LONG_S)
     assert sorted(taken.all(Ranks).pid.tolist()) == sorted([os.getpid(), os.getppid()])
     assert sorted(taken.all(StepTotals).step[taken.all(StepTotals).operation == SUMMED.number].tolist()) == [*range(5)]
+
+
+class OneReading:
+    """Has read two GPUs once."""
+
+    trouble = ""
+
+    def __init__(self) -> None:
+        gpus = (GpuReading(0, "GPU-a", temperature_c=62.0), GpuReading(1, "GPU-b"))
+        self.newest = HostSample(time.time(), 0.0, DriverReading("nvml", gpus=gpus))
+        self._left = [self.newest]
+
+    def take(self) -> list[HostSample]:
+        taken, self._left = self._left, []
+        return taken
+
+
+def test_devices_are_handed_on_with_the_ranks_that_compute_on_them(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    recorder = host.rank(3)
+    take_steps(recorder, range(8))
+    streamer, taken = host.streamer(OneReading())
+    streamer.look(LONG_S)
+    assert [one.gpu_uuid for one in streamer.reading().ranks] == ["GPU-b"]
+    assert streamer.reading().devices is not None
+    streamer.end()
+    gpus = taken.all(Gpus)
+    assert (gpus.uuid.tolist(), gpus.rank.tolist()) == (["GPU-a", "GPU-b"], [-1, 3])
+    assert (gpus.round.tolist(), gpus.step.tolist()) == ([1, 1], [7, 7])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from megatrain.contracts.diag_records import DaemonReport
+from megatrain.contracts.diag_records import DaemonReport, DeviceTrouble, DeviceTroubleKind
 from megatrain.contracts.driver_report import DriverReport
 from megatrain.contracts.host_records import DiskRoom, HostPhase, HostSaves, HostStatus, Milestones
 from megatrain.contracts.host_verdict import OutcomeKind, VerdictOutcome
@@ -234,6 +234,17 @@ CASES: Mapping[str, tuple[ReasonCode, dict[str, Any], str]] = {
     "ranks are silent": (
         ReasonCode.RANK_SILENT, streamed(report(silent_ranks="1-2", num_silent_ranks=2)), "no events of 2 ranks .*1-2",
     ),
+    **{
+        f"{kind} of a host that trains": (
+            ReasonCode(kind.value),
+            streamed(report(devices=(DeviceTrouble(kind, "host-2", "GPU 3 of host-2 is lost", NOW_S - 9, (3,)),))),
+            "^GPU 3 of host-2 is lost$",
+        )
+        for kind in DeviceTroubleKind
+    },
+    "more devices than are named": (
+        ReasonCode.GPU_DEGRADED, streamed(report(num_device_troubles=40)), "40 more troubles of GPUs and links",
+    ),
     "no driver": (ReasonCode.NO_DRIVER, {"driver": ""}, "no driver is elected"),
     "the driver complains": (
         ReasonCode.DRIVER_ALARM, {"report": DriverReport("host-1", "trains", NOW_S, ("rounds/3 cannot be read",))},
@@ -309,3 +320,9 @@ def test_what_is_wrong_with_storage_is_told_beside_a_recovery() -> None:
     changed = told(num_failed=3, failing_unix_s=NOW_S - 60, error="disk full")
     health = assess(make_snapshot(statuses=changed, incidents=(OPEN,), halts={2: make_halt()}), NOW_S).health
     assert [one.code for one in health.reasons] == [ReasonCode.SAVES_FAIL, ReasonCode.RECOVERING]
+
+
+def test_a_device_of_a_host_that_does_not_train_is_no_reason() -> None:
+    trouble = DeviceTrouble(DeviceTroubleKind.GPU_FAILING, "host-9", "GPU 3 of host-9 is lost")
+    found = assess(make_snapshot(**streamed(report(devices=(trouble,), num_device_troubles=1))), NOW_S).health
+    assert not found.has(ReasonCode.GPU_FAILING)

@@ -51,6 +51,9 @@ _VIEWS_OF = {
     "clocks": ("hosts",),
     "logs": ("logs",),
     "stacks": ("grid",),
+    "gpus": ("hosts", "heat"),
+    "links": ("hosts", "heat"),
+    "xids": ("hosts",),
 }
 """What new rows of a table may change."""
 

@@ -78,6 +78,79 @@ export interface CheckpointsDocument {
   checkpoints: readonly CheckpointDocument[];
 }
 
+export interface GpuDocument {
+  gpu: number;
+  uuid: string;
+  rank: number | null;
+  at_unix_s: number;
+  error: string;
+  recovery: string;
+  throttled: string;
+  is_throttled_by_fault: boolean;
+  temperature_c: number | null;
+  slowdown_temperature_c: number | null;
+  memory_temperature_c: number | null;
+  sm_clock_mhz: number | null;
+  max_sm_clock_mhz: number | null;
+  memory_clock_mhz: number | null;
+  power_w: number | null;
+  power_limit_w: number | null;
+  memory_used_bytes: number | null;
+  memory_total_bytes: number | null;
+  utilization: number | null;
+  corrected_errors: number | null;
+  uncorrected_errors: number | null;
+  lifetime_corrected_errors: number | null;
+  lifetime_uncorrected_errors: number | null;
+  retired_pages: number | null;
+  corrected_rows: number | null;
+  uncorrected_rows: number | null;
+  is_reset_pending: boolean;
+  has_remap_failed: boolean;
+  nvlink_errors: number | null;
+  pcie_replays: number | null;
+  temperature_history: readonly (number | null)[];
+  clock_history: readonly (number | null)[];
+  power_history: readonly (number | null)[];
+}
+
+export interface LinkDocument {
+  link: string;
+  at_unix_s: number;
+  is_up: boolean;
+  state: string;
+  speed_mbps: number | null;
+  downs: number | null;
+  rx_errors: number | null;
+  tx_errors: number | null;
+  rx_dropped: number | null;
+  tx_dropped: number | null;
+  symbol_errors: number | null;
+  retransmissions: number | null;
+  error_history: readonly (number | null)[];
+}
+
+export interface XidDocument {
+  at_unix_s: number;
+  gpu: number | null;
+  rank: number | null;
+  step: number | null;
+  xid: number;
+  meaning: string;
+  kind: string;
+  advice: string;
+}
+
+export interface HostDevicesDocument {
+  host: string;
+  first_unix_s: number | null;
+  last_unix_s: number | null;
+  trouble: string;
+  gpus: readonly GpuDocument[];
+  links: readonly LinkDocument[];
+  xids: readonly XidDocument[];
+}
+
 export interface HealthDocument {
   is_ready: boolean;
 }

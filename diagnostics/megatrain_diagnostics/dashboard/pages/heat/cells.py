@@ -11,12 +11,13 @@ import numpy as np
 from megatrain.contracts.errors import DataError
 from megatrain_diagnostics.analysis.heat_scale import Floats
 from megatrain_diagnostics.analysis.peers import Peers
-from megatrain_diagnostics.dashboard.pages.heat.view import HeatCells, Measure
+from megatrain_diagnostics.dashboard.pages.heat.subject import Subject
+from megatrain_diagnostics.dashboard.pages.heat.view import HeatCells
 from megatrain_diagnostics.events.roster import Roster
 from megatrain_diagnostics.events.source import Where
 from megatrain_diagnostics.events.tables import StepTotals
 from megatrain_diagnostics.store.reader import StoredEvents
-from megatrain_diagnostics.store.step_cells import newest_steps_told, step_cells
+from megatrain_diagnostics.store.step_cells import newest_steps_told
 
 MOST_RAW_CELLS = 24_000_000
 """Ranks x steps of one question: 2,000 steps of 12,288 ranks, 0.6 GB while it is answered."""
@@ -35,8 +36,7 @@ class TooManyCellsError(DataError):
 class HeatQuery:
     """Which cells. `version` grows with the events that there are."""
 
-    operation: int
-    measure: Measure
+    subject: Subject
     first: int | None
     last: int | None
     max_cells: int
@@ -79,7 +79,7 @@ class HeatCellReader:
         with self._lock:
             for (round_number, other), kept in self._kept.items():
                 is_same = round_number == roster.round and other.version == query.version
-                is_same &= (other.operation, other.measure) == (query.operation, query.measure)
+                is_same &= other.subject == query.subject
                 if is_same and kept.first_step <= first and last < kept.first_step + kept.num_steps:
                     return kept
         return self._read(roster, replace(query, first=first, last=last))
@@ -88,9 +88,7 @@ class HeatCellReader:
         quick = self._newest(roster, query) if query.first is None and query.last is None else None
         steps, values = quick or self._named(roster, query)
         first = steps[0] if steps else 0
-        return HeatCells(
-            roster, self._peers_of(roster), query.operation, query.measure, first, values / query.measure.per_unit
-        )
+        return HeatCells(roster, self._peers_of(roster), query.subject, first, values)
 
     def _newest(self, roster: Roster, query: HeatQuery) -> tuple[range, Floats] | None:
         """Return the newest steps by what the footers tell, which costs one question less; None: they may mislead.
@@ -118,8 +116,7 @@ class HeatCellReader:
         return steps, self._cells(roster, query, steps)
 
     def _cells(self, roster: Roster, query: HeatQuery, steps: range) -> Floats:
-        aggregate, num_ranks = query.measure.aggregate, roster.layout.world_size
-        return step_cells(self._events, roster.round, query.operation, aggregate, steps, num_ranks)
+        return query.subject.cells(self._events, roster, steps)
 
     def _steps(self, roster: Roster, query: HeatQuery) -> range:
         if query.first is not None and query.last is not None:

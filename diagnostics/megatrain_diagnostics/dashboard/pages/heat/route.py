@@ -1,4 +1,4 @@
-"""/heat, /heat.csv, /heat/cell, /heat/outliers: ranks or hosts x steps of one operation."""
+"""/heat, /heat.csv, /heat/cell, /heat/outliers: ranks or hosts x steps of one operation, or of what devices say."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from megatrain.config.diagnostics import DiagnosticsConfig
-from megatrain.contracts.operations import Operation, operation_name
+from megatrain.contracts.operations import Operation
 from megatrain_diagnostics.analysis.findings import Thresholds, thresholds_of
 from megatrain_diagnostics.analysis.heat_scale import Scale
 from megatrain_diagnostics.dashboard.answers.answer import ARRAYS_TYPE, cached_answer, document_answer, document_bytes
@@ -24,10 +24,10 @@ from megatrain_diagnostics.dashboard.pages.heat.cells import (
 )
 from megatrain_diagnostics.dashboard.pages.heat.document import HeatCellDocument, HeatOutliersDocument
 from megatrain_diagnostics.dashboard.pages.heat.order import By, Order
+from megatrain_diagnostics.dashboard.pages.heat.subject import DEVICE_SUBJECTS, Measure, Subject, subject_of
 from megatrain_diagnostics.dashboard.pages.heat.view import (
     Ends,
     HeatCells,
-    Measure,
     heat_cell,
     heat_csv,
     heat_outliers,
@@ -58,9 +58,9 @@ class CellChoice:
     ) -> None:
         if first is not None and last is not None and first > last:
             raise bad_query("last", last, f"it must not be before first={first}")
-        self.round, self.measure, self.first, self.last = round_number, measure, first, last
+        self.round, self.first, self.last = round_number, first, last
         self.max_cells = max_cells
-        self.operation = _operation_number(operation)
+        self.subject = _subject(operation, measure)
 
 
 Choice = Annotated[CellChoice, Depends()]
@@ -79,7 +79,7 @@ def router(parts: Parts) -> APIRouter:
         return thresholds_of(DiagnosticsConfig() if config is None else config.diagnostics)
 
     def query_of(choice: CellChoice) -> HeatQuery:
-        return HeatQuery(choice.operation, choice.measure, choice.first, choice.last, choice.max_cells, version())
+        return HeatQuery(choice.subject, choice.first, choice.last, choice.max_cells, version())
 
     def read(choice: CellChoice) -> HeatCells:
         return _guarded(lambda: reader.read(parts.source.roster(choice.round), query_of(choice)))
@@ -114,7 +114,7 @@ def router(parts: Parts) -> APIRouter:
     ) -> Download:
         """Return the picture as CSV: a line a row, a column a step; no step shares a column here."""
         cells = read(choice)
-        name = f"heat-{cells.roster.round}-{operation_name(choice.operation)}-{scale.value}.csv"
+        name = f"heat-{cells.roster.round}-{choice.subject.name}-{scale.value}.csv"
         return Download(heat_csv(cells, scale, by, sort), "text/csv; charset=utf-8", name)
 
     @routes.get("/heat/cell", response_model=HeatCellDocument)
@@ -147,7 +147,7 @@ def router(parts: Parts) -> APIRouter:
 
 def _values(choice: CellChoice) -> tuple[object, ...]:
     return (
-        choice.round, choice.operation, choice.measure, choice.first, choice.last, choice.max_cells
+        choice.round, choice.subject, choice.first, choice.last, choice.max_cells
     )  # fmt: skip
 
 
@@ -162,11 +162,12 @@ def _ends(low: float | None, high: float | None) -> Ends | None:
     return Ends(low, high)
 
 
-def _operation_number(name: str) -> int:
-    for operation in Operation:
-        if operation.value == name:
-            return operation.number
-    raise bad_query("operation", name, f"there are {', '.join(one.value for one in Operation)}")
+def _subject(name: str, measure: Measure) -> Subject:
+    found = subject_of(name, measure)
+    if found is None:
+        there = ", ".join([*(one.value for one in Operation), *DEVICE_SUBJECTS])
+        raise bad_query("operation", name, f"there are {there}")
+    return found
 
 
 def _guarded(read: Callable[[], HeatCells]) -> HeatCells:

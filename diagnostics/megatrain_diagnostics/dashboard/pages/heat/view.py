@@ -10,14 +10,12 @@ import csv
 import io
 from collections.abc import Generator
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from megatrain.contracts.operations import operation_name
 from megatrain_diagnostics.analysis.candidates import least_score
 from megatrain_diagnostics.analysis.findings import Thresholds
 from megatrain_diagnostics.analysis.heat_scale import (
@@ -41,43 +39,14 @@ from megatrain_diagnostics.dashboard.pages.heat.document import (
     HeatOutliersDocument,
 )
 from megatrain_diagnostics.dashboard.pages.heat.order import By, Order, arrange, rows_of
+from megatrain_diagnostics.dashboard.pages.heat.subject import Subject
 from megatrain_diagnostics.dashboard.sources.rank_hosts import Hosts, hosts_of
 from megatrain_diagnostics.events.roster import Roster
-from megatrain_diagnostics.store.heat import Aggregate
 
 MOST_ROWS = 16_384
 """Above this rows share lines; a screen has 2,000."""
 MOST_OUTLIERS = 20
 _RISKY_FIRST = ("=", "+", "-", "@", "\t", "\r")
-
-
-class Measure(StrEnum):
-    """What of an operation is shown."""
-
-    SUM = "sum"
-    MAX = "max"
-    COUNT = "count"
-    BYTES = "bytes"
-
-    @property
-    def aggregate(self) -> Aggregate:
-        """The column of step totals."""
-        columns: dict[str, Aggregate] = {"sum": "sum_ns", "max": "max_ns", "count": "count", "bytes": "num_bytes"}
-        return columns[self.value]
-
-    @property
-    def unit(self) -> str:
-        return {"count": "spans", "bytes": "bytes"}.get(self.value, "s")
-
-    @property
-    def per_unit(self) -> float:
-        """So many of what is stored are one unit."""
-        return 1e9 if self.unit == "s" else 1.0
-
-    @property
-    def least_spread(self) -> float:
-        """Smaller differences, in units, are none: a microsecond, one span, one byte."""
-        return 1e-6 if self.unit == "s" else 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +59,11 @@ class Ends:
 
 @dataclass(frozen=True)
 class HeatCells:
-    """What is known of an operation in some steps. Shapes: values [steps, ranks], in units, NaN: nothing is known."""
+    """What is known of a subject in some steps. Shapes: values [steps, ranks], in units, NaN: nothing is known."""
 
     roster: Roster
     peers: Peers
-    operation: int
-    measure: Measure
+    subject: Subject
     first_step: int
     values: Floats
 
@@ -113,13 +81,13 @@ class HeatCells:
 
     @cached_property
     def z(self) -> Floats:
-        return scaled(self.values, self.against, Scale.Z, self.measure.least_spread)
+        return scaled(self.values, self.against, Scale.Z, self.subject.least_spread)
 
     def shown(self, scale: Scale) -> Floats:
         """Return what colours show. Shapes: [steps, ranks]."""
         if scale is Scale.ABSOLUTE:
             return self.values
-        return self.z if scale is Scale.Z else scaled(self.values, self.against, scale, self.measure.least_spread)
+        return self.z if scale is Scale.Z else scaled(self.values, self.against, scale, self.subject.least_spread)
 
 
 def heat_picture(
@@ -139,9 +107,9 @@ def heat_picture(
     fields: dict[str, Any] = {
         "round": cells.roster.round,
         "layout": {"tp_size": layout.tp_size, "pp_size": layout.pp_size, "dp_size": layout.dp_size},
-        "operation": operation_name(cells.operation),
-        "measure": cells.measure.value,
-        "unit": cells.measure.unit,
+        "operation": cells.subject.name,
+        "measure": cells.subject.measure,
+        "unit": cells.subject.unit,
         "scale": scale.value,
         "by": by.value,
         "sort": order.value,
@@ -183,15 +151,15 @@ def heat_cell(cells: HeatCells, by: By, rank: int, step: int, num_steps: int = 1
     median = _number(cells.against.median[row, chosen]) if has_peers else None
     return HeatCellDocument(
         round=cells.roster.round,
-        operation=operation_name(cells.operation),
-        measure=cells.measure.value,
+        operation=cells.subject.name,
+        measure=cells.subject.measure,
         rank=chosen,
         host=cells.roster.host_of(chosen),
         dp=at.dp,
         pp=at.pp,
         tp=at.tp,
         step=cells.first_step + row,
-        unit=cells.measure.unit,
+        unit=cells.subject.unit,
         value=value,
         peers_median=median,
         peers_spread=_number(cells.against.spread[row, chosen]) if has_peers else None,
@@ -221,9 +189,9 @@ def heat_outliers(cells: HeatCells, thresholds: Thresholds) -> HeatOutliersDocum
         ]
     return HeatOutliersDocument(
         round=cells.roster.round,
-        operation=operation_name(cells.operation),
-        measure=cells.measure.value,
-        unit=cells.measure.unit,
+        operation=cells.subject.name,
+        measure=cells.subject.measure,
+        unit=cells.subject.unit,
         far_z=far_z,
         first_step=cells.first_step if cells.num_steps else None,
         last_step=cells.first_step + cells.num_steps - 1 if cells.num_steps else None,

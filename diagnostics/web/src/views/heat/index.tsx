@@ -18,7 +18,9 @@ import { Legend } from "./legend";
 import { useLivePicture } from "./live-picture";
 import { Outliers } from "./outliers";
 import { cursorOf, Picture, type Spot } from "./picture";
-import { cellsQuery, MEASURES, ORDERS, pictureQuery, ROWS, SCALES, useHeatChoice, type HeatChoice } from "./question";
+import {
+  cellsQuery, DEVICE_METRICS, isOfDevices, MEASURES, ORDERS, pictureQuery, ROWS, SCALES, useHeatChoice, type HeatChoice,
+} from "./question";
 import { Readout, useCell, valueText } from "./readout";
 import { useZoom } from "./zoom";
 
@@ -41,10 +43,13 @@ function setSteps(text: string): void {
 
 function Controls({ choice }: { choice: HeatChoice }): JSX.Element {
   const operations = (job.value?.operations ?? []).map((one) => ({ value: one.name, label: one.name }));
+  const subjects = [...operations, ...DEVICE_METRICS];
   return (
     <div class="picture-controls" role="group" aria-label="What is shown">
-      <Select label="operation" options={operations} value={choice.operation} onChange={(value) => choice.set("operation", value)} />
-      <Select label="measure" options={MEASURES} value={choice.measure} onChange={(value) => choice.set("measure", value)} />
+      <Select label="operation" options={subjects} value={choice.operation} onChange={(value) => choice.set("operation", value)} />
+      {isOfDevices(choice) ? null : (
+        <Select label="measure" options={MEASURES} value={choice.measure} onChange={(value) => choice.set("measure", value)} />
+      )}
       <Segmented label="scale" options={SCALES} value={choice.scale} onChange={(value) => choice.set("scale", value)} />
       <Segmented label="rows" options={ROWS} value={choice.by} onChange={(value) => choice.set("by", value)} />
       <TextField label="steps" value={stepsText(choice)} onChange={setSteps} placeholder="newest" size={8} />

@@ -38,7 +38,7 @@ function columnsOf(unit: string, farZ: number, show: (rank: number, step: number
       sort: (row) => row.step,
       render: (row) => <a href={hrefOf("timeline", { rank: row.rank, first: row.step, last: row.step })}>{row.step}</a>,
     },
-    { key: "value", label: "took", isNumber: true, sort: (row) => row.value, render: (row) => valueText(row.value, unit) },
+    { key: "value", label: unit === "s" ? "took" : "value", isNumber: true, sort: (row) => row.value, render: (row) => valueText(row.value, unit) },
     { key: "ratio", label: "to peers", isNumber: true, sort: (row) => row.ratio, render: (row) => timesText(row.ratio) },
     {
       key: "z", label: "spreads", isNumber: true, sort: (row) => row.z, render: (row) => numberText(row.z),

@@ -15,6 +15,18 @@ export const MEASURES = [
   { value: "count", label: "count" },
   { value: "bytes", label: "bytes" },
 ];
+/** What GPUs and links say, beside the operations: dashboard/pages/heat/subject.py. */
+export const DEVICE_METRICS = [
+  { value: "gpu-temperature", label: "GPU temperature" },
+  { value: "gpu-memory-temperature", label: "GPU memory temperature" },
+  { value: "gpu-clock-lost", label: "GPU clock below its most" },
+  { value: "gpu-power", label: "GPU power" },
+  { value: "gpu-idle", label: "GPU idle time" },
+  { value: "gpu-memory-used", label: "GPU memory used" },
+  { value: "gpu-memory-errors", label: "GPU memory errors" },
+  { value: "gpu-nvlink-errors", label: "NVLink errors" },
+  { value: "link-errors", label: "network errors" },
+];
 export const ORDERS = [
   { value: "rank", label: "rank" },
   { value: "host", label: "host" },
@@ -56,8 +68,9 @@ export function useHeatChoice(): HeatChoice {
   const [last] = useNumberParam("last");
   const setters = { operation: setOperation, measure: setMeasure, scale: setScale, by: setBy, order: setOrder };
   const operations = (job.value?.operations ?? []).map((one) => ({ value: one.name }));
+  const subjects = [...operations, ...DEVICE_METRICS];
   return {
-    operation: operations.length === 0 ? operation : known(operation, operations, DEFAULT_OPERATION),
+    operation: operations.length === 0 ? operation : known(operation, subjects, DEFAULT_OPERATION),
     measure: known(measure, MEASURES, "sum"),
     scale: known(scale, SCALES, "relative"),
     by: known(by, ROWS, "rank"),
@@ -66,6 +79,11 @@ export function useHeatChoice(): HeatChoice {
     last,
     set: (name, value) => setters[name](value),
   };
+}
+
+/** Whether what is chosen comes from GPUs or links: that has no measures. */
+export function isOfDevices(choice: HeatChoice): boolean {
+  return DEVICE_METRICS.some((one) => one.value === choice.operation);
 }
 
 /** Return the parameters that say which cells: those of /heat/cell and /heat/outliers. */

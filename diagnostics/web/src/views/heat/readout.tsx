@@ -17,7 +17,13 @@ export function valueText(value: number | null, unit: string): string {
   if (value === null) {
     return "nothing known";
   }
-  return unit === "s" ? durationText(value) : unit === "bytes" ? bytesText(value) : countOf(value, "span");
+  const texts: Record<string, (value: number) => string> = {
+    s: durationText,
+    bytes: bytesText,
+    spans: (count) => countOf(count, "span"),
+    errors: (count) => countOf(count, "error"),
+  };
+  return texts[unit]?.(value) ?? `${numberText(value)} ${unit === "C" ? "\u00b0C" : unit}`;
 }
 
 /** The exact cell of a cursor; null while it is not known. */

@@ -1,0 +1,126 @@
+"""What GPUs and links say beside a straggler: the clock that fell, and why; or that it is not the clock."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megatrain.contracts.errors import DataError
+from megatrain.contracts.host_verdict import Cause
+from megatrain.devices.gpu_readings import FAULTY_REASONS, throttle_text
+from megatrain_diagnostics.analysis.device_limits import LIMITS, DeviceLimits, gpu_name, mhz_text
+from megatrain_diagnostics.analysis.findings import Finding
+from megatrain_diagnostics.events.source import EventSource, Where
+from megatrain_diagnostics.events.tables import Float64, Gpus, Links, num_rows, select
+
+_logger = logging.getLogger(__name__)
+MOST_RANKS = 4
+"""Of a finding, the worst first: of so many the GPU is named."""
+_NUM_NOW = 3
+"""Readings that say how it is now: a clock changes from moment to moment."""
+_OF_GPU = frozenset({Cause.COMPUTE, Cause.STAGE, Cause.UNKNOWN})
+_ERRORS = ("rx_errors", "tx_errors", "symbol_errors")
+
+
+def with_devices(events: EventSource, finding: Finding, round_number: int, first_ns: int | None = None) -> Finding:
+    """Return a finding of a round with what GPUs and links say behind its evidence.
+
+    `first_ns`: readings before are not looked at. Where none can be read the finding is as it was.
+    """
+    where = Where((round_number,), first_ns=first_ns)
+    try:
+        gpus = events.read(Gpus, replace(where, ranks=finding.ranks[:MOST_RANKS]))
+        links = events.read(Links, replace(where, hosts=finding.hosts[:MOST_RANKS]))
+    except DataError as error:
+        _logger.warning("nothing is known of the devices beside a finding: %s", error)
+        return finding
+    said = device_evidence(finding, gpus, links)
+    return replace(finding, evidence=(*finding.evidence, *said)) if said else finding
+
+
+def device_evidence(finding: Finding, gpus: Gpus, links: Links, limits: DeviceLimits = LIMITS) -> tuple[str, ...]:
+    """Return sentences with figures; none where nothing is known. Rows: of the round, its ranks and hosts, by time."""
+    if finding.cause is Cause.NETWORK:
+        return _of_links(finding, links, limits)
+    if finding.cause not in _OF_GPU:
+        return ()
+    said = []
+    for rank in finding.ranks[:MOST_RANKS]:
+        rows = select(gpus, (gpus.rank == rank) & (gpus.gpu >= 0))
+        if num_rows(rows):
+            said.append(_of_gpu(select(rows, np.argsort(rows.at_ns, kind="stable")), finding.first_step, limits))
+    return tuple(said)
+
+
+def _of_gpu(rows: Gpus, first_step: int, limits: DeviceLimits) -> str:
+    who = f"its {gpu_name(int(rows.gpu[-1]), str(rows.host[-1]), int(rows.rank[-1]))}"
+    if rows.error[-1]:
+        return f"{who} does not answer its driver: {rows.error[-1]}"
+    is_before = rows.step < first_step
+    before = _median(rows.sm_clock_mhz[is_before])
+    usual = before if not np.isnan(before) else _median(rows.max_sm_clock_mhz)
+    now = _median(rows.sm_clock_mhz[~is_before][-_NUM_NOW:])
+    if np.isnan(now) or np.isnan(usual):
+        return f"{who}: its clock is not known; {_state(rows)}"
+    share = 1.0 - now / usual
+    if share < limits.clock_drop:
+        what = "as before" if not np.isnan(before) else f"of {mhz_text(usual)}"
+        return f"{who}: SM clock {mhz_text(now)} {what}, {_state(rows)}: the clock is not the reason"
+    is_low = ~(rows.sm_clock_mhz >= (1.0 - limits.clock_drop) * usual) & ~np.isnan(rows.sm_clock_mhz)
+    since = rows.step[is_low & ((~is_before) | (rows.step < 0))]
+    when = f" since step {since[0]}" if len(since) and not np.isnan(before) and since[0] >= 0 else ""
+    told = f"told from {100 * limits.clock_drop:.0f} % less on"
+    return f"{who}: SM clock {mhz_text(usual)} -> {mhz_text(now)}{when} ({told}), {_state(rows)}"
+
+
+def _state(rows: Gpus) -> str:
+    """Return how hot the GPU is and what holds it down, by the newest reading."""
+    bits = rows.throttle_reasons[-1]
+    reasons = "why it is held down is not known" if np.isnan(bits) else throttle_text(int(bits) & ~1) or "not held down"
+    heat, limit = rows.temperature_c[-1], rows.slowdown_temperature_c[-1]
+    if np.isnan(heat):
+        return reasons
+    is_hot = not np.isnan(bits) and int(bits) & FAULTY_REASONS
+    own = f" (it slows down at {limit:.0f} C)" if is_hot and not np.isnan(limit) else ""
+    return f"{reasons}, {heat:.0f} C{own}"
+
+
+def _of_links(finding: Finding, links: Links, limits: DeviceLimits) -> tuple[str, ...]:
+    said = []
+    for host in finding.hosts[:MOST_RANKS]:
+        for name in sorted(set(links.link[links.host == host].tolist())):
+            rows = select(links, (links.host == host) & (links.link == name))
+            text = _of_link(select(rows, np.argsort(rows.at_ns, kind="stable")), limits)
+            if text:
+                said.append(f"link {name} of {host} {text}")
+    return tuple(said)
+
+
+def _of_link(rows: Links, limits: DeviceLimits) -> str:
+    best, now = np.nanmax(np.append(rows.speed_mbps, 0.0)), rows.speed_mbps[-1]
+    grown = {name: int(_grown(getattr(rows, name))) for name in (*_ERRORS, "downs")}
+    errors = sum(grown[name] for name in _ERRORS)
+    if rows.is_up[-1] != 1.0 and (rows.is_up == 1.0).any():
+        return f"is {rows.state[-1]}"
+    if now < best:
+        return f"runs at {now / 1000:g} Gbit/s, before at {best / 1000:g}"
+    if grown["downs"] or errors >= limits.link_errors:
+        return (
+            f"had {errors:,} errors (told from {limits.link_errors:,} on) and {grown['downs']:,} changes of its state"
+        )
+    return ""
+
+
+def _grown(values: Float64) -> float:
+    """Return by how much a counter grew; where it began again, from zero."""
+    known = values[~np.isnan(values)]
+    steps = np.diff(known)
+    return float(np.where(steps >= 0.0, steps, known[1:]).sum())
+
+
+def _median(values: NDArray[np.float64]) -> float:
+    known = values[~np.isnan(values)]
+    return float(np.median(known)) if len(known) else float("nan")

@@ -1,0 +1,1 @@
+"""What the GPUs and network links of a host say."""

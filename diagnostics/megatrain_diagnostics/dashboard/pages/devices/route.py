@@ -1,0 +1,58 @@
+"""GET /hosts/{host}/devices."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Query
+from starlette.requests import Request
+from starlette.responses import Response
+
+from megatrain.config.diagnostics import DiagnosticsConfig
+from megatrain.contracts.texts import age_text
+from megatrain_diagnostics.analysis.device_limits import LIMITS
+from megatrain_diagnostics.dashboard.answers.answer import cached_answer, document_bytes
+from megatrain_diagnostics.dashboard.pages.devices.document import HostDevicesDocument
+from megatrain_diagnostics.dashboard.pages.devices.view import host_devices_document, nothing_read
+from megatrain_diagnostics.dashboard.parts import Parts
+from megatrain_diagnostics.store.device_questions import last_reading_ns, rows_of_host
+
+_FRESH_S = 5.0
+_NS = 10**9
+
+
+def router(parts: Parts) -> APIRouter:
+    """Return the routes."""
+    routes = APIRouter(tags=["hosts"], dependencies=[parts.heavy_question])
+    source = parts.source
+
+    def trouble(last_ns: int, now_s: float) -> str:
+        """Say since when nothing was read of a host whose job runs."""
+        config = source.facts().config
+        interval_s = (DiagnosticsConfig() if config is None else config.diagnostics).telemetry_interval_s
+        if source.is_recorded or now_s - last_ns / _NS <= LIMITS.silent_after_s(interval_s):
+            return ""
+        return f"nothing was read for {age_text(last_ns / _NS, now_s)}"
+
+    def made(host: str, minutes: int) -> HostDevicesDocument:
+        last_ns = last_reading_ns(source.events, host)
+        if last_ns is None:
+            return nothing_read(host)
+        now_s = parts.clock()
+        end_ns = last_ns if source.is_recorded else max(last_ns, int(now_s * _NS))
+        first_ns = end_ns - minutes * 60 * _NS
+        rows = rows_of_host(source.events, host, min(first_ns, last_ns), end_ns)
+        return host_devices_document(host, rows, first_ns, end_ns, trouble(last_ns, now_s))
+
+    @routes.get("/hosts/{host}/devices", response_model=HostDevicesDocument)
+    def devices(
+        request: Request,
+        host: Annotated[str, Path(max_length=256)],
+        minutes: Annotated[int, Query(ge=1, le=24 * 60)] = 60,
+    ) -> Response:
+        """Return what the GPUs and network links of a host say, and how they were in the last minutes."""
+        key = ("devices", host, minutes)
+        answer = parts.answers.get(key, lambda: document_bytes(made(host, minutes)), fresh_s=_FRESH_S)
+        return cached_answer(request, answer)
+
+    return routes

@@ -1,0 +1,114 @@
+"""What the heat map can be of: an operation by one of its measures, or something that GPUs or links of hosts say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from megatrain.contracts.operations import Operation
+from megatrain_diagnostics.analysis.heat_scale import Floats
+from megatrain_diagnostics.dashboard.sources.rank_hosts import hosts_of
+from megatrain_diagnostics.events.roster import Roster
+from megatrain_diagnostics.store.device_questions import gpu_cells, link_cells
+from megatrain_diagnostics.store.heat import Aggregate
+from megatrain_diagnostics.store.reader import StoredEvents
+from megatrain_diagnostics.store.step_cells import step_cells
+
+
+class Measure(StrEnum):
+    """What of an operation is shown."""
+
+    SUM = "sum"
+    MAX = "max"
+    COUNT = "count"
+    BYTES = "bytes"
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What is shown. Differences below `least_spread`, in `unit`, are none."""
+
+    name: str
+    measure: str
+    unit: str
+    least_spread: float
+
+    def cells(self, events: StoredEvents, roster: Roster, steps: range) -> Floats:
+        """Return [steps, ranks] in units; NaN: nothing is known. Raises: DataError."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class _OperationSubject(Subject):
+    number: int
+    aggregate: Aggregate
+    per_unit: float
+    """So many of what is stored are one unit."""
+
+    def cells(self, events: StoredEvents, roster: Roster, steps: range) -> Floats:
+        found = step_cells(events, roster.round, self.number, self.aggregate, steps, roster.layout.world_size)
+        return found / self.per_unit
+
+
+@dataclass(frozen=True, slots=True)
+class _GpuSubject(Subject):
+    sql: str
+
+    def cells(self, events: StoredEvents, roster: Roster, steps: range) -> Floats:
+        if not steps:
+            return np.zeros((0, roster.layout.world_size))
+        return gpu_cells(events, self.sql, roster.round, steps, roster.layout.world_size)
+
+
+@dataclass(frozen=True, slots=True)
+class _LinkSubject(Subject):
+    sql: str
+
+    def cells(self, events: StoredEvents, roster: Roster, steps: range) -> Floats:
+        if not steps:
+            return np.zeros((0, roster.layout.world_size))
+        hosts = hosts_of(roster)
+        return link_cells(events, self.sql, roster.round, steps, hosts.names)[:, hosts.of_rank]
+
+
+def _said(*columns: str) -> str:
+    """Return the sum of columns, those that are not said left out."""
+    return " + ".join(f"(CASE WHEN isnan({name}) THEN 0 ELSE {name} END)" for name in columns)
+
+
+_OF_OPERATION: Mapping[Measure, tuple[Aggregate, str, float, float]] = {
+    Measure.SUM: ("sum_ns", "s", 1e9, 1e-6),
+    Measure.MAX: ("max_ns", "s", 1e9, 1e-6),
+    Measure.COUNT: ("count", "spans", 1.0, 1.0),
+    Measure.BYTES: ("num_bytes", "bytes", 1.0, 1.0),
+}
+"""Column, unit, how many of what is stored are one, and the least difference that counts."""
+_NEWEST = "newest"
+_DEVICES: tuple[Subject, ...] = (
+    _GpuSubject("gpu-temperature", _NEWEST, "C", 1.0, "temperature_c"),
+    _GpuSubject("gpu-memory-temperature", _NEWEST, "C", 1.0, "memory_temperature_c"),
+    # the greatest shows: of a clock, what it lacks
+    _GpuSubject("gpu-clock-lost", _NEWEST, "MHz", 15.0, "max_sm_clock_mhz - sm_clock_mhz"),
+    _GpuSubject("gpu-power", _NEWEST, "W", 10.0, "power_w"),
+    _GpuSubject("gpu-idle", _NEWEST, "%", 1.0, "100 - 100 * utilization"),
+    _GpuSubject("gpu-memory-used", _NEWEST, "bytes", 1e6, "memory_used_bytes"),
+    _GpuSubject("gpu-memory-errors", _NEWEST, "errors", 1.0, _said("corrected_errors", "uncorrected_errors")),
+    _GpuSubject("gpu-nvlink-errors", _NEWEST, "errors", 1.0, "nvlink_errors"),
+    _LinkSubject("link-errors", _NEWEST, "errors", 1.0, _said("rx_errors", "tx_errors", "symbol_errors")),
+)
+DEVICE_SUBJECTS: Mapping[str, Subject] = {one.name: one for one in _DEVICES}
+"""By name; each is a value of the parameter `operation` of /heat."""
+
+
+def subject_of(name: str, measure: Measure) -> Subject | None:
+    """Return what a name stands for; None: nothing. What devices say has no measures."""
+    if name in DEVICE_SUBJECTS:
+        return DEVICE_SUBJECTS[name]
+    aggregate, unit, per_unit, least_spread = _OF_OPERATION[measure]
+    for operation in Operation:
+        if operation.value == name:
+            return _OperationSubject(name, measure.value, unit, least_spread, operation.number, aggregate, per_unit)
+    return None

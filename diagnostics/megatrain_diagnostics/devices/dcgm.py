@@ -1,0 +1,152 @@
+"""Reads the GPUs from the page that NVIDIA's DCGM exporter serves, in place of NVML.
+
+For hosts on which one program shall ask the driver for all. What the exporter is not told to serve is not known. Names
+and units of fields: NVIDIA's DCGM API reference (field identifiers); labels: the exporter's own.
+"""
+
+from __future__ import annotations
+
+import time
+import urllib.request
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from megatrain.devices.gpu_readings import DriverReading, GpuReading, XidEvent
+
+_TIMEOUT_S = 5.0
+_MAX_BYTES = 8 << 20
+_MAX_GPUS = 64
+_MIB = 1 << 20
+_PREFIX = "DCGM_FI_DEV_"
+_NUMBERS: Mapping[str, tuple[str, ...]] = {
+    "temperature_c": ("GPU_TEMP",),
+    "slowdown_temperature_c": ("SLOWDOWN_TEMP",),
+    "memory_temperature_c": ("MEMORY_TEMP",),
+    "sm_clock_mhz": ("SM_CLOCK",),
+    "max_sm_clock_mhz": ("MAX_SM_CLOCK",),
+    "memory_clock_mhz": ("MEM_CLOCK",),
+    "power_w": ("POWER_USAGE",),
+    "power_limit_w": ("ENFORCED_POWER_LIMIT", "POWER_MGMT_LIMIT"),
+}
+"""Field of a reading -> fields of DCGM, of which the first that is there counts."""
+_COUNTS: Mapping[str, tuple[str, ...]] = {
+    "throttle_reasons": ("CLOCKS_EVENT_REASONS", "CLOCK_THROTTLE_REASONS"),
+    "corrected_errors": ("ECC_SBE_VOL_TOTAL",),
+    "uncorrected_errors": ("ECC_DBE_VOL_TOTAL",),
+    "lifetime_corrected_errors": ("ECC_SBE_AGG_TOTAL",),
+    "lifetime_uncorrected_errors": ("ECC_DBE_AGG_TOTAL",),
+    "corrected_rows": ("CORRECTABLE_REMAPPED_ROWS",),
+    "uncorrected_rows": ("UNCORRECTABLE_REMAPPED_ROWS",),
+    "pcie_replays": ("PCIE_REPLAY_COUNTER",),
+    "last_xid": ("XID_ERRORS",),
+}
+_YES: Mapping[str, str] = {
+    "is_page_retirement_pending": "RETIRED_PENDING",
+    "is_row_remap_pending": "ROW_REMAP_PENDING",
+    "has_row_remap_failed": "ROW_REMAP_FAILURE",
+}
+_RETIRED = ("RETIRED_SBE", "RETIRED_DBE")
+_NVLINK = tuple(f"NVLINK_{what}_ERROR_COUNT_TOTAL" for what in ("CRC_FLIT", "CRC_DATA", "REPLAY", "RECOVERY"))
+
+
+class DcgmExporter:
+    """The GPUs of this host by the exporter at a URL."""
+
+    def __init__(self, url: str, fetch: Callable[[str], str] | None = None) -> None:
+        self._url, self._fetch = url, fetch or fetched
+        self._last_xids: dict[str, int] = {}
+        self._told: tuple[XidEvent, ...] = ()
+
+    def read(self) -> DriverReading:
+        """Return what the exporter serves now."""
+        try:
+            found = reading_of(self._fetch(self._url))
+        except (OSError, ValueError) as error:
+            return DriverReading("dcgm", error=f"diagnostics.dcgm_url={self._url}: {error}")
+        for gpu in found.gpus:
+            self._note_xid(gpu)
+        return found
+
+    def wait_for_xids(self, seconds: float) -> tuple[XidEvent, ...]:
+        """Return the errors that the last reading told of, at once; else wait."""
+        if not self._told:
+            time.sleep(seconds)
+        told, self._told = self._told, ()
+        return told
+
+    def _note_xid(self, gpu: GpuReading) -> None:
+        """The exporter tells the last number until the driver is loaded anew: only another one is news."""
+        before = self._last_xids.get(gpu.uuid)
+        if gpu.last_xid is not None:
+            self._last_xids[gpu.uuid] = gpu.last_xid
+            if before is not None and gpu.last_xid not in (0, before):
+                self._told = (*self._told, XidEvent(time.time(), gpu.uuid, gpu.last_xid))
+
+
+def reading_of(text: str) -> DriverReading:
+    """Return the GPUs of an exporter's page. Raises: ValueError for what is no such page."""
+    by_gpu: dict[str, dict[str, float]] = {}
+    labels_of: dict[str, Mapping[str, str]] = {}
+    for family in text_string_to_metric_families(text):
+        if not family.name.startswith(_PREFIX):
+            continue
+        for sample in family.samples:
+            gpu = sample.labels.get("gpu", "")
+            # a MIG device has samples of its own beside those of its GPU
+            if gpu.isascii() and gpu.isdigit() and not sample.labels.get("GPU_I_ID") and len(by_gpu) <= _MAX_GPUS:
+                by_gpu.setdefault(gpu, {})[_field_of(sample.name)] = sample.value
+                labels_of[gpu] = sample.labels
+    if not by_gpu:
+        raise ValueError("no fields of GPUs on the page; is it that of NVIDIA's DCGM exporter?")
+    gpus = (_gpu(int(gpu), labels_of[gpu], by_gpu[gpu]) for gpu in sorted(by_gpu, key=int))
+    return DriverReading("dcgm", next(iter(labels_of.values())).get("DCGM_FI_DRIVER_VERSION", ""), "", tuple(gpus))
+
+
+def fetched(url: str) -> str:
+    """Return the page at a URL. Raises: OSError."""
+    with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as answer:
+        page: bytes = answer.read(_MAX_BYTES)
+    return page.decode(errors="replace")
+
+
+def _field_of(name: str) -> str:
+    """The parser gives the name of a counter the ending that it should have."""
+    return name.removeprefix(_PREFIX).removesuffix("_total")
+
+
+def _gpu(index: int, labels: Mapping[str, str], fields: Mapping[str, float]) -> GpuReading:
+    found: dict[str, Any] = {name: _first(fields, names) for name, names in _NUMBERS.items()}
+    found |= {name: _whole(_first(fields, names)) for name, names in _COUNTS.items()}
+    found |= {name: None if field not in fields else fields[field] > 0 for name, field in _YES.items()}
+    used, utilization = _first(fields, ("FB_USED",)), _first(fields, ("GPU_UTIL",))
+    parts = [fields.get(name) for name in ("FB_USED", "FB_FREE", "FB_RESERVED")]
+    total = _first(fields, ("FB_TOTAL",))
+    if total is None and parts[0] is not None and parts[1] is not None:
+        total = sum(part for part in parts if part is not None)
+    return GpuReading(
+        index,
+        labels.get("UUID", ""),
+        labels.get("modelName", ""),
+        pci_bus_id=labels.get("pci_bus_id", ""),
+        memory_used_bytes=None if used is None else int(used * _MIB),
+        memory_total_bytes=None if total is None else int(total * _MIB),
+        utilization=None if utilization is None else utilization / 100,
+        retired_pages=_whole(_sum(fields, _RETIRED)),
+        nvlink_errors=_whole(_sum(fields, _NVLINK)),
+        **found,
+    )
+
+
+def _first(fields: Mapping[str, float], names: Iterable[str]) -> float | None:
+    return next((value for name in names if (value := fields.get(name)) is not None and value >= 0.0), None)
+
+
+def _sum(fields: Mapping[str, float], names: Iterable[str]) -> float | None:
+    found = [fields[name] for name in names if fields.get(name, -1.0) >= 0.0]
+    return sum(found) if found else None
+
+
+def _whole(value: float | None) -> int | None:
+    return int(value) if value is not None and value < 2.0**62 else None

@@ -1,0 +1,143 @@
+"""Keeps the program that reads a host's devices, and takes what it says, whatever the driver does to it.
+
+States: reading (lines come); silent (none came within the deadline: the program is killed, and until the kernel lets
+go of it no other one is started); between two lives a pause. Nobody waits for it: `take` and `trouble` answer at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+from megatrain.contracts.errors import CoordinationError
+from megatrain.contracts.record import decode
+from megatrain.programs.child_process import ChildProcess
+from megatrain_diagnostics.devices.sample import HostSample
+
+_logger = logging.getLogger(__name__)
+DEADLINE_S = 30.0
+"""Beyond the interval: NVML may take ten seconds to open where no daemon keeps the driver loaded."""
+_LOOK_S = 0.5
+_PAUSE_S = 10.0
+_LONGEST_PAUSE_S = 600.0
+_MOST_WAITING = 64
+_MOST_BYTES = 1 << 20
+"""Of a line: 64 GPUs and as many interfaces take 60 kB."""
+
+
+class DeviceKeeper:
+    """Runs until `close`. `interval_s`: between two readings."""
+
+    def __init__(
+        self,
+        interval_s: float,
+        dcgm_url: str = "",
+        *,
+        deadline_s: float = DEADLINE_S,
+        pause_s: float = _PAUSE_S,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        flags = ["--interval-s", f"{interval_s:g}", *(["--dcgm-url", dcgm_url] if dcgm_url else [])]
+        self._words: Sequence[str] = [sys.executable, "-m", "megatrain_diagnostics.devices", *flags]
+        self._deadline_s, self._pause_s, self._environment = interval_s + deadline_s, pause_s, environment
+        self._waiting: deque[HostSample] = deque(maxlen=_MOST_WAITING)
+        self._newest: HostSample | None = None
+        self._trouble = ""
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="devices of the host", daemon=True)
+        self._thread.start()
+
+    @property
+    def newest(self) -> HostSample | None:
+        return self._newest
+
+    @property
+    def trouble(self) -> str:
+        """Why nothing comes; empty when all is well."""
+        return self._trouble
+
+    def take(self) -> list[HostSample]:
+        """Return the samples that came since the last call."""
+        found = []
+        with suppress(IndexError):
+            while True:
+                found.append(self._waiting.popleft())
+        return found
+
+    def close(self) -> None:
+        """End it. A program that the kernel does not let go of is left behind."""
+        self._closed.set()
+        self._thread.join(2 * _LOOK_S + 1.0)
+
+    def _run(self) -> None:
+        pause_s = self._pause_s
+        while not self._closed.is_set():
+            began = time.monotonic()
+            why = self._live()
+            if self._closed.is_set():
+                return
+            self._complain(why)
+            if time.monotonic() - began > _LONGEST_PAUSE_S:
+                pause_s = self._pause_s
+            self._closed.wait(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _live(self) -> str:
+        """Have the program run until it ends, is silent, or nobody wants it any more; return why."""
+        read_end, write_end = os.pipe2(os.O_CLOEXEC)
+        try:
+            child = ChildProcess(self._words, environment=self._environment, output=write_end)
+        except OSError as error:
+            return f"the program that reads devices cannot be started: {error}"
+        finally:
+            os.close(write_end)
+        try:
+            return self._listen(read_end)
+        finally:
+            os.close(read_end)
+            child.send(signal.SIGKILL)
+            while child.wait(_LOOK_S) is None:
+                if self._closed.is_set():
+                    break
+                self._complain("the driver does not let go of the program that reads devices: the host needs a reboot")
+
+    def _listen(self, read_end: int) -> str:
+        deadline, rest = time.monotonic() + self._deadline_s, b""
+        while not self._closed.is_set():
+            if not select.select([read_end], [], [], _LOOK_S)[0]:
+                if time.monotonic() > deadline:
+                    return f"the driver has not answered for {self._deadline_s:.0f} s"
+                continue
+            chunk = os.read(read_end, 1 << 16)
+            if not chunk:
+                return "the program that reads devices has ended"
+            *lines, rest = (rest + chunk).split(b"\n")
+            if len(rest) > _MOST_BYTES:
+                return "the program that reads devices says nonsense"
+            for line in lines:
+                self._take(line)
+                deadline = time.monotonic() + self._deadline_s
+        return ""
+
+    def _take(self, line: bytes) -> None:
+        try:
+            sample = decode(HostSample, line, "a sample of the devices")
+        except CoordinationError as error:
+            self._complain(str(error))
+            return
+        self._waiting.append(sample)
+        self._newest = sample
+        self._trouble = sample.driver.error
+
+    def _complain(self, why: str) -> None:
+        if why != self._trouble:
+            _logger.warning("telemetry of devices is silent: %s", why)
+        self._trouble = why

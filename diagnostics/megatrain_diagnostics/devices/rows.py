@@ -1,0 +1,88 @@
+"""From what a host's drivers say to rows of the tables: each with the rank that computes there, and its step. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from megatrain.devices.gpu_readings import GpuReading
+from megatrain.devices.links import LinkReading
+from megatrain_diagnostics.devices.sample import HostSample
+from megatrain_diagnostics.events.tables import Gpus, Links, Table, Xids, columns_of, from_columns
+
+MOST_DEVICES = 64
+"""Of each kind of a host. Beyond it nothing is told: no machine has more, and each is a row every few seconds."""
+_NOT_SAID = math.nan
+_ALL = -1
+_NS = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class HostPlace:
+    """Where a host is in the job. `ranks`: by UUID of a GPU, (rank, step); `step`: of the host's ranks; -1: none."""
+
+    host: str
+    round: int = -1
+    step: int = -1
+    ranks: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+
+
+def device_tables(sample: HostSample, place: HostPlace) -> list[tuple[type[Table], Table]]:
+    """Return the rows of a sample."""
+    at_ns = int(sample.at_unix_s * _NS)
+    gpus = [_gpu_row(gpu, place, at_ns) for gpu in sample.driver.gpus[:MOST_DEVICES]]
+    if sample.driver.error:
+        gpus.append(_gpu_row(GpuReading(_ALL, error=sample.driver.error), place, at_ns))
+    links = [_link_row(link, place, at_ns) for link in sample.links[:MOST_DEVICES]]
+    numbers = {gpu.uuid: gpu.index for gpu in sample.driver.gpus}
+    xids = [
+        {
+            **_at(place, event.uuid), "at_ns": int(event.at_unix_s * _NS), "gpu": numbers.get(event.uuid, _ALL),
+            "xid": event.number, "uuid": event.uuid,
+        }
+        for event in sample.xids
+    ]  # fmt: skip
+    return [(kind, _table(kind, rows)) for kind, rows in ((Gpus, gpus), (Links, links), (Xids, xids)) if rows]
+
+
+def silence_table(why: str, place: HostPlace, at_ns: int) -> Gpus:
+    """Return the row that says that nothing comes from the drivers of a host."""
+    return from_columns(Gpus, _columns(Gpus, [_gpu_row(GpuReading(_ALL, error=why), place, at_ns)]))
+
+
+def _gpu_row(gpu: GpuReading, place: HostPlace, at_ns: int) -> dict[str, Any]:
+    said = {one.name: getattr(gpu, one.name) for one in fields(gpu)}
+    pending = [one for one in (gpu.is_page_retirement_pending, gpu.is_row_remap_pending) if one is not None]
+    return {
+        **said,
+        **_at(place, gpu.uuid),
+        "at_ns": at_ns,
+        "gpu": gpu.index,
+        "recovery": gpu.recovery_action,
+        "is_reset_pending": any(pending) if pending else None,
+        "has_remap_failed": gpu.has_row_remap_failed,
+    }
+
+
+def _link_row(link: LinkReading, place: HostPlace, at_ns: int) -> dict[str, Any]:
+    said = {one.name: getattr(link, one.name) for one in fields(link)}
+    return {**said, **_at(place, ""), "at_ns": at_ns, "link": link.name, "downs": link.num_downs}
+
+
+def _at(place: HostPlace, uuid: str) -> dict[str, Any]:
+    rank, step = place.ranks.get(uuid, (_ALL, place.step))
+    return {"host": place.host, "round": place.round, "rank": rank, "step": step}
+
+
+def _table(kind: Any, rows: Sequence[Mapping[str, Any]]) -> Table:
+    found: Table = from_columns(kind, _columns(kind, rows))
+    return found
+
+
+def _columns(kind: type[Table], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return {
+        name: [_NOT_SAID if row[name] is None and dtype == "f8" else row[name] for row in rows]
+        for name, dtype in columns_of(kind).items()
+    }

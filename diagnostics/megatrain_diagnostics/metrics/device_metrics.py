@@ -1,0 +1,145 @@
+"""What a host's drivers say as Prometheus metrics: base units, a label for the GPU or the link, none for a moment.
+
+Bounded: 16 GPUs and 32 links of a host are told, each error by one of a few kinds. What is not known has no sample.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from megatrain.devices.gpu_readings import THROTTLE_REASONS, GpuReading
+from megatrain.devices.links import LinkReading
+from megatrain.failures.xids import XidKind, xid_of
+from megatrain_diagnostics.metrics.readings import DevicesReading
+
+MAX_GPUS = 16
+MAX_LINKS = 32
+_MEGA = 1e6
+
+_GPU_GAUGES: tuple[tuple[str, str, Callable[[GpuReading], float | None]], ...] = (
+    ("temperature_celsius", "Of the chip.", lambda one: one.temperature_c),
+    ("memory_temperature_celsius", "Of its memory.", lambda one: one.memory_temperature_c),
+    ("slowdown_temperature_celsius", "From which on its hardware slows it down.",
+     lambda one: one.slowdown_temperature_c),
+    ("sm_clock_hertz", "Of its multiprocessors.", lambda one: _times(one.sm_clock_mhz, _MEGA)),
+    ("max_sm_clock_hertz", "The most that they can have.", lambda one: _times(one.max_sm_clock_mhz, _MEGA)),
+    ("memory_clock_hertz", "Of its memory.", lambda one: _times(one.memory_clock_mhz, _MEGA)),
+    ("power_watts", "That it takes.", lambda one: one.power_w),
+    ("power_limit_watts", "That is enforced.", lambda one: one.power_limit_w),
+    ("memory_used_bytes", "Of its memory.", lambda one: one.memory_used_bytes),
+    ("memory_bytes", "That it has.", lambda one: one.memory_total_bytes),
+    ("utilization_ratio", "Part of the time in which a kernel ran.", lambda one: one.utilization),
+    ("retired_pages", "Pages of its memory that are out of use.", lambda one: one.retired_pages),
+    ("row_remap_failed", "1: a row of bad memory could not be remapped.", lambda one: one.has_row_remap_failed),
+    ("reset_pending", "1: a page or row waits for a reset.",
+     lambda one: _either(one.is_page_retirement_pending, one.is_row_remap_pending)),
+)  # fmt: skip
+_GPU_COUNTERS: tuple[tuple[str, str, Callable[[GpuReading], Mapping[str, int | None]]], ...] = (
+    ("ecc_errors", "Errors of its memory since the driver was loaded.",
+     lambda one: {"corrected": one.corrected_errors, "uncorrected": one.uncorrected_errors}),
+    ("lifetime_ecc_errors", "Errors of its memory in its life.",
+     lambda one: {"corrected": one.lifetime_corrected_errors, "uncorrected": one.lifetime_uncorrected_errors}),
+    ("remapped_rows", "Rows of its memory that were replaced.",
+     lambda one: {"corrected": one.corrected_rows, "uncorrected": one.uncorrected_rows}),
+)  # fmt: skip
+_LINK_GAUGES: tuple[tuple[str, str, Callable[[LinkReading], float | None]], ...] = (
+    ("up", "1: it is.", lambda one: one.is_up),
+    ("speed_bits_per_second", "That was agreed with the other end.", lambda one: _times(one.speed_mbps, _MEGA)),
+)
+_LINK_ERRORS = ("rx_errors", "tx_errors", "rx_dropped", "tx_dropped", "symbol_errors", "retransmissions")
+
+
+def device_metrics(devices: DevicesReading, labels: Mapping[str, str]) -> Iterator[Metric]:
+    """Yield what is known of a host's devices. `labels`: of the host."""
+    family = GaugeMetricFamily(
+        "megatrain_telemetry_up", "1: GPUs and network interfaces are read.", labels=list(labels)
+    )
+    family.add_metric(list(labels.values()), devices.sample is not None and not devices.trouble)
+    yield family
+    if devices.sample is not None:
+        yield from _gpus(devices.sample.driver.gpus[:MAX_GPUS], labels)
+        yield from _links(devices.sample.links[:MAX_LINKS], labels)
+    yield _xids(devices, labels)
+
+
+def _gpus(gpus: Sequence[GpuReading], labels: Mapping[str, str]) -> Iterator[Metric]:
+    where = [(one, [*labels.values(), str(one.index)]) for one in gpus]
+    info = GaugeMetricFamily(
+        "megatrain_gpu_info", "What a GPU is: 1, to be joined with.", labels=[*labels, "gpu", "gpu_uuid", "gpu_name"]
+    )
+    lost = GaugeMetricFamily("megatrain_gpu_lost", "1: the driver cannot reach it.", labels=[*labels, "gpu"])
+    reasons = GaugeMetricFamily(
+        "megatrain_gpu_throttled", "1: its clocks are held down for this reason.", labels=[*labels, "gpu", "reason"]
+    )
+    for one, at in where:
+        info.add_metric([*at, one.uuid, one.name], 1)
+        lost.add_metric(at, bool(one.error))
+        for bit, word in THROTTLE_REASONS.items() if one.throttle_reasons is not None else ():
+            reasons.add_metric([*at, word.replace(" ", "-")], bool((one.throttle_reasons or 0) & bit))
+    yield from (info, lost, reasons)
+    for name, text, value in _GPU_GAUGES:
+        yield _gauge(f"megatrain_gpu_{name}", text, [*labels, "gpu"], [(at, value(one)) for one, at in where])
+    for name, text, values in _GPU_COUNTERS:
+        found = [([*at, kind], count) for one, at in where for kind, count in values(one).items()]
+        yield _counter(f"megatrain_gpu_{name}", text, [*labels, "gpu", "kind"], found)
+    for name, text, counts in (
+        ("nvlink_errors", "CRC errors, replays and recoveries of its NVLinks.", [one.nvlink_errors for one in gpus]),
+        ("pcie_replays", "What went over PCIe a second time.", [one.pcie_replays for one in gpus]),
+    ):
+        told = list(zip((at for _, at in where), counts, strict=True))
+        yield _counter(f"megatrain_gpu_{name}", text, [*labels, "gpu"], told)
+
+
+def _links(links: Sequence[LinkReading], labels: Mapping[str, str]) -> Iterator[Metric]:
+    where = [(one, [*labels.values(), one.name]) for one in links]
+    for name, text, value in _LINK_GAUGES:
+        yield _gauge(f"megatrain_link_{name}", text, [*labels, "link"], [(at, value(one)) for one, at in where])
+    errors = [([*at, kind.replace("_", "-")], getattr(one, kind)) for one, at in where for kind in _LINK_ERRORS]
+    yield _counter("megatrain_link_errors", "Of a network interface or RDMA port.", [*labels, "link", "kind"], errors)
+    downs = [(at, one.num_downs) for one, at in where]
+    yield _counter("megatrain_link_downs", "How often it lost its link.", [*labels, "link"], downs)
+
+
+def _xids(devices: DevicesReading, labels: Mapping[str, str]) -> Metric:
+    """The kind alone: numbers are in the table xids."""
+    gpus = () if devices.sample is None else devices.sample.driver.gpus[:MAX_GPUS]
+    numbers = {gpu.uuid: str(gpu.index) for gpu in gpus}
+    counts: Counter[tuple[str, XidKind]] = Counter()
+    for (uuid, number), count in devices.xids.items():
+        counts[numbers.get(uuid, ""), xid_of(number).kind] += count
+    found = [([*labels.values(), gpu, str(kind)], count) for (gpu, kind), count in sorted(counts.items())]
+    return _counter(
+        "megatrain_gpu_xids",
+        "Errors that the driver told of since this program began.",
+        [*labels, "gpu", "kind"],
+        found,
+    )
+
+
+def _gauge(name: str, text: str, labels: Sequence[str], samples: Sequence[tuple[list[str], float | None]]) -> Metric:
+    return _filled(GaugeMetricFamily(name, text, labels=labels), samples)
+
+
+def _counter(name: str, text: str, labels: Sequence[str], samples: Sequence[tuple[list[str], float | None]]) -> Metric:
+    return _filled(CounterMetricFamily(name, text, labels=labels), samples)
+
+
+def _filled(family: Any, samples: Sequence[tuple[list[str], float | None]]) -> Metric:
+    for at, value in samples:
+        if value is not None:
+            family.add_metric(at, float(value))
+    found: Metric = family
+    return found
+
+
+def _times(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor
+
+
+def _either(*values: bool | None) -> bool | None:
+    known = [value for value in values if value is not None]
+    return any(known) if known else None

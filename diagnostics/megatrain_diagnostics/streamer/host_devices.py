@@ -1,0 +1,98 @@
+"""The devices of a host beside its ranks: which rank computes on which GPU, in which step, and what is streamed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import chain, repeat
+from typing import Protocol
+
+from megatrain_diagnostics.devices.rows import HostPlace, device_tables, silence_table
+from megatrain_diagnostics.devices.sample import HostSample
+from megatrain_diagnostics.events.tables import Gpus
+from megatrain_diagnostics.metrics.readings import DevicesReading
+from megatrain_diagnostics.streamer.gpu_uuids import driver_uuids, gpu_uuids
+from megatrain_diagnostics.streamer.rank_tail import RankTail, Tables
+
+_SAY_AGAIN_NS = 30 * 10**9
+
+
+class DeviceSource(Protocol):
+    """What reads the devices: devices.keeper.DeviceKeeper."""
+
+    @property
+    def newest(self) -> HostSample | None: ...
+
+    @property
+    def trouble(self) -> str:
+        """Why nothing comes; empty when all is well."""
+
+    def take(self) -> list[HostSample]:
+        """Return the samples that came since the last call."""
+
+
+class HostDevices:
+    """`look` is for one thread, the rest for any. `visible`: CUDA_VISIBLE_DEVICES, None where that is not set."""
+
+    def __init__(self, host: str, visible: str | None, source: DeviceSource | None) -> None:
+        self._host, self._visible, self._source = host, visible, source
+        self._uuids = gpu_uuids(visible, driver_uuids())
+        self._xids: dict[tuple[str, int], int] = {}
+        self._said: tuple[str, int] = ("", 0)
+        """Which trouble was told, and when."""
+
+    @property
+    def reading(self) -> DevicesReading | None:
+        """Return what is known now; None where nobody reads devices."""
+        source = self._source
+        if source is None:
+            return None
+        return DevicesReading(source.newest, source.trouble, dict(self._xids))
+
+    def look(self, tails: Sequence[RankTail], round_number: int, now_ns: int) -> Tables:
+        """Return the rows of what came since the last look. `tails`: of the newest round's ranks."""
+        source = self._source
+        if source is None:
+            return []
+        found: Tables = []
+        samples = source.take()
+        for sample in samples:
+            self._take_gpus(sample)
+            for event in sample.xids:
+                self._xids[event.uuid, event.number] = self._xids.get((event.uuid, event.number), 0) + 1
+        place = self._place(tails, round_number) if samples or source.trouble else HostPlace(self._host)
+        for sample in samples:
+            found += device_tables(sample, place)
+        if source.trouble and not samples:
+            found += self._silence(source.trouble, place, now_ns)
+        return found
+
+    def with_gpus(self, tails: Sequence[RankTail]) -> Iterator[tuple[RankTail, str]]:
+        """Yield ranks in their order, each with the UUID of its GPU; empty: not known."""
+        ordered = sorted(tails, key=lambda one: one.identity.rank)
+        return zip(ordered, chain(self._uuids, repeat("")), strict=False)
+
+    def _take_gpus(self, sample: HostSample) -> None:
+        """A container may not show the driver's files; MIG devices are known to the driver alone."""
+        gpus = sample.driver.gpus
+        if gpus and all(gpu.uuid for gpu in gpus):
+            mig = {uuid: gpu.uuid for gpu in gpus for uuid in gpu.mig_uuids}
+            self._uuids = gpu_uuids(self._visible, [gpu.uuid for gpu in gpus], mig)
+
+    def _place(self, tails: Sequence[RankTail], round_number: int) -> HostPlace:
+        steps = {tail.identity.rank: _step_of(tail) for tail in tails}
+        ranks = {uuid: (tail.identity.rank, _step_of(tail)) for tail, uuid in self.with_gpus(tails) if uuid}
+        newest = max((tail.identity.round for tail in tails), default=round_number)
+        return HostPlace(self._host, newest or -1, max(steps.values(), default=-1), ranks)
+
+    def _silence(self, why: str, place: HostPlace, now_ns: int) -> Tables:
+        told, at_ns = self._said
+        if told == why and now_ns - at_ns < _SAY_AGAIN_NS:
+            return []
+        self._said = (why, now_ns)
+        return [(Gpus, silence_table(why, place, now_ns))]
+
+
+def _step_of(tail: RankTail) -> int:
+    """Return the step that a rank is in, or has completed last; -1: none."""
+    progress = tail.progress
+    return next((step for step in (progress.current_step, progress.completed_step) if step is not None), -1)

@@ -1,0 +1,231 @@
+// What the GPUs and network links of a host say: how they are, how they were in the last hour, which errors they had.
+
+import "./devices.css";
+
+import type { ComponentChildren, JSX } from "preact";
+
+import type { GpuDocument, HostDevicesDocument, LinkDocument, XidDocument } from "../../api/documents";
+import { useResource } from "../../api/resource";
+import { hrefOf } from "../../app/location";
+import { Badge } from "../../ui/badge";
+import { Sparkline } from "../../ui/bars";
+import { TimeText } from "../../ui/figures";
+import { bytesText, countText, NOT_KNOWN, numberText } from "../../ui/format";
+import { Section } from "../../ui/section";
+import { Table, type Column } from "../../ui/table";
+
+const SPEED_UNITS = 1000;
+
+interface TraceProps {
+  text: ComponentChildren;
+  history: readonly (number | null)[];
+  label: string;
+}
+
+/** A value, and the line of its last hour beside it. */
+function Trace({ text, history, label }: TraceProps): JSX.Element {
+  return (
+    <span class="trace">
+      <span class="number">{text}</span>
+      <Sparkline values={history} label={label} />
+    </span>
+  );
+}
+
+function of(value: number | null, most: number | null, unit: string): string {
+  if (value === null) {
+    return NOT_KNOWN;
+  }
+  return most === null ? `${numberText(value)} ${unit}` : `${numberText(value)} of ${numberText(most)} ${unit}`;
+}
+
+/** "0 / 3": two counts of one kind; a dash for what is not known. */
+function counts(...values: (number | null)[]): string {
+  return values.every((value) => value === null) ? NOT_KNOWN : values.map((value) => countText(value)).join(" / ");
+}
+
+function GpuState({ gpu }: { gpu: GpuDocument }): JSX.Element {
+  const broken = gpu.error || (gpu.recovery === "" ? "" : `asks for ${gpu.recovery}`) || (gpu.has_remap_failed ? "row not remapped" : "");
+  if (broken !== "") {
+    return (
+      <Badge tone="bad" shape="octagon" title={gpu.error}>
+        {broken}
+      </Badge>
+    );
+  }
+  if (gpu.is_throttled_by_fault || gpu.is_reset_pending) {
+    return (
+      <Badge tone="warning" shape="triangle">
+        {gpu.is_throttled_by_fault ? gpu.throttled : "reset pending"}
+      </Badge>
+    );
+  }
+  return (
+    <Badge tone="good" shape="circle">
+      {gpu.throttled === "" ? "in order" : gpu.throttled}
+    </Badge>
+  );
+}
+
+const GPU_COLUMNS: readonly Column<GpuDocument>[] = [
+  {
+    key: "gpu", label: "GPU", isNumber: true, sort: (row) => row.gpu,
+    render: (row) => <span title={row.uuid}>{row.gpu}</span>,
+  },
+  {
+    key: "rank", label: "Rank", isNumber: true, sort: (row) => row.rank,
+    render: (row) => (row.rank === null ? NOT_KNOWN : <a href={hrefOf("grid", { rank: row.rank })}>{row.rank}</a>),
+  },
+  { key: "state", label: "State", sort: (row) => row.error || row.throttled, render: (row) => <GpuState gpu={row} /> },
+  {
+    key: "temperature", label: "Temperature", sort: (row) => row.temperature_c,
+    title: "Of the chip; of its memory; from which on its hardware slows it down",
+    render: (row) => (
+      <Trace
+        text={
+          <span title={`memory ${numberText(row.memory_temperature_c)} \u00b0C, slows down at ${numberText(row.slowdown_temperature_c)} \u00b0C`}>
+            {of(row.temperature_c, null, "\u00b0C")}
+          </span>
+        }
+        history={row.temperature_history}
+        label={`temperature of GPU ${row.gpu} in the last hour`}
+      />
+    ),
+  },
+  {
+    key: "clock", label: "SM clock", sort: (row) => row.sm_clock_mhz,
+    render: (row) => (
+      <Trace text={of(row.sm_clock_mhz, row.max_sm_clock_mhz, "MHz")} history={row.clock_history} label={`clock of GPU ${row.gpu} in the last hour`} />
+    ),
+  },
+  {
+    key: "power", label: "Power", sort: (row) => row.power_w,
+    render: (row) => <Trace text={of(row.power_w, row.power_limit_w, "W")} history={row.power_history} label={`power of GPU ${row.gpu} in the last hour`} />,
+  },
+  {
+    key: "memory", label: "Memory", isNumber: true, sort: (row) => row.memory_used_bytes,
+    render: (row) => <span title={`of ${bytesText(row.memory_total_bytes)}`}>{bytesText(row.memory_used_bytes)}</span>,
+  },
+  {
+    key: "use", label: "In use", isNumber: true, title: "Part of the time in which a kernel ran", sort: (row) => row.utilization,
+    render: (row) => (row.utilization === null ? NOT_KNOWN : `${numberText(100 * row.utilization)} %`),
+  },
+  {
+    key: "ecc", label: "Memory errors", isNumber: true, sort: (row) => row.uncorrected_errors,
+    title: "Corrected / uncorrected since the driver was loaded; in its life when pointed at",
+    render: (row) => (
+      <span title={`in its life ${counts(row.lifetime_corrected_errors, row.lifetime_uncorrected_errors)}`}>
+        {counts(row.corrected_errors, row.uncorrected_errors)}
+      </span>
+    ),
+  },
+  {
+    key: "rows", label: "Rows replaced", isNumber: true, sort: (row) => row.uncorrected_rows,
+    title: "Rows of memory remapped after corrected / uncorrected errors; retired pages of older GPUs when pointed at",
+    render: (row) => <span title={`${counts(row.retired_pages)} retired pages`}>{counts(row.corrected_rows, row.uncorrected_rows)}</span>,
+  },
+  {
+    key: "links", label: "NVLink / PCIe", isNumber: true, sort: (row) => row.nvlink_errors,
+    title: "Errors of its NVLinks / replays of PCIe",
+    render: (row) => counts(row.nvlink_errors, row.pcie_replays),
+  },
+];
+
+function speedText(mbps: number | null): string {
+  return mbps === null ? NOT_KNOWN : mbps >= SPEED_UNITS ? `${numberText(mbps / SPEED_UNITS)} Gbit/s` : `${numberText(mbps)} Mbit/s`;
+}
+
+const LINK_COLUMNS: readonly Column<LinkDocument>[] = [
+  { key: "link", label: "Link", sort: (row) => row.link, render: (row) => row.link },
+  {
+    key: "state", label: "State", sort: (row) => row.state,
+    render: (row) => (
+      <Badge tone={row.is_up ? "good" : "bad"} shape={row.is_up ? "circle" : "octagon"}>
+        {row.state}
+      </Badge>
+    ),
+  },
+  { key: "speed", label: "Speed", isNumber: true, sort: (row) => row.speed_mbps, render: (row) => speedText(row.speed_mbps) },
+  { key: "downs", label: "Lost", isNumber: true, title: "Changes of its carrier, or connections lost", sort: (row) => row.downs, render: (row) => counts(row.downs) },
+  {
+    key: "errors", label: "Errors", title: "Received / sent / of symbols, since its driver was loaded", sort: (row) => row.rx_errors,
+    render: (row) => <Trace text={counts(row.rx_errors, row.tx_errors, row.symbol_errors)} history={row.error_history} label={`errors of ${row.link} in the last hour`} />,
+  },
+  {
+    key: "dropped", label: "Dropped", isNumber: true, title: "Received / sent", sort: (row) => row.rx_dropped,
+    render: (row) => counts(row.rx_dropped, row.tx_dropped),
+  },
+  { key: "again", label: "Sent again", isNumber: true, title: "By RDMA hardware", sort: (row) => row.retransmissions, render: (row) => counts(row.retransmissions) },
+];
+
+const XID_COLUMNS: readonly Column<XidDocument>[] = [
+  { key: "at", label: "When", sort: (row) => row.at_unix_s, render: (row) => <TimeText at={row.at_unix_s} /> },
+  { key: "xid", label: "Xid", isNumber: true, sort: (row) => row.xid, render: (row) => row.xid },
+  { key: "gpu", label: "GPU", isNumber: true, sort: (row) => row.gpu, render: (row) => countText(row.gpu) },
+  { key: "step", label: "Step", isNumber: true, sort: (row) => row.step, render: (row) => countText(row.step) },
+  {
+    key: "kind", label: "Whose", sort: (row) => row.kind,
+    render: (row) => (
+      <Badge tone={row.kind === "hardware" ? "bad" : row.kind === "mended" ? "warning" : "quiet"} shape={row.kind === "hardware" ? "octagon" : "triangle"}>
+        {row.kind}
+      </Badge>
+    ),
+  },
+  { key: "meaning", label: "It is", className: "wide", render: (row) => row.meaning },
+  { key: "advice", label: "Do", className: "wide", render: (row) => row.advice },
+];
+
+function Tables({ document }: { document: HostDevicesDocument }): JSX.Element {
+  const { host, gpus, links, xids } = document;
+  return (
+    <>
+      <Section title="GPUs" note={<TimeText at={gpus[0]?.at_unix_s ?? null} />}>
+        {gpus.length === 0 ? (
+          <p class="soft">No GPU of it was read: it has none, or no driver that says something.</p>
+        ) : (
+          <Table caption={`GPUs of ${host}`} columns={GPU_COLUMNS} rows={gpus} rowKey={(row) => String(row.gpu)} sortParam="gpus" />
+        )}
+      </Section>
+      {xids.length === 0 ? null : (
+        <Section title="Errors that the driver told of" note={`${xids.length}, the newest first`}>
+          <Table caption={`Xid errors of ${host}`} columns={XID_COLUMNS} rows={xids} rowKey={(row) => `${row.at_unix_s} ${row.gpu} ${row.xid}`} sortParam="xids" />
+        </Section>
+      )}
+      <Section title="Network links" note={<TimeText at={links[0]?.at_unix_s ?? null} />}>
+        {links.length === 0 ? (
+          <p class="soft">No link of it was read.</p>
+        ) : (
+          <Table caption={`Network links of ${host}`} columns={LINK_COLUMNS} rows={links} rowKey={(row) => row.link} sortParam="links" />
+        )}
+      </Section>
+    </>
+  );
+}
+
+/** GPUs and links of a host; a line where nothing was ever read. */
+export function HostDevices({ host }: { host: string }): JSX.Element | null {
+  const { data } = useResource<HostDevicesDocument>(`hosts/${encodeURIComponent(host)}/devices`, {}, "hosts");
+  if (data === null) {
+    return null;
+  }
+  if (data.last_unix_s === null) {
+    return (
+      <Section title="GPUs and links">
+        <p class="soft">Nothing was read of its GPUs and links: diagnostics.telemetry_interval_s is 0, or no streamer ran on it.</p>
+      </Section>
+    );
+  }
+  return (
+    <>
+      {data.trouble === "" ? null : (
+        <p class="devices-trouble">
+          <Badge tone="warning" shape="triangle">
+            silent
+          </Badge>{" "}
+          {data.trouble}
+        </p>
+      )}
+      <Tables document={data} />
+    </>
+  );
+}

@@ -1,0 +1,90 @@
+"""A launched job on a host whose GPUs break: from NVIDIA's binding to `status`, the page and /metrics."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers.fake_nvml import FakeNvml, fake_nvml
+from tests.helpers.job_under_launch import make_launched_job
+from tests.helpers.paced_launch import paced_launch
+from tests.helpers.paced_train import Pace, PaceDirectory
+from tests.helpers.source_tree import ROOT
+from tests.helpers.train_process import Job
+from tests.helpers.waiting import wait_until
+
+SOON_S = 60.0
+ENDLESS = 1_000_000
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    changes = {"dashboard": {"port": 0}, "diagnostics": {"telemetry_interval_s": 0.5}}
+    return make_launched_job(tmp_path, ENDLESS, changes)
+
+
+@pytest.fixture
+def nvml(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeNvml]:
+    """Launch the job where the library says what the test wants."""
+    nvml = fake_nvml(tmp_path)
+    for name, value in nvml.environment.items():
+        monkeypatch.setenv(name, value)
+    pace = PaceDirectory(tmp_path / "pace", Pace(forward_s=0.005, backward_s=0.01))
+    with paced_launch(job, pace, 1, tmp_path / "launch.log"):
+        yield nvml
+
+
+def status(run: Path) -> dict[str, Any]:
+    words = [sys.executable, "-m", "megatrain", "status", str(run), "--json"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    return json.loads(done.stdout) if done.stdout else {}
+
+
+def reasons(told: dict[str, Any]) -> dict[str, str]:
+    return {one["code"]: one["text"] for one in told.get("health", {}).get("reasons", ())}
+
+
+def got(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        return str(answer.read().decode())
+
+
+@pytest.mark.timeout(300)
+def test_an_xid_and_a_lost_gpu_are_red_while_the_job_trains(job: Job, nvml: FakeNvml) -> None:
+    run = job.files.root
+    wait_until(lambda: status(run).get("state") == "training", "the first step", SOON_S)
+    api = f"{status(run)['dashboard_url'].rstrip('/')}/api/v1"
+    host = status(run)["hosts"][0]["host"]
+
+    def devices() -> dict[str, Any]:
+        return json.loads(got(f"{api}/hosts/{host}/devices"))
+
+    wait_until(lambda: len(devices()["gpus"]) == 2, "the first reading", SOON_S)
+    assert [(gpu["gpu"], gpu["rank"], gpu["error"]) for gpu in devices()["gpus"]] == [(0, 0, ""), (1, None, "")]
+    assert "gpu-failing" not in reasons(status(run))
+
+    nvml.say(xid_0=79)
+    wait_until(lambda: "Xid 79" in reasons(status(run)).get("gpu-failing", ""), "the Xid in status", SOON_S)
+    assert f"GPU 0 of {host} (rank 0) reported Xid 79" in reasons(status(run))["gpu-failing"]
+    assert status(run)["health"]["level"] == "red"
+    overview = json.loads(got(f"{api}/overview"))
+    assert "gpu-failing" in [one["code"] for one in overview["reasons"]]
+    wait_until(lambda: [one["xid"] for one in devices()["xids"]] == [79], "the Xid on the host's page", SOON_S)
+
+    nvml.say({1: {"lost": 1}})
+    wait_until(lambda: devices()["gpus"][1]["error"] == "GPU is lost", "the lost GPU on the host's page", SOON_S)
+    log = job.files.root / "logs"
+    ports = [int(port) for path in log.rglob("*.log")
+             for port in re.findall(r"/metrics of this host at 127\.0\.0\.1:(\d+)", path.read_text())]  # fmt: skip
+    text = got(f"http://127.0.0.1:{ports[-1]}/metrics")
+    assert re.search(r'^megatrain_gpu_lost\{gpu="1".*\} 1\.0$', text, re.MULTILINE)
+    assert re.search(r'^megatrain_gpu_xids_total\{gpu="0".*kind="hardware"\} 1\.0$', text, re.MULTILINE)
+    assert status(run)["state"] == "training", "nothing of that stops a job"

@@ -1,0 +1,95 @@
+"""GPUs by the page of NVIDIA's DCGM exporter, made from DCGM's documentation: nobody has recorded a real one yet."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from megatrain.devices.gpu_readings import DriverReading, GpuReading
+from megatrain_diagnostics.devices.dcgm import DcgmExporter, reading_of
+
+LABELS = 'gpu="{0}",UUID="GPU-{0}",pci_bus_id="00000000:1B:00.0",device="nvidia{0}",modelName="NVIDIA H100 80GB HBM3"'
+FIELDS = {
+    "GPU_TEMP": 62, "MEMORY_TEMP": 71, "SLOWDOWN_TEMP": 89, "SM_CLOCK": 1980, "MAX_SM_CLOCK": 1980, "MEM_CLOCK": 2619,
+    "CLOCKS_EVENT_REASONS": 68, "POWER_USAGE": 612.5, "POWER_MGMT_LIMIT": 700, "FB_USED": 57220, "FB_FREE": 23780,
+    "FB_RESERVED": 559, "GPU_UTIL": 98, "ECC_SBE_VOL_TOTAL": 1, "ECC_DBE_VOL_TOTAL": 2, "ECC_SBE_AGG_TOTAL": 3,
+    "ECC_DBE_AGG_TOTAL": 4, "RETIRED_SBE": 5, "RETIRED_DBE": 6, "CORRECTABLE_REMAPPED_ROWS": 7,
+    "UNCORRECTABLE_REMAPPED_ROWS": 8, "ROW_REMAP_FAILURE": 0, "NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL": 9,
+    "NVLINK_REPLAY_ERROR_COUNT_TOTAL": 10, "PCIE_REPLAY_COUNTER": 11, "XID_ERRORS": 79,
+}  # fmt: skip
+COUNTERS = {name for name in FIELDS if name.endswith("_TOTAL") or name == "PCIE_REPLAY_COUNTER"}
+
+
+def page(*gpus: int, **changes: float) -> str:
+    lines = []
+    for name, value in {**FIELDS, **changes}.items():
+        kind = "counter" if name in COUNTERS else "gauge"
+        lines += [f"# HELP DCGM_FI_DEV_{name} Of the GPU.", f"# TYPE DCGM_FI_DEV_{name} {kind}"]
+        lines += [f"DCGM_FI_DEV_{name}{{{LABELS.format(gpu)}}} {value}" for gpu in gpus]
+    return "\n".join([*lines, 'DCGM_FI_DEV_FB_USED{gpu="0",UUID="GPU-0",GPU_I_ID="3"} 12', "go_goroutines 9", ""])
+
+
+def test_each_field_in_our_units() -> None:
+    found = reading_of(page(0, 1))
+    assert (found.source, found.error, [gpu.index for gpu in found.gpus]) == ("dcgm", "", [0, 1])
+    assert found.gpus[0] == GpuReading(
+        0, "GPU-0", "NVIDIA H100 80GB HBM3",
+        uncorrected_errors=2, has_row_remap_failed=False, pci_bus_id="00000000:1B:00.0", temperature_c=62.0,
+        slowdown_temperature_c=89.0, memory_temperature_c=71.0, sm_clock_mhz=1980.0, max_sm_clock_mhz=1980.0,
+        memory_clock_mhz=2619.0, throttle_reasons=0x44, power_w=612.5, power_limit_w=700.0,
+        memory_used_bytes=57220 << 20, memory_total_bytes=(57220 + 23780 + 559) << 20, utilization=0.98,
+        corrected_errors=1, lifetime_corrected_errors=3, lifetime_uncorrected_errors=4, retired_pages=11,
+        corrected_rows=7, uncorrected_rows=8, nvlink_errors=19, pcie_replays=11, last_xid=79,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ["", "go_goroutines 9\n", "<html>not this</html>"])
+def test_another_page_is_no_reading(text: str) -> None:
+    with pytest.raises(ValueError, match=r"DCGM|html|[Ii]nvalid"):
+        reading_of(text)
+
+
+def test_only_another_number_is_news() -> None:
+    pages = iter([page(0), page(0), page(0, XID_ERRORS=94), page(0, XID_ERRORS=0), page(0, XID_ERRORS=94)])
+    exporter = DcgmExporter("http://localhost:9400/metrics", lambda url: next(pages))
+    told = []
+    for _ in range(5):
+        exporter.read()
+        told.append([event.number for event in exporter.wait_for_xids(0.0)])
+    assert told == [[], [], [94], [], [94]]
+
+
+@contextmanager
+def served(status: int, body: str) -> Iterator[str]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, format: str, *args: object) -> None:
+            return None
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/metrics"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def test_over_http() -> None:
+    with served(200, page(0)) as url:
+        assert [gpu.uuid for gpu in DcgmExporter(url).read().gpus] == ["GPU-0"]
+    gone: DriverReading = DcgmExporter(url).read()
+    assert gone.gpus == ()
+    assert gone.error.startswith(f"diagnostics.dcgm_url={url}: ")
+    with served(503, "") as url:
+        assert "503" in DcgmExporter(url).read().error

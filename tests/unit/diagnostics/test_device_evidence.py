@@ -1,0 +1,119 @@
+"""What GPUs and links say beside a straggler."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from megatrain.contracts.host_verdict import Cause, VerdictConfidence
+from megatrain.devices.gpu_readings import DriverReading, GpuReading
+from megatrain.devices.links import LinkReading
+from megatrain_diagnostics.analysis.device_evidence import with_devices
+from megatrain_diagnostics.analysis.findings import Finding
+from megatrain_diagnostics.controller.device_findings import DeviceFindings
+from megatrain_diagnostics.devices.rows import HostPlace, device_tables
+from megatrain_diagnostics.devices.sample import HostSample
+from megatrain_diagnostics.events.source import MemoryEvents
+from megatrain_diagnostics.events.tables import Gpus, Links, joined
+
+FINDING = Finding(
+    cause=Cause.COMPUTE, confidence=VerdictConfidence.HIGH, ranks=(5,), hosts=("host-2",), first_step=1200,
+    last_step=1300, num_steps=100, num_seen=100, excess=0.3, excess_s=0.1, score=9.0, wait_deficit_s=0.1, num_peers=7,
+    victims=(), num_victims=0, step_s=1.0, gain_s=0.1, evidence=("rank 5 computes longer",),
+)  # fmt: skip
+GPU = GpuReading(
+    3, "GPU-c", temperature_c=70.0, slowdown_temperature_c=89.0, sm_clock_mhz=1410.0, max_sm_clock_mhz=1410.0,
+    throttle_reasons=0,
+)  # fmt: skip
+HOT = replace(GPU, temperature_c=91.0, sm_clock_mhz=1050.0, throttle_reasons=0x41)
+LINK = LinkReading("mlx5_0:1", True, "ACTIVE", 400_000.0, num_downs=2, rx_errors=5, symbol_errors=0)
+
+
+def events(*said: tuple[int, GpuReading | LinkReading]) -> MemoryEvents:
+    """Return the rows of readings, each (step, what was said), ten seconds apart."""
+    found: dict[Any, list[Any]] = {Gpus: [], Links: []}
+    for number, (step, one) in enumerate(said):
+        at_s = 1_800_000_000.0 + 10 * number
+        is_gpu = isinstance(one, GpuReading)
+        sample = HostSample(at_s, 0.0, DriverReading("nvml", gpus=(one,) if is_gpu else ()), () if is_gpu else (one,))
+        for kind, table in device_tables(sample, HostPlace("host-2", 1, step, {"GPU-c": (5, step)})):
+            found[kind].append(table)
+    return MemoryEvents({kind: joined(kind, tables) for kind, tables in found.items()})
+
+
+@pytest.mark.parametrize(
+    ("cause", "said", "sentence"),
+    [
+        (
+            Cause.COMPUTE, [(1100, GPU), (1150, GPU), (1200, HOT), (1250, HOT), (1300, HOT)],
+            (
+                "its GPU 3 of host-2 (rank 5): SM clock 1,410 MHz -> 1,050 MHz since step 1200 (told from 5 % less on),"
+                " hardware thermal slowdown, 91 C (it slows down at 89 C)"
+            ),
+        ),
+        (
+            Cause.COMPUTE, [(1210, HOT), (1250, HOT)],
+            (
+                "its GPU 3 of host-2 (rank 5): SM clock 1,410 MHz -> 1,050 MHz (told from 5 % less on), hardware "
+                "thermal slowdown, 91 C (it slows down at 89 C)"
+            ),
+        ),
+        (
+            Cause.COMPUTE, [(1100, GPU), (1250, replace(GPU, sm_clock_mhz=1395.0))],
+            (
+                "its GPU 3 of host-2 (rank 5): SM clock 1,395 MHz as before, not held down, 70 C: the clock is not the "
+                "reason"
+            ),
+        ),
+        (
+            Cause.COMPUTE, [(1100, GPU), (1250, GpuReading(3, "GPU-c", error="GPU is lost"))],
+            "its GPU 3 of host-2 (rank 5) does not answer its driver: GPU is lost",
+        ),
+        (
+            Cause.COMPUTE, [(1250, GpuReading(3, "GPU-c", temperature_c=70.0))],
+            "its GPU 3 of host-2 (rank 5): its clock is not known; why it is held down is not known, 70 C",
+        ),
+        (
+            Cause.NETWORK, [(1100, LINK), (1250, replace(LINK, speed_mbps=100_000.0))],
+            "link mlx5_0:1 of host-2 runs at 100 Gbit/s, before at 400",
+        ),
+        (
+            Cause.NETWORK, [(1100, LINK), (1250, replace(LINK, rx_errors=1205)), (1300, replace(LINK, rx_errors=7))],
+            "link mlx5_0:1 of host-2 had 1,207 errors (told from 100 on) and 0 changes of its state",
+        ),
+        (Cause.NETWORK, [(1100, LINK), (1250, LINK)], ""),
+        (Cause.DATA, [(1100, GPU), (1200, HOT)], ""),
+        (Cause.COMPUTE, [], ""),
+    ],
+)  # fmt: skip
+def test_what_is_said_beside_a_finding(cause: Cause, said: list[Any], sentence: str) -> None:
+    found = with_devices(events(*said), replace(FINDING, cause=cause), 1)
+    assert found.evidence == ("rank 5 computes longer", *([sentence] if sentence else []))
+
+
+def test_other_ranks_and_rounds_say_nothing() -> None:
+    said = events((1100, GPU), (1200, HOT))
+    assert with_devices(said, FINDING, 2).evidence == FINDING.evidence
+    assert with_devices(said, replace(FINDING, ranks=(6,)), 1).evidence == FINDING.evidence
+    assert with_devices(said, FINDING, 1, first_ns=2 * 10**18).evidence == FINDING.evidence
+
+
+def test_what_was_read_is_kept_for_a_while() -> None:
+    class Counted(MemoryEvents):
+        num_reads = 0
+
+        def read(self, *arguments: Any) -> Any:
+            self.num_reads += 1
+            return super().read(*arguments)
+
+    held = events((1100, GPU), (1200, HOT))
+    counted = Counted(held._tables)
+    beside = DeviceFindings(counted, lambda: 1_800_000_000 * 10**9)
+    first = beside.beside(FINDING, 1)
+    assert len(first.evidence) == 2
+    assert beside.beside(replace(FINDING, last_step=1400), 1).evidence == first.evidence
+    assert counted.num_reads == 2
+    assert np.isfinite(counted.read(Gpus).sm_clock_mhz).all()

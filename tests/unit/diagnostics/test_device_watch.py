@@ -1,0 +1,146 @@
+"""What of GPUs and links is trouble, from reading to reading."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from megatrain.contracts.diag_records import DeviceTrouble, DeviceTroubleKind
+from megatrain.devices.gpu_readings import DriverReading, GpuReading, XidEvent
+from megatrain.devices.links import LinkReading
+from megatrain_diagnostics.controller.device_watch import DeviceWatch
+from megatrain_diagnostics.devices.rows import HostPlace, device_tables
+from megatrain_diagnostics.devices.sample import HostSample
+
+NOW_S = 1_800_000_000.0
+INTERVAL_S = 10.0
+PLACE = HostPlace("host-2", round=4, step=1200, ranks={"GPU-c": (19, 1200)})
+GPU = GpuReading(
+    3, "GPU-c", uncorrected_errors=4, corrected_errors=10, nvlink_errors=0, pcie_replays=0, temperature_c=62.0,
+    slowdown_temperature_c=89.0, sm_clock_mhz=1410.0, max_sm_clock_mhz=1410.0, throttle_reasons=0x4,
+)  # fmt: skip
+HOT = replace(GPU, temperature_c=91.0, sm_clock_mhz=1050.0, throttle_reasons=0x48)
+LOST = GpuReading(3, error="GPU is lost")
+LINK = LinkReading("mlx5_0:1", True, "ACTIVE", 400_000.0, num_downs=2, rx_errors=5, symbol_errors=0)
+
+FAILING, DEGRADED = DeviceTroubleKind.GPU_FAILING, DeviceTroubleKind.GPU_DEGRADED
+NETWORK, SILENT = DeviceTroubleKind.NETWORK_DEGRADED, DeviceTroubleKind.TELEMETRY_SILENT
+Step = GpuReading | LinkReading | XidEvent | DriverReading
+
+
+def sample(at_s: float, said: Step) -> HostSample:
+    if isinstance(said, GpuReading):
+        return HostSample(at_s, 0.0, DriverReading("nvml", gpus=(said,)))
+    if isinstance(said, LinkReading):
+        return HostSample(at_s, 0.0, links=(said,))
+    if isinstance(said, XidEvent):
+        return HostSample(at_s, 0.0, DriverReading("nvml", gpus=(GPU,)), xids=(replace(said, at_unix_s=at_s),))
+    return HostSample(at_s, 0.0, said)
+
+
+def watched(said: Sequence[Step], interval_s: float = INTERVAL_S) -> DeviceWatch:
+    """Return a watch that has heard readings, one each interval, the last of them now."""
+    watch = DeviceWatch(lambda: interval_s)
+    for number, one in enumerate(said):
+        at_s = NOW_S - interval_s * (len(said) - 1 - number)
+        watch.tick(at_s)
+        for kind, table in device_tables(sample(at_s, one), PLACE):
+            watch.consume(kind, table)
+    return watch
+
+
+def xid(number: int) -> XidEvent:
+    return XidEvent(0.0, "GPU-c", number)
+
+
+CASES: dict[str, tuple[Sequence[Step], DeviceTroubleKind | None, str]] = {
+    "all is well": ([GPU, GPU, LINK, LINK], None, ""),
+    "errors from before the watch": ([GPU], None, ""),
+    "a power limit is no fault": ([replace(GPU, throttle_reasons=0x4)] * 9, None, ""),
+    "heat for a moment": ([HOT, HOT, GPU], None, ""),
+    "heat that lasts": (
+        [GPU, HOT, HOT, HOT, HOT], DEGRADED,
+        (
+            r"GPU 3 of host-2 \(rank 19\) is slowed down: hardware slowdown, hardware thermal slowdown, 91 C, it slows "
+            r"down at 89 C, SM clock 1,050 MHz of 1,410 MHz"
+        ),
+    ),
+    "uncorrected errors": (
+        [GPU, replace(GPU, uncorrected_errors=6)], FAILING, "had 2 uncorrected memory errors within the hour"
+    ),
+    "a counter that began again": (
+        [GPU, replace(GPU, uncorrected_errors=1)], FAILING, "had 1 uncorrected memory errors",
+    ),
+    "a driver that was loaded anew": ([GPU, replace(GPU, uncorrected_errors=0, corrected_errors=0)], None, ""),
+    "a lost GPU": ([GPU, LOST], FAILING, "GPU 3 of host-2 .*not answer its driver: GPU is lost"),
+    "a lost GPU that came back": ([GPU, LOST, GPU], None, ""),
+    "the driver asks for a reset": ([replace(GPU, recovery_action="gpu reset")], FAILING, "asks for gpu reset"),
+    "a row that cannot be remapped": ([replace(GPU, has_row_remap_failed=True)], FAILING, "could not be remapped"),
+    "a row that waits": ([replace(GPU, is_row_remap_pending=True)], DEGRADED, "a reset will take out of use"),
+    "many corrected errors": (
+        [GPU, replace(GPU, corrected_errors=1500)], DEGRADED, r"1,490 corrected memory errors .*told from 1,000 on"
+    ),
+    "some corrected errors": ([GPU, replace(GPU, corrected_errors=900)], None, ""),
+    "errors of NVLink": ([GPU, replace(GPU, nvlink_errors=150)], DEGRADED, "150 NVLink errors"),
+    "an Xid of the hardware": (
+        [xid(79)], FAILING, r"GPU 3 .* \(rank 19\) reported Xid 79, the GPU has fallen off the bus: evict the host",
+    ),
+    "an Xid that was mended": ([xid(94)], DEGRADED, "Xid 94"),
+    "an Xid of a program": ([xid(31), xid(43), xid(45)], None, ""),
+    "the driver of all GPUs": ([GPU, DriverReading("nvml", error="no answer")], SILENT, "of host-2: no answer"),
+    "the driver answers again": ([DriverReading("nvml", error="no answer"), GPU], None, ""),
+    "a link that went down": ([LINK, replace(LINK, is_up=False, state="DOWN")], NETWORK, "mlx5_0:1 of host-2 is DOWN"),
+    "a link that was never up": ([replace(LINK, is_up=False, state="DOWN")] * 2, None, ""),
+    "a link that is slower": (
+        [LINK, replace(LINK, speed_mbps=200_000.0)], NETWORK, "runs at 200 Gbit/s, before at 400"
+    ),
+    "a link that came and went": ([LINK, replace(LINK, num_downs=4)], NETWORK, "lost its connection .* 2 changes"),
+    "errors of a link": ([LINK, replace(LINK, rx_errors=90, symbol_errors=20)], NETWORK, "105 errors .*from 100 on"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_trouble(case: str) -> None:
+    said, kind, text = CASES[case]
+    found = watched(said).troubles({"host-2"})
+    assert [one.kind for one in found] == ([] if kind is None else [kind])
+    if kind is not None:
+        assert re.search(text, found[0].text), found[0].text
+        assert found[0].host == "host-2"
+        assert found[0].ranks == ((19,) if "rank 19" in found[0].text else ())
+
+
+def test_an_error_is_told_for_an_hour() -> None:
+    watch = watched([GPU, xid(79), replace(GPU, uncorrected_errors=5)])
+    assert len(watch.troubles({"host-2"})) == 2
+    later = replace(GPU, uncorrected_errors=5)
+    watch.tick(NOW_S + 3700)
+    for kind, table in device_tables(sample(NOW_S + 3700, later), PLACE):
+        watch.consume(kind, table)
+    assert watch.troubles({"host-2"}) == ()
+
+
+@pytest.mark.parametrize(
+    ("interval_s", "passed_s", "connected", "count"),
+    [(10.0, 59.0, "host-2", 0), (10.0, 61.0, "host-2", 1), (60.0, 290.0, "host-2", 0), (60.0, 301.0, "host-2", 1),
+     (10.0, 61.0, "host-1", 0), (10.0, 8000.0, "host-2", 0)],
+)  # fmt: skip
+def test_silence_is_told_while_the_host_is_heard(
+    interval_s: float, passed_s: float, connected: str, count: int
+) -> None:
+    watch = watched([GPU, LINK], interval_s)
+    watch.tick(NOW_S + passed_s)
+    found = watch.troubles({connected})
+    assert [one.kind for one in found] == [SILENT] * count
+
+
+def test_the_worst_comes_first() -> None:
+    watch = watched([LINK, replace(LINK, is_up=False, state="DOWN"), HOT, HOT, HOT, HOT, xid(48)])
+    found: tuple[DeviceTrouble, ...] = watch.troubles({"host-2"})
+    kinds: list[Any] = [one.kind for one in found]
+    assert kinds == sorted(kinds, key=list(DeviceTroubleKind).index)
+    assert kinds[0] is FAILING
