@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -16,8 +17,10 @@ from megatrain.jobs.snapshot import DecodedRecords, read_job
 from megatrain_launcher.notify.message import Links
 from megatrain_launcher.notify.topics import Topic, topics_of
 
-_PERIOD_S = 5.0
-"""Between two looks while nobody says that something has happened."""
+_PERIOD_S = 1.0
+_PART_BUSY = 5.0
+"""Between two looks while nobody says that something has happened: a second, and where hosts are so many that a look
+takes long, so many times that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,19 +107,22 @@ class Looks:
             return None if closed.is_set() else self._look
 
     def _run(self) -> None:
+        busy_s = 0.0
         while not self._closed.is_set():
             with self._changed:
-                self._changed.wait_for(lambda: self._is_due, _PERIOD_S)
+                self._changed.wait_for(lambda: self._is_due, max(_PERIOD_S, _PART_BUSY * busy_s))
                 self._is_due = False
                 last_s = self._last_s
                 number = 0 if self._look is None else self._look.number
             if self._closed.is_set():
                 return
+            began_s = time.monotonic()
             try:
                 look = self._take(number + 1)
             except Exception:
                 self.stir()  # what happened is still to be seen
                 raise
+            busy_s = time.monotonic() - began_s
             if last_s is not None:
                 look = Look(look.number, look.topics, look.links, last_s)
             with self._changed:

@@ -24,8 +24,28 @@ from megatrain_launcher.driver.incidents import OVER_NOTE
 JUDGED_S = 1.5
 """An incident that is not judged by then is told with what is known of it."""
 SETTLED_S = 30.0
-"""A reason must last for so long before it is told: recoveries pass through states that are somebody's business only
-when they stay."""
+_PASSING = frozenset(
+    {
+        ReasonCode.STUCK,
+        ReasonCode.BROKEN,
+        ReasonCode.HOST_LOST,
+        ReasonCode.NOT_RUNNING,
+        ReasonCode.WAITING_FOR_HOSTS,
+        ReasonCode.STEP_LATE,
+        ReasonCode.SAVE_FAILED,
+        ReasonCode.NO_DRIVER,
+        ReasonCode.DAEMON_SILENT,
+        ReasonCode.DAEMON_TROUBLE,
+        ReasonCode.STREAMER_SILENT,
+        ReasonCode.METRICS_SILENT,
+        ReasonCode.RANK_SILENT,
+        ReasonCode.DRIVER_ALARM,
+        ReasonCode.HOST_TROUBLE,
+        ReasonCode.HOST_UNFIT,
+    }
+)
+"""Reasons that a job may pass through on its way back to health: they must last for SETTLED_S before they are told.
+All others are told at once."""
 _LONGEST = 600
 
 OF_INCIDENTS = frozenset({ReasonCode.RECOVERING, ReasonCode.HELD, ReasonCode.VERDICT_WAITING, ReasonCode.FAILED})
@@ -220,7 +240,7 @@ def _of_end(end: JobEnd) -> Topic:
 
 def _of_reason(reason: Reason, first_seen_s: float) -> Topic:
     began_s = first_seen_s if reason.since_unix_s is None else min(first_seen_s, reason.since_unix_s)
-    is_of_restarts = reason.code in _OF_RESTARTS
+    is_of_restarts, settles_s = reason.code in _OF_RESTARTS, SETTLED_S if reason.code in _PASSING else 0.0
     is_red = reason.level is HealthLevel.RED
     return Topic(
         # the brake is what the budget becomes: one thing, told again when its level rises
@@ -230,7 +250,7 @@ def _of_reason(reason: Reason, first_seen_s: float) -> Topic:
         stage=Stage.OPEN,
         what=_sentence(reason.text),
         began_unix_s=began_s,
-        ready_unix_s=first_seen_s + (0.0 if is_of_restarts else SETTLED_S),
+        ready_unix_s=first_seen_s + settles_s,
         hosts=reason.hosts,
         ranks=reason.ranks,
         acts="look at it now" if is_red else "look at it today",

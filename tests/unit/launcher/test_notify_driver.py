@@ -35,6 +35,7 @@ from megatrain_launcher.notify import notifier
 from tests.helpers.driver_candidates import KEYS, NOW, Candidate, Hosts
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.http_receiver import HttpReceiver, Reply
+from tests.helpers.launched_job import make_record
 from tests.helpers.told_topics import config_with, write_secret
 from tests.helpers.waiting import wait_until
 
@@ -101,6 +102,7 @@ def story(etcd: EtcdServers, tmp_path: Path) -> Iterator[Story]:
     with ExitStack() as stack:
         client = stack.enter_context(EtcdClient(EtcdSettings.of(etcd.urls)))
         client.delete(KeyRange.prefix(KEYS.prefix))
+        client.put(KEYS.record, encode(make_record(job=KEYS.job, config_hash="", num_workers=1)))
         stack.callback(client.delete, KeyRange.prefix(KEYS.prefix))
         yield Story(etcd, tmp_path, stack, client, Hosts(client))
 

@@ -92,14 +92,27 @@ def test_the_end_of_a_job(code: int, level: HealthLevel, acts: str) -> None:
     assert "so it was decided" in found["end"].what
 
 
-def test_reasons_of_the_health_are_told_when_they_last() -> None:
-    disk = Reason(ReasonCode.DISK_FILLING, "the disk of host-1 is full in 3 h", hosts=("host-1",))
-    found = topics(disk)["health"]
-    assert (found.name, found.event, found.level) == ("health/disk-filling", Event.HEALTH, AMBER)
-    assert found.ready_unix_s == NOW_S + SETTLED_S
-    since = topics(replace(disk, since_unix_s=NOW_S - 100))["health"]
+@pytest.mark.parametrize(
+    ("code", "level", "settles_s"),
+    [
+        (ReasonCode.DISK_FILLING, AMBER, 0.0),
+        (ReasonCode.SAVES_FAIL, RED, 0.0),
+        (ReasonCode.FILES_REMOVED, RED, 0.0),
+        (ReasonCode.DRIVER_ALARM, AMBER, SETTLED_S),
+        (ReasonCode.DAEMON_SILENT, AMBER, SETTLED_S),
+        (ReasonCode.HOST_LOST, RED, SETTLED_S),
+    ],
+)
+def test_a_reason_that_recoveries_pass_through_is_told_when_it_lasts_and_others_at_once(
+    code: ReasonCode, level: HealthLevel, settles_s: float
+) -> None:
+    reason = Reason(code, "something is wrong with host-1", hosts=("host-1",))
+    found = topics(reason)["health"]
+    assert (found.name, found.event, found.level) == (f"health/{code}", Event.HEALTH, level)
+    assert found.ready_unix_s == NOW_S + settles_s
+    since = topics(replace(reason, since_unix_s=NOW_S - 100))["health"]
     # a host's clock says since when; how long it has lasted, who looks says
-    assert (since.began_unix_s, since.ready_unix_s) == (NOW_S - 100, NOW_S + SETTLED_S)
+    assert (since.began_unix_s, since.ready_unix_s) == (NOW_S - 100, NOW_S + settles_s)
 
 
 def test_the_brake_is_one_thing_that_becomes_worse() -> None:
