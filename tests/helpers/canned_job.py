@@ -116,7 +116,6 @@ def overview_document(*, health: str = "warning", step: int = STEP) -> OverviewD
         state="recovering" if is_bad else "training",
         level=level,
         reasons=reasons[health],
-        health=health,
         headline=f"recovering, waits until {LOST_HOST} is replaced by host-047"
         if is_bad
         else f"training, step {step:,}",

@@ -90,7 +90,7 @@ def own_run(made: Path, tmp_path: Path) -> RunDirectory:
 
 def test_the_overview_says_what_the_run_came_to(page: Page) -> None:
     found = page.ask("overview")
-    assert (found["at_unix_s"], found["state"], found["health"]) == (NOW_S, "not running", "over")
+    assert (found["at_unix_s"], found["state"], found["level"]) == (NOW_S, "not running", "green")
     assert (found["step"], found["train_steps"], found["round"]) == (120, 240, 2)
     assert found["tokens"] == END_TOKENS
     assert (found["step_s"], found["tokens_per_s"], found["mfu"]) == (1.0, 4096.0, pytest.approx(0.4))
@@ -107,16 +107,16 @@ def test_the_overview_says_what_the_run_came_to(page: Page) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "state", "health"),
-    [("0", "finished", "over"), ("75", "saved and stopped", "over"), ("70", "failed", "bad")],
+    ("code", "state", "level"),
+    [("0", "finished", "green"), ("75", "saved and stopped", "green"), ("70", "failed", "red")],
 )
-def test_a_run_is_as_its_launch_left_it(own_run: RunDirectory, code: str, state: str, health: str) -> None:
+def test_a_run_is_as_its_launch_left_it(own_run: RunDirectory, code: str, state: str, level: str) -> None:
     (own_run.root / "coordination").mkdir()
     (own_run.root / "coordination" / "exit-code").write_text(f"{code}\n")
     page = Page(own_run)
     found = page.ask("overview")
     page.close()
-    assert (found["state"], found["health"]) == (state, health)
+    assert (found["state"], found["level"]) == (state, level)
     assert f"exit code {code}" in found["headline"]
 
 
@@ -126,11 +126,7 @@ def test_a_run_whose_launch_was_killed_is_red(own_run: RunDirectory) -> None:
     page = Page(own_run)
     found = page.ask("overview")
     page.close()
-    assert (found["level"], found["health"], [one["code"] for one in found["reasons"]]) == (
-        "red",
-        "bad",
-        ["not-running"],
-    )
+    assert (found["level"], [one["code"] for one in found["reasons"]]) == ("red", ["not-running"])
     assert found["headline"].startswith("killed: its launch is gone")
 
 

@@ -69,8 +69,7 @@ def overview(snapshot: JobSnapshot | None = None, facts: JobFacts | None = None,
 
 def test_a_job_that_trains() -> None:
     found = overview()
-    assert (found.state, found.health) == ("training", "good")
-    assert (found.level, found.reasons) == ("green", ())
+    assert (found.state, found.level, found.reasons) == ("training", "green", ())
     assert (found.step, found.step_s, found.remaining_s) == (1240, 2.0, (2000 - 1240) * 2.0)
     assert (found.tokens, found.tokens_per_s, found.mfu) == (124_000, 50.0, pytest.approx(0.4))
     assert (found.hosts.total, found.hosts.training, found.hosts.spare) == (3, 2, 1)
@@ -80,10 +79,10 @@ def test_a_job_that_trains() -> None:
     assert found.effective_time_ratio_last_hour == pytest.approx(1 - lost_s / 3600)
 
 
-def test_a_stuck_job_is_bad_and_says_where() -> None:
+def test_a_stuck_job_is_red_and_says_where() -> None:
     statuses = {"host-1": make_status(1), "host-2": make_status(2, stall=make_stall())}
     found = overview(make_snapshot(statuses=statuses))
-    assert (found.state, found.health) == ("stuck", "bad")
+    assert found.state == "stuck"
     assert found.since_unix_s == NOW_S - 7
     assert found.reasons[0].hosts == ("host-2",)
     assert (found.level, found.reasons[0].code, found.reasons[0].runbook) == ("red", "stuck", "hang.md")
@@ -98,7 +97,7 @@ def test_cordoned_unfit_and_lost_hosts_are_counted() -> None:
 
 def test_without_etcd_the_last_that_was_known_stays_and_the_state_is_unknown() -> None:
     found = overview(etcd_trouble="etcd is out of reach, what is shown is 12 s old: refused")
-    assert (found.state, found.health) == ("unknown", "unknown")
+    assert (found.state, found.level) == ("unknown", "red")
     assert found.reasons[0].text.startswith("etcd is out of reach")
     assert (found.step, found.hosts.training, found.next_action.what) == (1240, 2, "not known")
     nothing = overview_document(OverviewInputs(NOW_S, JobFacts()))
@@ -106,11 +105,11 @@ def test_without_etcd_the_last_that_was_known_stays_and_the_state_is_unknown() -
 
 
 @pytest.mark.parametrize(
-    ("code", "state", "health"), [(0, "finished", "over"), (75, "saved and stopped", "over"), (70, "failed", "bad")]
+    ("code", "state", "level"), [(0, "finished", "green"), (75, "saved and stopped", "green"), (70, "failed", "red")]
 )
-def test_a_job_that_is_over_does_nothing_more(code: int, state: str, health: str) -> None:
+def test_a_job_that_is_over_does_nothing_more(code: int, state: str, level: str) -> None:
     found = overview(make_snapshot(end=JobEnd(code, "because", NOW_S - 60)))
-    assert (found.state, found.health, found.remaining_s) == (state, health, None)
+    assert (found.state, found.level, found.remaining_s) == (state, level, None)
     assert found.next_action.what == "nothing"
     assert "because" in found.next_action.why
 
@@ -143,7 +142,7 @@ def test_a_verdict_that_waits_for_a_person() -> None:
     outcome = VerdictOutcome("v-1", OutcomeKind.WAITING, "waits for a person: host-2 is slow", "host-1", NOW_S)
     found = overview(make_snapshot(waiting=((outcome, SURE),)))
     assert (found.next_action.what, found.next_action.verdict_id) == ("evict host-2, when somebody approves it", "v-1")
-    assert found.health == "warning"
+    assert found.level == "amber"
 
 
 @pytest.mark.parametrize(
@@ -191,10 +190,10 @@ def test_tokens_where_some_steps_are_not_streamed(tmp_path: Path) -> None:
 def test_a_recorded_job_that_did_all_its_steps_is_finished_and_one_that_stopped_has_failed() -> None:
     done = JobFacts(config=config(train={"steps": 1240}), series=series())
     found = overview_document(OverviewInputs(NOW_S, done, is_recorded=True))
-    assert (found.state, found.health, found.headline) == ("finished", "over", "finished: all 1,240 steps are done")
+    assert (found.state, found.level, found.headline) == ("finished", "green", "finished: all 1,240 steps are done")
     stopped = JobFacts(config=config(), series=series(), incidents=(make_incident(state=IncidentState.STOPPED),))
     found = overview_document(OverviewInputs(NOW_S, stopped, is_recorded=True))
-    assert (found.state, found.health) == ("failed", "bad")
+    assert (found.state, found.level) == ("failed", "red")
     assert found.headline == "over since its last incident: rank 3 on host-2 ended by SIGKILL"
 
 

@@ -450,7 +450,6 @@ export interface OverviewDocument {
   state: string;
   level: "green" | "amber" | "red";
   reasons: readonly ReasonDocument[];
-  health: "good" | "warning" | "bad" | "over" | "unknown";
   headline: string;
   since_unix_s: number | null;
   round: number | null;

@@ -2,13 +2,14 @@
 
 import type { JSX } from "preact";
 
+import { healthOf } from "../ui/badge";
 import { ShapeIcon } from "../ui/icons";
 import { overview } from "./job";
 
 /** Without the diagnostics daemon charts, heat map and logs stand still, and nobody is found slow: said before all else. */
 export function NoDaemon(): JSX.Element | null {
   const told = overview.value;
-  if (told === null || told.health === "over" || told.diagnosis.is_daemon_alive !== false) {
+  if (told === null || healthOf(told) === "over" || told.diagnosis.is_daemon_alive !== false) {
     return null;
   }
   return (

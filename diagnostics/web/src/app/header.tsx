@@ -166,7 +166,7 @@ export function Header(): JSX.Element {
       <a class="header-job" href={hrefOf("overview")} title={job.value?.run_directory}>
         {job.value?.job ?? "megatrain"}
       </a>
-      {told === null ? null : <HealthBadge health={told.health} state={told.state} />}
+      {told === null ? null : <HealthBadge told={told} />}
       <Headline />
       <span class="header-right">
         {isPastShown.value && shown !== null ? (

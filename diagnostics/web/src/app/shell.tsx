@@ -58,7 +58,7 @@ function Chosen(): JSX.Element {
 function useWindowTitle(): void {
   const told = overview.value;
   const label = viewNamed(useRoute().view)?.label ?? "megatrain";
-  const sign = told?.health === "bad" ? "(!) " : told?.health === "warning" ? "(?) " : "";
+  const sign = told?.level === "red" ? "(!) " : told?.level === "amber" ? "(?) " : "";
   const title = `${sign}${job.value?.job ?? "megatrain"} \u2013 ${label}`;
   useEffect(() => {
     document.title = title;

@@ -6,7 +6,6 @@ from typing import Literal
 
 from megatrain_diagnostics.dashboard.answers.document import Document
 
-HealthWord = Literal["good", "warning", "bad", "over", "unknown"]
 Level = Literal["green", "amber", "red"]
 
 
@@ -73,7 +72,6 @@ class OverviewDocument(Document):
     """The health of the job, as `megatrain status` and /metrics tell it."""
     reasons: tuple[ReasonDocument, ...]
     """Why it is not green: the red ones first."""
-    health: HealthWord
     headline: str
     since_unix_s: float | None
     round: int | None

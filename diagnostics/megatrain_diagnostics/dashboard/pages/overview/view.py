@@ -6,7 +6,7 @@ Pure, and cheap: it looks at hosts and at the newest steps, never at ranks or ev
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,7 +24,6 @@ from megatrain_diagnostics.analysis.effective_time import effective_time_ratio
 from megatrain_diagnostics.dashboard.pages.overview.document import (
     CheckpointAge,
     DiagnosisState,
-    HealthWord,
     HostCounts,
     NextAction,
     OverviewDocument,
@@ -41,9 +40,6 @@ _NEWEST_STEPS = 20
 _MOST_SILENT = 64
 _MOST_REASONS = 200
 _UNKNOWN = "unknown"
-_WORD_OF_LEVEL: Mapping[HealthLevel, HealthWord] = {
-    HealthLevel.GREEN: "good", HealthLevel.AMBER: "warning", HealthLevel.RED: "bad",
-}  # fmt: skip
 _BUSY = (HostPhase.STARTING, HostPhase.RUNNING, HostPhase.STOPPING)
 
 
@@ -65,7 +61,6 @@ class _Standing:
     """How the job is, from etcd or from what it left."""
 
     state: str
-    health: HealthWord
     headline: str
     since_unix_s: float | None
     reasons: tuple[Reason, ...] = ()
@@ -96,7 +91,6 @@ def overview_document(given: OverviewInputs) -> OverviewDocument:
         state=standing.state,
         level=standing.level.value,
         reasons=tuple(_reason(one) for one in standing.reasons[:_MOST_REASONS]),
-        health=standing.health,
         headline=standing.headline,
         since_unix_s=standing.since_unix_s,
         round=newest.number if newest is not None else _shown_round(facts),
@@ -164,19 +158,11 @@ def _standing(given: OverviewInputs, assessment: Assessment | None) -> _Standing
         return _recorded_standing(given.facts, completed_step(None, given.facts))
     if assessment is None:
         unknown = Unreachable(given.etcd_trouble or "etcd has not answered yet")
-        return _Standing(_UNKNOWN, "unknown", unknown.why, None, (unknown.reason,))
+        return _Standing(_UNKNOWN, unknown.why, None, (unknown.reason,))
     reasons = assessment.health.reasons
     if given.etcd_trouble and not assessment.is_over:
-        return _Standing(_UNKNOWN, "unknown", given.etcd_trouble, None, reasons)
-    return _Standing(
-        str(assessment.state), _health(assessment), assessment.headline, assessment.since_unix_s, reasons
-    )  # fmt: skip
-
-
-def _health(assessment: Assessment) -> HealthWord:
-    if assessment.state in (JobState.FINISHED, JobState.SAVED):
-        return "over"
-    return _WORD_OF_LEVEL[assessment.health.level]
+        return _Standing(_UNKNOWN, given.etcd_trouble, None, reasons)
+    return _Standing(str(assessment.state), assessment.headline, assessment.since_unix_s, reasons)
 
 
 def _reason(one: Reason) -> ReasonDocument:
@@ -193,27 +179,26 @@ def _recorded_standing(facts: JobFacts, step: int | None) -> _Standing:
     if facts.exit_code is not None:
         text = f"its launch ended with exit code {facts.exit_code}"
         if facts.exit_code == ExitCode.OK:
-            return _Standing(str(JobState.FINISHED), "over", f"finished: {text}", None)
+            return _Standing(str(JobState.FINISHED), f"finished: {text}", None)
         if facts.exit_code == ExitCode.SAVED_AND_STOPPED:
-            return _Standing(str(JobState.SAVED), "over", f"saved and stopped: {text}", None)
+            return _Standing(str(JobState.SAVED), f"saved and stopped: {text}", None)
         why = f"; the last incident: {last.reason}" if last is not None else ""
         return _failed(f"failed: {text}{why}", since_s)
     if facts.config is not None and step is not None and step >= facts.config.train.steps:
         done = count_text(facts.config.train.steps, "step")
-        return _Standing(str(JobState.FINISHED), "over", f"finished: all {done} are done", None)
+        return _Standing(str(JobState.FINISHED), f"finished: all {done} are done", None)
     if last is not None and last.state is IncidentState.STOPPED:
         return _failed(f"over since its last incident: {last.reason}", since_s)
     reached = "" if step is None else f", after {count_text(step, 'step')}"
     if facts.is_killed:
         text = f"its launch is gone, and nobody has written how the job ended{reached}"
-        return _Standing(
-            str(JobState.NOT_RUNNING), "bad", f"killed: {text}", None, (Reason(ReasonCode.NOT_RUNNING, text),)
-        )
-    return _Standing(str(JobState.NOT_RUNNING), "over", f"recorded history{reached}", None)
+        reason = Reason(ReasonCode.NOT_RUNNING, text)
+        return _Standing(str(JobState.NOT_RUNNING), f"killed: {text}", None, (reason,))
+    return _Standing(str(JobState.NOT_RUNNING), f"recorded history{reached}", None)
 
 
 def _failed(text: str, since_s: float | None) -> _Standing:
-    return _Standing(str(JobState.FAILED), "bad", text, since_s, (Reason(ReasonCode.FAILED, text, since_s),))
+    return _Standing(str(JobState.FAILED), text, since_s, (Reason(ReasonCode.FAILED, text, since_s),))
 
 
 def _incidents(given: OverviewInputs) -> Sequence[Incident]:

@@ -6,13 +6,13 @@ import type { ComponentChildren, JSX } from "preact";
 import type { OverviewDocument } from "../../api/documents";
 import { shownStep } from "../../app/job";
 import { clock } from "../../app/preferences";
-import { HEALTH } from "../../ui/badge";
+import { HEALTH, healthOf, type Health } from "../../ui/badge";
 import { Age, TimeText } from "../../ui/figures";
 import { countText, durationText, largeText, minuteText, percentText, sentence } from "../../ui/format";
 import { ShapeIcon } from "../../ui/icons";
 import { Reasons } from "./reasons";
 
-const ANSWERS: Record<string, string> = {
+const ANSWERS: Record<Health, string> = {
   good: "Yes",
   warning: "It needs a look",
   bad: "No",
@@ -38,14 +38,15 @@ function Question({ text, answer, className = "", children }: QuestionProps): JS
 }
 
 function Healthy({ told }: { told: OverviewDocument }): JSX.Element {
-  const known = HEALTH[told.health];
+  const health = healthOf(told);
+  const { tone, shape } = HEALTH[health];
   return (
     <Question
       text="Is it healthy?"
-      className={`question-health tone-${known?.tone ?? "quiet"}`}
+      className={`question-health tone-${tone}`}
       answer={
         <>
-          <ShapeIcon shape={known?.shape ?? "dashes"} /> {ANSWERS[told.health] ?? sentence(told.health)}
+          <ShapeIcon shape={shape} /> {ANSWERS[health]}
         </>
       }
     >
@@ -107,7 +108,7 @@ function Ends({ told }: { told: OverviewDocument }): JSX.Element {
     <Question
       text="When does it end?"
       answer={
-        told.health === "over" ? "It has ended" : told.remaining_s === null ? "Not known" : <>in {durationText(told.remaining_s)}</>
+        healthOf(told) === "over" ? "It has ended" : told.remaining_s === null ? "Not known" : <>in {durationText(told.remaining_s)}</>
       }
     >
       <dl class="question-facts">

@@ -4,6 +4,7 @@ import type { JSX } from "preact";
 
 import type { OverviewDocument, ReasonDocument } from "../../api/documents";
 import { hrefOf } from "../../app/location";
+import { healthOf, type Health } from "../../ui/badge";
 import { TimeText } from "../../ui/figures";
 import { ranksText } from "../../ui/format";
 import { ShapeIcon } from "../../ui/icons";
@@ -57,7 +58,7 @@ function Reason({ reason }: { reason: ReasonDocument }): JSX.Element {
   );
 }
 
-const CALM: Record<string, string> = {
+const CALM: Partial<Record<Health, string>> = {
   good: "No problem is known.",
   over: "The job is over; what follows is its history.",
 };
@@ -66,7 +67,7 @@ export function Reasons({ told }: { told: OverviewDocument }): JSX.Element {
   return (
     <section class="reasons" aria-label="Reasons" data-num-reasons={told.reasons.length}>
       {told.reasons.length === 0 ? (
-        <p class="calm">{CALM[told.health] ?? told.headline}</p>
+        <p class="calm">{CALM[healthOf(told)] ?? told.headline}</p>
       ) : (
         <ul>
           {told.reasons.map((reason) => (
