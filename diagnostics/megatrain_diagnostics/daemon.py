@@ -56,6 +56,7 @@ from megatrain_diagnostics.events.tables import Groups, Ranks, Xids, num_rows, s
 from megatrain_diagnostics.metrics.daemon_report import DaemonReporter
 from megatrain_diagnostics.metrics.job_book import JobBook
 from megatrain_diagnostics.metrics.job_metrics import MetricsParts, served_metrics
+from megatrain_diagnostics.metrics.job_records import SaveFailures
 from megatrain_diagnostics.metrics.state_writer import StateWriter
 from megatrain_diagnostics.store.event_store import ParquetEventStore
 from megatrain_diagnostics.store.retention import Retention
@@ -131,9 +132,10 @@ def run_daemon(settings: DaemonSettings, stop: threading.Event) -> None:
         closing.callback(ingest.close)
         token = secrets.token_hex(32)
         server = _listening(settings, configuration.section, ingest, token)
-        etcd = EtcdJob(client, keys, lambda before, now: None)
+        failures = SaveFailures()
+        etcd = EtcdJob(client, keys, failures.follow)
         closing.callback(etcd.close)
-        parts = MetricsParts(book, ledger, controller, store, etcd)
+        parts = MetricsParts(book, ledger, controller, store, etcd, failures)
         metrics = served_metrics(parts, keys.job, settings.run, configuration.config)
         record = DaemonRecord(
             host=socket.gethostname(), session=session, address=_told_address(settings, server.address),

@@ -18,12 +18,10 @@ from megatrain.contracts.operations import Operation
 from megatrain.contracts.step_values import StepValue
 from megatrain_diagnostics.analysis.witnesses import Witnesses
 from megatrain_diagnostics.collector.counters import Reason
-from megatrain_diagnostics.events.tables import LogLines, Ranks, StepTotals, Table, Values
+from megatrain_diagnostics.events.tables import Ranks, StepTotals, Table, Values
 from megatrain_diagnostics.metrics.readings import STEP_BUCKETS_S, JobReading
 
 _NS = 1_000_000_000
-SAVE_FAILED = "a checkpoint FAILED"
-"""What a rank's log says of a checkpoint that storage did not take (checkpoint/host_writer.py)."""
 
 
 class JobBook:
@@ -43,7 +41,6 @@ class JobBook:
         self._buckets = [0] * (len(STEP_BUCKETS_S) + 1)
         self._sum_s = 0.0
         self._last_step_s: float | None = None
-        self._save_failures = 0
 
     def consume(self, kind: type[Table], table: Table) -> None:
         """Take rows that are on disk."""
@@ -54,8 +51,6 @@ class JobBook:
                 self._take_values(table)
             elif isinstance(table, StepTotals):
                 self._take_totals(table)
-            elif isinstance(table, LogLines):
-                self._save_failures += sum(SAVE_FAILED in str(line) for line in table.line)
 
     def tick(self, now_s: float) -> None:
         """Do nothing: what is known changes with rows only."""
@@ -76,7 +71,6 @@ class JobBook:
                 mfu=flops / step_s / peak if flops and step_s and peak else None,
                 step_buckets=tuple(self._buckets),
                 step_sum_s=self._sum_s,
-                save_failures=self._save_failures,
             )
 
     def _take_ranks(self, table: Ranks) -> None:

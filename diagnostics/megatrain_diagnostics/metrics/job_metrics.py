@@ -19,7 +19,7 @@ from megatrain_diagnostics.analysis.findings import Assessment
 from megatrain_diagnostics.collector.counters import Ledger
 from megatrain_diagnostics.metrics.exposition import JobCollector, registry_of
 from megatrain_diagnostics.metrics.job_book import JobBook, refused_by_reason
-from megatrain_diagnostics.metrics.job_records import CheckpointsWatch, records_of
+from megatrain_diagnostics.metrics.job_records import CheckpointsWatch, SaveFailures, records_of
 from megatrain_diagnostics.metrics.readings import JobReading
 from megatrain_diagnostics.metrics.server import MetricsServer, read_token
 
@@ -49,6 +49,7 @@ class MetricsParts:
     judge: Judge
     store: Holding
     etcd: EtcdJob
+    failures: SaveFailures
 
 
 def reading_of(parts: MetricsParts, checkpoints: CheckpointsWatch, job: str) -> JobReading:
@@ -64,6 +65,7 @@ def reading_of(parts: MetricsParts, checkpoints: CheckpointsWatch, job: str) -> 
         effective_time_ratio=known.effective_time_ratio,
         saved_step=None if saved is None else saved.step,
         saved_unix_s=None if saved is None else saved.at_unix_s,
+        save_failures=parts.failures.count,
         verdicts=known.verdicts,
         notices_sent={one.receiver: one.num_sent for one in known.receivers},
         notices_failed={one.receiver: one.num_failed for one in known.receivers},

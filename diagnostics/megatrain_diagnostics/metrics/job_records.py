@@ -54,6 +54,33 @@ def records_of(look: EtcdLook, now_s: float) -> JobRecords:
     )
 
 
+class SaveFailures:
+    """Counts the checkpoints that storage did not take, by what the writers of the hosts tell in etcd.
+
+    A checkpoint that fails does so on every host that waits for it: so the host counts that tells of most.
+    """
+
+    def __init__(self) -> None:
+        self._of_host: Counter[str] = Counter()
+
+    @property
+    def count(self) -> int:
+        return max(self._of_host.values(), default=0)
+
+    def follow(self, before: EtcdLook, now: EtcdLook) -> None:
+        """Count what has failed between two looks. For one thread."""
+        known = _failed_in_a_row(before)
+        for host, number in _failed_in_a_row(now).items():
+            told = known.get(host, 0)
+            # fewer than before: one was saved meanwhile, and those have failed since
+            self._of_host[host] += number - told if number >= told else number
+
+
+def _failed_in_a_row(look: EtcdLook) -> dict[str, int]:
+    statuses = {} if look.snapshot is None else look.snapshot.statuses
+    return {host: status.saves.num_failed for host, status in statuses.items() if status.saves is not None}
+
+
 @dataclass(frozen=True, slots=True)
 class SavedCheckpoint:
     """The checkpoint that was committed last, of whatever branch."""
