@@ -259,6 +259,18 @@ def test_what_a_template_needs_is_asked_for_at_once(tmp_path: Path) -> None:
     written(tmp_path, "slurm", etcd=EtcdFlags(), image="")
 
 
+@pytest.mark.parametrize(
+    ("template", "line"),
+    [("slurm", "#SBATCH --signal=B:USR1@{}\n"), ("jobset", "terminationGracePeriodSeconds: {}\n")],
+)
+@pytest.mark.parametrize(("grace_s", "notice_s"), [("300", "900"), ("9000", "3600")])
+def test_the_notice_is_as_long_as_a_stop_may_take(
+    tmp_path: Path, template: str, line: str, grace_s: str, notice_s: str
+) -> None:
+    text = written(tmp_path, template, overrides=(f"--runtime.save_grace_s={grace_s}",))
+    assert line.format(notice_s) in text
+
+
 @pytest.mark.parametrize("template", ["jobset", "trainjob", "slurm"])
 def test_no_blank_is_left_and_all_is_ascii(tmp_path: Path, template: str) -> None:
     text = written(tmp_path, template)
