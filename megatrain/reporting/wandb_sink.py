@@ -1,7 +1,7 @@
 """Metrics to Weights & Biases: a value a field, named kind/field, over the step.
 
 A run directory is one W&B run, however often the job is started: its id is kept beside the metrics. Without a network
-or a login the run is kept on disk, and `wandb sync` sends it later.
+or a login the run is kept on disk, and `wandb sync` sends it later. Files of it that somebody removes are made anew.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 import wandb
 
 from megatrain.config.config import Config
+from megatrain.contracts.vanished_files import WatchedPath
 from megatrain.reporting.report import Report
 
 RUN_ID_FILE = "wandb-run-id"
@@ -24,13 +25,18 @@ class WandbSink:
 
     def __init__(self, config: Config, directory: Path, note: Callable[[str], None]) -> None:
         self.name = "Weights & Biases"
+        self._config, self._directory, self._note = config, directory, note
+        self._files = WatchedPath(directory / "wandb")
         id_path = directory / RUN_ID_FILE
+        self._open(id_path.read_text().strip() if id_path.exists() else None)
+
+    def _open(self, run_id: str | None) -> None:
         settings: dict[str, Any] = {
-            "project": config.log.wandb_project,
-            "name": config.job.name,
-            "dir": str(directory),
-            "config": config.to_dict(),
-            "id": id_path.read_text().strip() if id_path.exists() else None,
+            "project": self._config.log.wandb_project,
+            "name": self._config.job.name,
+            "dir": str(self._directory),
+            "config": self._config.to_dict(),
+            "id": run_id,
             "resume": "allow",
             # Other ranks wait for this one. The console is ours: W&B's copy of it would disturb the progress line.
             "settings": wandb.Settings(init_timeout=_PATIENCE_S, console="off", quiet=True),
@@ -38,17 +44,19 @@ class WandbSink:
         try:
             self._run = wandb.init(**settings)
         except wandb.Error as error:
-            note(
-                f"Weights & Biases cannot be reached ({error}); metrics are kept in {directory}/wandb for `wandb sync`"
-            )
+            place = f"{self._files.path} for `wandb sync`"
+            self._note(f"Weights & Biases cannot be reached ({error}); metrics are kept in {place}")
             self._run = wandb.init(mode="offline", **settings)
-        id_path.write_text(f"{self._run.id}\n")
+        (self._directory / RUN_ID_FILE).write_text(f"{self._run.id}\n")
+        self._files.was_lost()  # what is there now is watched from now on
         # W&B's own step only grows, but a resumed run goes back to the step of its checkpoint.
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
 
     def write(self, report: Report) -> None:
         """Log the values of a report."""
+        if self._files.was_lost():
+            self._open_again(report.step)
         values = {f"{report.kind}/{name}": value for name, value in report.values().items() if name != "step"}
         try:
             self._run.log({"step": report.step, **values})
@@ -57,4 +65,16 @@ class WandbSink:
 
     def close(self) -> None:
         """Send what is held back and finish the run."""
+        self._files.close()
         self._run.finish()
+
+    def _open_again(self, step: int) -> None:
+        """Go on with the same run in files that have a name. Raises: OSError."""
+        lost = f"what was not sent before step {step} is lost"
+        self._note(f"metrics: {self._files.path} was removed by somebody; {lost}")
+        self._directory.mkdir(parents=True, exist_ok=True)
+        try:
+            self._run.finish()
+            self._open(self._run.id)
+        except wandb.Error as error:
+            raise OSError(str(error)) from error

@@ -22,6 +22,7 @@ from megatrain.contracts.record import decode
 from megatrain.contracts.rounds import JobRecord
 from megatrain.contracts.run_directory import RunDirectory
 from megatrain.coordination.client import EtcdClient
+from megatrain.programs.own_output import keep_own_log
 from megatrain.programs.stop_signals import stopped_by_signals
 from megatrain_diagnostics.dashboard.arguments import add_dashboard_arguments, said_settings
 from megatrain_diagnostics.dashboard.command import ended
@@ -70,4 +71,5 @@ def _section(client: EtcdClient, keys: JobKeys) -> DashboardConfig:
 
 
 if __name__ == "__main__":
+    keep_own_log()
     sys.exit(main())

@@ -100,7 +100,7 @@ class Driver:
         self._policy = policy
         self._files = IncidentFiles(incidents_directory)
         self._incidents_directory = incidents_directory
-        self._run_watch = RunWatch(watched or {}, self._write_again)
+        self._run_watch = RunWatch(watched or {}, self._write_again, lambda: self.is_leading)
         self._clock = clock or SteadyClock()
         self._make_notifier = make_notifier
         self._liveness = LivenessReader()

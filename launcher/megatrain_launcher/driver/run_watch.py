@@ -49,11 +49,19 @@ class _Watched:
 
 
 class RunWatch:
-    """Looks while it is entered. `on_lost` is called with each path that was lost, once there is a directory again."""
+    """Looks while it is entered. `on_lost` is called with each path that was lost, once there is a directory again.
 
-    def __init__(self, directories: Mapping[Path, str], on_lost: Callable[[Path], None] = lambda path: None) -> None:
+    Every candidate looks, so that whoever is elected next knows what was lost; who drives tells it in the log.
+    """
+
+    def __init__(
+        self,
+        directories: Mapping[Path, str],
+        on_lost: Callable[[Path], None] = lambda path: None,
+        is_driving: Callable[[], bool] = lambda: True,
+    ) -> None:
         self._watched = [_Watched(WatchedPath(path), consequence) for path, consequence in directories.items()]
-        self._on_lost = on_lost
+        self._on_lost, self._is_driving = on_lost, is_driving
         self._losses = Losses()
         self.has_looked = False
         """Whether what is there now is watched."""
@@ -89,7 +97,9 @@ class RunWatch:
         if not was_lost and not one.trouble:
             return
         if was_lost:
-            _logger.error("%s", self._losses.note(str(path), one.consequence))
+            text = self._losses.note(str(path), one.consequence)
+            if self._is_driving():
+                _logger.error("%s", text)
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:

@@ -100,3 +100,7 @@ def test_the_program_with_actions_knows_nobody_by_being_on_its_machine(tmp_path:
         assert item is not None
         assert str(path).encode() in item.value
         assert token.encode() not in item.value
+
+        # and its log is there for whoever looks, also when somebody has removed it
+        log.unlink()
+        wait_until(lambda: log.exists() and "removed by somebody" in log.read_text(), "another log", 20.0)

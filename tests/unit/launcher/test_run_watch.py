@@ -39,6 +39,20 @@ def test_what_a_run_needs_is_made_anew_and_told(run: RunDirectory, name: str) ->
         assert text.endswith(watched[path])
 
 
+@pytest.mark.parametrize("is_driving", [True, False])
+def test_of_all_candidates_only_the_driver_tells_the_log(
+    run: RunDirectory, caplog: pytest.LogCaptureFixture, is_driving: bool
+) -> None:
+    path = run.metrics
+    with RunWatch({path: "its records are lost"}, is_driving=lambda: is_driving) as watch:
+        wait_until(lambda: watch.has_looked, "the first look", SOON_S)
+        shutil.rmtree(path)
+        wait_until(lambda: bool(watch.troubles), "the loss to be known", SOON_S)
+        wait_until(path.is_dir, "the directory", SOON_S)
+    assert (list(watch.troubles) == caplog.messages) is is_driving
+    assert bool(caplog.messages) is is_driving
+
+
 def test_what_cannot_be_made_anew_is_told_until_it_can(tmp_path: Path) -> None:
     real, root, other = tmp_path / "real", tmp_path / "run", tmp_path / "other"
     (real / "metrics").mkdir(parents=True)

@@ -184,6 +184,7 @@ class FakeWandb(ModuleType):
         self.calls.append(settings)
         if not self.is_reachable and settings.get("mode") != "offline":
             raise self.Error("no API key")
+        (Path(settings["dir"]) / "wandb").mkdir(exist_ok=True)
         self.runs.append(FakeRun(settings["id"] or "fresh"))
         return self.runs[-1]
 
@@ -233,6 +234,29 @@ def test_wandb_out_of_reach_is_kept_on_disk(
     assert [call.get("mode") for call in wandb.calls] == [None, "offline"]
     assert "Weights & Biases cannot be reached (no API key); metrics are kept in " in stream.getvalue()
     assert len(wandb.runs[0].logged) == 2
+
+
+def test_files_of_wandb_that_somebody_removes_are_made_anew(
+    wandb: FakeWandb,
+    make_reporter: Callable[..., Reporter],
+    make_step: MakeStep,
+    run_directory: RunDirectory,
+    stream: Any,
+) -> None:
+    wandb.is_reachable = False
+    with make_reporter(log={"has_wandb": True}) as reporter:
+        reporter.step(make_step(1))
+        shutil.rmtree(run_directory.metrics)
+        reporter.step(make_step(2))
+        reporter.step(make_step(3))
+
+    assert (run_directory.metrics / "wandb").is_dir()
+    assert (run_directory.metrics / "wandb-run-id").read_text() == "fresh\n"
+    first, second = wandb.runs
+    assert first.is_finished
+    assert (second.id, [record["step"] for record in second.logged if "step/loss" in record]) == ("fresh", [2, 3])
+    text = f"metrics: {run_directory.metrics / 'wandb'} was removed by somebody; what was not sent before step"
+    assert stream.getvalue().count(text) == 1
 
 
 def test_an_error_of_wandb_does_not_stop_the_run(
