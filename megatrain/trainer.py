@@ -259,10 +259,16 @@ class Trainer:
             times = checkpoints.take(self._progress)
         self._saved_step = self.step
         self._interval.saved(times.stall_s)
+        self._tell_interval()
         waited = f", {times.waited_s:.2f} s of it for room" if times.has_waited else ""
         self._note(
             f"snapshot of step {self.step} taken in {times.stall_s:.3f} s{waited}; it goes to {checkpoints.directory}"
         )
+
+    def _tell_interval(self) -> None:
+        """Say when the next checkpoint is due to whoever judges whether it is late; on the rank that decides it."""
+        if self._config.checkpoint.is_by_time and self._parts.replica.mesh.rank == 0:
+            self._parts.recorder.set_save_interval(self._interval.length_s)
 
     def _wait_for_storage(self) -> None:
         """Come back when the last snapshot is a committed checkpoint: soon the whole host may be given to another.

@@ -79,6 +79,7 @@ class Word(IntEnum):
     LONGEST_CHECKPOINT_NS = 145
     LONGEST_EVALUATION_NS = 146
     LONGEST_WRITE_NS = 147
+    SAVE_INTERVAL_NS = 148
 
 
 NUM_HEADER_WORDS = PAGE_BYTES // 8
@@ -235,6 +236,7 @@ def decode_progress(words: Sequence[int], place: str) -> Progress:
         longest_checkpoint_ns=words[Word.LONGEST_CHECKPOINT_NS] or None,
         longest_evaluation_ns=words[Word.LONGEST_EVALUATION_NS] or None,
         longest_write_ns=words[Word.LONGEST_WRITE_NS] or None,
+        save_interval_ns=words[Word.SAVE_INTERVAL_NS] or None,
     )
 
 

@@ -132,6 +132,8 @@ class Progress:
     longest_evaluation_ns: int | None = None
     longest_write_ns: int | None = None
     """Of the way of a snapshot to storage, as its host tells it."""
+    save_interval_ns: int | None = None
+    """In force between two checkpoints that are taken by time; told by the rank that looks at the clock."""
 
 
 @dataclass(frozen=True, slots=True)

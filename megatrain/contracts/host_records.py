@@ -162,6 +162,8 @@ class HostStatus:
     """What the slowest rank needs from step to step, with half of the longest pause between two where that is more."""
     stop_s: float | None = None
     """What the slowest rank needs from the request to stop until its state is in storage, as far as it was measured."""
+    save_interval_s: float | None = None
+    """From one checkpoint to the next where they are taken by time, as rank 0 holds it now; other hosts tell none."""
     is_streamed: bool = False
     """This host runs a streamer: the job has a diagnosis."""
     saves: HostSaves | None = None

@@ -409,6 +409,10 @@ class Recorder:
         words = self._words
         words[Word.LONGEST_WRITE_NS] = max(words[Word.LONGEST_WRITE_NS], int(seconds * _NS))
 
+    def set_save_interval(self, seconds: float) -> None:
+        """Say how long it is now from one checkpoint that is taken by time to the next."""
+        self._words[Word.SAVE_INTERVAL_NS] = int(seconds * _NS)
+
     def show_life(self) -> None:
         """Say that the rank lives while it waits for something outside the job, as storage."""
         self._words[Word.PHASE_SINCE_NS] = monotonic_ns()

@@ -214,6 +214,7 @@ class HostState:
             median_step_s=progress.median_step_s,
             interval_s=progress.interval_s,
             stop_s=progress.stop_s,
+            save_interval_s=progress.save_interval_s,
             step_phase=progress.step_phase,
             exit_code=max(codes) if known.is_done else None,
             milestones=progress.milestones,

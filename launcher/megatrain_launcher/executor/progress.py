@@ -63,6 +63,7 @@ class HostProgress:
     """Whether every rank has completed a step of this round."""
     interval_s: float | None = None
     stop_s: float | None = None
+    save_interval_s: float | None = None
 
 
 def moments_of(records: Sequence[Record], progress: Progress, clock: ClockBase) -> Moments:
@@ -190,6 +191,7 @@ def host_progress(ranks: Mapping[int, RankProgress], num_ranks: int, started_uni
     medians = [one.progress.median_step_ns for one in found if one.progress.median_step_ns is not None]
     intervals = [interval for one in found if (interval := interval_of(one.progress)) is not None]
     stops = [times.total_s for one in found if (times := stop_times(one.progress)) is not None]
+    saves = [one.progress.save_interval_ns for one in found if one.progress.save_interval_ns is not None]
     resumed = [one.resumed_step for one in moments if one.resumed_step is not None]
     has_stepped = has_all and len(steps) == num_ranks
     slowest = min(found, key=lambda one: (_rank_order(one.progress), one.rank))
@@ -210,6 +212,7 @@ def host_progress(ranks: Mapping[int, RankProgress], num_ranks: int, started_uni
         median_step_s=max(medians) / _NS if medians else None,
         interval_s=max(intervals, default=None),
         stop_s=max(stops, default=None),
+        save_interval_s=max(saves) / _NS if saves else None,
         step_phase=slowest.progress.phase.name.lower().replace("_", "-"),
         obeyed_command=min(one.progress.obeyed_command for one in found) if has_all else 0,
         has_stepped=has_stepped,

@@ -42,6 +42,7 @@ def _without_routine(status: HostStatus) -> HostStatus:
         median_step_s=None,
         interval_s=None,
         stop_s=None,
+        save_interval_s=None,
         step_phase="",
         trouble="",
         disks=(),

@@ -34,12 +34,18 @@ def reasons_of_saves(snapshot: JobSnapshot, standing: Standing, now_s: float) ->
     yield from _disks(standing)
 
 
-def save_period_s(config: Mapping[str, str], median_step_s: float | None) -> float | None:
-    """Return how often a checkpoint is due, None where none is, or that is not known yet."""
+def _period_s(config: Mapping[str, str], standing: Standing) -> float | None:
+    """Return how often a checkpoint is due, None where none is, or that is not known yet.
+
+    Taken by time they come as often as rank 0 says: more seldom than is configured, where they cost much.
+    """
     interval = number_of(config, "checkpoint.interval")
-    if interval is None:
-        return number_of(config, "checkpoint.interval_s")
-    return None if median_step_s is None else interval * median_step_s
+    if interval is not None:
+        median_step_s = standing.progress.median_step_s
+        return None if median_step_s is None else interval * median_step_s
+    told = [view.status.save_interval_s for view in standing.members if view.status is not None]
+    in_force = max((one for one in told if one is not None), default=None)
+    return number_of(config, "checkpoint.interval_s") if in_force is None else in_force
 
 
 def _failures(told: Mapping[str, HostSaves]) -> Iterator[Reason]:
@@ -60,7 +66,7 @@ def _age(snapshot: JobSnapshot, standing: Standing, told: Mapping[str, HostSaves
     """Yield the reason where a checkpoint is due for too long. Counted from when the round began to train, at least:
     until then nothing could be saved."""
     config = {} if snapshot.record is None else snapshot.record.config
-    period_s = save_period_s(config, standing.progress.median_step_s)
+    period_s = _period_s(config, standing)
     firsts = [view.status.milestones.first_step_unix_s for view in standing.members if view.status is not None]
     began_s = max((one for one in firsts if one is not None), default=None)
     if period_s is None or began_s is None or standing.state is not JobState.TRAINING:

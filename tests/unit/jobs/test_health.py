@@ -71,11 +71,11 @@ def restarts(count: int, *, at_step: int | None = None) -> tuple[Any, ...]:
     )
 
 
-def old(seconds: float) -> dict[str, Any]:
+def old(seconds: float, **status: Any) -> dict[str, Any]:
     """Return a job that has trained for long, whose newest checkpoint is so old."""
     began = Milestones(NOW_S - 9000, NOW_S - 9000, NOW_S - 9000, NOW_S - 9000)
     of_host = {
-        "host-1": make_status(1, milestones=began, saves=replace(saves(), saved_unix_s=NOW_S - seconds)),
+        "host-1": make_status(1, milestones=began, saves=replace(saves(), saved_unix_s=NOW_S - seconds), **status),
         "host-2": make_status(2, milestones=began),
     }
     return {"statuses": {**make_snapshot().statuses, **of_host}, "record": make_record(config=EVERY_10_MIN)}
@@ -95,6 +95,7 @@ GREEN = {
     "saves well": {"statuses": told()},
     "has room": {"statuses": room(500, 48 * 3600.0)},
     "a checkpoint is due soon": old(1200),
+    "checkpoints come more seldom, for they cost much": old(2000, save_interval_s=1000.0),
     "of a run without a daemon": {"daemon_session": ""},
     "the daemon hears all": streamed(report()),
     "one restart": {"incidents": restarts(1), "record": make_record(config=LIMITS)},
@@ -191,6 +192,9 @@ CASES: Mapping[str, tuple[ReasonCode, dict[str, Any], str]] = {
         r"did not take the last checkpoint, the next one is tried \(host-1\): timed out",
     ),
     "a save is late": (ReasonCode.SAVE_LATE, old(1300), "22 min ago, and one is due every 10 min"),
+    "a save is late by the interval in force": (
+        ReasonCode.SAVE_LATE, old(2100, save_interval_s=1000.0), "35 min ago, and one is due every 17 min",
+    ),
     "disk fills": (
         ReasonCode.DISK_FILLING, {"statuses": room(500, 5 * 3600.0)},
         r"runs/demo will be full in 5 hours: 500 GB of 1 TB are free \(host-1\)",

@@ -128,7 +128,9 @@ def test_the_slowest_rank_counts_and_milestones_are_the_last_ranks(boxes: Boxes)
     take_steps(second, 11, 12)
     found = host_progress(round_progress.look(), 2, 100.0)
     assert (found.min_step, found.max_step, found.milestones) == (12, 13, milestones)
-    assert found.median_step_s is not None
+    assert (found.median_step_s is not None, found.save_interval_s) == (True, None)
+    first.set_save_interval(900.0)
+    assert host_progress(round_progress.look(), 2, 100.0).save_interval_s == 900.0
     second.set_obeyed_command(5)
     assert host_progress(round_progress.look(), 2, 100.0).obeyed_command == 0
     first.set_obeyed_command(7)

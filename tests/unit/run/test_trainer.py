@@ -320,6 +320,7 @@ def test_checkpoints_come_by_time_and_no_oftener_than_they_may_cost(make_trainer
 
     # a millisecond is over after the first step; one that costs 0.25 s must not come again for 12.5 s
     assert made.noted("take") == [("take", 1)]
+    assert made.recorder.progress().save_interval_ns == 12.5e9
 
 
 def test_no_checkpoint_by_time_is_taken_of_a_skipped_step(
