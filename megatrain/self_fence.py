@@ -53,4 +53,5 @@ def step_of_worker(
             f"this host fenced itself: it has come to round {control.round}, and this worker is of round {own_round}"
         )
     lease = LeaseView((now_ns - control.lease_ok_until_ns) / _NS)
-    return fence(rule.deadlines(control.interval_ns / _NS), lease, step_silence({rank: progress}, now_ns))
+    limits = rule.deadlines(control.interval_ns / _NS, control.stop_ns / _NS)
+    return fence(limits, lease, step_silence({rank: progress}, now_ns))

@@ -84,11 +84,11 @@ class Word(IntEnum):
 
 NUM_HEADER_WORDS = PAGE_BYTES // 8
 
-CONTROL = struct.Struct("<Q Q I I Q Q Q Q Q I")
+CONTROL = struct.Struct("<Q Q I I Q Q Q Q Q Q I")
 """Seqlock word (odd while it is written), the fields of ControlPage, CRC-32 of the fields."""
 CONTROL_FIELDS = (
     *("seqlock", "command_number", "command", "sample_period", "interval_ns", "span_mask", "lease_ok_until_ns"),
-    *("round", "written_ns", "crc32"),
+    *("round", "written_ns", "stop_ns", "crc32"),
 )
 
 _GROUP = struct.Struct("<I I i I Q Q 32s")
@@ -248,7 +248,7 @@ def encode_control(page: ControlPage, seqlock: int) -> bytes:
     try:
         body = CONTROL.pack(
             *(seqlock, page.command_number, page.command, page.sample_period, page.interval_ns, page.span_mask),
-            *(page.lease_ok_until_ns, page.round, page.written_ns, 0),
+            *(page.lease_ok_until_ns, page.round, page.written_ns, page.stop_ns, 0),
         )
     except struct.error as error:
         raise DataError(f"control page: a field does not fit ({error}): {page}") from error
@@ -257,7 +257,7 @@ def encode_control(page: ControlPage, seqlock: int) -> bytes:
 
 def decode_control(raw: bytes) -> ControlPage | None:
     """Return the control page, or None when it is half written (odd seqlock word, or a checksum that is off)."""
-    seqlock, number, command, period, interval, mask, lease, round_number, written, crc = CONTROL.unpack_from(raw)
+    seqlock, number, command, period, interval, mask, lease, round_number, written, stop, crc = CONTROL.unpack_from(raw)
     if seqlock % 2 or crc != zlib.crc32(raw[8 : CONTROL.size - 4]):
         return None
     return ControlPage(
@@ -269,6 +269,7 @@ def decode_control(raw: bytes) -> ControlPage | None:
         lease_ok_until_ns=lease,
         round=round_number,
         written_ns=written,
+        stop_ns=stop,
     )
 
 

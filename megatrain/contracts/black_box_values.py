@@ -170,7 +170,8 @@ class ControlPage:
     each command and each number is obeyed once; command 0 is none. A step is streamed with all its spans when it is a
     multiple of `sample_period`, else only its sums. `lease_ok_until_ns` (monotonic) is 0 where nobody holds a lease for
     this worker; where the lease is gone it is the moment since when. `interval_ns` is what a round needs from step to
-    step, as all its hosts were told; 0: not said. `written_ns` is when the executor last wrote, 0 when none ever did.
+    step, `stop_ns` from the request to stop until its state is in storage, as all its hosts were told; 0: not said.
+    `written_ns` is when the executor last wrote, 0 when none ever did.
     """
 
     command_number: int = 0
@@ -181,6 +182,7 @@ class ControlPage:
     lease_ok_until_ns: int = 0
     round: int = 0
     written_ns: int = 0
+    stop_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)

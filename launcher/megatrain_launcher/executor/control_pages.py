@@ -1,7 +1,7 @@
 """The control pages of this host's ranks: round, lease, the command to save, and what is recorded and streamed.
 
 A page is written when a rank's black box appears, when the lease was renewed, when a command came, and when what shall
-be recorded or the interval changed; never in between, so that a worker sees a change only when there is one.
+be recorded or the deadlines changed; never in between, so that a worker sees a change only when there is one.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from megatrain.contracts.black_box import write_control
 from megatrain.contracts.black_box_values import Command, ControlPage
 from megatrain.contracts.diag_records import DiagSettings
 from megatrain.contracts.errors import DataError
+from megatrain.contracts.rounds import RoundDeadlines
 
 _logger = logging.getLogger(__name__)
 _NS = 1_000_000_000
@@ -26,7 +27,7 @@ class ControlPages:
     def __init__(self, round_number: int) -> None:
         self._round = round_number
         self._command_number = 0
-        self._interval_ns = 0
+        self._interval_ns = self._stop_ns = 0
         self._recording = DiagSettings()
         self._written: dict[int, ControlPage] = {}
 
@@ -38,9 +39,9 @@ class ControlPages:
         """Have the ranks record and their host stream what the settings say, from the next `write` on."""
         self._recording = settings
 
-    def set_interval(self, interval_s: float) -> None:
-        """Have the ranks go by what a round needs from step to step, from the next `write` on."""
-        self._interval_ns = int(interval_s * _NS)
+    def set_deadlines(self, told: RoundDeadlines) -> None:
+        """Have the ranks go by what a round needs from step to step and for a stop, from the next `write` on."""
+        self._interval_ns, self._stop_ns = int(told.interval_s * _NS), int(told.stop_s * _NS)
 
     def write(self, paths: dict[int, Path], lease_ok_until_ns: int, now_unix_s: float) -> None:
         """Bring the pages of these ranks up to date. A burst of full steps that is over by `now_unix_s` ends here."""
@@ -52,6 +53,7 @@ class ControlPages:
             lease_ok_until_ns=lease_ok_until_ns,
             round=self._round,
             interval_ns=self._interval_ns,
+            stop_ns=self._stop_ns,
         )
         for rank, path in paths.items():
             before = self._written.get(rank)
@@ -70,6 +72,6 @@ def _says_the_same(before: ControlPage, page: ControlPage) -> bool:
     is_renewed = abs(page.lease_ok_until_ns - before.lease_ok_until_ns) > _RENEWED_NS
 
     def settings(one: ControlPage) -> tuple[int, ...]:
-        return one.span_mask, one.sample_period, one.interval_ns, one.command_number
+        return one.span_mask, one.sample_period, one.interval_ns, one.stop_ns, one.command_number
 
     return not is_renewed and settings(before) == settings(page)

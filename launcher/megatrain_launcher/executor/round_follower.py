@@ -195,7 +195,7 @@ class RoundFollower:
         valid_until_ns = time.monotonic_ns() - int(self._lease().gone_s * _NS)
         watches = followed.progress.watches
         paths = {rank: watch.path for rank, watch in watches.items() if watch.reader() is not None}
-        followed.pages.set_interval(self._parts.orders.told_deadlines(followed.number).interval_s)
+        followed.pages.set_deadlines(self._parts.orders.told_deadlines(followed.number))
         followed.pages.set_recording(self._parts.orders.diag_settings() or self._parts.recording)
         followed.pages.write(paths, max(1, valid_until_ns), time.time())
 

@@ -128,6 +128,7 @@ CONTROLS = st.builds(
     lease_ok_until_ns=U64,
     round=U64,
     written_ns=U64,
+    stop_ns=U64,
 )
 
 

@@ -18,7 +18,7 @@ from megatrain.contracts.host_records import HangEvidence, RankEvidence
 from megatrain.contracts.layout import Layout
 from megatrain.contracts.operations import Operation
 from megatrain.contracts.record import decode, encode
-from megatrain.contracts.rounds import Round, RoundHost
+from megatrain.contracts.rounds import Round, RoundDeadlines, RoundHost
 from megatrain.contracts.run_directory import RunDirectory, own_box_directory, own_box_paths
 from megatrain.failures.patience import Patience, find_stall
 from megatrain.telemetry.recorder import Recorder, open_recorder
@@ -266,6 +266,10 @@ def test_control_pages_are_written_when_something_changed(boxes: Boxes) -> None:
     pages.write(paths, 10 * 10**9, NOW_S)
     page = recorder.read_control()
     assert (page.command, page.command_number) == (Command.CHECKPOINT, 4)
+    pages.set_deadlines(RoundDeadlines(3, interval_s=2.0, stop_s=90.0))
+    pages.write(paths, 10 * 10**9, NOW_S)
+    page = recorder.read_control()
+    assert (page.interval_ns, page.stop_ns) == (2 * 10**9, 90 * 10**9)
     pages.write(paths, 13 * 10**9, NOW_S)
     assert recorder.read_control().lease_ok_until_ns == 13 * 10**9
     recorder.close()

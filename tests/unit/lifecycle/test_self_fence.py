@@ -62,10 +62,15 @@ def box(tmp_path: Path) -> Iterator[tuple[Recorder, Path]]:
     recorder.close()
 
 
-def lease_gone(path: Path, seconds: float, round_number: int = ROUND, interval_s: float = 0.0) -> None:
+def lease_gone(
+    path: Path, seconds: float, round_number: int = ROUND, interval_s: float = 0.0, stop_s: float = 0.0
+) -> None:
     """Say that the lease ended so long ago; below 0, that it is good for so long."""
     until_ns = time.monotonic_ns() - int(seconds * S)
-    write_control(path, ControlPage(lease_ok_until_ns=until_ns, round=round_number, interval_ns=int(interval_s * S)))
+    page = ControlPage(
+        lease_ok_until_ns=until_ns, round=round_number, interval_ns=int(interval_s * S), stop_ns=int(stop_s * S)
+    )
+    write_control(path, page)
 
 
 def looks(fence: SelfFence, count: int = 3) -> list[tuple[FenceStep, str]]:
@@ -105,6 +110,16 @@ def test_a_worker_that_completes_steps_goes_on_until_it_must_save(box: tuple[Rec
     # steps that take long have the time that all hosts were told of
     lease_gone(path, 541.0, interval_s=600.0)
     assert looks(fence) == [NOTHING] * 3
+
+
+def test_a_worker_whose_stop_takes_long_begins_it_sooner(box: tuple[Recorder, Path]) -> None:
+    recorder, path = box
+    recorder.set_step(0)
+    recorder.complete_step()
+    lease_gone(path, 400.0)
+    assert looks(SelfFence(path, RULE)) == [NOTHING] * 3
+    lease_gone(path, 400.0, stop_s=200.0)
+    assert [step for step, _ in looks(SelfFence(path, RULE))] == [FenceStep.GO_ON, FenceStep.SAVE, FenceStep.SAVE]
 
 
 @pytest.mark.parametrize(("round_number", "is_over"), [(ROUND - 1, False), (ROUND, False), (ROUND + 1, True)])
