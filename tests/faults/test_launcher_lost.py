@@ -113,7 +113,7 @@ def test_hosts_that_died_all_at_once_are_an_incident_of_the_next_launch(tmp_path
             running.launched.executors[host].wait()
         relaunched = time.time()
         for host in HOSTS:
-            running.launched.start(host, "--launch-id", "again")
+            running.launched.start(host)
         assert running.finish() == 0
         (incident,) = running.view.incidents()
         check(incident, struck, relaunched, step)

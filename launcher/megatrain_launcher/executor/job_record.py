@@ -89,7 +89,11 @@ def claim_job(
             _write(client, keys, view, mine, look_back)  # what stands then is read, whoever wrote it
         elif view.end is not None and mine.launch_id and view.record.launch_id == mine.launch_id:
             return view.record  # too late: this host leaves with the others
-        elif view.end is None and _is_same_launch(view.record, mine):
+        elif (
+            view.end is None
+            and _is_same_launch(view.record, mine)
+            and not (waited_s <= patience_s and _has_nobody_left(view, mine))
+        ):
             problems = _differences(view.record, mine)
             if not problems:
                 return view.record
@@ -152,6 +156,17 @@ def _is_any_alive(hosts: Iterable[HostRecord]) -> bool:
 def _is_same_launch(record: JobRecord, mine: JobRecord) -> bool:
     """Say whether this host may belong to the launch that wrote the record."""
     return not mine.launch_id or record.launch_id == mine.launch_id
+
+
+def _has_nobody_left(view: JobView, mine: JobRecord) -> bool:
+    """Say whether all hosts of a launch that ran are gone or dead: then a host without a launch id begins another one.
+
+    It would be taken for one of theirs, and nobody would hear that the launch before was lost.
+    """
+    if mine.launch_id or not view.has_begun:
+        return False
+    asked = itertools.islice(view.hosts, _MAX_ASKED)
+    return all(ask(one.address, one.liveness_port, one.session)[0] is Vitality.DEAD for one in asked)
 
 
 def _write(client: EtcdClient, keys: JobKeys, view: JobView, mine: JobRecord, look_back: LookBack) -> None:

@@ -414,6 +414,41 @@ def test_the_name_of_a_launch_that_was_killed_is_free_when_its_leases_are_over(
     assert (again.launch_id, again.config) == ("second", {"steps": "6"})
 
 
+@pytest.mark.parametrize("is_registered", [True, False])
+def test_a_host_without_a_launch_id_joins_no_launch_whose_hosts_are_all_dead(
+    client: EtcdClient, keys: JobKeys, member: Callable[..., Membership], is_registered: bool
+) -> None:
+    """Their leases may last for a while: nobody answers on the port of a host that was killed."""
+    first = claim_job(client, keys, a_job(keys, "a", steps="5"), 1.0)
+    client.put(keys.round(1), encode(Round(1, 0, (), "127.0.0.1", 1, "r", "d", 0.0)))
+    over = threading.Event()
+    if is_registered:
+        (port,) = free_ports(1)
+        killed = member(a_host(liveness_port=port))
+        timer = threading.Timer(0.5, lambda: (over.set(), killed.close()))
+        timer.start()
+    again = claim_job(client, keys, a_job(keys, "b", steps="5"), DEADLINE_S)
+    assert over.is_set() is is_registered
+    assert again.launch_id not in ("", first.launch_id)
+    assert again.lost_launch is not None
+    assert again.lost_launch.launch_id == first.launch_id
+    # the second host of the same launch finds it
+    assert claim_job(client, keys, a_job(keys, "c", steps="5"), DEADLINE_S) == again
+
+
+def test_a_host_without_a_launch_id_joins_a_launch_of_which_one_lives(
+    client: EtcdClient, keys: JobKeys, member: Callable[..., Membership]
+) -> None:
+    first = claim_job(client, keys, a_job(keys, "a", steps="5"), 1.0)
+    client.put(keys.round(1), encode(Round(1, 0, (), "127.0.0.1", 1, "r", "d", 0.0)))
+    liveness = LivenessPort("1", "127.0.0.1")
+    try:
+        member(a_host(liveness_port=liveness.port))
+        assert claim_job(client, keys, a_job(keys, "b", steps="5"), DEADLINE_S) == first
+    finally:
+        liveness.close()
+
+
 def test_a_job_that_ended_can_be_launched_again_and_numbers_go_on(client: EtcdClient, keys: JobKeys) -> None:
     claim_job(client, keys, a_job(keys, "a", "first", steps="5"), 1.0)
     client.put(keys.round(1), encode(Round(1, 0, (), "127.0.0.1", 1, "r", "d", 0.0)))
