@@ -115,3 +115,5 @@ class DashboardRecord:
     version: str = ""
     token_file: str = ""
     """Of the token that the page made for itself and asks for; empty where it asks for none, or was given one."""
+    host: str = ""
+    """The machine that serves it: a page on loopback nobody else reaches."""

@@ -35,6 +35,7 @@ def status_document(snapshot: JobSnapshot, answer: Assessment, now_s: float) -> 
         "driver": snapshot.driver or None,
         "driver_report": None if snapshot.report is None else to_plain(snapshot.report),
         "dashboard_url": snapshot.dashboard_url or None,
+        "dashboard_host": snapshot.dashboard_host or None,
         "run_directory": None if snapshot.record is None else snapshot.record.run_directory,
         "min_hosts": None if snapshot.record is None else snapshot.record.min_hosts,
         "max_hosts": None if snapshot.record is None else snapshot.record.max_hosts,

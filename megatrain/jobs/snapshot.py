@@ -62,6 +62,8 @@ class JobSnapshot:
     """What the driver of now said last."""
     dashboard_url: str = ""
     """Of the job's web page; empty: none is served."""
+    dashboard_host: str = ""
+    """The machine that serves it; empty: not said."""
     daemon_session: str = ""
     """Of the diagnostics daemon; empty: none is there."""
     daemon_report: DaemonReport | None = None
@@ -184,6 +186,7 @@ def snapshot_of(
     said, answered = read(HostVerdict, verdicts, []), read(VerdictOutcome, outcomes, [])
     daemon_reports = read(DaemonReport, (item for item in told if item.mod_revision > began), unreadable)
     written = read(Round, rounds, unreadable)
+    served = next(iter(read(DashboardRecord, page, unreadable)), None)
     old, new = ([one for one in incidents if (one.create_revision > began) is is_new] for is_new in (False, True))
     return JobSnapshot(
         job=keys.job,
@@ -201,7 +204,8 @@ def snapshot_of(
         earlier_incidents=_by_id(read(Incident, old, unreadable)),
         waiting=_waiting(said, answered),
         unanswered=_unanswered(said, answered, max((one.number for one in written), default=0)),
-        dashboard_url=next((one.url for one in read(DashboardRecord, page, unreadable)), ""),
+        dashboard_url="" if served is None else served.url,
+        dashboard_host="" if served is None else served.host,
         daemon_session=next((one.session for one in read(DaemonRecord, daemon, unreadable)), ""),
         daemon_report=next(iter(daemon_reports), None),
         troubles=tuple(read(Trouble, troubles, unreadable)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 import sys
 import threading
 import time
@@ -62,7 +63,8 @@ def serve_live(
 
     @contextmanager
     def announced(url: str, session: str) -> Iterator[None]:
-        record = DashboardRecord(url, session, time.time(), megatrain.__version__, str(token_file or ""))
+        now_s, host = time.time(), socket.gethostname()
+        record = DashboardRecord(url, session, now_s, megatrain.__version__, str(token_file or ""), host)
         consequence = "`megatrain status` does not show it"
         announcement = Announcement(client, keys.dashboard, record, name="the dashboard", consequence=consequence)
         try:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from urllib.parse import urlsplit
 
 from megatrain.commands.printing import facts
+from megatrain.contracts.addresses import is_loopback
 from megatrain.contracts.incident import Incident, IncidentState
 from megatrain.contracts.texts import age_text, names_text, short
 from megatrain.jobs.assessment import Assessment
@@ -68,8 +70,18 @@ def _facts(snapshot: JobSnapshot, answer: Assessment, now_s: float) -> list[tupl
     if snapshot.record is not None:
         found.append(("run", snapshot.record.run_directory))
     if snapshot.dashboard_url:
-        found.append(("dashboard", snapshot.dashboard_url))
+        found.append(("dashboard", _page_fact(snapshot)))
     return found or [("hosts", "none")]
+
+
+def _page_fact(snapshot: JobSnapshot) -> str:
+    """Return where the page is; of a job of several hosts also on which machine, where no other one reaches it."""
+    url, host = snapshot.dashboard_url, snapshot.dashboard_host
+    place = urlsplit(url)
+    has_others = snapshot.record is not None and snapshot.record.max_hosts > 1
+    if not host or not has_others or not is_loopback(place.hostname or ""):
+        return url
+    return f"{url} on {host} alone; from elsewhere: ssh -L {place.port}:{place.netloc} {host}"
 
 
 def _driver_fact(snapshot: JobSnapshot, now_s: float) -> str:

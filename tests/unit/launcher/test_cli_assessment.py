@@ -257,6 +257,25 @@ host-2  stopping  2-3    1,240      80 ms    1 s ago
 host-3  waiting   -          -          -          -"""
 
 
+@pytest.mark.parametrize(
+    ("url", "host", "max_hosts", "told"),
+    [
+        ("http://[::1]:87/", "n7", 2, "http://[::1]:87/ on n7 alone; from elsewhere: ssh -L 87:[::1]:87 n7"),
+        ("http://127.0.0.1:8777/", "n7", 1, "http://127.0.0.1:8777/"),
+        ("http://127.0.0.1:8777/", "", 2, "http://127.0.0.1:8777/"),
+        ("https://n7.example:8777/", "n7", 2, "https://n7.example:8777/"),
+    ],
+)  # fmt: skip
+def test_a_page_that_only_one_of_several_hosts_reaches_is_told_with_that_host(
+    url: str, host: str, max_hosts: int, told: str
+) -> None:
+    snapshot = make_snapshot(dashboard_url=url, dashboard_host=host, record=make_record(max_hosts=max_hosts))
+    answer = assess(snapshot, NOW_S)
+    (line,) = [one for one in status_lines(snapshot, answer, NOW_S) if one.startswith("dashboard")]
+    assert line.removeprefix("dashboard").strip() == told
+    assert status_document(snapshot, answer, NOW_S)["dashboard_host"] == (host or None)
+
+
 def test_golden_texts() -> None:
     healthy = make_snapshot()
     assert "\n".join(status_lines(healthy, assess(healthy, NOW_S), NOW_S)) == HEALTHY
