@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, get_type_hints
@@ -24,9 +24,11 @@ from megatrain.config.notify import (
     EmailConfig,
     NotifyConfig,
     PagerDutyConfig,
+    ReceiverConfig,
     SlackConfig,
     WebhookConfig,
 )
+from megatrain.config.numbered import MOST, kind_of, numbered_name
 from megatrain.config.optimizer import OptimizerConfig
 from megatrain.config.options import Option, Value, options_of
 from megatrain.config.parallel import ParallelConfig
@@ -42,6 +44,7 @@ from megatrain.failures.fence import FenceRule
 from megatrain.failures.patience import Patience
 
 _PART_OF_TIMEOUT = 0.9
+_FURTHER = "further_receivers"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +75,13 @@ class Config:
     email: EmailConfig = field(default_factory=EmailConfig)
     alertmanager: AlertmanagerConfig = field(default_factory=AlertmanagerConfig)
     webhook: WebhookConfig = field(default_factory=WebhookConfig)
+    further_receivers: tuple[tuple[str, ReceiverConfig], ...] = ()
+    """Those behind the first of their kind, by the name of their section: `slack-2`."""
+
+    @property
+    def sections(self) -> Mapping[str, Any]:
+        """The sections by name, in their order, with those of further receivers last."""
+        return {name: getattr(self, name) for name in all_options()} | dict(self.further_receivers)
 
     @property
     def resolved_lr_decay_steps(self) -> int:
@@ -83,9 +93,11 @@ class Config:
 
     @property
     def receivers(self) -> tuple[str, ...]:
-        """Who is told of the job's incidents: the names of the receivers that are on."""
+        """Who is told of the job's incidents: the names of the receivers that are on, by kind."""
+        sections = self.sections
+        names = sorted((name for name in sections if receiver_kind(name)), key=_receiver_order)
         return tuple(
-            name for name, switches in SWITCHES.items() if any(getattr(getattr(self, name), key) for key in switches)
+            name for name in names if any(getattr(sections[name], key) for key in SWITCHES[receiver_kind(name)])
         )
 
     @property
@@ -136,8 +148,8 @@ class Config:
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """Return sections of keys, with values that JSON knows."""
         return {
-            section: {name: _json_value(getattr(getattr(self, section), name)) for name in options}
-            for section, options in all_options().items()
+            section: {name: _json_value(getattr(values, name)) for name in options_of(values.__class__)}
+            for section, values in self.sections.items()
         }
 
     @classmethod
@@ -146,7 +158,7 @@ class Config:
 
         Raises: ConfigError for unknown keys, missing keys and wrong types. Ranges and cross-field rules: see `check`.
         """
-        reader = TableReader(all_options())
+        reader = TableReader(options_with(tables))
         reader.read(tables, origins={})
         reader.require_all(origins={}, fallback=None)
         if reader.problems:
@@ -157,7 +169,30 @@ class Config:
 @cache
 def all_options() -> Mapping[str, Mapping[str, Option]]:
     """Return the keys of every section, in the order of the sections in `Config`."""
-    return {name: options_of(section) for name, section in get_type_hints(Config).items()}
+    return {name: options_of(section) for name, section in section_classes().items()}
+
+
+def options_with(names: Iterable[str]) -> Mapping[str, Mapping[str, Option]]:
+    """Return the keys of every section, with those of the further receivers that are among some names."""
+    options = all_options()
+    further = {name: options[receiver_kind(name)] for name in names if name not in options and receiver_kind(name)}
+    return {**options, **{name: further[name] for name in sorted(further, key=_receiver_order)}}
+
+
+def receiver_kind(section: str) -> str:
+    """Return which kind of receiver a section is, empty for one that is none."""
+    return kind_of(section, SWITCHES)
+
+
+def _receiver_order(section: str) -> tuple[int, int]:
+    kind = receiver_kind(section)
+    number = next(number for number in range(1, MOST + 1) if numbered_name(kind, number) == section)
+    return list(SWITCHES).index(kind), number
+
+
+def section_classes() -> Mapping[str, Any]:
+    """Return the class of every section, in the order of `Config`."""
+    return {name: section for name, section in get_type_hints(Config).items() if name != _FURTHER}
 
 
 def build_config(values: Mapping[str, Mapping[str, Value]]) -> Config:
@@ -166,10 +201,13 @@ def build_config(values: Mapping[str, Mapping[str, Value]]) -> Config:
     A required key without a value gets its placeholder: callers report it as missing.
     """
     sections = {}
-    for name, section in get_type_hints(Config).items():
+    classes = section_classes()
+    for name, section in classes.items():
         required = {option.name: option.placeholder for option in options_of(section).values() if option.is_required}
         sections[name] = section(**required | dict(values.get(name, {})))
-    return Config(**sections)
+    further = sorted((name for name in values if name not in classes and receiver_kind(name)), key=_receiver_order)
+    receivers = tuple((name, classes[receiver_kind(name)](**values[name])) for name in further)
+    return Config(**sections, further_receivers=receivers)
 
 
 def _json_value(value: Value) -> int | float | str | list[int]:

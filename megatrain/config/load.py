@@ -9,10 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megatrain.config.checks import find_problems
-from megatrain.config.config import Config, all_options, build_config
+from megatrain.config.config import Config, build_config, options_with
 from megatrain.config.locator import key_lines
+from megatrain.config.notify import SWITCHES
+from megatrain.config.numbered import split_arrays
+from megatrain.config.options import Option
 from megatrain.config.origin import DefaultOrigin, FileOrigin, Origin
-from megatrain.config.overrides import parse_overrides
+from megatrain.config.overrides import named_section, parse_overrides
 from megatrain.config.tables import TableReader
 from megatrain.contracts.errors import ConfigError
 
@@ -41,8 +44,11 @@ def load_config(
 
     Raises: ConfigError with every problem of the file, the overrides and the checks between keys.
     """
-    reader = TableReader(all_options())
-    text, tables, problem = _read_file(path)
+    text, raw, problem = _read_file(path)
+    tables, doubled = split_arrays(raw, SWITCHES)
+    options = options_with([*tables, *(named_section(word) for word in overrides)])
+    reader = TableReader(options)
+    reader.problems.extend(f"{one} ({path})" for one in doubled)
     places: dict[str, Origin] = {}
     if problem is None:
         lines = key_lines(text)
@@ -50,12 +56,12 @@ def load_config(
         reader.read(tables, places)
     else:
         reader.problems.append(problem)
-    given = parse_overrides(overrides, all_options())
+    given = parse_overrides(overrides, options)
     reader.problems.extend(given.problems)
     reader.read(given.tables, given.origins)
     if problem is None:
         reader.require_all(places, FileOrigin(str(path), 0))
-        origins = _complete(reader.origins)
+        origins = _complete(reader.origins, options)
         found = find_problems(
             build_config(reader.values), origins, world_size, reader.doubtful, is_for_training=is_for_training
         )
@@ -87,8 +93,8 @@ def _read_file(path: Path) -> tuple[str, Mapping[str, object], str | None]:
         return "", {}, f"more than can be read as TOML: {error}; write shorter numbers and fewer brackets ({path})"
 
 
-def _complete(origins: Mapping[str, Origin]) -> dict[str, Origin]:
+def _complete(origins: Mapping[str, Origin], options: Mapping[str, Mapping[str, Option]]) -> dict[str, Origin]:
     """Return an origin for every key, in the order of the keys."""
     default = DefaultOrigin()
-    keys = [f"{section}.{name}" for section, options in all_options().items() for name in options]
+    keys = [f"{section}.{name}" for section, names in options.items() for name in names]
     return {key: origins.get(key, default) for key in keys}

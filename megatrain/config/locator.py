@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Mapping
+
+from megatrain.config.numbered import numbered_name
 
 Path = tuple[str, ...]
 
@@ -29,7 +32,10 @@ _STRING = re.compile(
 
 
 def key_lines(text: str) -> Mapping[Path, int]:
-    """Return the line, counted from 1, on which each key and each table of valid TOML first appears."""
+    """Return the line, counted from 1, on which each key and each table of valid TOML first appears.
+
+    Tables of an array, [[name]], are called as `split_arrays` calls them: name, name-2 and so on.
+    """
     scanner = _Scanner(text)
     scanner.scan_document()
     return scanner.lines
@@ -40,6 +46,7 @@ class _Scanner:
         self._text = text
         self._at = 0
         self.lines: dict[Path, int] = {}
+        self._num_tables: Counter[str] = Counter()
 
     def scan_document(self) -> None:
         prefix: Path = ()
@@ -55,8 +62,11 @@ class _Scanner:
 
     def _scan_header(self) -> Path:
         start = self._at
-        self._take(_HEADER_OPENING)
+        is_of_array = self._take(_HEADER_OPENING).count("[") > 1
         path = self._scan_key()
+        if is_of_array and len(path) == 1:
+            self._num_tables[path[0]] += 1
+            path = (numbered_name(path[0], self._num_tables[path[0]]),)
         self._record((), path, start)
         self._take(_HEADER_CLOSING)
         return path

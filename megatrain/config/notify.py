@@ -1,5 +1,7 @@
 """Sections [notify], [slack], [pagerduty], [email], [alertmanager], [webhook]: whom a job tells of its incidents.
 
+Of each kind of receiver there may be several: [[slack]] twice, which is [slack] and [slack-2].
+
 Secrets are never values of a configuration, which is shown, compared and kept in etcd: they are files.
 """
 
@@ -49,7 +51,10 @@ def _level() -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotifyConfig:
-    """What all receivers of notifications share. A receiver is on when its own section says where it is."""
+    """What all receivers of notifications share. A receiver is on when its own section says where it is.
+
+    Of each kind there may be up to 16: `[[slack]]` twice is `[slack]` and `[slack-2]`, which may be written, too.
+    """
 
     page_url: str = field(
         default="",
@@ -156,3 +161,6 @@ class WebhookConfig:
     )
     events: str = _events()
     level: Literal["green", "amber", "red"] = _level()
+
+
+ReceiverConfig = SlackConfig | PagerDutyConfig | EmailConfig | AlertmanagerConfig | WebhookConfig

@@ -25,6 +25,11 @@ class Overrides:
     problems: list[str] = field(default_factory=list)
 
 
+def named_section(argument: str) -> str:
+    """Return the section that a setting of the command line is of."""
+    return argument.removeprefix("--").partition("=")[0].partition(".")[0]
+
+
 def parse_overrides(arguments: Sequence[str], sections: Mapping[str, Mapping[str, Option]]) -> Overrides:
     """Return what `arguments` set, and a problem for each that sets nothing. Never raises."""
     result = Overrides()

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from typing import get_type_hints
 
-from megatrain.config.config import Config, all_options
+from megatrain.config.config import all_options, section_classes
 from megatrain.config.load import LoadedConfig
 from megatrain.config.options import LARGEST_INTEGER, SMALLEST_NUMBER, Option
 from megatrain.config.origin import DefaultOrigin
@@ -32,7 +31,7 @@ The column "Value here" holds the values of one run: in bold what its file or it
 
 def reference_markdown(loaded: LoadedConfig | None = None) -> str:
     """Return the page: a table a section, a row a key; with the values of `loaded` beside the defaults."""
-    sections = get_type_hints(Config)
+    sections = section_classes()
     blocks = [_PREAMBLE, _GENERAL_HINT if loaded is None else _HERE_HINT]
     heads = ["key", "type", "default", *([] if loaded is None else ["Value here"]), "unit", "allowed", "meaning"]
     for name, options in all_options().items():

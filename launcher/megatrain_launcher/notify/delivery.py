@@ -122,8 +122,8 @@ def _retry_after_s(exchange: HttpExchange) -> float:
     return min(max(left_s, 0.0), MOST_RETRY_AFTER_S)
 
 
-def read_template(path: str) -> str:
-    """Return the text of a webhook's template. Raises: ConfigError."""
+def read_template(path: str, key: str) -> str:
+    """Return the text of a webhook's template, which `key` names. Raises: ConfigError."""
     most_bytes = 64 << 10
     try:
         with Path(path).open("rb") as file:
@@ -133,4 +133,4 @@ def read_template(path: str) -> str:
         return raw.decode()
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise ConfigError([f"webhook.template_file={path!r} cannot be used: {reason}; name a text file"]) from error
+        raise ConfigError([f"{key} cannot be used: {reason}; name a text file"]) from error

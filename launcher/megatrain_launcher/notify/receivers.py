@@ -7,9 +7,18 @@ import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from string import Template
+from typing import Any
 
-from megatrain.config.config import Config
-from megatrain.config.notify import WebhookConfig
+from megatrain.config.config import Config, receiver_kind
+from megatrain.config.notify import (
+    AlertmanagerConfig,
+    EmailConfig,
+    NotifyConfig,
+    PagerDutyConfig,
+    ReceiverConfig,
+    SlackConfig,
+    WebhookConfig,
+)
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.web_address import WebAddress
 from megatrain.coordination.deadline import Deadline
@@ -32,8 +41,8 @@ from megatrain_launcher.notify.secret_files import read_secret
 _ALERTS_PATH = "/api/v2/alerts"
 Send = Callable[[Message, float], str]
 """Gives a message away within so many seconds and returns what was answered. Raises: DeliveryError, ConfigError."""
-Open = Callable[[Config], Send]
-"""Reads what a receiver's section names. Raises: ConfigError."""
+Open = Callable[[str, Any, NotifyConfig], Send]
+"""Reads what a receiver's section, which has a name, names. Raises: ConfigError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,51 +50,60 @@ class Receiver:
     """Whom a job tells. Secrets and templates are read anew for each message."""
 
     name: str
+    """Of its section: the kind of receiver, with a number where there are several."""
     rules: Rules
-    config: Config
+    section: ReceiverConfig
+    common: NotifyConfig
 
     def problem(self) -> str:
         """Return why no message could be sent even if the receiver answers; empty where that is not known."""
         try:
-            _OPENERS[self.name](self.config)
+            self._open()
         except ConfigError as error:
             return "; ".join(error.problems)
         return ""
 
     def try_once(self, message: Message, timeout_s: float | None = None) -> str:
         """Give a message away, and return what was answered. Raises: DeliveryError."""
-        limit_s = self.config.notify.timeout_s
+        limit_s = self.common.timeout_s
         try:
-            send = _OPENERS[self.name](self.config)
+            send = self._open()
             return send(message, limit_s if timeout_s is None else min(limit_s, timeout_s))
         except ConfigError as error:
             raise DeliveryError("; ".join(error.problems)) from error
 
+    def _open(self) -> Send:
+        """Raises: ConfigError."""
+        return _OPENERS[receiver_kind(self.name)](self.name, self.section, self.common)
+
 
 def receivers_of(config: Config) -> tuple[Receiver, ...]:
     """Return the receivers that are on."""
-    sections = {name: getattr(config, name) for name in config.receivers}
-    return tuple(
-        Receiver(name, Rules(_MANNERS[name], HealthLevel(section.level), frozenset(_listed(section.events))), config)
-        for name, section in sections.items()
-    )
+    return tuple(_receiver(config, name) for name in config.receivers)
 
 
-def _open_slack(config: Config) -> Send:
-    address = _secret_address(config.slack.url_file, "slack.url_file")
+def _receiver(config: Config, name: str) -> Receiver:
+    section: ReceiverConfig = config.sections[name]
+    manner = _MANNERS[receiver_kind(name)]
+    rules = Rules(manner, HealthLevel(section.level), frozenset(_listed(section.events)))
+    return Receiver(name, rules, section, config.notify)
+
+
+def _open_slack(name: str, found: SlackConfig, common: NotifyConfig) -> Send:
+    address = _secret_address(found.url_file, f"{name}.url_file")
 
     def send(message: Message, timeout_s: float) -> str:
-        return post(address, _encoded(slack_body(message)), _context(config), timeout_s=timeout_s)
+        return post(address, _encoded(slack_body(message)), _context(common), timeout_s=timeout_s)
 
     return send
 
 
-def _open_pagerduty(config: Config) -> Send:
-    key = read_secret(config.pagerduty.routing_key_file, "pagerduty.routing_key_file")
-    address = WebAddress.parse(config.pagerduty.url)
+def _open_pagerduty(name: str, found: PagerDutyConfig, common: NotifyConfig) -> Send:
+    key = read_secret(found.routing_key_file, f"{name}.routing_key_file")
+    address = WebAddress.parse(found.url)
 
     def send(message: Message, timeout_s: float) -> str:
-        said, context, deadline = "", _context(config), Deadline(timeout_s)
+        said, context, deadline = "", _context(common), Deadline(timeout_s)
         for event in pagerduty_events(message, key):
             left_s = max(deadline.left_s, _LEAST_S)
             said = post(address, _encoded(event), context, secrets=(key,), timeout_s=left_s)
@@ -94,40 +112,38 @@ def _open_pagerduty(config: Config) -> Send:
     return send
 
 
-def _open_alertmanager(config: Config) -> Send:
-    found = config.alertmanager
+def _open_alertmanager(name: str, found: AlertmanagerConfig, common: NotifyConfig) -> Send:
     address = WebAddress.parse(found.url)
     address = replace(address, target=f"{address.target.rstrip('/')}{_ALERTS_PATH}")
-    bearer = _optional_secret(found.token_file, "alertmanager.token_file")
+    bearer = _optional_secret(found.token_file, f"{name}.token_file")
 
     def send(message: Message, timeout_s: float) -> str:
         body = _encoded(alertmanager_alerts(message))
-        return post(address, body, _context(config), bearer=bearer, timeout_s=timeout_s)
+        return post(address, body, _context(common), bearer=bearer, timeout_s=timeout_s)
 
     return send
 
 
-def _open_email(config: Config) -> Send:
-    found = config.email
-    password = _optional_secret(found.password_file, "email.password_file")
+def _open_email(name: str, found: EmailConfig, common: NotifyConfig) -> Send:
+    password = _optional_secret(found.password_file, f"{name}.password_file")
 
     def send(message: Message, timeout_s: float) -> str:
-        server = MailServer(found.host, found.port, found.encryption, _context(config), found.user, password)
+        server = MailServer(found.host, found.port, found.encryption, _context(common), found.user, password)
         return send_mail(email_of(message, found.sender, _listed(found.recipients)), server, timeout_s)
 
     return send
 
 
-def _open_webhook(config: Config) -> Send:
-    found = config.webhook
-    address = WebAddress.parse(found.url) if found.url else _secret_address(found.url_file, "webhook.url_file")
-    bearer = _optional_secret(found.token_file, "webhook.token_file")
-    template = _template(found.template_file) if found.template_file else None
+def _open_webhook(name: str, found: WebhookConfig, common: NotifyConfig) -> Send:
+    address = WebAddress.parse(found.url) if found.url else _secret_address(found.url_file, f"{name}.url_file")
+    bearer = _optional_secret(found.token_file, f"{name}.token_file")
+    template_key = f"{name}.template_file={found.template_file!r}"
+    template = _template(found.template_file, template_key) if found.template_file else None
 
     def send(message: Message, timeout_s: float) -> str:
-        body = _encoded(webhook_body(message)) if template is None else _filled(template, message, found)
+        body = _encoded(webhook_body(message)) if template is None else _filled(template, message, found, template_key)
         return post(
-            address, body, _context(config), content_type=found.content_type, bearer=bearer, timeout_s=timeout_s
+            address, body, _context(common), content_type=found.content_type, bearer=bearer, timeout_s=timeout_s
         )  # fmt: skip
 
     return send
@@ -171,17 +187,17 @@ def _secret_address(path: str, key: str) -> WebAddress:
     return address
 
 
-def _context(config: Config) -> ssl.SSLContext:
-    return tls_context(config.notify.ca_file)
+def _context(common: NotifyConfig) -> ssl.SSLContext:
+    return tls_context(common.ca_file)
 
 
 def _listed(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(","))
 
 
-def _template(path: str) -> Template:
+def _template(path: str, key: str) -> Template:
     """Return a webhook's own template. Raises: ConfigError."""
-    template, key = Template(read_template(path)), f"webhook.template_file={path!r}"
+    template = Template(read_template(path, key))
     if not template.is_valid():
         raise ConfigError([f"{key} has a $ that begins no name; write $$ for a dollar sign"])
     unknown = sorted(set(template.get_identifiers()) - set(TEMPLATE_NAMES))
@@ -190,7 +206,7 @@ def _template(path: str) -> Template:
     return template
 
 
-def _filled(template: Template, message: Message, found: WebhookConfig) -> bytes:
+def _filled(template: Template, message: Message, found: WebhookConfig, key: str) -> bytes:
     """Return the body of a webhook by its own template. Raises: ConfigError."""
     is_json = found.content_type.partition(";")[0] == "application/json"
     body = filled_template(template, message, is_json=is_json)
@@ -198,6 +214,6 @@ def _filled(template: Template, message: Message, found: WebhookConfig) -> bytes
         try:
             json.loads(body)
         except ValueError as error:
-            problem = f"webhook.template_file={found.template_file!r} is no JSON when it is filled in: {error}"
-            raise ConfigError([f"{problem}; each name stands between quotes"]) from error
+            problem = f"{key} is no JSON when it is filled in: {error}; each name stands between quotes"
+            raise ConfigError([problem]) from error
     return body.encode()

@@ -16,8 +16,8 @@ from megatrain.config.checks.model import model_problems
 from megatrain.config.checks.optimizer import optimizer_problems
 from megatrain.config.checks.parallel import parallel_problems
 from megatrain.config.checks.run import run_problems, training_problems
-from megatrain.config.config import Config, all_options, build_config
-from megatrain.config.options import Value
+from megatrain.config.config import Config, build_config
+from megatrain.config.options import Value, options_of
 from megatrain.config.origin import Origin
 from megatrain.config.problem import Problem
 from megatrain.config.wording import setting
@@ -71,9 +71,9 @@ def _own_ranges(config: Config) -> tuple[Config, list[Problem]]:
     """Check each key by itself; return the configuration with harmless values in place of wrong ones."""
     problems = []
     values: dict[str, dict[str, Value]] = {}
-    for section, options in all_options().items():
-        for name, option in options.items():
-            value = getattr(getattr(config, section), name)
+    for section, given in config.sections.items():
+        for name, option in options_of(given.__class__).items():
+            value = getattr(given, name)
             violation = option.violation(value)
             if violation is not None:
                 key = f"{section}.{name}"

@@ -5,8 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from megatrain.config.config import Config
-from megatrain.config.notify import SWITCHES
+from megatrain.config.config import Config, receiver_kind
+from megatrain.config.notify import (
+    SWITCHES,
+    AlertmanagerConfig,
+    EmailConfig,
+    PagerDutyConfig,
+    ReceiverConfig,
+    WebhookConfig,
+)
 from megatrain.config.options import options_of
 from megatrain.config.problem import Problem
 from megatrain.config.wording import value_text
@@ -16,22 +23,28 @@ from megatrain.contracts.web_address import WebAddress
 
 def notify_problems(config: Config) -> Iterator[Problem]:
     """Yield what is wrong with the receivers of notifications."""
-    for section, switches in SWITCHES.items():
-        yield from _unused_problems(section, getattr(config, section), switches)
     if not config.receivers:
         yield from _unused_problems("notify", config.notify, ())
-    for section, name in (("notify", "page_url"), ("notify", "runbooks_url")):
-        yield from _address_problems(config, section, name)
-    if config.pagerduty.routing_key_file:
-        yield from _address_problems(config, "pagerduty", "url", "pagerduty.routing_key_file")
-    yield from _address_problems(config, "alertmanager", "url", "alertmanager.token_file")
-    yield from _address_problems(config, "webhook", "url", "webhook.token_file")
-    if config.webhook.url and config.webhook.url_file:
-        yield Problem(
-            ("webhook.url", "webhook.url_file"), "webhook.url and url_file are both set; use the one that is meant"
-        )
-    if config.email.recipients:
-        yield from _email_problems(config)
+    for name in ("page_url", "runbooks_url"):
+        yield from _address_problems("notify", config.notify, name)
+    for section, values in config.sections.items():
+        if receiver_kind(section):
+            yield from _unused_problems(section, values, SWITCHES[receiver_kind(section)])
+            yield from _receiver_problems(section, values)
+
+
+def _receiver_problems(section: str, values: ReceiverConfig) -> Iterator[Problem]:
+    if isinstance(values, PagerDutyConfig) and values.routing_key_file:
+        yield from _address_problems(section, values, "url", "routing_key_file")
+    elif isinstance(values, AlertmanagerConfig):
+        yield from _address_problems(section, values, "url", "token_file")
+    elif isinstance(values, EmailConfig) and values.recipients:
+        yield from _email_problems(section, values)
+    elif isinstance(values, WebhookConfig):
+        yield from _address_problems(section, values, "url", "token_file")
+        if values.url and values.url_file:
+            keys = (f"{section}.url", f"{section}.url_file")
+            yield Problem(keys, f"{section}.url and url_file are both set; use the one that is meant")
 
 
 def _unused_problems(section: str, values: Any, switches: tuple[str, ...]) -> Iterator[Problem]:
@@ -48,43 +61,42 @@ def _unused_problems(section: str, values: Any, switches: tuple[str, ...]) -> It
             )
 
 
-def _address_problems(config: Config, section: str, name: str, secret: str = "") -> Iterator[Problem]:
-    """Yield what is wrong with an address; `secret`: the key of what is sent along."""
-    text = getattr(getattr(config, section), name)
+def _address_problems(section: str, values: Any, name: str, secret: str = "") -> Iterator[Problem]:
+    """Yield what is wrong with an address; `secret`: the key of the file whose content is sent along."""
+    text = getattr(values, name)
     if not text:
         return
+    key = f"{section}.{name}"
     try:
         address = WebAddress.parse(text)
     except ValueError as error:
         # not shown: what is wrong with it may be that it holds a password
-        yield Problem((f"{section}.{name}",), f"{section}.{name} {error}; write https://HOST/PATH")
+        yield Problem((key,), f"{key} {error}; write https://HOST/PATH")
         return
-    holder, _, file = secret.partition(".")
-    if file and getattr(getattr(config, holder), file) and not address.is_private:
+    if secret and getattr(values, secret) and not address.is_private:
         yield Problem(
-            (f"{section}.{name}", secret),
-            f"{section}.{name} is plain http to another machine ({address}), where everybody on the way could read "
-            f"what {secret} holds; use https://, or leave {file} out",
+            (key, f"{section}.{secret}"),
+            f"{key} is plain http to another machine ({address}), where everybody on the way could read "
+            f"what {section}.{secret} holds; use https://, or leave {secret} out",
         )
 
 
-def _email_problems(config: Config) -> Iterator[Problem]:
-    found = config.email
+def _email_problems(section: str, found: EmailConfig) -> Iterator[Problem]:
     for name in ("sender", "host"):
         if not getattr(found, name):
             yield Problem(
-                ("email.recipients", f"email.{name}"),
-                f'email.recipients needs email.{name}, found ""; set email.{name}',
+                (f"{section}.recipients", f"{section}.{name}"),
+                f'{section}.recipients needs {section}.{name}, found ""; set {section}.{name}',
             )
     if bool(found.user) != bool(found.password_file):
         missing = "password_file" if found.user else "user"
         yield Problem(
-            ("email.user", "email.password_file"),
-            f'email.user and password_file go together, and email.{missing} is ""; set it, or leave both out',
+            (f"{section}.user", f"{section}.password_file"),
+            f'{section}.user and password_file go together, and {section}.{missing} is ""; set it, or leave both out',
         )
     if found.encryption == "none" and found.user and not is_loopback(found.host):
         yield Problem(
-            ("email.encryption", "email.user", "email.host"),
-            'email.encryption="none" would send the password of email.user where everybody on the way can read it; '
-            'use "starttls" or "tls"',
+            (f"{section}.encryption", f"{section}.user", f"{section}.host"),
+            f'{section}.encryption="none" would send the password of {section}.user where everybody on the way can '
+            'read it; use "starttls" or "tls"',
         )

@@ -136,7 +136,7 @@ def test_keys_appear_in_the_line_found_and_not_before(document: tuple[str, Mappi
         ('[a]\nx = """\n[b]\ny = 1\n"""\ny = 1', ("a", "y"), 6),
         ("a = {b = {c = [\n1]}, d = 1}", ("a", "b", "c"), 1),
         ("a = {b = {c = [\n1]}, d = 1}", ("a", "d"), 2),
-        ("[[a]]\nb = 1\n[[a]]\nc = 1", ("a", "c"), 4),
+        ("[[a]]\nb = 1\n[[a]]\nc = 1", ("a-2", "c"), 4),
         ("[ a . 'b' ] # x\nc=1", ("a", "b", "c"), 2),
     ],
 )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from megatrain.config.config import Config
+from megatrain.config.load import load_config
+from megatrain.config.serialize import config_hash, config_of_values, config_values, to_toml
 from megatrain.contracts.errors import ConfigError
 from tests.helpers.told_topics import config_with
 
@@ -53,3 +56,57 @@ def test_what_is_taken(tmp_path: Path) -> None:
     assert receivers('[slack]\nurl_file = "x"\nevents = "incident, end"\nlevel = "red"') == ("slack",)
     assert receivers('[webhook]\nurl_file = "x"\n[alertmanager]\nurl = "http://am:9093"') == ("alertmanager", "webhook")
     assert receivers(f'{MAIL}encryption = "none"\n[notify]\npage_url = "http://page:8777"') == ("email",)
+
+
+SEVERAL = """
+[[slack]]
+url_file = "ops"
+[[slack]]
+url_file = "research"
+level = "red"
+[webhook]
+url = "https://a"
+[webhook-3]
+url = "https://b"
+"""
+
+
+def test_a_kind_of_receiver_may_stand_several_times(tmp_path: Path) -> None:
+    config = config_with(tmp_path, SEVERAL)
+    assert config.receivers == ("slack", "slack-2", "webhook", "webhook-3")
+    assert (config.slack.url_file, config.sections["slack-2"].url_file) == ("ops", "research")
+    assert (config.sections["slack-2"].level, config.sections["webhook-3"].url) == ("red", "https://b")
+    # as text, in a record and with another value by the command line it is the same
+    text = to_toml(config)
+    assert text.count("[slack-2]") == 1
+    assert Config.from_dict(tomllib.loads(text)) == config
+    assert config_of_values(config_values(config), "demo") == config
+    other = load_config(tmp_path / "config.toml", ["--slack-2.level=green"]).config
+    assert other.sections["slack-2"].level == "green"
+    assert config_hash(other) != config_hash(config)
+
+
+def test_one_of_a_kind_is_written_as_ever(tmp_path: Path) -> None:
+    single = config_with(tmp_path, '[slack]\nurl_file = "x"')
+    assert single == config_with(tmp_path, '[[slack]]\nurl_file = "x"')
+    assert "further" not in to_toml(single)
+
+
+@pytest.mark.parametrize(
+    ("sections", "problem"),
+    [
+        ('[[slack]]\nurl_file = "a"\n[[slack]]\nlevel = "blue"', 'slack-2.level="blue" .*config.toml:19'),
+        ('[[slack]]\nurl_file = "a"\n[[slack]]\nlevel = "red"', 'slack-2.level="red" does nothing .*slack-2.url_file'),
+        ('[[slack]]\nurl_file = "a"\n[[slack]]\nurl = "b"', r"slack-2.url=.* not a known key.*config.toml:19"),
+        ('[[slack]]\n[[slack]]\nurl_file = "a"\n[slack-2]\nurl_file = "b"', r"\[slack-2\] is the section of the 2"),
+        ('[slack-1]\nurl_file = "a"', r"\[slack-1\] is not a known section; did you mean \[slack\]"),
+        ('[slack-02]\nurl_file = "a"', r"\[slack-02\] is not a known section"),
+        ('[slack-17]\nurl_file = "a"', r"\[slack-17\] is not a known section"),
+        ('[[slack]]\nurl_file = "a"\n' * 17, r"\[\[slack\]\] stands 17 times; a job has 16 of a kind at most"),
+        ('[[notify]]\npage_url = "https://p"', "notify=.* must be a section"),
+        ('[[email]]\n[[email]]\nrecipients = "a@b.org"', "email-2.recipients needs email-2.sender"),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_one_of_several_names_it(tmp_path: Path, sections: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        config_with(tmp_path, sections)

@@ -263,7 +263,7 @@ def test_a_template_that_cannot_be_used_is_told_before_it_is_needed(tmp_path: Pa
         receiver.try_once(make_message())
     template.write_bytes(b"x" * 70_000)
     with pytest.raises(ConfigError, match="more than 65,536 bytes"):
-        read_template(str(template))
+        read_template(str(template), "webhook.template_file")
 
 
 def test_a_template_fills_the_body_of_a_webhook(tmp_path: Path) -> None:

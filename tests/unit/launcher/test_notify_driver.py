@@ -139,6 +139,23 @@ def test_an_incident_is_told_as_it_opens_and_as_it_is_over(story: Story) -> None
     assert (documents[0]["level"], documents[1]["is_over"]) == ("amber", True)
 
 
+def test_each_of_several_receivers_of_a_kind_is_told_by_its_own_rules(story: Story) -> None:
+    with HttpReceiver() as first, HttpReceiver() as second, HttpReceiver() as third:
+        sections = [
+            f'[[webhook]]\nurl = "{receiver.url}/hook"\nlevel = "{level}"\n'
+            for receiver, level in ((first, "amber"), (second, "red"), (third, "amber"))
+        ]
+        story.candidate(config_with(story.root, "".join(sections)))
+        story.train(1)
+        story.fail(1)
+        story.train(2)
+        story.recovered()
+        told = first.wait_for(2, WAIT_S)
+        assert topics(third.wait_for(2, WAIT_S)) == topics(told)
+        wait_until(lambda: (one := story.record("webhook-3")) is not None and one.num_sent == 2, "the record", WAIT_S)
+    assert second.posted == []
+
+
 def test_the_next_driver_tells_the_end_and_not_the_beginning_again(story: Story) -> None:
     with HttpReceiver() as receiver:
         config = webhook(story, receiver)
