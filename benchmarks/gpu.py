@@ -205,9 +205,8 @@ def run_command(
         )  # fmt: skip
         code: int | None = None
         try:
-            code = process.wait(max(timeout_s, 0.0))
-        except subprocess.TimeoutExpired:
-            pass
+            with suppress(subprocess.TimeoutExpired):  # the caller is told by there being no code
+                code = process.wait(max(timeout_s, 0.0))
         finally:
             if process.returncode is None:
                 # with the processes that it started: they hold the GPU too

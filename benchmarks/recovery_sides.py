@@ -18,9 +18,10 @@ from megatrain.contracts.run_directory import own_box_paths
 from megatrain_launcher.etcd_process import free_ports
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.job_under_launch import JobView, LaunchedJob, make_launched_job
+from tests.helpers.processes import descendants
 from tests.helpers.source_tree import ROOT
 from tests.helpers.step_faults import FaultDirectory
-from tests.helpers.train_process import Job, descendants
+from tests.helpers.train_process import Job
 from tests.helpers.waiting import wait_until
 
 STEPS = 60

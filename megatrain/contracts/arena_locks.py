@@ -12,6 +12,7 @@ import os
 import select
 import stat
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -105,11 +106,9 @@ def _lock_alone(file: int, num_tries: int) -> bool:
 
 
 def _held_if_in_place(path: Path, file: int) -> HeldLock | None:
-    try:
+    with suppress(FileNotFoundError):  # whoever had it took it away
         if os.path.samestat(os.fstat(file), os.lstat(path)):
             return HeldLock(path, file)
-    except FileNotFoundError:
-        pass
     os.close(file)
     return None
 

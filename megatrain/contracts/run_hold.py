@@ -23,7 +23,7 @@ from megatrain.contracts.location import LocalLocation
 
 LOCK_FILE = "lock"
 UNKNOWN_HOLDER = "another process"
-_NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP})
+NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP})
 _NUM_LOCK_TRIES = 3
 _TRY_AGAIN_S = 0.002
 
@@ -152,7 +152,7 @@ def hold(path: Path, key: str, setting: str, job_round: JobRound | None) -> Iter
         except BlockingIOError:
             _pass_by(lock, key, setting, job_round)
         except OSError as error:
-            if error.errno not in _NO_LOCKS:
+            if error.errno not in NO_LOCKS:
                 raise
             lock.note = (
                 f"WARNING: {path} cannot be locked ({error.strerror}): its file system has no locks, so nobody keeps"

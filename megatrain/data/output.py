@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from megatrain.contracts.errors import DataError
+from megatrain.contracts.run_hold import NO_LOCKS
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
@@ -134,8 +135,11 @@ def _make_locked(staging: Path) -> int:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         is_taken = True
-    except OSError:
-        pass  # a file system without locks: nobody takes the directory for abandoned there
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            os.close(lock)
+            raise
+        # a file system without locks: nobody takes the directory for abandoned there
     if is_taken or not (staging / _LOCK).exists():
         os.close(lock)
         return -1

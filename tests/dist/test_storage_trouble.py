@@ -80,6 +80,7 @@ def test_a_disk_that_is_full(train_data: Tables, tmp_path: Path) -> None:
         }
         job = make_job(tmp_path / "job", train_data, ENDLESS, tables)
         newest = train_on_a_full_disk(job, disk, tmp_path)
+        assert newest > 0, "what got to storage before it was full"
         go_on_from_what_it_left(job, disk, tmp_path, newest)
 
 

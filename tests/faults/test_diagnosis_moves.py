@@ -17,8 +17,8 @@ from megatrain.contracts.diag_records import DaemonRecord, DashboardRecord
 from megatrain.contracts.record import RecordType, decode
 from megatrain_diagnostics.events.tables import Values
 from megatrain_diagnostics.store.reader import StoredEvents
+from tests.helpers.processes import descendants
 from tests.helpers.recovery_checks import Running, running_job
-from tests.helpers.train_process import descendants
 from tests.helpers.waiting import wait_until
 
 HOSTS = ("host-0", "host-1")

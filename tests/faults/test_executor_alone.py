@@ -25,9 +25,9 @@ from tests.helpers.etcd_proxy import LONG_LENGTH, Conduct, EtcdProxy, FirstWatch
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.executor_process import executor_process
 from tests.helpers.job_under_launch import JobView, make_launched_job
-from tests.helpers.processes import is_running
+from tests.helpers.processes import descendants, is_running
 from tests.helpers.step_faults import FaultDirectory
-from tests.helpers.train_process import Job, descendants
+from tests.helpers.train_process import Job
 from tests.helpers.training_case import make_config
 from tests.helpers.waiting import wait_until
 

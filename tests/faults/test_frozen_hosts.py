@@ -15,8 +15,8 @@ import pytest
 
 from megatrain.contracts.host_records import HostPhase
 from megatrain.contracts.incident import IncidentKind, IncidentState
+from tests.helpers.processes import descendants
 from tests.helpers.recovery_checks import HOSTS, STEPS, Running, running_job
-from tests.helpers.train_process import descendants
 from tests.helpers.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(300)

@@ -25,8 +25,9 @@ from megatrain.jobs.own_etcd import read_own_etcd
 from megatrain_launcher.commands.status import StatusCode
 from tests.helpers.job_under_launch import make_launched_job
 from tests.helpers.paced_train import Pace, PaceDirectory
+from tests.helpers.processes import descendants
 from tests.helpers.source_tree import ROOT
-from tests.helpers.train_process import Job, descendants
+from tests.helpers.train_process import Job
 from tests.helpers.waiting import wait_until
 
 SOON_S = 120.0

@@ -18,10 +18,11 @@ from megatrain.contracts.incident import Incident, IncidentKind, IncidentState
 from megatrain.contracts.record import decode
 from megatrain.contracts.run_directory import RunDirectory
 from tests.helpers.job_under_launch import make_launched_job
+from tests.helpers.processes import descendants
 from tests.helpers.recovery_checks import HOSTS, running_job
 from tests.helpers.source_tree import ROOT
 from tests.helpers.step_faults import FaultDirectory
-from tests.helpers.train_process import Job, descendants
+from tests.helpers.train_process import Job
 from tests.helpers.waiting import wait_until
 
 SOON_S = 240.0

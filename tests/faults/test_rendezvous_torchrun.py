@@ -16,8 +16,9 @@ import pytest
 from megatrain.contracts.checkpoint_files import committed_steps
 from megatrain.contracts.location import LocalLocation
 from tests.helpers.etcd_server import EtcdServers, enable_users
+from tests.helpers.processes import descendants
 from tests.helpers.tiny_data import write_corpus
-from tests.helpers.train_process import descendants, make_job, started
+from tests.helpers.train_process import make_job, started
 from tests.helpers.training_case import TINY, on_layout
 from tests.helpers.waiting import wait_until
 

@@ -133,18 +133,19 @@ class EtcdProxy:
             with self._lock:
                 self._sockets |= {client, server}
             try:
-                if self._closed.is_set():
-                    return
-                server.connect(("127.0.0.1", self._port))
-                back = threading.Thread(target=self._answers, args=(server, client), name="proxy back", daemon=True)
-                back.start()
-                self._requests(client, server)
-                back.join()
-            except OSError:
-                pass
+                with suppress(OSError):  # no etcd behind it: the client's connection ends, as without a proxy
+                    if not self._closed.is_set():
+                        self._forward(client, server)
             finally:
                 with self._lock:
                     self._sockets -= {client, server}
+
+    def _forward(self, client: socket.socket, server: socket.socket) -> None:
+        server.connect(("127.0.0.1", self._port))
+        back = threading.Thread(target=self._answers, args=(server, client), name="proxy back", daemon=True)
+        back.start()
+        self._requests(client, server)
+        back.join()
 
     def _requests(self, client: socket.socket, server: socket.socket) -> None:
         with suppress(OSError):

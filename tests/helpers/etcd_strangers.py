@@ -11,16 +11,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from tests.helpers.processes import descendants
+
 _ATTEMPT_S = 0.5
-
-
-def descendants(pid: int) -> Iterator[int]:
-    """Yield the processes that a process started, and theirs."""
-    for thread in _listed(Path(f"/proc/{pid}/task")):
-        with suppress(OSError):
-            for child in map(int, (thread / "children").read_text().split()):
-                yield child
-                yield from descendants(child)
 
 
 def tcp_ports(pid: int) -> set[int]:

@@ -20,8 +20,8 @@ from megatrain.contracts.run_directory import own_box_paths
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.job_under_launch import WORKERS, JobView, LaunchedJob, make_launched_job
 from tests.helpers.namespaces import HostNetwork
+from tests.helpers.processes import descendants
 from tests.helpers.step_faults import FaultDirectory
-from tests.helpers.train_process import descendants
 from tests.helpers.waiting import wait_until
 
 HOSTS = ("host-0", "host-1", "host-2")

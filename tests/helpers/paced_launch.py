@@ -11,8 +11,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tests.helpers.paced_train import PaceDirectory
+from tests.helpers.processes import descendants
 from tests.helpers.source_tree import ROOT
-from tests.helpers.train_process import Job, descendants
+from tests.helpers.train_process import Job
 
 
 @contextmanager

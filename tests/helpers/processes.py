@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from pathlib import Path
+
 from megatrain.programs.processes import process_stat
 
 
@@ -9,3 +12,13 @@ def is_running(pid: int) -> bool:
     """Say whether a process is there that is not just waiting for its parent to hear of its end."""
     stat = process_stat(pid)
     return stat is not None and not stat.is_dead
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the processes that `pid` started, and theirs. One that has ended, or was waited for, has none."""
+    found: list[int] = []
+    with suppress(OSError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(OSError):
+                found += map(int, (thread / "children").read_text().split())
+    return found + [below for child in found for below in descendants(child)]

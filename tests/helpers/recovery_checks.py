@@ -14,8 +14,9 @@ from megatrain.contracts.run_directory import own_box_paths
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.job_history import check_history
 from tests.helpers.job_under_launch import JobView, LaunchedJob, make_launched_job
+from tests.helpers.processes import descendants
 from tests.helpers.step_faults import FaultDirectory
-from tests.helpers.train_process import Job, descendants
+from tests.helpers.train_process import Job
 from tests.helpers.waiting import wait_until
 
 STEPS = 60
@@ -134,8 +135,12 @@ def running_job(
     pace_s: float = PACE_S,
     orders: Sequence[tuple[Any, ...]] = (),
     has_daemon: bool = False,
+    enter: Sequence[str] = (),
 ) -> Iterator[Running]:
-    """Launch a job of two hosts on a real etcd, and a spare once it runs. orders: the arguments of `fail_at`."""
+    """Launch a job of two hosts on a real etcd, and a spare once it runs.
+
+    orders: the arguments of `fail_at`; enter: begins the command line of a host that runs elsewhere.
+    """
     job = make_launched_job(root, STEPS, {"log": {"interval": 1000}}, *changes)
     faults = FaultDirectory(root / "faults", pace_s)
     for order in orders:
@@ -147,9 +152,9 @@ def running_job(
         view = JobView.of(job, etcd.urls)
         stack.callback(view.client.close)
         for host in hosts:
-            launched.start(host)
+            launched.start(host, enter=enter)
         wait_until(lambda: len(view.rounds()) > 0, "the first round", TRAINED_S)
         if spare:
-            launched.start(spare)
+            launched.start(spare, enter=enter)
             wait_until(lambda: spare in view.statuses(), "the spare", TRAINED_S)
         yield Running(job, faults, launched, view, etcd)

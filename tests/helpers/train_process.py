@@ -21,6 +21,7 @@ from megatrain.config.serialize import to_toml
 from megatrain.contracts.run_directory import RunDirectory, own_box_paths
 from tests.helpers.forked_program import ForkedProgram, forked_program
 from tests.helpers.permissions import heed_permissions
+from tests.helpers.processes import descendants
 from tests.helpers.source_tree import ROOT
 from tests.helpers.training_case import make_config
 
@@ -128,19 +129,6 @@ def _end(process: TrainProcess) -> None:
     for pid in [process.pid, *descendants(process.pid)] if process.poll() is None else []:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-
-
-def descendants(pid: int) -> list[int]:
-    """Return the processes that `pid` started, and theirs. A process that was waited for has none."""
-    children: dict[int, list[int]] = {}
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            parent = int(status.read_text().rpartition(")")[2].split()[1])
-            children.setdefault(parent, []).append(int(status.parent.name))
-    found = list(children.get(pid, []))
-    for one in found:
-        found += children.get(one, [])
-    return found
 
 
 def finish(process: TrainProcess) -> tuple[int, str, str]:

@@ -175,9 +175,10 @@ def _object(value: object, place: str) -> Mapping[str, Any]:
 
 
 def _whole(value: object, what: str) -> int:
+    problem = f"{what}={value!r}: expected a whole number"
+    if isinstance(value, bool) or not isinstance(value, (int, str)):
+        raise DataError(problem)
     try:
-        if isinstance(value, (int, str)) and not isinstance(value, bool):
-            return int(value)
-    except ValueError:
-        pass
-    raise DataError(f"{what}={value!r}: expected a whole number")
+        return int(value)
+    except ValueError as error:
+        raise DataError(problem) from error

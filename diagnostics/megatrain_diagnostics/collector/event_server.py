@@ -8,6 +8,7 @@ of 4,096 bytes, for ten seconds, beside 128 others, the oldest of which goes whe
 from __future__ import annotations
 
 import errno
+import logging
 import socket
 import threading
 import time
@@ -22,12 +23,14 @@ from megatrain_diagnostics.wire.authentication import SenderName, admit
 from megatrain_diagnostics.wire.frames import FrameKind, FrameSocket, WireError
 from megatrain_diagnostics.wire.messages import MAX_FRAME_BYTES, Acknowledgement, ClockAnswer, ClockQuestion
 
+_logger = logging.getLogger(__name__)
 _BACKLOG = 1024
 """All hosts of a large job come at once when a daemon is replaced."""
 MAX_STRANGERS = 128
 HANDSHAKE_S = 10.0
 _ACCEPT_S = 0.5
-_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_GONE_AGAIN = (errno.ECONNABORTED, errno.EPROTO)
+"""What `accept` says of a connection that its peer has ended before we came to it."""
 _HEARTBEAT_S = 5.0
 """Hosts give a daemon up that says nothing for four times as long."""
 _SILENCE_S = 120.0
@@ -50,6 +53,8 @@ class EventServer:
         self._strangers: OrderedDict[FrameSocket, float] = OrderedDict()
         """Since when, by the monotonic clock; the oldest first."""
         self._streams: set[FrameSocket] = set()
+        self._refused: int | None = None
+        """Why no connection could be accepted last, which was told."""
         family, _, _, _, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
         self._listening = socket.create_server(place[:2], family=family, backlog=_BACKLOG)
         self._listening.settimeout(_ACCEPT_S)
@@ -71,17 +76,26 @@ class EventServer:
 
     def _accept(self) -> None:
         while not self._closing.is_set():
-            try:
-                connected, _ = self._listening.accept()
-            except TimeoutError:
-                pass
-            except OSError as error:
-                if error.errno in _NO_ROOM:
-                    self._closing.wait(_ACCEPT_S)
-            else:
+            connected = self._next()
+            if connected is not None:
                 with suppress(OSError, RuntimeError):  # it is gone again, or there is no thread for it
                     self._begin(connected)
             self._let_strangers_go(time.monotonic() - HANDSHAKE_S, MAX_STRANGERS)
+
+    def _next(self) -> socket.socket | None:
+        """Return the next connection; None where none came, or none can be had now."""
+        try:
+            return self._listening.accept()[0]
+        except TimeoutError:
+            return None
+        except OSError as error:
+            if error.errno not in _GONE_AGAIN:
+                # nothing but time makes room: asked again at once, this thread would take a core
+                if error.errno != self._refused:
+                    _logger.warning("no stream of a host can be accepted: %s", error.strerror)
+                self._refused = error.errno
+                self._closing.wait(_ACCEPT_S)
+            return None
 
     def _begin(self, connected: socket.socket) -> None:
         connection = FrameSocket(connected)

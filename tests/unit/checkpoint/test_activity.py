@@ -74,7 +74,7 @@ def test_whoever_asks_does_not_keep_a_job_from_starting(tmp_path: Path, monkeypa
         fcntl.flock(file, fcntl.LOCK_SH)
         monkeypatch.setattr("megatrain.contracts.run_hold.time.sleep", lambda _: fcntl.flock(file, fcntl.LOCK_UN))
         with run.held():
-            pass
+            assert look_for_job(LocalLocation(run.checkpoints)).running, "it has waited, and then begun"
 
 
 def test_workers_in_an_arena_are_running(checkpoints: LocalLocation, tmp_path: Path) -> None:

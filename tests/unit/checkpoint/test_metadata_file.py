@@ -124,34 +124,35 @@ def test_it_does_not_depend_on_who_told_first() -> None:
     assert metadata_bytes(dict(reversed(items.items())), file_name) == metadata_bytes(items, file_name)
 
 
-def refused(items: dict[int, list[list[object]]], message: str) -> None:
-    with pytest.raises(CheckpointError, match=message):
+def problem_of(items: dict[int, list[list[object]]]) -> str:
+    with pytest.raises(CheckpointError) as refused:
         metadata_bytes(items, file_name)
+    return str(refused.value)
 
 
 def test_a_box_of_two_ranks_is_refused() -> None:
     items = items_of_ranks()
     items[2].append(copy.deepcopy(items[0][-1]))
-    refused(items, re.escape("model.bias[0:17] of rank 0 and [0:17] of rank 2 overlap"))
+    assert "model.bias[0:17] of rank 0 and [0:17] of rank 2 overlap" in problem_of(items)
 
 
 def test_a_scalar_of_two_ranks_is_refused() -> None:
     items = items_of_ranks()
     items[1].append(next(copy.deepcopy(item) for item in items[3] if item[0] == "model.scale"))
-    refused(items, re.escape("model.scale[] of rank 1 and [] of rank 3 overlap"))
+    assert "model.scale[] of rank 1 and [] of rank 3 overlap" in problem_of(items)
 
 
 def test_boxes_that_share_some_elements_are_refused() -> None:
     items = items_of_ranks()
     half = next(item for item in items[3] if item[0] == "optimizer.exp_avg.block.0.weight")
     half[2] = [0, 0, 1]
-    refused(items, re.escape("[0:5, 0:3, 0:2] of rank 2 and [0:5, 0:3, 1:3] of rank 3 overlap"))
+    assert "[0:5, 0:3, 0:2] of rank 2 and [0:5, 0:3, 1:3] of rank 3 overlap" in problem_of(items)
 
 
 def test_an_element_of_nobody_is_refused() -> None:
     items = items_of_ranks()
     items[1] = [item for item in items[1] if item[2] != [0, 1, 3]]
-    refused(items, re.escape("model.block.0.weight[0:1, 1:2, 3:4] is saved by no rank"))
+    assert "model.block.0.weight[0:1, 1:2, 3:4] is saved by no rank" in problem_of(items)
 
 
 @pytest.mark.parametrize(("field", "value"), [(1, [18]), (4, "float32")])
@@ -160,10 +161,11 @@ def test_ranks_of_different_models_are_refused(field: int, value: object) -> Non
     other = copy.deepcopy(items[0][-1])
     other[2], other[field] = [9], value
     items[1].append(other)
-    refused(items, r"model.bias is float64 of shape \(17,\) on rank 0 but .* on rank 1; all ranks must run the same")
+    pattern = r"model.bias is float64 of shape \(17,\) on rank 0 but .* on rank 1; all ranks must run the same"
+    assert re.search(pattern, problem_of(items))
 
 
 def test_an_unknown_dtype_is_refused() -> None:
     items = items_of_ranks()
     items[3] = [[*item[:4], "nn", *item[5:]] if item[0] == "model.scale" else item for item in items[3]]
-    refused(items, "model.scale has dtype 'nn', which torch does not have")
+    assert "model.scale has dtype 'nn', which torch does not have" in problem_of(items)
