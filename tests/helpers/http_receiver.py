@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import ssl
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ class Posted:
     headers: Mapping[str, str]
     """Names in lower case."""
     body: bytes
+    at_unix_s: float
 
     @property
     def document(self) -> Any:
@@ -107,7 +109,7 @@ class HttpReceiver:
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
                 headers = {name.lower(): value for name, value in self.headers.items()}
-                reply = receiver._take(Posted(self.path, headers, body))
+                reply = receiver._take(Posted(self.path, headers, body, time.time()))
                 with suppress(OSError):
                     self._answer(reply)
 
