@@ -39,6 +39,7 @@ _PASSING = frozenset(
         ReasonCode.STREAMER_SILENT,
         ReasonCode.METRICS_SILENT,
         ReasonCode.RANK_SILENT,
+        ReasonCode.TELEMETRY_SILENT,
         ReasonCode.DRIVER_ALARM,
         ReasonCode.HOST_TROUBLE,
         ReasonCode.HOST_UNFIT,
