@@ -117,7 +117,7 @@ def _incident_of_worker() -> IncidentDocument:
             FailureDocument(
                 rank=rank,
                 host="host-012",
-                exit_text="by SIGABRT",
+                exit_text="by SIGABRT (6)",
                 label="nccl-remote",
                 action="restart",
                 is_cascade=True,

@@ -6,11 +6,12 @@ from collections import Counter
 from collections.abc import Sequence
 
 from megatrain.commands.printing import facts, table
+from megatrain.contracts.exit_codes import exit_text
 from megatrain.contracts.host_records import RankFailure
 from megatrain.contracts.incident import Incident, IncidentState, phase_seconds
 from megatrain.contracts.texts import age_text, count_text, names_text, seconds_text, short, time_text
 from megatrain.failures.culprit import Role, failures_by_role
-from megatrain.jobs.words import KIND_TEXTS, down_s, exit_text, phase_text, where_text
+from megatrain.jobs.words import KIND_TEXTS, down_s, phase_text, where_text
 
 _COLUMNS = ("id", "ago", "kind", "state", "where", "did", "down", "steps lost", "why")
 _LONGEST_REASON = 100

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.exit_codes import ExitCode, exit_text
 from megatrain.contracts.host_verdict import HostVerdict, VerdictOutcome
 from megatrain.contracts.incident import Incident, IncidentKind, IncidentState
 from megatrain.contracts.printable import printable
@@ -18,7 +18,7 @@ from megatrain.contracts.rounds import JobEnd
 from megatrain.contracts.texts import names_text, ranks_text, short
 from megatrain.jobs.health import Health, HealthLevel, Reason, ReasonCode
 from megatrain.jobs.snapshot import JobSnapshot
-from megatrain.jobs.words import KIND_TEXTS, cost_text, exit_text
+from megatrain.jobs.words import KIND_TEXTS, cost_text
 from megatrain_launcher.driver.incidents import OVER_NOTE
 
 JUDGED_S = 1.5

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from megatrain.contracts.exit_codes import exit_text
 from megatrain.contracts.host_records import RankFailure
 from megatrain.contracts.incident import PHASES, Incident
 from megatrain.failures.culprit import Role, failures_by_role
 from megatrain.jobs.verdict_cases import Case
-from megatrain.jobs.words import KIND_TEXTS, down_s, exit_text
+from megatrain.jobs.words import KIND_TEXTS, down_s
 from megatrain_diagnostics.dashboard.pages.incidents.document import (
     FailureDocument,
     IncidentDocument,
