@@ -5,6 +5,7 @@ from __future__ import annotations
 from megatrain.contracts.exit_codes import end_text
 from megatrain.contracts.host_records import RankFailure
 from megatrain.contracts.incident import Incident, IncidentKind, phase_seconds
+from megatrain.contracts.receipts import Receipt
 from megatrain.contracts.texts import count_text, names_text, ranks_text, seconds_text
 from megatrain.failures.culprit import is_victim
 
@@ -32,6 +33,17 @@ def rank_and_end(failure: RankFailure, host: str | None) -> str:
     """Return "rank 3 on host-2 was killed by SIGKILL (9)", with the label of its log where it has one."""
     label = f", {failure.label}" if failure.label else ""
     return f"rank {failure.rank}{f' on {host}' if host else ''} {end_text(failure.exit_code)}{label}"
+
+
+_STAGE_TEXTS = {"open": "that it began", "under-way": "that the job mends it", "closed": "that it is over"}
+
+
+def told_text(receipt: Receipt) -> str:
+    """Return "told that it began", or "not told that it began, after 3 tries: answers 404"."""
+    what = _STAGE_TEXTS.get(receipt.stage, receipt.stage)
+    if not receipt.trouble:
+        return f"told {what}"
+    return f"not told {what}, after {count_text(receipt.num_failed, 'try', 'tries')}: {receipt.trouble}"
 
 
 def where_text(incident: Incident) -> str:

@@ -159,7 +159,7 @@ def _of_incident(incident: Incident, *, is_of_newest_round: bool) -> Topic:
     moments = incident.moments
     is_planned = incident.kind is IncidentKind.REQUEST or incident.action in _PLANNED_ACTIONS
     topic = Topic(
-        name=f"incident/{incident.incident_id}",
+        name=incident.topic,
         event=Event.INCIDENT,
         level=HealthLevel.GREEN if is_planned else HealthLevel.AMBER,
         stage=Stage.OPEN if incident.next_round is None else Stage.UNDER_WAY,
