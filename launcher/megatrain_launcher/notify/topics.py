@@ -17,6 +17,7 @@ from megatrain.contracts.printable import printable
 from megatrain.contracts.rounds import JobEnd
 from megatrain.contracts.texts import names_text, ranks_text, short
 from megatrain.jobs.health import Health, HealthLevel, Reason, ReasonCode
+from megatrain.jobs.runbooks import runbooks_of
 from megatrain.jobs.snapshot import JobSnapshot
 from megatrain.jobs.words import KIND_TEXTS, cost_text
 from megatrain_launcher.driver.incidents import OVER_NOTE
@@ -53,14 +54,6 @@ OF_INCIDENTS = frozenset({ReasonCode.RECOVERING, ReasonCode.HELD, ReasonCode.VER
 """Reasons that topics of their own tell more of."""
 _OF_RESTARTS = frozenset({ReasonCode.RESTART_BUDGET, ReasonCode.BRAKE})
 _PLANNED_ACTIONS = frozenset({"requeue"})
-_RUNBOOK_OF = {
-    IncidentKind.FAILURE: "worker-ended.md",
-    IncidentKind.HANG: "hang.md",
-    IncidentKind.HOST_LOST: "host-evicted-or-cordoned.md",
-    IncidentKind.CONTROL_PLANE: "etcd.md",
-    IncidentKind.STRAGGLER: "straggler.md",
-    IncidentKind.NUMERICS: "numerics.md",
-}
 _NOTHING = "nobody has to do anything"
 _ORDER = (HealthLevel.GREEN, HealthLevel.AMBER, HealthLevel.RED)
 
@@ -170,7 +163,7 @@ def _of_incident(incident: Incident, *, is_of_newest_round: bool) -> Topic:
         ranks=incident.culprit_ranks,
         step=incident.last_step,
         cost=cost_text(incident) or "no step is completed since",
-        runbook=_RUNBOOK_OF.get(incident.kind, ""),
+        runbook=next(iter(runbooks_of(incident)), ""),
         route=f"incidents/{incident.incident_id}",
     )
     if incident.state is IncidentState.OPEN:

@@ -20,6 +20,8 @@ from tests.helpers.source_tree import ROOT
 from tests.helpers.waiting import wait_until
 
 SAMPLE = ROOT / "tests" / "golden" / "dashboard-sample"
+RECORDED = tuple(path.stem for path in sorted((SAMPLE / "incidents").glob("*.json")))
+STORIES = tuple(f"incidents/{name}/{part}" for name in RECORDED for part in ("story", "logs"))
 ALWAYS = ("job", "overview", "series", "incidents", "audit", "hosts", "checkpoints")
 OF_A_ROUND = ("stragglers", "whatif", "hang", "logs/causes", "timeline/steps", "heat/outliers", "ranks/0", "ranks/3")
 
@@ -53,7 +55,7 @@ def test_what_is_raw(text: str, raw: list[str]) -> None:
     assert raw_python(text) == raw
 
 
-@pytest.mark.parametrize("path", ALWAYS)
+@pytest.mark.parametrize("path", [*ALWAYS, *STORIES])
 def test_the_sample_is_told_in_words(client: TestClient, path: str) -> None:
     assert list(raw_texts(ask(client, path))) == []
 

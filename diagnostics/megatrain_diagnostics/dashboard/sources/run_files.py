@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,6 +32,8 @@ class RunFiles:
     incidents: tuple[Incident, ...] = ()
     """By id, which is by time."""
     entries: tuple[AuditEntry, ...] = ()
+    damaged: Mapping[str, str] = field(default_factory=dict)
+    """Incidents whose file cannot be read, by id, with the reason."""
     problems: tuple[str, ...] = ()
     _signatures: dict[str, tuple[int, int]] = field(default_factory=dict)
     _known: dict[str, tuple[tuple[int, int], Incident | None, str]] = field(default_factory=dict)
@@ -44,8 +47,8 @@ class RunFiles:
             has_changed = True
             self._read_audit(path)
         if has_changed:
-            told = [problem for _, _, problem in self._known.values() if problem]
-            self.problems = (*told[:20], *filter(None, [self._audit_problem]))
+            self.damaged = {name.removesuffix(".json"): why for name, (_, _, why) in self._known.items() if why}
+            self.problems = (*list(self.damaged.values())[:20], *filter(None, [self._audit_problem]))
         return has_changed
 
     def _look_at_incidents(self) -> bool:

@@ -11,6 +11,7 @@ import { HostsView } from "../views/hosts";
 import { IncidentsView } from "../views/incidents";
 import { LogsView } from "../views/logs";
 import { OverviewView } from "../views/overview";
+import { RunbooksView } from "../views/runbooks";
 import { StragglersView } from "../views/stragglers";
 import { TimelineView } from "../views/timeline";
 
@@ -34,6 +35,7 @@ export const VIEWS: readonly View[] = [
   { name: "stragglers", label: "Stragglers", key: "s", group: "time", component: StragglersView },
   { name: "logs", label: "Logs", key: "l", group: "records", component: LogsView },
   { name: "checkpoints", label: "Checkpoints", key: "c", group: "records", component: CheckpointsView },
+  { name: "runbooks", label: "Runbooks", key: "b", group: "records", component: RunbooksView },
   { name: "actions", label: "Actions", key: "x", group: "records", component: ActionsView },
   { name: "audit", label: "Audit", key: "a", group: "records", component: AuditView },
 ];
