@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -21,9 +22,11 @@ from megatrain.comm import Mesh, create_mesh, join, leave, meet
 from megatrain.comm.group_stores import GroupStores
 from megatrain.comm.meeting import Meeting, told_by_rank_0
 from megatrain.config.config import Config
+from megatrain.config.recorded import CONFIG_NAME, recorded_values
 from megatrain.config.serialize import config_values, to_toml
 from megatrain.contracts.black_box_values import Identity
 from megatrain.contracts.claims import JobRound
+from megatrain.contracts.config_changes import CHANGES_NAME, ConfigChange, append_change, changed_keys
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.lineage import MAIN_BRANCH
@@ -109,7 +112,7 @@ def run_worker(config: Config, process: Process, signals: StopSignals, watchdog:
                 is_stop_requested=lambda: signals.is_requested,
                 extend_grace=watchdog.extend,
             )
-            exit_code = _train(Trainer(parts), config, run_directory, reporter, signals)
+            exit_code = _train(Trainer(parts), config, process.round, run_directory, reporter, signals)
         except BaseException:
             recorder.close(keep=True, has_failed=True)
             raise
@@ -126,11 +129,16 @@ def _job_round(config: Config, process: Process) -> JobRound | None:
 
 
 def _train(
-    trainer: Trainer, config: Config, run_directory: RunDirectory, reporter: Reporter | None, signals: StopSignals
+    trainer: Trainer,
+    config: Config,
+    round_number: int,
+    run_directory: RunDirectory,
+    reporter: Reporter | None,
+    signals: StopSignals,
 ) -> ExitCode:
     trainer.load()
     if reporter is not None:
-        _keep_config(config, run_directory, reporter)
+        _keep_config(config, run_directory, reporter, round_number, trainer.step)
     trainer.train()
     if not trainer.is_stopped:
         return ExitCode.OK
@@ -141,12 +149,17 @@ def _train(
     return ExitCode.SAVED_AND_STOPPED
 
 
-def _keep_config(config: Config, run_directory: RunDirectory, reporter: Reporter) -> None:
-    """Leave what this run was told beside its results, now that its checkpoint has accepted it."""
-    path = run_directory.root / "config.toml"
+def _keep_config(config: Config, run_directory: RunDirectory, reporter: Reporter, round_number: int, step: int) -> None:
+    """Leave what this run was told beside its results, now that its checkpoint has accepted it, and how it changed."""
+    path = run_directory.root / CONFIG_NAME
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     reporter.check_hold()
     try:
+        before = recorded_values(run_directory.root)
+        changed = () if before is None else changed_keys(before, config_values(config))
+        if changed:
+            change = ConfigChange(round_number, step, time.time(), changed)
+            append_change(run_directory.diagnosis / CHANGES_NAME, change)
         temporary.write_text(to_toml(config))
         temporary.replace(path)
     except OSError as error:

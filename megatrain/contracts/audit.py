@@ -5,12 +5,11 @@ A verdict that waited for a person has two lines. A line that a crash cut short 
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
-from megatrain.contracts.bounded_files import read_bounded
 from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.host_verdict import AuditEntry
+from megatrain.contracts.line_files import append_line, read_lines
 from megatrain.contracts.record import decode, encode
 
 AUDIT_NAME = "audit.jsonl"
@@ -20,15 +19,7 @@ _MOST_BYTES = 64 << 20
 
 def append_to_audit(path: Path, entry: AuditEntry) -> None:
     """Append a line, durable when this returns. Raises: OSError."""
-    line = encode(entry) + b"\n"
-    with path.open("ab+", buffering=0) as file:
-        end = file.seek(0, os.SEEK_END)
-        if end:
-            file.seek(end - 1)
-            # after a line that was cut short begins another one
-            line = line if file.read(1) == b"\n" else b"\n" + line
-        file.write(line)
-        os.fsync(file.fileno())
+    append_line(path, encode(entry))
 
 
 def read_audit(path: Path) -> tuple[list[AuditEntry], int]:
@@ -36,13 +27,9 @@ def read_audit(path: Path) -> tuple[list[AuditEntry], int]:
 
     Raises: OSError.
     """
-    try:
-        lines = read_bounded(path, _MOST_BYTES).split(b"\n")
-    except FileNotFoundError:
-        return [], 0
     entries: list[AuditEntry] = []
     num_damaged = 0
-    for line in filter(None, lines):
+    for line in read_lines(path, _MOST_BYTES):
         try:
             entries.append(decode(AuditEntry, line, str(path)))
         except CoordinationError:

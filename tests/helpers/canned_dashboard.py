@@ -20,6 +20,7 @@ from megatrain_diagnostics.dashboard.actions.document import ActionAnswer, Actio
 from megatrain_diagnostics.dashboard.answers.document import Document, ErrorDocument
 from megatrain_diagnostics.dashboard.assets import Asset, installed_assets
 from megatrain_diagnostics.dashboard.pages.live.document import LiveDocument
+from megatrain_diagnostics.dashboard.pages.notes.document import NoteRequest
 from megatrain_diagnostics.dashboard.security.headers import SECURITY_HEADERS
 from tests.helpers.canned_job import NOW_S, STEP
 
@@ -43,6 +44,7 @@ class CannedDashboard:
     """Every request is broken off without an answer, streams too."""
     asked: list[str] = field(default_factory=list)
     actions: list[ActionRequest] = field(default_factory=list)
+    notes: list[NoteRequest] = field(default_factory=list)
     url: str = ""
     is_over: threading.Event = field(default_factory=threading.Event)
 
@@ -119,6 +121,10 @@ class _Handler(BaseHTTPRequestHandler):
                 self._refuse(401, "unauthorized", "This token is not known.")
                 return
             self._send(200, b'{"role": "viewer", "ends_unix_s": 2000000000}', "application/json", cookie="session=yes")
+            return
+        if self.path == f"{_PREFIX}notes":
+            canned.notes.append(NoteRequest.model_validate(body))
+            self._send(200, b"{}", "application/json")
             return
         request = ActionRequest.model_validate(body)
         canned.actions.append(request)

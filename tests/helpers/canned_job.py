@@ -23,12 +23,22 @@ from megatrain_diagnostics.dashboard.pages.job.document import (
     OperationDocument,
     RoundDocument,
 )
+from megatrain_diagnostics.dashboard.pages.marks.document import (
+    ChangedKeyDocument,
+    ConfigChangeDocument,
+    MarkDocument,
+    MarkKind,
+    MarksDocument,
+)
+from megatrain_diagnostics.dashboard.pages.notes.document import NoteDocument, NotesDocument
 from megatrain_diagnostics.dashboard.pages.overview.document import (
     CheckpointAge,
     DiagnosisState,
+    GapDocument,
     HostCounts,
     NextAction,
     OverviewDocument,
+    RangeDocument,
     ReasonDocument,
     SeriesDocument,
 )
@@ -41,6 +51,7 @@ WORKERS = 8
 STEP = 48_230
 SLOW_HOST = "host-017"
 LOST_HOST = "host-031"
+NOTE_ID = "1794900000000-0a1b2c3d"
 MARKUP = "<img src=x onerror=\"document.title='attacked'\"><b>bold</b>"
 """Stands in a log line, a host's label and a reason: it must be seen as it is."""
 
@@ -182,7 +193,42 @@ def series_document(num: int = 600) -> SeriesDocument:
         mfu=tuple(one / 1_200_000 for one in tokens),
         round=tuple(1 if step <= 31_000 else 2 for step in steps),
         bad_steps=(),
+        gaps=(GapDocument(begin_unix_s=NOW_S - 110_000, end_unix_s=NOW_S - 108_000, round=1),),
+        range=RangeDocument(first_step=None, last_step=None, begin_unix_s=None, end_unix_s=None),
     )
+
+
+def marks_document() -> MarksDocument:
+    """Return marks of every kind, most of them checkpoints, which share places."""
+    saved = [
+        _mark("checkpoint", STEP * place // 200, f"checkpoint of step {STEP * place // 200:,}") for place in range(200)
+    ]
+    others = (
+        _mark("incident", 30_999, "hosts made the job slow", "000002"),
+        _mark("incident", STEP, "a host was lost", "000003"),
+        _mark("note", 20_000, f"ada: switch 4 was replaced {MARKUP}", NOTE_ID),
+        _mark("config", 30_801, "round 2 began with optimizer.lr=0.0001 in place of 0.0003", "2"),
+        _mark("round", 30_801, "round 2 began", "2"),
+    )
+    keys = (ChangedKeyDocument(key="optimizer.lr", before="0.0003", after="0.0001"),)
+    change = ConfigChangeDocument(round=2, first_step=30_801, at_unix_s=NOW_S - 30_000, keys=keys)
+    return MarksDocument(marks=(*saved, *others), changes=(change,))
+
+
+def _mark(kind: MarkKind, step: int, text: str, ref: str = "") -> MarkDocument:
+    at_s = NOW_S - (STEP - step) * 6.34
+    return MarkDocument(
+        kind=kind, step=step, at_unix_s=at_s, text=text, ref=ref, count=1, last_step=step, last_unix_s=at_s
+    )
+
+
+def notes_document(*, can_act: bool = False) -> NotesDocument:
+    note = NoteDocument(
+        note_id=NOTE_ID, written_unix_s=NOW_S - 100_000, user="ada", text=f"switch 4 was replaced {MARKUP}",
+        step=20_000, at_unix_s=None, retracted_unix_s=None, retracted_by="", retraction="", incident_ids=("000001",),
+    )  # fmt: skip
+    why_not = "" if can_act else "viewers may only look: log in with the token of an operator"
+    return NotesDocument(notes=(note,), can_write=can_act, why_not_write=why_not)
 
 
 def host(number: int) -> HostDocument:
@@ -252,6 +298,8 @@ def job_answers(*, health: str = "warning", can_act: bool = False) -> Mapping[st
         "job": job_document(can_act=can_act),
         "overview": overview_document(health=health),
         "series": series_document(),
+        "marks": marks_document(),
+        "notes": notes_document(can_act=can_act),
         "hosts": hosts(),
     }
     found.update({f"hosts/{host_name(number)}": host_history(number) for number in range(NUM_HOSTS + 3)})

@@ -2,18 +2,20 @@
 
 Times are microseconds with three decimals, exact to the ns; a base is subtracted, because a double holds unix time only
 to a quarter of a microsecond, and stands in `otherData`. Complete events (X), flows from a send (s) to its receive
-(f, binding the slice that encloses it), counters (C), and metadata (M). Written in pieces: the whole may be large.
+(f, binding the slice that encloses it), counters (C), notes of people (i), and metadata (M). Written in pieces: the
+whole may be large.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from megatrain.contracts.black_box_values import RecordFlag
 from megatrain.contracts.operations import MAX_OPERATIONS, operation_name
 from megatrain.contracts.printable import printable
+from megatrain.jobs.notes import Note
 from megatrain_diagnostics.analysis.timeline import LANES, Timeline, counter_names, rank_name
 from megatrain_diagnostics.events.tables import NO_DURATION
 
@@ -21,11 +23,11 @@ _PIECE = 10_000
 _FLOW_NAME = "pipeline"
 
 
-def chrome_trace(timeline: Timeline) -> Iterator[str]:
-    """Yield the text of the file in pieces."""
+def chrome_trace(timeline: Timeline, notes: Iterable[Note] = ()) -> Iterator[str]:
+    """Yield the text of the file in pieces. `notes` of people that stand in the timeline's time are marks in it."""
     yield '{"displayTimeUnit":"ns","otherData":' + json.dumps(_other_data(timeline)) + ',"traceEvents":[\n'
     # metadata come first and there is always one, so that commas need no thought
-    yield ",\n".join(_encoded(event) for event in _metadata(timeline))
+    yield ",\n".join(_encoded(event) for event in (*_metadata(timeline), *_marks(timeline, notes)))
     pending: list[str] = []
     for line in _lines(timeline):
         pending.append(line)
@@ -63,6 +65,23 @@ def _metadata(timeline: Timeline) -> Iterator[dict[str, Any]]:
         place = LANES.index(track.lane) * 100 + track.overflow
         yield {**of_track, "name": "thread_name", "args": {"name": track.name}}
         yield {**of_track, "name": "thread_sort_index", "args": {"sort_index": place}}
+
+
+def _marks(timeline: Timeline, notes: Iterable[Note]) -> Iterator[dict[str, Any]]:
+    """Yield an instant for each note that holds; one at a step stands where that begins."""
+    if not timeline.num_slices:
+        return
+    end_ns = int((timeline.begin_ns + timeline.length_ns).max())
+    for note in notes:
+        of_step = timeline.spans.step == note.step
+        at_ns: int | None = None
+        if note.at_unix_s is not None:
+            at_ns = round(note.at_unix_s * 1e9) - timeline.base_ns
+        elif of_step.any():
+            at_ns = int(timeline.begin_ns[of_step].min())
+        if at_ns is not None and 0 <= at_ns <= end_ns and not note.is_retracted:
+            name = printable(f"{note.user}: {note.text}")
+            yield {"ph": "i", "s": "g", "cat": "note", "name": name, "pid": 0, "tid": 0, "ts": at_ns / 1000}
 
 
 def _encoded(event: dict[str, Any]) -> str:

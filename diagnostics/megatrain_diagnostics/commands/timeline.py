@@ -5,13 +5,16 @@ from __future__ import annotations
 import argparse
 import gzip
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from megatrain.commands.argument_types import utf8_path, whole_number
 from megatrain.commands.printing import facts, print_json, print_lines, print_note
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.run_directory import RunDirectory
 from megatrain.contracts.texts import bytes_text
+from megatrain.jobs.notes import Note, read_notes
 from megatrain_diagnostics.analysis.chrome_trace import chrome_trace
 from megatrain_diagnostics.analysis.step_windows import full_steps, known_steps, newest_steps, read_step_events
 from megatrain_diagnostics.analysis.timeline import MAX_SLICES, Timeline, lay_out
@@ -73,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
             f"{args.place}: no span of steps {first} to {last} of these ranks; there are "
             f"{known_steps(source, round_number)}"
         )
-    num_bytes = _write(timeline, args.output)
+    num_bytes = _write(timeline, args.output, _notes(args.place))
     if args.is_json:
         print_json(
             {
@@ -115,7 +118,16 @@ def _steps(chosen: tuple[int | None, int | None], source: EventSource, round_num
     return (known[0] if first is None else first, known[-1] if last is None else last)
 
 
-def _write(timeline: Timeline, path: Path) -> int:
+def _notes(place: str) -> Sequence[Note]:
+    """Return what people wrote on a run; nothing where `place` is none."""
+    try:
+        return read_notes(RunDirectory(Path(place)))
+    except OSError as error:
+        print_note(f"notes of people are left out: {error.filename}: {error.strerror}")
+        return ()
+
+
+def _write(timeline: Timeline, path: Path, notes: Sequence[Note]) -> int:
     """Write the whole file or none; return its size."""
     temporary = path.with_name(f".{path.name}.tmp{os.getpid()}")
     try:
@@ -123,9 +135,9 @@ def _write(timeline: Timeline, path: Path) -> int:
             if path.suffix == ".gz":
                 # without a time and a name in it, the same events give the same bytes
                 with gzip.GzipFile(filename="", mode="wb", fileobj=raw, compresslevel=5, mtime=0) as packed:
-                    packed.writelines(piece.encode() for piece in chrome_trace(timeline))
+                    packed.writelines(piece.encode() for piece in chrome_trace(timeline, notes))
             else:
-                raw.writelines(piece.encode() for piece in chrome_trace(timeline))
+                raw.writelines(piece.encode() for piece in chrome_trace(timeline, notes))
         os.replace(temporary, path)
         return path.stat().st_size
     except OSError as error:

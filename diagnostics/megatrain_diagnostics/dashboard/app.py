@@ -28,10 +28,11 @@ from megatrain_diagnostics.dashboard.pages.job import route as job
 from megatrain_diagnostics.dashboard.pages.live import route as live
 from megatrain_diagnostics.dashboard.pages.live.streams import LiveStreams
 from megatrain_diagnostics.dashboard.pages.logs import route as logs
+from megatrain_diagnostics.dashboard.pages.marks import route as marks
+from megatrain_diagnostics.dashboard.pages.notes import route as notes
 from megatrain_diagnostics.dashboard.pages.overview import route as overview
 from megatrain_diagnostics.dashboard.pages.ranks import grid_route as grid
 from megatrain_diagnostics.dashboard.pages.ranks import route as ranks
-from megatrain_diagnostics.dashboard.pages.runbooks import route as runbooks
 from megatrain_diagnostics.dashboard.pages.session import route as session
 from megatrain_diagnostics.dashboard.pages.stragglers import route as stragglers
 from megatrain_diagnostics.dashboard.pages.timeline import route as timeline
@@ -45,7 +46,7 @@ from megatrain_diagnostics.dashboard.sources.protocol import JobSource
 API_PREFIX = "/api/v1"
 _REFUSALS: dict[int | str, dict[str, Any]] = {"default": {"model": ErrorDocument}}
 _VIEWS = (
-    overview, incidents, hosts, devices, checkpoints, logs, stragglers, ranks, heat, grid, timeline, job, runbooks,
+    overview, marks, incidents, hosts, devices, checkpoints, logs, stragglers, ranks, heat, grid, timeline, job,
 )  # fmt: skip
 """Each has `router(parts)`."""
 
@@ -101,4 +102,5 @@ def api_routers(
         session.router(parts, identity),
         actions.router(parts, desk),
         audit.router(parts, desk),
+        notes.router(parts, None if desk is None else desk.notes),
     )

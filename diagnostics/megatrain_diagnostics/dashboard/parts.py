@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from fastapi.params import Depends
 
+from megatrain.contracts.errors import UsageError
 from megatrain_diagnostics.dashboard.answers.answer import AnswerCache
+from megatrain_diagnostics.dashboard.answers.errors import RefusalError, shown
 from megatrain_diagnostics.dashboard.security.heavy import HeavyQuestions, downloads
 from megatrain_diagnostics.dashboard.settings import DashboardSettings
+from megatrain_diagnostics.dashboard.sources.facts import JobFacts
 from megatrain_diagnostics.dashboard.sources.protocol import JobSource
+from megatrain_diagnostics.dashboard.sources.window import Window, bound_of, window_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +29,24 @@ class Parts:
     answers: AnswerCache = field(default_factory=AnswerCache)
     heavy: HeavyQuestions = field(default_factory=HeavyQuestions)
     downloads: HeavyQuestions = field(default_factory=downloads)
+
+    def window(self, begin: str, end: str) -> Window:
+        """Return the part of the run that `from` and `to` name. Raises: RefusalError."""
+        if not begin and not end:
+            return Window()
+        facts = self.source.facts()
+        try:
+            first, last = bound_of(begin, is_begin=True), bound_of(end, is_begin=False)
+            return window_of(first, last, facts.series, self._newest_s(facts))
+        except UsageError as error:
+            raise RefusalError(400, f"from={shown(begin)}, to={shown(end)}: {error}") from error
+
+    def _newest_s(self, facts: JobFacts) -> float:
+        """Return the newest moment of a run that is over, in whole seconds; of a live one, now."""
+        if not self.source.is_recorded:
+            return math.floor(self.clock())  # so that many who ask share an answer
+        ended_s = [one.moments.first_step or one.moments.detected for one in facts.incidents]
+        return math.ceil(max([*ended_s, facts.series.newest("at") or 0.0]))
 
     @property
     def heavy_question(self) -> Depends:

@@ -15,12 +15,12 @@ from typing import Any
 
 import megatrain
 from megatrain.config.dashboard import DashboardConfig
+from megatrain.contracts.action_log import ACTIONS_NAME, ActionLog
 from megatrain.contracts.diag_records import DashboardRecord
 from megatrain.contracts.job_keys import JobKeys
 from megatrain.contracts.run_directory import RunDirectory
 from megatrain.coordination.announcement import Announcement
 from megatrain.coordination.client import EtcdClient
-from megatrain_diagnostics.dashboard.actions.audit import ACTIONS_NAME, ActionLog
 from megatrain_diagnostics.dashboard.actions.carrying import EtcdHands
 from megatrain_diagnostics.dashboard.actions.desk import ActionDesk
 from megatrain_diagnostics.dashboard.app import Dashboard, make_app

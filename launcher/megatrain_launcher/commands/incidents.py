@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from megatrain.commands.argument_types import utf8_text
 from megatrain.commands.job_place import PlaceError, add_job, opened_job, run_at, told_job
@@ -22,11 +23,19 @@ from megatrain.contracts.errors import (
 )
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.incident import Incident
+from megatrain.contracts.record import to_plain
 from megatrain.contracts.run_directory import RunDirectory
 from megatrain.jobs.documents import incident_document
+from megatrain.jobs.notes import Note, read_notes
 from megatrain.jobs.recorded_incidents import read_incidents
 from megatrain.jobs.snapshot import read_job
-from megatrain_launcher.commands.incident_text import ids_text, incident_lines, incidents_lines, matching
+from megatrain_launcher.commands.incident_text import (
+    ids_text,
+    incident_lines,
+    incidents_lines,
+    matching,
+    notes_lines,
+)
 
 SUMMARY = "what went wrong in a job, what was done about it, and what it cost"
 
@@ -36,6 +45,8 @@ class _Found:
     job: str
     incidents: tuple[Incident, ...]
     source: str
+    run_directory: Path | None
+    """Where it is in reach."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,19 +63,25 @@ def run(args: argparse.Namespace) -> int:
     Raises: PlaceError, UsageError, NotFoundError, CoordinationError, DataError.
     """
     found = _find(args)
+    notes = _notes(found.run_directory)
     now_s = time.time()
     if not args.id:
         if args.is_json:
             documents = [incident_document(one) for one in reversed(found.incidents)]
-            print_json({"job": found.job, "source": found.source, "incidents": documents})
+            told = [to_plain(one) for one in reversed(notes)]
+            print_json({"job": found.job, "source": found.source, "incidents": documents, "notes": told})
         else:
-            print_lines(incidents_lines(found.job, found.incidents, now_s))
+            print_lines([*incidents_lines(found.job, found.incidents, now_s), *notes_lines(notes, now_s)])
         return int(ExitCode.OK)
     incident = _one(found, args.id)
+    of_it = [one for one in notes if one.is_of(incident, now_s)]
     if args.is_json:
-        print_json({"job": found.job, "source": found.source, "incident": incident_document(incident)})
+        told = [to_plain(one) for one in of_it]
+        print_json({
+            "job": found.job, "source": found.source, "incident": incident_document(incident), "notes": told,
+        })  # fmt: skip
     else:
-        print_lines(incident_lines(incident, now_s))
+        print_lines([*incident_lines(incident, now_s), *notes_lines(of_it, now_s)])
     return int(ExitCode.OK)
 
 
@@ -82,7 +99,17 @@ def _find(args: argparse.Namespace) -> _Found:
         return _on_disk(told_job(args), error)
     for text in snapshot.unreadable:
         print_note(f"left out: {text}")
-    return _Found(snapshot.job, incidents, "etcd")
+    record = snapshot.record
+    return _Found(snapshot.job, incidents, "etcd", None if record is None else Path(record.run_directory))
+
+
+def _notes(run: Path | None) -> tuple[Note, ...]:
+    """Return what people wrote on a run; nothing where its directory is not in reach."""
+    try:
+        return () if run is None else read_notes(RunDirectory(run))
+    except OSError as error:
+        print_note(f"notes are left out: {error.filename}: {error.strerror}")
+        return ()
 
 
 def _on_disk(job: str, error: MegatrainError) -> _Found:
@@ -93,7 +120,7 @@ def _on_disk(job: str, error: MegatrainError) -> _Found:
     for problem in problems:
         print_note(f"left out: {problem}")
     print_note(f"note: the job's etcd does not answer; this is from {place}")
-    return _Found(str(run), found, str(place))
+    return _Found(str(run), found, str(place), run)
 
 
 def _one(found: _Found, wanted: str) -> Incident:

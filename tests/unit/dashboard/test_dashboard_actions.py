@@ -13,6 +13,16 @@ from typing import Any
 
 import pytest
 
+from megatrain.contracts.action_log import (
+    ACTIONS_NAME,
+    INTENT,
+    RESULT,
+    ActionEntry,
+    ActionLog,
+    ActionTrail,
+    chained,
+    read_actions,
+)
 from megatrain.contracts.audit import AUDIT_NAME, append_to_audit
 from megatrain.contracts.diag_records import DiagSettings
 from megatrain.contracts.errors import CoordinationError
@@ -34,16 +44,6 @@ from megatrain.coordination.client import EtcdClient
 from megatrain.coordination.settings import EtcdSettings
 from megatrain.coordination.wire import KeyRange
 from megatrain.jobs.snapshot import JobSnapshot
-from megatrain_diagnostics.dashboard.actions.audit import (
-    ACTIONS_NAME,
-    INTENT,
-    RESULT,
-    ActionEntry,
-    ActionLog,
-    ActionTrail,
-    chained,
-    read_actions,
-)
 from megatrain_diagnostics.dashboard.actions.carrying import EtcdHands, Outcome
 from megatrain_diagnostics.dashboard.actions.checks import what_it_does
 from megatrain_diagnostics.dashboard.actions.desk import ActionDesk

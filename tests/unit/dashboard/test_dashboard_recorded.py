@@ -153,9 +153,9 @@ def test_steps_are_told_once_by_the_round_that_did_them_last(page: Page) -> None
     assert max(few["loss_high"]) == 100.0
     assert few["loss"][SPIKE_STEP * 10 // 120] != 100.0
     assert page.ask("series?round=1")["step"] == list(range(50))
-    assert page.ask("series?first=100&last=102")["step"] == [100, 101, 102]
+    assert page.ask("series?from=100&to=102")["step"] == [100, 101, 102]
     assert "there are 1, 2" in page.ask("series?round=3", 404)["text"]
-    assert page.ask("series?first=5&last=4", 400)["text"].startswith("last=4:")
+    assert page.ask("series?from=5&to=4", 400)["text"] == "from='5', to='4': the range ends before it begins"
     assert page.ask("series?points=1", 400)["error"] == "bad-request"
 
 
@@ -326,7 +326,7 @@ def test_a_directory_without_anything_is_shown_as_one(tmp_path: Path) -> None:
     assert (found["step"], found["num_incidents"], found["effective_time_ratio"]) == (None, 0, None)
     assert page.ask("series")["step"] == []
     assert page.ask("hosts")["hosts"] == []
-    assert page.ask("incidents") == {"incidents": [], "verdicts": [], "damaged": []}
+    assert page.ask("incidents") == {"incidents": [], "verdicts": []}
     for path in ("stragglers", "whatif", "hang", "ranks/0", "logs", "logs/causes"):
         assert page.ask(path, 404)["error"] == "not-found"
     page.close()

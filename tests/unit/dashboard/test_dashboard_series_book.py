@@ -12,6 +12,7 @@ from megatrain.contracts.step_values import StepValue
 from megatrain_diagnostics.analysis.effective_time import Restart
 from megatrain_diagnostics.dashboard.pages.overview.series_view import series_document
 from megatrain_diagnostics.dashboard.sources.series_book import SeriesBook, SeriesSnapshot
+from megatrain_diagnostics.dashboard.sources.window import WHOLE_RUN, Window
 from megatrain_diagnostics.events.tables import StepTotals, Values, from_columns, joined, select
 from tests.helpers.synthetic_steps import values_told_by
 
@@ -50,9 +51,12 @@ def begun(capacity: int = 1024) -> SeriesBook:
     return book
 
 
-def shown(series: SeriesSnapshot, points: int = 600, **changes: int | None) -> dict[str, list[float | None]]:
-    question = {"round_number": None, "first": None, "last": None, "points": points, **changes}
-    return series_document(series, **question).model_dump(mode="json")  # type: ignore[arg-type]
+def shown(
+    series: SeriesSnapshot, points: int = 600, window: Window = WHOLE_RUN, round_number: int | None = None
+) -> dict[str, list[float | None]]:
+    part = series.between(window.first_step, window.last_step)
+    document = series_document(part, round_number=round_number, window=window, points=points)
+    return document.model_dump(mode="json")
 
 
 def test_a_step_is_entered_when_a_second_rank_tells_of_it_or_of_a_later_one() -> None:
@@ -104,7 +108,7 @@ def test_no_number_becomes_null_and_is_named() -> None:
     document = shown(book.snapshot())
     assert document["loss"] == [2.0, 2.0, None, None, 2.0]
     assert document["bad_steps"] == [2, 3]
-    assert shown(book.snapshot(), first=3, last=3)["bad_steps"] == [3]
+    assert shown(book.snapshot(), window=Window(3, 3))["bad_steps"] == [3]
 
 
 def test_a_later_round_takes_back_what_it_does_again() -> None:

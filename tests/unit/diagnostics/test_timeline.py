@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Iterable
 from decimal import Decimal
 from itertools import pairwise
 from pathlib import Path
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from megatrain.contracts.layout import Layout
 from megatrain.contracts.operations import Operation as Op
 from megatrain.contracts.step_values import StepValue
+from megatrain.jobs.notes import Note
 from megatrain_diagnostics.analysis.chrome_trace import chrome_trace
 from megatrain_diagnostics.analysis.step_windows import read_step_events
 from megatrain_diagnostics.analysis.timeline import Timeline, lay_out
@@ -29,9 +31,9 @@ def laid_out(drawing: Drawing, first: int = 0, last: int = 100, *, max_slices: i
     return lay_out(read_step_events(source, 1, first, last), source.read(Values), first, last, max_slices)
 
 
-def read_trace(timeline: Timeline) -> dict[str, Any]:
+def read_trace(timeline: Timeline, notes: Iterable[Note] = ()) -> dict[str, Any]:
     """Return the file, numbers as they are written: a float would hide what is lost."""
-    text = "".join(chrome_trace(timeline))
+    text = "".join(chrome_trace(timeline, notes))
 
     def refuse(word: str) -> float:
         raise AssertionError(f"{word} is no JSON")
@@ -44,6 +46,22 @@ def ns(us: Decimal | int) -> int:
     exact = Decimal(us) * 1000
     assert exact == int(exact)
     return int(exact)
+
+
+def test_notes_of_its_time_are_marks_in_it() -> None:
+    timeline = laid_out(draw_job(Layout(pp_size=2), range(2), 2))
+    step = int(timeline.spans.step[0])
+    begin_ns = int(timeline.begin_ns[timeline.spans.step == step].min())
+    within_s = (timeline.base_ns + 1_000_000) / 1e9
+    notes = [
+        Note("1", 0.0, "ada", "at a step", step=step),
+        Note("2", 0.0, "bob", "at a time", at_unix_s=within_s),
+        Note("3", 0.0, "bob", "long before", at_unix_s=within_s - 1000),
+        Note("4", 0.0, "bob", "of no step here", step=10**6),
+        Note("5", 0.0, "bob", "taken back", step=step, retracted_unix_s=1.0),
+    ]
+    found = {event["name"]: event["ts"] for event in of_kind(read_trace(timeline, notes), "i")}
+    assert found == {"ada: at a step": Decimal(begin_ns) / 1000, "bob: at a time": pytest.approx(1000, abs=1)}
 
 
 def of_kind(trace: dict[str, Any], kind: str) -> list[dict[str, Any]]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import unicodedata
-
 from megatrain.contracts.errors import CoordinationError
+from megatrain.contracts.printable import is_control, is_seen
 from megatrain.contracts.texts import count_text, names_text, natural_order
 from megatrain.jobs.asking import check_can_be_asked
 from megatrain.jobs.snapshot import JobSnapshot
@@ -18,8 +17,6 @@ ASKED_KINDS = ("checkpoint", "restart", "stop", "evict", "approve", "dismiss")
 """What the driver does; the rest is written to etcd."""
 _LEAST_REASON = 3
 """Characters that can be seen."""
-_TURNING = ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
-"""Classes of characters by which a text looks like another one."""
 
 
 def why_not_act(caller: Caller, *, is_enabled: bool, is_recorded: bool) -> str:
@@ -37,9 +34,9 @@ def check_wish(wish: ActionRequest, snapshot: JobSnapshot) -> None:
     """Refuse a wish whose words do not fit the job. Raises: RefusalError."""
     if wish.confirmation != snapshot.job:
         raise bad_query("confirmation", wish.confirmation, f"type the job's name, {snapshot.job!r}")
-    if any(_is_control(character) for character in wish.reason + wish.target):
+    if any(is_control(character) for character in wish.reason + wish.target):
         raise RefusalError(400, "reason and target hold no control characters")
-    if sum(map(_is_seen, wish.reason)) < _LEAST_REASON:
+    if sum(map(is_seen, wish.reason)) < _LEAST_REASON:
         raise bad_query("reason", wish.reason, f"say why, in at least {_LEAST_REASON} characters")
     needs_target = wish.kind in HOST_KINDS + VERDICT_KINDS
     if needs_target != bool(wish.target):
@@ -56,16 +53,6 @@ def check_wish(wish: ActionRequest, snapshot: JobSnapshot) -> None:
             raise conflict(str(error)) from error
     elif not snapshot.exists:
         raise conflict(f"etcd knows no job {snapshot.job!r}")
-
-
-def _is_control(character: str) -> bool:
-    """Tell what a terminal or a page would obey: controls, line ends, and what turns the direction of a text."""
-    is_turning = unicodedata.bidirectional(character) in _TURNING
-    return is_turning or unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp")
-
-
-def _is_seen(character: str) -> bool:
-    return unicodedata.category(character)[0] not in "CZ"
 
 
 def _check_host(wish: ActionRequest, snapshot: JobSnapshot) -> None:

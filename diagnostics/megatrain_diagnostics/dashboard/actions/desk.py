@@ -13,10 +13,11 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
+from megatrain.contracts.action_log import INTENT, RESULT, ActionEntry, ActionLog, ActionTrail
 from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.printable import printable
+from megatrain.jobs.notes import NoteBook
 from megatrain.jobs.snapshot import JobSnapshot
-from megatrain_diagnostics.dashboard.actions.audit import INTENT, RESULT, ActionEntry, ActionLog, ActionTrail
 from megatrain_diagnostics.dashboard.actions.carrying import Hands, Outcome
 from megatrain_diagnostics.dashboard.actions.checks import check_wish, what_it_does
 from megatrain_diagnostics.dashboard.actions.document import ActionAnswer, ActionRequest
@@ -43,6 +44,8 @@ class ActionDesk:
 
     def __init__(self, hands: Hands, log: ActionLog, *, clock: Callable[[], float] = time.time) -> None:
         self._hands, self._log, self._clock = hands, log, clock
+        self.notes = NoteBook(log, clock=clock)
+        """What people write on the run: in the same audit, and asked of nobody."""
         self._lock = threading.Lock()
         self._known: dict[str, _Known] = {}
         self._num_in_flight = 0

@@ -17,6 +17,10 @@ _MOST_HOSTS = 1000
 
 RoundNumber = Annotated[int | None, Query(alias="round", ge=0, le=_LARGEST)]
 Step = Annotated[int | None, Query(ge=0, le=_LARGEST)]
+From = Annotated[
+    str, Query(alias="from", max_length=40, description="a step, a time as 2026-11-23T09:30:00Z, or -15m, -6h, -1d")
+]
+To = Annotated[str, Query(alias="to", max_length=40, description="a step, or a time; empty: no end")]
 
 
 def query_of_now(query: bytes) -> bytes:

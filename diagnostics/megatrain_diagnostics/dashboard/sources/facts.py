@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 
 from megatrain.checkpoint.survey import FoundCheckpoint, Survey
 from megatrain.config.config import Config
+from megatrain.contracts.config_changes import ConfigChange
 from megatrain.contracts.host_records import CheckReport, HangEvidence
 from megatrain.contracts.incident import Incident
 from megatrain.contracts.verifications import Verification
+from megatrain.jobs.notes import Note
 from megatrain.jobs.verdict_cases import Case
 from megatrain_diagnostics.dashboard.sources.series_book import EMPTY, SeriesSnapshot
 from megatrain_diagnostics.store.rounds import RoundSeen
@@ -38,8 +40,6 @@ class JobFacts:
 
     incidents: tuple[Incident, ...] = ()
     """Of all launches: those in etcd, and older ones on disk."""
-    damaged_incidents: Mapping[str, str] = field(default_factory=dict)
-    """Those that nobody can read, by id, with the reason."""
     cases: tuple[Case, ...] = ()
     """Verdicts and outcomes, of etcd and of the audit."""
     checks: Mapping[str, CheckReport] = field(default_factory=dict)
@@ -56,5 +56,9 @@ class JobFacts:
     rounds: tuple[RoundSeen, ...] = ()
     series: SeriesSnapshot = EMPTY
     checkpoints: CheckpointsSeen = CheckpointsSeen()
+    notes: tuple[Note, ...] = ()
+    """Of people, retracted ones too."""
+    changes: tuple[ConfigChange, ...] = ()
+    """Of the configuration."""
     problems: tuple[str, ...] = ()
     """What could not be read, a sentence each."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 from megatrain.contracts.run_directory import RunDirectory
 from megatrain.jobs.snapshot import JobSnapshot
 from megatrain_diagnostics.dashboard.sources.facts import JobFacts
+from megatrain_diagnostics.dashboard.sources.series_book import SeriesSnapshot
 from megatrain_diagnostics.events.roster import Roster
 from megatrain_diagnostics.store.hang_evidence import FiledEvidence
 from megatrain_diagnostics.store.reader import StoredEvents
@@ -43,10 +44,6 @@ class JobSource(Protocol):
         """The history of a run, without its etcd: nothing changes and nothing can be asked for."""
 
     @property
-    def etcd_endpoints(self) -> str:
-        """Where its etcd is, as command lines name it; empty for a recorded job."""
-
-    @property
     def events(self) -> StoredEvents: ...
 
     def snapshot(self) -> JobSnapshot | None:
@@ -63,6 +60,9 @@ class JobSource(Protocol):
 
     def facts(self) -> JobFacts:
         """Return what is known beside the snapshot: records, the series of steps, checkpoints."""
+
+    def series_part(self, first: int | None, last: int | None) -> SeriesSnapshot:
+        """Return the steps from `first` to `last`, each by itself where they are few enough; None: no bound."""
 
     def roster(self, round_number: int | None) -> Roster:
         """Return who the ranks of a round are; None: the one that is shown.

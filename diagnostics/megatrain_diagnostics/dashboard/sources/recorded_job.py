@@ -35,10 +35,6 @@ class RecordedJob(RunSource):
     def is_recorded(self) -> bool:
         return True
 
-    @property
-    def etcd_endpoints(self) -> str:
-        return ""
-
     def snapshot(self) -> JobSnapshot | None:
         return None
 
@@ -49,7 +45,6 @@ class RecordedJob(RunSource):
         history = self._history
         return JobFacts(
             incidents=history.files.incidents,
-            damaged_incidents=history.files.damaged,
             cases=tuple(cases_of_audit(history.files.entries)),
             config=self._config,
             exit_code=self._standing.exit_code,
@@ -57,6 +52,8 @@ class RecordedJob(RunSource):
             rounds=history.rounds,
             series=history.series,
             checkpoints=history.checkpoints,
+            notes=history.files.notes,
+            changes=history.files.changes,
             problems=(*history.problems(), *filter(None, [self._problem])),
         )
 

@@ -1,27 +1,26 @@
-"""The records of a run directory: incidents, audit, configuration, exit code. Read again when they have changed."""
+"""The records of a run directory, read again when they have changed: incidents, audit, notes, configuration."""
 
 from __future__ import annotations
 
 import os
-import tomllib
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from megatrain.config.config import Config
+from megatrain.config.recorded import recorded_tables
+from megatrain.contracts.action_log import ACTIONS_NAME, read_actions
 from megatrain.contracts.audit import AUDIT_NAME, read_audit
-from megatrain.contracts.bounded_files import read_below
+from megatrain.contracts.config_changes import CHANGES_NAME, ConfigChange, read_changes
 from megatrain.contracts.errors import ConfigError, CoordinationError
 from megatrain.contracts.host_verdict import AuditEntry
 from megatrain.contracts.incident import Incident
 from megatrain.contracts.run_directory import RunDirectory
 from megatrain.contracts.texts import count_text
+from megatrain.jobs.notes import Note, notes_of
 from megatrain.jobs.recorded_incidents import read_incident
 
 MOST_INCIDENTS = 2000
 """The newest are read: a job with more has other troubles."""
-_MAX_BYTES = 4 << 20
-"""Of a configuration, or of what a launch left: none is as large."""
 
 
 @dataclass(slots=True)
@@ -32,23 +31,33 @@ class RunFiles:
     incidents: tuple[Incident, ...] = ()
     """By id, which is by time."""
     entries: tuple[AuditEntry, ...] = ()
-    damaged: Mapping[str, str] = field(default_factory=dict)
-    """Incidents whose file cannot be read, by id, with the reason."""
+    notes: tuple[Note, ...] = ()
+    """Of people, in the order in which they were written; retracted ones too."""
+    changes: tuple[ConfigChange, ...] = ()
+    """Of the configuration, by time."""
     problems: tuple[str, ...] = ()
     _signatures: dict[str, tuple[int, int]] = field(default_factory=dict)
     _known: dict[str, tuple[tuple[int, int], Incident | None, str]] = field(default_factory=dict)
-    _audit_problem: str = ""
+    _problems: dict[str, str] = field(default_factory=dict)
+    """By file."""
 
     def look(self) -> bool:
         """Read what has changed; return whether anything has."""
         has_changed = self._look_at_incidents()
-        path = self.run.incidents / AUDIT_NAME
-        if self._is_new(path):
-            has_changed = True
-            self._read_audit(path)
+        for path, read in (
+            (self.run.incidents / AUDIT_NAME, self._read_audit),
+            (self.run.diagnosis / ACTIONS_NAME, self._read_notes),
+            (self.run.diagnosis / CHANGES_NAME, self._read_changes),
+        ):
+            if self._is_new(path):
+                has_changed = True
+                try:
+                    self._problems[path.name] = read(path)
+                except OSError as error:
+                    self._problems[path.name] = f"{path}: cannot be read: {error.strerror}"
         if has_changed:
-            self.damaged = {name.removesuffix(".json"): why for name, (_, _, why) in self._known.items() if why}
-            self.problems = (*list(self.damaged.values())[:20], *filter(None, [self._audit_problem]))
+            told = [problem for _, _, problem in self._known.values() if problem]
+            self.problems = (*told[:20], *filter(None, self._problems.values()))
         return has_changed
 
     def _look_at_incidents(self) -> bool:
@@ -80,16 +89,18 @@ class RunFiles:
         except CoordinationError as error:
             return signature, None, str(error)
 
-    def _read_audit(self, path: Path) -> None:
-        try:
-            entries, num_damaged = read_audit(path)
-        except OSError as error:
-            self._audit_problem = f"{path}: cannot be read: {error.strerror}"
-            return
+    def _read_audit(self, path: Path) -> str:
+        entries, num_damaged = read_audit(path)
         self.entries = tuple(entries)
-        self._audit_problem = (
-            f"{path}: {count_text(num_damaged, 'line')} cannot be read and are left out" if num_damaged else ""
-        )
+        return f"{path}: {count_text(num_damaged, 'line')} cannot be read and are left out" if num_damaged else ""
+
+    def _read_notes(self, path: Path) -> str:
+        self.notes = notes_of(read_actions(path).entries)
+        return ""  # where its chain breaks, the audit says so
+
+    def _read_changes(self, path: Path) -> str:
+        self.changes = read_changes(path)
+        return ""
 
     def _is_new(self, path: Path) -> bool:
         try:
@@ -104,7 +115,8 @@ class RunFiles:
 
 def recorded_config(run: RunDirectory) -> Config | None:
     """Return the configuration that a run keeps, None where there is none that this program reads."""
+    tables = recorded_tables(run.root)
     try:
-        return Config.from_dict(tomllib.loads(read_below(run.root, "config.toml", _MAX_BYTES).decode()))
-    except (OSError, ValueError, RecursionError, ConfigError):
+        return None if tables is None else Config.from_dict(tables)
+    except ConfigError:
         return None

@@ -8,6 +8,8 @@ from megatrain.config.config import Config
 from megatrain.contracts.run_directory import RunDirectory
 from megatrain_diagnostics.dashboard.sources.protocol import LiveState
 from megatrain_diagnostics.dashboard.sources.run_history import PERIOD_S, RunHistory
+from megatrain_diagnostics.dashboard.sources.series_book import SeriesSnapshot
+from megatrain_diagnostics.dashboard.sources.series_detail import SeriesDetail
 from megatrain_diagnostics.dashboard.sources.versions import Versions
 from megatrain_diagnostics.events.roster import Roster
 from megatrain_diagnostics.store.daemon_state import DaemonState
@@ -33,6 +35,7 @@ class RunSource:
         self._run = run
         self._versions = Versions()
         self._events = StoredEvents(run.events, memory_limit_bytes=MEMORY_BYTES)
+        self._detail = SeriesDetail(self._events)
         self._history = RunHistory(run, self._events, self._versions, checkpoints, is_over=is_over, period_s=period_s)
 
     @property
@@ -45,6 +48,12 @@ class RunSource:
 
     def daemon_state(self) -> DaemonState | None:
         return self._history.state
+
+    def series_part(self, first: int | None, last: int | None) -> SeriesSnapshot:
+        whole = self._history.series
+        if first is None or last is None:
+            return whole.between(first, last)
+        return self._detail.part(whole, self._history.rounds, first, last)
 
     def roster(self, round_number: int | None) -> Roster:
         return self._history.roster(round_number)

@@ -54,6 +54,16 @@ class SeriesSnapshot:
     def __len__(self) -> int:
         return int(self.table.shape[1])
 
+    def between(self, first: int | None, last: int | None) -> SeriesSnapshot:
+        """Return the entries that hold any step from `first` to `last`; None: no bound."""
+        chosen = np.ones(len(self), dtype=bool)
+        if first is not None:
+            chosen &= self.column("last") >= first
+        if last is not None:
+            chosen &= self.column("first") <= last
+        bad = tuple(one for one in self.bad_steps if (first or 0) <= one and (last is None or one <= last))
+        return SeriesSnapshot(self.table[:, chosen], bad, self.restarts, self.reached)
+
     def newest(self, name: str) -> float | None:
         """Return the newest entry of a column that is a number, None where there is none."""
         column = self.column(name)

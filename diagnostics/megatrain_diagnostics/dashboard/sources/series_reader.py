@@ -22,10 +22,19 @@ _LOOK_S = 0.5
 
 
 class SeriesReader:
-    """For one thread."""
+    """For one thread. `within`: the first and last step that are read; None: all."""
 
-    def __init__(self, events: StoredEvents, book: SeriesBook, *, steps_at_once: int = _STEPS_AT_ONCE) -> None:
+    def __init__(
+        self,
+        events: StoredEvents,
+        book: SeriesBook,
+        *,
+        steps_at_once: int = _STEPS_AT_ONCE,
+        within: tuple[int, int] | None = None,
+    ) -> None:
         self._events, self._book, self._steps_at_once = events, book, steps_at_once
+        self._first = 0 if within is None else within[0]
+        self._last = None if within is None else within[1]
         self._probes: tuple[int, ...] = ()
         self._number = -1
 
@@ -51,18 +60,22 @@ class SeriesReader:
         self._number = seen.number
         stride = max(1, seen.world_size // _NUM_PROBES)
         self._probes = tuple(range(0, max(1, seen.world_size), stride))[:_NUM_PROBES]
-        self._book.begin(seen.number, len(self._probes), 0)
+        self._book.begin(seen.number, len(self._probes), self._first)
 
     def _take(self, *, is_last: bool) -> bool:
         """Enter some steps; return whether there were any."""
         first = self._book.next_step
-        where = Where((self._number,), first, first + self._steps_at_once - 1, self._probes)
+        if self._last is not None and first > self._last:
+            return False
+        last = first + self._steps_at_once - 1
+        last = last if self._last is None else min(last, self._last)
+        where = Where((self._number,), first, last, self._probes)
         values = self._events.read(Values, where)
         of_step = Where(where.rounds, where.first_step, where.last_step, where.ranks, (Operation.STEP.number,))
         totals = self._events.read(StepTotals, of_step)
         if num_rows(values) or num_rows(totals):
             return self._book.take(values, totals, is_last=is_last) > 0
-        ahead = steps_ahead(self._events, Values, Where((self._number,), first, None, self._probes))
+        ahead = steps_ahead(self._events, Values, Where((self._number,), first, self._last, self._probes))
         # a step that one rank alone tells of is nonsense of that rank
         if ahead is None or ahead.num_ranks < min(2, len(self._probes)) or ahead.first <= first:
             return False

@@ -76,6 +76,7 @@ export interface CheckpointsDocument {
   resume_reason: string;
   branches: readonly BranchDocument[];
   checkpoints: readonly CheckpointDocument[];
+  num_elsewhere: number;
 }
 
 export interface GpuDocument {
@@ -314,57 +315,9 @@ export interface VerdictDocument {
   incident_id: string;
 }
 
-export interface DamagedIncidentDocument {
-  incident_id: string;
-  text: string;
-}
-
 export interface IncidentsDocument {
   incidents: readonly IncidentDocument[];
   verdicts: readonly VerdictDocument[];
-  damaged: readonly DamagedIncidentDocument[];
-}
-
-export interface HappenedDocument {
-  at_unix_s: number;
-  what: "fault" | "noticed" | "verdict" | "decision" | "step" | "over" | "told" | "not-told";
-  text: string;
-}
-
-export interface SensibleActionDocument {
-  kind: "checkpoint" | "restart" | "stop" | "evict" | "cordon" | "uncordon" | "approve" | "dismiss" | "diag-on" | "diag-off";
-  target: string;
-}
-
-export interface StoryDocument {
-  incident_id: string;
-  happened: readonly HappenedDocument[];
-  told: readonly HappenedDocument[];
-  why_not_told: string;
-  actions: readonly SensibleActionDocument[];
-  runbooks: readonly string[];
-}
-
-export interface IncidentLineDocument {
-  rank: number;
-  host: string;
-  at_unix_s: number;
-  line: string;
-  is_telling: boolean;
-}
-
-export interface IncidentLogsDocument {
-  round: number;
-  until_unix_s: number;
-  culprit_text: string;
-  culprit_lines: readonly IncidentLineDocument[];
-  other_lines: readonly IncidentLineDocument[];
-  label: string;
-  action: string;
-  telling_line: string;
-  telling_rank: number | null;
-  problem: string;
-  log_file: string;
 }
 
 export interface LayoutDocument {
@@ -453,6 +406,66 @@ export interface LogVerdictDocument {
   causes: readonly LogCauseDocument[];
 }
 
+export interface MarkDocument {
+  kind: "incident" | "note" | "config" | "checkpoint" | "round" | "bad";
+  step: number | null;
+  at_unix_s: number | null;
+  text: string;
+  ref: string;
+  count: number;
+  last_step: number | null;
+  last_unix_s: number | null;
+}
+
+export interface ChangedKeyDocument {
+  key: string;
+  before: string;
+  after: string;
+}
+
+export interface ConfigChangeDocument {
+  round: number;
+  first_step: number;
+  at_unix_s: number;
+  keys: readonly ChangedKeyDocument[];
+}
+
+export interface MarksDocument {
+  marks: readonly MarkDocument[];
+  changes: readonly ConfigChangeDocument[];
+}
+
+export interface NoteRequest {
+  text: string;
+  step?: number | null;
+  at_unix_s?: number | null;
+  idempotency_key: string;
+}
+
+export interface RetractionRequest {
+  reason: string;
+  idempotency_key: string;
+}
+
+export interface NoteDocument {
+  note_id: string;
+  written_unix_s: number;
+  user: string;
+  text: string;
+  step: number | null;
+  at_unix_s: number | null;
+  retracted_unix_s: number | null;
+  retracted_by: string;
+  retraction: string;
+  incident_ids: readonly string[];
+}
+
+export interface NotesDocument {
+  notes: readonly NoteDocument[];
+  can_write: boolean;
+  why_not_write: string;
+}
+
 export interface ReasonDocument {
   code: string;
   level: "green" | "amber" | "red";
@@ -522,6 +535,19 @@ export interface OverviewDocument {
   diagnosis: DiagnosisState;
 }
 
+export interface GapDocument {
+  begin_unix_s: number;
+  end_unix_s: number;
+  round: number;
+}
+
+export interface RangeDocument {
+  first_step: number | null;
+  last_step: number | null;
+  begin_unix_s: number | null;
+  end_unix_s: number | null;
+}
+
 export interface SeriesDocument {
   stride: number;
   step: readonly number[];
@@ -538,6 +564,8 @@ export interface SeriesDocument {
   mfu: readonly (number | null)[];
   round: readonly number[];
   bad_steps: readonly number[];
+  gaps: readonly GapDocument[];
+  range: RangeDocument;
 }
 
 export interface PeerGroupDocument {
@@ -619,42 +647,6 @@ export interface StackClusterDocument {
   ranks: readonly number[];
   is_waiting: boolean;
   frames: readonly string[];
-}
-
-export interface TextDocument {
-  kind: "words" | "code" | "strong" | "runbook" | "document";
-  text: string;
-  target: string;
-}
-
-export interface RunbookBlockDocument {
-  kind: "paragraph" | "item" | "table" | "commands";
-  texts: readonly TextDocument[];
-  rows: readonly (readonly (readonly TextDocument[])[])[];
-  commands: readonly string[];
-  example: string;
-}
-
-export interface RunbookStepDocument {
-  title: string;
-  anchor: string;
-  blocks: readonly RunbookBlockDocument[];
-}
-
-export interface RunbookDocument {
-  name: string;
-  title: string;
-  incident_id: string;
-  steps: readonly RunbookStepDocument[];
-}
-
-export interface RunbookNameDocument {
-  name: string;
-  title: string;
-}
-
-export interface RunbooksDocument {
-  runbooks: readonly RunbookNameDocument[];
 }
 
 export interface SessionDocument {

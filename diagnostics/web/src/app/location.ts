@@ -21,7 +21,10 @@ const HOME = "overview";
 const WRITE_DELAY_MS = 250;
 
 /** What stays the same when another view is opened. */
-const CARRIED = ["round"];
+const CARRIED = ["round", "from", "to", "axis"];
+
+/** The zoom of the overview's charts, before all views had one range. */
+const FORMER_ZOOM: ReadonlyMap<string, string> = new Map([["first", "from"], ["last", "to"]]);
 
 /** What choices were called in links of before: former name -> name. */
 const FORMER_NAMES: ReadonlyMap<string, string> = new Map([["incarnation", "round"]]);
@@ -34,8 +37,9 @@ function decoded(part: string): string {
   }
 }
 
-function withNamesOfNow(params: URLSearchParams): URLSearchParams {
-  return new URLSearchParams([...params].map(([name, value]) => [FORMER_NAMES.get(name) ?? name, value]));
+function withNamesOfNow(params: URLSearchParams, view: string): URLSearchParams {
+  const former = view === HOME ? new Map([...FORMER_NAMES, ...FORMER_ZOOM]) : FORMER_NAMES;
+  return new URLSearchParams([...params].map(([name, value]) => [former.get(name) ?? name, value]));
 }
 
 export function parseRoute(hash: string): Route {
@@ -46,7 +50,7 @@ export function parseRoute(hash: string): Route {
   return {
     view: parts[0] ?? HOME,
     rest: parts.slice(1),
-    params: withNamesOfNow(new URLSearchParams(cut < 0 ? "" : text.slice(cut + 1))),
+    params: withNamesOfNow(new URLSearchParams(cut < 0 ? "" : text.slice(cut + 1)), parts[0] ?? HOME),
   };
 }
 
@@ -59,7 +63,7 @@ export function routeText(route: Route): string {
 /** The route that the page is opened with. Choices before the hash count too: "/?round=3", "/?round=3#/heat". */
 function firstRoute(): Route {
   const found = parseRoute(window.location.hash);
-  for (const [name, value] of withNamesOfNow(new URLSearchParams(window.location.search))) {
+  for (const [name, value] of withNamesOfNow(new URLSearchParams(window.location.search), found.view)) {
     if (!found.params.has(name)) {
       found.params.set(name, value);
     }

@@ -1,4 +1,4 @@
-// What a person likes, kept by the browser: theme and time zone. Everything else about the page is in its URL.
+// What a person likes, kept by the browser: theme, time zone and the charts' axis. Everything else about the page is in its URL.
 
 import { computed, effect, signal } from "@preact/signals";
 
@@ -7,6 +7,7 @@ export type Clock = "local" | "utc";
 
 const THEME_KEY = "megatrain.theme";
 const CLOCK_KEY = "megatrain.clock";
+const AXIS_KEY = "megatrain.axis";
 
 function stored(key: string): string | null {
   try {
@@ -51,6 +52,10 @@ effect(() => {
 });
 
 effect(() => store(CLOCK_KEY, clock.value));
+
+/** What charts go over where the URL does not say. */
+export const chartAxis = signal<"step" | "time">(stored(AXIS_KEY) === "time" ? "time" : "step");
+effect(() => store(AXIS_KEY, chartAxis.value));
 
 /** Return the value of a design token of the shown theme: a colour for a canvas. */
 export function token(name: string): string {

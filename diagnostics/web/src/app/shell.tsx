@@ -13,6 +13,7 @@ import { Help } from "./help";
 import { job, jobError, overview } from "./job";
 import { hrefOf, useRoute } from "./location";
 import { Navigation } from "./navigation";
+import { RangeBar } from "./range_bar";
 import { viewNamed } from "./views";
 
 class Guard extends Component<{ children: ComponentChildren }, { text: string }> {
@@ -110,6 +111,7 @@ export function Shell(): JSX.Element {
       <div class="page">
         <Navigation />
         <main id="main" class={`main view-${view}`} tabIndex={-1} ref={ref} data-view={view} data-connection={connection.value}>
+          {job.value === null ? null : <RangeBar />}
           <Chosen />
         </main>
       </div>

@@ -10,8 +10,8 @@ import { HeatView } from "../views/heat";
 import { HostsView } from "../views/hosts";
 import { IncidentsView } from "../views/incidents";
 import { LogsView } from "../views/logs";
+import { NotesView } from "../views/notes";
 import { OverviewView } from "../views/overview";
-import { RunbooksView } from "../views/runbooks";
 import { StragglersView } from "../views/stragglers";
 import { TimelineView } from "../views/timeline";
 
@@ -34,8 +34,8 @@ export const VIEWS: readonly View[] = [
   { name: "grid", label: "Ranks", key: "r", group: "time", component: GridView },
   { name: "stragglers", label: "Stragglers", key: "s", group: "time", component: StragglersView },
   { name: "logs", label: "Logs", key: "l", group: "records", component: LogsView },
+  { name: "notes", label: "Notes", key: "n", group: "records", component: NotesView },
   { name: "checkpoints", label: "Checkpoints", key: "c", group: "records", component: CheckpointsView },
-  { name: "runbooks", label: "Runbooks", key: "b", group: "records", component: RunbooksView },
   { name: "actions", label: "Actions", key: "x", group: "records", component: ActionsView },
   { name: "audit", label: "Audit", key: "a", group: "records", component: AuditView },
 ];

@@ -32,6 +32,8 @@ export interface HeatStyle {
   nothing: Triple;
   weave: Triple;
   font: string;
+  /** What stands below a column: its step, or when that ended. */
+  stepText: (step: number) => string;
 }
 
 /** Return where the cells are on a canvas of this size. */
@@ -185,7 +187,7 @@ function paintSteps(
     const column = window.left + (step - first) / picture.stepsPerBin;
     const middle = xOfColumn(column + 0.5 / picture.stepsPerBin, window, place);
     strokeLine(context, middle, bottom, middle, bottom + 4);
-    context.fillText(String(step), Math.min(middle, place.left + place.width - 12), bottom + 7);
+    context.fillText(style.stepText(step), Math.min(middle, place.left + place.width - 12), bottom + 7);
   }
 }
 

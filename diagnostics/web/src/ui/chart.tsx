@@ -1,27 +1,24 @@
-// Lines over steps, drawn by uPlot. All charts of a view share cursor and zoom; the zoom is in the URL.
+// Lines over steps or over time, drawn by uPlot. All charts of a view share cursor and range; the range is in the URL.
 
 import type { ComponentChildren, JSX } from "preact";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import uPlot from "uplot";
 
-import { shownTheme, token } from "../app/preferences";
-import { countText } from "./format";
+import type { MarkDocument } from "../api/documents";
+import { clock, shownTheme, token } from "../app/preferences";
+import { columnAcross, groupMarks, timeTicks, timeTickTexts, type Across, type MarkGroup } from "./chart-scale";
+import { MarkLane, markColour, markText } from "./chart_marks";
+import { countText, timeText } from "./format";
 import { rootFontSize } from "./virtual";
 
 type Values = readonly (number | null)[];
-
-export interface ChartMark {
-  step: number;
-  text: string;
-  tone: "bad" | "quiet";
-}
 
 interface ChartProps {
   title: string;
   /** Behind the title: the unit, a rule. */
   note?: ComponentChildren;
   tools?: ComponentChildren;
-  steps: readonly number[];
+  across: Across;
   values: Values;
   /** The extremes about each value: a band. */
   low?: Values;
@@ -32,54 +29,56 @@ interface ChartProps {
   fromZero?: boolean;
   /** The scale ends at so many medians: one slow step must not make all others flat. It is cut at the edge. */
   mostMedians?: number;
-  marks?: readonly ChartMark[];
-  onZoom?: (first: number | null, last: number | null) => void;
+  marks?: readonly MarkDocument[];
+  /** A part was chosen by drawing over it; both null: all is wanted. */
+  onRange?: (first: number | null, last: number | null) => void;
 }
 
 const SYNC = "steps";
 const LABEL_REM = 0.6875;
 const LINE_WIDTH = 1.5;
 
+const LEAST_MARK_PX = 13;
+const LEAST_DRAG_PX = 4;
+
 /** What uPlot takes: null is a gap; a logarithm takes nothing that is not above zero. */
-function column(values: Values | undefined, length: number, isLog: boolean): (number | null)[] {
-  if (values === undefined) {
-    return new Array<null>(length).fill(null);
-  }
-  return isLog ? values.map((value) => (value !== null && value > 0 ? value : null)) : [...values];
+function column(across: Across, values: Values | undefined, isLog: boolean): (number | null)[] {
+  const found = columnAcross(across, values);
+  return isLog ? found.map((value) => (value !== null && value > 0 ? value : null)) : found;
 }
 
-function drawMarks(plot: uPlot, marks: readonly ChartMark[]): void {
+/** Shade the times in which nothing was trained. */
+function drawGaps(plot: uPlot, across: Across): void {
   const { ctx, bbox } = plot;
-  const { min, max } = plot.scales["x"] ?? {};
-  if (typeof min !== "number" || typeof max !== "number") {
-    return;
+  ctx.save();
+  ctx.fillStyle = token("--chart-gap");
+  for (const gap of across.gaps) {
+    const left = Math.max(bbox.left, plot.valToPos(gap.begin_unix_s, "x", true));
+    const right = Math.min(bbox.left + bbox.width, plot.valToPos(gap.end_unix_s, "x", true));
+    if (right > left) {
+      ctx.fillRect(left, bbox.top, Math.max(1, right - left), bbox.height);
+    }
   }
+  ctx.restore();
+}
+
+/** A line where something happened; of checkpoints and new rounds only a tick at the foot, for there may be hundreds. */
+function drawMarks(plot: uPlot, groups: readonly MarkGroup[]): void {
+  const { ctx, bbox } = plot;
   const ratio = window.devicePixelRatio || 1;
   ctx.save();
-  for (const mark of marks) {
-    if (mark.step < min || mark.step > max) {
-      continue;
-    }
-    const x = Math.round(plot.valToPos(mark.step, "x", true)) + 0.5;
-    const isBad = mark.tone === "bad";
-    ctx.strokeStyle = ctx.fillStyle = token(isBad ? "--bad" : "--ink-faint");
-    ctx.lineWidth = ratio;
-    ctx.setLineDash(isBad ? [] : [3 * ratio, 3 * ratio]);
-    ctx.globalAlpha = 0.75;
+  ctx.lineWidth = ratio;
+  for (const { x, mark } of groups) {
+    const isQuiet = mark.kind === "checkpoint" || mark.kind === "round";
+    const place = Math.round(bbox.left + x * ratio) + 0.5;
+    const bottom = bbox.top + bbox.height;
+    ctx.strokeStyle = markColour(mark.kind);
+    ctx.globalAlpha = isQuiet ? 0.6 : 0.7;
+    ctx.setLineDash(mark.kind === "incident" || isQuiet ? [] : [3 * ratio, 3 * ratio]);
     ctx.beginPath();
-    ctx.moveTo(x, bbox.top);
-    ctx.lineTo(x, bbox.top + bbox.height);
+    ctx.moveTo(place, isQuiet ? bottom - 5 * ratio : bbox.top);
+    ctx.lineTo(place, bottom);
     ctx.stroke();
-    if (isBad) {
-      const side = 4 * ratio;
-      ctx.globalAlpha = 1;
-      ctx.beginPath();
-      ctx.moveTo(x - side, bbox.top);
-      ctx.lineTo(x + side, bbox.top);
-      ctx.lineTo(x, bbox.top + side * 1.6);
-      ctx.closePath();
-      ctx.fill();
-    }
   }
   ctx.restore();
 }
@@ -90,9 +89,12 @@ interface Parts {
   fromZero: boolean;
   mostMedians: number;
   hasBand: boolean;
-  marks: () => readonly ChartMark[];
-  onCursor: (index: number | null) => void;
-  onZoom: () => ((first: number | null, last: number | null) => void) | undefined;
+  across: () => Across;
+  groups: () => readonly MarkGroup[];
+  onCursor: (index: number | null, left: number) => void;
+  /** It was drawn: the scale across may be another one. */
+  onScale: (plot: uPlot) => void;
+  onRange: (first: number, last: number) => void;
 }
 
 function median(values: ArrayLike<number | null | undefined>): number {
@@ -122,7 +124,8 @@ function tickText(text: string): string {
 }
 
 function axes(parts: Parts, rem: number): uPlot.Axis[] {
-  const font = `${rem * LABEL_REM}px ${getComputedStyle(document.documentElement).getPropertyValue("--font").trim()}`;
+  // whole pixels: uPlot reads the size of a line from them
+  const font = `${Math.round(rem * LABEL_REM)}px ${getComputedStyle(document.documentElement).getPropertyValue("--font").trim()}`;
   const shared = {
     stroke: token("--ink-faint"),
     font,
@@ -131,17 +134,29 @@ function axes(parts: Parts, rem: number): uPlot.Axis[] {
   };
   const labels = (_plot: uPlot, splits: (number | null)[]): string[] =>
     splits.map((value) => (value === null ? "" : tickText(parts.text(value))));
+  const isTime = parts.across().axis === "time";
   return [
     {
       ...shared,
-      size: 1.5 * rem,
+      size: (isTime ? 2.4 : 1.5) * rem,
       gap: 0.25 * rem,
       space: 4.5 * rem,
       grid: { show: false },
-      values: (_plot, splits) => splits.map(countText),
+      ...(isTime
+        ? {
+            splits: (plot: uPlot, _axis: number, min: number, max: number) =>
+              timeTicks(min, max, Math.max(1, plot.width / (4.5 * rem)), zoneOffsetS(max)),
+            values: (_plot: uPlot, splits: number[]) => timeTickTexts(splits, zoneOffsetS(splits[0] ?? 0)),
+          }
+        : { values: (_plot: uPlot, splits: number[]) => splits.map(countText) }),
     },
     { ...shared, size: 3.9 * rem, gap: 0.4 * rem, space: 2.1 * rem, values: labels },
   ];
+}
+
+/** Seconds that the clock of the page is ahead of UTC. */
+function zoneOffsetS(unixS: number): number {
+  return clock.value === "utc" ? 0 : -60 * new Date(unixS * 1000).getTimezoneOffset();
 }
 
 function options(width: number, height: number, parts: Parts): uPlot.Options {
@@ -158,7 +173,17 @@ function options(width: number, height: number, parts: Parts): uPlot.Options {
       drag: { x: true, y: false, setScale: false },
       points: { size: 7, fill: line },
     },
-    scales: { x: { time: false }, y: { distr: parts.isLog ? 3 : 1, range: scaleRange(parts) } },
+    scales: {
+      x: {
+        time: false,
+        range: (_plot, min, max) => {
+          const across = parts.across();
+          const [first, last] = [across.min ?? min ?? 0, across.max ?? max ?? 1];
+          return last > first ? [first, last] : [first - 0.5, first + 0.5];
+        },
+      },
+      y: { distr: parts.isLog ? 3 : 1, range: scaleRange(parts) },
+    },
     axes: axes(parts, rem),
     series: [
       {},
@@ -168,20 +193,23 @@ function options(width: number, height: number, parts: Parts): uPlot.Options {
     ],
     bands: parts.hasBand ? [{ series: [3, 2], fill: token("--chart-band") }] : [],
     hooks: {
-      draw: [(plot) => drawMarks(plot, parts.marks())],
-      setCursor: [(plot) => parts.onCursor(plot.cursor.idx ?? null)],
+      drawAxes: [(plot) => drawGaps(plot, parts.across())],
+      draw: [
+        (plot) => {
+          parts.onScale(plot);
+          drawMarks(plot, parts.groups());
+        },
+      ],
+      setCursor: [(plot) => parts.onCursor(plot.cursor.idx ?? null, plot.cursor.left ?? -1)],
       setSelect: [
         (plot) => {
           const { left, width: wide } = plot.select;
-          if (wide < 4) {
+          if (wide < LEAST_DRAG_PX) {
             return;
           }
-          const first = Math.round(plot.posToVal(left, "x"));
-          const last = Math.round(plot.posToVal(left + wide, "x"));
+          const [first, last] = [plot.posToVal(left, "x"), plot.posToVal(left + wide, "x")];
           plot.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
-          if (last > first) {
-            parts.onZoom()?.(first, last);
-          }
+          parts.onRange(first, last);
         },
       ],
     },
@@ -198,31 +226,40 @@ function lastKnown(values: Values): number | null {
   return null;
 }
 
-/** Return the mark that the cursor is on, or beside. */
-function nearMark(marks: readonly ChartMark[], steps: readonly number[], cursor: number): ChartMark | undefined {
-  const reach = Math.max(1, Math.round(steps.length / 150));
-  const first = steps[Math.max(0, cursor - reach)];
-  const last = steps[Math.min(steps.length - 1, cursor + reach)];
-  return first === undefined || last === undefined
-    ? undefined
-    : marks.find((mark) => mark.step >= first && mark.step <= last);
+/** What is said of the place that the cursor is on: its step, and its time where charts go over time. */
+function placeText(across: Across, index: number | null): string {
+  const value = index === null ? undefined : across.values[index];
+  if (value === undefined) {
+    return "";
+  }
+  return across.axis === "step" ? `step ${countText(value)}` : timeText(value, clock.value);
 }
 
 export function Chart(props: ChartProps): JSX.Element {
-  const { title, steps, values, low, high, text, isLog = false, fromZero = false, mostMedians = Infinity } = props;
+  const { title, across, values, low, high, text, isLog = false, fromZero = false, mostMedians = Infinity } = props;
   const box = useRef<HTMLDivElement>(null);
   const plot = useRef<uPlot | null>(null);
-  const [cursor, setCursor] = useState<number | null>(null);
+  const [cursor, setCursor] = useState<{ index: number | null; left: number }>({ index: null, left: -1 });
+  const [scaled, setScaled] = useState({ left: 0, width: 0, min: 0, max: 0 });
   const latest = useRef(props);
   latest.current = props;
   const theme = shownTheme.value;
+  const zone = clock.value;
   const hasBand = low !== undefined && high !== undefined;
   const data = useMemo<uPlot.AlignedData>(
-    () => [[...steps], column(values, steps.length, isLog), column(low, steps.length, isLog), column(high, steps.length, isLog)],
-    [steps, values, low, high, isLog],
+    () => [[...across.values], column(across, values, isLog), column(across, low, isLog), column(across, high, isLog)],
+    [across, values, low, high, isLog],
   );
   const newest = useRef(data);
   newest.current = data;
+  const groups = useMemo(() => {
+    const { min, max, width } = scaled;
+    const xOf = (value: number): number | null =>
+      value < min || value > max || max <= min ? null : ((value - min) / (max - min)) * width;
+    return groupMarks(props.marks ?? [], across.axis, xOf, LEAST_MARK_PX);
+  }, [props.marks, across.axis, scaled]);
+  const drawn = useRef(groups);
+  drawn.current = groups;
 
   useEffect(() => {
     const element = box.current;
@@ -235,13 +272,24 @@ export function Chart(props: ChartProps): JSX.Element {
       fromZero,
       mostMedians,
       hasBand,
-      marks: () => latest.current.marks ?? [],
-      onCursor: setCursor,
-      onZoom: () => latest.current.onZoom,
+      across: () => latest.current.across,
+      groups: () => drawn.current,
+      onCursor: (index, left) => setCursor({ index, left }),
+      onScale: (made) => {
+        const { min, max } = made.scales["x"] ?? {};
+        const ratio = window.devicePixelRatio || 1;
+        if (typeof min === "number" && typeof max === "number") {
+          const now = { left: made.bbox.left / ratio, width: made.bbox.width / ratio, min, max };
+          setScaled((old) =>
+            old.left === now.left && old.width === now.width && old.min === min && old.max === max ? old : now,
+          );
+        }
+      },
+      onRange: (first, last) => latest.current.onRange?.(first, last),
     };
     const size = (): { width: number; height: number } => ({ width: Math.max(120, element.clientWidth), height: element.clientHeight });
     const made = new uPlot(options(size().width, size().height, parts), newest.current, element);
-    made.over.addEventListener("dblclick", () => latest.current.onZoom?.(null, null));
+    made.over.addEventListener("dblclick", () => latest.current.onRange?.(null, null));
     plot.current = made;
     const observer = new ResizeObserver(() => made.setSize(size()));
     observer.observe(element);
@@ -250,34 +298,30 @@ export function Chart(props: ChartProps): JSX.Element {
       made.destroy();
       plot.current = null;
     };
-  }, [theme, isLog, fromZero, hasBand]);
+  }, [theme, zone, across.axis, isLog, fromZero, hasBand]);
 
   useEffect(() => plot.current?.setData(data), [data]);
-  useEffect(() => plot.current?.redraw(false), [props.marks]);
+  useEffect(() => plot.current?.redraw(false), [groups]);
 
-  const index = cursor ?? lastKnown(values);
-  const near = cursor === null ? undefined : nearMark(props.marks ?? [], steps, cursor);
-  const value = index === null ? null : (values[index] ?? null);
-  const step = index === null ? undefined : steps[index];
+  const shownRow = cursor.index === null ? lastKnown(data[1] as Values) : cursor.index;
+  const near = cursor.left < 0 ? undefined : groups.find((one) => Math.abs(one.x - cursor.left) < LEAST_MARK_PX / 2);
+  const value = shownRow === null ? null : ((data[1] as Values)[shownRow] ?? null);
   const shown = value === null ? "\u2013" : text(value);
+  const place = placeText(across, shownRow);
   return (
-    <figure class="chart" data-chart={title}>
+    <figure class="chart" data-chart={title} data-axis={across.axis}>
       <figcaption class="chart-head">
         <span class="chart-title">{title}</span>
         {props.note === undefined ? null : <span class="chart-note">{props.note}</span>}
         {props.tools}
         <span class="chart-reading">
-          {near === undefined ? null : <span class="chart-mark">{near.text}</span>}
+          {near === undefined ? null : <span class="chart-mark">{markText(near)}</span>}
           <strong>{shown}</strong>
-          {step === undefined ? null : <span class="faint">step {countText(step)}</span>}
+          {place === "" ? null : <span class="faint">{place}</span>}
         </span>
       </figcaption>
-      <div
-        class="chart-box"
-        ref={box}
-        role="img"
-        aria-label={`${title} over ${steps.length} points up to step ${countText(steps[steps.length - 1])}, last ${shown}`}
-      />
+      <MarkLane groups={groups} left={scaled.left} axis={across.axis} />
+      <div class="chart-box" ref={box} role="img" aria-label={`${title} over ${values.length} points up to ${placeText(across, across.values.length - 1)}, last ${shown}`} />
     </figure>
   );
 }

@@ -10,7 +10,7 @@ class AuditEntryDocument(Document):
 
     at_unix_s: float
     source: str
-    """driver, or dashboard."""
+    """driver, dashboard or command line."""
     actor: str
     action: str
     target: str

@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from megatrain.contracts.audit import AUDIT_NAME, read_audit
-from megatrain.contracts.host_verdict import AuditEntry
-from megatrain.contracts.texts import names_text
-from megatrain_diagnostics.dashboard.actions.audit import (
+from megatrain.contracts.action_log import (
     ACTIONS_NAME,
     INTENT,
     ActionEntry,
     ActionTrail,
     read_actions,
 )
+from megatrain.contracts.audit import AUDIT_NAME, read_audit
+from megatrain.contracts.host_verdict import AuditEntry
+from megatrain.contracts.texts import names_text
 from megatrain_diagnostics.dashboard.actions.desk import ActionDesk
 from megatrain_diagnostics.dashboard.answers.answer import cached_answer, document_bytes
 from megatrain_diagnostics.dashboard.answers.errors import unavailable
+from megatrain_diagnostics.dashboard.answers.questions import From, To
 from megatrain_diagnostics.dashboard.pages.audit.document import AuditDocument, AuditEntryDocument
 from megatrain_diagnostics.dashboard.parts import Parts
+from megatrain_diagnostics.dashboard.sources.window import WHOLE_RUN, Window
 
 _MAX_ENTRIES = 1000
 
@@ -33,25 +36,31 @@ def router(parts: Parts, desk: ActionDesk | None) -> APIRouter:
     routes = APIRouter(tags=["incidents"])
 
     @routes.get("/audit", response_model=AuditDocument)
-    def audit(request: Request) -> Response:
-        """Return both audits as one, at most the newest 1000 entries, and where the chain of the page's own breaks."""
+    def audit(request: Request, begin: From = "", end: To = "") -> Response:
+        """Return both audits as one, at most the newest 1000 entries, and where the chain of people's own breaks."""
+        window = parts.window(begin, end)
         run = parts.source.run
         driver, people = run.incidents / AUDIT_NAME, run.diagnosis / ACTIONS_NAME
-        key = ("audit", _stamp(driver), _stamp(people))
+        key = ("audit", _stamp(driver), _stamp(people), window)
         trail = (lambda: read_actions(people)) if desk is None else desk.trail
-        return cached_answer(request, parts.answers.get(key, lambda: document_bytes(audit_document(driver, trail))))
+        make = partial(audit_document, driver, trail, window)
+        return cached_answer(request, parts.answers.get(key, lambda: document_bytes(make())))
 
     return routes
 
 
-def audit_document(driver: Path, people: Callable[[], ActionTrail]) -> AuditDocument:
-    """Return what the driver's file and the trail of people hold. Raises: RefusalError where one cannot be read."""
+def audit_document(driver: Path, people: Callable[[], ActionTrail], window: Window = WHOLE_RUN) -> AuditDocument:
+    """Return what the driver's file and the trail of people hold of a part of the run.
+
+    Raises: RefusalError where one cannot be read.
+    """
     try:
         outcomes, num_damaged = read_audit(driver)
         trail = people()
     except OSError as error:
         raise unavailable(f"the audit cannot be read: {error.strerror or error}") from error
-    entries = [*map(_of_driver, outcomes), *_of_people(trail.entries)]
+    told = (*map(_of_driver, outcomes), *_of_people(trail.entries))
+    entries = [one for one in told if window.holds(one.at_unix_s)]
     entries.sort(key=lambda one: one.at_unix_s, reverse=True)
     problems = [trail.problem, f"{AUDIT_NAME}: {num_damaged} lines are damaged" if num_damaged else ""]
     return AuditDocument(entries=tuple(entries[:_MAX_ENTRIES]), chain_problem="; ".join(filter(None, problems)))
@@ -78,7 +87,7 @@ def _of_people(entries: tuple[ActionEntry, ...]) -> Iterator[AuditEntryDocument]
         is_open = entry.stage == INTENT
         yield AuditEntryDocument(
             at_unix_s=entry.at_unix_s,
-            source="dashboard",
+            source="dashboard" if entry.address else "command line",
             actor=entry.user,
             action=entry.kind,
             target=entry.target,

@@ -42,3 +42,5 @@ class CheckpointsDocument(Document):
     resume_reason: str
     branches: tuple[BranchDocument, ...]
     checkpoints: tuple[CheckpointDocument, ...]
+    num_elsewhere: int
+    """That were written in other parts of the run."""

@@ -14,21 +14,23 @@ from megatrain_diagnostics.dashboard.pages.checkpoints.document import (
     CheckpointsDocument,
 )
 from megatrain_diagnostics.dashboard.sources.facts import CheckpointsSeen
+from megatrain_diagnostics.dashboard.sources.window import WHOLE_RUN, Window
 
 WHOLE = "whole"
 _NO_COMMIT = "no COMMIT vouches for it, and it is not being written: it may have been complete once"
 
 
-def checkpoints_document(seen: CheckpointsSeen) -> CheckpointsDocument:
-    """Return all checkpoints, the newest first."""
+def checkpoints_document(seen: CheckpointsSeen, window: Window = WHOLE_RUN) -> CheckpointsDocument:
+    """Return the checkpoints of a part of the run and the one to go on from, the newest first."""
     survey = seen.survey
     if survey is None:
         reason = printable(seen.problem) or "the checkpoints have not been looked at yet"
-        return CheckpointsDocument(place=seen.place, resume_reason=reason, branches=(), checkpoints=())
+        return CheckpointsDocument(place=seen.place, resume_reason=reason, branches=(), checkpoints=(), num_elsewhere=0)
     candidate = survey.resume.candidate
     resumed = None if candidate is None else (candidate.branch, candidate.step)
     skipped = "".join(f"; {one}" for one in survey.resume.skipped)
-    newest = sorted(survey.checkpoints, key=lambda one: (one.written_unix_s or 0.0, one.step), reverse=True)
+    shown = [one for one in survey.checkpoints if window.holds(one.written_unix_s) or (one.branch, one.step) == resumed]
+    newest = sorted(shown, key=lambda one: (one.written_unix_s or 0.0, one.step), reverse=True)
     return CheckpointsDocument(
         place=seen.place,
         resume_reason=printable(f"{survey.resume.reason}{skipped}"),
@@ -51,6 +53,7 @@ def checkpoints_document(seen: CheckpointsSeen) -> CheckpointsDocument:
             )
             for one in newest
         ),
+        num_elsewhere=len(survey.checkpoints) - len(shown),
     )
 
 

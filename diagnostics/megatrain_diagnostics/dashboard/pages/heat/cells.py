@@ -41,6 +41,9 @@ class HeatQuery:
     last: int | None
     max_cells: int
     version: int
+    from_step: int | None = None
+    to_step: int | None = None
+    """Where first and last are not named: of the steps between these the newest, as many as `max_cells` allow."""
 
 
 class HeatCellReader:
@@ -85,7 +88,8 @@ class HeatCellReader:
         return self._read(roster, replace(query, first=first, last=last))
 
     def _read(self, roster: Roster, query: HeatQuery) -> HeatCells:
-        quick = self._newest(roster, query) if query.first is None and query.last is None else None
+        bounds = (query.first, query.last, query.from_step, query.to_step)
+        quick = self._newest(roster, query) if bounds == (None,) * 4 else None
         steps, values = quick or self._named(roster, query)
         first = steps[0] if steps else 0
         return HeatCells(roster, self._peers_of(roster), query.subject, first, values)
@@ -124,7 +128,9 @@ class HeatCellReader:
         most = self._most(roster, query)
         if query.first is not None:
             most = max(1, MOST_RAW_CELLS // roster.layout.world_size)
-        told = newest_steps_told(self._events, roster.round, most, query.first, query.last)
+        least = query.from_step if query.first is None else query.first
+        greatest = query.to_step if query.last is None else query.last
+        told = newest_steps_told(self._events, roster.round, most, least, greatest)
         if not len(told):
             return range(0)
         first = int(told[0]) if query.first is None else query.first

@@ -16,7 +16,7 @@ from megatrain_diagnostics.analysis.heat_scale import Scale
 from megatrain_diagnostics.dashboard.answers.answer import ARRAYS_TYPE, cached_answer, document_answer, document_bytes
 from megatrain_diagnostics.dashboard.answers.downloads import Download
 from megatrain_diagnostics.dashboard.answers.errors import RefusalError, bad_query
-from megatrain_diagnostics.dashboard.answers.questions import RoundNumber
+from megatrain_diagnostics.dashboard.answers.questions import From, RoundNumber, To
 from megatrain_diagnostics.dashboard.pages.heat.cells import (
     HeatCellReader,
     HeatQuery,
@@ -34,6 +34,7 @@ from megatrain_diagnostics.dashboard.pages.heat.view import (
     heat_picture,
 )
 from megatrain_diagnostics.dashboard.parts import Parts
+from megatrain_diagnostics.dashboard.sources.window import WHOLE_RUN, Window
 
 _LAST_STEP = 2**31 - 1
 _MOST_CELLS = 4_000_000
@@ -54,11 +55,15 @@ class CellChoice:
         measure: Measure = Measure.SUM,
         first: Step = None,
         last: Step = None,
+        begin: From = "",
+        end: To = "",
         max_cells: MaxCells = 1_300_000,
     ) -> None:
+        """Steps that are named by `first` and `last` count more than those of `from` and `to`."""
         if first is not None and last is not None and first > last:
             raise bad_query("last", last, f"it must not be before first={first}")
         self.round, self.first, self.last = round_number, first, last
+        self.begin, self.end = begin, end
         self.max_cells = max_cells
         self.subject = _subject(operation, measure)
 
@@ -79,7 +84,14 @@ def router(parts: Parts) -> APIRouter:
         return thresholds_of(DiagnosticsConfig() if config is None else config.diagnostics)
 
     def query_of(choice: CellChoice) -> HeatQuery:
-        return HeatQuery(choice.subject, choice.first, choice.last, choice.max_cells, version())
+        window = within(choice)
+        return HeatQuery(
+            choice.subject, choice.first, choice.last, choice.max_cells, version(), window.first_step, window.last_step
+        )
+
+    def within(choice: CellChoice) -> Window:
+        is_named = choice.first is not None or choice.last is not None
+        return WHOLE_RUN if is_named else parts.window(choice.begin, choice.end)
 
     def read(choice: CellChoice) -> HeatCells:
         return _guarded(lambda: reader.read(parts.source.roster(choice.round), query_of(choice)))
@@ -96,7 +108,7 @@ def router(parts: Parts) -> APIRouter:
     ) -> Response:
         """Return the picture. `low` and `high` fix the ends of the colours: to continue a picture with new steps."""
         ends = _ends(low, high)
-        key = ("heat", version(), *_values(choice), scale, by, sort, ends)
+        key = ("heat", version(), *_values(choice), within(choice), scale, by, sort, ends)
 
         def make() -> bytes:
             return heat_picture(read(choice), scale, by, sort, choice.max_cells, ends)
@@ -136,7 +148,7 @@ def router(parts: Parts) -> APIRouter:
     @routes.get("/heat/outliers", response_model=HeatOutliersDocument)
     def outliers(request: Request, choice: Choice) -> Response:
         """Return the ranks farthest above their peers: what the picture shows, for those who do not see it."""
-        key = ("heat/outliers", version(), *_values(choice))
+        key = ("heat/outliers", version(), *_values(choice), within(choice))
         answer = parts.answers.get(
             key, lambda: document_bytes(heat_outliers(read(choice), thresholds())), fresh_s=_FRESH_S
         )

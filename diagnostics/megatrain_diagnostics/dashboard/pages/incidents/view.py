@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable
 
-from megatrain.contracts.exit_codes import exit_text
 from megatrain.contracts.host_records import RankFailure
-from megatrain.contracts.incident import PHASES, Incident
+from megatrain.contracts.host_verdict import OutcomeKind
+from megatrain.contracts.incident import PHASES, Incident, IncidentState
 from megatrain.failures.culprit import Role, failures_by_role
 from megatrain.jobs.verdict_cases import Case
-from megatrain.jobs.words import KIND_TEXTS, down_s
+from megatrain.jobs.words import KIND_TEXTS, down_s, exit_text
 from megatrain_diagnostics.dashboard.pages.incidents.document import (
-    DamagedIncidentDocument,
     FailureDocument,
     IncidentDocument,
     IncidentsDocument,
@@ -19,24 +19,43 @@ from megatrain_diagnostics.dashboard.pages.incidents.document import (
     VerdictDocument,
 )
 from megatrain_diagnostics.dashboard.sources.host_names import HostOf
+from megatrain_diagnostics.dashboard.sources.window import Window
 
 _MOST = 1000
 """Incidents, and verdicts, of one answer: the newest."""
 
 
-def incidents_document(
-    incidents: Iterable[Incident], cases: Iterable[Case], damaged: Mapping[str, str], host_of: HostOf
-) -> IncidentsDocument:
-    """Return the newest thousand of each, the newest first. `damaged`: why a record cannot be read, by id."""
+def incidents_within(incidents: Iterable[Incident], window: Window) -> tuple[Incident, ...]:
+    """Return the incidents that lasted within a part of the run; one that is open lasts until now."""
+    return tuple(one for one in incidents if window.holds(one.moments.began, _ended_s(one)))
+
+
+def cases_within(cases: Iterable[Case], window: Window) -> tuple[Case, ...]:
+    """Return the verdicts of a part of the run; one that waits for a person is of now."""
+    return tuple(one for one in cases if window.holds(*_lasted(one)))
+
+
+def _ended_s(incident: Incident) -> float:
+    if incident.state is IncidentState.OPEN:
+        return math.inf
+    return incident.moments.first_step or incident.moments.detected
+
+
+def _lasted(case: Case) -> tuple[float | None, float | None]:
+    verdict, outcome = case.verdict, case.outcome
+    at_s = None if outcome is None else outcome.at_unix_s
+    began_s = at_s if verdict is None else verdict.created_unix_s
+    is_waiting = outcome is None or outcome.kind is OutcomeKind.WAITING
+    return began_s, math.inf if is_waiting else at_s
+
+
+def incidents_document(incidents: Iterable[Incident], cases: Iterable[Case], host_of: HostOf) -> IncidentsDocument:
+    """Return the newest thousand of each, the newest first."""
     newest = sorted(incidents, key=lambda one: one.incident_id, reverse=True)[:_MOST]
     told = sorted(cases, key=lambda one: one.verdict_id, reverse=True)[:_MOST]
     return IncidentsDocument(
         incidents=tuple(incident_document(one, host_of) for one in newest),
         verdicts=tuple(verdict_document(one) for one in told),
-        damaged=tuple(
-            DamagedIncidentDocument(incident_id=name, text=damaged[name])
-            for name in sorted(damaged, reverse=True)[:_MOST]
-        ),
     )
 
 

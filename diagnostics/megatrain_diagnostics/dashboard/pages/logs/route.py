@@ -13,7 +13,7 @@ from megatrain.failures.culprit import Culprit, recorded_culprit
 from megatrain_diagnostics.analysis.log_search import classify_logs
 from megatrain_diagnostics.dashboard.answers.answer import cached_answer, document_bytes
 from megatrain_diagnostics.dashboard.answers.errors import bad_query, unavailable
-from megatrain_diagnostics.dashboard.answers.questions import RoundNumber, host_list, rank_list
+from megatrain_diagnostics.dashboard.answers.questions import From, RoundNumber, To, host_list, rank_list
 from megatrain_diagnostics.dashboard.pages.logs.document import LogLinesDocument, LogVerdictDocument
 from megatrain_diagnostics.dashboard.pages.logs.view import causes_document, lines_document
 from megatrain_diagnostics.dashboard.parts import Parts
@@ -34,6 +34,8 @@ _CAUSES_BUDGET_S = 10.0
 _MOST_JUDGED_LINES = 50_000
 """Seven seconds of work where every one of them tells of a failure."""
 _CAUSES_FRESH_S = 10.0
+_LATEST_S = 9e9
+"""Of unix seconds whose ns are an integer of 64 bits."""
 
 
 def router(parts: Parts) -> APIRouter:
@@ -50,8 +52,11 @@ def router(parts: Parts) -> APIRouter:
         hosts: Annotated[str, Query(max_length=10_000)] = "",
         round_number: RoundNumber = None,
         limit: Annotated[int, Query(ge=1, le=5000)] = 500,
+        begin: From = "",
+        end: To = "",
     ) -> Response:
         """Return the newest lines that hold a text (in any case of letters) or match an expression (of RE2)."""
+        window = parts.window(begin, end)
         problem = pattern_problem(query) if is_regex else ""
         if problem:
             raise bad_query("query", query, f"no regular expression: {problem}")
@@ -59,13 +64,15 @@ def router(parts: Parts) -> APIRouter:
         asked_ranks, asked_hosts = rank_list(ranks), host_list(hosts)
 
         def make() -> bytes:
-            question = LogQuestion(number, query, is_regex, asked_ranks, asked_hosts, limit)
+            question = LogQuestion(
+                number, query, is_regex, asked_ranks, asked_hosts, limit, _ns(window.begin_s), _ns(window.end_s)
+            )
             return document_bytes(
                 lines_document(number, search_lines(source.events, question, budget_s=_BUDGET_S), limit)
             )
 
         # by their texts: a few letters name a million ranks, and a key is kept as long as its answer
-        key = ("logs", source.live().versions["logs"], number, query, is_regex, ranks, hosts, limit)
+        key = ("logs", source.live().versions["logs"], number, query, is_regex, ranks, hosts, limit, window)
         return cached_answer(request, parts.answers.get(key, make))
 
     @routes.get("/logs/causes", response_model=LogVerdictDocument)
@@ -78,6 +85,10 @@ def router(parts: Parts) -> APIRouter:
         return cached_answer(request, answer)
 
     return routes
+
+
+def _ns(at_s: float | None) -> int | None:
+    return None if at_s is None else int(min(at_s, _LATEST_S) * 1e9)
 
 
 def _causes(source: JobSource, round_number: int, recorded: Culprit | None) -> bytes:

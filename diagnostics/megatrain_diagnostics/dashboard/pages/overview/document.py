@@ -103,6 +103,24 @@ class OverviewDocument(Document):
     diagnosis: DiagnosisState
 
 
+class GapDocument(Document):
+    """A time without a step that counts: from the end of a round's last one to the begin of the next round's first."""
+
+    begin_unix_s: float
+    end_unix_s: float
+    round: int
+    """That ended."""
+
+
+class RangeDocument(Document):
+    """What `from` and `to` were understood as, by steps and by time, both ends included; null: no bound."""
+
+    first_step: int | None
+    last_step: int | None
+    begin_unix_s: float | None
+    end_unix_s: float | None
+
+
 class SeriesDocument(Document):
     """The answer of /series: one entry a step or, of many steps, one for each `stride` of them, by column.
 
@@ -126,3 +144,6 @@ class SeriesDocument(Document):
     """Of each entry: where it changes, the job began anew."""
     bad_steps: tuple[int, ...]
     """Whose loss or gradient norm was no finite number."""
+    gaps: tuple[GapDocument, ...]
+    """Of those that can be seen the longest, in order."""
+    range: RangeDocument

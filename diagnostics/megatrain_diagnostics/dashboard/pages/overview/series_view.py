@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from megatrain_diagnostics.dashboard.pages.overview.document import SeriesDocument
+from megatrain_diagnostics.analysis.effective_time import Restart
+from megatrain_diagnostics.dashboard.pages.overview.document import GapDocument, RangeDocument, SeriesDocument
 from megatrain_diagnostics.dashboard.sources.series_book import SeriesSnapshot, put_in_bins
+from megatrain_diagnostics.dashboard.sources.window import Window
 from megatrain_diagnostics.events.tables import Float64
 
+_PART_FOR_GAPS = 4
+"""One in so many entries may go to a gap."""
+_LEAST_PART = 500
+"""A gap that is a smaller part of what is shown takes no pixel of a chart."""
 
-def series_document(
-    series: SeriesSnapshot, *, round_number: int | None, first: int | None, last: int | None, points: int
-) -> SeriesDocument:
-    """Return at most `points` entries of the steps from `first` to `last`; None: no bound, or all rounds."""
-    chosen = np.ones(len(series), dtype=bool)
-    if round_number is not None:
-        chosen &= series.column("round") == round_number
-    if first is not None:
-        chosen &= series.column("last") >= first
-    if last is not None:
-        chosen &= series.column("first") <= last
-    table = series.table[:, chosen]
+
+def series_document(series: SeriesSnapshot, *, round_number: int | None, window: Window, points: int) -> SeriesDocument:
+    """Return at most `points` entries of `series`, which holds the steps of the window; None: all rounds."""
+    table = series.table if round_number is None else series.table[:, series.column("round") == round_number]
     picked = SeriesSnapshot(table)
+    gaps: tuple[Restart, ...] = ()
     stride = 1
     if len(picked):
+        gaps = _gaps(series.restarts, picked, window, points // _PART_FOR_GAPS)
         begin, end = int(picked.column("first")[0]), int(picked.column("last")[-1])
-        stride = max(1, -(-(end - begin + 1) // points))
+        stride = max(1, -(-(end - begin + 1) // max(1, points - len(gaps))))
         bins = (picked.column("last").astype(np.int64) - begin) // stride
+        # an entry of steps on both sides of a gap would be drawn within it
+        bins += np.searchsorted([one.end_s for one in gaps], np.nan_to_num(picked.column("at")))
         picked = SeriesSnapshot(put_in_bins(table, bins))
         stride = max(stride, int((picked.column("last") - picked.column("first")).max()) + 1)
     steps = tuple(picked.column("last").astype(np.int64).tolist())
@@ -45,8 +49,35 @@ def series_document(
         tokens_per_s=_numbers(_rate(picked)),
         mfu=_numbers(picked.column("mfu")),
         round=tuple(picked.column("round").astype(np.int64).tolist()),
-        bad_steps=tuple(step for step in series.bad_steps if (first or 0) <= step and (last is None or step <= last)),
+        bad_steps=series.bad_steps,
+        gaps=tuple(GapDocument(begin_unix_s=one.begin_s, end_unix_s=one.end_s, round=one.round) for one in gaps),
+        range=range_document(window),
     )
+
+
+def range_document(window: Window) -> RangeDocument:
+    """Return what a question of a part was understood as."""
+    return RangeDocument(
+        first_step=window.first_step,
+        last_step=window.last_step,
+        begin_unix_s=window.begin_s,
+        end_unix_s=window.end_s,
+    )
+
+
+def _gaps(restarts: Sequence[Restart], shown: SeriesSnapshot, window: Window, most: int) -> tuple[Restart, ...]:
+    """Return the times without a step that counts, in order: of those that can be seen the longest."""
+    at = shown.column("at")
+    known = at[np.isfinite(at)]
+    if not len(known):
+        return ()
+    begin_s = window.begin_s if window.begin_s is not None else float(known[0])
+    end_s = window.end_s if window.end_s is not None else float(known[-1])
+    least_s = (end_s - begin_s) / _LEAST_PART
+    within = [one for one in restarts if one.begin_s < end_s and one.end_s > begin_s]
+    seen = [one for one in within if one.end_s - one.begin_s >= least_s]
+    longest = sorted(seen, key=lambda one: one.begin_s - one.end_s)[:most]
+    return tuple(sorted(longest, key=lambda one: one.begin_s))
 
 
 def _rate(series: SeriesSnapshot) -> Float64:

@@ -16,7 +16,8 @@ from megatrain_diagnostics.analysis.findings import Finding, thresholds_of
 from megatrain_diagnostics.analysis.stored_stragglers import NEWEST_STEPS, stored_stragglers
 from megatrain_diagnostics.analysis.straggler_history import StragglerHistory
 from megatrain_diagnostics.dashboard.answers.answer import cached_answer, document_bytes
-from megatrain_diagnostics.dashboard.answers.questions import RoundNumber, Step, check_round, check_steps
+from megatrain_diagnostics.dashboard.answers.errors import not_found
+from megatrain_diagnostics.dashboard.answers.questions import From, RoundNumber, Step, To, check_round, check_steps
 from megatrain_diagnostics.dashboard.pages.stragglers.document import StragglersDocument, WhatIfDocument
 from megatrain_diagnostics.dashboard.pages.stragglers.view import stragglers_of_daemon, stragglers_of_events
 from megatrain_diagnostics.dashboard.pages.stragglers.whatif_reader import WhatIfReader
@@ -56,8 +57,23 @@ def router(parts: Parts) -> APIRouter:
         return cached_answer(request, answer)
 
     @routes.get("/whatif", response_model=WhatIfDocument)
-    def whatif(request: Request, round_number: RoundNumber = None, first: Step = None, last: Step = None) -> Response:
-        """Return what stragglers cost by a replay of the newest steps that were recorded in full."""
+    def whatif(
+        request: Request,
+        round_number: RoundNumber = None,
+        first: Step = None,
+        last: Step = None,
+        begin: From = "",
+        end: To = "",
+    ) -> Response:
+        """Return what stragglers cost by a replay of the newest steps of a part that were recorded in full.
+
+        Steps that are named by `first` and `last` count more than those of `from` and `to`.
+        """
+        if first is None and last is None:
+            window = parts.window(begin, end)
+            if window.has_no_step:
+                raise not_found("no step ended in this range")
+            first, last = window.first_step, window.last_step
         check_steps(first, last)
         check_round(source.facts(), round_number)
         roster = source.roster(round_number)

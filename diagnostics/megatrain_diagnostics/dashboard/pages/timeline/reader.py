@@ -8,6 +8,7 @@ from megatrain.contracts.errors import DataError
 from megatrain_diagnostics.analysis.ideal_timeline import IdealTimes, ideal_times
 from megatrain_diagnostics.analysis.step_windows import StepEvents, fit_spans
 from megatrain_diagnostics.analysis.timeline import Timeline, lay_out
+from megatrain_diagnostics.dashboard.sources.window import Window
 from megatrain_diagnostics.events.clocks import align
 from megatrain_diagnostics.events.roster import Roster
 from megatrain_diagnostics.events.source import Where
@@ -39,10 +40,10 @@ class TimelineReader:
     def __init__(self, events: StoredEvents) -> None:
         self._events = events
 
-    def newest_step(self, round_number: int) -> int | None:
-        """Return the newest step that was recorded in full; None: there is none. Raises: DataError."""
-        steps = full_steps_told(self._events, round_number)
-        return steps[-1].step if steps else None
+    def newest_step(self, round_number: int, within: Window) -> int | None:
+        """Return the newest step of a part that was recorded in full; None: there is none. Raises: DataError."""
+        steps = [one.step for one in full_steps_told(self._events, round_number) if within.holds_step(one.step)]
+        return steps[-1] if steps else None
 
     def read(self, roster: Roster, query: TimelineQuery, *, has_values: bool = False) -> Timeline:
         """Return the timeline; with the numbers that steps came to only where they are asked for.

@@ -17,7 +17,7 @@ from megatrain_diagnostics.analysis.timeline import Timeline
 from megatrain_diagnostics.dashboard.answers.answer import ARRAYS_TYPE, cached_answer, document_bytes
 from megatrain_diagnostics.dashboard.answers.downloads import Download
 from megatrain_diagnostics.dashboard.answers.errors import RefusalError, bad_query, not_found
-from megatrain_diagnostics.dashboard.answers.questions import RoundNumber
+from megatrain_diagnostics.dashboard.answers.questions import From, RoundNumber, To
 from megatrain_diagnostics.dashboard.pages.timeline.document import TimelineStepsDocument
 from megatrain_diagnostics.dashboard.pages.timeline.reader import TimelineQuery, TimelineReader, TooManySpansError
 from megatrain_diagnostics.dashboard.pages.timeline.view import (
@@ -27,6 +27,7 @@ from megatrain_diagnostics.dashboard.pages.timeline.view import (
     timeline_picture,
 )
 from megatrain_diagnostics.dashboard.parts import Parts
+from megatrain_diagnostics.dashboard.sources.window import WHOLE_RUN, Window
 from megatrain_diagnostics.events.roster import Roster
 from megatrain_diagnostics.store.full_steps import full_steps_told
 
@@ -51,12 +52,15 @@ class SliceChoice:
         last: Step = None,
         ranks: Annotated[str, Query(max_length=_MOST_TEXT, description="as 0:7,16; empty: chosen around `rank`")] = "",
         rank: Annotated[int | None, Query(ge=0)] = None,
+        begin: From = "",
+        end: To = "",
         max_slices: Annotated[int, Query(ge=1, le=_MOST_TRACE_SLICES)] = _MOST_SLICES,
     ) -> None:
         if first is not None and last is not None and first > last:
             raise bad_query("last", last, f"it must not be before first={first}")
         self.round, self.first, self.last = round_number, first, last
         self.ranks, self.rank, self.max_slices = ranks, rank, max_slices
+        self.begin, self.end = begin, end
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -78,24 +82,30 @@ def router(parts: Parts) -> APIRouter:
         roster = parts.source.roster(choice.round)
         first = choice.last if choice.first is None else choice.first
         if first is None:
-            first = reader.newest_step(roster.round)
+            first = reader.newest_step(roster.round, within(choice))
         if first is None:
             raise not_found(
-                f"round {roster.round}: no step was recorded span by span; one in ten is, and "
+                f"round {roster.round}: no step {_of_range(choice)}was recorded span by span; one in ten is, and "
                 "`megatrain diag set` records all of them for a while"
             )
         last = first if choice.last is None else choice.last
         return roster, TimelineQuery(first, last, _ranks(choice, roster), choice.max_slices)
 
+    def within(choice: SliceChoice) -> Window:
+        is_named = choice.first is not None or choice.last is not None
+        return WHOLE_RUN if is_named else parts.window(choice.begin, choice.end)
+
     @routes.get("/timeline/steps", response_model=TimelineStepsDocument)
-    def steps(request: Request, round_number: RoundNumber = None) -> Response:
-        """Return which steps were recorded in full."""
+    def steps(request: Request, round_number: RoundNumber = None, begin: From = "", end: To = "") -> Response:
+        """Return which steps of a part of the run were recorded in full."""
+        window = parts.window(begin, end)
 
         def make() -> bytes:
             number = parts.source.roster(round_number).round
-            return document_bytes(steps_document(number, full_steps_told(parts.source.events, number)))
+            found = [one for one in full_steps_told(parts.source.events, number) if window.holds_step(one.step)]
+            return document_bytes(steps_document(number, found))
 
-        key = ("timeline/steps", version(), round_number)
+        key = ("timeline/steps", version(), round_number, window)
         return cached_answer(request, parts.answers.get(key, make, fresh_s=_FRESH_S))
 
     @routes.get("/timeline", response_class=Response, responses={200: {"content": {ARRAYS_TYPE: {}}}})
@@ -112,7 +122,7 @@ def router(parts: Parts) -> APIRouter:
                 )
             return timeline_picture(found, query.first, query.last, query.ranks)
 
-        key = ("timeline", version(), *choice.key)
+        key = ("timeline", version(), *choice.key, within(choice))
         return cached_answer(request, parts.answers.get(key, make, fresh_s=_FRESH_S), ARRAYS_TYPE)
 
     @routes.get("/timeline/ideal", response_class=Response, responses={200: {"content": {ARRAYS_TYPE: {}}}})
@@ -127,7 +137,7 @@ def router(parts: Parts) -> APIRouter:
             except DataError as error:
                 return ideal_picture(found, None, str(error))
 
-        key = ("timeline/ideal", version(), *choice.key)
+        key = ("timeline/ideal", version(), *choice.key, within(choice))
         return cached_answer(request, parts.answers.get(key, make, fresh_s=_FRESH_S), ARRAYS_TYPE)
 
     @routes.get(
@@ -137,13 +147,17 @@ def router(parts: Parts) -> APIRouter:
         dependencies=[parts.download],
     )
     def trace(choice: Choice) -> Download:
-        """Return the slices as a Chrome trace, which Perfetto opens."""
+        """Return the slices as a Chrome trace, which Perfetto opens, with the notes of that time."""
         roster, query = asked(choice)
         found = _guarded(lambda: reader.read(roster, query, has_values=True))
         name = f"timeline-{roster.round}-{query.first}-{query.last}.json.gz"
-        return Download(gzipped(chrome_trace(found)), "application/gzip", name)
+        return Download(gzipped(chrome_trace(found, parts.source.facts().notes)), "application/gzip", name)
 
     return routes
+
+
+def _of_range(choice: SliceChoice) -> str:
+    return "of this range " if choice.begin or choice.end else ""
 
 
 def gzipped(pieces: Iterable[str]) -> Generator[bytes]:

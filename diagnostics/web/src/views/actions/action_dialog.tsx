@@ -9,6 +9,7 @@ import { job } from "../../app/job";
 import { hrefOf } from "../../app/location";
 import { Badge } from "../../ui/badge";
 import { Dialog } from "../../ui/dialog";
+import { newKey } from "./keys";
 import { WORDINGS, type Kind } from "./wording";
 
 const LEAST_REASON = 3;
@@ -21,12 +22,6 @@ interface ActionDialogProps {
 }
 
 type Outcome = { answer: ActionAnswer } | { error: ApiError };
-
-/** One wish has one key: sent twice, it is carried out once. */
-function newKey(): string {
-  const bytes = crypto.getRandomValues(new Uint8Array(16));
-  return Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
-}
 
 async function ask(request: ActionRequest): Promise<Outcome> {
   try {

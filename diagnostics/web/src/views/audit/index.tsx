@@ -4,6 +4,7 @@ import type { JSX } from "preact";
 
 import { useResource } from "../../api/resource";
 import type { AuditDocument, AuditEntryDocument } from "../../api/documents";
+import { isWholeRun, rangeQuery } from "../../app/range";
 import { useParam } from "../../app/location";
 import { Badge } from "../../ui/badge";
 import { Segmented } from "../../ui/controls";
@@ -35,16 +36,16 @@ const COLUMNS: readonly Column<AuditEntryDocument>[] = [
 const SOURCES = [
   { value: "all", label: "all" },
   { value: "driver", label: "driver" },
-  { value: "dashboard", label: "people" },
+  { value: "people", label: "people" },
 ];
 
 function Entries({ document, source }: { document: AuditDocument; source: string }): JSX.Element {
-  const entries = document.entries.filter((entry) => source === "all" || entry.source === source);
+  const entries = document.entries.filter((entry) => source === "all" || (source === "driver") === (entry.source === "driver"));
   if (entries.length === 0) {
     return (
       <EmptyState title="Nothing is recorded">
         Each decision of the driver after a verdict, and everything that is asked for through this page, is written here with its
-        reason. {source === "all" ? "" : "Other entries are hidden by the choice above."}
+        reason. {source === "all" && isWholeRun.value ? "" : "Other entries are hidden by what is chosen above."}
       </EmptyState>
     );
   }
@@ -64,7 +65,7 @@ function numText(document: AuditDocument | null): string | undefined {
 
 export function AuditView(): JSX.Element {
   const [source, setSource] = useParam("source", "all");
-  const found = useResource<AuditDocument>("audit", {}, "incidents");
+  const found = useResource<AuditDocument>("audit", rangeQuery(), "incidents");
   const problem = found.data?.chain_problem;
   return (
     <>

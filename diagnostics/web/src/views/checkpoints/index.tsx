@@ -5,11 +5,12 @@ import type { JSX } from "preact";
 import { useResource } from "../../api/resource";
 import type { BranchDocument, CheckpointDocument, CheckpointsDocument } from "../../api/documents";
 import { job } from "../../app/job";
+import { rangeQuery } from "../../app/range";
 import { useParam } from "../../app/location";
 import { Badge, type Tone } from "../../ui/badge";
 import { Switch } from "../../ui/controls";
 import { Age, Bytes, TimeText } from "../../ui/figures";
-import { countText, largeText } from "../../ui/format";
+import { countOf, countText, largeText } from "../../ui/format";
 import type { Shape } from "../../ui/icons";
 import { Section, ViewHead } from "../../ui/section";
 import { EmptyState, Loaded } from "../../ui/states";
@@ -156,6 +157,9 @@ function Found({ document, hasAll }: { document: CheckpointsDocument; hasAll: bo
         isChosen={(row) => row.is_resume_point}
         defaultSort="-age"
       />
+      {document.num_elsewhere === 0 ? null : (
+        <p class="section-note">{countOf(document.num_elsewhere, "checkpoint")} of other times are not in this range.</p>
+      )}
       {document.branches.length > 1 ? <Branches branches={document.branches} /> : null}
     </>
   );
@@ -163,7 +167,7 @@ function Found({ document, hasAll }: { document: CheckpointsDocument; hasAll: bo
 
 export function CheckpointsView(): JSX.Element {
   const [all, setAll] = useParam("abandoned", "yes");
-  const found = useResource<CheckpointsDocument>("checkpoints", {}, "checkpoints");
+  const found = useResource<CheckpointsDocument>("checkpoints", rangeQuery(), "checkpoints");
   return (
     <>
       <ViewHead title="Checkpoints" note={found.data?.place}>

@@ -8,6 +8,7 @@ import { useCallback, useState } from "preact/hooks";
 import { apiUrl } from "../../api/client";
 import { job, shownRound } from "../../app/job";
 import { RoundSelect } from "../../app/round_select";
+import { isWholeRun } from "../../app/range";
 import { hrefOf, setParams, useNumberParam } from "../../app/location";
 import type { HeatPicture } from "../../canvas/heat-picture";
 import { CopyButton, Segmented, Select, TextField } from "../../ui/controls";
@@ -33,11 +34,11 @@ function setSteps(text: string): void {
   const single = /^\s*(\d{1,9})\s*$/.exec(text)?.[1];
   const match = /^\s*(\d{0,9})\s*[:-]\s*(\d{0,9})\s*$/.exec(text);
   if (text.trim() === "") {
-    setParams({ first: null, last: null, from: null, to: null });
+    setParams({ first: null, last: null, left: null, right: null });
   } else if (single !== undefined) {
-    setParams({ first: single, last: single, from: null, to: null });
+    setParams({ first: single, last: single, left: null, right: null });
   } else if (match !== null) {
-    setParams({ first: match[1], last: match[2], from: null, to: null });
+    setParams({ first: match[1], last: match[2], left: null, right: null });
   }
 }
 
@@ -100,9 +101,12 @@ function noteOf(picture: HeatPicture | null): string {
 
 function NoStep({ choice }: { choice: HeatChoice }): JSX.Element {
   const shown = shownRound.value;
-  if (shown !== null && shown.first_step !== null && (choice.first !== null || choice.last !== null)) {
+  if (shown !== null && shown.first_step !== null && (choice.first !== null || choice.last !== null || !isWholeRun.value)) {
     return (
-      <EmptyState title="These steps are not known" action={<a href={hrefOf("heat")}>Show the newest</a>}>
+      <EmptyState
+        title="These steps are not known"
+        action={<a href={hrefOf("heat", { from: null, to: null })}>Show the newest</a>}
+      >
         Ranks of round {shown.number} have told of steps {countText(shown.first_step)} to {countText(shown.last_step)}.
       </EmptyState>
     );

@@ -3,6 +3,7 @@
 import type { JSX, TargetedKeyboardEvent, TargetedPointerEvent } from "preact";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 
+import { useStepText } from "./step_text";
 import { navigate } from "../../app/location";
 import { shownTheme, token } from "../../app/preferences";
 import { mapOf, mapTable, tripleOfHex } from "../../canvas/colours";
@@ -31,8 +32,9 @@ export function cursorOf(picture: HeatPicture, spot: Spot | null): HeatCursor | 
   return row < 0 || column < 0 ? null : { row, column };
 }
 
-function styleOf(element: HTMLElement): HeatStyle {
+function styleOf(element: HTMLElement, stepText: (step: number) => string): HeatStyle {
   return {
+    stepText,
     ink: token("--ink"),
     inkFaint: token("--ink-faint"),
     line: token("--line-strong"),
@@ -86,6 +88,7 @@ export function Picture({ picture, zoom, spot, setSpot }: PictureProps): JSX.Ele
     [picture.numLevels, picture.scale, theme],
   );
   const cursor = cursorOf(picture, spot);
+  const stepText = useStepText(picture);
 
   const paint = useFrame(() => {
     const canvas = cells.current;
@@ -95,7 +98,7 @@ export function Picture({ picture, zoom, spot, setSpot }: PictureProps): JSX.Ele
     }
     scratch.current ??= document.createElement("canvas");
     const began = performance.now();
-    const gaps = paintHeat(context, scratch.current, picture, zoom.window, size, styleOf(canvas), table);
+    const gaps = paintHeat(context, scratch.current, picture, zoom.window, size, styleOf(canvas, stepText), table);
     const now = performance.now();
     canvas.dataset["paintedMs"] = (now - began).toFixed(2);
     canvas.dataset["paintedAt"] = now.toFixed(2);
@@ -109,12 +112,12 @@ export function Picture({ picture, zoom, spot, setSpot }: PictureProps): JSX.Ele
     const canvas = above.current;
     const context = fitted(canvas, size);
     if (canvas !== null && context !== null) {
-      paintHeatCursor(context, zoom.window, size, cursor, drag, styleOf(canvas));
+      paintHeatCursor(context, zoom.window, size, cursor, drag, styleOf(canvas, stepText));
       canvas.dataset["cursor"] = cursor === null ? "" : `${spot?.rank} ${spot?.step}`;
     }
   });
   const { top, bottom, left, right } = zoom.window;
-  useEffect(paint, [picture, top, bottom, left, right, size, table]);
+  useEffect(paint, [picture, top, bottom, left, right, size, table, stepText]);
   useEffect(paintCursor, [picture, top, bottom, left, right, size, theme, cursor?.row, cursor?.column, drag]);
 
   const put = (found: HeatCursor | null, isByHand: boolean): void => {

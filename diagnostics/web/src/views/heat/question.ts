@@ -2,6 +2,7 @@
 
 import { job, shownRound } from "../../app/job";
 import { useNumberParam, useParam } from "../../app/location";
+import { rangeQuery } from "../../app/range";
 import type { Query } from "../../api/client";
 
 export const SCALES = [
@@ -94,6 +95,7 @@ export function cellsQuery(choice: HeatChoice): Query {
     measure: choice.measure,
     first: choice.first,
     last: choice.last,
+    ...(choice.first === null && choice.last === null ? rangeQuery() : {}),
   };
 }
 

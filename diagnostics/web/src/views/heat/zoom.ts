@@ -11,8 +11,8 @@ export interface Zoom {
 
 /** Return the part of a picture that the URL names. */
 export function useZoom(picture: HeatPicture): Zoom {
-  const [from] = useNumberParam("from");
-  const [to] = useNumberParam("to");
+  const [left] = useNumberParam("left");
+  const [right] = useNumberParam("right");
   const [top] = useNumberParam("top");
   const [bottom] = useNumberParam("bottom");
   const whole = wholeWindow(picture);
@@ -20,15 +20,15 @@ export function useZoom(picture: HeatPicture): Zoom {
   const window = clampedWindow(picture, {
     top: top ?? whole.top,
     bottom: bottom ?? whole.bottom,
-    left: from === null ? whole.left : columnOf(from),
-    right: to === null ? whole.right : columnOf(to + 1),
+    left: left === null ? whole.left : columnOf(left),
+    right: right === null ? whole.right : columnOf(right + 1),
   });
   return {
     window,
-    isWhole: from === null && to === null && top === null && bottom === null,
+    isWhole: left === null && right === null && top === null && bottom === null,
     set: (next) => {
       if (next === null) {
-        setParams({ from: null, to: null, top: null, bottom: null }, { isNewEntry: true });
+        setParams({ left: null, right: null, top: null, bottom: null }, { isNewEntry: true });
         return;
       }
       const inside = clampedWindow(picture, next);
@@ -36,8 +36,8 @@ export function useZoom(picture: HeatPicture): Zoom {
       const isAllRows = inside.top === 0 && inside.bottom === picture.numRows;
       setParams(
         {
-          from: isAllSteps ? null : picture.firstStep + inside.left * picture.stepsPerBin,
-          to: isAllSteps ? null : picture.firstStep + inside.right * picture.stepsPerBin - 1,
+          left: isAllSteps ? null : picture.firstStep + inside.left * picture.stepsPerBin,
+          right: isAllSteps ? null : picture.firstStep + inside.right * picture.stepsPerBin - 1,
           top: isAllRows ? null : inside.top,
           bottom: isAllRows ? null : inside.bottom,
         },

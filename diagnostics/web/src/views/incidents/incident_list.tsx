@@ -4,11 +4,12 @@ import type { JSX } from "preact";
 import { useMemo } from "preact/hooks";
 
 import { useResource } from "../../api/resource";
-import type { IncidentDocument, IncidentsDocument, VerdictDocument } from "../../api/documents";
+import type { IncidentDocument, IncidentsDocument, NoteDocument, NotesDocument, VerdictDocument } from "../../api/documents";
 import { hrefOf, setParams, useParam } from "../../app/location";
+import { isWholeRun, rangeQuery, setRange } from "../../app/range";
 import { Select, TextField } from "../../ui/controls";
-import { Duration, Fact, Facts, TimeText } from "../../ui/figures";
-import { countOf, countText, ranksText } from "../../ui/format";
+import { Duration, TimeText } from "../../ui/figures";
+import { countText, ranksText } from "../../ui/format";
 import { Section, ViewHead } from "../../ui/section";
 import { EmptyState, Loaded } from "../../ui/states";
 import { Table, type Column } from "../../ui/table";
@@ -65,6 +66,30 @@ const VERDICT_COLUMNS: readonly Column<VerdictDocument>[] = [
   },
 ];
 
+/** The columns, with what people wrote about the time of an incident below its reason. */
+function columnsWith(notes: readonly NoteDocument[]): readonly Column<IncidentDocument>[] {
+  const texts = new Map<string, string[]>();
+  for (const note of notes.filter((one) => one.retracted_unix_s === null)) {
+    for (const id of note.incident_ids) {
+      texts.set(id, [...(texts.get(id) ?? []), `${note.user}: ${note.text}`]);
+    }
+  }
+  if (texts.size === 0) {
+    return INCIDENT_COLUMNS;
+  }
+  const render = (row: IncidentDocument): JSX.Element => (
+    <>
+      <span title={row.reason}>{row.reason}</span>
+      {(texts.get(row.incident_id) ?? []).map((text) => (
+        <span key={text} class="line incident-note" title={text}>
+          {text}
+        </span>
+      ))}
+    </>
+  );
+  return INCIDENT_COLUMNS.map((column) => (column.key === "reason" ? { ...column, label: "Why, and notes", render } : column));
+}
+
 function kindsOf(document: IncidentsDocument): { value: string; label: string }[] {
   const texts = new Map(document.incidents.map((one) => [one.kind, one.kind_text]));
   return [{ value: "", label: "all" }, ...Array.from(texts, ([value, label]) => ({ value, label }))];
@@ -99,9 +124,22 @@ function Lists({ document, choices }: { document: IncidentsDocument; choices: Ch
     () => chosenIncidents(document.incidents, choices),
     [document, choices.kind, choices.state, choices.host],
   );
+  const notes = useResource<NotesDocument>("notes", {}, "incidents").data?.notes;
+  const columns = useMemo(() => columnsWith(notes ?? []), [notes]);
   return (
     <>
-      {document.incidents.length === 0 ? (
+      {document.incidents.length === 0 && !isWholeRun.value ? (
+        <EmptyState
+          title="No incident in this range"
+          action={
+            <button type="button" class="button small" onClick={() => setRange("")}>
+              Show the whole run
+            </button>
+          }
+        >
+          Nothing went wrong then.
+        </EmptyState>
+      ) : document.incidents.length === 0 ? (
         <EmptyState title="No incident">
           Nothing has gone wrong since the job began. A worker that ends, a hang, a lost host or a straggler that is evicted
           appears here, with what was done about it and what it cost.
@@ -120,22 +158,11 @@ function Lists({ document, choices }: { document: IncidentsDocument; choices: Ch
       ) : (
         <Table
           caption="Incidents"
-          columns={INCIDENT_COLUMNS}
+          columns={columns}
           rows={incidents}
           rowKey={(row) => row.incident_id}
           defaultSort="-began"
         />
-      )}
-      {document.damaged.length === 0 ? null : (
-        <Section title="Damaged records" note={`of ${countOf(document.damaged.length, "incident")} nothing can be read`}>
-          <Facts>
-            {document.damaged.map((one) => (
-              <Fact key={one.incident_id} label={one.incident_id}>
-                {one.text}
-              </Fact>
-            ))}
-          </Facts>
-        </Section>
       )}
       <Section title="Verdicts of the diagnosis" note="what it found, and what the driver made of it">
         {document.verdicts.length === 0 ? (
@@ -159,7 +186,7 @@ export function IncidentList(): JSX.Element {
   const [kind, setKind] = useParam("kind", "");
   const [state, setState] = useParam("state", "");
   const [host, setHost] = useParam("host", "");
-  const found = useResource<IncidentsDocument>("incidents", {}, "incidents");
+  const found = useResource<IncidentsDocument>("incidents", rangeQuery(), "incidents");
   return (
     <>
       <ViewHead title="Incidents" note={found.data === null ? undefined : `${countText(found.data.incidents.length)} in all`}>

@@ -6,6 +6,7 @@ import { useResource } from "../../api/resource";
 import type { LogLinesDocument, LogVerdictDocument } from "../../api/documents";
 import { shownRound } from "../../app/job";
 import { setParams, useParam } from "../../app/location";
+import { isWholeRun, rangeQuery } from "../../app/range";
 import { RoundSelect } from "../../app/round_select";
 import { connection } from "../../api/live";
 import { Switch, TextField } from "../../ui/controls";
@@ -35,9 +36,9 @@ function Search(): JSX.Element {
   const [follow, setFollow] = useParam("follow", "yes");
   const number = shownRound.value?.number ?? null;
   const isFollowing = follow === "yes" && connection.value !== "recorded";
-  const asked = { query, is_regex: isRegex === "yes" ? true : null, ranks, hosts, round: number, limit: LIMIT };
+  const asked = { query, is_regex: isRegex === "yes" ? true : null, ranks, hosts, round: number, limit: LIMIT, ...rangeQuery() };
   const found = useResource<LogLinesDocument>("logs", asked, isFollowing ? "logs" : undefined);
-  const isNarrowed = query !== "" || ranks !== "" || hosts !== "";
+  const isNarrowed = query !== "" || ranks !== "" || hosts !== "" || !isWholeRun.value;
   return (
     <Section
       title="Lines"
@@ -64,7 +65,7 @@ function Search(): JSX.Element {
                   <button
                     type="button"
                     class="button small"
-                    onClick={() => setParams({ query: null, is_regex: null, ranks: null, hosts: null })}
+                    onClick={() => setParams({ query: null, is_regex: null, ranks: null, hosts: null, from: null, to: null })}
                   >
                     Show all lines
                   </button>
@@ -72,7 +73,7 @@ function Search(): JSX.Element {
               }
             >
               {isNarrowed
-                ? `${countText(document.num_searched)} lines of round ${document.round} were searched.`
+                ? `${countText(document.num_searched)} lines of round ${document.round}${isWholeRun.value ? "" : " in this range"} were searched.`
                 : "Workers write to their logs when they start, warn or fail; the streamer of each host sends those lines."}
             </EmptyState>
           ) : (

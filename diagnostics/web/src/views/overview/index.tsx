@@ -29,7 +29,7 @@ function Answer({ told }: { told: OverviewDocument }): JSX.Element {
         <LastIncident incident={all[0] ?? null} num={told.num_incidents} isKnown={incidents.data !== null} />
         <Trust told={told} />
       </div>
-      <SeriesCharts incidents={all} />
+      <SeriesCharts />
     </>
   );
 }

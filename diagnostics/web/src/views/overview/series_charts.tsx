@@ -1,51 +1,41 @@
-// Loss, step time, throughput and gradient norm over the steps, with incidents as marks. Dragging zooms all of them.
+// Loss, step time, throughput and gradient norm over steps or over time, with what happened as marks.
 
 import type { JSX } from "preact";
 import { useMemo } from "preact/hooks";
 
 import { useResource } from "../../api/resource";
-import type { IncidentDocument, SeriesDocument } from "../../api/documents";
-import { setParams, useNumberParam, useParam } from "../../app/location";
-import { Chart, type ChartMark } from "../../ui/chart";
+import type { MarkDocument, MarksDocument, SeriesDocument } from "../../api/documents";
+import { job } from "../../app/job";
+import { useParam } from "../../app/location";
+import { axis, isWholeRun, rangeQuery, setRange, setRangeOf } from "../../app/range";
+import { Chart } from "../../ui/chart";
+import { acrossOf } from "../../ui/chart-scale";
+import { markHref, MarkLegend } from "../../ui/chart_marks";
+import { recentS } from "../../ui/clocked";
 import { Switch } from "../../ui/controls";
-import { countText, durationText, largeText, numberText, percentText } from "../../ui/format";
+import { TimeText } from "../../ui/figures";
+import { countOf, countText, durationText, largeText, numberText, percentText } from "../../ui/format";
 import { EmptyState, Loaded } from "../../ui/states";
+import { Table, type Column } from "../../ui/table";
 
 const POINTS = 600;
-
-/** Incidents where they happened, and where the job began anew for another reason. */
-export function marksOf(series: SeriesDocument, incidents: readonly IncidentDocument[]): ChartMark[] {
-  const marks: ChartMark[] = [];
-  for (const incident of incidents) {
-    if (incident.last_step !== null) {
-      marks.push({ step: incident.last_step, text: incident.kind_text, tone: "bad" });
-    }
-  }
-  const marked = new Set(marks.map((mark) => mark.step));
-  for (let index = 1; index < series.step.length; index += 1) {
-    const step = series.step[index];
-    if (step !== undefined && series.round[index] !== series.round[index - 1] && !marked.has(step)) {
-      marks.push({ step, text: `round ${series.round[index]}`, tone: "quiet" });
-    }
-  }
-  for (const step of series.bad_steps) {
-    marks.push({ step, text: "not a finite number", tone: "bad" });
-  }
-  return marks;
-}
-
-const zoom = (first: number | null, last: number | null): void => setParams({ first, last }, { isNewEntry: true });
+const NONE: readonly MarkDocument[] = [];
 
 const lossText = (value: number): string => numberText(value, 3);
 const normText = (value: number): string => numberText(value, 3);
 
-function Charts({ series, incidents }: { series: SeriesDocument; incidents: readonly IncidentDocument[] }): JSX.Element {
+function Charts({ series, marks }: { series: SeriesDocument; marks: readonly MarkDocument[] }): JSX.Element {
   const [scale, setScale] = useParam("loss", "linear");
-  const marks = useMemo(() => marksOf(series, incidents), [series, incidents]);
   const [rate, setRate] = useParam("rate", "tokens");
+  const over = axis.value;
+  // a live job that trains no more leaves the end of the picture empty
+  const endS = job.value?.is_recorded === true || over === "step" ? null : recentS.value;
+  const across = useMemo(() => acrossOf(series, over, endS), [series, over, endS]);
   const hasMfu = series.mfu.some((value) => value !== null);
   const isMfu = hasMfu && rate === "mfu";
-  const shared = { steps: series.step, marks, onZoom: zoom };
+  const onRange = (first: number | null, last: number | null): void =>
+    first === null || last === null ? setRange("") : setRangeOf(over, first, last);
+  const shared = { across, marks, onRange };
   const isLog = scale === "log";
   return (
     <div class="charts">
@@ -91,35 +81,71 @@ function Charts({ series, incidents }: { series: SeriesDocument; incidents: read
   );
 }
 
-export function SeriesCharts({ incidents }: { incidents: readonly IncidentDocument[] }): JSX.Element {
-  const [first] = useNumberParam("first");
-  const [last] = useNumberParam("last");
-  const series = useResource<SeriesDocument>("series", { first, last, points: POINTS }, "series");
-  const isZoomed = first !== null || last !== null;
+const MARK_COLUMNS: readonly Column<MarkDocument>[] = [
+  { key: "at", label: "When", sort: (row) => row.at_unix_s, render: (row) => <TimeText at={row.at_unix_s} /> },
+  { key: "step", label: "Step", isNumber: true, sort: (row) => row.step, render: (row) => countText(row.step) },
+  {
+    key: "what",
+    label: "What",
+    className: "wide",
+    sort: (row) => row.kind,
+    render: (row) => <a href={markHref(row)}>{row.text}</a>,
+  },
+];
+
+/** The marks as a list: what the signs above the charts say to those who point at them. */
+function MarkList({ marks }: { marks: readonly MarkDocument[] }): JSX.Element {
+  return (
+    <details class="mark-list">
+      <summary>{countOf(marks.length, "mark")} as a list</summary>
+      <Table
+        caption="Marks on the charts"
+        columns={MARK_COLUMNS}
+        rows={marks}
+        rowKey={(row) => `${row.kind} ${row.ref} ${row.at_unix_s} ${row.step}`}
+        sortParam="marks"
+        defaultSort="-at"
+      />
+    </details>
+  );
+}
+
+export function SeriesCharts(): JSX.Element {
+  const [hiddenText, setHidden] = useParam("hide", "");
+  const series = useResource<SeriesDocument>("series", { ...rangeQuery(), points: POINTS }, "series");
+  const found = useResource<MarksDocument>("marks", rangeQuery(), "overview");
+  const marks = found.data?.marks ?? NONE;
+  const shown = useMemo(() => marks.filter((mark) => !hiddenText.split(",").includes(mark.kind)), [marks, hiddenText]);
+  const hidden = hiddenText === "" ? [] : hiddenText.split(",");
   return (
     <section aria-label="Course of the training">
-      {isZoomed ? (
-        <p class="zoom-line">
-          <span class="faint">
-            Steps {countText(first)} to {countText(last)} are shown.
-          </span>{" "}
-          <button type="button" class="button small" onClick={() => zoom(null, null)}>
-            Show all
-          </button>
-        </p>
-      ) : null}
+      {marks.length === 0 ? null : (
+        <MarkLegend marks={marks} hidden={hidden} onChange={(next) => setHidden(next.join(","))} />
+      )}
       <Loaded resource={series}>
-        {(found) =>
-          found.step.length === 0 ? (
+        {(document) =>
+          document.step.length > 0 ? (
+            <Charts series={document} marks={shown} />
+          ) : isWholeRun.value ? (
             <EmptyState title="No step is recorded yet">
               Loss, step time and throughput appear here with the first step that all ranks complete. Starting takes a minute or
               two: processes, model, checkpoint.
             </EmptyState>
           ) : (
-            <Charts series={found} incidents={incidents} />
+            <EmptyState
+              title="No step ended in this range"
+              action={
+                <button type="button" class="button small" onClick={() => setRange("")}>
+                  Show the whole run
+                </button>
+              }
+            >
+              Nothing was trained then, or its records have expired.
+            </EmptyState>
           )
         }
       </Loaded>
+      {marks.length === 0 ? null : <MarkList marks={shown} />}
     </section>
   );
 }

@@ -6,6 +6,7 @@ import { useResource } from "../../api/resource";
 import type { StragglersDocument, WhatIfDocument } from "../../api/documents";
 import { shownRound } from "../../app/job";
 import { useNumberParam } from "../../app/location";
+import { rangeQuery } from "../../app/range";
 import { RoundSelect } from "../../app/round_select";
 import { ViewHead } from "../../ui/section";
 import { EmptyState, Loaded } from "../../ui/states";
@@ -19,7 +20,7 @@ export function StragglersView(): JSX.Element {
   const [last] = useNumberParam("last");
   const asked = number === null ? null : "stragglers";
   const stragglers = useResource<StragglersDocument>(asked, { round: number }, "stragglers");
-  const whatIf = useResource<WhatIfDocument>(number === null ? null : "whatif", { round: number, first, last }, "timeline");
+  const whatIf = useResource<WhatIfDocument>(number === null ? null : "whatif", { round: number, first, last, ...rangeQuery() }, "timeline");
   if (number === null) {
     return (
       <>

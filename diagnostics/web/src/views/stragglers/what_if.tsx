@@ -38,7 +38,7 @@ function partsBy(document: WhatIfDocument, by: string): readonly PartDocument[] 
 }
 
 function WhereFrom({ document }: { document: WhatIfDocument }): JSX.Element {
-  const [by, setBy] = useParam("from", "operation");
+  const [by, setBy] = useParam("by", "operation");
   const prefix = by === "stage" ? "stage " : by === "dp" ? "dp " : "";
   const parts = [...partsBy(document, by)].sort((a, b) => b.slowdown - a.slowdown).slice(0, MOST_PARTS);
   return (

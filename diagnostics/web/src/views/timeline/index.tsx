@@ -9,6 +9,7 @@ import { apiUrl } from "../../api/client";
 import type { TimelineStepsDocument } from "../../api/documents";
 import { useResource } from "../../api/resource";
 import { job, shownRound } from "../../app/job";
+import { rangeQuery } from "../../app/range";
 import { RoundSelect } from "../../app/round_select";
 import { hrefOf, setParams } from "../../app/location";
 import {
@@ -232,7 +233,7 @@ function nearest(steps: TimelineStepsDocument | null, step: number): number | nu
 export function TimelineView(): JSX.Element {
   const choice = useTimelineChoice();
   const number = shownRound.value?.number;
-  const steps = useResource<TimelineStepsDocument>("timeline/steps", { round: number }, "timeline");
+  const steps = useResource<TimelineStepsDocument>("timeline/steps", { round: number, ...rangeQuery() }, "timeline");
   const slices = useArrays("timeline", slicesQuery(choice), timelinePicture, true);
   const { data: picture, error } = slices;
   const asked = choice.first ?? choice.last;

@@ -2,6 +2,7 @@
 
 import type { Query } from "../../api/client";
 import { shownRound } from "../../app/job";
+import { rangeQuery } from "../../app/range";
 import { route, useNumberParam, useParam } from "../../app/location";
 
 export interface TimelineChoice {
@@ -41,6 +42,7 @@ export function slicesQuery(choice: TimelineChoice): Query {
     round: shownRound.value?.number,
     first: choice.first,
     last: choice.last,
+    ...(choice.first === null && choice.last === null ? rangeQuery() : {}),
     ranks: choice.ranks === "" ? null : choice.ranks,
     rank: choice.ranks === "" ? choice.rank : null,
   };

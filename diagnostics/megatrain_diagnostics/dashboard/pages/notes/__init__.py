@@ -1,0 +1,1 @@
+"""Notes that people put on a run."""

@@ -1,0 +1,87 @@
+"""GET and POST /notes, POST /notes/{id}/retraction: what people write on a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated
+
+from fastapi import APIRouter, Path
+from starlette.requests import Request
+from starlette.responses import Response
+
+from megatrain.contracts.errors import NotFoundError, UsageError
+from megatrain.jobs.notes import Author, Note, NoteBook, NoteRefusedError
+from megatrain_diagnostics.dashboard.answers.answer import document_answer
+from megatrain_diagnostics.dashboard.answers.errors import RefusalError, conflict, not_found, too_many, unavailable
+from megatrain_diagnostics.dashboard.answers.questions import From, To
+from megatrain_diagnostics.dashboard.pages.notes.document import (
+    NoteDocument,
+    NoteRequest,
+    NotesDocument,
+    RetractionRequest,
+)
+from megatrain_diagnostics.dashboard.pages.notes.view import note_document, notes_document
+from megatrain_diagnostics.dashboard.parts import Parts
+from megatrain_diagnostics.dashboard.security.roles import Caller, Role, caller_of
+
+Id = Annotated[str, Path(max_length=64)]
+
+
+def router(parts: Parts, book: NoteBook | None) -> APIRouter:
+    """Return the routes. `book` None: nothing can be written."""
+    routes = APIRouter(tags=["notes"])
+
+    def why_not(caller: Caller) -> str:
+        if parts.source.is_recorded or book is None:
+            return "this is the history of a run: `megatrain annotate` adds to it, this page does not"
+        if caller.role is not Role.OPERATOR:
+            return "viewers may only look: log in with the token of an operator, or use `megatrain annotate`"
+        return ""
+
+    def written(request: Request, write: Callable[[NoteBook, Author], Note]) -> Response:
+        caller = caller_of(request)
+        reason = why_not(caller)
+        if reason or book is None:
+            raise RefusalError(403, reason)
+        note = _guarded(lambda: write(book, Author(caller.user, caller.role, caller.address)))
+        return document_answer(note_document(note, parts.source.facts().incidents, parts.clock()))
+
+    @routes.get("/notes", response_model=NotesDocument)
+    def notes(request: Request, begin: From = "", end: To = "") -> Response:
+        """Return the newest thousand notes of a part of the run, those that were retracted too."""
+        window = parts.window(begin, end)
+        caller = caller_of(request)
+        return document_answer(notes_document(parts.source.facts(), window, parts.clock(), why_not(caller)))
+
+    @routes.post("/notes", response_model=NoteDocument)
+    def add(request: Request, wish: NoteRequest) -> Response:
+        """Write a note. Sent twice under one key, it is written once; it is in the audit."""
+        key = wish.idempotency_key
+        return written(
+            request,
+            lambda own, author: own.add(wish.text, author, step=wish.step, at_unix_s=wish.at_unix_s, key=key),
+        )
+
+    @routes.post("/notes/{note_id}/retraction", response_model=NoteDocument)
+    def retract(request: Request, note_id: Id, wish: RetractionRequest) -> Response:
+        """Take a note back. Nothing is removed: note and retraction stay in the audit."""
+        key = wish.idempotency_key
+        return written(request, lambda own, author: own.retract(note_id, wish.reason, author, key=key))
+
+    return routes
+
+
+def _guarded(write: Callable[[], Note]) -> Note:
+    """Return what was written. Raises: RefusalError."""
+    try:
+        return write()
+    except UsageError as error:
+        raise RefusalError(400, str(error)) from error
+    except NotFoundError as error:
+        raise not_found(str(error)) from error
+    except NoteRefusedError as error:
+        if error.wait_s is not None:
+            raise too_many(str(error), retry_after_s=round(error.wait_s) + 1) from error
+        raise conflict(str(error)) from error
+    except OSError as error:
+        raise unavailable(f"nothing was written: {error.strerror or error}") from error

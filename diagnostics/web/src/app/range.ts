@@ -1,0 +1,51 @@
+// What part of the run all views show, and whether charts go over steps or over time: in the URL, for the whole page.
+//
+//   ?from=-15m      ?from=1200&to=1800      ?from=2026-11-23T09:30:00Z&to=2026-11-23T10:00:00Z      &axis=time
+
+import { computed } from "@preact/signals";
+
+import type { Query } from "../api/client";
+import type { Axis } from "../ui/chart-scale";
+import { isoText } from "../ui/bounds";
+import { route, setParams } from "./location";
+import { chartAxis } from "./preferences";
+
+export interface Range {
+  from: string;
+  to: string;
+}
+
+export const range = computed<Range>(() => {
+  const { params } = route.value;
+  return { from: params.get("from") ?? "", to: params.get("to") ?? "" };
+});
+export const isWholeRun = computed(() => range.value.from === "" && range.value.to === "");
+
+/** What each question of the API about a part of the run carries. */
+export function rangeQuery(): Query {
+  return { from: range.value.from, to: range.value.to };
+}
+
+/** What charts go over: as the URL says, else as it was chosen last. */
+export const axis = computed<Axis>(() => {
+  const named = route.value.params.get("axis");
+  return named === "time" || named === "step" ? named : chartAxis.value;
+});
+
+export function setAxis(next: Axis): void {
+  chartAxis.value = next;
+  setParams({ axis: next });
+}
+
+export function setRange(from: string | number, to: string | number = ""): void {
+  setParams({ from, to }, { isNewEntry: true });
+}
+
+/** Show a part between two steps, or two moments. */
+export function setRangeOf(of: Axis, first: number, last: number): void {
+  if (of === "step") {
+    setRange(Math.max(0, Math.floor(first)), Math.ceil(last));
+  } else {
+    setRange(isoText(first), isoText(last));
+  }
+}

@@ -1,0 +1,46 @@
+// Ends of a range, as the URL holds them and as people type and read them. Pure.
+
+import { countText, minuteText } from "./format.ts";
+
+type Zone = "local" | "utc";
+
+export function isoText(unixS: number): string {
+  return new Date(unixS * 1000).toISOString().replace(/\.000Z$/, "Z");
+}
+
+const LOCAL = /^(\d{4})-(\d\d)-(\d\d)[ T](\d\d):(\d\d)(?::(\d\d))?$/;
+
+/**
+ * Return what a person typed as a bound of the URL: "1,200" -> "1200", "2026-11-23 09:30" in the clock that the page
+ * shows -> with its zone. null: it is none.
+ */
+export function boundOf(text: string, zone: Zone): string | null {
+  const plain = text.trim();
+  const digits = plain.replace(/[,\u202f ]/g, "");
+  if (plain === "" || /^-\d{1,6}[smhd]$/.test(plain)) {
+    return plain;
+  }
+  if (/^\d{1,10}$/.test(digits)) {
+    return digits;
+  }
+  const parts = LOCAL.exec(plain)?.slice(1).map((part) => Number(part ?? 0));
+  if (parts !== undefined) {
+    const [year = 0, month = 1, day = 1, hours = 0, minutes = 0, seconds = 0] = parts;
+    const at =
+      zone === "utc"
+        ? Date.UTC(year, month - 1, day, hours, minutes, seconds)
+        : new Date(year, month - 1, day, hours, minutes, seconds).getTime();
+    return isoText(at / 1000);
+  }
+  const at = /Z$|[+-]\d\d:\d\d$/.test(plain) ? Date.parse(plain) : Number.NaN;
+  return Number.isNaN(at) ? null : isoText(at / 1000);
+}
+
+/** A bound of the URL as a person reads it: "step 1,200", "2026-11-23 09:30". */
+export function boundText(bound: string, zone: Zone): string {
+  if (/^\d+$/.test(bound)) {
+    return `step ${countText(Number(bound))}`;
+  }
+  const at = Date.parse(bound);
+  return bound.startsWith("-") || Number.isNaN(at) ? bound : minuteText(at / 1000, zone);
+}

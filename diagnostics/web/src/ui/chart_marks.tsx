@@ -1,0 +1,140 @@
+// Marks above a chart: what happened where, a sign each, of several that share a place the gravest with their number.
+
+import type { JSX } from "preact";
+import { useState } from "preact/hooks";
+
+import type { MarkDocument } from "../api/documents";
+import { hrefOf } from "../app/location";
+import { token } from "../app/preferences";
+import { setRangeOf } from "../app/range";
+import { extentOf, markKinds, type Axis, type MarkGroup } from "./chart-scale";
+import { countText } from "./format";
+import { ShapeIcon, type Shape } from "./icons";
+
+type Kind = MarkDocument["kind"];
+
+const SIGNS: Record<Kind, { shape: Shape; colour: string; label: string }> = {
+  incident: { shape: "octagon", colour: "--bad", label: "incidents" },
+  bad: { shape: "triangle", colour: "--bad", label: "no finite number" },
+  note: { shape: "diamond", colour: "--accent", label: "notes" },
+  config: { shape: "square", colour: "--warning", label: "configuration" },
+  round: { shape: "ring", colour: "--ink-faint", label: "new rounds" },
+  checkpoint: { shape: "circle", colour: "--good", label: "checkpoints" },
+};
+const MOST_TOLD = 6;
+
+export function markColour(kind: Kind): string {
+  return token(SIGNS[kind].colour);
+}
+
+/** Where a mark leads. */
+export function markHref(mark: MarkDocument): string {
+  switch (mark.kind) {
+    case "incident":
+      return hrefOf(mark.ref === "" ? ["incidents"] : ["incidents", mark.ref]);
+    case "note":
+      return hrefOf("notes", { note: mark.ref });
+    case "config":
+      return hrefOf("notes", { change: mark.ref });
+    case "checkpoint":
+      return hrefOf("checkpoints");
+    case "round":
+      return hrefOf("heat", { round: mark.ref });
+    case "bad":
+      return hrefOf("logs");
+  }
+}
+
+/** All that a group stands for, a line each. */
+function wholeText(group: MarkGroup): string {
+  const told = group.marks.slice(0, MOST_TOLD).map((mark) => mark.text);
+  const rest = group.marks.length - told.length;
+  return [...told, ...(rest > 0 ? [`and ${countText(rest)} more`] : [])].join("\n");
+}
+
+/** A group in a line: the gravest of it, and how many there are beside. */
+export function markText(group: MarkGroup): string {
+  const rest = group.count - group.mark.count;
+  return rest > 0 ? `${group.mark.text}, and ${countText(rest)} more` : group.mark.text;
+}
+
+interface LaneProps {
+  groups: readonly MarkGroup[];
+  /** Pixels from the left edge of the chart to where its scale begins. */
+  left: number;
+  axis: Axis;
+}
+
+/** For pointers; the list of marks says the same to keyboards and screen readers. */
+export function MarkLane({ groups, left, axis }: LaneProps): JSX.Element {
+  const [told, setTold] = useState<MarkGroup | null>(null);
+  const open = (event: MouseEvent, group: MarkGroup): void => {
+    // a finger has no hover: its first tap says what there is, the second one leads there
+    const isTouch = (event as PointerEvent).pointerType === "touch";
+    if (isTouch && told !== group) {
+      event.preventDefault();
+      setTold(group);
+    } else if (group.count > 1) {
+      event.preventDefault();
+      setRangeOf(axis, ...extentOf(group, axis));
+    }
+  };
+  return (
+    <div class="mark-lane" aria-hidden="true">
+      {groups.map((group) => (
+        <a
+          key={`${group.mark.kind} ${group.mark.ref} ${group.x}`}
+          class={`mark mark-${group.mark.kind}`}
+          style={{ left: `${left + group.x}px`, color: `var(${SIGNS[group.mark.kind].colour})` }}
+          href={markHref(group.mark)}
+          tabIndex={-1}
+          title={wholeText(group)}
+          data-mark={group.mark.kind}
+          onClick={(event) => open(event, group)}
+        >
+          <ShapeIcon shape={SIGNS[group.mark.kind].shape} />
+          {group.count > 1 && group.marks.some((mark) => mark.kind !== "checkpoint") ? (
+            <span class="mark-count">{group.count > 99 ? "99+" : group.count}</span>
+          ) : null}
+        </a>
+      ))}
+      {told === null || !groups.includes(told) ? null : <p class="mark-told">{wholeText(told)}</p>}
+    </div>
+  );
+}
+
+interface LegendProps {
+  marks: readonly MarkDocument[];
+  hidden: readonly string[];
+  onChange: (hidden: string[]) => void;
+}
+
+/** Which kinds of marks there are; each is switched on and off. */
+export function MarkLegend({ marks, hidden, onChange }: LegendProps): JSX.Element {
+  const counts = new Map<Kind, number>();
+  for (const mark of marks) {
+    counts.set(mark.kind, (counts.get(mark.kind) ?? 0) + mark.count);
+  }
+  return (
+    <fieldset class="mark-legend">
+      <legend class="visually-hidden">Marks on the charts</legend>
+      {markKinds()
+        .filter((kind) => counts.has(kind))
+        .map((kind) => (
+          <label key={kind} class={hidden.includes(kind) ? "is-off" : ""}>
+            <input
+              type="checkbox"
+              checked={!hidden.includes(kind)}
+              onChange={(event) =>
+                onChange(event.currentTarget.checked ? hidden.filter((one) => one !== kind) : [...hidden, kind])
+              }
+            />
+            <span style={{ color: `var(${SIGNS[kind].colour})` }}>
+              <ShapeIcon shape={SIGNS[kind].shape} />
+            </span>
+            {SIGNS[kind].label} <span class="faint">{countText(counts.get(kind) ?? 0)}</span>
+          </label>
+        ))}
+    </fieldset>
+  );
+}

@@ -1,0 +1,33 @@
+"""The configuration that a run keeps, <run>/config.toml, as it stands there."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from megatrain.config.wording import value_text
+from megatrain.contracts.bounded_files import read_below
+
+CONFIG_NAME = "config.toml"
+_MAX_BYTES = 4 << 20
+"""No configuration is as large."""
+
+
+def recorded_tables(root: Path) -> dict[str, Any] | None:
+    """Return section -> key -> value of a run's configuration, unchecked; None where none can be read."""
+    try:
+        return tomllib.loads(read_below(root, CONFIG_NAME, _MAX_BYTES).decode())
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def recorded_values(root: Path) -> dict[str, str] | None:
+    """Return section.key -> value as text, as `config_values` does; None where none can be read."""
+    tables = recorded_tables(root)
+    if tables is None:
+        return None
+    sections = {name: values for name, values in tables.items() if isinstance(values, dict)}
+    return {
+        f"{section}.{name}": value_text(value) for section, values in sections.items() for name, value in values.items()
+    }

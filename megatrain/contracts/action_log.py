@@ -1,0 +1,203 @@
+"""The audit of what people did to a job, <run>/diagnosis/actions.jsonl: a line before each action, one after.
+
+The page writes it, and the command line where it writes notes (megatrain.jobs.notes).
+
+Each line holds the hash of the line before and its own, SHA-256 over its canonical JSON: who changes or removes one
+breaks the chain, which is told and never mended. Lines are appended under a lock of the file and are durable when
+`append` returns; what cannot be written down is not done. A tail that is cut off leaves a chain that is whole: only the
+newest entry that this process wrote is looked for, more cannot be known.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import stat
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from megatrain.contracts.bounded_files import read_bounded
+from megatrain.contracts.errors import CoordinationError
+from megatrain.contracts.record import SCHEMA_VERSION, from_plain, to_plain
+from megatrain.contracts.whole_files import sync_directory
+
+ACTIONS_NAME = "actions.jsonl"
+INTENT, RESULT = "intent", "result"
+_NO_HASH = "0" * 64
+_MOST_BYTES = 64 << 20
+"""More than a year of as many actions as the limits allow."""
+_MAX_LINE_BYTES = 64 * 1024
+"""A reason has 500 characters, an answer of the driver a sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class ActionEntry:
+    """A line. `stage`: "intent" before the action, "result" after it, with the same `action_id`."""
+
+    at_unix_s: float
+    stage: str
+    action_id: str
+    idempotency_key: str
+    user: str
+    role: str
+    address: str
+    kind: str
+    target: str
+    reason: str
+    is_accepted: bool = False
+    is_done: bool = False
+    text: str = ""
+    prev_hash: str = ""
+    entry_hash: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ActionTrail:
+    """What the file holds. `problem`: where the chain breaks, a sentence; empty while it is whole."""
+
+    entries: tuple[ActionEntry, ...] = ()
+    problem: str = ""
+
+
+class ActionLog:
+    """Appends to the audit of a run. For any threads, beside other processes that do the same."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._newest_hash = ""
+        self._loss = ""
+
+    def append(self, entry: ActionEntry, check: Callable[[ActionTrail], None] = lambda _: None) -> ActionEntry:
+        """Write a line, durable when this returns; return it with its hashes. Raises: OSError.
+
+        `check` sees what was written before, while nobody else writes; where it raises, nothing is written.
+        """
+        with self._lock:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            is_new = not self._path.exists()
+            with open(_opened(self._path), "ab+", buffering=0) as file:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                before = read_actions(self._path)
+                self._note_loss(before)
+                check(before)
+                last, is_cut = _last_line(file.fileno())
+                entry = chained(replace(entry, prev_hash=_hash_of(last) if last else _NO_HASH))
+                line = json.dumps(_plain(entry), separators=(",", ":")).encode() + b"\n"
+                # after a line that was cut short begins another one
+                line = b"\n" + line if is_cut else line
+                if file.write(line) != len(line):
+                    raise OSError(28, "only a part could be written")
+                os.fsync(file.fileno())
+            if is_new:
+                sync_directory(self._path.parent)
+            self._newest_hash = entry.entry_hash
+        return entry
+
+    def trail(self) -> ActionTrail:
+        """Return what was written so far. Raises: OSError."""
+        with self._lock:
+            trail = read_actions(self._path)
+            self._note_loss(trail)
+        return replace(trail, problem=trail.problem or self._loss)
+
+    def _note_loss(self, trail: ActionTrail) -> None:
+        """Keep in mind that the newest entry of this process is gone: the next one would cover that up."""
+        newest = self._newest_hash
+        if newest and all(one.entry_hash != newest for one in trail.entries):
+            self._loss = f"{self._path.name}: the newest entry is gone: lines were removed"
+
+
+def _opened(path: Path) -> int:
+    """Return a descriptor of the file, to read and append. Neither it nor its directory may be a link. Raises: OSError.
+
+    Whoever writes a note on a run that somebody else made must not thereby write to a file of his own.
+    """
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        file = os.open(path.name, flags, 0o644, dir_fd=directory)
+    finally:
+        os.close(directory)
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise OSError(errno.EINVAL, "is not a regular file", str(path))
+    return file
+
+
+def read_actions(path: Path) -> ActionTrail:
+    """Return the entries in their order, and where the chain breaks; none where there is no file. Raises: OSError."""
+    try:
+        lines = read_bounded(path, _MOST_BYTES).split(b"\n")
+    except FileNotFoundError:
+        return ActionTrail()
+    entries: list[ActionEntry] = []
+    problems: list[str] = []
+    before = _NO_HASH
+    for number, line in enumerate(lines, 1):
+        if not line:
+            continue
+        entry = _entry(line, f"{path.name}:{number}")
+        if entry is None:
+            problems.append(f"{path.name}:{number} is damaged")
+        else:
+            if entry.entry_hash != _hash_of(line):
+                problems.append(f"{path.name}:{number} was changed: its hash is not that of its content")
+            elif entry.prev_hash != before:
+                problems.append(f"{path.name}:{number} does not follow the line before it: one was changed or removed")
+            entries.append(entry)
+        before = _hash_of(line)
+    more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
+    return ActionTrail(tuple(entries), f"{problems[0]}{more}" if problems else "")
+
+
+def chained(entry: ActionEntry) -> ActionEntry:
+    """Return an entry with the hash of its content."""
+    return replace(entry, entry_hash=_digest(_plain(entry)))
+
+
+def _plain(entry: ActionEntry) -> dict[str, Any]:
+    return {"schema_version": SCHEMA_VERSION, **to_plain(entry)}
+
+
+def _digest(plain: Mapping[str, Any]) -> str:
+    content = {name: value for name, value in plain.items() if name != "entry_hash"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _hash_of(line: bytes) -> str:
+    """Return what the next line holds of this one: also of one that nobody can read."""
+    try:
+        plain = json.loads(line)
+    except (ValueError, RecursionError):
+        plain = None
+    return _digest(plain) if isinstance(plain, dict) else hashlib.sha256(line).hexdigest()
+
+
+def _entry(line: bytes, place: str) -> ActionEntry | None:
+    try:
+        plain = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(plain, dict) or plain.get("schema_version") != SCHEMA_VERSION:
+        return None
+    if {field.name for field in fields(ActionEntry)} - plain.keys():
+        return None
+    try:
+        return from_plain(ActionEntry, plain, place)
+    except CoordinationError:
+        return None
+
+
+def _last_line(file: int) -> tuple[bytes, bool]:
+    """Return the last line that is not empty, and whether it lacks its line feed."""
+    size = os.fstat(file).st_size
+    tail = os.pread(file, min(size, _MAX_LINE_BYTES), max(0, size - _MAX_LINE_BYTES))
+    is_cut = bool(tail) and not tail.endswith(b"\n")
+    return next((line for line in reversed(tail.split(b"\n")) if line), b""), is_cut

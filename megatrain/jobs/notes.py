@@ -1,0 +1,268 @@
+"""Notes that people put on a run, at a step or at a time: "learning rate lowered", "switch 4 was replaced".
+
+A note is an entry of the audit of actions (megatrain.contracts.action_log), so writing it and writing down who wrote it
+are one thing. Nothing is ever changed: what was wrong is retracted by an entry of its own, and both stay in the audit.
+All rules are checked under the file's lock, so that of two who retract a note at once, one is told that it is gone.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from megatrain.contracts.action_log import ACTIONS_NAME, RESULT, ActionEntry, ActionLog, ActionTrail, read_actions
+from megatrain.contracts.errors import MegatrainError, NotFoundError, UsageError
+from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.incident import Incident, IncidentState
+from megatrain.contracts.printable import is_control, is_seen, printable
+from megatrain.contracts.run_directory import RunDirectory
+from megatrain.contracts.texts import count_text, seconds_text, time_text
+
+NOTE, RETRACTION = "note", "retract-note"
+LEAST_TEXT, MOST_TEXT = 3, 500
+MAX_AN_HOUR = 60
+"""Notes and retractions: more than one a minute is a script's doing, and hides what people wrote."""
+MAX_NOTES = 5000
+"""Of a run, retracted ones too: so many fit into the audit's 64 MiB many times over, and into a chart not at all."""
+_WINDOW_S = 3600.0
+_AROUND_S = 300.0
+"""A note so long before or after an incident is of its time."""
+_LARGEST_STEP = 2**31 - 1
+_LATEST_S = 2.0**33
+_PLACE = re.compile(r"(?:step ([0-9]{1,10}))|(?:time ([0-9]{1,11}\.[0-9]{3}))", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Author:
+    """Who writes. `address`: where the request came from; empty for the command line."""
+
+    user: str
+    role: str
+    address: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A note, and whether it still holds. It stands at a step or at a time: the other one is None."""
+
+    note_id: str
+    written_unix_s: float
+    user: str
+    text: str
+    step: int | None = None
+    at_unix_s: float | None = None
+    retracted_unix_s: float | None = None
+    retracted_by: str = ""
+    retraction: str = ""
+    """Why."""
+
+    @property
+    def is_retracted(self) -> bool:
+        return self.retracted_unix_s is not None
+
+    def is_of(self, incident: Incident, now_s: float) -> bool:
+        """Say whether it stands in the time of an incident, from five minutes before it to five minutes after."""
+        moments = incident.moments
+        ended_s = now_s if incident.state is IncidentState.OPEN else moments.first_step or moments.detected
+        if self.at_unix_s is not None:
+            return moments.began - _AROUND_S <= self.at_unix_s <= ended_s + _AROUND_S
+        if self.step is None or incident.last_step is None:
+            return False
+        first = incident.last_step if incident.resumed_step is None else incident.resumed_step
+        return first <= self.step <= incident.last_step
+
+
+class NoteRefusedError(MegatrainError):
+    """The run takes no such note. `wait_s`: when it will; None: never."""
+
+    exit_code = ExitCode.REFUSED
+
+    def __init__(self, text: str, wait_s: float | None = None) -> None:
+        self.wait_s = wait_s
+        super().__init__(text)
+
+
+class _AlreadyError(Exception):
+    def __init__(self, entry: ActionEntry) -> None:
+        self.entry = entry
+
+
+class NoteBook:
+    """Adds and retracts notes of a run. For any threads, beside other processes that do the same."""
+
+    def __init__(self, log: ActionLog, *, clock: Callable[[], float] = time.time) -> None:
+        self._log, self._clock = log, clock
+
+    def add(
+        self, text: str, author: Author, *, step: int | None = None, at_unix_s: float | None = None, key: str = ""
+    ) -> Note:
+        """Write a note at a step, or at a time (neither: now); return it, durable. `key`: twice the same is one note.
+
+        Raises: UsageError for words that are no note, NoteRefusedError beyond a limit, OSError.
+        """
+        at_unix_s = self._clock() if step is None and at_unix_s is None else at_unix_s
+        entry = self._entry(NOTE, _place_text(step, at_unix_s), checked_text(text, "a note"), author, key)
+        return _note(self._append(entry, lambda past: _check_room(past, entry.at_unix_s)))
+
+    def retract(self, note_id: str, reason: str, author: Author, *, key: str = "") -> Note:
+        """Take a note back; it stays in the audit. Return it.
+
+        Raises: NotFoundError, NoteRefusedError where it is retracted already, UsageError, OSError.
+        """
+        entry = self._entry(RETRACTION, note_id, checked_text(reason, "the reason"), author, key)
+
+        def check(past: ActionTrail) -> None:
+            _check_there(past, note_id)
+            _check_rate(past, entry.at_unix_s)
+
+        self._append(entry, check)
+        return next(one for one in notes_of(self._log.trail().entries) if one.note_id == note_id)
+
+    def _append(self, entry: ActionEntry, check: Callable[[ActionTrail], None]) -> ActionEntry:
+        def checked(past: ActionTrail) -> None:
+            known = next((one for one in past.entries if one.idempotency_key == entry.idempotency_key), None)
+            if known is not None:
+                raise _AlreadyError(known)
+            check(past)
+
+        try:
+            return self._log.append(entry, checked)
+        except _AlreadyError as already:
+            same = (already.entry.kind, already.entry.reason, already.entry.user)
+            if same != (entry.kind, entry.reason, entry.user):
+                raise NoteRefusedError("this idempotency_key stands for something else; make a new one") from None
+            return already.entry
+
+    def _entry(self, kind: str, target: str, reason: str, author: Author, key: str) -> ActionEntry:
+        now_s = self._clock()
+        return ActionEntry(
+            at_unix_s=now_s,
+            stage=RESULT,  # it is done when it is written
+            action_id=f"{int(now_s * 1000):013d}-{secrets.token_hex(4)}",
+            idempotency_key=key or secrets.token_hex(16),
+            user=author.user,
+            role=author.role,
+            address=author.address,
+            kind=kind,
+            target=target,
+            reason=reason,
+            is_accepted=True,
+            is_done=True,
+            text="written" if kind == NOTE else "retracted",
+        )
+
+
+def read_notes(run: RunDirectory) -> tuple[Note, ...]:
+    """Return the notes of a run in the order in which they were written. Raises: OSError."""
+    return notes_of(read_actions(run.diagnosis / ACTIONS_NAME).entries)
+
+
+def log_path(run: Path) -> Path:
+    """Return where the notes of a run are."""
+    return RunDirectory(run).diagnosis / ACTIONS_NAME
+
+
+def notes_of(entries: Iterable[ActionEntry]) -> tuple[Note, ...]:
+    """Return the notes that an audit holds. Pure. What no writer of ours wrote is left out: anybody may make a file."""
+    found: dict[str, Note] = {}
+    for entry in entries:
+        if entry.kind == NOTE and entry.stage == RESULT and _PLACE.fullmatch(entry.target) and _is_text(entry.reason):
+            if len(found) < MAX_NOTES:
+                found.setdefault(entry.action_id, _note(entry))
+        elif entry.kind == RETRACTION and entry.target in found and not found[entry.target].is_retracted:
+            found[entry.target] = _retracted(found[entry.target], entry)
+    return tuple(found.values())
+
+
+def checked_text(text: str, what: str) -> str:
+    """Return a text without the blanks around it. Raises: UsageError."""
+    text = text.strip()
+    if any(is_control(character) for character in text):
+        raise UsageError(f"{what} is one line of text without control characters")
+    if not _is_text(text):
+        raise UsageError(f"{what} has {LEAST_TEXT} to {MOST_TEXT} characters; this one has {len(text)}")
+    return text
+
+
+def moment(text: str) -> float:
+    """Return the unix seconds of an ISO 8601 time with its zone. Raises: UsageError."""
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        found = None
+    if found is None or found.tzinfo is None:
+        raise UsageError(f"{text!r} is no time; write one with its zone, as 2026-11-23T09:30:00Z")
+    return found.timestamp()
+
+
+def place_text(note: Note) -> str:
+    """Return where a note stands: "step 1,200", or its time in UTC."""
+    return time_text(note.at_unix_s or 0.0) if note.step is None else f"step {note.step:,}"
+
+
+def _place_text(step: int | None, at_unix_s: float | None) -> str:
+    if step is not None and at_unix_s is not None:
+        raise UsageError("a note stands at a step or at a time: give one of them")
+    if step is not None:
+        if not 0 <= step <= _LARGEST_STEP:
+            raise UsageError(f"step {step} is none; steps go from 0 to {_LARGEST_STEP}")
+        return f"step {step}"
+    assert at_unix_s is not None
+    if not 0.0 <= at_unix_s < _LATEST_S:
+        raise UsageError(f"{at_unix_s} unix seconds is no time of a run")
+    return f"time {at_unix_s:.3f}"
+
+
+def _is_text(text: str) -> bool:
+    return sum(map(is_seen, text)) >= LEAST_TEXT and len(text) <= MOST_TEXT
+
+
+def _note(entry: ActionEntry) -> Note:
+    match = _PLACE.fullmatch(entry.target)
+    assert match is not None
+    return Note(
+        note_id=entry.action_id,
+        written_unix_s=entry.at_unix_s,
+        user=printable(entry.user),
+        text=printable(entry.reason),
+        step=None if match[1] is None else int(match[1]),
+        at_unix_s=None if match[2] is None else float(match[2]),
+    )
+
+
+def _retracted(note: Note, entry: ActionEntry) -> Note:
+    return Note(
+        note.note_id, note.written_unix_s, note.user, note.text, note.step, note.at_unix_s,
+        retracted_unix_s=entry.at_unix_s, retracted_by=printable(entry.user), retraction=printable(entry.reason),
+    )  # fmt: skip
+
+
+def _check_room(past: ActionTrail, now_s: float) -> None:
+    num = sum(one.kind == NOTE for one in past.entries)
+    if num >= MAX_NOTES:
+        raise NoteRefusedError(f"the run has {num:,} notes, and no more are taken")
+    _check_rate(past, now_s)
+
+
+def _check_rate(past: ActionTrail, now_s: float) -> None:
+    times = sorted(
+        one.at_unix_s for one in past.entries if one.kind in (NOTE, RETRACTION) and one.at_unix_s > now_s - _WINDOW_S
+    )
+    if len(times) >= MAX_AN_HOUR:
+        wait_s = times[len(times) - MAX_AN_HOUR] + _WINDOW_S - now_s
+        text = f"{count_text(len(times), 'note')} within the last hour, and no more are taken"
+        raise NoteRefusedError(f"{text}; come again in {seconds_text(wait_s)}", wait_s)
+
+
+def _check_there(past: ActionTrail, note_id: str) -> None:
+    known = {one.note_id: one for one in notes_of(past.entries)}
+    if note_id not in known:
+        raise NotFoundError(f"the run has no note {note_id[:64]!r}")
+    note = known[note_id]
+    if note.is_retracted:
+        raise NoteRefusedError(f"note {note_id} was retracted already, by {note.retracted_by}: {note.retraction}")

@@ -1,0 +1,167 @@
+"""Writing notes through the page: who may, from which page, how much, how often; and the audit has each of them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megatrain.contracts.action_log import ACTIONS_NAME, ActionLog, read_actions
+from megatrain.contracts.errors import NotFoundError
+from megatrain.contracts.run_directory import RunDirectory
+from megatrain.jobs.notes import MAX_AN_HOUR, Author, NoteBook, read_notes
+from megatrain_diagnostics.dashboard.actions.desk import ActionDesk
+from megatrain_diagnostics.dashboard.settings import DashboardSettings
+from tests.helpers.dashboard_server import OPERATOR_TOKEN, VIEWER_TOKEN, MadeUpJob, Reply, Served, ask, bearer, served
+
+JSON = {"Content-Type": "application/json"}
+SETTINGS = DashboardSettings(port=0, viewer_token=VIEWER_TOKEN, operator_token=OPERATOR_TOKEN)
+
+
+class NoHands:
+    """Notes are asked of nobody."""
+
+    def look(self) -> Any:
+        raise AssertionError("a note needs no etcd")
+
+    carry_out = look
+
+
+@dataclass
+class Page:
+    run: RunDirectory
+    server: Served
+
+    def post(self, path: str, token: str = OPERATOR_TOKEN, headers: dict[str, str] | None = None, **body: Any) -> Reply:
+        given = (bearer(token) if token else {}) | JSON | (headers or {})
+        return ask(self.server.port, f"/api/v1/{path}", given, method="POST", body=json.dumps(body).encode())
+
+    def note(self, text: str = "a note", key: str = "key-00000001", token: str = OPERATOR_TOKEN, **more: Any) -> Reply:
+        return self.post("notes", token, text=text, idempotency_key=key, **more)
+
+    def texts(self) -> list[tuple[str, bool]]:
+        return [(one.text, one.is_retracted) for one in read_notes(self.run)]
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Iterator[Page]:
+    run = RunDirectory(tmp_path)
+    desk = ActionDesk(NoHands(), ActionLog(run.diagnosis / ACTIONS_NAME))
+    with served(tmp_path, SETTINGS, desk) as server:
+        yield Page(run, server)
+
+
+def test_an_operator_writes_and_retracts_and_both_are_in_the_audit(page: Page) -> None:
+    made = page.note("learning rate lowered", step=1200)
+    assert (made.status, made.json["step"], made.json["user"]) == (200, 1200, "token-operator")
+    made.assert_secured()
+    again = page.note("learning rate lowered", step=1200)
+    assert again.json["note_id"] == made.json["note_id"], "sent twice, written once"
+    name = made.json["note_id"]
+    gone = page.post(f"notes/{name}/retraction", reason="it was raised", idempotency_key="key-00000002")
+    assert (gone.status, gone.json["retracted_by"], gone.json["retraction"]) == (200, "token-operator", "it was raised")
+    assert page.texts() == [("learning rate lowered", True)]
+    told = ask(page.server.port, "/api/v1/audit", bearer(VIEWER_TOKEN)).json
+    assert told["chain_problem"] == ""
+    assert sorted((one["source"], one["action"], one["reason"]) for one in told["entries"]) == [
+        ("dashboard", "note", "learning rate lowered"),
+        ("dashboard", "retract-note", "it was raised"),
+    ]
+    page.post(f"notes/{name}/retraction", reason="again", idempotency_key="key-00000003").assert_refused(
+        409, "retracted already"
+    )
+    page.post("notes/none/retraction", reason="again", idempotency_key="key-00000004").assert_refused(404, "no note")
+
+
+def test_a_note_of_the_command_line_is_told_as_one(page: Page) -> None:
+    NoteBook(ActionLog(page.run.diagnosis / ACTIONS_NAME)).add("from a terminal", Author("me@desk", "operator"))
+    (entry,) = ask(page.server.port, "/api/v1/audit", bearer(VIEWER_TOKEN)).json["entries"]
+    assert (entry["source"], entry["actor"], entry["action"]) == ("command line", "me@desk", "note")
+
+
+@pytest.mark.parametrize(
+    ("token", "headers", "status", "text"),
+    [
+        (VIEWER_TOKEN, {}, 403, "viewers may only look"),
+        ("", {}, 401, "who asks"),
+        ("wrong-token-of-nobody", {}, 401, "not a token"),
+        (OPERATOR_TOKEN, {"Content-Type": "text/plain"}, 400, ""),
+        (OPERATOR_TOKEN, {"Host": "evil.example"}, 403, "not known by that name"),
+    ],
+)
+def test_who_may_not_writes_nothing(token: str, headers: dict[str, str], status: int, text: str, page: Page) -> None:
+    page.post("notes", token, headers, text="a note", idempotency_key="key-00000001").assert_refused(status, text)
+    assert page.texts() == []
+
+
+def test_another_page_writes_nothing_with_a_browsers_session(page: Page) -> None:
+    body = json.dumps({"token": OPERATOR_TOKEN}).encode()
+    port = page.server.port
+    own = {**JSON, "Origin": f"http://127.0.0.1:{port}", "Sec-Fetch-Site": "same-origin", "X-Megatrain-Request": "1"}
+    login = ask(port, "/api/v1/session", own, method="POST", body=body)
+    assert login.status in (200, 204), login.body
+    cookie = {"Cookie": re.split(";", login.headers["set-cookie"])[0]}
+    note = json.dumps({"text": "not mine", "idempotency_key": "key-00000001"}).encode()
+    for foreign in (
+        {"Origin": "https://evil.example"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Origin": f"http://127.0.0.1:{port}", "X-Megatrain-Request": ""},
+    ):
+        ask(port, "/api/v1/notes", {**own, **cookie, **foreign}, method="POST", body=note).assert_refused(403)
+    assert page.texts() == []
+    assert ask(port, "/api/v1/notes", {**own, **cookie}, method="POST", body=note).status == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "text"),
+    [
+        ({"text": "x" * 501}, 400, "text"),
+        ({"text": "xx"}, 400, "text"),
+        ({"text": "two\nlines"}, 400, "one line of text"),
+        ({"text": "turned \u202e text"}, 400, "control characters"),
+        ({"step": -1}, 400, "step"),
+        ({"step": 1, "at_unix_s": 1.0}, 400, "give one of them"),
+        ({"at_unix_s": 1e12}, 400, "at_unix_s"),
+        ({"idempotency_key": "short"}, 400, "idempotency_key"),
+        ({"color": "red"}, 400, "color"),
+        ({"text": "x" * 20_000}, 413, ""),
+    ],
+)
+def test_what_is_no_note_is_refused_in_words(body: dict[str, Any], status: int, text: str, page: Page) -> None:
+    given = {"text": "a note", "idempotency_key": "key-00000001", **body}
+    page.post("notes", **given).assert_refused(status, text)
+    assert page.texts() == []
+
+
+def test_a_script_that_writes_notes_is_slowed_down(page: Page) -> None:
+    book = NoteBook(ActionLog(page.run.diagnosis / ACTIONS_NAME))
+    for number in range(MAX_AN_HOUR):
+        book.add(f"note {number}", Author("loop", "operator"))
+    refused = page.note("one too many")
+    refused.assert_refused(429, "60 notes within the last hour")
+    assert 0 < int(refused.headers["retry-after"]) <= 3601
+    assert len(page.texts()) == MAX_AN_HOUR
+
+
+def test_markup_in_a_note_stays_text(page: Page) -> None:
+    made = page.note("<img src=x onerror=alert(1)>")
+    assert made.json["text"] == "<img src=x onerror=alert(1)>"
+    assert made.headers["content-type"] == "application/json"
+
+
+def test_a_recorded_run_takes_no_note(tmp_path: Path) -> None:
+    recorded = MadeUpJob(RunDirectory(tmp_path), is_recorded=True)
+    with served(tmp_path, SETTINGS, source=recorded) as server:
+        Page(recorded.run, server).note().assert_refused(403, "history of a run")
+    assert not (tmp_path / "diagnosis").exists()
+
+
+def test_retracting_what_is_not_there_writes_nothing(page: Page) -> None:
+    with pytest.raises(NotFoundError):
+        NoteBook(ActionLog(page.run.diagnosis / ACTIONS_NAME)).retract("x", "no such note", Author("me", "operator"))
+    assert read_actions(page.run.diagnosis / ACTIONS_NAME).entries == ()

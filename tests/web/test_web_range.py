@@ -1,0 +1,91 @@
+"""The range that all views share, the axis of time, marks and notes, in a real browser."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import expect
+
+from megatrain.contracts.action_log import ActionLog
+from megatrain.contracts.config_changes import CHANGES_NAME, ChangedKey, ConfigChange, append_change
+from megatrain.contracts.run_directory import RunDirectory
+from megatrain.jobs.notes import Author, NoteBook, log_path
+from tests.helpers.recorded_run import FAILED_S, end_s, write_recorded_run
+from tests.helpers.served_run import served_run
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Serve a recorded run on which people wrote, and whose configuration changed."""
+    run = RunDirectory(tmp_path_factory.mktemp("noted"))
+    write_recorded_run(run.root)
+    book = NoteBook(ActionLog(log_path(run.root)))
+    book.add("learning rate lowered", Author("ada", "operator"), step=100)
+    book.add("somebody pulled a cable", Author("bob", "operator"), at_unix_s=FAILED_S)
+    key = ChangedKey("optimizer.lr", "0.0003", "0.001")
+    append_change(run.diagnosis / CHANGES_NAME, ConfigChange(2, 50, end_s(2, 50), (key,)))
+    with served_run(run.root) as found:
+        yield found
+
+
+def test_a_range_goes_with_the_reader_through_all_views(url: str, pages) -> None:
+    page = pages.open(url)
+    loss = page.locator("[data-chart='Loss']")
+    expect(loss).to_be_visible()
+    page.get_by_role("group", name="Range of all views").get_by_text("time", exact=True).click()
+    expect(loss).to_have_attribute("data-axis", "time")
+    box = loss.locator(".u-over").bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + box["width"] * 0.1, box["y"] + 30)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.3, box["y"] + 30, steps=4)
+    page.mouse.up()
+    expect(page).to_have_url(re.compile(r"from=2\d\d\d-\d\d-\d\dT.*to=2\d\d\d-.*"))
+    page.get_by_role("link", name="Incidents").first.click()
+    expect(page.get_by_text("No incident in this range")).to_be_visible()
+    page.get_by_role("button", name="Show all").click()
+    expect(page.get_by_role("table", name="Incidents")).to_be_visible()
+    expect(page.get_by_text("somebody pulled a cable")).to_be_visible()
+    page.get_by_role("combobox", name="Range").select_option("custom")
+    page.get_by_label("from", exact=True).fill("nonsense")
+    page.get_by_role("button", name="Show", exact=True).click()
+    expect(page.get_by_role("alert")).to_contain_text("neither a step nor a time")
+    page.get_by_label("from", exact=True).fill("100")
+    page.get_by_label("from", exact=True).press("Enter")
+    expect(page).to_have_url(re.compile("from=100"))
+    page.get_by_role("link", name="Overview").click()
+    expect(loss).to_have_attribute("data-axis", "time")
+
+
+def test_marks_say_what_happened_and_lead_there(url: str, pages) -> None:
+    page = pages.open(url)
+    note = page.locator("[data-chart='Loss'] [data-mark='note'][title*='ada:']")
+    expect(note).to_be_visible()
+    expect(note).to_have_attribute("title", re.compile("ada: learning rate lowered"))
+    page.get_by_role("group", name="Marks on the charts").get_by_text("notes").click()
+    expect(page.locator("[data-mark='note']")).to_have_count(0)
+    page.get_by_text("as a list").click()
+    page.get_by_role("link", name=re.compile("began with optimizer.lr=0.001")).click()
+    expect(page.get_by_text("0.0003", exact=True)).to_be_visible()
+    expect(page.get_by_text("learning rate lowered")).to_be_visible()
+    expect(page.get_by_role("button", name="Add a note")).to_have_count(0)
+
+
+def test_an_operator_writes_a_note(serve, pages) -> None:
+    dashboard = serve(can_act=True)
+    page = pages.open(f"{dashboard.url}#/notes")
+    expect(page.get_by_role("table", name="Notes").get_by_text("switch 4 was replaced <img")).to_be_visible()
+    page.get_by_role("button", name="Add a note").click()
+    page.get_by_label(re.compile("What happened")).fill("looks well")
+    place = page.get_by_role("textbox", name=re.compile("Where"))
+    place.fill("some day")
+    page.get_by_role("button", name="Add", exact=True).click()
+    expect(page.get_by_role("alert")).to_contain_text("neither a step nor a time")
+    assert not pages.accessibility_problems(page)
+    place.fill("1,200")
+    page.get_by_role("button", name="Add", exact=True).click()
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    (sent,) = dashboard.notes
+    assert (sent.text, sent.step, sent.at_unix_s) == ("looks well", 1200, None)
