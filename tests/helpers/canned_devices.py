@@ -66,7 +66,7 @@ def _gpu(gpu: int, number: int, *, has_trouble: bool) -> GpuReading:
     if not has_trouble or number < _HOT_FROM:
         return found
     if gpu == _LOST_GPU:
-        return GpuReading(gpu, error="GPU is lost")
+        return GpuReading(gpu, f"GPU-{gpu}", error="GPU is lost")
     if gpu == _TIRED_GPU:
         return replace(found, corrected_errors=41, uncorrected_errors=1, uncorrected_rows=1, is_row_remap_pending=True)
     if gpu == _HOT_GPU:

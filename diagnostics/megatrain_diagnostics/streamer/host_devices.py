@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import chain, repeat
 from typing import Protocol
 
@@ -36,6 +37,8 @@ class HostDevices:
     def __init__(self, host: str, visible: str | None, source: DeviceSource | None) -> None:
         self._host, self._visible, self._source = host, visible, source
         self._uuids = gpu_uuids(visible, driver_uuids())
+        self._uuid_of: dict[int, str] = {}
+        """By the driver's number."""
         self._xids: dict[tuple[str, int], int] = {}
         self._said: tuple[str, int] = ("", 0)
         """Which trouble was told, and when."""
@@ -54,7 +57,7 @@ class HostDevices:
         if source is None:
             return []
         found: Tables = []
-        samples = source.take()
+        samples = [self._named(sample) for sample in source.take()]
         for sample in samples:
             self._take_gpus(sample)
             for event in sample.xids:
@@ -70,6 +73,15 @@ class HostDevices:
         """Yield ranks in their order, each with the UUID of its GPU; empty: not known."""
         ordered = sorted(tails, key=lambda one: one.identity.rank)
         return zip(ordered, chain(self._uuids, repeat("")), strict=False)
+
+    def _named(self, sample: HostSample) -> HostSample:
+        """Return a sample in which a GPU that is lost, and cannot say who it is, has the UUID that it had."""
+        gpus = sample.driver.gpus
+        self._uuid_of |= {gpu.index: gpu.uuid for gpu in gpus if gpu.uuid}
+        if all(gpu.uuid for gpu in gpus):
+            return sample
+        named = tuple(replace(gpu, uuid=gpu.uuid or self._uuid_of.get(gpu.index, "")) for gpu in gpus)
+        return replace(sample, driver=replace(sample.driver, gpus=named))
 
     def _take_gpus(self, sample: HostSample) -> None:
         """A container may not show the driver's files; MIG devices are known to the driver alone."""

@@ -99,3 +99,17 @@ def test_ranks_are_found_by_the_gpus_that_they_see(visible: str | None, ranks: l
     assert {-1: 9, **dict(zip(found.rank.tolist(), found.step.tolist(), strict=True))} == {16: 9, 17: 8, -1: 9}
     assert devices.reading is not None
     assert dict(devices.reading.xids) == {("GPU-c", 79): 1}
+
+
+def test_a_lost_gpu_is_still_its_ranks() -> None:
+    """NVML does not say the UUID of a GPU that it cannot reach."""
+    first = replace(
+        SAMPLE, driver=DriverReading("nvml", gpus=(GpuReading(0, "GPU-a"), GpuReading(1, "GPU-b"))), xids=()
+    )
+    lost = (GpuReading(0, "GPU-a"), GpuReading(1, error="GPU is lost"))
+    then = replace(first, driver=DriverReading("nvml", gpus=lost), xids=(XidEvent(1.0, "GPU-b", 79),))
+    devices = HostDevices("host-2", None, Source(first, then))
+    found = devices.look([tail(16, 9), tail(17, 9)], 4, 0)
+    gpus, xids = ([table for kind, table in found if kind is wanted][-1] for wanted in (Gpus, Xids))
+    assert (gpus.rank.tolist(), gpus.error.tolist()) == ([16, 17], ["", "GPU is lost"])
+    assert (xids.gpu.tolist(), xids.rank.tolist()) == ([1], [17])

@@ -87,7 +87,7 @@ export interface GpuDocument {
   error: string;
   recovery: string;
   throttled: string;
-  is_throttled_by_fault: boolean;
+  fault: string;
   temperature_c: number | null;
   slowdown_temperature_c: number | null;
   memory_temperature_c: number | null;

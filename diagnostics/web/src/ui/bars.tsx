@@ -83,14 +83,22 @@ export function PartsBar({ caption, parts }: { caption: string; parts: readonly 
   );
 }
 
+interface SparklineProps {
+  values: readonly (number | null)[];
+  label: string;
+  /** What is smaller is no news: the line's height stands for so much at least. */
+  leastSpan?: number;
+}
+
 /** A line without axes, as high as a line of text. */
-export function Sparkline({ values, label }: { values: readonly (number | null)[]; label: string }): JSX.Element | null {
+export function Sparkline({ values, label, leastSpan = 0 }: SparklineProps): JSX.Element | null {
   const known = values.filter((value): value is number => value !== null);
   if (known.length < 2) {
     return null;
   }
-  const low = Math.min(...known);
-  const span = Math.max(...known) - low || 1;
+  const [least, most] = [Math.min(...known), Math.max(...known)];
+  const span = Math.max(most - least, leastSpan) || 1;
+  const low = (least + most - span) / 2;
   const points: string[] = [];
   values.forEach((value, index) => {
     if (value !== null) {

@@ -17,8 +17,8 @@ class GpuDocument(Document):
     recovery: str
     throttled: str
     """Why its clocks are held down, in words; empty: they are not."""
-    is_throttled_by_fault: bool
-    """By heat or its supply, and not as an administrator or the power limit wants it."""
+    fault: str
+    """Of these the ones that a healthy GPU does not have: heat, and its supply."""
     temperature_c: float | None
     slowdown_temperature_c: float | None
     memory_temperature_c: float | None

@@ -90,7 +90,7 @@ def _gpu(rows: Gpus, first_ns: int, last_ns: int) -> GpuDocument:
         error=str(rows.error[-1]),
         recovery=str(rows.recovery[-1]),
         throttled=throttle_text(bits),
-        is_throttled_by_fault=bool(bits & FAULTY_REASONS),
+        fault=throttle_text(bits & FAULTY_REASONS),
         is_reset_pending=bool(rows.is_reset_pending[-1] == 1.0),
         has_remap_failed=bool(rows.has_remap_failed[-1] == 1.0),
         temperature_history=_history(rows.at_ns, rows.temperature_c, first_ns, last_ns),

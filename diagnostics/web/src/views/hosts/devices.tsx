@@ -16,18 +16,22 @@ import { Table, type Column } from "../../ui/table";
 
 const SPEED_UNITS = 1000;
 
+/** Of a line's height, in the unit of what it shows: what is smaller is no news. */
+const SPANS = { temperature: 20, clock: 200, power: 200, errors: 10 };
+
 interface TraceProps {
   text: ComponentChildren;
   history: readonly (number | null)[];
   label: string;
+  leastSpan: number;
 }
 
 /** A value, and the line of its last hour beside it. */
-function Trace({ text, history, label }: TraceProps): JSX.Element {
+function Trace({ text, history, label, leastSpan }: TraceProps): JSX.Element {
   return (
     <span class="trace">
       <span class="number">{text}</span>
-      <Sparkline values={history} label={label} />
+      <Sparkline values={history} label={label} leastSpan={leastSpan} />
     </span>
   );
 }
@@ -53,16 +57,16 @@ function GpuState({ gpu }: { gpu: GpuDocument }): JSX.Element {
       </Badge>
     );
   }
-  if (gpu.is_throttled_by_fault || gpu.is_reset_pending) {
+  if (gpu.fault !== "" || gpu.is_reset_pending) {
     return (
       <Badge tone="warning" shape="triangle">
-        {gpu.is_throttled_by_fault ? gpu.throttled : "reset pending"}
+        {gpu.fault || "reset pending"}
       </Badge>
     );
   }
   return (
     <Badge tone="good" shape="circle">
-      {gpu.throttled === "" ? "in order" : gpu.throttled}
+      in order
     </Badge>
   );
 }
@@ -89,18 +93,31 @@ const GPU_COLUMNS: readonly Column<GpuDocument>[] = [
         }
         history={row.temperature_history}
         label={`temperature of GPU ${row.gpu} in the last hour`}
+        leastSpan={SPANS.temperature}
       />
     ),
   },
   {
     key: "clock", label: "SM clock", sort: (row) => row.sm_clock_mhz,
     render: (row) => (
-      <Trace text={of(row.sm_clock_mhz, row.max_sm_clock_mhz, "MHz")} history={row.clock_history} label={`clock of GPU ${row.gpu} in the last hour`} />
+      <Trace
+        text={<span title={`held down by: ${row.throttled || "nothing"}`}>{of(row.sm_clock_mhz, row.max_sm_clock_mhz, "MHz")}</span>}
+        history={row.clock_history}
+        label={`clock of GPU ${row.gpu} in the last hour`}
+        leastSpan={SPANS.clock}
+      />
     ),
   },
   {
     key: "power", label: "Power", sort: (row) => row.power_w,
-    render: (row) => <Trace text={of(row.power_w, row.power_limit_w, "W")} history={row.power_history} label={`power of GPU ${row.gpu} in the last hour`} />,
+    render: (row) => (
+      <Trace
+        text={<span title={`of ${numberText(row.power_limit_w)} W`}>{of(row.power_w, null, "W")}</span>}
+        history={row.power_history}
+        label={`power of GPU ${row.gpu} in the last hour`}
+        leastSpan={SPANS.power}
+      />
+    ),
   },
   {
     key: "memory", label: "Memory", isNumber: true, sort: (row) => row.memory_used_bytes,
@@ -149,7 +166,14 @@ const LINK_COLUMNS: readonly Column<LinkDocument>[] = [
   { key: "downs", label: "Lost", isNumber: true, title: "Changes of its carrier, or connections lost", sort: (row) => row.downs, render: (row) => counts(row.downs) },
   {
     key: "errors", label: "Errors", title: "Received / sent / of symbols, since its driver was loaded", sort: (row) => row.rx_errors,
-    render: (row) => <Trace text={counts(row.rx_errors, row.tx_errors, row.symbol_errors)} history={row.error_history} label={`errors of ${row.link} in the last hour`} />,
+    render: (row) => (
+      <Trace
+        text={counts(row.rx_errors, row.tx_errors, row.symbol_errors)}
+        history={row.error_history}
+        label={`errors of ${row.link} in the last hour`}
+        leastSpan={SPANS.errors}
+      />
+    ),
   },
   {
     key: "dropped", label: "Dropped", isNumber: true, title: "Received / sent", sort: (row) => row.rx_dropped,
@@ -171,7 +195,7 @@ const XID_COLUMNS: readonly Column<XidDocument>[] = [
       </Badge>
     ),
   },
-  { key: "meaning", label: "It is", className: "wide", render: (row) => row.meaning },
+  { key: "meaning", label: "It is", render: (row) => row.meaning },
   { key: "advice", label: "Do", className: "wide", render: (row) => row.advice },
 ];
 
