@@ -160,10 +160,12 @@ def test_problems_lead_to_the_newest_round_and_incidents_to_theirs(serve: Serve,
     rank.wait_for()
     assert "round=" not in rank.get_attribute("href")
     page.goto(f"{dashboard.url}#/incidents/000001")
-    page.get_by_text("its round").wait_for()
+    page.locator("[data-lines=culprit]").wait_for()
     number = dashboard.answers["incidents/000001"].round
-    for link in page.locator("dd").filter(has=page.get_by_role("link", name="heat map")).get_by_role("link").all():
-        assert f"round={number}" in link.get_attribute("href")
+    links = page.locator(".war-room a").evaluate_all("all => all.map(one => one.getAttribute('href'))")
+    of_rounds = [link for link in links if re.match("#/(heat|grid|logs|timeline)", link)]
+    assert {link.split("?")[0] for link in of_rounds} == {"#/heat", "#/grid", "#/logs", "#/timeline"}
+    assert all(f"round={number}" in link for link in of_rounds)
 
 
 def test_text_from_outside_is_never_markup(serve: Serve, pages) -> None:
