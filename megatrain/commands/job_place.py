@@ -85,10 +85,10 @@ class OpenJob:
     run_directory: Path | None = None
 
 
-def add_job(parser: argparse.ArgumentParser, *, former_option: str = "") -> None:
+def add_job(parser: argparse.ArgumentParser, *, former_option: str = "", job_help: str = _JOB_HELP) -> None:
     """Declare [JOB], and where etcd is. `former_option`: how that is written now which once stood in its place."""
     parser.set_defaults(former_option=former_option)
-    parser.add_argument("job", nargs="?", default="", type=utf8_text, metavar="JOB", help=_JOB_HELP)
+    parser.add_argument("job", nargs="?", default="", type=utf8_text, metavar="JOB", help=job_help)
     parser.add_argument("--job", dest="job_option", default="", type=utf8_text, metavar="JOB", help="the same as JOB")
     add_etcd_arguments(parser)
 

@@ -54,6 +54,11 @@ class RunDirectory:
         return self.root / "metrics"
 
     @property
+    def metrics_file(self) -> Path:
+        """What rank 0 reports, a JSON object a line: docs/guides/metrics.md."""
+        return self.metrics / "metrics.jsonl"
+
+    @property
     def events(self) -> Path:
         return self.root / "events"
 

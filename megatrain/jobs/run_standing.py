@@ -22,6 +22,7 @@ from megatrain.contracts.incident import Incident
 from megatrain.contracts.lineage import list_branches
 from megatrain.contracts.location import LocalLocation
 from megatrain.contracts.run_directory import RunDirectory
+from megatrain.jobs.health import Health, Reason, ReasonCode, health_of
 from megatrain.jobs.own_etcd import PLACE
 from megatrain.jobs.recorded_incidents import read_incident
 
@@ -66,6 +67,17 @@ class RunStanding:
     kind: RunKind
     headline: str
     exit_code: int | None = None
+
+    @property
+    def health(self) -> Health:
+        """What that means for whoever is responsible for the run; of one that ended in order, nothing."""
+        if self.kind is RunKind.UNREACHABLE:
+            return health_of([Reason(ReasonCode.UNREACHABLE, self.headline)])
+        if self.kind is RunKind.KILLED:
+            return health_of([Reason(ReasonCode.NOT_RUNNING, self.headline)])
+        if self.kind is RunKind.ENDED and self.exit_code not in (ExitCode.OK, ExitCode.SAVED_AND_STOPPED):
+            return health_of([Reason(ReasonCode.FAILED, self.headline)])
+        return Health()
 
 
 def run_standing(facts: RunFacts) -> RunStanding:

@@ -13,8 +13,6 @@ from megatrain.contracts.run_directory import RunDirectory
 from megatrain.reporting.jsonl_sink import JsonLinesSink
 from megatrain.reporting.report import Report
 
-METRICS_FILE = "metrics.jsonl"
-
 
 class MetricSink(Protocol):
     """Takes every report in the order in which they are made."""
@@ -53,7 +51,7 @@ def open_sinks(config: Config, run_directory: RunDirectory, note: Callable[[str]
     problems = missing_packages(config.log)
     if problems:
         raise ConfigError(problems)
-    sinks: list[MetricSink] = [JsonLinesSink(run_directory.metrics / METRICS_FILE, note)]
+    sinks: list[MetricSink] = [JsonLinesSink(run_directory.metrics_file, note)]
     # Imported here: both packages are optional, and the first brings torch's half of it along.
     if config.log.has_tensorboard:
         from megatrain.reporting.tensorboard_sink import TensorBoardSink

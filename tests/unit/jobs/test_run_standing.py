@@ -13,6 +13,7 @@ import pytest
 
 from megatrain.contracts.incident import IncidentState
 from megatrain.contracts.record import encode
+from megatrain.jobs.health import ReasonCode
 from megatrain.jobs.run_standing import (
     RunFacts,
     RunKind,
@@ -48,6 +49,9 @@ def test_what_the_facts_mean(facts: RunFacts, kind: RunKind, said: str) -> None:
     assert found.kind is kind
     assert found.exit_code == (facts.exit_code if kind is RunKind.ENDED else None)
     assert re.search(said, found.headline)
+    codes = {RunKind.KILLED: ReasonCode.NOT_RUNNING, RunKind.UNREACHABLE: ReasonCode.UNREACHABLE}
+    code = ReasonCode.FAILED if found.exit_code == 66 else codes.get(kind)
+    assert [(one.code, one.text) for one in found.health.reasons] == ([] if code is None else [(code, found.headline)])
 
 
 @pytest.fixture
